@@ -1,0 +1,109 @@
+"""E Atari games side by side, played by ALE's own C++ vector environment.
+
+ALE does the pixels (gray, the maximum of the last two frames, area-resized, stacked), the no-ops, the FIRE that some
+games wait for, and the limit on frames. Rewards and lives leave here as they are: what the learner makes of them is
+decided above, and the score is counted below that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ale_py
+import numpy as np
+from ale_py import roms
+from ale_py.vector_env import AtariVectorEnv
+from numpy.typing import NDArray
+
+from apex.config import EnvironmentConfig
+from apex.types import Array, Step
+
+SCREEN_HEIGHT, SCREEN_WIDTH = 210, 160  # of a picture; the console's own pixels, for all but three games
+
+
+def count_actions(config: EnvironmentConfig, game: str) -> int:
+    """Actions of `game`, a name of ALE's such as "ms_pacman". Starts no thread."""
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # Else it greets on standard error.
+    emulator = ale_py.ALEInterface()
+    emulator.loadROM(str(roms.get_rom_path(game)))
+    return len(emulator.getLegalActionSet() if config.full_action_space else emulator.getMinimalActionSet())
+
+
+class AtariEnvironment:
+    """A VectorEnvironment of `game`; environment i is seeded by seeds[i], 0 ... 2^31 - 1.
+
+    With `noop_max` n an episode begins with 0 ... n - 1 no-ops (ALE's own rule), and `max_episode_frames` counts
+    emulator frames from the first step on: the step that reaches it is truncated, unless the game ended in it.
+    """
+
+    def __init__(
+        self, config: EnvironmentConfig, game: str, seeds: Sequence[int], *, num_threads: int, pictures: bool
+    ) -> None:
+        self.num_envs = len(seeds)
+        self._seeds: NDArray[np.int64] | None = np.array(seeds, np.int64)
+        size = config.image_size
+        self._games = _start(
+            config, game, self.num_envs, num_threads, img_height=size, img_width=size, stack_num=config.frame_stack
+        )
+        self._num_actions: int = self._games.single_action_space.n
+        self._lives: NDArray[np.int32] = np.zeros(self.num_envs, np.int32)
+        # Environment 0 once more, in colour: with the same seed and the same actions it is the same game.
+        colour = {"grayscale": False, "img_height": SCREEN_HEIGHT, "img_width": SCREEN_WIDTH, "stack_num": 1}
+        self._shown = _start(config, game, 1, 1, **colour) if pictures else None
+        self._picture: Array | None = None
+
+    def reset(self) -> Array:
+        """Begins an episode everywhere; uint8[E, S, H, W]. The first time it also seeds."""
+        seeds, self._seeds = self._seeds, None
+        observation: Array
+        observation, info = self._games.reset(seed=seeds)
+        self._lives = info["lives"]
+        if self._shown is not None:
+            shown, _ = self._shown.reset(seed=None if seeds is None else seeds[:1])
+            self._picture = shown[0, 0]
+        return observation
+
+    def step(self, actions: NDArray[np.int64]) -> Step:
+        """Plays `frame_skip` emulator frames everywhere. The arrays are new ones each time."""
+        if actions.min() < 0 or actions.max() >= self._num_actions:  # ALE would take it for a no-op.
+            raise ValueError(f"actions must be 0 ... {self._num_actions - 1}, got {actions.tolist()}")
+        observation, reward, terminated, truncated, info = self._games.step(actions)
+        # The lives of what ended are those of the next game already.
+        life_lost = (info["lives"] < self._lives) & ~terminated & ~truncated
+        self._lives = info["lives"]
+        if self._shown is not None:
+            self._picture = self._shown.step(actions[:1])[0][0, 0]
+        final_observation = info.get("final_obs", observation)  # Absent while nothing ends.
+        return Step(observation, reward.astype(np.float32), terminated, truncated, life_lost, final_observation)
+
+    def picture(self) -> NDArray[np.uint8]:
+        """uint8[210, 160, 3], RGB: the screen of environment 0 after the last `reset` or `step`."""
+        if self._picture is None:
+            raise RuntimeError("no picture: make the environment with pictures=True, and reset it")
+        return self._picture
+
+    def close(self) -> None:
+        """Ends the emulators. Their threads run for as long as something refers to them: ALE's `close` ends none."""
+        self._games = self._shown = None
+
+
+def _start(config: EnvironmentConfig, game: str, num_envs: int, num_threads: int, **picture: Any) -> Any:
+    """What must be the same for the games that are played and for the one that is shown."""
+    return AtariVectorEnv(
+        game,
+        num_envs,
+        num_threads=num_threads,
+        autoreset_mode="SameStep",
+        frameskip=config.frame_skip,
+        maxpool=config.frame_skip > 1,
+        noop_max=config.noop_max,
+        use_fire_reset=True,
+        repeat_action_probability=config.sticky_actions,
+        full_action_space=config.full_action_space,
+        max_num_frames_per_episode=config.max_episode_frames,
+        reward_clipping=False,
+        episodic_life=False,
+        life_loss_info=False,  # It would report a lost life as `terminated`.
+        **picture,
+    )

@@ -1,0 +1,395 @@
+"""Every knob: its default, unit, range and source, once. A role receives its branch.
+
+Numbers marked [table N], [section N] or [appendix X] are those of Horgan et al. 2018; [PER] is Schaul et al. 2016,
+[DQN] Mnih et al. 2015. `presets.py` holds the named settings; `options.py` makes command-line options of the tree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+import types
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+
+class ConfigError(ValueError):
+    """A knob that does not exist, or a value that it may not have. Exit status 2."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises ConfigError with `message` unless `condition` holds."""
+    if not condition:
+        raise ConfigError(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentConfig:
+    """The game, and how its pixels and rewards reach the agent."""
+
+    id: str = "ALE/Pong-v5"  # Atari: names the game only. Or any Gymnasium id, or package.module:factory
+    frame_skip: int = 4  # Atari: emulator frames per step, the last two max-pooled [DQN]
+    frame_stack: int = 4  # images: frames in one observation [DQN]
+    image_size: int = 84  # images: pixels, height = width [DQN]
+    noop_max: int = 30  # Atari: up to this many no-ops begin an episode [DQN]
+    sticky_actions: float = 0.0  # Atari: probability that the emulator repeats the last action; the paper has none
+    full_action_space: bool = False  # Atari: all 18 actions instead of the game's own
+    max_episode_frames: int = 108_000  # Atari: emulator frames, 30 minutes; then truncated [DQN]
+    clip_rewards: bool = True  # learn from the sign-preserving clip to [-1, 1]; the score stays raw [DQN]
+    life_loss_terminates: bool = True  # learn as if a lost life were terminal; the game and its score go on [DQN]
+
+    def __post_init__(self) -> None:
+        require(bool(self.id), "environment.id must name an environment, got ''")
+        for name in ("frame_skip", "frame_stack", "max_episode_frames"):
+            require(getattr(self, name) >= 1, f"environment.{name} must be >= 1, got {getattr(self, name)}")
+        require(self.frame_stack <= 16, f"environment.frame_stack must be <= 16, got {self.frame_stack}")
+        require(8 <= self.image_size <= 512, f"environment.image_size must be 8 ... 512, got {self.image_size}")
+        require(self.noop_max >= 0, f"environment.noop_max must be >= 0, got {self.noop_max}")
+        require(
+            0 <= self.sticky_actions < 1, f"environment.sticky_actions must be in [0, 1), got {self.sticky_actions}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActorConfig:
+    """Exploration. An actor is one environment stream with one epsilon."""
+
+    num_actors: int = 0  # N, fixed for the run; 0: what the machine bears. The paper used 360 [section 4.1]
+    num_processes: int = 0  # processes on this host; 0: by the machine's cores
+    envs_per_process: int = 0  # streams that one process steps together; 0: spread evenly
+    num_threads: int = 1  # torch threads of one process
+    epsilon_base: float = 0.4  # epsilon_i = base^(1 + exponent i / (N - 1)) [section 4.1]
+    epsilon_exponent: float = 7.0  # [section 4.1]
+    n_step: int = 3  # [section 3.2]
+    gamma: float = 0.99  # per-step discount factor [appendix C]
+    segment_length: int = 50  # steps of a stream between two sends [section 4.1]
+    window: int = 8  # segments of a stream that may be unacknowledged; then exploring pauses
+    parameters_period: int = 100  # steps between two looks for newer parameters: 400 frames [section 4.1]
+
+    def __post_init__(self) -> None:
+        require(self.num_actors >= 0, f"actor.num_actors must be >= 1 (or 0: by the machine), got {self.num_actors}")
+        require(self.num_actors <= 65_536, f"actor.num_actors must be <= 65536, got {self.num_actors}")
+        require(self.num_processes >= 0, f"actor.num_processes must be >= 0, got {self.num_processes}")
+        require(self.envs_per_process >= 0, f"actor.envs_per_process must be >= 0, got {self.envs_per_process}")
+        require(self.num_threads >= 1, f"actor.num_threads must be >= 1, got {self.num_threads}")
+        require(0 < self.epsilon_base < 1, f"actor.epsilon_base must be in (0, 1), got {self.epsilon_base}")
+        require(self.epsilon_exponent >= 0, f"actor.epsilon_exponent must be >= 0, got {self.epsilon_exponent}")
+        require(1 <= self.n_step <= 64, f"actor.n_step must be 1 ... 64, got {self.n_step}")
+        require(0 < self.gamma <= 1, f"actor.gamma must be in (0, 1], got {self.gamma}")
+        require(1 <= self.segment_length <= 1000, f"actor.segment_length must be 1 ... 1000, got {self.segment_length}")
+        require(1 <= self.window <= 64, f"actor.window must be 1 ... 64, got {self.window}")
+        require(self.parameters_period >= 1, f"actor.parameters_period must be >= 1, got {self.parameters_period}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayConfig:
+    """The replay server."""
+
+    capacity: int = 2_000_000  # transitions kept; the oldest segments go first [section 4.1]
+    max_bytes: int = 0  # bytes of compressed frames kept; 0: by capacity, and half of the memory at most
+    min_size_to_sample: int = 50_000  # nothing is sampled before this many arrived [section 4.1]
+    priority_exponent: float = 0.6  # alpha [section 4.1]; 0 draws uniformly
+    min_priority: float = 1e-6  # a live transition is never impossible to draw [PER 3.3]
+    num_samplers: int = 1  # processes that draw and send
+    batches_in_flight: int = 8  # batches per sampler whose priorities have not come back
+    samples_per_insert: float = 0.0  # samplers wait above this replay ratio; 0: free running, as in the paper
+    inserts_wait: bool = False  # two-sided: inserts wait too, when sampling falls behind the ratio
+    samples_per_insert_tolerance: float = 0.1  # slack of either side, as a fraction of min_size_to_sample's worth
+
+    def __post_init__(self) -> None:
+        require(
+            0 < self.min_size_to_sample <= self.capacity,
+            f"replay: need 0 < min_size_to_sample <= capacity, got {self.min_size_to_sample} and {self.capacity}",
+        )
+        require(self.capacity <= 2**31, f"replay.capacity must be <= 2147483648, got {self.capacity}")
+        require(self.max_bytes >= 0, f"replay.max_bytes must be >= 0, got {self.max_bytes}")
+        require(
+            0 <= self.priority_exponent <= 2, f"replay.priority_exponent must be 0 ... 2, got {self.priority_exponent}"
+        )
+        require(0 < self.min_priority < 1, f"replay.min_priority must be in (0, 1), got {self.min_priority}")
+        require(1 <= self.num_samplers <= 64, f"replay.num_samplers must be 1 ... 64, got {self.num_samplers}")
+        require(
+            1 <= self.batches_in_flight <= 1024,
+            f"replay.batches_in_flight must be 1 ... 1024, got {self.batches_in_flight}",
+        )
+        require(self.samples_per_insert >= 0, f"replay.samples_per_insert must be >= 0, got {self.samples_per_insert}")
+        require(
+            self.samples_per_insert_tolerance > 0,
+            f"replay.samples_per_insert_tolerance must be > 0, got {self.samples_per_insert_tolerance}",
+        )
+        require(
+            not self.inserts_wait or self.samples_per_insert > 0,
+            "replay.inserts_wait needs replay.samples_per_insert > 0",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerConfig:
+    """Gradient steps."""
+
+    batch_size: int = 512  # [section 4.1]
+    optimizer: Literal["rmsprop", "adam"] = "rmsprop"  # rmsprop: centered, epsilon inside the root [appendix C]
+    learning_rate: float = 6.25e-5  # [appendix C]: 0.00025 / 4
+    optimizer_epsilon: float = 1.5e-7  # [appendix C]
+    rmsprop_decay: float = 0.95  # [appendix C]
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    max_gradient_norm: float = 40.0  # [appendix C]
+    loss: Literal["squared", "huber"] = "squared"  # 1/2 delta^2 [section 3.2]
+    importance_sampling_exponent: float = 0.4  # beta [section 4.1]
+    target_period: int = 2_500  # updates between two copies of the online network [section 4.1]
+    publish_period: int = 10  # updates between two publishes of the parameters
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda where there is one
+    num_threads: int = 0  # torch threads; 0: by the machine's cores
+    bfloat16: bool = False  # autocast the forward and backward pass
+
+    def __post_init__(self) -> None:
+        require(1 <= self.batch_size <= 65_536, f"learner.batch_size must be 1 ... 65536, got {self.batch_size}")
+        for name in ("learning_rate", "optimizer_epsilon", "max_gradient_norm"):
+            require(getattr(self, name) > 0, f"learner.{name} must be > 0, got {getattr(self, name)}")
+        for name in ("rmsprop_decay", "adam_beta1", "adam_beta2"):
+            require(0 <= getattr(self, name) < 1, f"learner.{name} must be in [0, 1), got {getattr(self, name)}")
+        require(
+            0 <= self.importance_sampling_exponent <= 1,
+            f"learner.importance_sampling_exponent must be 0 ... 1, got {self.importance_sampling_exponent}",
+        )
+        for name in ("target_period", "publish_period"):
+            require(getattr(self, name) >= 1, f"learner.{name} must be >= 1, got {getattr(self, name)}")
+        require(self.num_threads >= 0, f"learner.num_threads must be >= 0, got {self.num_threads}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkConfig:
+    """The Q-network: dueling heads on a convolutional or a fully connected body."""
+
+    factory: str = ""  # package.module:factory(schema) -> torch.nn.Module, instead of all below
+    width: float = 1.0  # images: scales the channels 32, 64, 64 and the hidden layer [DQN]
+    hidden: int = 512  # units of each head's hidden layer [Wang et al. 2016]
+    body_hidden: int = 128  # vectors: units of the two layers below the heads
+    dueling: bool = True  # [section 3.2]
+
+    def __post_init__(self) -> None:
+        require(0 < self.width <= 8, f"network.width must be in (0, 8], got {self.width}")
+        require(self.hidden >= 1, f"network.hidden must be >= 1, got {self.hidden}")
+        require(self.body_hidden >= 1, f"network.body_hidden must be >= 1, got {self.body_hidden}")
+        require(
+            not self.factory or ":" in self.factory,
+            f"network.factory must read package.module:name, got {self.factory!r}",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluatorConfig:
+    """Full games of the newest parameters, now and then, while training goes on."""
+
+    enabled: bool = True
+    period_seconds: float = 60.0  # between the starts of two evaluations; a longer one delays the next
+    episodes: int = 5  # full games per evaluation
+    confirm_episodes: int = 0  # this many more must also reach run.stop_score before the run ends; 0: none
+    epsilon: float = 0.001  # of the evaluated policy
+    num_envs: int = 5  # games played side by side
+    num_threads: int = 1  # torch threads
+
+    def __post_init__(self) -> None:
+        require(self.period_seconds >= 0, f"evaluator.period_seconds must be >= 0, got {self.period_seconds}")
+        for name in ("episodes", "num_envs", "num_threads"):
+            require(getattr(self, name) >= 1, f"evaluator.{name} must be >= 1, got {getattr(self, name)}")
+        require(self.confirm_episodes >= 0, f"evaluator.confirm_episodes must be >= 0, got {self.confirm_episodes}")
+        require(0 <= self.epsilon <= 1, f"evaluator.epsilon must be 0 ... 1, got {self.epsilon}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfig:
+    """What is kept on disk."""
+
+    period: int = 5_000  # updates between two checkpoints of the learner
+    keep: int = 3  # newest checkpoints kept, beside the best
+
+    def __post_init__(self) -> None:
+        require(self.period >= 1, f"checkpoint.period must be >= 1, got {self.period}")
+        require(self.keep >= 1, f"checkpoint.keep must be >= 1, got {self.keep}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportConfig:
+    """Addresses and ports. The learner's control port is the one that everybody must know."""
+
+    bind: str = "127.0.0.1"  # interface that this host's sockets bind to; beyond loopback see allow_remote
+    allow_remote: bool = False  # bind beyond loopback without authentication: anyone who reaches a port is believed
+    port_offset: int = 0  # added to every port below, so that runs stand side by side
+    experience_port: int = 51001  # replay, PULL
+    priorities_port: int = 51002  # replay, PULL
+    receipts_port: int = 51003  # replay, XPUB
+    parameters_port: int = 52001  # learner, XPUB
+    batches_port: int = 52002  # learner, PULL
+    control_port: int = 52003  # learner, ROUTER
+    metrics_port: int = 52004  # learner, PULL
+    heartbeat_seconds: float = 1.0  # between two heartbeats on the control socket
+    lease_seconds: float = 10.0  # without a heartbeat an actor's ids are free again after this
+
+    def __post_init__(self) -> None:
+        for knob in dataclasses.fields(self):
+            if knob.name.endswith("_port"):
+                port = getattr(self, knob.name) + self.port_offset
+                require(
+                    1024 <= port <= 65535, f"transport.{knob.name} + port_offset must be 1024 ... 65535, got {port}"
+                )
+        require(self.heartbeat_seconds > 0, f"transport.heartbeat_seconds must be > 0, got {self.heartbeat_seconds}")
+        require(
+            self.lease_seconds >= 3 * self.heartbeat_seconds,
+            f"transport.lease_seconds must be >= 3 heartbeats, got {self.lease_seconds}",
+        )
+        require(
+            self.allow_remote or self.is_loopback,
+            f"transport.bind {self.bind!r} is not a loopback address, and there is no authentication yet: "
+            "bind to 127.0.0.1, or say --transport.allow-remote",
+        )
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this host can reach what is bound."""
+        return self.bind in ("127.0.0.1", "localhost")
+
+    def endpoint(self, name: str, host: str | None = None) -> str:
+        """The tcp:// address of the socket `name` ("experience", ...) on `host`, or where to bind it."""
+        return f"tcp://{host or self.bind}:{getattr(self, name + '_port') + self.port_offset}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """One training run: where its files are and when it ends."""
+
+    name: str = ""  # folder below `folder`; empty: environment and time
+    folder: str = "runs"  # where run folders are
+    stop_score: float | None = None  # ends when the evaluator's mean raw score reaches this
+    max_steps: int = 0  # ends after this many steps of all actors; 0: never
+    max_updates: int = 0  # ends after this many updates; 0: never
+    max_minutes: float = 0.0  # ends this long after the start; 0: never
+    tensorboard: bool = True  # show the curves
+    tensorboard_port: int = 6006  # the next free one when taken
+    tensorboard_bind: str = "127.0.0.1"
+
+    def __post_init__(self) -> None:
+        for name in ("max_steps", "max_updates", "max_minutes"):
+            require(getattr(self, name) >= 0, f"run.{name} must be >= 0, got {getattr(self, name)}")
+        require(
+            1024 <= self.tensorboard_port <= 65535,
+            f"run.tensorboard_port must be 1024 ... 65535, got {self.tensorboard_port}",
+        )
+        require(
+            "/" not in self.name and self.name not in (".", ".."),
+            f"run.name must be a plain folder name, got {self.name!r}",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The whole tree. The defaults are the paper's where it gives a value."""
+
+    seed: int = 1  # of networks, environments and exploration
+    environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    transport: TransportConfig = field(default_factory=TransportConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        require(0 <= self.seed < 2**31, f"seed must be 0 ... 2147483647, got {self.seed}")
+        require(
+            self.learner.batch_size <= self.replay.min_size_to_sample,
+            f"learner.batch_size {self.learner.batch_size} must be <= "
+            f"replay.min_size_to_sample {self.replay.min_size_to_sample}",
+        )
+        require(
+            self.run.stop_score is None or self.evaluator.enabled,
+            "run.stop_score needs the evaluator: leave evaluator.enabled on",
+        )
+        segment = self.actor.segment_length + self.actor.n_step
+        require(
+            segment <= self.replay.capacity,
+            f"replay.capacity {self.replay.capacity} must hold a segment of up to {segment} transitions",
+        )
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """Every knob by its dotted name, in the tree's order."""
+    flat: dict[str, Any] = {}
+    for branch in dataclasses.fields(config):
+        value = getattr(config, branch.name)
+        if dataclasses.is_dataclass(value):
+            flat |= {f"{branch.name}.{knob.name}": getattr(value, knob.name) for knob in dataclasses.fields(value)}
+        else:
+            flat[branch.name] = value
+    return flat
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """The tree as plain dictionaries, ready for JSON."""
+    return dataclasses.asdict(config)
+
+
+def from_dict(tree: dict[str, Any], base: Config | None = None) -> Config:
+    """Lays the values of `tree` over `base`; raises ConfigError for names and types that do not exist here."""
+    base = base or Config()
+    changes: dict[str, Any] = {}
+    for name, value in tree.items():
+        require(name in get_type_hints(Config), f"unknown knob {name}; known here: {', '.join(get_type_hints(Config))}")
+        current: Any = getattr(base, name)
+        is_branch = dataclasses.is_dataclass(current)
+        if not is_branch:
+            changes[name] = _coerce(name, get_type_hints(Config)[name], value)
+            continue
+        require(isinstance(value, dict), f"{name} must be a table of knobs, got {value!r}")
+        hints = get_type_hints(type(current))
+        for knob in value:
+            require(knob in hints, f"unknown knob {name}.{knob}; known here: {', '.join(hints)}")
+        branch = {knob: _coerce(f"{name}.{knob}", hints[knob], entry) for knob, entry in value.items()}
+        changes[name] = dataclasses.replace(current, **branch)
+    return dataclasses.replace(base, **changes)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Reads a TOML file; whether it holds knobs is for `from_dict` to say."""
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error}") from error
+
+
+def load_toml(path: Path, base: Config | None = None) -> Config:
+    """Reads a TOML file over `base`."""
+    return from_dict(read_toml(path), base)
+
+
+def dump_toml(config: Config) -> str:
+    """The whole tree as TOML; `load_toml` gives it back. A knob that is None is left out, as TOML has no null."""
+    lines: list[str] = []
+    branches: list[str] = []
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if dataclasses.is_dataclass(value):
+            knobs = {knob.name: getattr(value, knob.name) for knob in dataclasses.fields(value)}
+            branches += ["", f"[{item.name}]"]
+            branches += [f"{name} = {json.dumps(entry)}" for name, entry in knobs.items() if entry is not None]
+        else:
+            lines.append(f"{item.name} = {json.dumps(value)}")
+    return "\n".join([*lines, *branches]) + "\n"
+
+
+def _coerce(name: str, hint: Any, value: Any) -> Any:
+    """Returns `value` as the annotated type (an int passes as a float), or raises ConfigError."""
+    if get_origin(hint) is Literal:
+        require(value in get_args(hint), f"{name} must be one of {', '.join(map(str, get_args(hint)))}, got {value!r}")
+        return value
+    if get_origin(hint) in (Union, types.UnionType):
+        return None if value is None else _coerce(name, get_args(hint)[0], value)
+    if hint is float and type(value) is int:
+        return float(value)
+    require(type(value) is hint, f"{name} must be {hint.__name__}, got {value!r}")
+    return value

@@ -1,0 +1,189 @@
+"""Environments: E of them side by side, whoever made the game. Nothing else knows ALE or Gymnasium."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import re
+import sys
+from functools import cache
+from typing import Any, Literal, Protocol
+
+import ale_py
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from apex.atari import AtariEnvironment, count_actions
+from apex.config import ConfigError, EnvironmentConfig, require
+from apex.gymnasium_environment import EnvironmentFailure, Form, GymnasiumEnvironment, read_spaces
+from apex.types import Array, Schema, Step
+
+gymnasium.register_envs(ale_py)  # Importing it has registered its games; this says so.
+
+__all__ = ["EnvironmentFailure", "VectorEnvironment", "describe", "kind", "make_environment"]
+
+
+class VectorEnvironment(Protocol):
+    """E environment streams of one process. What ends in a step has begun its next episode when `step` returns.
+
+    Observations after a reset are S - 1 zero frames and the first frame. Every call returns new arrays, which are
+    never written to again: an observation may be kept for as long as it is of use. One exception: where nothing
+    ended, `final_observation` may be `observation` itself.
+    """
+
+    @property
+    def num_envs(self) -> int:
+        """E."""
+
+    def reset(self) -> Array:
+        """Begins an episode everywhere; frame_dtype[E, S, *F]. The first time it also seeds."""
+
+    def step(self, actions: NDArray[np.int64]) -> Step:
+        """Takes actions [E], 0 ... A - 1; raises EnvironmentFailure."""
+
+    def picture(self) -> NDArray[np.uint8]:
+        """uint8[H, W, 3], RGB: what environment 0 looks like now. Only if made with pictures=True."""
+
+    def close(self) -> None:
+        """Ends the environments. May be called twice."""
+
+
+def describe(config: EnvironmentConfig, n_step: int) -> Schema:
+    """What a transition of this environment looks like; raises ConfigError where there can be none.
+
+    Makes one environment at most and closes it again; no thread is left behind.
+    """
+    game = _atari_game(config.id)
+    if game is not None:
+        shape = (config.image_size, config.image_size)
+        num_actions = count_actions(config, game)
+        return _schema(shape, "uint8", stack=config.frame_stack, num_actions=num_actions, n_step=n_step)
+    form = _examine(config)
+    return _schema(form.shape, form.dtype, stack=form.stack, num_actions=form.num_actions, n_step=n_step)
+
+
+def kind(config: EnvironmentConfig) -> Literal["atari", "image", "vector"]:
+    """What the agent sees: Atari's images, other images, or vectors."""
+    if _atari_game(config.id) is not None:
+        return "atari"
+    return "image" if _examine(config).dtype == "uint8" else "vector"
+
+
+def make_environment(
+    config: EnvironmentConfig, num_envs: int, *, seed: int, num_threads: int = 0, pictures: bool = False
+) -> VectorEnvironment:
+    """Makes `num_envs` environments whose seeds follow from `seed`, and from no neighbour's.
+
+    The same seed plays the same games step for step, and environment i the same one however many stand beside it.
+    `num_threads`: of the Atari emulators, 0 for one per core; all other environments are stepped by the caller's.
+    """
+    seeds = [int(word) >> 1 for word in np.random.SeedSequence(seed).generate_state(num_envs)]  # 31 bits, ALE's range.
+    game = _atari_game(config.id)
+    if game is not None:
+        return AtariEnvironment(config, game, seeds, num_threads=num_threads, pictures=pictures)
+    envs = [_make(config, pictures=pictures and i == 0) for i in range(num_envs)]
+    return GymnasiumEnvironment(config, envs, seeds)
+
+
+def _examine(config: EnvironmentConfig) -> Form:
+    env = _make(config)
+    try:
+        return read_spaces(env, config)
+    finally:
+        env.close()
+
+
+def _schema(
+    shape: tuple[int, ...], dtype: Literal["uint8", "float32"], *, stack: int, num_actions: int, n_step: int
+) -> Schema:
+    return Schema(
+        frame_shape=shape,
+        frame_dtype=dtype,
+        stack=stack,
+        num_actions=num_actions,
+        n_step=n_step,
+        codec="lz4" if dtype == "uint8" else "raw",
+    )
+
+
+def _make(config: EnvironmentConfig, *, pictures: bool = False) -> gymnasium.Env[Any, Any]:
+    """One plain environment; raises ConfigError with the reason why there is none."""
+    module_name, colon, name = config.id.partition(":")
+    options: dict[str, Any] = {"render_mode": "rgb_array"} if pictures else {}
+    env: Any
+    try:
+        if colon and name.isidentifier():  # Else it is Gymnasium's own module:Name-v0.
+            env = _import(config, module_name, name)(**options)
+        else:
+            env = gymnasium.make(config.id, disable_env_checker=True, **options)
+    except ConfigError:
+        raise
+    except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
+        raise ConfigError(f"environment.id {config.id!r} is unknown{_near(config.id)}") from error
+    except Exception as error:
+        made = "made with render_mode='rgb_array'" if pictures else "made"
+        raise ConfigError(f"environment.id {config.id!r} cannot be {made}: {type(error).__name__}: {error}") from error
+    if not isinstance(env, gymnasium.Env):
+        raise ConfigError(f"environment.id {config.id!r} must return a gymnasium.Env, got {type(env).__name__}")
+    require(
+        not pictures or env.render_mode == "rgb_array",
+        f"environment.id {config.id!r} cannot be drawn: asked for render_mode 'rgb_array', got {env.render_mode!r}",
+    )
+    return env
+
+
+def _import(config: EnvironmentConfig, module_name: str, name: str) -> Any:
+    """The factory module:name; modules in the current directory are found too."""
+    here = os.getcwd()
+    if "" not in sys.path and here not in sys.path:
+        sys.path.append(here)  # A console script's path begins with its own folder.
+    try:
+        factory = getattr(importlib.import_module(module_name), name, None)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"environment.id {config.id!r}: cannot import {module_name!r} here ({here}): {reason}"
+        ) from error
+    require(callable(factory), f"environment.id {config.id!r}: {module_name!r} has no function or class {name!r}")
+    return factory
+
+
+def _atari_game(name: str) -> str | None:
+    """ALE's name of the game that `name` means ("ms_pacman"), or None where it means no Atari game.
+
+    ALE/MsPacman-v5, MsPacmanNoFrameskip-v4, MsPacman-v4, MsPacman and ms_pacman mean the same. An environment of
+    another maker goes first: Blackjack-v1 is Gymnasium's, ALE/Blackjack-v5 and blackjack are Atari's.
+    """
+    match = re.fullmatch(r"(ALE/)?(\w+?)(?:NoFrameskip|Deterministic)?(?:-v\d+)?", name)
+    if match is None or (match[1] is None and match[2] in _other_names()):
+        return None
+    return _games().get(_plain(match[2]))
+
+
+def _is_atari(spec: Any) -> bool:
+    return str(spec.entry_point).startswith("ale_py")
+
+
+@cache
+def _games() -> dict[str, str]:
+    """ALE's name of every game that one can play alone, by its plain name."""
+    return {_plain(spec.name): spec.kwargs["game"] for spec in gymnasium.registry.values() if _is_atari(spec)}
+
+
+def _other_names() -> set[str]:
+    return {spec.name for spec in gymnasium.registry.values() if spec.namespace is None and not _is_atari(spec)}
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"^ale/|-v\d+$|[^a-z0-9/]", "", name.lower())
+
+
+def _near(name: str) -> str:
+    """What an unknown name may have meant, as the end of a sentence."""
+    known = {_plain(i): i for i, spec in gymnasium.registry.items() if not _is_atari(spec) or spec.namespace == "ALE"}
+    near = [known[plain] for plain in difflib.get_close_matches(_plain(name), known, n=3)]
+    if near:
+        return f"; did you mean {' or '.join(near)}?"
+    return "; it may be an Atari game (ALE/Pong-v5), any Gymnasium id, or package.module:factory"

@@ -1,0 +1,256 @@
+"""The evaluator: full games of the newest parameters, now and then, while training goes on."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from apex import games
+from apex.config import Config, ConfigError, EvaluatorConfig
+from apex.environment import make_environment
+from apex.exploration import epsilon_greedy
+from apex.games import Game, Policy, evaluation_seed, summarize
+from apex.lifecycle import (
+    FINISHED,
+    NEIGHBOUR_GONE,
+    POLL_SECONDS,
+    REFUSED,
+    Stop,
+    Wait,
+    configure_logging,
+    stop_on_signals,
+)
+from apex.networks import load_parameters, make_network
+from apex.session import Session, Welcome, greet, read_welcome
+from apex.transport import ParameterSubscriber, open_context, split_address
+from apex.types import Array
+from apex.types import Parameters as ParameterValues
+from apex.wire import Codec
+
+log = logging.getLogger("apex")
+
+
+class EvaluationResult(NamedTuple):
+    """What one evaluation says; as a dictionary it is ready for JSON."""
+
+    updates: int  # version of the parameters
+    mean: float
+    median: float
+    length: float  # mean, in steps
+    episodes: int
+    scores: list[float]
+    confirmed: bool  # the mean reached the stop score, and again over fresh games where that was asked for
+    epsilon: float
+    seconds: float  # that it took
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields by name."""
+        return self._asdict()
+
+
+class Environment(games.Environment, Protocol):
+    """Games that are closed after use."""
+
+    def close(self) -> None:
+        """Frees them."""
+
+
+class Parameters(Protocol):
+    """Where parameters come from."""
+
+    def newest(self, timeout: float) -> ParameterValues | None:
+        """The newest that were not yet returned, or None after `timeout` seconds without any."""
+
+
+class Results(Protocol):
+    """Where results go."""
+
+    def send(self, result: EvaluationResult, parameters: ParameterValues | None) -> None:
+        """Sends a result, with its parameters when no evaluation before was better."""
+
+
+class Evaluator:
+    """Evaluates until it is told to stop. Evaluation k of a seed plays the same games whenever it takes place."""
+
+    def __init__(
+        self,
+        config: EvaluatorConfig,
+        network: nn.Module,
+        *,
+        stop_score: float | None,
+        seed: int,
+        make_environment: Callable[[int, int], Environment],
+        parameters: Parameters,
+        results: Results,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`make_environment(num_envs, seed)` makes the games of one evaluation."""
+        self._config = config
+        self._network = network.eval()
+        self._stop_score = stop_score
+        self._seed = seed
+        self._make_environment = make_environment
+        self._parameters = parameters
+        self._results = results
+        self._clock = clock
+        self._sleep = sleep
+        self._wait = Wait("evaluator", clock)
+        self._num_plays = 0
+        self.num_evaluations = 0
+        self.best: float | None = None
+
+    def run(self, stop: Stop) -> None:
+        """The main loop."""
+        start_at = self._clock()
+        while not stop.requested:
+            pause = start_at - self._clock()
+            if pause > 0:
+                self._sleep(min(pause, POLL_SECONDS))
+                continue
+            parameters = self._parameters.newest(POLL_SECONDS)
+            if parameters is None:
+                self._wait.on("newer parameters from the learner")
+                continue
+            self._wait.over()
+            start_at = self._clock() + self._config.period_seconds
+            self._evaluate(parameters, stop)
+
+    def status(self) -> dict[str, Any]:
+        """What a heartbeat says of it."""
+        return {"rate": f"{self.num_evaluations} done", "waiting": self._wait.reason}
+
+    def _evaluate(self, parameters: ParameterValues, stop: Stop) -> None:
+        """Plays, plays again where the stop score must be confirmed, and sends; nothing if asked to stop meanwhile."""
+        config, since = self._config, self._clock()
+        load_parameters(self._network, parameters.values)
+        played = self._play(config.episodes, stop)
+        if self._reached(played) and config.confirm_episodes and not stop.requested:
+            played = self._play(config.confirm_episodes, stop)  # Alone: the first ones were chosen for being good.
+        if stop.requested:
+            return
+        summary = summarize(played)
+        result = EvaluationResult(
+            updates=parameters.version,
+            mean=summary.mean,
+            median=summary.median,
+            length=summary.length,
+            episodes=summary.episodes,
+            scores=[game.score for game in played],
+            confirmed=self._reached(played),
+            epsilon=config.epsilon,
+            seconds=self._clock() - since,
+        )
+        is_best = self.best is None or result.mean >= self.best
+        if is_best:
+            self.best = result.mean
+        self.num_evaluations += 1
+        self._results.send(result, parameters if is_best else None)
+
+    def _reached(self, played: list[Game]) -> bool:
+        return self._stop_score is not None and bool(played) and summarize(played).mean >= self._stop_score
+
+    def _play(self, episodes: int, stop: Stop) -> list[Game]:
+        """Plays games that were never played before."""
+        seed = evaluation_seed(self._seed, self._num_plays)
+        self._num_plays += 1
+        environment = self._make_environment(min(self._config.num_envs, episodes), seed)
+        try:
+            policy = make_policy(self._network, self._config.epsilon, np.random.default_rng(seed))
+            return games.play(environment, policy, episodes, stop=stop)
+        finally:
+            environment.close()
+
+
+def make_policy(network: nn.Module, epsilon: float, rng: np.random.Generator) -> Policy:
+    """The greedy policy of a network, but a uniformly random action with probability `epsilon`."""
+
+    def act(observation: Array) -> NDArray[np.int64]:
+        with torch.inference_mode():
+            q = network(torch.from_numpy(observation)).numpy()
+        return epsilon_greedy(q, np.full(len(q), epsilon), rng)
+
+    return act
+
+
+class _Subscription:
+    """The parameters' socket as the evaluator sees it."""
+
+    def __init__(self, subscriber: ParameterSubscriber) -> None:
+        self._subscriber = subscriber
+
+    def newest(self, timeout: float) -> ParameterValues | None:
+        """The newest that were not yet returned, or None after `timeout` seconds without any."""
+        return self._subscriber.receive(timeout)
+
+
+class _Outbox:
+    """Results go to the learner over the control socket."""
+
+    session: Session
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+
+    def send(self, result: EvaluationResult, parameters: ParameterValues | None) -> None:
+        """Sends a result, with its parameters when no evaluation before was better."""
+        log.info("updates %d: mean %.1f over %d games", result.updates, result.mean, result.episodes)
+        self.session.post(self._codec.encode_evaluation(result.to_dict(), parameters))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`apex evaluator`: the composition root."""
+    parser = argparse.ArgumentParser(prog="apex evaluator", description="Plays full games with the newest parameters.")
+    parser.add_argument("--learner", default="127.0.0.1", metavar="HOST[:PORT]", help="the learner's control address")
+    arguments = parser.parse_args(argv)
+    configure_logging("evaluator")
+    try:
+        host, port = split_address(arguments.learner, Config().transport.control_port)
+        with stop_on_signals() as stop:
+            answer = greet(host, port, "evaluator", stop)
+            return _run(read_welcome(answer), stop) if answer else FINISHED
+    except ConfigError as error:
+        print(f"apex evaluator: {error}", file=sys.stderr)
+        return REFUSED
+
+
+def _run(welcome: Welcome, stop: Stop) -> int:
+    config, codec = welcome.config, Codec(welcome.run_id, welcome.schema)
+    torch.set_num_threads(config.evaluator.num_threads)
+    with open_context() as context:
+        subscriber = ParameterSubscriber(
+            context, welcome.endpoint("parameters"), codec, num_parameters=welcome.num_parameters
+        )
+        outbox = _Outbox(codec)
+        evaluator = Evaluator(
+            config.evaluator,
+            make_network(config.network, welcome.schema, seed=config.seed),
+            stop_score=config.run.stop_score,
+            seed=config.seed,
+            make_environment=lambda num_envs, seed: make_environment(
+                config.environment, num_envs, seed=seed, num_threads=1
+            ),
+            parameters=_Subscription(subscriber),
+            results=outbox,
+        )
+        session = Session(welcome, "evaluator", stop, evaluator.status)
+        outbox.session = session
+        try:
+            evaluator.run(stop)
+            session.check()
+            return NEIGHBOUR_GONE if session.lost else FINISHED
+        finally:
+            session.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""From an actor process to the replay server: numbered, windowed, acknowledged, sent again (DESIGN section 7)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from apex.segments import Cut
+from apex.send_window import SendWindow
+from apex.types import Receipt, Segment, Stream
+from apex.wire import Codec
+
+
+class Outlet(Protocol):
+    """Where segments go."""
+
+    def send(self, message: list[bytes]) -> bool:
+        """Sends without waiting; False if there is no room."""
+
+
+class Receipts(Protocol):
+    """Where receipts come from."""
+
+    def receive(self, timeout: float = 0.0) -> list[Receipt]:
+        """All that have arrived; waits up to `timeout` seconds for the first."""
+
+
+class ExperienceLink:
+    """The streams of one process on their way to the store, each segment exactly once."""
+
+    def __init__(
+        self,
+        streams: Sequence[Stream],
+        codec: Codec,
+        outlet: Outlet,
+        receipts: Receipts,
+        *,
+        window: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._codec = codec
+        self._outlet = outlet
+        self._receipts = receipts
+        self._clock = clock
+        self._windows = [SendWindow(stream, window) for stream in streams]
+        self._by_stream = {window.stream: window for window in self._windows}
+        self.num_segments = 0
+
+    @property
+    def blocked(self) -> bool:
+        """Whether a stream's window is full: exploring must pause. That is the back-pressure."""
+        return any(window.full for window in self._windows)
+
+    @property
+    def in_flight(self) -> int:
+        """Segments that are sent and not acknowledged."""
+        return sum(window.in_flight for window in self._windows)
+
+    @property
+    def num_resent(self) -> int:
+        """Segments that were sent again."""
+        return sum(window.num_resent for window in self._windows)
+
+    def send(self, cuts: Sequence[Cut], version: int) -> None:
+        """Sends what was cut; `version` is that of the parameters which chose the newest actions."""
+        now = self._clock()
+        for cut in cuts:
+            window = self._windows[cut.stream_index]
+            number = window.next_number
+            segment = Segment(window.stream, number, version, cut.records, cut.image, min(window.base, number))
+            message = self._codec.encode_segment(segment)
+            window.add(message, now)
+            self._outlet.send(message)  # Without room it stays in the window, and is sent again.
+            self.num_segments += 1
+
+    def pump(self, timeout: float = 0.0) -> None:
+        """Takes receipts, waiting up to `timeout` seconds for one, and sends again what is overdue."""
+        now = self._clock()
+        for receipt in self._receipts.receive(timeout):
+            window = self._by_stream.get(receipt.stream)
+            if window is not None and window.acknowledge(receipt, now):
+                self._resend(window, now)
+        for window in self._windows:
+            if window.overdue(now):
+                self._resend(window, now)
+
+    def _resend(self, window: SendWindow, now: float) -> None:
+        for message in window.resend(now):
+            self._outlet.send(message)

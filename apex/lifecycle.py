@@ -1,0 +1,114 @@
+"""How every program of ours begins, waits and ends."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+FINISHED, FAILED, REFUSED, NEIGHBOUR_GONE = 0, 1, 2, 75  # exit statuses; 75 (EX_TEMPFAIL): try again
+POLL_SECONDS = 0.2  # No call blocks longer, so a role returns within a second of being asked.
+EXPLAIN_SECONDS = 10.0  # A wait longer than this says who waits for whom.
+
+log = logging.getLogger("apex")
+
+
+class Stop:
+    """A request to stop. One plain attribute, because a signal handler may not take a lock."""
+
+    requested = False
+
+    def request(self) -> None:
+        """Asks every loop that watches this object to return."""
+        self.requested = True
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[Stop]:
+    """Yields a Stop that SIGINT or SIGTERM requests; a second signal raises KeyboardInterrupt."""
+    stop = Stop()
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        if stop.requested:
+            raise KeyboardInterrupt(f"second {signal.Signals(signum).name}")
+        stop.request()
+
+    previous = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for s, handler in previous.items():
+            signal.signal(s, handler)
+
+
+class Wait:
+    """Explains a wait that has gone on for 10 s, and again each time it has doubled."""
+
+    def __init__(self, who: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._who = who
+        self._clock = clock
+        self._since: float | None = None
+        self._explain_at = 0.0
+        self.reason = ""  # "" while nothing is waited for
+
+    def on(self, whom: str) -> None:
+        """Notes that `who` waits for `whom`; to be called at every turn of the waiting loop."""
+        now = self._clock()
+        if self._since is None:
+            self._since, self._explain_at = now, EXPLAIN_SECONDS
+        waited = now - self._since
+        self.reason = f"for {whom} ({waited:.0f} s)"
+        if waited >= self._explain_at:
+            log.warning("%s waits %s", self._who, self.reason)
+            self._explain_at *= 2
+
+    def over(self) -> None:
+        """Notes that the wait has ended."""
+        self._since = None
+        self.reason = ""
+
+
+class Helper(threading.Thread):
+    """A thread that fails loudly: it stops its role, and `check` raises its exception there."""
+
+    def __init__(self, name: str, target: Callable[[], None], stop: Stop) -> None:
+        super().__init__(name=name, daemon=True)
+        self._target_function = target
+        self._stop_request = stop
+        self.exception: BaseException | None = None
+
+    def run(self) -> None:
+        """Runs the target; an exception is kept, and the role asked to stop."""
+        try:
+            self._target_function()
+        except BaseException as exception:
+            self.exception = exception
+            self._stop_request.request()
+
+    def check(self) -> None:
+        """Raises what ended the thread, if anything did."""
+        if self.exception is not None:
+            raise self.exception
+
+
+def die_with_parent(signum: signal.Signals = signal.SIGKILL) -> None:
+    """Has the kernel send `signum` to this process when its parent's thread ends, SIGKILL included."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signum)
+
+
+def configure_logging(role: str) -> None:
+    """Logs to standard error: time, role, level, message."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO,
+        format=f"%(asctime)s {role} %(levelname)s %(message)s",
+        datefmt="%H:%M:%S",
+        force=True,
+    )

@@ -1,0 +1,63 @@
+"""What the learner minimises: the importance-weighted n-step double-Q loss."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+
+class Loss(NamedTuple):
+    """One batch: what to differentiate, and the new priorities."""
+
+    loss: Tensor  # float32[]  mean over the batch of importance weight times loss
+    td_errors: Tensor  # float32[B]  |delta|, detached
+
+
+def double_q_loss(
+    q: Tensor,  # float32[B, A]  Q(s_t), online
+    next_q: Tensor,  # float32[B, A]  Q(s_{t+m}), online: it chooses the action ...
+    next_q_target: Tensor,  # float32[B, A]  ... and the target network judges it
+    action: Tensor,  # int64[B]
+    n_step_return: Tensor,  # float32[B]
+    discount: Tensor,  # float32[B]
+    importance_weights: Tensor,  # float32[B]
+    *,
+    kind: Literal["squared", "huber"],
+) -> Loss:
+    """Loss of the TD errors delta = n_step_return + discount * Q(next) - Q(s_t, a_t), scaled by importance.
+
+    squared is delta^2 / 2, as in the paper; huber equals it within |delta| <= 1 and is |delta| - 1/2 beyond. Only `q`
+    receives a gradient.
+    """
+    for name, row in (
+        ("action", action),
+        ("n_step_return", n_step_return),
+        ("discount", discount),
+        ("importance_weights", importance_weights),
+    ):
+        if row.shape != q.shape[:1]:  # [B, 1] would broadcast to [B, B], and learn nonsense in silence.
+            raise ValueError(f"{name} has shape {list(row.shape)}, but there are {len(q)} values")
+    with torch.no_grad():
+        next_action = next_q.argmax(1, keepdim=True)
+        target = n_step_return + discount * next_q_target.gather(1, next_action).squeeze(1)
+    value = q.gather(1, action.unsqueeze(1)).squeeze(1)
+    delta = target - value
+    zero = torch.zeros_like(delta)
+    losses = 0.5 * delta.square() if kind == "squared" else nn.functional.huber_loss(delta, zero, reduction="none")
+    return Loss((importance_weights * losses).mean(), delta.detach().abs())
+
+
+def importance_weights(probability: NDArray[np.float64], num_transitions: int, exponent: float) -> NDArray[np.float32]:
+    """(N P(i))^-exponent for each of a batch, scaled so that the largest is 1.
+
+    Within one batch of one N the scaling cancels N; it stands here as the paper writes it.
+    """
+    if not (np.isfinite(probability).all() and (probability > 0).all()):
+        raise ValueError("probabilities must be finite and positive: what was drawn was possible")
+    weights = (num_transitions * probability) ** -exponent
+    scaled: NDArray[np.float32] = (weights / weights.max()).astype(np.float32)
+    return scaled

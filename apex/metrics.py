@@ -1,0 +1,256 @@
+"""Curves: the figures of all roles reach this one writer, which keeps them for TensorBoard and as JSON lines.
+
+tensorboardX gives the event's form. Its writer thread is not used: it ends at a full disk, and whoever adds the
+eleventh event after that waits for ever.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import math
+import numbers
+import os
+import re
+import socket
+import struct
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tensorboardX.proto.event_pb2 import Event  # type: ignore[import-untyped]
+from tensorboardX.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+from tensorboardX.record_writer import masked_crc32c  # type: ignore[import-untyped]
+from tensorboardX.summary import histogram_raw, scalar  # type: ignore[import-untyped]
+
+FLUSH_SECONDS = 1.0  # `accept` flushes when the last time is so long ago
+MAX_PENDING_BYTES = 1 << 20  # of one file that cannot be written; what comes after is dropped and counted
+MAX_BINS = 1_000
+
+_ROLE = re.compile(r"[a-z][a-z0-9_]{0,31}")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,127}")
+_KEYS = {"role", "steps", "time", "scalars", "histograms"}
+
+log = logging.getLogger("apex")
+
+
+class _Histogram(NamedTuple):
+    counts: list[float]
+    edges: list[float]
+
+
+class _Message(NamedTuple):
+    """A message that was found well-formed."""
+
+    role: str
+    steps: int | None
+    time: float
+    scalars: dict[str, float]
+    histograms: dict[str, _Histogram]
+
+
+class MetricsWriter:
+    """Writes below a run's folder: `tensorboard/events...` and `curves/ROLE.jsonl`, one line per message.
+
+    A full disk does not end a run: what cannot be written waits in memory, then is dropped and counted.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self.steps = 0  # the newest that any message gave
+        self.num_refused = 0
+        self._folder = folder
+        self._clock = clock
+        self._flush_at = clock() + FLUSH_SECONDS
+        self._latest: dict[str, float] = {}
+        self._curves: dict[str, _AppendedFile] = {}
+        # TensorBoard reads all files of a folder in the order of their names: a second writer goes on after the first.
+        name = f"events.out.tfevents.{time.time_ns() // 10**9:010d}.{socket.gethostname()}.{time.time_ns()}"
+        self._events = _AppendedFile(folder / "tensorboard" / name)
+        self._add_event(Event(wall_time=time.time(), file_version="brain.Event:2"))
+
+    @property
+    def num_dropped(self) -> int:
+        """Lines and events that were given up because they could not be written."""
+        return self._events.num_dropped + sum(file.num_dropped for file in self._curves.values())
+
+    def accept(self, message: dict[str, Any]) -> None:
+        """Takes one message; raises ValueError, and counts, if it is not as the protocol has it.
+
+        {"role": "learner", "steps": 123 or null, "time": unix seconds, "scalars": {tag: value},
+        "histograms": {tag: {"counts": [K], "edges": [K + 1]}}}; the last may be absent. Without steps it gets the
+        newest that are known. A value that is not finite is null in the JSON lines.
+        """
+        try:
+            checked = _check(message)
+        except ValueError:
+            self.num_refused += 1
+            raise
+        self.steps = max(self.steps, checked.steps or 0)
+        steps = self.steps if checked.steps is None else checked.steps
+        self._latest |= checked.scalars
+        self._write_line(checked, steps)
+        for tag, value in checked.scalars.items():
+            self._add_summary(scalar(tag, value), steps, checked.time)
+        for tag, histogram in checked.histograms.items():
+            self._add_summary(_summarize(tag, histogram), steps, checked.time)
+        if self._clock() >= self._flush_at:
+            self.flush()
+
+    def latest(self, tag: str) -> float | None:
+        """The newest value of a tag; None before there is one, and while it is not finite."""
+        value = self._latest.get(tag, math.nan)
+        return value if math.isfinite(value) else None
+
+    def flush(self) -> None:
+        """Hands all that is pending to the operating system: a killed process loses none of it."""
+        self._flush_at = self._clock() + FLUSH_SECONDS
+        for file in (self._events, *self._curves.values()):
+            file.flush()
+
+    def close(self) -> None:
+        """Flushes and closes the files."""
+        self.flush()
+        for file in (self._events, *self._curves.values()):
+            file.close()
+
+    def _write_line(self, message: _Message, steps: int) -> None:
+        line: dict[str, Any] = {
+            "steps": steps,
+            "time": message.time,
+            "scalars": {tag: value if math.isfinite(value) else None for tag, value in message.scalars.items()},
+        }
+        if message.histograms:
+            line["histograms"] = {tag: histogram._asdict() for tag, histogram in message.histograms.items()}
+        if message.role not in self._curves:
+            self._curves[message.role] = _AppendedFile(self._folder / "curves" / f"{message.role}.jsonl", lines=True)
+        self._curves[message.role].append(json.dumps(line, allow_nan=False).encode() + b"\n")
+
+    def _add_summary(self, summary: Summary, steps: int, wall_time: float) -> None:
+        self._add_event(Event(wall_time=wall_time, step=steps, summary=summary))
+
+    def _add_event(self, event: Event) -> None:
+        """One record: uint64 length, its checksum, the event, its checksum."""
+        data = event.SerializeToString()
+        length = struct.pack("<Q", len(data))
+        parts = (length, struct.pack("<I", masked_crc32c(length)), data, struct.pack("<I", masked_crc32c(data)))
+        self._events.append(b"".join(parts))
+
+
+def read_curve(path: Path) -> list[dict[str, Any]]:
+    """The messages of a `curves/ROLE.jsonl`; a line that a crash has torn is left out."""
+    messages = []
+    for line in path.read_bytes().split(b"\n"):
+        try:
+            message = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(message, dict):
+            messages.append(message)
+    return messages
+
+
+class _AppendedFile:
+    """A file that only grows, by whole records, and that outlives a disk that is full for a while."""
+
+    def __init__(self, path: Path, *, lines: bool = False) -> None:
+        self.num_dropped = 0
+        self._path = path
+        self._lines = lines
+        self._descriptor = -1
+        self._pending = bytearray()
+        self._warned = False
+
+    def append(self, record: bytes) -> None:
+        """Takes a record, to be written by the next flush."""
+        if len(self._pending) + len(record) > MAX_PENDING_BYTES:
+            self.num_dropped += 1
+            return
+        self._pending += record
+
+    def flush(self) -> None:
+        """Writes as much as the disk takes; the rest stays pending, so that no record is torn."""
+        try:
+            if self._pending and self._descriptor < 0:
+                self._open()
+            while self._pending:
+                del self._pending[: os.write(self._descriptor, self._pending)]
+        except OSError as error:
+            self.close()
+            if not self._warned:
+                self._warned = True
+                cause = os.strerror(error.errno or errno.EIO)
+                log.warning("cannot write %s: %s; the run goes on, its curves have a gap", self._path, cause)
+
+    def close(self) -> None:
+        """Closes; a later flush opens again."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _open(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        size = os.fstat(self._descriptor).st_size
+        if self._lines and size and os.pread(self._descriptor, 1, size - 1) != b"\n":
+            self._pending[:0] = b"\n"  # A killed writer has left half a line.
+
+
+def _check(message: dict[str, Any]) -> _Message:
+    """Reads a message; raises ValueError that names what is wrong."""
+    _require(isinstance(message, dict), "a metrics message must be an object", message)
+    unknown = sorted(map(str, set(message) - _KEYS))
+    _require(not unknown, f"a metrics message has {', '.join(sorted(_KEYS))} only", unknown)
+    role, steps, seconds = message.get("role"), message.get("steps"), message.get("time")
+    _require(isinstance(role, str) and _ROLE.fullmatch(role) is not None, "role must be a plain lower-case word", role)
+    whole = isinstance(steps, numbers.Integral) and not isinstance(steps, bool)
+    _require(steps is None or (whole and 0 <= int(steps) < 2**63), "steps must be a whole number or null", steps)
+    _require(_is_number(seconds) and math.isfinite(float(seconds or 0)), "time must be in unix seconds", seconds)
+    scalars, histograms = message.get("scalars", {}), message.get("histograms", {})
+    _require(isinstance(scalars, dict), "scalars must be an object", scalars)
+    _require(isinstance(histograms, dict), "histograms must be an object", histograms)
+    for tag in (*scalars, *histograms):
+        _require(isinstance(tag, str) and _TAG.fullmatch(tag) is not None, "not a tag", tag)
+    for tag, value in scalars.items():
+        _require(_is_number(value), f"{tag} must be a number", value)
+    return _Message(
+        role=str(role),
+        steps=None if steps is None else int(steps),
+        time=float(seconds or 0),
+        scalars={tag: float(value) for tag, value in scalars.items()},
+        histograms={tag: _check_histogram(tag, histogram) for tag, histogram in histograms.items()},
+    )
+
+
+def _check_histogram(tag: str, histogram: Any) -> _Histogram:
+    _require(isinstance(histogram, dict) and set(histogram) == {"counts", "edges"}, f"{tag}: counts, edges", histogram)
+    counts, edges = histogram["counts"], histogram["edges"]
+    for name, values in (("counts", counts), ("edges", edges)):
+        _require(isinstance(values, list), f"{tag}: {name} must be a list", values)
+        finite = all(_is_number(value) and math.isfinite(value) for value in values)
+        _require(finite, f"{tag}: {name} must be finite numbers", values)
+    sizes = (len(counts), len(edges))
+    _require(0 < len(counts) <= MAX_BINS and len(edges) == len(counts) + 1, f"{tag}: one edge more than counts", sizes)
+    _require(min(counts) >= 0, f"{tag}: counts must be >= 0", min(counts))
+    _require(all(a < b for a, b in pairwise(edges)), f"{tag}: edges must increase", edges)
+    return _Histogram([float(count) for count in counts], [float(edge) for edge in edges])
+
+
+def _summarize(tag: str, histogram: _Histogram) -> Summary:
+    """The sums that TensorBoard wants are those of the middles of the bins."""
+    counts, edges = histogram
+    middles = [(low + high) / 2 for low, high in pairwise(edges)]
+    total = math.fsum(n * x for n, x in zip(counts, middles, strict=True))
+    squares = math.fsum(n * x * x for n, x in zip(counts, middles, strict=True))
+    return histogram_raw(tag, edges[0], edges[-1], sum(counts), total, squares, edges[1:], counts)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _require(condition: bool, message: str, value: Any) -> None:
+    if not condition:
+        raise ValueError(f"{message}, got {str(value)[:80]!r}")

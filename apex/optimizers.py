@@ -1,0 +1,64 @@
+"""Gradient steps: the paper's RMSProp, and Adam."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from apex.config import LearnerConfig
+
+
+def make_optimizer(config: LearnerConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer that the configuration names, over `parameters`, which lie on their device already."""
+    if config.optimizer == "adam":
+        return torch.optim.Adam(
+            parameters,
+            lr=config.learning_rate,
+            betas=(config.adam_beta1, config.adam_beta2),
+            eps=config.optimizer_epsilon,
+            fused=True,  # One pass over memory
+        )
+    return CenteredRMSProp(
+        parameters, lr=config.learning_rate, decay=config.rmsprop_decay, epsilon=config.optimizer_epsilon
+    )
+
+
+class CenteredRMSProp(torch.optim.Optimizer):
+    """x <- x - lr * g / sqrt(E[g^2] - E[g]^2 + epsilon), with epsilon inside the root, as DQN has it.
+
+    torch.optim.RMSprop adds epsilon after the root: with 1.5e-7 a quiet gradient is then divided by no less than
+    1.5e-7, here by no less than sqrt(1.5e-7) = 3.9e-4. Both averages start at 0 and forget by `decay` a step.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], *, lr: float, decay: float, epsilon: float) -> None:
+        super().__init__(parameters, {"lr": lr, "decay": decay, "epsilon": epsilon})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # The loss is never evaluated anew.
+        """Takes one step along the gradients that are there; a parameter without one stays as it is."""
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not parameters:
+                continue  # torch's list operations refuse an empty list.
+            gradients = [parameter.grad for parameter in parameters]
+            means = [self._average(parameter, "mean") for parameter in parameters]
+            mean_squares = [self._average(parameter, "mean_square") for parameter in parameters]
+            fresh = 1 - group["decay"]
+            torch._foreach_lerp_(means, gradients, fresh)
+            torch._foreach_mul_(mean_squares, group["decay"])
+            torch._foreach_addcmul_(mean_squares, gradients, gradients, fresh)
+            roots = torch._foreach_addcmul(mean_squares, means, means, -1.0)
+            torch._foreach_clamp_min_(roots, 0.0)  # A variance of 0 is rounded to below 0 now and then.
+            torch._foreach_add_(roots, group["epsilon"])
+            torch._foreach_sqrt_(roots)
+            torch._foreach_addcdiv_(parameters, gradients, roots, -group["lr"])
+
+    def _average(self, parameter: nn.Parameter, name: str) -> Tensor:
+        """A running average that `state_dict` carries; it begins at 0."""
+        state = self.state[parameter]
+        if name not in state:
+            state[name] = torch.zeros_like(parameter)
+        average: Tensor = state[name]
+        return average

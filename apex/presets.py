@@ -1,0 +1,145 @@
+"""Named settings. Each lists only where it leaves the defaults, which are the paper's, and why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+from apex.config import (
+    ActorConfig,
+    CheckpointConfig,
+    Config,
+    EnvironmentConfig,
+    EvaluatorConfig,
+    LearnerConfig,
+    NetworkConfig,
+    ReplayConfig,
+    RunConfig,
+)
+
+Kind = Literal["atari", "image", "vector"]  # of an environment, by what it shows
+
+
+class Preset(NamedTuple):
+    """A whole tree, and what it is for in one line."""
+
+    config: Config
+    summary: str
+
+
+# Horgan et al. 2018, as it stands there: every value and its reference is beside its knob in config.py. Only the number
+# of actors is not a default, because few machines bear it.
+PAPER = Config(
+    actor=ActorConfig(num_actors=360),  # [section 4.1]
+)
+
+# Any Atari game, with the paper's network, batch, replay ratio (none) and schedule. What differs makes it learn sooner
+# on one machine, and needs a tenth of the memory.
+ATARI = Config(
+    replay=ReplayConfig(
+        capacity=1_000_000,  # paper: 2 M; about 1.5 GiB of compressed frames instead of 3
+        min_size_to_sample=20_000,  # paper: 50,000, which 360 actors have in seconds
+    ),
+    learner=LearnerConfig(
+        optimizer="adam",  # paper: RMSProp; Adam wants no tuning between games
+        learning_rate=1e-4,
+        optimizer_epsilon=1.5e-4,  # Adam's denominator; a smaller one makes rare gradients jump [Hessel et al. 2018]
+        loss="huber",  # paper: squared; one huge error moves the network no further than a large one
+    ),
+    evaluator=EvaluatorConfig(
+        period_seconds=120.0,  # a full game takes tens of seconds of a core
+        episodes=2,
+        num_envs=2,
+    ),
+)
+
+# Pong on a small machine: the fewest samples per unit of learning. A network of half the width and a batch of a quarter
+# make an update about twelve times cheaper.
+PONG = Config(
+    environment=EnvironmentConfig(id="ALE/Pong-v5"),
+    actor=ActorConfig(num_actors=16),  # paper: 360; one process of 16 fills a core
+    replay=ReplayConfig(
+        capacity=200_000,  # paper: 2 M; some games of every actor are enough here
+        min_size_to_sample=10_000,  # paper: 50,000; about 10 s of two cores
+    ),
+    learner=replace(
+        ATARI.learner,
+        batch_size=128,  # paper: 512
+        learning_rate=3e-4,  # Adam; the smaller network and game bear it
+        optimizer_epsilon=1e-5,
+        target_period=500,  # paper: 2,500; updates are as few as the cores are
+        publish_period=5,  # paper: not said; an update takes about 0.1 s
+    ),
+    network=NetworkConfig(width=0.5, hidden=256),  # paper: 1 and 512
+    evaluator=ATARI.evaluator,
+    checkpoint=CheckpointConfig(period=1_000),
+)
+
+# Vectors of a few numbers. Nothing below is the paper's, which plays Atari only: small networks, quick targets, fresh
+# parameters, and rewards as they are.
+CARTPOLE = Config(
+    environment=EnvironmentConfig(id="CartPole-v1", clip_rewards=False),
+    actor=ActorConfig(
+        num_actors=8,
+        segment_length=25,  # half of the paper's: experience is of use sooner
+        parameters_period=20,  # the policy changes from second to second
+    ),
+    replay=ReplayConfig(capacity=50_000, min_size_to_sample=1_000),
+    learner=LearnerConfig(
+        batch_size=128,
+        optimizer="adam",
+        learning_rate=1e-3,
+        optimizer_epsilon=1e-8,
+        loss="huber",
+        max_gradient_norm=10.0,
+        target_period=100,
+        publish_period=5,
+    ),
+    network=NetworkConfig(hidden=64, body_hidden=64),
+    evaluator=EvaluatorConfig(
+        period_seconds=2.0,
+        episodes=20,
+        confirm_episodes=100,  # the score of a lucky few ends no run
+        epsilon=0.0,
+        num_envs=20,
+    ),
+    checkpoint=CheckpointConfig(period=1_000),
+    run=RunConfig(stop_score=475.0),  # the environment's own threshold; an episode gives 500 at most
+)
+
+LUNARLANDER = replace(
+    CARTPOLE,
+    environment=EnvironmentConfig(id="LunarLander-v3", clip_rewards=False),
+    actor=replace(CARTPOLE.actor, num_actors=16, segment_length=50),
+    replay=ReplayConfig(capacity=200_000, min_size_to_sample=5_000),
+    learner=replace(CARTPOLE.learner, learning_rate=5e-4, target_period=250),
+    network=NetworkConfig(hidden=256, body_hidden=256),
+    evaluator=replace(CARTPOLE.evaluator, period_seconds=10.0, num_envs=10),
+    run=RunConfig(stop_score=200.0),  # the environment's own threshold
+)
+
+DEFAULT = "pong"
+
+PRESETS: dict[str, Preset] = {
+    "cartpole": Preset(CARTPOLE, "CartPole-v1, until it is solved: about a minute"),
+    "lunarlander": Preset(LUNARLANDER, "LunarLander-v3, until it is solved"),
+    "pong": Preset(PONG, "Atari Pong on a small machine (the default)"),
+    "atari": Preset(ATARI, "any Atari game, the paper's network and batch"),
+    "paper": Preset(PAPER, "the paper's values, 360 actors"),
+}
+
+
+def preset_for(kind: Kind, environment_id: str) -> Config:
+    """The settings for an environment of which only the id is known.
+
+    Pong, CartPole-v1 and LunarLander have presets of their own. Other Atari games and other images go by `atari`, other
+    vectors by `cartpole`; their scores are on scales of their own, so these runs have no score to end at.
+    """
+    name = environment_id.rpartition("/")[2]
+    if kind == "vector":
+        base = LUNARLANDER if name.startswith("LunarLander-") else CARTPOLE
+        if base is CARTPOLE and name != "CartPole-v1":  # v0 ends an episode after 200 steps, and never gives 475.
+            base = replace(CARTPOLE, run=RunConfig())
+    else:
+        base = PONG if kind == "atari" and name.startswith("Pong") else ATARI
+    return replace(base, environment=replace(base.environment, id=environment_id))

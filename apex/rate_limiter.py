@@ -1,0 +1,53 @@
+"""How many transitions may be drawn for how many inserted ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Self
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimiter:
+    """Keeps samples and inserts near a line, `samples_per_insert` steep. It counts transitions, not batches.
+
+    With x inserted and y sampled, the line runs through (base_inserted, base_sampled), at first (min_size, 0):
+
+        excess = y - base_sampled - samples_per_insert * (x - base_inserted)
+        slack = tolerance_fraction * samples_per_insert * min_size_to_sample
+
+    Samples wait while excess > slack, and inserts, if they wait at all, while excess < -slack: never both.
+    Before min_size transitions arrived only samples wait. With samples_per_insert 0 nothing else does.
+    """
+
+    min_size_to_sample: int
+    samples_per_insert: float
+    tolerance_fraction: float
+    inserts_wait: bool
+    base_inserted: int | None = None  # None: min_size_to_sample
+    base_sampled: int = 0
+
+    def may_sample(self, num_inserted: int, num_sampled: int) -> bool:
+        """Whether the next batch may be drawn."""
+        if num_inserted < self.min_size_to_sample:
+            return False
+        return self.samples_per_insert == 0 or self._excess(num_inserted, num_sampled) <= self._slack
+
+    def may_insert(self, num_inserted: int, num_sampled: int) -> bool:
+        """Whether the next segment may be stored."""
+        if not self.inserts_wait or self.samples_per_insert == 0 or num_inserted < self.min_size_to_sample:
+            return True
+        return self._excess(num_inserted, num_sampled) >= -self._slack
+
+    def rebased(self, num_inserted: int, num_sampled: int) -> Self:
+        """The same limiter after a resume: what went before neither is caught up with nor blocks."""
+        base_inserted = max(num_inserted, self.min_size_to_sample)
+        return dataclasses.replace(self, base_inserted=base_inserted, base_sampled=num_sampled)
+
+    @property
+    def _slack(self) -> float:
+        return self.tolerance_fraction * self.samples_per_insert * self.min_size_to_sample
+
+    def _excess(self, num_inserted: int, num_sampled: int) -> float:
+        base = self.min_size_to_sample if self.base_inserted is None else self.base_inserted
+        return num_sampled - self.base_sampled - self.samples_per_insert * (num_inserted - base)

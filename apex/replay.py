@@ -1,0 +1,316 @@
+"""The replay server: one writer with asyncio and ZeroMQ, K samplers that read shared memory without locks.
+
+`apex replay --learner HOST` keeps the newest transitions in a file in tmpfs that all its processes map. The writer owns
+every write: inserts and priorities. No other process of ours waits for it, and it waits for none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import secrets
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from apex.config import Config, ConfigError
+from apex.lifecycle import (
+    FINISHED,
+    NEIGHBOUR_GONE,
+    POLL_SECONDS,
+    REFUSED,
+    Stop,
+    configure_logging,
+    stop_on_signals,
+)
+from apex.processes import call_in_child, check_children, start_child, stop_children
+from apex.rate_limiter import RateLimiter
+from apex.sampler import SamplerBoard, SamplerTask, sample
+from apex.session import Session, Welcome, greet, read_welcome
+from apex.store_admission import Outcome
+from apex.store_layout import remove
+from apex.store_writer import StoreWriter
+from apex.transport import (
+    PULL,
+    AsyncReceiver,
+    ReceiptPublisher,
+    local_address,
+    max_segment_bytes,
+    open_async_context,
+    split_address,
+)
+from apex.types import Receipt
+from apex.wire import Codec, Frame, WireError
+
+log = logging.getLogger("apex")
+
+RECEIPT_SECONDS = 0.2  # between two receipts of a stream that lives: a SUB may have missed one
+STREAM_LIFE_SECONDS = 60.0  # a stream that was not heard for so long gets no more of them
+LIMITER_SECONDS = 0.005  # between two looks whether inserts may go on
+MEMORY = Path("/dev/shm")
+
+
+class ReplayServer:
+    """The writer: stores segments, applies priorities, owes receipts."""
+
+    def __init__(
+        self,
+        store: StoreWriter,
+        codec: Codec,
+        board: SamplerBoard,
+        limiter: RateLimiter,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._codec = codec
+        self._board = board
+        self._limiter = limiter
+        self._clock = clock
+        self._heard: dict[int, float] = {}  # when a stream was heard last
+        self._refused: Counter[str] = Counter()
+        self._before = (clock(), store.num_inserted, 0)
+        self.may_insert = True
+
+    def insert(self, messages: Sequence[Sequence[Frame]]) -> list[Receipt]:
+        """Stores segments; returns a receipt for each stream that was heard."""
+        owed = set()
+        for frames in messages:
+            try:
+                segment = self._codec.decode_segment(frames)
+                outcome = self._store.insert(segment)
+            except WireError as error:
+                self._refused[error.reason] += 1
+            except ValueError as error:
+                self._refused["store"] += 1
+                log.warning("refused: %s", error)
+            else:
+                if outcome is not Outcome.UNKNOWN_ACTOR:
+                    owed.add(segment.stream.actor_id)
+        self._heard.update(dict.fromkeys(owed, self._clock()))
+        return [self._store.receipt(actor_id) for actor_id in sorted(owed)]
+
+    def update_priorities(self, messages: Sequence[Sequence[Frame]]) -> None:
+        """Applies new priorities, and with them the credit of the samplers."""
+        for frames in messages:
+            try:
+                update = self._codec.decode_priorities(frames)
+            except WireError as error:
+                self._refused[error.reason] += 1
+                continue
+            self._store.update_priorities(update)
+            if update.store_incarnation == self._store.store_incarnation:
+                self._board.acknowledge(update.sampler, update.number)
+
+    def receipts(self) -> list[Receipt]:
+        """Receipts of all streams that live, to be repeated: a SUB may have missed one."""
+        now = self._clock()
+        self._heard = {actor_id: at for actor_id, at in self._heard.items() if now - at < STREAM_LIFE_SECONDS}
+        return [self._store.receipt(actor_id) for actor_id in sorted(self._heard)]
+
+    def check_limiter(self) -> bool:
+        """Whether inserts may go on; False only with replay.inserts_wait."""
+        self.may_insert = self._limiter.may_insert(self._store.num_inserted, self._board.num_drawn)
+        return self.may_insert
+
+    def status(self) -> dict[str, Any]:
+        """What the heartbeats say; rates are over the time since the last one."""
+        store, board, now = self._store, self._board, self._clock()
+        inserted, drawn = store.num_inserted, board.num_drawn
+        then, inserted_then, drawn_then = self._before
+        seconds = max(now - then, 1e-3)
+        self._before = (now, inserted, drawn)
+        counters = store.counters
+        inserts, samples = (inserted - inserted_then) / seconds, (drawn - drawn_then) / seconds
+        return {
+            "num_inserted": inserted,
+            "size": store.size,
+            "bytes": store.bytes_used,
+            "max_bytes": store.max_bytes,
+            "inserts_per_second": inserts,
+            "samples_per_second": samples,
+            "samples_per_insert": drawn / max(inserted, 1),
+            "stale_priorities": counters.stale_priorities,
+            "duplicate_segments": counters.duplicates,
+            "refused": sum(self._refused.values()) + sum(counters.refused.values()),
+            "refusals": {**self._refused, **counters.refused},
+            "samplers_wait_for": board.waits_for,
+            "inserts_wait": not self.may_insert,
+            "rate": f"{inserts:,.0f} in/s, {samples:,.0f} out/s",
+            "waiting": f"for {board.waits_for}" if board.waits_for else "",
+        }
+
+
+async def serve(server: ReplayServer, welcome: Welcome, stop: Stop, bound: Callable[[], None]) -> None:
+    """Moves messages between the sockets and the server; `bound` is called when all are bound."""
+    transport, schema = welcome.config.transport, welcome.schema
+    codec = Codec(welcome.run_id, schema)
+    num_messages = 2 * welcome.config.actor.window * welcome.config.actor.num_actors + 8
+    with open_async_context() as context:
+        experience = AsyncReceiver(
+            context,
+            PULL,
+            transport.endpoint("experience"),
+            high_water_mark=num_messages,
+            max_bytes=max_segment_bytes(schema, welcome.config.actor.segment_length),
+        )
+        priorities = AsyncReceiver(
+            context,
+            PULL,
+            transport.endpoint("priorities"),
+            high_water_mark=1_000,
+            max_bytes=12 * welcome.config.learner.batch_size + 1_024,
+        )
+        publisher = ReceiptPublisher(context, transport.endpoint("receipts"), codec)
+        bound()
+
+        async def take_experience() -> None:
+            while not stop.requested:
+                if not server.check_limiter():
+                    await asyncio.sleep(LIMITER_SECONDS)
+                    continue
+                for receipt in server.insert(await experience.burst(POLL_SECONDS)):
+                    publisher.publish(receipt)
+
+        async def take_priorities() -> None:
+            while not stop.requested:
+                server.update_priorities(await priorities.burst(POLL_SECONDS))
+
+        async def repeat_receipts() -> None:
+            while not stop.requested:
+                await asyncio.sleep(RECEIPT_SECONDS)
+                for receipt in server.receipts():
+                    publisher.publish(receipt)
+
+        async with asyncio.TaskGroup() as tasks:
+            for work in (take_experience, take_priorities, repeat_receipts):
+                tasks.create_task(work())
+
+
+def open_store(path: Path, welcome: Welcome) -> StoreWriter:
+    """Goes on with the run's store if it is there, else makes it."""
+    config = welcome.config
+    exists = path.exists()
+    make = StoreWriter.attach if exists else partial(StoreWriter.create, store_incarnation=secrets.randbits(62) + 1)
+    store = make(
+        path,
+        welcome.schema,
+        capacity=config.replay.capacity,
+        max_bytes=config.replay.max_bytes,
+        num_streams=config.actor.num_actors,
+        priority_exponent=config.replay.priority_exponent,
+        min_priority=config.replay.min_priority,
+    )
+    log.info("%s %s: %d transitions", "goes on with" if exists else "made", path, store.size)
+    return store
+
+
+def reclaim(own: Path) -> None:
+    """Removes what crashed runs have left in memory; a store that has an owner stays."""
+    for path in own.parent.glob("apex-*.replay"):
+        if path != own:
+            try:
+                remove(path)
+            except ConfigError:
+                continue
+            log.info("removed %s, which a run that ended badly had left", path)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`apex replay`: the composition root."""
+    parser = argparse.ArgumentParser(prog="apex replay", description="Keeps experience for the learner at HOST.")
+    parser.add_argument("--learner", default="127.0.0.1", metavar="HOST[:PORT]", help="the learner's control address")
+    parser.add_argument(
+        "--bind", default="", metavar="ADDRESS", help="interface to listen on; default: the learner's choice"
+    )
+    parser.add_argument(
+        "--advertise", default="", metavar="HOST", help="how the others reach this host; default: found out"
+    )
+    arguments = parser.parse_args(argv)
+    configure_logging("replay")
+    try:
+        host, port = split_address(arguments.learner, Config().transport.control_port)
+        with stop_on_signals() as stop:
+            answer = call_in_child("hello", partial(greet, host, port, "replay"), stop)
+            if not answer:
+                return FINISHED
+            if arguments.bind:
+                answer["config"]["transport"]["bind"] = arguments.bind
+            return _run(read_welcome(answer), arguments.advertise, stop)
+    except ConfigError as error:
+        print(f"apex replay: {error}", file=sys.stderr)
+        return REFUSED
+
+
+def _run(welcome: Welcome, advertise: str, stop: Stop) -> int:
+    config = welcome.config
+    path = MEMORY / f"apex-{welcome.run_id:016x}-0.replay"
+    reclaim(path)
+    store = open_store(path, welcome)
+    replay = config.replay
+    limiter = RateLimiter(
+        replay.min_size_to_sample, replay.samples_per_insert, replay.samples_per_insert_tolerance, replay.inserts_wait
+    )
+    board = SamplerBoard(replay.num_samplers)
+    seeds = np.random.SeedSequence([config.seed, store.num_inserted]).spawn(replay.num_samplers)
+    batches = welcome.endpoint("batches")
+    children = [
+        start_child(
+            f"sampler-{index}",
+            sample,
+            index,
+            SamplerTask(config, welcome.schema, welcome.run_id, path, batches, board, limiter, seed),
+        )
+        for index, seed in enumerate(seeds)
+    ]
+    server = ReplayServer(store, Codec(welcome.run_id, welcome.schema), board, limiter)
+    host = advertise or (config.transport.bind if config.transport.is_loopback else local_address(welcome.host))
+    endpoints = {name: config.transport.endpoint(name, host) for name in ("experience", "priorities", "receipts")}
+    sessions: list[Session] = []
+    try:
+        asyncio.run(_serve_and_watch(server, welcome, endpoints, children, sessions, stop))
+        if sessions and sessions[0].lost:
+            return NEIGHBOUR_GONE
+        store.close()
+        remove(path)
+        return FINISHED
+    finally:
+        stop_children(children)
+        for session in sessions:
+            session.close()
+
+
+async def _serve_and_watch(
+    server: ReplayServer,
+    welcome: Welcome,
+    endpoints: dict[str, str],
+    children: Sequence[BaseProcess],
+    sessions: list[Session],
+    stop: Stop,
+) -> None:
+    def bound() -> None:
+        sessions.append(Session(welcome, "replay", stop, server.status, endpoints))
+        log.info("ready: %s", ", ".join(endpoints.values()))
+
+    async def watch() -> None:
+        while not stop.requested:
+            await asyncio.sleep(POLL_SECONDS)
+            check_children(children)
+            for session in sessions:
+                session.check()
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(serve(server, welcome, stop, bound))
+        tasks.create_task(watch())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,214 @@
+"""The folder of one run: what was run, on what, by which code, and everything that comes of it.
+
+runs/pong-20250131-235959/
+    manifest.json   who, when, where, which versions; without it the folder is no run
+    config.toml     every knob with its value
+    curves/         one .jsonl per role
+    logs/           one .log per program
+    tensorboard/    event files
+    checkpoints/    000012345/ by updates, and best.safetensors
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Self
+
+from apex import __version__
+from apex.config import Config, ConfigError, dump_toml, load_toml
+from apex.types import Schema
+
+FORMAT = 1  # of the manifest
+PACKAGES = ("torch", "numpy", "pyzmq", "gymnasium", "ale-py", "safetensors", "tensorboardX")
+ASK_SECONDS = 5.0  # how long git and nvidia-smi may take to answer
+
+_MANIFEST = "manifest.json"
+
+
+class RunFolder:
+    """An existing run's files; made by `create`, found by `open` and `find_latest`."""
+
+    def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.run_id = int(manifest["run_id"])  # 1 ... 2^64 - 1, drawn at random: no message of another run is taken
+        self.schema = Schema.from_dict(manifest["schema"])
+        self.config_file = path / "config.toml"
+        self.curves = path / "curves"
+        self.logs = path / "logs"
+        self.tensorboard = path / "tensorboard"
+        self.checkpoints = path / "checkpoints"
+
+    @property
+    def name(self) -> str:
+        """The folder's own name."""
+        return self.path.name
+
+    @property
+    def config(self) -> Config:
+        """The resolved configuration."""
+        return load_toml(self.config_file)
+
+    @classmethod
+    def create(
+        cls,
+        config: Config,
+        schema: Schema,
+        *,
+        argv: Sequence[str] = sys.argv,
+        started: datetime | None = None,
+    ) -> Self:
+        """Makes the folder of a new run, called `config.run.name`, or by its game and the time; never an old one."""
+        started = (started or datetime.now()).astimezone()
+        path = _make_folder(config, started)
+        manifest = {
+            "format": FORMAT,
+            "run_id": secrets.randbelow(2**64 - 1) + 1,
+            "name": path.name,
+            "started": started.isoformat(timespec="seconds"),
+            "environment": config.environment.id,
+            "seed": config.seed,
+            "argv": list(argv),
+            "schema": schema.to_dict(),
+            "versions": describe_versions(),
+            "git": describe_checkout(Path(__file__).parent),
+            "hardware": describe_hardware(),
+        }
+        try:
+            for name in ("curves", "logs", "tensorboard", "checkpoints"):
+                (path / name).mkdir()
+            (path / "config.toml").write_text(dump_toml(config))
+            partial = path / f".{_MANIFEST}.partial"
+            text = json.dumps(manifest, indent=2) + "\n"
+            partial.write_text(text)
+            os.replace(partial, path / _MANIFEST)
+        except OSError as error:
+            raise ConfigError(f"cannot write the run folder {path}: {error.strerror}; set run.folder") from error
+        return cls(path, json.loads(text))
+
+    @classmethod
+    def open(cls, path: str | Path, folder: str | Path = "runs") -> Self:
+        """The run at `path`, or else the one of that name below `folder`; raises ConfigError if there is none."""
+        named = Path(path)
+        here = next((p for p in (named, Path(folder) / named) if (p / _MANIFEST).is_file()), None)
+        if here is None:
+            why = f"no {_MANIFEST}" if named.is_dir() else "no such folder"
+            newest = [path.name for path in _list_runs(Path(folder))[:3]]
+            known = f"; the newest in {folder}: {', '.join(newest)}" if newest else ""
+            raise ConfigError(f"{path} is not a run folder: {why}{known}")
+        try:
+            manifest = json.loads((here / _MANIFEST).read_text())
+            if manifest["format"] != FORMAT:
+                raise ValueError(f"its format is {manifest['format']}, but this program reads {FORMAT}")
+            return cls(here, manifest)
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            cause = f"no {error}" if isinstance(error, KeyError) else str(error)
+            raise ConfigError(f"{here / _MANIFEST} cannot be read: {cause}") from error
+
+    @classmethod
+    def find_latest(cls, folder: str | Path = "runs") -> Self:
+        """The run below `folder` that was started last; raises ConfigError if there is none."""
+        for path in _list_runs(Path(folder)):
+            return cls.open(path)
+        raise ConfigError(f"no run in {folder}: apex train starts one")
+
+
+def describe_versions() -> dict[str, str | None]:
+    """Versions of this package, of Python, and of what it stands on; null for what is not installed."""
+    versions: dict[str, str | None] = {"apex": __version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions
+
+
+def describe_checkout(package: Path) -> dict[str, Any] | None:
+    """The git commit that `package` is checked out from; None if git does not know it.
+
+    A package that is merely installed below somebody's checkout is not taken for a part of it.
+    """
+    git = ["git", "--no-optional-locks", "-C", str(package)]
+    if _ask([*git, "ls-files", "--error-unmatch", "--", "__init__.py"]) is None:
+        return None
+    commit = _ask([*git, "rev-parse", "HEAD"])
+    changes = _ask([*git, "status", "--porcelain"])
+    return None if commit is None else {"commit": commit, "dirty": changes != ""}
+
+
+def describe_hardware() -> dict[str, Any]:
+    """This host: processor, cores that this process may use, memory, GPUs."""
+    try:
+        facts = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        facts = ""
+    model = re.search(r"^model name\s*:\s*(.+)$", facts, re.MULTILINE)
+    gpus = _ask(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
+    return {
+        "host": socket.gethostname(),
+        "system": platform.platform(),
+        "cpu": model[1].strip() if model else platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "gpus": gpus.splitlines() if gpus else [],
+    }
+
+
+def _make_folder(config: Config, started: datetime) -> Path:
+    """A new, empty folder. Names that were given are taken as they are, or refused; others get a number."""
+    folder = Path(config.run.folder)
+    name = config.run.name or f"{_game(config.environment.id)}-{started:%Y%m%d-%H%M%S}"
+    number = 1
+    while True:
+        path = folder / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError as error:
+            if config.run.name:
+                raise ConfigError(
+                    f"run.name {name!r}: {path} is there already, and a run is never overwritten; "
+                    "choose another name, or leave it out"
+                ) from error
+            number += 1
+        except OSError as error:
+            raise ConfigError(f"cannot make the run folder {path}: {error.strerror}; set run.folder") from error
+
+
+def _game(environment_id: str) -> str:
+    """ALE/MsPacman-v5 -> mspacman; package.module:make_maze -> make-maze."""
+    name = re.split(r"[/:]", environment_id)[-1]
+    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"-v\d+$", "", name).lower()).strip("-") or "run"
+
+
+def _list_runs(folder: Path) -> list[Path]:
+    """Newest first, by when they were started. What has no readable start is none."""
+    runs = []
+    for file in folder.glob(f"*/{_MANIFEST}"):
+        try:
+            started = datetime.fromisoformat(json.loads(file.read_text())["started"])
+            runs.append((started.timestamp(), file.stat().st_mtime_ns, file.parent))
+        except (OSError, KeyError, TypeError, ValueError):
+            continue
+    return [path for *_, path in sorted(runs, reverse=True)]
+
+
+def _ask(command: Sequence[str]) -> str | None:
+    """What a program prints; None if there is no such program, or it fails, or is silent for too long."""
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=ASK_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()

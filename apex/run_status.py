@@ -1,0 +1,173 @@
+"""What a run is doing, in one JSON object: kept by the coordinator, shown by the live view and `apex status`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from apex.config import Config
+from apex.exploration import epsilon_ladder
+
+Status = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Member:
+    """A program that has said hello."""
+
+    role: str
+    host: str
+    pid: int
+    seen_at: float  # monotonic seconds
+    status: Status = field(default_factory=dict)
+
+
+class RunStatus:
+    """Collects what every program says of itself and sums it up."""
+
+    def __init__(
+        self, config: Config, *, name: str, folder: str, num_actors: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.members: dict[int, Member] = {}  # by session
+        self.replay_endpoints: dict[str, str] = {}
+        self.learner: Status = {}
+        self.evaluation: Status = {}
+        self.num_leased = 0
+        self.num_steps = 0  # transitions that the replay server has stored in this run
+        self.reason = ""  # why the run ends; "" while it goes on
+        self.finished = False
+        self._config = config
+        self._name = name
+        self._folder = folder
+        self._num_actors = num_actors
+        actor = config.actor
+        self._epsilons = epsilon_ladder(num_actors, actor.epsilon_base, actor.epsilon_exponent)
+        self._clock = clock
+        self._started_at = clock()
+
+    def hear(self, session: int, role: str, host: str, pid: int, status: Status) -> None:
+        """Notes a heartbeat."""
+        self.members[session] = Member(role, host, pid, self._clock(), status)
+        self.num_steps = max(self.num_steps, int(status.get("num_inserted", 0)))
+
+    def forget(self, session: int) -> None:
+        """Notes a goodbye."""
+        self.members.pop(session, None)
+
+    def forget_silent(self, seconds: float) -> None:
+        """Forgets who has not been heard for so long."""
+        now = self._clock()
+        self.members = {s: member for s, member in self.members.items() if now - member.seen_at < seconds}
+
+    def end_reason(self) -> str:
+        """Why the run should end now, in words; "" if it should not."""
+        run = self._config.run
+        elapsed = self._clock() - self._started_at
+        score = float(self.evaluation.get("mean", "-inf"))
+        if run.stop_score is not None and self.evaluation.get("confirmed") and score >= run.stop_score:
+            return f"reached the score {run.stop_score:g}"
+        if run.max_steps and self.num_steps >= run.max_steps:
+            return f"reached {run.max_steps} steps"
+        if run.max_minutes and elapsed >= 60 * run.max_minutes:
+            return f"reached {run.max_minutes:g} minutes"
+        return ""
+
+    def report(self, latest: Callable[[str], float | None]) -> Status:
+        """The status object; `latest` gives the newest value of a metric by its tag."""
+        config, replay, learner, evaluation = self._config, self._of("replay"), self.learner, self.evaluation
+        highest = self._num_actors - 1
+        return {
+            "run": self._name,
+            "folder": self._folder,
+            "environment": config.environment.id,
+            "elapsed_seconds": self._clock() - self._started_at,
+            "phase": self._phase(),
+            "reason": self.reason,
+            "steps": self.num_steps,
+            "steps_per_second": replay.get("inserts_per_second"),
+            "updates": learner.get("updates", 0),
+            "updates_per_second": learner.get("updates_per_second"),
+            "samples_per_second": learner.get("samples_per_second"),
+            "policy_lag": learner.get("policy_lag"),
+            "replay": {
+                "size": replay.get("size"),
+                "capacity": config.replay.capacity,
+                "min_size": config.replay.min_size_to_sample,
+                "bytes": replay.get("bytes"),
+                "max_bytes": replay.get("max_bytes"),
+                "inserts_per_second": replay.get("inserts_per_second"),
+                "samples_per_second": replay.get("samples_per_second"),
+                "samples_per_insert": replay.get("samples_per_insert"),
+                "stale_priorities": replay.get("stale_priorities"),
+            },
+            "actors": {
+                "configured": self._num_actors,
+                "leased": self.num_leased,
+                "highest_id": highest,
+                "highest_epsilon": float(self._epsilons[highest]),
+                "score": latest("actor_highest_id/score"),
+                "mean_score": latest("actors/mean_score"),
+                "episodes": latest("actors/episodes"),
+            },
+            "learner": {name: learner.get(name) for name in ("loss", "mean_q", "gradient_norm", "td_error")},
+            "evaluator": {
+                "score": evaluation.get("mean"),
+                "best": evaluation.get("best"),
+                "episodes": evaluation.get("episodes"),
+                "updates": evaluation.get("updates"),
+            },
+            "limits": {
+                "steps": config.run.max_steps,
+                "updates": config.run.max_updates,
+                "minutes": config.run.max_minutes,
+                "score": config.run.stop_score,
+            },
+            "limited_by": self._limited_by(),
+            "roles": [self._row(member) for member in sorted(self.members.values(), key=lambda m: (m.role, m.host))],
+        }
+
+    def _of(self, role: str) -> Status:
+        return next((member.status for member in self.members.values() if member.role == role), {})
+
+    def _phase(self) -> str:
+        if self.finished:
+            return "finished"
+        if self.reason:
+            return "finishing"
+        if not self.replay_endpoints:
+            return "waiting for replay"
+        return "training" if self.learner.get("updates") else "filling replay"
+
+    def _row(self, member: Member) -> Status:
+        return {
+            "role": member.role,
+            "host": member.host,
+            "pid": member.pid,
+            "last_seen_seconds": self._clock() - member.seen_at,
+            "rate": member.status.get("rate"),
+            "waiting": member.status.get("waiting"),
+        }
+
+    def _limited_by(self) -> Status | None:
+        """Which part, if it were faster, would make training faster; and the knob that makes it so."""
+        if self._phase() != "training":
+            return None
+        replay = self._of("replay")
+        actors = [member.status for member in self.members.values() if member.role == "actor"]
+        wait_shares = [actor.get("wait_share", 0.0) for actor in actors]
+        learner_waits = self.learner.get("wait_share", 0.0)
+        if not actors:
+            return {"part": "actors", "why": "no actor is there", "knob": "apex actor --learner HOST"}
+        if replay.get("samplers_wait_for") == "inserts":
+            why = f"samplers wait for inserts at {self._config.replay.samples_per_insert:g} samples per insert"
+            return {"part": "actors", "why": why, "knob": "--actor.num-processes, --replay.samples-per-insert"}
+        if learner_waits < 0.2:
+            why = f"it works {100 * (1 - learner_waits):.0f} % of its time"
+            return {"part": "learner", "why": why, "knob": "--learner.batch-size, --learner.num-threads, --device"}
+        if max(wait_shares) > 0.2:
+            why = f"actors wait {100 * max(wait_shares):.0f} % of their time for receipts"
+            return {"part": "replay", "why": why, "knob": "--actor.window"}
+        why = f"the learner waits {100 * learner_waits:.0f} % of its time for batches"
+        return {"part": "replay", "why": why, "knob": "--replay.num-samplers, --replay.batches-in-flight"}

@@ -1,0 +1,174 @@
+"""Sampler processes: they draw from the shared store without a lock, and send."""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from apex.config import Config
+from apex.lifecycle import POLL_SECONDS, Stop
+from apex.rate_limiter import RateLimiter
+from apex.store_reader import StoreReader
+from apex.transport import BatchSender, open_context
+from apex.types import SampleBatch, Schema
+from apex.wire import Codec
+
+IDLE_SECONDS = 0.001  # between two looks whether drawing is allowed
+SILENCE_SECONDS = 5.0  # without an answer for so long, what is in flight counts as lost, and one more batch may go
+
+
+class SamplerBoard:
+    """Counters that the samplers and the writer share: one row per sampler, each cell written by one process."""
+
+    DRAWN, SENT, ACKNOWLEDGED, WAITS_FOR_INSERTS, WAITS_FOR_LEARNER = range(5)  # transitions; batches; batches; 0 or 1
+
+    def __init__(self, num_samplers: int) -> None:
+        """To be made before the fork."""
+        self._cells = np.frombuffer(mmap.mmap(-1, 64 * num_samplers), np.int64).reshape(num_samplers, 8)
+
+    @property
+    def num_drawn(self) -> int:
+        """Transitions drawn by all samplers."""
+        return int(self._cells[:, self.DRAWN].sum())
+
+    @property
+    def num_sent(self) -> int:
+        """Batches sent by all samplers."""
+        return int(self._cells[:, self.SENT].sum())
+
+    @property
+    def waits_for(self) -> str:
+        """What all samplers wait for at present; "" while one does not."""
+        if self._cells[:, self.WAITS_FOR_INSERTS].all():
+            return "inserts"
+        return "learner" if self._cells[:, self.WAITS_FOR_LEARNER].all() else ""
+
+    def in_flight(self, sampler: int) -> int:
+        """Batches of one sampler whose priorities have not come back."""
+        row = self._cells[sampler]
+        return int(row[self.SENT] - row[self.ACKNOWLEDGED])
+
+    def note_sent(self, sampler: int, num_transitions: int) -> None:
+        """Counts a batch; the sampler calls this."""
+        row = self._cells[sampler]
+        row[self.DRAWN] += num_transitions
+        row[self.SENT] += 1
+
+    def note_wait(self, sampler: int, *, inserts: bool = False, learner: bool = False) -> None:
+        """Says what the sampler waits for, if anything; it calls this."""
+        row = self._cells[sampler]
+        row[self.WAITS_FOR_INSERTS], row[self.WAITS_FOR_LEARNER] = inserts, learner
+
+    def acknowledge(self, sampler: int, number: int) -> None:
+        """Notes that priorities of batch `number` came back: all before it did, or never will. The writer calls."""
+        if 0 <= sampler < len(self._cells):
+            row = self._cells[sampler]
+            if row[self.ACKNOWLEDGED] <= number < row[self.SENT]:
+                row[self.ACKNOWLEDGED] = number + 1
+
+
+class Batches(Protocol):
+    """Where batches go."""
+
+    def send(self, batch: SampleBatch, timeout: float) -> bool:
+        """Sends, waiting up to `timeout` seconds for room; returns whether it was sent."""
+
+
+class Sampler:
+    """Draws while the limiter allows it and the learner keeps up."""
+
+    def __init__(
+        self,
+        index: int,
+        reader: StoreReader,
+        batches: Batches,
+        board: SamplerBoard,
+        limiter: RateLimiter,
+        *,
+        batch_size: int,
+        batches_in_flight: int,
+        rng: np.random.Generator,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._index = index
+        self._reader = reader
+        self._batches = batches
+        self._board = board
+        self._limiter = limiter
+        self._batch_size = batch_size
+        self._batches_in_flight = batches_in_flight
+        self._rng = rng
+        self._clock = clock
+        self._number = 0
+        self._in_flight = 0
+        self._changed_at = clock()
+        self._pending: SampleBatch | None = None
+
+    def step(self, timeout: float = POLL_SECONDS) -> bool:
+        """Draws and sends one batch; False if it may not, or cannot yet."""
+        if not self._may_draw():
+            return False
+        drawn = self._reader.sample(self._batch_size, self._rng)
+        if drawn is None:
+            return False
+        batch = SampleBatch(
+            shard=0,
+            store_incarnation=self._reader.store_incarnation,
+            sampler=self._index,
+            number=self._number,
+            num_transitions=drawn.num_transitions,
+            records=drawn.records,
+            image=drawn.image,
+        )
+        if not self._batches.send(batch, timeout):
+            return False
+        self._number += 1
+        self._board.note_sent(self._index, self._batch_size)
+        return True
+
+    def _may_draw(self) -> bool:
+        allowed = self._limiter.may_sample(self._reader.num_inserted, self._board.num_drawn)
+        in_flight, now = self._board.in_flight(self._index), self._clock()
+        if in_flight != self._in_flight:
+            self._in_flight, self._changed_at = in_flight, now
+        has_credit = in_flight < self._batches_in_flight
+        if not has_credit and now - self._changed_at >= SILENCE_SECONDS:
+            has_credit, self._changed_at = True, now
+        self._board.note_wait(self._index, inserts=not allowed, learner=allowed and not has_credit)
+        return allowed and has_credit
+
+
+class SamplerTask(NamedTuple):
+    """What a sampler process is given."""
+
+    config: Config
+    schema: Schema
+    run_id: int
+    path: Path
+    endpoint: str  # the learner's, for batches
+    board: SamplerBoard
+    limiter: RateLimiter
+    seed: np.random.SeedSequence
+
+
+def sample(stop: Stop, index: int, task: SamplerTask) -> None:
+    """A sampler process."""
+    with open_context() as context:
+        sampler = Sampler(
+            index,
+            StoreReader(task.path, task.schema),
+            BatchSender(context, task.endpoint, Codec(task.run_id, task.schema)),
+            task.board,
+            task.limiter,
+            batch_size=task.config.learner.batch_size,
+            batches_in_flight=task.config.replay.batches_in_flight,
+            rng=np.random.default_rng(task.seed),
+        )
+        while not stop.requested:
+            if not sampler.step():
+                time.sleep(IDLE_SECONDS)

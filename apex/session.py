@@ -1,0 +1,196 @@
+"""A program's standing with the learner: hello, welcome, then heartbeats until one of them goes.
+
+The learner's control address is the only one that anybody must know. Everything else comes with the welcome.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from apex.config import Config, ConfigError, from_dict
+from apex.lifecycle import POLL_SECONDS, Helper, Stop, Wait
+from apex.transport import ControlClient, RefusedError, open_context
+from apex.types import Schema, Stream
+from apex.wire import VERSION
+
+HELLO_SECONDS = 0.5  # between two hellos
+
+
+class Welcome(NamedTuple):
+    """What the learner tells a newcomer."""
+
+    control: str  # the endpoint that was asked
+    host: str  # the learner's, as this program reaches it
+    session: int
+    run_id: int
+    config: Config
+    schema: Schema
+    num_parameters: int
+    replay: dict[str, str]  # endpoints by name; empty while there is no replay server
+    streams: list[Stream]
+
+    def endpoint(self, name: str) -> str:
+        """The address of one of the learner's sockets."""
+        return self.config.transport.endpoint(name, self.host)
+
+
+def greet(
+    host: str, port: int, role: str, stop: Stop, *, num_streams: int = 0, needs_replay: bool = False
+) -> dict[str, Any]:
+    """Says hello until the learner answers with all that the role needs; returns the welcome as it arrived.
+
+    `num_streams` > 0 leases that many actor ids at most. Raises RefusedError when the learner says no.
+    """
+    session = secrets.randbits(63)
+    hello = {
+        "type": "hello",
+        "wire": VERSION,
+        "session": session,
+        "role": role,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "num_streams": num_streams,
+    }
+    endpoint = f"tcp://{host}:{port}"
+    wait = Wait(role)
+    with open_context() as context:
+        client = ControlClient(context, endpoint)
+        while not stop.requested:
+            client.send(hello)
+            asked = time.monotonic()
+            while (answer := client.receive(POLL_SECONDS)) is None and time.monotonic() - asked < HELLO_SECONDS:
+                if stop.requested:
+                    return {}
+            if answer is None:
+                wait.on(f"the learner at {endpoint}")
+            elif answer["type"] == "refused":
+                raise RefusedError(f"the learner at {endpoint} refuses this {role}: {answer.get('reason')}")
+            elif answer["type"] != "welcome":
+                continue
+            elif needs_replay and not answer["replay"]:
+                wait.on(f"a replay server to say hello to the learner at {endpoint}")
+                time.sleep(POLL_SECONDS)
+            elif num_streams and not answer["streams"]:
+                wait.on(f"a free actor id: all {answer['num_actors']} are leased")
+                time.sleep(POLL_SECONDS)
+            else:
+                return {**answer, "session": session, "control": endpoint, "host": host}
+    return {}
+
+
+def read_welcome(answer: dict[str, Any]) -> Welcome:
+    """Checks a welcome; raises ConfigError if it is none of this version's."""
+    try:
+        return Welcome(
+            control=str(answer["control"]),
+            host=str(answer["host"]),
+            session=int(answer["session"]),
+            run_id=int(answer["run_id"]),
+            config=from_dict(answer["config"]),
+            schema=Schema.from_dict(answer["schema"]),
+            num_parameters=int(answer["num_parameters"]),
+            replay={str(name): str(value) for name, value in answer["replay"].items()},
+            streams=[Stream(int(actor_id), int(incarnation)) for actor_id, incarnation in answer["streams"]],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"the learner's welcome is not understood: {error!r}") from error
+
+
+class Session:
+    """Heartbeats of a program, in a thread of their own that owns the control socket.
+
+    `status` is called at every heartbeat; what it returns is what `apex status` shows of this program.
+    """
+
+    def __init__(
+        self,
+        welcome: Welcome,
+        role: str,
+        stop: Stop,
+        status: Callable[[], dict[str, Any]],
+        endpoints: dict[str, str] | None = None,
+    ) -> None:
+        self.replay = welcome.replay
+        self.finished = False  # the learner has ended the run
+        self.lost = False  # the learner does not know this program (any more)
+        self._welcome = welcome
+        self._role = role
+        self._stop = stop
+        self._status = status
+        self._endpoints = endpoints or {}
+        self._outbox: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
+        self._closing = False
+        self._helper = Helper(f"{role} heartbeats", self._run, stop)
+        self._helper.start()
+
+    def post(self, frames: list[bytes]) -> None:
+        """Sends an encoded message over the control socket."""
+        self._outbox.put(frames)
+
+    def check(self) -> None:
+        """Raises what ended the heartbeats, if anything did."""
+        self._helper.check()
+
+    def close(self) -> None:
+        """Says goodbye: leases are free at once."""
+        self._closing = True
+        self._helper.join(2.0)
+
+    def _run(self) -> None:
+        welcome = self._welcome
+        period = welcome.config.transport.heartbeat_seconds
+        wait = Wait(self._role)
+        heard, beat_at = time.monotonic(), 0.0
+        with open_context() as context:
+            client = ControlClient(context, welcome.control)
+            while not self._closing:
+                if time.monotonic() >= beat_at:
+                    beat_at = time.monotonic() + period
+                    client.send(self._heartbeat(), welcome.run_id)
+                self._flush(client)
+                answer = client.receive(min(POLL_SECONDS, period))
+                if answer is not None:
+                    heard = time.monotonic()
+                    wait.over()
+                    self._hear(answer)
+                elif time.monotonic() - heard > 3 * period:
+                    wait.on(f"the learner at {welcome.control}")
+            self._flush(client)
+            client.send({"type": "goodbye", "session": welcome.session}, welcome.run_id)
+            client.close()
+
+    def _heartbeat(self) -> dict[str, Any]:
+        return {
+            "type": "heartbeat",
+            "session": self._welcome.session,
+            "run_id": self._welcome.run_id,
+            "role": self._role,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "streams": self._welcome.streams,
+            "endpoints": self._endpoints,
+            "status": self._status(),
+        }
+
+    def _flush(self, client: ControlClient) -> None:
+        while True:
+            try:
+                client.send_frames(self._outbox.get_nowait())
+            except queue.Empty:
+                return
+
+    def _hear(self, answer: dict[str, Any]) -> None:
+        if answer["type"] == "state":
+            self.replay = {str(k): str(v) for k, v in answer.get("replay", {}).items()} or self.replay
+            if answer.get("stop"):
+                self.finished = True
+                self._stop.request()
+        elif answer["type"] == "refused":
+            self.lost = True
+            self._stop.request()

@@ -1,0 +1,183 @@
+"""Fits a configuration to a machine: every knob that is 0, "by the machine", gets its value here and nowhere else.
+
+The rule is arithmetic on three figures, so it can be printed (`explain`) and tested for machines that are not there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from apex.config import ActorConfig, Config, LearnerConfig, require
+from apex.types import Schema
+
+# One forward pass serves all streams of a process. On one core 16 Atari streams make 2,300 steps/s, where one makes 764
+# and 32 make 2,500: beyond 16 each stream only gets slower, and its segments older.
+ENVS_PER_PROCESS = 16
+
+# A transition's share of its segment under LZ4, at 84 x 84 pixels; larger images in proportion. Single frames of Atari
+# games take 250 ... 1,900. A wrong guess costs no memory, only how many transitions fit: the store bounds bytes too.
+LZ4_BYTES, LZ4_PIXELS = 1_400, 84 * 84
+OFFSET_BYTES = 4  # of a frame, in its segment's table
+ALIGNMENT_BYTES = 8  # A segment begins at a multiple of this.
+STEPS_PER_EPISODE = 8  # An episode adds one frame, its last state. Shorter ones on average would be a strange game.
+
+RECORD_BYTES = 40  # of a transition beside its frames
+NODE_BYTES = 8  # of the sum-tree, which has two nodes for each of the next power of two of leaves
+
+SAMPLES_PER_THREAD = 8  # A guess, not a measurement: with fewer, a thread mostly waits for the others.
+LOADERS = 2  # cores' worth of decoding that keeps a GPU fed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What this host has, or what a container may use of it."""
+
+    cores: int
+    memory_bytes: int
+    gpu: bool
+
+    def __post_init__(self) -> None:
+        require(self.cores >= 1, f"a machine has at least 1 core, got {self.cores}")
+        require(self.memory_bytes >= 1, f"a machine has memory, got {self.memory_bytes} bytes")
+
+
+def size_to_machine(config: Config, machine: Machine, schema: Schema) -> Config:
+    """Returns `config` with a number for every knob that was 0 by the machine; what was set stays as it is.
+
+    Raises ConfigError where the replay memory cannot fit. Sizing the result again changes nothing.
+    """
+    actor = _size_actors(config, machine)
+    learner = replace(
+        config.learner, num_threads=config.learner.num_threads or _learner_threads(config, actor, machine)
+    )
+    replay = replace(config.replay, max_bytes=config.replay.max_bytes or _frame_bytes(config, machine, schema))
+    needed = replay.max_bytes + table_bytes(config)
+    require(
+        needed <= machine.memory_bytes,
+        f"replay needs {_size(needed)} of memory, but there are {_size(machine.memory_bytes)}: "
+        f"{_size(replay.max_bytes)} of frames (lower replay.max_bytes) and "
+        f"{_size(table_bytes(config))} of records and sum-tree (lower replay.capacity {replay.capacity:,})",
+    )
+    return replace(config, actor=actor, learner=learner, replay=replay)
+
+
+def explain(config: Config, machine: Machine, schema: Schema) -> list[str]:
+    """The arithmetic behind `size_to_machine`, in lines to be printed."""
+    sized = size_to_machine(config, machine, schema)
+    actor, learner, replay = sized.actor, sized.learner, sized.replay
+    streams = actor.num_processes * actor.envs_per_process
+    lines = [
+        f"machine: {_count(machine.cores, 'core')}, {_size(machine.memory_bytes)} of memory, "
+        f"{'a GPU' if machine.gpu else 'no GPU'}",
+        f"actors: {_count(actor.num_processes, 'process', 'processes')} x "
+        f"{_count(actor.envs_per_process, 'environment')} = {_count(streams, 'stream')} for "
+        f"{_count(actor.num_actors, 'actor')}",
+    ]
+    if streams < actor.num_actors:
+        missing = actor.num_actors - streams
+        lines.append(
+            f"  {_count(missing, 'actor id')} must come from other hosts, or raise actor.num_processes "
+            "or actor.envs_per_process"
+        )
+    busy = actor.num_processes * actor.num_threads
+    lines.append(
+        f"learner: {'GPU, ' if _uses_gpu(learner, machine) else ''}{_count(learner.num_threads, 'thread')} beside "
+        f"{_count(busy, 'core')} of actors; replay, loaders and evaluator share what is left of {machine.cores}"
+    )
+    each = bytes_per_transition(sized, schema)
+    tables = table_bytes(sized)
+    lines.append(
+        f"replay: {_size(replay.max_bytes)} of frames + {_size(tables)} of records and sum-tree = "
+        f"{(replay.max_bytes + tables) / machine.memory_bytes:.0%} of memory"
+    )
+    fit = replay.max_bytes // each
+    lines.append(
+        f"  frames take about {each:,} bytes a transition: room for {fit:,} of replay.capacity {replay.capacity:,}"
+    )
+    if fit < replay.min_size_to_sample:
+        lines.append(
+            f"  fewer than replay.min_size_to_sample {replay.min_size_to_sample:,}: unless frames are smaller than "
+            "that, training never begins; raise replay.max_bytes"
+        )
+    return lines
+
+
+def bytes_per_transition(config: Config, schema: Schema) -> int:
+    """Bytes of frames for one transition, rounded up: an estimate for LZ4 pixels, else what a full segment takes."""
+    if schema.codec == "lz4" and len(schema.frame_shape) == 2:
+        return _divide_up(LZ4_BYTES * prod(schema.frame_shape), LZ4_PIXELS)
+    steps = config.actor.segment_length
+    # Besides one frame a step: the first stack, the window that is still open at the end, and final states.
+    frames = steps + schema.stack + schema.n_step + _divide_up(steps, STEPS_PER_EPISODE)
+    return _divide_up(frames * (schema.max_frame_bytes + OFFSET_BYTES) + OFFSET_BYTES + ALIGNMENT_BYTES, steps)
+
+
+def table_bytes(config: Config) -> int:
+    """Bytes of replay memory beside the frames: they grow with the capacity, not with what is stored."""
+    capacity = config.replay.capacity
+    leaves = 1 << (capacity - 1).bit_length()
+    return capacity * RECORD_BYTES + 2 * leaves * NODE_BYTES
+
+
+def _size_actors(config: Config, machine: Machine) -> ActorConfig:
+    """N = processes x environments. N given: no process without an actor, and together they cover N."""
+    actor = config.actor
+    processes, envs, num_actors = actor.num_processes, actor.envs_per_process, actor.num_actors
+    by_cores = max(1, _actor_cores(config, machine) // actor.num_threads)
+    if not envs:
+        envs = _divide_up(num_actors, processes or by_cores) if num_actors else ENVS_PER_PROCESS
+    if not processes:
+        processes = _divide_up(num_actors, envs) if num_actors else by_cores
+    return replace(actor, num_processes=processes, envs_per_process=envs, num_actors=num_actors or processes * envs)
+
+
+def _actor_cores(config: Config, machine: Machine) -> int:
+    """Half of the cores; with a GPU what the learner's host side and replay leave, if that is more."""
+    half = max(1, machine.cores // 2)
+    if not _uses_gpu(config.learner, machine):
+        return half
+    trainer = writer = 1
+    return max(half, machine.cores - trainer - LOADERS - writer - config.replay.num_samplers)
+
+
+def _learner_threads(config: Config, actor: ActorConfig, machine: Machine) -> int:
+    """Without a GPU all cores that actors leave, but an eighth for replay, loaders and evaluator.
+
+    Below 8 cores these have none of their own: they are busy for a fraction of the time, and fill the learner's gaps.
+    """
+    if _uses_gpu(config.learner, machine):
+        return 1  # It launches kernels and computes nothing.
+    left = machine.cores - actor.num_processes * actor.num_threads - machine.cores // 8
+    return max(1, min(left, config.learner.batch_size // SAMPLES_PER_THREAD))
+
+
+def _frame_bytes(config: Config, machine: Machine, schema: Schema) -> int:
+    """What the capacity takes, and half of the memory at most, tables included: a tmpfs is that large by default."""
+    replay, each, tables = config.replay, bytes_per_transition(config, schema), table_bytes(config)
+    half = machine.memory_bytes // 2
+    needed = replay.min_size_to_sample * each + tables
+    require(
+        needed <= half,
+        f"replay needs {_size(needed)} to begin, {_size(replay.min_size_to_sample * each)} of it for the frames of "
+        f"replay.min_size_to_sample {replay.min_size_to_sample:,} transitions, but half of the memory is "
+        f"{_size(half)}: lower replay.capacity {replay.capacity:,} and replay.min_size_to_sample, "
+        "or set replay.max_bytes",
+    )
+    return min(replay.capacity * each, half - tables)
+
+
+def _uses_gpu(learner: LearnerConfig, machine: Machine) -> bool:
+    return machine.gpu and learner.device != "cpu"
+
+
+def _divide_up(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:,.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:,.1f} MiB"
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -1,0 +1,52 @@
+"""`apex status`: what a run is doing, from any shell."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from apex.config import Config, ConfigError
+from apex.lifecycle import FINISHED, NEIGHBOUR_GONE, REFUSED
+from apex.terminal_view import show_once
+from apex.transport import ControlClient, open_context, split_address
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The composition root; 75 when no learner answers."""
+    parser = argparse.ArgumentParser(prog="apex status", description="Shows the run of the learner at HOST.")
+    parser.add_argument("--learner", default="127.0.0.1", metavar="HOST[:PORT]", help="the learner's control address")
+    parser.add_argument("--json", action="store_true", help="print the whole status object")
+    parser.add_argument("--timeout", type=float, default=3.0, metavar="SECONDS", help="how long to wait for an answer")
+    arguments = parser.parse_args(argv)
+    try:
+        host, port = split_address(arguments.learner, Config().transport.control_port)
+    except ConfigError as error:
+        print(f"apex status: {error}", file=sys.stderr)
+        return REFUSED
+    endpoint = f"tcp://{host}:{port}"
+    status = ask(endpoint, arguments.timeout)
+    if status is None:
+        print(f"apex status: no learner answers at {endpoint} ({arguments.timeout:g} s)", file=sys.stderr)
+        return NEIGHBOUR_GONE
+    if arguments.json:
+        print(json.dumps(status))
+    else:
+        show_once(status)
+    return FINISHED
+
+
+def ask(endpoint: str, timeout: float) -> dict[str, Any] | None:
+    """The status object of the learner at `endpoint`, or None after `timeout` seconds without an answer."""
+    deadline = time.monotonic() + timeout
+    with open_context() as context:
+        client = ControlClient(context, endpoint)
+        client.send({"type": "status"})
+        while (remaining := deadline - time.monotonic()) > 0:
+            answer = client.receive(remaining)
+            if answer is not None and answer["type"] == "status":
+                return answer
+    return None

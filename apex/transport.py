@@ -1,0 +1,453 @@
+"""Sockets: the only module that knows ZeroMQ.
+
+A socket is made, used and closed by one thread of one process; a context is made after the last fork. Nothing here
+blocks for longer than the timeout that it is given. What a socket carries is described in docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket as network
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from apex.config import ConfigError
+from apex.types import Parameters, PriorityUpdate, Receipt, SampleBatch, Schema, Stream
+from apex.wire import (
+    HEADER,
+    MAX_JSON_BYTES,
+    Codec,
+    Frame,
+    WireError,
+    decode_control,
+    encode_control,
+    receipt_topic,
+)
+
+RECONNECT_SECONDS = (0.1, 2.0)  # first and longest pause between two attempts
+KEEPALIVE_SECONDS = (2.0, 10.0)  # between two ZMTP pings; silence after which a peer counts as gone
+COALESCE_SECONDS = 0.2  # new subscriptions within this time are answered by one publish
+GOODBYE_SECONDS = 1.0  # what is said last on the control socket may take this long to leave
+CONTROL_MARGIN = 4_096
+
+PULL, ROUTER = zmq.PULL, zmq.ROUTER
+
+Context = zmq.Context[zmq.Socket[bytes]]
+Socket = zmq.Socket[bytes]
+
+
+class AddressError(ConfigError):
+    """An address that cannot be bound."""
+
+
+class RefusedError(ConfigError):
+    """The learner does not want this program; the text says why."""
+
+
+class _OwnContext(zmq.Context[zmq.Socket[bytes]]):
+    """Keeps its sockets until it is destroyed, so that its end closes them all, forgotten ones too."""
+
+    kept: tuple[Any, ...] = ()
+
+    def socket(self, *args: Any, **kwargs: Any) -> Any:
+        """Makes a socket that lives as long as the context."""
+        made = super().socket(*args, **kwargs)
+        self.kept = (*self.kept, made)
+        return made
+
+
+class _OwnAsyncContext(zmq.asyncio.Context):
+    """The same for asyncio."""
+
+    kept: tuple[Any, ...] = ()
+
+    def socket(self, *args: Any, **kwargs: Any) -> Any:
+        """Makes a socket that lives as long as the context."""
+        made = super().socket(*args, **kwargs)
+        self.kept = (*self.kept, made)
+        return made
+
+
+@contextmanager
+def open_context(io_threads: int = 1) -> Iterator[Context]:
+    """A context whose sockets are all closed at its end, each after its own linger."""
+    context = _OwnContext(io_threads)
+    try:
+        yield context
+    finally:
+        context.destroy()
+
+
+@contextmanager
+def open_async_context() -> Iterator[zmq.asyncio.Context]:
+    """The same for asyncio."""
+    context = _OwnAsyncContext()
+    try:
+        yield context
+    finally:
+        context.destroy()
+
+
+def local_address(peer: str) -> str:
+    """This host's address as `peer` sees it: the one that packets to it leave from. Nothing is sent."""
+    with network.socket(network.AF_INET, network.SOCK_DGRAM) as probe:
+        probe.connect((peer, 9))
+        return str(probe.getsockname()[0])
+
+
+def split_address(text: str, default_port: int) -> tuple[str, int]:
+    """Reads HOST or HOST:PORT; raises ConfigError on anything else."""
+    host, _, port = text.partition(":")
+    number = port or str(default_port)
+    if not host or not number.isdecimal() or not 0 < int(number) < 65_536:
+        raise ConfigError(f"--learner must be HOST or HOST:PORT, got {text!r}")
+    return host, int(number)
+
+
+def prepare(
+    socket: Any, *, high_water_mark: int, max_bytes: int = 0, linger: float = 0.0, receive_only: bool = False
+) -> None:
+    """Sets what every socket of ours has: bounds, back-off and heartbeats, which ZeroMQ leaves off."""
+    socket.sndhwm = socket.rcvhwm = high_water_mark
+    socket.linger = int(linger * 1000)
+    socket.reconnect_ivl, socket.reconnect_ivl_max = (int(1000 * seconds) for seconds in RECONNECT_SECONDS)
+    socket.heartbeat_ivl, socket.heartbeat_timeout = (int(1000 * seconds) for seconds in KEEPALIVE_SECONDS)
+    if max_bytes:
+        socket.maxmsgsize = max_bytes
+
+
+def bind(socket: Any, endpoint: str) -> None:
+    """Binds, or raises AddressError with the address and the reason."""
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        socket.close(0)
+        if error.errno == errno.EADDRINUSE:
+            raise AddressError(
+                f"{endpoint} is in use: end what listens there, or set --transport.port-offset"
+            ) from error
+        raise AddressError(f"cannot bind {endpoint}: {error}") from error
+
+
+def _buffers(frames: Sequence[Any]) -> list[memoryview]:
+    return [frame.buffer for frame in frames]
+
+
+class _Reader:
+    """Counts what it refuses."""
+
+    def __init__(self) -> None:
+        self.refused: dict[str, int] = {}
+
+    def refuse(self, error: WireError) -> None:
+        self.refused[error.reason] = self.refused.get(error.reason, 0) + 1
+
+
+# --- actor ------------------------------------------------------------------------------------------------------------
+
+
+class ExperienceSender:
+    """The actor's end of experience. The send window bounds what is on its way, never the socket."""
+
+    def __init__(self, context: Context, endpoint: str, *, num_messages: int) -> None:
+        """`num_messages`: streams x window, all resent once: the most that can be on its way."""
+        self._socket = context.socket(zmq.PUSH)
+        prepare(self._socket, high_water_mark=2 * num_messages + 8)
+        self._socket.connect(endpoint)
+
+    def send(self, message: list[bytes]) -> bool:
+        """Sends without waiting. False: no room, and the send window will try again."""
+        try:
+            self._socket.send_multipart(message, zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        return True
+
+
+class ReceiptReceiver(_Reader):
+    """The actor's end of receipts, for the streams of one process."""
+
+    def __init__(
+        self, context: Context, endpoint: str, codec: Codec, streams: Sequence[Stream], shard: int = 0
+    ) -> None:
+        super().__init__()
+        self._codec = codec
+        self._socket = context.socket(zmq.SUB)
+        prepare(self._socket, high_water_mark=16 * len(streams) + 64, max_bytes=HEADER.size + 64)
+        for stream in streams:
+            self._socket.subscribe(receipt_topic(codec.run_id, shard, stream.actor_id))
+        self._socket.connect(endpoint)
+
+    def receive(self, timeout: float = 0.0) -> list[Receipt]:
+        """All receipts that have arrived; waits up to `timeout` seconds for the first."""
+        receipts: list[Receipt] = []
+        if timeout and not self._socket.poll(int(timeout * 1000)):
+            return receipts
+        while True:
+            try:
+                receipts.append(self._codec.decode_receipt(self._socket.recv_multipart(zmq.NOBLOCK)))
+            except zmq.Again:
+                return receipts
+            except WireError as error:
+                self.refuse(error)
+
+
+# --- samplers and learner ---------------------------------------------------------------------------------------------
+
+
+class BatchSender:
+    """A sampler's end of sampling."""
+
+    def __init__(self, context: Context, endpoint: str, codec: Codec) -> None:
+        self._codec = codec
+        self._socket = context.socket(zmq.PUSH)
+        prepare(self._socket, high_water_mark=2)
+        self._socket.connect(endpoint)
+
+    def send(self, batch: SampleBatch, timeout: float) -> bool:
+        """Sends, waiting up to `timeout` seconds for room; returns whether it was sent."""
+        if not self._socket.poll(int(timeout * 1000), zmq.POLLOUT):
+            return False
+        self._socket.send_multipart(self._codec.encode_batch(batch), copy=False)
+        return True
+
+
+class BatchReceiver(_Reader):
+    """The learner's end of sampling: samplers connect to it and keep a few batches on their way."""
+
+    def __init__(self, context: Context, endpoint: str, codec: Codec, *, batch_size: int, max_bytes: int) -> None:
+        super().__init__()
+        self._codec = codec
+        self._batch_size = batch_size
+        self._socket = context.socket(zmq.PULL)
+        prepare(self._socket, high_water_mark=2, max_bytes=max_bytes)
+        bind(self._socket, endpoint)
+
+    def receive(self, timeout: float) -> SampleBatch | None:
+        """The next batch, or None after `timeout` seconds without one; what is no batch is counted and dropped."""
+        if not self._socket.poll(int(timeout * 1000)):
+            return None
+        try:
+            return self._codec.decode_batch(_buffers(self._socket.recv_multipart(copy=False)), self._batch_size)
+        except WireError as error:
+            self.refuse(error)
+            return None
+
+
+class PrioritySender:
+    """The learner's end of priorities. One that is lost costs nothing: the old priority stays."""
+
+    def __init__(self, context: Context, codec: Codec) -> None:
+        self._codec = codec
+        self._socket = context.socket(zmq.PUSH)
+        prepare(self._socket, high_water_mark=64)
+        self._endpoint = ""
+        self.num_dropped = 0
+
+    def connect(self, endpoint: str) -> None:
+        """Sends to `endpoint` from now on."""
+        if self._endpoint:
+            self._socket.disconnect(self._endpoint)
+        self._endpoint = endpoint
+        self._socket.connect(endpoint)
+
+    def send(self, update: PriorityUpdate) -> None:
+        """Sends without waiting; without room it is dropped and counted."""
+        try:
+            self._socket.send_multipart(self._codec.encode_priorities(update), zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            self.num_dropped += 1
+
+
+# --- parameters -------------------------------------------------------------------------------------------------------
+
+
+class ParameterPublisher:
+    """The learner's end of parameters: everybody gets the newest; a newcomer gets it at once.
+
+    A subscriber that is slower than the publishes misses some, perhaps the newest: it is repeated when nothing newer
+    has come for `repeat_seconds`.
+    """
+
+    def __init__(self, context: Context, endpoint: str, codec: Codec, *, repeat_seconds: float = 5.0) -> None:
+        self._codec = codec
+        self._socket = context.socket(zmq.XPUB)
+        prepare(self._socket, high_water_mark=2, max_bytes=1_024, linger=0.2)
+        self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)
+        bind(self._socket, endpoint)
+        self._message: list[bytes] = []
+        self._repeat_seconds = repeat_seconds
+        self._answer_at = time.monotonic() + repeat_seconds
+        self.num_bytes = 0
+
+    def publish(self, parameters: Parameters) -> None:
+        """Sends a snapshot to all subscribers."""
+        self._message = self._codec.encode_parameters(parameters)
+        self._send()
+
+    def serve(self, timeout: float) -> None:
+        """Answers new subscriptions, those of 200 ms together; waits up to `timeout` seconds for one."""
+        timeout = min(timeout, max(0.0, self._answer_at - time.monotonic()))
+        if self._socket.poll(int(timeout * 1000)) and self._socket.recv()[:1] == b"\x01":
+            self._answer_at = min(self._answer_at, time.monotonic() + COALESCE_SECONDS)
+        if time.monotonic() >= self._answer_at:
+            self._send()
+
+    def _send(self) -> None:
+        self._answer_at = time.monotonic() + self._repeat_seconds
+        if self._message:
+            self._socket.send_multipart(self._message, copy=False)
+            self.num_bytes += len(self._message[0])
+
+
+class ParameterSubscriber(_Reader):
+    """Where a host gets the newest parameters, and those only."""
+
+    def __init__(self, context: Context, endpoint: str, codec: Codec, *, num_parameters: int) -> None:
+        super().__init__()
+        self._codec = codec
+        self._num_parameters = num_parameters
+        self._socket = context.socket(zmq.SUB)
+        prepare(self._socket, high_water_mark=2, max_bytes=HEADER.size + 4 * num_parameters)
+        self._socket.setsockopt(zmq.CONFLATE, 1)  # A HWM of 1 would hand out the oldest, not the newest.
+        self._socket.subscribe(b"")
+        self._socket.connect(endpoint)
+
+    def receive(self, timeout: float) -> Parameters | None:
+        """The newest parameters since the last call, or None after `timeout` seconds without any."""
+        if not self._socket.poll(int(timeout * 1000)):
+            return None
+        try:
+            return self._codec.decode_parameters(_buffers([self._socket.recv(copy=False)]), self._num_parameters)
+        except WireError as error:
+            self.refuse(error)
+            return None
+
+
+# --- control and metrics ----------------------------------------------------------------------------------------------
+
+
+class ControlClient(_Reader):
+    """A program's end of the control socket."""
+
+    def __init__(self, context: Context, endpoint: str) -> None:
+        super().__init__()
+        self.endpoint = endpoint
+        self._socket = context.socket(zmq.DEALER)
+        prepare(self._socket, high_water_mark=64, max_bytes=MAX_JSON_BYTES, linger=GOODBYE_SECONDS)
+        self._socket.connect(endpoint)
+
+    def send(self, message: dict[str, Any], run_id: int = 0) -> None:
+        """Sends without waiting; without a learner to take it, it is dropped."""
+        self.send_frames(encode_control(message, run_id))
+
+    def send_frames(self, frames: list[bytes]) -> None:
+        """Sends an encoded message, e.g. an evaluation, without waiting."""
+        try:
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.Again:
+            self.refuse(WireError("dropped", "no learner takes it"))
+
+    def receive(self, timeout: float) -> dict[str, Any] | None:
+        """The next message, or None after `timeout` seconds without one."""
+        if not self._socket.poll(int(timeout * 1000)):
+            return None
+        try:
+            return decode_control(self._socket.recv_multipart())
+        except WireError as error:
+            self.refuse(error)
+            return None
+
+    def close(self) -> None:
+        """Closes; what was said last has a second to leave."""
+        self._socket.close()
+
+
+class MetricsSender:
+    """Any role's end of metrics. A figure that does not arrive is missed by nobody."""
+
+    def __init__(self, context: Context, endpoint: str, codec: Codec) -> None:
+        self._codec = codec
+        self._socket = context.socket(zmq.PUSH)
+        prepare(self._socket, high_water_mark=100)
+        self._socket.connect(endpoint)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Sends without waiting."""
+        try:
+            self._socket.send_multipart(self._codec.encode_metrics(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return
+
+
+# --- asyncio ends: the replay server's writer and the learner's coordinator -----------------------------------------
+
+
+class AsyncReceiver(_Reader):
+    """A bound socket that is read in bursts: one wait, then all that has arrived, without a wait for each."""
+
+    def __init__(
+        self, context: zmq.asyncio.Context, kind: int, endpoint: str, *, high_water_mark: int, max_bytes: int
+    ) -> None:
+        super().__init__()
+        self._socket = context.socket(kind)
+        prepare(self._socket, high_water_mark=high_water_mark, max_bytes=max_bytes, linger=GOODBYE_SECONDS)
+        bind(self._socket, endpoint)
+        self._plain: Socket = zmq.Socket.shadow(self._socket.underlying)
+
+    async def burst(self, timeout: float, limit: int = 64) -> list[list[Frame]]:
+        """Up to `limit` messages; waits up to `timeout` seconds for the first."""
+        messages: list[list[Frame]] = []
+        if not await self._socket.poll(int(timeout * 1000)):
+            return messages
+        while len(messages) < limit:
+            try:
+                frames = self._plain.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                break
+            messages.append([frame.buffer for frame in frames])
+        await asyncio.sleep(0)
+        return messages
+
+    def reply(self, identity: Frame, frames: list[bytes]) -> None:
+        """Answers a peer of a ROUTER; one that is gone is not missed."""
+        try:
+            self._plain.send_multipart([bytes(identity), *frames], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            self.refuse(WireError("unanswered", str(error)))
+
+
+class ReceiptPublisher:
+    """The replay server's end of receipts."""
+
+    def __init__(self, context: zmq.asyncio.Context, endpoint: str, codec: Codec) -> None:
+        self._codec = codec
+        socket = context.socket(zmq.XPUB)
+        prepare(socket, high_water_mark=10_000, max_bytes=1_024)
+        bind(socket, endpoint)
+        self._keep = socket
+        self._socket: Socket = zmq.Socket.shadow(socket.underlying)
+
+    def publish(self, receipt: Receipt, shard: int = 0) -> None:
+        """Sends to whoever subscribed to the stream; a lost one is made good by the next."""
+        self._socket.send_multipart(self._codec.encode_receipt(receipt, shard), zmq.NOBLOCK)
+
+
+def max_segment_bytes(schema: Schema, segment_length: int) -> int:
+    """The most that one segment message may take: episodes of one step have two frames for every step."""
+    num_frames = 2 * (segment_length + schema.n_step) + schema.stack
+    return (
+        HEADER.size + CONTROL_MARGIN + (segment_length + schema.n_step) * 32 + num_frames * (schema.max_frame_bytes + 4)
+    )
+
+
+def max_batch_bytes(schema: Schema, batch_size: int) -> int:
+    """The most that one part of a batch message may take."""
+    num_frames = 2 * schema.stack + schema.n_step
+    return HEADER.size + CONTROL_MARGIN + batch_size * (64 + num_frames * (schema.max_frame_bytes + 4))

@@ -1,0 +1,192 @@
+"""What crosses a boundary between modules: immutable records, their dtypes and axes.
+
+Axes: B batch, E environment streams of one process, A actions, S stacked frames, *F one frame.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+# One transition inside a segment. `frame` and `next_frame` count from the segment's first frame and
+# name the newest frame of s_t and of s_{t+m}; `depth` and `next_depth` say how many frames of the
+# stack are real: an episode starts with S - 1 zero frames, which are never sent.
+RECORD = np.dtype(
+    [
+        ("n_step_return", "<f4"),  # r_{t+1} + ... + gamma^(m-1) r_{t+m}
+        ("discount", "<f4"),  # gamma^m, or 0 if s_{t+m} is terminal
+        ("priority", "<f4"),  # |TD error| by the actor's own Q-values, before the exponent
+        ("action", "<u2"),
+        ("frame", "<u2"),
+        ("next_frame", "<u2"),
+        ("depth", "u1"),
+        ("next_depth", "u1"),
+    ]
+)
+
+# One transition of a sample on its way to the learner. Its frames `first ... next_frame` lie side by side in
+# the sample's image; `frame` and `next_frame` count from the first of them.
+SAMPLE_RECORD = np.dtype(
+    [
+        ("key", "<i8"),
+        ("probability", "<f8"),  # leaf / root when it was drawn
+        ("n_step_return", "<f4"),
+        ("discount", "<f4"),
+        ("version", "<u4"),  # parameters that chose the action, as num_updates
+        ("action", "<u2"),
+        ("num_frames", "<u2"),
+        ("frame", "<u2"),
+        ("next_frame", "<u2"),
+        ("depth", "u1"),
+        ("next_depth", "u1"),
+        ("unused", "<u2"),  # Pads the record to 44 bytes; always 0.
+    ]
+)
+
+Codec = Literal["lz4", "raw"]
+Image = bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schema:
+    """What one transition looks like; every length on the wire is compared with this, never trusted."""
+
+    frame_shape: tuple[int, ...]  # (84, 84) for images, (D,) for vectors
+    frame_dtype: Literal["uint8", "float32"]
+    stack: int  # frames in one observation; 1 for vectors
+    num_actions: int
+    n_step: int  # no transition is longer
+    codec: Codec  # how each frame is compressed on its own
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of one frame, decompressed."""
+        return prod(self.frame_shape) * np.dtype(self.frame_dtype).itemsize
+
+    @property
+    def observation_shape(self) -> tuple[int, ...]:
+        """Axes [S, *F] of one observation."""
+        return (self.stack, *self.frame_shape)
+
+    @property
+    def max_frame_bytes(self) -> int:
+        """The most that one frame may take compressed (LZ4's own bound)."""
+        return self.frame_bytes + self.frame_bytes // 255 + 16 if self.codec == "lz4" else self.frame_bytes
+
+    @property
+    def fingerprint(self) -> int:
+        """The first 32 bits of a SHA-256 over the fields: it stands in every header."""
+        text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, ready for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Self:
+        """The inverse of `to_dict`, also after JSON."""
+        return cls(**{**fields, "frame_shape": tuple(fields["frame_shape"])})
+
+
+class Step(NamedTuple):
+    """What E environments answer to E actions. An ended one has already begun its next episode."""
+
+    observation: Array  # frame_dtype[E, S, *F]  the state to act in next
+    reward: NDArray[np.float32]  # [E]  raw: neither clipped nor scaled
+    terminated: NDArray[np.bool_]  # [E]  the MDP ended
+    truncated: NDArray[np.bool_]  # [E]  a limit cut it
+    life_lost: NDArray[np.bool_]  # [E]  a life went, and the game goes on
+    final_observation: Array  # frame_dtype[E, S, *F]  last state of what ended; elsewhere anything
+
+
+class Transition(NamedTuple):
+    """A batch of n-step transitions s_t -> s_{t+m}, with m <= n.
+
+    The whole learning target is `n_step_return + discount * Q(next_observation)`: whoever reads
+    a transition needs neither n, nor gamma, nor a notion of "done".
+    """
+
+    observation: Array  # frame_dtype[B, S, *F]  s_t
+    action: NDArray[np.int64]  # [B]  a_t
+    n_step_return: NDArray[np.float32]  # [B]
+    discount: NDArray[np.float32]  # [B]
+    next_observation: Array  # frame_dtype[B, S, *F]  s_{t+m}
+
+
+class Stream(NamedTuple):
+    """Who speaks: one environment stream in one of its lives."""
+
+    actor_id: int  # 0 ... N-1; the highest has the smallest epsilon
+    incarnation: int  # grows with every lease of the id
+
+
+class Segment(NamedTuple):
+    """About 50 consecutive transitions of one stream, and every frame that they need once."""
+
+    stream: Stream
+    number: int  # 0, 1, 2, ... within the stream's incarnation
+    version: int  # newest parameters that chose an action here, as num_updates
+    records: Array  # RECORD[K]
+    image: Image  # uint32[F + 1] byte offsets of the frames, then the frames; see `make_image`
+    base: int = 0  # every segment numbered below this was acknowledged, by this store or by an earlier one
+
+
+class Receipt(NamedTuple):
+    """What the replay server has of one stream."""
+
+    stream: Stream
+    store_incarnation: int  # another one: the store began anew, and what was not acknowledged is sent again
+    contiguous: int  # every segment numbered below this is stored
+    bitmap: int  # bit i: segment contiguous + 1 + i is stored too
+
+
+class SampleBatch(NamedTuple):
+    """What a sampler sends: records and their compressed frames."""
+
+    shard: int
+    store_incarnation: int  # keys are meaningful within this only
+    sampler: int  # which sampler process drew it ...
+    number: int  # ... as its how many-th; comes back with the priorities, and so bounds what is in flight
+    num_transitions: int  # transitions alive when it was drawn: N of the importance weights
+    records: Array  # SAMPLE_RECORD[B]
+    image: Image  # frames of all transitions, laid out as in `make_image`
+
+
+class PriorityUpdate(NamedTuple):
+    """New priorities for the transitions of one sample, by key."""
+
+    shard: int
+    store_incarnation: int
+    sampler: int
+    number: int
+    keys: NDArray[np.int64]  # [B]
+    priorities: NDArray[np.float32]  # [B]  |TD error|, before the exponent
+
+
+class Parameters(NamedTuple):
+    """A snapshot of the online network."""
+
+    version: int  # num_updates when it was published
+    values: NDArray[np.float32]  # every tensor of the state dict, flattened, one after the other
+
+
+def make_image(frames: list[bytes]) -> bytes:
+    """Lays out compressed frames: a table of uint32 byte offsets (F + 1 of them), then the frames.
+
+    Offset i is where frame i begins, counted from the image's first byte, so that a reader who knows
+    where the image lies finds a frame without knowing F.
+    """
+    table = np.empty(len(frames) + 1, "<u4")
+    table[0] = table.nbytes
+    np.cumsum([len(frame) for frame in frames], out=table[1:])
+    table[1:] += table[0]
+    return b"".join([table.tobytes(), *frames])

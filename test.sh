@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Checks everything: format, lint, types, shell scripts, tests, coverage. Sets up .venv the first time.
+#
+#   ./test.sh                    all of it
+#   ./test.sh -k sum_tree -x     arguments go to pytest, and the coverage bars are left out
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+# shellcheck source=venv.sh
+source ./venv.sh
+ensure_venv "$PWD" dev
+PATH="$PWD/.venv/bin:$PATH"
+
+# Every statement and branch of these is tested: the parts in which a mistake would be learned from.
+LEARNING=(types config sum_tree n_step rate_limiter exploration networks losses optimizers sizing segments 'store*')
+
+ruff format --check .
+ruff check .
+mypy
+if shellcheck --version >/dev/null 2>&1; then
+  shellcheck run.sh test.sh venv.sh .ci/run
+else
+  echo "shellcheck is not installed: the shell scripts were not checked" >&2
+fi
+
+if (($#)); then
+  exec pytest "$@"
+fi
+coverage erase
+pytest --cov --cov-report= # Says nothing by itself; the two reports below do.
+coverage report --fail-under=90
+include="$(printf 'apex/%s.py,' "${LEARNING[@]}")"
+coverage report --include="${include%,}" --fail-under=100

@@ -1,0 +1,62 @@
+"""Small, whole things to test with."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from apex.segments import COMPRESS
+from apex.types import RECORD, SAMPLE_RECORD, SampleBatch, Schema, Segment, Stream, make_image
+
+PIXELS = Schema(frame_shape=(6, 5), frame_dtype="uint8", stack=4, num_actions=3, n_step=3, codec="lz4")
+VECTORS = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
+RUN = 0xABCDEF
+
+
+def make_frames(schema, count, first=0):
+    """Frames that all differ: each value of frame i is i, or i and a fraction."""
+    dtype = np.dtype(schema.frame_dtype)
+    return [np.full(schema.frame_shape, (first + i) % 251, dtype) for i in range(count)]
+
+
+def make_records(schema, count, **fields):
+    """`count` one-step transitions in a row, as deep as their place in the episode allows."""
+    records = np.zeros(count, RECORD)
+    steps = np.arange(count)
+    records["n_step_return"] = steps
+    records["discount"] = 0.5
+    records["priority"] = 1 + steps
+    records["action"] = steps % schema.num_actions
+    records["frame"] = steps
+    records["next_frame"] = steps + 1
+    records["depth"] = np.minimum(steps + 1, schema.stack)
+    records["next_depth"] = np.minimum(steps + 2, schema.stack)
+    for name, value in fields.items():
+        records[name] = value
+    return records
+
+
+def make_segment(schema, count=5, *, actor_id=2, incarnation=7, number=3, version=11, base=1, records=None, first=0):
+    """A segment from an episode's beginning."""
+    records = make_records(schema, count) if records is None else records
+    frames = make_frames(schema, count + 1, first)
+    image = make_image([COMPRESS[schema.codec](frame) for frame in frames])
+    return Segment(Stream(actor_id, incarnation), number, version, records, image, base)
+
+
+def make_batch(schema, count=4, *, sampler=1, number=9, num_transitions=100):
+    """A sample of full stacks: frames 0 ... S-1+2 of its own for each transition, two steps apart."""
+    num_frames = schema.stack + 2
+    records = np.zeros(count, SAMPLE_RECORD)
+    records["key"] = 1000 + np.arange(count)
+    records["probability"] = 0.25
+    records["n_step_return"] = np.arange(count)
+    records["discount"] = 0.9
+    records["version"] = 5
+    records["action"] = np.arange(count) % schema.num_actions
+    records["num_frames"] = num_frames
+    records["frame"] = schema.stack - 1
+    records["next_frame"] = schema.stack + 1
+    records["depth"] = records["next_depth"] = schema.stack
+    frames = make_frames(schema, count * num_frames)
+    image = make_image([COMPRESS[schema.codec](frame) for frame in frames])
+    return SampleBatch(0, 77, sampler, number, num_transitions, records, image)

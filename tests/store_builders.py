@@ -1,0 +1,218 @@
+"""Segments whose every byte tells where it belongs, a store to put them in, and its naive twin."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from apex.store_reader import StoreReader
+from apex.store_writer import MAX_PRIORITY, Outcome, StoreWriter
+from apex.types import RECORD, PriorityUpdate, Schema, Segment, Stream, make_image
+
+SCHEMA = Schema(frame_shape=(16,), frame_dtype="uint8", stack=4, num_actions=9, n_step=3, codec="lz4")
+MIN_PRIORITY = 0.5
+SIZES = {
+    "capacity": 40,
+    "max_bytes": 4000,
+    "num_streams": 3,
+    "priority_exponent": 1.0,
+    "min_priority": MIN_PRIORITY,
+}
+STEPS = ["watermark", "evict", "bytes", "records", "row", "commit", "leaves"]
+
+
+class Crash(Exception):  # noqa: N818 - it stands for the end of a process
+    """Ends an insert in between."""
+
+
+def create(path: Path, *, store_incarnation=77, pause=None, **sizes):
+    more = {} if pause is None else {"pause": pause}
+    return StoreWriter.create(path, SCHEMA, **{**SIZES, **sizes}, store_incarnation=store_incarnation, **more)
+
+
+def attach(path: Path, *, pause=None, schema=SCHEMA, **sizes):
+    more = {} if pause is None else {"pause": pause}
+    return StoreWriter.attach(path, schema, **{**SIZES, **sizes}, **more)
+
+
+def make_frame(actor_id, number, index):
+    """0 ... 32 bytes, as compressed frames differ in length."""
+    return (f"{actor_id}:{number}:{index};".encode() * 8)[: (7 * number + 5 * index) % 33]
+
+
+def make_frames(actor_id, number, count):
+    return [make_frame(actor_id, number, index) for index in range(count)]
+
+
+def make_segment(number, actor_id=0, incarnation=1, base=0, count=None, **fields):
+    """A segment of 1 ... 6 transitions that is told by its stream and number, with integer priorities."""
+    rng = np.random.default_rng([actor_id, incarnation, number])
+    count = int(rng.integers(1, 7)) if count is None else count
+    num_frames = int(rng.integers(2, 12))
+    records = np.zeros(count, RECORD)
+    records["n_step_return"] = 10 * number + np.arange(count)
+    records["discount"] = rng.random(count)
+    records["priority"] = rng.integers(1, 6, count)
+    records["action"] = np.arange(count)
+    records["next_frame"] = rng.integers(0, num_frames, count)
+    records["frame"] = rng.integers(0, records["next_frame"] + 1)
+    records["depth"] = 1 + rng.integers(0, np.minimum(4, records["frame"] + 1))
+    records["next_depth"] = 1 + rng.integers(0, np.minimum(4, records["next_frame"] + 1))
+    for name, value in fields.items():
+        records[name] = value
+    image = make_image(make_frames(actor_id, number, num_frames))
+    return Segment(Stream(actor_id, incarnation), number, 1000 + number, records, image, base)
+
+
+def make_update(keys, priorities, store_incarnation=77):
+    return PriorityUpdate(0, store_incarnation, 0, 0, np.array(keys, np.int64), np.array(priorities, np.float32))
+
+
+def weigh(priority, exponent=1.0):
+    return min(max(float(priority), MIN_PRIORITY), MAX_PRIORITY) ** exponent
+
+
+class NaiveStore:
+    """A dictionary of everything, and an arena of words that each know who wrote them last."""
+
+    def __init__(self, capacity=40, max_bytes=4000, num_streams=3, **_):
+        self.capacity, self.num_words, self.num_streams = capacity, max_bytes // 8, num_streams
+        self.transitions = {}  # key -> [segment, index, priority]
+        self.segments = []  # oldest first: (keys, words)
+        self.num_inserted = self.next_word = 0
+        self.streams = {}  # actor id -> (incarnation, base, numbers)
+
+    def insert(self, segment, *, crash=False):
+        """With `crash`, room is made and nothing is stored."""
+        actor_id, incarnation = segment.stream
+        if actor_id >= self.num_streams:
+            return Outcome.UNKNOWN_ACTOR
+        known, base, numbers = self.streams.get(actor_id, (0, 0, frozenset()))
+        if incarnation < known:
+            return Outcome.OLDER_INCARNATION
+        if incarnation > known:
+            base, numbers = 0, frozenset()
+        base = max(base, segment.base)
+        if segment.number < base or segment.number in numbers:
+            return Outcome.DUPLICATE
+        if segment.number > self.contiguous(base, numbers) + 64:
+            return Outcome.TOO_FAR_AHEAD
+        self._make_room(segment)
+        if crash:
+            return Outcome.STORED
+        self.streams[actor_id] = (incarnation, base, numbers | {segment.number})
+        for index, record in enumerate(segment.records):
+            self.transitions[self.num_inserted + index] = [segment, index, float(record["priority"])]
+        self.num_inserted += len(segment.records)
+        return Outcome.STORED
+
+    def _make_room(self, segment):
+        count, num_words = len(segment.records), -(-len(segment.image) // 8)
+        first = self.next_word if self.next_word + num_words <= self.num_words else 0
+        words = range(first, first + num_words)
+        while len(self.transitions) + count > self.capacity:
+            self._evict()
+        while any(set(words) & set(others) for _, others in self.segments):
+            self._evict()
+        self.segments.append((range(self.num_inserted, self.num_inserted + count), words))
+        self.next_word = words.stop
+
+    def forget_last(self):
+        """After a crash: room was made for it, and it never came."""
+        self.segments.pop()
+
+    def _evict(self):
+        keys, _ = self.segments.pop(0)
+        for key in keys:
+            del self.transitions[key]
+
+    def update(self, keys, priorities):
+        stale = 0
+        for key, priority in zip(keys, priorities, strict=True):
+            if key not in self.transitions:
+                stale += 1
+            elif priority >= 0:
+                self.transitions[key][2] = priority
+        return stale
+
+    @staticmethod
+    def contiguous(base, numbers):
+        while base in numbers:
+            base += 1
+        return base
+
+    def receipt(self, actor_id):
+        """Incarnation, contiguous number, and the set of those above it."""
+        incarnation, base, numbers = self.streams.get(actor_id, (0, 0, frozenset()))
+        contiguous = self.contiguous(base, numbers)
+        return incarnation, contiguous, {number for number in numbers if number > contiguous}
+
+
+def decode(sample):
+    """Key -> all that is known of the transition, its frames included; checks that copies of it are equal."""
+    table = np.frombuffer(sample.image, "<u4", int.from_bytes(sample.image[:4], "little") // 4)
+    frames = [sample.image[start:stop] for start, stop in itertools.pairwise(table)]
+    assert table[-1] == len(sample.image)
+    assert sum(sample.records["num_frames"].tolist()) == len(frames)
+    found, first = {}, 0
+    for record in sample.records:
+        own = frames[first : first + record["num_frames"]]
+        first += int(record["num_frames"])
+        entry = (
+            float(record["n_step_return"]),
+            float(record["discount"]),
+            int(record["version"]),
+            int(record["action"]),
+            own[record["frame"] + 1 - record["depth"] : record["frame"] + 1],
+            own[record["next_frame"] + 1 - record["next_depth"] : record["next_frame"] + 1],
+        )
+        assert len(entry[4]) == record["depth"]
+        assert len(entry[5]) == record["next_depth"]
+        assert found.setdefault(int(record["key"]), entry) == entry
+    return found
+
+
+def expect(segment, index):
+    """What `decode` is to find for a transition."""
+    record = segment.records[index]
+    frames = make_frames(segment.stream.actor_id, segment.number, int(record["next_frame"]) + 1)
+    return (
+        float(record["n_step_return"]),
+        float(record["discount"]),
+        segment.version,
+        int(record["action"]),
+        frames[record["frame"] + 1 - record["depth"] : record["frame"] + 1],
+        frames[record["next_frame"] + 1 - record["next_depth"] :],
+    )
+
+
+def assert_same(writer, reader, naive, rng):
+    """Everything that can be asked of the store is as the naive one says.
+
+    Weights are multiples of a half, so a draw from each quarter of a unit of their sum meets each transition
+    exactly four times its weight.
+    """
+    assert (writer.num_inserted, writer.size) == (naive.num_inserted, len(naive.transitions))
+    assert writer.first_key == naive.num_inserted - len(naive.transitions)
+    for actor_id in range(naive.num_streams):
+        receipt = writer.receipt(actor_id)
+        above = {receipt.contiguous + 1 + bit for bit in range(64) if receipt.bitmap >> bit & 1}
+        assert (receipt.stream.incarnation, receipt.contiguous, above) == naive.receipt(actor_id)
+    weights = {key: weigh(priority) for key, (_, _, priority) in naive.transitions.items()}
+    total = sum(weights.values())
+    sample = reader.sample(int(4 * total) or 1, rng)
+    if not weights:
+        assert sample is None
+        return
+    keys = sample.records["key"].tolist()
+    assert Counter(keys) == {key: 4 * weight for key, weight in weights.items()}
+    assert sample.records["probability"].tolist() == [weights[key] / total for key in keys]
+    assert sample.num_transitions == len(weights)
+    assert decode(sample) == {key: expect(segment, index) for key, (segment, index, _) in naive.transitions.items()}
+
+
+def open_reader(path, **more):
+    return StoreReader(path, SCHEMA, **more)

@@ -1,0 +1,212 @@
+"""Actors act on the newest parameters only, wait when they must, and report raw full-game scores."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from builders import VECTORS
+
+from apex.actor import Actor, Host, ScoreBoard, WorkerFigures
+from apex.config import ActorConfig, Config, EnvironmentConfig
+from apex.segments import SegmentBuilder
+from apex.types import Parameters, Step, Stream
+
+E = 2
+STREAMS = [Stream(3, 1), Stream(1, 1)]
+
+
+class Counting(torch.nn.Module):
+    """Q-values that tell which parameters made them: `level` for action 1, 0 for action 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.level = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, observation):
+        return torch.stack([torch.zeros(len(observation)), self.level.expand(len(observation))], 1)
+
+
+class Tape:
+    """An environment, a link and parameters in one; everything that happens to it is written down."""
+
+    num_envs = E
+
+    def __init__(self):
+        self.words = []
+        self.blocked = False
+        self.newest = None
+        self.actions = []
+        self.truncates = False
+        self.versions = []
+
+    def observation(self, value=0.0):
+        return np.full((E, 1, 4), value, np.float32)
+
+    def reset(self):
+        self.words.append("reset")
+        return self.observation()
+
+    def step(self, actions):
+        self.words.append("step")
+        self.actions.append(actions.tolist())
+        no = np.zeros(E, bool)
+        truncated = np.array([self.truncates, False])
+        return Step(self.observation(1), np.ones(E, np.float32), no, truncated, no, self.observation(9))
+
+    def picture(self):
+        raise NotImplementedError
+
+    def close(self):
+        self.words.append("close")
+
+    def send(self, cuts, version):
+        self.words.append(f"send {len(cuts)}")
+        self.versions.append(version)
+
+    def pump(self, timeout=0.0):
+        self.words.append("pump" if not timeout else "wait for receipts")
+
+    def newer(self, known):
+        if self.newest is None or self.newest[0] <= known:
+            return None
+        return self.newest
+
+
+def make_actor(tape, **knobs):
+    config = Config(
+        environment=EnvironmentConfig(clip_rewards=False),
+        actor=ActorConfig(num_actors=4, segment_length=2, parameters_period=3, epsilon_base=1e-9, **knobs),
+    )
+    builder = SegmentBuilder(
+        VECTORS, num_streams=E, gamma=0.9, segment_length=2, clip_rewards=False, life_loss_terminates=False
+    )
+    return Actor(
+        config,
+        tape,
+        Counting(),
+        STREAMS,
+        builder=builder,
+        link=tape,
+        parameters=tape,
+        num_actors=4,
+        rng=np.random.default_rng(0),
+    )
+
+
+def publish(tape, number, level):
+    tape.newest = (number, Parameters(100 * number, np.array([level], np.float32)))
+
+
+def test_waits_for_the_first_parameters():
+    tape = Tape()
+    actor = make_actor(tape)
+    actor.begin()
+    assert not actor.step(0.0)
+    assert tape.words == ["reset"]
+    assert "first parameters" in actor.wait.reason
+    publish(tape, 1, 1.0)
+    assert actor.step(0.0)
+    assert actor.wait.reason == ""
+
+
+def test_looks_for_newer_parameters_every_period():
+    tape = Tape()
+    actor = make_actor(tape)
+    actor.begin()
+    publish(tape, 1, 1.0)
+    actor.step(0.0)
+    publish(tape, 2, -1.0)
+    for _ in range(3):
+        actor.step(0.0)
+    assert tape.actions == [[1, 1], [1, 1], [1, 1], [0, 0]]
+
+
+def test_sends_after_every_segment_with_the_version_that_acted():
+    tape = Tape()
+    actor = make_actor(tape)
+    actor.begin()
+    publish(tape, 4, 1.0)
+    for _ in range(5):
+        actor.step(0.0)
+    assert tape.words == [
+        "reset",
+        *["pump", "step"] * 2,
+        *["pump", "send 0", "step", "pump", "step"],
+        *["pump", "send 2", "step"],
+    ]
+    assert tape.versions == [400, 400]
+
+
+def test_pauses_while_the_window_is_full():
+    tape = Tape()
+    actor = make_actor(tape)
+    actor.begin()
+    publish(tape, 1, 1.0)
+    tape.blocked = True
+    assert not actor.step(0.1)
+    assert tape.words == ["reset", "wait for receipts"]
+    assert "receipts" in actor.wait.reason
+    tape.blocked = False
+    assert actor.step(0.1)
+
+
+def test_at_its_end_it_sends_what_is_complete():
+    tape = Tape()
+    actor = make_actor(tape)
+    actor.begin()
+    publish(tape, 1, 1.0)
+    tape.truncates = True
+    actor.step(0.0)
+    actor.end()
+    assert tape.words[-1] == "send 1"  # The stream that was truncated; the other's window is open.
+
+
+def test_an_actor_that_never_acted_has_nothing_to_send():
+    tape = Tape()
+    actor = make_actor(tape)
+    actor.end()
+    actor.begin()
+    actor.end()
+    assert tape.words == ["reset"]
+
+
+def step_of(rewards, ended):
+    none = np.zeros(len(rewards), bool)
+    observation = np.zeros((len(rewards), 1, 4), np.float32)
+    return Step(observation, np.array(rewards, np.float32), np.array(ended), none, none, observation)
+
+
+def test_scores_are_raw_per_actor_and_per_full_game():
+    board = ScoreBoard(STREAMS, np.array([0.00066, 0.1]), num_actors=4)
+    board.add(step_of([100, 1], [False, False]))
+    assert board.take() == {}
+    board.add(step_of([-3, 1], [True, False]))
+    board.add(step_of([7, 1], [True, True]))
+    assert board.take() == {
+        "actors/score_0003_epsilon_0.00066": (97 + 7) / 2,
+        "actors/score_0001_epsilon_0.10000": 3,
+        "actor_highest_id/score": (97 + 7) / 2,
+        "actor_highest_id/length": 1.5,
+        "actors/mean_score": (97 + 7 + 3) / 3,
+        "actors/episodes": 3,
+    }
+    assert board.take() == {}
+
+
+def test_only_the_highest_id_writes_the_highest_ids_curve():
+    board = ScoreBoard(STREAMS, np.array([0.00066, 0.1]), num_actors=9)
+    board.add(step_of([1, 1], [True, True]))
+    assert "actor_highest_id/score" not in board.take()
+
+
+@pytest.mark.parametrize("sizes", [[16], [16, 8]])
+def test_a_host_counts_the_steps_of_all_its_streams(sizes):
+    figures = WorkerFigures(len(sizes))
+    host = Host(None, None, figures, sizes)
+    assert host.status()["waiting"] == "for parameters"
+    figures.rows[:, 0] = 10
+    status = host.status()
+    assert status["num_steps"] == 10 * sum(sizes)
+    assert status["steps_per_second"] > 0
+    assert status["waiting"] == ""

@@ -1,0 +1,735 @@
+"""Environments answer as ALE and Gymnasium do, pixel by pixel and flag by flag; what cannot be learned is refused."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from types import SimpleNamespace
+
+import ale_py
+import cv2
+import gymnasium
+import numpy as np
+import pytest
+from ale_py.vector_env import AtariVectorEnv
+from gymnasium import spaces
+
+from apex.config import ConfigError, EnvironmentConfig
+from apex.environment import EnvironmentFailure, describe, kind, make_environment
+
+gymnasium.register_envs(ale_py)
+
+
+def make_config(name="ALE/Pong-v5", **knobs):
+    return EnvironmentConfig(id=name, **knobs)
+
+
+def make(name="ALE/Pong-v5", num_envs=2, seed=1, pictures=False, **knobs):
+    return make_environment(make_config(name, **knobs), num_envs, seed=seed, num_threads=1, pictures=pictures)
+
+
+def make_actions(num_steps, num_envs, num_actions, seed=0):
+    return np.random.default_rng(seed).integers(0, num_actions, (num_steps, num_envs))
+
+
+def play(environment, actions):
+    """The first observation, and the step that each row of `actions` gives."""
+    first = environment.reset()
+    steps = [environment.step(row) for row in actions]
+    environment.close()
+    return first, steps
+
+
+def check_equal(step, other):
+    """Says where two answers differ; what did not end has no final observation to compare."""
+    for field in ("observation", "reward", "terminated", "truncated", "life_lost"):
+        assert np.array_equal(getattr(step, field), getattr(other, field)), field
+    ended = step.terminated | step.truncated
+    assert np.array_equal(step.final_observation[ended], other.final_observation[ended])
+
+
+def ale_seeds(seed, num_envs):
+    return np.random.SeedSequence(seed).generate_state(num_envs).astype(np.int64) >> 1
+
+
+def num_threads():
+    return len(os.listdir("/proc/self/task"))
+
+
+class Counter(gymnasium.Env):
+    """Observes (episode, step within it). Ends after `length` steps, in the way that `end` says."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = spaces.Discrete(3, start=5)
+
+    def __init__(self, length=3, end="terminated", faults=None):
+        self.length, self.end, self.faults = length, end, faults or {}
+        self.episode, self.num_steps, self.seeds, self.closed = 0, 0, [], False
+
+    def reset(self, *, seed=None, options=None):
+        self.seeds.append(seed)
+        self.episode, self.t = self.episode + 1, 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.num_steps, self.t = self.num_steps + 1, self.t + 1
+        fault = self.faults.get(self.num_steps, {})
+        if "error" in fault:
+            raise fault["error"]
+        ended = self.t == self.length
+        observation = fault.get("observation", self.observe())
+        reward = fault.get("reward", float(action))
+        return observation, reward, ended and "terminated" in self.end, ended and "truncated" in self.end, {}
+
+    def observe(self):
+        return np.array([self.episode, self.t], np.float64)
+
+    def close(self):
+        self.closed = True
+
+
+def make_counter():
+    return Counter()
+
+
+def make_one_step_counter():
+    return Counter(length=1)
+
+
+def make_truncated_counter():
+    return Counter(end="truncated")
+
+
+def make_counter_with_both_ends():
+    return Counter(end="terminated truncated")
+
+
+class Faulty(Counter):
+    """The first one made since `FAULTS.made` was 0 is sound; the second one has the fault at its step 2."""
+
+    def __init__(self):
+        FAULTS.made += 1
+        super().__init__(faults={2: FAULTS.fault} if FAULTS.made == 2 else {})
+
+
+FAULTS = SimpleNamespace(made=0, fault={})
+
+
+class Pictures(Counter):
+    """Images of any shape whose pixels tell the episode and the step; drawn in colour."""
+
+    shape = (100, 120, 3)
+
+    def __init__(self, render_mode=None):
+        super().__init__(length=6)
+        self.render_mode = render_mode
+        self.observation_space = spaces.Box(0, 255, self.shape, np.uint8)
+
+    def observe(self):
+        rng = np.random.default_rng([self.episode, self.t])
+        return rng.integers(0, 256, self.shape, np.uint8)
+
+    def render(self):
+        return np.full((4, 5, 3), [self.episode, self.t, 255], np.uint8)
+
+
+class GrayPictures(Pictures):
+    shape = (84, 84)
+
+
+class OneChannelPictures(Pictures):
+    shape = (50, 60, 1)
+
+
+class TransparentPictures(Pictures):
+    shape = (50, 60, 4)
+
+
+class ChannelsFirst(Pictures):
+    shape = (3, 50, 60)
+
+
+class Undrawable(Counter):
+    def __init__(self, render_mode=None):
+        super().__init__()
+
+
+class Steering(Counter):
+    action_space = spaces.Box(-1, 1, (2,))
+
+
+class TwoHands(Counter):
+    action_space = spaces.MultiDiscrete([3, 3])
+
+
+class Tokens(Counter):
+    """Observes its step as one of the numbers 10 ... 13; past those, it breaks its word."""
+
+    observation_space = spaces.Discrete(4, start=10)
+
+    def __init__(self):
+        super().__init__(length=9)
+
+    def observe(self):
+        return 10 + self.t
+
+
+class Board(Counter):
+    observation_space = spaces.Box(-1, 1, (2, 3), np.float32)
+
+    def observe(self):
+        return np.arange(6, dtype=np.float32).reshape(2, 3) / 10
+
+
+class Mixed(Counter):
+    observation_space = spaces.Dict({"place": spaces.Discrete(3), "speed": spaces.Box(-1, 1, (2,), np.float32)})
+
+    def observe(self):
+        return {"place": 1, "speed": np.array([0.25, -0.5], np.float32)}
+
+
+class Sentences(Counter):
+    observation_space = spaces.Sequence(spaces.Discrete(3))
+
+
+def not_an_environment():
+    return 42
+
+
+def broken_factory():
+    raise OSError("no such level")
+
+
+def here(factory):
+    """The id of a factory in this file."""
+    return f"{__name__}:{factory.__name__}"
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    "name", ["ALE/Pong-v5", "PongNoFrameskip-v4", "PongDeterministic-v4", "Pong-v4", "Pong-v0", "pong", "Pong"]
+)
+def test_every_spelling_of_an_atari_game_means_the_same_environment(name):
+    assert kind(make_config(name)) == "atari"
+    assert describe(make_config(name), 3) == describe(make_config("ALE/Pong-v5"), 3)
+
+
+@pytest.mark.parametrize("name", ["ms_pacman", "MsPacman", "ALE/MsPacman-v5", "MsPacmanNoFrameskip-v4"])
+def test_a_game_of_two_words_is_found_in_camel_and_in_snake_case(name):
+    assert describe(make_config(name), 3).num_actions == 9
+
+
+def test_a_gymnasium_environment_goes_before_an_atari_game_of_the_same_name():
+    assert kind(make_config("Blackjack-v1")) == "vector"
+    assert kind(make_config("ALE/Blackjack-v5")) == kind(make_config("blackjack")) == "atari"
+
+
+@pytest.mark.filterwarnings("ignore:.*is out of date:DeprecationWarning")  # Gymnasium's, before it refuses.
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("ALE/Pnog-v5", r"'ALE/Pnog-v5' is unknown; did you mean .*ALE/Pong-v5"),
+        ("breakuot", "'breakuot' is unknown; did you mean .*ALE/Breakout-v5"),
+        ("cartpole-v1", "'cartpole-v1' is unknown; did you mean .*CartPole-v1"),
+        ("LunarLander-v2", "'LunarLander-v2' is unknown; did you mean .*LunarLander-v3"),
+        ("Pong-ram-v4", "did you mean .*ALE/Pong-v5"),
+        ("Qqqqqqqq-v0", r"unknown; it may be an Atari game \(ALE/Pong-v5\), any Gymnasium id, or package.module:fac"),
+        ("no_such_module:make", "'no_such_module:make': cannot import 'no_such_module' here .*ModuleNotFoundError"),
+        ("no_such_module:Name-v0", "'no_such_module:Name-v0' cannot be made: ModuleNotFoundError"),
+        (f"{__name__}:nothing", "has no function or class 'nothing'"),
+        (here(not_an_environment), "must return a gymnasium.Env, got int"),
+        (here(broken_factory), "cannot be made: OSError: no such level"),
+        (here(Steering), r"action space Box\(-1.0, 1.0, \(2,\), float32\): only discrete actions are supported"),
+        (here(TwoHands), r"action space MultiDiscrete\(\[3 3\]\): only discrete actions are supported"),
+        ("Pendulum-v1", "only discrete actions are supported"),
+        (here(ChannelsFirst), r"images of shape \[3, 50, 60\]: they must be \[height, width\]"),
+        (here(Sentences), "has the observation space Sequence"),
+    ],
+)
+def test_refuses_what_it_cannot_make_and_says_why(name, message):
+    with pytest.raises(ConfigError, match=message):
+        describe(make_config(name), 3)
+
+
+def test_a_factory_in_the_current_directory_is_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    (tmp_path / "my_level_of_glass.py").write_text(
+        textwrap.dedent("""
+            import gymnasium
+
+            def make():
+                return gymnasium.make("CartPole-v1")
+        """)
+    )
+    assert describe(make_config("my_level_of_glass:make"), 3).frame_shape == (4,)
+
+
+# Schemas
+
+
+def test_describes_an_atari_game_by_the_knobs():
+    schema = describe(make_config("pong", image_size=64, frame_stack=3, full_action_space=True), 5)
+    assert (schema.frame_shape, schema.frame_dtype, schema.stack) == ((64, 64), "uint8", 3)
+    assert (schema.num_actions, schema.n_step, schema.codec) == (18, 5, "lz4")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "num_actions"),
+    [("CartPole-v1", (4,), 2), ("FrozenLake-v1", (16,), 4), (here(Board), (6,), 3), (here(Mixed), (5,), 3)],
+)
+def test_describes_vectors_as_a_raw_stack_of_one(name, shape, num_actions):
+    schema = describe(make_config(name), 3)
+    assert (schema.frame_shape, schema.frame_dtype, schema.stack) == (shape, "float32", 1)
+    assert (schema.num_actions, schema.codec) == (num_actions, "raw")
+    assert kind(make_config(name)) == "vector"
+
+
+def test_describes_images_like_an_atari_game():
+    schema = describe(make_config(here(Pictures)), 3)
+    assert (schema.frame_shape, schema.frame_dtype, schema.stack, schema.codec) == ((84, 84), "uint8", 4, "lz4")
+    assert kind(make_config(here(Pictures))) == "image"
+
+
+@pytest.mark.parametrize("name", ["pong", "CartPole-v1", "FrozenLake-v1", here(Pictures), here(Mixed)])
+def test_what_is_described_is_what_is_played(name):
+    schema = describe(make_config(name), 3)
+    first, (step,) = play(make(name, 3), np.zeros((1, 3), np.int64))
+    for observation in (first, step.observation, step.final_observation):
+        assert (observation.shape, observation.dtype) == ((3, *schema.observation_shape), schema.frame_dtype)
+    assert (step.reward.dtype, step.terminated.dtype) == (np.float32, np.bool_)
+    assert (step.truncated.dtype, step.life_lost.dtype) == (np.bool_, np.bool_)
+
+
+def test_no_emulator_thread_is_left_behind():
+    before = num_threads()
+    describe(make_config(), 3)
+    assert num_threads() == before
+    environment = make()
+    assert num_threads() > before
+    environment.close()
+    environment.close()
+    assert num_threads() == before
+
+
+# Atari
+
+
+def test_atari_is_what_ale_shows_pixel_by_pixel():
+    actions = make_actions(300, 2, 4)
+    first, steps = play(make("breakout", 2, sticky_actions=0.25), actions)
+    oracle = AtariVectorEnv(
+        "breakout", 2, num_threads=1, repeat_action_probability=0.25, reward_clipping=False, autoreset_mode="SameStep"
+    )
+    expected, _ = oracle.reset(seed=ale_seeds(1, 2))
+    assert np.array_equal(first, expected)
+    num_ended = 0
+    for row, step in zip(actions, steps, strict=True):
+        observation, reward, terminated, truncated, info = oracle.step(row)
+        assert np.array_equal(step.observation, observation)
+        assert step.reward.tolist() == reward.tolist()
+        assert step.terminated.tolist() == terminated.tolist()
+        assert step.truncated.tolist() == truncated.tolist()
+        for i in np.flatnonzero(terminated):
+            assert np.array_equal(step.final_observation[i], info["final_obs"][i])
+            num_ended += 1
+    assert num_ended >= 2
+
+
+def test_atari_is_what_gymnasiums_own_wrappers_show_pixel_by_pixel():
+    # Freeway, as these wrappers press no FIRE; without no-ops, as they draw other ones.
+    single = gymnasium.make("ALE/Freeway-v5", frameskip=1, repeat_action_probability=0.0)
+    oracle = gymnasium.wrappers.AtariPreprocessing(single, noop_max=0, frame_skip=4, screen_size=84)
+    frames = [oracle.reset(seed=0)[0]]
+    actions = make_actions(60, 1, 3)
+    first, steps = play(make("freeway", 1, noop_max=0), actions)
+    assert np.array_equal(first[0, -1], frames[0])
+    for row, step in zip(actions, steps, strict=True):
+        frame, reward, *_ = oracle.step(row[0])
+        frames.append(frame)
+        assert np.array_equal(step.observation[0, -1], frame)
+        assert step.reward[0] == reward
+    assert len({frame.tobytes() for frame in frames}) > 30
+    oracle.close()
+
+
+def test_an_atari_episode_begins_with_three_zero_frames_and_its_first():
+    first, steps = play(make(max_episode_frames=8), np.zeros((2, 2), np.int64))
+    for observation in (first, steps[1].observation):
+        assert (observation[:, :3] == 0).all()
+        assert observation[:, 3].any(axis=(1, 2)).all()
+
+
+def test_frames_move_up_by_one_at_each_step_also_into_the_final_observation():
+    actions = make_actions(30, 2, 6)
+    before, steps = play(make(max_episode_frames=40), actions)
+    for step in steps:
+        ended = step.terminated | step.truncated
+        after = np.where(ended[:, None, None, None], step.final_observation, step.observation)
+        assert np.array_equal(after[:, :-1], before[:, 1:])
+        before = step.observation
+    assert sum(step.truncated.sum() for step in steps) == 6
+
+
+@pytest.mark.parametrize(
+    ("frame_skip", "max_episode_frames", "num_steps"), [(4, 40, 10), (4, 41, 11), (1, 7, 7), (3, 9, 3), (4, 1, 1)]
+)
+def test_the_frame_limit_counts_emulator_frames_and_truncates(frame_skip, max_episode_frames, num_steps):
+    environment = make(frame_skip=frame_skip, max_episode_frames=max_episode_frames)
+    _, steps = play(environment, np.zeros((2 * num_steps, 2), np.int64))
+    expected = [[t in (num_steps, 2 * num_steps)] * 2 for t in range(1, 2 * num_steps + 1)]
+    assert [step.truncated.tolist() for step in steps] == expected
+    assert not any(step.terminated.any() for step in steps)
+
+
+def test_a_game_that_ends_at_its_frame_limit_is_terminated_and_not_truncated():
+    actions = make_actions(600, 1, 4)
+    _, steps = play(make("breakout", 1), actions)
+    length = 1 + next(t for t, step in enumerate(steps) if step.terminated[0])
+    for max_episode_frames, terminated in ((4 * length, True), (4 * (length - 1), False)):
+        _, steps = play(make("breakout", 1, max_episode_frames=max_episode_frames), actions[:length])
+        last = next(step for step in steps if step.terminated[0] or step.truncated[0])
+        assert (last.terminated[0], last.truncated[0]) == (terminated, not terminated)
+
+
+def test_a_lost_life_is_told_apart_from_the_end_of_the_game():
+    _, steps = play(make("breakout", 2, max_episode_frames=4000), make_actions(900, 2, 4))
+    games = [[], []]
+    lives = [0, 0]
+    for step in steps:
+        assert not (step.life_lost & (step.terminated | step.truncated)).any()
+        for i in range(2):
+            lives[i] += step.life_lost[i]
+            if step.terminated[i]:
+                games[i].append(lives[i])
+                lives[i] = 0
+    assert all(games)
+    assert {count for game in games for count in game} == {4}  # Five lives: the last one ends the game.
+
+
+def test_atari_rewards_are_not_clipped():
+    _, steps = play(make("ms_pacman", 1), make_actions(100, 1, 9))
+    assert max(step.reward[0] for step in steps) == 10
+
+
+def test_the_picture_shows_the_same_atari_game_in_colour():
+    # The gray frame that is played must follow from the picture, also through stickiness, lives and new games.
+    plain, drawn = (make("breakout", 2, sticky_actions=0.25, pictures=pictures) for pictures in (False, True))
+    assert np.array_equal(plain.reset(), drawn.reset())
+    num_ended = 0
+    for row in make_actions(400, 2, 4):
+        expected, step = plain.step(row), drawn.step(row)
+        check_equal(expected, step)
+        num_ended += step.terminated[0]
+        picture = drawn.picture()
+        assert (picture.shape, picture.dtype) == ((210, 160, 3), np.uint8)
+        gray = cv2.resize(cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY), (84, 84), interpolation=cv2.INTER_AREA)
+        assert np.abs(gray.astype(int) - step.observation[0, -1]).max() <= 2  # ALE's gray palette is rounded.
+    assert num_ended >= 1
+    assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 4
+    drawn.close()
+    plain.close()
+
+
+@pytest.mark.parametrize("action", [-1, 6])
+def test_atari_refuses_an_action_that_the_game_does_not_have(action):
+    environment = make()
+    environment.reset()
+    with pytest.raises(ValueError, match=f"actions must be 0 ... 5, got .*{action}"):
+        environment.step(np.array([0, action]))
+
+
+# Seeds
+
+
+@pytest.mark.parametrize("name", ["breakout", "CartPole-v1", "FrozenLake-v1"])
+def test_the_same_seed_plays_the_same_games_step_for_step(name):
+    actions = make_actions(300, 2, 2)
+    (first, steps), (again, steps_again) = (play(make(name, 2, seed=7, sticky_actions=0.25), actions) for _ in "ab")
+    assert np.array_equal(first, again)
+    for step, other in zip(steps, steps_again, strict=True):
+        check_equal(step, other)
+    assert any(step.terminated.any() for step in steps)
+
+
+@pytest.mark.parametrize("name", ["pong", "CartPole-v1"])
+def test_an_environment_is_the_same_however_many_stand_beside_it(name):
+    actions = make_actions(20, 3, 2)
+    few, many = play(make(name, 2), actions[:, :2])[1], play(make(name, 3), actions)[1]
+    assert all(np.array_equal(a.observation, b.observation[:2]) for a, b in zip(few, many, strict=True))
+
+
+def test_neighbouring_seeds_share_no_environment():
+    # Where ALE's seeds run from `seed` on, environment 1 of seed 1 would be environment 0 of seed 2.
+    firsts = [make("CartPole-v1", 8, seed=seed).reset() for seed in range(8)]
+    assert len({row.tobytes() for first in firsts for row in first}) == 64
+
+
+@pytest.mark.parametrize("name", ["freeway", "CartPole-v1"])
+def test_a_second_reset_begins_other_episodes_and_the_same_ones_in_every_run(name):
+    environment, again = make(name, 2), make(name, 2)
+    firsts, seconds = zip(*((one.reset(), one.reset()) for one in (environment, again)), strict=True)
+    assert np.array_equal(*firsts)
+    assert np.array_equal(*seconds)
+    assert not np.array_equal(firsts[0], seconds[0])
+
+
+# Gymnasium
+
+
+@pytest.mark.filterwarnings("ignore:builtin type:DeprecationWarning")  # Box2D dies of it when it is an error.
+@pytest.mark.parametrize("name", ["CartPole-v1", "FrozenLake-v1", "LunarLander-v3"])
+def test_is_what_a_loop_over_one_gymnasium_environment_gives(name):
+    schema = describe(make_config(name), 3)
+    actions = make_actions(300, 2, schema.num_actions)
+    first, steps = play(make(name), actions)
+    for i, seed in enumerate(ale_seeds(1, 2)):
+        oracle = gymnasium.make(name)
+
+        def to_vector(raw, space=oracle.observation_space):
+            return np.asarray(spaces.flatten(space, raw), np.float32)
+
+        raw, _ = oracle.reset(seed=int(seed))
+        assert np.array_equal(first[i, 0], to_vector(raw))
+        num_ended = 0
+        for row, step in zip(actions, steps, strict=True):
+            raw, reward, terminated, truncated, _ = oracle.step(row[i])
+            assert (step.reward[i], step.terminated[i]) == (np.float32(reward), terminated)
+            if terminated or truncated:
+                assert np.array_equal(step.final_observation[i, 0], to_vector(raw))
+                raw, _ = oracle.reset()
+                num_ended += 1
+            assert np.array_equal(step.observation[i, 0], to_vector(raw))
+        assert num_ended >= 1
+        oracle.close()
+
+
+def test_an_episode_that_ends_hands_out_its_last_observation_and_the_next_ones_first():
+    first, steps = play(make(here(make_counter), 1), np.zeros((4, 1), np.int64))
+    assert first.tolist() == [[[1, 0]]]
+    assert [step.observation.tolist() for step in steps] == [[[[1, 1]]], [[[1, 2]]], [[[2, 0]]], [[[2, 1]]]]
+    assert steps[2].final_observation.tolist() == [[[1, 3]]]
+    assert [step.terminated.tolist() for step in steps] == [[False], [False], [True], [False]]
+    assert not any(step.truncated.any() or step.life_lost.any() for step in steps)
+
+
+def test_an_episode_of_one_step_ends_at_each_step():
+    first, steps = play(make(here(make_one_step_counter), 2), np.zeros((3, 2), np.int64))
+    assert first.tolist() == [[[1, 0]]] * 2
+    for t, step in enumerate(steps, start=1):
+        assert step.terminated.tolist() == [True, True]
+        assert step.final_observation.tolist() == [[[t, 1]]] * 2
+        assert step.observation.tolist() == [[[t + 1, 0]]] * 2
+
+
+def test_a_limit_is_truncation_with_the_true_last_observation():
+    _, steps = play(make(here(make_truncated_counter), 1), np.zeros((3, 1), np.int64))
+    assert (steps[2].terminated.tolist(), steps[2].truncated.tolist()) == ([False], [True])
+    assert steps[2].final_observation.tolist() == [[[1, 3]]]
+
+
+def test_gymnasiums_time_limit_truncates():
+    # Swinging to and fro, MountainCar stays in its valley until the 200 steps of its TimeLimit are over.
+    _, steps = play(make("MountainCar-v0", 1), np.tile([[0], [2]], (100, 1)))
+    assert [t for t, step in enumerate(steps, start=1) if step.truncated[0]] == [200]
+    assert not any(step.terminated.any() for step in steps)
+
+
+def test_what_is_terminated_and_truncated_at_once_counts_as_terminated():
+    _, steps = play(make(here(make_counter_with_both_ends), 1), np.zeros((3, 1), np.int64))
+    assert (steps[2].terminated.tolist(), steps[2].truncated.tolist()) == ([True], [False])
+
+
+def test_action_numbers_begin_where_the_space_begins():
+    _, (step,) = play(make(here(make_counter), 3), np.array([[0, 1, 2]]))
+    assert step.reward.tolist() == [5, 6, 7]  # A Counter pays what its action is called.
+
+
+@pytest.mark.parametrize("action", [-1, 3])
+def test_refuses_an_action_that_the_environment_does_not_have(action):
+    environment = make(here(make_counter))
+    environment.reset()
+    with pytest.raises(ValueError, match=r"actions must be 0 ... 2, got \[0, " + str(action)):
+        environment.step(np.array([0, action]))
+
+
+def test_a_discrete_observation_is_one_hot():
+    first, steps = play(make(here(Tokens), 1), np.zeros((3, 1), np.int64))
+    assert first.tolist() == [[[1, 0, 0, 0]]]
+    assert [step.observation[0, 0].argmax() for step in steps] == [1, 2, 3]
+    assert all(step.observation.sum() == 1 for step in steps)
+
+
+def test_other_spaces_are_unrolled_in_their_order():
+    assert make(here(Board), 1).reset()[0, 0].tolist() == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.5])
+    assert make(here(Mixed), 1).reset().tolist() == [[[0, 1, 0, 0.25, -0.5]]]
+
+
+def test_what_was_handed_out_is_never_written_to_again():
+    for name in ("pong", here(Pictures), here(make_counter)):
+        environment = make(name, 2)
+        kept = [environment.reset()]
+        copies = [kept[0].copy()]
+        for row in make_actions(8, 2, 3):
+            step = environment.step(row)
+            kept += [step.observation, step.final_observation]
+            copies += [array.copy() for array in kept[-2:]]
+        assert all(np.array_equal(a, b) for a, b in zip(kept, copies, strict=True))
+        environment.close()
+
+
+def test_close_closes_every_environment():
+    envs = []
+    FACTORY.make = lambda: envs.append(Counter()) or envs[-1]
+    environment = make(here(made_by_the_test), 3)
+    environment.reset()
+    environment.close()
+    assert [env.closed for env in envs] == [True] * 3
+
+
+def test_describing_closes_what_it_made_also_when_it_refuses():
+    envs = []
+    FACTORY.make = lambda: envs.append(Steering()) or envs[-1]
+    with pytest.raises(ConfigError):
+        describe(make_config(here(made_by_the_test)), 3)
+    assert [env.closed for env in envs] == [True]
+
+
+FACTORY = SimpleNamespace(make=Counter)
+
+
+def made_by_the_test():
+    return FACTORY.make()
+
+
+# Images
+
+
+@pytest.mark.parametrize("env", [Pictures, GrayPictures, OneChannelPictures, TransparentPictures])
+def test_images_are_grayed_resized_and_stacked_after_zero_frames(env):
+    def gray(episode, t):
+        image = np.random.default_rng([episode, t]).integers(0, 256, env.shape, np.uint8)
+        if len(env.shape) == 3 and env.shape[2] > 1:
+            weights = np.array([0.299, 0.587, 0.114])  # of red, green and blue (ITU-R BT.601)
+            image = np.rint(image[..., :3] @ weights).astype(np.uint8)
+        return cv2.resize(image, (84, 84), interpolation=cv2.INTER_AREA).astype(int)
+
+    first, steps = play(make(here(env), 1), np.zeros((7, 1), np.int64))
+    assert (first[0, :3] == 0).all()
+    stacks = [step.observation[0] for step in steps]
+    stacks[5] = steps[5].final_observation[0]  # The last step of the episode.
+    history = [np.zeros((84, 84), int)] * 3 + [gray(1, t) for t in range(7)]
+    for t, stack in enumerate([first[0], *stacks[:6]]):
+        assert np.abs(stack - np.array(history[t : t + 4])).max() <= 1  # OpenCV's weights are fixed-point.
+    assert (steps[5].observation[0, :3] == 0).all()
+    assert np.abs(steps[5].observation[0, 3] - gray(2, 0)).max() <= 1
+    assert np.array_equal(stacks[6][2], steps[5].observation[0, 3])
+
+
+def test_image_size_and_stack_are_the_configurations():
+    first = make(here(Pictures), 1, image_size=40, frame_stack=2).reset()
+    assert first.shape == (1, 2, 40, 40)
+
+
+# Pictures
+
+
+def test_the_picture_is_what_environment_0_renders():
+    environment = make(here(Pictures), 2, pictures=True)
+    environment.reset()
+    environment.step(np.zeros(2, np.int64))
+    assert environment.picture().tolist() == np.full((4, 5, 3), [1, 1, 255]).tolist()
+
+
+@pytest.mark.parametrize("name", ["pong", here(Pictures)])
+def test_a_picture_that_was_not_asked_for_at_the_start_is_refused(name):
+    environment = make(name)
+    environment.reset()
+    with pytest.raises(RuntimeError, match="pictures=True"):
+        environment.picture()
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [(make_counter, "cannot be made with render_mode='rgb_array': TypeError"), (Undrawable, "cannot be drawn.*None")],
+)
+def test_refuses_to_draw_what_cannot_be_drawn(factory, message):
+    with pytest.raises(ConfigError, match=message):
+        make(here(factory), pictures=True)
+
+
+def test_a_rendering_that_is_no_picture_is_a_failure():
+    FACTORY.make = lambda: NotAPicture("rgb_array")
+    environment = make(here(NotAPicture), pictures=True)
+    environment.reset()
+    with pytest.raises(EnvironmentFailure, match=r"environment 0 of 2 rendered list, where uint8\[H, W, 3\]"):
+        environment.picture()
+
+
+class NotAPicture(Pictures):
+    def render(self):
+        return [[0, 0, 0]]
+
+
+# Failures
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ({"error": KeyError("door")}, "raised KeyError: 'door'"),
+        ({"reward": float("nan")}, "returned the reward nan, which is not finite"),
+        ({"reward": float("inf")}, "returned the reward inf, which is not finite"),
+        ({"reward": "much"}, "raised ValueError: .*'much'"),
+        ({"observation": np.array([1, np.nan])}, r"returned the observation \[1.0, nan\], which is not finite"),
+        ({"observation": np.zeros(3)}, r"raised ValueError: an observation float64\[3\] does not belong to Box"),
+        ({"observation": np.zeros(1)}, r"raised ValueError: an observation float64\[1\] does not belong to Box"),
+        ({"observation": None}, r"raised ValueError: an observation object\[\] does not belong to Box"),
+    ],
+)
+def test_a_fault_names_environment_value_and_step(fault, message):
+    FAULTS.made, FAULTS.fault = 0, fault
+    environment = make(here(Faulty), 3)
+    environment.reset()
+    environment.step(np.zeros(3, np.int64))
+    with pytest.raises(EnvironmentFailure, match=f"{here(Faulty)}: environment 1 of 3 {message}.*, at step 2$"):
+        environment.step(np.zeros(3, np.int64))
+
+
+def test_a_last_observation_that_is_not_finite_is_a_fault_too():
+    FACTORY.make = lambda: Counter(length=1, faults={1: {"observation": np.array([np.inf, 0])}})
+    environment = make(here(made_by_the_test), 1)
+    environment.reset()
+    with pytest.raises(EnvironmentFailure, match="not finite, at step 1"):
+        environment.step(np.zeros(1, np.int64))
+
+
+def test_a_fault_in_a_reset_is_told_as_one():
+    class Locked(Counter):
+        def reset(self, *, seed=None, options=None):
+            raise OSError("locked")
+
+    FACTORY.make = Locked
+    with pytest.raises(
+        EnvironmentFailure, match=r"environment 0 of 2 raised OSError: locked \(in its reset\), at step 0"
+    ):
+        make(here(made_by_the_test)).reset()
+
+
+def test_an_observation_outside_a_discrete_space_is_a_fault():
+    with pytest.raises(EnvironmentFailure, match=r"the observation 14 does not belong to Discrete\(4, start=10\)"):
+        play(make(here(Tokens), 1), np.zeros((4, 1), np.int64))
+
+
+def test_an_image_of_another_shape_or_type_is_a_fault():
+    for image in (np.zeros((100, 120), np.uint8), np.zeros((100, 120, 3), np.float32)):
+        env = Pictures()
+        env.faults = {1: {"observation": image}}
+        FACTORY.make = lambda env=env: env
+        environment = make(here(made_by_the_test), 1)
+        environment.reset()
+        with pytest.raises(EnvironmentFailure, match=rf"observation {image.dtype}\[100, .* does not belong to Box"):
+            environment.step(np.zeros(1, np.int64))

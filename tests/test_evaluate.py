@@ -1,0 +1,258 @@
+"""`apex evaluate`: full games of a run's policy or at random; a user's mistake is a sentence and status 2."""
+
+from __future__ import annotations
+
+import json
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from apex.checkpoint import BEST, LearnerState, PolicyInfo, save, save_policy
+from apex.config import Config, EnvironmentConfig, NetworkConfig, RunConfig
+from apex.environment import describe
+from apex.evaluate import main
+from apex.networks import flatten_parameters, make_network
+from apex.run_folder import RunFolder
+
+NETWORK = NetworkConfig(hidden=4, body_hidden=4)
+CARTPOLE = EnvironmentConfig(id="CartPole-v1")
+
+
+def make_run(folder, *, environment=CARTPOLE, name="mine", best=None, last=()):
+    """A run with a policy that always pushes to the right: `best` and `last` are its updates."""
+    config = Config(environment=environment, network=NETWORK, run=RunConfig(name=name, folder=str(folder)))
+    schema = describe(environment, config.actor.n_step)
+    run = RunFolder.create(config, schema, argv=[])
+    network = make_network(NETWORK, schema, seed=1)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.zero_()
+        network.advantage.output.bias[-1] = 1.0
+    if best is not None:
+        info = PolicyInfo(schema=schema, network=NETWORK, environment=environment, num_updates=best, score=9.0)
+        save_policy(run.checkpoints / BEST, flatten_parameters(network), info)
+    for num_updates in last:
+        online = network.state_dict()
+        optimizer = torch.optim.SGD(network.parameters()).state_dict()
+        save(run.checkpoints, LearnerState(num_updates, 0, config, schema, online, online, optimizer, {}))
+    return run
+
+
+def evaluate(capsys, *argv):
+    """The last line of --json, read; the run must end well."""
+    status = main([*map(str, argv), "--json"])
+    out, err = capsys.readouterr()
+    assert status == 0, err
+    return json.loads(out.splitlines()[-1])
+
+
+def refuse(capsys, *argv):
+    """What it says to a mistake."""
+    assert main([*map(str, argv)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" not in err
+    return err
+
+
+# --- games ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_last_line_of_json_is_one_object_with_everything(tmp_path, capsys):
+    run = make_run(tmp_path, best=70)
+    result = evaluate(capsys, run.path, "--episodes", 7, "--envs", 3, "--epsilon", 0, "--seed", 5)
+    assert result["episodes"] == len(result["scores"]) == len(result["lengths"]) == 7
+    assert result["scores"] == result["lengths"]  # CartPole pays 1 a step.
+    assert all(8 <= score <= 11 for score in result["scores"])  # So long does it stand when always pushed one way.
+    assert result["mean"] == pytest.approx(np.mean(result["scores"]))
+    assert result["median"] == np.median(result["scores"])
+    low, high = result["interval"]
+    assert low <= result["mean"] <= high
+    assert (result["epsilon"], result["seed"], result["updates"]) == (0.0, 5, 70)
+    assert (result["environment"], result["checkpoint"]) == ("CartPole-v1", str(run.checkpoints / BEST))
+
+
+def test_a_person_is_shown_a_small_table(tmp_path, capsys):
+    run = make_run(tmp_path, best=70)
+    assert main([str(run.path), "--episodes", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines] == [
+        "environment",
+        "policy",
+        "games",
+        "mean score",
+        "median",
+        "min ... max",
+        "mean length",
+    ]
+    assert "70 updates, epsilon 0.001" in lines[1]
+
+
+def test_the_same_seed_plays_the_same_games_and_another_one_does_not(capsys):
+    def scores(seed):
+        return evaluate(capsys, "--random", "--env", "CartPole-v1", "--episodes", 8, "--seed", seed)["scores"]
+
+    assert scores(1) == scores(1)
+    assert scores(1) != scores(2)
+
+
+def test_a_random_policy_needs_no_run(capsys):
+    result = evaluate(capsys, "--random", "--env", "CartPole-v1", "--episodes", 40)
+    # The mean of a random policy is 22.3, with a standard deviation of 12: four of the mean's are 7.6.
+    assert result["mean"] == pytest.approx(22.3, abs=7.6)
+    assert (result["checkpoint"], result["epsilon"], result["updates"]) == (None, 1.0, None)
+
+
+def test_one_game_has_no_interval(capsys):
+    assert evaluate(capsys, "--random", "--env", "CartPole-v1", "--episodes", 1)["interval"] is None
+
+
+# --- which policy ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("best", "options", "updates"),
+    [
+        (70, [], 70),
+        (None, [], 90),
+        (70, ["--checkpoint", "last"], 90),
+        (70, ["--checkpoint", "best"], 70),
+        (70, ["--checkpoint", "000000080"], 80),
+    ],
+)
+def test_plays_the_best_policy_if_there_is_one_or_what_it_is_told_to(tmp_path, capsys, best, options, updates):
+    run = make_run(tmp_path, best=best, last=[80, 90])
+    assert evaluate(capsys, run.path, "--episodes", 1, *options)["updates"] == updates
+
+
+def test_a_checkpoint_may_be_given_by_its_path(tmp_path, capsys):
+    run = make_run(tmp_path, best=70)
+    other = make_run(tmp_path, name="other", best=75)
+    result = evaluate(capsys, run.path, "--episodes", 1, "--checkpoint", other.checkpoints / BEST)
+    assert result["updates"] == 75
+
+
+def test_a_damaged_last_checkpoint_gives_way_to_the_one_before(tmp_path, capsys):
+    run = make_run(tmp_path, last=[80, 90])
+    (run.checkpoints / "000000090" / "learner.safetensors").write_bytes(b"")
+    assert evaluate(capsys, run.path, "--episodes", 1)["updates"] == 80
+
+
+# --- mistakes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["nowhere"], "nowhere is not a run folder: no such folder"),
+        (["--random"], "--random needs --env ID"),
+        (["--random", "--env", "CartPole-v1", "mine"], "not the run mine: give one of the two"),
+        (["--random", "--env", "CartPole-v1", "--checkpoint", "best"], "--checkpoint belongs to a run"),
+        (["--env", "CartPole-v1"], "--env CartPole-v1 belongs to --random"),
+        (["--random", "--env", "CartPool-v1"], "did you mean CartPole-v1"),
+        (["--random", "--env", "Pendulum-v1"], "only discrete actions are supported"),
+        (["--episodes", "0"], "--episodes: must be a whole number >= 1, got '0'"),
+        (["--envs", "many"], "--envs: must be a whole number >= 1, got 'many'"),
+        (["--epsilon", "2"], "--epsilon: must be a number 0 ... 1, got '2'"),
+        (["--epsilon", "nan"], "--epsilon: must be a number 0 ... 1, got 'nan'"),
+        (["--epsilon", "few"], "--epsilon: must be a number 0 ... 1, got 'few'"),
+        (["--seed", "-1"], "--seed: must be a whole number 0 ... 2147483647, got '-1'"),
+        (["--sead", "1"], "unrecognized arguments: --sead"),
+        (["--random", "--env", "CartPole-v1", "--video", "game.gif"], "--video must end in .mp4, got game.gif"),
+        (["--random", "--env", "CartPole-v1", "--video", "no/game.mp4"], "there is no folder no"),
+    ],
+)
+def test_refuses_what_it_does_not_understand(tmp_path, capsys, monkeypatch, argv, words):
+    monkeypatch.chdir(tmp_path)
+    assert words in refuse(capsys, *argv)
+
+
+def test_help_is_no_mistake(capsys):
+    assert main(["--help"]) == 0
+    assert "full games (default 30)" in capsys.readouterr().out
+
+
+def test_asks_which_run_and_names_the_latest(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "no run in runs: apex train starts one" in refuse(capsys)
+    make_run("runs")
+    assert "which run? The latest: apex evaluate runs/mine" in refuse(capsys)
+
+
+def test_a_run_without_a_policy_says_what_is_missing(tmp_path, capsys):
+    run = make_run(tmp_path)
+    assert "has neither a best policy nor a checkpoint yet" in refuse(capsys, run.path)
+    assert "has no best policy: no evaluation was finished" in refuse(capsys, run.path, "--checkpoint", "best")
+    assert "--checkpoint must be best, last or a path, got 'bets'" in refuse(capsys, run.path, "--checkpoint", "bets")
+
+
+def test_a_damaged_policy_is_refused_by_its_name(tmp_path, capsys):
+    run = make_run(tmp_path, best=1)
+    (run.checkpoints / BEST).write_bytes(b"nothing of the kind")
+    assert f"{run.checkpoints / BEST} cannot be read: " in refuse(capsys, run.path)
+
+
+def test_a_policy_of_other_observations_is_refused(tmp_path, capsys):
+    run = make_run(tmp_path)
+    network = make_network(NETWORK, describe(EnvironmentConfig(id="Acrobot-v1"), 3), seed=1)
+    info = PolicyInfo(
+        schema=describe(EnvironmentConfig(id="Acrobot-v1"), 3),
+        network=NETWORK,
+        environment=CARTPOLE,
+        num_updates=1,
+        score=None,
+    )
+    save_policy(run.checkpoints / BEST, flatten_parameters(network), info)
+    words = "float32[1, 4] and 2 actions, not float32[1, 6] and 3 actions"
+    assert words in refuse(capsys, run.path)
+
+
+# --- video ----------------------------------------------------------------------------------------------------------
+
+
+def read_video(path):
+    video = cv2.VideoCapture(str(path))
+    fps, pictures = video.get(cv2.CAP_PROP_FPS), []
+    while (frame := video.read())[0]:
+        pictures.append(frame[1])
+    video.release()
+    return fps, pictures
+
+
+def test_a_video_shows_the_first_game_picture_by_picture(tmp_path, capsys):
+    path = tmp_path / "game.mp4"
+    result = evaluate(capsys, "--random", "--env", "CartPole-v1", "--episodes", 3, "--envs", 1, "--video", path)
+    fps, pictures = read_video(path)
+    assert (fps, len(pictures)) == (30.0, result["lengths"][0])
+    assert pictures[0].shape == (800, 1200, 3)
+    assert result["video"] == str(path)
+    assert (pictures[0] != pictures[-1]).any()
+
+
+def test_an_atari_video_runs_at_the_consoles_speed_in_its_colours(tmp_path, capsys):
+    path = tmp_path / "pong.mp4"
+    pong = EnvironmentConfig(id="ALE/Pong-v5", max_episode_frames=400)
+    result = evaluate(capsys, make_run(tmp_path, environment=pong, best=1).path, "--episodes", 1, "--video", path)
+    fps, pictures = read_video(path)
+    assert (fps, len(pictures)) == (15.0, result["lengths"][0])
+    assert pictures[50].shape == (420, 320, 3)
+    # Pong's brown background is RGB (144, 72, 17); the codec is lossy.
+    assert pictures[50][200, 160].tolist() == pytest.approx([17, 72, 144], abs=12)
+
+
+def test_a_video_that_cannot_be_written_is_refused_with_its_name(tmp_path, capsys):
+    path = tmp_path / "game.mp4"
+    path.symlink_to("/proc/nowhere/game.mp4")
+    argv = ["--random", "--env", "CartPole-v1", "--episodes", "1", "--video", str(path)]
+    assert main(argv) == 2
+    assert f"--video {path}" in capsys.readouterr().err
+
+
+def test_a_video_on_a_full_disk_is_told(tmp_path, capsys):
+    path = tmp_path / "game.mp4"
+    path.symlink_to("/dev/full")
+    argv = ["--random", "--env", "CartPole-v1", "--episodes", "1", "--video", str(path)]
+    assert main(argv) == 2
+    assert f"--video {path}" in capsys.readouterr().err

@@ -1,0 +1,103 @@
+"""The link sends each segment, keeps it until its receipt, and sends it again when nothing moves: a tape."""
+
+from __future__ import annotations
+
+from builders import PIXELS, RUN, make_segment
+
+from apex.experience_link import ExperienceLink
+from apex.segments import Cut
+from apex.send_window import RESEND_SECONDS
+from apex.types import Receipt, Stream
+from apex.wire import Codec
+
+CODEC = Codec(RUN, PIXELS)
+STREAMS = [Stream(7, 3), Stream(6, 4)]
+
+
+class Tape:
+    """An outlet, a source of receipts and a clock in one."""
+
+    def __init__(self):
+        self.sent = []
+        self.receipts = []
+        self.now = 0.0
+        self.room = True
+
+    def send(self, message):
+        if self.room:
+            segment = CODEC.decode_segment(message)
+            self.sent.append((segment.stream.actor_id, segment.number, segment.base))
+        return self.room
+
+    def receive(self, timeout=0.0):
+        receipts, self.receipts = self.receipts, []
+        return receipts
+
+    def clock(self):
+        return self.now
+
+
+def make_link(tape, window=2):
+    return ExperienceLink(STREAMS, CODEC, tape, tape, window=window, clock=tape.clock)
+
+
+def cut(stream_index):
+    segment = make_segment(PIXELS)
+    return Cut(stream_index, segment.records, segment.image)
+
+
+def test_numbers_run_per_stream_and_carry_the_base():
+    tape = Tape()
+    link = make_link(tape)
+    link.send([cut(0), cut(1)], version=1)
+    link.send([cut(0)], version=2)
+    assert tape.sent == [(7, 0, 0), (6, 0, 0), (7, 1, 0)]
+    assert link.blocked
+    tape.receipts = [Receipt(STREAMS[0], 1, 1, 0)]
+    link.pump()
+    assert not link.blocked
+    link.send([cut(0)], version=3)
+    assert tape.sent[-1] == (7, 2, 1)
+    assert link.in_flight == 3
+
+
+def test_what_is_overdue_goes_again_and_only_that():
+    tape = Tape()
+    link = make_link(tape)
+    link.send([cut(0), cut(1)], version=1)
+    tape.receipts = [Receipt(STREAMS[1], 1, 1, 0)]
+    tape.now = RESEND_SECONDS + 0.1
+    link.pump()
+    assert tape.sent == [(7, 0, 0), (6, 0, 0), (7, 0, 0)]
+    assert link.num_resent == 1
+
+
+def test_without_room_nothing_is_lost():
+    tape = Tape()
+    link = make_link(tape)
+    tape.room = False
+    link.send([cut(0)], version=1)
+    tape.room = True
+    tape.now = RESEND_SECONDS + 0.1
+    link.pump()
+    assert tape.sent == [(7, 0, 0)]
+
+
+def test_another_store_is_sent_what_the_old_one_had_not_acknowledged():
+    tape = Tape()
+    link = make_link(tape, window=4)
+    link.send([cut(0), cut(0), cut(0)], version=1)
+    tape.receipts = [Receipt(STREAMS[0], 1, 1, 0)]
+    link.pump()
+    tape.receipts = [Receipt(STREAMS[0], 2, 0, 0)]
+    link.pump()
+    assert tape.sent[3:] == [(7, 1, 0), (7, 2, 0)]
+
+
+def test_receipts_of_strangers_are_ignored():
+    tape = Tape()
+    link = make_link(tape)
+    link.send([cut(0)], version=1)
+    tape.receipts = [Receipt(Stream(99, 1), 1, 5, 0), Receipt(Stream(7, 2), 1, 5, 0)]
+    link.pump()
+    assert link.in_flight == 1

@@ -1,0 +1,322 @@
+"""The launcher: what it starts, what it shows, and what it says at the end. Roles are played by `sh -c`."""
+
+import dataclasses
+import socket
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from apex.config import Config, EnvironmentConfig, EvaluatorConfig, RunConfig, TransportConfig, load_toml
+from apex.launch import StatusClient, Watch, command_name, farewell, local_host, main, make_programs, train
+from apex.lifecycle import FAILED, FINISHED, REFUSED, Stop
+from apex.run_folder import RunFolder
+from apex.supervisor import Ending, Program
+from apex.terminal_picture import History
+from apex.terminal_view import LogTail
+from apex.types import Schema
+
+SCHEMA = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
+
+
+class Tape:
+    """A view, a clock and a source of statuses that note and play back."""
+
+    def __init__(self, statuses=()):
+        self.statuses = list(statuses)
+        self.events = []
+        self.now = 0.0
+
+    def clock(self):
+        return self.now
+
+    def source(self):
+        return self.statuses.pop(0) if self.statuses else None
+
+    def show(self, status, history):
+        self.events.append(("show", (status or {}).get("phase"), history.silent_seconds))
+
+    def note(self, sentence):
+        self.events.append(("note", sentence))
+
+
+def make_watch(tape, folder=Path("nowhere")):
+    return Watch(tape.source, tape, LogTail(folder), History(), tape.clock)
+
+
+def make_folder(path, **run):
+    config = dataclasses.replace(Config(), run=RunConfig(folder=str(path), name="mine", **run))
+    return RunFolder.create(config, SCHEMA, started=datetime(2025, 1, 31))
+
+
+def cartpole(path, **run):
+    """A small run of CartPole below `path`."""
+    return Config(
+        environment=EnvironmentConfig(id="CartPole-v1"),
+        replay=dataclasses.replace(Config().replay, capacity=2_000, min_size_to_sample=1_000),
+        run=RunConfig(folder=str(path), name="mine", tensorboard=False, **run),
+    )
+
+
+# --- the programs -----------------------------------------------------------------------------------------------------
+
+
+def compose(folder, status=None, **branches):
+    watch = make_watch(Tape([status] if status else []))
+    watch.tick()
+    return {p.role: p for p in make_programs(dataclasses.replace(folder.config, **branches), folder, watch)}
+
+
+def test_actors_stop_first_then_evaluator_learner_replay_and_tensorboard(tmp_path):
+    programs = compose(make_folder(tmp_path))
+    assert list(programs)[::-1] == ["actor", "evaluator", "learner", "replay", "tensorboard"]
+
+
+def test_a_run_is_over_within_ten_seconds(tmp_path):
+    assert sum(program.grace_seconds for program in compose(make_folder(tmp_path)).values()) <= 9.0
+
+
+def test_everybody_is_told_the_learners_control_address(tmp_path):
+    programs = compose(make_folder(tmp_path), transport=TransportConfig(port_offset=100))
+    for role in ("replay", "actor", "evaluator"):
+        assert programs[role].command[1:] == ("-u", "-m", f"apex.{role}", "--learner", "127.0.0.1:52103")
+
+
+def test_the_learner_is_told_its_folder_and_only_its_end_ends_the_run(tmp_path):
+    folder = make_folder(tmp_path)
+    programs = compose(folder)
+    where = ("--config", f"{folder.path}/config.toml", "--run-folder", str(folder.path))
+    assert programs["learner"].command[3:] == ("apex.learner", *where)
+    assert [role for role, program in programs.items() if program.ends_run] == ["learner"]
+
+
+def test_what_only_watches_is_nice_and_tensorboard_is_not_essential(tmp_path):
+    programs = compose(make_folder(tmp_path))
+    assert [role for role, program in programs.items() if program.niceness] == ["tensorboard", "evaluator"]
+    assert [role for role, program in programs.items() if not program.essential] == ["tensorboard"]
+
+
+def test_evaluator_and_tensorboard_can_be_left_out(tmp_path):
+    folder = make_folder(tmp_path)
+    programs = compose(folder, evaluator=EvaluatorConfig(enabled=False), run=RunConfig(tensorboard=False))
+    assert list(programs) == ["replay", "learner", "actor"]
+
+
+def test_tensorboard_waits_for_the_first_updates(tmp_path):
+    folder = make_folder(tmp_path)
+    for status, ready in [(None, False), ({"updates": 0}, False), ({"updates": 1, "phase": "training"}, True)]:
+        assert compose(folder, status)["tensorboard"].ready() is ready
+
+
+@pytest.mark.parametrize(("phase", "ready"), [("training", True), ("finishing", False), ("finished", False)])
+def test_nobody_but_the_learner_is_started_again_while_the_run_ends(tmp_path, phase, ready):
+    programs = compose(make_folder(tmp_path), {"phase": phase, "updates": 1})
+    assert programs.pop("learner").ready()
+    assert {program.ready() for program in programs.values()} == {ready}
+
+
+@pytest.mark.parametrize(
+    ("bind", "host"), [("0.0.0.0", "127.0.0.1"), ("127.0.0.1", "127.0.0.1"), ("10.0.0.7", "10.0.0.7")]
+)
+def test_programs_of_this_host_connect_to_where_it_is_bound(bind, host):
+    assert local_host(TransportConfig(bind=bind, allow_remote=True)) == host
+
+
+# --- the watch --------------------------------------------------------------------------------------------------------
+
+
+def test_a_status_is_shown_when_it_comes_and_silence_once_a_second():
+    tape = Tape([None, None, {"phase": "training"}])
+    watch = make_watch(tape)
+    for tape.now in (0.0, 0.5, 0.6, 0.7, 1.5, 1.6, 2.6):
+        watch.tick()
+    assert tape.events == [
+        ("show", None, 0.0),
+        ("show", "training", 0.0),
+        ("show", "training", pytest.approx(1.0)),
+        ("show", "training", pytest.approx(2.0)),
+    ]
+
+
+def test_what_the_supervisor_says_is_shown_at_once():
+    tape = Tape()
+    make_watch(tape).tell("stopping actor")
+    assert tape.events == [("note", "stopping actor"), ("show", None, 0.0)]
+
+
+def test_warnings_of_the_logs_are_shown(tmp_path):
+    (tmp_path / "replay.log").write_text("12:00:00 replay WARNING slow\n")
+    tape = Tape()
+    make_watch(tape, tmp_path).tick()
+    assert tape.events[0] == ("note", "12:00:00 replay WARNING slow")
+
+
+def test_a_sentence_that_is_said_again_stands_once_in_the_picture():
+    history = History()
+    watch = Watch(Tape().source, Tape(), LogTail(Path("nowhere")), history)
+    for sentence in ("first", "second", "first"):
+        watch.tell(sentence)
+    assert list(history.notes) == ["second", "first"]
+
+
+class Client:
+    """A control client: what was sent, and what it will receive."""
+
+    def __init__(self):
+        self.sent = 0
+        self.inbox = []
+
+    def send(self, message):
+        assert message == {"type": "status"}
+        self.sent += 1
+
+    def receive(self, timeout):
+        assert timeout == 0.0
+        return self.inbox.pop(0) if self.inbox else None
+
+
+def test_the_learner_is_asked_once_a_second_while_it_answers():
+    client, tape = Client(), Tape()
+    ask = StatusClient(client, tape.clock)
+    sent = []
+    for tape.now in (0.0, 0.2, 0.4, 1.0, 1.2):
+        client.inbox = [{"type": "status", "n": tape.now}] if tape.now in (0.2, 1.2) else []
+        assert ask() == ({"type": "status", "n": tape.now} if tape.now in (0.2, 1.2) else None)
+        sent.append(client.sent)
+    assert sent == [1, 1, 1, 2, 2]
+
+
+def test_a_question_without_an_answer_is_asked_again_after_three_seconds():
+    client, tape = Client(), Tape()
+    ask = StatusClient(client, tape.clock)
+    sent = []
+    for tape.now in (0.0, 1.0, 2.9, 3.0, 3.1):
+        ask()
+        sent.append(client.sent)
+    assert sent == [1, 1, 1, 2, 2]
+
+
+def test_the_newest_of_several_answers_counts_and_others_are_no_status():
+    client = Client()
+    client.inbox = [{"type": "status", "n": 1}, {"type": "status", "n": 2}, {"type": "refused"}]
+    assert StatusClient(client)() == {"type": "status", "n": 2}
+
+
+# --- last words -------------------------------------------------------------------------------------------------------
+
+STATUS = {
+    "reason": "reached the score 475",
+    "steps": 123_456,
+    "updates": 345,
+    "elapsed_seconds": 61.0,
+    "evaluator": {"score": 497.25, "best": 500.0},
+    "actors": {"score": 12.0, "highest_id": 31},
+}
+
+
+def test_a_finished_run_says_why_how_well_and_what_to_type_next(tmp_path):
+    folder = make_folder(tmp_path)
+    (folder.checkpoints / "000000345").mkdir()
+    (folder.tensorboard / "events").touch()
+    assert farewell(Ending(FINISHED, ""), STATUS, folder) == [
+        "finished: reached the score 475",
+        "score: 497.2 by the evaluator's last games, 500 at best",
+        "123,456 steps, 345 updates in 0:01:01",
+        f"run folder: {folder.path}",
+        f"next: {command_name('apex')} evaluate {folder.path} --episodes 30 --video game.mp4",
+        f"curves: {command_name('tensorboard')} --logdir {folder.tensorboard}",
+    ]
+
+
+def test_without_an_evaluator_the_score_is_that_of_the_actor_that_explores_least(tmp_path):
+    lines = farewell(Ending(FINISHED, ""), {**STATUS, "evaluator": None}, make_folder(tmp_path))
+    assert "score: 12 by actor 31, which explores least" in lines
+
+
+def test_what_there_is_not_yet_is_not_offered(tmp_path):
+    folder = make_folder(tmp_path)
+    lines = farewell(Ending(FINISHED, "asked to stop"), {}, folder)
+    assert lines[0] == "finished: asked to stop"
+    assert lines[1] == "score: none yet: no game was over"
+    assert lines[-1] == f"run folder: {folder.path}"
+
+
+def test_a_failed_run_says_the_cause_and_what_the_log_said_before(tmp_path):
+    folder = make_folder(tmp_path)
+    (folder.logs / "replay.log").write_text("first\nValueError: bad\n")
+    lines = farewell(Ending(FAILED, "replay ended with status 1 4 times", "replay"), None, folder)
+    assert lines == [
+        "the run ended with status 1: replay ended with status 1 4 times",
+        "    first",
+        "    ValueError: bad",
+        f"run folder: {folder.path}",
+    ]
+
+
+def test_a_command_that_is_not_on_the_path_is_named_by_where_it_is(monkeypatch):
+    monkeypatch.chdir(Path(sys.executable).parent.parent)
+    assert command_name("no-such-program") == str(Path(Path(sys.executable).parent.name) / "no-such-program")
+    monkeypatch.chdir("/")
+    assert command_name("no-such-program") == str(Path(sys.executable).parent / "no-such-program")[1:]
+
+
+# --- the whole --------------------------------------------------------------------------------------------------------
+
+
+def stand_in(role, script, **options):
+    return Program(role=role, command=("sh", "-c", script), **options)
+
+
+def test_a_run_goes_from_its_folder_to_its_last_words(tmp_path, capsys):
+    def programs(config, folder, watch):
+        assert load_toml(folder.config_file) == config
+        return [stand_in("actor", "exec sleep 600"), stand_in("learner", "exit 0", ends_run=True)]
+
+    assert train(cartpole(tmp_path), Stop(), ["--name", "mine"], programs) == FINISHED
+    said = capsys.readouterr().out
+    assert "CartPole-v1, seed 1" in said
+    assert "machine: " in said
+    assert "stopping actor\nfinished\n" in said
+    assert f"run folder: {tmp_path / 'mine'}" in said
+    assert "stopping actor" in (tmp_path / "mine" / "logs" / "launcher.log").read_text()
+
+
+def test_a_run_ends_with_the_status_of_the_program_that_refused(tmp_path, capsys):
+    programs = [stand_in("learner", "echo starting; echo 'no GPU here'; exit 2", ends_run=True)]
+    assert train(cartpole(tmp_path), Stop(), [], lambda *_: programs) == REFUSED
+    assert "the run ended with status 2: learner refused to run: no GPU here" in capsys.readouterr().err
+
+
+def test_a_run_that_was_stopped_before_it_began_leaves_no_folder(tmp_path):
+    stop = Stop()
+    stop.request()
+    assert train(cartpole(tmp_path / "runs"), stop, []) == FINISHED
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_taken_port_moves_the_run(tmp_path, capsys):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        taken = TransportConfig(experience_port=listener.getsockname()[1])
+        config = dataclasses.replace(cartpole(tmp_path), transport=taken)
+        train(config, Stop(), [], lambda *_: [stand_in("learner", "exit 0", ends_run=True)])
+    assert "this run uses --transport.port-offset" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--preset", "nosuch"], "nosuch"),
+        (["--actors", "0"], "--actors must be >= 1"),
+        (["--replay.capactiy", "7"], "capactiy"),
+        (["--env", "NoSuchEnv-v0"], "NoSuchEnv-v0"),
+    ],
+)
+def test_a_mistake_is_refused_in_one_line_that_names_it(arguments, message, capsys):
+    assert main(arguments) == REFUSED
+    errors = capsys.readouterr().err.strip().splitlines()
+    assert len(errors) == 1
+    assert errors[0].startswith("apex train: ")
+    assert message in errors[0]

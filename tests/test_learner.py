@@ -1,0 +1,301 @@
+"""The learner's loop saves, reports and ends as it is told; its front desk welcomes, leases and says goodbye."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from test_trainer import NETWORK, SCHEMA, Tape, make_sample, make_trainer
+from test_transport import until
+
+from apex.config import CheckpointConfig, Config, ConfigError, LearnerConfig, RunConfig, TransportConfig
+from apex.coordinator import Desk, coordinate
+from apex.learner import DivergedError, LearnerLoop, PublishingThread, choose_device
+from apex.lifecycle import Stop
+from apex.metrics import read_curve
+from apex.networks import flatten_parameters, make_network
+from apex.ports import choose_ports, is_free
+from apex.processes import ChildDiedError, start_child, stop_children
+from apex.run_folder import RunFolder
+from apex.session import Session, greet, read_welcome
+from apex.status import ask
+from apex.transport import ControlClient, MetricsSender, ParameterSubscriber, open_context
+from apex.types import Parameters
+from apex.wire import VERSION, Codec
+
+CONFIG = Config(checkpoint=CheckpointConfig(period=2), learner=LearnerConfig(batch_size=16))
+
+
+class Loop:
+    """A learner's loop with the coordinator's end of its pipe in the test's hand."""
+
+    def __init__(self, num_samples, **run):
+        self.pipe, pipe = multiprocessing.Pipe()
+        self.tape = Tape(*(make_sample(number) for number in range(num_samples)))
+        self.trainer = make_trainer(self.tape)
+        self.saved = []
+        self.connected = []
+        config = replace(CONFIG, run=RunConfig(**run))
+        self.loop = LearnerLoop(
+            config, self.trainer, pipe, connect=self.connected.append, save=lambda steps: self.saved.append(steps)
+        )
+
+    def tell(self, end="", steps=0, **replay):
+        self.pipe.send_bytes(json.dumps({"replay": replay, "end": end, "steps": steps}).encode())
+
+    def run(self, stop=None):
+        return self.loop.run(stop or Stop(), lambda: None)
+
+    def reports(self):
+        found = []
+        while self.pipe.poll():
+            found.append(json.loads(self.pipe.recv_bytes()))
+        return found
+
+
+def test_ends_after_its_last_update_although_samples_remain():
+    loop = Loop(9, max_updates=5)
+    assert loop.run() == "reached 5 updates"
+    assert loop.trainer.num_updates == 5
+    assert len(loop.tape.updates) == 5
+    assert loop.reports()[-1]["updates"] == 5
+
+
+def test_saves_every_period_and_knows_the_steps():
+    loop = Loop(9, max_updates=5)
+    loop.tell(steps=1234, priorities="tcp://a")
+    loop.run()
+    assert loop.saved == [1234, 1234]
+    assert loop.connected == ["tcp://a"]
+
+
+def test_follows_a_replay_server_that_moved_and_only_then():
+    loop = Loop(9, max_updates=3)
+    for endpoint in ("tcp://a", "tcp://a", "tcp://b"):
+        loop.tell(priorities=endpoint)
+    loop.run()
+    assert loop.connected == ["tcp://a", "tcp://b"]
+
+
+def test_ends_for_the_reason_that_it_is_told():
+    loop = Loop(1)
+    loop.tell(end="reached the score 18")
+    assert loop.run() == "reached the score 18"
+
+
+def test_a_signal_ends_it():
+    stop = Stop()
+    stop.request()
+    assert Loop(1).run(stop) == "interrupted"
+
+
+def test_a_loss_that_is_not_finite_ends_it_with_the_reason():
+    loop = Loop(1, max_updates=1)
+    loop.tape.samples[0].n_step_return[3] = math.nan
+    with pytest.raises(DivergedError, match=r"nan after 1 updates: lower --learner.learning-rate"):
+        loop.run()
+
+
+def test_a_coordinator_that_is_gone_ends_it():
+    loop = Loop(3)
+    loop.pipe.close()
+    with pytest.raises(ChildDiedError, match="coordinator"):
+        loop.run()
+
+
+def test_cuda_without_a_gpu_is_an_error_never_a_silent_cpu():
+    if torch.cuda.is_available():
+        assert choose_device(LearnerConfig(device="cuda")).type == "cuda"
+        return
+    with pytest.raises(ConfigError, match="sees no GPU"):
+        choose_device(LearnerConfig(device="cuda"))
+    assert choose_device(LearnerConfig()).type == "cpu"
+
+
+@pytest.fixture
+def transport():
+    """Ports that nobody listens on."""
+    config = Config(run=RunConfig(tensorboard=False), transport=TransportConfig(port_offset=3_000))
+    return replace(choose_ports(config, is_free, lambda sentence: None).transport, lease_seconds=3.0)
+
+
+def test_the_publishing_thread_publishes_the_newest_and_the_last(transport):
+    codec, values = Codec(1, SCHEMA), np.ones(4, np.float32)
+    publishing = PublishingThread(transport.endpoint("parameters"), codec, Stop())
+    with open_context() as context:
+        subscriber = ParameterSubscriber(context, transport.endpoint("parameters"), codec, num_parameters=4)
+        publishing.publish(Parameters(1, values))
+        assert until(lambda: subscriber.receive(0.1), "parameters").version == 1
+        publishing.publish(Parameters(2, values))
+        publishing.close()
+        assert until(lambda: subscriber.receive(0.1), "parameters").version == 2
+    publishing.check()
+
+
+def test_a_thread_that_fails_stops_the_role_and_is_raised_there(transport):
+    stop = Stop()
+    first = PublishingThread(transport.endpoint("parameters"), Codec(1, SCHEMA), Stop())
+    until(lambda: not is_free("127.0.0.1", transport.parameters_port + transport.port_offset), "bind")
+    second = PublishingThread(transport.endpoint("parameters"), Codec(1, SCHEMA), stop)
+    until(lambda: stop.requested, "failure")
+    with pytest.raises(ConfigError, match="is in use"):
+        second.check()
+    first.close()
+    second.close()
+
+
+class FrontDesk:
+    """A coordinator process, and its pipe."""
+
+    def __init__(self, folder, config, num_actors):
+        self.folder = folder
+        self.transport = config.transport
+        self.pipe, pipe = multiprocessing.Pipe()
+        desk = Desk(config, SCHEMA, folder.run_id, num_actors, 1, folder.path)
+        self.child = start_child("coordinator", coordinate, desk, pipe, self.pipe)
+        pipe.close()
+        self.port = self.transport.control_port + self.transport.port_offset
+
+    def report(self, **fields):
+        self.pipe.send_bytes(json.dumps(fields).encode())
+
+    def welcome(self, role="actor", **more):
+        return read_welcome(greet("127.0.0.1", self.port, role, Stop(), **more))
+
+    def status(self):
+        return ask(self.transport.endpoint("control"), 5.0)
+
+    def news(self, wanted):
+        def found():
+            if self.pipe.poll(0.1):
+                news = json.loads(self.pipe.recv_bytes())
+                return news if wanted(news) else None
+            return None
+
+        return until(found, "news")
+
+
+@pytest.fixture
+def desk(tmp_path, transport):
+    config = Config(
+        transport=transport, network=NETWORK, run=RunConfig(folder=str(tmp_path), name="run", max_steps=1_000)
+    )
+    front = FrontDesk(RunFolder.create(config, SCHEMA), config, num_actors=6)
+    network = make_network(NETWORK, SCHEMA, seed=0)
+    front.parameters = Parameters(7, flatten_parameters(network))
+    front.report(num_parameters=len(front.parameters.values), updates=0)
+    yield front
+    stop_children([front.child])
+
+
+def session_of(welcome, role, status=None, endpoints=None):
+    stop = Stop()
+    return Session(welcome, role, stop, lambda: status or {}, endpoints), stop
+
+
+def test_hello_is_answered_with_all_that_a_role_needs(desk):
+    welcome = desk.welcome(num_streams=4)
+    assert welcome.run_id == desk.folder.run_id
+    assert welcome.config == desk.folder.config
+    assert welcome.schema == SCHEMA
+    assert welcome.num_parameters == len(desk.parameters.values)
+    assert [stream.actor_id for stream in welcome.streams] == [5, 4, 3, 2]
+    assert [stream.actor_id for stream in desk.welcome(num_streams=4).streams] == [1, 0]
+
+
+def test_actors_wait_for_replay_and_learn_where_it_is(desk):
+    replay, _ = session_of(desk.welcome("replay"), "replay", {"num_inserted": 42}, {"priorities": "tcp://1.2.3.4:5"})
+    welcome = desk.welcome(num_streams=1, needs_replay=True)
+    assert welcome.replay == {"priorities": "tcp://1.2.3.4:5"}
+    assert desk.news(lambda news: news["steps"] == 42)["replay"] == {"priorities": "tcp://1.2.3.4:5"}
+    status = desk.status()
+    assert status["steps"] == 42
+    assert status["phase"] == "filling replay"
+    replay.close()
+    until(lambda: not desk.status()["roles"], "goodbye")
+
+
+def test_ids_are_free_again_after_goodbye_and_after_silence(desk):
+    first = desk.welcome(num_streams=6)
+    session, _ = session_of(first, "actor")
+    session.close()
+    assert len(desk.welcome(num_streams=6).streams) == 6  # This one never sends a heartbeat ...
+    until(lambda: desk.status()["actors"], "status")
+    third = desk.welcome(num_streams=6)  # ... so this one gets its ids when the lease has run out.
+    assert len(third.streams) == 6
+    assert min(stream.incarnation for stream in third.streams) > max(stream.incarnation for stream in first.streams)
+
+
+def test_who_lost_its_ids_is_told_and_ends(desk):
+    welcome = desk.welcome(num_streams=6)
+    until(lambda: greet("127.0.0.1", desk.port, "actor", Stop(), num_streams=1), "a lease that ran out")
+    session, stop = session_of(welcome, "actor")
+    until(lambda: stop.requested, "refusal")
+    assert session.lost
+    assert not session.finished
+    session.close()
+
+
+def test_another_wire_version_and_nonsense_are_refused(desk):
+    with open_context() as context:
+        client = ControlClient(context, desk.transport.endpoint("control"))
+        client.send({"type": "hello", "session": 1, "wire": VERSION + 1, "role": "actor"})
+        assert client.receive(5.0)["reason"] == f"wire version {VERSION + 1}, but this is {VERSION}"
+        for nonsense in ({"type": "hello"}, {"type": "what", "session": 1}, {"type": "heartbeat", "session": "x"}):
+            client.send(nonsense)
+        client.send_frames([b"garbage"])
+        client.send({"type": "heartbeat", "session": 1, "run_id": 5})
+        assert client.receive(5.0) == {"type": "refused", "reason": "this is another run"}
+
+
+def test_the_best_evaluation_is_kept_and_shown(desk):
+    codec = Codec(desk.folder.run_id, SCHEMA)
+    session, _ = session_of(desk.welcome("evaluator"), "evaluator")
+    result = {"mean": 3.0, "median": 2.0, "length": 10.0, "episodes": 5, "updates": 7, "confirmed": False}
+    session.post(codec.encode_evaluation(result, desk.parameters))
+    session.post(codec.encode_evaluation({**result, "mean": 1.0}, None))
+    until(lambda: desk.status()["evaluator"]["score"] == 1.0, "evaluation")
+    assert desk.status()["evaluator"]["best"] == 3.0
+    assert (desk.folder.checkpoints / "best.safetensors").exists()
+    session.close()
+
+
+def test_metrics_reach_the_curves_with_the_steps_that_are_known(desk):
+    replay, _ = session_of(desk.welcome("replay"), "replay", {"num_inserted": 42, "rate": "x"})
+    desk.news(lambda news: news["steps"] == 42)
+    with open_context() as context:
+        metrics = MetricsSender(context, desk.transport.endpoint("metrics"), Codec(desk.folder.run_id, SCHEMA))
+        metrics.send({"role": "actor", "steps": None, "time": 1.0, "scalars": {"actor_highest_id/score": 17.0}})
+        metrics.send({"role": "actor", "scalars": "nonsense"})
+        until(lambda: desk.status()["actors"]["score"] == 17.0, "score")
+    replay.close()
+    curve = desk.folder.curves / "actor.jsonl"
+    until(lambda: curve.exists() and read_curve(curve), "curve")
+    assert read_curve(curve)[0]["steps"] == 42
+
+
+def test_the_end_is_told_to_the_trainer_and_then_to_everybody(desk):
+    status = {"num_inserted": 999}
+    replay, stop = session_of(desk.welcome("replay"), "replay", status)
+    desk.news(lambda news: news["steps"] == 999)
+    status["num_inserted"] = 1_000
+    assert desk.news(lambda news: news["end"])["end"] == "reached 1000 steps"
+    assert not stop.requested
+    desk.report(finished="reached 1000 steps", updates=5)
+    until(lambda: stop.requested, "end")
+    assert replay.finished
+    replay.close()
+    until(lambda: desk.child.exitcode is not None, "coordinator's end")
+    assert desk.child.exitcode == 0
+
+
+def test_without_its_trainer_the_coordinator_ends(desk):
+    desk.status()
+    desk.pipe.close()
+    until(lambda: desk.child.exitcode is not None, "coordinator's end")
+    assert desk.child.exitcode == 0

@@ -1,0 +1,87 @@
+"""Ids are leased the highest first, to one session at a time, and come free by goodbye or silence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from apex.leases import LeaseTable
+from apex.types import Stream
+
+
+def ids(streams):
+    return [stream.actor_id for stream in streams]
+
+
+def test_the_highest_free_ids_go_first():
+    table = LeaseTable(10, 10.0)
+    assert ids(table.claim(session=1, count=4, now=0.0)) == [9, 8, 7, 6]
+    assert ids(table.claim(session=2, count=4, now=0.0)) == [5, 4, 3, 2]
+    assert ids(table.claim(session=3, count=4, now=0.0)) == [1, 0]
+    assert ids(table.claim(session=4, count=4, now=0.0)) == []
+    assert table.num_leased == 10
+
+
+def test_claiming_again_gives_the_same_and_adds_what_is_missing():
+    table = LeaseTable(4, 10.0)
+    first = table.claim(1, 2, 0.0)
+    assert table.claim(1, 2, 1.0) == first
+    assert ids(table.claim(1, 3, 1.0)) == [3, 2, 1]
+
+
+def test_goodbye_frees_at_once_and_silence_after_the_lease():
+    table = LeaseTable(2, 10.0)
+    old = table.claim(1, 1, 0.0)
+    table.claim(2, 1, 0.0)
+    table.release(1)
+    (new,) = table.claim(3, 1, 1.0)
+    assert new.actor_id == old[0].actor_id
+    assert new.incarnation > old[0].incarnation
+    assert ids(table.claim(4, 1, 9.9)) == []
+    assert ids(table.claim(4, 1, 10.1)) == [0]
+
+
+def test_a_renewed_lease_lives_on():
+    table = LeaseTable(1, 10.0)
+    streams = table.claim(1, 1, 0.0)
+    assert table.renew(1, streams, 9.0)
+    assert table.claim(2, 1, 18.0) == []
+
+
+def test_an_id_that_went_to_another_is_not_renewed():
+    table = LeaseTable(1, 10.0)
+    streams = table.claim(1, 1, 0.0)
+    table.claim(2, 1, 20.0)
+    assert not table.renew(1, streams, 20.0)
+    assert not table.renew(1, [Stream(5, 1)], 20.0)
+    assert not table.renew(1, [Stream(-1, 1)], 20.0)
+
+
+def test_a_restarted_learner_adopts_who_is_there_and_never_gives_an_incarnation_twice():
+    before = LeaseTable(3, 10.0, epoch=1)
+    held = before.claim(1, 1, 0.0)
+    after = LeaseTable(3, 10.0, epoch=2)
+    assert after.renew(1, held, 0.0)
+    (other,) = after.claim(2, 1, 0.0)
+    assert other.actor_id == 1
+    assert other.incarnation > held[0].incarnation
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_id_is_ever_in_two_hands(seed):
+    rng = np.random.default_rng(seed)
+    table, now, seen = LeaseTable(8, 10.0), 0.0, {}
+    for _ in range(500):
+        now += rng.random() * 3
+        session = int(rng.integers(5))
+        if rng.random() < 0.2:
+            table.release(session)
+        elif rng.random() < 0.5:
+            table.renew(session, table.held(session), now)
+        else:
+            table.claim(session, int(rng.integers(1, 6)), now)
+        held = [stream for s in range(5) for stream in table.held(s)]
+        assert len(set(ids(held))) == len(held)
+        for s in range(5):
+            for stream in table.held(s):
+                assert seen.setdefault(stream, s) == s  # An incarnation belongs to one session for ever.

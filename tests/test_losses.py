@@ -1,0 +1,137 @@
+"""Claims about `apex.losses`: the double-Q loss by hand and by definition, its gradient, and importance weights."""
+
+import numpy as np
+import pytest
+import torch
+
+from apex.losses import double_q_loss, importance_weights
+
+
+def batch(size=1, seed=0):
+    """Arguments of `double_q_loss`, random but for what a test sets."""
+    rng = np.random.default_rng(seed)
+    q, next_q, next_q_target = (torch.from_numpy(rng.normal(size=(size, 3)).astype(np.float32)) for _ in range(3))
+    return {
+        "q": q,
+        "next_q": next_q,
+        "next_q_target": next_q_target,
+        "action": torch.from_numpy(rng.integers(0, 3, size)),
+        "n_step_return": torch.from_numpy(rng.normal(size=size).astype(np.float32)),
+        "discount": torch.from_numpy(rng.choice([0.0, 0.97, 0.9], size).astype(np.float32)),
+        "importance_weights": torch.from_numpy(rng.uniform(0.1, 1, size).astype(np.float32)),
+    }
+
+
+def row(**changes):
+    """One transition where every number is another power of ten: the online network would go to action 1."""
+    arguments = {
+        "q": [[1.0, 10.0, 100.0]],
+        "next_q": [[0.0, 7.0, 3.0]],
+        "next_q_target": [[5000.0, 1000.0, 9000.0]],
+        "n_step_return": [0.5],
+        "discount": [0.1],
+        "importance_weights": [1.0],
+    }
+    tensors = {name: torch.tensor(value) for name, value in {**arguments, **changes}.items()}
+    return {"action": torch.tensor([1]), **tensors}
+
+
+def naive_loss(arguments, kind):
+    """Transition after transition; differentiable in q."""
+    total, td_errors = 0.0, []
+    for i, action in enumerate(arguments["action"].tolist()):
+        next_action = max(range(arguments["q"].shape[1]), key=lambda a: arguments["next_q"][i, a].item())
+        bootstrap = arguments["discount"][i].item() * arguments["next_q_target"][i, next_action].item()
+        delta = arguments["n_step_return"][i].item() + bootstrap - arguments["q"][i, action]
+        loss = delta**2 / 2 if kind == "squared" or abs(delta.item()) <= 1 else abs(delta) - 0.5
+        total = total + arguments["importance_weights"][i].item() * loss
+        td_errors.append(abs(delta.item()))
+    return total / len(td_errors), td_errors
+
+
+def test_the_online_network_chooses_and_the_target_network_judges():
+    loss, td_errors = double_q_loss(**row(), kind="squared")
+    assert td_errors.tolist() == pytest.approx([0.5 + 0.1 * 1000 - 10])
+    assert loss.item() == pytest.approx(90.5**2 / 2)
+
+
+def test_a_discount_of_zero_leaves_the_return_alone():
+    _, td_errors = double_q_loss(**row(discount=[0.0]), kind="squared")
+    assert td_errors.tolist() == pytest.approx([10 - 0.5])
+
+
+@pytest.mark.parametrize(
+    ("q", "expected"), [(0.5, 0.0), (0.9, 0.4**2 / 2), (0.1, 0.4**2 / 2), (1.5, 0.5), (3.5, 2.5), (-9.5, 9.5)]
+)
+def test_huber_is_a_parabola_within_one_and_a_line_beyond(q, expected):
+    loss, _ = double_q_loss(**row(q=[[0.0, q, 0.0]], discount=[0.0]), kind="huber")
+    assert loss.item() == pytest.approx(expected)
+
+
+def test_the_importance_weight_scales_the_loss_and_not_the_priority():
+    loss, td_errors = double_q_loss(**row(importance_weights=[0.25]), kind="squared")
+    assert loss.item() == pytest.approx(0.25 * 90.5**2 / 2)
+    assert td_errors.tolist() == pytest.approx([90.5])
+
+
+@pytest.mark.parametrize("kind", ["squared", "huber"])
+@pytest.mark.parametrize("seed", range(5))
+def test_matches_the_definition_with_its_gradient(kind, seed):
+    arguments = batch(17, seed=seed)
+    q = arguments["q"].requires_grad_()
+    loss, td_errors = double_q_loss(**arguments, kind=kind)
+    (gradient,) = torch.autograd.grad(loss, q)
+    expected, expected_td_errors = naive_loss(arguments, kind)
+    (expected_gradient,) = torch.autograd.grad(expected, q)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradient, expected_gradient)
+    assert td_errors.tolist() == pytest.approx(expected_td_errors, rel=1e-4, abs=1e-6)
+    assert td_errors.dtype is torch.float32
+
+
+@pytest.mark.parametrize("kind", ["squared", "huber"])
+def test_only_the_value_of_the_action_taken_receives_a_gradient(kind):
+    arguments = {name: v.requires_grad_() if name.endswith(("q", "target")) else v for name, v in row().items()}
+    loss, td_errors = double_q_loss(**arguments, kind=kind)
+    loss.backward()
+    assert not td_errors.requires_grad
+    assert arguments["next_q"].grad is None
+    assert arguments["next_q_target"].grad is None
+    assert arguments["q"].grad.tolist() == [[0.0, pytest.approx(-90.5 if kind == "squared" else -1.0), 0.0]]
+
+
+@pytest.mark.parametrize("name", ["action", "n_step_return", "discount", "importance_weights"])
+def test_refuses_a_column_that_would_broadcast(name):
+    arguments = batch(4)
+    arguments[name] = arguments[name].unsqueeze(1)
+    with pytest.raises(ValueError, match=rf"{name} has shape \[4, 1\], but there are 4 values"):
+        double_q_loss(**arguments, kind="squared")
+
+
+def test_importance_weights_by_hand():
+    # (1000 P)^-1/2: 1 / sqrt(4), 1 / sqrt(1), 1 / sqrt(100); divided by the largest, 1.
+    weights = importance_weights(np.array([0.004, 0.001, 0.1]), 1000, 0.5)
+    assert weights.dtype == np.float32
+    assert weights == pytest.approx([0.5, 1.0, 0.1])
+
+
+def test_the_least_probable_of_a_batch_weighs_one():
+    weights = importance_weights(np.array([0.5, 0.1, 0.2]), 10, 0.4)
+    assert weights.argmax() == 1
+    assert weights.max() == 1
+
+
+@pytest.mark.parametrize(("probability", "exponent"), [([0.25] * 4, 0.4), ([0.1, 0.2, 0.7], 0.0)])
+def test_uniform_sampling_and_exponent_zero_weigh_all_alike(probability, exponent):
+    assert importance_weights(np.array(probability), 4, exponent).tolist() == [1.0] * len(probability)
+
+
+def test_importance_weights_bear_probabilities_of_any_size():
+    weights = importance_weights(np.array([1e-300, 1.0]), 2**31, 1.0)
+    assert weights.tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("probability", [0.0, -0.1, np.nan, np.inf])
+def test_refuses_what_is_not_the_probability_of_something_drawn(probability):
+    with pytest.raises(ValueError, match="finite and positive"):
+        importance_weights(np.array([0.5, probability]), 10, 0.4)

@@ -1,0 +1,246 @@
+"""The metrics writer: what it takes stands in both files, what it does not is refused by name, and no disk stops it."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.record_writer import masked_crc32c
+
+from apex.metrics import MAX_PENDING_BYTES, MetricsWriter, read_curve
+
+
+def make_message(steps=100, **changes):
+    return {"role": "learner", "steps": steps, "time": 1000.5, "scalars": {"learner/loss": 0.25}, **changes}
+
+
+def make_histogram(counts=(1, 2), edges=(0.0, 1.0, 3.0)):
+    return {"counts": list(counts), "edges": list(edges)}
+
+
+def write(folder, *messages):
+    writer = MetricsWriter(folder)
+    for message in messages:
+        writer.accept(message)
+    writer.close()
+    return writer
+
+
+def read_events(folder):
+    """By the format's definition: uint64 length, its checksum, the event, its checksum."""
+    events = []
+    for file in sorted((folder / "tensorboard").iterdir()):
+        data = file.read_bytes()
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            body = data[12 : 12 + length]
+            assert struct.unpack("<I", data[8:12])[0] == masked_crc32c(data[:8])
+            assert struct.unpack("<I", data[12 + length : 16 + length])[0] == masked_crc32c(body)
+            events.append(Event.FromString(body))
+            data = data[16 + length :]
+    return events
+
+
+# --- what it writes -------------------------------------------------------------------------------------------------
+
+
+def test_tensorboard_reads_tag_value_steps_and_time(tmp_path):
+    histogram = {"replay/priority": make_histogram([4, 0, 1], [0.0, 1.0, 2.0, 4.0])}
+    write(tmp_path, make_message(1), make_message(2, scalars={"learner/loss": 0.5}, histograms=histogram))
+    shown = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    scalars = [(event.wall_time, event.step, event.value) for event in shown.Scalars("learner/loss")]
+    assert scalars == [(1000.5, 1, 0.25), (1000.5, 2, 0.5)]
+    (event,) = shown.Histograms("replay/priority")
+    value = event.histogram_value
+    assert (value.min, value.max, value.num, value.sum, value.sum_squares) == (0, 4, 5, 4 * 0.5 + 3, 4 * 0.25 + 9)
+    assert (list(value.bucket_limit), list(value.bucket)) == ([1, 2, 4], [4, 0, 1])
+
+
+def test_each_message_is_one_json_line_in_its_roles_curve(tmp_path):
+    first, second = make_message(1), make_message(2, role="replay", histograms={"replay/priority": make_histogram()})
+    write(tmp_path, first, second)
+    assert sorted(path.name for path in (tmp_path / "curves").iterdir()) == ["learner.jsonl", "replay.jsonl"]
+    assert read_curve(tmp_path / "curves/learner.jsonl") == [
+        {"steps": 1, "time": 1000.5, "scalars": {"learner/loss": 0.25}}
+    ]
+    assert read_curve(tmp_path / "curves/replay.jsonl")[0]["histograms"] == {"replay/priority": make_histogram()}
+
+
+def test_a_message_without_steps_gets_the_newest_known(tmp_path):
+    writer = write(tmp_path, make_message(None), make_message(7), make_message(5), make_message(None))
+    assert [line["steps"] for line in read_curve(tmp_path / "curves/learner.jsonl")] == [0, 7, 5, 7]
+    assert writer.steps == 7
+
+
+def test_a_value_that_is_not_finite_is_drawn_as_such_and_null_in_the_json(tmp_path):
+    writer = write(tmp_path, make_message(1), make_message(2, scalars={"learner/loss": math.nan}))
+    *_, event = read_events(tmp_path)
+    assert math.isnan(event.summary.value[0].simple_value)
+    assert read_curve(tmp_path / "curves/learner.jsonl")[-1]["scalars"] == {"learner/loss": None}
+    assert writer.latest("learner/loss") is None
+
+
+def test_the_latest_value_of_a_tag_is_kept(tmp_path):
+    writer = MetricsWriter(tmp_path)
+    assert writer.latest("learner/loss") is None
+    writer.accept(make_message(1, scalars={"a": 1, "b": 2}))
+    writer.accept(make_message(2, scalars={"a": 3}))
+    assert (writer.latest("a"), writer.latest("b")) == (3.0, 2.0)
+    writer.close()
+
+
+def test_numpy_numbers_are_numbers(tmp_path):
+    write(tmp_path, make_message(np.int64(3), scalars={"a": np.float32(0.5), "b": np.int32(4)}))
+    assert read_curve(tmp_path / "curves/learner.jsonl") == [
+        {"steps": 3, "time": 1000.5, "scalars": {"a": 0.5, "b": 4.0}}
+    ]
+
+
+def test_a_second_writer_goes_on_where_the_first_ended(tmp_path):
+    write(tmp_path, make_message(1))
+    write(tmp_path, make_message(2))
+    assert [line["steps"] for line in read_curve(tmp_path / "curves/learner.jsonl")] == [1, 2]
+    shown = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [event.step for event in shown.Scalars("learner/loss")] == [1, 2]
+
+
+# --- when it writes -------------------------------------------------------------------------------------------------
+
+
+def test_a_message_is_on_its_way_to_the_disk_within_a_second(tmp_path):
+    now = [50.0]
+    writer = MetricsWriter(tmp_path, clock=lambda: now[0])
+    curve = tmp_path / "curves/learner.jsonl"
+    writer.accept(make_message(1))
+    assert not curve.exists()
+    now[0] += 1.0
+    writer.accept(make_message(2))
+    assert len(read_curve(curve)) == 2
+    writer.accept(make_message(3))
+    assert len(read_curve(curve)) == 2
+    writer.flush()
+    assert len(read_curve(curve)) == 3
+    writer.close()
+
+
+# --- what it refuses ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ([], "a metrics message must be an object"),
+        (make_message(color="red"), "has histograms, role, scalars, steps, time only, got .*color"),
+        (make_message(role=None), "role must be a plain lower-case word, got 'None'"),
+        (make_message(role="../../etc/passwd"), "role must be"),
+        (make_message(role="a\n"), "role must be"),
+        (make_message(steps=-1), "steps must be a whole number or null, got '-1'"),
+        (make_message(steps=1.5), "steps must be"),
+        (make_message(steps=True), "steps must be"),
+        (make_message(steps=2**63), "steps must be"),
+        (make_message(time=None), "time must be in unix seconds"),
+        (make_message(time=math.inf), "time must be in unix seconds"),
+        (make_message(scalars=[1]), "scalars must be an object"),
+        (make_message(scalars={"a b": 1}), "not a tag, got 'a b'"),
+        (make_message(scalars={"": 1}), "not a tag"),
+        (make_message(scalars={"/a": 1}), "not a tag"),
+        (make_message(scalars={"a" * 129: 1}), "not a tag"),
+        (make_message(scalars={3: 1}), "not a tag, got '3'"),
+        (make_message(scalars={"a": "1"}), "a must be a number, got '1'"),
+        (make_message(scalars={"a": True}), "a must be a number"),
+        (make_message(scalars={"a": None}), "a must be a number"),
+        (make_message(histograms=3), "histograms must be an object"),
+        (make_message(histograms={"h": [1]}), "h: counts, edges"),
+        (make_message(histograms={"h": {"counts": [1]}}), "h: counts, edges"),
+        (make_message(histograms={"h": {"counts": 1, "edges": [0, 1]}}), "h: counts must be a list"),
+        (make_message(histograms={"h": make_histogram(["1", 2])}), "h: counts must be finite numbers"),
+        (make_message(histograms={"h": make_histogram(edges=[0, 1, math.nan])}), "h: edges must be finite numbers"),
+        (make_message(histograms={"h": make_histogram([1])}), r"h: one edge more than counts, got '\(1, 3\)'"),
+        (make_message(histograms={"h": make_histogram([], [1])}), "h: one edge more than counts"),
+        (make_message(histograms={"h": make_histogram([1, -1])}), "h: counts must be >= 0, got '-1'"),
+        (make_message(histograms={"h": make_histogram(edges=[0, 1, 1])}), "h: edges must increase"),
+    ],
+)
+def test_refuses_what_is_not_a_message(tmp_path, message, words):
+    writer = MetricsWriter(tmp_path)
+    with pytest.raises(ValueError, match=words):
+        writer.accept(message)
+    writer.close()
+    assert writer.num_refused == 1
+    assert not (tmp_path / "curves").exists()
+    assert len(read_events(tmp_path)) == 1  # The file's own first event.
+
+
+def test_a_refused_message_leaves_no_trace_in_the_next_ones(tmp_path):
+    writer = MetricsWriter(tmp_path)
+    with pytest.raises(ValueError, match="a must be a number"):
+        writer.accept(make_message(9, scalars={"b": 1.0, "a": "x"}))
+    assert (writer.steps, writer.latest("b")) == (0, None)
+    writer.close()
+
+
+# --- what a disk may do ---------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_warns_once_and_loses_nothing_if_it_has_room_again(tmp_path, caplog):
+    curve = tmp_path / "curves/learner.jsonl"
+    curve.parent.mkdir()
+    curve.symlink_to("/dev/full")
+    writer = MetricsWriter(tmp_path)
+    for steps in range(3):
+        writer.accept(make_message(steps))
+        writer.flush()
+    assert [record.getMessage().split(":")[1].strip() for record in caplog.records] == [
+        "No space left on device; the run goes on, its curves have a gap"
+    ]
+    curve.unlink()
+    writer.close()
+    assert [line["steps"] for line in read_curve(curve)] == [0, 1, 2]
+    assert writer.num_dropped == 0
+
+
+def test_what_waits_for_a_full_disk_is_bounded_and_the_rest_is_counted(tmp_path):
+    curve = tmp_path / "curves/learner.jsonl"
+    curve.parent.mkdir()
+    curve.symlink_to("/dev/full")
+    writer = MetricsWriter(tmp_path)
+    message = make_message(histograms={"h": make_histogram([1.0] * 1_000, range(1_001))})
+    size = len(json.dumps(message))
+    num_messages = MAX_PENDING_BYTES // size + 10
+    for _ in range(num_messages):
+        writer.accept(message)
+        writer.flush()
+    curve.unlink()
+    writer.close()
+    lines = curve.read_text().splitlines()
+    assert 0 < len(lines) < num_messages
+    assert writer.num_dropped == num_messages - len(lines)
+    assert len(curve.read_bytes()) <= MAX_PENDING_BYTES
+
+
+def test_a_folder_that_cannot_be_made_stops_nothing(tmp_path, caplog):
+    (tmp_path / "tensorboard").write_text("in the way")
+    writer = write(tmp_path, make_message(1), make_message(2))
+    assert len(read_curve(tmp_path / "curves/learner.jsonl")) == 2
+    assert "cannot write" in caplog.text
+    assert writer.latest("learner/loss") == 0.25
+
+
+def test_half_a_line_of_a_killed_writer_harms_no_other(tmp_path):
+    write(tmp_path, make_message(1), make_message(2))
+    curve = tmp_path / "curves/learner.jsonl"
+    curve.write_bytes(curve.read_bytes()[:-10])
+    assert [line["steps"] for line in read_curve(curve)] == [1]
+    write(tmp_path, make_message(3))
+    assert [line["steps"] for line in read_curve(curve)] == [1, 3]
+
+
+def test_a_line_that_is_no_object_is_left_out(tmp_path):
+    curve = tmp_path / "x.jsonl"
+    curve.write_bytes(b'{"steps": 1}\n17\n\n\xff\xfe\n{"steps": 2}\n')
+    assert read_curve(curve) == [{"steps": 1}, {"steps": 2}]

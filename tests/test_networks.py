@@ -1,0 +1,398 @@
+"""Claims about `apex.networks`: what the Q-network computes, what it refuses, and how its parameters travel."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from apex.config import ConfigError, NetworkConfig
+from apex.networks import flatten_parameters, load_parameters, make_network, num_parameters
+from apex.types import Schema
+
+
+def images(size=84, *, stack=4, num_actions=6):
+    return Schema(
+        frame_shape=(size, size), frame_dtype="uint8", stack=stack, num_actions=num_actions, n_step=3, codec="lz4"
+    )
+
+
+def vectors(dimensions=4, *, stack=1, num_actions=2, dtype="float32"):
+    return Schema(
+        frame_shape=(dimensions,), frame_dtype=dtype, stack=stack, num_actions=num_actions, n_step=3, codec="raw"
+    )
+
+
+def small(**knobs):
+    return NetworkConfig(**{"width": 0.125, "hidden": 16, "body_hidden": 8, **knobs})
+
+
+def observations(schema, batch=3, seed=0):
+    shape = (batch, *schema.observation_shape)
+    rng = np.random.default_rng(seed)
+    if schema.frame_dtype == "uint8":
+        return torch.from_numpy(rng.integers(0, 256, shape, dtype=np.uint8))
+    return torch.from_numpy(rng.normal(size=shape).astype(np.float32))
+
+
+def naive_image_network(state, observation):
+    """Layer after layer, straight from the two papers."""
+    x = observation.double() / 255
+    for layer, stride in ((0, 4), (2, 2), (4, 1)):
+        x = torch.relu(nn.functional.conv2d(x, state[f"body.{layer}.weight"], state[f"body.{layer}.bias"], stride))
+    x = x.reshape(len(x), -1)
+    return naive_heads(state, x)
+
+
+def naive_vector_network(state, observation):
+    x = observation.double().reshape(len(observation), -1)
+    for layer in (1, 3):
+        x = torch.relu(x @ state[f"body.{layer}.weight"].T + state[f"body.{layer}.bias"])
+    return naive_heads(state, x)
+
+
+def naive_heads(state, x):
+    """Q(s, a) = V(s) + A(s, a) - (sum of A(s, .)) / |A|, or A alone."""
+    outputs = {}
+    for head in ("value", "advantage"):
+        if f"{head}.hidden.weight" in state:
+            hidden = torch.relu(x @ state[f"{head}.hidden.weight"].T + state[f"{head}.hidden.bias"])
+            outputs[head] = hidden @ state[f"{head}.output.weight"].T + state[f"{head}.output.bias"]
+    advantage = outputs["advantage"]
+    if "value" not in outputs:
+        return advantage
+    return outputs["value"] + advantage - advantage.sum(1, keepdim=True) / advantage.shape[1]
+
+
+def doubles(network):
+    return {name: tensor.double() for name, tensor in network.state_dict().items()}
+
+
+# What it computes
+
+
+@pytest.mark.parametrize("dueling", [True, False])
+@pytest.mark.parametrize("schema", [images(), images(36, stack=1), images(61, stack=2, num_actions=18)])
+def test_an_image_network_is_dqns_body_and_the_heads(schema, dueling):
+    network = make_network(small(dueling=dueling), schema, seed=1)
+    observation = observations(schema)
+    q = network(observation)
+    assert q.shape == (3, schema.num_actions)
+    assert q.dtype is torch.float32
+    torch.testing.assert_close(q.double(), naive_image_network(doubles(network), observation), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dueling", [True, False])
+@pytest.mark.parametrize("schema", [vectors(), vectors(7, stack=3, num_actions=5)])
+def test_a_vector_network_is_two_layers_and_the_heads(schema, dueling):
+    network = make_network(small(dueling=dueling), schema, seed=1)
+    observation = observations(schema)
+    q = network(observation)
+    assert q.dtype is torch.float32
+    torch.testing.assert_close(q.double(), naive_vector_network(doubles(network), observation), rtol=1e-4, atol=1e-5)
+
+
+def test_the_published_network_has_the_published_size():
+    convolutions = (4 * 64 + 1) * 32 + (32 * 16 + 1) * 64 + (64 * 9 + 1) * 64
+    heads = 2 * (7 * 7 * 64 + 1) * 512 + (512 + 1) * (1 + 6)
+    assert num_parameters(make_network(NetworkConfig(), images(), seed=1)) == convolutions + heads
+
+
+def test_width_scales_the_channels_and_the_hidden_layers_of_images():
+    shapes = {
+        name: list(tensor.shape)
+        for name, tensor in make_network(NetworkConfig(width=0.5), images(), seed=1).state_dict().items()
+        if name.endswith("weight")
+    }
+    assert shapes == {
+        "body.0.weight": [16, 4, 8, 8],
+        "body.2.weight": [32, 16, 4, 4],
+        "body.4.weight": [32, 32, 3, 3],
+        "advantage.hidden.weight": [256, 32 * 49],
+        "advantage.output.weight": [6, 256],
+        "value.hidden.weight": [256, 32 * 49],
+        "value.output.weight": [1, 256],
+    }
+
+
+def test_a_tiny_width_leaves_one_unit_of_everything():
+    network = make_network(NetworkConfig(width=0.001), images(), seed=1)
+    assert network(observations(images())).shape == (3, 6)
+
+
+def test_the_mean_over_actions_is_the_value_and_the_differences_are_the_advantages():
+    schema = images()
+    network = make_network(small(), schema, seed=1)
+    before = network(observations(schema))
+    with torch.no_grad():
+        network.value.output.bias += 10  # All values rise ...
+        network.advantage.output.bias += 1000  # ... and what all advantages share is lost.
+    torch.testing.assert_close(network(observations(schema)), before + 10, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(("schema", "divisor"), [(images(), 255), (vectors(dtype="uint8"), 255), (vectors(), 1)])
+def test_bytes_are_scaled_to_one_inside_and_floats_are_left_alone(schema, divisor):
+    network = make_network(small(), schema, seed=1)
+    observation = observations(schema)
+    torch.testing.assert_close(network(observation), network(observation.float() / divisor))
+
+
+def test_the_observation_is_not_written_to():
+    for schema in (images(), vectors()):
+        observation = observations(schema)
+        make_network(small(), schema, seed=1)(observation)
+        assert torch.equal(observation, observations(schema))
+
+
+def test_channels_last_changes_neither_values_nor_the_flat_parameters():
+    schema = images()
+    network = make_network(small(), schema, seed=1)
+    other = make_network(small(), schema, seed=1).to(memory_format=torch.channels_last)
+    assert not other.state_dict()["body.0.weight"].is_contiguous()
+    torch.testing.assert_close(other(observations(schema)), network(observations(schema)))
+    assert np.array_equal(flatten_parameters(other), flatten_parameters(network))
+    load_parameters(other, flatten_parameters(make_network(small(), schema, seed=2)))
+    assert np.array_equal(flatten_parameters(other), flatten_parameters(make_network(small(), schema, seed=2)))
+
+
+@pytest.mark.parametrize("schema", [images(), vectors()])
+def test_under_autocast_the_answer_is_float32_and_finer_than_bfloat16(schema):
+    network = make_network(small(), schema, seed=1)
+    with torch.no_grad():
+        network.value.output.bias += 2
+    expected = network(observations(schema))
+    with torch.autocast("cpu", torch.bfloat16):
+        q = network(observations(schema))
+    assert q.dtype is torch.float32
+    torch.testing.assert_close(q, expected, rtol=0, atol=5e-3)  # Two bfloat16 near 2 lie 1/64 apart.
+    assert not torch.equal(q, q.bfloat16().float())
+
+
+# What it starts from
+
+
+@pytest.mark.parametrize("schema", [images(), vectors()])
+def test_equal_seeds_give_equal_parameters_and_other_seeds_others(schema):
+    one, same, other = (flatten_parameters(make_network(small(), schema, seed=seed)) for seed in (7, 7, 8))
+    assert np.array_equal(one, same)
+    assert not np.array_equal(one, other)
+
+
+def test_the_global_generator_is_neither_read_nor_moved():
+    torch.manual_seed(5)
+    expected = torch.rand(4)
+    torch.manual_seed(5)
+    first = flatten_parameters(make_network(small(), images(), seed=7))
+    assert torch.equal(torch.rand(4), expected)
+    assert np.array_equal(first, flatten_parameters(make_network(small(), images(), seed=7)))
+
+
+# What it refuses
+
+
+def test_refuses_images_that_vanish_in_the_convolutions():
+    with pytest.raises(ConfigError, match=r"35 x 35 pixels .* need 36 x 36: raise environment.image_size"):
+        make_network(small(), images(35), seed=1)
+
+
+@pytest.mark.parametrize("shape", [(), (84, 84, 3)])
+def test_refuses_frames_that_are_neither_images_nor_vectors(shape):
+    schema = Schema(frame_shape=shape, frame_dtype="uint8", stack=1, num_actions=2, n_step=1, codec="raw")
+    with pytest.raises(ConfigError, match="neither images"):
+        make_network(small(), schema, seed=1)
+
+
+# How its parameters travel
+
+
+@pytest.mark.parametrize("config", [small(), small(dueling=False)])
+@pytest.mark.parametrize("schema", [images(), vectors()])
+def test_parameters_survive_the_round_trip(schema, config):
+    source, target = make_network(config, schema, seed=1), make_network(config, schema, seed=2)
+    values = flatten_parameters(source)
+    assert values.dtype == np.float32
+    assert values.shape == (num_parameters(source),)
+    load_parameters(target, values)
+    assert torch.equal(target(observations(schema)), source(observations(schema)))
+
+
+def test_the_flat_parameters_follow_the_order_of_the_state_dict():
+    network = make_network(small(), vectors(), seed=1)
+    expected = np.concatenate([tensor.numpy().ravel() for tensor in network.state_dict().values()])
+    assert np.array_equal(flatten_parameters(network), expected)
+
+
+@pytest.mark.parametrize("module", [nn.Linear(3, 2), nn.Linear(3, 2, bias=False)])
+def test_published_parameters_share_no_memory_with_the_network(module):
+    values = flatten_parameters(module)
+    before = values.copy()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += 1
+    assert np.array_equal(values, before)
+    values += 5
+    assert np.array_equal(flatten_parameters(module), before + 1)
+
+
+def test_loaded_parameters_share_no_memory_with_the_message():
+    module = nn.Linear(3, 2)
+    values = np.arange(8, dtype=np.float32)
+    load_parameters(module, values)
+    values += 5
+    assert np.array_equal(flatten_parameters(module), np.arange(8))
+
+
+def test_loading_keeps_the_tensors_that_an_optimizer_holds():
+    module = nn.Linear(3, 2)
+    weight = module.weight
+    load_parameters(module, np.arange(8, dtype=np.float32))
+    assert module.weight is weight
+    assert weight.requires_grad
+    assert weight.detach().flatten().tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_parameters_load_from_the_bytes_of_a_message():
+    module = nn.Linear(3, 2)
+    load_parameters(module, np.frombuffer(np.arange(8, dtype=np.float32).tobytes(), np.float32))  # read-only
+    assert np.array_equal(flatten_parameters(module), np.arange(8))
+
+
+@pytest.mark.parametrize(("shape", "text"), [((7,), r"\[7\]"), ((9,), r"\[9\]"), ((2, 4), r"\[2, 4\]")])
+def test_refuses_parameters_of_another_network_and_changes_nothing(shape, text):
+    module = nn.Linear(3, 2)
+    before = flatten_parameters(module)
+    with pytest.raises(ConfigError, match=rf"{text} do not fit a network of 8.*network\.\* knobs"):
+        load_parameters(module, np.zeros(shape, np.float32))
+    assert np.array_equal(flatten_parameters(module), before)
+
+
+@pytest.mark.parametrize("function", [flatten_parameters, num_parameters])
+def test_refuses_tensors_that_are_not_float32(function):
+    with pytest.raises(ConfigError, match=r"'num_batches_tracked' of the network is int64.*LayerNorm"):
+        function(nn.BatchNorm1d(3))
+
+
+# The user's own network
+
+FACTORIES = """
+import torch
+from torch import nn
+
+def good(schema):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(schema.num_actions))
+
+def raises(schema):
+    raise KeyError("lost")
+
+def not_a_module(schema):
+    return lambda observation: torch.zeros(2, 2)
+
+class Answers(nn.Module):
+    def __init__(self, answer):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.answer = answer
+
+    def forward(self, observation):
+        return self.answer(observation, self.scale)
+
+def shape(schema):
+    return Answers(lambda observation, scale: scale * torch.zeros(len(observation), 3))
+
+def dtype(schema):
+    return Answers(lambda observation, scale: (scale * torch.zeros(2, 2)).double())
+
+def infinite(schema):
+    return Answers(lambda observation, scale: scale * torch.full((2, 2), float("inf")))
+
+def a_tuple(schema):
+    return Answers(lambda observation, scale: (scale * torch.zeros(2, 2),))
+
+def fails(schema):
+    return Answers(lambda observation, scale: observation @ torch.zeros(99, 2))
+
+def constant(schema):
+    return Answers(lambda observation, scale: torch.zeros(2, 2))
+
+def batch_norm(schema):
+    return nn.Sequential(good(schema), nn.BatchNorm1d(schema.num_actions))
+
+def pixels(schema):
+    return Answers(lambda observation, scale: scale * observation.float().mean((1, 2, 3))[:, None].expand(-1, 6))
+
+number = 5
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A current directory with a user's module in it; sys.path and sys.modules are put back."""
+    (tmp_path / "my_networks.py").write_text(FACTORIES)
+    (tmp_path / "my_broken_networks.py").write_text("def good(:\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith("my_")]:
+        del sys.modules[name]
+
+
+def custom(factory, schema=None, seed=1):
+    return make_network(NetworkConfig(factory=factory), schema or vectors(), seed=seed)
+
+
+def test_a_factory_in_the_current_directory_is_found_and_called_with_the_schema(folder):
+    network = custom("my_networks:good", vectors(4, stack=2, num_actions=5))
+    assert network(torch.zeros(3, 2, 4)).shape == (3, 5)
+    assert num_parameters(network) == (2 * 4 + 1) * 5
+
+
+def test_a_factory_of_image_networks_is_given_bytes(folder):
+    assert custom("my_networks:pixels", images())(observations(images())).shape == (3, 6)
+
+
+def test_a_factorys_network_is_initialised_by_the_seed_too(folder):
+    one, same, other = (flatten_parameters(custom("my_networks:good", seed=seed)) for seed in (7, 7, 8))
+    assert np.array_equal(one, same)
+    assert not np.array_equal(one, other)
+
+
+def test_the_current_directory_joins_the_path_once(folder):
+    custom("my_networks:good")
+    custom("my_networks:good")
+    assert sys.path.count(str(folder)) == 1
+
+
+def test_a_program_started_anywhere_finds_a_factory_beside_it(folder):
+    program = (
+        "from apex.config import NetworkConfig; from apex.networks import make_network; from apex.types import Schema; "
+        "schema = Schema(frame_shape=(4,), frame_dtype='float32', stack=1, num_actions=2, n_step=3, codec='raw'); "
+        "make_network(NetworkConfig(factory='my_networks:good'), schema, seed=1)"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=folder, check=True, env={"PYTHONPATH": ":".join(sys.path)})
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("no_such_module:good", r"cannot import 'no_such_module' here \(/.*ModuleNotFoundError"),
+        ("my_broken_networks:good", r"cannot import 'my_broken_networks' here \(/.*SyntaxError"),
+        (":good", r"cannot import ''"),
+        ("my_networks:missing", r"'my_networks' has no function or class 'missing'"),
+        ("my_networks:number", r"'my_networks' has no function or class 'number'"),
+        ("my_networks:raises", r"raised KeyError: 'lost'"),
+        ("my_networks:not_a_module", r"must return a torch.nn.Module, got function"),
+        ("my_networks:shape", r"given float32\[2, 1, 4\], returned float32\[2, 3\]; it must be finite float32\[2, 2\]"),
+        ("my_networks:dtype", r"returned float64\[2, 2\]; it must be finite float32\[2, 2\]"),
+        ("my_networks:infinite", r"returned \[\[inf, inf\], \[inf, inf\]\]; it must be finite"),
+        ("my_networks:a_tuple", r"returned tuple; it must be"),
+        ("my_networks:fails", r"given float32\[2, 1, 4\], raised RuntimeError"),
+        ("my_networks:constant", r"depends on no parameter that can learn"),
+        ("my_networks:batch_norm", r"'1.num_batches_tracked' of the network is int64"),
+    ],
+)
+def test_refuses_a_factory_that_cannot_serve_and_names_it(folder, factory, message):
+    with pytest.raises(ConfigError, match=message) as refusal:
+        custom(factory)
+    assert f"network.factory {factory!r}" in str(refusal.value)

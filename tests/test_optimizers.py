@@ -1,0 +1,161 @@
+"""Claims about `apex.optimizers`: RMSProp as DQN wrote it, against a twin in float64, and what the config chooses."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from apex.config import LearnerConfig
+from apex.optimizers import make_optimizer
+
+PAPER = {"learning_rate": 6.25e-5, "rmsprop_decay": 0.95, "optimizer_epsilon": 1.5e-7}
+
+
+def rmsprop(parameters, **knobs):
+    return make_optimizer(LearnerConfig(optimizer="rmsprop", **{**PAPER, **knobs}), parameters)
+
+
+def adam(parameters, **knobs):
+    return make_optimizer(LearnerConfig(optimizer="adam", **knobs), parameters)
+
+
+def parameter(values=(1.0,)):
+    return nn.Parameter(torch.tensor(values, dtype=torch.float32))
+
+
+class NaiveRMSProp:
+    """One array in float64, straight from the formula."""
+
+    def __init__(self, values, learning_rate, rmsprop_decay, optimizer_epsilon):
+        self.values = np.array(values, np.float64)
+        self.lr, self.decay, self.epsilon = learning_rate, rmsprop_decay, optimizer_epsilon
+        self.mean = np.zeros_like(self.values)
+        self.mean_square = np.zeros_like(self.values)
+
+    def step(self, gradient):
+        gradient = np.asarray(gradient, np.float64)
+        self.mean = self.decay * self.mean + (1 - self.decay) * gradient
+        self.mean_square = self.decay * self.mean_square + (1 - self.decay) * gradient**2
+        self.values -= self.lr * gradient / np.sqrt(self.mean_square - self.mean**2 + self.epsilon)
+
+
+def step(optimizer, parameters, gradients):
+    for each, gradient in zip(parameters, gradients, strict=True):
+        each.grad = None if gradient is None else torch.as_tensor(gradient, dtype=torch.float32)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("knobs", [PAPER, {"learning_rate": 0.1, "rmsprop_decay": 0.5, "optimizer_epsilon": 0.01}])
+@pytest.mark.parametrize("seed", range(5))
+def test_rmsprop_matches_its_definition_over_many_steps(knobs, seed):
+    rng = np.random.default_rng(seed)
+    shapes = [(3, 4), (5,), ()]
+    starts = [rng.normal(size=shape) for shape in shapes]
+    parameters = [nn.Parameter(torch.tensor(start, dtype=torch.float32)) for start in starts]
+    twins = [NaiveRMSProp(start, **knobs) for start in starts]
+    optimizer = rmsprop(parameters, **knobs)
+    for _ in range(50):
+        gradients = [rng.normal(size=shape) * 10.0 ** rng.integers(-5, 2) for shape in shapes]
+        step(optimizer, parameters, gradients)
+        for twin, gradient in zip(twins, gradients, strict=True):
+            twin.step(gradient)
+    for each, twin, start in zip(parameters, twins, starts, strict=True):
+        moved = np.abs(twin.values - start).max()
+        assert np.abs(each.detach().numpy() - twin.values).max() < 1e-3 * moved
+
+
+def test_the_first_step_by_hand():
+    # E[g] = 0.05, E[g^2] = 0.05 and the variance 0.05 - 0.0025 = 0.0475, beside which epsilon is nothing.
+    x = parameter([0.0])
+    step(rmsprop([x]), [x], [[1.0]])
+    assert x.item() == pytest.approx(-6.25e-5 / 0.0475**0.5, rel=1e-4)
+
+
+def test_a_quiet_gradient_is_divided_by_the_root_of_epsilon():
+    """With epsilon outside the root this step would be a thousand times as long."""
+    x = parameter([0.0])
+    step(rmsprop([x], learning_rate=1.0), [x], [[1e-7]])
+    assert x.item() == pytest.approx(-1e-7 / 1.5e-7**0.5, rel=1e-4)
+
+
+def test_a_gradient_that_never_changes_leaves_no_negative_variance():
+    """E[g^2] - E[g]^2 then tends to 0, and float32 rounds it to either side, by far more than this epsilon."""
+    x = parameter(np.linspace(0.1, 1000.0, 500))
+    optimizer = rmsprop([x], optimizer_epsilon=1e-12)
+    gradient = torch.linspace(0.1, 1000.0, 500)
+    for _ in range(600):
+        step(optimizer, [x], [gradient])
+        assert x.isfinite().all()
+
+
+def test_a_parameter_without_a_gradient_stays():
+    x, y = parameter([1.0]), parameter([1.0])
+    optimizer = rmsprop([x, y])
+    step(optimizer, [x, y], [None, [1.0]])
+    assert x.item() == 1.0
+    assert y.item() != 1.0
+    step(optimizer, [x, y], [None, None])
+    assert x.item() == 1.0
+
+
+def test_channels_last_parameters_step_alike():
+    gradient = torch.arange(2 * 3 * 4 * 4, dtype=torch.float32).reshape(2, 3, 4, 4) - 40
+    plain = nn.Parameter(torch.ones(2, 3, 4, 4))
+    last = nn.Parameter(torch.ones(2, 3, 4, 4).contiguous(memory_format=torch.channels_last))
+    for x in (plain, last):
+        step(rmsprop([x]), [x], [gradient])
+    assert torch.equal(plain, last)
+    assert last.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("make", [rmsprop, adam])
+def test_goes_on_after_a_restore_as_if_nothing_had_happened(make):
+    rng = np.random.default_rng(0)
+    gradients = rng.normal(size=(20, 3))
+    x = parameter([1.0, 2.0, 3.0])
+    optimizer = make([x])
+    for gradient in gradients[:10]:
+        step(optimizer, [x], [gradient])
+    y = nn.Parameter(x.detach().clone())
+    restored = make([y])
+    restored.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for gradient in gradients[10:]:
+        step(optimizer, [x], [gradient])
+        step(restored, [y], [gradient])
+    assert torch.equal(x, y)
+
+
+def test_the_state_holds_both_averages_by_name():
+    x = parameter([0.0])
+    optimizer = rmsprop([x])
+    assert optimizer.state_dict()["state"] == {}
+    step(optimizer, [x], [[2.0]])
+    assert {name: value.item() for name, value in optimizer.state_dict()["state"][0].items()} == {
+        "mean": pytest.approx(0.1),
+        "mean_square": pytest.approx(0.2),
+    }
+
+
+def test_adam_takes_its_knobs_from_the_configuration():
+    # First step: both averages are corrected to g and g^2, so the step is lr * g / (|g| + epsilon).
+    x = parameter([0.0])
+    optimizer = adam([x], learning_rate=0.1, adam_beta1=0.8, adam_beta2=0.9, optimizer_epsilon=1.0)
+    step(optimizer, [x], [[1.0]])
+    assert x.item() == pytest.approx(-0.1 / 2)
+    # Second, with g = 0: averages 0.8 * 0.2 and 0.9 * 0.1, corrected by 1 - 0.8^2 and 1 - 0.9^2.
+    step(optimizer, [x], [[0.0]])
+    mean, mean_square = 0.16 / 0.36, 0.09 / 0.19
+    assert x.item() == pytest.approx(-0.05 - 0.1 * mean / (mean_square**0.5 + 1), rel=1e-5)
+
+
+@pytest.mark.parametrize("make", [rmsprop, adam])
+def test_descends_a_valley(make):
+    x = parameter([3.0, -2.0])
+    optimizer = make([x], learning_rate=0.01)
+    for _ in range(1000):
+        optimizer.zero_grad()
+        (x - torch.tensor([1.0, 1.0])).square().sum().backward()
+        optimizer.step()
+    assert x.tolist() == pytest.approx([1.0, 1.0], abs=0.1)

@@ -1,0 +1,64 @@
+"""The board shows the newest parameters whole, whatever the writer is doing."""
+
+from __future__ import annotations
+
+import multiprocessing
+
+import numpy as np
+
+from apex.parameter_board import ParameterBoard
+from apex.types import Parameters
+
+
+def parameters(number, size=8):
+    return Parameters(10 * number, np.full(size, number, np.float32))
+
+
+def test_nothing_is_there_before_the_first():
+    assert ParameterBoard(8).newer(0) is None
+
+
+def test_shows_the_newest_only_and_each_once():
+    board = ParameterBoard(8)
+    for number in range(1, 5):
+        board.publish(parameters(number))
+    number, newest = board.newer(0)
+    assert newest.version == 40
+    assert (newest.values == 4).all()
+    assert board.newer(number) is None
+    board.publish(parameters(5))
+    assert board.newer(number)[1].version == 50
+
+
+def test_what_was_read_does_not_change_any_more():
+    board = ParameterBoard(8)
+    board.publish(parameters(1))
+    _, first = board.newer(0)
+    for number in range(2, 6):
+        board.publish(parameters(number))
+    assert (first.values == 1).all()
+
+
+def test_a_reader_in_another_process_never_sees_a_mixture():
+    board = ParameterBoard(200_000)
+    context = multiprocessing.get_context("fork")
+    done = context.Event()
+
+    def publish():
+        for number in range(1, 400):
+            board.publish(parameters(number, 200_000))
+        done.set()
+
+    writer = context.Process(target=publish)
+    writer.start()
+    known, last = 0, 0
+    while not done.is_set() or board.newer(known):
+        news = board.newer(known)
+        if news is None:
+            continue
+        known, newest = news
+        assert newest.values.min() == newest.values.max() == newest.version / 10
+        assert newest.version > last
+        last = newest.version
+    writer.join(10)
+    assert last == 3990

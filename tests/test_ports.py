@@ -1,0 +1,76 @@
+"""Ports: a run takes those that are free, and says so when they are not those that it was asked for."""
+
+import dataclasses
+import socket
+
+import pytest
+
+from apex.config import Config, ConfigError, RunConfig, TransportConfig
+from apex.ports import choose_ports, is_free, ports
+
+
+def all_free_but(*taken):
+    return lambda host, port: port not in taken
+
+
+def choose(config, free):
+    """The chosen configuration and what was said."""
+    said = []
+    return choose_ports(config, free, said.append), said
+
+
+def test_free_ports_are_taken_as_they_are_without_a_word():
+    assert choose(Config(), all_free_but()) == (Config(), [])
+
+
+@pytest.mark.parametrize("taken", ports(TransportConfig()))
+def test_one_taken_port_moves_all_of_them_and_is_said_aloud(taken):
+    config, said = choose(Config(), all_free_but(taken))
+    assert config.transport == TransportConfig(port_offset=100)
+    assert said == ["a port is taken on 127.0.0.1: this run uses --transport.port-offset 100"]
+
+
+def test_an_offset_that_was_asked_for_is_where_the_search_begins():
+    asked = Config(transport=TransportConfig(port_offset=30))
+    config, _ = choose(asked, all_free_but(51_031, 51_131))
+    assert config.transport.port_offset == 230
+
+
+def test_without_any_free_ports_it_names_the_knob():
+    with pytest.raises(ConfigError, match="port-offset 0 on; the last one tried was"):
+        choose(Config(), lambda host, port: False)
+
+
+def test_tensorboard_takes_the_next_free_port_and_says_so():
+    config, said = choose(Config(), all_free_but(6006, 6007))
+    assert config.run.tensorboard_port == 6008
+    assert said == ["port 6006 is taken: TensorBoard will be on 6008"]
+
+
+def test_tensorboard_stays_clear_of_the_ports_of_the_run():
+    config, _ = choose(Config(run=RunConfig(tensorboard_port=51_001)), all_free_but())
+    assert config.run.tensorboard_port == 51_004
+
+
+def test_without_any_port_for_tensorboard_it_names_the_knob():
+    with pytest.raises(ConfigError, match=r"--run\.tensorboard-port 6006"):
+        choose(Config(), lambda host, port: port in ports(TransportConfig()))
+
+
+def test_without_tensorboard_its_port_does_not_matter():
+    config = dataclasses.replace(Config(), run=RunConfig(tensorboard=False))
+    assert choose(config, all_free_but(6006)) == (config, [])
+
+
+def test_a_port_is_free_until_somebody_listens():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        listener.listen()
+        assert not is_free("127.0.0.1", port)
+    assert is_free("127.0.0.1", port)
+
+
+def test_an_address_of_another_host_is_refused_by_name():
+    with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1:51001: .*; name an address of this host"):
+        is_free("192.0.2.1", 51_001)

@@ -1,0 +1,101 @@
+"""The named settings: what they are for, and which one an environment gets."""
+
+from dataclasses import replace
+
+import pytest
+
+from apex.config import ActorConfig, Config, EnvironmentConfig, flatten, load_toml
+from apex.options import describe_config
+from apex.presets import ATARI, CARTPOLE, DEFAULT, LUNARLANDER, PONG, PRESETS, preset_for
+
+
+def test_the_presets_are_the_promised_ones():
+    assert set(PRESETS) == {"cartpole", "lunarlander", "pong", "atari", "paper"}
+    assert DEFAULT == "pong"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_prints_as_a_file_that_gives_it_back(name, tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(describe_config(PRESETS[name].config))
+    assert load_toml(path) == PRESETS[name].config
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_says_what_it_is_for_in_one_line_of_help(name):
+    summary = PRESETS[name].summary
+    assert "\n" not in summary
+    assert 10 < len(summary) < 60
+
+
+def test_the_paper_preset_is_the_defaults_with_its_number_of_actors():
+    assert PRESETS["paper"].config == replace(Config(), actor=ActorConfig(num_actors=360))
+
+
+@pytest.mark.parametrize(
+    ("knob", "value"),  # Horgan et al. 2018, section 4.1 and appendix C, typed a second time.
+    [
+        ("actor.num_actors", 360),
+        ("actor.epsilon_base", 0.4),
+        ("actor.epsilon_exponent", 7.0),
+        ("actor.n_step", 3),
+        ("actor.gamma", 0.99),
+        ("actor.segment_length", 50),
+        ("actor.parameters_period", 100),
+        ("replay.capacity", 2_000_000),
+        ("replay.min_size_to_sample", 50_000),
+        ("replay.priority_exponent", 0.6),
+        ("replay.samples_per_insert", 0.0),
+        ("learner.batch_size", 512),
+        ("learner.optimizer", "rmsprop"),
+        ("learner.learning_rate", 0.00025 / 4),
+        ("learner.optimizer_epsilon", 1.5e-7),
+        ("learner.rmsprop_decay", 0.95),
+        ("learner.max_gradient_norm", 40.0),
+        ("learner.loss", "squared"),
+        ("learner.importance_sampling_exponent", 0.4),
+        ("learner.target_period", 2_500),
+        ("network.width", 1.0),
+        ("network.hidden", 512),
+        ("network.dueling", True),
+        ("environment.frame_skip", 4),
+        ("environment.frame_stack", 4),
+        ("environment.image_size", 84),
+        ("environment.clip_rewards", True),
+    ],
+)
+def test_the_paper_preset_holds_the_papers_values(knob, value):
+    assert flatten(PRESETS["paper"].config)[knob] == value
+
+
+def test_pong_is_played_at_half_width_and_cartpole_until_it_is_solved():
+    assert PONG.network.width == 0.5
+    assert (CARTPOLE.run.stop_score, CARTPOLE.evaluator.confirm_episodes) == (475.0, 100)
+    assert LUNARLANDER.run.stop_score == 200.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "environment_id", "expected"),
+    [
+        ("atari", "ALE/Pong-v5", PONG),
+        ("atari", "PongNoFrameskip-v4", PONG),
+        ("atari", "ALE/Breakout-v5", ATARI),
+        ("image", "CarRacing-v3", ATARI),
+        ("image", "my.games:pong", ATARI),
+        ("image", "Pong3D-v0", ATARI),  # not the Atari game
+        ("vector", "CartPole-v1", CARTPOLE),
+        ("vector", "LunarLander-v3", LUNARLANDER),
+        ("vector", "LunarLander-v2", LUNARLANDER),
+    ],
+)
+def test_an_environment_gets_the_preset_of_its_kind_under_its_own_name(kind, environment_id, expected):
+    config = preset_for(kind, environment_id)
+    assert config == replace(expected, environment=replace(expected.environment, id=environment_id))
+
+
+@pytest.mark.parametrize("environment_id", ["Acrobot-v1", "CartPole-v0", "my.games:CartPole", "LunarLanderMoon-v0"])
+def test_other_vectors_learn_as_cartpole_does_but_have_no_score_to_end_at(environment_id):
+    config = preset_for("vector", environment_id)
+    assert config.learner == CARTPOLE.learner
+    assert config.environment == EnvironmentConfig(id=environment_id, clip_rewards=False)
+    assert config.run.stop_score is None

@@ -1,0 +1,95 @@
+"""The rate limiter keeps near its line, never blocks both sides, and starts afresh after a resume."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from apex.rate_limiter import RateLimiter
+
+# 2 samples an insert, from 100 on, and a slack of 0.1 * 2 * 100 = 20 samples.
+LIMITER = RateLimiter(100, 2.0, 0.1, True)
+
+
+def test_nothing_is_sampled_before_the_minimum_arrived():
+    assert not LIMITER.may_sample(99, 0)
+    assert LIMITER.may_sample(100, 0)
+
+
+@pytest.mark.parametrize(
+    ("num_inserted", "num_sampled", "may_sample", "may_insert"),
+    [
+        (100, 20, True, True),
+        (100, 21, False, True),  # above 2 * (100 - 100) + 20
+        (110, 40, True, True),
+        (110, 41, False, True),
+        (110, 0, True, True),
+        (111, 0, True, False),  # below 2 * (111 - 100) - 20
+        (111, 2, True, True),
+    ],
+)
+def test_cases_by_hand(num_inserted, num_sampled, may_sample, may_insert):
+    assert LIMITER.may_sample(num_inserted, num_sampled) == may_sample
+    assert LIMITER.may_insert(num_inserted, num_sampled) == may_insert
+
+
+def test_inserts_never_wait_by_default():
+    assert dataclasses.replace(LIMITER, inserts_wait=False).may_insert(10**9, 0)
+
+
+def test_inserts_never_wait_before_the_minimum_arrived():
+    assert LIMITER.rebased(0, 10**9).may_insert(99, 0)
+
+
+def test_without_a_ratio_both_run_free():
+    free = RateLimiter(100, 0.0, 0.1, True)
+    assert free.may_sample(100, 10**9)
+    assert free.may_insert(10**9, 0)
+    assert not free.may_sample(99, 0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_never_do_both_sides_wait(seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(1000):
+        limiter = RateLimiter(
+            int(rng.integers(1, 1000)),
+            float(rng.choice([0, 0.01, 0.6, 6, 300])),
+            float(rng.choice([1e-9, 0.1, 5])),
+            True,
+        )
+        if rng.random() < 0.5:
+            limiter = limiter.rebased(int(rng.integers(0, 10**6)), int(rng.integers(0, 10**6)))
+        x, y = int(rng.integers(0, 10**6)), int(rng.integers(0, 10**6))
+        assert limiter.may_sample(x, y) or limiter.may_insert(x, y)
+
+
+@pytest.mark.parametrize("batch", [1, 64, 512])
+def test_whoever_may_keeps_the_ratio(batch):
+    inserted = sampled = 0
+    for _ in range(5_000):
+        if LIMITER.may_insert(inserted, sampled):
+            inserted += 5
+        if LIMITER.may_sample(inserted, sampled):
+            sampled += batch
+    assert inserted > 1_000
+    assert abs(sampled - 2 * (inserted - 100)) <= 20 + max(batch, 2 * 5)  # Each side oversteps by one turn at most.
+
+
+@pytest.mark.parametrize("num_sampled", [0, 10**9])
+def test_a_resume_neither_blocks_nor_catches_up(num_sampled):
+    resumed = LIMITER.rebased(5_000, num_sampled)
+    assert resumed.may_sample(5_000, num_sampled)
+    assert resumed.may_insert(5_000, num_sampled)
+    assert resumed.may_sample(5_000, num_sampled + 20)
+    assert not resumed.may_sample(5_000, num_sampled + 21)
+    assert not resumed.may_insert(5_011, num_sampled)
+
+
+def test_a_resume_with_an_empty_store_starts_at_the_minimum():
+    resumed = LIMITER.rebased(3, 500)
+    assert not resumed.may_sample(99, 500)
+    assert resumed.may_sample(100, 520)
+    assert not resumed.may_sample(100, 521)

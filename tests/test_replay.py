@@ -1,0 +1,213 @@
+"""The replay server stores once, owes receipts, applies priorities by key; its samplers keep within their credit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from builders import PIXELS, RUN, make_segment
+
+from apex.config import ConfigError
+from apex.rate_limiter import RateLimiter
+from apex.replay import STREAM_LIFE_SECONDS, ReplayServer, reclaim
+from apex.sampler import SILENCE_SECONDS, Sampler, SamplerBoard
+from apex.store_reader import StoreReader
+from apex.store_writer import StoreWriter
+from apex.types import PriorityUpdate, Receipt, Stream
+from apex.wire import Codec
+
+CODEC = Codec(RUN, PIXELS)
+B = 4
+
+
+class Scene:
+    """A server and a sampler over one store, with a clock that the test turns."""
+
+    def __init__(self, path, *, min_size=10, samples_per_insert=0.0, inserts_wait=False, in_flight=2):
+        self.now = 0.0
+        self.room = True
+        self.batches = []
+        self.store = StoreWriter.create(
+            path,
+            PIXELS,
+            capacity=1_000,
+            max_bytes=100_000,
+            num_streams=4,
+            priority_exponent=1.0,
+            min_priority=1e-6,
+            store_incarnation=77,
+        )
+        limiter = RateLimiter(min_size, samples_per_insert, 0.1, inserts_wait)
+        self.board = SamplerBoard(1)
+        self.server = ReplayServer(self.store, CODEC, self.board, limiter, clock=self.clock)
+        self.sampler = Sampler(
+            0,
+            StoreReader(path, PIXELS),
+            self,
+            self.board,
+            limiter,
+            batch_size=B,
+            batches_in_flight=in_flight,
+            rng=np.random.default_rng(0),
+            clock=self.clock,
+        )
+
+    def clock(self):
+        return self.now
+
+    def send(self, batch, timeout):
+        if self.room:
+            self.batches.append(batch)
+        return self.room
+
+    def insert(self, *numbers, actor_id=2, count=5):
+        segments = [make_segment(PIXELS, count, actor_id=actor_id, number=number, base=0) for number in numbers]
+        return self.server.insert([CODEC.encode_segment(segment) for segment in segments])
+
+    def answer(self, batch, priorities=None):
+        priorities = np.ones(B, np.float32) if priorities is None else priorities
+        update = PriorityUpdate(0, batch.store_incarnation, 0, batch.number, batch.records["key"], priorities)
+        self.server.update_priorities([CODEC.encode_priorities(update)])
+
+
+@pytest.fixture
+def scene(tmp_path):
+    return Scene(tmp_path / "store")
+
+
+def test_each_stream_gets_one_receipt_per_burst(scene):
+    assert scene.insert(0, 1) == [Receipt(Stream(2, 7), 77, 2, 0)]
+    assert scene.insert(4) == [Receipt(Stream(2, 7), 77, 2, 0b10)]
+
+
+def test_a_duplicate_is_stored_once_and_acknowledged_again(scene):
+    scene.insert(0)
+    assert scene.insert(0) == [Receipt(Stream(2, 7), 77, 1, 0)]
+    assert scene.store.num_inserted == 5
+    assert scene.server.status()["duplicate_segments"] == 1
+
+
+def test_rubbish_is_counted_by_reason_and_gets_no_receipt(scene):
+    segment = CODEC.encode_segment(make_segment(PIXELS, actor_id=99))
+    assert scene.server.insert([[b"x"], [b"GET / HTTP/1.1" * 10], segment]) == []
+    scene.server.update_priorities([[b"x"]])
+    status = scene.server.status()
+    assert status["refusals"] == {"length": 2, "magic": 1, "unknown actor": 1}
+    assert status["refused"] == 4
+    assert scene.store.num_inserted == 0
+
+
+def test_receipts_are_repeated_while_a_stream_lives(scene):
+    scene.insert(0)
+    scene.insert(0, actor_id=1)
+    assert [receipt.stream.actor_id for receipt in scene.server.receipts()] == [1, 2]
+    scene.now += STREAM_LIFE_SECONDS - 1
+    scene.insert(1)
+    scene.now += 2
+    assert [receipt.stream.actor_id for receipt in scene.server.receipts()] == [2]
+
+
+def test_nothing_is_drawn_before_the_minimum(scene):
+    scene.insert(0)
+    assert not scene.sampler.step()
+    assert scene.board.waits_for == "inserts"
+    scene.insert(1)
+    assert scene.sampler.step()
+    assert scene.board.waits_for == ""
+    assert scene.batches[0].num_transitions == 10
+
+
+def test_credit_bounds_what_is_in_flight_and_comes_back_with_priorities(scene):
+    scene.insert(0, 1)
+    assert [scene.sampler.step() for _ in range(3)] == [True, True, False]
+    assert scene.board.waits_for == "learner"
+    scene.answer(scene.batches[0])
+    assert [scene.sampler.step() for _ in range(2)] == [True, False]
+    scene.answer(scene.batches[2])  # A later answer tells that the batch before was lost, or is answered.
+    assert [scene.sampler.step() for _ in range(3)] == [True, True, False]
+
+
+def test_a_silent_learner_is_sent_one_batch_at_a_time(scene):
+    scene.insert(0, 1)
+    for _ in range(3):
+        scene.sampler.step()
+    scene.now += SILENCE_SECONDS
+    assert [scene.sampler.step() for _ in range(2)] == [True, False]
+    scene.now += SILENCE_SECONDS / 2
+    assert not scene.sampler.step()
+
+
+def test_answers_to_nothing_give_no_credit(scene):
+    scene.insert(0, 1)
+    scene.sampler.step()
+    batch = scene.batches[0]
+    for stranger in (batch._replace(number=5), batch._replace(store_incarnation=78)):
+        scene.answer(stranger)
+    scene.board.acknowledge(9, 0)
+    assert scene.board.in_flight(0) == 1
+
+
+def test_a_batch_without_room_does_not_count(scene):
+    scene.insert(0, 1)
+    scene.room = False
+    assert not scene.sampler.step()
+    assert scene.board.num_drawn == 0
+    scene.room = True
+    assert scene.sampler.step()
+    assert scene.batches[0].number == 0
+    assert scene.board.num_sent == 1
+
+
+def test_new_priorities_decide_what_is_drawn(scene):
+    scene.insert(0, 1)
+    scene.sampler.step()
+    keys = np.arange(10)
+    update = PriorityUpdate(0, 77, 0, 0, keys, np.where(keys == 3, 1e5, 0).astype(np.float32))
+    scene.server.update_priorities([CODEC.encode_priorities(update)])
+    scene.sampler.step()
+    assert (scene.batches[-1].records["key"] == 3).all()
+
+
+def test_the_replay_ratio_holds_samplers_and_inserts(tmp_path):
+    scene = Scene(tmp_path / "store", samples_per_insert=2.0, inserts_wait=True, in_flight=1000)
+    scene.insert(0, 1)
+    drawn = 0
+    while scene.sampler.step():
+        drawn += B
+    assert drawn == B  # Slack: 0.1 * 2 * 10 = 2 transitions.
+    scene.insert(2)
+    while scene.sampler.step():
+        drawn += B
+    assert drawn == 16  # The first multiple of B beyond 2 * 5 + 2.
+    assert scene.server.check_limiter()
+    scene.insert(3, 4)
+    assert not scene.server.check_limiter()
+    assert scene.server.status()["inserts_wait"]
+
+
+def test_rates_are_over_the_time_since_the_last_heartbeat(scene):
+    scene.server.status()
+    scene.insert(0, 1)
+    scene.sampler.step()
+    scene.now += 2
+    status = scene.server.status()
+    assert status["inserts_per_second"] == 5
+    assert status["samples_per_second"] == B / 2
+    assert status["samples_per_insert"] == B / 10
+    scene.now += 1
+    assert scene.server.status()["inserts_per_second"] == 0
+
+
+def test_what_a_crashed_run_left_in_memory_is_reclaimed_and_what_runs_is_not(tmp_path):
+    running = Scene(tmp_path / "apex-1-0.replay")
+    crashed = Scene(tmp_path / "apex-2-0.replay")
+    crashed.store.close()
+    other = tmp_path / "notes.txt"
+    other.write_text("mine")
+    reclaim(tmp_path / "apex-3-0.replay")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["apex-1-0.replay", "notes.txt"]
+    running.store.close()
+
+
+def test_the_sampler_refuses_a_store_that_is_not_there(tmp_path):
+    with pytest.raises(ConfigError, match="cannot open the replay memory"):
+        StoreReader(tmp_path / "none", PIXELS)

@@ -1,0 +1,212 @@
+"""A run's folder says what was run; none is ever overwritten, and none is taken for what it is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from apex.config import Config, ConfigError, EnvironmentConfig, RunConfig
+from apex.run_folder import RunFolder, describe_checkout, describe_hardware, describe_versions
+from apex.types import Schema
+
+SCHEMA = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=6, n_step=3, codec="lz4")
+NOON = datetime(2025, 1, 31, 12, 0, 5)
+
+
+def make_config(folder, *, name="", game="ALE/Pong-v5"):
+    return Config(seed=17, environment=EnvironmentConfig(id=game), run=RunConfig(name=name, folder=str(folder)))
+
+
+def create(folder, *, started=NOON, **knobs):
+    return RunFolder.create(make_config(folder, **knobs), SCHEMA, argv=["apex", "train"], started=started)
+
+
+# --- create ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_run_has_its_folders_its_configuration_and_its_manifest(tmp_path):
+    run = create(tmp_path / "runs")
+    entries = sorted(path.name for path in run.path.iterdir())
+    assert entries == ["checkpoints", "config.toml", "curves", "logs", "manifest.json", "tensorboard"]
+    assert run.config == make_config(tmp_path / "runs")
+    assert all(path.is_dir() for path in (run.checkpoints, run.curves, run.logs, run.tensorboard))
+
+
+def test_the_manifest_says_who_when_where_and_with_what(tmp_path):
+    run = create(tmp_path)
+    manifest = json.loads((run.path / "manifest.json").read_text())
+    assert manifest == run.manifest
+    assert (manifest["seed"], manifest["argv"], manifest["environment"]) == (17, ["apex", "train"], "ALE/Pong-v5")
+    assert datetime.fromisoformat(manifest["started"]) == NOON.astimezone()
+    assert Schema.from_dict(manifest["schema"]) == run.schema == SCHEMA
+    assert manifest["versions"]["numpy"] == np.__version__
+    assert set(manifest) >= {"git", "hardware", "run_id", "format", "name"}
+
+
+def test_every_run_has_another_id_of_64_bits_but_zero(tmp_path):
+    ids = {create(tmp_path).run_id for _ in range(5)}
+    assert len(ids) == 5
+    assert all(0 < run_id < 2**64 for run_id in ids)
+
+
+@pytest.mark.parametrize(
+    ("game", "name"),
+    [
+        ("ALE/Pong-v5", "pong-20250131-120005"),
+        ("ALE/MsPacman-v5", "mspacman-20250131-120005"),
+        ("CartPole-v1", "cartpole-20250131-120005"),
+        ("my_package.games:make_maze", "make-maze-20250131-120005"),
+        ("::", "run-20250131-120005"),
+    ],
+)
+def test_a_run_without_a_name_is_called_by_its_game_and_the_time(tmp_path, game, name):
+    assert create(tmp_path, game=game).name == name
+
+
+def test_two_runs_of_one_second_get_two_folders(tmp_path):
+    assert [create(tmp_path).name for _ in range(3)] == [
+        "pong-20250131-120005",
+        "pong-20250131-120005-2",
+        "pong-20250131-120005-3",
+    ]
+
+
+def test_a_name_that_was_given_is_kept_and_never_taken_twice(tmp_path):
+    run = create(tmp_path, name="mine")
+    (run.curves / "learner.jsonl").write_text("precious")
+    with pytest.raises(ConfigError, match=r"run.name 'mine': .*mine is there already, .* choose another name"):
+        create(tmp_path, name="mine")
+    assert (run.curves / "learner.jsonl").read_text() == "precious"
+
+
+def test_a_relative_folder_is_below_the_current_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = create("some/runs", name="mine")
+    assert run.path == Path("some/runs/mine")
+    assert (tmp_path / "some/runs/mine/manifest.json").exists()
+
+
+@pytest.mark.parametrize("name", ["", "mine"])
+def test_a_file_in_the_way_of_the_folder_is_named(tmp_path, name):
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot make the run folder .*runs/.*: Not a directory; set run.folder"):
+        create(tmp_path / "runs", name=name)
+
+
+def test_a_folder_that_cannot_be_made_is_named_with_the_cause():
+    with pytest.raises(ConfigError, match=r"cannot make the run folder /proc/runs/mine: .*; set run.folder"):
+        create("/proc/runs", name="mine")
+
+
+# --- open -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_opened_by_its_path_or_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = create("runs", name="mine")
+    for path in ("runs/mine", "runs/mine/", tmp_path / "runs/mine", "mine"):
+        opened = RunFolder.open(path)
+        assert (opened.run_id, opened.config, opened.schema) == (run.run_id, run.config, SCHEMA)
+
+
+def test_what_is_no_run_is_refused_and_the_newest_runs_are_named(tmp_path):
+    create(tmp_path / "runs", name="other")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"empty is not a run folder: no manifest.json; the newest in .*runs: other$"):
+        RunFolder.open(tmp_path / "empty", tmp_path / "runs")
+    with pytest.raises(ConfigError, match=r"absent is not a run folder: no such folder$"):
+        RunFolder.open(tmp_path / "absent", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("{", "Expecting property name"),
+        ("[]", "list indices"),
+        ('{"format": 2}', "its format is 2, but this program reads 1"),
+        ('{"format": 1, "schema": {}}', "no 'run_id'"),
+        ('{"format": 1, "run_id": "x", "schema": {}}', "invalid literal"),
+        ('{"format": 1, "run_id": 1, "schema": {}}', "no 'frame_shape'"),
+        ("\udcff", "can't decode byte"),
+    ],
+)
+def test_a_damaged_manifest_is_refused_with_the_cause(tmp_path, text, cause):
+    (tmp_path / "manifest.json").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(ConfigError, match=f"manifest.json cannot be read: .*{cause}"):
+        RunFolder.open(tmp_path)
+
+
+def test_the_latest_run_is_the_one_that_was_started_last(tmp_path):
+    for i, name in enumerate(["b", "c", "a"]):
+        create(tmp_path, name=name, started=NOON + timedelta(seconds=[1, 3, 2][i]))
+    (tmp_path / "z").mkdir()
+    (tmp_path / "z" / "manifest.json").write_text("{}")
+    assert RunFolder.find_latest(tmp_path).name == "c"
+
+
+def test_says_how_to_get_a_run_where_there_is_none(tmp_path):
+    with pytest.raises(ConfigError, match=r"no run in .*: apex train starts one"):
+        RunFolder.find_latest(tmp_path)
+
+
+# --- what it records ------------------------------------------------------------------------------------------------
+
+
+def git(folder, *words):
+    who = ["-c", "user.name=A", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+    done = subprocess.run(["git", "-C", str(folder), *who, *words], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def make_checkout(folder):
+    package = folder / "package"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    git(folder, "init", "-q")
+    git(folder, "add", ".")
+    git(folder, "commit", "-q", "-m", "first")
+    return package
+
+
+def test_the_commit_is_recorded_and_whether_anything_was_changed_since(tmp_path):
+    package = make_checkout(tmp_path)
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    assert describe_checkout(package) == {"commit": commit, "dirty": False}
+    (package / "__init__.py").write_text("x = 1")
+    assert describe_checkout(package) == {"commit": commit, "dirty": True}
+
+
+def test_a_package_that_is_installed_below_a_checkout_is_not_of_its_commit(tmp_path):
+    make_checkout(tmp_path)
+    installed = tmp_path / ".venv" / "package"
+    installed.mkdir(parents=True)
+    (installed / "__init__.py").write_text("")
+    assert describe_checkout(installed) is None
+
+
+def test_there_is_no_commit_without_a_repository_or_before_its_first_commit(tmp_path):
+    (tmp_path / "__init__.py").write_text("")
+    assert describe_checkout(tmp_path) is None
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    assert describe_checkout(tmp_path) is None
+
+
+def test_the_hardware_is_that_of_this_process():
+    hardware = describe_hardware()
+    assert hardware["cores"] == len(os.sched_getaffinity(0))
+    assert hardware["memory_bytes"] > 1 << 20
+    assert isinstance(hardware["gpus"], list)
+    assert hardware["cpu"]
+
+
+def test_the_versions_are_those_that_are_installed():
+    versions = describe_versions()
+    assert {"apex", "python", "torch", "numpy", "pyzmq", "gymnasium", "ale-py"} <= set(versions)
+    assert all(isinstance(version, str) for version in versions.values())

@@ -1,0 +1,145 @@
+"""The status object sums up what every program says, knows when the run is over, and names what limits it."""
+
+from __future__ import annotations
+
+import pytest
+
+from apex.config import Config, EvaluatorConfig, ReplayConfig, RunConfig
+from apex.run_status import RunStatus
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def make_status(clock=None, **run):
+    return RunStatus(
+        Config(run=RunConfig(**run), evaluator=EvaluatorConfig(), replay=ReplayConfig(samples_per_insert=6)),
+        name="pong-1",
+        folder="runs/pong-1",
+        num_actors=4,
+        clock=clock or Clock(),
+    )
+
+
+def nothing(tag):
+    return None
+
+
+def hear_all(status, replay=None, actor=None, **learner):
+    status.hear(1, "replay", "h", 10, {"num_inserted": 500, "size": 400, **(replay or {})})
+    status.hear(2, "actor", "h", 11, {"steps_per_second": 10.0, "rate": "10 steps/s", **(actor or {})})
+    status.replay_endpoints = {"experience": "tcp://..."}
+    status.learner = {"updates": 7, "wait_share": 0.9, **learner}
+
+
+def test_says_nothing_false_before_anybody_spoke():
+    report = make_status().report(nothing)
+    assert report["phase"] == "waiting for replay"
+    assert report["steps"] == 0
+    assert report["roles"] == []
+    assert report["limited_by"] is None
+    assert report["evaluator"]["score"] is None
+
+
+def test_collects_what_the_programs_say():
+    clock = Clock()
+    status = make_status(clock)
+    hear_all(status, loss=0.5)
+    status.evaluation = {"mean": 3.0, "best": 4.0, "episodes": 5, "updates": 6}
+    clock.now += 2
+    report = status.report({"actor_highest_id/score": 9.0}.get)
+    assert report["phase"] == "training"
+    assert report["steps"] == 500
+    assert report["replay"]["size"] == 400
+    assert report["learner"]["loss"] == 0.5
+    assert report["actors"]["score"] == 9.0
+    assert report["actors"]["highest_id"] == 3
+    assert report["actors"]["highest_epsilon"] == pytest.approx(0.4**8)
+    assert report["evaluator"] == {"score": 3.0, "best": 4.0, "episodes": 5, "updates": 6}
+    assert [role["role"] for role in report["roles"]] == ["actor", "replay"]
+    assert report["roles"][0] == {
+        "role": "actor",
+        "host": "h",
+        "pid": 11,
+        "last_seen_seconds": 2.0,
+        "rate": "10 steps/s",
+        "waiting": None,
+    }
+
+
+def test_phases_follow_the_run():
+    status = make_status()
+    status.replay_endpoints = {"experience": "x"}
+    assert status.report(nothing)["phase"] == "filling replay"
+    status.learner = {"updates": 1}
+    assert status.report(nothing)["phase"] == "training"
+    status.reason = "reached 5 steps"
+    assert status.report(nothing)["phase"] == "finishing"
+    status.finished = True
+    assert status.report(nothing)["phase"] == "finished"
+
+
+def test_steps_stay_when_replay_is_gone():
+    status = make_status()
+    hear_all(status)
+    status.forget(1)
+    assert status.num_steps == 500
+
+
+def test_the_silent_are_forgotten():
+    clock = Clock()
+    status = make_status(clock)
+    hear_all(status)
+    clock.now += 20
+    status.hear(2, "actor", "h", 11, {})
+    clock.now += 15
+    status.forget_silent(30.0)
+    assert list(status.members) == [2]
+
+
+def test_ends_by_steps_minutes_or_a_confirmed_score():
+    clock = Clock()
+    status = make_status(clock, max_steps=501, max_minutes=1.0, stop_score=10.0)
+    hear_all(status)
+    status.evaluation = {"mean": 11.0, "confirmed": False}
+    assert status.end_reason() == ""
+    status.evaluation = {"mean": 9.0, "confirmed": True}
+    assert status.end_reason() == ""
+    status.evaluation = {"mean": 10.0, "confirmed": True}
+    assert status.end_reason() == "reached the score 10"
+    status.evaluation = {}
+    hear_all(status, replay={"num_inserted": 501})
+    assert status.end_reason() == "reached 501 steps"
+    clock.now += 61
+    status = make_status(clock, max_minutes=1.0)
+    clock.now += 60
+    assert status.end_reason() == "reached 1 minutes"
+
+
+@pytest.mark.parametrize(
+    ("replay", "actor", "learner", "part"),
+    [
+        ({}, {}, {"wait_share": 0.05}, "learner"),
+        ({"samplers_wait_for": "inserts"}, {}, {"wait_share": 0.9}, "actors"),
+        ({}, {"wait_share": 0.5}, {"wait_share": 0.9}, "replay"),
+        ({}, {}, {"wait_share": 0.9}, "replay"),
+    ],
+)
+def test_names_the_part_that_limits(replay, actor, learner, part):
+    status = make_status()
+    hear_all(status, replay=replay, actor=actor, **learner)
+    limited_by = status.report(nothing)["limited_by"]
+    assert limited_by["part"] == part
+    assert limited_by["why"]
+    assert limited_by["knob"]
+
+
+def test_without_actors_they_are_what_limits():
+    status = make_status()
+    hear_all(status)
+    status.forget(2)
+    assert status.report(nothing)["limited_by"]["why"] == "no actor is there"

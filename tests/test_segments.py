@@ -1,0 +1,532 @@
+"""What `SegmentBuilder` stores is exactly what happened: every transition, at every boundary, frame by frame.
+
+A script says what each stream will live through; `drive` plays it, and `naive_transitions` reads the right answer from
+the script alone. Every frame names its stream, episode and step, and rewards are powers of ten, so that whatever is
+taken from the wrong place shows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import cramjam
+import lz4.block
+import numpy as np
+import pytest
+from ale_py.vector_env import AtariVectorEnv
+
+from apex.config import ConfigError
+from apex.segments import SegmentBuilder
+from apex.types import Schema, Step
+
+NUM_ACTIONS = 3
+FORMATS = [("uint8", "lz4"), ("float32", "raw"), ("float32", "lz4"), ("uint8", "raw")]
+
+
+class Episode(NamedTuple):
+    """What one stream lives through between two resets: L steps, L + 1 states."""
+
+    frames: np.ndarray  # [L + 1, *F]
+    q: np.ndarray  # float32[L + 1, A]; the last row is NaN if that state is terminal
+    action: np.ndarray  # int64[L]
+    reward: np.ndarray  # float32[L]
+    life_lost: np.ndarray  # bool[L]
+    terminated: bool  # at step L - 1; if neither, the episode is still going on when the script stops
+    truncated: bool
+
+    @property
+    def length(self):
+        return len(self.action)
+
+    @property
+    def ended(self):
+        return self.terminated or self.truncated
+
+
+class Stored(NamedTuple):
+    """One transition, decoded."""
+
+    n_step_return: float
+    discount: float
+    priority: float
+    action: int
+    num_steps: int  # m
+    observation: list  # [S, *F]
+    next_observation: list
+
+
+def make_schema(*, stack=2, n_step=3, dtype="uint8", codec="lz4"):
+    return Schema(
+        frame_shape=(2, 3),
+        frame_dtype=dtype,
+        stack=stack,
+        num_actions=NUM_ACTIONS,
+        n_step=n_step,
+        codec=codec,
+    )
+
+
+def make_builder(schema, *, num_streams=1, segment_length=50, gamma=0.5, clip=False, life_loss_terminates=False):
+    return SegmentBuilder(
+        schema,
+        num_streams=num_streams,
+        gamma=gamma,
+        segment_length=segment_length,
+        clip_rewards=clip,
+        life_loss_terminates=life_loss_terminates,
+    )
+
+
+def make_frames(stream, episode, length, dtype="uint8"):
+    """Frames of an episode: stream, episode and step, counted from 1, because zeros are the stack's padding."""
+    frames = np.zeros((length + 1, 2, 3), dtype)
+    frames[:] = stream + 1, episode + 1, 0
+    frames[:, :, 2] = np.arange(1, length + 2)[:, None]
+    return frames
+
+
+def make_episode(rewards, *, terminated=False, truncated=False, lives_lost=(), episode=0):
+    """In state t action 0 is worth 1 and the best one 100 + t; action 0 is taken."""
+    length = len(rewards)
+    q = np.ones((length + 1, NUM_ACTIONS), np.float32)
+    q[:, 2] = 100 + np.arange(length + 1)
+    life_lost = np.isin(np.arange(length), lives_lost)
+    action = np.zeros(length, np.int64)
+    frames = make_frames(0, episode, length)
+    return Episode(frames, q, action, np.array(rewards, np.float32), life_lost, terminated, truncated)
+
+
+def make_script(rng, stream, num_steps, *, n, segment_length, dtype):
+    """Random episodes that fill exactly `num_steps` steps; the last one is still going on, and may have no step yet."""
+    lengths = [1, 2, n, n + 1, segment_length, 2 * segment_length + 1]
+    ends = [(True, False), (False, True), (True, True)]
+    script, steps_left = [], num_steps
+    while not script or script[-1].ended:
+        length = int(rng.choice(lengths))
+        terminated, truncated = ends[rng.integers(3)]
+        if length > steps_left:
+            length, terminated, truncated = steps_left, False, False
+        steps_left -= length
+        q = rng.normal(size=(length + 1, NUM_ACTIONS)).astype(np.float32)
+        if terminated:
+            q[-1] = np.nan
+        script.append(
+            Episode(
+                frames=make_frames(stream, len(script), length, dtype),
+                q=q,
+                action=rng.integers(NUM_ACTIONS, size=length),
+                reward=(10.0 ** (np.arange(length) % 5) * rng.choice([-1, 1], length)).astype(np.float32),
+                life_lost=rng.random(length) < 0.15,
+                terminated=terminated,
+                truncated=truncated,
+            )
+        )
+    return script
+
+
+def naive_stack(frames, t, stack):
+    """The observation at step t of an episode: its last `stack` frames, zeros before the first."""
+    return [frames[i] if i >= 0 else np.zeros_like(frames[0]) for i in range(t - stack + 1, t + 1)]
+
+
+def naive_transitions(script, schema, *, gamma=0.5, clip=False, life_loss_terminates=False):
+    """Straight from the definition, one start after the other; what is not closed when the script stops is left out."""
+    transitions = []
+    for episode in script:
+        for t in range(episode.length):
+            total, m, terminal, closed = 0.0, 0, False, False
+            while not closed and t + m < episode.length:
+                reward = float(episode.reward[t + m])
+                total += gamma**m * (min(max(reward, -1.0), 1.0) if clip else reward)
+                m += 1
+                is_last = t + m == episode.length
+                terminal = bool(
+                    (is_last and episode.terminated) or (life_loss_terminates and episode.life_lost[t + m - 1])
+                )
+                closed = terminal or m == schema.n_step or (is_last and episode.ended)
+            if not closed:
+                continue
+            n_step_return, discount = np.float32(total), np.float32(0 if terminal else gamma**m)
+            bootstrap = 0.0 if terminal else float(discount) * float(episode.q[t + m].max())
+            priority = abs(float(n_step_return) + bootstrap - float(episode.q[t][episode.action[t]]))
+            transitions.append(
+                Stored(
+                    float(n_step_return),
+                    float(discount),
+                    float(np.float32(priority)),
+                    int(episode.action[t]),
+                    m,
+                    np.array(naive_stack(episode.frames, t, schema.stack)).tolist(),
+                    np.array(naive_stack(episode.frames, t + m, schema.stack)).tolist(),
+                )
+            )
+    return transitions
+
+
+def timeline(script, schema):
+    """Per state of a stream: observation, Q; and for the step that leads there: how it came about."""
+    states, steps = [], []
+    for episode in script:
+        stacks = [naive_stack(episode.frames, t, schema.stack) for t in range(episode.length + 1)]
+        states += zip(stacks, episode.q, strict=True)
+        if episode.ended:
+            states.pop()  # Nobody acts in a final state: the next episode begins at once.
+        for t in range(episode.length):
+            ended = episode.ended and t + 1 == episode.length
+            final = stacks[-1] if ended else np.full(schema.observation_shape, 77)
+            final_q = episode.q[-1] if ended and episode.truncated else np.full(NUM_ACTIONS, np.nan)
+            flags = (ended and episode.terminated, ended and episode.truncated, episode.life_lost[t])
+            steps.append((episode.action[t], episode.reward[t], *flags, final, final_q))
+    return states, steps
+
+
+def drive(scripts, schema, builder, *, cut_when=lambda t: False):
+    """Plays one script per stream, cuts when the builder is ready (or `cut_when`), and at the end; returns the cuts.
+
+    Arrays are spoilt as soon as a call returns: a builder that kept a view would store nonsense.
+    """
+    states, steps = zip(*(timeline(script, schema) for script in scripts), strict=True)
+    observations = [np.array([stack for stack, _ in now], schema.frame_dtype) for now in zip(*states, strict=True)]
+    qs = [np.array([q for _, q in now], np.float32) for now in zip(*states, strict=True)]
+    builder.begin(observations[0])
+    observations[0].fill(1)
+    cuts = []
+    for t, now in enumerate(zip(*steps, strict=True)):
+        if builder.ready or cut_when(t):
+            cuts.append(builder.cut(qs[t]))
+        action, reward, terminated, truncated, life_lost, final, final_q = map(np.array, zip(*now, strict=True))
+        final, final_q = final.astype(schema.frame_dtype), final_q.astype(np.float32)
+        step = Step(observations[t + 1], reward, terminated, truncated, life_lost, final)
+        builder.append(action, qs[t], step, final_q if (truncated & ~terminated).any() else None)
+        for array in (*step, action, qs[t], final_q):
+            array.fill(1)
+    return [*cuts, builder.cut(qs[-1])]
+
+
+def decode_frames(schema, image):
+    """Every frame of an image, by its table of offsets."""
+    (first,) = np.frombuffer(image, "<u4", 1)
+    offsets = np.frombuffer(image, "<u4", first // 4)
+    assert offsets[-1] == len(image)
+    frames = [image[begin:end] for begin, end in itertools.pairwise(offsets)]
+    if schema.codec == "lz4":
+        frames = [lz4.block.decompress(frame, uncompressed_size=schema.frame_bytes) for frame in frames]
+    return [np.frombuffer(frame, schema.frame_dtype).reshape(schema.frame_shape) for frame in frames]
+
+
+def rebuild(frames, newest, depth, stack):
+    """The stack whose newest frame is `frames[newest]`, of which `depth` frames are real."""
+    real = [frames[i] for i in range(int(newest) - int(depth) + 1, int(newest) + 1)]
+    return np.array([np.zeros_like(frames[0])] * (stack - int(depth)) + real)
+
+
+def decode(schema, cut):
+    """All transitions of one cut; refuses an image that holds a frame too many, too few or twice."""
+    frames = decode_frames(schema, cut.image)
+    records = cut.records
+    assert records[0]["frame"] + 1 == records[0]["depth"]  # It begins with the first stack's oldest frame, ...
+    assert records[-1]["next_frame"] + 1 == len(frames)  # ... and ends with the last next stack's newest.
+    assert len({frame.tobytes() for frame in frames}) == len(frames)
+    return [
+        Stored(
+            float(record["n_step_return"]),
+            float(record["discount"]),
+            float(record["priority"]),
+            int(record["action"]),
+            int(record["next_frame"]) - int(record["frame"]),
+            rebuild(frames, record["frame"], record["depth"], schema.stack).tolist(),
+            rebuild(frames, record["next_frame"], record["next_depth"], schema.stack).tolist(),
+        )
+        for record in records
+    ]
+
+
+def stored_by(scripts, schema, builder, **options):
+    """Per stream, everything that was ever cut, in order."""
+    stored = [[] for _ in scripts]
+    for cut in itertools.chain(*drive(scripts, schema, builder, **options)):
+        stored[cut.stream_index] += decode(schema, cut)
+    return stored
+
+
+def play(rewards, **options):
+    """Returns what is stored of one episode; the next one has begun."""
+    keywords = {name: options.pop(name) for name in ("clip", "life_loss_terminates") if name in options}
+    schema = make_schema()
+    script = [make_episode(rewards, **options)]
+    if script[0].ended:
+        script.append(make_episode([], episode=1))
+    (stored,) = stored_by([script], schema, make_builder(schema, **keywords))
+    return stored
+
+
+def steps_in(observation):
+    """The steps that an observation's frames name, 0 for padding."""
+    return [frame[0][2] for frame in observation]
+
+
+@contextmanager
+def counted_compressions():
+    """Yields a list that grows by one entry with every call of the compressor."""
+    calls = []
+
+    def look(frame, event, function):
+        if event == "c_call" and function is cramjam.lz4.compress_block:
+            calls.append(event)
+
+    sys.setprofile(look)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(None)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("num_streams", [1, 3])
+@pytest.mark.parametrize("segment_length", [1, 2, 7, 50])
+@pytest.mark.parametrize("stack", [1, 4])
+@pytest.mark.parametrize("n", [1, 3, 5])
+def test_what_is_stored_equals_the_definition_in_every_bit(n, stack, segment_length, num_streams, seed):
+    rng = np.random.default_rng(seed)
+    dtype, codec = FORMATS[seed % len(FORMATS)]
+    schema = make_schema(stack=stack, n_step=n, dtype=dtype, codec=codec)
+    options = {"gamma": 0.9, "life_loss_terminates": seed % 2 == 0, "clip": seed == 3}
+    num_steps = max(60, 3 * segment_length)
+    scripts = [
+        make_script(rng, stream, num_steps, n=n, segment_length=segment_length, dtype=dtype)
+        for stream in range(num_streams)
+    ]
+    builder = make_builder(schema, num_streams=num_streams, segment_length=segment_length, **options)
+    assert stored_by(scripts, schema, builder) == [naive_transitions(script, schema, **options) for script in scripts]
+
+
+@pytest.mark.parametrize(("n", "segment_length"), [(3, 7), (5, 7), (5, 50)])
+def test_the_random_scripts_reach_every_boundary(n, segment_length):
+    reached = set()
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        for stream in range(3):
+            options = {"n": n, "segment_length": segment_length, "dtype": "uint8"}
+            for episode in make_script(rng, stream, max(60, 3 * segment_length), **options):
+                reached |= {
+                    "life loss" if episode.life_lost[:-1].any() else "",
+                    "life loss at the end" if episode.life_lost[-1:].any() and episode.ended else "",
+                    f"terminated {episode.terminated} truncated {episode.truncated}",
+                    "one step" if episode.length == 1 and episode.ended else "",
+                    "shorter than n" if 1 < episode.length < n and episode.ended else "",
+                    "as long as a segment" if episode.length == segment_length and episode.ended else "",
+                    "crosses several cuts" if episode.length > 2 * segment_length and episode.ended else "",
+                    "still going on" if episode.length and not episode.ended else "",
+                }
+    assert len(reached - {""}) == 11, sorted(reached)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_cut_may_come_at_any_time_and_changes_nothing(seed):
+    rng = np.random.default_rng(seed)
+    schema = make_schema(stack=4, n_step=5)
+    scripts = [make_script(rng, stream, 100, n=5, segment_length=7, dtype="uint8") for stream in range(3)]
+    at_random = stored_by(
+        scripts,
+        schema,
+        make_builder(schema, num_streams=3, segment_length=1000),
+        cut_when=lambda t: rng.random() < 0.4,
+    )
+    at_once = stored_by(scripts, schema, make_builder(schema, num_streams=3, segment_length=1000))
+    assert at_random == at_once
+
+
+@pytest.mark.parametrize("kind", ["terminated", "truncated"])
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 10])
+def test_an_episode_of_t_steps_yields_exactly_t_transitions(length, kind):
+    stored = play([10.0**t for t in range(length)], **{kind: True})
+    assert [steps_in(transition.observation)[-1] for transition in stored] == list(range(1, length + 1))
+
+
+def test_a_terminal_state_by_hand():
+    stored = play([1, 10, 100, 1000], terminated=True)
+    assert [s.n_step_return for s in stored] == [1 + 5 + 25, 10 + 50 + 250, 100 + 500, 1000]
+    assert [s.discount for s in stored] == [0.125, 0, 0, 0]
+    assert [s.priority for s in stored] == [31 + 103 / 8 - 1, 310 - 1, 600 - 1, 1000 - 1]
+    assert [s.num_steps for s in stored] == [3, 3, 2, 1]
+
+
+def test_a_time_limit_by_hand_bootstraps_from_the_final_observation():
+    stored = play([1, 10, 100, 1000], truncated=True)
+    assert [s.n_step_return for s in stored] == [31, 310, 600, 1000]
+    assert [s.discount for s in stored] == [0.125, 0.125, 0.25, 0.5]
+    assert [s.priority for s in stored] == [31 + 103 / 8 - 1, 310 + 104 / 8 - 1, 600 + 104 / 4 - 1, 1000 + 104 / 2 - 1]
+    assert [steps_in(s.next_observation) for s in stored] == [[3, 4], [4, 5], [4, 5], [4, 5]]
+
+
+def test_terminated_wins_when_both_come_at_once():
+    assert [s.discount for s in play([1, 10], terminated=True, truncated=True)] == [0, 0]
+
+
+def test_a_lost_life_closes_windows_but_frames_and_stacks_run_on():
+    stored = play([1, 10, 100, 1000], terminated=True, lives_lost=[1], life_loss_terminates=True)
+    assert [s.n_step_return for s in stored] == [1 + 5, 10, 100 + 500, 1000]
+    assert [s.discount for s in stored] == [0, 0, 0, 0]
+    assert [steps_in(s.observation) for s in stored] == [[0, 1], [1, 2], [2, 3], [3, 4]]
+    assert [steps_in(s.next_observation) for s in stored] == [[2, 3], [2, 3], [4, 5], [4, 5]]
+
+
+def test_a_lost_life_is_nothing_special_where_it_does_not_terminate():
+    assert play([1, 10, 100], terminated=True, lives_lost=[1]) == play([1, 10, 100], terminated=True)
+
+
+def test_a_lost_life_is_terminal_also_on_the_step_that_a_limit_cuts():
+    stored = play([1, 10], truncated=True, lives_lost=[1], life_loss_terminates=True)
+    assert [s.discount for s in stored] == [0, 0]
+
+
+def test_rewards_are_clipped_to_1_only_where_that_is_asked_for():
+    assert [s.n_step_return for s in play([-7, 0.25, 30], terminated=True, clip=True)] == [-0.625, 0.75, 1]
+    assert [s.n_step_return for s in play([-7, 0.25, 30], terminated=True)] == [0.625, 15.25, 30]
+
+
+def test_windows_run_on_across_a_cut_undiscounted_by_it():
+    schema = make_schema()
+    script = [make_episode([1, 10, 100, 1000], terminated=True), make_episode([], episode=1)]
+    cuts = drive([script], schema, make_builder(schema, segment_length=2))
+    assert [[s.n_step_return for cut in cuts_of_call for s in decode(schema, cut)] for cuts_of_call in cuts] == [
+        [],  # After two steps no window of three is closed.
+        [31, 310, 600, 1000],
+    ]
+
+
+def test_a_segment_holds_the_frames_from_its_first_stack_to_its_last_next_state():
+    schema = make_schema(stack=4)
+    cuts = drive([[make_episode([0] * 14)]], schema, make_builder(schema, segment_length=7))
+    held = [[int(frame[0, 2]) for frame in decode_frames(schema, cut.image)] for cut in itertools.chain(*cuts)]
+    assert held == [
+        list(range(1, 9)),  # Starts 1 ... 5; the last one's next state is 8.
+        list(range(3, 16)),  # Starts 6 ... 12; the first one's stack begins at 3.
+    ]
+
+
+def test_a_segment_does_not_send_the_next_episodes_first_frame_before_it_is_needed():
+    schema = make_schema()
+    script = [make_episode([1, 10], terminated=True), make_episode([], episode=1)]
+    ((cut,), *_) = drive([script], schema, make_builder(schema, segment_length=2))
+    assert len(decode_frames(schema, cut.image)) == 3
+
+
+def test_a_stream_without_a_closed_window_is_left_out_of_a_cut():
+    schema = make_schema()
+    ends = [make_episode([1, 10], terminated=True), make_episode([], episode=1)]
+    goes_on = [make_episode([1, 10])]
+    cuts = drive([goes_on, ends, goes_on], schema, make_builder(schema, num_streams=3))
+    assert [cut.stream_index for cut in itertools.chain(*cuts)] == [1]
+
+
+def test_every_frame_is_compressed_once_however_often_it_is_sent():
+    rng = np.random.default_rng(0)
+    schema = make_schema(stack=4, n_step=5)
+    scripts = [make_script(rng, stream, 100, n=5, segment_length=7, dtype="uint8") for stream in range(3)]
+    with counted_compressions() as calls:
+        cuts = drive(scripts, schema, make_builder(schema, num_streams=3, segment_length=7))
+    assert len(calls) == sum(len(episode.frames) for script in scripts for episode in script)
+    assert len(calls) < sum(len(decode_frames(schema, cut.image)) for cut in itertools.chain(*cuts))
+
+
+def test_ready_after_segment_length_steps_and_again_after_each_cut():
+    schema = make_schema()
+    builder = make_builder(schema, segment_length=3)
+    cuts = drive([[make_episode([0] * 10)]], schema, builder)  # Cuts when it is ready, and at the end.
+    assert [[len(cut.records) for cut in cuts_of_call] for cuts_of_call in cuts] == [[1], [3], [3], [1]]
+    assert not builder.ready
+
+
+def test_begin_forgets_what_was_pending():
+    schema = make_schema()
+    builder = make_builder(schema)
+    script = [make_episode([1, 10], terminated=True), make_episode([], episode=1)]
+    drive([[make_episode([1000, 1000])]], schema, builder)
+    assert stored_by([script], schema, builder) == [naive_transitions(script, schema)]
+
+
+def test_a_cut_before_any_step_is_empty():
+    schema = make_schema()
+    assert drive([[make_episode([])]], schema, make_builder(schema)) == [[]]
+
+
+def test_refuses_a_step_while_a_segment_is_full():
+    schema = make_schema()
+    builder = make_builder(schema, segment_length=1)
+    append_one(builder, schema)
+    with pytest.raises(RuntimeError, match="1 steps since the last cut"):
+        append_one(builder, schema, begin=False)
+
+
+def test_refuses_a_truncated_step_without_its_final_q():
+    schema = make_schema()
+    with pytest.raises(ValueError, match="final_q"):
+        append_one(make_builder(schema), schema, truncated=True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((2, 2, 2, 3), "uint8"), ((1, 2, 3), "uint8"), ((1, 2, 3, 2), "uint8"), ((1, 2, 2, 3), "int64")],
+)
+def test_refuses_observations_of_another_shape_or_dtype(shape, dtype):
+    with pytest.raises(ConfigError, match=r"observations must be uint8\[1, 2, 2, 3\], got"):
+        make_builder(make_schema()).begin(np.zeros(shape, dtype))
+
+
+def append_one(builder, schema, *, truncated=False, begin=True):
+    observation = np.zeros((1, *schema.observation_shape), schema.frame_dtype)
+    flag = np.zeros(1, bool)
+    if begin:
+        builder.begin(observation)
+    step = Step(observation, np.zeros(1, np.float32), flag, np.array([truncated]), flag, observation)
+    builder.append(np.zeros(1, np.int64), np.zeros((1, NUM_ACTIONS), np.float32), step, None)
+
+
+def test_stacks_rebuilt_from_segments_equal_ales_own_pixel_by_pixel():
+    num_envs, num_steps, rng = 8, 400, np.random.default_rng(0)
+    schema = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=NUM_ACTIONS, n_step=3, codec="lz4")
+    builder = make_builder(schema, num_streams=num_envs, life_loss_terminates=True)
+    environment = AtariVectorEnv(
+        "breakout",
+        num_envs,
+        num_threads=1,
+        max_num_frames_per_episode=800,  # Short enough that some games are cut.
+        autoreset_mode="SameStep",
+        reward_clipping=False,
+    )
+    observation, info = environment.reset(seed=np.arange(num_envs))
+    seen, ends, lives = [observation.copy()], [], info["lives"].copy()
+    builder.begin(observation)
+    stored = [[] for _ in range(num_envs)]
+    num_endings = np.zeros(3, int)
+    for t in range(num_steps):
+        action = rng.integers(NUM_ACTIONS, size=num_envs)
+        q = rng.normal(size=(num_envs, NUM_ACTIONS)).astype(np.float32)
+        observation, reward, terminated, truncated, info = environment.step(action)
+        ended = terminated | truncated
+        life_lost = (info["lives"] < lives) & ~ended
+        lives = info["lives"].copy()
+        final = info["final_obs"] if ended.any() else observation
+        num_endings += [terminated.sum(), truncated.sum(), life_lost.sum()]
+        step = Step(observation, reward.astype(np.float32), terminated, truncated, life_lost, final)
+        builder.append(action, q, step, q)
+        seen.append(observation.copy())
+        ends.append((ended.copy(), final.copy()))
+        if builder.ready or t == num_steps - 1:
+            for cut in builder.cut(q):
+                frames = decode_frames(schema, cut.image)
+                stored[cut.stream_index] += [(frames, record) for record in cut.records]
+    environment.close()
+    assert (num_endings > 0).all()  # Otherwise this would prove nothing about them.
+    assert sum(map(len, stored)) >= num_envs * (num_steps - 2)
+    for stream, transitions in enumerate(stored):
+        for t, (frames, record) in enumerate(transitions):
+            last = t + int(record["next_frame"]) - int(record["frame"]) - 1
+            ended, final = ends[last]
+            following = final if ended[stream] else seen[last + 1]
+            assert np.array_equal(rebuild(frames, record["frame"], record["depth"], 4), seen[t][stream])
+            assert np.array_equal(rebuild(frames, record["next_frame"], record["next_depth"], 4), following[stream])

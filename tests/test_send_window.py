@@ -1,0 +1,92 @@
+"""A send window keeps what is unacknowledged, counts from its base, and knows when to send again."""
+
+from __future__ import annotations
+
+import pytest
+
+from apex.send_window import RESEND_SECONDS, SendWindow
+from apex.types import Receipt, Stream
+
+STREAM = Stream(3, 9)
+
+
+def window_with(count, size=8):
+    window = SendWindow(STREAM, size)
+    for number in range(count):
+        window.add([f"segment {number}".encode()], now=0.0)
+    return window
+
+
+def receipt(contiguous, bitmap=0, store=1, stream=STREAM):
+    return Receipt(stream, store, contiguous, bitmap)
+
+
+def numbers(messages):
+    return [int(message[0].split()[1]) for message in messages]
+
+
+def test_is_full_at_its_size_and_open_again_with_the_oldest_receipt():
+    window = window_with(3, size=3)
+    assert window.full
+    window.acknowledge(receipt(0, bitmap=0b11), now=1.0)
+    assert window.full  # 0 is missing: the bitmap reaches no further than the window from it.
+    window.acknowledge(receipt(3), now=1.0)
+    assert not window.full
+
+
+@pytest.mark.parametrize(
+    ("contiguous", "bitmap", "left"),
+    [
+        (0, 0, [0, 1, 2, 3, 4]),
+        (2, 0, [2, 3, 4]),
+        (5, 0, []),
+        (1, 0b1, [1, 3, 4]),
+        (1, 0b101, [1, 3]),
+        (0, 0b1111, [0]),
+    ],
+)
+def test_drops_exactly_what_the_receipt_names(contiguous, bitmap, left):
+    window = window_with(5)
+    window.acknowledge(receipt(contiguous, bitmap), now=1.0)
+    assert numbers(window.resend(now=2.0)) == left
+    assert window.in_flight == len(left)
+    assert window.base == (left[0] if left else 5)
+
+
+def test_a_receipt_of_another_life_or_stream_says_nothing():
+    window = window_with(2)
+    window.acknowledge(receipt(2, stream=Stream(3, 8)), now=1.0)
+    window.acknowledge(receipt(2, stream=Stream(4, 9)), now=1.0)
+    assert window.in_flight == 2
+
+
+def test_is_overdue_only_without_progress():
+    window = window_with(3)
+    assert not window.overdue(now=RESEND_SECONDS - 0.1)
+    window.acknowledge(receipt(1), now=RESEND_SECONDS - 0.1)
+    assert not window.overdue(now=RESEND_SECONDS + 0.1)
+    window.acknowledge(receipt(1), now=RESEND_SECONDS + 1.0)  # Nothing new.
+    assert window.overdue(now=2 * RESEND_SECONDS)
+
+
+def test_an_empty_window_is_never_overdue_and_begins_its_clock_with_the_next_segment():
+    window = window_with(0)
+    assert not window.overdue(now=1000.0)
+    window.add([b"segment 0"], now=1000.0)
+    assert not window.overdue(now=1001.0)
+    assert window.overdue(now=1000.0 + RESEND_SECONDS)
+
+
+def test_a_resend_counts_and_restarts_the_clock():
+    window = window_with(2)
+    assert numbers(window.resend(now=5.0)) == [0, 1]
+    assert window.num_resent == 2
+    assert not window.overdue(now=6.0)
+
+
+def test_another_store_is_told_everything_again():
+    window = window_with(2)
+    assert not window.acknowledge(receipt(0, store=1), now=1.0)
+    assert not window.acknowledge(receipt(0, store=1), now=1.0)
+    assert window.acknowledge(receipt(0, store=2), now=1.0)
+    assert not window.acknowledge(receipt(2, store=3), now=1.0)  # Nothing is left to tell.

@@ -1,0 +1,282 @@
+"""Claims about `apex.sizing`: which numbers stand in for "by the machine", on machines that are not there."""
+
+from dataclasses import replace
+
+import pytest
+
+from apex.config import ActorConfig, Config, ConfigError, LearnerConfig, ReplayConfig
+from apex.sizing import Machine, bytes_per_transition, explain, size_to_machine, table_bytes
+from apex.store_layout import Sizes
+from apex.types import Schema
+
+GIB = 2**30
+
+
+def machine(cores=2, *, gib=24.0, gpu=False):
+    return Machine(cores=cores, memory_bytes=int(gib * GIB), gpu=gpu)
+
+
+def images(size=84, *, codec="lz4"):
+    return Schema(frame_shape=(size, size), frame_dtype="uint8", stack=4, num_actions=6, n_step=3, codec=codec)
+
+
+def vectors(dimensions=4):
+    return Schema(frame_shape=(dimensions,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
+
+
+def config(*, device="auto", num_threads=0, batch_size=512, replay=None, **actor):
+    learner = LearnerConfig(device=device, num_threads=num_threads, batch_size=batch_size)
+    return Config(actor=ActorConfig(**actor), learner=learner, replay=ReplayConfig(**(replay or {})))
+
+
+def sized(tree=None, box=None, schema=None):
+    return size_to_machine(tree or Config(), box or machine(), schema or images())
+
+
+def layout(result):
+    actor = result.actor
+    return actor.num_processes, actor.envs_per_process, actor.num_actors, result.learner.num_threads
+
+
+# Cores
+
+
+@pytest.mark.parametrize(
+    ("cores", "gpu", "processes", "threads"),
+    [
+        (1, False, 1, 1),
+        (2, False, 1, 1),
+        (4, False, 2, 2),
+        (16, False, 8, 6),  # 16 - 8 - 2 for replay, loaders and evaluator
+        (64, False, 32, 24),  # 64 - 32 - 8
+        (1, True, 1, 1),
+        (2, True, 1, 1),
+        (4, True, 2, 1),
+        (16, True, 11, 1),  # 16 - trainer - 2 loaders - writer - sampler
+        (64, True, 59, 1),
+    ],
+)
+def test_the_cores_are_shared_out(cores, gpu, processes, threads):
+    assert layout(sized(box=machine(cores, gpu=gpu))) == (processes, 16, 16 * processes, threads)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("cores", range(1, 130))
+def test_actors_and_learner_never_want_more_cores_than_two_or_what_there_is(cores, gpu):
+    processes, _, _, threads = layout(sized(box=machine(cores, gpu=gpu)))
+    assert processes >= 1
+    assert threads >= 1
+    assert processes + threads <= max(2, cores)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("cores", [2, 4, 16, 64])
+@pytest.mark.parametrize("num_actors", [1, 2, 5, 16, 17, 33, 360, 1000])
+def test_a_given_number_of_actors_is_covered_without_an_idle_process(num_actors, cores, gpu):
+    processes, envs, actual, _ = layout(sized(config(num_actors=num_actors), machine(cores, gpu=gpu)))
+    assert actual == num_actors
+    assert (processes - 1) * envs < num_actors <= processes * envs
+    assert processes <= layout(sized(box=machine(cores, gpu=gpu)))[0]
+
+
+@pytest.mark.parametrize(
+    ("cores", "num_actors", "expected"),
+    [
+        (2, 1, (1, 1, 1, 1)),
+        (64, 1, (1, 1, 1, 55)),  # What actors do not take, the learner may.
+        (2, 5, (1, 5, 5, 1)),
+        (4, 5, (2, 3, 5, 2)),
+        (16, 5, (5, 1, 5, 9)),
+        (8, 5, (3, 2, 5, 4)),  # Four processes of two would leave one without an actor.
+        (2, 40, (1, 40, 40, 1)),
+        (4, 40, (2, 20, 40, 2)),
+        (64, 1024, (32, 32, 1024, 24)),
+    ],
+)
+def test_a_given_number_of_actors_is_spread_evenly(cores, num_actors, expected):
+    assert layout(sized(config(num_actors=num_actors), machine(cores))) == expected
+
+
+@pytest.mark.parametrize(
+    ("knobs", "expected"),
+    [
+        ({"num_processes": 3}, (3, 16, 48)),
+        ({"envs_per_process": 5}, (4, 5, 20)),
+        ({"num_processes": 3, "envs_per_process": 5}, (3, 5, 15)),
+        ({"num_actors": 10, "num_processes": 3}, (3, 4, 10)),
+        ({"num_actors": 10, "envs_per_process": 2}, (5, 2, 10)),
+        ({"num_actors": 10, "num_processes": 2, "envs_per_process": 2}, (2, 2, 10)),  # The others are on other hosts.
+        ({"num_actors": 2, "num_processes": 3}, (3, 1, 2)),
+    ],
+)
+def test_what_was_set_stays_and_the_rest_follows(knobs, expected):
+    assert layout(sized(config(**knobs), machine(8)))[:3] == expected
+
+
+def test_threads_of_an_actor_process_count_as_cores():
+    assert layout(sized(config(num_threads=0), machine(16)))[0] == 8
+    tree = Config(actor=ActorConfig(num_threads=4))
+    assert layout(sized(tree, machine(16))) == (2, 16, 32, 6)
+    assert layout(sized(tree, machine(2))) == (1, 16, 16, 1)
+
+
+def test_the_learners_threads_stay_when_they_are_set():
+    assert sized(config(num_threads=3), machine(64)).learner.num_threads == 3
+    assert sized(config(num_threads=3), machine(64, gpu=True)).learner.num_threads == 3
+
+
+def test_a_small_batch_gets_few_threads():
+    assert sized(config(batch_size=128), machine(64)).learner.num_threads == 16
+    assert sized(config(batch_size=1), machine(64)).learner.num_threads == 1
+
+
+def test_a_gpu_that_the_learner_may_not_use_changes_nothing():
+    box = machine(16, gpu=True)
+    assert layout(sized(config(device="cpu"), box)) == layout(sized(box=machine(16)))
+
+
+def test_more_samplers_take_cores_from_actors_beside_a_gpu():
+    assert layout(sized(config(replay={"num_samplers": 3}), machine(16, gpu=True)))[0] == 9
+
+
+# Memory
+
+
+@pytest.mark.parametrize(("size", "expected"), [(84, 1_400), (168, 5_600), (42, 350)])
+def test_compressed_pixels_are_guessed_by_area(size, expected):
+    assert bytes_per_transition(Config(), images(size)) == expected
+
+
+def test_vectors_are_reckoned_by_the_frames_of_a_full_segment():
+    # 50 steps: 50 + 1 for the stack + 3 for the open window + 7 for the ends of episodes of 8, rounded up.
+    assert bytes_per_transition(Config(), vectors(100)) == -(-(61 * (400 + 4) + 4 + 8) // 50)
+
+
+def test_pixels_that_are_not_compressed_are_reckoned_in_full():
+    assert bytes_per_transition(Config(), images(codec="raw")) == -(-(64 * (84 * 84 + 4) + 4 + 8) // 50)
+
+
+def test_vectors_under_lz4_are_reckoned_at_its_bound():
+    schema = replace(vectors(), codec="lz4")
+    assert bytes_per_transition(Config(), schema) == -(-(61 * (schema.max_frame_bytes + 4) + 4 + 8) // 50)
+
+
+def test_the_tables_hold_a_record_each_and_a_tree_of_twice_the_next_power_of_two():
+    assert table_bytes(config(replay={"capacity": 60_000})) == 60_000 * 40 + 2 * 65_536 * 8
+    assert table_bytes(config(replay={"capacity": 65_536})) == 65_536 * 40 + 2 * 65_536 * 8
+
+
+@pytest.mark.parametrize("capacity", [50_000, 65_536, 65_537, 2_000_000])
+def test_the_tables_are_those_of_the_store(capacity):
+    file_bytes = Sizes(capacity, 0, num_streams=360).file_bytes
+    assert 0 <= file_bytes - table_bytes(config(replay={"capacity": capacity})) < 2**20  # header, streams, whole pages
+
+
+def test_replay_gets_what_its_capacity_takes():
+    assert sized().replay.max_bytes == 2_000_000 * 1_400
+
+
+def test_replay_gets_no_more_than_half_of_the_memory_tables_included():
+    result = sized(box=machine(gib=4))
+    assert result.replay.max_bytes + table_bytes(result) == 2 * GIB
+
+
+def test_bytes_that_were_set_stay():
+    assert sized(config(replay={"max_bytes": 123_456_789})).replay.max_bytes == 123_456_789
+    assert sized(config(replay={"max_bytes": 20 * GIB})).replay.max_bytes == 20 * GIB
+
+
+def test_refuses_more_replay_than_there_is_memory_and_says_which_knob():
+    with pytest.raises(ConfigError) as refusal:
+        sized(config(replay={"max_bytes": 24 * GIB}))
+    assert str(refusal.value) == (
+        "replay needs 24.1 GiB of memory, but there are 24.0 GiB: 24.0 GiB of frames (lower replay.max_bytes) "
+        "and 108.3 MiB of records and sum-tree (lower replay.capacity 2,000,000)"
+    )
+
+
+def test_takes_exactly_what_there_is():
+    room = 24 * GIB - table_bytes(Config())
+    assert sized(config(replay={"max_bytes": room})).replay.max_bytes == room
+    with pytest.raises(ConfigError, match=r"lower replay\.max_bytes"):
+        sized(config(replay={"max_bytes": room + 1}))
+
+
+def test_refuses_a_replay_that_could_never_begin():
+    tree = config(replay={"capacity": 2_000_000, "min_size_to_sample": 1_000_000})
+    with pytest.raises(ConfigError) as refusal:
+        sized(tree, machine(gib=2))
+    assert str(refusal.value) == (
+        "replay needs 1.4 GiB to begin, 1.3 GiB of it for the frames of replay.min_size_to_sample 1,000,000 "
+        "transitions, but half of the memory is 1.0 GiB: lower replay.capacity 2,000,000 and "
+        "replay.min_size_to_sample, or set replay.max_bytes"
+    )
+
+
+def test_refuses_tables_that_do_not_fit():
+    with pytest.raises(ConfigError, match=r"replay needs 112.1 GiB to begin.*lower replay\.capacity 2,147,483,648"):
+        sized(config(replay={"capacity": 2**31}))
+
+
+@pytest.mark.parametrize("fields", [{"cores": 0}, {"memory_bytes": 0}])
+def test_refuses_what_is_not_a_machine(fields):
+    with pytest.raises(ConfigError, match="a machine has"):
+        Machine(**{"cores": 1, "memory_bytes": 1, "gpu": False, **fields})
+
+
+# The whole
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("cores", [1, 2, 4, 16, 64])
+@pytest.mark.parametrize("num_actors", [0, 1, 5, 1000])
+def test_sizing_twice_changes_nothing(cores, gpu, num_actors):
+    box = machine(cores, gpu=gpu)
+    once = sized(config(num_actors=num_actors), box)
+    assert sized(once, box) == once
+
+
+def test_nothing_else_is_touched():
+    tree = Config(seed=5)
+    result = sized(tree)
+    assert replace(result, actor=tree.actor, learner=tree.learner, replay=tree.replay) == tree
+    free = {"num_actors": 0, "num_processes": 0, "envs_per_process": 0}
+    assert replace(result.actor, **free) == tree.actor
+    assert replace(result.learner, num_threads=0) == tree.learner
+    assert replace(result.replay, max_bytes=0) == tree.replay
+
+
+def test_explains_a_small_machine():
+    assert explain(Config(), machine(), images()) == [
+        "machine: 2 cores, 24.0 GiB of memory, no GPU",
+        "actors: 1 process x 16 environments = 16 streams for 16 actors",
+        "learner: 1 thread beside 1 core of actors; replay, loaders and evaluator share what is left of 2",
+        "replay: 2.6 GiB of frames + 108.3 MiB of records and sum-tree = 11% of memory",
+        "  frames take about 1,400 bytes a transition: room for 2,000,000 of replay.capacity 2,000,000",
+    ]
+
+
+def test_explains_a_large_machine_where_memory_is_short():
+    assert explain(Config(), machine(16, gib=4, gpu=True), images()) == [
+        "machine: 16 cores, 4.0 GiB of memory, a GPU",
+        "actors: 11 processes x 16 environments = 176 streams for 176 actors",
+        "learner: GPU, 1 thread beside 11 cores of actors; replay, loaders and evaluator share what is left of 16",
+        "replay: 1.9 GiB of frames + 108.3 MiB of records and sum-tree = 50% of memory",
+        "  frames take about 1,400 bytes a transition: room for 1,452,806 of replay.capacity 2,000,000",
+    ]
+
+
+def test_says_when_this_host_leaves_actor_ids_to_others():
+    lines = explain(config(num_actors=5, num_processes=2, envs_per_process=2), machine(), images())
+    assert lines[1:3] == [
+        "actors: 2 processes x 2 environments = 4 streams for 5 actors",
+        "  1 actor id must come from other hosts, or raise actor.num_processes or actor.envs_per_process",
+    ]
+
+
+def test_warns_when_the_bytes_that_were_set_may_never_hold_enough_to_begin():
+    lines = explain(config(replay={"max_bytes": 1_400 * 49_999}), machine(), images())
+    assert lines[-1] == (
+        "  fewer than replay.min_size_to_sample 50,000: unless frames are smaller than that, training never begins; "
+        "raise replay.max_bytes"
+    )

@@ -1,0 +1,213 @@
+"""The file of the store is allocated whole, has one owner, and is refused with a sentence where it does not fit."""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from store_builders import SIZES, attach, create, make_segment, open_reader
+
+from apex.config import ConfigError
+from apex.store_layout import HEADER, STORED_RECORD, Ownership, Sizes, remove, require_processor
+from apex.store_reader import StoreReader
+from apex.types import Schema
+
+FORK = multiprocessing.get_context("fork")
+
+
+@pytest.fixture
+def path():
+    """A name in tmpfs; its folder goes with the test."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder) / "store"
+
+
+def write_header(path, **fields):
+    with path.open("r+b") as file:
+        header = np.frombuffer(file.read(HEADER.itemsize), HEADER).copy()
+        for name, value in fields.items():
+            header[name] = value
+        file.seek(0)
+        file.write(header.tobytes())
+
+
+def test_a_transition_takes_40_bytes_beside_its_leaf_and_its_frames():
+    assert STORED_RECORD.itemsize == 40
+    two_million = Sizes(2_000_000, 0, 0).file_bytes - 4096
+    assert two_million == pytest.approx(2_000_000 * 40 + 2**22 * 8, abs=2 * 4096)
+
+
+def test_every_byte_is_allocated_at_once(path):
+    create(path, capacity=1000, max_bytes=1_000_001).close()
+    status = path.stat()
+    assert status.st_size == Sizes(1000, 1_000_001, 3).file_bytes
+    assert status.st_blocks * 512 >= status.st_size
+    assert status.st_mode & 0o777 == 0o600
+
+
+def test_a_file_that_has_no_room_is_refused_and_not_left_behind(path):
+    with pytest.raises(ConfigError, match=r"needs \d+ bytes, \d+ are available there: lower replay.capacity"):
+        create(path, max_bytes=2**55)
+    assert not path.exists()
+
+
+def test_room_that_is_gone_after_all_is_noticed_at_once_too(path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
+    try:
+        with pytest.raises(ConfigError, match=r"needs \d+ bytes.*File too large"):
+            create(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"capacity": 0}, "replay.capacity must be >= 1, got 0"),
+        ({"max_bytes": 7}, "replay.max_bytes must be >= 8, got 7"),
+        ({"num_streams": 0}, "actor.num_actors must be >= 1, got 0"),
+        ({"min_priority": 0.0}, "replay.min_priority 0.0 to the power of 1.0 vanishes"),
+        ({"min_priority": 1e-200, "priority_exponent": 2.0}, "vanishes"),
+    ],
+)
+def test_refuses_sizes_that_are_none(path, sizes, message):
+    with pytest.raises(ConfigError, match=message):
+        create(path, **sizes)
+    assert not path.exists()
+
+
+def test_refuses_a_name_that_is_taken_or_cannot_be(path):
+    create(path).close()
+    with pytest.raises(ConfigError, match="exists already: resume with it, or remove it"):
+        create(path)
+    with pytest.raises(ConfigError, match=r"cannot create .* Not a directory"):
+        create(path / "below" / "store")
+    with pytest.raises(ConfigError, match=r"cannot open .* No such file or directory"):
+        attach(path.with_name("other"))
+
+
+def test_a_second_owner_is_refused_while_the_first_lives(path):
+    writer = create(path)
+    writer.insert(make_segment(0))
+    for action in (attach, remove):
+        with pytest.raises(ConfigError, match="is in use: stop its replay server first"):
+            action(path)
+    writer.close()
+    writer.close()  # Once more does no harm.
+    second = attach(path)
+    assert second.size == writer.size
+    second.close()
+
+
+def read_on(path, ready, done):
+    reader = open_reader(path)
+    assert reader.size == 0
+    ready.set()
+    done.wait(20)
+
+
+def test_a_child_that_outlives_the_writer_does_not_hold_the_file(path):
+    writer = create(path)
+    ready, done = FORK.Event(), FORK.Event()
+    child = FORK.Process(target=read_on, args=(path, ready, done))
+    child.start()
+    assert ready.wait(20)
+    with pytest.raises(ConfigError, match="is in use"):
+        attach(path)  # The child did not give it free either.
+    writer.close()
+    attach(path).close()
+    done.set()
+    child.join()
+    assert child.exitcode == 0
+
+
+def test_what_a_child_forgets_is_closed_and_no_longer_its_to_release(path):
+    path.touch()
+    ownership = Ownership(path)
+    Ownership.forget()  # As after a fork.
+    ownership.release()
+    Ownership(path).release()
+
+
+def test_removing_is_no_error_where_there_is_nothing(path):
+    create(path).close()
+    remove(path)
+    assert not path.exists()
+    remove(path)
+    with pytest.raises(ConfigError, match=r"cannot remove .* Is a directory"):
+        remove(path.parent)
+
+
+def test_a_reader_outlives_the_name_of_the_file(path):
+    writer = create(path)
+    writer.insert(make_segment(0))
+    reader = open_reader(path)
+    writer.close()
+    remove(path)
+    assert reader.sample(4, np.random.default_rng(0)) is not None
+
+
+def test_a_reader_cannot_write(path):
+    create(path).close()
+    reader = open_reader(path)
+    assert (reader.capacity, reader.max_bytes, reader.first_key) == (40, 4000, 0)
+    with pytest.raises(ConfigError, match="cannot open"):
+        open_reader(path.with_name("other"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"magic": 0}, "is not a replay memory, or its making was cut short"),
+        ({"format": 9}, "has format 9, but this is 1"),
+        ({"schema": 1}, "holds transitions of another kind"),
+        ({"capacity": 2**40}, "is damaged"),
+        ({"max_bytes": 0}, "is damaged"),
+        ({"num_streams": -1}, "is damaged"),
+    ],
+)
+def test_refuses_a_file_that_is_none_of_its_own(path, fields, message):
+    create(path).close()
+    write_header(path, **fields)
+    for open_it in (attach, open_reader):
+        with pytest.raises(ConfigError, match=message):
+            open_it(path)
+
+
+def test_refuses_a_file_that_is_too_short(path):
+    path.write_bytes(b"ApeX")
+    with pytest.raises(ConfigError, match="it has 4 bytes"):
+        open_reader(path)
+
+
+def test_refuses_transitions_of_another_schema(path):
+    create(path).close()
+    other = Schema(frame_shape=(17,), frame_dtype="uint8", stack=4, num_actions=9, n_step=3, codec="lz4")
+    with pytest.raises(ConfigError, match="use the same environment, or remove it"):
+        StoreReader(path, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("capacity", 41), ("max_bytes", 4001), ("num_streams", 4), ("priority_exponent", 0.6)]
+)
+def test_refuses_to_go_on_with_other_sizes(path, name, value):
+    create(path).close()
+    with pytest.raises(ConfigError, match=rf"was made with {name} {SIZES[name]}, but this is {value}"):
+        attach(path, **{name: value})
+
+
+@pytest.mark.parametrize("machine", ["aarch64", "arm64", "riscv64", ""])
+def test_refuses_a_processor_that_may_reorder_stores(machine):
+    with pytest.raises(ConfigError, match="needs an x86-64 processor"):
+        require_processor(machine)
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "AMD64"])
+def test_works_on_x86(machine):
+    require_processor(machine)

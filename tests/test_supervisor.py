@@ -1,0 +1,299 @@
+"""The supervisor: lost programs start again within a budget, a run ends as it should, and nobody is left behind.
+
+Roles are played by `python -c` and `sh -c`; every wait ends on a condition or fails at its deadline.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from apex.lifecycle import FAILED, FINISHED, NEIGHBOUR_GONE, REFUSED, Stop
+from apex.supervisor import FORGET_SECONDS, CrashBudget, Program, last_lines, supervise
+
+DEADLINE_SECONDS = 15.0
+FOREVER = "exec sleep 600"
+
+
+class StopWhen:
+    """A Stop that is requested once a condition holds; past the deadline the test fails."""
+
+    def __init__(self, condition):
+        self._condition = condition
+        self._deadline = time.monotonic() + DEADLINE_SECONDS
+
+    @property
+    def requested(self):
+        if time.monotonic() > self._deadline:
+            pytest.fail("the condition never held")
+        return self._condition()
+
+
+def shell(role, script, **options):
+    """A program that notes its process ids in ROLE.log, one line `pid N` for each life, and runs the script."""
+    return Program(role=role, command=("sh", "-c", f"echo pid $$; {script}"), **options)
+
+
+def pids(folder, role):
+    """Every life of a role so far."""
+    path = folder / f"{role}.log"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [int(line.split()[1]) for line in lines if line.startswith("pid ") and len(line.split()) == 2]
+
+
+def is_running(pid):
+    """Whether the process does anything still: a zombie does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
+def wait_until(condition):
+    """Returns when the condition holds; fails at the deadline."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never held"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of logs; fails if a process that is named there has outlived the test."""
+    yield tmp_path
+    named = [pid for path in tmp_path.glob("*.log") for pid in pids(tmp_path, path.stem)]
+    left = [pid for pid in named if is_running(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left, "a process was left behind"
+
+
+# --- the budget -------------------------------------------------------------------------------------------------------
+
+
+def test_a_budget_of_three_allows_three_restarts_with_longer_and_longer_pauses():
+    budget = CrashBudget(3.0)
+    assert [budget.charge(1.0, 0.0) for _ in range(4)] == [0.5, 1.0, 2.0, None]
+
+
+def test_crashes_are_forgotten_one_in_two_minutes():
+    budget = CrashBudget(1.0)
+    assert budget.charge(1.0, 0.0) == 0.5
+    assert budget.charge(1.0, FORGET_SECONDS) == 0.5  # as if it were the first
+    assert budget.charge(1.0, FORGET_SECONDS + 1.0) is None
+
+
+def test_a_pause_has_an_upper_bound():
+    budget = CrashBudget(100.0)
+    assert max(budget.charge(1.0, 0.0) for _ in range(50)) == 10.0
+
+
+# --- endings ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_ends_well_when_its_main_program_has_finished(folder):
+    programs = [shell("replay", FOREVER), shell("learner", "exit 0", ends_run=True), shell("actor", FOREVER)]
+    ending = supervise(programs, StopWhen(lambda: False), logs=folder)
+    assert (ending.status, ending.cause) == (FINISHED, "")
+
+
+def test_a_refusal_ends_the_run_at_once_with_its_reason(folder):
+    programs = [shell("replay", FOREVER), shell("learner", "echo replay.capacity must be int; exit 2")]
+    ending = supervise(programs, StopWhen(lambda: False), logs=folder)
+    assert ending.status == REFUSED
+    assert ending.cause == f"learner refused to run: replay.capacity must be int; see {folder / 'learner.log'}"
+    assert len(pids(folder, "learner")) == 1
+
+
+def test_a_crash_loop_ends_the_run_with_the_status_the_count_and_the_last_words(folder):
+    programs = [shell("replay", "echo out of luck; exit 7", crash_budget=1.0), shell("actor", FOREVER)]
+    ending = supervise(programs, StopWhen(lambda: False), logs=folder)
+    assert ending.status == 7
+    assert ending.cause == f"replay ended with status 7 twice: out of luck; see {folder / 'replay.log'}"
+    assert ending.role == "replay"
+
+
+def test_a_death_by_signal_is_a_failure_that_names_the_signal(folder):
+    ending = supervise([shell("replay", "kill -9 $$", crash_budget=0.0)], StopWhen(lambda: False), logs=folder)
+    assert ending.status == FAILED
+    assert "replay was ended by signal 9 (Killed) once" in ending.cause
+
+
+def test_who_lost_its_neighbour_is_not_blamed_where_the_neighbour_failed(folder):
+    crashed = shell("replay", "echo disk full; exit 7")
+    waiting = shell("actor", "exit 75", crash_budget=0.0, ready=lambda: len(pids(folder, "replay")) == 2)
+    ending = supervise([crashed, waiting], StopWhen(lambda: False), logs=folder)
+    assert (ending.role, ending.status) == ("replay", 7)
+    assert "disk full" in ending.cause
+
+
+def test_who_lost_its_neighbour_ends_the_run_with_75_when_nobody_else_failed(folder):
+    ending = supervise([shell("actor", "exit 75", crash_budget=0.0)], StopWhen(lambda: False), logs=folder)
+    assert (ending.role, ending.status) == ("actor", NEIGHBOUR_GONE)
+
+
+def test_a_lost_neighbour_costs_less_than_a_crash(folder):
+    program = shell("actor", "exit 75", crash_budget=0.6)  # two at 0.25 each; a crash would be one too many
+    ending = supervise([program], StopWhen(lambda: False), logs=folder)
+    assert len(pids(folder, "actor")) == 3
+    assert "3 times" in ending.cause
+
+
+# --- lives ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_program_is_started_again_and_the_others_are_left_alone(folder):
+    told = []
+
+    def condition():
+        lives = pids(folder, "replay")
+        if len(lives) == 1 and pids(folder, "actor") and is_running(lives[0]):
+            os.kill(lives[0], signal.SIGKILL)
+        return len(lives) == 2
+
+    ending = supervise(
+        [shell("replay", FOREVER), shell("actor", FOREVER)], StopWhen(condition), logs=folder, tell=told.append
+    )
+    assert ending.status == FINISHED
+    assert len(pids(folder, "actor")) == 1
+    assert told[0].startswith("replay was ended by signal 9 (Killed); it starts again in 0.5 s")
+
+
+def test_a_program_that_ends_well_before_its_time_starts_again_after_a_rest(folder):
+    told = []
+    ending = supervise(
+        [shell("actor", "exit 0", crash_budget=0.3)], StopWhen(lambda: bool(told)), logs=folder, tell=told.append
+    )
+    assert ending.cause == "asked to stop"
+    assert told == [f"actor ended with status 0; it starts again in 3.0 s; see {folder / 'actor.log'}"]
+
+
+def test_who_ends_well_when_it_is_not_needed_any_more_is_not_missed(folder):
+    told = []
+    needed = shell("actor", "exit 0", ready=lambda: not pids(folder, "actor"))
+    learner = shell("learner", "exit 0", ends_run=True, ready=lambda: bool(pids(folder, "actor")))
+    supervise([needed, learner], StopWhen(lambda: False), logs=folder, tell=told.append)
+    assert told == []
+
+
+def test_the_children_of_a_killed_program_do_not_outlive_it(folder):
+    program = shell("replay", "sh -c 'echo pid $$; exec sleep 600' & wait")
+
+    def condition():
+        lives = pids(folder, "replay")
+        if len(lives) == 2 and is_running(lives[0]):
+            os.kill(lives[0], signal.SIGKILL)
+        return len(lives) == 4
+
+    supervise([program], StopWhen(condition), logs=folder)
+    wait_until(lambda: not any(is_running(pid) for pid in pids(folder, "replay")))
+
+
+def test_a_program_starts_once_it_is_ready(folder):
+    late = shell("tensorboard", FOREVER, ready=lambda: bool(pids(folder, "learner")))
+    supervise([late, shell("learner", FOREVER)], StopWhen(lambda: bool(pids(folder, "tensorboard"))), logs=folder)
+    assert pids(folder, "learner")
+
+
+def test_the_run_goes_on_without_what_is_not_essential(folder):
+    told = []
+    programs = [
+        shell("tensorboard", "exit 1", crash_budget=0.0, essential=False),
+        shell("learner", "exit 0", ends_run=True, ready=lambda: bool(told)),
+    ]
+    ending = supervise(programs, StopWhen(lambda: False), logs=folder, tell=told.append)
+    assert ending.status == FINISHED
+    assert told[0].startswith("going on without tensorboard: tensorboard ended with status 1 once")
+
+
+def test_an_observer_runs_with_lower_priority(folder):
+    programs = [shell("evaluator", f"echo nice $(nice); {FOREVER}", niceness=7)]
+    log = folder / "evaluator.log"
+    supervise(programs, StopWhen(lambda: log.exists() and "nice " in log.read_text()), logs=folder)
+    assert f"nice {os.nice(0) + 7}" in log.read_text()
+
+
+# --- stopping ---------------------------------------------------------------------------------------------------------
+
+
+def test_programs_stop_in_the_reverse_order_of_their_start(folder):
+    order = folder / "order"
+    script = "trap 'echo {role} >> {order}; exit 0' TERM; echo ready; while :; do sleep 0.01; done"
+    roles = ("replay", "learner", "evaluator", "actor")
+    programs = [shell(role, script.format(role=role, order=order)) for role in roles]
+
+    def all_ready():
+        logs = [folder / f"{role}.log" for role in roles]
+        return all(log.exists() and "ready" in log.read_text() for log in logs)
+
+    ending = supervise(programs, StopWhen(all_ready), logs=folder)
+    assert ending.status == FINISHED
+    assert order.read_text().split() == ["actor", "evaluator", "learner", "replay"]
+
+
+def test_what_ignores_the_request_is_killed_after_its_grace_and_said_aloud(folder):
+    told = []
+    program = shell("actor", "trap '' TERM; echo ready; while :; do sleep 0.01; done", grace_seconds=0.2)
+    log = folder / "actor.log"
+    begun = time.monotonic()
+    supervise([program], StopWhen(lambda: log.exists() and "ready" in log.read_text()), logs=folder, tell=told.append)
+    assert told == ["stopping actor", "actor did not stop within 0.2 s and is killed"]
+    assert time.monotonic() - begun < 10
+
+
+def test_an_exception_leaves_nothing_behind(folder):
+    def tick():
+        if pids(folder, "actor"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        supervise([shell("actor", FOREVER)], Stop(), logs=folder, tick=tick)
+    assert not is_running(pids(folder, "actor")[0])
+
+
+def test_a_second_ctrl_c_kills_without_any_grace(folder):
+    def tell(sentence):
+        raise KeyboardInterrupt
+
+    deaf = shell("actor", "trap '' TERM; echo ready; while :; do sleep 0.01; done", grace_seconds=600.0)
+    log = folder / "actor.log"
+    with pytest.raises(KeyboardInterrupt):
+        supervise([deaf], StopWhen(lambda: log.exists() and "ready" in log.read_text()), logs=folder, tell=tell)
+
+
+LAUNCHER = """
+import sys
+from pathlib import Path
+from apex.lifecycle import Stop
+from apex.supervisor import Program, supervise
+roles = [Program(role=role, command=("sh", "-c", "echo pid $$; exec sleep 600")) for role in ("replay", "actor")]
+supervise(roles, Stop(), logs=Path(sys.argv[1]))
+"""
+
+
+def test_no_program_outlives_a_launcher_that_was_killed(folder):
+    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, str(folder)])
+    try:
+        wait_until(lambda: pids(folder, "replay") and pids(folder, "actor"))
+    finally:
+        launcher.kill()
+        launcher.wait(DEADLINE_SECONDS)
+    roles = pids(folder, "replay") + pids(folder, "actor")
+    wait_until(lambda: not any(is_running(pid) for pid in roles))
+
+
+# --- last words -------------------------------------------------------------------------------------------------------
+
+
+def test_last_lines_are_the_newest_that_are_not_empty(tmp_path):
+    path = tmp_path / "role.log"
+    path.write_bytes(b"one\ntwo\n\n \nthr\xffee\n")
+    assert last_lines(path, 2) == ["two", "thr\N{REPLACEMENT CHARACTER}ee"]
+
+
+def test_there_are_no_last_lines_without_a_log(tmp_path):
+    assert last_lines(tmp_path / "none.log", 2) == []

@@ -1,0 +1,370 @@
+"""The view of a run: a picture that fits any terminal whatever the status lacks; plain lines where there is none."""
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from apex.terminal_layout import Painter, clean, duration, known, number, size
+from apex.terminal_picture import MAX_SCORES, History, plain_line, render, seconds_to_go
+from apex.terminal_view import LogTail, PlainView, open_view, say, show_once
+
+SIZES = [(width, height) for width in (1, 5, 20, 40, 59, 60, 80, 120, 300) for height in (1, 3, 10, 24, 60)]
+ESCAPE = "\x1b"
+
+
+def full_status(**changes):
+    """A status in which everything is known."""
+    return {
+        "run": "pong-20250131-235959",
+        "folder": "runs/pong-20250131-235959",
+        "environment": "ALE/Pong-v5",
+        "elapsed_seconds": 3723.4,
+        "phase": "training",
+        "reason": "",
+        "steps": 123_456,
+        "steps_per_second": 1890.2,
+        "updates": 345,
+        "updates_per_second": 9.12,
+        "samples_per_second": 1164.8,
+        "policy_lag": 12.0,
+        "replay": {
+            "size": 50_000,
+            "capacity": 200_000,
+            "min_size": 20_000,
+            "bytes": 100 * 2**20,
+            "max_bytes": 3 * 2**30,
+            "inserts_per_second": 1890.0,
+            "samples_per_insert": 0.61,
+            "stale_priorities": 3,
+        },
+        "actors": {
+            "configured": 32,
+            "leased": 31,
+            "highest_id": 31,
+            "highest_epsilon": 0.00066,
+            "score": 12.0,
+            "mean_score": -3.25,
+            "episodes": 17,
+        },
+        "learner": {"loss": 0.0123, "mean_q": 0.5, "gradient_norm": 1.0, "td_error": 0.1},
+        "evaluator": {"score": 18.2, "best": 19.0, "episodes": 5, "updates": 300},
+        "limits": {"steps": 0, "updates": 0, "minutes": 65.0, "score": 475.0},
+        "limited_by": {"part": "actors", "why": "samplers wait for inserts", "knob": "--actor.num-processes"},
+        "roles": [
+            role("actor", rate="1890 steps/s", waiting="for receipts (12 s)"),
+            role("replay", rate="1890 inserts/s"),
+        ],
+        **changes,
+    }
+
+
+def role(name, *, host="one", seen=0.3, rate=None, waiting=None):
+    return {"role": name, "host": host, "pid": 12, "last_seen_seconds": seen, "rate": rate, "waiting": waiting}
+
+
+def without_values(tree):
+    """The same fields, all of them null."""
+    return {name: without_values(value) if isinstance(value, dict) else None for name, value in tree.items()}
+
+
+PARTIAL = full_status(
+    updates_per_second=float("nan"), replay={"size": 10}, actors=None, roles=[{"role": "actor"}, None]
+)
+STATUSES = {
+    "none": None,
+    "empty": {},
+    "nulls": without_values(full_status()),
+    "partial": PARTIAL,
+    "full": full_status(),
+}
+
+
+def draw(status, width=100, height=60, history=None, **options):
+    """The picture as rows of text."""
+    console = Console(width=width, height=height, file=io.StringIO(), color_system=None)
+    console.print(render(status, width, height, history or History(), **options))
+    return console.file.getvalue().splitlines()
+
+
+def row_of(rows, label):
+    return next(row for row in rows if row.startswith(label))
+
+
+# --- the picture ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+@pytest.mark.parametrize("status", STATUSES.values(), ids=STATUSES.keys())
+def test_fits_any_terminal_whatever_the_status_lacks(status, width, height):
+    history = History(footer="logs runs/x/logs", actor_scores=[1.0, 2.0, 3.0], evaluator_scores=[5.0, 5.0])
+    history.notes.append("12:00:01 replay WARNING replay waits for the learner (12 s)")
+    rows = draw(status, width, height, history)
+    assert 1 <= len(rows) <= height
+    assert max(len(row) for row in rows) <= width
+
+
+def test_a_wide_picture_says_it_all():
+    rows = draw(full_status(), history=History(actor_scores=[-21.0, 0.0, 21.0], evaluator_scores=[1.0, 2.0]))
+    assert row_of(rows, "apex").split() == ["apex", "pong-20250131-235959", "ALE/Pong-v5"]
+    assert row_of(rows, "phase") == "phase       training   1:02:03   0:02:56 to go"
+    assert row_of(rows, "score") == "score       12   actor 31   epsilon 0.00066   ▁▅█"
+    assert row_of(rows, "evaluator") == "evaluator   18.2   best 19   goal 475   ▁█"
+    assert row_of(rows, "actors") == "actors      31 of 32   mean score -3.25   17 episodes"
+    assert row_of(rows, "steps") == "steps       123,456   1,890/s"
+    assert row_of(rows, "updates") == "updates     345   9.12/s   policy lag 12"
+    assert row_of(rows, "replay") == "replay      █████░░░░░░░░░░░░░░░ 25%   50,000 of 200,000   100 MiB of 3.0 GiB"
+    assert row_of(rows, "samples") == "samples     1,165/s   0.61 per insert   stale 3"
+    assert row_of(rows, "learner") == "learner     loss 0.0123   Q 0.5   TD error 0.1   gradient norm 1"
+    assert row_of(rows, "actor ") == "actor       1890 steps/s           waits for receipts (12 s)"
+    assert row_of(rows, "limited by") == "limited by  actors: samplers wait for inserts"
+    assert row_of(rows, "turn") == "turn        --actor.num-processes"
+
+
+def test_where_the_height_is_short_the_phase_the_scores_and_the_limit_stay():
+    rows = draw(full_status(), 80, 7)
+    labels = [row.split()[0] for row in rows]
+    assert labels == ["apex", "phase", "score", "evaluator", "steps", "limited", "turn"]
+
+
+def test_a_narrow_picture_breaks_between_items_and_never_within_one():
+    rows = draw(full_status(), 20, 60)
+    assert rows[rows.index("phase training") :][:3] == ["phase training", "1:02:03", "0:02:56 to go"]
+    assert "replay 25%" in rows
+    assert "50,000 of 200,000" in rows
+
+
+def test_before_the_learner_answers_it_says_what_is_waited_for():
+    assert draw(None) == ["apex        starting: waiting for the learner"]
+
+
+def test_a_learner_that_falls_silent_is_shown():
+    rows = draw(full_status(), history=History(silent_seconds=7.0))
+    assert "no answer for 7 s" in row_of(rows, "phase")
+
+
+def test_a_program_that_falls_silent_is_shown():
+    rows = draw(full_status(roles=[role("replay", seen=7.0)]))
+    assert "replay      connected              silent for 7 s" in rows
+
+
+def test_programs_of_several_hosts_are_told_apart():
+    rows = draw(full_status(roles=[role("actor", host="one"), role("actor", host="two")]))
+    assert row_of(rows, "actor one")
+    assert row_of(rows, "actor two")
+
+
+def test_a_hundred_programs_are_summed_up():
+    rows = draw(full_status(roles=[role("actor")] * 100))
+    assert "            and 92 more" in rows
+
+
+def test_the_reason_of_the_end_stands_beside_the_phase():
+    rows = draw(full_status(phase="finishing", reason="reached the score 475"))
+    assert row_of(rows, "phase") == "phase       finishing: reached the score 475   1:02:03"
+
+
+def test_what_a_log_says_cannot_steer_the_terminal():
+    history = History()
+    history.notes.append(f"12:00:01 replay ERROR {ESCAPE}[2Jgone")
+    assert not any(ESCAPE in row for row in draw(full_status(environment=f"{ESCAPE}[2J"), history=history))
+
+
+def test_plain_characters_suffice_where_others_cannot_be_shown():
+    rows = draw(full_status(), history=History(actor_scores=[1.0, 2.0, 3.0]), ascii_only=True)
+    assert "\n".join(rows).isascii()
+    assert "#####..............." in row_of(rows, "replay")
+
+
+# --- curves and forecasts ---------------------------------------------------------------------------------------------
+
+
+def scored(actor, evaluator=None, updates=0):
+    return {"actors": {"score": actor}, "evaluator": {"score": evaluator, "updates": updates}}
+
+
+def test_a_score_is_noted_when_it_changes_and_an_evaluation_when_it_is_another():
+    history = History()
+    for status in (scored(None), scored(1), scored(1), scored(2, 7.0, 10), scored(2, 7.0, 10), scored(2, 7.0, 20)):
+        history.add(status)
+    assert history.actor_scores == [1, 2]
+    assert history.evaluator_scores == [7.0, 7.0]
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_newest_point():
+    history = History()
+    for i in range(10 * MAX_SCORES):
+        history.add(scored(i))
+        assert history.actor_scores[-1] == i
+        assert len(history.actor_scores) <= MAX_SCORES
+
+
+def test_a_sparkline_has_one_bar_for_each_of_few_values_and_means_of_many():
+    painter = Painter(80, ascii_only=True)
+    assert painter.sparkline([]) == painter.sparkline([1.0]) == ""
+    assert painter.sparkline([0.0, 7.0, 3.0]) == "_#="
+    assert painter.sparkline([2.0, 2.0]) == "__"
+    assert painter.sparkline([float(i) for i in range(300)]) == painter.sparkline([float(i) for i in range(30)])
+
+
+def test_the_first_limit_to_be_reached_is_the_one_that_counts():
+    limits = {"steps": 2_000, "updates": 1_000, "minutes": 10.0}
+    status = {"phase": "training", "steps": 1_000, "steps_per_second": 10.0, "limits": limits}
+    status |= {"updates": 500, "updates_per_second": 10.0, "elapsed_seconds": 0.0}
+    assert seconds_to_go(status) == 50.0
+    assert seconds_to_go(status | {"updates": 2_000}) == 0.0
+
+
+def test_while_replay_fills_it_counts_down_to_training():
+    replay = {"size": 5_000, "min_size": 20_000, "inserts_per_second": 1_000.0}
+    assert seconds_to_go({"phase": "filling replay", "replay": replay}) == 15.0
+
+
+def test_without_limits_or_rates_nobody_knows_the_end():
+    assert seconds_to_go({"phase": "training", "limits": {"steps": 0, "updates": 100}, "updates": 1}) is None
+    assert seconds_to_go({"phase": "finishing", "limits": {"minutes": 5.0}, "elapsed_seconds": 1.0}) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (float("nan"), "-"),
+        (float("inf"), "-"),
+        ("12", "-"),
+        (0, "0"),
+        (-21.0, "-21"),
+        (0.00066, "0.00066"),
+        (18.25, "18.2"),
+        (123_456, "123,456"),
+        (1_234_567, "1.23M"),
+    ],
+)
+def test_numbers_are_short(value, text):
+    assert number(value) == text
+
+
+def test_durations_and_sizes_have_units():
+    assert [duration(value) for value in (None, 59.9, 3_600)] == ["0:00:00", "0:00:59", "1:00:00"]
+    assert [size(value) for value in (None, 2**20, 3 * 2**30)] == ["-", "1 MiB", "3.0 GiB"]
+    assert known(True) == 1
+    assert clean("a\tb\x07") == "a b "
+
+
+# --- plain lines ------------------------------------------------------------------------------------------------------
+
+
+def test_a_plain_line_has_what_is_known():
+    assert plain_line(full_status()) == (
+        "1:02:03 training | steps 123,456 (1,890/s) | updates 345 (9.12/s) | replay 50,000/200,000 | score 12 | "
+        "evaluator 18.2, best 19 | limited by actors: samplers wait for inserts; turn --actor.num-processes"
+    )
+    assert plain_line({}) == "0:00:00 starting | steps - (-/s) | updates - (-/s) | replay -/-"
+
+
+def test_without_a_terminal_there_is_a_line_every_ten_seconds_and_at_each_change_of_phase():
+    stream, now = io.StringIO(), [0.0]
+    view = PlainView(stream, clock=lambda: now[0])
+    printed = []
+    for second, phase in enumerate(["filling replay"] * 3 + ["training"] * 22):
+        now[0] = float(second)
+        view.show(full_status(phase=phase), History())
+        printed += [second] if stream.getvalue().count("\n") > len(printed) else []
+    assert printed == [0, 3, 13, 23]
+
+
+def test_without_a_terminal_nothing_is_printed_before_there_is_a_status_but_sentences():
+    stream = io.StringIO()
+    view = PlainView(stream)
+    view.show(None, History())
+    view.note("replay ended with status 1")
+    assert stream.getvalue() == "replay ended with status 1\n"
+
+
+def test_without_a_terminal_there_are_no_escape_sequences():
+    stream = io.StringIO()
+    with open_view(stream) as view:
+        view.show(full_status(), History())
+        view.note("a sentence")
+    assert ESCAPE not in stream.getvalue()
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """A terminal of 40 x 12 and what was written to it."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("LINES", "12")
+    master, slave = pty.openpty()
+    with open(slave, "w", encoding="utf-8") as stream:
+        yield stream, lambda: os.read(master, 65_536).decode()
+    os.close(master)
+
+
+def test_in_a_terminal_there_is_a_picture_on_a_screen_of_its_own(terminal):
+    stream, written = terminal
+    with open_view(stream) as view:
+        view.show(full_status(), History())
+        view.note("a sentence that belongs into the picture")
+    text = written()
+    assert "\x1b[?1049h" in text  # enters the alternate screen ...
+    assert text.rstrip().endswith("\x1b[?1049l")  # ... and leaves it
+    assert "ALE/Pong-v5" in text
+    assert "a sentence" not in text
+
+
+def test_a_dumb_terminal_gets_plain_lines(terminal, monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    stream, written = terminal
+    with open_view(stream) as view:
+        view.show(full_status(), History())
+    assert ESCAPE not in written()
+
+
+def test_a_status_can_be_shown_once():
+    stream = io.StringIO()
+    show_once(full_status(roles=[role("actor")] * 8), stream)
+    assert "limited by  actors: samplers wait for inserts" in stream.getvalue()
+    assert ESCAPE not in stream.getvalue()
+
+
+def test_what_an_encoding_cannot_say_is_replaced():
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    say("caf\u00e9", stream)
+    assert stream.buffer.getvalue() == b"caf?\n"
+
+
+def test_a_reader_that_leaves_does_not_end_the_run():
+    script = "from apex.terminal_view import say\nfor i in range(20_000): say('x' * 100)\nimport sys; sys.exit(7)"
+    writer = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert writer.stdout.readline()
+    writer.stdout.close()
+    errors = writer.stderr.read()
+    writer.stderr.close()
+    assert (writer.wait(30), errors) == (7, b"")
+
+
+# --- logs -------------------------------------------------------------------------------------------------------------
+
+
+def test_warnings_are_found_once_and_when_their_line_is_finished(tmp_path):
+    log = tmp_path / "replay.log"
+    tail = LogTail(tmp_path)
+    assert tail.warnings() == []
+    log.write_text("12:00:00 replay INFO ready\n12:00:01 replay WARNING slow\n12:00:02 replay ERR")
+    assert tail.warnings() == ["12:00:01 replay WARNING slow"]
+    with log.open("a") as file:
+        file.write("OR broken\n12:00:03 replay INFO about a WARNING \n")
+    assert tail.warnings() == ["12:00:02 replay ERROR broken"]
+    assert tail.warnings() == []
+
+
+def test_all_logs_of_the_folder_are_read(tmp_path):
+    for name in ("actor", "learner"):
+        (tmp_path / f"{name}.log").write_text(f"12:00:00 {name} ERROR gone\n")
+    assert [re.split(" ", line)[1] for line in LogTail(tmp_path).warnings()] == ["actor", "learner"]

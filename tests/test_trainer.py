@@ -1,0 +1,184 @@
+"""The trainer publishes first, updates, returns priorities by key and releases memory, in this order: a tape."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from apex.checkpoint import load, save
+from apex.config import Config, LearnerConfig, NetworkConfig
+from apex.loader import Sample
+from apex.losses import importance_weights
+from apex.networks import flatten_parameters, make_network
+from apex.trainer import Trainer
+from apex.types import Schema
+
+SCHEMA = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=3, n_step=3, codec="raw")
+NETWORK = NetworkConfig(hidden=8, body_hidden=8)
+B = 16
+
+
+def make_sample(number, seed=0):
+    rng = np.random.default_rng([seed, number])
+    return Sample(
+        stacks=rng.normal(size=(2, B, 1, 4)).astype(np.float32),
+        keys=np.arange(B) + 100 * number,
+        probability=rng.uniform(0.01, 0.1, B),
+        action=rng.integers(0, 3, B),
+        n_step_return=rng.normal(size=B).astype(np.float32),
+        discount=np.where(rng.random(B) < 0.2, 0, 0.97).astype(np.float32),
+        version=np.full(B, 2),
+        num_transitions=1000,
+        shard=0,
+        store_incarnation=5,
+        sampler=1,
+        number=number,
+        slot=number % 3,
+    )
+
+
+class Tape:
+    """Samples, priorities and publishing in one."""
+
+    def __init__(self, *samples):
+        self.samples = list(samples)
+        self.words = []
+        self.updates = []
+        self.published = []
+
+    def receive(self, timeout):
+        return self.samples.pop(0) if self.samples else None
+
+    def release(self, slot):
+        self.words.append(f"release {slot}")
+
+    def send(self, update):
+        self.words.append(f"priorities {update.number}")
+        self.updates.append(update)
+
+    def publish(self, parameters):
+        self.words.append(f"publish {parameters.version}")
+        self.published.append(parameters)
+
+
+def make_trainer(tape, **knobs):
+    config = LearnerConfig(**{"batch_size": B, "optimizer": "adam", "learning_rate": 1e-2, **knobs})
+    online, target = (make_network(NETWORK, SCHEMA, seed=1) for _ in range(2))
+    return Trainer(
+        config, online, target, device=torch.device("cpu"), samples=tape, priorities=tape, publish=tape.publish
+    )
+
+
+def test_publishes_first_then_every_period():
+    tape = Tape(*(make_sample(number) for number in range(4)))
+    trainer = make_trainer(tape, publish_period=2)
+    trainer.begin()
+    assert [trainer.step(0.0) for _ in range(5)] == [True] * 4 + [False]
+    assert tape.words == [
+        "publish 0",
+        "priorities 0",
+        "release 0",
+        "priorities 1",
+        "release 1",
+        "publish 2",
+        "priorities 2",
+        "release 2",
+        "priorities 3",
+        "release 0",
+        "publish 4",
+    ]
+
+
+def test_priorities_are_the_td_errors_of_these_keys():
+    """Straight from the definition, with the parameters from before the update."""
+    sample = make_sample(0)
+    tape = Tape(sample)
+    trainer = make_trainer(tape)
+    network = make_network(NETWORK, SCHEMA, seed=1)
+    with torch.no_grad():
+        q, next_q = (network(torch.from_numpy(stack)).numpy() for stack in sample.stacks)
+    expected = np.abs(sample.n_step_return + sample.discount * next_q.max(1) - q[np.arange(B), sample.action])
+    trainer.step(0.0)
+    (update,) = tape.updates
+    assert (update.shard, update.store_incarnation, update.sampler, update.number) == (0, 5, 1, 0)
+    np.testing.assert_array_equal(update.keys, sample.keys)
+    np.testing.assert_allclose(update.priorities, expected, rtol=1e-5)
+
+
+def test_the_loss_is_the_weighted_mean():
+    sample = make_sample(0)
+    tape = Tape(sample)
+    trainer = make_trainer(tape)
+    trainer.step(0.0)
+    weights = importance_weights(sample.probability, 1000, 0.4)
+    expected = float((weights * 0.5 * tape.updates[0].priorities ** 2).mean())
+    assert float(trainer.figures.loss) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_target_moves_every_period_only():
+    tape = Tape(*(make_sample(number) for number in range(4)))
+    trainer = make_trainer(tape, target_period=3)
+    start = flatten_parameters(trainer.target)
+    trainer.step(0.0)
+    trainer.step(0.0)
+    np.testing.assert_array_equal(flatten_parameters(trainer.target), start)
+    trainer.step(0.0)
+    np.testing.assert_array_equal(flatten_parameters(trainer.target), flatten_parameters(trainer.online))
+    trainer.step(0.0)
+    assert (flatten_parameters(trainer.target) != flatten_parameters(trainer.online)).any()
+
+
+def test_what_was_published_does_not_change_with_the_next_update():
+    tape = Tape(make_sample(0), make_sample(1))
+    trainer = make_trainer(tape, publish_period=1)
+    trainer.step(0.0)
+    before = tape.published[0].values.copy()
+    trainer.step(0.0)
+    np.testing.assert_array_equal(tape.published[0].values, before)
+    assert (tape.published[1].values != before).any()
+
+
+def test_policy_lag_is_the_learners_version_less_the_one_that_acted():
+    tape = Tape(*(make_sample(number) for number in range(6)))
+    trainer = make_trainer(tape)
+    for _ in range(6):
+        trainer.step(0.0)
+    assert trainer.policy_lag == 5 - 2  # The sixth update is made by version 5.
+
+
+def test_gradients_are_clipped_by_their_norm():
+    tape = Tape(make_sample(0))
+    trainer = make_trainer(tape, max_gradient_norm=1e-3, optimizer="rmsprop")
+    trainer.step(0.0)
+    norm = torch.cat([p.grad.reshape(-1) for p in trainer.online.parameters()]).norm()
+    assert float(norm) == pytest.approx(1e-3, rel=1e-3)
+    assert float(trainer.figures.gradient_norm) > 1e-3  # What is reported is the norm before.
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path, optimizer):
+    samples = [make_sample(number) for number in range(6)]
+    straight = make_trainer(Tape(*samples), optimizer=optimizer, target_period=2)
+    for _ in range(6):
+        straight.step(0.0)
+    first = make_trainer(Tape(*samples[:3]), optimizer=optimizer, target_period=2)
+    for _ in range(3):
+        first.step(0.0)
+    path = save(tmp_path, first.state(Config(), SCHEMA, 42))
+    second = make_trainer(Tape(*samples[3:]), optimizer=optimizer, target_period=2)
+    second.restore(load(path))
+    assert second.num_updates == 3
+    for _ in range(3):
+        second.step(0.0)
+    np.testing.assert_array_equal(flatten_parameters(second.online), flatten_parameters(straight.online))
+    np.testing.assert_array_equal(flatten_parameters(second.target), flatten_parameters(straight.target))
+
+
+def test_bfloat16_agrees_with_float32():
+    """bfloat16 has 8 bits of mantissa: 2^-8 of rounding a layer, three layers, and some cancellation."""
+    samples = [make_sample(0)]
+    plain, fast = Tape(*samples), Tape(*samples)
+    make_trainer(plain).step(0.0)
+    make_trainer(fast, bfloat16=True).step(0.0)
+    np.testing.assert_allclose(fast.updates[0].priorities, plain.updates[0].priorities, atol=0.05)

@@ -1,0 +1,310 @@
+"""The wire gives back what it was given, and refuses everything else by name."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import pytest
+from builders import PIXELS, RUN, VECTORS, make_batch, make_records, make_segment
+
+from apex.types import Parameters, PriorityUpdate, Receipt, Stream
+from apex.wire import (
+    HEADER,
+    TOPIC_BYTES,
+    Codec,
+    Kind,
+    WireError,
+    decode_control,
+    encode_control,
+    peek_kind,
+    receipt_topic,
+)
+
+CODEC = Codec(RUN, PIXELS)
+UPDATE = PriorityUpdate(0, 77, 1, 9, np.arange(5), np.linspace(0, 1, 5, dtype=np.float32))
+PARAMETERS = Parameters(12, np.linspace(-1, 1, 10, dtype=np.float32))
+
+
+def reseal(frames, **fields):
+    """The message with header fields changed and its checksum made right again, as an attacker would."""
+    names = ["magic", "version", "kind", "shard", "run_id", "sender", "schema", "incarnation", "number", "count"]
+    values = dict(zip([*names, "length", "crc"], HEADER.unpack_from(frames[0]), strict=True))
+    bodies = [bytes(frames[0])[HEADER.size :], *map(bytes, frames[1:])]
+    values["length"] = sum(map(len, bodies))
+    values |= fields
+    head = HEADER.pack(*values.values())[:-4]
+    crc = zlib.crc32(head)
+    for body in bodies:
+        crc = zlib.crc32(body, crc)
+    return [head + crc.to_bytes(4, "little") + bodies[0], *bodies[1:]]
+
+
+def with_body(frames, body):
+    return reseal([bytes(frames[0])[: HEADER.size] + body, *frames[1:]])
+
+
+@pytest.mark.parametrize("schema", [PIXELS, VECTORS])
+def test_a_segment_comes_back(schema):
+    codec, segment = Codec(RUN, schema), make_segment(schema)
+    back = codec.decode_segment(codec.encode_segment(segment))
+    assert back[:3] == segment[:3]
+    assert back.base == segment.base
+    assert bytes(back.image) == segment.image
+    np.testing.assert_array_equal(back.records, segment.records)
+
+
+@pytest.mark.parametrize("schema", [PIXELS, VECTORS])
+def test_a_batch_comes_back(schema):
+    codec, batch = Codec(RUN, schema), make_batch(schema)
+    back = codec.decode_batch(codec.encode_batch(batch), 4)
+    assert back[:5] == batch[:5]
+    assert bytes(back.image) == batch.image
+    np.testing.assert_array_equal(back.records, batch.records)
+
+
+def test_a_receipt_comes_back_and_begins_with_its_topic():
+    receipt = Receipt(Stream(5, 8), 2**62 + 1, 40, 0b1011)
+    frames = CODEC.encode_receipt(receipt)
+    assert CODEC.decode_receipt(frames) == receipt
+    assert frames[0][:TOPIC_BYTES] == receipt_topic(RUN, 0, 5)
+    assert frames[0][:TOPIC_BYTES] != receipt_topic(RUN, 0, 6)
+
+
+def test_priorities_come_back():
+    back = CODEC.decode_priorities(CODEC.encode_priorities(UPDATE))
+    assert back[:4] == UPDATE[:4]
+    np.testing.assert_array_equal(back.keys, UPDATE.keys)
+    np.testing.assert_array_equal(back.priorities, UPDATE.priorities)
+
+
+def test_parameters_are_one_frame_and_come_back():
+    frames = CODEC.encode_parameters(PARAMETERS)
+    assert len(frames) == 1  # CONFLATE keeps the last frame only.
+    back = CODEC.decode_parameters(frames, 10)
+    assert back.version == 12
+    np.testing.assert_array_equal(back.values, PARAMETERS.values)
+
+
+def test_an_evaluation_comes_back_with_and_without_parameters():
+    result = {"mean": 3.5}
+    back, parameters = CODEC.decode_evaluation(CODEC.encode_evaluation(result, PARAMETERS), 10)
+    assert back == result
+    np.testing.assert_array_equal(parameters.values, PARAMETERS.values)
+    assert parameters.version == 12
+    assert CODEC.decode_evaluation(CODEC.encode_evaluation(result, None), 10) == (result, None)
+
+
+def test_control_and_metrics_come_back():
+    assert decode_control(encode_control({"type": "hello", "n": 1})) == {"type": "hello", "n": 1}
+    assert CODEC.decode_metrics(CODEC.encode_metrics({"role": "actor"})) == {"role": "actor"}
+
+
+def test_the_kind_can_be_told_before_decoding():
+    assert peek_kind(CODEC.encode_evaluation({}, None)) == Kind.EVALUATION
+    assert peek_kind([b"short"]) == -1
+    assert peek_kind([]) == -1
+
+
+SEGMENT = CODEC.encode_segment(make_segment(PIXELS))
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        ([], "frames"),
+        ([b""], "length"),
+        ([b"GET / HTTP/1.1\r\nHost: localhost\r\n" * 4], "magic"),
+        ([*SEGMENT, b"more"], "frames"),
+        ([SEGMENT[0][:-1]], "length"),
+        ([SEGMENT[0] + b"x"], "length"),
+        ([SEGMENT[0][:-1] + b"\x00"], "crc"),
+        (reseal(SEGMENT, version=9), "version"),
+        (reseal(SEGMENT, kind=200), "kind"),
+        (reseal(SEGMENT, kind=Kind.BATCH), "kind"),
+        (reseal(SEGMENT, run_id=1), "run"),
+        (reseal(SEGMENT, schema=1), "schema"),
+        (reseal(SEGMENT, count=0), "count"),
+        (reseal(SEGMENT, count=2**32 - 1), "count"),
+        (reseal(SEGMENT, count=4000), "length"),
+        (reseal(SEGMENT, number=0), "base"),
+    ],
+)
+def test_refuses_what_is_not_a_message(frames, reason):
+    with pytest.raises(WireError) as refusal:
+        CODEC.decode_segment(frames)
+    assert refusal.value.reason == reason
+
+
+def bad(name, value, schema=PIXELS):
+    records = make_records(schema, 5)
+    records[name][2] = value
+    return records
+
+
+@pytest.mark.parametrize(
+    ("records", "reason"),
+    [
+        (bad("n_step_return", np.nan), "return"),
+        (bad("discount", -0.1), "discount"),
+        (bad("discount", 1.5), "discount"),
+        (bad("discount", np.nan), "discount"),
+        (bad("priority", np.inf), "priority"),
+        (bad("priority", -1), "priority"),
+        (bad("action", 3), "action"),
+        (bad("depth", 0), "depth"),
+        (bad("depth", 5), "depth"),
+        (bad("next_depth", 0), "depth"),
+        (bad("next_depth", 200), "depth"),
+        (bad("depth", 4), "frames"),
+        (bad("next_frame", 2), "frames"),
+        (bad("next_frame", 6), "frames"),
+        (bad("next_frame", 60_000), "frames"),
+    ],
+)
+def test_refuses_records_that_cannot_be(records, reason):
+    with pytest.raises(WireError) as refusal:
+        CODEC.decode_segment(CODEC.encode_segment(make_segment(PIXELS, records=records)))
+    assert refusal.value.reason == reason
+
+
+def test_refuses_a_next_stack_that_begins_before_the_first_frame():
+    records = make_records(PIXELS, 5)
+    records["next_depth"][0] = 3
+    with pytest.raises(WireError, match="before the first"):
+        CODEC.decode_segment(CODEC.encode_segment(make_segment(PIXELS, records=records)))
+
+
+def image_of(*offsets, size=200):
+    return np.array(offsets, "<u4").tobytes() + bytes(size)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        b"\x00" * 8,
+        image_of(7),
+        image_of(4_000_000),
+        image_of(12, 40, 30),
+        image_of(12, 40, 999_999),
+        image_of(12, 12, 212),
+        image_of(12, 13, 212),
+    ],
+)
+def test_refuses_an_image_whose_table_lies(image):
+    segment = make_segment(PIXELS)._replace(image=image)
+    with pytest.raises(WireError) as refusal:
+        CODEC.decode_segment(CODEC.encode_segment(segment))
+    assert refusal.value.reason in ("image", "frames")
+
+
+def test_refuses_vectors_that_are_not_finite():
+    segment = make_segment(VECTORS)
+    image = bytearray(segment.image)
+    image[-4:] = np.float32(np.nan).tobytes()
+    codec = Codec(RUN, VECTORS)
+    with pytest.raises(WireError, match="not finite"):
+        codec.decode_segment(codec.encode_segment(segment._replace(image=bytes(image))))
+
+
+BATCH = CODEC.encode_batch(make_batch(PIXELS))
+
+
+def bad_batch(**fields):
+    batch = make_batch(PIXELS)
+    records = batch.records.copy()
+    for name, value in fields.items():
+        records[name][1] = value
+    return CODEC.encode_batch(batch._replace(records=records))
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        (BATCH[:1], "frames"),
+        (reseal(BATCH, count=5), "count"),
+        (with_body(BATCH, b"short"), "length"),
+        (CODEC.encode_batch(make_batch(PIXELS, num_transitions=0)), "count"),
+        (bad_batch(num_frames=5), "count"),
+        (bad_batch(num_frames=1000), "count"),
+        (bad_batch(probability=0), "probability"),
+        (bad_batch(probability=np.nan), "probability"),
+        (bad_batch(next_frame=7), "frames"),
+    ],
+)
+def test_refuses_batches_that_cannot_be(frames, reason):
+    with pytest.raises(WireError) as refusal:
+        CODEC.decode_batch(frames, 4)
+    assert refusal.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("decode", "frames", "reason"),
+    [
+        (CODEC.decode_receipt, with_body(CODEC.encode_receipt(Receipt(Stream(0, 0), 0, 0, 0)), b"x"), "length"),
+        (CODEC.decode_priorities, reseal(CODEC.encode_priorities(UPDATE), count=0), "count"),
+        (CODEC.decode_priorities, reseal(CODEC.encode_priorities(UPDATE), count=6), "length"),
+        (decode_control, reseal(encode_control({})), "json"),
+        (decode_control, with_body(encode_control({}), b"[]"), "json"),
+        (decode_control, with_body(encode_control({}), b"\xff\xfe"), "json"),
+        (decode_control, with_body(encode_control({}), b"[" * 100_000), "json"),
+        (decode_control, with_body(encode_control({}), b" " * (1 << 20) + b"{}"), "length"),
+        (CODEC.decode_metrics, with_body(CODEC.encode_metrics({}), b"nonsense"), "json"),
+    ],
+)
+def test_refuses_other_messages_that_cannot_be(decode, frames, reason):
+    with pytest.raises(WireError) as refusal:
+        decode(frames)
+    assert refusal.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        (CODEC.encode_parameters(PARAMETERS._replace(values=np.array([np.nan] * 10, "<f4"))), "values"),
+        (reseal(CODEC.encode_parameters(PARAMETERS), count=9), "count"),
+        (with_body(CODEC.encode_parameters(PARAMETERS), b"abc"), "length"),
+        (reseal(CODEC.encode_parameters(PARAMETERS), number=2**40), "number"),
+    ],
+)
+def test_refuses_parameters_that_cannot_be(frames, reason):
+    with pytest.raises(WireError) as refusal:
+        CODEC.decode_parameters(frames, 10)
+    assert refusal.value.reason == reason
+
+
+def test_refuses_an_evaluation_of_another_network():
+    frames = CODEC.encode_evaluation({}, PARAMETERS)
+    with pytest.raises(WireError, match="count"):
+        CODEC.decode_evaluation(frames, 11)
+    with pytest.raises(WireError, match="length"):
+        CODEC.decode_evaluation(with_body(frames, b"{}"), 10)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_single_bit_flip_is_accepted(seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(200):
+        message = bytearray(SEGMENT[0])
+        bit = int(rng.integers(8 * len(message)))
+        message[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(WireError):
+            CODEC.decode_segment([bytes(message)])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_resealed_garbage_is_refused_or_harmless(seed):
+    """Mutations whose checksum was made right: either refused, or everything in it lies inside the schema."""
+    rng = np.random.default_rng(seed)
+    for _ in range(300):
+        message = bytearray(SEGMENT[0])
+        for at in rng.integers(HEADER.size, len(message), size=rng.integers(1, 6)):
+            message[at] = rng.integers(256)
+        try:
+            segment = CODEC.decode_segment(reseal([bytes(message)]))
+        except WireError:
+            continue
+        table = np.frombuffer(segment.image, "<u4", int.from_bytes(segment.image[:4], "little") // 4)
+        assert (segment.records["next_frame"] < len(table) - 1).all()
+        assert (segment.records["action"] < PIXELS.num_actions).all()
+        assert table[-1] == len(segment.image)
