@@ -33,7 +33,7 @@ class EnvironmentConfig:
     frame_skip: int = 4  # Atari: emulator frames per step, the last two max-pooled [DQN]
     frame_stack: int = 4  # images: frames in one observation [DQN]
     image_size: int = 84  # images: pixels, height = width [DQN]
-    noop_max: int = 30  # Atari: up to this many no-ops begin an episode [DQN]
+    noop_max: int = 30  # Atari: fewer than this many no-ops begin an episode, drawn uniformly [DQN]
     sticky_actions: float = 0.0  # Atari: probability that the emulator repeats the last action; the paper has none
     full_action_space: bool = False  # Atari: all 18 actions instead of the game's own
     max_episode_frames: int = 108_000  # Atari: emulator frames, 30 minutes; then truncated [DQN]

@@ -3,6 +3,7 @@
 import io
 import os
 import pty
+import select
 import re
 import subprocess
 import sys
@@ -301,8 +302,17 @@ def terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("LINES", "12")
     master, slave = pty.openpty()
+    os.set_blocking(master, False)
+
+    def written():
+        """All of it: a pseudo-terminal hands out a few kilobytes at a time."""
+        text = b""
+        while select.select([master], [], [], 0.2)[0]:
+            text += os.read(master, 65_536)
+        return text.decode()
+
     with open(slave, "w", encoding="utf-8") as stream:
-        yield stream, lambda: os.read(master, 65_536).decode()
+        yield stream, written
     os.close(master)
 
 
