@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import tomllib
 import types
 from dataclasses import dataclass, field
@@ -392,4 +393,5 @@ def _coerce(name: str, hint: Any, value: Any) -> Any:
     if hint is float and type(value) is int:
         return float(value)
     require(type(value) is hint, f"{name} must be {hint.__name__}, got {value!r}")
+    require(hint is not float or math.isfinite(value), f"{name} must be a finite number, got {value!r}")
     return value

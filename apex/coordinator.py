@@ -124,6 +124,8 @@ class Coordinator:
                 self._status.reason = self._status.end_reason()
             self._tell_trainer()
             if self._status.finished:
+                if not farewell_at:
+                    self._write_row()  # The curves end with the last update.
                 farewell_at = farewell_at or time.monotonic() + FAREWELL_SECONDS
                 if not self._status.members or time.monotonic() >= farewell_at:
                     return

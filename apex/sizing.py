@@ -47,6 +47,10 @@ def size_to_machine(config: Config, machine: Machine, schema: Schema) -> Config:
 
     Raises ConfigError where the replay memory cannot fit. Sizing the result again changes nothing.
     """
+    require(
+        config.learner.device != "cuda" or machine.gpu,
+        "--device cuda, but this machine shows no GPU: use --device cpu, or mend the driver",
+    )
     actor = _size_actors(config, machine)
     learner = replace(
         config.learner, num_threads=config.learner.num_threads or _learner_threads(config, actor, machine)

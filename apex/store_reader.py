@@ -74,7 +74,7 @@ class StoreReader(Store):
         weights = tree.weights(slots)
         self._pause("copy records")
         stored = self._rows.take(slots, axis=0).view(STORED_RECORD)[:, 0]
-        live = (weights > 0) & (stored["key"] < commit) & self._still_live(stored)
+        live = (weights > 0) & (stored["key"] < commit) & self._still_live(stored)  # So these records are whole.
         stored, weights = stored[live], weights[live]
         records, first_frames = _sample_records(stored)
         # A leaf may have grown since the root was read, and the root may have been 0 then.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import struct
 from collections import Counter
 from pathlib import Path
 
@@ -26,6 +27,23 @@ STEPS = ["watermark", "evict", "bytes", "records", "row", "commit", "leaves"]
 
 class Crash(Exception):  # noqa: N818 - it stands for the end of a process
     """Ends an insert in between."""
+
+
+def crash_at(step):
+    """A `pause` that ends an insert before it takes `step`."""
+
+    def pause(name):
+        if name == step:
+            raise Crash
+
+    return pause
+
+
+def write_number(path, offset, number, kind="<q"):
+    """Changes 8 bytes of the file behind everybody's back."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(struct.pack(kind, number))
 
 
 def create(path: Path, *, store_incarnation=77, pause=None, **sizes):
@@ -124,6 +142,11 @@ class NaiveStore:
         """After a crash: room was made for it, and it never came."""
         self.segments.pop()
 
+    @property
+    def bytes_used(self):
+        """From the oldest image to the end of the newest, skipped words included."""
+        return 8 * ((self.next_word - self.segments[0][1].start - 1) % self.num_words + 1) if self.segments else 0
+
     def _evict(self):
         keys, _ = self.segments.pop(0)
         for key in keys:
@@ -197,6 +220,7 @@ def assert_same(writer, reader, naive, rng):
     """
     assert (writer.num_inserted, writer.size) == (naive.num_inserted, len(naive.transitions))
     assert writer.first_key == naive.num_inserted - len(naive.transitions)
+    assert writer.bytes_used == naive.bytes_used
     for actor_id in range(naive.num_streams):
         receipt = writer.receipt(actor_id)
         above = {receipt.contiguous + 1 + bit for bit in range(64) if receipt.bitmap >> bit & 1}

@@ -259,10 +259,12 @@ def test_a_reader_that_leaves_early_is_no_error(option):
         "import sys; from apex.options import parse_config\n"
         "parse_config([sys.argv[1]], prog='apex train', description='Trains.', kind=None)"
     )
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}  # The interpreter flushes once more when it ends.
     reader, writer = os.pipe()
     os.close(reader)
+    command = [sys.executable, "-c", program, option]
     try:
-        done = subprocess.run([sys.executable, "-c", program, option], stdout=writer, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=buffered, timeout=60)
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")

@@ -280,3 +280,10 @@ def test_warns_when_the_bytes_that_were_set_may_never_hold_enough_to_begin():
         "  fewer than replay.min_size_to_sample 50,000: unless frames are smaller than that, training never begins; "
         "raise replay.max_bytes"
     )
+
+
+def test_cuda_without_a_gpu_is_refused_never_a_silent_cpu():
+    config = Config(learner=LearnerConfig(device="cuda"))
+    with pytest.raises(ConfigError, match="--device cuda, but this machine shows no GPU"):
+        size_to_machine(config, Machine(cores=2, memory_bytes=2**36, gpu=False), images())
+    size_to_machine(config, Machine(cores=2, memory_bytes=2**36, gpu=True), images())

@@ -11,9 +11,11 @@ from store_builders import (
     MIN_PRIORITY,
     SIZES,
     STEPS,
+    Crash,
     NaiveStore,
     assert_same,
     attach,
+    crash_at,
     create,
     decode,
     expect,
@@ -21,8 +23,10 @@ from store_builders import (
     make_update,
     open_reader,
     weigh,
+    write_number,
 )
 
+from apex.store_layout import CELLS_OFFSET, FIRST_BYTE, FIRST_KEY
 from apex.store_writer import MAX_PRIORITY, Counters, Outcome
 from apex.types import make_image
 
@@ -342,6 +346,37 @@ def test_what_is_overwritten_while_it_is_drawn_is_drawn_again(path, step, count)
         assert key >= writer.first_key
     if count <= 4:  # Something of what was there before has remained.
         assert (sample.records["key"] < before).any()
+    writer.close()
+
+
+def test_what_is_not_committed_is_never_drawn(path):
+    """The leaves were read while keys 0 ... 4 were live; then their records are those of keys 10 ... 14."""
+
+    def insert_all_but_the_commit(name):
+        if name == "copy records" and not crashed:
+            crashed.append(name)
+            with pytest.raises(Crash):
+                doomed.insert(make_segment(2, count=5))
+
+    writer, crashed = create(path, capacity=10), []
+    overwrite(writer, 2)
+    writer.close()
+    doomed = attach(path, capacity=10, pause=crash_at("commit"))
+    sample = open_reader(path, pause=insert_all_but_the_commit).sample(100, np.random.default_rng(0))
+    assert crashed
+    assert set(sample.records["key"].tolist()) == set(range(5, 10))
+    doomed.close()
+
+
+def test_what_lies_below_either_half_of_the_watermark_is_not_drawn(path):
+    """The writer moves one half and then the other; a reader may look in between."""
+    segments = [make_segment(number, count=5) for number in range(4)]
+    writer, reader = make_store(path, *segments)
+    rng, two = np.random.default_rng(0), sum(-(-len(segment.image) // 8) * 8 for segment in segments[:2])
+    write_number(path, CELLS_OFFSET + 8 * FIRST_KEY, 5)
+    assert set(reader.sample(200, rng).records["key"].tolist()) == set(range(5, 20))
+    write_number(path, CELLS_OFFSET + 8 * FIRST_BYTE, two)
+    assert set(reader.sample(200, rng).records["key"].tolist()) == set(range(10, 20))
     writer.close()
 
 

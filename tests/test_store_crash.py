@@ -17,16 +17,18 @@ from store_builders import (
     NaiveStore,
     assert_same,
     attach,
+    crash_at,
     create,
     decode,
     expect,
     make_segment,
     make_update,
     open_reader,
+    write_number,
 )
 
 from apex.config import ConfigError
-from apex.store_layout import CELLS_OFFSET, FIRST_KEY
+from apex.store_layout import CELLS_OFFSET, FIRST_KEY, Sizes
 from apex.store_writer import Outcome
 
 FORK = multiprocessing.get_context("fork")
@@ -37,20 +39,6 @@ def path():
     """A name in tmpfs; its folder goes with the test."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         yield Path(folder) / "store"
-
-
-def write_cell(path, cell, value):
-    with path.open("r+b") as file:
-        file.seek(CELLS_OFFSET + 8 * cell)
-        file.write(value.to_bytes(8, "little", signed=True))
-
-
-def crash_at(step):
-    def pause(name):
-        if name == step:
-            raise Crash
-
-    return pause
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -129,10 +117,22 @@ def test_a_watermark_that_was_only_half_moved_is_moved(path):
         writer.insert(segment)
     bytes_used = writer.bytes_used
     writer.close()
-    write_cell(path, FIRST_KEY, 4)  # The first live byte is still that of key 0.
+    write_number(path, CELLS_OFFSET + 8 * FIRST_KEY, 4)  # The first live byte is still that of key 0.
     writer = attach(path)
     assert writer.first_key == 4
     assert writer.bytes_used == bytes_used - -(-len(segments[0].image) // 8) * 8
+    writer.close()
+
+
+@pytest.mark.parametrize("node", [1, 2, 5])
+def test_sums_that_were_only_half_written_are_made_again(path, node):
+    writer, naive = create(path), NaiveStore()
+    for number in range(10):
+        assert writer.insert(make_segment(number)) is naive.insert(make_segment(number))
+    writer.close()
+    write_number(path, Sizes(40, 4000, 3).offsets[3] + 8 * node, 99.5, "<d")
+    writer = attach(path)
+    assert_same(writer, open_reader(path), naive, np.random.default_rng(0))
     writer.close()
 
 
@@ -150,7 +150,7 @@ def test_a_watermark_that_cannot_be_is_refused(path, first_key):
     for number in range(5):
         writer.insert(make_segment(number, count=5))
     writer.close()
-    write_cell(path, FIRST_KEY, first_key)
+    write_number(path, CELLS_OFFSET + 8 * FIRST_KEY, first_key)
     for _ in range(2):  # And the file is given free again.
         with pytest.raises(ConfigError, match="is damaged: keys"):
             attach(path)

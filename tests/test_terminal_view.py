@@ -3,8 +3,8 @@
 import io
 import os
 import pty
-import select
 import re
+import select
 import subprocess
 import sys
 

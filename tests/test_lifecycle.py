@@ -1,0 +1,66 @@
+"""Programs stop when asked, insist when asked twice, explain their waits, and lose no exception of a thread."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+
+import pytest
+
+from apex.lifecycle import Helper, Stop, Wait, configure_logging, stop_on_signals
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_asks_and_the_second_insists(signum):
+    before = signal.getsignal(signum)
+    with stop_on_signals() as stop:
+        assert not stop.requested
+        os.kill(os.getpid(), signum)
+        assert stop.requested
+        with pytest.raises(KeyboardInterrupt, match="second"):
+            os.kill(os.getpid(), signum)
+    assert signal.getsignal(signum) is before
+
+
+def test_a_wait_explains_itself_after_ten_seconds_and_each_time_it_has_doubled(caplog):
+    now = [0.0]
+    wait = Wait("actor 3", clock=lambda: now[0])
+    for second in range(45):
+        now[0] = second
+        wait.on("receipts from tcp://replay")
+    assert [record.getMessage() for record in caplog.records] == [
+        "actor 3 waits for receipts from tcp://replay (10 s)",
+        "actor 3 waits for receipts from tcp://replay (20 s)",
+        "actor 3 waits for receipts from tcp://replay (40 s)",
+    ]
+    assert wait.reason == "for receipts from tcp://replay (44 s)"
+    wait.over()
+    assert wait.reason == ""
+    wait.on("something else")
+    assert wait.reason == "for something else (0 s)"
+
+
+def test_a_threads_exception_stops_its_role_and_is_raised_there():
+    def fail():
+        raise ValueError("on purpose")
+
+    stop = Stop()
+    helper = Helper("helper", fail, stop)
+    helper.check()
+    helper.start()
+    helper.join(10.0)
+    assert stop.requested
+    with pytest.raises(ValueError, match="on purpose"):
+        helper.check()
+
+
+def test_logs_name_the_role(capsys):
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        configure_logging("replay")
+        logging.getLogger("apex").info("ready")
+    finally:
+        root.handlers[:], root.level = handlers, level
+    assert "replay INFO ready" in capsys.readouterr().err

@@ -1,0 +1,125 @@
+"""Children never outlive their parent, tell how they ended, and answer through JSON only."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from apex.config import ConfigError
+from apex.lifecycle import Stop
+from apex.processes import ChildDiedError, call_in_child, check_children, start_child, stop_children
+
+DEADLINE = 10.0
+
+
+def wait_until_stopped(stop, ready=None):
+    if ready is not None:
+        ready.set()
+    while not stop.requested:
+        time.sleep(0.01)
+
+
+def ignore_everything(stop, ready):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ready.set()
+    while True:
+        time.sleep(0.05)
+
+
+def start_ready(target):
+    """A child that has come to its target: before, a signal finds no handler of its own."""
+    ready = multiprocessing.get_context("fork").Event()
+    child = start_child("child", target, ready)
+    assert ready.wait(DEADLINE)
+    return child
+
+
+def fail(stop):
+    raise RuntimeError("on purpose")
+
+
+def refuse(stop):
+    raise ConfigError("no such thing")
+
+
+def gone(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_a_child_ends_when_asked():
+    child = start_ready(wait_until_stopped)
+    check_children([child])
+    stop_children([child])
+    assert child.exitcode == 0
+
+
+def test_a_child_that_does_not_listen_is_killed():
+    child = start_ready(ignore_everything)
+    stop_children([child], grace_seconds=0.3)
+    assert child.exitcode == -signal.SIGKILL
+    assert gone(child.pid)
+
+
+@pytest.mark.parametrize(("target", "status"), [(fail, 1), (refuse, 2)])
+def test_how_a_child_ended_is_told(target, status):
+    child = start_child("sampler-3", target)
+    child.join(DEADLINE)
+    with pytest.raises(ChildDiedError, match=f"sampler-3 ended with status {status}"):
+        check_children([child])
+
+
+def test_ctrl_c_is_the_parents_business():
+    child = start_ready(wait_until_stopped)
+    os.kill(child.pid, signal.SIGINT)
+    child.join(0.3)
+    check_children([child])
+    stop_children([child])
+
+
+def test_an_answer_comes_back_as_json():
+    assert call_in_child("hello", lambda stop: {"a": [1, None, "x"]}, Stop()) == {"a": [1, None, "x"]}
+
+
+def test_a_refusal_in_the_child_is_one_here():
+    with pytest.raises(ConfigError, match="no such thing"):
+        call_in_child("hello", lambda stop: refuse(stop), Stop())
+
+
+def test_a_child_without_an_answer_is_told():
+    with pytest.raises(ChildDiedError, match="hello ended"):
+        call_in_child("hello", lambda stop: os._exit(7), Stop())
+
+
+def test_a_stop_ends_the_wait_for_an_answer():
+    stop = Stop()
+    stop.request()
+    assert call_in_child("hello", lambda child_stop: wait_until_stopped(child_stop) or {}, stop) == {}
+
+
+def test_no_child_outlives_a_parent_that_was_killed():
+    program = (
+        "import time\n"
+        "from apex.processes import start_child\n"
+        "child = start_child('child', lambda stop: time.sleep(100))\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(100)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait(DEADLINE)
+    parent.stdout.close()
+    deadline = time.monotonic() + DEADLINE
+    while not gone(child) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert gone(child)

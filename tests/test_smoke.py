@@ -1,0 +1,216 @@
+"""The real programs, as people start them: by hand in any order, or by one command."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_transport import until
+
+from apex.config import Config, RunConfig
+from apex.metrics import read_curve
+from apex.ports import choose_ports, is_free
+from apex.run_folder import RunFolder
+from apex.status import ask
+
+DEADLINE = 60.0
+TINY = ["--preset", "cartpole", "--actors", "4", "--replay.min-size-to-sample", "300", "--learner.batch-size", "32"]
+
+
+@pytest.fixture
+def offset():
+    config = Config(run=RunConfig(tensorboard=False))
+    config = config.__class__(run=config.run, transport=config.transport.__class__(port_offset=5_000))
+    return choose_ports(config, is_free, lambda sentence: None).transport.port_offset
+
+
+class Programs:
+    """Programs in a folder of their own; none of them outlives the test."""
+
+    def __init__(self, folder, offset):
+        self.folder = folder
+        self.endpoint = f"tcp://127.0.0.1:{52003 + offset}"
+        self.learner = ["--learner", f"127.0.0.1:{52003 + offset}"]
+        self.offset = ["--transport.port-offset", str(offset)]
+        self.running = {}
+
+    def start(self, name, *arguments):
+        command = [sys.executable, "-m", "apex", *arguments]
+        with open(self.folder / f"{name}.log", "w") as log:
+            self.running[name] = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=subprocess.STDOUT)
+
+    def wait(self, name):
+        try:
+            return self.running[name].wait(DEADLINE)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"{name} does not end:\n{self.said(name)}")
+
+    def said(self, name):
+        return (self.folder / f"{name}.log").read_text()
+
+    def status(self, wanted):
+        """Waits until the run's status is as wanted."""
+
+        def found():
+            status = ask(self.endpoint, 1.0)
+            return status if status and wanted(status) else None
+
+        deadline = time.monotonic() + DEADLINE
+        while time.monotonic() < deadline:
+            if status := found():
+                return status
+        pytest.fail("".join(f"--- {name}\n{self.said(name)}" for name in self.running))
+
+    def end(self):
+        for process in self.running.values():
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def programs(tmp_path, offset):
+    programs = Programs(tmp_path, offset)
+    yield programs
+    programs.end()
+    for path in Path("/dev/shm").glob("apex-*.replay"):  # What a killed replay server of this test left.
+        runs = list((tmp_path / "runs").glob("*/manifest.json"))
+        if any(f"{json.loads(run.read_text())['run_id']:016x}" in path.name for run in runs):
+            path.unlink()
+
+
+@pytest.mark.parametrize("order", [("learner", "replay", "actor"), ("actor", "replay", "learner")])
+def test_three_programs_in_any_order_train_and_end_together(programs, order):
+    commands = {
+        "learner": ["learner", *TINY, *programs.offset, "--max-updates", "300", "--name", "by-hand"],
+        "replay": ["replay", *programs.learner],
+        "actor": ["actor", *programs.learner],
+    }
+    for name in order:
+        programs.start(name, *commands[name])
+    assert [programs.wait(name) for name in order] == [0, 0, 0], "".join(map(programs.said, order))
+    folder = RunFolder.open(programs.folder / "runs" / "by-hand")
+    assert read_curve(folder.curves / "learner.jsonl")[-1]["scalars"]["learner/updates"] == 300
+    assert "actor_highest_id/score" in " ".join((folder.curves / "actor.jsonl").read_text().split())
+    assert not list(Path("/dev/shm").glob(f"apex-{folder.run_id:016x}*"))
+
+
+def test_an_actor_that_comes_late_gets_the_ids_that_are_free_and_contributes(programs):
+    programs.start("learner", "learner", *TINY, *programs.offset)
+    programs.start("replay", "replay", *programs.learner)
+    programs.start("first", "actor", *programs.learner, "--envs", "2")
+    programs.status(lambda status: status["actors"]["leased"] == 2 and status["updates"] > 10)
+    programs.start("second", "actor", *programs.learner, "--envs", "2")
+    programs.status(lambda status: status["actors"]["leased"] == 4)
+    both = programs.status(lambda status: len([r for r in status["roles"] if r["role"] == "actor" and r["rate"]]) == 2)
+    assert both["limited_by"]
+    programs.running["first"].send_signal(signal.SIGTERM)
+    assert programs.wait("first") == 0
+    programs.status(lambda status: status["actors"]["leased"] == 2)
+    programs.start("third", "actor", *programs.learner)
+    programs.status(lambda status: status["actors"]["leased"] == 4)
+    for name in ("second", "third", "learner", "replay"):
+        programs.running[name].send_signal(signal.SIGTERM)
+        assert programs.wait(name) == 0, programs.said(name)
+
+
+def test_one_command_trains_with_one_actor_and_leaves_nothing_behind(programs):
+    programs.start(
+        "train", "train", *TINY[:2], "--actors", "1", *programs.offset, "--max-steps", "3000", "--name", "one"
+    )
+    assert programs.wait("train") == 0, programs.said("train")
+    said = programs.said("train")
+    assert "finished: reached 3000 steps" in said
+    assert "next: " in said
+    assert "\x1b" not in said
+    folder = RunFolder.open(programs.folder / "runs" / "one")
+    assert list((folder.path / "tensorboard").iterdir())
+    assert not list(Path("/dev/shm").glob(f"apex-{folder.run_id:016x}*"))
+    programs.start("evaluate", "evaluate", "runs/one", "--episodes", "3", "--json")
+    assert programs.wait("evaluate") == 0, programs.said("evaluate")
+    assert json.loads(programs.said("evaluate").splitlines()[-1])["episodes"] == 3
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_ends_everything_within_ten_seconds(programs, signum):
+    programs.start("train", "train", *TINY, *programs.offset, "--name", "one")
+    programs.status(lambda status: status["updates"] > 10)
+    folder = RunFolder.open(programs.folder / "runs" / "one")
+    programs.running["train"].send_signal(signum)
+    began = time.monotonic()
+    assert programs.wait("train") == 0, programs.said("train")
+    assert time.monotonic() - began < 10
+    until(lambda: not running_in(programs.folder), "end of all processes")
+    assert not list(Path("/dev/shm").glob(f"apex-{folder.run_id:016x}*"))
+
+
+def test_after_the_launcher_was_killed_no_process_stays(programs):
+    programs.start("train", "train", *TINY, *programs.offset, "--name", "one")
+    programs.status(lambda status: status["updates"] > 10)
+    programs.running["train"].kill()
+    until(lambda: not running_in(programs.folder), "end of all processes")
+
+
+def running_in(folder):
+    """Processes whose working directory is the test's own."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                cwd = os.readlink(entry / "cwd")
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if cwd == str(folder) and state != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "--preset", "pnog"], ["pnog", "pong"]),
+        (["train", "--actors", "0"], ["--actors", ">= 1"]),
+        (["train", "--env", "NoSuchEnv-v0"], ["NoSuchEnv-v0"]),
+        (["train", "--env", "Pendulum-v1"], ["Pendulum-v1", "discrete actions"]),
+        (["train", "--replay.capactiy", "5"], ["replay.capactiy", "replay.capacity"]),
+        (["train", "--transport.bind", "0.0.0.0"], ["0.0.0.0", "allow-remote"]),
+        (["learner", "--device", "cuda"], ["cuda"]),
+        (["learner", "--run-folder"], ["--run-folder"]),
+        (["learner", "--run-folder", "nowhere"], ["nowhere", "not a run folder"]),
+        (["actor", "--learner", "host:x"], ["--learner", "host:x"]),
+        (["actor", "--processes", "-1"], ["--processes"]),
+        (["evaluate", "nowhere"], ["nowhere"]),
+        (["evlauate"], ["evaluate"]),
+    ],
+)
+def test_a_mistake_ends_with_a_sentence_and_status_2(programs, arguments, words):
+    programs.start("mistake", *arguments)
+    assert programs.wait("mistake") == 2, programs.said("mistake")
+    said = programs.said("mistake")
+    assert "Traceback" not in said
+    for word in words:
+        assert word in said
+    assert not list(itertools.islice((programs.folder / "runs").glob("*"), 1))
+
+
+def test_status_without_a_run_says_so(programs):
+    programs.start("status", "status", *programs.learner, "--timeout", "0.3")
+    assert programs.wait("status") == 75
+    assert programs.endpoint in programs.said("status")
+
+
+def test_a_taken_port_is_named_and_ends_the_learner(programs, offset):
+    programs.start("first", "learner", *TINY, *programs.offset)
+    programs.status(lambda status: True)
+    programs.start("second", "learner", *TINY, *programs.offset)
+    assert programs.wait("second") in (1, 2)
+    assert "is in use" in programs.said("second")
+    programs.running["first"].send_signal(signal.SIGTERM)
+    assert programs.wait("first") == 0
