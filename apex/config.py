@@ -144,6 +144,7 @@ class LearnerConfig:
     publish_period: int = 10  # updates between two publishes of the parameters
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda where there is one
     num_threads: int = 0  # torch threads; 0: by the machine's cores
+    num_loaders: int = 0  # processes that decode batches (and draw them, beside a replay server); 0: by the machine
     bfloat16: bool = False  # autocast the forward and backward pass
 
     def __post_init__(self) -> None:
@@ -159,6 +160,7 @@ class LearnerConfig:
         for name in ("target_period", "publish_period"):
             require(getattr(self, name) >= 1, f"learner.{name} must be >= 1, got {getattr(self, name)}")
         require(self.num_threads >= 0, f"learner.num_threads must be >= 0, got {self.num_threads}")
+        require(0 <= self.num_loaders <= 64, f"learner.num_loaders must be 0 ... 64, got {self.num_loaders}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +229,7 @@ class TransportConfig:
     batches_port: int = 52002  # learner, PULL
     control_port: int = 52003  # learner, ROUTER
     metrics_port: int = 52004  # learner, PULL
+    shared_memory: bool = True  # a learner on the replay server's host draws from its memory; False: through sockets
     heartbeat_seconds: float = 1.0  # between two heartbeats on the control socket
     lease_seconds: float = 10.0  # without a heartbeat an actor's ids are free again after this
 

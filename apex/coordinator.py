@@ -21,6 +21,7 @@ from apex.lifecycle import Stop
 from apex.metrics import MetricsWriter
 from apex.run_folder import RunFolder
 from apex.run_status import RunStatus
+from apex.store_layout import memory_id
 from apex.transport import PULL, ROUTER, AsyncReceiver, open_async_context
 from apex.types import Schema, Stream
 from apex.wire import (
@@ -214,6 +215,7 @@ class Coordinator:
             "schema": self._desk.schema.to_dict(),
             "num_parameters": self._num_parameters,
             "num_actors": self._desk.num_actors,
+            "memory": memory_id(),
             "replay": self._status.replay_endpoints,
             "streams": streams,
         }

@@ -35,7 +35,7 @@ from apex.lifecycle import (
     configure_logging,
     stop_on_signals,
 )
-from apex.loader import SampleRing, load
+from apex.loader import NUM_SLOTS, SampleRing, load
 from apex.machine import read_machine
 from apex.networks import make_network, num_parameters
 from apex.options import parse_config
@@ -248,17 +248,20 @@ def _run(folder: RunFolder, stop: Stop) -> int:
     transport, learner = config.transport, config.learner
     device = choose_device(learner)
     trainer_pipe, coordinator_pipe = Pipe()
-    ring = SampleRing(schema, learner.batch_size)
+    num_loaders = max(1, learner.num_loaders)
+    ring = SampleRing(schema, learner.batch_size, NUM_SLOTS + num_loaders - 1)
     desk = Desk(config, schema, run_id, config.actor.num_actors, _next_epoch(folder), folder.path)
     coordinator = start_child("coordinator", coordinate, desk, coordinator_pipe, trainer_pipe)
-    loader = start_child("loader", load, schema, ring, run_id, transport.endpoint("batches"), learner.batch_size)
+    loaders = [
+        start_child(f"loader-{index}", load, index, config, schema, ring, run_id) for index in range(num_loaders)
+    ]
     coordinator_pipe.close()  # Its other end: who dies is noticed.
     torch.set_num_threads(max(1, learner.num_threads))
     codec = Codec(run_id, schema)
     publisher = PublishingThread(transport.endpoint("parameters"), codec, stop)
 
     def check() -> None:
-        check_children([coordinator, loader])
+        check_children([coordinator, *loaders])
         publisher.check()
 
     try:
@@ -295,7 +298,7 @@ def _run(folder: RunFolder, stop: Stop) -> int:
         return FINISHED
     finally:
         publisher.close()
-        stop_children([coordinator, loader])
+        stop_children([coordinator, *loaders])
 
 
 def _next_epoch(folder: RunFolder) -> int:

@@ -1,7 +1,8 @@
-"""Batches on their way into the learner: a child process receives and decompresses into memory that both map.
+"""Batches on their way into the learner: child processes draw or receive, and decompress into memory that all map.
 
-The trainer never waits for a decompression, and no batch is copied between the two: a byte in a pipe hands over
-the slot of the ring that holds it.
+Where the replay server runs on the same host, a loader draws from its store for itself, and batches need no socket;
+else its samplers send them. The trainer never waits for a decompression, and no batch is copied between the two: a byte
+in a pipe hands over the slot of the ring that holds it.
 """
 
 from __future__ import annotations
@@ -10,18 +11,23 @@ import mmap
 import os
 import select
 import time
+from collections.abc import Callable
 from math import prod
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
+from apex.config import Config
 from apex.lifecycle import POLL_SECONDS, Stop
+from apex.sampler import IDLE_SECONDS, Sampler, SamplerBoard, SamplerTask, board_rows, make_limiter
 from apex.stacks import FrameError, StackDecoder
+from apex.store_layout import board_path, has_owner, store_path
 from apex.transport import BatchReceiver, max_batch_bytes, open_context
 from apex.types import Array, SampleBatch, Schema
 from apex.wire import Codec
 
-NUM_SLOTS = 3  # one being trained on, one ready, one being filled
+NUM_SLOTS = 3  # one being trained on, one ready, one being filled; with more loaders more
+LOOK_SECONDS = 0.5  # between two looks whether a replay server on this host has come, or made its store anew
 
 
 class Sample(NamedTuple):
@@ -126,32 +132,26 @@ class SampleRing:
         os.write(self._free[1], bytes([slot]))
 
 
-class Batches(Protocol):
-    """Where batches come from."""
-
-    def receive(self, timeout: float) -> SampleBatch | None:
-        """The next batch, or None after `timeout` seconds without one."""
-
-
 class Loader:
-    """Fills a ring: receives a batch, decodes it, hands it over."""
+    """Fills a ring: decodes a batch into a free slot, and hands it over. A sampler sees it as a place to send to."""
 
-    def __init__(self, schema: Schema, ring: SampleRing, batches: Batches) -> None:
+    def __init__(self, schema: Schema, ring: SampleRing) -> None:
         self._ring = ring
-        self._batches = batches
         self._decoders = [StackDecoder(schema, stacks) for stacks in ring.stacks]
         self._slot: int | None = None
         self.num_undecodable = 0
 
-    def step(self, timeout: float) -> bool:
-        """Loads one batch if there is one; returns whether it was handed over."""
+    def ready(self, timeout: float) -> bool:
+        """Whether there is a slot to fill; waits up to `timeout` seconds for one."""
         if self._slot is None:
             self._slot = self._ring.take_free(timeout)
-        if self._slot is None:
+        return self._slot is not None
+
+    def send(self, batch: SampleBatch, timeout: float) -> bool:
+        """Decodes and hands over; False without a slot, or for a batch that does not decode, which is counted."""
+        if not self.ready(timeout):
             return False
-        batch = self._batches.receive(timeout)
-        if batch is None:
-            return False
+        assert self._slot is not None
         try:
             self._decoders[self._slot].decode(batch.records, batch.image)
         except FrameError:
@@ -162,14 +162,81 @@ class Loader:
         return True
 
 
-def load(stop: Stop, schema: Schema, ring: SampleRing, run_id: int, endpoint: str, batch_size: int) -> None:
-    """The child's main function."""
+class DirectSource:
+    """The store of a replay server on this host, as far as there is one: the loader draws from it for itself."""
+
+    def __init__(
+        self,
+        loader: Loader,
+        index: int,
+        config: Config,
+        schema: Schema,
+        run_id: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._loader = loader
+        self._index = index
+        self._config = config
+        self._schema = schema
+        self._run_id = run_id
+        self._path = store_path(run_id)
+        self._clock = clock
+        self._look_at = 0.0
+        self._inode = 0
+        self._sampler: Sampler | None = None
+
+    def sampler(self) -> Sampler | None:
+        """A sampler of the store as it is now; None while no replay server of this run is on this host."""
+        now = self._clock()
+        if now >= self._look_at:
+            self._look_at = now + LOOK_SECONDS
+            try:
+                inode = self._path.stat().st_ino
+            except FileNotFoundError:
+                inode = 0
+            if inode != self._inode and (not inode or has_owner(self._path)):
+                self._sampler = self._open() if inode else None
+                self._inode = inode
+        return self._sampler
+
+    def _open(self) -> Sampler:
+        config, row = self._config, self._config.replay.num_samplers + self._index
+        task = SamplerTask(
+            config,
+            self._schema,
+            self._run_id,
+            self._path,
+            SamplerBoard(board_rows(config), board_path(self._path)),
+            make_limiter(config),
+            np.random.SeedSequence([config.seed, row, self._inode]),
+        )
+        return task.make_sampler(row, self._loader)
+
+
+def load(stop: Stop, index: int, config: Config, schema: Schema, ring: SampleRing, run_id: int) -> None:
+    """A loader process. The first one also listens for the samplers of a replay server on another host."""
+    loader = Loader(schema, ring)
+    direct = DirectSource(loader, index, config, schema, run_id)
+    batch_size = config.learner.batch_size
     with open_context() as context:
-        limit = max_batch_bytes(schema, batch_size)
-        batches = BatchReceiver(context, endpoint, Codec(run_id, schema), batch_size=batch_size, max_bytes=limit)
-        loader = Loader(schema, ring, batches)
+        batches = None
+        if index == 0:
+            limit = max_batch_bytes(schema, batch_size)
+            endpoint = config.transport.endpoint("batches")
+            batches = BatchReceiver(context, endpoint, Codec(run_id, schema), batch_size=batch_size, max_bytes=limit)
         while not stop.requested:
-            loader.step(POLL_SECONDS)
+            if not loader.ready(POLL_SECONDS):
+                continue
+            sampler = direct.sampler() if config.transport.shared_memory else None
+            if sampler is not None:
+                if not sampler.step():
+                    time.sleep(IDLE_SECONDS)
+            elif batches is not None:
+                batch = batches.receive(POLL_SECONDS)
+                if batch is not None:
+                    loader.send(batch, 0.0)
+            else:
+                time.sleep(POLL_SECONDS)
 
 
 def _read_byte(descriptor: int, timeout: float) -> int | None:

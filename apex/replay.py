@@ -33,10 +33,10 @@ from apex.lifecycle import (
 )
 from apex.processes import call_in_child, check_children, start_child, stop_children
 from apex.rate_limiter import RateLimiter
-from apex.sampler import SamplerBoard, SamplerTask, sample
+from apex.sampler import SamplerBoard, SamplerTask, board_rows, make_limiter, sample
 from apex.session import Session, Welcome, greet, read_welcome
 from apex.store_admission import Outcome
-from apex.store_layout import remove
+from apex.store_layout import board_path, memory_id, remove, store_path
 from apex.store_writer import StoreWriter
 from apex.transport import (
     PULL,
@@ -55,7 +55,6 @@ log = logging.getLogger("apex")
 RECEIPT_SECONDS = 0.2  # between two receipts of a stream that lives: a SUB may have missed one
 STREAM_LIFE_SECONDS = 60.0  # a stream that was not heard for so long gets no more of them
 LIMITER_SECONDS = 0.005  # between two looks whether inserts may go on
-MEMORY = Path("/dev/shm")
 
 
 class ReplayServer:
@@ -199,6 +198,8 @@ def open_store(path: Path, welcome: Welcome) -> StoreWriter:
     """Goes on with the run's store if it is there, else makes it."""
     config = welcome.config
     exists = path.exists()
+    if not exists:
+        board_path(path).unlink(missing_ok=True)  # It counted what was drawn from another store.
     make = StoreWriter.attach if exists else partial(StoreWriter.create, store_incarnation=secrets.randbits(62) + 1)
     store = make(
         path,
@@ -252,24 +253,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(welcome: Welcome, advertise: str, stop: Stop) -> int:
     config = welcome.config
-    path = MEMORY / f"apex-{welcome.run_id:016x}-0.replay"
+    path = store_path(welcome.run_id)
     reclaim(path)
     store = open_store(path, welcome)
-    replay = config.replay
-    limiter = RateLimiter(
-        replay.min_size_to_sample, replay.samples_per_insert, replay.samples_per_insert_tolerance, replay.inserts_wait
-    )
-    board = SamplerBoard(replay.num_samplers)
-    seeds = np.random.SeedSequence([config.seed, store.num_inserted]).spawn(replay.num_samplers)
-    batches = welcome.endpoint("batches")
+    limiter = make_limiter(config)
+    board = SamplerBoard(board_rows(config), board_path(path))
+    # A learner that sees the same memory draws for itself.
+    beside_the_learner = config.transport.shared_memory and welcome.memory == memory_id()
+    seeds = np.random.SeedSequence([config.seed, store.num_inserted]).spawn(config.replay.num_samplers)
+    tasks = [SamplerTask(config, welcome.schema, welcome.run_id, path, board, limiter, seed) for seed in seeds]
     children = [
-        start_child(
-            f"sampler-{index}",
-            sample,
-            index,
-            SamplerTask(config, welcome.schema, welcome.run_id, path, batches, board, limiter, seed),
-        )
-        for index, seed in enumerate(seeds)
+        start_child(f"sampler-{index}", sample, index, task, welcome.endpoint("batches"))
+        for index, task in enumerate(tasks if not beside_the_learner else [])
     ]
     server = ReplayServer(store, Codec(welcome.run_id, welcome.schema), board, limiter)
     host = advertise or (config.transport.bind if config.transport.is_loopback else local_address(welcome.host))

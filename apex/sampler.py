@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from apex.config import Config
+from apex.config import Config, ConfigError
 from apex.lifecycle import POLL_SECONDS, Stop
 from apex.rate_limiter import RateLimiter
 from apex.store_reader import StoreReader
@@ -19,17 +20,41 @@ from apex.types import SampleBatch, Schema
 from apex.wire import Codec
 
 IDLE_SECONDS = 0.001  # between two looks whether drawing is allowed
+_ROW_BYTES = 64  # a cache line each: writers of different rows do not disturb one another
 SILENCE_SECONDS = 5.0  # without an answer for so long, what is in flight counts as lost, and one more batch may go
 
 
 class SamplerBoard:
-    """Counters that the samplers and the writer share: one row per sampler, each cell written by one process."""
+    """Counters that the samplers and the writer share: one row per sampler, each cell written by one process.
 
-    DRAWN, SENT, ACKNOWLEDGED, WAITS_FOR_INSERTS, WAITS_FOR_LEARNER = range(5)  # transitions; batches; batches; 0 or 1
+    Rows belong to the replay server's sampler processes first, then to the loaders of a learner on the same host, which
+    draw for themselves. The counts outlive the processes, so a sampler that is started again goes on with its numbers.
+    """
 
-    def __init__(self, num_samplers: int) -> None:
-        """To be made before the fork."""
-        self._cells = np.frombuffer(mmap.mmap(-1, 64 * num_samplers), np.int64).reshape(num_samplers, 8)
+    DRAWN, SENT, ACKNOWLEDGED, ACTIVE, WAITS_FOR_INSERTS, WAITS_FOR_LEARNER = range(6)  # transitions; batches; 0 or 1
+
+    def __init__(self, num_rows: int, path: Path | None = None) -> None:
+        """A file in tmpfs at `path`, made if it is not there; or memory that only forked children share."""
+        num_bytes = _ROW_BYTES * num_rows
+        if path is None:
+            memory = mmap.mmap(-1, num_bytes)
+        else:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, num_bytes)
+                memory = mmap.mmap(descriptor, num_bytes)
+            except OSError as error:
+                raise ConfigError(f"{path} needs {num_bytes} bytes: {error.strerror}; make room there") from error
+            finally:
+                os.close(descriptor)
+        self._cells = np.frombuffer(memory, np.int64).reshape(num_rows, -1)
+
+    def activate(self, sampler: int) -> int:
+        """Says that somebody draws by this row now; returns the number of its next batch. It calls this."""
+        row = self._cells[sampler]
+        row[self.ACTIVE] = 1
+        row[self.ACKNOWLEDGED] = row[self.SENT]  # What an earlier one had in flight is answered no more.
+        return int(row[self.SENT])
 
     @property
     def num_drawn(self) -> int:
@@ -44,9 +69,12 @@ class SamplerBoard:
     @property
     def waits_for(self) -> str:
         """What all samplers wait for at present; "" while one does not."""
-        if self._cells[:, self.WAITS_FOR_INSERTS].all():
+        active = self._cells[self._cells[:, self.ACTIVE] == 1]
+        if not len(active):
+            return ""
+        if active[:, self.WAITS_FOR_INSERTS].all():
             return "inserts"
-        return "learner" if self._cells[:, self.WAITS_FOR_LEARNER].all() else ""
+        return "learner" if active[:, self.WAITS_FOR_LEARNER].all() else ""
 
     def in_flight(self, sampler: int) -> int:
         """Batches of one sampler whose priorities have not come back."""
@@ -104,10 +132,9 @@ class Sampler:
         self._batches_in_flight = batches_in_flight
         self._rng = rng
         self._clock = clock
-        self._number = 0
+        self._number = board.activate(index)
         self._in_flight = 0
         self._changed_at = clock()
-        self._pending: SampleBatch | None = None
 
     def step(self, timeout: float = POLL_SECONDS) -> bool:
         """Draws and sends one batch; False if it may not, or cannot yet."""
@@ -144,31 +171,47 @@ class Sampler:
 
 
 class SamplerTask(NamedTuple):
-    """What a sampler process is given."""
+    """What a process that draws is given."""
 
     config: Config
     schema: Schema
     run_id: int
-    path: Path
-    endpoint: str  # the learner's, for batches
+    path: Path  # of the store
     board: SamplerBoard
     limiter: RateLimiter
     seed: np.random.SeedSequence
 
-
-def sample(stop: Stop, index: int, task: SamplerTask) -> None:
-    """A sampler process."""
-    with open_context() as context:
-        sampler = Sampler(
-            index,
-            StoreReader(task.path, task.schema),
-            BatchSender(context, task.endpoint, Codec(task.run_id, task.schema)),
-            task.board,
-            task.limiter,
-            batch_size=task.config.learner.batch_size,
-            batches_in_flight=task.config.replay.batches_in_flight,
-            rng=np.random.default_rng(task.seed),
+    def make_sampler(self, row: int, batches: Batches) -> Sampler:
+        """A sampler that draws by this row of the board."""
+        return Sampler(
+            row,
+            StoreReader(self.path, self.schema),
+            batches,
+            self.board,
+            self.limiter,
+            batch_size=self.config.learner.batch_size,
+            batches_in_flight=self.config.replay.batches_in_flight,
+            rng=np.random.default_rng(self.seed),
         )
+
+
+def sample(stop: Stop, index: int, task: SamplerTask, endpoint: str) -> None:
+    """A sampler process of the replay server; `endpoint` is the learner's, for batches."""
+    with open_context() as context:
+        sampler = task.make_sampler(index, BatchSender(context, endpoint, Codec(task.run_id, task.schema)))
         while not stop.requested:
             if not sampler.step():
                 time.sleep(IDLE_SECONDS)
+
+
+def board_rows(config: Config) -> int:
+    """Rows of the board: the samplers', then the loaders'."""
+    return config.replay.num_samplers + max(1, config.learner.num_loaders)
+
+
+def make_limiter(config: Config) -> RateLimiter:
+    """The replay ratio that the configuration asks for."""
+    replay = config.replay
+    return RateLimiter(
+        replay.min_size_to_sample, replay.samples_per_insert, replay.samples_per_insert_tolerance, replay.inserts_wait
+    )

@@ -32,6 +32,7 @@ class Welcome(NamedTuple):
     config: Config
     schema: Schema
     num_parameters: int
+    memory: str  # of the learner's host, see `store_layout.memory_id`
     replay: dict[str, str]  # endpoints by name; empty while there is no replay server
     streams: list[Stream]
 
@@ -95,6 +96,7 @@ def read_welcome(answer: dict[str, Any]) -> Welcome:
             config=from_dict(answer["config"]),
             schema=Schema.from_dict(answer["schema"]),
             num_parameters=int(answer["num_parameters"]),
+            memory=str(answer["memory"]),
             replay={str(name): str(value) for name, value in answer["replay"].items()},
             streams=[Stream(int(actor_id), int(incarnation)) for actor_id, incarnation in answer["streams"]],
         )

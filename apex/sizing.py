@@ -53,7 +53,9 @@ def size_to_machine(config: Config, machine: Machine, schema: Schema) -> Config:
     )
     actor = _size_actors(config, machine)
     learner = replace(
-        config.learner, num_threads=config.learner.num_threads or _learner_threads(config, actor, machine)
+        config.learner,
+        num_threads=config.learner.num_threads or _learner_threads(config, actor, machine),
+        num_loaders=config.learner.num_loaders or (LOADERS if _uses_gpu(config.learner, machine) else 1),
     )
     replay = replace(config.replay, max_bytes=config.replay.max_bytes or _frame_bytes(config, machine, schema))
     needed = replay.max_bytes + table_bytes(config)

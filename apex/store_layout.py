@@ -24,6 +24,7 @@ from apex.types import Schema
 
 MAGIC = int.from_bytes(b"ApeXrepl", "little")
 FORMAT = 1
+MEMORY = Path("/dev/shm")  # tmpfs on every Linux
 
 # Written once, `magic` last. What follows must be equal wherever the file is opened again.
 HEADER = np.dtype(
@@ -271,6 +272,34 @@ def open_file(path: Path, schema: Schema, *, writable: bool) -> Regions:
         os.close(descriptor)
 
 
+def store_path(run_id: int, shard: int = 0) -> Path:
+    """Where a run's store lies, on whichever host its replay server runs."""
+    return MEMORY / f"apex-{run_id:016x}-{shard}.replay"
+
+
+def board_path(store: Path) -> Path:
+    """Where the counters of those who draw lie, beside the store; see `sampler.SamplerBoard`."""
+    return store.with_suffix(".board")
+
+
+def memory_id() -> str:
+    """Names this host's tmpfs: two programs that get the same one see the same stores."""
+    facts = os.stat(MEMORY)
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}:{facts.st_dev}:{facts.st_ino}"
+
+
+def has_owner(path: Path) -> bool:
+    """Whether a writer has the store at `path` at present."""
+    try:
+        Ownership(path).release()
+    except ConfigError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
+
+
 def remove(path: Path) -> None:
     """Removes a store, or what is left of one, unless it has an owner. That there is none is no error."""
     try:
@@ -279,6 +308,7 @@ def remove(path: Path) -> None:
         return
     except OSError as error:
         raise ConfigError(f"cannot remove the replay memory {path}: {error.strerror}") from error
+    board_path(path).unlink(missing_ok=True)
     path.unlink(missing_ok=True)
     ownership.release()
 

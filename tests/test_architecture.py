@@ -26,7 +26,8 @@ FLOORS = [
     # 4: sockets and processes.
     {"transport", "processes"},
     # 5: the parts of roles, then the roles, which never import one another.
-    {"session", "experience_link", "sampler", "loader", "coordinator", "games"},
+    {"session", "experience_link", "sampler", "coordinator", "games"},
+    {"loader"},
     {"trainer"},
     {"actor", "replay", "learner", "evaluator"},
     # 6: what people start.

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+import secrets
+
 import numpy as np
 import pytest
-from builders import PIXELS, VECTORS, make_batch, make_frames
+from builders import PIXELS, VECTORS, make_batch, make_frames, make_records, make_segment
 
-from apex.loader import Loader, SampleRing
+from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig
+from apex.loader import LOOK_SECONDS, DirectSource, Loader, SampleRing
 from apex.processes import start_child, stop_children
+from apex.store_layout import remove, store_path
+from apex.store_writer import StoreWriter
 from apex.types import make_image
-
-
-class Batches:
-    """A queue of batches."""
-
-    def __init__(self, *batches):
-        self.batches = list(batches)
-
-    def receive(self, timeout):
-        return self.batches.pop(0) if self.batches else None
 
 
 def expect(sample, batch):
@@ -37,7 +32,7 @@ def expect(sample, batch):
 def test_a_batch_arrives_whole(schema):
     batch = make_batch(schema, sampler=3)._replace(store_incarnation=2**64 - 2)
     ring = SampleRing(schema, 4)
-    assert Loader(schema, ring, Batches(batch)).step(0.0)
+    assert Loader(schema, ring).send(batch, 0.0)
     sample = ring.receive(1.0)
     expect(sample, batch)
     frames = make_frames(schema, schema.stack + 2)
@@ -48,12 +43,14 @@ def test_a_batch_arrives_whole(schema):
 def test_never_overwrites_a_slot_that_was_not_released():
     batches = [make_batch(PIXELS, number=number) for number in range(4)]
     ring = SampleRing(PIXELS, 4, num_slots=2)
-    loader = Loader(PIXELS, ring, Batches(*batches))
-    assert [loader.step(0.0) for _ in range(3)] == [True, True, False]
+    loader = Loader(PIXELS, ring)
+    assert [loader.send(batch, 0.0) for batch in batches[:3]] == [True, True, False]
+    assert not loader.ready(0.0)
     first, second = ring.receive(1.0), ring.receive(1.0)
     assert ring.receive(0.0) is None
     ring.release(first.slot)
-    assert loader.step(0.0)
+    assert loader.ready(0.0)
+    assert loader.send(batches[2], 0.0)
     assert second.number == 1
     assert ring.receive(1.0).number == 2
 
@@ -62,10 +59,10 @@ def test_what_does_not_decompress_is_counted_and_dropped():
     batch = make_batch(PIXELS)
     broken = batch._replace(image=make_image([b"\xff" * 20] * 24))
     ring = SampleRing(PIXELS, 4)
-    loader = Loader(PIXELS, ring, Batches(broken, batch))
-    assert not loader.step(0.0)
+    loader = Loader(PIXELS, ring)
+    assert not loader.send(broken, 0.0)
     assert loader.num_undecodable == 1
-    assert loader.step(0.0)
+    assert loader.send(batch, 0.0)
     expect(ring.receive(1.0), batch)
 
 
@@ -74,9 +71,11 @@ def test_another_process_fills_what_this_one_reads():
     batches = [make_batch(PIXELS, number=number) for number in range(10)]
 
     def fill(stop):
-        loader = Loader(PIXELS, ring, Batches(*batches))
+        loader = Loader(PIXELS, ring)
+        waiting = list(batches)
         while not stop.requested:
-            loader.step(0.05)
+            if waiting and loader.send(waiting[0], 0.05):
+                waiting.pop(0)
 
     child = start_child("loader", fill)
     try:
@@ -86,3 +85,86 @@ def test_another_process_fills_what_this_one_reads():
             ring.release(sample.slot)
     finally:
         stop_children([child])
+
+
+class Direct:
+    """A store in memory under a run's own name, and a loader beside it that has a clock of its own."""
+
+    def __init__(self):
+        self.run_id = secrets.randbits(60)
+        self.path = store_path(self.run_id)
+        self.config = Config(
+            actor=ActorConfig(num_actors=4),
+            replay=ReplayConfig(min_size_to_sample=4, capacity=1_000),
+            learner=LearnerConfig(batch_size=4),
+        )
+        self.ring = SampleRing(PIXELS, 4)
+        self.now = 0.0
+        self.source = DirectSource(Loader(PIXELS, self.ring), 0, self.config, PIXELS, self.run_id, clock=self.clock)
+
+    def clock(self):
+        self.now += LOOK_SECONDS
+        return self.now
+
+    def make_store(self, *, store_incarnation=1, first=0):
+        store = StoreWriter.create(
+            self.path,
+            PIXELS,
+            capacity=1_000,
+            max_bytes=100_000,
+            num_streams=4,
+            priority_exponent=1.0,
+            min_priority=1e-6,
+            store_incarnation=store_incarnation,
+        )
+        store.insert(make_segment(PIXELS, base=0, number=0, first=first))
+        return store
+
+
+@pytest.fixture
+def direct():
+    direct = Direct()
+    yield direct
+    remove(direct.path)
+
+
+def test_beside_a_replay_server_a_loader_draws_for_itself(direct):
+    assert direct.source.sampler() is None
+    store = direct.make_store(store_incarnation=9)
+    assert direct.source.sampler().step(0.0)
+    sample = direct.ring.receive(1.0)
+    assert (sample.store_incarnation, sample.sampler, sample.number) == (9, direct.config.replay.num_samplers, 0)
+    records = make_records(PIXELS, 5)
+    np.testing.assert_array_equal(sample.action, records["action"][sample.keys])
+    np.testing.assert_array_equal(sample.stacks[1, :, -1, 0, 0], sample.keys + 1)  # A frame says its own number.
+    store.close()
+
+
+def test_a_loader_goes_on_while_the_writer_is_away_and_follows_it_to_a_new_store(direct):
+    store = direct.make_store(store_incarnation=1)
+    first = direct.source.sampler()
+    store.close()
+    assert direct.source.sampler() is first
+    remove(direct.path)
+    assert direct.source.sampler() is None
+    store = direct.make_store(store_incarnation=2)
+    assert direct.source.sampler().step(0.0)
+    assert direct.ring.receive(1.0).store_incarnation == 2
+    store.close()
+
+
+def test_what_a_crashed_replay_server_left_is_not_taken_for_a_living_one(direct):
+    direct.make_store().close()
+    assert direct.source.sampler() is None
+
+
+def test_a_loader_that_is_started_again_goes_on_with_its_numbers(direct):
+    store = direct.make_store()
+    sampler = direct.source.sampler()
+    for _ in range(2):
+        assert sampler.step(0.0)
+        direct.ring.release(direct.ring.receive(1.0).slot)
+    again = DirectSource(Loader(PIXELS, direct.ring), 0, direct.config, PIXELS, direct.run_id, clock=direct.clock)
+    assert again.sampler().step(0.0)
+    assert direct.ring.receive(1.0).number == 2
+    store.close()

@@ -242,7 +242,7 @@ def test_nothing_else_is_touched():
     assert replace(result, actor=tree.actor, learner=tree.learner, replay=tree.replay) == tree
     free = {"num_actors": 0, "num_processes": 0, "envs_per_process": 0}
     assert replace(result.actor, **free) == tree.actor
-    assert replace(result.learner, num_threads=0) == tree.learner
+    assert replace(result.learner, num_threads=0, num_loaders=0) == tree.learner
     assert replace(result.replay, max_bytes=0) == tree.replay
 
 
@@ -287,3 +287,9 @@ def test_cuda_without_a_gpu_is_refused_never_a_silent_cpu():
     with pytest.raises(ConfigError, match="--device cuda, but this machine shows no GPU"):
         size_to_machine(config, Machine(cores=2, memory_bytes=2**36, gpu=False), images())
     size_to_machine(config, Machine(cores=2, memory_bytes=2**36, gpu=True), images())
+
+
+@pytest.mark.parametrize(("gpu", "asked", "loaders"), [(False, 0, 1), (True, 0, 2), (False, 3, 3), (True, 1, 1)])
+def test_a_gpu_gets_two_loaders_and_what_was_asked_for_stays(gpu, asked, loaders):
+    tree = Config(learner=LearnerConfig(num_loaders=asked))
+    assert sized(tree, machine(cores=16, gpu=gpu)).learner.num_loaders == loaders

@@ -85,10 +85,16 @@ def programs(tmp_path, offset):
             path.unlink()
 
 
-@pytest.mark.parametrize("order", [("learner", "replay", "actor"), ("actor", "replay", "learner")])
-def test_three_programs_in_any_order_train_and_end_together(programs, order):
+@pytest.mark.parametrize(
+    ("order", "batches"),
+    [
+        (("learner", "replay", "actor"), "--transport.shared-memory"),
+        (("actor", "replay", "learner"), "--transport.no-shared-memory"),
+    ],
+)
+def test_three_programs_in_any_order_train_and_end_together(programs, order, batches):
     commands = {
-        "learner": ["learner", *TINY, *programs.offset, "--max-updates", "300", "--name", "by-hand"],
+        "learner": ["learner", *TINY, *programs.offset, "--max-updates", "300", "--name", "by-hand", batches],
         "replay": ["replay", *programs.learner],
         "actor": ["actor", *programs.learner],
     }

@@ -83,7 +83,7 @@ class OneProcess:
             clock=lambda: 0.0,
         )
         self.ring = SampleRing(schema, config.learner.batch_size)
-        self.loader = Loader(schema, self.ring, Inbox(self))
+        self.loader = Loader(schema, self.ring)
         board = ParameterBoard(sum(p.numel() for p in make_network(config.network, schema, seed=0).parameters()))
         self.trainer = Trainer(
             config.learner,
@@ -131,7 +131,8 @@ class OneProcess:
                 taken, self.segments = self.segments, []
                 self.receipts += self.server.insert(taken)
             self.sampler.step(0.0)
-            self.loader.step(0.0)
+            if self.batches and self.loader.ready(0.0):
+                self.loader.send(codec_back(self, self.batches.pop(0)), 0.0)
             self.trainer.step(0.0)
             self.scores += [v for tag, v in self.actor.scores.take().items() if tag == "actors/mean_score"]
         self.environment.close()
@@ -162,13 +163,8 @@ class Receipts:
         return [self.system.codec.decode_receipt(self.system.codec.encode_receipt(receipt)) for receipt in receipts]
 
 
-class Inbox:
-    def __init__(self, system):
-        self.system = system
-
-    def receive(self, timeout):
-        batches = self.system.batches
-        return self.system.codec.decode_batch(batches.pop(0), self.system.batch_size) if batches else None
+def codec_back(system, frames):
+    return system.codec.decode_batch(frames, system.batch_size)
 
 
 class Priorities:
