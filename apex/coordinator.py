@@ -239,7 +239,7 @@ class Coordinator:
         learner = {f"learner/{name}": value for name, value in self._status.learner.items() if _is_number(value)}
         if learner:
             self._metrics.accept({"role": "learner", "steps": steps, "time": now, "scalars": learner})
-        replay = next((m.status for m in self._status.members.values() if m.role == "replay"), {})
+        replay = self._status.newest("replay")
         figures = {f"replay/{name}": value for name, value in replay.items() if _is_number(value)}
         if figures:
             row: dict[str, Any] = {"role": "replay", "steps": steps, "time": now, "scalars": figures}

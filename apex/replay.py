@@ -36,7 +36,7 @@ from apex.rate_limiter import RateLimiter
 from apex.sampler import SamplerBoard, SamplerTask, board_rows, make_limiter, sample
 from apex.session import Session, Welcome, greet, read_welcome
 from apex.store_admission import Outcome
-from apex.store_layout import board_path, memory_id, remove, store_path
+from apex.store_layout import board_path, is_wanted, memory_id, remove, store_path
 from apex.store_writer import StoreWriter
 from apex.transport import (
     PULL,
@@ -215,9 +215,9 @@ def open_store(path: Path, welcome: Welcome) -> StoreWriter:
 
 
 def reclaim(own: Path) -> None:
-    """Removes what crashed runs have left in memory; a store that has an owner stays."""
+    """Removes what crashed runs have left in memory; a store that has an owner, or a learner beside it, stays."""
     for path in own.parent.glob("apex-*.replay"):
-        if path != own:
+        if path != own and not is_wanted(path):
             try:
                 remove(path)
             except ConfigError:

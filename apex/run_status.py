@@ -76,7 +76,7 @@ class RunStatus:
 
     def report(self, latest: Callable[[str], float | None]) -> Status:
         """The status object; `latest` gives the newest value of a metric by its tag."""
-        config, replay, learner, evaluation = self._config, self._of("replay"), self.learner, self.evaluation
+        config, replay, learner, evaluation = self._config, self.newest("replay"), self.learner, self.evaluation
         highest = self._num_actors - 1
         return {
             "run": self._name,
@@ -128,8 +128,10 @@ class RunStatus:
             "roles": [self._row(member) for member in sorted(self.members.values(), key=lambda m: (m.role, m.host))],
         }
 
-    def _of(self, role: str) -> Status:
-        return next((member.status for member in self.members.values() if member.role == role), {})
+    def newest(self, role: str) -> Status:
+        """The status of the one that was heard last: one that was killed is still here for a while."""
+        newest = max((m for m in self.members.values() if m.role == role), key=lambda m: m.seen_at, default=None)
+        return newest.status if newest is not None else {}
 
     def _phase(self) -> str:
         if self.finished:
@@ -154,14 +156,18 @@ class RunStatus:
         """Which part, if it were faster, would make training faster; and the knob that makes it so."""
         if self._phase() != "training":
             return None
-        replay = self._of("replay")
+        replay = self.newest("replay")
         actors = [member.status for member in self.members.values() if member.role == "actor"]
         wait_shares = [actor.get("wait_share", 0.0) for actor in actors]
         learner_waits = self.learner.get("wait_share", 0.0)
         if not actors:
             return {"part": "actors", "why": "no actor is there", "knob": "apex actor --learner HOST"}
+        ratio = f"at {self._config.replay.samples_per_insert:g} samples per insert"
+        if replay.get("inserts_wait"):
+            why = f"inserts wait for samples {ratio}"
+            return {"part": "learner", "why": why, "knob": "--learner.batch-size, --replay.samples-per-insert"}
         if replay.get("samplers_wait_for") == "inserts":
-            why = f"samplers wait for inserts at {self._config.replay.samples_per_insert:g} samples per insert"
+            why = f"samplers wait for inserts {ratio}"
             return {"part": "actors", "why": why, "knob": "--actor.num-processes, --replay.samples-per-insert"}
         if learner_waits < 0.2:
             why = f"it works {100 * (1 - learner_waits):.0f} % of its time"

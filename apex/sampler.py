@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import time
@@ -39,14 +40,15 @@ class SamplerBoard:
         if path is None:
             memory = mmap.mmap(-1, num_bytes)
         else:
+            # Open for as long as the process lives: its lock says that somebody wants the store, see `is_wanted`.
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
                 os.posix_fallocate(descriptor, 0, num_bytes)
                 memory = mmap.mmap(descriptor, num_bytes)
             except OSError as error:
-                raise ConfigError(f"{path} needs {num_bytes} bytes: {error.strerror}; make room there") from error
-            finally:
                 os.close(descriptor)
+                raise ConfigError(f"{path} needs {num_bytes} bytes: {error.strerror}; make room there") from error
         self._cells = np.frombuffer(memory, np.int64).reshape(num_rows, -1)
 
     def activate(self, sampler: int) -> int:

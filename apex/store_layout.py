@@ -300,6 +300,21 @@ def has_owner(path: Path) -> bool:
     return False
 
 
+def is_wanted(path: Path) -> bool:
+    """Whether anybody lives who draws from the store at `path`: its writer may be away, and about to come back."""
+    try:
+        descriptor = os.open(board_path(path), os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def remove(path: Path) -> None:
     """Removes a store, or what is left of one, unless it has an owner. That there is none is no error."""
     try:

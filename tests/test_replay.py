@@ -10,6 +10,7 @@ from apex.config import ConfigError
 from apex.rate_limiter import RateLimiter
 from apex.replay import STREAM_LIFE_SECONDS, ReplayServer, reclaim
 from apex.sampler import SILENCE_SECONDS, Sampler, SamplerBoard
+from apex.store_layout import board_path
 from apex.store_reader import StoreReader
 from apex.store_writer import StoreWriter
 from apex.types import PriorityUpdate, Receipt, Stream
@@ -201,10 +202,14 @@ def test_what_a_crashed_run_left_in_memory_is_reclaimed_and_what_runs_is_not(tmp
     running = Scene(tmp_path / "apex-1-0.replay")
     crashed = Scene(tmp_path / "apex-2-0.replay")
     crashed.store.close()
+    SamplerBoard(1, board_path(tmp_path / "apex-4-0.replay"))
+    restarting = Scene(tmp_path / "apex-4-0.replay")  # A learner draws from it; its writer is away.
+    restarting.store.close()
     other = tmp_path / "notes.txt"
     other.write_text("mine")
     reclaim(tmp_path / "apex-3-0.replay")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["apex-1-0.replay", "notes.txt"]
+    names = ["apex-1-0.replay", "apex-4-0.board", "apex-4-0.replay", "notes.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
     running.store.close()
 
 

@@ -125,6 +125,7 @@ def test_ends_by_steps_minutes_or_a_confirmed_score():
     [
         ({}, {}, {"wait_share": 0.05}, "learner"),
         ({"samplers_wait_for": "inserts"}, {}, {"wait_share": 0.9}, "actors"),
+        ({"inserts_wait": True}, {"wait_share": 0.9}, {"wait_share": 0.5}, "learner"),
         ({}, {"wait_share": 0.5}, {"wait_share": 0.9}, "replay"),
         ({}, {}, {"wait_share": 0.9}, "replay"),
     ],
@@ -143,3 +144,13 @@ def test_without_actors_they_are_what_limits():
     hear_all(status)
     status.forget(2)
     assert status.report(nothing)["limited_by"]["why"] == "no actor is there"
+
+
+def test_of_a_program_that_was_started_again_the_newer_life_counts():
+    clock = Clock()
+    status = make_status(clock)
+    status.hear(1, "replay", "h", 10, {"num_inserted": 500, "size": 400})
+    clock.now += 1
+    status.hear(3, "replay", "h", 12, {"num_inserted": 600, "size": 450})
+    assert status.report(nothing)["replay"]["size"] == 450
+    assert status.num_steps == 600
