@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from apex.checkpoint import BEST, PolicyInfo, save_policy
 from apex.config import Config, to_dict
+from apex.header import MAX_JSON_BYTES, VERSION, Kind, WireError, peek_kind
 from apex.leases import LeaseTable
 from apex.lifecycle import Stop
 from apex.metrics import MetricsWriter
@@ -24,16 +25,7 @@ from apex.run_status import RunStatus
 from apex.store_layout import memory_id
 from apex.transport import PULL, ROUTER, AsyncReceiver, open_async_context
 from apex.types import Schema, Stream
-from apex.wire import (
-    MAX_JSON_BYTES,
-    VERSION,
-    Codec,
-    Kind,
-    WireError,
-    decode_control,
-    encode_control,
-    peek_kind,
-)
+from apex.wire import Codec, decode_control, encode_control
 
 log = logging.getLogger("apex")
 

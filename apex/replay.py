@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from multiprocessing import Pipe
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from apex.config import Config, ConfigError
+from apex.header import Frame, WireError
 from apex.lifecycle import (
     FINISHED,
     NEIGHBOUR_GONE,
@@ -35,6 +37,8 @@ from apex.processes import call_in_child, check_children, start_child, stop_chil
 from apex.rate_limiter import RateLimiter
 from apex.sampler import SamplerBoard, SamplerTask, board_rows, make_limiter, sample
 from apex.session import Session, Welcome, greet, read_welcome
+from apex.snapshot import Snapshotter, restore, take_snapshots
+from apex.snapshot_folder import SnapshotFolder
 from apex.store_admission import Outcome
 from apex.store_layout import board_path, is_wanted, memory_id, remove, store_path
 from apex.store_writer import StoreWriter
@@ -48,13 +52,14 @@ from apex.transport import (
     split_address,
 )
 from apex.types import Receipt
-from apex.wire import Codec, Frame, WireError
+from apex.wire import Codec
 
 log = logging.getLogger("apex")
 
 RECEIPT_SECONDS = 0.2  # between two receipts of a stream that lives: a SUB may have missed one
 STREAM_LIFE_SECONDS = 60.0  # a stream that was not heard for so long gets no more of them
 LIMITER_SECONDS = 0.005  # between two looks whether inserts may go on
+LAST_SNAPSHOT_SECONDS = 1.5  # for the snapshot at the end of a run: the launcher does not wait for long
 
 
 class ReplayServer:
@@ -194,24 +199,36 @@ async def serve(server: ReplayServer, welcome: Welcome, stop: Stop, bound: Calla
                 tasks.create_task(work())
 
 
-def open_store(path: Path, welcome: Welcome) -> StoreWriter:
-    """Goes on with the run's store if it is there, else makes it."""
-    config = welcome.config
-    exists = path.exists()
-    if not exists:
-        board_path(path).unlink(missing_ok=True)  # It counted what was drawn from another store.
-    make = StoreWriter.attach if exists else partial(StoreWriter.create, store_incarnation=secrets.randbits(62) + 1)
-    store = make(
-        path,
-        welcome.schema,
-        capacity=config.replay.capacity,
-        max_bytes=config.replay.max_bytes,
-        num_streams=config.actor.num_actors,
-        priority_exponent=config.replay.priority_exponent,
-        min_priority=config.replay.min_priority,
-    )
-    log.info("%s %s: %d transitions", "goes on with" if exists else "made", path, store.size)
-    return store
+def open_store(
+    path: Path, welcome: Welcome, snapshots: SnapshotFolder | None = None
+) -> tuple[StoreWriter, SamplerBoard]:
+    """Goes on with the run's store if it is there, else with its newest snapshot, else makes a new one.
+
+    With it comes the board of those who draw from it.
+    """
+    config, schema = welcome.config, welcome.schema
+    sizes: dict[str, Any] = {
+        "capacity": config.replay.capacity,
+        "max_bytes": config.replay.max_bytes,
+        "num_streams": config.actor.num_actors,
+        "priority_exponent": config.replay.priority_exponent,
+        "min_priority": config.replay.min_priority,
+    }
+    if path.exists():
+        store = StoreWriter.attach(path, schema, **sizes)
+        log.info("goes on with %s: %d transitions", path, store.size)
+        return store, SamplerBoard(board_rows(config), board_path(path))
+    board_path(path).unlink(missing_ok=True)  # It counted what was drawn from another store.
+    sizes["store_incarnation"] = secrets.randbits(62) + 1
+    restored = restore(snapshots, path, schema, run_id=welcome.run_id, **sizes) if snapshots is not None else None
+    store = StoreWriter.create(path, schema, **sizes) if restored is None else restored.store
+    board = SamplerBoard(board_rows(config), board_path(path))
+    if restored is not None:
+        board.go_on_from(restored.num_drawn)  # Else the limiter would see samples to catch up with.
+        log.info("restored %s: %d transitions, %d in all", path, store.size, store.num_inserted)
+    else:
+        log.info("made %s", path)
+    return store, board
 
 
 def reclaim(own: Path) -> None:
@@ -235,6 +252,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--advertise", default="", metavar="HOST", help="how the others reach this host; default: found out"
     )
+    parser.add_argument(
+        "--snapshots", type=Path, metavar="DIR", help="folder for snapshots of the memory, and to go on from; else none"
+    )
     arguments = parser.parse_args(argv)
     configure_logging("replay")
     try:
@@ -245,19 +265,36 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return FINISHED
             if arguments.bind:
                 answer["config"]["transport"]["bind"] = arguments.bind
-            return _run(read_welcome(answer), arguments.advertise, stop)
+            return _run(read_welcome(answer), arguments.advertise, arguments.snapshots, stop)
     except ConfigError as error:
         print(f"apex replay: {error}", file=sys.stderr)
         return REFUSED
 
 
-def _run(welcome: Welcome, advertise: str, stop: Stop) -> int:
+class Copyist:
+    """The process that takes the snapshots."""
+
+    def __init__(self, snapshotter: Callable[[], Snapshotter], period_seconds: float) -> None:
+        self._pipe, end = Pipe()
+        self.process = start_child("snapshots", take_snapshots, snapshotter, period_seconds, end)
+        end.close()
+
+    def take_last(self, seconds: float = LAST_SNAPSHOT_SECONDS) -> bool:
+        """Whether a snapshot of what is stored now was taken within that time."""
+        try:
+            self._pipe.send_bytes(b"take")
+            return self._pipe.poll(seconds) and self._pipe.recv_bytes() == b"taken"
+        except (EOFError, OSError):  # The process is gone.
+            return False
+
+
+def _run(welcome: Welcome, advertise: str, snapshots: Path | None, stop: Stop) -> int:
     config = welcome.config
     path = store_path(welcome.run_id)
     reclaim(path)
-    store = open_store(path, welcome)
+    folder = SnapshotFolder(snapshots) if snapshots is not None and config.checkpoint.replay else None
+    store, board = open_store(path, welcome, folder)
     limiter = make_limiter(config)
-    board = SamplerBoard(board_rows(config), board_path(path))
     # A learner that sees the same memory draws for itself.
     beside_the_learner = config.transport.shared_memory and welcome.memory == memory_id()
     seeds = np.random.SeedSequence([config.seed, store.num_inserted]).spawn(config.replay.num_samplers)
@@ -266,6 +303,13 @@ def _run(welcome: Welcome, advertise: str, stop: Stop) -> int:
         start_child(f"sampler-{index}", sample, index, task, welcome.endpoint("batches"))
         for index, task in enumerate(tasks if not beside_the_learner else [])
     ]
+    copyist: Copyist | None = None
+    if folder is not None:
+        snapshotter = partial(
+            Snapshotter, path, welcome.schema, folder, run_id=welcome.run_id, num_drawn=lambda: board.num_drawn
+        )
+        copyist = Copyist(snapshotter, config.checkpoint.replay_period)
+        children.append(copyist.process)
     server = ReplayServer(store, Codec(welcome.run_id, welcome.schema), board, limiter)
     host = advertise or (config.transport.bind if config.transport.is_loopback else local_address(welcome.host))
     endpoints = {name: config.transport.endpoint(name, host) for name in ("experience", "priorities", "receipts")}
@@ -275,6 +319,9 @@ def _run(welcome: Welcome, advertise: str, stop: Stop) -> int:
         if sessions and sessions[0].lost:
             return NEIGHBOUR_GONE
         store.close()
+        if copyist is not None and not copyist.take_last():
+            log.warning("the last snapshot was not ready in time: the memory stays in %s until it is resumed", path)
+            return FINISHED
         remove(path)
         return FINISHED
     finally:

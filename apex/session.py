@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from apex.config import Config, ConfigError, from_dict
+from apex.header import VERSION
 from apex.lifecycle import POLL_SECONDS, Helper, Stop, Wait
 from apex.transport import ControlClient, RefusedError, open_context
 from apex.types import Schema, Stream
-from apex.wire import VERSION
 
 HELLO_SECONDS = 0.5  # between two hellos
 

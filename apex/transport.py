@@ -18,17 +18,9 @@ import zmq
 import zmq.asyncio
 
 from apex.config import ConfigError
+from apex.header import HEADER, MAX_JSON_BYTES, Frame, WireError, receipt_topic
 from apex.types import Parameters, PriorityUpdate, Receipt, SampleBatch, Schema, Stream
-from apex.wire import (
-    HEADER,
-    MAX_JSON_BYTES,
-    Codec,
-    Frame,
-    WireError,
-    decode_control,
-    encode_control,
-    receipt_topic,
-)
+from apex.wire import Codec, decode_control, encode_control
 
 RECONNECT_SECONDS = (0.1, 2.0)  # first and longest pause between two attempts
 KEEPALIVE_SECONDS = (2.0, 10.0)  # between two ZMTP pings; silence after which a peer counts as gone

@@ -1,4 +1,4 @@
-"""What travels, byte by byte: one fixed header, arrays whose shapes the schema gives, everything else refused.
+"""What travels, message by message: arrays whose shapes the schema gives, everything else refused.
 
 The layout is described in docs/protocol.md. Nothing is executed, and nothing is allocated by a number that came from
 the wire: lengths are only compared.
@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import struct
-import zlib
 from collections.abc import Sequence
-from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from apex.header import Frame, Header, Kind, load_json, pack, require_field, unpack
 from apex.types import (
     RECORD,
     SAMPLE_RECORD,
@@ -28,66 +27,13 @@ from apex.types import (
     Stream,
 )
 
-MAGIC = b"ApeX"
-VERSION = 1
-# magic, version, kind, shard, run id, sender, schema, incarnation, number, count, length, crc: 52 bytes. The first 20
-# name one stream's receipts, so that a SUB can subscribe to them as a prefix.
-HEADER = struct.Struct("<4sBBHQIIQQIII")
-TOPIC_BYTES = 20
-_CRC_OFFSET = HEADER.size - 4
-
 _SEGMENT = struct.Struct("<QI")  # base, version
 _RECEIPT = struct.Struct("<QQ")  # store incarnation, bitmap
 _BATCH = struct.Struct("<Q")  # transitions alive
 
 MAX_RECORDS = 4_096  # in one segment
 MAX_FRAMES = 8_192  # in one segment
-MAX_JSON_BYTES = 1 << 20
 MAX_VERSION = 2**32 - 1
-
-Frame = bytes | memoryview
-
-
-class Kind(IntEnum):
-    """The types of message."""
-
-    SEGMENT = 1
-    RECEIPT = 2
-    BATCH = 3
-    PRIORITIES = 4
-    PARAMETERS = 5
-    CONTROL = 6
-    METRICS = 7
-    EVALUATION = 8
-
-
-class WireError(ValueError):
-    """A message that was refused. `reason` is one of few words, for counting; the text says more."""
-
-    def __init__(self, reason: str, text: str) -> None:
-        super().__init__(f"{reason}: {text}")
-        self.reason = reason
-
-
-class Header(NamedTuple):
-    """The header's fields after the magic and the version."""
-
-    kind: Kind
-    shard: int
-    run_id: int
-    sender: int
-    schema: int
-    incarnation: int
-    number: int
-    num_items: int
-    length: int
-    crc: int
-
-
-def receipt_topic(run_id: int, shard: int, actor_id: int) -> bytes:
-    """The prefix that every receipt of one stream begins with."""
-    header = HEADER.pack(MAGIC, VERSION, Kind.RECEIPT, shard, run_id, actor_id, 0, 0, 0, 0, 0, 0)
-    return header[:TOPIC_BYTES]
 
 
 class Codec:
@@ -111,17 +57,17 @@ class Codec:
     def decode_segment(self, frames: Sequence[Frame]) -> Segment:
         """The inverse of `encode_segment`, checked field by field against the schema."""
         header, (body,) = self._check(frames, Kind.SEGMENT, 1)
-        _require(0 < header.num_items <= MAX_RECORDS, "count", f"{header.num_items} records in a segment")
+        require_field(0 < header.num_items <= MAX_RECORDS, "count", f"{header.num_items} records in a segment")
         image_at = _SEGMENT.size + header.num_items * RECORD.itemsize
-        _require(len(body) >= image_at + 8, "length", f"{len(body)} bytes for {header.num_items} records")
+        require_field(len(body) >= image_at + 8, "length", f"{len(body)} bytes for {header.num_items} records")
         base, version = _SEGMENT.unpack_from(body)
-        _require(base <= header.number, "base", f"base {base} above number {header.number}")
+        require_field(base <= header.number, "base", f"base {base} above number {header.number}")
         records = np.frombuffer(body, RECORD, header.num_items, _SEGMENT.size)
         image = body[image_at:]
         num_frames = self._check_image(image, MAX_FRAMES)
         self._check_records(records, num_frames)
-        _require(bool(np.isfinite(records["priority"]).all()), "priority", "a priority is not finite")
-        _require(bool((records["priority"] >= 0).all()), "priority", "a priority is negative")
+        require_field(bool(np.isfinite(records["priority"]).all()), "priority", "a priority is not finite")
+        require_field(bool((records["priority"] >= 0).all()), "priority", "a priority is negative")
         return Segment(Stream(header.sender, header.incarnation), header.number, version, records, image, base)
 
     def encode_receipt(self, receipt: Receipt, shard: int = 0) -> list[bytes]:
@@ -132,7 +78,7 @@ class Codec:
     def decode_receipt(self, frames: Sequence[Frame]) -> Receipt:
         """The inverse of `encode_receipt`."""
         header, (body,) = self._check(frames, Kind.RECEIPT, 1, schema=0)
-        _require(len(body) == _RECEIPT.size, "length", f"{len(body)} bytes in a receipt")
+        require_field(len(body) == _RECEIPT.size, "length", f"{len(body)} bytes in a receipt")
         store_incarnation, bitmap = _RECEIPT.unpack(body)
         return Receipt(Stream(header.sender, header.incarnation), store_incarnation, header.number, bitmap)
 
@@ -149,22 +95,24 @@ class Codec:
     def decode_batch(self, frames: Sequence[Frame], batch_size: int) -> SampleBatch:
         """The inverse of `encode_batch`; the image's frames themselves are checked when they are decompressed."""
         header, (body, image) = self._check(frames, Kind.BATCH, 2)
-        _require(
+        require_field(
             header.num_items == batch_size, "count", f"{header.num_items} transitions, but batches hold {batch_size}"
         )
         expected = _BATCH.size + batch_size * SAMPLE_RECORD.itemsize
-        _require(len(body) == expected, "length", f"{len(body)} bytes, but {batch_size} records take {expected}")
+        require_field(len(body) == expected, "length", f"{len(body)} bytes, but {batch_size} records take {expected}")
         (num_transitions,) = _BATCH.unpack_from(body)
-        _require(0 < num_transitions < 2**40, "count", f"{num_transitions} transitions alive")
+        require_field(0 < num_transitions < 2**40, "count", f"{num_transitions} transitions alive")
         records = np.frombuffer(body, SAMPLE_RECORD, batch_size, _BATCH.size)
         per_transition = records["num_frames"].astype(np.int64)
         limit = 2 * self.schema.stack + self.schema.n_step
-        _require(bool((per_transition <= limit).all()), "count", f"more than {limit} frames in a transition")
+        require_field(bool((per_transition <= limit).all()), "count", f"more than {limit} frames in a transition")
         num_frames = self._check_image(image, batch_size * limit)
-        _require(int(per_transition.sum()) == num_frames, "count", f"{num_frames} frames, the records say otherwise")
+        require_field(
+            int(per_transition.sum()) == num_frames, "count", f"{num_frames} frames, the records say otherwise"
+        )
         self._check_records(records, per_transition)
         probability = records["probability"]
-        _require(bool(((probability > 0) & (probability <= 1)).all()), "probability", "outside (0, 1]")
+        require_field(bool(((probability > 0) & (probability <= 1)).all()), "probability", "outside (0, 1]")
         return SampleBatch(
             header.shard, header.incarnation, header.sender, header.number, num_transitions, records, image
         )
@@ -178,8 +126,10 @@ class Codec:
     def decode_priorities(self, frames: Sequence[Frame]) -> PriorityUpdate:
         """The inverse of `encode_priorities`. What a priority may be is the store's business."""
         header, (body,) = self._check(frames, Kind.PRIORITIES, 1)
-        _require(0 < header.num_items <= 65_536, "count", f"{header.num_items} priorities")
-        _require(len(body) == 12 * header.num_items, "length", f"{len(body)} bytes for {header.num_items} priorities")
+        require_field(0 < header.num_items <= 65_536, "count", f"{header.num_items} priorities")
+        require_field(
+            len(body) == 12 * header.num_items, "length", f"{len(body)} bytes for {header.num_items} priorities"
+        )
         keys = np.frombuffer(body, "<i8", header.num_items)
         priorities = np.frombuffer(body, "<f4", header.num_items, 8 * header.num_items)
         return PriorityUpdate(header.shard, header.incarnation, header.sender, header.number, keys, priorities)
@@ -209,10 +159,12 @@ class Codec:
     ) -> tuple[dict[str, Any], Parameters | None]:
         """The inverse of `encode_evaluation`."""
         header, (body,) = self._check(frames, Kind.EVALUATION, 1)
-        _require(header.num_items in (0, num_parameters), "count", f"{header.num_items} values, not {num_parameters}")
+        require_field(
+            header.num_items in (0, num_parameters), "count", f"{header.num_items} values, not {num_parameters}"
+        )
         cut = 4 * header.num_items
-        _require(len(body) >= cut, "length", f"{len(body)} bytes for {header.num_items} values")
-        result = _load_json(body[cut:])
+        require_field(len(body) >= cut, "length", f"{len(body)} bytes for {header.num_items} values")
+        result = load_json(body[cut:])
         if not header.num_items:
             return result, None
         return result, Parameters(_version(header.number), self._values(header, body[:cut], num_parameters))
@@ -226,7 +178,7 @@ class Codec:
 
     def decode_metrics(self, frames: Sequence[Frame]) -> dict[str, Any]:
         """The inverse of `encode_metrics`."""
-        return _load_json(self._check(frames, Kind.METRICS, 1, schema=0)[1][0])
+        return load_json(self._check(frames, Kind.METRICS, 1, schema=0)[1][0])
 
     # --- what all have in common ------------------------------------------------------------------------------------
 
@@ -242,39 +194,39 @@ class Codec:
         schema: int | None = None,
     ) -> bytes:
         schema = self._fingerprint if schema is None else schema
-        return _pack(kind, shard, self.run_id, stream, schema, number, count, bodies)
+        return pack(kind, shard, self.run_id, stream, schema, number, count, bodies)
 
     def _check(
         self, frames: Sequence[Frame], kind: Kind, num_frames: int, *, schema: int | None = None
     ) -> tuple[Header, list[memoryview]]:
-        header, bodies = _unpack(frames, kind, num_frames)
-        _require(header.run_id == self.run_id, "run", f"run {header.run_id:x}, but this is {self.run_id:x}")
+        header, bodies = unpack(frames, kind, num_frames)
+        require_field(header.run_id == self.run_id, "run", f"run {header.run_id:x}, but this is {self.run_id:x}")
         expected = self._fingerprint if schema is None else schema
-        _require(header.schema == expected, "schema", f"schema {header.schema:x}, but this is {expected:x}")
+        require_field(header.schema == expected, "schema", f"schema {header.schema:x}, but this is {expected:x}")
         return header, bodies
 
     def _values(self, header: Header, body: memoryview, num_parameters: int) -> Array:
-        _require(header.num_items == num_parameters, "count", f"{header.num_items} values, not {num_parameters}")
-        _require(len(body) == 4 * num_parameters, "length", f"{len(body)} bytes for {num_parameters} values")
+        require_field(header.num_items == num_parameters, "count", f"{header.num_items} values, not {num_parameters}")
+        require_field(len(body) == 4 * num_parameters, "length", f"{len(body)} bytes for {num_parameters} values")
         values = np.frombuffer(body, "<f4")
-        _require(bool(np.isfinite(values).all()), "values", "a parameter is not finite")
+        require_field(bool(np.isfinite(values).all()), "values", "a parameter is not finite")
         return values
 
     def _check_image(self, image: memoryview, limit: int) -> int:
         """Returns the number of frames of an image whose table is sound."""
-        _require(len(image) >= 8, "image", f"{len(image)} bytes")
+        require_field(len(image) >= 8, "image", f"{len(image)} bytes")
         start = int.from_bytes(image[:4], "little")
-        _require(
+        require_field(
             start % 4 == 0 and 8 <= start <= min(len(image), 4 * (limit + 1)), "image", f"a table of {start} bytes"
         )
         table = np.frombuffer(image, "<u4", start // 4).astype(np.int64)
-        _require(int(table[-1]) == len(image), "image", f"{len(image)} bytes, its table says {table[-1]}")
+        require_field(int(table[-1]) == len(image), "image", f"{len(image)} bytes, its table says {table[-1]}")
         lengths = np.diff(table)
         shortest = self.schema.frame_bytes if self.schema.codec == "raw" else 1
         sound = (lengths >= shortest) & (lengths <= self.schema.max_frame_bytes)
-        _require(bool(sound.all()), "image", "a frame is too short or too long")
+        require_field(bool(sound.all()), "image", "a frame is too short or too long")
         if self.schema.frame_dtype == "float32":
-            _require(
+            require_field(
                 bool(np.isfinite(np.frombuffer(image, "<f4", offset=start)).all()), "image", "a value is not finite"
             )
         return len(lengths)
@@ -285,86 +237,34 @@ class Codec:
         frame, next_frame = records["frame"].astype(np.int64), records["next_frame"].astype(np.int64)
         depth, next_depth = records["depth"], records["next_depth"]
         discount = records["discount"]
-        _require(bool(np.isfinite(records["n_step_return"]).all()), "return", "an n-step return is not finite")
-        _require(bool(((discount >= 0) & (discount <= 1)).all()), "discount", "outside [0, 1]")
-        _require(bool((records["action"] < schema.num_actions).all()), "action", f"not below {schema.num_actions}")
-        _require(bool(((depth >= 1) & (depth <= schema.stack)).all()), "depth", f"outside 1 ... {schema.stack}")
-        _require(bool(((next_depth >= 1) & (next_depth <= schema.stack)).all()), "depth", "of a next observation")
+        require_field(bool(np.isfinite(records["n_step_return"]).all()), "return", "an n-step return is not finite")
+        require_field(bool(((discount >= 0) & (discount <= 1)).all()), "discount", "outside [0, 1]")
+        require_field(bool((records["action"] < schema.num_actions).all()), "action", f"not below {schema.num_actions}")
+        require_field(bool(((depth >= 1) & (depth <= schema.stack)).all()), "depth", f"outside 1 ... {schema.stack}")
+        require_field(bool(((next_depth >= 1) & (next_depth <= schema.stack)).all()), "depth", "of a next observation")
         steps = next_frame - frame
-        _require(bool(((steps >= 1) & (steps <= schema.n_step)).all()), "frames", f"not 1 ... {schema.n_step} apart")
-        _require(bool((next_frame < num_frames).all()), "frames", "beyond the last frame")
-        _require(bool((depth <= frame + 1).all()), "frames", "before the first frame")
-        _require(bool((next_depth <= next_frame + 1).all()), "frames", "before the first frame")
+        require_field(
+            bool(((steps >= 1) & (steps <= schema.n_step)).all()), "frames", f"not 1 ... {schema.n_step} apart"
+        )
+        require_field(bool((next_frame < num_frames).all()), "frames", "beyond the last frame")
+        require_field(bool((depth <= frame + 1).all()), "frames", "before the first frame")
+        require_field(bool((next_depth <= next_frame + 1).all()), "frames", "before the first frame")
 
 
 def encode_control(message: dict[str, Any], run_id: int = 0) -> list[bytes]:
     """One frame: header, JSON. Control messages travel before run and schema are known: 0 stands there."""
     body = json.dumps(message).encode()
-    return [_pack(Kind.CONTROL, 0, run_id, Stream(0, 0), 0, 0, 0, [body]) + body]
+    return [pack(Kind.CONTROL, 0, run_id, Stream(0, 0), 0, 0, 0, [body]) + body]
 
 
 def decode_control(frames: Sequence[Frame]) -> dict[str, Any]:
     """The inverse of `encode_control`."""
-    _, (body,) = _unpack(frames, Kind.CONTROL, 1)
-    message = _load_json(body)
-    _require(isinstance(message.get("type"), str), "json", "a control message without a type")
+    _, (body,) = unpack(frames, Kind.CONTROL, 1)
+    message = load_json(body)
+    require_field(isinstance(message.get("type"), str), "json", "a control message without a type")
     return message
 
 
-def peek_kind(frames: Sequence[Frame]) -> int:
-    """The kind that a message claims to be; -1 where it is too short to say."""
-    return frames[0][5] if frames and len(frames[0]) >= HEADER.size else -1
-
-
-def _pack(
-    kind: Kind, shard: int, run_id: int, stream: Stream, schema: int, number: int, count: int, bodies: Sequence[Frame]
-) -> bytes:
-    length = sum(len(body) for body in bodies)
-    actor, incarnation = stream
-    header = HEADER.pack(
-        MAGIC, VERSION, kind, shard, run_id, actor, schema, incarnation, number, count, length, 0
-    )  # fmt: skip
-    crc = zlib.crc32(header[:_CRC_OFFSET])
-    for body in bodies:
-        crc = zlib.crc32(body, crc)
-    return header[:_CRC_OFFSET] + crc.to_bytes(4, "little")
-
-
-def _unpack(frames: Sequence[Frame], kind: Kind, num_frames: int) -> tuple[Header, list[memoryview]]:
-    """Returns the header and the bodies: what follows the header in the first frame, then the other frames."""
-    _require(len(frames) == num_frames, "frames", f"{len(frames)} message parts, not {num_frames}")
-    first = memoryview(frames[0])
-    _require(len(first) >= HEADER.size, "length", f"{len(first)} bytes are no header")
-    magic, version, *fields = HEADER.unpack_from(first)
-    _require(magic == MAGIC, "magic", f"{bytes(first[:4])!r} is not {MAGIC!r}")
-    _require(version == VERSION, "version", f"wire version {version}, but this is {VERSION}")
-    _require(fields[0] == kind, "kind", f"kind {fields[0]}, but {kind.name} is expected here")
-    header = Header(kind, *fields[1:])
-    bodies = [first[HEADER.size :], *(memoryview(frame) for frame in frames[1:])]
-    length = sum(len(body) for body in bodies)
-    _require(header.length == length, "length", f"{length} bytes, the header says {header.length}")
-    crc = zlib.crc32(first[:_CRC_OFFSET])
-    for body in bodies:
-        crc = zlib.crc32(body, crc)
-    _require(header.crc == crc, "crc", f"{crc:08x} is not {header.crc:08x}")
-    return header, bodies
-
-
-def _load_json(body: memoryview) -> dict[str, Any]:
-    _require(len(body) <= MAX_JSON_BYTES, "length", f"{len(body)} bytes of JSON")
-    try:
-        message = json.loads(bytes(body))
-    except (UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise WireError("json", str(error)) from error
-    _require(isinstance(message, dict), "json", "not an object")
-    return dict(message)
-
-
 def _version(number: int) -> int:
-    _require(number <= MAX_VERSION, "number", f"version {number}")
+    require_field(number <= MAX_VERSION, "number", f"version {number}")
     return number
-
-
-def _require(condition: bool, reason: str, text: str) -> None:
-    if not condition:
-        raise WireError(reason, text)

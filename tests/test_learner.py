@@ -15,6 +15,7 @@ from test_transport import until
 
 from apex.config import CheckpointConfig, Config, ConfigError, LearnerConfig, RunConfig, TransportConfig
 from apex.coordinator import Desk, coordinate
+from apex.header import VERSION
 from apex.learner import DivergedError, LearnerLoop, PublishingThread, choose_device
 from apex.lifecycle import Stop
 from apex.metrics import read_curve
@@ -26,7 +27,7 @@ from apex.session import Session, greet, read_welcome
 from apex.status import ask
 from apex.transport import ControlClient, MetricsSender, ParameterSubscriber, open_context
 from apex.types import Parameters
-from apex.wire import VERSION, Codec
+from apex.wire import Codec
 
 CONFIG = Config(checkpoint=CheckpointConfig(period=2), learner=LearnerConfig(batch_size=16))
 

@@ -8,18 +8,9 @@ import numpy as np
 import pytest
 from builders import PIXELS, RUN, VECTORS, make_batch, make_records, make_segment
 
+from apex.header import HEADER, TOPIC_BYTES, Kind, WireError, peek_kind, receipt_topic
 from apex.types import Parameters, PriorityUpdate, Receipt, Stream
-from apex.wire import (
-    HEADER,
-    TOPIC_BYTES,
-    Codec,
-    Kind,
-    WireError,
-    decode_control,
-    encode_control,
-    peek_kind,
-    receipt_topic,
-)
+from apex.wire import Codec, decode_control, encode_control
 
 CODEC = Codec(RUN, PIXELS)
 UPDATE = PriorityUpdate(0, 77, 1, 9, np.arange(5), np.linspace(0, 1, 5, dtype=np.float32))
