@@ -29,6 +29,7 @@ COMMANDS = {
     "train": Command("apex.launch", "a whole run on this machine"),
     "evaluate": Command("apex.evaluate", "full games of a trained agent, its score and a video"),
     "status": Command("apex.status", "what a run is doing, from any shell"),
+    "bench": Command("apex.bench", "what this machine gives: apex bench replay"),
     "learner": Command("apex.learner", "the learner alone; the others find it by its address"),
     "replay": Command("apex.replay", "the replay server alone: --learner HOST"),
     "actor": Command("apex.actor", "actors on this host: --learner HOST"),

@@ -209,10 +209,13 @@ class CheckpointConfig:
 
     period: int = 5_000  # updates between two checkpoints of the learner
     keep: int = 3  # newest checkpoints kept, beside the best
+    replay: bool = True  # the replay memory too, which a resumed run goes on with; takes its size on disk
+    replay_period: float = 300.0  # seconds between two snapshots of the replay memory; each adds what is new
 
     def __post_init__(self) -> None:
         require(self.period >= 1, f"checkpoint.period must be >= 1, got {self.period}")
         require(self.keep >= 1, f"checkpoint.keep must be >= 1, got {self.keep}")
+        require(self.replay_period > 0, f"checkpoint.replay_period must be > 0, got {self.replay_period}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,6 +51,10 @@ class SamplerBoard:
                 raise ConfigError(f"{path} needs {num_bytes} bytes: {error.strerror}; make room there") from error
         self._cells = np.frombuffer(memory, np.int64).reshape(num_rows, -1)
 
+    def go_on_from(self, num_drawn: int) -> None:
+        """Counts what was drawn before the store was restored. To be called before anybody draws by row 0."""
+        self._cells[0, self.DRAWN] = num_drawn
+
     def activate(self, sampler: int) -> int:
         """Says that somebody draws by this row now; returns the number of its next batch. It calls this."""
         row = self._cells[sampler]

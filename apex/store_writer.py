@@ -87,15 +87,28 @@ class StoreWriter(Store):
         priority_exponent: float,
         min_priority: float,
         store_incarnation: int,
+        fill: Callable[[Regions], None] | None = None,
         pause: Callable[[str], None] = go_on,
     ) -> Self:
-        """Makes an empty store at `path`. `store_incarnation` must differ from that of every earlier one."""
+        """Makes a store at `path`, empty or as `fill` leaves it; it leaves no file if that raises.
+
+        `store_incarnation` must differ from that of every earlier one.
+        """
         _require_positive_weights(min_priority, priority_exponent)
         sizes = Sizes(capacity, max_bytes, num_streams)
         regions, ownership = create_file(
             path, schema, sizes, priority_exponent=priority_exponent, store_incarnation=store_incarnation
         )
-        return cls(regions, ownership, schema, min_priority=min_priority, pause=pause)
+        writer = cls(regions, ownership, schema, min_priority=min_priority, pause=pause)
+        if fill is not None:
+            try:
+                fill(regions)
+                writer._recover(path)
+            except BaseException:
+                ownership.release()
+                path.unlink()
+                raise
+        return writer
 
     @classmethod
     def attach(

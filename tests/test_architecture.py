@@ -14,7 +14,7 @@ FLOORS = [
     # 0 and 1: the standard library, NumPy and, where its owners are, torch.
     {"types", "config"},
     {"sum_tree", "n_step", "rate_limiter", "exploration", "networks", "losses", "optimizers", "sizing"},
-    {"leases", "send_window", "stacks", "terminal_layout"},
+    {"header", "leases", "send_window", "stacks", "terminal_layout"},
     # 2: memory that processes share. No I/O beyond the mapped file.
     {"store_layout", "parameter_board"},
     {"store_admission", "store_reader", "segments"},
@@ -28,10 +28,14 @@ FLOORS = [
     # 5: the parts of roles, then the roles, which never import one another.
     {"session", "experience_link", "sampler", "coordinator", "games"},
     {"loader"},
-    {"trainer"},
+    {"trainer", "recording"},
     {"actor", "replay", "learner", "evaluator"},
     # 6: what people start.
     {"supervisor", "evaluate", "status"},
+    {"replay_bed", "replay_timing"},
+    {"bench_report"},
+    {"bench_replay"},
+    {"bench"},
     {"launch"},
     {"command_line"},
     {"__main__"},
@@ -54,7 +58,7 @@ OWNERS = {
         "evaluate",
     },
     "safetensors": {"checkpoint"},
-    "subprocess": {"launch", "supervisor", "run_folder"},
+    "subprocess": {"launch", "supervisor", "run_folder", "replay_bed", "bench_report"},
     "tyro": {"options"},
     "rich": {"terminal_layout", "terminal_picture", "terminal_view"},
 }

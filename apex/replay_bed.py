@@ -1,0 +1,310 @@
+"""A replay server under test: the real programs around it, but a writer that sends a recording, and no learning.
+
+The server is a subprocess as `apex replay` starts it. Coordinator and loaders are the learner's own children; in the
+place of the trainer stands whoever holds the bed. What is opened here is gone at the end, however that comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from apex.config import Config
+from apex.coordinator import Coordinator, Desk, coordinate
+from apex.experience_link import ExperienceLink, Outlet
+from apex.lifecycle import FAILED, POLL_SECONDS, Stop, die_with_parent
+from apex.loader import NUM_SLOTS, Loader, Sample, SampleRing, load
+from apex.ports import choose_ports, is_free
+from apex.processes import ChildDiedError, check_children, start_child, stop_children
+from apex.recording import Compressor, Recording
+from apex.run_folder import RunFolder
+from apex.segments import Cut
+from apex.session import greet, read_welcome
+from apex.store_layout import MEMORY
+from apex.transport import (
+    BatchReceiver,
+    ExperienceSender,
+    PrioritySender,
+    ReceiptReceiver,
+    max_batch_bytes,
+    open_context,
+)
+from apex.types import PriorityUpdate, Schema
+from apex.wire import Codec
+
+Link = Literal["tcp", "memory"]  # how batches come: by sockets, or drawn by loaders that map the store
+END_SECONDS = 10.0  # how long the server may take to end
+PUMP_PERIOD = 16  # segments between two looks for receipts: an actor process of 16 streams looks after each cut
+
+
+class Inserted(NamedTuple):
+    """What the writer did."""
+
+    transitions: int
+    seconds: float  # from the first frame that was compressed to the last receipt
+    num_bytes: int  # of messages
+    num_resent: int  # segments
+
+
+class Bed:
+    """What a benchmark holds in its hands."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        ring: SampleRing,
+        priorities: PrioritySender,
+        writer: Connection,
+        server: subprocess.Popen[bytes],
+        check: Callable[[], None],
+    ) -> None:
+        self.config = folder.config
+        self.schema = folder.schema
+        self.run_id = folder.run_id
+        self._ring = ring
+        self._priorities = priorities
+        self._writer = writer
+        self._server = server
+        self._check = check
+
+    @property
+    def store(self) -> Path:
+        """The replay memory's file."""
+        return next(MEMORY.glob(f"apex-{self.run_id:016x}*.replay"))
+
+    @property
+    def processes(self) -> list[int]:
+        """Ids of the replay server's processes."""
+        pid = self._server.pid
+        return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+
+    def begin_insert(self, *, transitions: int = 0, seconds: float = 0.0, rate: float = 0.0) -> None:
+        """Has the writer send so many transitions, or for so long; `rate` per second, or 0: as fast as it can."""
+        order = {"transitions": transitions, "seconds": seconds, "rate": rate}
+        self._writer.send_bytes(json.dumps(order).encode())
+
+    def end_insert(self) -> Inserted:
+        """Waits until all that was sent is acknowledged."""
+        while not self._writer.poll(POLL_SECONDS):
+            self._check()
+        return Inserted(*json.loads(self._writer.recv_bytes()))
+
+    def receive(self) -> Sample:
+        """Waits for the next batch."""
+        while (sample := self._ring.receive(POLL_SECONDS)) is None:
+            self._check()
+        return sample
+
+    def answer(self, sample: Sample, priorities: Any) -> None:
+        """Returns priorities, float32[B], and the batch's memory."""
+        self._priorities.send(
+            PriorityUpdate(
+                sample.shard,
+                sample.store_incarnation,
+                sample.sampler,
+                sample.number,
+                sample.keys.copy(),
+                priorities,
+            )
+        )
+        self._ring.release(sample.slot)
+
+
+@contextmanager
+def open_bed(config: Config, recording: Recording, folder: Path, link: Link, stop: Stop) -> Iterator[Bed]:
+    """Starts the programs. `stop` ends every wait with KeyboardInterrupt."""
+    config = choose_ports(config, is_free, lambda sentence: None)
+    config = dataclasses.replace(config, run=dataclasses.replace(config.run, folder=str(folder), name=f"bench-{link}"))
+    run = RunFolder.create(config, recording.schema, argv=[])
+    num_loaders = max(1, config.learner.num_loaders)
+    ring = SampleRing(run.schema, config.learner.batch_size, NUM_SLOTS + num_loaders - 1)
+    trainer_pipe, coordinator_pipe = Pipe()
+    pipe, writer_pipe = Pipe()
+    desk = Desk(config, run.schema, run.run_id, config.actor.num_actors, 1, run.path)
+    with ExitStack() as started:
+        started.callback(_remove_memory, run.run_id)
+        front_desk = coordinate if link == "memory" else _coordinate_elsewhere
+        children = [start_child("coordinator", front_desk, desk, coordinator_pipe, trainer_pipe)]
+        started.callback(stop_children, children)
+        for index in range(num_loaders if link == "memory" else 1):
+            arguments = (index, config, run.schema, ring, run.run_id)
+            children.append(start_child(f"loader-{index}", load if link == "memory" else _load_by_tcp, *arguments))
+        children.append(start_child("writer", _write, recording, config, writer_pipe, pipe))
+        coordinator_pipe.close()
+        writer_pipe.close()
+        server = _start_server(config)
+        started.callback(_end_server, server, trainer_pipe)
+
+        def check() -> None:
+            if stop.requested:
+                raise KeyboardInterrupt
+            check_children(children)
+            if server.poll() is not None:
+                raise ChildDiedError(f"the replay server ended with status {server.returncode}")
+
+        _tell(trainer_pipe, {"num_parameters": 1, "updates": 0})
+        priorities = PrioritySender(started.enter_context(open_context()), Codec(run.run_id, run.schema))
+        priorities.connect(_find_replay(trainer_pipe, check))
+        yield Bed(run, ring, priorities, pipe, server, check)
+
+
+# --- the writer -------------------------------------------------------------------------------------------------------
+
+
+class _CountedOutlet:
+    """Counts what leaves."""
+
+    def __init__(self, outlet: Outlet) -> None:
+        self._outlet = outlet
+        self.num_bytes = 0
+
+    def send(self, message: list[bytes]) -> bool:
+        self.num_bytes += sum(map(len, message))
+        return self._outlet.send(message)
+
+
+def _write(stop: Stop, recording: Recording, config: Config, pipe: Connection, bench_end: Connection) -> None:
+    """The writer process: one connection, and as an actor process all of its streams on it."""
+    bench_end.close()
+    num_streams, window = config.actor.num_actors, config.actor.window
+    port = config.transport.control_port + config.transport.port_offset
+    answer = greet(config.transport.bind, port, "actor", stop, num_streams=num_streams, needs_replay=True)
+    if not answer:
+        return
+    welcome = read_welcome(answer)
+    codec, streams = Codec(welcome.run_id, welcome.schema), welcome.streams
+    with open_context() as context:
+        num_messages = num_streams * window
+        outlet = _CountedOutlet(ExperienceSender(context, welcome.replay["experience"], num_messages=num_messages))
+        receipts = ReceiptReceiver(context, welcome.replay["receipts"], codec, streams)
+        link = ExperienceLink(streams, codec, outlet, receipts, window=window)
+        compressor, ordinal = Compressor(recording), 0
+        while not stop.requested:
+            if not pipe.poll(POLL_SECONDS):
+                continue
+            order = json.loads(pipe.recv_bytes())
+            began, bytes_before, resent_before = time.monotonic(), outlet.num_bytes, link.num_resent
+            sent = 0
+            while not stop.requested:
+                ahead = sent - order["rate"] * (time.monotonic() - began) if order["rate"] else 0.0
+                if (order["transitions"] and sent >= order["transitions"]) or (
+                    order["seconds"] and time.monotonic() - began >= order["seconds"]
+                ):
+                    break
+                if ahead > 0:
+                    link.pump(min(POLL_SECONDS, ahead / order["rate"]))
+                elif link.blocked:
+                    link.pump(POLL_SECONDS)
+                else:
+                    piece = ordinal % len(recording.pieces)
+                    records = recording.records_of(piece)
+                    cut = Cut(int(recording.pieces["stream"][piece]), records, compressor.image(piece))
+                    link.send([cut], ordinal)  # Its version tells the segment: the samples are checked by it.
+                    ordinal, sent = ordinal + 1, sent + len(records)
+                    if ordinal % PUMP_PERIOD == 0:
+                        link.pump()
+            while link.in_flight and not stop.requested:
+                link.pump(POLL_SECONDS)
+            report = (
+                sent,
+                time.monotonic() - began,
+                outlet.num_bytes - bytes_before,
+                link.num_resent - resent_before,
+            )
+            pipe.send_bytes(json.dumps(report).encode())
+
+
+# --- a learner on another host ----------------------------------------------------------------------------------------
+
+
+class _RemoteCoordinator(Coordinator):
+    """Says that it is not on the replay server's host, so that batches travel by TCP."""
+
+    def _welcome(self, streams: list[Any]) -> dict[str, Any]:
+        return {**super()._welcome(streams), "memory": "of another host"}
+
+
+def _coordinate_elsewhere(stop: Stop, desk: Desk, pipe: Connection, trainer_end: Connection) -> None:
+    trainer_end.close()
+    asyncio.run(_RemoteCoordinator(desk, pipe, stop).run())
+
+
+def _load_by_tcp(stop: Stop, index: int, config: Config, schema: Schema, ring: SampleRing, run_id: int) -> None:
+    """A loader as on a host that the store is not on."""
+    batch_size = config.learner.batch_size
+    loader = Loader(schema, ring)
+    with open_context() as context:
+        limit = max_batch_bytes(schema, batch_size)
+        endpoint = config.transport.endpoint("batches")
+        batches = BatchReceiver(context, endpoint, Codec(run_id, schema), batch_size=batch_size, max_bytes=limit)
+        while not stop.requested:
+            if loader.ready(POLL_SECONDS):
+                batch = batches.receive(POLL_SECONDS)
+                if batch is not None:
+                    loader.send(batch, 0.0)
+
+
+# --- beginning and end ------------------------------------------------------------------------------------------------
+
+
+def _start_server(config: Config) -> subprocess.Popen[bytes]:
+    parent = os.getpid()
+
+    def before_exec() -> None:
+        die_with_parent(signal.SIGTERM)
+        if os.getppid() != parent:  # It died before the line above.
+            os._exit(FAILED)
+
+    address = f"{config.transport.bind}:{config.transport.control_port + config.transport.port_offset}"
+    command = [sys.executable, "-m", "apex.replay", "--learner", address]
+    with (Path(config.run.folder) / "replay.log").open("ab") as output:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches the benchmark alone, which then stops the server.
+            preexec_fn=before_exec,
+        )
+
+
+def _find_replay(pipe: Connection, check: Callable[[], None]) -> str:
+    """Waits for the coordinator to say where priorities go."""
+    while True:
+        check()
+        if pipe.poll(POLL_SECONDS):
+            endpoint = json.loads(pipe.recv_bytes())["replay"].get("priorities", "")
+            if endpoint:
+                return str(endpoint)
+
+
+def _tell(pipe: Connection, message: dict[str, Any]) -> None:
+    with suppress(BrokenPipeError):
+        pipe.send_bytes(json.dumps(message).encode())
+
+
+def _end_server(server: subprocess.Popen[bytes], pipe: Connection) -> None:
+    """In order, as at the end of a run; else by force."""
+    _tell(pipe, {"finished": "measured"})
+    with suppress(subprocess.TimeoutExpired):
+        server.wait(END_SECONDS)
+    with suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGKILL)
+    server.wait()
+
+
+def _remove_memory(run_id: int) -> None:
+    for path in MEMORY.glob(f"apex-{run_id:016x}*"):
+        path.unlink(missing_ok=True)
