@@ -53,6 +53,7 @@ from apex.wire import Codec
 log = logging.getLogger("apex")
 
 REPORT_SECONDS = 1.0  # between two reports of scores
+FAREWELL_SECONDS = 0.5  # that a process which was told to end waits for its last receipts
 
 
 class NewestParameters(Protocol):
@@ -165,10 +166,14 @@ class Actor:
         self.num_steps += 1
         return True
 
-    def end(self) -> None:
-        """Sends what is complete and not yet sent."""
-        if self._observation is not None and self._published:
-            self._link.send(self._builder.cut(self._evaluate(self._observation)), self._version)
+    def end(self, timeout: float = FAREWELL_SECONDS) -> None:
+        """Sends what is complete, and waits up to `timeout` seconds until all is acknowledged."""
+        if self._observation is None or not self._published:
+            return
+        self._link.send(self._builder.cut(self._evaluate(self._observation)), self._version)
+        deadline = time.monotonic() + timeout
+        while self._link.in_flight and time.monotonic() < deadline:
+            self._link.pump(0.05)
 
     def _evaluate(self, observation: Array) -> NDArray[np.float32]:
         with torch.inference_mode():

@@ -39,6 +39,7 @@ class Tape:
         self.actions = []
         self.truncates = False
         self.versions = []
+        self.in_flight = 0
 
     def observation(self, value=0.0):
         return np.full((E, 1, 4), value, np.float32)
@@ -66,6 +67,7 @@ class Tape:
 
     def pump(self, timeout=0.0):
         self.words.append("pump" if not timeout else "wait for receipts")
+        self.in_flight = max(0, self.in_flight - 1)
 
     def newer(self, known):
         if self.newest is None or self.newest[0] <= known:
@@ -160,6 +162,20 @@ def test_at_its_end_it_sends_what_is_complete():
     actor.step(0.0)
     actor.end()
     assert tape.words[-1] == "send 1"  # The stream that was truncated; the other's window is open.
+
+
+def test_at_its_end_it_waits_for_its_last_receipts_but_not_for_ever():
+    tape = Tape()
+    actor = make_actor(tape)
+    actor.begin()
+    publish(tape, 1, 1.0)
+    actor.step(0.0)
+    tape.in_flight = 3
+    actor.end(10.0)
+    assert tape.words[-3:] == ["wait for receipts"] * 3
+    tape.in_flight = 3
+    actor.end(0.0)
+    assert tape.in_flight == 3
 
 
 def test_an_actor_that_never_acted_has_nothing_to_send():
