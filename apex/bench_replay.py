@@ -48,7 +48,6 @@ BATCH_SIZE = 512  # of the bars
 NUM_STREAMS = 16  # of the one writer connection
 OFFERED = 12_500  # transitions/s in "both": what the paper's 360 actors make
 PAPER_CAPACITY = 2_000_000
-TREE_SLOTS = 2**21
 SIZES = [2**power for power in range(16, 24)]
 VERIFIED_BATCHES = 4
 RANDOM_ENVIRONMENT = "ALE/Seaquest-v5"
@@ -85,6 +84,7 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--transitions", type=int, default=1_000_000, metavar="N", help="stored; default 1,000,000")
     parser.add_argument("--frames", type=int, default=100_000, metavar="N", help="distinct, recorded; default 100,000")
+    parser.add_argument("--leaves", type=int, default=2**21, metavar="N", help="of draw and update; default 2^21")
     parser.add_argument("--samplers", type=int, default=1, metavar="K", help="sampler processes, or loaders that draw")
     parser.add_argument(
         "--link", choices=("tcp", "memory", "both"), default="both", help="how batches reach the learner"
@@ -96,6 +96,7 @@ def _make_parser() -> argparse.ArgumentParser:
 def _check(options: argparse.Namespace) -> None:
     require(options.seconds > 0, f"--seconds must be > 0, got {options.seconds}")
     require(options.transitions >= BATCH_SIZE, f"--transitions must be >= {BATCH_SIZE}, got {options.transitions}")
+    require(options.leaves >= BATCH_SIZE, f"--leaves must be >= {BATCH_SIZE}, got {options.leaves}")
     require(options.frames >= 1, f"--frames must be >= 1, got {options.frames}")
     require(1 <= options.samplers <= 64, f"--samplers must be 1 ... 64, got {options.samplers}")
     require(not options.peer or Path(options.peer).exists(), f"--peer: there is no {options.peer}")
@@ -127,11 +128,15 @@ def _measure(options: argparse.Namespace, folder: Path, stop: Stop) -> Figures:
                 print_budget(budget)
                 figures |= {f"budget_{name}_ms": round(value, 4) for name, value in budget.items()}
         del recording
-    _say(f"draw and update among {TREE_SLOTS:,} leaves")
-    times = time_store(TREE_SLOTS, BATCH_SIZE)
+    _say(f"draw and update among {options.leaves:,} leaves")
+    _go_on(stop)
+    times = time_store(options.leaves, BATCH_SIZE)
     figures |= {"draw_512_ms": times.draw, "update_512_ms": times.update}
     if options.sizes:
-        curve = {size: time_store(size, BATCH_SIZE) for size in SIZES}
+        curve = {}
+        for size in SIZES:
+            _go_on(stop)
+            curve[size] = time_store(size, BATCH_SIZE)
         print_sizes(Path(options.sizes), curve)
         figures["size_ratio"] = max(big / small for small, big in zip(curve[SIZES[0]], curve[SIZES[-1]], strict=True))
     if options.peer:
@@ -162,8 +167,7 @@ def _record(
         return record(child_stop, place, config, schema, policy, num_frames)
 
     facts = call_in_child("recorder", play, stop)
-    if not facts or stop.requested:
-        raise KeyboardInterrupt
+    _go_on(stop)
     return load(place, schema, facts)
 
 
@@ -195,7 +199,9 @@ def _measure_server(
         _say(f"checking samples against the recording ({link})")
         figures["verified_transitions"] = verify(bed, recording, VERIFIED_BATCHES)
         _say(f"sampling ({link})")
+        bed.longest_wait = 0.0
         figures["sample_batches_per_s"] = _sample(bed, max(0.2, options.seconds / 12))
+        figures["sample_longest_wait_ms"] = 1e3 * bed.longest_wait
         if link == "tcp":
             figures |= _memory(bed, options.transitions, each)
         _say(f"all at once for {options.seconds:.0f} s ({link})")
@@ -280,6 +286,11 @@ def _memory(bed: Bed, transitions: int, image_bytes: float) -> Figures:
         "store_bytes_per_transition": stored + tables / PAPER_CAPACITY,
         "record_bytes_per_transition_on_wire": RECORD.itemsize,
     }
+
+
+def _go_on(stop: Stop) -> None:
+    if stop.requested:
+        raise KeyboardInterrupt
 
 
 def _say(sentence: str) -> None:

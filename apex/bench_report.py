@@ -39,6 +39,7 @@ SERVER_LINES = [
         "insert_transitions_per_s", "inserted, one connection, LZ4 included", "/s", digits=0, peer="insert", peer_bar=5
     ),
     Line("sample_batches_per_s", "batches of 512, priorities returned", "/s", peer="sample", peer_bar=8),
+    Line("sample_longest_wait_ms", "the longest wait for one of them", "ms", less_is_better=True),
     Line("both_insert_transitions_per_s", "all at once: transitions in, 12,500 offered", "/s", digits=0, bar=12_400),
     Line("both_sample_batches_per_s", "all at once: batches out", "/s", bar=100, stretch=200),
     Line("bytes_per_transition", "on the wire, per transition", "bytes", 1, 0, 1_000, 800, True),

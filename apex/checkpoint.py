@@ -98,7 +98,7 @@ def load(path: Path) -> LearnerState:
 
 
 def load_latest(folder: Path) -> LearnerState | None:
-    """The newest checkpoint below `folder` that is whole; None if there never was any.
+    """The newest checkpoint below `folder` that is whole; None if none was ever finished.
 
     A bad one is logged as an error and passed over; raises CheckpointError where all are bad.
     """
@@ -118,7 +118,8 @@ def _find_latest(folder: Path) -> tuple[Path, LearnerState] | None:
         try:
             return path, load(path)
         except CheckpointError as error:
-            causes.append(str(error))
+            if (path / _MANIFEST).exists():  # Else it was never finished, or was being removed.
+                causes.append(str(error))
             log.error("%s; trying the checkpoint before it", error)
     if causes:
         raise CheckpointError(f"no checkpoint in {folder} is whole; the newest: {causes[0]}")

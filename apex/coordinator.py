@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from apex.checkpoint import BEST, PolicyInfo, save_policy
+from apex.checkpoint import BEST, CheckpointError, PolicyInfo, load_policy, save_policy
 from apex.config import Config, to_dict
 from apex.header import MAX_JSON_BYTES, VERSION, Kind, WireError, peek_kind
 from apex.leases import LeaseTable
@@ -64,8 +64,13 @@ class Coordinator:
         self._folder = RunFolder.open(desk.folder)
         self._metrics = MetricsWriter(self._folder.path)
         self._status = RunStatus(
-            desk.config, name=self._folder.path.name, folder=str(self._folder.path), num_actors=desk.num_actors
+            desk.config,
+            name=self._folder.path.name,
+            folder=str(self._folder.path),
+            num_actors=desk.num_actors,
+            elapsed_seconds=self._folder.elapsed_seconds,
         )
+        self._status.evaluation = self._best_before()
         self._num_parameters = 0  # unknown until the trainer has built its network; nobody is welcome before
         self._told: dict[str, Any] = {}
 
@@ -111,6 +116,7 @@ class Coordinator:
             if time.monotonic() >= row_at:
                 row_at += METRICS_PERIOD
                 self._write_row()
+                self._folder.elapsed_seconds = self._status.elapsed_seconds
                 self._status.forget_silent(FORGET_SECONDS)
                 self._leases.expire(time.monotonic())
             if not self._status.reason:
@@ -131,6 +137,7 @@ class Coordinator:
             while self._pipe.poll():
                 report = json.loads(self._pipe.recv_bytes())
                 self._num_parameters = report.pop("num_parameters", self._num_parameters)
+                self._status.num_steps = max(self._status.num_steps, report.pop("num_steps", 0))
                 if "finished" in report:
                     self._status.reason = self._status.reason or report.pop("finished")
                     self._status.finished = True
@@ -180,7 +187,7 @@ class Coordinator:
             if message.get("wire") != VERSION:
                 return {"type": "refused", "reason": f"wire version {message.get('wire')}, but this is {VERSION}"}
             if self._status.finished:
-                return {"type": "refused", "reason": f"the run is over: {self._status.reason}"}
+                return {"type": "state", "stop": True, "replay": {}}
             streams = self._leases.claim(session, int(message["num_streams"]), now)
             return self._welcome(streams)
         if message["type"] == "heartbeat":
@@ -239,6 +246,16 @@ class Coordinator:
                 row["histograms"] = {"replay/priority": replay["priority_histogram"]}
             self._metrics.accept(row)
         self._metrics.flush()
+
+    def _best_before(self) -> dict[str, Any]:
+        """The best score of this run's earlier lives, whose policy only a better one may replace."""
+        path = self._folder.checkpoints / BEST
+        try:
+            score = load_policy(path)[0].score if path.exists() else None
+        except CheckpointError as error:
+            log.error("%s; the next evaluation's policy takes its place", error)
+            return {}
+        return {} if score is None else {"best": score}
 
     def _keep(self, result: dict[str, Any], parameters: Any) -> None:
         """Notes an evaluation, and keeps its parameters when they are the best so far."""

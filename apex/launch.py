@@ -20,6 +20,7 @@ from apex.lifecycle import FAILED, FINISHED, REFUSED, Stop, stop_on_signals
 from apex.machine import read_machine
 from apex.options import parse_config
 from apex.ports import choose_ports, is_free
+from apex.resume import reopen, take_resume
 from apex.run_folder import RunFolder
 from apex.sizing import explain, size_to_machine
 from apex.supervisor import Ending, Program, last_lines, supervise
@@ -48,7 +49,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with stop_on_signals() as stop:
             arguments = sys.argv[1:] if argv is None else argv
-            about = "Trains on this machine: replay, learner, actors, evaluator and TensorBoard."
+            about = (
+                "Trains on this machine: replay, learner, actors, evaluator and TensorBoard. "
+                "--resume RUN goes on with a run; only limits may change then."
+            )
+            name, rest = take_resume(arguments)
+            if name is not None:
+                return resume(name, rest, stop)
             config = parse_config(arguments, prog="apex train", description=about, kind=kind)
             return train(config, stop, arguments)
     except ConfigError as error:
@@ -72,7 +79,22 @@ def train(config: Config, stop: Stop, argv: Sequence[str], compose: Composer | N
     config = choose_ports(size_to_machine(config, machine, schema), is_free, say)
     if stop.requested:
         return FINISHED
-    folder = RunFolder.create(config, schema, argv=argv)
+    return _run(RunFolder.create(config, schema, argv=argv), config, sizes, stop, compose)
+
+
+def resume(name: str, argv: Sequence[str], stop: Stop, compose: Composer | None = None) -> int:
+    """Goes on with a run, in its folder, from its newest checkpoint and snapshot; `argv` may change limits."""
+    folder, config = reopen(name, argv)
+    machine = read_machine()
+    sizes = explain(config, machine, folder.schema)
+    config = choose_ports(size_to_machine(config, machine, folder.schema), is_free, say)
+    if stop.requested:
+        return FINISHED
+    folder.go_on(config, argv=argv)
+    return _run(folder, config, sizes, stop, compose)
+
+
+def _run(folder: RunFolder, config: Config, sizes: list[str], stop: Stop, compose: Composer | None) -> int:
     curves = f"TensorBoard {tensorboard_url(config)}" if config.run.tensorboard else "no TensorBoard"
     introduction = [f"{config.environment.id}, seed {config.seed}", *sizes, f"run folder: {folder.path}"]
     introduction += [f"{curves} once training has begun"] if config.run.tensorboard else []
@@ -179,13 +201,14 @@ def make_programs(config: Config, folder: RunFolder, watch: Watch) -> list[Progr
     python = (sys.executable, "-u", "-m")
     control = config.transport.control_port + config.transport.port_offset
     join = ("--learner", f"{local_host(config.transport)}:{control}")
+    snapshots = ("--snapshots", str(folder.checkpoints / "replay")) if config.checkpoint.replay else ()
     keep = ("--config", str(folder.config_file), "--run-folder", str(folder.path))
 
     def goes_on() -> bool:
         return not watch.ending
 
     programs = [
-        Program(role="replay", command=(*python, "apex.replay", *join), grace_seconds=1.5, ready=goes_on),
+        Program(role="replay", command=(*python, "apex.replay", *join, *snapshots), grace_seconds=1.5, ready=goes_on),
         Program(role="learner", command=(*python, "apex.learner", *keep), grace_seconds=4.0, ends_run=True),
         Program(role="actor", command=(*python, "apex.actor", *join), grace_seconds=2.0, ready=goes_on),
     ]
@@ -240,6 +263,8 @@ def farewell(ending: Ending, status: Status | None, folder: RunFolder) -> list[s
     if any(folder.checkpoints.glob("*")):
         where = shlex.quote(str(folder.path))
         lines.append(f"next: {command_name('apex')} evaluate {where} --episodes 30 --video game.mp4")
+        if not ((status or {}).get("reason") or "").startswith("reached"):  # Else it would end again at once.
+            lines.append(f"go on: {command_name('apex')} train --resume {where}")
     if any(folder.tensorboard.glob("*")):
         where = shlex.quote(str(folder.tensorboard))
         lines.append(f"curves: {command_name('tensorboard')} --logdir {where}")

@@ -280,7 +280,12 @@ def _run(folder: RunFolder, stop: Stop) -> int:
             if state is not None:
                 trainer.restore(state)
                 log.info("goes on at update %d", trainer.num_updates)
-            _send(trainer_pipe, {"num_parameters": num_parameters(trainer.online), "updates": trainer.num_updates})
+            start = {
+                "num_parameters": num_parameters(trainer.online),
+                "updates": trainer.num_updates,
+                "num_steps": 0 if state is None else state.num_steps,
+            }
+            _send(trainer_pipe, start)
             loop = LearnerLoop(
                 config,
                 trainer,

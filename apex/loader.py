@@ -7,6 +7,7 @@ in a pipe hands over the slot of the ring that holds it.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import select
@@ -17,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apex.config import Config
+from apex.config import Config, ConfigError
 from apex.lifecycle import POLL_SECONDS, Stop
 from apex.sampler import IDLE_SECONDS, Sampler, SamplerBoard, SamplerTask, board_rows, make_limiter
 from apex.stacks import FrameError, StackDecoder
@@ -25,6 +26,8 @@ from apex.store_layout import board_path, has_owner, store_path
 from apex.transport import BatchReceiver, max_batch_bytes, open_context
 from apex.types import Array, SampleBatch, Schema
 from apex.wire import Codec
+
+log = logging.getLogger("apex")
 
 NUM_SLOTS = 3  # one being trained on, one ready, one being filled; with more loaders more
 LOOK_SECONDS = 0.5  # between two looks whether a replay server on this host has come, or made its store anew
@@ -196,10 +199,11 @@ class DirectSource:
                 inode = 0
             if inode != self._inode and (not inode or has_owner(self._path)):
                 self._sampler = self._open() if inode else None
-                self._inode = inode
+                self._inode = inode if self._sampler is not None else 0
         return self._sampler
 
-    def _open(self) -> Sampler:
+    def _open(self) -> Sampler | None:
+        """A sampler of the store, or None if it is only half made yet."""
         config, row = self._config, self._config.replay.num_samplers + self._index
         task = SamplerTask(
             config,
@@ -210,7 +214,11 @@ class DirectSource:
             make_limiter(config),
             np.random.SeedSequence([config.seed, row, self._inode]),
         )
-        return task.make_sampler(row, self._loader)
+        try:
+            return task.make_sampler(row, self._loader)
+        except ConfigError as error:
+            log.info("not yet: %s", error)
+            return None
 
 
 def load(stop: Stop, index: int, config: Config, schema: Schema, ring: SampleRing, run_id: int) -> None:

@@ -23,6 +23,10 @@ class ChildDiedError(RuntimeError):
     """A child ended that should have gone on; the role ends too, and is started again as a whole."""
 
 
+class ChildRefusedError(ConfigError):
+    """A child refused what it was given, and has said why; to start the role again would change nothing."""
+
+
 def start_child(name: str, target: Callable[..., None], *args: Any) -> BaseProcess:
     """Forks `target(stop, *args)`. SIGTERM asks its `stop`; Ctrl-C is the parent's business."""
     process = _fork.Process(target=_run, args=(os.getpid(), name, target, args), name=name)
@@ -47,8 +51,10 @@ def _run(parent: int, name: str, target: Callable[..., None], args: tuple[Any, .
 
 
 def check_children(children: Sequence[BaseProcess]) -> None:
-    """Raises ChildDiedError if one has ended."""
+    """Raises ChildDiedError if one has ended, ChildRefusedError if it ended with status 2."""
     for child in children:
+        if child.exitcode == REFUSED:
+            raise ChildRefusedError(f"the {child.name} process refused to go on; its own words stand above")
         if child.exitcode is not None:
             raise ChildDiedError(f"{child.name} ended with status {child.exitcode}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from apex.config import Config
 from apex.environment import make_environment
 from apex.lifecycle import Stop
-from apex.segments import COMPRESS, SegmentBuilder
+from apex.segments import COMPRESS, Cut, SegmentBuilder
 from apex.types import RECORD, Array, Schema, make_image
 
 # Which frames of which stream a segment carries, counted within the stream.
@@ -85,59 +85,35 @@ def record(stop: Stop, folder: Path, config: Config, schema: Schema, policy: Pol
         clip_rewards=config.environment.clip_rewards,
         life_loss_terminates=config.environment.life_loss_terminates,
     )
-    distinct: set[int] = set()
-    pieces: list[tuple[int, int, int, int]] = []
-    records: list[Array] = []
-    truths: list[tuple[int, int, int]] = []
-    starts: list[list[tuple[int, int]]] = [[] for _ in range(num_streams)]  # (frame, depth) of steps not yet cut
-    newest = np.full(num_streams, -1)
-    depth = np.ones(num_streams, np.int64)
-    num_bytes = 0
     environment = make_environment(config.environment, num_streams, seed=config.seed)
     with ExitStack() as opened:
         opened.callback(environment.close)
-        files = [opened.enter_context(_file(folder, stream).open("wb")) for stream in range(num_streams)]
-
-        def keep(stream: int, frame: Array) -> None:
-            data = np.ascontiguousarray(frame).tobytes()
-            distinct.add(hash(data))
-            files[stream].write(data)
-            newest[stream] += 1
-
+        files = [opened.enter_context((folder / f"frames-{stream:05d}").open("wb")) for stream in range(num_streams)]
+        tapes = [_Tape(file, schema.stack) for file in files]
+        album = _Album()
         observation = environment.reset()
         builder.begin(observation)
-        for stream in range(num_streams):
-            keep(stream, observation[stream, -1])
+        for tape, stack in zip(tapes, observation, strict=True):
+            album.see(tape.keep(stack[-1]))
         while not stop.requested:
-            q = rng.random((num_streams, schema.num_actions), np.float32)
+            q = rng.random((num_streams, schema.num_actions), np.float32)  # Makes the priorities, which all differ.
             if builder.ready:
                 for cut in builder.cut(q):
-                    stream, count = cut.stream_index, len(cut.records)
-                    cut_starts, starts[stream] = starts[stream][:count], starts[stream][count:]
-                    first_frame = cut_starts[0][0] - int(cut.records["frame"][0])
-                    length = int.from_bytes(cut.image[:4], "little") // 4 - 1
-                    pieces.append((stream, first_frame, length, len(truths)))
-                    records.append(cut.records)
-                    truths += [(stream, frame, real) for frame, real in cut_starts]
-                    num_bytes += len(cut.image)
-                if len(distinct) >= num_frames:
+                    album.add(cut, tapes[cut.stream_index].take(len(cut.records)))
+                if album.num_distinct >= num_frames:
                     break
             actions = policy(observation)
-            for stream in range(num_streams):
-                starts[stream].append((int(newest[stream]), int(depth[stream])))
             step = environment.step(actions)
             builder.append(actions, q, step, q)
             observation = step.observation
             ended = step.terminated | step.truncated
-            for stream in range(num_streams):
+            for stream, tape in enumerate(tapes):
+                tape.begin_step()
                 if ended[stream]:
-                    keep(stream, step.final_observation[stream, -1])
-                keep(stream, observation[stream, -1])
-            depth = np.where(ended, 1, np.minimum(depth + 1, schema.stack))
-    np.save(folder / "pieces.npy", np.array(pieces, PIECE))
-    np.save(folder / "records.npy", np.concatenate([*records, np.empty(0, RECORD)]))
-    np.save(folder / "truth.npy", np.array(truths, TRUTH))
-    return {"num_distinct_frames": len(distinct), "image_bytes": num_bytes}
+                    album.see(tape.keep(step.final_observation[stream, -1]))
+                album.see(tape.keep(observation[stream, -1]))
+                tape.end_step(ended=bool(ended[stream]))
+    return album.save(folder)
 
 
 def load(folder: Path, schema: Schema, facts: dict[str, Any]) -> Recording:
@@ -154,5 +130,60 @@ def load(folder: Path, schema: Schema, facts: dict[str, Any]) -> Recording:
     )
 
 
-def _file(folder: Path, stream: int) -> Path:
-    return folder / f"frames-{stream:05d}"
+class _Tape:
+    """One stream as the games showed it: every frame in a file, and where each step that is not yet cut began."""
+
+    def __init__(self, file: BinaryIO, stack: int) -> None:
+        self._file = file
+        self._stack = stack
+        self._newest, self._depth = -1, 1
+        self._starts: list[tuple[int, int]] = []
+
+    def keep(self, frame: Array) -> bytes:
+        data = np.ascontiguousarray(frame).tobytes()
+        self._file.write(data)
+        self._newest += 1
+        return data
+
+    def begin_step(self) -> None:
+        self._starts.append((self._newest, self._depth))
+
+    def end_step(self, *, ended: bool) -> None:
+        self._depth = 1 if ended else min(self._depth + 1, self._stack)
+
+    def take(self, count: int) -> list[tuple[int, int]]:
+        """Newest frame and depth of the oldest `count` steps."""
+        taken, self._starts = self._starts[:count], self._starts[count:]
+        return taken
+
+
+class _Album:
+    """What was cut, in the order of time."""
+
+    def __init__(self) -> None:
+        self._distinct: set[int] = set()
+        self._pieces: list[tuple[int, int, int, int]] = []
+        self._records: list[Array] = []
+        self._truth: list[tuple[int, int, int]] = []
+        self._image_bytes = 0
+
+    @property
+    def num_distinct(self) -> int:
+        return len(self._distinct)
+
+    def see(self, frame: bytes) -> None:
+        self._distinct.add(hash(frame))
+
+    def add(self, cut: Cut, starts: list[tuple[int, int]]) -> None:
+        stream, first_frame = cut.stream_index, starts[0][0] - int(cut.records["frame"][0])
+        num_frames = int.from_bytes(cut.image[:4], "little") // 4 - 1
+        self._pieces.append((stream, first_frame, num_frames, len(self._truth)))
+        self._records.append(cut.records)
+        self._truth += [(stream, frame, depth) for frame, depth in starts]
+        self._image_bytes += len(cut.image)
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        np.save(folder / "pieces.npy", np.array(self._pieces, PIECE))
+        np.save(folder / "records.npy", np.concatenate([*self._records, np.empty(0, RECORD)]))
+        np.save(folder / "truth.npy", np.array(self._truth, TRUTH))
+        return {"num_distinct_frames": self.num_distinct, "image_bytes": self._image_bytes}

@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from multiprocessing import Pipe
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from apex.config import Config, ConfigError
+from apex.copyist import Copyist
 from apex.header import Frame, WireError
 from apex.lifecycle import (
     FINISHED,
@@ -37,8 +37,9 @@ from apex.processes import call_in_child, check_children, start_child, stop_chil
 from apex.rate_limiter import RateLimiter
 from apex.sampler import SamplerBoard, SamplerTask, board_rows, make_limiter, sample
 from apex.session import Session, Welcome, greet, read_welcome
-from apex.snapshot import Snapshotter, restore, take_snapshots
+from apex.snapshot import Snapshotter
 from apex.snapshot_folder import SnapshotFolder
+from apex.snapshot_restore import restore
 from apex.store_admission import Outcome
 from apex.store_layout import board_path, is_wanted, memory_id, remove, store_path
 from apex.store_writer import StoreWriter
@@ -59,7 +60,6 @@ log = logging.getLogger("apex")
 RECEIPT_SECONDS = 0.2  # between two receipts of a stream that lives: a SUB may have missed one
 STREAM_LIFE_SECONDS = 60.0  # a stream that was not heard for so long gets no more of them
 LIMITER_SECONDS = 0.005  # between two looks whether inserts may go on
-LAST_SNAPSHOT_SECONDS = 1.5  # for the snapshot at the end of a run: the launcher does not wait for long
 
 
 class ReplayServer:
@@ -136,6 +136,7 @@ class ReplayServer:
         inserts, samples = (inserted - inserted_then) / seconds, (drawn - drawn_then) / seconds
         return {
             "num_inserted": inserted,
+            "store_incarnation": str(store.store_incarnation),
             "size": store.size,
             "bytes": store.bytes_used,
             "max_bytes": store.max_bytes,
@@ -178,11 +179,16 @@ async def serve(server: ReplayServer, welcome: Welcome, stop: Stop, bound: Calla
 
         async def take_experience() -> None:
             while not stop.requested:
-                if not server.check_limiter():
-                    await asyncio.sleep(LIMITER_SECONDS)
-                    continue
-                for receipt in server.insert(await experience.burst(POLL_SECONDS)):
-                    publisher.publish(receipt)
+                messages = await experience.burst(POLL_SECONDS)
+                # The limiter is asked before each segment: a whole burst would leave actors without receipts for long.
+                step = 1 if welcome.config.replay.inserts_wait else len(messages)
+                for first in range(0, len(messages), max(1, step)):
+                    while not server.check_limiter():
+                        if stop.requested:
+                            return
+                        await asyncio.sleep(LIMITER_SECONDS)
+                    for receipt in server.insert(messages[first : first + step]):
+                        publisher.publish(receipt)
 
         async def take_priorities() -> None:
             while not stop.requested:
@@ -240,6 +246,10 @@ def reclaim(own: Path) -> None:
             except ConfigError:
                 continue
             log.info("removed %s, which a run that ended badly had left", path)
+    for board in own.parent.glob("apex-*.board"):
+        store = board.with_suffix(".replay")
+        if not store.exists() and store != own and not is_wanted(store):
+            board.unlink(missing_ok=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -271,23 +281,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return REFUSED
 
 
-class Copyist:
-    """The process that takes the snapshots."""
-
-    def __init__(self, snapshotter: Callable[[], Snapshotter], period_seconds: float) -> None:
-        self._pipe, end = Pipe()
-        self.process = start_child("snapshots", take_snapshots, snapshotter, period_seconds, end)
-        end.close()
-
-    def take_last(self, seconds: float = LAST_SNAPSHOT_SECONDS) -> bool:
-        """Whether a snapshot of what is stored now was taken within that time."""
-        try:
-            self._pipe.send_bytes(b"take")
-            return self._pipe.poll(seconds) and self._pipe.recv_bytes() == b"taken"
-        except (EOFError, OSError):  # The process is gone.
-            return False
-
-
 def _run(welcome: Welcome, advertise: str, snapshots: Path | None, stop: Stop) -> int:
     config = welcome.config
     path = store_path(welcome.run_id)
@@ -315,9 +308,18 @@ def _run(welcome: Welcome, advertise: str, snapshots: Path | None, stop: Stop) -
     endpoints = {name: config.transport.endpoint(name, host) for name in ("experience", "priorities", "receipts")}
     sessions: list[Session] = []
     try:
-        asyncio.run(_serve_and_watch(server, welcome, endpoints, children, sessions, stop))
-        if sessions and sessions[0].lost:
+        try:
+            asyncio.run(_serve_and_watch(server, welcome, endpoints, children, sessions, stop))
+        except BaseExceptionGroup as group:
+            if store.num_inserted == 0:
+                store.close()
+                remove(path)  # It never held anything.
+            raise _first(group) from group
+        if sessions[0].lost:
             return NEIGHBOUR_GONE
+        if not sessions[0].finished:
+            log.info("the memory stays in %s: the run goes on, and so does the next replay server of it", path)
+            return FINISHED
         store.close()
         if copyist is not None and not copyist.take_last():
             log.warning("the last snapshot was not ready in time: the memory stays in %s until it is resumed", path)
@@ -328,6 +330,12 @@ def _run(welcome: Welcome, advertise: str, snapshots: Path | None, stop: Stop) -
         stop_children(children)
         for session in sessions:
             session.close()
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first cause among the exceptions of several tasks."""
+    cause = group.exceptions[0]
+    return _first(cause) if isinstance(cause, BaseExceptionGroup) else cause
 
 
 async def _serve_and_watch(

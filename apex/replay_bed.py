@@ -19,25 +19,21 @@ from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from apex.config import Config
 from apex.coordinator import Coordinator, Desk, coordinate
-from apex.experience_link import ExperienceLink, Outlet
 from apex.lifecycle import FAILED, POLL_SECONDS, Stop, die_with_parent
 from apex.loader import NUM_SLOTS, Loader, Sample, SampleRing, load
 from apex.ports import choose_ports, is_free
 from apex.processes import ChildDiedError, check_children, start_child, stop_children
-from apex.recording import Compressor, Recording
+from apex.recorded_writer import Inserted, write
+from apex.recording import Recording
 from apex.run_folder import RunFolder
-from apex.segments import Cut
-from apex.session import greet, read_welcome
 from apex.store_layout import MEMORY
 from apex.transport import (
     BatchReceiver,
-    ExperienceSender,
     PrioritySender,
-    ReceiptReceiver,
     max_batch_bytes,
     open_context,
 )
@@ -46,16 +42,6 @@ from apex.wire import Codec
 
 Link = Literal["tcp", "memory"]  # how batches come: by sockets, or drawn by loaders that map the store
 END_SECONDS = 10.0  # how long the server may take to end
-PUMP_PERIOD = 16  # segments between two looks for receipts: an actor process of 16 streams looks after each cut
-
-
-class Inserted(NamedTuple):
-    """What the writer did."""
-
-    transitions: int
-    seconds: float  # from the first frame that was compressed to the last receipt
-    num_bytes: int  # of messages
-    num_resent: int  # segments
 
 
 class Bed:
@@ -73,6 +59,7 @@ class Bed:
         self.config = folder.config
         self.schema = folder.schema
         self.run_id = folder.run_id
+        self.longest_wait = 0.0  # for a batch, in seconds
         self._ring = ring
         self._priorities = priorities
         self._writer = writer
@@ -103,9 +90,13 @@ class Bed:
 
     def receive(self) -> Sample:
         """Waits for the next batch."""
-        while (sample := self._ring.receive(POLL_SECONDS)) is None:
-            self._check()
-        return sample
+        began = time.monotonic()
+        while True:
+            self._check()  # Each time: batches may never stop coming.
+            sample = self._ring.receive(POLL_SECONDS)
+            if sample is not None:
+                self.longest_wait = max(self.longest_wait, time.monotonic() - began)
+                return sample
 
     def answer(self, sample: Sample, priorities: Any) -> None:
         """Returns priorities, float32[B], and the batch's memory."""
@@ -138,10 +129,7 @@ def open_bed(config: Config, recording: Recording, folder: Path, link: Link, sto
         front_desk = coordinate if link == "memory" else _coordinate_elsewhere
         children = [start_child("coordinator", front_desk, desk, coordinator_pipe, trainer_pipe)]
         started.callback(stop_children, children)
-        for index in range(num_loaders if link == "memory" else 1):
-            arguments = (index, config, run.schema, ring, run.run_id)
-            children.append(start_child(f"loader-{index}", load if link == "memory" else _load_by_tcp, *arguments))
-        children.append(start_child("writer", _write, recording, config, writer_pipe, pipe))
+        children.append(start_child("writer", write, recording, config, writer_pipe, pipe))
         coordinator_pipe.close()
         writer_pipe.close()
         server = _start_server(config)
@@ -155,75 +143,14 @@ def open_bed(config: Config, recording: Recording, folder: Path, link: Link, sto
                 raise ChildDiedError(f"the replay server ended with status {server.returncode}")
 
         _tell(trainer_pipe, {"num_parameters": 1, "updates": 0})
+        endpoint = _find_replay(trainer_pipe, check)
+        # After the store is there, so that none of them looks for it in vain; before this process has a context.
+        for index in range(num_loaders if link == "memory" else 1):
+            arguments = (index, config, run.schema, ring, run.run_id)
+            children.append(start_child(f"loader-{index}", load if link == "memory" else _load_by_tcp, *arguments))
         priorities = PrioritySender(started.enter_context(open_context()), Codec(run.run_id, run.schema))
-        priorities.connect(_find_replay(trainer_pipe, check))
+        priorities.connect(endpoint)
         yield Bed(run, ring, priorities, pipe, server, check)
-
-
-# --- the writer -------------------------------------------------------------------------------------------------------
-
-
-class _CountedOutlet:
-    """Counts what leaves."""
-
-    def __init__(self, outlet: Outlet) -> None:
-        self._outlet = outlet
-        self.num_bytes = 0
-
-    def send(self, message: list[bytes]) -> bool:
-        self.num_bytes += sum(map(len, message))
-        return self._outlet.send(message)
-
-
-def _write(stop: Stop, recording: Recording, config: Config, pipe: Connection, bench_end: Connection) -> None:
-    """The writer process: one connection, and as an actor process all of its streams on it."""
-    bench_end.close()
-    num_streams, window = config.actor.num_actors, config.actor.window
-    port = config.transport.control_port + config.transport.port_offset
-    answer = greet(config.transport.bind, port, "actor", stop, num_streams=num_streams, needs_replay=True)
-    if not answer:
-        return
-    welcome = read_welcome(answer)
-    codec, streams = Codec(welcome.run_id, welcome.schema), welcome.streams
-    with open_context() as context:
-        num_messages = num_streams * window
-        outlet = _CountedOutlet(ExperienceSender(context, welcome.replay["experience"], num_messages=num_messages))
-        receipts = ReceiptReceiver(context, welcome.replay["receipts"], codec, streams)
-        link = ExperienceLink(streams, codec, outlet, receipts, window=window)
-        compressor, ordinal = Compressor(recording), 0
-        while not stop.requested:
-            if not pipe.poll(POLL_SECONDS):
-                continue
-            order = json.loads(pipe.recv_bytes())
-            began, bytes_before, resent_before = time.monotonic(), outlet.num_bytes, link.num_resent
-            sent = 0
-            while not stop.requested:
-                ahead = sent - order["rate"] * (time.monotonic() - began) if order["rate"] else 0.0
-                if (order["transitions"] and sent >= order["transitions"]) or (
-                    order["seconds"] and time.monotonic() - began >= order["seconds"]
-                ):
-                    break
-                if ahead > 0:
-                    link.pump(min(POLL_SECONDS, ahead / order["rate"]))
-                elif link.blocked:
-                    link.pump(POLL_SECONDS)
-                else:
-                    piece = ordinal % len(recording.pieces)
-                    records = recording.records_of(piece)
-                    cut = Cut(int(recording.pieces["stream"][piece]), records, compressor.image(piece))
-                    link.send([cut], ordinal)  # Its version tells the segment: the samples are checked by it.
-                    ordinal, sent = ordinal + 1, sent + len(records)
-                    if ordinal % PUMP_PERIOD == 0:
-                        link.pump()
-            while link.in_flight and not stop.requested:
-                link.pump(POLL_SECONDS)
-            report = (
-                sent,
-                time.monotonic() - began,
-                outlet.num_bytes - bytes_before,
-                link.num_resent - resent_before,
-            )
-            pipe.send_bytes(json.dumps(report).encode())
 
 
 # --- a learner on another host ----------------------------------------------------------------------------------------

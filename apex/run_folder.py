@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
@@ -34,6 +35,7 @@ PACKAGES = ("torch", "numpy", "pyzmq", "gymnasium", "ale-py", "safetensors", "te
 ASK_SECONDS = 5.0  # how long git and nvidia-smi may take to answer
 
 _MANIFEST = "manifest.json"
+_ELAPSED = "elapsed_seconds"
 
 
 class RunFolder:
@@ -59,6 +61,19 @@ class RunFolder:
     def config(self) -> Config:
         """The resolved configuration."""
         return load_toml(self.config_file)
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """How long the run had gone on when this was last noted; 0 if it never was."""
+        try:
+            return float((self.path / _ELAPSED).read_text())
+        except (OSError, ValueError):
+            return 0.0
+
+    @elapsed_seconds.setter
+    def elapsed_seconds(self, seconds: float) -> None:
+        with suppress(OSError):  # A full disk ends no run; the clock of the next start is then a little behind.
+            _replace(self.path / _ELAPSED, f"{seconds:.1f}\n")
 
     @classmethod
     def create(
@@ -89,13 +104,27 @@ class RunFolder:
             for name in ("curves", "logs", "tensorboard", "checkpoints"):
                 (path / name).mkdir()
             (path / "config.toml").write_text(dump_toml(config))
-            partial = path / f".{_MANIFEST}.partial"
             text = json.dumps(manifest, indent=2) + "\n"
-            partial.write_text(text)
-            os.replace(partial, path / _MANIFEST)
+            _replace(path / _MANIFEST, text)
         except OSError as error:
             raise ConfigError(f"cannot write the run folder {path}: {error.strerror}; set run.folder") from error
         return cls(path, json.loads(text))
+
+    def go_on(self, config: Config, *, argv: Sequence[str] = sys.argv) -> None:
+        """Notes that the run is started again, and with what; raises ConfigError if that cannot be written."""
+        again = {
+            "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+            "argv": list(argv),
+            "versions": describe_versions(),
+            "git": describe_checkout(Path(__file__).parent),
+        }
+        self.elapsed_seconds = 0.0  # A limit in minutes counts from here.
+        self.manifest["resumed"] = [*self.manifest.get("resumed", []), again]
+        try:
+            _replace(self.config_file, dump_toml(config))
+            _replace(self.path / _MANIFEST, json.dumps(self.manifest, indent=2) + "\n")
+        except OSError as error:
+            raise ConfigError(f"cannot write the run folder {self.path}: {error.strerror}") from error
 
     @classmethod
     def open(cls, path: str | Path, folder: str | Path = "runs") -> Self:
@@ -185,6 +214,13 @@ def _make_folder(config: Config, started: datetime) -> Path:
             number += 1
         except OSError as error:
             raise ConfigError(f"cannot make the run folder {path}: {error.strerror}; set run.folder") from error
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes a file, or changes it, in one step."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text)
+    os.replace(partial, path)
 
 
 def _game(environment_id: str) -> str:

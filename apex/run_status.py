@@ -28,8 +28,16 @@ class RunStatus:
     """Collects what every program says of itself and sums it up."""
 
     def __init__(
-        self, config: Config, *, name: str, folder: str, num_actors: int, clock: Callable[[], float] = time.monotonic
+        self,
+        config: Config,
+        *,
+        name: str,
+        folder: str,
+        num_actors: int,
+        elapsed_seconds: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`elapsed_seconds`: how long the run had gone on when the learner was started again."""
         self.members: dict[int, Member] = {}  # by session
         self.replay_endpoints: dict[str, str] = {}
         self.learner: Status = {}
@@ -38,6 +46,8 @@ class RunStatus:
         self.num_steps = 0  # transitions that the replay server has stored in this run
         self.reason = ""  # why the run ends; "" while it goes on
         self.finished = False
+        self._store_incarnation: object = None
+        self._steps_before = 0  # steps that the present store does not count
         self._config = config
         self._name = name
         self._folder = folder
@@ -45,12 +55,20 @@ class RunStatus:
         actor = config.actor
         self._epsilons = epsilon_ladder(num_actors, actor.epsilon_base, actor.epsilon_exponent)
         self._clock = clock
-        self._started_at = clock()
+        self._started_at = clock() - elapsed_seconds
 
     def hear(self, session: int, role: str, host: str, pid: int, status: Status) -> None:
         """Notes a heartbeat."""
         self.members[session] = Member(role, host, pid, self._clock(), status)
-        self.num_steps = max(self.num_steps, int(status.get("num_inserted", 0)))
+        if "num_inserted" in status:
+            self._count(int(status["num_inserted"]), status.get("store_incarnation"))
+
+    def _count(self, num_inserted: int, store_incarnation: object) -> None:
+        """Steps go on where they were when a store is made anew, or begins with less than was stored before."""
+        if store_incarnation != self._store_incarnation:
+            self._store_incarnation = store_incarnation
+            self._steps_before = max(0, self.num_steps - num_inserted)
+        self.num_steps = max(self.num_steps, self._steps_before + num_inserted)
 
     def forget(self, session: int) -> None:
         """Notes a goodbye."""
@@ -61,16 +79,20 @@ class RunStatus:
         now = self._clock()
         self.members = {s: member for s, member in self.members.items() if now - member.seen_at < seconds}
 
+    @property
+    def elapsed_seconds(self) -> float:
+        """How long the run has gone on."""
+        return self._clock() - self._started_at
+
     def end_reason(self) -> str:
         """Why the run should end now, in words; "" if it should not."""
         run = self._config.run
-        elapsed = self._clock() - self._started_at
         score = float(self.evaluation.get("mean", "-inf"))
         if run.stop_score is not None and self.evaluation.get("confirmed") and score >= run.stop_score:
             return f"reached the score {run.stop_score:g}"
         if run.max_steps and self.num_steps >= run.max_steps:
             return f"reached {run.max_steps} steps"
-        if run.max_minutes and elapsed >= 60 * run.max_minutes:
+        if run.max_minutes and self.elapsed_seconds >= 60 * run.max_minutes:
             return f"reached {run.max_minutes:g} minutes"
         return ""
 
@@ -82,7 +104,7 @@ class RunStatus:
             "run": self._name,
             "folder": self._folder,
             "environment": config.environment.id,
-            "elapsed_seconds": self._clock() - self._started_at,
+            "elapsed_seconds": self.elapsed_seconds,
             "phase": self._phase(),
             "reason": self.reason,
             "steps": self.num_steps,

@@ -93,6 +93,12 @@ class SamplerBoard:
         row[self.DRAWN] += num_transitions
         row[self.SENT] += 1
 
+    def take_back(self, sampler: int, num_transitions: int) -> None:
+        """Says that the batch counted last was not sent after all; the sampler calls this."""
+        row = self._cells[sampler]
+        row[self.DRAWN] -= num_transitions
+        row[self.SENT] -= 1
+
     def note_wait(self, sampler: int, *, inserts: bool = False, learner: bool = False) -> None:
         """Says what the sampler waits for, if anything; it calls this."""
         row = self._cells[sampler]
@@ -158,10 +164,13 @@ class Sampler:
             records=drawn.records,
             image=drawn.image,
         )
+        # Counted before it goes: a learner on this host may answer before `send` returns, and the writer gives credit
+        # only for what was sent.
+        self._board.note_sent(self._index, self._batch_size)
         if not self._batches.send(batch, timeout):
+            self._board.take_back(self._index, self._batch_size)
             return False
         self._number += 1
-        self._board.note_sent(self._index, self._batch_size)
         return True
 
     def _may_draw(self) -> bool:

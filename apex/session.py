@@ -5,6 +5,7 @@ The learner's control address is the only one that anybody must know. Everything
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import secrets
@@ -20,6 +21,8 @@ from apex.transport import ControlClient, RefusedError, open_context
 from apex.types import Schema, Stream
 
 HELLO_SECONDS = 0.5  # between two hellos
+
+log = logging.getLogger("apex")
 
 
 class Welcome(NamedTuple):
@@ -46,7 +49,8 @@ def greet(
 ) -> dict[str, Any]:
     """Says hello until the learner answers with all that the role needs; returns the welcome as it arrived.
 
-    `num_streams` > 0 leases that many actor ids at most. Raises RefusedError when the learner says no.
+    `num_streams` > 0 leases that many actor ids at most. Returns {} when `stop` is requested or the run is over; raises
+    RefusedError when the learner says no.
     """
     session = secrets.randbits(63)
     hello = {
@@ -72,6 +76,9 @@ def greet(
                 wait.on(f"the learner at {endpoint}")
             elif answer["type"] == "refused":
                 raise RefusedError(f"the learner at {endpoint} refuses this {role}: {answer.get('reason')}")
+            elif answer["type"] == "state" and answer.get("stop"):
+                log.info("the run of the learner at %s is over", endpoint)
+                return {}
             elif answer["type"] != "welcome":
                 continue
             elif needs_replay and not answer["replay"]:

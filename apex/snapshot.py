@@ -1,4 +1,4 @@
-"""Copies the replay memory to disk while it serves, and fills a new one from such a copy.
+"""Copies the replay memory to disk while it serves.
 
 The copy is made by a process of its own that maps the store read-only, as samplers do: the writer does not know of it.
 Segments never change, so each snapshot adds the new ones to those on disk, and writes all weights anew.
@@ -7,38 +7,20 @@ Segments never change, so each snapshot adds the new ones to those on disk, and 
 from __future__ import annotations
 
 import logging
-import os
 import time
 from bisect import bisect_left
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from apex.config import ConfigError, require
-from apex.lifecycle import POLL_SECONDS, Stop
 from apex.snapshot_folder import File, Snapshot, SnapshotError, SnapshotFolder
-from apex.store_layout import (
-    COMMIT,
-    END_BYTE,
-    FIRST_BYTE,
-    FIRST_KEY,
-    STORED_RECORD,
-    STREAM_ROW,
-    Regions,
-    Store,
-    go_on,
-    open_file,
-    remove,
-)
-from apex.store_writer import StoreWriter
+from apex.store_layout import Store, go_on, open_file
 from apex.types import Array, Schema
 
 FILE_BYTES = 8 << 20  # of images in one file: what is copied at once
-REST = 3.0  # after each file the copying process sleeps this many times as long as it took
-NICENESS = 19  # of the copying process: it runs where nobody else wants the core
 ROW_ATTEMPTS = 1_000
 
 log = logging.getLogger("apex")
@@ -56,8 +38,8 @@ class Snapshotter(Store):
     """Takes snapshots of the store at `path`.
 
     The writer may overwrite what is being copied. As in a draw, the commit number is read before anything else and the
-    watermark after everything else: what was evicted meanwhile is simply not in the snapshot. `pause` is called with the
-    name of each step before it is taken: tests write in between.
+    watermark after everything else: what was evicted meanwhile is simply not in the snapshot. `pause` is called with
+    the name of each step before it is taken: tests write in between.
     """
 
     def __init__(
@@ -98,7 +80,7 @@ class Snapshotter(Store):
         key = files[-1].end_key if files else 0
         began = time.monotonic()
         while (chunk := self._copy(key, end_key)) is not None:
-            name, parts = f"{number:09d}-{len(files):04d}.segments", (_bytes(chunk.records), chunk.images)
+            name, parts = f"{number:09d}-{len(files):04d}.segments", (chunk.records.tobytes(), chunk.images)
             files.append(self._folder.write(name, parts, chunk.keys))
             key = chunk.keys.stop
             rest(time.monotonic() - began)
@@ -117,7 +99,9 @@ class Snapshotter(Store):
             num_drawn=num_drawn,
             first_key=first_key,
             end_key=end_key,
-            state=self._folder.write(f"{number:09d}.state", (_bytes(weights), _bytes(rows)), range(first_key, end_key)),
+            state=self._folder.write(
+                f"{number:09d}.state", (weights.tobytes(), rows.tobytes()), range(first_key, end_key)
+            ),
             segments=tuple(files),
         )
         self._folder.commit(snapshot)
@@ -200,150 +184,3 @@ def _cut(records: Array, images: bytes, keys: range, start: int) -> _Chunk:
     first = int(records["segment"][0])
     records["segment"] -= first
     return _Chunk(keys, records, memoryview(images)[first - start :])
-
-
-def _bytes(array: Array) -> memoryview:
-    return memoryview(np.ascontiguousarray(array).view(np.uint8)).cast("B")
-
-
-# --- back again -----------------------------------------------------------------------------------------------------
-
-
-class Restored(NamedTuple):
-    """A store that holds what a snapshot says."""
-
-    store: StoreWriter
-    num_drawn: int  # transitions that samplers had drawn by then
-
-
-def restore(
-    folder: SnapshotFolder,
-    path: Path,
-    schema: Schema,
-    *,
-    run_id: int,
-    capacity: int,
-    max_bytes: int,
-    num_streams: int,
-    priority_exponent: float,
-    min_priority: float,
-    store_incarnation: int,
-) -> Restored | None:
-    """Makes a store at `path` from the newest snapshot that is whole: keys, weights and rows as they were.
-
-    None if there is no snapshot. `store_incarnation` must be a new one: what was stored after the snapshot is lost, so
-    keys and numbers may be used again. The file appears at `path` when it is complete. Raises ConfigError where the
-    snapshot does not fit, SnapshotError where none is whole.
-    """
-    snapshot = folder.load_latest()
-    if snapshot is None:
-        return None
-    where = f"the snapshot of the replay memory in {folder.path}"
-    require(snapshot.run_id == run_id, f"{where} is of another run ({snapshot.run_id:016x}): name another folder")
-    require(snapshot.schema == schema.fingerprint, f"{where} holds transitions of another kind: name another folder")
-    require(
-        snapshot.priority_exponent == priority_exponent,
-        f"{where} was made with priority_exponent {snapshot.priority_exponent}, but this is {priority_exponent}",
-    )
-    require(
-        snapshot.num_streams <= num_streams,
-        f"{where} has {snapshot.num_streams} actors, but actor.num_actors is {num_streams}",
-    )
-    partial = path.with_name(f"{path.stem}-partial{path.suffix}")
-    remove(partial)
-    store = StoreWriter.create(
-        partial,
-        schema,
-        capacity=capacity,
-        max_bytes=max_bytes,
-        num_streams=num_streams,
-        priority_exponent=priority_exponent,
-        min_priority=min_priority,
-        store_incarnation=store_incarnation,
-        fill=lambda regions: _fill(regions, folder, snapshot),
-    )
-    os.rename(partial, path)
-    try:  # The next snapshot goes on from these files: they hold the new store's first keys.
-        folder.commit(snapshot._replace(number=folder.next_number(), store_incarnation=store_incarnation))
-    except OSError as error:
-        log.error("cannot write to %s: %s", folder.path, error)
-    return Restored(store, snapshot.num_drawn)
-
-
-def _fill(regions: Regions, folder: SnapshotFolder, snapshot: Snapshot) -> None:
-    """Lays everything into an empty store, the images side by side from the arena's beginning."""
-    capacity, cells = regions.sizes.capacity, regions.cells
-    require(snapshot.size <= capacity, f"replay.capacity {capacity} must hold the snapshot's {snapshot.size}")
-    state = folder.read(snapshot.state)
-    num_weights = snapshot.state.end_key - snapshot.state.first_key
-    weights = np.frombuffer(state, np.float64, num_weights)[snapshot.first_key - snapshot.state.first_key :]
-    rows = np.frombuffer(state, STREAM_ROW, snapshot.num_streams, 8 * num_weights)
-    end = 0
-    for file in snapshot.segments:
-        data = folder.read(file)
-        num_records = file.end_key - file.first_key
-        first_key = max(file.first_key, snapshot.first_key)
-        records = np.frombuffer(data, STORED_RECORD, num_records)[first_key - file.first_key :].copy()
-        first = int(records["segment"][0])
-        images = memoryview(data)[STORED_RECORD.itemsize * num_records + first :]
-        records["segment"] += end - first
-        require(
-            end + len(images) <= regions.sizes.arena_bytes,
-            f"replay.max_bytes {regions.sizes.max_bytes} is too small for the snapshot",
-        )
-        regions.arena[end : end + len(images)] = images
-        end += len(images)
-        slots = np.arange(first_key, file.end_key) % capacity
-        regions.records[slots] = records
-        regions.tree.set(slots, weights[first_key - snapshot.first_key :][: len(slots)])
-    regions.streams[: len(rows), 0] = rows
-    cells[END_BYTE], cells[FIRST_BYTE] = end, 0
-    cells[FIRST_KEY], cells[COMMIT] = snapshot.first_key, snapshot.end_key
-
-
-# --- the process ----------------------------------------------------------------------------------------------------
-
-
-class Pipe(Protocol):
-    """One end of a `multiprocessing.Pipe`."""
-
-    def poll(self, timeout: float) -> bool:
-        """Whether something has arrived; waits up to `timeout` seconds for it."""
-
-    def recv_bytes(self) -> bytes:
-        """What has arrived."""
-
-    def send_bytes(self, data: bytes) -> None:
-        """Sends."""
-
-
-def take_snapshots(stop: Stop, snapshotter: Callable[[], Snapshotter], period_seconds: float, pipe: Pipe) -> None:
-    """The main function of the copying process: a snapshot every `period_seconds`, and one whenever asked.
-
-    Whoever sends anything gets b"taken" or b"failed", and is not kept waiting by rests. A full disk ends nothing.
-    """
-    os.nice(NICENESS)
-    source = snapshotter()
-    take_at = time.monotonic() + period_seconds
-    while not stop.requested:
-        asked = pipe.poll(POLL_SECONDS)
-        if asked:
-            pipe.recv_bytes()
-        elif time.monotonic() < take_at:
-            continue
-        taken = _take(source, pipe)
-        take_at = time.monotonic() + period_seconds
-        if asked:
-            pipe.send_bytes(b"taken" if taken else b"failed")
-
-
-def _take(source: Snapshotter, pipe: Pipe) -> bool:
-    began = time.monotonic()
-    try:
-        snapshot = source.take(rest=lambda seconds: pipe.poll(REST * seconds))
-    except (OSError, ConfigError) as error:
-        log.error("no snapshot of the replay memory: %s", error)
-        return False
-    if snapshot is not None:
-        log.info("snapshot %d: %d transitions, %.1f s", snapshot.number, snapshot.size, time.monotonic() - began)
-    return True

@@ -27,6 +27,13 @@ class Counting(torch.nn.Module):
         return torch.stack([torch.zeros(len(observation)), self.level.expand(len(observation))], 1)
 
 
+class Showing(Counting):
+    """Q-values that are the observation's own."""
+
+    def forward(self, observation):
+        return observation[:, -1, :2] + 0 * self.level
+
+
 class Tape:
     """An environment, a link and parameters in one; everything that happens to it is written down."""
 
@@ -62,6 +69,7 @@ class Tape:
         self.words.append("close")
 
     def send(self, cuts, version):
+        self.cuts = cuts
         self.words.append(f"send {len(cuts)}")
         self.versions.append(version)
 
@@ -75,7 +83,7 @@ class Tape:
         return self.newest
 
 
-def make_actor(tape, **knobs):
+def make_actor(tape, network=None, **knobs):
     config = Config(
         environment=EnvironmentConfig(clip_rewards=False),
         actor=ActorConfig(num_actors=4, segment_length=2, parameters_period=3, epsilon_base=1e-9, **knobs),
@@ -86,7 +94,7 @@ def make_actor(tape, **knobs):
     return Actor(
         config,
         tape,
-        Counting(),
+        network or Counting(),
         STREAMS,
         builder=builder,
         link=tape,
@@ -176,6 +184,19 @@ def test_at_its_end_it_waits_for_its_last_receipts_but_not_for_ever():
     tape.in_flight = 3
     actor.end(0.0)
     assert tape.in_flight == 3
+
+
+def test_a_truncated_episode_is_judged_by_its_final_observation():
+    """The final observation shows 9, every other one 0 or 1, and the network's values are what it is shown."""
+    tape = Tape()
+    actor = make_actor(tape, network=Showing())
+    actor.begin()
+    publish(tape, 1, 1.0)
+    tape.truncates = True
+    actor.step(0.0)
+    actor.end()
+    (cut,) = tape.cuts
+    assert cut.records["priority"][0] == pytest.approx(abs(1 + 0.9 * 9 - 0), rel=1e-5)
 
 
 def test_an_actor_that_never_acted_has_nothing_to_send():

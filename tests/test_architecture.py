@@ -22,17 +22,19 @@ FLOORS = [
     # 3: what the outside world looks like.
     {"wire", "lifecycle", "checkpoint", "metrics", "presets", "run_folder", "run_status", "machine", "ports"},
     {"atari", "gymnasium_environment", "options", "terminal_picture"},
-    {"environment", "terminal_view"},
+    {"environment", "terminal_view", "snapshot_folder"},
+    {"snapshot", "snapshot_restore"},
     # 4: sockets and processes.
     {"transport", "processes"},
     # 5: the parts of roles, then the roles, which never import one another.
-    {"session", "experience_link", "sampler", "coordinator", "games"},
+    {"session", "experience_link", "sampler", "coordinator", "games", "copyist"},
     {"loader"},
-    {"trainer", "recording"},
+    {"trainer", "recording", "snapshot_timing"},
     {"actor", "replay", "learner", "evaluator"},
     # 6: what people start.
-    {"supervisor", "evaluate", "status"},
-    {"replay_bed", "replay_timing"},
+    {"supervisor", "evaluate", "status", "resume"},
+    {"recorded_writer", "replay_timing"},
+    {"replay_bed"},
     {"bench_report"},
     {"bench_replay"},
     {"bench"},

@@ -290,6 +290,13 @@ def test_there_is_no_latest_where_there_never_was_one(tmp_path):
     assert latest_good(tmp_path / "nowhere") is None
 
 
+def test_a_first_checkpoint_that_was_never_finished_is_named_and_the_run_begins_anew(tmp_path, caplog):
+    (path,) = make_checkpoints(tmp_path, 1)
+    no_manifest(path)
+    assert load_latest(tmp_path) is None
+    assert "000000001 is not a whole checkpoint" in caplog.text
+
+
 def test_raises_rather_than_begin_anew_where_all_are_bad(tmp_path):
     for path in make_checkpoints(tmp_path, 1, 2):
         one_bit(path)

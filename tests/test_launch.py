@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from apex.config import Config, EnvironmentConfig, EvaluatorConfig, RunConfig, TransportConfig, load_toml
+from apex.config import (
+    CheckpointConfig,
+    Config,
+    EnvironmentConfig,
+    EvaluatorConfig,
+    RunConfig,
+    TransportConfig,
+    load_toml,
+)
 from apex.launch import StatusClient, Watch, command_name, farewell, local_host, main, make_programs, train
 from apex.lifecycle import FAILED, FINISHED, REFUSED, Stop
 from apex.run_folder import RunFolder
@@ -80,7 +88,15 @@ def test_a_run_is_over_within_ten_seconds(tmp_path):
 def test_everybody_is_told_the_learners_control_address(tmp_path):
     programs = compose(make_folder(tmp_path), transport=TransportConfig(port_offset=100))
     for role in ("replay", "actor", "evaluator"):
-        assert programs[role].command[1:] == ("-u", "-m", f"apex.{role}", "--learner", "127.0.0.1:52103")
+        assert programs[role].command[1:6] == ("-u", "-m", f"apex.{role}", "--learner", "127.0.0.1:52103")
+
+
+def test_replay_is_told_where_its_snapshots_go_unless_there_are_to_be_none(tmp_path):
+    folder = make_folder(tmp_path)
+    where = ("--snapshots", f"{folder.path}/checkpoints/replay")
+    assert compose(folder)["replay"].command[-2:] == where
+    without = compose(folder, checkpoint=CheckpointConfig(replay=False))["replay"]
+    assert "--snapshots" not in without.command
 
 
 def test_the_learner_is_told_its_folder_and_only_its_end_ends_the_run(tmp_path):
@@ -232,6 +248,13 @@ def test_a_finished_run_says_why_how_well_and_what_to_type_next(tmp_path):
 def test_without_an_evaluator_the_score_is_that_of_the_actor_that_explores_least(tmp_path):
     lines = farewell(Ending(FINISHED, ""), {**STATUS, "evaluator": None}, make_folder(tmp_path))
     assert "score: 12 by actor 31, which explores least" in lines
+
+
+def test_a_run_that_was_stopped_says_how_it_goes_on(tmp_path):
+    folder = make_folder(tmp_path)
+    (folder.checkpoints / "000000345").mkdir()
+    lines = farewell(Ending(FINISHED, "asked to stop"), {**STATUS, "reason": "interrupted"}, folder)
+    assert f"go on: {command_name('apex')} train --resume {folder.path}" in lines
 
 
 def test_what_there_is_not_yet_is_not_offered(tmp_path):

@@ -13,6 +13,7 @@ import torch
 from test_trainer import NETWORK, SCHEMA, Tape, make_sample, make_trainer
 from test_transport import until
 
+from apex.checkpoint import BEST, load_policy
 from apex.config import CheckpointConfig, Config, ConfigError, LearnerConfig, RunConfig, TransportConfig
 from apex.coordinator import Desk, coordinate
 from apex.header import VERSION
@@ -64,7 +65,9 @@ def test_ends_after_its_last_update_although_samples_remain():
     assert loop.run() == "reached 5 updates"
     assert loop.trainer.num_updates == 5
     assert len(loop.tape.updates) == 5
-    assert loop.reports()[-1]["updates"] == 5
+    last = loop.reports()[-1]
+    assert last["updates"] == 5
+    assert last["policy_lag"] == 4 - 2  # The fifth update is made by version 4, what it learns from by version 2.
 
 
 def test_saves_every_period_and_knows_the_steps():
@@ -133,8 +136,11 @@ def test_the_publishing_thread_publishes_the_newest_and_the_last(transport):
         publishing.publish(Parameters(1, values))
         assert until(lambda: subscriber.receive(0.1), "parameters").version == 1
         publishing.publish(Parameters(2, values))
-        publishing.close()
         assert until(lambda: subscriber.receive(0.1), "parameters").version == 2
+        assert subscriber.receive(0.3) is None  # Each is published once.
+        publishing.publish(Parameters(3, values))
+        publishing.close()
+        assert until(lambda: subscriber.receive(0.1), "parameters").version == 3
     publishing.check()
 
 
@@ -262,7 +268,12 @@ def test_the_best_evaluation_is_kept_and_shown(desk):
     session.post(codec.encode_evaluation({**result, "mean": 1.0}, None))
     until(lambda: desk.status()["evaluator"]["score"] == 1.0, "evaluation")
     assert desk.status()["evaluator"]["best"] == 3.0
-    assert (desk.folder.checkpoints / "best.safetensors").exists()
+    worse = Parameters(
+        9, desk.parameters.values + 1
+    )  # From an evaluator that was started again, and thinks it the best.
+    session.post(codec.encode_evaluation({**result, "mean": 2.0, "updates": 9}, worse))
+    until(lambda: desk.status()["evaluator"]["score"] == 2.0, "evaluation")
+    assert load_policy(desk.folder.checkpoints / BEST)[0].num_updates == 7
     session.close()
 
 

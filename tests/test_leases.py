@@ -85,3 +85,15 @@ def test_no_id_is_ever_in_two_hands(seed):
         for s in range(5):
             for stream in table.held(s):
                 assert seen.setdefault(stream, s) == s  # An incarnation belongs to one session for ever.
+
+
+def test_an_adopted_incarnation_is_never_given_again():
+    table = LeaseTable(2, 10.0)
+    assert table.renew(1, [Stream(1, 500)], 0.0)
+    (other,) = table.claim(2, 1, 0.0)
+    assert other.incarnation > 500
+
+
+def test_every_start_of_the_learner_has_incarnations_of_its_own():
+    (first,), (second,) = (LeaseTable(1, 10.0, epoch=epoch).claim(1, 1, 0.0) for epoch in (1, 2))
+    assert second.incarnation - first.incarnation == 1 << 32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import secrets
 
 import numpy as np
@@ -167,4 +168,24 @@ def test_a_loader_that_is_started_again_goes_on_with_its_numbers(direct):
     again = DirectSource(Loader(PIXELS, direct.ring), 0, direct.config, PIXELS, direct.run_id, clock=direct.clock)
     assert again.sampler().step(0.0)
     assert direct.ring.receive(1.0).number == 2
+    store.close()
+
+
+def test_while_one_slot_is_trained_on_another_is_ready_and_a_third_is_filled():
+    ring = SampleRing(PIXELS, 4)
+    loader = Loader(PIXELS, ring)
+    for number in range(2):
+        assert loader.send(make_batch(PIXELS, number=number), 0.0)
+    assert ring.receive(0.0).number == 0
+    assert loader.ready(0.0)
+    assert ring.receive(0.0).number == 1
+
+
+def test_a_store_that_is_only_half_made_is_looked_at_again(direct):
+    with open(direct.path, "wb") as half_made:
+        fcntl.flock(half_made, fcntl.LOCK_EX)
+        assert direct.source.sampler() is None
+    direct.path.unlink()
+    store = direct.make_store()
+    assert direct.source.sampler().step(0.0)
     store.close()

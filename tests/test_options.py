@@ -164,7 +164,7 @@ def test_a_whole_file_is_repeated_exactly(tmp_path):
         (["--actors", "lots"], "actor.num_actors must be int, got 'lots'"),
         (["--actors", "2.5"], "actor.num_actors must be int, got '2.5'"),
         (["--max-minutes", "soon"], "run.max_minutes must be float, got 'soon'"),
-        (["--max-minutes", "nan"], "run.max_minutes must be >= 0, got nan"),
+        (["--max-minutes", "nan"], "run.max_minutes must be a finite number, got nan"),
         (["--stop-score", "high"], "run.stop_score must be float, got 'high'"),
         (["--stop-score="], "run.stop_score must be float, got ''"),
         (["--device", "tpu"], "learner.device must be one of auto, cpu, cuda, got 'tpu'"),

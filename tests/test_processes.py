@@ -70,11 +70,17 @@ def test_a_child_that_does_not_listen_is_killed():
     assert gone(child.pid)
 
 
-@pytest.mark.parametrize(("target", "status"), [(fail, 1), (refuse, 2)])
-def test_how_a_child_ended_is_told(target, status):
-    child = start_child("sampler-3", target)
+def test_how_a_child_ended_is_told():
+    child = start_child("sampler-3", fail)
     child.join(DEADLINE)
-    with pytest.raises(ChildDiedError, match=f"sampler-3 ended with status {status}"):
+    with pytest.raises(ChildDiedError, match="sampler-3 ended with status 1"):
+        check_children([child])
+
+
+def test_where_a_child_refused_the_role_refuses_too():
+    child = start_child("loader-0", refuse)
+    child.join(DEADLINE)
+    with pytest.raises(ConfigError, match="loader-0 process refused"):
         check_children([child])
 
 

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 from builders import PIXELS, RUN, make_segment
 
-from apex.config import ConfigError
+from apex.config import ActorConfig, Config, ConfigError, LearnerConfig, ReplayConfig
 from apex.rate_limiter import RateLimiter
-from apex.replay import STREAM_LIFE_SECONDS, ReplayServer, reclaim
+from apex.replay import STREAM_LIFE_SECONDS, ReplayServer, open_store, reclaim
 from apex.sampler import SILENCE_SECONDS, Sampler, SamplerBoard
+from apex.session import Welcome
+from apex.snapshot import Snapshotter
+from apex.snapshot_folder import SnapshotFolder
 from apex.store_layout import board_path
 from apex.store_reader import StoreReader
 from apex.store_writer import StoreWriter
@@ -26,6 +29,7 @@ class Scene:
     def __init__(self, path, *, min_size=10, samples_per_insert=0.0, inserts_wait=False, in_flight=2):
         self.now = 0.0
         self.room = True
+        self.answers_at_once = False
         self.batches = []
         self.store = StoreWriter.create(
             path,
@@ -58,6 +62,8 @@ class Scene:
     def send(self, batch, timeout):
         if self.room:
             self.batches.append(batch)
+        if self.answers_at_once:
+            self.answer(batch)
         return self.room
 
     def insert(self, *numbers, actor_id=2, count=5):
@@ -213,6 +219,58 @@ def test_what_a_crashed_run_left_in_memory_is_reclaimed_and_what_runs_is_not(tmp
     running.store.close()
 
 
+def make_welcome():
+    config = Config(
+        actor=ActorConfig(num_actors=4, segment_length=5),
+        replay=ReplayConfig(capacity=1_000, max_bytes=100_000, min_size_to_sample=10, num_samplers=2),
+        learner=LearnerConfig(batch_size=B),
+    )
+    return Welcome("tcp://host:1", "host", 1, RUN, config, PIXELS, 7, "", {}, [])
+
+
+def test_a_store_is_made_then_gone_on_with_and_then_restored_from_its_snapshot(tmp_path, caplog):
+    caplog.set_level("INFO")
+    path, folder, welcome = tmp_path / "store", SnapshotFolder(tmp_path / "snapshots"), make_welcome()
+    store, board = open_store(path, welcome, folder)
+    store.insert(make_segment(PIXELS, number=0, base=0))
+    board.note_sent(1, 12)
+    store.close()
+    attached, board = open_store(path, welcome, folder)
+    assert (attached.num_inserted, board.num_drawn) == (5, 12)
+    assert attached.store_incarnation == store.store_incarnation
+    Snapshotter(path, PIXELS, folder, run_id=RUN, num_drawn=lambda: board.num_drawn).take()
+    attached.close()
+    path.unlink()  # The host was switched off, say; a board of another time is not believed.
+    restored, board = open_store(path, welcome, folder)
+    assert (restored.num_inserted, board.num_drawn) == (5, 12)
+    assert restored.store_incarnation != store.store_incarnation
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["made", "goes", "restored"]
+    restored.close()
+    path.unlink()
+    without, board = open_store(path, welcome)
+    assert (without.num_inserted, board.num_drawn) == (0, 0)
+    without.close()
+
+
 def test_the_sampler_refuses_a_store_that_is_not_there(tmp_path):
     with pytest.raises(ConfigError, match="cannot open the replay memory"):
         StoreReader(tmp_path / "none", PIXELS)
+
+
+def test_the_replay_ratio_is_remembered_when_the_writer_is_started_again(tmp_path):
+    """Else inserts would wait until all that was ever drawn is drawn once more."""
+    path = tmp_path / "apex-9-0.board"
+    before = SamplerBoard(2, path)
+    before.note_sent(1, 500)
+    after = SamplerBoard(2, path)
+    assert after.num_drawn == 500
+    assert after.activate(1) == 1  # The next batch of that sampler.
+    assert after.in_flight(1) == 0
+
+
+def test_an_answer_that_comes_before_send_returns_gives_its_credit(scene):
+    """A learner on the same host is that fast; without its credit the sampler would stop until it gives up waiting."""
+    scene.insert(0, 1)
+    scene.answers_at_once = True
+    assert all(scene.sampler.step() for _ in range(20))
+    assert scene.board.in_flight(0) == 0

@@ -154,3 +154,15 @@ def test_of_a_program_that_was_started_again_the_newer_life_counts():
     status.hear(3, "replay", "h", 12, {"num_inserted": 600, "size": 450})
     assert status.report(nothing)["replay"]["size"] == 450
     assert status.num_steps == 600
+
+
+def test_steps_go_on_when_a_store_is_made_anew_or_restored():
+    status = make_status()
+
+    def hear(num_inserted, store_incarnation):
+        status.hear(1, "replay", "h", 10, {"num_inserted": num_inserted, "store_incarnation": store_incarnation})
+        return status.num_steps
+
+    assert [hear(0, 7), hear(500, 7)] == [0, 500]
+    assert [hear(0, 8), hear(30, 8)] == [500, 530]  # made anew
+    assert [hear(20, 9), hear(25, 9)] == [530, 535]  # restored from a snapshot that was a little older

@@ -55,13 +55,13 @@ def context():
         yield context
 
 
-def until(get, what):
+def until(get, what, seconds=DEADLINE):
     """Calls `get` until it returns something."""
-    deadline = time.monotonic() + DEADLINE
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if found := get():
             return found
-    pytest.fail(f"no {what} within {DEADLINE} s")
+    pytest.fail(f"no {what} within {seconds} s")
 
 
 def test_batches_arrive_and_garbage_is_counted(context, endpoint):

@@ -1,0 +1,52 @@
+"""`apex train --resume RUN`: which run goes on, and whether it is the same one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from apex.config import Config, ConfigError, flatten, require
+from apex.environment import describe, kind
+from apex.options import parse_config
+from apex.run_folder import RunFolder
+from apex.store_layout import has_owner, store_path
+
+OPTION = "--resume"
+LIMITS = ("run.stop_score", "run.max_steps", "run.max_updates", "run.max_minutes")
+CHANGEABLE = {*LIMITS, "run.tensorboard", "run.tensorboard_port", "run.tensorboard_bind"}
+
+
+def take_resume(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The run that `--resume` names, if it is there, and all other arguments."""
+    rest = list(arguments)
+    for at, word in enumerate(rest):
+        option, equals, name = word.partition("=")
+        if option == OPTION:
+            del rest[at]
+            if not equals and at < len(rest) and not rest[at].startswith("--"):
+                name = rest.pop(at)
+            require(bool(name), f"{OPTION} needs a run folder, as in {OPTION} runs/pong-20250131-235959")
+            return name, rest
+    return None, rest
+
+
+def reopen(name: str, arguments: Sequence[str]) -> tuple[RunFolder, Config]:
+    """The run's folder, and its configuration with the limits that `arguments` give.
+
+    Raises ConfigError if there is no such run, if it still runs on this host, or if more than limits would change.
+    """
+    folder = RunFolder.open(name)
+    own = ["--config", str(folder.config_file)]
+    before = parse_config(own, prog="apex train", description="", kind=kind)
+    config = parse_config([*own, *arguments], prog="apex train", description="", kind=kind)
+    old, new = flatten(before), flatten(config)
+    differing = [knob for knob in old if old[knob] != new[knob] and knob not in CHANGEABLE]
+    if differing:
+        changes = ", ".join(f"{knob} {old[knob]!r} -> {new[knob]!r}" for knob in differing)
+        raise ConfigError(
+            f"{OPTION} {name} would change {changes}; only limits may change: {', '.join(LIMITS)}. "
+            "Leave the rest out, or start a new run"
+        )
+    if describe(config.environment, config.actor.n_step) != folder.schema:
+        raise ConfigError(f"{OPTION} {name}: {config.environment.id} is not what it was; install the versions of then")
+    require(not has_owner(store_path(folder.run_id)), f"{OPTION} {name}: this run is still going; stop it first")
+    return folder, config
