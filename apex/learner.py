@@ -301,6 +301,10 @@ def _run(folder: RunFolder, stop: Stop) -> int:
             _send(trainer_pipe, {"finished": reason})
             coordinator.join(2 * FAREWELL_SECONDS)
         return FINISHED
+    except ChildDiedError:
+        coordinator.join(1.0)
+        check_children([coordinator, *loaders])  # If one refused, so does the learner: to start it again is no use.
+        raise
     finally:
         publisher.close()
         stop_children([coordinator, *loaders])

@@ -322,6 +322,7 @@ def test_a_taken_port_is_named_and_ends_the_learner(programs, offset):
 
 def test_a_replay_server_whose_port_is_taken_says_so_and_leaves_nothing(programs, offset):
     with socket.socket() as squatter:
+        squatter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         squatter.bind(("127.0.0.1", 51001 + offset))
         squatter.listen()
         programs.start("learner", "learner", *TINY, *programs.offset)
