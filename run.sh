@@ -2,7 +2,7 @@
 # Trains on this machine: sets up .venv the first time, then starts every part. Ctrl-C stops them in order.
 #
 #   ./run.sh                                 Pong
-#   ./run.sh --preset cartpole               solved in about a minute
+#   ./run.sh --preset cartpole               solved in about half a minute
 #   ./run.sh --env ALE/Breakout-v5 --actors 32 --max-minutes 60
 #
 # Without an NVIDIA GPU, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu makes the first start much smaller.

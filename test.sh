@@ -25,6 +25,7 @@ fi
 if (($#)); then
   exec pytest "$@"
 fi
+export COVERAGE_FILE="$PWD/.coverage" # Programs that the tests start elsewhere write here, and nowhere else.
 coverage erase
 pytest --cov --cov-report= # Says nothing by itself; the two reports below do.
 coverage report --fail-under=90

@@ -124,7 +124,7 @@ LUNARLANDER = replace(
 DEFAULT = "pong"
 
 PRESETS: dict[str, Preset] = {
-    "cartpole": Preset(CARTPOLE, "CartPole-v1, until it is solved: about a minute"),
+    "cartpole": Preset(CARTPOLE, "CartPole-v1, until it is solved: about half a minute"),
     "lunarlander": Preset(LUNARLANDER, "LunarLander-v3, until it is solved"),
     "pong": Preset(PONG, "Atari Pong on a small machine (the default)"),
     "atari": Preset(ATARI, "any Atari game, the paper's network and batch"),
