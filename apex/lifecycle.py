@@ -31,12 +31,15 @@ class Stop:
 
 @contextmanager
 def stop_on_signals() -> Iterator[Stop]:
-    """Yields a Stop that SIGINT or SIGTERM requests; a second signal raises KeyboardInterrupt."""
+    """Yields a Stop that SIGINT or SIGTERM requests; a SIGINT after that raises KeyboardInterrupt: a person insists.
+
+    SIGTERM may well come twice: the kernel sends it once for each thread of a parent that was killed.
+    """
     stop = Stop()
 
     def handle(signum: int, frame: FrameType | None) -> None:
-        if stop.requested:
-            raise KeyboardInterrupt(f"second {signal.Signals(signum).name}")
+        if stop.requested and signum == signal.SIGINT:
+            raise KeyboardInterrupt("told to stop twice")
         stop.request()
 
     previous = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import sys
@@ -16,6 +18,7 @@ from apex.config import ConfigError
 from apex.lifecycle import FAILED, POLL_SECONDS, REFUSED, Stop, die_with_parent, stop_on_signals
 
 log = logging.getLogger("apex")
+_started: list[BaseProcess] = []  # by this process
 _fork = multiprocessing.get_context("fork")  # Children share the parent's loaded libraries and its mapped memory.
 
 
@@ -31,7 +34,19 @@ def start_child(name: str, target: Callable[..., None], *args: Any) -> BaseProce
     """Forks `target(stop, *args)`. SIGTERM asks its `stop`; Ctrl-C is the parent's business."""
     process = _fork.Process(target=_run, args=(os.getpid(), name, target, args), name=name)
     process.start()
+    _started.append(process)
     return process
+
+
+@atexit.register
+def _kill_what_is_left() -> None:
+    """Whatever ended this process, it must not wait for its children: multiprocessing would, for ever.
+
+    Registered after `multiprocessing.util` was imported, this comes before that one's own turn.
+    """
+    for process in _started:
+        if process.exitcode is None:
+            process.kill()
 
 
 def _run(parent: int, name: str, target: Callable[..., None], args: tuple[Any, ...]) -> None:

@@ -12,14 +12,15 @@ from apex.lifecycle import Helper, Stop, Wait, configure_logging, stop_on_signal
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_asks_and_the_second_insists(signum):
+def test_the_first_signal_asks_and_a_person_who_repeats_it_insists(signum):
     before = signal.getsignal(signum)
     with stop_on_signals() as stop:
         assert not stop.requested
         os.kill(os.getpid(), signum)
         assert stop.requested
-        with pytest.raises(KeyboardInterrupt, match="second"):
-            os.kill(os.getpid(), signum)
+        os.kill(os.getpid(), signal.SIGTERM)  # The kernel may send it once for each thread of a killed parent.
+        with pytest.raises(KeyboardInterrupt, match="twice"):
+            os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signum) is before
 
 

@@ -112,6 +112,16 @@ def test_a_stop_ends_the_wait_for_an_answer():
     assert call_in_child("hello", lambda child_stop: wait_until_stopped(child_stop) or {}, stop) == {}
 
 
+def test_a_parent_that_forgets_its_children_still_ends():
+    program = (
+        "import signal, time\n"
+        "from apex.processes import start_child\n"
+        "start_child('child', lambda stop: [signal.signal(signal.SIGTERM, signal.SIG_IGN), time.sleep(100)])\n"
+        "raise SystemExit(3)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=DEADLINE).returncode == 3
+
+
 def test_no_child_outlives_a_parent_that_was_killed():
     program = (
         "import time\n"
