@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import resource
 import tempfile
@@ -12,7 +13,17 @@ import pytest
 from store_builders import SIZES, attach, create, make_segment, open_reader
 
 from apex.config import ConfigError
-from apex.store_layout import HEADER, STORED_RECORD, Ownership, Sizes, remove, require_processor
+from apex.store_layout import (
+    HEADER,
+    STORED_RECORD,
+    Ownership,
+    Sizes,
+    board_path,
+    has_owner,
+    is_wanted,
+    remove,
+    require_processor,
+)
 from apex.store_reader import StoreReader
 from apex.types import Schema
 
@@ -211,3 +222,24 @@ def test_refuses_a_processor_that_may_reorder_stores(machine):
 @pytest.mark.parametrize("machine", ["x86_64", "AMD64"])
 def test_works_on_x86(machine):
     require_processor(machine)
+
+
+def test_a_store_is_wanted_while_somebody_holds_its_board(path):
+    assert not is_wanted(path)  # There is no board.
+    board = board_path(path)
+    board.write_bytes(bytes(64))
+    assert not is_wanted(path)
+    with board.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        assert is_wanted(path)
+    assert not is_wanted(path)
+
+
+def test_an_owner_is_seen_while_it_lives_and_where_there_is_nothing_there_is_none(path):
+    assert not has_owner(path)
+    path.write_bytes(b"")
+    assert not has_owner(path)
+    ownership = Ownership(path)
+    assert has_owner(path)
+    ownership.release()
+    assert not has_owner(path)
