@@ -6,13 +6,13 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import cramjam
 import numpy as np
 
+from apex.blocks import make_blocks
 from apex.config import Config
 from apex.ports import OFFSET_STEP, is_free
 from apex.stacks import StackDecoder
@@ -139,25 +139,19 @@ def _time_travel(batch: SampleBatch, config: Config, codec: Codec, batch_size: i
 
 def _decompress(image: bytes | memoryview, schema: Schema) -> Callable[[], None]:
     """The decoder alone, all frames into one place."""
-    view = memoryview(image)
-    table = np.frombuffer(view, "<u4", int.from_bytes(view[:4], "little") // 4).tolist()
-    frames = [view[start:end] for start, end in pairwise(table)]
-    place = np.empty(schema.frame_bytes, np.uint8)
+    count = int.from_bytes(memoryview(image)[:4], "little") // 4
+    table = np.frombuffer(image, "<u4", count).astype(np.int64)
+    target = np.empty((1, schema.frame_bytes), np.uint8)
     if schema.codec == "raw":
-        sources = [np.frombuffer(frame, np.uint8) for frame in frames]
+        body = np.frombuffer(image, np.uint8, offset=4 * count).reshape(-1, schema.frame_bytes)
 
         def copy() -> None:
-            for source in sources:
-                place[:] = source
+            for frame in body:
+                target[0] = frame
 
         return copy
-    into, target, size = cramjam.lz4.decompress_block_into, place.data, schema.frame_bytes
-
-    def run() -> None:
-        for frame in frames:
-            into(frame, target, output_len=size)
-
-    return run
+    blocks, places = make_blocks(target), np.full((count - 1, 2), (0, -1))
+    return partial(blocks.decompress, image, table[:-1], table[1:], places)
 
 
 def read_memory(processes: list[int]) -> tuple[int, int]:

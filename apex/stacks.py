@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import cramjam
 import numpy as np
+from numpy.typing import NDArray
 
+from apex.blocks import BlockError, make_blocks
 from apex.types import Array, Image, Schema
 
 
@@ -15,60 +16,48 @@ class FrameError(ValueError):
 class StackDecoder:
     """Decodes the images of samples into the rows of preallocated stacks.
 
-    Each frame is decompressed once, straight into its place; where s_t and s_{t+m} share frames (n < S), the
-    second place is a copy. Frames from before an episode's first are zero.
+    Each frame is decompressed once, straight into its place; where s_t and s_{t+m} share it (m < S), it is copied to
+    the second. Frames from before an episode's first are zero.
     """
 
     def __init__(self, schema: Schema, stacks: Array) -> None:
         """`stacks`: frame_dtype[2, B, S, *F], contiguous; s_t in the first half, s_{t+m} in the second."""
         self._schema = schema
-        self._stacks = stacks
         _, self._batch_size, self._stack = stacks.shape[:3]
         self._places = stacks.reshape(-1, *schema.frame_shape)
         self._bytes = stacks.reshape(len(self._places), -1).view(np.uint8)
-        # Slicing costs as much as a third of decompressing: the slices are made once.
-        self._targets = [row.data for row in self._bytes]
+        self._blocks = make_blocks(self._bytes)
 
-    def decode(self, records: Array, image: Image) -> None:
-        """Fills the stacks from `records` (SAMPLE_RECORD[B]) and their image; raises FrameError.
+    def decode(self, records: Array, image: Image, first_row: int = 0) -> None:
+        """Fills the rows from `first_row` on from `records` (SAMPLE_RECORD[b]) and their image; raises FrameError.
 
         Lengths and counts must have been checked (`wire.Codec.decode_batch`).
         """
-        batch, stack = self._batch_size, self._stack
-        offsets = np.arange(stack)
-        first = np.cumsum(records["num_frames"], dtype=np.int64) - records["num_frames"]
-        # Which frame of the image belongs at each place [2, B, S], oldest first; negative: before the episode.
-        newest = np.stack([first + records["frame"], first + records["next_frame"]])[..., None]
-        depth = np.stack([records["depth"], records["next_depth"]]).astype(np.int64)[..., None]
-        real = offsets >= stack - depth
-        wanted = np.where(real, newest - (stack - 1) + offsets, -1).reshape(-1)
-        self._places[wanted < 0] = 0
-        places = np.flatnonzero(wanted >= 0)
-        frames, where = np.unique(wanted[places], return_index=True)
-        unique_places = places[where]
-        self._decompress(image, frames, unique_places)
-        copies = np.ones(2 * batch * stack, bool)
-        copies[unique_places] = False
-        copies &= wanted >= 0
-        twins = np.flatnonzero(copies)
-        if twins.size:
-            source = unique_places[np.searchsorted(frames, wanted[twins])]
-            self._places[twins] = self._places[source]
-
-    def _decompress(self, image: Image, frames: Array, places: Array) -> None:
-        view = memoryview(image)
-        table = np.frombuffer(view, "<u4", int.from_bytes(view[:4], "little") // 4)
-        starts, ends = table[frames].tolist(), table[frames + 1].tolist()
+        rows = np.stack([records["frame"], records["next_frame"]], axis=1).astype(np.int64)
+        depths = np.stack([records["depth"], records["next_depth"]], axis=1).astype(np.int64)
+        # The places before the first of the next row's stack: [b, 2], s_t and s_{t+m}.
+        ends = (first_row + np.arange(len(records))[:, None] + [1, 1 + self._batch_size]) * self._stack
+        self._clear(ends, depths)
+        counts = records["num_frames"].astype(np.int64)
+        owner = np.repeat(np.arange(len(records)), counts)
+        frames = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+        age = rows[owner] - frames[:, None]  # in frames, seen from the newest one of the stack; [N, 2]
+        places = np.where((age >= 0) & (age < depths[owner]), ends[owner] - 1 - age, -1)
+        table = np.frombuffer(image, "<u4", len(owner) + 1).astype(np.int64)
         if self._schema.codec == "raw":
-            size = self._schema.frame_bytes
-            body = np.frombuffer(view, np.uint8, offset=int(table[0])).reshape(-1, size)
-            self._bytes[places] = body[frames]
+            self._copy(image, int(table[0]), places)
             return
-        size, targets = self._schema.frame_bytes, self._targets
-        decompress = cramjam.lz4.decompress_block_into
         try:
-            for start, end, place in zip(starts, ends, places.tolist(), strict=True):
-                if decompress(view[start:end], targets[place], output_len=size) != size:
-                    raise FrameError(f"a frame of {end - start} bytes does not decompress to {size}")
-        except cramjam.DecompressionError as error:
-            raise FrameError(f"a frame does not decompress: {error}") from error
+            self._blocks.decompress(image, table[:-1], table[1:], places)
+        except BlockError as error:
+            raise FrameError(str(error)) from error
+
+    def _clear(self, ends: NDArray[np.int64], depths: NDArray[np.int64]) -> None:
+        back = np.arange(1, self._stack + 1)
+        self._places[(ends[..., None] - back)[back > depths[..., None]]] = 0
+
+    def _copy(self, image: Image, first_byte: int, places: NDArray[np.int64]) -> None:
+        body = np.frombuffer(image, np.uint8, offset=first_byte).reshape(-1, self._schema.frame_bytes)
+        for side in (0, 1):
+            real = places[:, side] >= 0
+            self._bytes[places[real, side]] = body[real]

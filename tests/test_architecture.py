@@ -13,7 +13,7 @@ PACKAGE = Path(apex.__file__).parent
 FLOORS = [
     # 0 and 1: the standard library, NumPy and, where its owners are, torch.
     {"types", "config"},
-    {"sum_tree", "n_step", "rate_limiter", "exploration", "networks", "losses", "optimizers", "sizing"},
+    {"sum_tree", "n_step", "rate_limiter", "exploration", "networks", "losses", "optimizers", "sizing", "blocks"},
     {"header", "leases", "send_window", "stacks", "terminal_layout"},
     # 2: memory that processes share. No I/O beyond the mapped file.
     {"store_layout", "parameter_board"},

@@ -228,7 +228,7 @@ def test_one_ctrl_c_ends_it_and_leaves_nothing_behind(tmp_path):
         return [path for run_id in run_ids for path in Path("/dev/shm").glob(f"apex-{run_id:016x}*")]
 
     try:
-        until(lambda: stores() or bench.poll() is not None, "store")
+        until(lambda: stores() or bench.poll() is not None, "store", seconds=60)
         made, family = stores(), descendants(bench.pid)
         bench.send_signal(signal.SIGINT)
         _, complained = bench.communicate(timeout=30)
@@ -237,6 +237,6 @@ def test_one_ctrl_c_ends_it_and_leaves_nothing_behind(tmp_path):
     assert made, complained
     assert bench.returncode == 130
     assert len(family) >= 3
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family), "end of all processes")
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family), "end of all processes", seconds=30)
     assert not any(path.exists() for path in made)
     assert not list(tmp_path.iterdir())

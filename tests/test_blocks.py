@@ -1,0 +1,132 @@
+"""Blocks come out right in both ways, or not at all, and nothing beside their places is touched."""
+
+from __future__ import annotations
+
+import shutil
+
+import lz4.block
+import numpy as np
+import pytest
+
+from apex import blocks
+from apex.blocks import BlockError, Blocks, NativeBlocks
+
+FRAME_BYTES = 600
+NUM_PLACES = 12
+
+
+@pytest.fixture(params=[Blocks, NativeBlocks])
+def implementation(request):
+    if request.param is NativeBlocks and blocks.load_native() is None:
+        pytest.skip("installed without a C compiler, or there is no liblz4")
+    return request.param
+
+
+def compress(frames):
+    """By another library than ours; returns the image, and where each frame begins and ends in it."""
+    compressed = [lz4.block.compress(frame.tobytes(), store_size=False) for frame in frames]
+    stops = np.cumsum([len(frame) for frame in compressed])
+    return b"".join(compressed), stops - [len(frame) for frame in compressed], stops
+
+
+def make_frames(rng, count):
+    """Runs, repetitions and noise."""
+    frames = rng.integers(0, 3, (count, FRAME_BYTES)).astype(np.uint8)
+    frames[::2, 100:400] = 7
+    frames[1::3, 300:] = frames[1::3, :300]
+    return frames
+
+
+def empty_target():
+    return np.full((NUM_PLACES, FRAME_BYTES), 0xEE, np.uint8)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_frame_comes_to_its_places(implementation, seed):
+    rng = np.random.default_rng(seed)
+    frames = make_frames(rng, 6)
+    places = rng.permutation(NUM_PLACES).reshape(6, 2)
+    places[0, 0] = places[1, 1] = places[2] = -1
+    target, wanted = empty_target(), empty_target()
+    for frame, pair in zip(frames, places, strict=True):
+        wanted[pair[pair >= 0]] = frame
+    implementation(target).decompress(*compress(frames), places)
+    np.testing.assert_array_equal(target, wanted)
+
+
+def test_nothing_is_decompressed_without_frames(implementation):
+    target = empty_target()
+    none = np.zeros(0, np.int64)
+    implementation(target).decompress(b"", none, none, np.zeros((0, 2), np.int64))
+    assert (target == 0xEE).all()
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "place"), [(-1, 20, 0), (21, 20, 0), (0, 10**9, 0), (0, 20, NUM_PLACES), (2**40, 2**40 + 9, 0)]
+)
+def test_refuses_what_lies_outside(implementation, start, stop, place):
+    image, starts, stops = compress(make_frames(np.random.default_rng(0), 2))
+    starts[1], stops[1] = start, stop
+    target = empty_target()
+    with pytest.raises(BlockError, match="outside"):
+        implementation(target).decompress(image, starts, stops, np.array([[0, -1], [place, -1]]))
+    assert (target == 0xEE).all()
+
+
+@pytest.mark.parametrize("size", [0, 1, FRAME_BYTES - 1, FRAME_BYTES + 1, 10 * FRAME_BYTES])
+def test_refuses_a_frame_of_another_size(implementation, size):
+    good = make_frames(np.random.default_rng(0), 1)[0]
+    image, starts, stops = compress([good, np.zeros(size, np.uint8)])
+    target = empty_target()
+    with pytest.raises(BlockError, match=f"does not decompress to {FRAME_BYTES}"):
+        implementation(target).decompress(image, starts, stops, np.array([[3, -1], [5, -1]]))
+    np.testing.assert_array_equal(target[3], good)
+    assert (target[[0, 1, 2, 4, 6, 7, 8, 9, 10, 11]] == 0xEE).all()
+
+
+def test_broken_bytes_touch_their_own_place_only(implementation):
+    """Every byte of a block is flipped in turn, and blocks of noise are tried: a place is the most that is lost."""
+    rng = np.random.default_rng(1)
+    image, starts, _ = compress(make_frames(rng, 1))
+    broken = [bytearray(image) for _ in range(len(image))]
+    for position, block in enumerate(broken):
+        block[position] ^= int(rng.integers(1, 256))
+    broken += [bytearray(rng.bytes(int(rng.integers(1, 900)))) for _ in range(500)]
+    num_refused = 0
+    target = empty_target()
+    decoder = implementation(target)
+    for block in broken:
+        try:
+            decoder.decompress(bytes(block), starts, np.array([len(block)]), np.array([[5, -1]]))
+        except BlockError:
+            num_refused += 1
+    assert (target[[0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11]] == 0xEE).all()
+    assert num_refused > len(broken) // 2
+
+
+def test_the_native_loop_is_there_where_it_can_be():
+    """So that nobody loses it without noticing: an installation with a compiler builds it."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    assert isinstance(blocks.make_blocks(empty_target()), NativeBlocks)
+
+
+def test_does_without_where_it_was_not_built(monkeypatch):
+    monkeypatch.setattr(blocks, "EXTENSION_SUFFIXES", [".not-built"])
+    blocks.load_native.cache_clear()
+    try:
+        assert type(blocks.make_blocks(empty_target())) is Blocks
+        with pytest.raises(RuntimeError, match="was not built"):
+            NativeBlocks(empty_target())
+    finally:
+        blocks.load_native.cache_clear()
+
+
+def test_does_without_where_there_is_no_liblz4(monkeypatch, caplog):
+    monkeypatch.setattr(blocks, "LIBRARY", "libnowhere.so.9")
+    blocks.load_native.cache_clear()
+    try:
+        assert type(blocks.make_blocks(empty_target())) is Blocks
+    finally:
+        blocks.load_native.cache_clear()
+    assert "one by one" in caplog.text
