@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from apex.allocator import keep_freed_memory
 from apex.checkpoint import load_latest, prune, save
 from apex.config import Config, ConfigError, LearnerConfig
 from apex.coordinator import FAREWELL_SECONDS, Desk, coordinate
@@ -257,6 +258,11 @@ def _run(folder: RunFolder, stop: Stop) -> int:
     ]
     coordinator_pipe.close()  # Its other end: who dies is noticed.
     torch.set_num_threads(max(1, learner.num_threads))
+    if device.type == "cuda":
+        # A graph cannot be captured on the default one.
+        torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+    else:
+        keep_freed_memory()
     codec = Codec(run_id, schema)
     publisher = PublishingThread(transport.endpoint("parameters"), codec, stop)
 

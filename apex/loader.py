@@ -70,6 +70,7 @@ class SampleRing:
         frame_bytes = prod(shape) * np.dtype(schema.frame_dtype).itemsize
         slot_bytes = -(-(frame_bytes + self.dtype.itemsize) // mmap.PAGESIZE) * mmap.PAGESIZE
         memory = mmap.mmap(-1, slot_bytes * num_slots)
+        self.memory = np.frombuffer(memory, np.uint8)  # all slots, for who wants to lock them
         self.num_slots = num_slots
         self.stacks = [
             np.frombuffer(memory, schema.frame_dtype, prod(shape), slot * slot_bytes).reshape(shape)

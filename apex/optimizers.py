@@ -12,6 +12,7 @@ from apex.config import LearnerConfig
 
 def make_optimizer(config: LearnerConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """The optimizer that the configuration names, over `parameters`, which lie on their device already."""
+    parameters = list(parameters)
     if config.optimizer == "adam":
         return torch.optim.Adam(
             parameters,
@@ -19,6 +20,7 @@ def make_optimizer(config: LearnerConfig, parameters: Iterable[nn.Parameter]) ->
             betas=(config.adam_beta1, config.adam_beta2),
             eps=config.optimizer_epsilon,
             fused=True,  # One pass over memory
+            capturable=parameters[0].is_cuda,  # Its count of steps lies on the GPU too: see update.GraphUpdate.
         )
     return CenteredRMSProp(
         parameters, lr=config.learning_rate, decay=config.rmsprop_decay, epsilon=config.optimizer_epsilon

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from numpy.typing import NDArray
+from torch import nn
 
 from apex.checkpoint import LearnerState
 from apex.config import Config, LearnerConfig
+from apex.feed import make_feed
 from apex.loader import Sample
-from apex.losses import double_q_loss, importance_weights
+from apex.losses import importance_weights
 from apex.networks import flatten_parameters
 from apex.optimizers import make_optimizer
-from apex.types import Parameters, PriorityUpdate, Schema
+from apex.types import Array, Parameters, PriorityUpdate, Schema
+from apex.update import Figures, make_update, place
 
 
 class Samples(Protocol):
     """Where samples come from."""
+
+    memory: Array  # uint8[bytes] that all samples lie in
 
     def receive(self, timeout: float) -> Sample | None:
         """The next sample, or None after `timeout` seconds without one."""
@@ -34,15 +39,6 @@ class Priorities(Protocol):
 
     def send(self, update: PriorityUpdate) -> None:
         """Sends without waiting."""
-
-
-class Figures(NamedTuple):
-    """What one update tells, still on its device."""
-
-    loss: Tensor
-    mean_q: Tensor
-    td_error: Tensor
-    gradient_norm: Tensor
 
 
 class Trainer:
@@ -60,20 +56,18 @@ class Trainer:
         publish: Callable[[Parameters], None],
     ) -> None:
         self._config = config
-        self._device = device
         self._samples = samples
         self._priorities = priorities
         self._publish = publish
-        self.online = online.to(device)
-        self.target = target.to(device).requires_grad_(False)
+        self.online, self.target = place(online, device), place(target, device).requires_grad_(False)
         self.target.load_state_dict(self.online.state_dict())
         self.optimizer = make_optimizer(config, self.online.parameters())
         self.num_updates = 0
         self.wait_seconds = 0.0  # in all, for samples
         self.policy_lag = 0.0  # learner version - version that chose the actions, mean of the last batch
         self.figures: Figures | None = None  # of the last update
-        # Priorities leave one update late with CUDA, so that their copy to the host is awaited by nobody.
-        self._outgoing: deque[tuple[Sample, Tensor, torch.cuda.Event | None]] = deque()
+        self._feed = make_feed(device, samples.memory, self._send, samples.release)
+        self._update = make_update(config, self.online, self.target, self.optimizer, device)
 
     def begin(self) -> None:
         """Publishes: actors wait for a first policy."""
@@ -86,7 +80,7 @@ class Trainer:
         self.wait_seconds += time.monotonic() - began
         if sample is None:
             return False
-        self._update(sample)
+        self._train(sample)
         self.num_updates += 1
         if self.num_updates % self._config.target_period == 0:
             self.target.load_state_dict(self.online.state_dict())
@@ -121,60 +115,18 @@ class Trainer:
 
     def flush(self) -> None:
         """Sends the priorities that are still on their way to the host."""
-        while self._outgoing:
-            self._send_priorities()
+        self._feed.flush()
 
-    def _update(self, sample: Sample) -> None:
-        config, device = self._config, self._device
-        weights = importance_weights(sample.probability, sample.num_transitions, config.importance_sampling_exponent)
-        observation, next_observation = (self._move(stack) for stack in sample.stacks)
-        action, n_step_return, discount = (
-            self._move(array) for array in (sample.action, sample.n_step_return, sample.discount)
+    def _train(self, sample: Sample) -> None:
+        weights = importance_weights(
+            sample.probability, sample.num_transitions, self._config.importance_sampling_exponent
         )
-        with torch.autocast(device.type, torch.bfloat16, enabled=config.bfloat16):
-            q = self.online(observation)
-            with torch.no_grad():
-                next_q = self.online(next_observation)
-                next_q_target = self.target(next_observation)
-        loss = double_q_loss(
-            q.float(),
-            next_q.float(),
-            next_q_target.float(),
-            action,
-            n_step_return,
-            discount,
-            self._move(weights),
-            kind=config.loss,
-        )
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.loss.backward()  # type: ignore[no-untyped-call]
-        norm = nn.utils.clip_grad_norm_(self.online.parameters(), config.max_gradient_norm)
-        self.optimizer.step()
-        self.figures = Figures(
-            loss.loss.detach(), q.detach().max(1).values.mean(), loss.td_errors.mean(), norm.detach()
-        )
+        updated = self._update(self._feed.load(sample, weights))
+        self.figures = updated.figures
         self.policy_lag = max(0.0, self.num_updates - float(sample.version.mean()))
-        self._return(sample, loss.td_errors)
+        self._feed.give_back(sample, updated.td_errors)
 
-    def _move(self, array: Any) -> Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
-
-    def _return(self, sample: Sample, td_errors: Tensor) -> None:
-        """Sends priorities and gives the sample's memory back, as soon as the device is done with both."""
-        if self._device.type == "cpu":
-            self._outgoing.append((sample, td_errors, None))
-        else:
-            copy = td_errors.to("cpu", non_blocking=True)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
-            self._outgoing.append((sample, copy, event))
-        while len(self._outgoing) > (self._device.type != "cpu"):
-            self._send_priorities()
-
-    def _send_priorities(self) -> None:
-        sample, td_errors, event = self._outgoing.popleft()
-        if event is not None:
-            event.synchronize()
+    def _send(self, sample: Sample, priorities: NDArray[np.float32]) -> None:
         self._priorities.send(
             PriorityUpdate(
                 sample.shard,
@@ -182,7 +134,6 @@ class Trainer:
                 sample.sampler,
                 sample.number,
                 sample.keys.copy(),
-                td_errors.numpy(),
+                priorities,
             )
         )
-        self._samples.release(sample.slot)

@@ -13,7 +13,18 @@ PACKAGE = Path(apex.__file__).parent
 FLOORS = [
     # 0 and 1: the standard library, NumPy and, where its owners are, torch.
     {"types", "config"},
-    {"sum_tree", "n_step", "rate_limiter", "exploration", "networks", "losses", "optimizers", "sizing", "blocks"},
+    {
+        "sum_tree",
+        "n_step",
+        "rate_limiter",
+        "exploration",
+        "networks",
+        "losses",
+        "optimizers",
+        "sizing",
+        "blocks",
+        "allocator",
+    },
     {"header", "leases", "send_window", "stacks", "terminal_layout"},
     # 2: memory that processes share. No I/O beyond the mapped file.
     {"store_layout", "parameter_board"},
@@ -28,7 +39,8 @@ FLOORS = [
     {"transport", "processes"},
     # 5: the parts of roles, then the roles, which never import one another.
     {"session", "experience_link", "sampler", "coordinator", "games", "copyist"},
-    {"loader"},
+    {"loader", "update"},
+    {"feed"},
     {"trainer", "recording", "snapshot_timing"},
     {"actor", "replay", "learner", "evaluator"},
     # 6: what people start.
@@ -54,6 +66,8 @@ OWNERS = {
         "optimizers",
         "checkpoint",
         "trainer",
+        "update",
+        "feed",
         "actor",
         "learner",
         "evaluator",

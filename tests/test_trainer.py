@@ -46,6 +46,7 @@ class Tape:
         self.words = []
         self.updates = []
         self.published = []
+        self.memory = np.zeros(0, np.uint8)
 
     def receive(self, timeout):
         return self.samples.pop(0) if self.samples else None

@@ -1,0 +1,160 @@
+"""From a slot of the ring to the device, and the way back of priorities and of the slot.
+
+Without CUDA a batch is a view of the slot. With CUDA copies run on a stream of their own, from memory that is locked,
+into one of two buffers, while the update before still computes; and nothing here waits for the device as long as it is
+no more than `MAX_BEHIND` steps behind.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from apex.loader import Sample
+from apex.types import Array
+from apex.update import DeviceBatch
+
+MAX_BEHIND = 2  # steps that the device may be behind: one is computed, one lies ready
+
+
+class Feed(Protocol):
+    """The way to the device and back."""
+
+    def load(self, sample: Sample, weights: Array) -> DeviceBatch:
+        """The sample on the device; `weights`: float32[B]."""
+
+    def give_back(self, sample: Sample, td_errors: Tensor) -> None:
+        """Takes what the update made of the sample; priorities and slot leave as soon as they may."""
+
+    def flush(self) -> None:
+        """Waits until all priorities and slots have left."""
+
+
+Return = Callable[[Sample, NDArray[Any]], None]  # takes the priorities of a sample, float32[B]
+Release = Callable[[int], None]  # takes a slot that may be filled again
+
+
+class HostFeed:
+    """The device is this processor."""
+
+    def __init__(self, send: Return, release: Release) -> None:
+        self._send = send
+        self._release = release
+
+    def load(self, sample: Sample, weights: Array) -> DeviceBatch:
+        """Views of the sample's memory."""
+        return DeviceBatch(*map(torch.from_numpy, _arrays(sample, weights)))
+
+    def give_back(self, sample: Sample, td_errors: Tensor) -> None:
+        """Everything is done already."""
+        self._send(sample, td_errors.numpy())
+        self._release(sample.slot)
+
+    def flush(self) -> None:
+        """Nothing is ever under way."""
+
+
+class _Copying(NamedTuple):
+    """A slot that is being copied to the device."""
+
+    slot: int
+    done: torch.cuda.Event
+
+
+class _Returning(NamedTuple):
+    """Priorities on their way to the host."""
+
+    sample: Sample
+    td_errors: Tensor
+    done: torch.cuda.Event
+
+
+class CudaFeed:
+    """The device is a GPU."""
+
+    def __init__(self, device: torch.device, send: Return, release: Release) -> None:
+        self._device = device
+        self._send = send
+        self._release = release
+        self._copy_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._buffers: list[DeviceBatch] = []
+        self._free = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._num_loaded = 0
+        self._copying: deque[_Copying] = deque()
+        self._returning: deque[_Returning] = deque()
+
+    def load(self, sample: Sample, weights: Array) -> DeviceBatch:
+        """Starts the copy, which the current stream then waits for; this thread does not."""
+        arrays = [torch.from_numpy(array) for array in _arrays(sample, weights)]
+        while len(self._buffers) < 2:
+            self._buffers.append(DeviceBatch(*(torch.empty_like(array, device=self._device) for array in arrays)))
+        which = self._num_loaded % 2
+        self._num_loaded += 1
+        with torch.cuda.stream(self._copy_stream):
+            self._copy_stream.wait_event(self._free[which])
+            for target, source in zip(self._buffers[which], arrays, strict=True):
+                target.copy_(source, non_blocking=True)
+            done = self._note()
+        self._copying.append(_Copying(sample.slot, done))
+        torch.cuda.current_stream(self._device).wait_event(done)
+        return self._buffers[which]
+
+    def give_back(self, sample: Sample, td_errors: Tensor) -> None:
+        """Starts the priorities' way back; sends those that have arrived, and releases the slots that were copied."""
+        self._free[(self._num_loaded - 1) % 2].record(torch.cuda.current_stream(self._device))
+        # The slot is another batch's soon; what is still needed of it is copied.
+        kept = sample._replace(keys=sample.keys.copy())
+        self._returning.append(_Returning(kept, td_errors.to("cpu", non_blocking=True), self._note()))
+        self._collect(MAX_BEHIND)
+
+    def flush(self) -> None:
+        """Waits until all priorities and slots have left."""
+        self._collect(0)
+
+    def _collect(self, most: int) -> None:
+        """Hands on what is done; waits until no more than `most` are under way."""
+        while self._copying and (len(self._copying) > most or _is_done(self._copying[0].done)):
+            copying = self._copying.popleft()
+            copying.done.synchronize()
+            self._release(copying.slot)
+        while self._returning and (len(self._returning) > most or _is_done(self._returning[0].done)):
+            returning = self._returning.popleft()
+            returning.done.synchronize()
+            self._send(returning.sample, returning.td_errors.numpy())
+
+    def _note(self) -> torch.cuda.Event:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+
+def make_feed(device: torch.device, memory: Array, send: Return, release: Release) -> Feed:
+    """The way to `device`; `memory` is what all slots lie in, and is locked for copies where there is a GPU."""
+    if device.type == "cpu":
+        return HostFeed(send, release)
+    lock_memory(memory)
+    return CudaFeed(device, send, release)
+
+
+def lock_memory(memory: Array) -> None:
+    """Has CUDA lock the pages of an array, so that copies from it are not staged; raises RuntimeError."""
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    status = runtime.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)
+    if int(status) != 0:
+        raise RuntimeError(
+            f"CUDA cannot lock {memory.nbytes:,} bytes of the learner's memory (error {int(status)}): "
+            "raise the limit of locked memory, `ulimit -l unlimited`"
+        )
+
+
+def _is_done(event: torch.cuda.Event) -> bool:
+    return bool(event.query())  # type: ignore[no-untyped-call]
+
+
+def _arrays(sample: Sample, weights: Array) -> Sequence[Array]:
+    return sample.stacks, sample.action, sample.n_step_return, sample.discount, weights

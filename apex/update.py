@@ -1,0 +1,143 @@
+"""One gradient step on a batch that lies on the device: double Q, importance weights, clipped gradients.
+
+A step is a function of device tensors that waits for nothing. So on CUDA it is captured as a graph, and costs one
+launch instead of hundreds.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from apex.config import LearnerConfig
+from apex.losses import double_q_loss
+
+WARM_UP_STEPS = 3  # before the capture: libraries choose their algorithms and allocate in the first ones
+
+
+class DeviceBatch(NamedTuple):
+    """A batch on the device."""
+
+    stacks: Tensor  # frame_dtype[2, B, S, *F]: s_t, s_{t+m}
+    action: Tensor  # int64[B]
+    n_step_return: Tensor  # float32[B]
+    discount: Tensor  # float32[B]
+    weights: Tensor  # float32[B]  importance weights
+
+
+class Figures(NamedTuple):
+    """What one update tells, still on its device."""
+
+    loss: Tensor
+    mean_q: Tensor
+    td_error: Tensor
+    gradient_norm: Tensor
+
+
+class Updated(NamedTuple):
+    """What comes of a step, on the device. The next step of a `GraphUpdate` overwrites it."""
+
+    td_errors: Tensor  # float32[B]  |delta|
+    figures: Figures
+
+
+class Update(Protocol):
+    """One gradient step."""
+
+    def __call__(self, batch: DeviceBatch) -> Updated:
+        """Changes the online network; waits for nothing on CUDA."""
+
+
+class EagerUpdate:
+    """The step, operation by operation (Horgan et al. 2018, section 3.2 and algorithm 2)."""
+
+    def __init__(
+        self, config: LearnerConfig, online: nn.Module, target: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> None:
+        self._config = config
+        self._online = online
+        self._target = target
+        self._optimizer = optimizer
+
+    def __call__(self, batch: DeviceBatch) -> Updated:
+        """Changes the online network."""
+        observation, next_observation = batch.stacks
+        device = observation.device.type
+        # A cache of converted weights would outlive a captured graph's memory.
+        with torch.autocast(device, torch.bfloat16, enabled=self._config.bfloat16, cache_enabled=device == "cpu"):
+            # Not both in one pass: its backward pass would run through s_{t+m} as well, for gradients of zero. On a
+            # CPU that makes a step 1.4 times as long.
+            q = self._online(observation)
+            with torch.no_grad():
+                next_q = self._online(next_observation)
+                next_q_target = self._target(next_observation)
+        loss = double_q_loss(
+            q.float(),
+            next_q.float(),
+            next_q_target.float(),
+            batch.action,
+            batch.n_step_return,
+            batch.discount,
+            batch.weights,
+            kind=self._config.loss,
+        )
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.loss.backward()  # type: ignore[no-untyped-call]
+        norm = nn.utils.clip_grad_norm_(self._online.parameters(), self._config.max_gradient_norm)
+        self._optimizer.step()
+        figures = Figures(loss.loss.detach(), q.detach().max(1).values.mean(), loss.td_errors.mean(), norm.detach())
+        return Updated(loss.td_errors, figures)
+
+
+class GraphUpdate:
+    """The same step as a CUDA graph: the first few are made one by one, then one is recorded, and all others replayed.
+
+    All of it happens on the stream that is current; it must not be the default one, and always the same. Whatever the
+    step reads and writes stays where it is: networks and optimizer must not be replaced after the first step.
+    """
+
+    def __init__(self, update: Update) -> None:
+        self._update = update
+        self._num_steps = 0
+        self._inputs: DeviceBatch | None = None
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._updated: Updated | None = None
+
+    def __call__(self, batch: DeviceBatch) -> Updated:
+        """Changes the online network. The batch may be overwritten when the stream has got here."""
+        if self._inputs is None:
+            self._inputs = DeviceBatch(*(torch.empty_like(tensor) for tensor in batch))
+        for own, given in zip(self._inputs, batch, strict=True):
+            own.copy_(given, non_blocking=True)
+        if self._num_steps < WARM_UP_STEPS:
+            self._num_steps += 1
+            return self._update(self._inputs)
+        if self._graph is None:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+                self._updated = self._update(self._inputs)  # Recorded, not made.
+            self._graph = graph
+        self._graph.replay()
+        assert self._updated is not None
+        return self._updated
+
+
+def place(network: nn.Module, device: torch.device) -> nn.Module:
+    """Moves a network to the device, in the order of memory that its convolutions are fastest in."""
+    if device.type == "cuda":
+        return network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    return network.to(device)  # Where there is no bfloat16, the order makes no difference to a CPU; with it, it costs.
+
+
+def make_update(
+    config: LearnerConfig,
+    online: nn.Module,
+    target: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+) -> Update:
+    """The step for this device."""
+    update = EagerUpdate(config, online, target, optimizer)
+    return GraphUpdate(update) if device.type == "cuda" else update

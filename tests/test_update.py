@@ -1,0 +1,150 @@
+"""A step is what the paper writes, in either number format, and as a graph the same step again."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from apex.config import LearnerConfig, NetworkConfig
+from apex.networks import flatten_parameters, make_network
+from apex.optimizers import make_optimizer
+from apex.types import Schema
+from apex.update import WARM_UP_STEPS, DeviceBatch, EagerUpdate, Figures, GraphUpdate, Updated, make_update, place
+
+PIXELS = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=6, n_step=3, codec="lz4")
+CPU = torch.device("cpu")
+B = 8
+
+
+def make_batch(seed=0):
+    rng = np.random.default_rng(seed)
+    return DeviceBatch(
+        stacks=torch.from_numpy(rng.integers(0, 256, (2, B, 4, 84, 84), np.uint8)),
+        action=torch.from_numpy(rng.integers(0, 6, B)),
+        n_step_return=torch.from_numpy(rng.normal(size=B).astype(np.float32)),
+        discount=torch.full((B,), 0.97),
+        weights=torch.from_numpy(rng.uniform(0.1, 1, B).astype(np.float32)),
+    )
+
+
+def make_step(**knobs):
+    config = LearnerConfig(**{"batch_size": B, "max_gradient_norm": 1e9, **knobs})
+    online, target = (make_network(NetworkConfig(width=0.25, hidden=64), PIXELS, seed=seed) for seed in (1, 2))
+    optimizer = make_optimizer(config, online.parameters())
+    return make_update(config, online, target.requires_grad_(False), optimizer, CPU), online, target
+
+
+def gradient(network):
+    return torch.cat([parameter.grad.reshape(-1) for parameter in network.parameters()]).double()
+
+
+def test_bfloat16_gives_the_loss_and_the_gradients_of_float32():
+    """Within 2 % of the loss, 2 % of each TD error's scale, and 3 degrees of the gradient's direction."""
+    plain, plain_network, _ = make_step()
+    fast, fast_network, _ = make_step(bfloat16=True)
+    batch = make_batch()
+    expected, got = plain(batch), fast(batch)
+    torch.testing.assert_close(got.figures.loss, expected.figures.loss, rtol=0.02, atol=0)
+    torch.testing.assert_close(got.td_errors, expected.td_errors, rtol=0.02, atol=0.02)
+    wanted, found = gradient(plain_network), gradient(fast_network)
+    assert torch.cosine_similarity(wanted, found, dim=0) > np.cos(np.radians(3))
+    torch.testing.assert_close(found.norm(), wanted.norm(), rtol=0.02, atol=0)
+
+
+def test_the_gradient_is_that_of_the_weighted_loss_through_s_alone():
+    """Against the formula written out for one transition after the other."""
+    update, online, target = make_step()
+    batch = make_batch()
+    twin = make_network(NetworkConfig(width=0.25, hidden=64), PIXELS, seed=1)
+    total = torch.zeros(())
+    for row in range(B):
+        s, following = batch.stacks[0, row : row + 1], batch.stacks[1, row : row + 1]
+        with torch.no_grad():
+            best = int(twin(following)[0].argmax())
+            wanted = batch.n_step_return[row] + batch.discount[row] * target(following)[0, best]
+        delta = wanted - twin(s)[0, batch.action[row]]
+        total = total + batch.weights[row] * 0.5 * delta**2 / B
+    total.backward()
+    updated = update(batch)
+    torch.testing.assert_close(updated.figures.loss, total.detach(), rtol=1e-4, atol=0)
+    torch.testing.assert_close(gradient(online), gradient(twin), rtol=1e-3, atol=1e-6)
+    assert all(parameter.grad is None for parameter in target.parameters())
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_gpu_gets_a_graph_and_a_cpu_does_not(device):
+    network = nn.Linear(1, 1)
+    config = LearnerConfig(batch_size=B)
+    step = make_update(config, network, network, torch.optim.SGD(network.parameters()), torch.device(device))
+    assert type(step) is {"cpu": EagerUpdate, "cuda": GraphUpdate}[device]
+
+
+def test_channels_last_changes_neither_values_nor_what_travels():
+    network = make_network(NetworkConfig(width=0.25, hidden=64), PIXELS, seed=1)
+    before, q = flatten_parameters(network), network(make_batch().stacks[0])
+    network = network.to(memory_format=torch.channels_last)
+    assert network.body[0].weight.is_contiguous(memory_format=torch.channels_last)
+    np.testing.assert_array_equal(flatten_parameters(network), before)
+    torch.testing.assert_close(network(make_batch().stacks[0]), q, rtol=1e-4, atol=1e-5)
+    assert place(network, CPU) is network
+
+
+# --- the graph, with a stand-in for CUDA that records and replays -----------------------------------------------------
+
+
+class Recorder:
+    """An update that adds the batch's first weight to a sum, when it is made or replayed, not when it is recorded."""
+
+    def __init__(self):
+        self.calls, self.total, self.recording = 0, torch.zeros(()), False
+        self.tape = []
+
+    def __call__(self, batch):
+        self.calls += 1
+        result = Updated(torch.zeros(B), Figures(*torch.zeros(4)))
+
+        def run():
+            self.total += batch.weights[0]
+            result.td_errors.copy_(batch.weights)
+
+        if self.recording:
+            self.tape.append(run)
+        else:
+            run()
+        return result
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    recorder = Recorder()
+
+    class Graph:
+        def replay(self):
+            for run in recorder.tape:
+                run()
+
+    @contextmanager
+    def record(graph, stream):
+        recorder.recording = True
+        yield
+        recorder.recording = False
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", record)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "not the default")
+    return recorder
+
+
+def test_every_batch_is_learned_from_once_and_the_step_recorded_once(recorder):
+    step = GraphUpdate(recorder)
+    for number in range(1, 11):
+        batch = make_batch()._replace(weights=torch.full((B,), float(number)))
+        updated = step(batch)
+        batch.weights.fill_(1e9)  # The buffer is the next batch's.
+        assert float(updated.td_errors[0]) == number
+        assert float(recorder.total) == number * (number + 1) / 2
+    assert recorder.calls == WARM_UP_STEPS + 1
