@@ -34,7 +34,7 @@ from apex.lifecycle import (
     configure_logging,
     stop_on_signals,
 )
-from apex.networks import load_parameters, make_network
+from apex.networks import load_parameters, make_network, q_values
 from apex.parameter_board import ParameterBoard
 from apex.processes import call_in_child, check_children, start_child, stop_children
 from apex.segments import SegmentBuilder
@@ -153,13 +153,13 @@ class Actor:
             return False
         self.wait.over()
         assert self._observation is not None
-        q = self._evaluate(self._observation)
+        q = q_values(self._network, self._observation)
         if self._builder.ready:
             self._link.send(self._builder.cut(q), self._version)
         action = epsilon_greedy(q, self._epsilon, self._rng)
         step = self._environment.step(action)
         cut_short = step.truncated & ~step.terminated
-        final_q = self._evaluate(step.final_observation) if cut_short.any() else None
+        final_q = q_values(self._network, step.final_observation) if cut_short.any() else None
         self._builder.append(action, q, step, final_q)
         self.scores.add(step)
         self._observation = step.observation
@@ -170,15 +170,10 @@ class Actor:
         """Sends what is complete, and waits up to `timeout` seconds until all is acknowledged."""
         if self._observation is None or not self._published:
             return
-        self._link.send(self._builder.cut(self._evaluate(self._observation)), self._version)
+        self._link.send(self._builder.cut(q_values(self._network, self._observation)), self._version)
         deadline = time.monotonic() + timeout
         while self._link.in_flight and time.monotonic() < deadline:
             self._link.pump(0.05)
-
-    def _evaluate(self, observation: Array) -> NDArray[np.float32]:
-        with torch.inference_mode():
-            q: NDArray[np.float32] = self._network(torch.from_numpy(observation)).numpy()
-        return q
 
     def _refresh(self) -> None:
         news = self._parameters.newer(self._published)

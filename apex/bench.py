@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from apex.config import ConfigError
 from apex.lifecycle import FINISHED, REFUSED
 
-BENCHES = {"replay": "apex.bench_replay"}  # word -> module whose main(argv) measures
+BENCHES = {"actor": "apex.bench_actor", "replay": "apex.bench_replay"}  # word -> module whose main(argv) measures
 
 
 def main(argv: Sequence[str]) -> int:

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -78,6 +78,14 @@ def print_report(figures: Mapping[str, float]) -> None:
             print(_row(line, prefix, figures))
     print("in one process")
     for line in STORE_LINES:
+        if line.name in figures:
+            print(_row(line, "", figures))
+
+
+def print_rows(title: str, lines: Sequence[Line], figures: Mapping[str, float]) -> None:
+    """A table of those figures that are there."""
+    print(f"\n{title:<48}{'here':>12}{'':<7}{'bar':>10}{'stretch':>10}")
+    for line in lines:
         if line.name in figures:
             print(_row(line, "", figures))
 

@@ -60,6 +60,13 @@ def load_parameters(module: nn.Module, values: NDArray[np.float32]) -> None:
         tensor.copy_(part.view(tensor.shape))
 
 
+def q_values(network: nn.Module, observation: NDArray[Any]) -> NDArray[np.float32]:
+    """Q of a batch, frame_dtype[B, S, *F] -> float32[B, A], to act by."""
+    with torch.inference_mode():
+        values: NDArray[np.float32] = network(torch.from_numpy(observation)).numpy()
+    return values
+
+
 class QNetwork(nn.Module):
     """Q = V + A - mean A with dueling heads; else one head, which is Q."""
 

@@ -1,0 +1,225 @@
+"""`apex bench actor`: what one core gives an actor process, beside what the bare environment gives on that core.
+
+The programs are the real ones: a learner that publishes its first parameters and never trains, a replay server, and
+`apex actor` with one process, pinned with its emulator threads and its sockets to one core; the others keep to the
+other cores. Its steps are counted where they are stored. Then the parts of a step, each alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from apex.bench_programs import address, map_store, measure_rates, open_programs
+from apex.bench_report import Line, print_rows
+from apex.config import Config, ConfigError, require
+from apex.environment import describe, kind, make_environment
+from apex.exploration import epsilon_greedy, epsilon_ladder
+from apex.lifecycle import FAILED, FINISHED, Stop, stop_on_signals
+from apex.machine import read_machine
+from apex.networks import make_network, q_values
+from apex.options import parse_config
+from apex.ports import choose_ports, is_free
+from apex.processes import ChildDiedError, call_in_child
+from apex.run_folder import RunFolder
+from apex.segments import SegmentBuilder
+from apex.sizing import size_to_machine
+from apex.types import Schema
+
+PIECES = 5  # a rate is the median of so many
+GAME = "ALE/Seaquest-v5"  # unless the options name another
+PARTS = {  # of a step of one stream, in microseconds
+    "forward": "Q-values of all streams, one batch",
+    "choose": "epsilon-greedy",
+    "environment": "the environment's step",
+    "collect": "compress the new frames, note the step",
+    "cut": "n-step returns, priorities, segments",
+}
+LINES = [
+    Line("actor_steps_per_s", "actor on one core: steps stored", "/s", digits=0, bar=2_000),
+    Line("bare_environment_steps_per_s", "the bare environment on that core", "/s", digits=0),
+    Line("actor_share_of_bare", "the one against the other", "%", 100, 0, 65, 75),
+]
+
+Figures = dict[str, float]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="apex bench actor", description="Measures an actor on one core. Other options are those of apex train."
+    )
+    parser.add_argument("--seconds", type=float, default=30.0, metavar="S", help="of the actor; default 30")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    options, rest = parser.parse_known_args(argv)
+    require(options.seconds > 0, f"--seconds must be > 0, got {options.seconds}")
+    config = read_config(rest, "apex bench actor")
+    try:
+        with stop_on_signals() as stop, tempfile.TemporaryDirectory(prefix="apex-bench-") as name:
+            figures = measure(config, Path(name), options.seconds, stop)
+    except ChildDiedError as error:
+        print(f"apex bench actor: {error}", file=sys.stderr)
+        return FAILED
+    print_rows(f"{config.environment.id}, {int(figures['envs_per_process'])} environments", LINES, figures)
+    print_parts(figures)
+    if options.json:
+        print(json.dumps(figures))
+    return FINISHED
+
+
+def read_config(arguments: Sequence[str], prog: str) -> Config:
+    """The configuration of a benchmark's run: that of `apex train` with these options, sized to this machine."""
+    named = any(word.startswith(("--env", "--preset", "--config")) for word in arguments)
+    words = list(arguments) if named else [*arguments, "--env", GAME]
+    config = parse_config(words, prog=prog, description="", kind=kind)
+    return size_to_machine(config, read_machine(), describe(config.environment, config.actor.n_step))
+
+
+def measure(config: Config, folder: Path, seconds: float, stop: Stop) -> Figures:
+    """All figures; takes about 2.5 x `seconds`."""
+    core, others = divide_cores()
+    actor = replace(config.actor, num_processes=1, num_actors=config.actor.envs_per_process)
+    # Never trained from, never held up, never full.
+    replay_config = replace(config.replay, min_size_to_sample=config.replay.capacity, inserts_wait=False)
+    config = replace(
+        config,
+        actor=actor,
+        replay=replay_config,
+        evaluator=replace(config.evaluator, enabled=False),
+        transport=replace(config.transport, port_offset=4_000),  # away from those of a run on this host
+        run=replace(config.run, folder=str(folder), name="bench-actor", tensorboard=False, stop_score=None),
+    )
+    config = choose_ports(config, is_free, lambda sentence: None)
+    schema = describe(config.environment, config.actor.n_step)
+
+    def bare(child_stop: Stop) -> dict[str, Any]:
+        os.sched_setaffinity(0, {core})
+        return {"rate": time_bare(config, child_stop, seconds / 3)}
+
+    before = call_in_child("bare", bare, stop)["rate"]
+    rate = _time_actor(config, schema, folder, seconds, core, others, stop)
+    after = call_in_child("bare", bare, stop)["rate"]
+    bare_rate = (before + after) / 2  # One before and one after: the machine may have slowed down meanwhile.
+
+    def parts(child_stop: Stop) -> dict[str, Any]:
+        os.sched_setaffinity(0, {core})
+        return dict(time_parts(config, schema, child_stop, seconds / 3))
+
+    figures = {
+        "actor_steps_per_s": rate,
+        "bare_environment_steps_per_s": bare_rate,
+        "actor_share_of_bare": rate / bare_rate,
+        "envs_per_process": float(config.actor.envs_per_process),
+        "network_width": config.network.width,
+        **{f"part_{name}_us": value for name, value in call_in_child("parts", parts, stop).items()},
+    }
+    return {name: float(f"{value:.6g}") for name, value in figures.items()}
+
+
+def divide_cores() -> tuple[int, set[int]]:
+    """One core for what is measured, the others for the rest; on one core all share it."""
+    cores = sorted(os.sched_getaffinity(0))
+    return cores[-1], set(cores[:-1]) or {cores[-1]}
+
+
+def _time_actor(
+    config: Config, schema: Schema, folder: Path, seconds: float, core: int, others: set[int], stop: Stop
+) -> float:
+    run = RunFolder.create(config, schema, argv=[])
+    learner = address(config)
+    with open_programs(folder, run.run_id, stop) as programs:
+        programs.start("learner", ["learner", "--run-folder", str(run.path)], others)
+        programs.start("replay", ["replay", "--learner", learner], others)
+        programs.wait_until(lambda: map_store(run) is not None, "replay memory")
+        store = map_store(run)
+        if store is None:
+            raise ConfigError("the replay memory is gone")
+        programs.start("actor", ["actor", "--learner", learner], {core})
+        programs.wait_until(lambda: store.num_inserted > 0, "first transition")
+        return statistics.median(measure_rates(lambda: store.num_inserted, seconds, PIECES, programs.check))
+
+
+def time_bare(config: Config, stop: Stop, seconds: float) -> float:
+    """Steps a second of as many environments with random actions, and nothing else."""
+    count = config.actor.envs_per_process
+    environment = make_environment(config.environment, count, seed=1, num_threads=1)
+    num_actions = describe(config.environment, config.actor.n_step).num_actions
+    rng = np.random.default_rng(0)
+    environment.reset()
+    rates = []
+    for _ in range(PIECES):
+        began, steps = time.perf_counter(), 0
+        while (elapsed := time.perf_counter() - began) < seconds / PIECES:
+            if stop.requested:
+                raise KeyboardInterrupt
+            environment.step(rng.integers(num_actions, size=count))
+            steps += count
+        rates.append(steps / elapsed)
+    environment.close()
+    return statistics.median(rates)
+
+
+def time_parts(config: Config, schema: Schema, stop: Stop, seconds: float) -> Figures:
+    """Microseconds of each part of a step, per stream, without sockets."""
+    count = config.actor.envs_per_process
+    torch.set_num_threads(config.actor.num_threads)
+    network = make_network(config.network, schema, seed=0)
+    environment = make_environment(config.environment, count, seed=1, num_threads=1)
+    builder = SegmentBuilder(
+        schema,
+        num_streams=count,
+        gamma=config.actor.gamma,
+        segment_length=config.actor.segment_length,
+        clip_rewards=config.environment.clip_rewards,
+        life_loss_terminates=config.environment.life_loss_terminates,
+    )
+    epsilon = epsilon_ladder(count, config.actor.epsilon_base, config.actor.epsilon_exponent)
+    rng = np.random.default_rng(0)
+    spent = dict.fromkeys(PARTS, 0.0)
+
+    def timed(part: str, work: Any) -> Any:
+        began = time.perf_counter()
+        result = work()
+        spent[part] += time.perf_counter() - began
+        return result
+
+    observation = environment.reset()
+    builder.begin(observation)
+    steps, began = 0, time.perf_counter()
+    while time.perf_counter() < began + seconds:
+        if stop.requested:
+            raise KeyboardInterrupt
+        seen = observation
+        q = timed("forward", lambda seen=seen: q_values(network, seen))
+        if builder.ready:
+            timed("cut", lambda q=q: builder.cut(q))
+        action = timed("choose", lambda q=q: epsilon_greedy(q, epsilon, rng))
+        step = timed("environment", lambda action=action: environment.step(action))
+        final_q = q_values(network, step.final_observation) if (step.truncated & ~step.terminated).any() else None
+        timed("collect", lambda a=action, q=q, s=step, f=final_q: builder.append(a, q, s, f))
+        observation = step.observation
+        steps += count
+    environment.close()
+    return {name: 1e6 * value / steps for name, value in spent.items()}
+
+
+def print_parts(figures: Figures) -> None:
+    """A table: where the time of a step goes."""
+    values = {name: figures[f"part_{name}_us"] for name in PARTS}
+    whole = sum(values.values())
+    print(f"\n{'one step of one stream, without sockets':<48}{'us':>12}{'share':>9}")
+    for name, value in values.items():
+        print(f"  {PARTS[name]:<46}{value:>12.1f}{value / whole:>9.0%}")
+    print(f"  {'sum':<46}{whole:>12.1f}")

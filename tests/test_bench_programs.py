@@ -1,0 +1,85 @@
+"""Rates come right out of bursts; programs run where they should, say why they ended, and leave nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from apex import bench_programs
+from apex.bench_programs import measure_rates, open_programs
+from apex.lifecycle import Stop
+from apex.processes import ChildDiedError
+
+RUN_ID = 0xABCDEF0123456789
+
+
+class Bursts:
+    """A clock that only moves by sleeping, and a counter that grows by `size` every `period` seconds, over 5 ms."""
+
+    def __init__(self, size, period):
+        self.size, self.period, self.now = size, period, 100.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+    def count(self):
+        whole, rest = divmod(self.now, self.period)
+        return int(self.size * (whole + min(1.0, rest / 0.005)))
+
+
+@pytest.mark.parametrize("period", [0.06, 0.4, 1.3])
+def test_a_rate_is_that_of_whole_bursts(monkeypatch, period):
+    bursts = Bursts(800, period)
+    monkeypatch.setattr(bench_programs, "time", bursts)
+    rates = measure_rates(bursts.count, 20.0, 5, lambda: None)
+    assert rates == pytest.approx([800 / period] * 5, rel=0.03)
+
+
+def test_too_few_bursts_are_no_figure(monkeypatch):
+    bursts = Bursts(800, 1.0)
+    monkeypatch.setattr(bench_programs, "time", bursts)
+    with pytest.raises(ChildDiedError, match="take more seconds"):
+        measure_rates(bursts.count, 4.0, 5, lambda: None)
+
+
+def test_who_has_ended_is_named_with_its_last_line(tmp_path):
+    with open_programs(tmp_path, RUN_ID, Stop()) as programs:
+        programs.start("actor", ["actor", "--learner", "nowhere:0:0"])
+        with pytest.raises(ChildDiedError, match="the actor ended with status 2 and said: .*--learner"):
+            programs.wait_until(lambda: False, "miracle")
+
+
+def test_programs_keep_to_their_cores_and_are_gone_at_the_end(tmp_path):
+    core = max(os.sched_getaffinity(0))
+    memory = Path(f"/dev/shm/apex-{RUN_ID:016x}-0.replay")
+    stop = Stop()
+    with open_programs(tmp_path, RUN_ID, stop) as programs:
+        process = programs.start("replay", ["replay", "--learner", "127.0.0.1:1"], {core})
+        memory.touch()
+        log = tmp_path / "replay.log"
+        programs.wait_until(log.exists, "log")
+        assert os.sched_getaffinity(process.pid) == {core}
+        stop.request()
+        with pytest.raises(KeyboardInterrupt):
+            programs.check()
+    assert process.poll() is not None
+    assert not memory.exists()
+
+
+def test_what_does_not_end_is_killed(tmp_path, monkeypatch):
+    deaf = tmp_path / "deaf"
+    deaf.write_text("#!/bin/sh\ntrap '' TERM\necho here\nwhile :; do sleep 0.05; done\n")
+    deaf.chmod(0o700)
+    monkeypatch.setattr(bench_programs, "END_SECONDS", 0.1)
+    monkeypatch.setattr(bench_programs.sys, "executable", str(deaf))
+    with open_programs(tmp_path, RUN_ID, Stop()) as programs:
+        process = programs.start("deaf", [])
+        programs.wait_until(lambda: "here" in (tmp_path / "deaf.log").read_text(), "word")
+        programs.end(process)
+    assert process.returncode == -signal.SIGKILL
