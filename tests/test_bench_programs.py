@@ -51,7 +51,7 @@ def test_too_few_bursts_are_no_figure(monkeypatch):
 def test_who_has_ended_is_named_with_its_last_line(tmp_path):
     with open_programs(tmp_path, RUN_ID, Stop()) as programs:
         programs.start("actor", ["actor", "--learner", "nowhere:0:0"])
-        with pytest.raises(ChildDiedError, match="the actor ended with status 2 and said: .*--learner"):
+        with pytest.raises(ChildDiedError, match=r"the actor ended with status 2 and said: .*--learner"):
             programs.wait_until(lambda: False, "miracle")
 
 
