@@ -24,36 +24,38 @@ class StackDecoder:
         self._schema = schema
         self._stacks = stacks
         _, self._batch_size, self._stack = stacks.shape[:3]
+        self._rows = np.arange(2 * self._batch_size * self._stack).reshape(2, self._batch_size, self._stack)
         self._places = stacks.reshape(-1, *schema.frame_shape)
         self._bytes = stacks.reshape(len(self._places), -1).view(np.uint8)
         # Slicing costs as much as a third of decompressing: the slices are made once.
         self._targets = [row.data for row in self._bytes]
 
-    def decode(self, records: Array, image: Image) -> None:
-        """Fills the stacks from `records` (SAMPLE_RECORD[B]) and their image; raises FrameError.
+    def decode(self, records: Array, image: Image, first_row: int = 0) -> None:
+        """Fills the stacks' rows from `first_row` on from `records` (SAMPLE_RECORD) and their image; raises FrameError.
 
         Lengths and counts must have been checked (`wire.Codec.decode_batch`).
         """
-        batch, stack = self._batch_size, self._stack
+        stack = self._stack
+        rows = self._rows[:, first_row : first_row + len(records)].reshape(-1)
         offsets = np.arange(stack)
         first = np.cumsum(records["num_frames"], dtype=np.int64) - records["num_frames"]
-        # Which frame of the image belongs at each place [2, B, S], oldest first; negative: before the episode.
+        # Which frame of the image belongs at each place [2, rows, S], oldest first; negative: before the episode.
         newest = np.stack([first + records["frame"], first + records["next_frame"]])[..., None]
         depth = np.stack([records["depth"], records["next_depth"]]).astype(np.int64)[..., None]
         real = offsets >= stack - depth
         wanted = np.where(real, newest - (stack - 1) + offsets, -1).reshape(-1)
-        self._places[wanted < 0] = 0
+        self._places[rows[wanted < 0]] = 0
         places = np.flatnonzero(wanted >= 0)
         frames, where = np.unique(wanted[places], return_index=True)
         unique_places = places[where]
-        self._decompress(image, frames, unique_places)
-        copies = np.ones(2 * batch * stack, bool)
+        self._decompress(image, frames, rows[unique_places])
+        copies = np.ones(len(wanted), bool)
         copies[unique_places] = False
         copies &= wanted >= 0
         twins = np.flatnonzero(copies)
         if twins.size:
             source = unique_places[np.searchsorted(frames, wanted[twins])]
-            self._places[twins] = self._places[source]
+            self._places[rows[twins]] = self._places[rows[source]]
 
     def _decompress(self, image: Image, frames: Array, places: Array) -> None:
         view = memoryview(image)

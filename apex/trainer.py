@@ -126,6 +126,7 @@ class Trainer:
 
     def _update(self, sample: Sample) -> None:
         config, device = self._config, self._device
+        # Of the whole memory, whatever its shards hold: P(i) = 1/R * leaf / root, N = the sum of what is alive in each.
         weights = importance_weights(sample.probability, sample.num_transitions, config.importance_sampling_exponent)
         observation, next_observation = (self._move(stack) for stack in sample.stacks)
         action, n_step_return, discount = (
@@ -175,14 +176,6 @@ class Trainer:
         sample, td_errors, event = self._outgoing.popleft()
         if event is not None:
             event.synchronize()
-        self._priorities.send(
-            PriorityUpdate(
-                sample.shard,
-                sample.store_incarnation,
-                sample.sampler,
-                sample.number,
-                sample.keys.copy(),
-                td_errors.numpy(),
-            )
-        )
+        for update in sample.updates(td_errors.numpy()):
+            self._priorities.send(update)
         self._samples.release(sample.slot)

@@ -164,7 +164,7 @@ def test_an_endpoint_is_where_to_bind_or_how_to_reach_a_host():
     ("tree", "message"),
     [
         ({"repaly": {}}, "unknown knob repaly; known here: seed, environment, actor, replay,"),
-        ({"replay": {"capactiy": 1}}, "unknown knob replay.capactiy; known here: capacity, max_bytes,"),
+        ({"replay": {"capactiy": 1}}, "unknown knob replay.capactiy; known here: num_shards, capacity,"),
         ({"replay": 5}, "replay must be a table of knobs, got 5"),
         ({"replay": {"capacity": "lots"}}, "replay.capacity must be int, got 'lots'"),
         ({"replay": {"capacity": 1e6}}, "replay.capacity must be int, got 1000000.0"),

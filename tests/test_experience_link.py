@@ -38,7 +38,7 @@ class Tape:
 
 
 def make_link(tape, window=2):
-    return ExperienceLink(STREAMS, CODEC, tape, tape, window=window, clock=tape.clock)
+    return ExperienceLink(STREAMS, CODEC, [tape], tape, window=window, clock=tape.clock)
 
 
 def cut(stream_index):

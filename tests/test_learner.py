@@ -44,11 +44,16 @@ class Loop:
         self.connected = []
         config = replace(CONFIG, run=RunConfig(**run))
         self.loop = LearnerLoop(
-            config, self.trainer, pipe, connect=self.connected.append, save=lambda steps: self.saved.append(steps)
+            config,
+            self.trainer,
+            pipe,
+            connect=lambda endpoint, shard: self.connected.append((endpoint, shard)),
+            save=lambda steps: self.saved.append(steps),
         )
 
-    def tell(self, end="", steps=0, **replay):
-        self.pipe.send_bytes(json.dumps({"replay": replay, "end": end, "steps": steps}).encode())
+    def tell(self, *replay, end="", steps=0, absent=""):
+        news = {"replay": [{"priorities": endpoint} for endpoint in replay], "absent": absent}
+        self.pipe.send_bytes(json.dumps({**news, "end": end, "steps": steps}).encode())
 
     def run(self, stop=None):
         return self.loop.run(stop or Stop(), lambda: None)
@@ -72,18 +77,18 @@ def test_ends_after_its_last_update_although_samples_remain():
 
 def test_saves_every_period_and_knows_the_steps():
     loop = Loop(9, max_updates=5)
-    loop.tell(steps=1234, priorities="tcp://a")
+    loop.tell("tcp://a", steps=1234)
     loop.run()
     assert loop.saved == [1234, 1234]
-    assert loop.connected == ["tcp://a"]
+    assert loop.connected == [("tcp://a", 0)]
 
 
 def test_follows_a_replay_server_that_moved_and_only_then():
     loop = Loop(9, max_updates=3)
     for endpoint in ("tcp://a", "tcp://a", "tcp://b"):
-        loop.tell(priorities=endpoint)
+        loop.tell(endpoint)
     loop.run()
-    assert loop.connected == ["tcp://a", "tcp://b"]
+    assert loop.connected == [("tcp://a", 0), ("tcp://b", 0)]
 
 
 def test_ends_for_the_reason_that_it_is_told():
@@ -218,8 +223,8 @@ def test_hello_is_answered_with_all_that_a_role_needs(desk):
 def test_actors_wait_for_replay_and_learn_where_it_is(desk):
     replay, _ = session_of(desk.welcome("replay"), "replay", {"num_inserted": 42}, {"priorities": "tcp://1.2.3.4:5"})
     welcome = desk.welcome(num_streams=1, needs_replay=True)
-    assert welcome.replay == {"priorities": "tcp://1.2.3.4:5"}
-    assert desk.news(lambda news: news["steps"] == 42)["replay"] == {"priorities": "tcp://1.2.3.4:5"}
+    assert welcome.replay == [{"priorities": "tcp://1.2.3.4:5"}]
+    assert desk.news(lambda news: news["steps"] == 42)["replay"] == welcome.replay
     status = desk.status()
     assert status["steps"] == 42
     assert status["phase"] == "filling replay"

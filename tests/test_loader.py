@@ -10,7 +10,7 @@ import pytest
 from builders import PIXELS, VECTORS, make_batch, make_frames, make_records, make_segment
 
 from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig
-from apex.loader import LOOK_SECONDS, DirectSource, Loader, SampleRing
+from apex.loader import LOOK_SECONDS, DirectSource, Loader, Part, SampleRing
 from apex.processes import start_child, stop_children
 from apex.store_layout import remove, store_path
 from apex.store_writer import StoreWriter
@@ -18,13 +18,8 @@ from apex.types import make_image
 
 
 def expect(sample, batch):
-    assert (sample.num_transitions, sample.shard, sample.store_incarnation, sample.sampler, sample.number) == (
-        batch.num_transitions,
-        batch.shard,
-        batch.store_incarnation,
-        batch.sampler,
-        batch.number,
-    )
+    assert sample.num_transitions == batch.num_transitions
+    assert sample.parts == [Part(batch.shard, batch.store_incarnation, batch.sampler, batch.number)]
     for ours, theirs in [("keys", "key"), ("probability",) * 2, ("action",) * 2, ("version",) * 2, ("discount",) * 2]:
         np.testing.assert_array_equal(getattr(sample, ours), batch.records[theirs])
 
@@ -52,8 +47,8 @@ def test_never_overwrites_a_slot_that_was_not_released():
     ring.release(first.slot)
     assert loader.ready(0.0)
     assert loader.send(batches[2], 0.0)
-    assert second.number == 1
-    assert ring.receive(1.0).number == 2
+    assert second.parts[0].number == 1
+    assert ring.receive(1.0).parts[0].number == 2
 
 
 def test_what_does_not_decompress_is_counted_and_dropped():
@@ -82,7 +77,7 @@ def test_another_process_fills_what_this_one_reads():
     try:
         for number in range(10):
             sample = ring.receive(10.0)
-            assert sample.number == number
+            assert sample.parts[0].number == number
             ring.release(sample.slot)
     finally:
         stop_children([child])
@@ -101,7 +96,7 @@ class Direct:
         )
         self.ring = SampleRing(PIXELS, 4)
         self.now = 0.0
-        self.source = DirectSource(Loader(PIXELS, self.ring), 0, self.config, PIXELS, self.run_id, clock=self.clock)
+        self.source = DirectSource(Loader(PIXELS, self.ring), 0, 0, self.config, PIXELS, self.run_id, clock=self.clock)
 
     def clock(self):
         self.now += LOOK_SECONDS
@@ -134,7 +129,7 @@ def test_beside_a_replay_server_a_loader_draws_for_itself(direct):
     store = direct.make_store(store_incarnation=9)
     assert direct.source.sampler().step(0.0)
     sample = direct.ring.receive(1.0)
-    assert (sample.store_incarnation, sample.sampler, sample.number) == (9, direct.config.replay.num_samplers, 0)
+    assert sample.parts == [Part(0, 9, direct.config.replay.num_samplers, 0)]
     records = make_records(PIXELS, 5)
     np.testing.assert_array_equal(sample.action, records["action"][sample.keys])
     np.testing.assert_array_equal(sample.stacks[1, :, -1, 0, 0], sample.keys + 1)  # A frame says its own number.
@@ -150,7 +145,7 @@ def test_a_loader_goes_on_while_the_writer_is_away_and_follows_it_to_a_new_store
     assert direct.source.sampler() is None
     store = direct.make_store(store_incarnation=2)
     assert direct.source.sampler().step(0.0)
-    assert direct.ring.receive(1.0).store_incarnation == 2
+    assert direct.ring.receive(1.0).parts[0].store_incarnation == 2
     store.close()
 
 
@@ -165,9 +160,9 @@ def test_a_loader_that_is_started_again_goes_on_with_its_numbers(direct):
     for _ in range(2):
         assert sampler.step(0.0)
         direct.ring.release(direct.ring.receive(1.0).slot)
-    again = DirectSource(Loader(PIXELS, direct.ring), 0, direct.config, PIXELS, direct.run_id, clock=direct.clock)
+    again = DirectSource(Loader(PIXELS, direct.ring), 0, 0, direct.config, PIXELS, direct.run_id, clock=direct.clock)
     assert again.sampler().step(0.0)
-    assert direct.ring.receive(1.0).number == 2
+    assert direct.ring.receive(1.0).parts[0].number == 2
     store.close()
 
 
@@ -176,9 +171,9 @@ def test_while_one_slot_is_trained_on_another_is_ready_and_a_third_is_filled():
     loader = Loader(PIXELS, ring)
     for number in range(2):
         assert loader.send(make_batch(PIXELS, number=number), 0.0)
-    assert ring.receive(0.0).number == 0
+    assert ring.receive(0.0).parts[0].number == 0
     assert loader.ready(0.0)
-    assert ring.receive(0.0).number == 1
+    assert ring.receive(0.0).parts[0].number == 1
 
 
 def test_a_store_that_is_only_half_made_is_looked_at_again(direct):

@@ -23,7 +23,7 @@ def test_free_ports_are_taken_as_they_are_without_a_word():
     assert choose(Config(), all_free_but()) == (Config(), [])
 
 
-@pytest.mark.parametrize("taken", ports(TransportConfig()))
+@pytest.mark.parametrize("taken", ports(Config()))
 def test_one_taken_port_moves_all_of_them_and_is_said_aloud(taken):
     config, said = choose(Config(), all_free_but(taken))
     assert config.transport == TransportConfig(port_offset=100)
@@ -54,7 +54,7 @@ def test_tensorboard_stays_clear_of_the_ports_of_the_run():
 
 def test_without_any_port_for_tensorboard_it_names_the_knob():
     with pytest.raises(ConfigError, match=r"--run\.tensorboard-port 6006"):
-        choose(Config(), lambda host, port: port in ports(TransportConfig()))
+        choose(Config(), lambda host, port: port in ports(Config()))
 
 
 def test_without_tensorboard_its_port_does_not_matter():

@@ -32,7 +32,7 @@ def nothing(tag):
 def hear_all(status, replay=None, actor=None, **learner):
     status.hear(1, "replay", "h", 10, {"num_inserted": 500, "size": 400, **(replay or {})})
     status.hear(2, "actor", "h", 11, {"steps_per_second": 10.0, "rate": "10 steps/s", **(actor or {})})
-    status.replay_endpoints = {"experience": "tcp://..."}
+    status.replay_endpoints = [{"experience": "tcp://..."}]
     status.learner = {"updates": 7, "wait_share": 0.9, **learner}
 
 
@@ -73,7 +73,7 @@ def test_collects_what_the_programs_say():
 
 def test_phases_follow_the_run():
     status = make_status()
-    status.replay_endpoints = {"experience": "x"}
+    status.replay_endpoints = [{"experience": "x"}]
     assert status.report(nothing)["phase"] == "filling replay"
     status.learner = {"updates": 1}
     assert status.report(nothing)["phase"] == "training"
