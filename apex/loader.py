@@ -299,8 +299,9 @@ class RemoteSource:
 def load(stop: Stop, index: int, config: Config, schema: Schema, ring: SampleRing, run_id: int) -> None:
     """A loader process. The first one also listens for the samplers of replay shards on other hosts."""
     loader = Loader(schema, ring)
-    shards = range(config.replay.num_shards if config.transport.shared_memory else 0)
+    shards = range(config.replay.num_shards)
     stores = [DirectSource(loader, index, shard, config, schema, run_id) for shard in shards]
+    draws = config.transport.shared_memory
     with open_context() as context:
         remote = None
         if index == 0:
@@ -315,19 +316,18 @@ def load(stop: Stop, index: int, config: Config, schema: Schema, ring: SampleRin
             remote = RemoteSource(batches, config)
         while not stop.requested:
             if loader.ready(POLL_SECONDS):
-                fill(loader, [store.sampler() for store in stores], remote)
+                fill(loader, [store.sampler() if draws else None for store in stores], remote)
 
 
 def fill(loader: Loader, samplers: Sequence[Sampler | None], remote: RemoteSource | None) -> None:
     """Draws what the loader's batch lacks of shards on this host, and takes a part of another; waits if there is none.
 
-    `samplers`: one for each shard on this host, else None; empty if none is to be drawn from. `remote`: None, or where
-    parts of the others come from.
+    `samplers`: for each shard one that draws, or None where it is on another host; `remote`: where parts come from
+    then, if this loader gets them.
     """
-    here = [sampler is not None for sampler in samplers] or [False] * len(loader.missing)
-    elsewhere = [shard for shard in loader.missing if not here[shard]]
+    elsewhere = [shard for shard in loader.missing if samplers[shard] is None]
     if elsewhere and remote is None:
-        time.sleep(POLL_SECONDS)  # The first loader gets them.
+        time.sleep(POLL_SECONDS)
         return
     drawn = [sampler.step() for shard in tuple(loader.missing) if (sampler := samplers[shard]) is not None]
     if elsewhere and remote is not None:
