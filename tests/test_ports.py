@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from apex.config import Config, ConfigError, RunConfig, TransportConfig
+from apex.config import Config, ConfigError, ReplayConfig, RunConfig, TransportConfig
 from apex.ports import choose_ports, is_free, ports
 
 
@@ -74,3 +74,17 @@ def test_a_port_is_free_until_somebody_listens():
 def test_an_address_of_another_host_is_refused_by_name():
     with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1:51001: .*; name an address of this host"):
         is_free("192.0.2.1", 51_001)
+
+
+@pytest.mark.parametrize("taken", [51_011, 51_012, 51_013])
+def test_ports_of_every_shard_count_and_those_of_shards_that_are_not_there_do_not(taken):
+    two = Config(replay=ReplayConfig(num_shards=2))
+    assert len(ports(two)) == len(set(ports(two))) == len(ports(Config())) + 3
+    assert choose(two, all_free_but(taken))[0].transport.port_offset == 100
+    assert choose(Config(), all_free_but(taken))[0].transport.port_offset == 0
+
+
+def test_shards_that_find_no_room_below_the_last_port_are_refused_by_name():
+    config = Config(replay=ReplayConfig(num_shards=64), transport=TransportConfig(receipts_port=64_000))
+    with pytest.raises(ConfigError, match=r"no 196 free ports on 127\.0\.0\.1 from --transport\.port-offset 0 on"):
+        choose(config, lambda host, port: False)
