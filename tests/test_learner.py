@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +24,7 @@ from apex.config import (
     RunConfig,
     TransportConfig,
 )
-from apex.coordinator import Desk, coordinate
+from apex.coordinator import FORGET_SECONDS, Desk, coordinate
 from apex.header import VERSION
 from apex.learner import DivergedError, LearnerLoop, PublishingThread, choose_device
 from apex.lifecycle import Stop
@@ -309,7 +310,9 @@ def test_a_shard_that_a_living_server_holds_is_refused_and_one_that_fell_silent_
         beat = {"type": "heartbeat", "session": 5, "run_id": two_shards.folder.run_id, "role": "replay", "host": "h"}
         client.send({**beat, "pid": 1, "shard": 0, "streams": [], "endpoints": {}, "status": {}})
         assert client.receive(5.0)["type"] == "state"
+    began = time.monotonic()
     two_shards.welcome("replay", shard=0)
+    assert time.monotonic() - began < FORGET_SECONDS / 2
     holder.close()
     two_shards.welcome("replay", shard=1)  # It has said goodbye.
 
