@@ -238,10 +238,11 @@ def work(stop: Stop, task: Task) -> None:
             link=ExperienceLink(
                 streams,
                 codec,
-                ExperienceSender(
-                    context, welcome.replay["experience"], num_messages=len(streams) * config.actor.window
-                ),
-                ReceiptReceiver(context, welcome.replay["receipts"], codec, streams),
+                [
+                    ExperienceSender(context, shard["experience"], num_messages=len(streams) * config.actor.window)
+                    for shard in welcome.replay
+                ],
+                ReceiptReceiver(context, [shard["receipts"] for shard in welcome.replay], codec, streams),
                 window=config.actor.window,
             ),
             parameters=task.board,

@@ -20,6 +20,10 @@ class ConfigError(ValueError):
     """A knob that does not exist, or a value that it may not have. Exit status 2."""
 
 
+SHARD_STEP = 10  # between a port of one replay shard and the same port of the next
+REPLAY_SOCKETS = ("experience", "priorities", "receipts")  # that each replay shard binds
+
+
 def require(condition: bool, message: str) -> None:
     """Raises ConfigError with `message` unless `condition` holds."""
     if not condition:
@@ -86,20 +90,22 @@ class ActorConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayConfig:
-    """The replay server."""
+    """The replay memory: one server, or several that share it."""
 
+    num_shards: int = 1  # R: replay servers, each with 1/R of the memory; a batch has a part from every one
     capacity: int = 2_000_000  # transitions kept; the oldest segments go first [section 4.1]
     max_bytes: int = 0  # bytes of compressed frames kept; 0: by capacity, and half of the memory at most
     min_size_to_sample: int = 50_000  # nothing is sampled before this many arrived [section 4.1]
     priority_exponent: float = 0.6  # alpha [section 4.1]; 0 draws uniformly
     min_priority: float = 1e-6  # a live transition is never impossible to draw [PER 3.3]
-    num_samplers: int = 1  # processes that draw and send
-    batches_in_flight: int = 8  # batches per sampler whose priorities have not come back
+    num_samplers: int = 1  # processes of one server that draw and send
+    batches_in_flight: int = 8  # batches (parts of them) per sampler whose priorities have not come back
     samples_per_insert: float = 0.0  # samplers wait above this replay ratio; 0: free running, as in the paper
     inserts_wait: bool = False  # two-sided: inserts wait too, when sampling falls behind the ratio
     samples_per_insert_tolerance: float = 0.1  # slack of either side, as a fraction of min_size_to_sample's worth
 
     def __post_init__(self) -> None:
+        require(1 <= self.num_shards <= 64, f"replay.num_shards must be 1 ... 64, got {self.num_shards}")
         require(
             0 < self.min_size_to_sample <= self.capacity,
             f"replay: need 0 < min_size_to_sample <= capacity, got {self.min_size_to_sample} and {self.capacity}",
@@ -124,6 +130,20 @@ class ReplayConfig:
             not self.inserts_wait or self.samples_per_insert > 0,
             "replay.inserts_wait needs replay.samples_per_insert > 0",
         )
+
+    def per_shard(self) -> ReplayConfig:
+        """What each of the servers is made for: what counts the whole memory, divided by R."""
+        return dataclasses.replace(
+            self,
+            num_shards=1,
+            capacity=-(-self.capacity // self.num_shards),
+            max_bytes=self.max_bytes // self.num_shards,
+            min_size_to_sample=-(-self.min_size_to_sample // self.num_shards),
+        )
+
+    def shard_name(self, shard: int) -> str:
+        """How a server is called where a person reads it."""
+        return "a replay server" if self.num_shards == 1 else f"shard {shard} of {self.num_shards}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,9 +245,9 @@ class TransportConfig:
     bind: str = "127.0.0.1"  # interface that this host's sockets bind to; beyond loopback see allow_remote
     allow_remote: bool = False  # bind beyond loopback without authentication: anyone who reaches a port is believed
     port_offset: int = 0  # added to every port below, so that runs stand side by side
-    experience_port: int = 51001  # replay, PULL
-    priorities_port: int = 51002  # replay, PULL
-    receipts_port: int = 51003  # replay, XPUB
+    experience_port: int = 51001  # replay, PULL; the next shard's is 10 higher
+    priorities_port: int = 51002  # replay, PULL; the same
+    receipts_port: int = 51003  # replay, XPUB; the same
     parameters_port: int = 52001  # learner, XPUB
     batches_port: int = 52002  # learner, PULL
     control_port: int = 52003  # learner, ROUTER
@@ -259,9 +279,14 @@ class TransportConfig:
         """Whether only this host can reach what is bound."""
         return self.bind in ("127.0.0.1", "localhost")
 
-    def endpoint(self, name: str, host: str | None = None) -> str:
-        """The tcp:// address of the socket `name` ("experience", ...) on `host`, or where to bind it."""
-        return f"tcp://{host or self.bind}:{getattr(self, name + '_port') + self.port_offset}"
+    def port(self, name: str, shard: int = 0) -> int:
+        """The number of the port `name` ("experience", ...), of a replay shard where it is one of REPLAY_SOCKETS."""
+        number: int = getattr(self, name + "_port")
+        return number + self.port_offset + SHARD_STEP * shard
+
+    def endpoint(self, name: str, host: str | None = None, shard: int = 0) -> str:
+        """The tcp:// address of the socket `name` on `host`, or where to bind it."""
+        return f"tcp://{host or self.bind}:{self.port(name, shard)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,11 +342,38 @@ class Config:
             self.run.stop_score is None or self.evaluator.enabled,
             "run.stop_score needs the evaluator: leave evaluator.enabled on",
         )
+        self._check_shards()
+
+    def _check_shards(self) -> None:
+        num_shards, capacity = self.replay.num_shards, self.replay.per_shard().capacity
         segment = self.actor.segment_length + self.actor.n_step
         require(
-            segment <= self.replay.capacity,
-            f"replay.capacity {self.replay.capacity} must hold a segment of up to {segment} transitions",
+            segment <= capacity,
+            f"replay.capacity {self.replay.capacity}{f' / {num_shards} shards' * (num_shards > 1)} must hold a segment "
+            f"of up to {segment} transitions",
         )
+        require(
+            self.learner.batch_size % num_shards == 0,
+            f"learner.batch_size {self.learner.batch_size} must be a multiple of replay.num_shards {num_shards}: "
+            "a batch has as many transitions from each",
+        )
+        require(
+            self.actor.num_actors >= num_shards or not self.actor.num_actors,
+            f"actor.num_actors {self.actor.num_actors} must be >= replay.num_shards {num_shards}: "
+            "an actor's experience goes to one shard, and no shard may stay empty",
+        )
+        for name in REPLAY_SOCKETS:
+            port = self.transport.port(name, num_shards - 1)
+            require(
+                port <= 65535,
+                f"transport.{name}_port + port_offset must be <= 65535 for every shard, got {port} for the last of "
+                f"{num_shards}",
+            )
+
+    @property
+    def part_size(self) -> int:
+        """Transitions of a batch that each replay shard gives."""
+        return self.learner.batch_size // self.replay.num_shards
 
 
 def flatten(config: Config) -> dict[str, Any]:

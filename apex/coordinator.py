@@ -73,6 +73,7 @@ class Coordinator:
         self._status.evaluation = self._best_before()
         self._num_parameters = 0  # unknown until the trainer has built its network; nobody is welcome before
         self._told: dict[str, Any] = {}
+        self._asked: dict[int, float] = {}  # when a replay server first asked for a shard that another one may hold
 
     async def run(self) -> None:
         """Serves until the trainer is done, then tells everybody for a moment."""
@@ -147,7 +148,13 @@ class Coordinator:
         return True
 
     def _tell_trainer(self) -> None:
-        news = {"replay": self._status.replay_endpoints, "end": self._status.reason, "steps": self._status.num_steps}
+        status = self._status
+        news = {
+            "replay": status.replay_endpoints,
+            "absent": status.absent_replay,
+            "end": status.reason,
+            "steps": status.num_steps,
+        }
         if news != self._told:
             self._told = news
             try:
@@ -187,7 +194,14 @@ class Coordinator:
             if message.get("wire") != VERSION:
                 return {"type": "refused", "reason": f"wire version {message.get('wire')}, but this is {VERSION}"}
             if self._status.finished:
-                return {"type": "state", "stop": True, "replay": {}}
+                return {"type": "state", "stop": True}
+            if message["role"] == "replay":
+                shard, num_shards = int(message["shard"]), self._config.replay.num_shards
+                if not 0 <= shard < num_shards:
+                    reason = f"--shard {shard}: this run has replay.num_shards {num_shards}, 0 ... {num_shards - 1}"
+                    return {"type": "refused", "reason": reason}
+                if (answer := self._turn_away(shard, session, now)) is not None:
+                    return answer
             streams = self._leases.claim(session, int(message["num_streams"]), now)
             return self._welcome(streams)
         if message["type"] == "heartbeat":
@@ -197,14 +211,39 @@ class Coordinator:
             if not self._leases.renew(session, streams, now):
                 return {"type": "refused", "reason": "its actor ids were leased to another"}
             self._hear(session, message, dict(message["status"]))
-            return {"type": "state", "stop": self._status.finished, "replay": self._status.replay_endpoints}
+            state = {"type": "state", "stop": self._status.finished}
+            if message["role"] == "replay":
+                state["inserts_wanted"] = self._status.inserts_wanted(int(message["shard"]))
+            return state
         raise WireError("type", str(message["type"])[:40])
 
+    def _turn_away(self, shard: int, session: int, now: float) -> dict[str, Any] | None:
+        """What a replay server that says hello is told if another one holds its shard; None if nobody does.
+
+        The server before may have been killed a moment ago. Who is heard again after the newcomer has asked is alive;
+        who is silent for two heartbeats is not. In between the newcomer waits, and asks again.
+        """
+        holder = self._status.replay_server(shard)
+        silence = 2 * self._config.transport.heartbeat_seconds
+        if holder is None or holder[0] == session or now - holder[1].seen_at > silence:
+            self._asked.pop(session, None)
+            return None
+        member = holder[1]
+        if member.seen_at <= self._asked.setdefault(session, now):
+            return {"type": "wait"}
+        name = self._config.replay.shard_name(shard)
+        where = f"process {member.pid} on {member.host}"
+        return {"type": "refused", "reason": f"{name} is there already: {where}; stop it, or name another --shard"}
+
     def _hear(self, session: int, message: dict[str, Any], status: dict[str, Any]) -> None:
-        self._status.hear(session, str(message["role"]), str(message["host"]), int(message["pid"]), status)
+        is_replay = message["role"] == "replay"
+        shard = int(message["shard"]) if is_replay else 0
+        if not 0 <= shard < self._config.replay.num_shards:
+            raise WireError("shard", f"shard {shard}")
+        self._status.hear(session, str(message["role"]), str(message["host"]), int(message["pid"]), status, shard)
         self._status.num_leased = self._leases.num_leased
-        if message["role"] == "replay" and message.get("endpoints"):
-            self._status.replay_endpoints = {str(k): str(v) for k, v in message["endpoints"].items()}
+        if is_replay and message.get("endpoints"):
+            self._status.replay_endpoints[shard] = {str(k): str(v) for k, v in message["endpoints"].items()}
 
     def _welcome(self, streams: list[Stream]) -> dict[str, Any]:
         return {
@@ -215,7 +254,8 @@ class Coordinator:
             "num_parameters": self._num_parameters,
             "num_actors": self._desk.num_actors,
             "memory": memory_id(),
-            "replay": self._status.replay_endpoints,
+            "replay": self._status.all_replay_endpoints,
+            "absent": self._status.absent_replay,
             "streams": streams,
         }
 
@@ -238,7 +278,7 @@ class Coordinator:
         learner = {f"learner/{name}": value for name, value in self._status.learner.items() if _is_number(value)}
         if learner:
             self._metrics.accept({"role": "learner", "steps": steps, "time": now, "scalars": learner})
-        replay = self._status.newest("replay")
+        replay = self._status.replay_status()
         figures = {f"replay/{name}": value for name, value in replay.items() if _is_number(value)}
         if figures:
             row: dict[str, Any] = {"role": "replay", "steps": steps, "time": now, "scalars": figures}

@@ -33,14 +33,15 @@ class ExperienceLink:
         self,
         streams: Sequence[Stream],
         codec: Codec,
-        outlet: Outlet,
+        outlets: Sequence[Outlet],
         receipts: Receipts,
         *,
         window: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`outlets`: one to each replay shard, in their order; `receipts` come from all of them."""
         self._codec = codec
-        self._outlet = outlet
+        self._outlets = outlets
         self._receipts = receipts
         self._clock = clock
         self._windows = [SendWindow(stream, window) for stream in streams]
@@ -69,9 +70,10 @@ class ExperienceLink:
             window = self._windows[cut.stream_index]
             number = window.next_number
             segment = Segment(window.stream, number, version, cut.records, cut.image, min(window.base, number))
-            message = self._codec.encode_segment(segment)
+            shard = window.stream.shard(len(self._outlets))
+            message = self._codec.encode_segment(segment, shard)
             window.add(message, now)
-            self._outlet.send(message)  # Without room it stays in the window, and is sent again.
+            self._outlets[shard].send(message)  # Without room it stays in the window, and is sent again.
             self.num_segments += 1
 
     def pump(self, timeout: float = 0.0) -> None:
@@ -86,5 +88,6 @@ class ExperienceLink:
                 self._resend(window, now)
 
     def _resend(self, window: SendWindow, now: float) -> None:
+        outlet = self._outlets[window.stream.shard(len(self._outlets))]
         for message in window.resend(now):
-            self._outlet.send(message)
+            outlet.send(message)

@@ -207,14 +207,22 @@ def make_programs(config: Config, folder: RunFolder, watch: Watch) -> list[Progr
     def goes_on() -> bool:
         return not watch.ending
 
+    num_shards = config.replay.num_shards
     programs = [
-        Program(role="replay", command=(*python, "apex.replay", *join, *snapshots), grace_seconds=1.5, ready=goes_on),
-        Program(role="learner", command=(*python, "apex.learner", *keep), grace_seconds=4.0, ends_run=True),
-        Program(role="actor", command=(*python, "apex.actor", *join), grace_seconds=2.0, ready=goes_on),
+        Program(
+            role=f"replay-{shard}" if num_shards > 1 else "replay",
+            command=(*python, "apex.replay", *join, "--shard", str(shard), *snapshots),
+            grace_seconds=1.5,
+            stops_with="replay",
+            ready=goes_on,
+        )
+        for shard in range(num_shards)
     ]
+    programs.append(Program(role="learner", command=(*python, "apex.learner", *keep), grace_seconds=4.0, ends_run=True))
     if config.evaluator.enabled:
         command = (*python, "apex.evaluator", *join)
-        programs.insert(2, Program(role="evaluator", command=command, grace_seconds=1.0, niceness=NICE, ready=goes_on))
+        programs.append(Program(role="evaluator", command=command, grace_seconds=1.0, niceness=NICE, ready=goes_on))
+    programs.append(Program(role="actor", command=(*python, "apex.actor", *join), grace_seconds=2.0, ready=goes_on))
     if config.run.tensorboard:
         host, port = config.run.tensorboard_bind, str(config.run.tensorboard_port)
         where = ("--logdir", str(folder.tensorboard), "--host", host, "--port", port)

@@ -145,10 +145,10 @@ class LearnerLoop:
         trainer: Trainer,
         pipe: Connection,
         *,
-        connect: Callable[[str], None],
+        connect: Callable[[str, int], None],
         save: Callable[[int], None],
     ) -> None:
-        """`connect` is told where priorities go; `save` writes a checkpoint, and is told the number of steps."""
+        """`connect` is told where the priorities of a shard go; `save` writes a checkpoint, and is told the steps."""
         self.num_steps = 0  # stored by the replay server, as far as is known here
         self._config = config
         self._trainer = trainer
@@ -156,7 +156,9 @@ class LearnerLoop:
         self._connect = connect
         self._save = save
         self._reporter = Reporter(pipe, config.learner.batch_size)
-        self._priorities_endpoint = ""
+        replay = config.replay
+        self._priorities = [""] * replay.num_shards  # endpoints by shard
+        self._absent = ", ".join(map(replay.shard_name, range(replay.num_shards)))  # servers that are not there
         self._wait = Wait("learner")
 
     def run(self, stop: Stop, check: Callable[[], None]) -> str:
@@ -169,8 +171,8 @@ class LearnerLoop:
                 if trainer.num_updates % config.checkpoint.period == 0:
                     self._save(self.num_steps)
             else:
-                replay = "batches from the replay server: it has fewer transitions than replay.min_size_to_sample"
-                self._wait.on(replay if self._priorities_endpoint else "a replay server to say hello")
+                few = "batches: a replay server has fewer transitions than its share of replay.min_size_to_sample"
+                self._wait.on(f"{self._absent} to say hello" if self._absent else few)
             reason = self._hear()
             if stop.requested:
                 reason = reason or "interrupted"
@@ -192,10 +194,12 @@ class LearnerLoop:
                 news = json.loads(self._pipe.recv_bytes())
             except (EOFError, ConnectionResetError) as error:
                 raise ChildDiedError("the coordinator process is gone") from error
-            endpoint = news["replay"].get("priorities", "")
-            if endpoint and endpoint != self._priorities_endpoint:
-                self._priorities_endpoint = endpoint
-                self._connect(endpoint)
+            for shard, endpoints in enumerate(news["replay"]):
+                endpoint = endpoints.get("priorities", "")
+                if endpoint and endpoint != self._priorities[shard]:
+                    self._priorities[shard] = endpoint
+                    self._connect(endpoint, shard)
+            self._absent = news["absent"]
             self.num_steps = news["steps"]
             reason = news["end"]
         return reason
@@ -250,7 +254,7 @@ def _run(folder: RunFolder, stop: Stop) -> int:
     device = choose_device(learner)
     trainer_pipe, coordinator_pipe = Pipe()
     num_loaders = max(1, learner.num_loaders)
-    ring = SampleRing(schema, learner.batch_size, NUM_SLOTS + num_loaders - 1)
+    ring = SampleRing(schema, learner.batch_size, NUM_SLOTS + num_loaders - 1, config.replay.num_shards)
     desk = Desk(config, schema, run_id, config.actor.num_actors, _next_epoch(folder), folder.path)
     coordinator = start_child("coordinator", coordinate, desk, coordinator_pipe, trainer_pipe)
     loaders = [

@@ -1,8 +1,8 @@
 """Batches on their way into the learner: child processes draw or receive, and decompress into memory that all map.
 
-Where the replay server runs on the same host, a loader draws from its store for itself, and batches need no socket;
-else its samplers send them. The trainer never waits for a decompression, and no batch is copied between the two: a byte
-in a pipe hands over the slot of the ring that holds it.
+A batch has a part from each replay shard. Where a shard's server runs on the same host, a loader draws from its store
+for itself, and its parts need no socket; else its samplers send them. The trainer never waits for a decompression, and
+no batch is copied between the two: a byte in a pipe hands over the slot of the ring that holds it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import mmap
 import os
 import select
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from apex.sampler import IDLE_SECONDS, Sampler, SamplerBoard, SamplerTask, board
 from apex.stacks import FrameError, StackDecoder
 from apex.store_layout import board_path, has_owner, store_path
 from apex.transport import BatchReceiver, max_batch_bytes, open_context
-from apex.types import Array, SampleBatch, Schema
+from apex.types import Array, PriorityUpdate, SampleBatch, Schema
 from apex.wire import Codec
 
 log = logging.getLogger("apex")
@@ -33,28 +34,47 @@ NUM_SLOTS = 3  # one being trained on, one ready, one being filled; with more lo
 LOOK_SECONDS = 0.5  # between two looks whether a replay server on this host has come, or made its store anew
 
 
-class Sample(NamedTuple):
-    """A batch in the learner's memory: views of a slot, valid until the slot is released."""
+class Part(NamedTuple):
+    """Where B/R transitions of a batch come from, by the names of `types.SampleBatch`."""
 
-    stacks: Array  # frame_dtype[2, B, S, *F]: s_t, s_{t+m}
-    keys: Array  # int64[B]
-    probability: Array  # float64[B]
-    action: Array  # int64[B]
-    n_step_return: Array  # float32[B]
-    discount: Array  # float32[B]
-    version: Array  # int64[B]  parameters that chose the action
-    num_transitions: int
     shard: int
     store_incarnation: int
     sampler: int
     number: int
+
+
+class Sample(NamedTuple):
+    """A batch in the learner's memory: views of a slot, valid until the slot is released.
+
+    It has one part from each of the R replay shards, B/R rows each, in the order of the shards.
+    """
+
+    stacks: Array  # frame_dtype[2, B, S, *F]: s_t, s_{t+m}
+    keys: Array  # int64[B]  each of its own shard's
+    probability: Array  # float64[B]  P(i) = 1/R * leaf / root of its shard: every shard gives 1/R of each batch
+    action: Array  # int64[B]
+    n_step_return: Array  # float32[B]
+    discount: Array  # float32[B]
+    version: Array  # int64[B]  parameters that chose the action
+    num_transitions: int  # alive in all shards when it was drawn: N
+    parts: list[Part]
     slot: int
+
+    def updates(self, priorities: Array) -> list[PriorityUpdate]:
+        """New priorities, float32[B], for the keys: one update for each part, to be sent to where it came from."""
+        size = len(self.keys) // len(self.parts)
+        rows = [slice(size * index, size * (index + 1)) for index in range(len(self.parts))]
+        return [
+            PriorityUpdate(*part, self.keys[own].copy(), priorities[own])
+            for part, own in zip(self.parts, rows, strict=True)
+        ]
 
 
 class SampleRing:
     """A few samples in anonymous shared memory, made before the fork."""
 
-    def __init__(self, schema: Schema, batch_size: int, num_slots: int = NUM_SLOTS) -> None:
+    def __init__(self, schema: Schema, batch_size: int, num_slots: int = NUM_SLOTS, num_shards: int = 1) -> None:
+        """`batch_size` must be a multiple of `num_shards`."""
         shape = (2, batch_size, *schema.observation_shape)
         self.dtype = np.dtype(
             [
@@ -64,7 +84,7 @@ class SampleRing:
                 ("version", "<i8", batch_size),
                 ("n_step_return", "<f4", batch_size),
                 ("discount", "<f4", batch_size),
-                ("facts", "<i8", 5),
+                ("facts", "<i8", (num_shards, 5)),
             ]
         )
         frame_bytes = prod(shape) * np.dtype(schema.frame_dtype).itemsize
@@ -72,6 +92,8 @@ class SampleRing:
         memory = mmap.mmap(-1, slot_bytes * num_slots)
         self.memory = np.frombuffer(memory, np.uint8)  # all slots, for who wants to lock them
         self.num_slots = num_slots
+        self.num_shards = num_shards
+        self.part_size = batch_size // num_shards
         self.stacks = [
             np.frombuffer(memory, schema.frame_dtype, prod(shape), slot * slot_bytes).reshape(shape)
             for slot in range(num_slots)
@@ -91,19 +113,28 @@ class SampleRing:
         """A slot to fill, or None after `timeout` seconds without one."""
         return _read_byte(self._free[0], timeout)
 
-    def put(self, slot: int, batch: SampleBatch) -> None:
-        """Hands over a slot whose stacks are filled."""
-        fields, records = self._fields[slot], batch.records
-        fields["keys"] = records["key"]
-        for name in ("probability", "action", "version", "n_step_return", "discount"):
-            fields[name] = records[name]
-        fields["facts"] = (
-            batch.num_transitions,
-            batch.shard,
-            _signed(batch.store_incarnation),
-            batch.sampler,
-            batch.number,
+    def first_row(self, shard: int) -> int:
+        """Where the part of a shard begins in a batch."""
+        return shard * self.part_size
+
+    def put(self, slot: int, part: SampleBatch) -> None:
+        """Writes what a part says beside its stacks."""
+        fields, records, first = self._fields[slot], part.records, self.first_row(part.shard)
+        rows = slice(first, first + self.part_size)
+        fields["keys"][rows] = records["key"]
+        for name in ("action", "version", "n_step_return", "discount"):
+            fields[name][rows] = records[name]
+        fields["probability"][rows] = records["probability"] / self.num_shards  # the shard's share of every batch
+        fields["facts"][part.shard] = (
+            part.num_transitions,
+            part.shard,
+            _signed(part.store_incarnation),
+            part.sampler,
+            part.number,
         )
+
+    def hand_over(self, slot: int) -> None:
+        """Gives a slot to the reading side: all parts are in it."""
         os.write(self._ready[1], bytes([slot]))
 
     # --- the reading side -------------------------------------------------------------------------------------------
@@ -114,7 +145,7 @@ class SampleRing:
         if slot is None:
             return None
         fields = self._fields[slot]
-        num_transitions, shard, store_incarnation, sampler, number = fields["facts"].tolist()
+        facts = fields["facts"].tolist()
         return Sample(
             stacks=self.stacks[slot],
             keys=fields["keys"],
@@ -123,11 +154,8 @@ class SampleRing:
             n_step_return=fields["n_step_return"],
             discount=fields["discount"],
             version=fields["version"],
-            num_transitions=num_transitions,
-            shard=shard,
-            store_incarnation=store_incarnation % 2**64,
-            sampler=sampler,
-            number=number,
+            num_transitions=sum(fact[0] for fact in facts),
+            parts=[Part(shard, store % 2**64, sampler, number) for _, shard, store, sampler, number in facts],
             slot=slot,
         )
 
@@ -137,12 +165,16 @@ class SampleRing:
 
 
 class Loader:
-    """Fills a ring: decodes a batch into a free slot, and hands it over. A sampler sees it as a place to send to."""
+    """Fills a ring: decodes each part into its rows of a free slot, and hands the slot over when it has them all.
+
+    A sampler sees it as a place to send to.
+    """
 
     def __init__(self, schema: Schema, ring: SampleRing) -> None:
         self._ring = ring
         self._decoders = [StackDecoder(schema, stacks) for stacks in ring.stacks]
         self._slot: int | None = None
+        self.missing = list(range(ring.num_shards))  # shards whose part the slot has not yet
         self.num_undecodable = 0
 
     def ready(self, timeout: float) -> bool:
@@ -152,27 +184,34 @@ class Loader:
         return self._slot is not None
 
     def send(self, batch: SampleBatch, timeout: float) -> bool:
-        """Decodes and hands over; False without a slot, or for a batch that does not decode, which is counted."""
-        if not self.ready(timeout):
+        """Takes a part of a batch; hands the batch over with its last.
+
+        False without a slot, for a second part of one shard, or for a part that does not decode, which is counted.
+        """
+        if batch.shard not in self.missing or not self.ready(timeout):
             return False
         assert self._slot is not None
         try:
-            self._decoders[self._slot].decode(batch.records, batch.image)
+            self._decoders[self._slot].decode(batch.records, batch.image, self._ring.first_row(batch.shard))
         except FrameError:
             self.num_undecodable += 1
             return False
         self._ring.put(self._slot, batch)
-        self._slot = None
+        self.missing.remove(batch.shard)
+        if not self.missing:
+            self._ring.hand_over(self._slot)
+            self._slot, self.missing = None, list(range(self._ring.num_shards))
         return True
 
 
 class DirectSource:
-    """The store of a replay server on this host, as far as there is one: the loader draws from it for itself."""
+    """The store of a replay shard on this host, as far as there is one: the loader draws from it for itself."""
 
     def __init__(
         self,
         loader: Loader,
         index: int,
+        shard: int,
         config: Config,
         schema: Schema,
         run_id: int,
@@ -180,17 +219,18 @@ class DirectSource:
     ) -> None:
         self._loader = loader
         self._index = index
+        self._shard = shard
         self._config = config
         self._schema = schema
         self._run_id = run_id
-        self._path = store_path(run_id)
+        self._path = store_path(run_id, shard)
         self._clock = clock
         self._look_at = 0.0
         self._inode = 0
         self._sampler: Sampler | None = None
 
     def sampler(self) -> Sampler | None:
-        """A sampler of the store as it is now; None while no replay server of this run is on this host."""
+        """A sampler of the store as it is now; None while its replay server is not on this host."""
         now = self._clock()
         if now >= self._look_at:
             self._look_at = now + LOOK_SECONDS
@@ -210,6 +250,7 @@ class DirectSource:
             config,
             self._schema,
             self._run_id,
+            self._shard,
             self._path,
             SamplerBoard(board_rows(config), board_path(self._path)),
             make_limiter(config),
@@ -222,30 +263,80 @@ class DirectSource:
             return None
 
 
+class Batches(Protocol):
+    """Where parts of batches come from that samplers send."""
+
+    def receive(self, timeout: float) -> SampleBatch | None:
+        """The next part, or None after `timeout` seconds without one."""
+
+
+class RemoteSource:
+    """Parts that came by socket, in a queue for each shard until a batch has room for them.
+
+    The samplers' credit bounds the queues. While another shard keeps a batch waiting, a sampler sends one more now and
+    then: beyond its credit the oldest part is dropped and counted, for it was drawn by the oldest priorities.
+    """
+
+    def __init__(self, batches: Batches, config: Config) -> None:
+        self._batches = batches
+        self._credit = config.replay.num_samplers * config.replay.batches_in_flight
+        self._queues: list[deque[SampleBatch]] = [deque() for _ in range(config.replay.num_shards)]
+        self.num_dropped = 0
+
+    def take(self, shards: Sequence[int], timeout: float) -> SampleBatch | None:
+        """A part of one of these shards, the oldest of its own; None if what came within `timeout` seconds is none."""
+        if not any(self._queues[shard] for shard in shards):
+            part = self._batches.receive(timeout)
+            if part is None:
+                return None
+            queue = self._queues[part.shard]
+            queue.append(part)
+            if len(queue) > self._credit:
+                queue.popleft()
+                self.num_dropped += 1
+        return next((self._queues[shard].popleft() for shard in shards if self._queues[shard]), None)
+
+
 def load(stop: Stop, index: int, config: Config, schema: Schema, ring: SampleRing, run_id: int) -> None:
-    """A loader process. The first one also listens for the samplers of a replay server on another host."""
+    """A loader process. The first one also listens for the samplers of replay shards on other hosts."""
     loader = Loader(schema, ring)
-    direct = DirectSource(loader, index, config, schema, run_id)
-    batch_size = config.learner.batch_size
+    shards = range(config.replay.num_shards)
+    stores = [DirectSource(loader, index, shard, config, schema, run_id) for shard in shards]
+    draws = config.transport.shared_memory
     with open_context() as context:
-        batches = None
+        remote = None
         if index == 0:
-            limit = max_batch_bytes(schema, batch_size)
-            endpoint = config.transport.endpoint("batches")
-            batches = BatchReceiver(context, endpoint, Codec(run_id, schema), batch_size=batch_size, max_bytes=limit)
+            batches = BatchReceiver(
+                context,
+                config.transport.endpoint("batches"),
+                Codec(run_id, schema),
+                batch_size=config.part_size,
+                max_bytes=max_batch_bytes(schema, config.part_size),
+                num_shards=config.replay.num_shards,
+            )
+            remote = RemoteSource(batches, config)
         while not stop.requested:
-            if not loader.ready(POLL_SECONDS):
-                continue
-            sampler = direct.sampler() if config.transport.shared_memory else None
-            if sampler is not None:
-                if not sampler.step():
-                    time.sleep(IDLE_SECONDS)
-            elif batches is not None:
-                batch = batches.receive(POLL_SECONDS)
-                if batch is not None:
-                    loader.send(batch, 0.0)
-            else:
-                time.sleep(POLL_SECONDS)
+            if loader.ready(POLL_SECONDS):
+                fill(loader, [store.sampler() if draws else None for store in stores], remote)
+
+
+def fill(loader: Loader, samplers: Sequence[Sampler | None], remote: RemoteSource | None) -> None:
+    """Draws what the loader's batch lacks of shards on this host, and takes a part of another; waits if there is none.
+
+    `samplers`: for each shard one that draws, or None where it is on another host; `remote`: where parts come from
+    then, if this loader gets them.
+    """
+    elsewhere = [shard for shard in loader.missing if samplers[shard] is None]
+    if elsewhere and remote is None:
+        time.sleep(POLL_SECONDS)
+        return
+    drawn = [sampler.step() for shard in tuple(loader.missing) if (sampler := samplers[shard]) is not None]
+    if elsewhere and remote is not None:
+        part = remote.take(elsewhere, POLL_SECONDS if all(drawn) else IDLE_SECONDS)
+        if part is not None:
+            loader.send(part, 0.0)
+    elif not any(drawn):
+        time.sleep(IDLE_SECONDS)
 
 
 def _read_byte(descriptor: int, timeout: float) -> int | None:

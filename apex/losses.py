@@ -54,6 +54,10 @@ def double_q_loss(
 def importance_weights(probability: NDArray[np.float64], num_transitions: int, exponent: float) -> NDArray[np.float32]:
     """(N P(i))^-exponent for each of a batch, scaled so that the largest is 1.
 
+    P(i) is the chance of transition i among all that the replay memory holds. With R shards, each of which gives 1/R of
+    every batch, that is 1/R * leaf / root of its shard, and N counts them all: the mean over a batch of f(i) / (N P(i))
+    is the mean of f over the whole memory, exactly, however unequal the shards are.
+
     Within one batch of one N the scaling cancels N; it stands here as the paper writes it.
     """
     if not (np.isfinite(probability).all() and (probability > 0).all()):

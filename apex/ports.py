@@ -7,39 +7,45 @@ import errno
 import socket
 from collections.abc import Callable
 
-from apex.config import Config, ConfigError, TransportConfig
+from apex.config import REPLAY_SOCKETS, Config, ConfigError
 
 OFFSET_STEP = 100  # between two port offsets that are tried
 
 
 def choose_ports(config: Config, free: Callable[[str, int], bool], tell: Callable[[str], None]) -> Config:
     """Returns `config` with ports that nobody listens on; says aloud which are not those that were asked for."""
-    transport, run = config.transport, config.run
-    while taken := [port for port in ports(transport) if not free(transport.bind, port)]:
+    asked, run = config.transport, config.run
+    while taken := [port for port in ports(config) if not free(asked.bind, port)]:
+        offset = config.transport.port_offset + OFFSET_STEP
         try:
-            transport = dataclasses.replace(transport, port_offset=transport.port_offset + OFFSET_STEP)
+            config = dataclasses.replace(config, transport=dataclasses.replace(asked, port_offset=offset))
         except ConfigError as error:
             raise ConfigError(
-                f"no {len(ports(transport))} free ports on {transport.bind} from "
-                f"--transport.port-offset {config.transport.port_offset} on; the last one tried was {taken[0]}"
+                f"no {len(ports(config))} free ports on {asked.bind} from "
+                f"--transport.port-offset {asked.port_offset} on; the last one tried was {taken[0]}"
             ) from error
-    if transport != config.transport:
-        tell(f"a port is taken on {transport.bind}: this run uses --transport.port-offset {transport.port_offset}")
+    if config.transport != asked:
+        offset = config.transport.port_offset
+        tell(f"a port is taken on {asked.bind}: this run uses --transport.port-offset {offset}")
     if run.tensorboard:
-        numbers = range(run.tensorboard_port, 65_536)
-        port = next((n for n in numbers if n not in ports(transport) and free(run.tensorboard_bind, n)), None)
+        own, numbers = ports(config), range(run.tensorboard_port, 65_536)
+        port = next((n for n in numbers if n not in own and free(run.tensorboard_bind, n)), None)
         if port is None:
             raise ConfigError(f"no free port for TensorBoard from --run.tensorboard-port {run.tensorboard_port} on")
         if port != run.tensorboard_port:
             tell(f"port {run.tensorboard_port} is taken: TensorBoard will be on {port}")
             run = dataclasses.replace(run, tensorboard_port=port)
-    return dataclasses.replace(config, transport=transport, run=run)
+    return dataclasses.replace(config, run=run)
 
 
-def ports(transport: TransportConfig) -> list[int]:
+def ports(config: Config) -> list[int]:
     """Every port that a run listens on, TensorBoard's aside."""
-    names = [knob.name for knob in dataclasses.fields(transport) if knob.name.endswith("_port")]
-    return [getattr(transport, name) + transport.port_offset for name in names]
+    transport = config.transport
+    names = [knob.name.removesuffix("_port") for knob in dataclasses.fields(transport) if knob.name.endswith("_port")]
+    more = range(1, config.replay.num_shards)
+    return [transport.port(name) for name in names] + [
+        transport.port(name, shard) for shard in more for name in REPLAY_SOCKETS
+    ]
 
 
 def is_free(host: str, port: int) -> bool:

@@ -99,10 +99,11 @@ def write(stop: Stop, recording: Recording, config: Config, pipe: Connection, be
     welcome = read_welcome(answer)
     codec, streams = Codec(welcome.run_id, welcome.schema), welcome.streams
     with open_context() as context:
-        sender = ExperienceSender(context, welcome.replay["experience"], num_messages=num_streams * window)
+        (replay,) = welcome.replay
+        sender = ExperienceSender(context, replay["experience"], num_messages=num_streams * window)
         outlet = _CountedOutlet(sender)
-        receipts = ReceiptReceiver(context, welcome.replay["receipts"], codec, streams)
-        link = ExperienceLink(streams, codec, outlet, receipts, window=window)
+        receipts = ReceiptReceiver(context, [replay["receipts"]], codec, streams)
+        link = ExperienceLink(streams, codec, [outlet], receipts, window=window)
         writer = RecordedWriter(recording, link, outlet)
         while not stop.requested:
             if pipe.poll():

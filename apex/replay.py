@@ -1,7 +1,8 @@
 """The replay server: one writer with asyncio and ZeroMQ, K samplers that read shared memory without locks.
 
 `apex replay --learner HOST` keeps the newest transitions in a file in tmpfs that all its processes map. The writer owns
-every write: inserts and priorities. No other process of ours waits for it, and it waits for none.
+every write: inserts and priorities. No other process of ours waits for it, and it waits for none. There are
+replay.num_shards of these servers, each with its --shard of the streams and of the memory.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from apex.config import Config, ConfigError
+from apex.config import REPLAY_SOCKETS, Config, ConfigError
 from apex.copyist import Copyist
 from apex.header import Frame, WireError
 from apex.lifecycle import (
@@ -41,7 +42,7 @@ from apex.snapshot import Snapshotter
 from apex.snapshot_folder import SnapshotFolder
 from apex.snapshot_restore import restore
 from apex.store_admission import Outcome
-from apex.store_layout import board_path, is_wanted, memory_id, remove, store_path
+from apex.store_layout import board_path, is_same_run, is_wanted, memory_id, remove, store_path
 from apex.store_writer import StoreWriter
 from apex.transport import (
     PULL,
@@ -72,8 +73,10 @@ class ReplayServer:
         board: SamplerBoard,
         limiter: RateLimiter,
         *,
+        shard: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.shard = shard
         self._store = store
         self._codec = codec
         self._board = board
@@ -83,13 +86,14 @@ class ReplayServer:
         self._refused: Counter[str] = Counter()
         self._before = (clock(), store.num_inserted, 0)
         self.may_insert = True
+        self.inserts_wanted = False  # samplers of another shard wait for inserts: none may wait here
 
     def insert(self, messages: Sequence[Sequence[Frame]]) -> list[Receipt]:
         """Stores segments; returns a receipt for each stream that was heard."""
         owed = set()
         for frames in messages:
             try:
-                segment = self._codec.decode_segment(frames)
+                segment = self._codec.decode_segment(frames, self.shard)
                 outcome = self._store.insert(segment)
             except WireError as error:
                 self._refused[error.reason] += 1
@@ -106,7 +110,7 @@ class ReplayServer:
         """Applies new priorities, and with them the credit of the samplers."""
         for frames in messages:
             try:
-                update = self._codec.decode_priorities(frames)
+                update = self._codec.decode_priorities(frames, self.shard)
             except WireError as error:
                 self._refused[error.reason] += 1
                 continue
@@ -122,7 +126,8 @@ class ReplayServer:
 
     def check_limiter(self) -> bool:
         """Whether inserts may go on; False only with replay.inserts_wait."""
-        self.may_insert = self._limiter.may_insert(self._store.num_inserted, self._board.num_drawn)
+        keeps_ratio = self._limiter.may_insert(self._store.num_inserted, self._board.num_drawn)
+        self.may_insert = keeps_ratio or self.inserts_wanted
         return self.may_insert
 
     def status(self) -> dict[str, Any]:
@@ -136,13 +141,13 @@ class ReplayServer:
         inserts, samples = (inserted - inserted_then) / seconds, (drawn - drawn_then) / seconds
         return {
             "num_inserted": inserted,
+            "num_drawn": drawn,
             "store_incarnation": str(store.store_incarnation),
             "size": store.size,
             "bytes": store.bytes_used,
             "max_bytes": store.max_bytes,
             "inserts_per_second": inserts,
             "samples_per_second": samples,
-            "samples_per_insert": drawn / max(inserted, 1),
             "stale_priorities": counters.stale_priorities,
             "duplicate_segments": counters.duplicates,
             "refused": sum(self._refused.values()) + sum(counters.refused.values()),
@@ -156,25 +161,25 @@ class ReplayServer:
 
 async def serve(server: ReplayServer, welcome: Welcome, stop: Stop, bound: Callable[[], None]) -> None:
     """Moves messages between the sockets and the server; `bound` is called when all are bound."""
-    transport, schema = welcome.config.transport, welcome.schema
+    transport, schema, shard = welcome.config.transport, welcome.schema, server.shard
     codec = Codec(welcome.run_id, schema)
     num_messages = 2 * welcome.config.actor.window * welcome.config.actor.num_actors + 8
     with open_async_context() as context:
         experience = AsyncReceiver(
             context,
             PULL,
-            transport.endpoint("experience"),
+            transport.endpoint("experience", shard=shard),
             high_water_mark=num_messages,
             max_bytes=max_segment_bytes(schema, welcome.config.actor.segment_length),
         )
         priorities = AsyncReceiver(
             context,
             PULL,
-            transport.endpoint("priorities"),
+            transport.endpoint("priorities", shard=shard),
             high_water_mark=1_000,
-            max_bytes=12 * welcome.config.learner.batch_size + 1_024,
+            max_bytes=12 * welcome.config.part_size + 1_024,
         )
-        publisher = ReceiptPublisher(context, transport.endpoint("receipts"), codec)
+        publisher = ReceiptPublisher(context, transport.endpoint("receipts", shard=shard), codec)
         bound()
 
         async def take_experience() -> None:
@@ -188,7 +193,7 @@ async def serve(server: ReplayServer, welcome: Welcome, stop: Stop, bound: Calla
                             return
                         await asyncio.sleep(LIMITER_SECONDS)
                     for receipt in server.insert(messages[first : first + step]):
-                        publisher.publish(receipt)
+                        publisher.publish(receipt, shard)
 
         async def take_priorities() -> None:
             while not stop.requested:
@@ -198,7 +203,7 @@ async def serve(server: ReplayServer, welcome: Welcome, stop: Stop, bound: Calla
             while not stop.requested:
                 await asyncio.sleep(RECEIPT_SECONDS)
                 for receipt in server.receipts():
-                    publisher.publish(receipt)
+                    publisher.publish(receipt, shard)
 
         async with asyncio.TaskGroup() as tasks:
             for work in (take_experience, take_priorities, repeat_receipts):
@@ -212,13 +217,13 @@ def open_store(
 
     With it comes the board of those who draw from it.
     """
-    config, schema = welcome.config, welcome.schema
+    config, schema, replay = welcome.config, welcome.schema, welcome.config.replay.per_shard()
     sizes: dict[str, Any] = {
-        "capacity": config.replay.capacity,
-        "max_bytes": config.replay.max_bytes,
+        "capacity": replay.capacity,
+        "max_bytes": replay.max_bytes,
         "num_streams": config.actor.num_actors,
-        "priority_exponent": config.replay.priority_exponent,
-        "min_priority": config.replay.min_priority,
+        "priority_exponent": replay.priority_exponent,
+        "min_priority": replay.min_priority,
     }
     if path.exists():
         store = StoreWriter.attach(path, schema, **sizes)
@@ -238,9 +243,12 @@ def open_store(
 
 
 def reclaim(own: Path) -> None:
-    """Removes what crashed runs have left in memory; a store that has an owner, or a learner beside it, stays."""
+    """Removes what other runs have left in memory that crashed; where an owner or a learner beside it lives, it stays.
+
+    The run's own shards stay too: the server of each goes on with what is there.
+    """
     for path in own.parent.glob("apex-*.replay"):
-        if path != own and not is_wanted(path):
+        if not is_same_run(path, own) and not is_wanted(path):
             try:
                 remove(path)
             except ConfigError:
@@ -248,7 +256,7 @@ def reclaim(own: Path) -> None:
             log.info("removed %s, which a run that ended badly had left", path)
     for board in own.parent.glob("apex-*.board"):
         store = board.with_suffix(".replay")
-        if not store.exists() and store != own and not is_wanted(store):
+        if not store.exists() and not is_same_run(store, own) and not is_wanted(store):
             board.unlink(missing_ok=True)
 
 
@@ -256,6 +264,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """`apex replay`: the composition root."""
     parser = argparse.ArgumentParser(prog="apex replay", description="Keeps experience for the learner at HOST.")
     parser.add_argument("--learner", default="127.0.0.1", metavar="HOST[:PORT]", help="the learner's control address")
+    parser.add_argument(
+        "--shard", type=int, default=0, metavar="I", help="which of replay.num_shards, 0 ... R-1; default 0"
+    )
     parser.add_argument(
         "--bind", default="", metavar="ADDRESS", help="interface to listen on; default: the learner's choice"
     )
@@ -270,28 +281,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         host, port = split_address(arguments.learner, Config().transport.control_port)
         with stop_on_signals() as stop:
-            answer = call_in_child("hello", partial(greet, host, port, "replay"), stop)
+            answer = call_in_child("hello", partial(greet, host, port, "replay", shard=arguments.shard), stop)
             if not answer:
                 return FINISHED
             if arguments.bind:
                 answer["config"]["transport"]["bind"] = arguments.bind
-            return _run(read_welcome(answer), arguments.advertise, arguments.snapshots, stop)
+            return _run(read_welcome(answer), arguments.shard, arguments.advertise, arguments.snapshots, stop)
     except ConfigError as error:
         print(f"apex replay: {error}", file=sys.stderr)
         return REFUSED
 
 
-def _run(welcome: Welcome, advertise: str, snapshots: Path | None, stop: Stop) -> int:
+def _run(welcome: Welcome, shard: int, advertise: str, snapshots: Path | None, stop: Stop) -> int:
     config = welcome.config
-    path = store_path(welcome.run_id)
+    path = store_path(welcome.run_id, shard)
     reclaim(path)
-    folder = SnapshotFolder(snapshots) if snapshots is not None and config.checkpoint.replay else None
+    folder: SnapshotFolder | None = None
+    if snapshots is not None and config.checkpoint.replay:
+        folder = SnapshotFolder(snapshots if config.replay.num_shards == 1 else snapshots / f"shard-{shard}")
     store, board = open_store(path, welcome, folder)
     limiter = make_limiter(config)
     # A learner that sees the same memory draws for itself.
     beside_the_learner = config.transport.shared_memory and welcome.memory == memory_id()
-    seeds = np.random.SeedSequence([config.seed, store.num_inserted]).spawn(config.replay.num_samplers)
-    tasks = [SamplerTask(config, welcome.schema, welcome.run_id, path, board, limiter, seed) for seed in seeds]
+    seeds = np.random.SeedSequence([config.seed, store.num_inserted, shard]).spawn(config.replay.num_samplers)
+    tasks = [SamplerTask(config, welcome.schema, welcome.run_id, shard, path, board, limiter, seed) for seed in seeds]
     children = [
         start_child(f"sampler-{index}", sample, index, task, welcome.endpoint("batches"))
         for index, task in enumerate(tasks if not beside_the_learner else [])
@@ -303,9 +316,9 @@ def _run(welcome: Welcome, advertise: str, snapshots: Path | None, stop: Stop) -
         )
         copyist = Copyist(snapshotter, config.checkpoint.replay_period)
         children.append(copyist.process)
-    server = ReplayServer(store, Codec(welcome.run_id, welcome.schema), board, limiter)
+    server = ReplayServer(store, Codec(welcome.run_id, welcome.schema), board, limiter, shard=shard)
     host = advertise or (config.transport.bind if config.transport.is_loopback else local_address(welcome.host))
-    endpoints = {name: config.transport.endpoint(name, host) for name in ("experience", "priorities", "receipts")}
+    endpoints = {name: config.transport.endpoint(name, host, shard) for name in REPLAY_SOCKETS}
     sessions: list[Session] = []
     try:
         try:
@@ -347,7 +360,7 @@ async def _serve_and_watch(
     stop: Stop,
 ) -> None:
     def bound() -> None:
-        sessions.append(Session(welcome, "replay", stop, server.status, endpoints))
+        sessions.append(Session(welcome, "replay", stop, server.status, endpoints, server.shard))
         log.info("ready: %s", ", ".join(endpoints.values()))
 
     async def watch() -> None:
@@ -356,6 +369,7 @@ async def _serve_and_watch(
             check_children(children)
             for session in sessions:
                 session.check()
+                server.inserts_wanted = session.inserts_wanted
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(serve(server, welcome, stop, bound))

@@ -37,7 +37,7 @@ from apex.transport import (
     max_batch_bytes,
     open_context,
 )
-from apex.types import PriorityUpdate, Schema
+from apex.types import Schema
 from apex.wire import Codec
 
 Link = Literal["tcp", "memory"]  # how batches come: by sockets, or drawn by loaders that map the store
@@ -100,16 +100,8 @@ class Bed:
 
     def answer(self, sample: Sample, priorities: Any) -> None:
         """Returns priorities, float32[B], and the batch's memory."""
-        self._priorities.send(
-            PriorityUpdate(
-                sample.shard,
-                sample.store_incarnation,
-                sample.sampler,
-                sample.number,
-                sample.keys.copy(),
-                priorities,
-            )
-        )
+        for update in sample.updates(priorities):
+            self._priorities.send(update)
         self._ring.release(sample.slot)
 
 
@@ -212,7 +204,7 @@ def _find_replay(pipe: Connection, check: Callable[[], None]) -> str:
     while True:
         check()
         if pipe.poll(POLL_SECONDS):
-            endpoint = json.loads(pipe.recv_bytes())["replay"].get("priorities", "")
+            endpoint = json.loads(pipe.recv_bytes())["replay"][0].get("priorities", "")
             if endpoint:
                 return str(endpoint)
 

@@ -48,5 +48,6 @@ def reopen(name: str, arguments: Sequence[str]) -> tuple[RunFolder, Config]:
         )
     if describe(config.environment, config.actor.n_step) != folder.schema:
         raise ConfigError(f"{OPTION} {name}: {config.environment.id} is not what it was; install the versions of then")
-    require(not has_owner(store_path(folder.run_id)), f"{OPTION} {name}: this run is still going; stop it first")
+    stores = [store_path(folder.run_id, shard) for shard in range(config.replay.num_shards)]
+    require(not any(map(has_owner, stores)), f"{OPTION} {name}: this run is still going; stop it first")
     return folder, config

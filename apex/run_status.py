@@ -12,6 +12,8 @@ from apex.exploration import epsilon_ladder
 
 Status = dict[str, Any]
 
+ABSENT_HEARTBEATS = 3  # a replay server that is silent for so many is away
+
 
 @dataclass(slots=True)
 class Member:
@@ -21,6 +23,7 @@ class Member:
     host: str
     pid: int
     seen_at: float  # monotonic seconds
+    shard: int  # of a replay server
     status: Status = field(default_factory=dict)
 
 
@@ -39,15 +42,15 @@ class RunStatus:
     ) -> None:
         """`elapsed_seconds`: how long the run had gone on when the learner was started again."""
         self.members: dict[int, Member] = {}  # by session
-        self.replay_endpoints: dict[str, str] = {}
+        self.replay_endpoints: list[dict[str, str]] = [{} for _ in range(config.replay.num_shards)]  # by shard
         self.learner: Status = {}
         self.evaluation: Status = {}
         self.num_leased = 0
         self.num_steps = 0  # transitions that the replay server has stored in this run
         self.reason = ""  # why the run ends; "" while it goes on
         self.finished = False
-        self._store_incarnation: object = None
-        self._steps_before = 0  # steps that the present store does not count
+        self._stores: dict[int, tuple[object, int]] = {}  # by shard: the store's incarnation, what it has counted
+        self._steps_before = 0  # steps that the present stores do not count
         self._config = config
         self._name = name
         self._folder = folder
@@ -57,18 +60,20 @@ class RunStatus:
         self._clock = clock
         self._started_at = clock() - elapsed_seconds
 
-    def hear(self, session: int, role: str, host: str, pid: int, status: Status) -> None:
+    def hear(self, session: int, role: str, host: str, pid: int, status: Status, shard: int = 0) -> None:
         """Notes a heartbeat."""
-        self.members[session] = Member(role, host, pid, self._clock(), status)
+        self.members[session] = Member(role, host, pid, self._clock(), shard, status)
         if "num_inserted" in status:
-            self._count(int(status["num_inserted"]), status.get("store_incarnation"))
+            self._count(shard, int(status["num_inserted"]), status.get("store_incarnation"))
 
-    def _count(self, num_inserted: int, store_incarnation: object) -> None:
+    def _count(self, shard: int, num_inserted: int, store_incarnation: object) -> None:
         """Steps go on where they were when a store is made anew, or begins with less than was stored before."""
-        if store_incarnation != self._store_incarnation:
-            self._store_incarnation = store_incarnation
-            self._steps_before = max(0, self.num_steps - num_inserted)
-        self.num_steps = max(self.num_steps, self._steps_before + num_inserted)
+        known, _ = self._stores.get(shard, (None, 0))
+        self._stores[shard] = store_incarnation, num_inserted
+        counted = sum(count for _, count in self._stores.values())
+        if store_incarnation != known:
+            self._steps_before = max(0, self.num_steps - counted)
+        self.num_steps = max(self.num_steps, self._steps_before + counted)
 
     def forget(self, session: int) -> None:
         """Notes a goodbye."""
@@ -78,6 +83,57 @@ class RunStatus:
         """Forgets who has not been heard for so long."""
         now = self._clock()
         self.members = {s: member for s, member in self.members.items() if now - member.seen_at < seconds}
+
+    # --- the replay shards ------------------------------------------------------------------------------------------
+
+    def replay_server(self, shard: int) -> tuple[int, Member] | None:
+        """Session and member of the shard's server that was heard last: one that was killed is here for a while."""
+        servers = [(s, m) for s, m in self.members.items() if m.role == "replay" and m.shard == shard]
+        return max(servers, key=lambda server: server[1].seen_at, default=None)
+
+    @property
+    def all_replay_endpoints(self) -> list[dict[str, str]]:
+        """Endpoints by name of each shard; empty before all of them have said hello."""
+        return self.replay_endpoints if all(self.replay_endpoints) else []
+
+    @property
+    def absent_replay(self) -> str:
+        """Whom the run waits for: shards whose server has not said hello, or was not heard for a while; or ""."""
+        silence = ABSENT_HEARTBEATS * self._config.transport.heartbeat_seconds
+        replay, absent = self._config.replay, []
+        for shard in range(replay.num_shards):
+            server = self.replay_server(shard)
+            if server is None or self._clock() - server[1].seen_at > silence:
+                absent.append(replay.shard_name(shard))
+        return ", ".join(absent)
+
+    def inserts_wanted(self, shard: int) -> bool:
+        """Whether samplers of another shard wait for inserts: those into this one must not wait for samples then.
+
+        A batch has a part from each shard, so these samples would not come before those inserts; and they may be those
+        of an actor process that is paused because of this shard.
+        """
+        return any(
+            server[1].status.get("samplers_wait_for") == "inserts"
+            for other in range(self._config.replay.num_shards)
+            if other != shard and (server := self.replay_server(other)) is not None
+        )
+
+    def replay_status(self) -> Status:
+        """What the servers of all shards say of themselves: sums, and what holds one of them holds all."""
+        servers = [self.replay_server(shard) for shard in range(self._config.replay.num_shards)]
+        statuses = [server[1].status for server in servers if server is not None]
+        whole: Status = {}
+        for status in statuses:
+            for name, value in status.items():
+                if isinstance(value, int | float) and not isinstance(value, bool):
+                    whole[name] = whole.get(name, 0) + value
+        if "num_inserted" in whole:
+            whole["samples_per_insert"] = whole.get("num_drawn", 0) / max(whole["num_inserted"], 1)
+        waits = [status.get("samplers_wait_for", "") for status in statuses]
+        whole["samplers_wait_for"] = "inserts" if "inserts" in waits else ""
+        whole["inserts_wait"] = any(status.get("inserts_wait") for status in statuses)
+        return whole
 
     @property
     def elapsed_seconds(self) -> float:
@@ -98,7 +154,7 @@ class RunStatus:
 
     def report(self, latest: Callable[[str], float | None]) -> Status:
         """The status object; `latest` gives the newest value of a metric by its tag."""
-        config, replay, learner, evaluation = self._config, self.newest("replay"), self.learner, self.evaluation
+        config, replay, learner, evaluation = self._config, self.replay_status(), self.learner, self.evaluation
         highest = self._num_actors - 1
         return {
             "run": self._name,
@@ -147,26 +203,24 @@ class RunStatus:
                 "score": config.run.stop_score,
             },
             "limited_by": self._limited_by(),
-            "roles": [self._row(member) for member in sorted(self.members.values(), key=lambda m: (m.role, m.host))],
+            "roles": [
+                self._row(member) for member in sorted(self.members.values(), key=lambda m: (m.role, m.shard, m.host))
+            ],
         }
-
-    def newest(self, role: str) -> Status:
-        """The status of the one that was heard last: one that was killed is still here for a while."""
-        newest = max((m for m in self.members.values() if m.role == role), key=lambda m: m.seen_at, default=None)
-        return newest.status if newest is not None else {}
 
     def _phase(self) -> str:
         if self.finished:
             return "finished"
         if self.reason:
             return "finishing"
-        if not self.replay_endpoints:
+        if not self.all_replay_endpoints:
             return "waiting for replay"
         return "training" if self.learner.get("updates") else "filling replay"
 
     def _row(self, member: Member) -> Status:
         return {
             "role": member.role,
+            **({"shard": member.shard} if member.role == "replay" else {}),
             "host": member.host,
             "pid": member.pid,
             "last_seen_seconds": self._clock() - member.seen_at,
@@ -178,12 +232,14 @@ class RunStatus:
         """Which part, if it were faster, would make training faster; and the knob that makes it so."""
         if self._phase() != "training":
             return None
-        replay = self.newest("replay")
+        replay = self.replay_status()
         actors = [member.status for member in self.members.values() if member.role == "actor"]
         wait_shares = [actor.get("wait_share", 0.0) for actor in actors]
         learner_waits = self.learner.get("wait_share", 0.0)
         if not actors:
             return {"part": "actors", "why": "no actor is there", "knob": "apex actor --learner HOST"}
+        if self.absent_replay:
+            return {"part": "replay", "why": f"{self.absent_replay} is away", "knob": "apex replay --learner HOST"}
         ratio = f"at {self._config.replay.samples_per_insert:g} samples per insert"
         if replay.get("inserts_wait"):
             why = f"inserts wait for samples {ratio}"

@@ -120,7 +120,7 @@ class Batches(Protocol):
 
 
 class Sampler:
-    """Draws while the limiter allows it and the learner keeps up."""
+    """Draws while the limiter allows it and the learner keeps up. What it sends is its shard's part of a batch."""
 
     def __init__(
         self,
@@ -130,6 +130,7 @@ class Sampler:
         board: SamplerBoard,
         limiter: RateLimiter,
         *,
+        shard: int = 0,
         batch_size: int,
         batches_in_flight: int,
         rng: np.random.Generator,
@@ -140,6 +141,7 @@ class Sampler:
         self._batches = batches
         self._board = board
         self._limiter = limiter
+        self._shard = shard
         self._batch_size = batch_size
         self._batches_in_flight = batches_in_flight
         self._rng = rng
@@ -156,7 +158,7 @@ class Sampler:
         if drawn is None:
             return False
         batch = SampleBatch(
-            shard=0,
+            shard=self._shard,
             store_incarnation=self._reader.store_incarnation,
             sampler=self._index,
             number=self._number,
@@ -191,6 +193,7 @@ class SamplerTask(NamedTuple):
     config: Config
     schema: Schema
     run_id: int
+    shard: int
     path: Path  # of the store
     board: SamplerBoard
     limiter: RateLimiter
@@ -204,7 +207,8 @@ class SamplerTask(NamedTuple):
             batches,
             self.board,
             self.limiter,
-            batch_size=self.config.learner.batch_size,
+            shard=self.shard,
+            batch_size=self.config.part_size,
             batches_in_flight=self.config.replay.batches_in_flight,
             rng=np.random.default_rng(self.seed),
         )
@@ -225,8 +229,8 @@ def board_rows(config: Config) -> int:
 
 
 def make_limiter(config: Config) -> RateLimiter:
-    """The replay ratio that the configuration asks for."""
-    replay = config.replay
+    """The replay ratio that the configuration asks for: each shard holds it for its own inserts and samples."""
+    replay = config.replay.per_shard()
     return RateLimiter(
         replay.min_size_to_sample, replay.samples_per_insert, replay.samples_per_insert_tolerance, replay.inserts_wait
     )

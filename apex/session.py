@@ -36,7 +36,7 @@ class Welcome(NamedTuple):
     schema: Schema
     num_parameters: int
     memory: str  # of the learner's host, see `store_layout.memory_id`
-    replay: dict[str, str]  # endpoints by name; empty while there is no replay server
+    replay: list[dict[str, str]]  # endpoints by name of each shard; empty before all of them have said hello
     streams: list[Stream]
 
     def endpoint(self, name: str) -> str:
@@ -45,12 +45,12 @@ class Welcome(NamedTuple):
 
 
 def greet(
-    host: str, port: int, role: str, stop: Stop, *, num_streams: int = 0, needs_replay: bool = False
+    host: str, port: int, role: str, stop: Stop, *, shard: int = 0, num_streams: int = 0, needs_replay: bool = False
 ) -> dict[str, Any]:
     """Says hello until the learner answers with all that the role needs; returns the welcome as it arrived.
 
-    `num_streams` > 0 leases that many actor ids at most. Returns {} when `stop` is requested or the run is over; raises
-    RefusedError when the learner says no.
+    `shard` is a replay server's. `num_streams` > 0 leases that many actor ids at most. Returns {} when `stop` is
+    requested or the run is over; raises RefusedError when the learner says no.
     """
     session = secrets.randbits(63)
     hello = {
@@ -60,6 +60,7 @@ def greet(
         "role": role,
         "host": socket.gethostname(),
         "pid": os.getpid(),
+        "shard": shard,
         "num_streams": num_streams,
     }
     endpoint = f"tcp://{host}:{port}"
@@ -80,9 +81,10 @@ def greet(
                 log.info("the run of the learner at %s is over", endpoint)
                 return {}
             elif answer["type"] != "welcome":
-                continue
+                wait.on(f"the learner at {endpoint} to see whether its place is free")
+                time.sleep(POLL_SECONDS)
             elif needs_replay and not answer["replay"]:
-                wait.on(f"a replay server to say hello to the learner at {endpoint}")
+                wait.on(f"{answer['absent']} to say hello to the learner at {endpoint}")
                 time.sleep(POLL_SECONDS)
             elif num_streams and not answer["streams"]:
                 wait.on(f"a free actor id: all {answer['num_actors']} are leased")
@@ -104,7 +106,7 @@ def read_welcome(answer: dict[str, Any]) -> Welcome:
             schema=Schema.from_dict(answer["schema"]),
             num_parameters=int(answer["num_parameters"]),
             memory=str(answer["memory"]),
-            replay={str(name): str(value) for name, value in answer["replay"].items()},
+            replay=[{str(name): str(value) for name, value in shard.items()} for shard in answer["replay"]],
             streams=[Stream(int(actor_id), int(incarnation)) for actor_id, incarnation in answer["streams"]],
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -124,8 +126,10 @@ class Session:
         stop: Stop,
         status: Callable[[], dict[str, Any]],
         endpoints: dict[str, str] | None = None,
+        shard: int = 0,
     ) -> None:
-        self.replay = welcome.replay
+        """`endpoints` and `shard` are a replay server's."""
+        self.inserts_wanted = False  # samplers of a replay shard wait for inserts
         self.finished = False  # the learner has ended the run
         self.lost = False  # the learner does not know this program (any more)
         self._welcome = welcome
@@ -133,6 +137,7 @@ class Session:
         self._stop = stop
         self._status = status
         self._endpoints = endpoints or {}
+        self._shard = shard
         self._outbox: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
         self._closing = False
         self._helper = Helper(f"{role} heartbeats", self._run, stop)
@@ -182,6 +187,7 @@ class Session:
             "role": self._role,
             "host": socket.gethostname(),
             "pid": os.getpid(),
+            "shard": self._shard,
             "streams": self._welcome.streams,
             "endpoints": self._endpoints,
             "status": self._status(),
@@ -196,7 +202,7 @@ class Session:
 
     def _hear(self, answer: dict[str, Any]) -> None:
         if answer["type"] == "state":
-            self.replay = {str(k): str(v) for k, v in answer.get("replay", {}).items()} or self.replay
+            self.inserts_wanted = bool(answer.get("inserts_wanted"))
             if answer.get("stop"):
                 self.finished = True
                 self._stop.request()

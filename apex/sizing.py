@@ -96,6 +96,7 @@ def explain(config: Config, machine: Machine, schema: Schema) -> list[str]:
     lines.append(
         f"replay: {_size(replay.max_bytes)} of frames + {_size(tables)} of records and sum-tree = "
         f"{(replay.max_bytes + tables) / machine.memory_bytes:.0%} of memory"
+        f"{f', in {replay.num_shards} shards' * (replay.num_shards > 1)}"
     )
     fit = replay.max_bytes // each
     lines.append(
@@ -121,9 +122,9 @@ def bytes_per_transition(config: Config, schema: Schema) -> int:
 
 def table_bytes(config: Config) -> int:
     """Bytes of replay memory beside the frames: they grow with the capacity, not with what is stored."""
-    capacity = config.replay.capacity
+    capacity = config.replay.per_shard().capacity
     leaves = 1 << (capacity - 1).bit_length()
-    return capacity * RECORD_BYTES + 2 * leaves * NODE_BYTES
+    return config.replay.num_shards * (capacity * RECORD_BYTES + 2 * leaves * NODE_BYTES)
 
 
 def _size_actors(config: Config, machine: Machine) -> ActorConfig:
@@ -144,7 +145,8 @@ def _actor_cores(config: Config, machine: Machine) -> int:
     if not _uses_gpu(config.learner, machine):
         return half
     trainer = writer = 1
-    return max(half, machine.cores - trainer - LOADERS - writer - config.replay.num_samplers)
+    replay = config.replay.num_shards * (writer + config.replay.num_samplers)
+    return max(half, machine.cores - trainer - LOADERS - replay)
 
 
 def _learner_threads(config: Config, actor: ActorConfig, machine: Machine) -> int:

@@ -1,6 +1,6 @@
 """Snapshots of the replay memory on disk: which files make one, and which of them are whole.
 
-RUN/checkpoints/replay/
+RUN/checkpoints/replay/ (and below it shard-0/, shard-1/, ... where there are several)
     000000012-0000.segments   transitions of consecutive keys, then the images of their segments
     000000012.state           a weight for each key, then what is known of each stream
     000000012.json            the manifest: which files make the snapshot, their sizes and SHA-256

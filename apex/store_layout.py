@@ -273,8 +273,13 @@ def open_file(path: Path, schema: Schema, *, writable: bool) -> Regions:
 
 
 def store_path(run_id: int, shard: int = 0) -> Path:
-    """Where a run's store lies, on whichever host its replay server runs."""
+    """Where a shard of a run's memory lies, on whichever host its replay server runs."""
     return MEMORY / f"apex-{run_id:016x}-{shard}.replay"
+
+
+def is_same_run(store: Path, other: Path) -> bool:
+    """Whether both stores are shards of one run, by their names."""
+    return store.name.split("-")[:2] == other.name.split("-")[:2]
 
 
 def board_path(store: Path) -> Path:

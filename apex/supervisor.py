@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,12 +25,13 @@ KILL_SECONDS = 1.0  # the kernel's time to end what was sent SIGKILL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """One role's program. Programs start in order and stop in reverse order."""
+    """One role's program. Programs start in order and stop in reverse order, neighbours of one group together."""
 
     role: str
     command: tuple[str, ...]
     crash_budget: float = 3.0  # restarts in a row; past it the run ends with the program's status
     grace_seconds: float = 2.0  # from SIGTERM to SIGKILL
+    stops_with: str = ""  # a group; "": alone
     ends_run: bool = False  # status 0 of this one ends the run well; any other is started again
     essential: bool = True  # False: past its budget the run goes on without it
     niceness: int = 0  # above 0: runs when nobody else wants the core
@@ -84,7 +86,7 @@ def supervise(
             time.sleep(POLL_SECONDS)
         return Ending(FINISHED, "asked to stop")
     finally:
-        _stop_in_order(running[::-1], tell)
+        _stop_in_order(running[::-1])
 
 
 def last_lines(path: Path, count: int) -> list[str]:
@@ -155,13 +157,18 @@ class _Running:
         """Whether the program runs."""
         return self._process is not None and self._process.poll() is None
 
-    def stop(self) -> None:
-        """Asks the program to end, waits for its grace, and kills what is left of it."""
+    def ask(self) -> None:
+        """Asks the program to end."""
+        if self._process is not None and self.alive:
+            self._tell(f"stopping {self.program.role}")
+            self._process.terminate()
+
+    def stop(self, asked_at: float) -> None:
+        """Waits for the grace of a program that was asked to end, and kills what is left of it."""
         if self._process is None:
             return
-        self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(self.program.grace_seconds)
+            self._process.wait(max(0.0, asked_at + self.program.grace_seconds - time.monotonic()))
         if self.alive:
             self._tell(f"{self.program.role} did not stop within {self.program.grace_seconds:.1f} s and is killed")
         self.kill()
@@ -197,12 +204,14 @@ def _start(program: Program, log: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def _stop_in_order(running: Sequence[_Running], tell: Callable[[str], None]) -> None:
+def _stop_in_order(running: Sequence[_Running]) -> None:
     try:
-        for one in running:
-            if one.alive:
-                tell(f"stopping {one.program.role}")
-            one.stop()
+        for _, group in groupby(running, key=lambda one: one.program.stops_with or id(one)):
+            together, asked_at = list(group), time.monotonic()
+            for one in together:
+                one.ask()
+            for one in together:
+                one.stop(asked_at)
     finally:  # A second Ctrl-C arrives as an exception and skips the grace of all.
         for one in running:
             one.kill()

@@ -155,8 +155,11 @@ def _paint_figures(painter: Painter, status: Status) -> None:
 def _paint_roles(painter: Painter, status: Status) -> None:
     rows = [row for row in status.get("roles") or [] if isinstance(row, dict)]
     several_hosts = len({row.get("host") for row in rows}) > 1
+    several_shards = any(row.get("shard") for row in rows)
     for row in rows[:MAX_ROLES]:
         role = str(row.get("role"))
+        if several_shards and row.get("shard") is not None:
+            role = f"{role} {row['shard']}"
         if several_hosts and row.get("host"):
             role = f"{role} {row['host']}"
         seen, waiting = row.get("last_seen_seconds"), row.get("waiting")

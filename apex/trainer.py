@@ -118,6 +118,7 @@ class Trainer:
         self._feed.flush()
 
     def _train(self, sample: Sample) -> None:
+        # Of the whole memory, whatever its shards hold: P(i) = 1/R * leaf / root, N = the sum of what is alive in each.
         weights = importance_weights(
             sample.probability, sample.num_transitions, self._config.importance_sampling_exponent
         )
@@ -127,13 +128,5 @@ class Trainer:
         self._feed.give_back(sample, updated.td_errors)
 
     def _send(self, sample: Sample, priorities: NDArray[np.float32]) -> None:
-        self._priorities.send(
-            PriorityUpdate(
-                sample.shard,
-                sample.store_incarnation,
-                sample.sampler,
-                sample.number,
-                sample.keys.copy(),
-                priorities,
-            )
-        )
+        for update in sample.updates(priorities):
+            self._priorities.send(update)

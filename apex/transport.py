@@ -163,11 +163,14 @@ class ExperienceSender:
 
 
 class ReceiptReceiver(_Reader):
-    """The actor's end of receipts, for the streams of one process."""
+    """The actor's end of receipts, for the streams of one process.
 
-    def __init__(
-        self, context: Context, endpoint: str, codec: Codec, streams: Sequence[Stream], shard: int = 0
-    ) -> None:
+    One socket listens to all replay shards, so that one wait hears whichever answers first; each stream's topic names
+    the shard that answers for it.
+    """
+
+    def __init__(self, context: Context, endpoints: Sequence[str], codec: Codec, streams: Sequence[Stream]) -> None:
+        """`endpoints`: one of each shard, in their order."""
         super().__init__()
         self._codec = codec
         self._socket = context.socket(zmq.SUB)
@@ -175,8 +178,9 @@ class ReceiptReceiver(_Reader):
         # and a process that is stopped for an hour misses 25 MB of receipts at most.
         prepare(self._socket, high_water_mark=0, max_bytes=HEADER.size + 64)
         for stream in streams:
-            self._socket.subscribe(receipt_topic(codec.run_id, shard, stream.actor_id))
-        self._socket.connect(endpoint)
+            self._socket.subscribe(receipt_topic(codec.run_id, stream.shard(len(endpoints)), stream.actor_id))
+        for endpoint in endpoints:
+            self._socket.connect(endpoint)
 
     def receive(self, timeout: float = 0.0) -> list[Receipt]:
         """All receipts that have arrived; waits up to `timeout` seconds for the first."""
@@ -213,12 +217,23 @@ class BatchSender:
 
 
 class BatchReceiver(_Reader):
-    """The learner's end of sampling: samplers connect to it and keep a few batches on their way."""
+    """The learner's end of sampling: samplers connect to it and keep a few batches, or parts of them, on their way."""
 
-    def __init__(self, context: Context, endpoint: str, codec: Codec, *, batch_size: int, max_bytes: int) -> None:
+    def __init__(
+        self,
+        context: Context,
+        endpoint: str,
+        codec: Codec,
+        *,
+        batch_size: int,
+        max_bytes: int,
+        num_shards: int = 1,
+    ) -> None:
+        """`batch_size`: transitions in a message."""
         super().__init__()
         self._codec = codec
         self._batch_size = batch_size
+        self._num_shards = num_shards
         self._socket = context.socket(zmq.PULL)
         prepare(self._socket, high_water_mark=2, max_bytes=max_bytes)
         bind(self._socket, endpoint)
@@ -228,33 +243,40 @@ class BatchReceiver(_Reader):
         if not self._socket.poll(int(timeout * 1000)):
             return None
         try:
-            return self._codec.decode_batch(_buffers(self._socket.recv_multipart(copy=False)), self._batch_size)
+            message = _buffers(self._socket.recv_multipart(copy=False))
+            return self._codec.decode_batch(message, self._batch_size, self._num_shards)
         except WireError as error:
             self.refuse(error)
             return None
 
 
 class PrioritySender:
-    """The learner's end of priorities. One that is lost costs nothing: the old priority stays."""
+    """The learner's end of priorities, a socket for each shard. One that is lost costs nothing: the old one stays."""
 
     def __init__(self, context: Context, codec: Codec) -> None:
+        self._context = context
         self._codec = codec
-        self._socket = context.socket(zmq.PUSH)
-        prepare(self._socket, high_water_mark=64)
-        self._endpoint = ""
+        self._sockets: dict[int, Socket] = {}
+        self._endpoints: dict[int, str] = {}
         self.num_dropped = 0
 
-    def connect(self, endpoint: str) -> None:
-        """Sends to `endpoint` from now on."""
-        if self._endpoint:
-            self._socket.disconnect(self._endpoint)
-        self._endpoint = endpoint
-        self._socket.connect(endpoint)
+    def connect(self, endpoint: str, shard: int = 0) -> None:
+        """Sends what is for that shard to `endpoint` from now on."""
+        if shard in self._sockets:
+            self._sockets[shard].disconnect(self._endpoints[shard])
+        else:
+            self._sockets[shard] = self._context.socket(zmq.PUSH)
+            prepare(self._sockets[shard], high_water_mark=64)
+        self._endpoints[shard] = endpoint
+        self._sockets[shard].connect(endpoint)
 
     def send(self, update: PriorityUpdate) -> None:
-        """Sends without waiting; without room it is dropped and counted."""
+        """Sends to the shard without waiting; without room, or before it is known, it is dropped and counted."""
+        socket = self._sockets.get(update.shard)
         try:
-            self._socket.send_multipart(self._codec.encode_priorities(update), zmq.NOBLOCK, copy=False)
+            if socket is None:
+                raise zmq.Again
+            socket.send_multipart(self._codec.encode_priorities(update), zmq.NOBLOCK, copy=False)
         except zmq.Again:
             self.num_dropped += 1
 

@@ -128,6 +128,10 @@ class Stream(NamedTuple):
     actor_id: int  # 0 ... N-1; the highest has the smallest epsilon
     incarnation: int  # grows with every lease of the id
 
+    def shard(self, num_shards: int) -> int:
+        """The replay shard that keeps the stream, in this life and every other."""
+        return self.actor_id % num_shards
+
 
 class Segment(NamedTuple):
     """About 50 consecutive transitions of one stream, and every frame that they need once."""

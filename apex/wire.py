@@ -47,16 +47,17 @@ class Codec:
     # --- experience -------------------------------------------------------------------------------------------------
 
     def encode_segment(self, segment: Segment, shard: int = 0) -> list[bytes]:
-        """One frame: header, base and version, records, image."""
+        """One frame: header, base and version, records, image. `shard` is where it belongs."""
         body = b"".join(
             [_SEGMENT.pack(segment.base, segment.version), segment.records.tobytes(), memoryview(segment.image)]
         )
         count = len(segment.records)
         return [self._head(Kind.SEGMENT, shard, segment.stream, segment.number, count, [body]) + body]
 
-    def decode_segment(self, frames: Sequence[Frame]) -> Segment:
-        """The inverse of `encode_segment`, checked field by field against the schema."""
+    def decode_segment(self, frames: Sequence[Frame], shard: int = 0) -> Segment:
+        """The inverse of `encode_segment`, checked field by field against the schema; another shard's is refused."""
         header, (body,) = self._check(frames, Kind.SEGMENT, 1)
+        require_field(header.shard == shard, "shard", f"a segment for shard {header.shard}, but this is {shard}")
         require_field(0 < header.num_items <= MAX_RECORDS, "count", f"{header.num_items} records in a segment")
         image_at = _SEGMENT.size + header.num_items * RECORD.itemsize
         require_field(len(body) >= image_at + 8, "length", f"{len(body)} bytes for {header.num_items} records")
@@ -92,9 +93,10 @@ class Codec:
         head = self._head(Kind.BATCH, batch.shard, stream, batch.number, len(batch.records), [body, image])
         return [head + body, image]
 
-    def decode_batch(self, frames: Sequence[Frame], batch_size: int) -> SampleBatch:
+    def decode_batch(self, frames: Sequence[Frame], batch_size: int, num_shards: int = 1) -> SampleBatch:
         """The inverse of `encode_batch`; the image's frames themselves are checked when they are decompressed."""
         header, (body, image) = self._check(frames, Kind.BATCH, 2)
+        require_field(header.shard < num_shards, "shard", f"shard {header.shard}, but there are {num_shards}")
         require_field(
             header.num_items == batch_size, "count", f"{header.num_items} transitions, but batches hold {batch_size}"
         )
@@ -123,9 +125,10 @@ class Codec:
         stream = Stream(update.sampler, update.store_incarnation)
         return [self._head(Kind.PRIORITIES, update.shard, stream, update.number, len(update.keys), [body]) + body]
 
-    def decode_priorities(self, frames: Sequence[Frame]) -> PriorityUpdate:
+    def decode_priorities(self, frames: Sequence[Frame], shard: int = 0) -> PriorityUpdate:
         """The inverse of `encode_priorities`. What a priority may be is the store's business."""
         header, (body,) = self._check(frames, Kind.PRIORITIES, 1)
+        require_field(header.shard == shard, "shard", f"priorities for shard {header.shard}, but this is {shard}")
         require_field(0 < header.num_items <= 65_536, "count", f"{header.num_items} priorities")
         require_field(
             len(body) == 12 * header.num_items, "length", f"{len(body)} bytes for {header.num_items} priorities"

@@ -18,7 +18,7 @@ from apex.bench_report import compare, print_report, read_peer
 from apex.config import ActorConfig, Config, EnvironmentConfig
 from apex.environment import describe
 from apex.lifecycle import Stop
-from apex.loader import Sample
+from apex.loader import Part, Sample
 from apex.processes import call_in_child
 from apex.recording import Compressor, load, record
 from apex.replay_timing import median_ms, read_memory, time_store
@@ -55,10 +55,7 @@ def sample_of(recording, keys):
         discount=records["discount"].copy(),
         version=rounds * len(recording.pieces) + piece,
         num_transitions=10,
-        shard=0,
-        store_incarnation=1,
-        sampler=0,
-        number=0,
+        parts=[Part(0, 1, 0, 0)],
         slot=0,
     )
 

@@ -79,6 +79,8 @@ BRANCHES = {
         ("replay.batches_in_flight", 1025, "replay.batches_in_flight must be 1 ... 1024, got 1025"),
         ("replay.samples_per_insert", -1.0, "replay.samples_per_insert must be >= 0, got -1.0"),
         ("replay.samples_per_insert_tolerance", 0.0, "replay.samples_per_insert_tolerance must be > 0, got 0.0"),
+        ("replay.num_shards", 0, "replay.num_shards must be 1 ... 64, got 0"),
+        ("replay.num_shards", 65, "replay.num_shards must be 1 ... 64, got 65"),
         ("replay.inserts_wait", True, "replay.inserts_wait needs replay.samples_per_insert > 0"),
         ("learner.batch_size", 0, "learner.batch_size must be 1 ... 65536, got 0"),
         ("learner.batch_size", 65_537, "learner.batch_size must be 1 ... 65536, got 65537"),
@@ -142,6 +144,25 @@ def test_a_value_out_of_range_is_refused_with_its_name_and_itself(knob, value, m
             {"learner": LearnerConfig(batch_size=10), "replay": ReplayConfig(capacity=52, min_size_to_sample=10)},
             "replay.capacity 52 must hold a segment of up to 53 transitions",
         ),
+        (
+            {
+                "learner": LearnerConfig(batch_size=10),
+                "replay": ReplayConfig(capacity=104, min_size_to_sample=10, num_shards=2),
+            },
+            "replay.capacity 104 / 2 shards must hold a segment of up to 53 transitions",
+        ),
+        (
+            {"replay": ReplayConfig(num_shards=3)},
+            "learner.batch_size 512 must be a multiple of replay.num_shards 3",
+        ),
+        (
+            {"replay": ReplayConfig(num_shards=4), "actor": ActorConfig(num_actors=3)},
+            "actor.num_actors 3 must be >= replay.num_shards 4",
+        ),
+        (
+            {"replay": ReplayConfig(num_shards=2), "transport": TransportConfig(receipts_port=65_530)},
+            "transport.receipts_port + port_offset must be <= 65535 for every shard, got 65540 for the last of 2",
+        ),
     ],
 )
 def test_branches_that_do_not_fit_together_are_refused(changes, message):
@@ -154,6 +175,31 @@ def test_beyond_loopback_is_bound_only_when_that_was_said():
     assert TransportConfig(bind="0.0.0.0", allow_remote=True).endpoint("control") == "tcp://0.0.0.0:52003"
 
 
+def test_what_counts_the_whole_memory_is_divided_among_the_shards_and_the_rest_is_not():
+    replay = ReplayConfig(
+        num_shards=3, capacity=1_000, min_size_to_sample=1_000, max_bytes=1_000, samples_per_insert=2.0
+    )
+    each = ReplayConfig(num_shards=1, capacity=334, min_size_to_sample=334, max_bytes=333, samples_per_insert=2.0)
+    assert replay.per_shard() == each
+    assert each.per_shard() == each
+
+
+def test_a_part_of_a_batch_is_the_same_from_each_shard():
+    assert Config(replay=ReplayConfig(num_shards=4)).part_size == 128
+    assert Config().part_size == 512
+
+
+def test_each_shard_has_ports_of_its_own_ten_apart():
+    transport = TransportConfig(port_offset=100)
+    ports = [transport.endpoint(name, shard=2) for name in ("experience", "priorities", "receipts")]
+    assert ports == [f"tcp://127.0.0.1:{port}" for port in (51_121, 51_122, 51_123)]
+
+
+def test_a_server_is_called_by_its_shard_where_there_are_several():
+    assert ReplayConfig().shard_name(0) == "a replay server"
+    assert ReplayConfig(num_shards=2).shard_name(1) == "shard 1 of 2"
+
+
 def test_an_endpoint_is_where_to_bind_or_how_to_reach_a_host():
     transport = TransportConfig(port_offset=100)
     assert transport.endpoint("experience") == "tcp://127.0.0.1:51101"
@@ -164,7 +210,7 @@ def test_an_endpoint_is_where_to_bind_or_how_to_reach_a_host():
     ("tree", "message"),
     [
         ({"repaly": {}}, "unknown knob repaly; known here: seed, environment, actor, replay,"),
-        ({"replay": {"capactiy": 1}}, "unknown knob replay.capactiy; known here: capacity, max_bytes,"),
+        ({"replay": {"capactiy": 1}}, "unknown knob replay.capactiy; known here: num_shards, capacity,"),
         ({"replay": 5}, "replay must be a table of knobs, got 5"),
         ({"replay": {"capacity": "lots"}}, "replay.capacity must be int, got 'lots'"),
         ({"replay": {"capacity": 1e6}}, "replay.capacity must be int, got 1000000.0"),

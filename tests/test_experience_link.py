@@ -38,7 +38,7 @@ class Tape:
 
 
 def make_link(tape, window=2):
-    return ExperienceLink(STREAMS, CODEC, tape, tape, window=window, clock=tape.clock)
+    return ExperienceLink(STREAMS, CODEC, [tape], tape, window=window, clock=tape.clock)
 
 
 def cut(stream_index):
@@ -101,3 +101,30 @@ def test_receipts_of_strangers_are_ignored():
     tape.receipts = [Receipt(Stream(99, 1), 1, 5, 0), Receipt(Stream(7, 2), 1, 5, 0)]
     link.pump()
     assert link.in_flight == 1
+
+
+class ShardOutlet:
+    """Keeps what goes to one shard, by its own decoder: what is for another would be refused."""
+
+    def __init__(self, shard):
+        self.shard = shard
+        self.sent = []
+
+    def send(self, message):
+        segment = CODEC.decode_segment(message, self.shard)
+        self.sent.append((segment.stream.actor_id, segment.number))
+        return True
+
+
+def test_a_stream_goes_to_its_shard_and_nowhere_else_also_when_it_is_sent_again():
+    tape, outlets = Tape(), [ShardOutlet(shard) for shard in range(3)]
+    link = ExperienceLink(STREAMS, CODEC, outlets, tape, window=2, clock=tape.clock)
+    link.send([cut(0), cut(1), cut(0)], version=1)
+    assert [outlet.sent for outlet in outlets] == [[(6, 0)], [(7, 0), (7, 1)], []]
+    tape.receipts = [Receipt(STREAMS[0], 1, 1, 0)]
+    tape.now = RESEND_SECONDS + 0.1
+    link.pump()
+    assert [outlet.sent for outlet in outlets] == [[(6, 0), (6, 0)], [(7, 0), (7, 1)], []]  # 7 has made progress.
+    tape.now += RESEND_SECONDS + 0.1
+    link.pump()
+    assert [outlet.sent[2:] for outlet in outlets] == [[(6, 0)], [(7, 1)], []]

@@ -74,7 +74,7 @@ class Tape:
         self.words, self.sent = [], []
 
     def send(self, sample, priorities):
-        self.words.append(f"priorities {sample.number}")
+        self.words.append(f"priorities {sample.parts[0].number}")
         self.sent.append((sample, priorities.copy()))
 
     def release(self, slot):
@@ -105,13 +105,13 @@ def test_on_the_host_nothing_is_copied_and_all_leaves_at_once():
 def test_two_batches_are_on_the_device_and_equal_the_samples(device):
     cuda, _ = make_cuda_feed()
     samples = [make_sample(number) for number in range(3)]
-    batches = [cuda.load(sample, weights() * sample.number) for sample in samples[:2]]
+    batches = [cuda.load(sample, weights() * sample.parts[0].number) for sample in samples[:2]]
     for sample, batch in zip(samples, batches, strict=False):
         np.testing.assert_array_equal(batch.stacks, sample.stacks)
         np.testing.assert_array_equal(batch.action, sample.action)
         np.testing.assert_array_equal(batch.n_step_return, sample.n_step_return)
         np.testing.assert_array_equal(batch.discount, sample.discount)
-        np.testing.assert_array_equal(batch.weights, weights() * sample.number)
+        np.testing.assert_array_equal(batch.weights, weights() * sample.parts[0].number)
     assert cuda.load(samples[2], weights()).stacks is batches[0].stacks
 
 

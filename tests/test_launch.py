@@ -13,6 +13,7 @@ from apex.config import (
     Config,
     EnvironmentConfig,
     EvaluatorConfig,
+    ReplayConfig,
     RunConfig,
     TransportConfig,
     load_toml,
@@ -83,6 +84,17 @@ def test_actors_stop_first_then_evaluator_learner_replay_and_tensorboard(tmp_pat
 
 def test_a_run_is_over_within_ten_seconds(tmp_path):
     assert sum(program.grace_seconds for program in compose(make_folder(tmp_path)).values()) <= 9.0
+
+
+def test_there_is_a_replay_server_for_each_shard_and_they_stop_together(tmp_path):
+    folder = make_folder(tmp_path)
+    programs = compose(folder, replay=ReplayConfig(num_shards=4))
+    servers = [programs[f"replay-{shard}"] for shard in range(4)]
+    assert [server.command[6:8] for server in servers] == [("--shard", str(shard)) for shard in range(4)]
+    assert {server.stops_with for server in servers} == {"replay"}
+    grace = {program.stops_with or role: program.grace_seconds for role, program in programs.items()}
+    assert sum(grace.values()) <= 9.0
+    assert compose(folder)["replay"].command[6:8] == ("--shard", "0")
 
 
 def test_everybody_is_told_the_learners_control_address(tmp_path):

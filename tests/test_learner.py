@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -14,8 +15,16 @@ from test_trainer import NETWORK, SCHEMA, Tape, make_sample, make_trainer
 from test_transport import until
 
 from apex.checkpoint import BEST, load_policy
-from apex.config import CheckpointConfig, Config, ConfigError, LearnerConfig, RunConfig, TransportConfig
-from apex.coordinator import Desk, coordinate
+from apex.config import (
+    CheckpointConfig,
+    Config,
+    ConfigError,
+    LearnerConfig,
+    ReplayConfig,
+    RunConfig,
+    TransportConfig,
+)
+from apex.coordinator import FORGET_SECONDS, Desk, coordinate
 from apex.header import VERSION
 from apex.learner import DivergedError, LearnerLoop, PublishingThread, choose_device
 from apex.lifecycle import Stop
@@ -26,7 +35,7 @@ from apex.processes import ChildDiedError, start_child, stop_children
 from apex.run_folder import RunFolder
 from apex.session import Session, greet, read_welcome
 from apex.status import ask
-from apex.transport import ControlClient, MetricsSender, ParameterSubscriber, open_context
+from apex.transport import ControlClient, MetricsSender, ParameterSubscriber, RefusedError, open_context
 from apex.types import Parameters
 from apex.wire import Codec
 
@@ -36,22 +45,27 @@ CONFIG = Config(checkpoint=CheckpointConfig(period=2), learner=LearnerConfig(bat
 class Loop:
     """A learner's loop with the coordinator's end of its pipe in the test's hand."""
 
-    def __init__(self, num_samples, **run):
+    def __init__(self, num_samples, num_shards=1, **run):
         self.pipe, pipe = multiprocessing.Pipe()
         self.tape = Tape(*(make_sample(number) for number in range(num_samples)))
         self.trainer = make_trainer(self.tape)
         self.saved = []
         self.connected = []
-        config = replace(CONFIG, run=RunConfig(**run))
+        config = replace(CONFIG, run=RunConfig(**run), replay=ReplayConfig(num_shards=num_shards))
         self.loop = LearnerLoop(
-            config, self.trainer, pipe, connect=self.connected.append, save=lambda steps: self.saved.append(steps)
+            config,
+            self.trainer,
+            pipe,
+            connect=lambda endpoint, shard: self.connected.append((endpoint, shard)),
+            save=lambda steps: self.saved.append(steps),
         )
 
-    def tell(self, end="", steps=0, **replay):
-        self.pipe.send_bytes(json.dumps({"replay": replay, "end": end, "steps": steps}).encode())
+    def tell(self, *replay, end="", steps=0, absent=""):
+        news = {"replay": [{"priorities": endpoint} for endpoint in replay], "absent": absent}
+        self.pipe.send_bytes(json.dumps({**news, "end": end, "steps": steps}).encode())
 
-    def run(self, stop=None):
-        return self.loop.run(stop or Stop(), lambda: None)
+    def run(self, stop=None, check=lambda: None):
+        return self.loop.run(stop or Stop(), check)
 
     def reports(self):
         found = []
@@ -72,18 +86,38 @@ def test_ends_after_its_last_update_although_samples_remain():
 
 def test_saves_every_period_and_knows_the_steps():
     loop = Loop(9, max_updates=5)
-    loop.tell(steps=1234, priorities="tcp://a")
+    loop.tell("tcp://a", steps=1234)
     loop.run()
     assert loop.saved == [1234, 1234]
-    assert loop.connected == ["tcp://a"]
+    assert loop.connected == [("tcp://a", 0)]
 
 
 def test_follows_a_replay_server_that_moved_and_only_then():
     loop = Loop(9, max_updates=3)
     for endpoint in ("tcp://a", "tcp://a", "tcp://b"):
-        loop.tell(priorities=endpoint)
+        loop.tell(endpoint)
     loop.run()
-    assert loop.connected == ["tcp://a", "tcp://b"]
+    assert loop.connected == [("tcp://a", 0), ("tcp://b", 0)]
+
+
+def test_priorities_follow_each_shard_and_a_wait_names_who_is_not_there():
+    loop = Loop(0, num_shards=2)
+    loop.tell("tcp://a", "", absent="shard 1 of 2")
+    loop.tell("tcp://a", "tcp://b", absent="shard 1 of 2")
+    stop = Stop()
+    said = []
+
+    def check():
+        said.extend(report["waiting"] for report in loop.reports())
+        if len(said) == 1:
+            loop.tell("tcp://a", "tcp://b", absent="")
+        elif said:
+            stop.request()
+
+    loop.run(stop, check)
+    assert loop.connected == [("tcp://a", 0), ("tcp://b", 1)]
+    assert said[0].startswith("for shard 1 of 2 to say hello (")
+    assert said[-1].startswith("for batches: a replay server has fewer transitions than its share of")
 
 
 def test_ends_for_the_reason_that_it_is_told():
@@ -187,22 +221,37 @@ class FrontDesk:
         return until(found, "news")
 
 
-@pytest.fixture
-def desk(tmp_path, transport):
+def open_desk(tmp_path, transport, num_shards):
     config = Config(
-        transport=transport, network=NETWORK, run=RunConfig(folder=str(tmp_path), name="run", max_steps=1_000)
+        transport=transport,
+        network=NETWORK,
+        replay=ReplayConfig(num_shards=num_shards),
+        run=RunConfig(folder=str(tmp_path), name="run", max_steps=1_000),
     )
     front = FrontDesk(RunFolder.create(config, SCHEMA), config, num_actors=6)
     network = make_network(NETWORK, SCHEMA, seed=0)
     front.parameters = Parameters(7, flatten_parameters(network))
     front.report(num_parameters=len(front.parameters.values), updates=0)
+    return front
+
+
+@pytest.fixture
+def desk(tmp_path, transport):
+    front = open_desk(tmp_path, transport, 1)
     yield front
     stop_children([front.child])
 
 
-def session_of(welcome, role, status=None, endpoints=None):
+@pytest.fixture
+def two_shards(tmp_path, transport):
+    front = open_desk(tmp_path, replace(transport, heartbeat_seconds=0.2), 2)
+    yield front
+    stop_children([front.child])
+
+
+def session_of(welcome, role, status=None, endpoints=None, shard=0):
     stop = Stop()
-    return Session(welcome, role, stop, lambda: status or {}, endpoints), stop
+    return Session(welcome, role, stop, lambda: status or {}, endpoints, shard), stop
 
 
 def test_hello_is_answered_with_all_that_a_role_needs(desk):
@@ -218,13 +267,67 @@ def test_hello_is_answered_with_all_that_a_role_needs(desk):
 def test_actors_wait_for_replay_and_learn_where_it_is(desk):
     replay, _ = session_of(desk.welcome("replay"), "replay", {"num_inserted": 42}, {"priorities": "tcp://1.2.3.4:5"})
     welcome = desk.welcome(num_streams=1, needs_replay=True)
-    assert welcome.replay == {"priorities": "tcp://1.2.3.4:5"}
-    assert desk.news(lambda news: news["steps"] == 42)["replay"] == {"priorities": "tcp://1.2.3.4:5"}
+    assert welcome.replay == [{"priorities": "tcp://1.2.3.4:5"}]
+    assert desk.news(lambda news: news["steps"] == 42)["replay"] == welcome.replay
     status = desk.status()
     assert status["steps"] == 42
     assert status["phase"] == "filling replay"
     replay.close()
     until(lambda: not desk.status()["roles"], "goodbye")
+
+
+def test_actors_wait_until_every_shard_has_said_hello(two_shards):
+    endpoints = [{"priorities": f"tcp://1.2.3.{shard}:5"} for shard in range(2)]
+    late, _ = session_of(two_shards.welcome("replay", shard=1), "replay", {"num_inserted": 5}, endpoints[1], shard=1)
+    news = two_shards.news(lambda news: news["replay"][1])
+    assert (news["replay"][0], news["absent"]) == ({}, "shard 0 of 2")
+    assert two_shards.welcome().replay == []
+    first, _ = session_of(two_shards.welcome("replay"), "replay", {"num_inserted": 7}, endpoints[0])
+    assert two_shards.welcome(num_streams=1, needs_replay=True).replay == endpoints
+    news = two_shards.news(lambda news: news["steps"] == 12)
+    assert (news["replay"], news["absent"]) == (endpoints, "")
+    late.close()
+    assert two_shards.news(lambda news: news["absent"])["absent"] == "shard 1 of 2"
+    first.close()
+
+
+def test_a_shard_that_this_run_does_not_have_is_refused(two_shards):
+    for shard in (2, -1):
+        with pytest.raises(RefusedError, match=f"--shard {shard}: this run has replay.num_shards 2, 0 ... 1"):
+            two_shards.welcome("replay", shard=shard)
+
+
+def test_a_shard_that_a_living_server_holds_is_refused_and_one_that_fell_silent_is_given(two_shards):
+    holder, _ = session_of(two_shards.welcome("replay", shard=1), "replay", {"num_inserted": 5}, shard=1)
+    until(lambda: two_shards.status()["roles"], "heartbeat")
+    with pytest.raises(
+        RefusedError, match=r"shard 1 of 2 is there already: process \d+ on .*; stop it, or name anothe"
+    ):
+        two_shards.welcome("replay", shard=1)
+    two_shards.welcome("replay", shard=0)
+    with open_context() as context:  # One that was killed: its heartbeats just end.
+        client = ControlClient(context, two_shards.transport.endpoint("control"))
+        beat = {"type": "heartbeat", "session": 5, "run_id": two_shards.folder.run_id, "role": "replay", "host": "h"}
+        client.send({**beat, "pid": 1, "shard": 0, "streams": [], "endpoints": {}, "status": {}})
+        assert client.receive(5.0)["type"] == "state"
+    began = time.monotonic()
+    two_shards.welcome("replay", shard=0)
+    assert time.monotonic() - began < FORGET_SECONDS / 2
+    holder.close()
+    two_shards.welcome("replay", shard=1)  # It has said goodbye.
+
+
+def test_a_shard_hears_that_its_inserts_are_wanted_where_another_one_waits_for_its_own(two_shards):
+    waits = {"samplers_wait_for": ""}
+    other, _ = session_of(two_shards.welcome("replay", shard=1), "replay", waits, shard=1)
+    own, _ = session_of(two_shards.welcome("replay"), "replay", {"samplers_wait_for": "learner"})
+    waits["samplers_wait_for"] = "inserts"
+    until(lambda: own.inserts_wanted, "wish")
+    assert not other.inserts_wanted
+    waits["samplers_wait_for"] = ""
+    until(lambda: not own.inserts_wanted, "end of the wish")
+    own.close()
+    other.close()
 
 
 def test_ids_are_free_again_after_goodbye_and_after_silence(desk):

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from apex.config import Config, ConfigError, RunConfig, TransportConfig
+from apex.config import Config, ConfigError, ReplayConfig, RunConfig, TransportConfig
 from apex.ports import choose_ports, is_free, ports
 
 
@@ -23,7 +23,7 @@ def test_free_ports_are_taken_as_they_are_without_a_word():
     assert choose(Config(), all_free_but()) == (Config(), [])
 
 
-@pytest.mark.parametrize("taken", ports(TransportConfig()))
+@pytest.mark.parametrize("taken", ports(Config()))
 def test_one_taken_port_moves_all_of_them_and_is_said_aloud(taken):
     config, said = choose(Config(), all_free_but(taken))
     assert config.transport == TransportConfig(port_offset=100)
@@ -54,7 +54,7 @@ def test_tensorboard_stays_clear_of_the_ports_of_the_run():
 
 def test_without_any_port_for_tensorboard_it_names_the_knob():
     with pytest.raises(ConfigError, match=r"--run\.tensorboard-port 6006"):
-        choose(Config(), lambda host, port: port in ports(TransportConfig()))
+        choose(Config(), lambda host, port: port in ports(Config()))
 
 
 def test_without_tensorboard_its_port_does_not_matter():
@@ -74,3 +74,17 @@ def test_a_port_is_free_until_somebody_listens():
 def test_an_address_of_another_host_is_refused_by_name():
     with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1:51001: .*; name an address of this host"):
         is_free("192.0.2.1", 51_001)
+
+
+@pytest.mark.parametrize("taken", [51_011, 51_012, 51_013])
+def test_ports_of_every_shard_count_and_those_of_shards_that_are_not_there_do_not(taken):
+    two = Config(replay=ReplayConfig(num_shards=2))
+    assert len(ports(two)) == len(set(ports(two))) == len(ports(Config())) + 3
+    assert choose(two, all_free_but(taken))[0].transport.port_offset == 100
+    assert choose(Config(), all_free_but(taken))[0].transport.port_offset == 0
+
+
+def test_shards_that_find_no_room_below_the_last_port_are_refused_by_name():
+    config = Config(replay=ReplayConfig(num_shards=64), transport=TransportConfig(receipts_port=64_000))
+    with pytest.raises(ConfigError, match=r"no 196 free ports on 127\.0\.0\.1 from --transport\.port-offset 0 on"):
+        choose(config, lambda host, port: False)

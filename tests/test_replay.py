@@ -191,6 +191,29 @@ def test_the_replay_ratio_holds_samplers_and_inserts(tmp_path):
     assert scene.server.status()["inserts_wait"]
 
 
+def test_inserts_never_wait_while_another_shards_samples_wait_for_inserts(tmp_path):
+    scene = Scene(tmp_path / "store", samples_per_insert=2.0, inserts_wait=True)
+    scene.insert(0, 1, 2, 3)
+    assert not scene.server.check_limiter()
+    scene.server.inserts_wanted = True
+    assert scene.server.check_limiter()
+    assert not scene.server.status()["inserts_wait"]
+
+
+def test_what_is_for_another_shard_is_refused_and_counted(scene):
+    """A stream has one de-duplication row, in the store of its own shard."""
+    scene.insert(0, 1)
+    scene.sampler.step()
+    wrong = CODEC.encode_segment(make_segment(PIXELS, number=2, base=0), shard=1)
+    batch = scene.batches[0]
+    update = PriorityUpdate(1, 77, 0, batch.number, batch.records["key"], np.ones(B, np.float32))
+    assert scene.server.insert([wrong]) == []
+    scene.server.update_priorities([CODEC.encode_priorities(update)])
+    assert scene.server.status()["refusals"] == {"shard": 2}
+    assert scene.store.num_inserted == 10
+    assert scene.board.in_flight(0) == 1
+
+
 def test_rates_are_over_the_time_since_the_last_heartbeat(scene):
     scene.server.status()
     scene.insert(0, 1)
@@ -199,7 +222,7 @@ def test_rates_are_over_the_time_since_the_last_heartbeat(scene):
     status = scene.server.status()
     assert status["inserts_per_second"] == 5
     assert status["samples_per_second"] == B / 2
-    assert status["samples_per_insert"] == B / 10
+    assert status["num_drawn"] == B
     scene.now += 1
     assert scene.server.status()["inserts_per_second"] == 0
 
@@ -213,8 +236,10 @@ def test_what_a_crashed_run_left_in_memory_is_reclaimed_and_what_runs_is_not(tmp
     restarting.store.close()
     other = tmp_path / "notes.txt"
     other.write_text("mine")
+    own = Scene(tmp_path / "apex-3-1.replay")  # Its server was killed too, and comes back.
+    own.store.close()
     reclaim(tmp_path / "apex-3-0.replay")
-    names = ["apex-1-0.replay", "apex-4-0.board", "apex-4-0.replay", "notes.txt"]
+    names = ["apex-1-0.replay", "apex-3-1.replay", "apex-4-0.board", "apex-4-0.replay", "notes.txt"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
     running.store.close()
 

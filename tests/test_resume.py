@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from apex.config import Config, ConfigError, EnvironmentConfig, RunConfig
+from apex.config import Config, ConfigError, EnvironmentConfig, ReplayConfig, RunConfig
 from apex.environment import describe
 from apex.resume import reopen, take_resume
 from apex.run_folder import RunFolder
@@ -18,6 +18,7 @@ def folder(tmp_path):
     config = dataclasses.replace(
         Config(),
         environment=EnvironmentConfig(id="CartPole-v1"),
+        replay=ReplayConfig(num_shards=2),
         run=RunConfig(folder=str(tmp_path), name="mine", max_minutes=1.0),
     )
     return RunFolder.create(config, describe(config.environment, config.actor.n_step))
@@ -62,6 +63,7 @@ def test_limits_may_change_and_are_kept(folder):
         (["--seed", "5", "--batch-size", "64"], ["seed 1 -> 5", "learner.batch_size 512 -> 64"]),
         (["--env", "LunarLander-v3"], ["environment.id 'CartPole-v1' -> 'LunarLander-v3'"]),
         (["--name", "other"], ["run.name"]),
+        (["--replay.num-shards", "4"], ["replay.num_shards 2 -> 4"]),
         (["--no-such-knob", "1"], ["no-such-knob"]),
     ],
 )
@@ -79,7 +81,7 @@ def test_an_environment_that_has_changed_is_refused(folder):
 
 
 def test_a_run_that_still_goes_is_refused(folder):
-    path = store_path(folder.run_id)
+    path = store_path(folder.run_id, 1)  # One shard is enough.
     path.touch()
     owner = Ownership(path)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from apex.config import Config, EvaluatorConfig, ReplayConfig, RunConfig
-from apex.run_status import RunStatus
+from apex.run_status import ABSENT_HEARTBEATS, RunStatus
 
 
 class Clock:
@@ -15,9 +15,10 @@ class Clock:
         return self.now
 
 
-def make_status(clock=None, **run):
+def make_status(clock=None, *, num_shards=1, **run):
+    replay = ReplayConfig(samples_per_insert=6, num_shards=num_shards)
     return RunStatus(
-        Config(run=RunConfig(**run), evaluator=EvaluatorConfig(), replay=ReplayConfig(samples_per_insert=6)),
+        Config(run=RunConfig(**run), evaluator=EvaluatorConfig(), replay=replay),
         name="pong-1",
         folder="runs/pong-1",
         num_actors=4,
@@ -32,7 +33,7 @@ def nothing(tag):
 def hear_all(status, replay=None, actor=None, **learner):
     status.hear(1, "replay", "h", 10, {"num_inserted": 500, "size": 400, **(replay or {})})
     status.hear(2, "actor", "h", 11, {"steps_per_second": 10.0, "rate": "10 steps/s", **(actor or {})})
-    status.replay_endpoints = {"experience": "tcp://..."}
+    status.replay_endpoints = [{"experience": "tcp://..."}]
     status.learner = {"updates": 7, "wait_share": 0.9, **learner}
 
 
@@ -73,7 +74,7 @@ def test_collects_what_the_programs_say():
 
 def test_phases_follow_the_run():
     status = make_status()
-    status.replay_endpoints = {"experience": "x"}
+    status.replay_endpoints = [{"experience": "x"}]
     assert status.report(nothing)["phase"] == "filling replay"
     status.learner = {"updates": 1}
     assert status.report(nothing)["phase"] == "training"
@@ -166,3 +167,85 @@ def test_steps_go_on_when_a_store_is_made_anew_or_restored():
     assert [hear(0, 7), hear(500, 7)] == [0, 500]
     assert [hear(0, 8), hear(30, 8)] == [500, 530]  # made anew
     assert [hear(20, 9), hear(25, 9)] == [530, 535]  # restored from a snapshot that was a little older
+
+
+def hear_shard(status, shard, session=None, **fields):
+    status.hear(10 + shard if session is None else session, "replay", "h", 100 + shard, fields, shard)
+
+
+def test_the_replay_memory_is_the_sum_of_its_shards_and_of_each_the_newer_life_counts():
+    clock = Clock()
+    status = make_status(clock, num_shards=2)
+    hear_shard(status, 0, session=1, num_inserted=90, size=90, num_drawn=900, rate="x")
+    clock.now += 1
+    hear_shard(status, 0, num_inserted=100, size=80, num_drawn=1_000, store_incarnation="7")
+    hear_shard(status, 1, num_inserted=300, size=240, num_drawn=1_000, inserts_per_second=1.5)
+    report = status.report(nothing)
+    assert status.num_steps == report["steps"] == 400
+    assert report["replay"]["size"] == 320
+    assert report["replay"]["inserts_per_second"] == 1.5
+    assert report["replay"]["samples_per_insert"] == 5
+    assert [(row["shard"], row["pid"]) for row in report["roles"]] == [(0, 100), (0, 100), (1, 101)]
+
+
+def test_steps_go_on_whichever_shard_is_made_anew_and_after_the_learner_was_started_again():
+    status = make_status(num_shards=2)
+    status.num_steps = 500  # from the checkpoint
+
+    def hear(shard, num_inserted, store_incarnation):
+        hear_shard(status, shard, num_inserted=num_inserted, store_incarnation=store_incarnation)
+        return status.num_steps
+
+    assert [hear(0, 260, "a"), hear(1, 250, "b")] == [500, 510]
+    assert [hear(0, 300, "a"), hear(1, 300, "b")] == [550, 600]
+    assert [hear(1, 0, "c"), hear(1, 30, "c"), hear(0, 310, "a")] == [600, 630, 640]  # made anew
+    assert [hear(0, 290, "d"), hear(0, 295, "d")] == [640, 645]  # restored from a snapshot that was a little older
+
+
+def test_a_shard_that_never_came_or_fell_silent_or_said_goodbye_is_absent():
+    clock = Clock()
+    status = make_status(clock, num_shards=2)
+    assert status.absent_replay == "shard 0 of 2, shard 1 of 2"
+    hear_shard(status, 0)
+    assert status.absent_replay == "shard 1 of 2"
+    hear_shard(status, 1)
+    assert status.absent_replay == ""
+    clock.now += ABSENT_HEARTBEATS + 0.1
+    hear_shard(status, 0)
+    assert status.absent_replay == "shard 1 of 2"
+    status.forget(10)
+    hear_shard(status, 1)
+    assert status.absent_replay == "shard 0 of 2"
+    assert make_status().absent_replay == "a replay server"
+
+
+def test_endpoints_are_handed_out_when_every_shard_has_said_hello():
+    status = make_status(num_shards=2)
+    status.replay_endpoints[1] = {"experience": "b"}
+    assert status.all_replay_endpoints == []
+    assert status.report(nothing)["phase"] == "waiting for replay"
+    status.replay_endpoints[0] = {"experience": "a"}
+    assert status.all_replay_endpoints == [{"experience": "a"}, {"experience": "b"}]
+    assert status.report(nothing)["phase"] == "filling replay"
+
+
+def test_a_shard_that_is_away_is_what_limits():
+    clock = Clock()
+    status = make_status(clock, num_shards=2)
+    status.replay_endpoints = [{"experience": "a"}, {"experience": "b"}]
+    status.learner = {"updates": 7}
+    status.hear(1, "actor", "h", 11, {})
+    hear_shard(status, 0)
+    assert status.report(nothing)["limited_by"]["why"] == "shard 1 of 2 is away"
+
+
+def test_inserts_into_one_shard_are_wanted_while_samples_of_another_wait_for_inserts():
+    """Else both would wait for ever: a batch has a part from each, and one actor process feeds both."""
+    status = make_status(num_shards=2)
+    hear_shard(status, 0, samplers_wait_for="learner", inserts_wait=True)
+    hear_shard(status, 1, samplers_wait_for="inserts")
+    assert status.inserts_wanted(0)
+    assert not status.inserts_wanted(1)
+    alone = make_status()
+    hear_shard(alone, 0, samplers_wait_for="inserts")
+    assert not alone.inserts_wanted(0)

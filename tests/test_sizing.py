@@ -172,6 +172,28 @@ def test_the_tables_are_those_of_the_store(capacity):
     assert 0 <= file_bytes - table_bytes(config(replay={"capacity": capacity})) < 2**20  # header, streams, whole pages
 
 
+def test_each_shard_has_tables_for_its_share():
+    sharded = config(replay={"capacity": 131_074, "num_shards": 2})
+    assert table_bytes(sharded) == 2 * (65_537 * 40 + 2 * 131_072 * 8)
+
+
+def test_each_shard_takes_a_core_for_its_writer_and_its_samplers():
+    tree = replace(Config(), replay=replace(Config().replay, num_shards=4))
+    assert layout(sized(tree, machine(16, gpu=True)))[0] == 8  # As without a GPU: 16 - trainer - 2 loaders - 4 * 2 = 5.
+    assert layout(sized(tree, machine(64, gpu=True)))[0] == 53
+
+
+def test_more_shards_than_actors_are_refused_when_the_machine_has_decided_their_number():
+    tree = replace(config(envs_per_process=1), replay=replace(Config().replay, num_shards=2))
+    with pytest.raises(ConfigError, match=r"actor\.num_actors 1 must be >= replay\.num_shards 2"):
+        sized(tree)
+
+
+def test_says_in_how_many_shards_the_memory_is():
+    tree = replace(Config(), replay=replace(Config().replay, num_shards=2))
+    assert explain(tree, machine(), images())[3].endswith("= 11% of memory, in 2 shards")
+
+
 def test_replay_gets_what_its_capacity_takes():
     assert sized().replay.max_bytes == 2_000_000 * 1_400
 

@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from test_transport import until
 
@@ -20,6 +21,7 @@ from apex.metrics import read_curve
 from apex.ports import choose_ports, is_free
 from apex.run_folder import RunFolder
 from apex.status import ask
+from apex.store_layout import COMMIT, open_file, store_path
 
 DEADLINE = 60.0
 TINY = ["--preset", "cartpole", "--actors", "4", "--replay.min-size-to-sample", "300", "--learner.batch-size", "32"]
@@ -248,6 +250,43 @@ def test_a_run_goes_on_after_kill_of_any_program_and_stores_nothing_twice(progra
     assert log.count("goes on with ") == 1
     programs.running["train"].send_signal(signal.SIGTERM)
     assert programs.wait("train") == 0, programs.said("train")
+
+
+@pytest.mark.parametrize("batches", ["--transport.shared-memory", "--transport.no-shared-memory"])
+def test_a_run_goes_on_after_kill_of_one_of_its_replay_shards_and_keeps_streams_apart(programs, batches):
+    options = ["--replay.num-shards", "2", "--run.no-tensorboard", "--run.stop-score", "501", batches]
+    programs.start("train", "train", *TINY, *options, *programs.offset, "--name", "one")
+    status = programs.status(lambda status: status["updates"] > 50)
+    folder = RunFolder.open(programs.folder / "runs" / "one")
+    shards = [row for row in status["roles"] if row["role"] == "replay"]
+    assert [row["shard"] for row in shards] == [0, 1]
+    os.kill(shards[1]["pid"], signal.SIGKILL)
+    steps, updates = status["steps"], status["updates"]
+    programs.status(
+        lambda status: (
+            status["steps"] > steps + 500
+            and status["updates"] > updates + 50
+            and any(row["pid"] != shards[1]["pid"] and row.get("shard") == 1 for row in status["roles"])
+        )
+    )
+    for shard in range(2):
+        regions = open_file(store_path(folder.run_id, shard), folder.schema, writable=False)
+        heard = np.flatnonzero(regions.streams["incarnation"].any(axis=1))
+        assert heard.tolist() == [shard, 2 + shard]
+        assert regions.cells[COMMIT] > 300
+    assert [(folder.logs / f"replay-{shard}.log").read_text().count("made ") for shard in range(2)] == [1, 1]
+    assert "goes on with " in (folder.logs / "replay-1.log").read_text()
+    programs.running["train"].send_signal(signal.SIGTERM)
+    assert programs.wait("train") == 0, programs.said("train")
+    steps, updates = steps_and_updates(folder)
+    programs.start("again", "train", "--resume", "one", "--max-steps", str(steps[-1] + 1_000))
+    assert programs.wait("again") == 0, programs.said("again")
+    for shard in range(2):
+        assert "restored" in (folder.logs / f"replay-{shard}.log").read_text()
+    all_steps, all_updates = steps_and_updates(folder)
+    assert all_steps == sorted(all_steps)
+    assert all_updates[-1] > updates[-1]
+    assert not list(Path("/dev/shm").glob(f"apex-{folder.run_id:016x}*"))
 
 
 def learner_of(folder):

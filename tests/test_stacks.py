@@ -79,3 +79,20 @@ def test_a_frame_that_looks_like_a_length_is_decoded_as_a_frame():
     stacks = empty_stacks(schema, 1)
     StackDecoder(schema, stacks).decode(records, make_image([compressed, compressed]))
     np.testing.assert_array_equal(stacks[0, 0, 0], frame)
+
+
+@pytest.mark.parametrize("schema", [PIXELS, VECTORS])
+def test_parts_of_a_batch_are_decoded_into_their_own_rows_and_touch_no_others(schema):
+    rng = np.random.default_rng(3)
+    stacks, expected = empty_stacks(schema, 11), empty_stacks(schema, 11)
+    decoder = StackDecoder(schema, stacks)
+    for first, count in ((7, 4), (2, 5)):
+        records = random_records(schema, rng, count)
+        frames = [
+            rng.integers(0, 256, schema.frame_shape).astype(schema.frame_dtype)
+            for _ in range(records["num_frames"].sum())
+        ]
+        image = make_image([COMPRESS[schema.codec](frame) for frame in frames])
+        decoder.decode(records, image, first_row=first)
+        expected[:, first : first + count] = naive_stacks(schema, records, frames)
+        np.testing.assert_array_equal(stacks.view(np.uint8), expected.view(np.uint8))

@@ -235,6 +235,31 @@ def test_programs_stop_in_the_reverse_order_of_their_start(folder):
     assert order.read_text().split() == ["actor", "evaluator", "learner", "replay"]
 
 
+def test_programs_of_one_group_are_asked_together_and_share_their_grace(folder):
+    """Each ends when the other was asked too; asked one after the other, the first would be killed."""
+    script = "trap 'touch {own}; while [ ! -e {other} ]; do sleep 0.01; done; exit 0' TERM; echo ready; {forever}"
+    paths = [folder / "asked-0", folder / "asked-1"]
+    programs = [
+        shell(
+            f"replay-{i}",
+            script.format(own=paths[i], other=paths[1 - i], forever="while :; do sleep 0.01; done"),
+            grace_seconds=10.0,
+            stops_with="replay",
+        )
+        for i in range(2)
+    ]
+    told = []
+
+    def all_ready():
+        logs = [folder / f"{program.role}.log" for program in programs]
+        return all(log.exists() and "ready" in log.read_text() for log in logs)
+
+    began = time.monotonic()
+    supervise(programs, StopWhen(all_ready), logs=folder, tell=told.append)
+    assert told == ["stopping replay-1", "stopping replay-0"]
+    assert time.monotonic() - began < 10.0
+
+
 def test_what_ignores_the_request_is_killed_after_its_grace_and_said_aloud(folder):
     told = []
     program = shell("actor", "trap '' TERM; echo ready; while :; do sleep 0.01; done", grace_seconds=0.2)

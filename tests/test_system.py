@@ -109,7 +109,7 @@ class OneProcess:
                 clip_rewards=config.environment.clip_rewards,
                 life_loss_terminates=config.environment.life_loss_terminates,
             ),
-            link=ExperienceLink(streams, codec, Outlet(self), Receipts(self), window=4, clock=lambda: 0.0),
+            link=ExperienceLink(streams, codec, [Outlet(self)], Receipts(self), window=4, clock=lambda: 0.0),
             parameters=board,
             num_actors=len(streams),
             rng=np.random.default_rng(config.seed),

@@ -97,6 +97,13 @@ def row_of(rows, label):
     return next(row for row in rows if row.startswith(label))
 
 
+def test_replay_servers_are_told_apart_where_there_are_several():
+    rows = draw(full_status(roles=[{**role("replay"), "shard": 0}, {**role("replay"), "shard": 1}, role("actor")]))
+    assert row_of(rows, "replay 0")
+    assert row_of(rows, "replay 1")
+    assert not any(row.startswith("replay 0") for row in draw(full_status(roles=[{**role("replay"), "shard": 0}])))
+
+
 # --- the picture ------------------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ import torch
 
 from apex.checkpoint import load, save
 from apex.config import Config, LearnerConfig, NetworkConfig
-from apex.loader import Sample
+from apex.loader import Part, Sample
 from apex.losses import importance_weights
 from apex.networks import flatten_parameters, make_network
 from apex.trainer import Trainer
@@ -30,10 +30,7 @@ def make_sample(number, seed=0):
         discount=np.where(rng.random(B) < 0.2, 0, 0.97).astype(np.float32),
         version=np.full(B, 2),
         num_transitions=1000,
-        shard=0,
-        store_incarnation=5,
-        sampler=1,
-        number=number,
+        parts=[Part(0, 5, 1, number)],
         slot=number % 3,
     )
 

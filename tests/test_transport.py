@@ -159,8 +159,8 @@ def test_experience_reaches_the_server_and_its_receipt_the_actor(endpoint):
             experience = AsyncReceiver(server, zmq.PULL, endpoint, high_water_mark=10, max_bytes=limit)
             publisher = ReceiptPublisher(server, receipts_endpoint, CODEC)
             sender = ExperienceSender(actor, endpoint, num_messages=4)
-            own = ReceiptReceiver(actor, receipts_endpoint, CODEC, [Stream(2, 7)])
-            other = ReceiptReceiver(actor, receipts_endpoint, CODEC, [Stream(3, 7)])
+            own = ReceiptReceiver(actor, [receipts_endpoint], CODEC, [Stream(2, 7)])
+            other = ReceiptReceiver(actor, [receipts_endpoint], CODEC, [Stream(3, 7)])
             assert sender.send(CODEC.encode_segment(segment))
             messages = await experience.burst(DEADLINE)
             back = CODEC.decode_segment(messages[0])
@@ -174,6 +174,27 @@ def test_experience_reaches_the_server_and_its_receipt_the_actor(endpoint):
             assert heard[0] == receipt
             assert other.receive() == []
             assert await experience.burst(0.0) == []
+
+    asyncio.run(scenario())
+
+
+def test_one_receiver_hears_each_of_its_streams_from_the_shard_that_keeps_it(endpoint):
+    host, port = endpoint.rsplit(":", 1)
+    endpoints = [f"{host}:{int(port) % 60_000 + 3_072 + shard}" for shard in range(2)]
+
+    async def scenario():
+        with open_async_context() as server, open_context() as actor:
+            publishers = [ReceiptPublisher(server, endpoint, CODEC) for endpoint in endpoints]
+            receiver = ReceiptReceiver(actor, endpoints, CODEC, [Stream(3, 7), Stream(2, 7)])
+            heard = set()
+            deadline = time.monotonic() + DEADLINE
+            while len(heard) < 2 and time.monotonic() < deadline:
+                for shard, publisher in enumerate(publishers):
+                    for actor_id in (2, 3):  # Each shard says of both streams that so many segments are stored.
+                        publisher.publish(Receipt(Stream(actor_id, 7), 1, 10 * shard + actor_id, 0), shard)
+                await asyncio.sleep(0)
+                heard |= {(receipt.stream.actor_id, receipt.contiguous) for receipt in receiver.receive(0.05)}
+            assert heard == {(2, 2), (3, 13)}
 
     asyncio.run(scenario())
 
@@ -232,6 +253,27 @@ def test_priorities_follow_a_replay_server_that_moved(context, endpoint):
         sender.send(PriorityUpdate(0, 1, 0, 7, np.arange(2), np.ones(2, np.float32)))
         assert receiver.poll(DEADLINE * 1000)
         assert CODEC.decode_priorities([receiver.recv()]).number == 7
+
+
+def test_priorities_go_to_their_shard_and_are_dropped_before_it_is_known(context, endpoint):
+    receivers = []
+    sender = PrioritySender(context, CODEC)
+    updates = [PriorityUpdate(shard, 1, 0, 7, np.arange(2), np.ones(2, np.float32)) for shard in range(2)]
+    sender.send(updates[1])
+    assert sender.num_dropped == 1
+    for shard in range(2):
+        receiver = context.socket(zmq.PULL)
+        address = endpoint.rsplit(":", 1)[0] + ":" + str(int(endpoint.rsplit(":", 1)[1]) % 60_000 + 4_096 + shard)
+        prepare(receiver, high_water_mark=4)
+        bind(receiver, address)
+        sender.connect(address, shard)
+        receivers.append(receiver)
+    for update in updates[::-1]:
+        sender.send(update)
+    for shard, receiver in enumerate(receivers):
+        assert receiver.poll(DEADLINE * 1000)
+        assert CODEC.decode_priorities([receiver.recv()], shard).shard == shard
+        assert not receiver.poll(50)
 
 
 def test_a_taken_port_is_named(context, endpoint):

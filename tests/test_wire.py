@@ -299,3 +299,19 @@ def test_resealed_garbage_is_refused_or_harmless(seed):
         assert (segment.records["next_frame"] < len(table) - 1).all()
         assert (segment.records["action"] < PIXELS.num_actions).all()
         assert table[-1] == len(segment.image)
+
+
+def test_what_is_for_another_shard_is_refused():
+    codec = Codec(RUN, PIXELS)
+    update = PriorityUpdate(3, 1, 0, 0, np.arange(2), np.ones(2, np.float32))
+    segment, priorities = codec.encode_segment(make_segment(PIXELS), shard=3), codec.encode_priorities(update)
+    batch = codec.encode_batch(make_batch(PIXELS)._replace(shard=3))
+    assert codec.decode_segment(segment, 3).number == make_segment(PIXELS).number
+    assert codec.decode_priorities(priorities, 3).shard == codec.decode_batch(batch, 4, 4).shard == 3
+    for decode in (
+        lambda: codec.decode_segment(segment, 2),
+        lambda: codec.decode_priorities(priorities, 2),
+        lambda: codec.decode_batch(batch, 4, 3),
+    ):
+        with pytest.raises(WireError, match="shard 3"):
+            decode()
