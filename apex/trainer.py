@@ -131,7 +131,7 @@ class Trainer:
         action, n_step_return, discount = (
             self._move(array) for array in (sample.action, sample.n_step_return, sample.discount)
         )
-        with torch.autocast(device.type, torch.bfloat16, enabled=config.bfloat16):
+        with torch.autocast(device.type, torch.bfloat16, enabled=config.bfloat16 == "on"):
             q = self.online(observation)
             with torch.no_grad():
                 next_q = self.online(next_observation)
