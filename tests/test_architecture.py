@@ -14,14 +14,14 @@ FLOORS = [
     # 0 and 1: the standard library, NumPy and, where its owners are, torch.
     {"types", "config"},
     {"sum_tree", "n_step", "rate_limiter", "exploration", "networks", "losses", "optimizers", "sizing"},
-    {"header", "leases", "send_window", "stacks", "terminal_layout"},
+    {"header", "leases", "send_window", "stacks", "terminal_layout", "cuda"},
     # 2: memory that processes share. No I/O beyond the mapped file.
     {"store_layout", "parameter_board"},
     {"store_admission", "store_reader", "segments"},
     {"store_writer"},
     # 3: what the outside world looks like.
-    {"wire", "lifecycle", "checkpoint", "metrics", "presets", "run_folder", "run_status", "machine", "ports"},
-    {"atari", "gymnasium_environment", "options", "terminal_picture"},
+    {"wire", "lifecycle", "checkpoint", "metrics", "presets", "run_folder", "run_status", "machine", "ports", "needs"},
+    {"atari", "gymnasium_environment", "options", "terminal_picture", "leftovers"},
     {"environment", "terminal_view", "snapshot_folder"},
     {"snapshot", "snapshot_restore"},
     # 4: sockets and processes.
@@ -38,7 +38,9 @@ FLOORS = [
     {"bench_report"},
     {"bench_replay"},
     {"bench"},
-    {"launch"},
+    {"checks"},
+    {"fitting"},
+    {"launch", "doctor"},
     {"command_line"},
     {"__main__"},
 ]
@@ -62,7 +64,7 @@ OWNERS = {
     "safetensors": {"checkpoint"},
     "subprocess": {"launch", "supervisor", "run_folder", "replay_bed", "bench_report"},
     "tyro": {"options"},
-    "rich": {"terminal_layout", "terminal_picture", "terminal_view"},
+    "rich": {"terminal_layout", "terminal_picture", "terminal_view", "doctor"},
 }
 # What reads or writes objects as programs: whoever sends such bytes runs code here.
 EXECUTING_MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
