@@ -68,7 +68,7 @@ def check_room(config: Config, schema: Schema, room: Room) -> list[Check]:
 
 def require_all(checks: Iterable[Check]) -> None:
     """Raises ConfigError with the sentences of everything that is short."""
-    short = [f"{check.figures}: {check.remedy}" for check in checks if check.verdict == "short"]
+    short = [f"{check.name}: {check.figures} -> {check.remedy}" for check in checks if check.verdict == "short"]
     if short:
         raise ConfigError("; ".join(short))
 

@@ -152,6 +152,9 @@ def check_sizes(config: Config, machine: Machine, schema: Schema) -> tuple[Check
     ]
     streams = actor.num_processes * actor.envs_per_process
     remedies = []
+    if actor.num_processes * actor.num_threads > machine.cores:
+        told.append(f"but {machine.cores} cores")
+        remedies.append("leave --actor.num-processes, --actor.envs-per-process and --actor.num-threads to the rule")
     if streams < actor.num_actors:
         told.append(f"but {streams} streams")
         remedies.append("start apex actor on other hosts, or raise --actor.num-processes or --actor.envs-per-process")
@@ -165,8 +168,8 @@ def check_sizes(config: Config, machine: Machine, schema: Schema) -> tuple[Check
 
 
 def _check_folder(config: Config, schema: Schema) -> Check:
-    folder = Path(config.run.folder).absolute()
-    there = next(path for path in (folder, *folder.parents) if path.exists())
+    folder = Path(config.run.folder)
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     writable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
     return check_disk(disk_needed(config, schema), folder, read_space(there), writable=writable)
 

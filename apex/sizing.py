@@ -50,7 +50,7 @@ class Machine:
     cores: int
     memory_bytes: int
     gpu: bool  # which torch can use
-    cpu_bfloat16: bool = False  # The processor multiplies bfloat16: AVX512-BF16 or AMX.
+    cpu_bfloat16: bool = False  # The processor multiplies bfloat16. Without, 49 ms become 580 (Pong, batch of 128)
     gpu_bfloat16: bool = True  # The GPU does: all since Ampere.
 
     def __post_init__(self) -> None:

@@ -254,7 +254,7 @@ def test_programs_without_a_launcher_and_other_runs_are_warnings():
 
 def test_everything_that_is_short_is_refused_in_one_sentence_with_its_remedy():
     checks = [Check("a", "1 of 2", "short", "more"), Check("b", "fine"), Check("c", "0", "short", "less")]
-    with pytest.raises(ConfigError, match=r"^1 of 2: more; 0: less$"):
+    with pytest.raises(ConfigError, match=r"^a: 1 of 2 -> more; c: 0 -> less$"):
         require_all(checks)
     require_all([Check("b", "fine"), Check("d", "nearly", "warning", "more")])
 

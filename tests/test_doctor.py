@@ -152,6 +152,11 @@ def test_a_rom_that_is_not_there_is_short(tmp_path, monkeypatch):
             "start apex actor on other hosts",
         ),
         (
+            Config(actor=ActorConfig(num_processes=3)),
+            "but 2 cores",
+            "leave --actor.num-processes",
+        ),
+        (
             Config(replay=ReplayConfig(max_bytes=4_096)),
             "but room for about 163 transitions, and training begins at 50,000",
             "raise --replay.max-bytes",

@@ -63,4 +63,4 @@ def test_more_actors_than_a_process_may_have_connections_to_are_refused():
     actors = ActorConfig(num_actors=65_536, num_processes=1, envs_per_process=1)
     done = run_limited(dataclasses.replace(CONFIG, actor=actors))
     assert done.returncode != 0
-    assert "ConfigError: one process may need 131140 open files" in done.stderr
+    assert "ConfigError: open files: one process may need 131140 open files" in done.stderr
