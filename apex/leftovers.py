@@ -66,10 +66,7 @@ def find_orphans(processes: Path) -> list[Orphan]:
 
 def bytes_to_come(leftovers: Leftovers, own: Path | None) -> int:
     """Bytes of memory that the start of a run frees, or that its own store `own` has already."""
-    freed = sum(leftovers.dead.values())
-    if own is None or own in leftovers.dead:
-        return freed
-    return freed + leftovers.in_use.get(own, 0)
+    return sum(leftovers.dead.values()) + (leftovers.in_use.get(own, 0) if own is not None else 0)
 
 
 def _is_ours(folder: Path) -> bool:

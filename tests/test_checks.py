@@ -177,7 +177,7 @@ def test_a_containers_64_mib_of_tmpfs_are_short_and_the_remedy_is_enough():
 
 def test_exactly_enough_tmpfs_is_enough():
     assert check_tmpfs(GIB, PLENTY._replace(tmpfs=Space(GIB, GIB)), SHM).verdict == "ok"
-    assert check_tmpfs(GIB + 1, PLENTY._replace(tmpfs=Space(GIB, GIB)), SHM).verdict == "short"
+    assert check_tmpfs(GIB + 1, PLENTY._replace(tmpfs=Space(9 * GIB, GIB)), SHM).verdict == "short"
 
 
 def test_open_files_are_raised_as_far_as_the_hard_limit_goes_and_short_beyond():
