@@ -16,17 +16,23 @@ from ale_py import roms
 from ale_py.vector_env import AtariVectorEnv
 from numpy.typing import NDArray
 
-from apex.config import EnvironmentConfig
+from apex.config import ConfigError, EnvironmentConfig
 from apex.types import Array, Step
 
 SCREEN_HEIGHT, SCREEN_WIDTH = 210, 160  # of a picture; the console's own pixels, for all but three games
 
 
 def count_actions(config: EnvironmentConfig, game: str) -> int:
-    """Actions of `game`, a name of ALE's such as "ms_pacman". Starts no thread."""
+    """Actions of `game`, a name of ALE's such as "ms_pacman"; raises ConfigError without its ROM. Starts no thread."""
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # Else it greets on standard error.
     emulator = ale_py.ALEInterface()
-    emulator.loadROM(str(roms.get_rom_path(game)))
+    try:
+        emulator.loadROM(str(roms.get_rom_path(game)))
+    except OSError as error:
+        raise ConfigError(
+            f"the ROM of {game} cannot be read: {error}; ale-py brings it along: unset ALE_ROMS_DIR, or "
+            "pip install --force-reinstall ale-py"
+        ) from error
     return len(emulator.getLegalActionSet() if config.full_action_space else emulator.getMinimalActionSet())
 
 

@@ -28,6 +28,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "train": Command("apex.launch", "a whole run on this machine"),
     "evaluate": Command("apex.evaluate", "full games of a trained agent, its score and a video"),
+    "doctor": Command("apex.doctor", "whether a run can start here, and the remedy if not"),
     "status": Command("apex.status", "what a run is doing, from any shell"),
     "bench": Command("apex.bench", "what this machine gives: apex bench replay"),
     "learner": Command("apex.learner", "the learner alone; the others find it by its address"),

@@ -150,7 +150,7 @@ class ReplayConfig:
 class LearnerConfig:
     """Gradient steps."""
 
-    batch_size: int = 512  # [section 4.1]
+    batch_size: int = 512  # [section 4.1]; 0: by the machine
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"  # rmsprop: centered, epsilon inside the root [appendix C]
     learning_rate: float = 6.25e-5  # [appendix C]: 0.00025 / 4
     optimizer_epsilon: float = 1.5e-7  # [appendix C]
@@ -165,10 +165,13 @@ class LearnerConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda where there is one
     num_threads: int = 0  # torch threads; 0: by the machine's cores
     num_loaders: int = 0  # processes that decode batches (and draw them, beside a replay server); 0: by the machine
-    bfloat16: bool = False  # autocast the forward and backward pass
+    bfloat16: Literal["auto", "on", "off"] = "off"  # autocast to it; auto: where the processor or the GPU has it
 
     def __post_init__(self) -> None:
-        require(1 <= self.batch_size <= 65_536, f"learner.batch_size must be 1 ... 65536, got {self.batch_size}")
+        require(
+            0 <= self.batch_size <= 65_536,
+            f"learner.batch_size must be 1 ... 65536 (or 0: by the machine), got {self.batch_size}",
+        )
         for name in ("learning_rate", "optimizer_epsilon", "max_gradient_norm"):
             require(getattr(self, name) > 0, f"learner.{name} must be > 0, got {getattr(self, name)}")
         for name in ("rmsprop_decay", "adam_beta1", "adam_beta2"):

@@ -16,13 +16,12 @@ from typing import Protocol
 
 from apex.config import Config, ConfigError, TransportConfig
 from apex.environment import describe, kind
+from apex.fitting import fit
 from apex.lifecycle import FAILED, FINISHED, REFUSED, Stop, stop_on_signals
-from apex.machine import read_machine
 from apex.options import parse_config
-from apex.ports import choose_ports, is_free
 from apex.resume import reopen, take_resume
 from apex.run_folder import RunFolder
-from apex.sizing import explain, size_to_machine
+from apex.store_layout import store_path
 from apex.supervisor import Ending, Program, last_lines, supervise
 from apex.terminal_layout import duration, number
 from apex.terminal_picture import History, Status
@@ -74,9 +73,8 @@ def train(config: Config, stop: Stop, argv: Sequence[str], compose: Composer | N
 
     `compose` names the programs of the run; if it is None, `make_programs` does.
     """
-    schema, machine = describe(config.environment, config.actor.n_step), read_machine()
-    sizes = explain(config, machine, schema)
-    config = choose_ports(size_to_machine(config, machine, schema), is_free, say)
+    schema = describe(config.environment, config.actor.n_step)
+    config, sizes = fit(config, schema, say)
     if stop.requested:
         return FINISHED
     return _run(RunFolder.create(config, schema, argv=argv), config, sizes, stop, compose)
@@ -85,9 +83,7 @@ def train(config: Config, stop: Stop, argv: Sequence[str], compose: Composer | N
 def resume(name: str, argv: Sequence[str], stop: Stop, compose: Composer | None = None) -> int:
     """Goes on with a run, in its folder, from its newest checkpoint and snapshot; `argv` may change limits."""
     folder, config = reopen(name, argv)
-    machine = read_machine()
-    sizes = explain(config, machine, folder.schema)
-    config = choose_ports(size_to_machine(config, machine, folder.schema), is_free, say)
+    config, sizes = fit(config, folder.schema, say, store_path(folder.run_id))
     if stop.requested:
         return FINISHED
     folder.go_on(config, argv=argv)

@@ -2,23 +2,54 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
+import re
+import resource
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
+from apex.cuda import Cuda, read_cuda
 from apex.sizing import Machine
 
 PROCESS, ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+MEMORY, PROCESSOR = Path("/proc/meminfo"), Path("/proc/cpuinfo")
+BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}  # What torch multiplies bfloat16 with; without either it emulates.
 
 
-def read_machine() -> Machine:
-    """Cores and memory within the limits of affinity and control groups; a GPU if CUDA's driver shows one."""
-    membership = PROCESS.read_text() if PROCESS.exists() else ""
+class Space(NamedTuple):
+    """A file system."""
+
+    size: int  # bytes
+    free: int  # bytes that a user may still write
+
+
+class FileLimit(NamedTuple):
+    """How many files a process may have open."""
+
+    soft: int
+    hard: int  # up to which it may raise the soft one itself
+
+
+def read_machine(cuda: Cuda | None = None) -> Machine:
+    """Cores and memory within the limits of affinity and control groups; a GPU if torch can use one."""
+    cuda = read_cuda() if cuda is None else cuda
+    membership = read_membership()
     cores = [float(len(os.sched_getaffinity(0))), *core_limits(membership, ROOT)]
     memory = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *memory_limits(membership, ROOT)]
-    return Machine(cores=max(1, math.ceil(min(cores))), memory_bytes=min(memory), gpu=has_gpu())
+    return Machine(
+        cores=max(1, math.ceil(min(cores))),
+        memory_bytes=min(memory),
+        gpu=cuda.usable,
+        cpu_bfloat16=has_bfloat16(_text(PROCESSOR)),
+        gpu_bfloat16=bool(cuda.gpus) and cuda.gpus[0].has_bfloat16,  # the first is the learner's
+    )
+
+
+def read_membership() -> str:
+    """Which control groups this process is in."""
+    return _text(PROCESS)
 
 
 def core_limits(membership: str, root: Path) -> list[float]:
@@ -40,14 +71,51 @@ def memory_limits(membership: str, root: Path) -> list[int]:
     return limits
 
 
-def has_gpu() -> bool:
-    """Asks CUDA's driver, which also obeys CUDA_VISIBLE_DEVICES; torch need not be loaded for it."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
+def available_memory(meminfo: str, membership: str, root: Path) -> int:
+    """Bytes that nobody uses now: of the host, and within each control group that has a limit. Swap is not counted."""
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
+    available = [int(found[1]) * 1024] if found else []
+    for folder in _groups(membership, root, "memory"):
+        limit = _words(folder / "memory.max") or _words(folder / "memory.limit_in_bytes")
+        usage = _words(folder / "memory.current") or _words(folder / "memory.usage_in_bytes")
+        if limit and usage and limit[0].isdecimal():
+            cached = re.search(r"^(?:total_)?inactive_file (\d+)$", _text(folder / "memory.stat"), re.MULTILINE)
+            used = int(usage[0]) - (int(cached[1]) if cached else 0)  # What the kernel would drop is not in the way.
+            available.append(max(0, int(limit[0]) - used))
+    return min(available, default=2**62)  # Where nothing says, nothing is refused.
+
+
+def read_available_memory() -> int:
+    """The same for this process, now."""
+    return available_memory(_text(MEMORY), read_membership(), ROOT)
+
+
+def has_bfloat16(cpuinfo: str) -> bool:
+    """Whether the processor multiplies bfloat16, by the text of /proc/cpuinfo."""
+    flags = re.search(r"^flags\s*:(.*)$", cpuinfo, re.MULTILINE)
+    return flags is not None and not BFLOAT16_FLAGS.isdisjoint(flags[1].split())
+
+
+def read_space(path: Path) -> Space:
+    """The file system below `path`."""
+    facts = os.statvfs(path)
+    return Space(facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize)
+
+
+def read_file_limit() -> FileLimit:
+    """This process's, which its children inherit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return FileLimit(*(2**62 if limit == resource.RLIM_INFINITY else limit for limit in (soft, hard)))
+
+
+def raise_file_limit(needed: int) -> bool:
+    """Raises the soft limit of open files to `needed` where it is lower and the hard one allows; tells if it did."""
+    limit = read_file_limit()
+    if not limit.soft < needed <= limit.hard:
         return False
-    count = ctypes.c_int(0)
-    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    return True
 
 
 def _groups(membership: str, root: Path, controller: str) -> Iterator[Path]:
@@ -62,7 +130,12 @@ def _groups(membership: str, root: Path, controller: str) -> Iterator[Path]:
 
 
 def _words(path: Path) -> list[str]:
+    return _text(path).split()
+
+
+def _text(path: Path) -> str:
+    """What is in a file; nothing if there is none that may be read."""
     try:
-        return path.read_text().split()
+        return path.read_text()
     except OSError:
-        return []
+        return ""

@@ -31,7 +31,7 @@ from apex.config import Config, ConfigError, dump_toml, load_toml
 from apex.types import Schema
 
 FORMAT = 1  # of the manifest
-PACKAGES = ("torch", "numpy", "pyzmq", "gymnasium", "ale-py", "safetensors", "tensorboardX")
+PACKAGES = ("torch", "numpy", "pyzmq", "gymnasium", "ale-py", "cramjam", "safetensors", "tensorboardX", "tensorboard")
 ASK_SECONDS = 5.0  # how long git and nvidia-smi may take to answer
 
 _MANIFEST = "manifest.json"

@@ -15,6 +15,10 @@ from apex.types import Schema
 # and 32 make 2,500: beyond 16 each stream only gets slower, and its segments older.
 ENVS_PER_PROCESS = 16
 
+# About one game of Pong. With fewer transitions of each actor the memory would hold one moment of every game, and no
+# game. The paper's 360 actors had 5,500 each.
+TRANSITIONS_PER_ACTOR = 1_000
+
 # A transition's share of its segment under LZ4, at 84 x 84 pixels; larger images in proportion. Single frames of Atari
 # games take 250 ... 1,900. A wrong guess costs no memory, only how many transitions fit: the store bounds bytes too.
 LZ4_BYTES, LZ4_PIXELS = 1_400, 84 * 84
@@ -26,7 +30,17 @@ RECORD_BYTES = 40  # of a transition beside its frames
 NODE_BYTES = 8  # of the sum-tree, which has two nodes for each of the next power of two of leaves
 
 SAMPLES_PER_THREAD = 8  # A guess, not a measurement: with fewer, a thread mostly waits for the others.
-LOADERS = 2  # cores' worth of decoding that keeps a GPU fed
+
+# A batch by the machine. 128 learned Pong on two cores, where its update takes 62 ms of one; 512 is the paper's. In
+# between a thread has 32 samples, so that an update takes about as long on any number of cores.
+SMALLEST_BATCH, LARGEST_BATCH = 128, 512
+BATCH_PER_THREAD = 32
+
+# To draw and decode a batch of 512 takes 5 to 7 ms of a core (docs/performance.md). On a CPU its update takes a hundred
+# times that on one core, and ten times on a few dozen: one loader is enough. A fast GPU takes 500 to 1,000 batches a
+# second, which is three to five loaders; on few cores the actors need them more.
+MOST_LOADERS = 5
+CORES_PER_LOADER = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +49,9 @@ class Machine:
 
     cores: int
     memory_bytes: int
-    gpu: bool
+    gpu: bool  # which torch can use
+    cpu_bfloat16: bool = False  # The processor multiplies bfloat16. Without, 49 ms become 580 (Pong, batch of 128)
+    gpu_bfloat16: bool = True  # The GPU does: all since Ampere.
 
     def __post_init__(self) -> None:
         require(self.cores >= 1, f"a machine has at least 1 core, got {self.cores}")
@@ -49,14 +65,10 @@ def size_to_machine(config: Config, machine: Machine, schema: Schema) -> Config:
     """
     require(
         config.learner.device != "cuda" or machine.gpu,
-        "--device cuda, but this machine shows no GPU: use --device cpu, or mend the driver",
+        "--device cuda, but there is no GPU here that torch can use: use --device cpu, or see what apex doctor says",
     )
     actor = _size_actors(config, machine)
-    learner = replace(
-        config.learner,
-        num_threads=config.learner.num_threads or _learner_threads(config, actor, machine),
-        num_loaders=config.learner.num_loaders or (LOADERS if _uses_gpu(config.learner, machine) else 1),
-    )
+    learner = _size_learner(config, actor, machine)
     replay = replace(config.replay, max_bytes=config.replay.max_bytes or _frame_bytes(config, machine, schema))
     needed = replay.max_bytes + table_bytes(config)
     require(
@@ -87,10 +99,12 @@ def explain(config: Config, machine: Machine, schema: Schema) -> list[str]:
             "or actor.envs_per_process"
         )
     busy = actor.num_processes * actor.num_threads
-    lines.append(
+    lines += [
         f"learner: {'GPU, ' if _uses_gpu(learner, machine) else ''}{_count(learner.num_threads, 'thread')} beside "
-        f"{_count(busy, 'core')} of actors; replay, loaders and evaluator share what is left of {machine.cores}"
-    )
+        f"{_count(busy, 'core')} of actors; replay, {_count(learner.num_loaders, 'loader')} and evaluator share what "
+        f"is left of {machine.cores}",
+        f"  batches of {learner.batch_size}; {_explain_format(config.learner, machine)}",
+    ]
     each = bytes_per_transition(sized, schema)
     tables = table_bytes(sized)
     lines.append(
@@ -132,6 +146,8 @@ def _size_actors(config: Config, machine: Machine) -> ActorConfig:
     actor = config.actor
     processes, envs, num_actors = actor.num_processes, actor.envs_per_process, actor.num_actors
     by_cores = max(1, _actor_cores(config, machine) // actor.num_threads)
+    if not (processes or envs or num_actors):
+        num_actors = min(by_cores * ENVS_PER_PROCESS, max(1, config.replay.capacity // TRANSITIONS_PER_ACTOR))
     if not envs:
         envs = _divide_up(num_actors, processes or by_cores) if num_actors else ENVS_PER_PROCESS
     if not processes:
@@ -140,24 +156,57 @@ def _size_actors(config: Config, machine: Machine) -> ActorConfig:
 
 
 def _actor_cores(config: Config, machine: Machine) -> int:
-    """Half of the cores; with a GPU what the learner's host side and replay leave, if that is more."""
-    half = max(1, machine.cores // 2)
-    if not _uses_gpu(config.learner, machine):
-        return half
-    trainer = writer = 1
-    replay = config.replay.num_shards * (writer + config.replay.num_samplers)
-    return max(half, machine.cores - trainer - LOADERS - replay)
+    """With a GPU what the learner's host side and replay leave; else half, or less where inserts wait for samples."""
+    half, replay = max(1, machine.cores // 2), config.replay
+    if _uses_gpu(config.learner, machine):
+        trainer = writer = 1
+        samplers = 0 if config.transport.shared_memory else replay.num_samplers  # Else loaders draw for themselves.
+        shards = replay.num_shards * (writer + samplers)
+        return max(half, machine.cores - trainer - _num_loaders(config, machine) - shards)
+    if replay.inserts_wait:
+        # A sample costs the learner about what a step costs its actor: 0.3 to 0.5 ms of a core against 0.43 (Pong at
+        # half width). Actors on more than this share of the cores would wait, and the learner with them.
+        return max(1, min(half, int(machine.cores / (1 + replay.samples_per_insert))))
+    return half
 
 
-def _learner_threads(config: Config, actor: ActorConfig, machine: Machine) -> int:
+def _size_learner(config: Config, actor: ActorConfig, machine: Machine) -> LearnerConfig:
     """Without a GPU all cores that actors leave, but an eighth for replay, loaders and evaluator.
 
     Below 8 cores these have none of their own: they are busy for a fraction of the time, and fill the learner's gaps.
     """
-    if _uses_gpu(config.learner, machine):
-        return 1  # It launches kernels and computes nothing.
-    left = machine.cores - actor.num_processes * actor.num_threads - machine.cores // 8
-    return max(1, min(left, config.learner.batch_size // SAMPLES_PER_THREAD))
+    learner, on_gpu = config.learner, _uses_gpu(config.learner, machine)
+    left = max(1, machine.cores - actor.num_processes * actor.num_threads - machine.cores // 8)
+    batch_size = learner.batch_size
+    if not batch_size:
+        asked = LARGEST_BATCH if on_gpu else BATCH_PER_THREAD * (learner.num_threads or left)
+        most = min(max(SMALLEST_BATCH, asked), LARGEST_BATCH, config.replay.min_size_to_sample)
+        batch_size = 1 << (most.bit_length() - 1)
+    threads = 1 if on_gpu else max(1, min(left, batch_size // SAMPLES_PER_THREAD))  # Beside a GPU it only launches.
+    has_bfloat16 = machine.gpu_bfloat16 if on_gpu else machine.cpu_bfloat16
+    return replace(
+        learner,
+        batch_size=batch_size,
+        num_threads=learner.num_threads or threads,
+        num_loaders=_num_loaders(config, machine),
+        bfloat16=("on" if has_bfloat16 else "off") if learner.bfloat16 == "auto" else learner.bfloat16,
+    )
+
+
+def _num_loaders(config: Config, machine: Machine) -> int:
+    on_gpu = _uses_gpu(config.learner, machine)
+    by_machine = max(1, min(MOST_LOADERS, machine.cores // CORES_PER_LOADER)) if on_gpu else 1
+    return config.learner.num_loaders or by_machine
+
+
+def _explain_format(learner: LearnerConfig, machine: Machine) -> str:
+    """Which numbers an update computes with, and why."""
+    where, has = ("GPU", machine.gpu_bfloat16) if _uses_gpu(learner, machine) else ("processor", machine.cpu_bfloat16)
+    if learner.bfloat16 == "auto":
+        return f"bfloat16, which this {where} has" if has else f"float32: this {where} has no bfloat16"
+    if learner.bfloat16 == "on":
+        return "bfloat16" if has else f"bfloat16, which this {where} only emulates, slowly: --learner.bfloat16 off"
+    return "float32"
 
 
 def _frame_bytes(config: Config, machine: Machine, schema: Schema) -> int:

@@ -311,6 +311,8 @@ def is_wanted(path: Path) -> bool:
         descriptor = os.open(board_path(path), os.O_RDWR)
     except FileNotFoundError:
         return False
+    except PermissionError:  # Another user's, whose business it is.
+        return True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

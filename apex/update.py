@@ -64,9 +64,9 @@ class EagerUpdate:
     def __call__(self, batch: DeviceBatch) -> Updated:
         """Changes the online network."""
         observation, next_observation = batch.stacks
-        device = observation.device.type
+        device, fast = observation.device.type, self._config.bfloat16 == "on"
         # A cache of converted weights would outlive a captured graph's memory.
-        with torch.autocast(device, torch.bfloat16, enabled=self._config.bfloat16, cache_enabled=device == "cpu"):
+        with torch.autocast(device, torch.bfloat16, enabled=fast, cache_enabled=device == "cpu"):
             # Not both in one pass: its backward pass would run through s_{t+m} as well, for gradients of zero. On a
             # CPU that makes a step 1.4 times as long.
             q = self._online(observation)

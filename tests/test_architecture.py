@@ -25,14 +25,14 @@ FLOORS = [
         "blocks",
         "allocator",
     },
-    {"header", "leases", "send_window", "stacks", "terminal_layout"},
+    {"header", "leases", "send_window", "stacks", "terminal_layout", "cuda"},
     # 2: memory that processes share. No I/O beyond the mapped file.
     {"store_layout", "parameter_board"},
     {"store_admission", "store_reader", "segments"},
     {"store_writer"},
     # 3: what the outside world looks like.
-    {"wire", "lifecycle", "checkpoint", "metrics", "presets", "run_folder", "run_status", "machine", "ports"},
-    {"atari", "gymnasium_environment", "options", "terminal_picture"},
+    {"wire", "lifecycle", "checkpoint", "metrics", "presets", "run_folder", "run_status", "machine", "ports", "needs"},
+    {"atari", "gymnasium_environment", "options", "terminal_picture", "leftovers"},
     {"environment", "terminal_view", "snapshot_folder"},
     {"snapshot", "snapshot_restore"},
     # 4: sockets and processes.
@@ -50,7 +50,9 @@ FLOORS = [
     {"bench_report", "bench_programs"},
     {"bench_replay", "bench_actor"},
     {"bench"},
-    {"launch"},
+    {"checks"},
+    {"fitting"},
+    {"launch", "doctor"},
     {"command_line"},
     {"__main__"},
 ]
@@ -77,7 +79,7 @@ OWNERS = {
     "safetensors": {"checkpoint"},
     "subprocess": {"launch", "supervisor", "run_folder", "replay_bed", "bench_report", "bench_programs"},
     "tyro": {"options"},
-    "rich": {"terminal_layout", "terminal_picture", "terminal_view"},
+    "rich": {"terminal_layout", "terminal_picture", "terminal_view", "doctor"},
 }
 # What reads or writes objects as programs: whoever sends such bytes runs code here.
 EXECUTING_MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}

@@ -13,6 +13,7 @@ from apex.config import (
     Config,
     EnvironmentConfig,
     EvaluatorConfig,
+    LearnerConfig,
     ReplayConfig,
     RunConfig,
     TransportConfig,
@@ -304,11 +305,16 @@ def stand_in(role, script, **options):
 
 
 def test_a_run_goes_from_its_folder_to_its_last_words(tmp_path, capsys):
+    asked = cartpole(tmp_path)
+    asked = dataclasses.replace(asked, learner=LearnerConfig(batch_size=0, bfloat16="auto", device="cpu"))
+
     def programs(config, folder, watch):
         assert load_toml(folder.config_file) == config
+        assert config.learner.batch_size >= 128  # What the machine decided is on record.
+        assert config.learner.bfloat16 in ("on", "off")
         return [stand_in("actor", "exec sleep 600"), stand_in("learner", "exit 0", ends_run=True)]
 
-    assert train(cartpole(tmp_path), Stop(), ["--name", "mine"], programs) == FINISHED
+    assert train(asked, Stop(), ["--name", "mine"], programs) == FINISHED
     said = capsys.readouterr().out
     assert "CartPole-v1, seed 1" in said
     assert "machine: " in said

@@ -1,10 +1,14 @@
 """What a machine has: control groups of both versions may allow less than the hardware, at any level."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from apex.machine import core_limits, memory_limits, read_machine
+from apex.cuda import Cuda, Gpu
+from apex.machine import available_memory, core_limits, has_bfloat16, memory_limits, read_machine, read_space
 
 
 def write(root, **files):
@@ -44,3 +48,78 @@ def test_this_machine_has_cores_and_memory():
     machine = read_machine()
     assert 1 <= machine.cores <= (os.cpu_count() or 1)
     assert machine.memory_bytes > 2**20
+
+
+# What is free, and what the processor can do
+
+
+MEMINFO = "MemTotal:       1000 kB\nMemFree:         100 kB\nMemAvailable:    400 kB\n"
+
+
+def test_what_is_free_is_what_the_kernel_says():
+    assert available_memory(MEMINFO, "", Path("/nowhere")) == 400 * 1024
+
+
+def test_a_control_group_may_have_less_and_its_caches_do_not_count(tmp_path):
+    write(tmp_path / "mine", memory__max="300000", memory__current="250000", memory__stat="anon 1\ninactive_file 50000")
+    assert available_memory(MEMINFO, "0::/mine\n", tmp_path) == 100_000
+    write(tmp_path / "mine", memory__max="100000")
+    assert available_memory(MEMINFO, "0::/mine\n", tmp_path) == 0
+    write(tmp_path / "mine", memory__max="max")
+    assert available_memory(MEMINFO, "0::/mine\n", tmp_path) == 400 * 1024
+
+
+def test_the_same_of_version_1(tmp_path):
+    folder = tmp_path / "memory" / "mine"
+    write(
+        folder, memory__limit_in_bytes="300000", memory__usage_in_bytes="250000", memory__stat="total_inactive_file 9"
+    )
+    assert available_memory(MEMINFO, "9:memory:/mine\n", tmp_path) == 50_009
+
+
+def test_where_nothing_says_what_is_free_nothing_is_short():
+    assert available_memory("", "", Path("/nowhere")) > 2**60
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [("sse4_2 avx2", False), ("avx512f avx512_vnni", False), ("avx2 avx512_bf16", True), ("amx_bf16 amx_tile", True)],
+)
+def test_a_processor_has_bfloat16_by_its_flags(flags, expected):
+    assert has_bfloat16(f"processor : 0\nmodel name : amx_bf16\nflags\t\t: fpu {flags}\nbugs : x\n") is expected
+
+
+def test_without_flags_there_is_no_bfloat16():
+    assert not has_bfloat16("")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "built_for", "expected"),
+    [
+        ((), 12_000, (False, False)),
+        ((Gpu("new", 1, (9, 0)), Gpu("old", 1, (7, 0))), 12_000, (True, True)),
+        ((Gpu("old", 1, (7, 0)), Gpu("new", 1, (9, 0))), 12_000, (True, False)),  # The learner takes the first.
+        ((Gpu("new", 1, (9, 0)),), 0, (False, True)),
+    ],
+)
+def test_a_machine_has_a_gpu_if_torch_can_use_it(gpus, built_for, expected):
+    machine = read_machine(Cuda(12_000, built_for, gpus))
+    assert (machine.gpu, machine.gpu_bfloat16) == expected
+
+
+def test_this_file_system_has_a_size():
+    space = read_space(Path("/"))
+    assert 0 <= space.free <= space.size
+
+
+RAISE = """
+import resource
+from apex.machine import raise_file_limit, read_file_limit
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))
+print([raise_file_limit(n) for n in (60, 100, 100, 200)], list(read_file_limit()))
+"""
+
+
+def test_the_soft_limit_of_open_files_is_raised_as_far_as_the_hard_one_allows():
+    done = subprocess.run([sys.executable, "-c", RAISE], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[False, True, False, False] [100, 128]\n"

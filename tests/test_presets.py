@@ -68,6 +68,11 @@ def test_the_paper_preset_holds_the_papers_values(knob, value):
     assert flatten(PRESETS["paper"].config)[knob] == value
 
 
+def test_pong_leaves_to_the_machine_what_depends_on_it():
+    assert (PONG.actor.num_actors, PONG.learner.batch_size, PONG.learner.bfloat16) == (0, 0, "auto")
+    assert (ATARI.actor.num_actors, ATARI.learner.batch_size, ATARI.learner.bfloat16) == (0, 512, "auto")
+
+
 def test_pong_is_played_at_half_width_and_cartpole_until_it_is_solved():
     assert PONG.network.width == 0.5
     assert (CARTPOLE.run.stop_score, CARTPOLE.evaluator.confirm_episodes) == (475.0, 100)

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from apex.config import ActorConfig, Config, ConfigError, LearnerConfig, ReplayConfig
+from apex.config import ActorConfig, Config, ConfigError, LearnerConfig, ReplayConfig, TransportConfig
+from apex.presets import PRESETS
 from apex.sizing import Machine, bytes_per_transition, explain, size_to_machine, table_bytes
 from apex.store_layout import Sizes
 from apex.types import Schema
@@ -12,8 +13,8 @@ from apex.types import Schema
 GIB = 2**30
 
 
-def machine(cores=2, *, gib=24.0, gpu=False):
-    return Machine(cores=cores, memory_bytes=int(gib * GIB), gpu=gpu)
+def machine(cores=2, *, gib=24.0, gpu=False, **formats):
+    return Machine(cores=cores, memory_bytes=int(gib * GIB), gpu=gpu, **formats)
 
 
 def images(size=84, *, codec="lz4"):
@@ -38,6 +39,47 @@ def layout(result):
     return actor.num_processes, actor.envs_per_process, actor.num_actors, result.learner.num_threads
 
 
+# The whole rule, for the presets that leave all to it
+
+
+@pytest.mark.parametrize(
+    ("preset", "cores", "gpu", "expected"),
+    [  # processes, environments of each, actors; the learner's threads, loaders, batch
+        ("pong", 1, False, (1, 16, 16, 1, 1, 128)),
+        ("pong", 2, False, (1, 16, 16, 1, 1, 128)),
+        ("pong", 4, False, (1, 16, 16, 3, 1, 128)),  # One actor process keeps three threads waiting for it no longer.
+        ("pong", 8, False, (2, 16, 32, 5, 1, 128)),
+        ("pong", 16, False, (4, 16, 64, 10, 1, 256)),
+        ("pong", 64, False, (17, 12, 200, 39, 1, 512)),  # 200,000 transitions hold a game of 200 actors.
+        ("pong", 192, False, (50, 4, 200, 64, 1, 512)),
+        ("pong", 2, True, (1, 16, 16, 1, 1, 512)),
+        ("pong", 4, True, (2, 16, 32, 1, 1, 512)),
+        ("pong", 16, True, (11, 16, 176, 1, 3, 512)),  # 16 - trainer - writer - 3 loaders
+        ("pong", 64, True, (50, 4, 200, 1, 5, 512)),
+        ("atari", 1, False, (1, 16, 16, 1, 1, 512)),
+        ("atari", 2, False, (1, 16, 16, 1, 1, 512)),
+        ("atari", 4, False, (2, 16, 32, 2, 1, 512)),
+        ("atari", 16, False, (8, 16, 128, 6, 1, 512)),  # 16 - 8 - 2 for replay, loader and evaluator
+        ("atari", 64, False, (32, 16, 512, 24, 1, 512)),
+        ("atari", 192, False, (91, 11, 1_000, 64, 1, 512)),
+        ("atari", 1, True, (1, 16, 16, 1, 1, 512)),
+        ("atari", 2, True, (1, 16, 16, 1, 1, 512)),
+        ("atari", 4, True, (2, 16, 32, 1, 1, 512)),
+        ("atari", 8, True, (5, 16, 80, 1, 1, 512)),
+        ("atari", 16, True, (11, 16, 176, 1, 3, 512)),
+        ("atari", 64, True, (57, 16, 912, 1, 5, 512)),
+        ("atari", 192, True, (167, 6, 1_000, 1, 5, 512)),
+        ("paper", 2, False, (1, 360, 360, 1, 1, 512)),
+        ("paper", 16, True, (11, 33, 360, 1, 3, 512)),
+    ],
+)
+@pytest.mark.parametrize("gib", [8, 512])  # Memory decides what replay holds, and nothing else.
+def test_a_machine_gets_what_it_bears(preset, cores, gpu, expected, gib):
+    result = sized(PRESETS[preset].config, machine(cores, gib=gib, gpu=gpu))
+    learner = result.learner
+    assert (*layout(result), learner.num_loaders, learner.batch_size) == expected
+
+
 # Cores
 
 
@@ -52,8 +94,8 @@ def layout(result):
         (1, True, 1, 1),
         (2, True, 1, 1),
         (4, True, 2, 1),
-        (16, True, 11, 1),  # 16 - trainer - 2 loaders - writer - sampler
-        (64, True, 59, 1),
+        (16, True, 11, 1),  # 16 - trainer - 3 loaders - writer
+        (64, True, 57, 1),
     ],
 )
 def test_the_cores_are_shared_out(cores, gpu, processes, threads):
@@ -135,8 +177,88 @@ def test_a_gpu_that_the_learner_may_not_use_changes_nothing():
     assert layout(sized(config(device="cpu"), box)) == layout(sized(box=machine(16)))
 
 
-def test_more_samplers_take_cores_from_actors_beside_a_gpu():
-    assert layout(sized(config(replay={"num_samplers": 3}), machine(16, gpu=True)))[0] == 9
+def test_samplers_and_loaders_take_cores_from_actors_beside_a_gpu():
+    box = machine(16, gpu=True)
+    assert layout(sized(config(replay={"num_samplers": 3}), box))[0] == 11  # The loaders draw for themselves.
+    apart = replace(config(replay={"num_samplers": 3}), transport=TransportConfig(shared_memory=False))
+    assert layout(sized(apart, box))[0] == 8
+    assert layout(sized(replace(apart, learner=LearnerConfig(num_loaders=1)), box))[0] == 10
+
+
+@pytest.mark.parametrize(
+    ("samples_per_insert", "processes"),
+    [(0.1, 8), (1.0, 8), (3.0, 4), (7.0, 2), (100.0, 1)],
+)
+def test_actors_that_wait_for_samples_leave_their_cores_to_the_learner(samples_per_insert, processes):
+    ratio = {"samples_per_insert": samples_per_insert}
+    assert layout(sized(config(replay={**ratio, "inserts_wait": True}), machine(16)))[0] == processes
+    assert layout(sized(config(replay=ratio), machine(16)))[0] == 8
+    assert layout(sized(config(replay={**ratio, "inserts_wait": True}), machine(16, gpu=True)))[0] == 11
+
+
+@pytest.mark.parametrize(("capacity", "expected"), [(60_000, 60), (160_000, 128), (50_000, 50)])
+def test_the_memory_holds_a_game_of_every_actor(capacity, expected):
+    assert layout(sized(config(replay={"capacity": capacity}), machine(16)))[2] == expected
+
+
+# The batch and its numbers
+
+
+@pytest.mark.parametrize(
+    ("cores", "gpu", "num_threads", "batch"),
+    [
+        (2, False, 0, 128),
+        (16, False, 0, 128),  # 6 threads
+        (32, False, 0, 256),  # 12
+        (64, False, 0, 512),  # 24
+        (192, False, 0, 512),
+        (2, False, 8, 256),  # Threads that were asked for count, whatever there is.
+        (64, False, 1, 128),
+        (2, True, 0, 512),
+        (64, True, 0, 512),
+    ],
+)
+def test_a_batch_by_the_machine_is_as_large_as_its_learner_is_wide(cores, gpu, num_threads, batch):
+    result = sized(config(batch_size=0, num_threads=num_threads), machine(cores, gpu=gpu))
+    assert result.learner.batch_size == batch
+
+
+def test_a_batch_is_never_larger_than_what_is_there_when_sampling_begins():
+    assert sized(config(batch_size=0, replay={"min_size_to_sample": 100})).learner.batch_size == 64
+    assert sized(config(batch_size=0, replay={"min_size_to_sample": 1})).learner.batch_size == 1
+
+
+def test_a_batch_that_was_asked_for_stays():
+    assert sized(config(batch_size=48), machine(64, gpu=True)).learner.batch_size == 48
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "formats", "expected"),
+    [
+        ("auto", "cpu", {}, ("off", "float32: this processor has no bfloat16")),
+        ("auto", "cpu", {"cpu_bfloat16": True}, ("on", "bfloat16, which this processor has")),
+        ("auto", "auto", {}, ("on", "bfloat16, which this GPU has")),
+        (
+            "auto",
+            "cuda",
+            {"gpu_bfloat16": False, "cpu_bfloat16": True},
+            ("off", "float32: this GPU has no bfloat16"),
+        ),
+        ("off", "auto", {"cpu_bfloat16": True}, ("off", "float32")),
+        ("on", "auto", {}, ("on", "bfloat16")),
+        (
+            "on",
+            "cpu",
+            {},
+            ("on", "bfloat16, which this processor only emulates, slowly: --learner.bfloat16 off"),
+        ),
+    ],
+)
+def test_the_learner_computes_in_what_its_hardware_has_and_says_why(asked, device, formats, expected):
+    tree = Config(learner=LearnerConfig(bfloat16=asked, device=device))
+    box = machine(gpu=True, **formats)
+    said = next(line for line in explain(tree, box, images()) if "batches of" in line)
+    assert (sized(tree, box).learner.bfloat16, said) == (expected[0], f"  batches of 512; {expected[1]}")
 
 
 # Memory
@@ -252,9 +374,10 @@ def test_refuses_what_is_not_a_machine(fields):
 @pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("cores", [1, 2, 4, 16, 64])
 @pytest.mark.parametrize("num_actors", [0, 1, 5, 1000])
-def test_sizing_twice_changes_nothing(cores, gpu, num_actors):
-    box = machine(cores, gpu=gpu)
-    once = sized(config(num_actors=num_actors), box)
+@pytest.mark.parametrize("preset", ["pong", "paper"])
+def test_sizing_twice_changes_nothing(cores, gpu, num_actors, preset):
+    box, tree = machine(cores, gpu=gpu), PRESETS[preset].config
+    once = sized(replace(tree, actor=replace(tree.actor, num_actors=num_actors)), box)
     assert sized(once, box) == once
 
 
@@ -264,7 +387,7 @@ def test_nothing_else_is_touched():
     assert replace(result, actor=tree.actor, learner=tree.learner, replay=tree.replay) == tree
     free = {"num_actors": 0, "num_processes": 0, "envs_per_process": 0}
     assert replace(result.actor, **free) == tree.actor
-    assert replace(result.learner, num_threads=0, num_loaders=0) == tree.learner
+    assert replace(result.learner, num_threads=0, num_loaders=0) == tree.learner  # The batch is the paper's.
     assert replace(result.replay, max_bytes=0) == tree.replay
 
 
@@ -272,7 +395,8 @@ def test_explains_a_small_machine():
     assert explain(Config(), machine(), images()) == [
         "machine: 2 cores, 24.0 GiB of memory, no GPU",
         "actors: 1 process x 16 environments = 16 streams for 16 actors",
-        "learner: 1 thread beside 1 core of actors; replay, loaders and evaluator share what is left of 2",
+        "learner: 1 thread beside 1 core of actors; replay, 1 loader and evaluator share what is left of 2",
+        "  batches of 512; float32",
         "replay: 2.6 GiB of frames + 108.3 MiB of records and sum-tree = 11% of memory",
         "  frames take about 1,400 bytes a transition: room for 2,000,000 of replay.capacity 2,000,000",
     ]
@@ -282,7 +406,8 @@ def test_explains_a_large_machine_where_memory_is_short():
     assert explain(Config(), machine(16, gib=4, gpu=True), images()) == [
         "machine: 16 cores, 4.0 GiB of memory, a GPU",
         "actors: 11 processes x 16 environments = 176 streams for 176 actors",
-        "learner: GPU, 1 thread beside 11 cores of actors; replay, loaders and evaluator share what is left of 16",
+        "learner: GPU, 1 thread beside 11 cores of actors; replay, 3 loaders and evaluator share what is left of 16",
+        "  batches of 512; float32",
         "replay: 1.9 GiB of frames + 108.3 MiB of records and sum-tree = 50% of memory",
         "  frames take about 1,400 bytes a transition: room for 1,452,806 of replay.capacity 2,000,000",
     ]
@@ -306,12 +431,12 @@ def test_warns_when_the_bytes_that_were_set_may_never_hold_enough_to_begin():
 
 def test_cuda_without_a_gpu_is_refused_never_a_silent_cpu():
     config = Config(learner=LearnerConfig(device="cuda"))
-    with pytest.raises(ConfigError, match="--device cuda, but this machine shows no GPU"):
+    with pytest.raises(ConfigError, match="--device cuda, but there is no GPU here that torch can use"):
         size_to_machine(config, Machine(cores=2, memory_bytes=2**36, gpu=False), images())
     size_to_machine(config, Machine(cores=2, memory_bytes=2**36, gpu=True), images())
 
 
-@pytest.mark.parametrize(("gpu", "asked", "loaders"), [(False, 0, 1), (True, 0, 2), (False, 3, 3), (True, 1, 1)])
-def test_a_gpu_gets_two_loaders_and_what_was_asked_for_stays(gpu, asked, loaders):
+@pytest.mark.parametrize(("gpu", "asked", "loaders"), [(False, 0, 1), (True, 0, 3), (False, 3, 3), (True, 1, 1)])
+def test_a_gpu_gets_more_loaders_and_what_was_asked_for_stays(gpu, asked, loaders):
     tree = Config(learner=LearnerConfig(num_loaders=asked))
     assert sized(tree, machine(cores=16, gpu=gpu)).learner.num_loaders == loaders

@@ -178,5 +178,6 @@ def test_bfloat16_agrees_with_float32():
     samples = [make_sample(0)]
     plain, fast = Tape(*samples), Tape(*samples)
     make_trainer(plain).step(0.0)
-    make_trainer(fast, bfloat16=True).step(0.0)
+    make_trainer(fast, bfloat16="on").step(0.0)
     np.testing.assert_allclose(fast.updates[0].priorities, plain.updates[0].priorities, atol=0.05)
+    assert not np.array_equal(fast.updates[0].priorities, plain.updates[0].priorities)  # It was bfloat16.

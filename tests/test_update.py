@@ -45,7 +45,7 @@ def gradient(network):
 def test_bfloat16_gives_the_loss_and_the_gradients_of_float32():
     """Within 2 % of the loss, 2 % of each TD error's scale, and 3 degrees of the gradient's direction."""
     plain, plain_network, _ = make_step()
-    fast, fast_network, _ = make_step(bfloat16=True)
+    fast, fast_network, _ = make_step(bfloat16="on")
     batch = make_batch()
     expected, got = plain(batch), fast(batch)
     torch.testing.assert_close(got.figures.loss, expected.figures.loss, rtol=0.02, atol=0)

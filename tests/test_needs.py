@@ -1,0 +1,72 @@
+"""What a run takes, reckoned by hand."""
+
+import dataclasses
+
+import pytest
+
+from apex.config import ActorConfig, CheckpointConfig, Config, LearnerConfig, ReplayConfig
+from apex.needs import (
+    CHECKPOINT_BYTES,
+    CUDA_BYTES,
+    MIB,
+    disk_needed,
+    files_needed,
+    gpu_bytes,
+    memory_needed,
+    store_bytes,
+)
+from apex.sizing import table_bytes
+from apex.store_layout import Sizes
+from apex.types import Schema
+
+PIXELS = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=6, n_step=3, codec="lz4")
+VECTORS = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
+CONFIG = Config(
+    actor=ActorConfig(num_actors=40, num_processes=2, envs_per_process=20),
+    replay=ReplayConfig(capacity=100_000, max_bytes=10_000_000, num_samplers=3),
+    learner=LearnerConfig(batch_size=512, num_loaders=2, num_threads=1),
+    checkpoint=CheckpointConfig(keep=3),
+)
+
+
+def test_the_store_takes_its_file_and_a_page_for_its_readers():
+    assert store_bytes(CONFIG) == Sizes(100_000, 10_000_000, 40).file_bytes + 4_096
+
+
+def test_memory_is_the_store_and_every_program():
+    needed = memory_needed(CONFIG, PIXELS, cuda=False)
+    stacks = 512 * 4 * 84 * 84
+    assert needed.store == store_bytes(CONFIG)
+    assert needed.actors == 2 * 160 * MIB
+    assert needed.learner == 200 * MIB + 7 * 4 * stacks + 4 * 2 * stacks + 2 * 80 * MIB  # a ring of four slots
+    assert needed.total == needed.store + needed.actors + needed.learner + 650 * MIB
+
+
+def test_vectors_are_float32_in_the_ring_too():
+    assert memory_needed(CONFIG, VECTORS, cuda=False).learner == 360 * MIB + (7 + 4 * 2) * 4 * 512 * 4
+
+
+def test_beside_a_gpu_an_update_takes_its_memory_there():
+    on_gpu, on_cpu = (memory_needed(CONFIG, PIXELS, cuda=cuda).learner for cuda in (True, False))
+    update = 7 * 4 * 512 * 4 * 84 * 84
+    assert on_gpu - on_cpu == CUDA_BYTES - update
+    assert gpu_bytes(CONFIG, PIXELS) == CUDA_BYTES // 3 + update
+
+
+@pytest.mark.parametrize(("schema", "dtype"), [(PIXELS, "uint8"), (VECTORS, "float32")])
+def test_the_disk_holds_checkpoints_and_three_snapshots(schema, dtype):
+    snapshot = 10_000_000 + table_bytes(CONFIG)
+    assert disk_needed(CONFIG, schema) == 5 * CHECKPOINT_BYTES[dtype] + 3 * snapshot
+    without = dataclasses.replace(CONFIG, checkpoint=CheckpointConfig(keep=1, replay=False))
+    assert disk_needed(without, schema) == 3 * CHECKPOINT_BYTES[dtype]
+
+
+def test_open_files_are_added_up():
+    needed, sum_of = files_needed(CONFIG)
+    assert sum_of == "64 + 2 x 2 actor processes + 2 x 5 samplers and loaders"
+    assert needed == 64 + 2 * 2 + 2 * 5
+
+
+def test_actor_processes_of_other_hosts_connect_here_too():
+    elsewhere = dataclasses.replace(CONFIG, actor=ActorConfig(num_actors=41, num_processes=1, envs_per_process=4))
+    assert files_needed(elsewhere)[0] == 64 + 2 * 11 + 2 * 5
