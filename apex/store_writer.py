@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -315,7 +316,8 @@ def _unacceptable(priorities: NDArray[np.float32]) -> dict[str, int]:
 
 
 def _require_positive_weights(min_priority: float, priority_exponent: float) -> None:
+    # Below the smallest normal number a weight has few digits or none, and a fraction of the sum may be 0.
     require(
-        min_priority > 0 and min_priority**priority_exponent > 0,
+        min_priority > 0 and min_priority**priority_exponent >= sys.float_info.min,
         f"replay.min_priority {min_priority} to the power of {priority_exponent} vanishes: raise it",
     )
