@@ -104,25 +104,20 @@ def _check(options: argparse.Namespace) -> None:
 
 def _measure(options: argparse.Namespace, folder: Path, stop: Stop) -> Figures:
     figures: Figures = {}
-    environment = EnvironmentConfig(id=RANDOM_ENVIRONMENT)
-    config = _config(options, environment)
-    schema = describe(environment, config.actor.n_step)
-    for prefix, run in [("", None), *([("trained_", RunFolder.open(options.run))] if options.run else [])]:
-        if run is not None:
-            config = _config(options, run.config.environment)
-            schema = describe(config.environment, config.actor.n_step)
+    for prefix, environment, policy in _sources(options):
+        config = _config(options, environment)
+        schema = describe(environment, config.actor.n_step)
         place = folder / f"{prefix}recording"
         place.mkdir()
-        _say(f"recording {options.frames:,} frames of {config.environment.id}, {'trained' if run else 'random'} policy")
-        recording = _record(place, config, schema, run, options.frames, stop)
-        if not prefix:
-            figures["distinct_frames"] = recording.num_distinct_frames
-            if options.peer:
-                np.save(folder / "frames.npy", recording.frames[0][:5_000])
+        _say(f"recording {options.frames:,} frames of {environment.id}, {'trained' if policy else 'random'} policy")
+        recording = _record(place, config, schema, policy, options.frames, stop)
+        figures[f"{prefix}distinct_frames"] = recording.num_distinct_frames
+        if options.peer and not prefix:
+            np.save(folder / "frames.npy", recording.frames[0][:5_000])
         links: list[Link] = ["tcp", "memory"] if options.link == "both" else [options.link]
         for link in links:
             label = prefix + ("direct_" if link == "memory" else "")
-            measured, budget = _measure_server(config, recording, folder, link, options, stop)
+            measured, budget = _measure_server(config, recording, place, link, options, stop)
             figures |= {f"{label}{name}": value for name, value in measured.items()}
             if budget and not prefix:
                 print_budget(budget)
@@ -146,6 +141,19 @@ def _measure(options: argparse.Namespace, folder: Path, stop: Stop) -> Figures:
     return {name: float(f"{value:.6g}") for name, value in figures.items()}
 
 
+def _sources(options: argparse.Namespace) -> list[tuple[str, EnvironmentConfig, Path | None]]:
+    """What is recorded: the prefix of its figures, the game, and where its policy lies; None plays at random."""
+    sources: list[tuple[str, EnvironmentConfig, Path | None]] = [("", EnvironmentConfig(id=RANDOM_ENVIRONMENT), None)]
+    if options.run:
+        run = RunFolder.open(options.run)
+        best = run.checkpoints / BEST
+        policy = best if best.exists() else latest_good(run.checkpoints)
+        if policy is None:
+            raise ConfigError(f"{run.path} has no policy yet: it was trained too shortly")
+        sources.append(("trained_", run.config.environment, policy))
+    return sources
+
+
 def _config(options: argparse.Namespace, environment: EnvironmentConfig) -> Config:
     capacity = options.transitions + 10_000  # Whole segments are evicted: so many are still there then.
     return Config(
@@ -157,28 +165,21 @@ def _config(options: argparse.Namespace, environment: EnvironmentConfig) -> Conf
     )
 
 
-def _record(
-    place: Path, config: Config, schema: Schema, run: RunFolder | None, num_frames: int, stop: Stop
-) -> Recording:
+def _record(place: Path, config: Config, schema: Schema, policy: Path | None, num_frames: int, stop: Stop) -> Recording:
     """Plays in a child: the emulators' threads must not be there when the programs are forked."""
 
     def play(child_stop: Stop) -> dict[str, Any]:
-        policy = _policy(config, schema, run)
-        return record(child_stop, place, config, schema, policy, num_frames)
+        return record(child_stop, place, config, schema, _policy(config, schema, policy), num_frames)
 
     facts = call_in_child("recorder", play, stop)
     _go_on(stop)
     return load(place, schema, facts)
 
 
-def _policy(config: Config, schema: Schema, run: RunFolder | None) -> Policy:
+def _policy(config: Config, schema: Schema, path: Path | None) -> Policy:
     rng = np.random.default_rng(config.seed)
-    if run is None:
-        return lambda observation: rng.integers(schema.num_actions, size=len(observation))
-    best = run.checkpoints / BEST
-    path = best if best.exists() else latest_good(run.checkpoints)
     if path is None:
-        raise ConfigError(f"{run.path} has no policy yet: it was trained too shortly")
+        return lambda observation: rng.integers(schema.num_actions, size=len(observation))
     return make_policy(load_policy(path)[1], 0.01, rng)
 
 
