@@ -39,6 +39,7 @@ from apex.recording import Policy, Recording, load, record
 from apex.replay_bed import Bed, Link, open_bed
 from apex.replay_timing import read_memory, time_batch, time_store
 from apex.run_folder import RunFolder
+from apex.sizes_picture import check_picture, save_sizes
 from apex.store_layout import STORED_RECORD
 from apex.sum_tree import SumTree
 from apex.types import RECORD, Schema
@@ -89,7 +90,9 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--link", choices=("tcp", "memory", "both"), default="both", help="how batches reach the learner"
     )
-    parser.add_argument("--sizes", metavar="PNG", help="draw and update over 2^16 ... 2^23 slots, as a picture")
+    parser.add_argument(
+        "--sizes", type=Path, metavar="PNG", help="draw and update over 2^16 ... 2^23 slots, as a picture"
+    )
     return parser
 
 
@@ -100,6 +103,8 @@ def _check(options: argparse.Namespace) -> None:
     require(options.frames >= 1, f"--frames must be >= 1, got {options.frames}")
     require(1 <= options.samplers <= 64, f"--samplers must be 1 ... 64, got {options.samplers}")
     require(not options.peer or Path(options.peer).exists(), f"--peer: there is no {options.peer}")
+    if options.sizes:
+        check_picture(options.sizes)
 
 
 def _measure(options: argparse.Namespace, folder: Path, stop: Stop) -> Figures:
@@ -132,7 +137,9 @@ def _measure(options: argparse.Namespace, folder: Path, stop: Stop) -> Figures:
         for size in SIZES:
             _go_on(stop)
             curve[size] = time_store(size, BATCH_SIZE)
-        print_sizes(Path(options.sizes), curve)
+        print_sizes(curve)
+        save_sizes(options.sizes, curve, BATCH_SIZE)
+        print(f"wrote {options.sizes}")
         figures["size_ratio"] = max(big / small for small, big in zip(curve[SIZES[0]], curve[SIZES[-1]], strict=True))
     if options.peer:
         _say("Reverb")
@@ -205,7 +212,7 @@ def _measure_server(
         figures["sample_longest_wait_ms"] = 1e3 * bed.longest_wait
         if link == "tcp":
             figures |= _memory(bed, options.transitions, each)
-        _say(f"all at once for {options.seconds:.0f} s ({link})")
+        _say(f"all at once for {options.seconds:g} s ({link})")
         figures |= _both(bed, options.seconds)
         if link == "tcp":
             _say("the steps of one batch")

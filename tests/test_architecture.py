@@ -35,7 +35,7 @@ FLOORS = [
     {"supervisor", "evaluate", "status", "resume"},
     {"recorded_writer", "replay_timing"},
     {"replay_bed"},
-    {"bench_report"},
+    {"bench_report", "sizes_picture"},
     {"bench_replay"},
     {"bench"},
     {"launch"},
@@ -62,6 +62,7 @@ OWNERS = {
     "safetensors": {"checkpoint"},
     "subprocess": {"launch", "supervisor", "run_folder", "replay_bed", "bench_report"},
     "tyro": {"options"},
+    "matplotlib": {"sizes_picture"},
     "rich": {"terminal_layout", "terminal_picture", "terminal_view"},
 }
 # What reads or writes objects as programs: whoever sends such bytes runs code here.
