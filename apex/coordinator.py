@@ -73,6 +73,7 @@ class Coordinator:
         self._status.evaluation = self._best_before()
         self._num_parameters = 0  # unknown until the trainer has built its network; nobody is welcome before
         self._told: dict[str, Any] = {}
+        self._histogram: object = None  # the last one that was written
 
     async def run(self) -> None:
         """Serves until the trainer is done, then tells everybody for a moment."""
@@ -242,9 +243,14 @@ class Coordinator:
         figures = {f"replay/{name}": value for name, value in replay.items() if _is_number(value)}
         if figures:
             row: dict[str, Any] = {"role": "replay", "steps": steps, "time": now, "scalars": figures}
-            if "priority_histogram" in replay:
-                row["histograms"] = {"replay/priority": replay["priority_histogram"]}
-            self._metrics.accept(row)
+            histogram = replay.get("priority_histogram")
+            if histogram and histogram != self._histogram:  # It comes with each heartbeat, and is seldom a new one.
+                self._histogram = histogram
+                row["histograms"] = {"replay/priority": histogram}
+            try:
+                self._metrics.accept(row)
+            except ValueError as error:
+                self._control.refuse(WireError("fields", str(error)))
         self._metrics.flush()
 
     def _best_before(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ FLOORS = [
     {"header", "leases", "send_window", "stacks", "terminal_layout"},
     # 2: memory that processes share. No I/O beyond the mapped file.
     {"store_layout", "parameter_board"},
-    {"store_admission", "store_reader", "segments"},
+    {"store_admission", "store_reader", "segments", "priority_histogram"},
     {"store_writer"},
     # 3: what the outside world looks like.
     {"wire", "lifecycle", "checkpoint", "metrics", "presets", "run_folder", "run_status", "machine", "ports"},
