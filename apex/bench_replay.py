@@ -39,6 +39,7 @@ from apex.recording import Policy, Recording, load, record
 from apex.replay_bed import Bed, Link, open_bed
 from apex.replay_timing import read_memory, time_batch, time_store
 from apex.run_folder import RunFolder
+from apex.sizes_picture import check_picture, save_sizes
 from apex.store_layout import STORED_RECORD
 from apex.sum_tree import SumTree
 from apex.types import RECORD, Schema
@@ -89,7 +90,9 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--link", choices=("tcp", "memory", "both"), default="both", help="how batches reach the learner"
     )
-    parser.add_argument("--sizes", metavar="PNG", help="draw and update over 2^16 ... 2^23 slots, as a picture")
+    parser.add_argument(
+        "--sizes", type=Path, metavar="PNG", help="draw and update over 2^16 ... 2^23 slots, as a picture"
+    )
     return parser
 
 
@@ -100,29 +103,26 @@ def _check(options: argparse.Namespace) -> None:
     require(options.frames >= 1, f"--frames must be >= 1, got {options.frames}")
     require(1 <= options.samplers <= 64, f"--samplers must be 1 ... 64, got {options.samplers}")
     require(not options.peer or Path(options.peer).exists(), f"--peer: there is no {options.peer}")
+    if options.sizes:
+        check_picture(options.sizes)
 
 
 def _measure(options: argparse.Namespace, folder: Path, stop: Stop) -> Figures:
     figures: Figures = {}
-    environment = EnvironmentConfig(id=RANDOM_ENVIRONMENT)
-    config = _config(options, environment)
-    schema = describe(environment, config.actor.n_step)
-    for prefix, run in [("", None), *([("trained_", RunFolder.open(options.run))] if options.run else [])]:
-        if run is not None:
-            config = _config(options, run.config.environment)
-            schema = describe(config.environment, config.actor.n_step)
+    for prefix, environment, policy in _sources(options):
+        config = _config(options, environment)
+        schema = describe(environment, config.actor.n_step)
         place = folder / f"{prefix}recording"
         place.mkdir()
-        _say(f"recording {options.frames:,} frames of {config.environment.id}, {'trained' if run else 'random'} policy")
-        recording = _record(place, config, schema, run, options.frames, stop)
-        if not prefix:
-            figures["distinct_frames"] = recording.num_distinct_frames
-            if options.peer:
-                np.save(folder / "frames.npy", recording.frames[0][:5_000])
+        _say(f"recording {options.frames:,} frames of {environment.id}, {'trained' if policy else 'random'} policy")
+        recording = _record(place, config, schema, policy, options.frames, stop)
+        figures[f"{prefix}distinct_frames"] = recording.num_distinct_frames
+        if options.peer and not prefix:
+            np.save(folder / "frames.npy", recording.frames[0][:5_000])
         links: list[Link] = ["tcp", "memory"] if options.link == "both" else [options.link]
         for link in links:
             label = prefix + ("direct_" if link == "memory" else "")
-            measured, budget = _measure_server(config, recording, folder, link, options, stop)
+            measured, budget = _measure_server(config, recording, place, link, options, stop)
             figures |= {f"{label}{name}": value for name, value in measured.items()}
             if budget and not prefix:
                 print_budget(budget)
@@ -137,13 +137,28 @@ def _measure(options: argparse.Namespace, folder: Path, stop: Stop) -> Figures:
         for size in SIZES:
             _go_on(stop)
             curve[size] = time_store(size, BATCH_SIZE)
-        print_sizes(Path(options.sizes), curve)
+        print_sizes(curve)
+        save_sizes(options.sizes, curve, BATCH_SIZE)
+        print(f"wrote {options.sizes}")
         figures["size_ratio"] = max(big / small for small, big in zip(curve[SIZES[0]], curve[SIZES[-1]], strict=True))
     if options.peer:
         _say("Reverb")
         figures |= compare(figures, run_peer(options.peer, folder / "frames.npy", stop))
     print_report(figures)
     return {name: float(f"{value:.6g}") for name, value in figures.items()}
+
+
+def _sources(options: argparse.Namespace) -> list[tuple[str, EnvironmentConfig, Path | None]]:
+    """What is recorded: the prefix of its figures, the game, and where its policy lies; None plays at random."""
+    sources: list[tuple[str, EnvironmentConfig, Path | None]] = [("", EnvironmentConfig(id=RANDOM_ENVIRONMENT), None)]
+    if options.run:
+        run = RunFolder.open(options.run)
+        best = run.checkpoints / BEST
+        policy = best if best.exists() else latest_good(run.checkpoints)
+        if policy is None:
+            raise ConfigError(f"{run.path} has no policy yet: it was trained too shortly")
+        sources.append(("trained_", run.config.environment, policy))
+    return sources
 
 
 def _config(options: argparse.Namespace, environment: EnvironmentConfig) -> Config:
@@ -157,28 +172,21 @@ def _config(options: argparse.Namespace, environment: EnvironmentConfig) -> Conf
     )
 
 
-def _record(
-    place: Path, config: Config, schema: Schema, run: RunFolder | None, num_frames: int, stop: Stop
-) -> Recording:
+def _record(place: Path, config: Config, schema: Schema, policy: Path | None, num_frames: int, stop: Stop) -> Recording:
     """Plays in a child: the emulators' threads must not be there when the programs are forked."""
 
     def play(child_stop: Stop) -> dict[str, Any]:
-        policy = _policy(config, schema, run)
-        return record(child_stop, place, config, schema, policy, num_frames)
+        return record(child_stop, place, config, schema, _policy(config, schema, policy), num_frames)
 
     facts = call_in_child("recorder", play, stop)
     _go_on(stop)
     return load(place, schema, facts)
 
 
-def _policy(config: Config, schema: Schema, run: RunFolder | None) -> Policy:
+def _policy(config: Config, schema: Schema, path: Path | None) -> Policy:
     rng = np.random.default_rng(config.seed)
-    if run is None:
-        return lambda observation: rng.integers(schema.num_actions, size=len(observation))
-    best = run.checkpoints / BEST
-    path = best if best.exists() else latest_good(run.checkpoints)
     if path is None:
-        raise ConfigError(f"{run.path} has no policy yet: it was trained too shortly")
+        return lambda observation: rng.integers(schema.num_actions, size=len(observation))
     return make_policy(load_policy(path)[1], 0.01, rng)
 
 
@@ -204,7 +212,7 @@ def _measure_server(
         figures["sample_longest_wait_ms"] = 1e3 * bed.longest_wait
         if link == "tcp":
             figures |= _memory(bed, options.transitions, each)
-        _say(f"all at once for {options.seconds:.0f} s ({link})")
+        _say(f"all at once for {options.seconds:g} s ({link})")
         figures |= _both(bed, options.seconds)
         if link == "tcp":
             _say("the steps of one batch")

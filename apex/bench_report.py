@@ -99,27 +99,11 @@ def print_budget(budget: Mapping[str, float]) -> None:
     print(f"  {'sum':<46}{whole:>12.3f}")
 
 
-def print_sizes(path: Path, times: Mapping[int, StoreTimes]) -> None:
-    """Draws the curve as a picture where matplotlib is installed; prints it as a table in any case."""
+def print_sizes(times: Mapping[int, StoreTimes]) -> None:
+    """A table: what a draw and an update take, by number of slots."""
     print(f"\n{'slots':>12}{'draw ms':>12}{'update ms':>12}")
     for size, each in times.items():
         print(f"{size:>12,}{each.draw:>12.3f}{each.update:>12.3f}")
-    try:
-        from matplotlib.figure import Figure  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        print(f"no {path}: matplotlib is not installed")
-        return
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    for name in StoreTimes._fields:
-        axes.plot(list(times), [getattr(each, name) for each in times.values()], marker="o", label=f"{name} of 512")
-    axes.set_xscale("log", base=2)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("slots")
-    axes.set_ylabel("ms")
-    axes.legend()
-    figure.savefig(path)
-    print(f"wrote {path}")
 
 
 def run_peer(python: str, frames: Path, stop: Stop) -> dict[str, float]:

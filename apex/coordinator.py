@@ -20,6 +20,7 @@ from apex.header import MAX_JSON_BYTES, VERSION, Kind, WireError, peek_kind
 from apex.leases import LeaseTable
 from apex.lifecycle import Stop
 from apex.metrics import MetricsWriter
+from apex.priority_histogram import merge
 from apex.run_folder import RunFolder
 from apex.run_status import RunStatus
 from apex.store_layout import memory_id
@@ -74,6 +75,7 @@ class Coordinator:
         self._num_parameters = 0  # unknown until the trainer has built its network; nobody is welcome before
         self._told: dict[str, Any] = {}
         self._asked: dict[int, float] = {}  # when a replay server first asked for a shard that another one may hold
+        self._histograms: list[Any] = []  # the last ones that were written, of each shard
 
     async def run(self) -> None:
         """Serves until the trainer is done, then tells everybody for a moment."""
@@ -282,9 +284,14 @@ class Coordinator:
         figures = {f"replay/{name}": value for name, value in replay.items() if _is_number(value)}
         if figures:
             row: dict[str, Any] = {"role": "replay", "steps": steps, "time": now, "scalars": figures}
-            if "priority_histogram" in replay:
-                row["histograms"] = {"replay/priority": replay["priority_histogram"]}
-            self._metrics.accept(row)
+            histograms = replay["priority_histograms"]
+            try:
+                if histograms and histograms != self._histograms:  # They come with each heartbeat, and are seldom new.
+                    self._histograms = histograms
+                    row["histograms"] = {"replay/priority": merge(histograms)}
+                self._metrics.accept(row)
+            except ValueError as error:
+                self._control.refuse(WireError("fields", str(error)))
         self._metrics.flush()
 
     def _best_before(self) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from apex.lifecycle import (
     configure_logging,
     stop_on_signals,
 )
+from apex.priority_histogram import PriorityHistogram
 from apex.processes import call_in_child, check_children, start_child, stop_children
 from apex.rate_limiter import RateLimiter
 from apex.sampler import SamplerBoard, SamplerTask, board_rows, make_limiter, sample
@@ -84,6 +85,7 @@ class ReplayServer:
         self._clock = clock
         self._heard: dict[int, float] = {}  # when a stream was heard last
         self._refused: Counter[str] = Counter()
+        self._histogram = PriorityHistogram(store, clock=clock)
         self._before = (clock(), store.num_inserted, 0)
         self.may_insert = True
         self.inserts_wanted = False  # samplers of another shard wait for inserts: none may wait here
@@ -156,6 +158,7 @@ class ReplayServer:
             "inserts_wait": not self.may_insert,
             "rate": f"{inserts:,.0f} in/s, {samples:,.0f} out/s",
             "waiting": f"for {board.waits_for}" if board.waits_for else "",
+            "priority_histogram": self._histogram.newest(),
         }
 
 

@@ -132,6 +132,7 @@ class RunStatus:
             whole["samples_per_insert"] = whole.get("num_drawn", 0) / max(whole["num_inserted"], 1)
         waits = [status.get("samplers_wait_for", "") for status in statuses]
         whole["samplers_wait_for"] = "inserts" if "inserts" in waits else ""
+        whole["priority_histograms"] = [each for status in statuses if (each := status.get("priority_histogram"))]
         whole["inserts_wait"] = any(status.get("inserts_wait") for status in statuses)
         return whole
 

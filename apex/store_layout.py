@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from apex.config import ConfigError, require
 from apex.sum_tree import SumTree
@@ -137,6 +138,11 @@ class Store:
         return self._regions.sizes.max_bytes
 
     @property
+    def priority_exponent(self) -> float:
+        """What priorities are raised to; 0 draws uniformly."""
+        return float(self._regions.header["priority_exponent"][0])
+
+    @property
     def num_inserted(self) -> int:
         """Transitions stored since the store was made: the next key."""
         return int(self._cells[COMMIT])
@@ -155,6 +161,10 @@ class Store:
     def bytes_used(self) -> int:
         """Bytes of the arena from the oldest live image to the end of the newest."""
         return int(self._cells[END_BYTE] - self._cells[FIRST_BYTE])
+
+    def weights(self, keys: NDArray[np.int64]) -> NDArray[np.float64]:
+        """priority ** exponent of live keys; 0 where one is just being stored or overwritten."""
+        return self._regions.tree.weights(keys % self.capacity)
 
 
 class Ownership:

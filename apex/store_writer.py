@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -68,7 +69,7 @@ class StoreWriter(Store):
         super().__init__(regions)
         self._ownership = ownership
         self._schema = schema
-        self._priority_exponent = float(regions.header["priority_exponent"][0])
+        self._exponent = self.priority_exponent  # Read once: it is asked for with each update.
         self._min_priority = min_priority
         self._pause = pause
         self._segment_bytes = regions.records["segment"]
@@ -199,7 +200,7 @@ class StoreWriter(Store):
     def _weights(self, priorities: NDArray[np.float32]) -> NDArray[np.float64]:
         """priority ** exponent as float64, never 0. A NaN counts as min_priority."""
         clamped = np.fmin(np.fmax(priorities.astype(np.float64), self._min_priority), MAX_PRIORITY)
-        weights: NDArray[np.float64] = clamped**self._priority_exponent
+        weights: NDArray[np.float64] = clamped**self._exponent
         return weights
 
     # --- one insert -------------------------------------------------------------------------------------------------
@@ -315,7 +316,8 @@ def _unacceptable(priorities: NDArray[np.float32]) -> dict[str, int]:
 
 
 def _require_positive_weights(min_priority: float, priority_exponent: float) -> None:
+    # Below the smallest normal number a weight has few digits or none, and a fraction of the sum may be 0.
     require(
-        min_priority > 0 and min_priority**priority_exponent > 0,
+        min_priority > 0 and min_priority**priority_exponent >= sys.float_info.min,
         f"replay.min_priority {min_priority} to the power of {priority_exponent} vanishes: raise it",
     )

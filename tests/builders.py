@@ -60,3 +60,9 @@ def make_batch(schema, count=4, *, sampler=1, number=9, num_transitions=100):
     frames = make_frames(schema, count * num_frames)
     image = make_image([COMPRESS[schema.codec](frame) for frame in frames])
     return SampleBatch(0, 77, sampler, number, num_transitions, records, image)
+
+
+def chi_square_bound(degrees_of_freedom):
+    """Exceeded once in 10,000: the Wilson-Hilferty approximation at z = 3.72."""
+    k = 2 / (9 * degrees_of_freedom)
+    return degrees_of_freedom * (1 - k + 3.72 * k**0.5) ** 3

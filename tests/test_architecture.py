@@ -28,7 +28,7 @@ FLOORS = [
     {"header", "leases", "send_window", "stacks", "terminal_layout", "cuda"},
     # 2: memory that processes share. No I/O beyond the mapped file.
     {"store_layout", "parameter_board"},
-    {"store_admission", "store_reader", "segments"},
+    {"store_admission", "store_reader", "segments", "priority_histogram"},
     {"store_writer"},
     # 3: what the outside world looks like.
     {"wire", "lifecycle", "checkpoint", "metrics", "presets", "run_folder", "run_status", "machine", "ports", "needs"},
@@ -47,7 +47,7 @@ FLOORS = [
     {"supervisor", "evaluate", "status", "resume"},
     {"recorded_writer", "replay_timing"},
     {"replay_bed"},
-    {"bench_report", "bench_programs"},
+    {"bench_report", "sizes_picture", "bench_programs"},
     {"bench_replay", "bench_actor"},
     {"bench"},
     {"checks"},
@@ -80,6 +80,7 @@ OWNERS = {
     "subprocess": {"launch", "supervisor", "run_folder", "replay_bed", "bench_report", "bench_programs"},
     "tyro": {"options"},
     "rich": {"terminal_layout", "terminal_picture", "terminal_view", "doctor"},
+    "matplotlib": {"sizes_picture"},
 }
 # What reads or writes objects as programs: whoever sends such bytes runs code here.
 EXECUTING_MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}

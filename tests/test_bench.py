@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_evaluate import make_run
 from test_transport import until
 
 from apex.bench import main
@@ -215,12 +216,31 @@ def test_the_real_programs_are_measured_and_every_figure_has_its_name(tmp_path, 
     assert not list(tmp_path.iterdir())
 
 
+def test_a_trained_policys_frames_are_measured_too(tmp_path):
+    """Of another game than the random policy's; nothing of one measurement is in the next one's way."""
+    run = make_run(tmp_path / "runs", best=3)
+    said, complained = start(tmp_path, *TINY, "--link", "memory", "--run", str(run.path)).communicate(timeout=90)
+    assert said, complained
+    figures = json.loads(said.splitlines()[-1])
+    for prefix in ("direct_", "trained_direct_"):
+        assert figures[prefix + "verified_transitions"] >= 512
+        assert figures[prefix + "both_sample_batches_per_s"] > 0
+    assert figures["trained_distinct_frames"] >= 900
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_a_run_without_a_policy_is_refused_before_anything_is_measured(tmp_path, capsys):
+    run = make_run(tmp_path / "runs")
+    assert main(["replay", "--run", str(run.path)]) == 2
+    assert capsys.readouterr().err == f"apex bench: {run.path} has no policy yet: it was trained too shortly\n"
+
+
 def test_one_ctrl_c_ends_it_and_leaves_nothing_behind(tmp_path):
     bench = start(tmp_path, *TINY[:5], "--seconds", "60", "--link", "tcp")
 
     def stores():
         """The store of the run that the benchmark has made, while there is one."""
-        manifests = tmp_path.glob("apex-bench-*/bench-tcp/manifest.json")
+        manifests = tmp_path.glob("apex-bench-*/*/bench-tcp/manifest.json")
         run_ids = [json.loads(manifest.read_text())["run_id"] for manifest in manifests]
         return [path for run_id in run_ids for path in Path("/dev/shm").glob(f"apex-{run_id:016x}*")]
 

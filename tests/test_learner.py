@@ -394,6 +394,29 @@ def test_metrics_reach_the_curves_with_the_steps_that_are_known(desk):
     assert read_curve(curve)[0]["steps"] == 42
 
 
+def test_a_histogram_is_written_once_however_often_it_comes_and_one_that_is_none_ends_nothing(desk):
+    first, second = ({"counts": [count], "edges": [1.0, 10**0.125]} for count in (1.0, 2.0))
+    status = {"num_inserted": 42, "priority_histogram": first}
+    replay, _ = session_of(desk.welcome("replay"), "replay", status)
+
+    def rows(role="replay"):
+        curve = desk.folder.curves / f"{role}.jsonl"
+        return read_curve(curve) if curve.exists() else []
+
+    until(lambda: len(rows()) >= 3, "rows")
+    status |= {"priority_histogram": {"counts": "many"}, "rate": "none"}
+    until(lambda: [role["rate"] for role in desk.status()["roles"]] == ["none"], "heartbeat")
+    count = len(rows("learner"))
+    until(lambda: len(rows("learner")) >= count + 2, "two more rows of the others")
+    status["priority_histogram"] = second
+    until(lambda: len([row for row in rows() if "histograms" in row]) == 2, "the second histogram")
+    replay.close()
+    assert [row["histograms"] for row in rows() if "histograms" in row] == [
+        {"replay/priority": first},
+        {"replay/priority": second},
+    ]
+
+
 def test_the_end_is_told_to_the_trainer_and_then_to_everybody(desk):
     status = {"num_inserted": 999}
     replay, stop = session_of(desk.welcome("replay"), "replay", status)

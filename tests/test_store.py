@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 
@@ -184,6 +185,12 @@ def test_a_priority_beyond_its_bounds_is_clamped(path, priority, counts_as):
     assert set(shares["probability"][shares["key"] == 1]) == {counts_as / total}
     assert set(shares["probability"][shares["key"] == 0]) == {MAX_PRIORITY / 1000 / total}
     assert writer.counters.refused == {}
+    writer.close()
+
+
+def test_where_all_have_the_smallest_priority_that_may_be_all_are_drawn(path):
+    writer, reader = make_store(path, make_segment(0, count=40, priority=0), min_priority=sys.float_info.min)
+    assert weights_of(reader) == dict.fromkeys(range(40), 1 / 40)
     writer.close()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import chi_square_bound
 from store_builders import create, decode, expect, make_segment, make_update, open_reader
 
 FORK = multiprocessing.get_context("fork")
@@ -76,5 +77,101 @@ def test_draws_are_whole_and_in_proportion_while_another_process_writes(path, si
         child.join(20)
     assert child.exitcode == 0
     expected = counts.sum() * CLASSES / CLASSES.sum()
-    # 4 degrees of freedom: 24 is exceeded once in 10,000.
-    assert ((counts - expected) ** 2 / expected).sum() < 24
+    assert ((counts - expected) ** 2 / expected).sum() < chi_square_bound(COUNT - 1)
+
+
+PERIOD = 2 * COUNT  # Of each two segments the first is left alone, and the other's priorities change all the time.
+ALONE = np.arange(PERIOD) < COUNT
+WATCHED = 400  # Keys in a row: half of them are left alone.
+
+
+def write_around(path, ready, done, sizes, segments):
+    """Inserts, and changes the priorities of every second segment, until it is told to end."""
+    rng = np.random.default_rng(1)
+    writer = create(path, **sizes)
+    number = 0
+    while not done.is_set():
+        writer.insert(segments[number % len(segments)]._replace(number=number))
+        number += 1
+        if writer.num_inserted == 2 * sizes["capacity"]:
+            ready.set()
+        keys = rng.integers(writer.first_key - PERIOD, writer.num_inserted, 128)
+        keys = keys[~ALONE[keys % PERIOD]]
+        writer.update_priorities(make_update(keys, rng.choice([0, 1, 2, 5, 20, np.nan, -1], len(keys))))
+    writer.close()
+
+
+@pytest.mark.parametrize("priority_exponent", [0.6, 0.0])
+def test_keys_that_nobody_touches_are_drawn_by_their_weights_while_everything_around_them_changes(
+    path, priority_exponent
+):
+    """A set of keys is watched from its insertion until its eviction, then the next set, in whatever slots it lies."""
+    sizes = {"capacity": 2_000, "max_bytes": 200_000, "priority_exponent": priority_exponent}
+    priorities = 1 + np.random.default_rng(0).random(COUNT).astype(np.float32) * 9
+    segments = [make_segment(number, count=COUNT, priority=priorities) for number in range(400)]
+    ready, done = FORK.Event(), FORK.Event()
+    child = FORK.Process(target=write_around, args=(path, ready, done, sizes, segments))
+    child.start()
+    try:
+        assert ready.wait(20)
+        reader, rng = open_reader(path), np.random.default_rng(2)
+        first = seen = num_sets = 0
+        counts = np.zeros(WATCHED)
+        deadline = time.monotonic() + 90
+        while counts.sum() < 30_000 or num_sets < 10:
+            assert time.monotonic() < deadline
+            if reader.num_inserted == seen:  # As above.
+                os.sched_yield()
+                continue
+            seen = reader.num_inserted
+            if reader.first_key > first:  # Its oldest ones go: the next set, whose newest have their leaves already.
+                first = (seen - WATCHED - PERIOD) // PERIOD * PERIOD
+                num_sets += 1
+            records = (sample := reader.sample(256, rng)).records
+            if reader.first_key > first:
+                continue
+            ranks = records["key"] - first
+            counts += np.bincount(ranks[(ranks >= 0) & (ranks < WATCHED)], minlength=WATCHED)
+            if rng.random() < 0.25:
+                for key, entry in decode(sample).items():
+                    assert entry == expect(segments[key // COUNT % len(segments)], key % COUNT)
+        assert reader.num_inserted > 4 * sizes["capacity"]
+    finally:
+        done.set()
+        child.join(20)
+    assert child.exitcode == 0
+    counts = counts[np.resize(ALONE, WATCHED)].reshape(-1, COUNT)
+    share = priorities.astype(np.float64) ** priority_exponent
+    share /= share.sum()
+    for observed in (
+        counts,
+        counts.sum(axis=0, keepdims=True),
+    ):  # A key that is amiss shows in one, a law in the other.
+        expected = counts.sum() / len(observed) * share
+        assert ((observed - expected) ** 2 / expected).sum() < chi_square_bound(observed.size - 1)
+
+
+def test_one_transition_that_is_replaced_all_the_time_is_drawn_whole_and_for_certain(path):
+    segments = [make_segment(number, count=1, priority=3) for number in range(400)]
+    ready, done = FORK.Event(), FORK.Event()
+    child = FORK.Process(target=write, args=(path, ready, done, {"capacity": 1}, segments))
+    child.start()
+    try:
+        assert ready.wait(20)
+        reader, rng = open_reader(path), np.random.default_rng(2)
+        drawn = set()
+        deadline = time.monotonic() + 20
+        while len(drawn) < 100:
+            assert time.monotonic() < deadline
+            sample = reader.sample(8, rng)
+            if sample is None:
+                continue
+            (found,) = decode(sample).items()
+            key, entry = found
+            assert entry == expect(segments[key % len(segments)], 0)
+            assert sample.records["probability"].tolist() == [1.0] * 8
+            drawn.add(key)
+    finally:
+        done.set()
+        child.join(20)
+    assert child.exitcode == 0

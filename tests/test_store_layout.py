@@ -85,6 +85,7 @@ def test_room_that_is_gone_after_all_is_noticed_at_once_too(path):
         ({"num_streams": 0}, "actor.num_actors must be >= 1, got 0"),
         ({"min_priority": 0.0}, "replay.min_priority 0.0 to the power of 1.0 vanishes"),
         ({"min_priority": 1e-200, "priority_exponent": 2.0}, "vanishes"),
+        ({"min_priority": 5e-324}, "replay.min_priority 5e-324 to the power of 1.0 vanishes"),
     ],
 )
 def test_refuses_sizes_that_are_none(path, sizes, message):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
+from builders import chi_square_bound
 
 from apex.sum_tree import SumTree
 
@@ -37,10 +39,12 @@ def weights_of(tree):
     return tree.weights(np.arange(tree.capacity)).tolist()
 
 
-def chi_square_bound(degrees_of_freedom):
-    """Exceeded once in 10,000: the Wilson-Hilferty approximation at z = 3.72."""
-    k = 2 / (9 * degrees_of_freedom)
-    return degrees_of_freedom * (1 - k + 3.72 * k**0.5) ** 3
+def set_around(tree, key, weights):
+    """Sets the weights of consecutive keys, each at key % capacity."""
+    slot = key % tree.capacity
+    room = tree.capacity - slot
+    tree.set_range(slot, weights[:room])
+    tree.set_range(0, weights[room:])
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -133,14 +137,55 @@ def test_a_weight_past_the_capacity_is_noticed():
         SumTree(nodes, 3).check()
 
 
-def test_sums_do_not_drift():
+def test_ten_million_writes_leave_exactly_what_a_rebuild_makes():
+    """Updates anywhere, inserts that go round and round, and evictions before them; weights over 30 decades."""
+    capacity, batch = 30_011, 512  # No power of two, no multiple of the batch.
     rng = np.random.default_rng(0)
-    tree = make_tree(rng.random(1000))
-    for _ in range(2000):
-        tree.set(rng.integers(0, 1000, 64), rng.random(64) * 10.0 ** rng.integers(-12, 12, 64))
+    nodes, leaves = np.zeros(SumTree.num_nodes(capacity)), np.zeros(capacity)
+    tree = SumTree(nodes, capacity)
+    writes = key = 0
+    while writes < 10**7:
+        weights = rng.random(batch) * 10.0 ** rng.integers(-15, 16, batch)
+        indices = rng.integers(0, capacity, batch)
+        tree.set(indices, weights)
+        leaves[indices] = weights
+        writes += batch
+        if rng.random() < 0.2:
+            set_around(tree, key, np.zeros(batch))
+            set_around(tree, key, weights)
+            leaves[np.arange(key, key + batch) % capacity] = weights
+            writes += 2 * batch
+            key += batch
+    assert key > 10 * capacity
+    rebuilt = np.zeros(len(nodes))
+    rebuilt[len(nodes) // 2 :][:capacity] = leaves
+    SumTree(rebuilt, capacity).rebuild()
+    np.testing.assert_array_equal(nodes, rebuilt)
+    # Each of the 15 additions between a leaf and the root rounds by half a unit at most.
+    assert tree.total == pytest.approx(math.fsum(leaves), rel=15 * 2**-53, abs=0)
+    tree.set_range(0, np.ones(capacity))
+    assert tree.total == capacity
+
+
+def test_where_nothing_has_a_weight_what_is_found_has_none():
+    tree = make_tree([0.0] * 37)
+    tree.set(np.array([5, 36]), np.array([3.0, 1e300]))
+    tree.set(np.array([5, 36]), np.zeros(2))
+    assert tree.total == 0
+    assert tree.weights(tree.find(np.zeros(8))).tolist() == [0.0] * 8
+
+
+def test_the_smallest_and_the_largest_weights_are_summed_and_found_as_others_are():
+    smallest, largest = np.nextafter(0, 1), 1e300
+    tree = make_tree([smallest] * 600)
+    assert tree.total == 600 * smallest
+    assert tree.find(np.arange(600) * smallest).tolist() == list(range(600))
+    tree.set(np.array([0, 599]), np.array([largest, largest]))
     tree.check()
-    tree.set_range(0, np.ones(1000))
-    assert tree.total == 1000
+    assert tree.total == 2 * largest
+    assert tree.find(np.array([0.5, 1.5]) * largest).tolist() == [0, 599]
+    tree.set(np.array([0, 599]), np.array([smallest, smallest]))  # They leave nothing behind.
+    assert tree.total == 600 * smallest
 
 
 @pytest.mark.parametrize("weight", [np.nan, np.inf, -1.0])
