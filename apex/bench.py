@@ -9,7 +9,12 @@ from collections.abc import Callable, Sequence
 from apex.config import ConfigError
 from apex.lifecycle import FINISHED, REFUSED
 
-BENCHES = {"actor": "apex.bench_actor", "replay": "apex.bench_replay"}  # word -> module whose main(argv) measures
+BENCHES = {  # word -> module whose main(argv) measures
+    "actor": "apex.bench_actor",
+    "learner": "apex.bench_learner",
+    "replay": "apex.bench_replay",
+    "system": "apex.bench_system",
+}
 
 
 def main(argv: Sequence[str]) -> int:

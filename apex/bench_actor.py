@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from apex.bench_programs import address, map_store, measure_rates, open_programs
+from apex.bench_programs import address, map_stores, measure_rates, open_programs
 from apex.bench_report import Line, print_rows
-from apex.config import Config, ConfigError, require
+from apex.config import Config, require
 from apex.environment import describe, kind, make_environment
 from apex.exploration import epsilon_greedy, epsilon_ladder
 from apex.lifecycle import FAILED, FINISHED, Stop, stop_on_signals
@@ -92,7 +92,7 @@ def measure(config: Config, folder: Path, seconds: float, stop: Stop) -> Figures
     core, others = divide_cores()
     actor = replace(config.actor, num_processes=1, num_actors=config.actor.envs_per_process)
     # Never trained from, never held up, never full.
-    replay_config = replace(config.replay, min_size_to_sample=config.replay.capacity, inserts_wait=False)
+    replay_config = replace(config.replay, min_size_to_sample=config.replay.capacity, inserts_wait=False, num_shards=1)
     config = replace(
         config,
         actor=actor,
@@ -139,16 +139,17 @@ def _time_actor(
 ) -> float:
     run = RunFolder.create(config, schema, argv=[])
     learner = address(config)
-    with open_programs(folder, run.run_id, stop) as programs:
+    with open_programs(folder, stop) as programs:
         programs.start("learner", ["learner", "--run-folder", str(run.path)], others)
         programs.start("replay", ["replay", "--learner", learner], others)
-        programs.wait_until(lambda: map_store(run) is not None, "replay memory")
-        store = map_store(run)
-        if store is None:
-            raise ConfigError("the replay memory is gone")
+        stores = programs.wait_for(lambda: map_stores(run), "replay memory")
         programs.start("actor", ["actor", "--learner", learner], {core})
-        programs.wait_until(lambda: store.num_inserted > 0, "first transition")
-        return statistics.median(measure_rates(lambda: store.num_inserted, seconds, PIECES, programs.check))
+
+        def count() -> int:
+            return sum(store.num_inserted for store in stores)
+
+        programs.wait_for(count, "first transition")
+        return statistics.median(measure_rates(count, seconds, PIECES, programs.check))
 
 
 def time_bare(config: Config, stop: Stop, seconds: float) -> float:

@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 from apex.config import Config, ConfigError
 from apex.lifecycle import FAILED, POLL_SECONDS, Stop, die_with_parent
 from apex.processes import ChildDiedError
 from apex.run_folder import RunFolder
 from apex.store_layout import MEMORY, Store, open_file, store_path
+
+T = TypeVar("T")
 
 END_SECONDS = 15.0  # how long a program may take to end in order
 START_SECONDS = 120.0  # until what was started does its work
@@ -64,14 +67,15 @@ class Programs:
                 last = said[-1] if said else "nothing"
                 raise ChildDiedError(f"the {role} ended with status {process.returncode} and said: {last}")
 
-    def wait_until(self, holds: Callable[[], bool], what: str) -> None:
-        """Returns when `holds`; raises ChildDiedError after two minutes."""
+    def wait_for(self, get: Callable[[], T], what: str) -> T:
+        """What `get` returns once that is something; raises ChildDiedError after two minutes."""
         deadline = time.monotonic() + START_SECONDS
-        while not holds():
+        while not (found := get()):
             self.check()
             if time.monotonic() > deadline:
                 raise ChildDiedError(f"no {what} within {START_SECONDS:.0f} s; the logs are in {self._folder}")
             time.sleep(POLL_SECONDS)
+        return found
 
     def end(self, process: subprocess.Popen[bytes]) -> None:
         """Ends a program and all that it has started: in order, else by force."""
@@ -91,15 +95,16 @@ class Programs:
 
 
 @contextmanager
-def open_programs(folder: Path, run_id: int, stop: Stop) -> Iterator[Programs]:
-    """Programs that end with the block, and their replay memory with them."""
+def open_programs(folder: Path, stop: Stop) -> Iterator[Programs]:
+    """Programs that end with the block, and the replay memory of the runs below `folder` with them."""
     programs = Programs(folder, stop)
     try:
         yield programs
     finally:
         programs.end_all()
-        for path in MEMORY.glob(f"apex-{run_id:016x}*"):
-            path.unlink(missing_ok=True)
+        for manifest in folder.glob("*/manifest.json"):
+            for path in MEMORY.glob(f"apex-{RunFolder.open(manifest.parent).run_id:016x}*"):
+                path.unlink(missing_ok=True)
 
 
 def address(config: Config) -> str:
@@ -107,12 +112,13 @@ def address(config: Config) -> str:
     return f"{config.transport.bind}:{config.transport.control_port + config.transport.port_offset}"
 
 
-def map_store(run: RunFolder) -> Store | None:
-    """The replay memory of a run on this host, to look at; None while there is none, or only half of one."""
+def map_stores(run: RunFolder) -> list[Store]:
+    """The replay memory of a run on this host, to look at, shard by shard; [] until all of it is there."""
     try:
-        return Store(open_file(store_path(run.run_id), run.schema, writable=False))
+        paths = [store_path(run.run_id, shard) for shard in range(run.config.replay.num_shards)]
+        return [Store(open_file(path, run.schema, writable=False)) for path in paths]
     except ConfigError:
-        return None
+        return []
 
 
 def measure_rates(count: Callable[[], int], seconds: float, pieces: int, check: Callable[[], None]) -> list[float]:

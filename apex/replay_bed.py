@@ -60,11 +60,11 @@ class Bed:
         self.schema = folder.schema
         self.run_id = folder.run_id
         self.longest_wait = 0.0  # for a batch, in seconds
-        self._ring = ring
-        self._priorities = priorities
+        self.ring = ring
+        self.priorities = priorities
         self._writer = writer
         self._server = server
-        self._check = check
+        self.check = check
 
     @property
     def store(self) -> Path:
@@ -85,15 +85,15 @@ class Bed:
     def end_insert(self) -> Inserted:
         """Waits until all that was sent is acknowledged."""
         while not self._writer.poll(POLL_SECONDS):
-            self._check()
+            self.check()
         return Inserted(*json.loads(self._writer.recv_bytes()))
 
     def receive(self) -> Sample:
         """Waits for the next batch."""
         began = time.monotonic()
         while True:
-            self._check()  # Each time: batches may never stop coming.
-            sample = self._ring.receive(POLL_SECONDS)
+            self.check()  # Each time: batches may never stop coming.
+            sample = self.ring.receive(POLL_SECONDS)
             if sample is not None:
                 self.longest_wait = max(self.longest_wait, time.monotonic() - began)
                 return sample
@@ -101,8 +101,8 @@ class Bed:
     def answer(self, sample: Sample, priorities: Any) -> None:
         """Returns priorities, float32[B], and the batch's memory."""
         for update in sample.updates(priorities):
-            self._priorities.send(update)
-        self._ring.release(sample.slot)
+            self.priorities.send(update)
+        self.ring.release(sample.slot)
 
 
 @contextmanager

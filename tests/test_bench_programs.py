@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
 from apex import bench_programs
 from apex.bench_programs import measure_rates, open_programs
+from apex.config import Config, RunConfig
 from apex.lifecycle import Stop
 from apex.processes import ChildDiedError
+from apex.run_folder import RunFolder
+from apex.store_layout import store_path
+from apex.types import Schema
 
-RUN_ID = 0xABCDEF0123456789
+SCHEMA = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
 
 
 class Bursts:
@@ -49,21 +52,22 @@ def test_too_few_bursts_are_no_figure(monkeypatch):
 
 
 def test_who_has_ended_is_named_with_its_last_line(tmp_path):
-    with open_programs(tmp_path, RUN_ID, Stop()) as programs:
+    with open_programs(tmp_path, Stop()) as programs:
         programs.start("actor", ["actor", "--learner", "nowhere:0:0"])
         with pytest.raises(ChildDiedError, match=r"the actor ended with status 2 and said: .*--learner"):
-            programs.wait_until(lambda: False, "miracle")
+            programs.wait_for(lambda: False, "miracle")
 
 
 def test_programs_keep_to_their_cores_and_are_gone_at_the_end(tmp_path):
     core = max(os.sched_getaffinity(0))
-    memory = Path(f"/dev/shm/apex-{RUN_ID:016x}-0.replay")
+    run = RunFolder.create(Config(run=RunConfig(folder=str(tmp_path), name="one")), SCHEMA, argv=[])
+    memory = store_path(run.run_id)
     stop = Stop()
-    with open_programs(tmp_path, RUN_ID, stop) as programs:
+    with open_programs(tmp_path, stop) as programs:
         process = programs.start("replay", ["replay", "--learner", "127.0.0.1:1"], {core})
         memory.touch()
         log = tmp_path / "replay.log"
-        programs.wait_until(log.exists, "log")
+        programs.wait_for(log.exists, "log")
         assert os.sched_getaffinity(process.pid) == {core}
         stop.request()
         with pytest.raises(KeyboardInterrupt):
@@ -78,8 +82,8 @@ def test_what_does_not_end_is_killed(tmp_path, monkeypatch):
     deaf.chmod(0o700)
     monkeypatch.setattr(bench_programs, "END_SECONDS", 0.1)
     monkeypatch.setattr(bench_programs.sys, "executable", str(deaf))
-    with open_programs(tmp_path, RUN_ID, Stop()) as programs:
+    with open_programs(tmp_path, Stop()) as programs:
         process = programs.start("deaf", [])
-        programs.wait_until(lambda: "here" in (tmp_path / "deaf.log").read_text(), "word")
+        programs.wait_for(lambda: "here" in (tmp_path / "deaf.log").read_text(), "word")
         programs.end(process)
     assert process.returncode == -signal.SIGKILL

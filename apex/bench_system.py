@@ -1,0 +1,121 @@
+"""`apex bench system`: what all programs together give on this machine, beside what its parts give alone.
+
+The run is `apex train` with these options, without evaluator and TensorBoard. Steps are counted where they are stored,
+updates as the learner reports them, both after training has begun.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from apex import bench_actor, bench_learner
+from apex.bench_actor import read_config
+from apex.bench_programs import address, map_stores, measure_rates, open_programs
+from apex.bench_report import Line, print_rows
+from apex.config import Config, dump_toml, require
+from apex.lifecycle import FAILED, FINISHED, Stop, stop_on_signals
+from apex.ports import choose_ports, is_free
+from apex.processes import ChildDiedError
+from apex.run_folder import RunFolder
+from apex.status import ask
+
+PIECES = 5  # the rate of steps is the median of so many
+ANSWER_SECONDS = 3.0
+SETTLE_SECONDS = 5.0  # from the first update on
+LINES = [
+    Line("system_steps_per_s", "steps stored, the learner training", "/s", digits=0, bar=1_300, stretch=2_000),
+    Line("system_updates_per_s", "updates at the same time", "/s", digits=2, bar=2),
+    Line("system_samples_per_s", "samples trained on", "/s", digits=0),
+    Line("system_actor_share", "steps against one actor alone, times processes", "%", 100, 0),
+    Line("system_learner_share", "updates against the learner alone", "%", 100, 0),
+]
+
+Figures = dict[str, float]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="apex bench system", description="Measures a whole run here. Other options are those of apex train."
+    )
+    parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="of the run; default 60")
+    parser.add_argument("--alone", action="store_true", help="first the actor and the learner alone, as limits")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    options, rest = parser.parse_known_args(argv)
+    require(options.seconds > 0, f"--seconds must be > 0, got {options.seconds}")
+    config = read_config(rest, "apex bench system")
+    try:
+        with stop_on_signals() as stop, tempfile.TemporaryDirectory(prefix="apex-bench-") as name:
+            figures = measure(config, Path(name), options.seconds, options.alone, stop)
+    except ChildDiedError as error:
+        print(f"apex bench system: {error}", file=sys.stderr)
+        return FAILED
+    actors = f"{config.actor.num_processes} x {config.actor.envs_per_process} environments"
+    print_rows(f"{config.environment.id}, {actors}, batch {config.learner.batch_size}", LINES, figures)
+    if options.json:
+        print(json.dumps(figures))
+    return FINISHED
+
+
+def measure(config: Config, folder: Path, seconds: float, alone: bool, stop: Stop) -> Figures:
+    """All figures."""
+    figures: Figures = {}
+    if alone:
+        for name, part in (("actor", bench_actor.measure), ("learner", bench_learner.measure)):
+            place = folder / name
+            place.mkdir()
+            figures |= part(config, place, seconds / 2, stop)
+    config = replace(
+        config,
+        evaluator=replace(config.evaluator, enabled=False),
+        transport=replace(config.transport, port_offset=6_000),
+        run=replace(config.run, folder=str(folder), name="bench-system", tensorboard=False, stop_score=None),
+    )
+    config = choose_ports(config, is_free, lambda sentence: None)
+    steps, updates = _time_run(config, folder, seconds, stop)
+    figures |= {
+        "system_steps_per_s": steps,
+        "system_updates_per_s": updates,
+        "system_samples_per_s": updates * config.learner.batch_size,
+        "batch_size": float(config.learner.batch_size),
+        "network_width": config.network.width,
+    }
+    if alone:
+        figures |= {
+            "system_actor_share": steps / (figures["actor_steps_per_s"] * config.actor.num_processes),
+            "system_learner_share": updates / figures["learner_resident_updates_per_s"],
+        }
+    return {name: float(f"{value:.6g}") for name, value in figures.items()}
+
+
+def _time_run(config: Config, folder: Path, seconds: float, stop: Stop) -> tuple[float, float]:
+    """Steps and updates a second."""
+    file = folder / "system.toml"
+    file.write_text(dump_toml(config))
+    path = folder / config.run.name
+    with open_programs(folder, stop) as programs:
+        programs.start("train", ["train", "--config", str(file)])
+        programs.wait_for((path / "manifest.json").exists, "run folder")
+        run = RunFolder.open(path)
+        stores = programs.wait_for(lambda: map_stores(run), "replay memory")
+        programs.wait_for(lambda: _updates(run.config), "first update")
+        settled = time.monotonic() + SETTLE_SECONDS
+        programs.wait_for(lambda: time.monotonic() >= settled, "time")
+        began, before = time.monotonic(), _updates(run.config)
+        rates = measure_rates(lambda: sum(store.num_inserted for store in stores), seconds, PIECES, programs.check)
+        after = _updates(run.config)
+        return statistics.median(rates), (after - before) / (time.monotonic() - began)
+
+
+def _updates(config: Config) -> int:
+    """As the learner reports them, once a second."""
+    status = ask(f"tcp://{address(config)}", ANSWER_SECONDS)
+    return 0 if status is None else int(status["updates"])
