@@ -298,7 +298,8 @@ def test_the_trainer_hears_of_a_server_that_moved_although_nothing_else_has_chan
         for endpoint in ("tcp://a", "tcp://b"):
             said = {"shard": 1, "streams": [], "endpoints": {"priorities": endpoint}, "status": {}}
             client.send({**beat, "pid": 1, **said})
-            two_shards.news(lambda news, endpoint=endpoint: news["replay"][1].get("priorities") == endpoint)
+            news = two_shards.news(lambda news, endpoint=endpoint: news["replay"][1].get("priorities") == endpoint)
+            assert news["absent"] == "shard 0 of 2"  # It was not told later, because of something else.
 
 
 def test_a_shard_that_this_run_does_not_have_is_refused(two_shards):
