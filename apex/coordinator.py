@@ -152,7 +152,7 @@ class Coordinator:
     def _tell_trainer(self) -> None:
         status = self._status
         news = {
-            "replay": status.replay_endpoints,
+            "replay": list(status.replay_endpoints),  # A copy: what was told must not change with it.
             "absent": status.absent_replay,
             "end": status.reason,
             "steps": status.num_steps,

@@ -84,7 +84,7 @@ def greet(
                 wait.on(f"the learner at {endpoint} to see whether its place is free")
                 time.sleep(POLL_SECONDS)
             elif needs_replay and not answer["replay"]:
-                wait.on(f"{answer['absent']} to say hello to the learner at {endpoint}")
+                wait.on(f"{answer.get('absent') or 'a replay server'} to say hello to the learner at {endpoint}")
                 time.sleep(POLL_SECONDS)
             elif num_streams and not answer["streams"]:
                 wait.on(f"a free actor id: all {answer['num_actors']} are leased")

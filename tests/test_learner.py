@@ -291,6 +291,17 @@ def test_actors_wait_until_every_shard_has_said_hello(two_shards):
     first.close()
 
 
+def test_the_trainer_hears_of_a_server_that_moved_although_nothing_else_has_changed(two_shards):
+    with open_context() as context:
+        client = ControlClient(context, two_shards.transport.endpoint("control"))
+        beat = {"type": "heartbeat", "session": 5, "run_id": two_shards.folder.run_id, "role": "replay", "host": "h"}
+        for endpoint in ("tcp://a", "tcp://b"):
+            said = {"shard": 1, "streams": [], "endpoints": {"priorities": endpoint}, "status": {}}
+            client.send({**beat, "pid": 1, **said})
+            news = two_shards.news(lambda news, endpoint=endpoint: news["replay"][1].get("priorities") == endpoint)
+            assert news["absent"] == "shard 0 of 2"  # It was not told later, because of something else.
+
+
 def test_a_shard_that_this_run_does_not_have_is_refused(two_shards):
     for shard in (2, -1):
         with pytest.raises(RefusedError, match=f"--shard {shard}: this run has replay.num_shards 2, 0 ... 1"):
