@@ -11,6 +11,7 @@ from apex.lifecycle import FINISHED, REFUSED
 
 BENCHES = {  # word -> module whose main(argv) measures
     "actor": "apex.bench_actor",
+    "connections": "apex.bench_connections",
     "learner": "apex.bench_learner",
     "replay": "apex.bench_replay",
     "system": "apex.bench_system",

@@ -208,7 +208,7 @@ def _time_fed(config: Config, schema: Schema, folder: Path, seconds: float, stop
         ),
         transport=replace(config.transport, port_offset=5_000, lease_seconds=86_400.0),
     )
-    recording = _record(folder, config, schema, stop)
+    recording = record_games(folder, config, schema, stop)
     with open_bed(config, recording, folder, "memory", stop) as bed:
         bed.begin_insert(transitions=capacity - 5_000)
         bed.end_insert()
@@ -225,10 +225,11 @@ def _time_fed(config: Config, schema: Schema, folder: Path, seconds: float, stop
         return rate, (trainer.wait_seconds - waited) / (time.monotonic() - began)
 
 
-def _record(folder: Path, config: Config, schema: Schema, stop: Stop) -> Recording:
-    """Plays in a child: the emulators' threads must not be there when the programs are forked."""
+def record_games(folder: Path, config: Config, schema: Schema, stop: Stop) -> Recording:
+    """A random policy's games, played in a child: the emulators' threads must not be there at the next fork."""
     place = folder / "recording"
     place.mkdir()
+    config = replace(config, actor=replace(config.actor, num_actors=NUM_STREAMS))
     rng = np.random.default_rng(config.seed)
 
     def play(child_stop: Stop) -> dict[str, Any]:

@@ -6,7 +6,6 @@ place of the trainer stands whoever holds the bed. What is opened here is gone a
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import os
@@ -22,9 +21,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from apex.config import Config
-from apex.coordinator import Coordinator, Desk, coordinate
+from apex.coordinator import Desk, coordinate
 from apex.lifecycle import FAILED, POLL_SECONDS, Stop, die_with_parent
-from apex.loader import NUM_SLOTS, Loader, Sample, SampleRing, load
+from apex.loader import NUM_SLOTS, Sample, SampleRing, load
 from apex.ports import choose_ports, is_free
 from apex.processes import ChildDiedError, check_children, start_child, stop_children
 from apex.recorded_writer import Inserted, write
@@ -32,12 +31,9 @@ from apex.recording import Recording
 from apex.run_folder import RunFolder
 from apex.store_layout import MEMORY
 from apex.transport import (
-    BatchReceiver,
     PrioritySender,
-    max_batch_bytes,
     open_context,
 )
-from apex.types import Schema
 from apex.wire import Codec
 
 Link = Literal["tcp", "memory"]  # how batches come: by sockets, or drawn by loaders that map the store
@@ -109,7 +105,13 @@ class Bed:
 def open_bed(config: Config, recording: Recording, folder: Path, link: Link, stop: Stop) -> Iterator[Bed]:
     """Starts the programs. `stop` ends every wait with KeyboardInterrupt."""
     config = choose_ports(config, is_free, lambda sentence: None)
-    config = dataclasses.replace(config, run=dataclasses.replace(config.run, folder=str(folder), name=f"bench-{link}"))
+    config = dataclasses.replace(
+        config,
+        # By sockets there is one that listens; more loaders would be idle.
+        learner=dataclasses.replace(config.learner, num_loaders=config.learner.num_loaders if link == "memory" else 1),
+        transport=dataclasses.replace(config.transport, shared_memory=link == "memory"),
+        run=dataclasses.replace(config.run, folder=str(folder), name=f"bench-{link}"),
+    )
     run = RunFolder.create(config, recording.schema, argv=[])
     num_loaders = max(1, config.learner.num_loaders)
     ring = SampleRing(run.schema, config.learner.batch_size, NUM_SLOTS + num_loaders - 1)
@@ -118,8 +120,7 @@ def open_bed(config: Config, recording: Recording, folder: Path, link: Link, sto
     desk = Desk(config, run.schema, run.run_id, config.actor.num_actors, 1, run.path)
     with ExitStack() as started:
         started.callback(_remove_memory, run.run_id)
-        front_desk = coordinate if link == "memory" else _coordinate_elsewhere
-        children = [start_child("coordinator", front_desk, desk, coordinator_pipe, trainer_pipe)]
+        children = [start_child("coordinator", coordinate, desk, coordinator_pipe, trainer_pipe)]
         started.callback(stop_children, children)
         children.append(start_child("writer", write, recording, config, writer_pipe, pipe))
         coordinator_pipe.close()
@@ -137,42 +138,11 @@ def open_bed(config: Config, recording: Recording, folder: Path, link: Link, sto
         _tell(trainer_pipe, {"num_parameters": 1, "updates": 0})
         endpoint = _find_replay(trainer_pipe, check)
         # After the store is there, so that none of them looks for it in vain; before this process has a context.
-        for index in range(num_loaders if link == "memory" else 1):
-            arguments = (index, config, run.schema, ring, run.run_id)
-            children.append(start_child(f"loader-{index}", load if link == "memory" else _load_by_tcp, *arguments))
+        for index in range(num_loaders):
+            children.append(start_child(f"loader-{index}", load, index, config, run.schema, ring, run.run_id))
         priorities = PrioritySender(started.enter_context(open_context()), Codec(run.run_id, run.schema))
         priorities.connect(endpoint)
         yield Bed(run, ring, priorities, pipe, server, check)
-
-
-# --- a learner on another host ----------------------------------------------------------------------------------------
-
-
-class _RemoteCoordinator(Coordinator):
-    """Says that it is not on the replay server's host, so that batches travel by TCP."""
-
-    def _welcome(self, streams: list[Any]) -> dict[str, Any]:
-        return {**super()._welcome(streams), "memory": "of another host"}
-
-
-def _coordinate_elsewhere(stop: Stop, desk: Desk, pipe: Connection, trainer_end: Connection) -> None:
-    trainer_end.close()
-    asyncio.run(_RemoteCoordinator(desk, pipe, stop).run())
-
-
-def _load_by_tcp(stop: Stop, index: int, config: Config, schema: Schema, ring: SampleRing, run_id: int) -> None:
-    """A loader as on a host that the store is not on."""
-    batch_size = config.learner.batch_size
-    loader = Loader(schema, ring)
-    with open_context() as context:
-        limit = max_batch_bytes(schema, batch_size)
-        endpoint = config.transport.endpoint("batches")
-        batches = BatchReceiver(context, endpoint, Codec(run_id, schema), batch_size=batch_size, max_bytes=limit)
-        while not stop.requested:
-            if loader.ready(POLL_SECONDS):
-                batch = batches.receive(POLL_SECONDS)
-                if batch is not None:
-                    loader.send(batch, 0.0)
 
 
 # --- beginning and end ------------------------------------------------------------------------------------------------

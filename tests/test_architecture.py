@@ -50,7 +50,7 @@ FLOORS = [
     {"bench_report", "sizes_picture", "bench_programs"},
     {"bench_replay", "bench_actor"},
     {"bench_learner"},
-    {"bench_system"},
+    {"bench_system", "bench_connections"},
     {"bench"},
     {"checks"},
     {"fitting"},
