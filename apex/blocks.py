@@ -7,7 +7,7 @@ import logging
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cramjam
 import numpy as np
@@ -15,6 +15,10 @@ from numpy.typing import NDArray
 
 from apex.types import Array, Image
 
+STORED = np.dtype(  # `struct stored` of decompress.c
+    [(name, "<i8") for name in ("image", "first_frame", "num_frames", "frame", "depth", "next_frame", "next_depth")]
+)
+MOST_FRAMES = 255  # of one transition, for the native loop
 LIBRARY = "liblz4.so.1"  # a part of every Linux that has systemd, dpkg or rpm
 
 log = logging.getLogger("apex")
@@ -70,21 +74,22 @@ class Blocks:
 
 
 class NativeBlocks(Blocks):
-    """The same with one call for all frames."""
+    """The same with one call for all frames; and straight from the replay memory."""
 
     def __init__(self, target: NDArray[np.uint8]) -> None:
         super().__init__(target)
-        loaded = load_native()
-        if loaded is None:
+        native = load_native()
+        if native is None:
             raise RuntimeError("apex/decompress.c was not built, or there is no " + LIBRARY)
-        self._loop, self._lz4 = loaded
+        self._native = native
+        self._scratch = np.empty(0, np.uint8)
 
     def _decompress(
         self, source: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDArray[np.int64], places: NDArray[np.int64]
     ) -> int:
         return int(
-            self._loop(
-                self._lz4,
+            self._native.decompress(
+                self._native.lz4,
                 _address(source),
                 _address(starts),
                 _address(stops),
@@ -95,28 +100,67 @@ class NativeBlocks(Blocks):
             )
         )
 
+    def decode_stored(
+        self, arena: NDArray[np.uint8], stored: Array, *, max_frame_bytes: int, stack: int, first_row: int
+    ) -> int:
+        """Decodes transitions (STORED[b]) from the arena; the target is that of stacks [2, B, S], rows as they come.
+
+        Returns how many came out before the first whose frames are none. The arena may be written to meanwhile.
+        """
+        most = int(stored["num_frames"].max(initial=0)) * max_frame_bytes
+        if len(self._scratch) < most:
+            self._scratch = np.empty(most, np.uint8)
+        return int(
+            self._native.decode_stored(
+                self._native.lz4,
+                _address(arena),
+                len(arena),
+                _address(stored),
+                len(stored),
+                max_frame_bytes,
+                _address(self._scratch),
+                _address(self._target),
+                self._frame_bytes,
+                stack,
+                len(self._target) // (2 * stack),
+                first_row,
+            )
+        )
+
 
 def make_blocks(target: NDArray[np.uint8]) -> Blocks:
     """The faster of the two that works here."""
     return Blocks(target) if load_native() is None else NativeBlocks(target)
 
 
+class Native(NamedTuple):
+    """The functions of decompress.c, and liblz4's that they call."""
+
+    decompress: Any
+    decode_stored: Any
+    lz4: Any
+
+
 @cache
-def load_native() -> tuple[Any, Any] | None:
-    """The loop and liblz4's function, or None where one of them is missing."""
+def load_native() -> Native | None:
+    """None where the loops were not built, or liblz4 is missing."""
     for suffix in EXTENSION_SUFFIXES:
         path = Path(__file__).with_name(f"_decompress{suffix}")
         if path.exists():
             try:
-                loop = ctypes.CDLL(str(path)).apex_decompress
+                loops = ctypes.CDLL(str(path))
                 lz4 = ctypes.cast(ctypes.CDLL(LIBRARY).LZ4_decompress_safe, ctypes.c_void_p)
+                native = Native(loops.apex_decompress, loops.apex_decode_stored, lz4)
             except (OSError, AttributeError) as error:
                 log.warning("frames are decompressed one by one: %s", error)
                 return None
             pointer, number = ctypes.c_void_p, ctypes.c_int64
-            loop.argtypes = [pointer, pointer, pointer, pointer, pointer, number, pointer, number]
-            loop.restype = number
-            return loop, lz4
+            native.decompress.argtypes = [pointer, pointer, pointer, pointer, pointer, number, pointer, number]
+            native.decode_stored.argtypes = [
+                *(pointer, pointer, number, pointer, number, number, pointer, pointer, number, number, number, number)
+            ]
+            native.decompress.restype = native.decode_stored.restype = number
+            return native
     return None
 
 

@@ -24,6 +24,7 @@ from apex.lifecycle import POLL_SECONDS, Stop
 from apex.sampler import IDLE_SECONDS, Sampler, SamplerBoard, SamplerTask, board_rows, make_limiter
 from apex.stacks import FrameError, StackDecoder
 from apex.store_layout import board_path, has_owner, store_path
+from apex.store_reader import Place
 from apex.transport import BatchReceiver, max_batch_bytes, open_context
 from apex.types import Array, PriorityUpdate, SampleBatch, Schema
 from apex.wire import Codec
@@ -164,6 +165,16 @@ class SampleRing:
         os.write(self._free[1], bytes([slot]))
 
 
+class _Rows(NamedTuple):
+    """Rows of a slot's stacks: a `store_reader.Place`."""
+
+    decoder: StackDecoder
+    first_row: int
+
+    def decode_stored(self, arena: Array, stored: Array) -> int:
+        return self.decoder.decode_stored(arena, stored, self.first_row)
+
+
 class Loader:
     """Fills a ring: decodes each part into its rows of a free slot, and hands the slot over when it has them all.
 
@@ -183,6 +194,12 @@ class Loader:
             self._slot = self._ring.take_free(timeout)
         return self._slot is not None
 
+    def place(self, shard: int) -> Place | None:
+        """The shard's rows of the slot that is being filled, where frames can be decoded from its memory at once."""
+        if self._slot is None or shard not in self.missing or not self._decoders[self._slot].reads_stores:
+            return None
+        return _Rows(self._decoders[self._slot], self._ring.first_row(shard))
+
     def send(self, batch: SampleBatch, timeout: float) -> bool:
         """Takes a part of a batch; hands the batch over with its last.
 
@@ -191,11 +208,12 @@ class Loader:
         if batch.shard not in self.missing or not self.ready(timeout):
             return False
         assert self._slot is not None
-        try:
-            self._decoders[self._slot].decode(batch.records, batch.image, self._ring.first_row(batch.shard))
-        except FrameError:
-            self.num_undecodable += 1
-            return False
+        if batch.image is not None:
+            try:
+                self._decoders[self._slot].decode(batch.records, batch.image, self._ring.first_row(batch.shard))
+            except FrameError:
+                self.num_undecodable += 1
+                return False
         self._ring.put(self._slot, batch)
         self.missing.remove(batch.shard)
         if not self.missing:

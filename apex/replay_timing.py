@@ -86,9 +86,10 @@ def time_batch(store: Path, config: Config, schema: Schema) -> dict[str, float]:
     size, rng = config.learner.batch_size, np.random.default_rng(1)
     reader, codec = StoreReader(store, schema), Codec(1, schema)
     drawn = reader.sample(size, rng)
-    if drawn is None:
+    if drawn is None or drawn.image is None:
         raise RuntimeError(f"nothing can be drawn from {store}")
-    batch = SampleBatch(0, 1, 0, 0, drawn.num_transitions, drawn.records, drawn.image)
+    records, image = drawn.records, drawn.image
+    batch = SampleBatch(0, 1, 0, 0, drawn.num_transitions, records, image)
     message = codec.encode_batch(batch)
     stacks = np.empty((2, size, *schema.observation_shape), schema.frame_dtype)
     decoder = StackDecoder(schema, stacks)
@@ -100,8 +101,8 @@ def time_batch(store: Path, config: Config, schema: Schema) -> dict[str, float]:
     check = median_ms(lambda: codec.decode_batch([memoryview(part) for part in message], size), calls)
     times["send_receive"] = max(0.0, _time_travel(batch, config, codec, size) - times["encode"] - check)
     times["check"] = check
-    whole = median_ms(lambda: decoder.decode(drawn.records, drawn.image), calls)
-    times["decompress"] = median_ms(_decompress(drawn.image, schema), calls)
+    whole = median_ms(lambda: decoder.decode(records, image), calls)
+    times["decompress"] = median_ms(_decompress(image, schema), calls)
     times["place"] = max(0.0, whole - times["decompress"])
     return times
 

@@ -15,7 +15,7 @@ import numpy as np
 from apex.config import Config, ConfigError
 from apex.lifecycle import POLL_SECONDS, Stop
 from apex.rate_limiter import RateLimiter
-from apex.store_reader import StoreReader
+from apex.store_reader import Place, StoreReader
 from apex.transport import BatchSender, open_context
 from apex.types import SampleBatch, Schema
 from apex.wire import Codec
@@ -115,6 +115,9 @@ class SamplerBoard:
 class Batches(Protocol):
     """Where batches go."""
 
+    def place(self, shard: int) -> Place | None:
+        """Where the frames of the shard's next batch may be decoded; None: they are sent compressed."""
+
     def send(self, batch: SampleBatch, timeout: float) -> bool:
         """Sends, waiting up to `timeout` seconds for room; returns whether it was sent."""
 
@@ -154,7 +157,7 @@ class Sampler:
         """Draws and sends one batch; False if it may not, or cannot yet."""
         if not self._may_draw():
             return False
-        drawn = self._reader.sample(self._batch_size, self._rng)
+        drawn = self._reader.sample(self._batch_size, self._rng, self._batches.place(self._shard))
         if drawn is None:
             return False
         batch = SampleBatch(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from apex.blocks import BlockError, make_blocks
+from apex.blocks import MOST_FRAMES, BlockError, NativeBlocks, make_blocks
 from apex.types import Array, Image, Schema
 
 
@@ -51,6 +51,25 @@ class StackDecoder:
             self._blocks.decompress(image, table[:-1], table[1:], places)
         except BlockError as error:
             raise FrameError(str(error)) from error
+
+    @property
+    def reads_stores(self) -> bool:
+        """Whether `decode_stored` can be called here."""
+        return (
+            isinstance(self._blocks, NativeBlocks)
+            and self._schema.codec == "lz4"
+            and self._stack + self._schema.n_step <= MOST_FRAMES
+        )
+
+    def decode_stored(self, arena: NDArray[np.uint8], stored: Array, first_row: int) -> int:
+        """Fills the rows from `first_row` on from transitions (blocks.STORED[b]) in a replay memory's arena.
+
+        Returns how many came out before the first whose frames are none.
+        """
+        assert isinstance(self._blocks, NativeBlocks)
+        return self._blocks.decode_stored(
+            arena, stored, max_frame_bytes=self._schema.max_frame_bytes, stack=self._stack, first_row=first_row
+        )
 
     def _clear(self, ends: NDArray[np.int64], depths: NDArray[np.int64]) -> None:
         back = np.arange(1, self._stack + 1)

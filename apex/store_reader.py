@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from apex.blocks import STORED
 from apex.store_layout import COMMIT, FIRST_BYTE, FIRST_KEY, STORED_RECORD, Store, go_on, open_file
 from apex.types import SAMPLE_RECORD, Array, Schema
 
@@ -19,7 +20,14 @@ class Sample(NamedTuple):
     store_incarnation: int
     num_transitions: int  # alive when it was drawn
     records: Array  # SAMPLE_RECORD[B]
-    image: bytes  # the frames of all transitions, laid out as by `types.make_image`
+    image: bytes | None  # the frames of all, laid out as by `types.make_image`; None: they are in their place
+
+
+class Place(Protocol):
+    """Rows of stacks that frames may be decoded into, straight from the arena."""
+
+    def decode_stored(self, arena: NDArray[np.uint8], stored: Array) -> int:
+        """Decodes STORED[B]; returns how many came out before the first whose frames are none."""
 
 
 class _Drawn(NamedTuple):
@@ -46,13 +54,20 @@ class StoreReader(Store):
         # The same memory once more: rows of int64 are fetched faster than records, and tables are uint32.
         self._rows = self._regions.records.view(np.int64).reshape(-1, STORED_RECORD.itemsize // 8)
         self._tables = np.frombuffer(self._regions.arena, "<u4", self._regions.sizes.arena_bytes // 4)
+        self._bytes = np.frombuffer(self._regions.arena, np.uint8, self._regions.sizes.arena_bytes)
+        self.num_undecodable = 0  # batches with a frame that does not decompress although nobody has overwritten it
 
-    def sample(self, batch_size: int, rng: np.random.Generator, *, max_attempts: int = 16) -> Sample | None:
+    def sample(
+        self, batch_size: int, rng: np.random.Generator, place: Place | None = None, *, max_attempts: int = 16
+    ) -> Sample | None:
         """Draws in proportion to the leaves, with replacement: one from each of B equal ranges of their sum.
 
-        Returns None when the store is empty, or when some of the batch met only what the writer was just
-        overwriting, `max_attempts` times. The order within a batch means nothing.
+        With a `place` the frames are decoded into it at once. Returns None when the store is empty, or when some of the
+        batch met only what the writer was just overwriting, `max_attempts` times. The order within a batch means
+        nothing.
         """
+        if place is not None:
+            return self._sample_into(place, batch_size, rng, max_attempts)
         num_transitions, missing = self.size, batch_size
         parts: list[_Drawn] = []
         for _ in range(max_attempts if num_transitions else 0):
@@ -63,8 +78,48 @@ class StoreReader(Store):
                 return Sample(self.store_incarnation, num_transitions, drawn.records, drawn.image)
         return None
 
+    def _sample_into(self, place: Place, batch_size: int, rng: np.random.Generator, max_attempts: int) -> Sample | None:
+        """One transition that is overwritten meanwhile (1.7e-5 of them) spoils its batch, which is drawn again."""
+        num_transitions = self.size
+        for _ in range(max_attempts if num_transitions else 0):
+            stored, records, first_frames = self._draw_records(batch_size, rng)
+            if len(records) < batch_size:
+                continue
+            described = np.empty(batch_size, STORED)
+            described["image"] = stored["segment"] % self._regions.sizes.arena_bytes
+            described["first_frame"] = first_frames
+            for name in ("num_frames", "frame", "depth", "next_frame", "next_depth"):
+                described[name] = records[name]
+            self._pause("copy frames")
+            num_decoded = place.decode_stored(self._bytes, described)
+            self._pause("check")
+            if self._still_live(stored).all():  # Last: what is live now was not touched before.
+                if num_decoded == batch_size:
+                    return Sample(self.store_incarnation, num_transitions, records, None)
+                self.num_undecodable += 1
+        return None
+
     def _draw(self, count: int, rng: np.random.Generator) -> _Drawn:
         """Draws `count` transitions; returns those that were live throughout."""
+        stored, records, first_frames = self._draw_records(count, rng)
+        self._pause("copy frames")
+        lengths, starts, stops = self._locate(stored["segment"], first_frames, records["num_frames"])
+        image = _make_image(lengths, _cut(self._regions.arena, starts, stops))
+        self._pause("check")
+        live = self._still_live(stored)  # Last: what is live now was not touched before.
+        if live.all():
+            return _Drawn(records, lengths, image)
+        ends = 4 * (len(lengths) + 1) + np.cumsum(stops - starts)
+        begins = ends - (stops - starts)
+        lengths = lengths[np.repeat(live, records["num_frames"])]
+        image = _make_image(lengths, _cut(memoryview(image), begins[live], ends[live]))
+        return _Drawn(records[live], lengths, image)
+
+    def _draw_records(self, count: int, rng: np.random.Generator) -> tuple[Array, Array, NDArray[np.int64]]:
+        """Draws `count` transitions, and leaves out those that are just being written.
+
+        Returns, of the others, the stored record, what a sample tells of it, and its first frame.
+        """
         commit = self._cells[COMMIT]  # First: records of later keys may be half written.
         tree = self._regions.tree
         total = tree.total  # Once: the writer changes it.
@@ -79,18 +134,7 @@ class StoreReader(Store):
         records, first_frames = _sample_records(stored)
         # A leaf may have grown since the root was read, and the root may have been 0 then.
         records["probability"] = weights / np.fmax(weights, total)
-        self._pause("copy frames")
-        lengths, starts, stops = self._locate(stored["segment"], first_frames, records["num_frames"])
-        image = _make_image(lengths, _cut(self._regions.arena, starts, stops))
-        self._pause("check")
-        live = self._still_live(stored)  # Last: what is live now was not touched before.
-        if live.all():
-            return _Drawn(records, lengths, image)
-        ends = 4 * (len(lengths) + 1) + np.cumsum(stops - starts)
-        begins = ends - (stops - starts)
-        lengths = lengths[np.repeat(live, records["num_frames"])]
-        image = _make_image(lengths, _cut(memoryview(image), begins[live], ends[live]))
-        return _Drawn(records[live], lengths, image)
+        return stored, records, first_frames
 
     def _still_live(self, stored: Array) -> NDArray[np.bool_]:
         """Whether each copied record is at or above the watermark: then nothing of it has been overwritten."""

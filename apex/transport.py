@@ -208,6 +208,9 @@ class BatchSender:
         prepare(self._socket, high_water_mark=2)
         self._socket.connect(endpoint)
 
+    def place(self, shard: int) -> None:
+        """Frames travel compressed."""
+
     def send(self, batch: SampleBatch, timeout: float) -> bool:
         """Sends, waiting up to `timeout` seconds for room; returns whether it was sent."""
         if not self._socket.poll(int(timeout * 1000), zmq.POLLOUT):

@@ -162,7 +162,7 @@ class SampleBatch(NamedTuple):
     number: int  # ... as its how many-th; comes back with the priorities, and so bounds what is in flight
     num_transitions: int  # transitions alive when it was drawn: N of the importance weights
     records: Array  # SAMPLE_RECORD[B]
-    image: Image  # frames of all transitions, laid out as in `make_image`
+    image: Image | None  # frames of all, laid out as in `make_image`; None: decoded into the learner's memory already
 
 
 class PriorityUpdate(NamedTuple):

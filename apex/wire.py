@@ -88,6 +88,8 @@ class Codec:
     def encode_batch(self, batch: SampleBatch) -> list[Any]:
         """Two frames: header and records; the image, which is not copied."""
         body = _BATCH.pack(batch.num_transitions) + batch.records.tobytes()
+        if batch.image is None:
+            raise ValueError("a batch whose frames are decoded already does not travel")
         image = memoryview(batch.image)
         stream = Stream(batch.sampler, batch.store_incarnation)
         head = self._head(Kind.BATCH, batch.shard, stream, batch.number, len(batch.records), [body, image])

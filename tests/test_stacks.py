@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from builders import PIXELS, VECTORS, make_batch, make_frames
 
+from apex.blocks import STORED
 from apex.segments import COMPRESS
 from apex.stacks import FrameError, StackDecoder
 from apex.types import SAMPLE_RECORD, make_image
@@ -96,3 +97,87 @@ def test_parts_of_a_batch_are_decoded_into_their_own_rows_and_touch_no_others(sc
         decoder.decode(records, image, first_row=first)
         expected[:, first : first + count] = naive_stacks(schema, records, frames)
         np.testing.assert_array_equal(stacks.view(np.uint8), expected.view(np.uint8))
+
+
+# --- straight from the replay memory ----------------------------------------------------------------------------------
+
+
+def stored_of(records, image_at):
+    """What `StoreReader` tells of these records when the arena holds their image at `image_at`."""
+    first = np.cumsum(records["num_frames"], dtype=np.int64) - records["num_frames"]
+    stored = np.empty(len(records), STORED)
+    stored["image"], stored["first_frame"] = image_at, first
+    for name in ("num_frames", "frame", "depth", "next_frame", "next_depth"):
+        stored[name] = records[name]
+    return stored
+
+
+def native_decoder(stacks):
+    decoder = StackDecoder(PIXELS, stacks)
+    if not decoder.reads_stores:
+        pytest.skip("installed without a C compiler, or there is no liblz4")
+    return decoder
+
+
+def arena_of(seed, count=9, image_at=64):
+    """Records, their frames, and an arena of noise that holds their image."""
+    rng = np.random.default_rng(seed)
+    records = random_records(PIXELS, rng, count)
+    frames = [rng.integers(0, 3, PIXELS.frame_shape).astype(np.uint8) for _ in range(records["num_frames"].sum())]
+    image = make_image([COMPRESS["lz4"](frame) for frame in frames])
+    arena = rng.integers(0, 256, image_at + len(image) + 40).astype(np.uint8)
+    arena[image_at : image_at + len(image)] = np.frombuffer(image, np.uint8)
+    return records, frames, arena, stored_of(records, image_at)
+
+
+@pytest.mark.parametrize("first_row", [0, 4])
+@pytest.mark.parametrize("seed", range(5))
+def test_from_the_arena_it_matches_the_definition(seed, first_row):
+    records, frames, arena, stored = arena_of(seed)
+    stacks = empty_stacks(PIXELS, 17)
+    assert native_decoder(stacks).decode_stored(arena, stored, first_row) == len(records)
+    rows = slice(first_row, first_row + len(records))
+    np.testing.assert_array_equal(stacks[:, rows], naive_stacks(PIXELS, records, frames))
+    others = np.delete(stacks.view(np.uint8), rows, axis=1)
+    assert (others == 0xEE).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("image", -8),
+        ("image", 2**40),
+        ("first_frame", -1),
+        ("first_frame", 2**40),
+        ("num_frames", 0),
+        ("num_frames", 256),
+        ("depth", 5),
+        ("next_depth", 200),
+    ],
+)
+def test_from_the_arena_what_makes_no_sense_is_refused(name, value):
+    _, _, arena, stored = arena_of(0)
+    stacks = empty_stacks(PIXELS, 9)
+    decoder = native_decoder(stacks)
+    stored[name][3] = value
+    assert decoder.decode_stored(arena, stored, 0) == 3
+    assert (stacks[:, 3:].view(np.uint8) == 0xEE).all()
+
+
+def test_an_arena_that_is_overwritten_never_leads_outside():
+    """Any bytes at all where tables and frames were: only the rows' own memory is written."""
+    rng = np.random.default_rng(2)
+    records, _, arena, stored = arena_of(2)
+    stacks = empty_stacks(PIXELS, 11)
+    decoder = native_decoder(stacks)
+    fewer = 0
+    for _ in range(2_000):
+        torn = arena.copy()
+        start = int(rng.integers(0, len(torn)))
+        torn[start : start + int(rng.integers(1, 200))] = rng.integers(0, 256)
+        tables = torn[64 : 64 + 4 * int(records["num_frames"].sum() + 1)].view("<u4")
+        tables[rng.integers(0, len(tables), 3)] = rng.integers(0, 2**32, 3)
+        fewer += decoder.decode_stored(torn, stored, 1) < len(records)
+    assert fewer > 1_000
+    assert (stacks[:, 0].view(np.uint8) == 0xEE).all()
+    assert (stacks[:, 10].view(np.uint8) == 0xEE).all()

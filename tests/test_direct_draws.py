@@ -1,0 +1,180 @@
+"""What is decoded straight from the replay memory is whole, whatever the writer does meanwhile."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import cramjam
+import numpy as np
+import pytest
+
+from apex.stacks import StackDecoder
+from apex.store_reader import StoreReader
+from apex.store_writer import StoreWriter
+from apex.types import RECORD, Schema, Segment, Stream, make_image
+
+FORK = multiprocessing.get_context("fork")
+SCHEMA = Schema(frame_shape=(16,), frame_dtype="uint8", stack=4, num_actions=9, n_step=3, codec="lz4")
+COUNT = 5  # transitions of a segment
+NUM_FRAMES = COUNT + SCHEMA.n_step
+SIZES = {
+    "max_bytes": 100_000,
+    "num_streams": 1,
+    "priority_exponent": 1.0,
+    "min_priority": 0.5,
+    "store_incarnation": 7,
+}
+
+
+@pytest.fixture
+def path():
+    """A name in tmpfs; its folder goes with the test."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder) / "store"
+
+
+def frame_of(number, index):
+    """16 bytes that tell the segment, the frame, and whether they belong together."""
+    rng = np.random.default_rng([number, index])
+    return np.concatenate([np.array([number], "<u4").view(np.uint8), [index], rng.integers(0, 4, 11)]).astype(np.uint8)
+
+
+def make_segment(number):
+    """The first transitions of an episode, so that depths grow from 1 to 4."""
+    records = np.zeros(COUNT, RECORD)
+    records["n_step_return"], records["priority"] = number, 1 + np.arange(COUNT)
+    records["frame"] = np.arange(COUNT)
+    records["next_frame"] = records["frame"] + SCHEMA.n_step
+    records["depth"] = np.minimum(records["frame"] + 1, SCHEMA.stack)
+    records["next_depth"] = SCHEMA.stack
+    frames = [
+        bytes(cramjam.lz4.compress_block(frame_of(number, i).tobytes(), store_size=False)) for i in range(NUM_FRAMES)
+    ]
+    return Segment(Stream(0, 1), number, number, records, make_image(frames), number)
+
+
+def expected(key):
+    """uint8[2, 4, 16] of the transition that was the key-th to be inserted."""
+    number, index = divmod(key, COUNT)
+    stacks = np.zeros((2, SCHEMA.stack, 16), np.uint8)
+    for side, (newest, depth) in enumerate([(index, min(index + 1, 4)), (index + 3, 4)]):
+        for back in range(depth):
+            stacks[side, 3 - back] = frame_of(number, newest - back)
+    return stacks
+
+
+class Rows(NamedTuple):
+    """All rows of some stacks, as a loader's slot has them."""
+
+    decoder: StackDecoder
+
+    def decode_stored(self, arena, stored):
+        return self.decoder.decode_stored(arena, stored, 0)
+
+
+def make_rows(batch_size):
+    stacks = np.empty((2, batch_size, SCHEMA.stack, 16), np.uint8)
+    decoder = StackDecoder(SCHEMA, stacks)
+    if not decoder.reads_stores:
+        pytest.skip("installed without a C compiler, or there is no liblz4")
+    return Rows(decoder), stacks
+
+
+def assert_whole(sample, stacks):
+    for row, key in enumerate(sample.records["key"].tolist()):
+        np.testing.assert_array_equal(stacks[:, row], expected(key))
+        assert sample.records["n_step_return"][row] == key // COUNT
+
+
+def test_equals_what_travels_compressed(path):
+    writer = StoreWriter.create(path, SCHEMA, capacity=100, **SIZES)
+    for number in range(30):
+        writer.insert(make_segment(number))
+    rows, stacks = make_rows(64)
+    direct = StoreReader(path, SCHEMA).sample(64, np.random.default_rng(3), rows)
+    travelling = StoreReader(path, SCHEMA).sample(64, np.random.default_rng(3))
+    assert direct.image is None
+    np.testing.assert_array_equal(direct.records, travelling.records)
+    assert_whole(direct, stacks)
+    twin = np.empty_like(stacks)
+    StackDecoder(SCHEMA, twin).decode(travelling.records, travelling.image)
+    np.testing.assert_array_equal(stacks, twin)
+    writer.close()
+
+
+@pytest.mark.parametrize("step", ["find", "copy records", "copy frames", "check"])
+def test_what_is_overwritten_at_any_step_is_drawn_again(path, step):
+    writer = StoreWriter.create(path, SCHEMA, capacity=50, **{**SIZES, "max_bytes": 4_000})
+    number = 0
+
+    def fill(segments):
+        nonlocal number
+        for _ in range(segments):
+            writer.insert(make_segment(number))
+            number += 1
+
+    fill(12)
+    paused = []
+
+    def pause(name):
+        if name == step and not paused:
+            paused.append(name)
+            fill(40)  # Everything there was is gone, and its bytes are others'.
+
+    rows, stacks = make_rows(64)
+    sample = StoreReader(path, SCHEMA, pause=pause).sample(64, np.random.default_rng(4), rows)
+    assert paused
+    assert sample.records["key"].min() >= writer.first_key
+    assert_whole(sample, stacks)
+    writer.close()
+
+
+def test_an_empty_store_gives_nothing_and_a_frame_that_is_none_is_counted(path):
+    writer = StoreWriter.create(path, SCHEMA, capacity=50, **SIZES)
+    rows, _ = make_rows(8)
+    reader = StoreReader(path, SCHEMA)
+    assert reader.sample(8, np.random.default_rng(5), rows) is None
+    segment = make_segment(0)
+    writer.insert(segment._replace(image=make_image([b"\xff\xff\xff"] * NUM_FRAMES)))
+    assert reader.sample(8, np.random.default_rng(5), rows, max_attempts=3) is None
+    assert reader.num_undecodable == 3
+    writer.close()
+
+
+def write(path, ready, done, segments):
+    writer = StoreWriter.create(path, SCHEMA, capacity=200, **{**SIZES, "max_bytes": 12_000})
+    number = 0
+    while not done.is_set() and number < len(segments):
+        writer.insert(segments[number])
+        number += 1
+        if number == 100:
+            ready.set()
+    writer.close()
+
+
+def test_draws_are_whole_while_another_process_overwrites_them(path):
+    segments = [make_segment(number) for number in range(8_000)]
+    ready, done = FORK.Event(), FORK.Event()
+    child = FORK.Process(target=write, args=(path, ready, done, segments))
+    child.start()
+    try:
+        assert ready.wait(20)
+        rows, stacks = make_rows(32)
+        reader, rng = StoreReader(path, SCHEMA), np.random.default_rng(6)
+        num_drawn, deadline = 0, time.monotonic() + 30
+        while child.is_alive() or num_drawn == 0:
+            assert time.monotonic() < deadline
+            sample = reader.sample(32, rng, rows)
+            if sample is not None:
+                assert_whole(sample, stacks)
+                num_drawn += 1
+    finally:
+        done.set()
+        child.join(20)
+    assert child.exitcode == 0
+    assert num_drawn > 20
+    assert reader.num_undecodable == 0
