@@ -37,7 +37,7 @@ from apex.lifecycle import FAILED, FINISHED, Stop, stop_on_signals
 from apex.processes import ChildDiedError, call_in_child
 from apex.recording import Policy, Recording, load, record
 from apex.replay_bed import Bed, Link, open_bed
-from apex.replay_timing import read_memory, time_batch, time_store
+from apex.replay_timing import read_memory, time_batch, time_direct, time_store
 from apex.run_folder import RunFolder
 from apex.sizes_picture import check_picture, save_sizes
 from apex.store_layout import STORED_RECORD
@@ -217,6 +217,8 @@ def _measure_server(
         if link == "tcp":
             _say("the steps of one batch")
             budget = time_batch(bed.store, bed.config, bed.schema)
+        else:
+            figures["batch_ms"] = time_direct(bed.store, bed.config, bed.schema)
     return figures, budget
 
 

@@ -40,6 +40,7 @@ SERVER_LINES = [
     ),
     Line("sample_batches_per_s", "batches of 512, priorities returned", "/s", peer="sample", peer_bar=8),
     Line("sample_longest_wait_ms", "the longest wait for one of them", "ms", less_is_better=True),
+    Line("batch_ms", "one batch drawn and decoded, one process", "ms", digits=2, less_is_better=True),
     Line("both_insert_transitions_per_s", "all at once: transitions in, 12,500 offered", "/s", digits=0, bar=12_400),
     Line("both_sample_batches_per_s", "all at once: batches out", "/s", bar=100, stretch=200),
     Line("bytes_per_transition", "on the wire, per transition", "bytes", 1, 0, 1_000, 800, True),

@@ -107,7 +107,7 @@ class NativeBlocks(Blocks):
 
         Returns how many came out before the first whose frames are none. The arena may be written to meanwhile.
         """
-        most = int(stored["num_frames"].max(initial=0)) * max_frame_bytes
+        most = min(int(stored["num_frames"].max(initial=0)), MOST_FRAMES) * max_frame_bytes
         if len(self._scratch) < most:
             self._scratch = np.empty(most, np.uint8)
         return int(

@@ -196,9 +196,12 @@ class Loader:
 
     def place(self, shard: int) -> Place | None:
         """The shard's rows of the slot that is being filled, where frames can be decoded from its memory at once."""
-        if self._slot is None or shard not in self.missing or not self._decoders[self._slot].reads_stores:
-            return None
-        return _Rows(self._decoders[self._slot], self._ring.first_row(shard))
+        return None if self._slot is None or shard not in self.missing else self.rows(self._slot, shard)
+
+    def rows(self, slot: int, shard: int) -> Place | None:
+        """A shard's rows of a slot; None where frames cannot be decoded into it straight from a memory."""
+        decoder = self._decoders[slot]
+        return _Rows(decoder, self._ring.first_row(shard)) if decoder.reads_stores else None
 
     def send(self, batch: SampleBatch, timeout: float) -> bool:
         """Takes a part of a batch; hands the batch over with its last.

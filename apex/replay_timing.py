@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from apex.blocks import make_blocks
 from apex.config import Config
+from apex.loader import NUM_SLOTS, Loader, SampleRing
 from apex.ports import OFFSET_STEP, is_free
 from apex.stacks import StackDecoder
 from apex.store_layout import MEMORY, open_file, remove
@@ -105,6 +107,19 @@ def time_batch(store: Path, config: Config, schema: Schema) -> dict[str, float]:
     times["decompress"] = median_ms(_decompress(image, schema), calls)
     times["place"] = max(0.0, whole - times["decompress"])
     return times
+
+
+def time_direct(store: Path, config: Config, schema: Schema) -> float:
+    """Milliseconds to draw a batch and to decode it straight from the store, into the slots of a loader's ring in turn.
+
+    0 where frames are not decoded that way: without the native loop, or for vectors.
+    """
+    size, rng = config.learner.batch_size, np.random.default_rng(1)
+    reader = StoreReader(store, schema)
+    loader = Loader(schema, SampleRing(schema, size))
+    rows = [place for slot in range(NUM_SLOTS) if (place := loader.rows(slot, shard=0)) is not None]
+    turn = cycle(rows)
+    return median_ms(lambda: reader.sample(size, rng, next(turn)), 20) if rows else 0.0
 
 
 def median_ms(call: Callable[[], object], calls: int = CALLS, rounds: int = ROUNDS) -> float:
