@@ -161,7 +161,8 @@ class LearnerConfig:
     loss: Literal["squared", "huber"] = "squared"  # 1/2 delta^2 [section 3.2]
     importance_sampling_exponent: float = 0.4  # beta [section 4.1]
     target_period: int = 2_500  # updates between two copies of the online network [section 4.1]
-    publish_period: int = 10  # updates between two publishes of the parameters
+    publish_period: int = 10  # updates between two publishes of the parameters ...
+    publish_seconds: float = 0.25  # ... and at least so long: a GPU's hundreds of updates a second would fill the wire
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda where there is one
     num_threads: int = 0  # torch threads; 0: by the machine's cores
     num_loaders: int = 0  # processes that decode batches (and draw them, beside a replay server); 0: by the machine
@@ -180,6 +181,7 @@ class LearnerConfig:
             0 <= self.importance_sampling_exponent <= 1,
             f"learner.importance_sampling_exponent must be 0 ... 1, got {self.importance_sampling_exponent}",
         )
+        require(self.publish_seconds >= 0, f"learner.publish_seconds must be >= 0, got {self.publish_seconds}")
         for name in ("target_period", "publish_period"):
             require(getattr(self, name) >= 1, f"learner.{name} must be >= 1, got {getattr(self, name)}")
         require(self.num_threads >= 0, f"learner.num_threads must be >= 0, got {self.num_threads}")

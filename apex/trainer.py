@@ -54,11 +54,14 @@ class Trainer:
         samples: Samples,
         priorities: Priorities,
         publish: Callable[[Parameters], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._samples = samples
         self._priorities = priorities
         self._publish = publish
+        self._publish_due, self._publish_at = False, 0.0
+        self._clock = clock
         self.online, self.target = place(online, device), place(target, device).requires_grad_(False)
         self.target.load_state_dict(self.online.state_dict())
         self.optimizer = make_optimizer(config, self.online.parameters())
@@ -71,7 +74,11 @@ class Trainer:
 
     def begin(self) -> None:
         """Publishes: actors wait for a first policy."""
+        self._publish_newest()
+
+    def _publish_newest(self) -> None:
         self._publish(self.parameters())
+        self._publish_due, self._publish_at = False, self._clock() + self._config.publish_seconds
 
     def step(self, timeout: float) -> bool:
         """Makes one update; False if no sample came within `timeout` seconds."""
@@ -84,8 +91,9 @@ class Trainer:
         self.num_updates += 1
         if self.num_updates % self._config.target_period == 0:
             self.target.load_state_dict(self.online.state_dict())
-        if self.num_updates % self._config.publish_period == 0:
-            self._publish(self.parameters())
+        self._publish_due |= self.num_updates % self._config.publish_period == 0
+        if self._publish_due and self._clock() >= self._publish_at:
+            self._publish_newest()
         return True
 
     def parameters(self) -> Parameters:

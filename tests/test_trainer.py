@@ -61,7 +61,9 @@ class Tape:
 
 
 def make_trainer(tape, **knobs):
-    config = LearnerConfig(**{"batch_size": B, "optimizer": "adam", "learning_rate": 1e-2, **knobs})
+    config = LearnerConfig(
+        **{"batch_size": B, "optimizer": "adam", "learning_rate": 1e-2, "publish_seconds": 0.0, **knobs}
+    )
     online, target = (make_network(NETWORK, SCHEMA, seed=1) for _ in range(2))
     return Trainer(
         config, online, target, device=torch.device("cpu"), samples=tape, priorities=tape, publish=tape.publish
@@ -86,6 +88,19 @@ def test_publishes_first_then_every_period():
         "release 0",
         "publish 4",
     ]
+
+
+def test_publishes_no_sooner_than_it_may_and_then_the_newest():
+    """Every second update at most, and every 10 s at most."""
+    tape = Tape(*(make_sample(number) for number in range(7)))
+    trainer = make_trainer(tape, publish_period=2, publish_seconds=10.0)
+    now = 0.0
+    trainer._clock = lambda: now
+    trainer.begin()
+    for now in (1.0, 9.0, 10.0, 11.0, 19.0, 20.5, 30.5):  # noqa: B007 - the clock reads it
+        trainer.step(0.0)
+    # Update 2 came too early, so 3 goes in its place; 4 and 5 came too early for that.
+    assert [parameters.version for parameters in tape.published] == [0, 3, 6]
 
 
 def test_priorities_are_the_td_errors_of_these_keys():
