@@ -24,7 +24,7 @@ from apex.priority_histogram import merge
 from apex.run_folder import RunFolder
 from apex.run_status import RunStatus
 from apex.store_layout import memory_id
-from apex.transport import PULL, ROUTER, AsyncReceiver, open_async_context
+from apex.transport import PULL, ROUTER, AsyncReceiver, open_context
 from apex.types import Schema, Stream
 from apex.wire import Codec, decode_control, encode_control
 
@@ -80,7 +80,7 @@ class Coordinator:
     async def run(self) -> None:
         """Serves until the trainer is done, then tells everybody for a moment."""
         transport = self._config.transport
-        with open_async_context() as context:
+        with open_context() as context:
             while not self._num_parameters:  # The most that a message may take depends on it.
                 await asyncio.sleep(0.01)
                 if self._stop.requested or not self._hear_trainer():
@@ -105,6 +105,7 @@ class Coordinator:
             finally:
                 for task in tasks:
                     task.cancel()
+                await asyncio.wait(tasks)  # They wait on sockets that close now.
                 self._metrics.close()
 
     async def _watch(self, tasks: list[asyncio.Task[None]]) -> None:

@@ -51,7 +51,7 @@ from apex.transport import (
     ReceiptPublisher,
     local_address,
     max_segment_bytes,
-    open_async_context,
+    open_context,
     split_address,
 )
 from apex.types import Receipt
@@ -167,7 +167,7 @@ async def serve(server: ReplayServer, welcome: Welcome, stop: Stop, bound: Calla
     transport, schema, shard = welcome.config.transport, welcome.schema, server.shard
     codec = Codec(welcome.run_id, schema)
     num_messages = 2 * welcome.config.actor.window * welcome.config.actor.num_actors + 8
-    with open_async_context() as context:
+    with open_context() as context:
         experience = AsyncReceiver(
             context,
             PULL,

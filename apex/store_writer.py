@@ -187,14 +187,19 @@ class StoreWriter(Store):
         MAX_PRIORITY counts as MAX_PRIORITY, one below min_priority as min_priority.
         """
         keys, priorities = update.keys, update.priorities
-        live = (keys >= self._cells[FIRST_KEY]) & (keys < self._cells[COMMIT])
         if update.store_incarnation != self.store_incarnation:
-            live[:] = False
-        num_stale = len(keys) - int(np.count_nonzero(live))
+            keys, priorities = keys[:0], priorities[:0]
+        live = (keys >= self._cells[FIRST_KEY]) & (keys < self._cells[COMMIT])
+        if not live.all():
+            keys, priorities = keys[live], priorities[live]
+        num_stale = len(update.keys) - len(keys)
         self._counts["stale"] += num_stale
-        chosen = live & (priorities >= 0)  # A NaN is not.
-        self._refused.update(_unacceptable(priorities[live]))
-        self._regions.tree.set(keys[chosen] % self.capacity, self._weights(priorities[chosen]))
+        refused = _unacceptable(priorities)
+        if refused:
+            self._refused.update(refused)
+            acceptable = priorities >= 0  # A NaN is not.
+            keys, priorities = keys[acceptable], priorities[acceptable]
+        self._regions.tree.set(keys % self.capacity, self._weights(priorities))
         return num_stale
 
     def _weights(self, priorities: NDArray[np.float32]) -> NDArray[np.float64]:

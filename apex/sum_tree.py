@@ -24,6 +24,11 @@ class SumTree:
         self._nodes = nodes
         self._siblings = nodes.view(np.complex128)  # Item i holds both children of node i: one fetch, not two.
         self._first_leaf = len(nodes) // 2
+        # Views of (left children, right children, their sums), a tuple for each level: item k has 2**k sums.
+        self._levels = [
+            (nodes[2 * width : 4 * width : 2], nodes[2 * width + 1 : 4 * width : 2], nodes[width : 2 * width])
+            for width in (1 << depth for depth in range(self._first_leaf.bit_length() - 1))
+        ]
 
     @staticmethod
     def num_nodes(capacity: int) -> int:
@@ -43,18 +48,21 @@ class SumTree:
         """Sets weights; where an index repeats, its last weight holds."""
         if len(indices) == 0:
             return
-        if indices.min() < 0 or indices.max() >= self.capacity:
+        if indices.view(np.uint64).max() >= self.capacity:  # A negative one is huge then: one pass, not two.
             raise ValueError(f"indices must be 0 ... {self.capacity - 1}")
         _check_weights(weights)
         nodes = indices + self._first_leaf
         self._nodes[nodes] = weights
+        children = np.empty(len(nodes), np.complex128)
+        left, right, sums = children.real, children.imag, np.empty(len(nodes))
         width = self._first_leaf
         while width > RECOMPUTED_NODES_PER_INDEX * len(nodes):
             width //= 2
             nodes >>= 1  # Parents that repeat are recomputed again: cheaper than np.unique, and the same.
-            children = self._siblings.take(nodes)
-            self._nodes[nodes] = children.real + children.imag
-        self._recompute_above(width, 2 * width)
+            self._siblings.take(nodes, out=children, mode="clip")  # All nodes are inside; "clip" spares a buffer.
+            np.add(left, right, out=sums)
+            self._nodes[nodes] = sums
+        self._recompute_levels(width)
 
     def set_range(self, start: int, weights: NDArray[np.float64]) -> None:
         """Sets the weights of `start`, `start` + 1, ..., which costs a fraction of `set`."""
@@ -80,11 +88,11 @@ class SumTree:
         remaining = targets - (running - sums)[nodes]
         nodes += width
         left_sums = np.empty(len(nodes))
-        go_right = np.empty(len(nodes), dtype=np.bool_)
+        go_right = np.empty(len(nodes), np.int64)  # 0 or 1, of the type that `nodes` has: no cast to add it.
         while width < self._first_leaf:
             width *= 2
             nodes <<= 1
-            self._nodes.take(nodes, out=left_sums, mode="clip")  # All nodes are inside; "clip" spares a buffer.
+            self._nodes.take(nodes, out=left_sums, mode="clip")
             np.greater_equal(remaining, left_sums, out=go_right)
             left_sums *= go_right
             remaining -= left_sums
@@ -94,7 +102,7 @@ class SumTree:
 
     def rebuild(self) -> None:
         """Recomputes every sum from the leaves."""
-        self._recompute_above(self._first_leaf, 2 * self._first_leaf)
+        self._recompute_levels(self._first_leaf)
 
     def check(self) -> None:
         """Raises ValueError unless the invariants hold: good weights, none past the capacity, exact sums."""
@@ -106,6 +114,11 @@ class SumTree:
         wrong = np.flatnonzero(self._nodes[1 : self._first_leaf] != children.real + children.imag)
         if wrong.size:
             raise ValueError(f"node {wrong[0] + 1} is not the sum of its children")
+
+    def _recompute_levels(self, width: int) -> None:
+        """Recomputes every node above the level of `width` nodes."""
+        for left, right, sums in reversed(self._levels[: width.bit_length() - 1]):
+            np.add(left, right, out=sums)
 
     def _recompute_above(self, first: int, stop: int) -> None:
         """Recomputes the ancestors of the nodes `first` ... `stop` - 1, which stand on one level."""

@@ -29,7 +29,6 @@ from apex.transport import (
     local_address,
     max_batch_bytes,
     max_segment_bytes,
-    open_async_context,
     open_context,
     prepare,
     split_address,
@@ -154,7 +153,7 @@ def test_experience_reaches_the_server_and_its_receipt_the_actor(endpoint):
     segment = make_segment(PIXELS, actor_id=2)
 
     async def scenario():
-        with open_async_context() as server, open_context() as actor:
+        with open_context() as server, open_context() as actor:
             limit = max_segment_bytes(PIXELS, 5)
             experience = AsyncReceiver(server, zmq.PULL, endpoint, high_water_mark=10, max_bytes=limit)
             publisher = ReceiptPublisher(server, receipts_endpoint, CODEC)
@@ -178,12 +177,38 @@ def test_experience_reaches_the_server_and_its_receipt_the_actor(endpoint):
     asyncio.run(scenario())
 
 
+def test_a_burst_waits_for_a_message_not_for_a_peer_and_leaves_the_rest_to_the_next(endpoint):
+    async def scenario():
+        with open_context() as server, open_context() as actor:
+            experience = AsyncReceiver(server, zmq.PULL, endpoint, high_water_mark=10, max_bytes=100)
+            waiting = asyncio.create_task(experience.burst(DEADLINE))
+            await asyncio.sleep(0)
+            sender = actor.socket(zmq.PUSH)
+            monitor = sender.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+            sender.connect(endpoint)
+            deadline = time.monotonic() + DEADLINE
+            while not monitor.poll(0) and time.monotonic() < deadline:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            for number in range(5):
+                sender.send(bytes([number]))
+            received = [bytes(frame) for (frame,) in await waiting]
+            while len(received) < 5 and time.monotonic() < deadline:
+                burst = await experience.burst(DEADLINE, limit=2)
+                assert 1 <= len(burst) <= 2
+                received += [bytes(frame) for (frame,) in burst]
+            assert received == [bytes([number]) for number in range(5)]
+
+    asyncio.run(scenario())
+
+
 def test_one_receiver_hears_each_of_its_streams_from_the_shard_that_keeps_it(endpoint):
     host, port = endpoint.rsplit(":", 1)
     endpoints = [f"{host}:{int(port) % 60_000 + 3_072 + shard}" for shard in range(2)]
 
     async def scenario():
-        with open_async_context() as server, open_context() as actor:
+        with open_context() as server, open_context() as actor:
             publishers = [ReceiptPublisher(server, endpoint, CODEC) for endpoint in endpoints]
             receiver = ReceiptReceiver(actor, endpoints, CODEC, [Stream(3, 7), Stream(2, 7)])
             heard = set()
@@ -207,7 +232,7 @@ def test_without_a_server_experience_fills_up_and_says_so(context, endpoint):
 
 def test_control_answers_and_a_vanished_peer_is_not_missed(endpoint):
     async def scenario():
-        with open_async_context() as server, open_context() as role:
+        with open_context() as server, open_context() as role:
             control = AsyncReceiver(server, zmq.ROUTER, endpoint, high_water_mark=10, max_bytes=1_000)
             client = ControlClient(role, endpoint)
             client.send({"type": "hello"})
