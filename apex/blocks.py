@@ -16,10 +16,14 @@ from numpy.typing import NDArray
 from apex.types import Array, Image
 
 STORED = np.dtype(  # `struct stored` of decompress.c
-    [(name, "<i8") for name in ("image", "first_frame", "num_frames", "frame", "depth", "next_frame", "next_depth")]
+    [
+        (name, "<i8")
+        for name in ("row", "image", "first_frame", "num_frames", "frame", "depth", "next_frame", "next_depth")
+    ]
 )
 MOST_FRAMES = 255  # of one transition, for the native loop
-LIBRARY = "liblz4.so.1"  # a part of every Linux that has systemd, dpkg or rpm
+INTERFACE = 2  # `apex_interface` of decompress.c
+LIBRARY = "liblz4.so.1"  # which apt and systemd need too
 
 log = logging.getLogger("apex")
 
@@ -101,31 +105,49 @@ class NativeBlocks(Blocks):
         )
 
     def decode_stored(
-        self, arena: NDArray[np.uint8], stored: Array, *, max_frame_bytes: int, stack: int, first_row: int
-    ) -> int:
-        """Decodes transitions (STORED[b]) from the arena; the target is that of stacks [2, B, S], rows as they come.
+        self, arena: NDArray[np.uint8], stored: Array, *, max_frame_bytes: int, stack: int
+    ) -> NDArray[np.bool_]:
+        """Decodes transitions (STORED[b]) from the arena; the target is that of stacks [2, B, S].
 
-        Returns how many came out before the first whose frames are none. The arena may be written to meanwhile.
+        Returns which came out, bool[b]; the rows of the others may hold anything. The arena may be written to
+        meanwhile.
         """
-        most = min(int(stored["num_frames"].max(initial=0)), MOST_FRAMES) * max_frame_bytes
-        if len(self._scratch) < most:
-            self._scratch = np.empty(most, np.uint8)
-        return int(
-            self._native.decode_stored(
-                self._native.lz4,
-                _address(arena),
-                len(arena),
-                _address(stored),
-                len(stored),
-                max_frame_bytes,
-                _address(self._scratch),
-                _address(self._target),
-                self._frame_bytes,
-                stack,
-                len(self._target) // (2 * stack),
-                first_row,
-            )
+        if len(self._scratch) < MOST_FRAMES * max_frame_bytes:
+            self._scratch = np.empty(MOST_FRAMES * max_frame_bytes, np.uint8)
+        memory = _Memory(_address(arena), len(arena), max_frame_bytes, _address(self._scratch))
+        stacks = _Stacks(_address(self._target), len(self._target) // (2 * stack), stack, self._frame_bytes)
+        good = np.zeros(len(stored), np.bool_)
+        self._native.decode_stored(
+            self._native.lz4,
+            ctypes.byref(memory),
+            _address(stored),
+            len(stored),
+            ctypes.byref(stacks),
+            _address(good),
         )
+        return good
+
+
+class _Memory(ctypes.Structure):
+    """`struct memory` of decompress.c."""
+
+    _fields_ = (
+        ("arena", ctypes.c_void_p),
+        ("arena_bytes", ctypes.c_int64),
+        ("max_frame_bytes", ctypes.c_int64),
+        ("scratch", ctypes.c_void_p),
+    )
+
+
+class _Stacks(ctypes.Structure):
+    """`struct stacks` of decompress.c."""
+
+    _fields_ = (
+        ("rows", ctypes.c_void_p),
+        ("batch", ctypes.c_int64),
+        ("stack", ctypes.c_int64),
+        ("frame_bytes", ctypes.c_int64),
+    )
 
 
 def make_blocks(target: NDArray[np.uint8]) -> Blocks:
@@ -143,23 +165,25 @@ class Native(NamedTuple):
 
 @cache
 def load_native() -> Native | None:
-    """None where the loops were not built, or liblz4 is missing."""
+    """None where the loops were not built, or are another version's, or liblz4 is missing."""
     for suffix in EXTENSION_SUFFIXES:
         path = Path(__file__).with_name(f"_decompress{suffix}")
         if path.exists():
             try:
                 loops = ctypes.CDLL(str(path))
+                interface = ctypes.c_int64.in_dll(loops, "apex_interface").value
+                if interface != INTERFACE:
+                    raise OSError(f"{path} is of another version ({interface}, but this is {INTERFACE})")
                 lz4 = ctypes.cast(ctypes.CDLL(LIBRARY).LZ4_decompress_safe, ctypes.c_void_p)
                 native = Native(loops.apex_decompress, loops.apex_decode_stored, lz4)
-            except (OSError, AttributeError) as error:
-                log.warning("frames are decompressed one by one: %s", error)
+            except (OSError, AttributeError, ValueError) as error:
+                log.warning("frames are decompressed one by one, slowly: %s; install again (pip install -e .)", error)
                 return None
             pointer, number = ctypes.c_void_p, ctypes.c_int64
             native.decompress.argtypes = [pointer, pointer, pointer, pointer, pointer, number, pointer, number]
-            native.decode_stored.argtypes = [
-                *(pointer, pointer, number, pointer, number, number, pointer, pointer, number, number, number, number)
-            ]
-            native.decompress.restype = native.decode_stored.restype = number
+            native.decompress.restype = number
+            native.decode_stored.argtypes = [pointer, pointer, pointer, number, pointer, pointer]
+            native.decode_stored.restype = None
             return native
     return None
 

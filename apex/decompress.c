@@ -1,4 +1,4 @@
-/* Decompresses the frames of a batch, each into its place or its two places, in one call.
+/* Decompresses the frames of a batch in one call: from an image, or straight from the replay memory.
  *
  * LZ4 itself is liblz4's: the caller passes its LZ4_decompress_safe. What is here is the loop around it, which from
  * Python costs two thirds of the decompression itself (docs/performance.md). Built at installation where there is a C
@@ -37,6 +37,7 @@ int64_t apex_decompress(lz4_decompress decompress, const char *image, const int6
 
 /* One transition of the replay memory. Frames count from the first that it needs. */
 struct stored {
+    int64_t row;         /* of the stacks, that it goes to */
     int64_t image;       /* where its segment's image begins in the arena */
     int64_t first_frame; /* which of the segment's frames is its first */
     int64_t num_frames;
@@ -44,49 +45,70 @@ struct stored {
     int64_t next_frame, next_depth; /* of s_{t+m} */
 };
 
-/* Decodes transitions straight from the arena into rows of stacks[2][batch][stack][frame_bytes], from first_row on.
- *
- * The writer may overwrite the arena meanwhile, so whatever is read there may say anything: it is copied before it is
- * looked at, and every length is checked. Whether it was overwritten is for the caller to find out afterwards.
- *
- * scratch: num_frames x max_frame_bytes of the largest transition
- * returns  the number of transitions that were decoded: below count, the next one's frames are none
- */
-int64_t apex_decode_stored(lz4_decompress decompress, const char *arena, int64_t arena_bytes,
-                           const struct stored *transitions, int64_t count, int64_t max_frame_bytes, char *scratch,
-                           char *stacks, int64_t frame_bytes, int64_t stack, int64_t batch, int64_t first_row)
+struct memory {
+    const char *arena;
+    int64_t arena_bytes;
+    int64_t max_frame_bytes; /* the most that a frame takes compressed */
+    char *scratch;           /* MOST_FRAMES x max_frame_bytes */
+};
+
+struct stacks {
+    char *rows; /* [2][batch][stack][frame_bytes] */
+    int64_t batch, stack, frame_bytes;
+};
+
+/* Whether `value` is 0 ... `most`. */
+static int within(int64_t value, int64_t most) { return value >= 0 && value <= most; }
+
+/* Returns 1 if the transition came out; 0 if its frames are none: then its row may hold anything. */
+static int decode_one(lz4_decompress decompress, const struct memory *memory, const struct stored *t,
+                      const struct stacks *stacks)
 {
     uint32_t table[MOST_FRAMES + 1];
-    for (int64_t i = 0; i < count; i++) {
-        const struct stored *t = &transitions[i];
-        int64_t num = t->num_frames, begins = t->image + 4 * t->first_frame;
-        if (num < 1 || num > MOST_FRAMES || t->depth > stack || t->next_depth > stack || t->image < 0 ||
-            t->first_frame < 0 || begins + 4 * (num + 1) > arena_bytes)
-            return i;
-        memcpy(table, arena + begins, (size_t)(4 * (num + 1)));
-        int64_t bytes = (int64_t)table[num] - (int64_t)table[0];
-        if (bytes < 0 || bytes > num * max_frame_bytes || t->image + (int64_t)table[num] > arena_bytes)
-            return i;
-        memcpy(scratch, arena + t->image + table[0], (size_t)bytes);
+    int64_t num = t->num_frames, size = stacks->frame_bytes, stack = stacks->stack, end = memory->arena_bytes;
+    if (num < 1 || num > MOST_FRAMES || !within(t->depth, stack) || !within(t->next_depth, stack) ||
+        !within(t->row, stacks->batch - 1) || !within(t->image, end) || !within(t->first_frame, end))
+        return 0;
+    int64_t begins = t->image + 4 * t->first_frame;
+    if (begins + 4 * (num + 1) > end)
+        return 0;
+    memcpy(table, memory->arena + begins, (size_t)(4 * (num + 1)));
+    int64_t first_byte = table[0], bytes = (int64_t)table[num] - first_byte;
+    if (!within(bytes, num * memory->max_frame_bytes) || t->image + first_byte + bytes > end)
+        return 0;
+    memcpy(memory->scratch, memory->arena + t->image + first_byte, (size_t)bytes);
 
-        char *sides[2] = {stacks + (first_row + i) * stack * frame_bytes,
-                          stacks + (batch + first_row + i) * stack * frame_bytes};
-        memset(sides[0], 0, (size_t)((stack - t->depth) * frame_bytes)); /* before the episode's first frame */
-        memset(sides[1], 0, (size_t)((stack - t->next_depth) * frame_bytes));
-        for (int64_t f = 0; f < num; f++) {
-            int64_t start = (int64_t)table[f] - (int64_t)table[0], stop = (int64_t)table[f + 1] - (int64_t)table[0];
-            int64_t age = t->frame - f, next_age = t->next_frame - f; /* counted back from the newest of the stack */
-            char *first = age >= 0 && age < t->depth ? sides[0] + (stack - 1 - age) * frame_bytes : NULL;
-            char *second = next_age >= 0 && next_age < t->next_depth ? sides[1] + (stack - 1 - next_age) * frame_bytes : NULL;
-            char *place = first ? first : second;
-            if (!place)
-                continue;
-            if (start < 0 || start > stop || stop > bytes ||
-                decompress(scratch + start, place, (int)(stop - start), (int)frame_bytes) != frame_bytes)
-                return i;
-            if (first && second)
-                memcpy(second, first, (size_t)frame_bytes);
-        }
+    char *now = stacks->rows + t->row * stack * size, *later = now + stacks->batch * stack * size;
+    memset(now, 0, (size_t)((stack - t->depth) * size)); /* before the episode's first frame */
+    memset(later, 0, (size_t)((stack - t->next_depth) * size));
+    for (int64_t f = 0; f < num; f++) {
+        int64_t start = (int64_t)table[f] - first_byte, stop = (int64_t)table[f + 1] - first_byte;
+        int64_t age = t->frame - f, next_age = t->next_frame - f; /* counted back from the newest of the stack */
+        char *first = age >= 0 && age < t->depth ? now + (stack - 1 - age) * size : NULL;
+        char *second = next_age >= 0 && next_age < t->next_depth ? later + (stack - 1 - next_age) * size : NULL;
+        char *place = first ? first : second;
+        if (!place)
+            continue;
+        if (start < 0 || start > stop || stop > bytes ||
+            decompress(memory->scratch + start, place, (int)(stop - start), (int)size) != size)
+            return 0;
+        if (first && second)
+            memcpy(second, first, (size_t)size);
     }
-    return count;
+    return 1;
 }
+
+/* Decodes transitions straight from the arena into rows of stacks; good[i] says whether transition i came out.
+ *
+ * The writer may overwrite the arena meanwhile, so whatever is read there may say anything: it is copied before it is
+ * looked at, and checked. Whether it was overwritten is for the caller to find out afterwards.
+ */
+void apex_decode_stored(lz4_decompress decompress, const struct memory *memory, const struct stored *transitions,
+                        int64_t count, const struct stacks *stacks, uint8_t *good)
+{
+    for (int64_t i = 0; i < count; i++)
+        good[i] = (uint8_t)decode_one(decompress, memory, &transitions[i], stacks);
+}
+
+/* Of the functions' arguments: apex/blocks.py takes no other, so that a file of an older installation is not called. */
+const int64_t apex_interface = 2;

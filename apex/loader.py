@@ -18,6 +18,7 @@ from math import prod
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from apex.config import Config, ConfigError
 from apex.lifecycle import POLL_SECONDS, Stop
@@ -171,8 +172,11 @@ class _Rows(NamedTuple):
     decoder: StackDecoder
     first_row: int
 
-    def decode_stored(self, arena: Array, stored: Array) -> int:
-        return self.decoder.decode_stored(arena, stored, self.first_row)
+    def decode_stored(self, arena: Array, stored: Array) -> NDArray[np.bool_]:
+        stored["row"] += self.first_row
+        good = self.decoder.decode_stored(arena, stored)
+        stored["row"] -= self.first_row
+        return good
 
 
 class Loader:
@@ -196,7 +200,7 @@ class Loader:
 
     def place(self, shard: int) -> Place | None:
         """The shard's rows of the slot that is being filled, where frames can be decoded from its memory at once."""
-        return None if self._slot is None or shard not in self.missing else self.rows(self._slot, shard)
+        return None if self._slot is None else self.rows(self._slot, shard)
 
     def rows(self, slot: int, shard: int) -> Place | None:
         """A shard's rows of a slot; None where frames cannot be decoded into it straight from a memory."""

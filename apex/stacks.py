@@ -61,14 +61,11 @@ class StackDecoder:
             and self._stack + self._schema.n_step <= MOST_FRAMES
         )
 
-    def decode_stored(self, arena: NDArray[np.uint8], stored: Array, first_row: int) -> int:
-        """Fills the rows from `first_row` on from transitions (blocks.STORED[b]) in a replay memory's arena.
-
-        Returns how many came out before the first whose frames are none.
-        """
+    def decode_stored(self, arena: NDArray[np.uint8], stored: Array) -> NDArray[np.bool_]:
+        """Fills rows from transitions in a replay memory's arena, blocks.STORED[b]; returns which came out, bool[b]."""
         assert isinstance(self._blocks, NativeBlocks)
         return self._blocks.decode_stored(
-            arena, stored, max_frame_bytes=self._schema.max_frame_bytes, stack=self._stack, first_row=first_row
+            arena, stored, max_frame_bytes=self._schema.max_frame_bytes, stack=self._stack
         )
 
     def _clear(self, ends: NDArray[np.int64], depths: NDArray[np.int64]) -> None:

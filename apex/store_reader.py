@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 from apex.blocks import STORED
 from apex.store_layout import COMMIT, FIRST_BYTE, FIRST_KEY, STORED_RECORD, Store, go_on, open_file
 from apex.types import SAMPLE_RECORD, Array, Schema
+
+log = logging.getLogger("apex")
 
 
 class Sample(NamedTuple):
@@ -26,8 +29,8 @@ class Sample(NamedTuple):
 class Place(Protocol):
     """Rows of stacks that frames may be decoded into, straight from the arena."""
 
-    def decode_stored(self, arena: NDArray[np.uint8], stored: Array) -> int:
-        """Decodes STORED[B]; returns how many came out before the first whose frames are none."""
+    def decode_stored(self, arena: NDArray[np.uint8], stored: Array) -> NDArray[np.bool_]:
+        """Decodes STORED[b], whose rows count from 0; returns which came out, bool[b]."""
 
 
 class _Drawn(NamedTuple):
@@ -55,7 +58,7 @@ class StoreReader(Store):
         self._rows = self._regions.records.view(np.int64).reshape(-1, STORED_RECORD.itemsize // 8)
         self._tables = np.frombuffer(self._regions.arena, "<u4", self._regions.sizes.arena_bytes // 4)
         self._bytes = np.frombuffer(self._regions.arena, np.uint8, self._regions.sizes.arena_bytes)
-        self.num_undecodable = 0  # batches with a frame that does not decompress although nobody has overwritten it
+        self.num_undecodable = 0  # draws of frames that do not decompress although nobody has overwritten them
 
     def sample(
         self, batch_size: int, rng: np.random.Generator, place: Place | None = None, *, max_attempts: int = 16
@@ -79,25 +82,34 @@ class StoreReader(Store):
         return None
 
     def _sample_into(self, place: Place, batch_size: int, rng: np.random.Generator, max_attempts: int) -> Sample | None:
-        """One transition that is overwritten meanwhile (1.7e-5 of them) spoils its batch, which is drawn again."""
-        num_transitions = self.size
+        num_transitions, records = self.size, np.zeros(batch_size, SAMPLE_RECORD)
+        missing = np.arange(batch_size)
         for _ in range(max_attempts if num_transitions else 0):
-            stored, records, first_frames = self._draw_records(batch_size, rng)
-            if len(records) < batch_size:
-                continue
-            described = np.empty(batch_size, STORED)
+            stored, drawn, first_frames = self._draw_records(len(missing), rng)
+            described = np.empty(len(drawn), STORED)
+            described["row"] = missing[: len(drawn)]
             described["image"] = stored["segment"] % self._regions.sizes.arena_bytes
             described["first_frame"] = first_frames
             for name in ("num_frames", "frame", "depth", "next_frame", "next_depth"):
-                described[name] = records[name]
+                described[name] = drawn[name]
             self._pause("copy frames")
-            num_decoded = place.decode_stored(self._bytes, described)
+            decoded = place.decode_stored(self._bytes, described)
             self._pause("check")
-            if self._still_live(stored).all():  # Last: what is live now was not touched before.
-                if num_decoded == batch_size:
-                    return Sample(self.store_incarnation, num_transitions, records, None)
-                self.num_undecodable += 1
+            live = self._still_live(stored)  # Last: what is live now was not touched before.
+            self._note_undecodable(int((live & ~decoded).sum()))
+            good = live & decoded
+            records[described["row"][good]] = drawn[good]
+            missing = np.concatenate([described["row"][~good], missing[len(drawn) :]])
+            if not len(missing):
+                return Sample(self.store_incarnation, num_transitions, records, None)
         return None
+
+    def _note_undecodable(self, count: int) -> None:
+        """Counts draws of frames that do not decompress although nobody has overwritten them; says so now and then."""
+        if count:
+            before, self.num_undecodable = self.num_undecodable, self.num_undecodable + count
+            if before.bit_length() != self.num_undecodable.bit_length():
+                log.warning("%d draws met frames that do not decompress: an actor sends rubbish", self.num_undecodable)
 
     def _draw(self, count: int, rng: np.random.Generator) -> _Drawn:
         """Draws `count` transitions; returns those that were live throughout."""

@@ -122,6 +122,17 @@ def test_does_without_where_it_was_not_built(monkeypatch):
         blocks.load_native.cache_clear()
 
 
+def test_does_without_loops_of_another_version(monkeypatch, caplog):
+    was_there = blocks.load_native() is not None
+    monkeypatch.setattr(blocks, "INTERFACE", 1_000)
+    blocks.load_native.cache_clear()
+    try:
+        assert type(blocks.make_blocks(empty_target())) is Blocks
+    finally:
+        blocks.load_native.cache_clear()
+    assert ("of another version" in caplog.text) == was_there
+
+
 def test_does_without_where_there_is_no_liblz4(monkeypatch, caplog):
     monkeypatch.setattr(blocks, "LIBRARY", "libnowhere.so.9")
     blocks.load_native.cache_clear()

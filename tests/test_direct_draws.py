@@ -71,9 +71,11 @@ class Rows(NamedTuple):
     """All rows of some stacks, as a loader's slot has them."""
 
     decoder: StackDecoder
+    sizes: list  # of what was decoded
 
     def decode_stored(self, arena, stored):
-        return self.decoder.decode_stored(arena, stored, 0)
+        self.sizes.append(len(stored))
+        return self.decoder.decode_stored(arena, stored)
 
 
 def make_rows(batch_size):
@@ -81,7 +83,7 @@ def make_rows(batch_size):
     decoder = StackDecoder(SCHEMA, stacks)
     if not decoder.reads_stores:
         pytest.skip("installed without a C compiler, or there is no liblz4")
-    return Rows(decoder), stacks
+    return Rows(decoder, []), stacks
 
 
 def assert_whole(sample, stacks):
@@ -133,15 +135,49 @@ def test_what_is_overwritten_at_any_step_is_drawn_again(path, step):
     writer.close()
 
 
-def test_an_empty_store_gives_nothing_and_a_frame_that_is_none_is_counted(path):
+def test_only_what_was_overwritten_is_drawn_again(path):
+    """In a small memory that fills quickly some of every batch is lost: the rest of it must not be decoded in vain."""
+    writer = StoreWriter.create(path, SCHEMA, capacity=500, **SIZES)
+    numbers = iter(range(10_000))
+
+    def fill(segments):
+        for _ in range(segments):
+            writer.insert(make_segment(next(numbers)))
+
+    fill(100)
+
+    def pause(name):
+        if name == "check":
+            fill(10)  # A tenth of all that there is.
+
+    rows, stacks = make_rows(64)
+    sample = StoreReader(path, SCHEMA, pause=pause).sample(64, np.random.default_rng(4), rows)
+    assert_whole(sample, stacks)
+    assert rows.sizes[0] == 64
+    assert sum(rows.sizes) < 1.4 * 64
+    writer.close()
+
+
+def test_an_empty_store_gives_nothing(path):
     writer = StoreWriter.create(path, SCHEMA, capacity=50, **SIZES)
-    rows, _ = make_rows(8)
+    assert StoreReader(path, SCHEMA).sample(8, np.random.default_rng(5), make_rows(8)[0]) is None
+    writer.close()
+
+
+def test_frames_that_are_none_are_passed_over_and_said(path, caplog):
+    writer = StoreWriter.create(path, SCHEMA, capacity=50, **SIZES)
+    poison = make_segment(0)._replace(image=make_image([b"\xff\xff\xff"] * NUM_FRAMES))
+    writer.insert(poison)
+    rows, stacks = make_rows(64)
     reader = StoreReader(path, SCHEMA)
-    assert reader.sample(8, np.random.default_rng(5), rows) is None
-    segment = make_segment(0)
-    writer.insert(segment._replace(image=make_image([b"\xff\xff\xff"] * NUM_FRAMES)))
-    assert reader.sample(8, np.random.default_rng(5), rows, max_attempts=3) is None
-    assert reader.num_undecodable == 3
+    assert reader.sample(8, np.random.default_rng(5), rows, max_attempts=3) is None  # There is nothing else.
+    assert reader.num_undecodable == 3 * 8
+    assert "frames that do not decompress" in caplog.text
+    for number in range(1, 6):
+        writer.insert(make_segment(number))
+    sample = reader.sample(64, np.random.default_rng(5), rows)
+    assert sample.records["key"].min() >= COUNT
+    assert_whole(sample, stacks)
     writer.close()
 
 

@@ -106,7 +106,7 @@ def stored_of(records, image_at):
     """What `StoreReader` tells of these records when the arena holds their image at `image_at`."""
     first = np.cumsum(records["num_frames"], dtype=np.int64) - records["num_frames"]
     stored = np.empty(len(records), STORED)
-    stored["image"], stored["first_frame"] = image_at, first
+    stored["row"], stored["image"], stored["first_frame"] = np.arange(len(records)), image_at, first
     for name in ("num_frames", "frame", "depth", "next_frame", "next_depth"):
         stored[name] = records[name]
     return stored
@@ -130,54 +130,73 @@ def arena_of(seed, count=9, image_at=64):
     return records, frames, arena, stored_of(records, image_at)
 
 
-@pytest.mark.parametrize("first_row", [0, 4])
 @pytest.mark.parametrize("seed", range(5))
-def test_from_the_arena_it_matches_the_definition(seed, first_row):
+def test_from_the_arena_it_matches_the_definition(seed):
     records, frames, arena, stored = arena_of(seed)
     stacks = empty_stacks(PIXELS, 17)
-    assert native_decoder(stacks).decode_stored(arena, stored, first_row) == len(records)
-    rows = slice(first_row, first_row + len(records))
+    rows = np.random.default_rng(seed).permutation(17)[: len(records)]
+    stored["row"] = rows
+    assert native_decoder(stacks).decode_stored(arena, stored).all()
     np.testing.assert_array_equal(stacks[:, rows], naive_stacks(PIXELS, records, frames))
-    others = np.delete(stacks.view(np.uint8), rows, axis=1)
-    assert (others == 0xEE).all()
+    assert (np.delete(stacks.view(np.uint8), rows, axis=1) == 0xEE).all()
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("row", -1),
+        ("row", 9),
+        ("row", 2**62),
         ("image", -8),
         ("image", 2**40),
+        ("image", 2**63 - 1),
         ("first_frame", -1),
-        ("first_frame", 2**40),
+        ("first_frame", 2**62),
         ("num_frames", 0),
         ("num_frames", 256),
+        ("num_frames", 2**62),
         ("depth", 5),
+        ("depth", -1),
         ("next_depth", 200),
+        ("next_depth", -(2**62)),
     ],
 )
-def test_from_the_arena_what_makes_no_sense_is_refused(name, value):
-    _, _, arena, stored = arena_of(0)
+def test_from_the_arena_what_makes_no_sense_is_refused_and_the_others_come_out(name, value):
+    records, frames, arena, stored = arena_of(0)
     stacks = empty_stacks(PIXELS, 9)
     decoder = native_decoder(stacks)
     stored[name][3] = value
-    assert decoder.decode_stored(arena, stored, 0) == 3
-    assert (stacks[:, 3:].view(np.uint8) == 0xEE).all()
+    assert decoder.decode_stored(arena, stored).tolist() == [row != 3 for row in range(9)]
+    others = np.arange(9) != 3
+    np.testing.assert_array_equal(stacks[:, others], naive_stacks(PIXELS, records, frames)[:, others])
+    assert (stacks[:, 3].view(np.uint8) == 0xEE).all()
+
+
+@pytest.mark.parametrize("last", [0, 2**16, 2**32 - 1])
+def test_from_the_arena_a_table_that_makes_no_sense_is_refused(last):
+    """The end of the last frame before the first one's, past so many frames' most, and past the arena."""
+    _, _, arena, stored = arena_of(0)
+    decoder = native_decoder(empty_stacks(PIXELS, 9))
+    end = stored["image"][8] + 4 * (stored["first_frame"][8] + stored["num_frames"][8])
+    arena[end : end + 4].view("<u4")[:] = last
+    assert decoder.decode_stored(arena, stored).tolist() == [True] * 8 + [False]
 
 
 def test_an_arena_that_is_overwritten_never_leads_outside():
     """Any bytes at all where tables and frames were: only the rows' own memory is written."""
     rng = np.random.default_rng(2)
     records, _, arena, stored = arena_of(2)
+    stored["row"] += 1
     stacks = empty_stacks(PIXELS, 11)
     decoder = native_decoder(stacks)
-    fewer = 0
+    num_refused = 0
     for _ in range(2_000):
         torn = arena.copy()
         start = int(rng.integers(0, len(torn)))
         torn[start : start + int(rng.integers(1, 200))] = rng.integers(0, 256)
         tables = torn[64 : 64 + 4 * int(records["num_frames"].sum() + 1)].view("<u4")
         tables[rng.integers(0, len(tables), 3)] = rng.integers(0, 2**32, 3)
-        fewer += decoder.decode_stored(torn, stored, 1) < len(records)
-    assert fewer > 1_000
+        num_refused += (~decoder.decode_stored(torn, stored)).sum()
+    assert num_refused > 1_000
     assert (stacks[:, 0].view(np.uint8) == 0xEE).all()
     assert (stacks[:, 10].view(np.uint8) == 0xEE).all()
