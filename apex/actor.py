@@ -175,7 +175,8 @@ class Actor:
         """Sends what is complete, and waits up to `timeout` seconds until all is acknowledged."""
         if self._observation is None or not self._published:
             return
-        self._link.send(self._builder.cut(q_values(self._network, self._observation, bfloat16=self._bfloat16)), self._version)
+        q = q_values(self._network, self._observation, bfloat16=self._bfloat16)
+        self._link.send(self._builder.cut(q), self._version)
         deadline = time.monotonic() + timeout
         while self._link.in_flight and time.monotonic() < deadline:
             self._link.pump(0.05)
@@ -263,7 +264,7 @@ def work(stop: Stop, task: Task) -> None:
 
 
 def acts_in_bfloat16(config: ActorConfig, machine: Machine) -> bool:
-    """Whether this host's actors compute in bfloat16. Each host decides for itself: it may not be the learner's kind."""
+    """Whether this host's actors compute in bfloat16. Each decides for itself: hosts may differ."""
     return config.bfloat16 == "on" or (config.bfloat16 == "auto" and machine.cpu_bfloat16)
 
 

@@ -210,7 +210,8 @@ def time_parts(config: Config, schema: Schema, stop: Stop, seconds: float) -> Fi
             timed("cut", lambda q=q: builder.cut(q))
         action = timed("choose", lambda q=q: epsilon_greedy(q, epsilon, rng))
         step = timed("environment", lambda action=action: environment.step(action))
-        final_q = q_values(network, step.final_observation, bfloat16=fast) if (step.truncated & ~step.terminated).any() else None
+        cut_short = (step.truncated & ~step.terminated).any()
+        final_q = q_values(network, step.final_observation, bfloat16=fast) if cut_short else None
         timed("collect", lambda a=action, q=q, s=step, f=final_q: builder.append(a, q, s, f))
         observation = step.observation
         steps += count

@@ -235,12 +235,11 @@ class RunStatus:
     def scalars(self) -> dict[str, float]:
         """What the curves show of programs that send none themselves, by TensorBoard tag; and what limits the run."""
         actors = [member.status for member in self.members.values() if member.role == "actor"]
-        names = {"wait_share": max, "parameter_bytes_per_second": sum, "steps_per_second": sum}
-        scalars = {
-            f"actors/{name}": float(of_all(_figure(actor, name) for actor in actors))
-            for name, of_all in names.items()
-            if actors
-        }
+        scalars = {}
+        if actors:
+            scalars["actors/wait_share"] = max(_figure(actor, "wait_share") for actor in actors)
+            for name in ("parameter_bytes_per_second", "steps_per_second"):
+                scalars[f"actors/{name}"] = sum(_figure(actor, name) for actor in actors)
         limit = self._limited_by()
         if limit is not None:
             scalars |= {f"limited_by/{part}": float(part == limit["part"]) for part in PARTS}

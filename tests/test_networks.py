@@ -172,8 +172,8 @@ def test_under_autocast_the_answer_is_float32_and_finer_than_bfloat16(schema):
 
 @pytest.mark.parametrize("bfloat16", [False, True])
 def test_acts_by_the_same_values_in_either_format(bfloat16):
-    network = make_network(small(), PIXELS, seed=1)
-    observation = observations(PIXELS)
+    network = make_network(small(hidden=256), images(), seed=1)
+    observation = observations(images())
     with torch.no_grad():
         expected = network(observation).numpy()
     q = q_values(network, observation.numpy(), bfloat16=bfloat16)
