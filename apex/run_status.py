@@ -14,6 +14,7 @@ Status = dict[str, Any]
 
 PARTS = ("actors", "wire", "replay", "loaders", "learner")  # what may limit a run
 BUSY = 0.8  # of its time: who works more has no time left worth mentioning
+LEARNER_FIGURES = ("loss", "mean_q", "gradient_norm", "td_error", "wait_share", "loader_busy_share")
 ABSENT_HEARTBEATS = 3  # a replay server that is silent for so many is away
 
 
@@ -183,6 +184,7 @@ class RunStatus:
                 "samples_per_second": replay.get("samples_per_second"),
                 "samples_per_insert": replay.get("samples_per_insert"),
                 "stale_priorities": replay.get("stale_priorities"),
+                "busy_share": replay.get("busy_share"),
             },
             "actors": {
                 "configured": self._num_actors,
@@ -192,8 +194,9 @@ class RunStatus:
                 "score": latest("actor_highest_id/score"),
                 "mean_score": latest("actors/mean_score"),
                 "episodes": latest("actors/episodes"),
+                **self._actor_figures(),
             },
-            "learner": {name: learner.get(name) for name in ("loss", "mean_q", "gradient_norm", "td_error")},
+            "learner": {name: learner.get(name) for name in LEARNER_FIGURES},
             "evaluator": {
                 "score": evaluation.get("mean"),
                 "best": evaluation.get("best"),
@@ -234,16 +237,22 @@ class RunStatus:
 
     def scalars(self) -> dict[str, float]:
         """What the curves show of programs that send none themselves, by TensorBoard tag; and what limits the run."""
-        actors = [member.status for member in self.members.values() if member.role == "actor"]
-        scalars = {}
-        if actors:
-            scalars["actors/wait_share"] = max(_figure(actor, "wait_share") for actor in actors)
-            for name in ("parameter_bytes_per_second", "steps_per_second"):
-                scalars[f"actors/{name}"] = sum(_figure(actor, name) for actor in actors)
+        scalars = {f"actors/{name}": value for name, value in self._actor_figures().items()}
         limit = self._limited_by()
         if limit is not None:
             scalars |= {f"limited_by/{part}": float(part == limit["part"]) for part in PARTS}
         return scalars
+
+    def _actor_figures(self) -> dict[str, float]:
+        """Of all actor hosts together; of the time they wait, the one that waits most. {} without hosts."""
+        actors = [member.status for member in self.members.values() if member.role == "actor"]
+        if not actors:
+            return {}
+        summed = ("steps_per_second", "parameter_bytes_per_second")
+        return {
+            "wait_share": max(_figure(actor, "wait_share") for actor in actors),
+            **{name: sum(_figure(actor, name) for actor in actors) for name in summed},
+        }
 
     def _limited_by(self) -> Status | None:
         """Which part, if it were faster, would make training faster; and the knob that makes it so."""

@@ -160,6 +160,16 @@ def test_curves_show_what_actor_hosts_say_of_themselves():
     }
 
 
+def test_the_status_says_who_works_and_who_waits():
+    status = make_status()
+    status.hear(1, "actor", "h", 11, {"wait_share": 0.25, "parameter_bytes_per_second": 8})
+    status.learner = {"wait_share": 0.5, "loader_busy_share": 0.75}
+    report = status.report(nothing)
+    assert report["actors"]["wait_share"] == 0.25
+    assert report["actors"]["parameter_bytes_per_second"] == 8
+    assert (report["learner"]["wait_share"], report["learner"]["loader_busy_share"]) == (0.5, 0.75)
+
+
 def test_without_actors_they_are_what_limits():
     status = make_status()
     hear_all(status)
@@ -199,12 +209,14 @@ def test_the_replay_memory_is_the_sum_of_its_shards_and_of_each_the_newer_life_c
     hear_shard(status, 0, session=1, num_inserted=90, size=90, num_drawn=900, rate="x")
     clock.now += 1
     hear_shard(status, 0, num_inserted=100, size=80, num_drawn=1_000, store_incarnation="7")
-    hear_shard(status, 1, num_inserted=300, size=240, num_drawn=1_000, inserts_per_second=1.5)
+    hear_shard(status, 1, num_inserted=300, size=240, num_drawn=1_000, inserts_per_second=1.5, busy_share=0.5)
+    hear_shard(status, 0, session=10, num_inserted=100, size=80, num_drawn=1_000, store_incarnation="7", busy_share=0.3)
     report = status.report(nothing)
     assert status.num_steps == report["steps"] == 400
     assert report["replay"]["size"] == 320
     assert report["replay"]["inserts_per_second"] == 1.5
     assert report["replay"]["samples_per_insert"] == 5
+    assert report["replay"]["busy_share"] == 0.5  # of the busiest: it is what limits
     assert [(row["shard"], row["pid"]) for row in report["roles"]] == [(0, 100), (0, 100), (1, 101)]
 
 
