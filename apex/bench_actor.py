@@ -102,7 +102,6 @@ def measure(config: Config, folder: Path, seconds: float, stop: Stop) -> Figures
         transport=replace(config.transport, port_offset=4_000),  # away from those of a run on this host
         run=replace(config.run, folder=str(folder), name="bench-actor", tensorboard=False, stop_score=None),
     )
-    config = choose_ports(config, is_free, lambda sentence: None)
     schema = describe(config.environment, config.actor.n_step)
 
     def bare(child_stop: Stop) -> dict[str, Any]:
@@ -138,6 +137,7 @@ def divide_cores() -> tuple[int, set[int]]:
 def _time_actor(
     config: Config, schema: Schema, folder: Path, seconds: float, core: int, others: set[int], stop: Stop
 ) -> float:
+    config = choose_ports(config, is_free, lambda sentence: None)
     run = RunFolder.create(config, schema, argv=[])
     learner = address(config)
     with open_programs(folder, stop) as programs:

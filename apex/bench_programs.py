@@ -58,13 +58,13 @@ class Programs:
         return process
 
     def check(self) -> None:
-        """Raises KeyboardInterrupt when asked to stop, ChildDiedError with the last line of who has ended."""
+        """Raises KeyboardInterrupt when asked to stop, ChildDiedError with the last lines of who has ended."""
         if self._stop.requested:
             raise KeyboardInterrupt
         for role, process in self._running:
             if process.poll() is not None:
                 said = (self._folder / f"{role}.log").read_text(errors="replace").strip().splitlines()
-                last = said[-1] if said else "nothing"
+                last = " | ".join(said[-2:]) or "nothing"  # A program that refuses for its child's sake says so last.
                 raise ChildDiedError(f"the {role} ended with status {process.returncode} and said: {last}")
 
     def wait_for(self, get: Callable[[], T], what: str) -> T:

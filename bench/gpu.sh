@@ -40,7 +40,7 @@ measure() {
   shift 2
   set -- bench "$@" "${options[@]}"
   echo "== apex $*" >&2
-  said=$(timeout --foreground --signal=INT --kill-after=20 "$limit" "$python" -m apex "$@" | tee -a /dev/stderr | tail -n 1)
+  said=$(timeout --foreground --signal=INT --kill-after=20 "$limit" "$python" -m apex "$@" | tee >(cat >&2) | tail -n 1)
   "$python" - "$out/$prefix-$name.json" "apex $*" "$facts" "$said" <<'PYTHON'
 import json, sys, time
 from pathlib import Path
