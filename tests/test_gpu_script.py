@@ -93,5 +93,9 @@ def test_a_rehearsal_writes_every_file_and_leaves_nothing_behind(tmp_path):
 @pytest.mark.parametrize("arguments", [["--rehearse"], ["--rehearse", ""], ["--rehearse", "a", "b"], ["everything"]])
 def test_other_arguments_are_refused_with_the_usage(tmp_path, arguments):
     script = start(tmp_path, *arguments)
-    assert script.wait(10) == 1
+    try:
+        assert script.wait(10) == 1
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(script.pid, signal.SIGKILL)
     assert (tmp_path / "said").read_text() == "usage: bench/gpu.sh [--rehearse DIR]\n"
