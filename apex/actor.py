@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from apex.config import Config, ConfigError
+from apex.config import ActorConfig, Config, ConfigError
 from apex.environment import VectorEnvironment, make_environment
 from apex.experience_link import ExperienceLink
 from apex.exploration import epsilon_greedy, epsilon_ladder
@@ -34,11 +34,13 @@ from apex.lifecycle import (
     configure_logging,
     stop_on_signals,
 )
+from apex.machine import read_machine
 from apex.networks import load_parameters, make_network, q_values
 from apex.parameter_board import ParameterBoard
 from apex.processes import call_in_child, check_children, start_child, stop_children
 from apex.segments import SegmentBuilder
 from apex.session import Session, Welcome, greet, read_welcome
+from apex.sizing import Machine
 from apex.transport import (
     ExperienceSender,
     MetricsSender,
@@ -118,7 +120,9 @@ class Actor:
         parameters: NewestParameters,
         num_actors: int,
         rng: np.random.Generator,
+        bfloat16: bool = False,
     ) -> None:
+        """`bfloat16`: act by Q-values that are computed in it, where the processor multiplies it."""
         self._config = config.actor
         self._environment = environment
         self._network = network
@@ -129,6 +133,7 @@ class Actor:
         ladder = epsilon_ladder(num_actors, config.actor.epsilon_base, config.actor.epsilon_exponent)
         self._epsilon = ladder[[stream.actor_id for stream in streams]]
         self.scores = ScoreBoard(streams, self._epsilon, num_actors)
+        self._bfloat16 = bfloat16
         self._published = 0  # number of the newest parameters
         self._version = 0  # their version
         self._observation: Array | None = None
@@ -153,13 +158,13 @@ class Actor:
             return False
         self.wait.over()
         assert self._observation is not None
-        q = q_values(self._network, self._observation)
+        q = q_values(self._network, self._observation, bfloat16=self._bfloat16)
         if self._builder.ready:
             self._link.send(self._builder.cut(q), self._version)
         action = epsilon_greedy(q, self._epsilon, self._rng)
         step = self._environment.step(action)
         cut_short = step.truncated & ~step.terminated
-        final_q = q_values(self._network, step.final_observation) if cut_short.any() else None
+        final_q = q_values(self._network, step.final_observation, bfloat16=self._bfloat16) if cut_short.any() else None
         self._builder.append(action, q, step, final_q)
         self.scores.add(step)
         self._observation = step.observation
@@ -170,7 +175,8 @@ class Actor:
         """Sends what is complete, and waits up to `timeout` seconds until all is acknowledged."""
         if self._observation is None or not self._published:
             return
-        self._link.send(self._builder.cut(q_values(self._network, self._observation)), self._version)
+        q = q_values(self._network, self._observation, bfloat16=self._bfloat16)
+        self._link.send(self._builder.cut(q), self._version)
         deadline = time.monotonic() + timeout
         while self._link.in_flight and time.monotonic() < deadline:
             self._link.pump(0.05)
@@ -248,12 +254,18 @@ def work(stop: Stop, task: Task) -> None:
             parameters=task.board,
             num_actors=task.num_actors,
             rng=np.random.default_rng(exploration_seed),
+            bfloat16=acts_in_bfloat16(config.actor, read_machine()),
         )
         metrics = MetricsSender(context, welcome.endpoint("metrics"), codec)
         try:
             _explore(stop, actor, metrics, task.figures.rows[task.row])
         finally:
             environment.close()
+
+
+def acts_in_bfloat16(config: ActorConfig, machine: Machine) -> bool:
+    """Whether this host's actors compute in bfloat16. Each decides for itself: hosts may differ."""
+    return config.bfloat16 == "on" or (config.bfloat16 == "auto" and machine.cpu_bfloat16)
 
 
 def _explore(stop: Stop, actor: Actor, metrics: MetricsSender, figures: NDArray[np.float64]) -> None:
@@ -285,17 +297,18 @@ class Host:
         self._board = board
         self._figures = figures
         self._sizes = np.array(sizes)
-        self._before = (time.monotonic(), 0.0, 0.0)
-        self._last: dict[str, Any] = {}
+        self._received = 0  # bytes of parameters, for all workers
+        self._before = (time.monotonic(), 0.0, 0.0, 0)
 
     def status(self) -> dict[str, Any]:
         """What the heartbeats say; rates are over the time since the last one."""
         now = time.monotonic()
         steps = float((self._figures.rows[:, 0] * self._sizes).sum())
         waited = self._figures.total("wait_seconds")
-        then, steps_then, waited_then = self._before
+        received = self._received
+        then, steps_then, waited_then, received_then = self._before
         seconds = max(now - then, 1e-3)
-        self._before = (now, steps, waited)
+        self._before = (now, steps, waited, received)
         share = min(1.0, (waited - waited_then) / seconds / len(self._sizes))
         rate = (steps - steps_then) / seconds
         return {
@@ -304,6 +317,7 @@ class Host:
             "wait_share": share,
             "waiting": "for receipts" if share > 0.5 and steps else "for parameters" if not steps else "",
             "num_steps": steps,
+            "parameter_bytes_per_second": (received - received_then) / seconds,
         }
 
     def run(self, stop: Stop, check: Callable[[], None]) -> None:
@@ -319,6 +333,7 @@ class Host:
             while not stop.requested:
                 parameters = subscriber.receive(POLL_SECONDS)
                 if parameters is not None:
+                    self._received += parameters.values.nbytes
                     self._board.publish(parameters)
                 check()
 

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from apex.actor import acts_in_bfloat16
 from apex.bench_programs import address, map_stores, measure_rates, open_programs
 from apex.bench_report import Line, print_rows
 from apex.config import Config, require
@@ -101,7 +102,6 @@ def measure(config: Config, folder: Path, seconds: float, stop: Stop) -> Figures
         transport=replace(config.transport, port_offset=4_000),  # away from those of a run on this host
         run=replace(config.run, folder=str(folder), name="bench-actor", tensorboard=False, stop_score=None),
     )
-    config = choose_ports(config, is_free, lambda sentence: None)
     schema = describe(config.environment, config.actor.n_step)
 
     def bare(child_stop: Stop) -> dict[str, Any]:
@@ -137,6 +137,7 @@ def divide_cores() -> tuple[int, set[int]]:
 def _time_actor(
     config: Config, schema: Schema, folder: Path, seconds: float, core: int, others: set[int], stop: Stop
 ) -> float:
+    config = choose_ports(config, is_free, lambda sentence: None)
     run = RunFolder.create(config, schema, argv=[])
     learner = address(config)
     with open_programs(folder, stop) as programs:
@@ -186,6 +187,7 @@ def time_parts(config: Config, schema: Schema, stop: Stop, seconds: float) -> Fi
         clip_rewards=config.environment.clip_rewards,
         life_loss_terminates=config.environment.life_loss_terminates,
     )
+    fast = acts_in_bfloat16(config.actor, read_machine())
     epsilon = epsilon_ladder(count, config.actor.epsilon_base, config.actor.epsilon_exponent)
     rng = np.random.default_rng(0)
     spent = dict.fromkeys(PARTS, 0.0)
@@ -203,12 +205,13 @@ def time_parts(config: Config, schema: Schema, stop: Stop, seconds: float) -> Fi
         if stop.requested:
             raise KeyboardInterrupt
         seen = observation
-        q = timed("forward", lambda seen=seen: q_values(network, seen))
+        q = timed("forward", lambda seen=seen: q_values(network, seen, bfloat16=fast))
         if builder.ready:
             timed("cut", lambda q=q: builder.cut(q))
         action = timed("choose", lambda q=q: epsilon_greedy(q, epsilon, rng))
         step = timed("environment", lambda action=action: environment.step(action))
-        final_q = q_values(network, step.final_observation) if (step.truncated & ~step.terminated).any() else None
+        cut_short = (step.truncated & ~step.terminated).any()
+        final_q = q_values(network, step.final_observation, bfloat16=fast) if cut_short else None
         timed("collect", lambda a=action, q=q, s=step, f=final_q: builder.append(a, q, s, f))
         observation = step.observation
         steps += count

@@ -50,6 +50,7 @@ LINES = [
     Line("connections_fairness", "slowest connection against the fastest", "%", 100, 0, 80),
     Line("connections_lost", "transitions lost", "", digits=0, bar=0, less_is_better=True),
     Line("connections_twice", "transitions stored twice", "", digits=0, bar=0, less_is_better=True),
+    Line("connections_pending", "segments never acknowledged", "", digits=0, bar=0, less_is_better=True),
     Line("connections_resent", "segments sent again", "", digits=0, less_is_better=True),
     Line(
         "connections_memory_growth", "replay's memory, last minute against first", "%", 100, 1, 1, less_is_better=True
@@ -68,7 +69,7 @@ class Sent(NamedTuple):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit status: 1 if a transition was lost, or stored twice."""
+    """Returns the exit status: 1 if a transition was lost, or stored twice, or a segment never acknowledged."""
     parser = argparse.ArgumentParser(
         prog="apex bench connections",
         description="Sends from many connections at once. Other options are those of apex train.",
@@ -89,7 +90,8 @@ def main(argv: Sequence[str]) -> int:
     print_rows(f"{config.environment.id}, {options.minutes:g} minutes", LINES, figures)
     if options.json:
         print(json.dumps(figures))
-    return FAILED if figures["connections_lost"] or figures["connections_twice"] else FINISHED
+    unbalanced = any(figures[f"connections_{what}"] for what in ("lost", "twice", "pending"))
+    return FAILED if unbalanced else FINISHED
 
 
 def measure(config: Config, folder: Path, connections: int, seconds: float, stop: Stop) -> Figures:
@@ -104,9 +106,9 @@ def measure(config: Config, folder: Path, connections: int, seconds: float, stop
         transport=replace(config.transport, port_offset=7_000, lease_seconds=86_400.0),
         run=replace(config.run, folder=str(folder), name="bench-connections", tensorboard=False, stop_score=None),
     )
-    config = choose_ports(config, is_free, lambda sentence: None)
     schema = describe(config.environment, config.actor.n_step)
     recording = record_games(folder, config, schema, stop)
+    config = choose_ports(config, is_free, lambda sentence: None)
     run = RunFolder.create(config, schema, argv=[])
     children, pipes = _start_senders(config, recording, connections)
     try:

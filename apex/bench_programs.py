@@ -58,13 +58,13 @@ class Programs:
         return process
 
     def check(self) -> None:
-        """Raises KeyboardInterrupt when asked to stop, ChildDiedError with the last line of who has ended."""
+        """Raises KeyboardInterrupt when asked to stop, ChildDiedError with the last lines of who has ended."""
         if self._stop.requested:
             raise KeyboardInterrupt
         for role, process in self._running:
             if process.poll() is not None:
                 said = (self._folder / f"{role}.log").read_text(errors="replace").strip().splitlines()
-                last = said[-1] if said else "nothing"
+                last = " | ".join(said[-2:]) or "nothing"  # A program that refuses for its child's sake says so last.
                 raise ChildDiedError(f"the {role} ended with status {process.returncode} and said: {last}")
 
     def wait_for(self, get: Callable[[], T], what: str) -> T:
@@ -125,19 +125,21 @@ def measure_rates(count: Callable[[], int], seconds: float, pieces: int, check: 
     """How fast `count` grows, per second, in each of several equal pieces of the time.
 
     What it counts comes in bursts (a process cuts the segments of all its streams at once), so a piece lasts from the
-    beginning of one burst to that of another. Raises ChildDiedError when there are too few.
+    beginning of one burst to that of another; where they come too fast to be told apart, from one change to another.
+    Raises ChildDiedError when there are too few.
     """
-    starts: list[tuple[float, int]] = []  # when each burst began, and what was counted before it
-    known, changed = count(), 0.0
-    began = time.monotonic()
+    changes: list[tuple[float, int, float]] = []  # when, what was counted before, how long that had not changed
+    began = changed = time.monotonic()
+    known = count()
     while (now := time.monotonic()) < began + seconds:
         check()
         number = count()
         if number != known:
-            if now > changed + GAP_SECONDS:
-                starts.append((now, known))
+            changes.append((now, known, now - changed))
             known, changed = number, now
         time.sleep(0.001)
+    dense = sum(silence for *_, silence in changes if silence <= GAP_SECONDS) > seconds / 2
+    starts = [change for change in changes if dense or change[2] > GAP_SECONDS]
     if len(starts) <= pieces:
         raise ChildDiedError(f"only {len(starts)} bursts in {seconds:g} s, too few to measure: take more seconds")
     edges = [starts[(len(starts) - 1) * piece // pieces] for piece in range(pieces + 1)]

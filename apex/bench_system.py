@@ -29,7 +29,7 @@ from apex.status import ask
 
 PIECES = 5  # the rate of steps is the median of so many
 ANSWER_SECONDS = 3.0
-SETTLE_SECONDS = 5.0  # from the first update on
+SETTLE_SECONDS = 5.0  # from the first update on, but no longer than is measured
 LINES = [
     Line("system_steps_per_s", "steps stored, the learner training", "/s", digits=0, bar=1_300, stretch=2_000),
     Line("system_updates_per_s", "updates at the same time", "/s", digits=2, bar=2),
@@ -107,7 +107,7 @@ def _time_run(config: Config, folder: Path, seconds: float, stop: Stop) -> tuple
         run = RunFolder.open(path)
         stores = programs.wait_for(lambda: map_stores(run), "replay memory")
         programs.wait_for(lambda: _updates(run.config), "first update")
-        settled = time.monotonic() + SETTLE_SECONDS
+        settled = time.monotonic() + min(SETTLE_SECONDS, seconds)
         programs.wait_for(lambda: time.monotonic() >= settled, "time")
         began, before = time.monotonic(), _updates(run.config)
         rates = measure_rates(lambda: sum(store.num_inserted for store in stores), seconds, PIECES, programs.check)

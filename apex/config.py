@@ -72,6 +72,7 @@ class ActorConfig:
     segment_length: int = 50  # steps of a stream between two sends [section 4.1]
     window: int = 8  # segments of a stream that may be unacknowledged; then exploring pauses
     parameters_period: int = 100  # steps between two looks for newer parameters: 400 frames [section 4.1]
+    bfloat16: Literal["auto", "on", "off"] = "off"  # Q-values to act by; auto: where this host's processor has it
 
     def __post_init__(self) -> None:
         require(self.num_actors >= 0, f"actor.num_actors must be >= 1 (or 0: by the machine), got {self.num_actors}")

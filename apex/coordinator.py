@@ -280,7 +280,8 @@ class Coordinator:
         steps, now = self._status.num_steps, time.time()
         learner = {f"learner/{name}": value for name, value in self._status.learner.items() if _is_number(value)}
         if learner:
-            self._metrics.accept({"role": "learner", "steps": steps, "time": now, "scalars": learner})
+            scalars = learner | self._status.scalars()
+            self._metrics.accept({"role": "learner", "steps": steps, "time": now, "scalars": scalars})
         replay = self._status.replay_status()
         figures = {f"replay/{name}": value for name, value in replay.items() if _is_number(value)}
         if figures:

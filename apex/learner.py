@@ -18,7 +18,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from apex.allocator import keep_freed_memory
 from apex.checkpoint import load_latest, prune, save
@@ -99,12 +101,15 @@ class PublishingThread:
 class Reporter:
     """Rates and means since the last report, for the coordinator."""
 
-    def __init__(self, pipe: Connection, batch_size: int) -> None:
+    def __init__(self, pipe: Connection, batch_size: int, loader_seconds: NDArray[np.float64]) -> None:
+        """`loader_seconds`: float64[L], what each loader has worked, see `loader.SampleRing`."""
         self._pipe = pipe
         self._batch_size = batch_size
+        self._loader_seconds = loader_seconds
         self._since = time.monotonic()
         self._updates = 0
         self._waited = 0.0
+        self._loaded = loader_seconds.copy()
 
     def due(self) -> bool:
         """Whether a second has passed."""
@@ -115,17 +120,19 @@ class Reporter:
         now = time.monotonic()
         seconds = now - self._since
         rate = (trainer.num_updates - self._updates) / seconds
+        loaded = self._loader_seconds.copy()
         figures = {} if trainer.figures is None else trainer.figures._asdict()
         message = {
             "updates": trainer.num_updates,
             "updates_per_second": rate,
             "samples_per_second": rate * self._batch_size,
             "wait_share": min(1.0, (trainer.wait_seconds - self._waited) / seconds),
+            "loader_busy_share": min(1.0, float((loaded - self._loaded).max()) / seconds),  # of the busiest
             "policy_lag": trainer.policy_lag,
             **{name: float(value) for name, value in figures.items()},
             **more,
         }
-        self._since, self._updates, self._waited = now, trainer.num_updates, trainer.wait_seconds
+        self._since, self._updates, self._waited, self._loaded = now, trainer.num_updates, trainer.wait_seconds, loaded
         _send(self._pipe, message)
 
 
@@ -147,6 +154,7 @@ class LearnerLoop:
         *,
         connect: Callable[[str, int], None],
         save: Callable[[int], None],
+        loader_seconds: NDArray[np.float64],
     ) -> None:
         """`connect` is told where the priorities of a shard go; `save` writes a checkpoint, and is told the steps."""
         self.num_steps = 0  # stored by the replay server, as far as is known here
@@ -155,7 +163,7 @@ class LearnerLoop:
         self._pipe = pipe
         self._connect = connect
         self._save = save
-        self._reporter = Reporter(pipe, config.learner.batch_size)
+        self._reporter = Reporter(pipe, config.learner.batch_size, loader_seconds)
         replay = config.replay
         self._priorities = [""] * replay.num_shards  # endpoints by shard
         self._absent = ", ".join(map(replay.shard_name, range(replay.num_shards)))  # servers that are not there
@@ -302,6 +310,7 @@ def _run(folder: RunFolder, stop: Stop) -> int:
                 trainer_pipe,
                 connect=priorities.connect,
                 save=lambda num_steps: _save(folder, config, trainer, num_steps),
+                loader_seconds=ring.loader_seconds,
             )
             log.info("run %s, folder %s, device %s", folder.path.name, folder.path, device)
             reason = loop.run(stop, check)

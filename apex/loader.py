@@ -33,6 +33,7 @@ from apex.wire import Codec
 log = logging.getLogger("apex")
 
 NUM_SLOTS = 3  # one being trained on, one ready, one being filled; with more loaders more
+MOST_LOADERS = 64
 LOOK_SECONDS = 0.5  # between two looks whether a replay server on this host has come, or made its store anew
 
 
@@ -93,6 +94,8 @@ class SampleRing:
         slot_bytes = -(-(frame_bytes + self.dtype.itemsize) // mmap.PAGESIZE) * mmap.PAGESIZE
         memory = mmap.mmap(-1, slot_bytes * num_slots)
         self.memory = np.frombuffer(memory, np.uint8)  # all slots, for who wants to lock them
+        # Processor seconds of each loader: what it waits takes none.
+        self.loader_seconds = np.frombuffer(mmap.mmap(-1, 8 * MOST_LOADERS), np.float64)
         self.num_slots = num_slots
         self.num_shards = num_shards
         self.part_size = batch_size // num_shards
@@ -341,6 +344,7 @@ def load(stop: Stop, index: int, config: Config, schema: Schema, ring: SampleRin
             )
             remote = RemoteSource(batches, config)
         while not stop.requested:
+            ring.loader_seconds[index] = time.process_time()
             if loader.ready(POLL_SECONDS):
                 fill(loader, [store.sampler() if draws else None for store in stores], remote)
 

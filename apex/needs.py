@@ -48,8 +48,9 @@ class Memory(NamedTuple):
 
 def store_bytes(config: Config) -> int:
     """Bytes of tmpfs that the replay memory takes, with the counters of those who draw."""
-    replay = config.replay
-    return Sizes(replay.capacity, replay.max_bytes, config.actor.num_actors).file_bytes + mmap.PAGESIZE
+    shard = config.replay.per_shard()
+    each = Sizes(shard.capacity, shard.max_bytes, config.actor.num_actors).file_bytes + mmap.PAGESIZE
+    return config.replay.num_shards * each
 
 
 def memory_needed(config: Config, schema: Schema, *, cuda: bool) -> Memory:

@@ -60,10 +60,10 @@ def load_parameters(module: nn.Module, values: NDArray[np.float32]) -> None:
         tensor.copy_(part.view(tensor.shape))
 
 
-def q_values(network: nn.Module, observation: NDArray[Any]) -> NDArray[np.float32]:
+def q_values(network: nn.Module, observation: NDArray[Any], *, bfloat16: bool = False) -> NDArray[np.float32]:
     """Q of a batch, frame_dtype[B, S, *F] -> float32[B, A], to act by."""
-    with torch.inference_mode():
-        values: NDArray[np.float32] = network(torch.from_numpy(observation)).numpy()
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+        values: NDArray[np.float32] = network(torch.from_numpy(observation)).float().numpy()
     return values
 
 

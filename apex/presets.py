@@ -36,6 +36,7 @@ PAPER = Config(
 # Any Atari game, with the paper's network, batch, replay ratio (none) and schedule. What differs makes it learn sooner
 # on one machine, and needs a tenth of the memory.
 ATARI = Config(
+    actor=ActorConfig(bfloat16="auto"),  # paper: not said; where the processor has it, acting takes half of the time
     replay=ReplayConfig(
         capacity=1_000_000,  # paper: 2 M; about 1.5 GiB of compressed frames instead of 3
         min_size_to_sample=20_000,  # paper: 50,000, which 360 actors have in seconds
@@ -59,6 +60,7 @@ ATARI = Config(
 # follows from the machine: 16 and 128 on two cores.
 PONG = Config(
     environment=EnvironmentConfig(id="ALE/Pong-v5"),
+    actor=ATARI.actor,
     replay=ReplayConfig(
         capacity=200_000,  # paper: 2 M; some games of every actor are enough here
         min_size_to_sample=10_000,  # paper: 50,000; about 5 s of two cores

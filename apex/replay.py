@@ -86,7 +86,7 @@ class ReplayServer:
         self._heard: dict[int, float] = {}  # when a stream was heard last
         self._refused: Counter[str] = Counter()
         self._histogram = PriorityHistogram(store, clock=clock)
-        self._before = (clock(), store.num_inserted, 0)
+        self._before = (clock(), store.num_inserted, 0, time.process_time())
         self.may_insert = True
         self.inserts_wanted = False  # samplers of another shard wait for inserts: none may wait here
 
@@ -136,9 +136,10 @@ class ReplayServer:
         """What the heartbeats say; rates are over the time since the last one."""
         store, board, now = self._store, self._board, self._clock()
         inserted, drawn = store.num_inserted, board.num_drawn
-        then, inserted_then, drawn_then = self._before
+        worked = time.process_time()
+        then, inserted_then, drawn_then, worked_then = self._before
         seconds = max(now - then, 1e-3)
-        self._before = (now, inserted, drawn)
+        self._before = (now, inserted, drawn, worked)
         counters = store.counters
         inserts, samples = (inserted - inserted_then) / seconds, (drawn - drawn_then) / seconds
         return {
@@ -150,6 +151,7 @@ class ReplayServer:
             "max_bytes": store.max_bytes,
             "inserts_per_second": inserts,
             "samples_per_second": samples,
+            "busy_share": min(1.0, (worked - worked_then) / seconds),  # of the writer: what it waits takes no time
             "stale_priorities": counters.stale_priorities,
             "duplicate_segments": counters.duplicates,
             "refused": sum(self._refused.values()) + sum(counters.refused.values()),

@@ -12,6 +12,9 @@ from apex.exploration import epsilon_ladder
 
 Status = dict[str, Any]
 
+PARTS = ("actors", "wire", "replay", "loaders", "learner")  # what may limit a run
+BUSY = 0.8  # of its time: who works more has no time left worth mentioning
+LEARNER_FIGURES = ("loss", "mean_q", "gradient_norm", "td_error", "wait_share", "loader_busy_share")
 ABSENT_HEARTBEATS = 3  # a replay server that is silent for so many is away
 
 
@@ -130,6 +133,7 @@ class RunStatus:
                     whole[name] = whole.get(name, 0) + value
         if "num_inserted" in whole:
             whole["samples_per_insert"] = whole.get("num_drawn", 0) / max(whole["num_inserted"], 1)
+        whole["busy_share"] = max((_figure(status, "busy_share") for status in statuses), default=0.0)
         waits = [status.get("samplers_wait_for", "") for status in statuses]
         whole["samplers_wait_for"] = "inserts" if "inserts" in waits else ""
         whole["priority_histograms"] = [each for status in statuses if (each := status.get("priority_histogram"))]
@@ -180,6 +184,7 @@ class RunStatus:
                 "samples_per_second": replay.get("samples_per_second"),
                 "samples_per_insert": replay.get("samples_per_insert"),
                 "stale_priorities": replay.get("stale_priorities"),
+                "busy_share": replay.get("busy_share"),
             },
             "actors": {
                 "configured": self._num_actors,
@@ -189,8 +194,9 @@ class RunStatus:
                 "score": latest("actor_highest_id/score"),
                 "mean_score": latest("actors/mean_score"),
                 "episodes": latest("actors/episodes"),
+                **self._actor_figures(),
             },
-            "learner": {name: learner.get(name) for name in ("loss", "mean_q", "gradient_norm", "td_error")},
+            "learner": {name: learner.get(name) for name in LEARNER_FIGURES},
             "evaluator": {
                 "score": evaluation.get("mean"),
                 "best": evaluation.get("best"),
@@ -229,13 +235,32 @@ class RunStatus:
             "waiting": member.status.get("waiting"),
         }
 
+    def scalars(self) -> dict[str, float]:
+        """What the curves show of programs that send none themselves, by TensorBoard tag; and what limits the run."""
+        scalars = {f"actors/{name}": value for name, value in self._actor_figures().items()}
+        limit = self._limited_by()
+        if limit is not None:
+            scalars |= {f"limited_by/{part}": float(part == limit["part"]) for part in PARTS}
+        return scalars
+
+    def _actor_figures(self) -> dict[str, float]:
+        """Of all actor hosts together; of the time they wait, the one that waits most. {} without hosts."""
+        actors = [member.status for member in self.members.values() if member.role == "actor"]
+        if not actors:
+            return {}
+        summed = ("steps_per_second", "parameter_bytes_per_second")
+        return {
+            "wait_share": max(_figure(actor, "wait_share") for actor in actors),
+            **{name: sum(_figure(actor, name) for actor in actors) for name in summed},
+        }
+
     def _limited_by(self) -> Status | None:
         """Which part, if it were faster, would make training faster; and the knob that makes it so."""
         if self._phase() != "training":
             return None
         replay = self.replay_status()
         actors = [member.status for member in self.members.values() if member.role == "actor"]
-        wait_shares = [actor.get("wait_share", 0.0) for actor in actors]
+        wait_shares = [_figure(actor, "wait_share") for actor in actors]
         learner_waits = self.learner.get("wait_share", 0.0)
         if not actors:
             return {"part": "actors", "why": "no actor is there", "knob": "apex actor --learner HOST"}
@@ -249,10 +274,27 @@ class RunStatus:
             why = f"samplers wait for inserts {ratio}"
             return {"part": "actors", "why": why, "knob": "--actor.num-processes, --replay.samples-per-insert"}
         if learner_waits < 0.2:
-            why = f"it works {100 * (1 - learner_waits):.0f} % of its time"
+            why = f"it works {_percent(1 - learner_waits)} of its time"
             return {"part": "learner", "why": why, "knob": "--learner.batch-size, --learner.num-threads, --device"}
+        loaders_work, replay_works = self.learner.get("loader_busy_share", 0.0), replay["busy_share"]
+        if loaders_work > BUSY:
+            why = f"the learner waits {_percent(learner_waits)} of its time, its loaders work {_percent(loaders_work)}"
+            return {"part": "loaders", "why": why, "knob": "--learner.num-loaders"}
+        if replay_works > BUSY:
+            why = f"its writer works {_percent(replay_works)} of its time"
+            return {"part": "replay", "why": why, "knob": "--replay.num-shards"}
         if max(wait_shares) > 0.2:
-            why = f"actors wait {100 * max(wait_shares):.0f} % of their time for receipts"
-            return {"part": "replay", "why": why, "knob": "--actor.window"}
-        why = f"the learner waits {100 * learner_waits:.0f} % of its time for batches"
-        return {"part": "replay", "why": why, "knob": "--replay.num-samplers, --replay.batches-in-flight"}
+            why = f"actors wait {_percent(max(wait_shares))} of their time for receipts"
+            return {"part": "wire", "why": why, "knob": "--actor.window"}
+        why = f"the learner waits {_percent(learner_waits)} of its time for batches, and nobody works at the limit"
+        return {"part": "wire", "why": why, "knob": "--replay.num-samplers, --replay.batches-in-flight"}
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _figure(status: Status, name: str) -> float:
+    """A number that a program says of itself; 0 if it says none."""
+    value = status.get(name)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0

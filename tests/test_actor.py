@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from builders import VECTORS
 
-from apex.actor import Actor, Host, ScoreBoard, WorkerFigures
+from apex import actor as actor_module
+from apex.actor import Actor, Host, ScoreBoard, WorkerFigures, acts_in_bfloat16
 from apex.config import ActorConfig, Config, EnvironmentConfig
+from apex.lifecycle import Stop
 from apex.segments import SegmentBuilder
+from apex.sizing import Machine
 from apex.types import Parameters, Step, Stream
 
 E = 2
 STREAMS = [Stream(3, 1), Stream(1, 1)]
+WELCOME = SimpleNamespace(run_id=1, schema=VECTORS, num_parameters=1_000, endpoint=lambda name: "tcp://127.0.0.1:1")
 
 
 class Counting(torch.nn.Module):
@@ -247,3 +254,41 @@ def test_a_host_counts_the_steps_of_all_its_streams(sizes):
     assert status["num_steps"] == 10 * sum(sizes)
     assert status["steps_per_second"] > 0
     assert status["waiting"] == ""
+
+
+def test_a_host_counts_its_one_copy_of_the_parameters(monkeypatch):
+    """However many workers it has: they read the board."""
+    stop, published = Stop(), []
+
+    class Subscriber:
+        def __init__(self, *_, **__):
+            self.left = 3
+
+        def receive(self, timeout):
+            self.left -= 1
+            if self.left == 0:
+                stop.request()
+            return Parameters(7, np.zeros(1_000, np.float32))
+
+    class Board:
+        def publish(self, parameters):
+            published.append(parameters.version)
+
+    monkeypatch.setattr(actor_module, "ParameterSubscriber", Subscriber)
+    host = Host(WELCOME, Board(), WorkerFigures(4), [16] * 4)
+    before = time.monotonic()
+    host.run(stop, lambda: None)
+    time.sleep(0.05)
+    rate = host.status()["parameter_bytes_per_second"]
+    assert published == [7] * 3
+    assert 12_000 / (time.monotonic() - before + 1.0) < rate <= 12_000 / 0.05
+    assert host.status()["parameter_bytes_per_second"] == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "has", "expected"),
+    [("auto", True, True), ("auto", False, False), ("on", False, True), ("off", True, False)],
+)
+def test_each_host_chooses_its_number_format(asked, has, expected):
+    machine = Machine(cores=2, memory_bytes=2**30, gpu=False, cpu_bfloat16=has)
+    assert acts_in_bfloat16(ActorConfig(bfloat16=asked), machine) == expected

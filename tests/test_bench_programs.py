@@ -36,7 +36,7 @@ class Bursts:
         return int(self.size * (whole + min(1.0, rest / 0.005)))
 
 
-@pytest.mark.parametrize("period", [0.06, 0.4, 1.3])
+@pytest.mark.parametrize("period", [0.006, 0.03, 0.06, 0.4, 1.3])
 def test_a_rate_is_that_of_whole_bursts(monkeypatch, period):
     bursts = Bursts(800, period)
     monkeypatch.setattr(bench_programs, "time", bursts)
@@ -44,8 +44,9 @@ def test_a_rate_is_that_of_whole_bursts(monkeypatch, period):
     assert rates == pytest.approx([800 / period] * 5, rel=0.03)
 
 
-def test_too_few_bursts_are_no_figure(monkeypatch):
-    bursts = Bursts(800, 1.0)
+@pytest.mark.parametrize("period", [1.0, 3.0, 100.0])
+def test_too_few_bursts_are_no_figure(monkeypatch, period):
+    bursts = Bursts(800, period)
     monkeypatch.setattr(bench_programs, "time", bursts)
     with pytest.raises(ChildDiedError, match="take more seconds"):
         measure_rates(bursts.count, 4.0, 5, lambda: None)

@@ -51,6 +51,7 @@ class Loop:
         self.trainer = make_trainer(self.tape)
         self.saved = []
         self.connected = []
+        self.loader_seconds = np.zeros(2)
         config = replace(CONFIG, run=RunConfig(**run), replay=ReplayConfig(num_shards=num_shards))
         self.loop = LearnerLoop(
             config,
@@ -58,6 +59,7 @@ class Loop:
             pipe,
             connect=lambda endpoint, shard: self.connected.append((endpoint, shard)),
             save=lambda steps: self.saved.append(steps),
+            loader_seconds=self.loader_seconds,
         )
 
     def tell(self, *replay, end="", steps=0, absent=""):

@@ -33,6 +33,11 @@ def test_the_store_takes_its_file_and_a_page_for_its_readers():
     assert store_bytes(CONFIG) == Sizes(100_000, 10_000_000, 40).file_bytes + 4_096
 
 
+def test_every_shard_has_its_part_of_the_store_and_a_page():
+    sharded = dataclasses.replace(CONFIG, replay=dataclasses.replace(CONFIG.replay, num_shards=2))
+    assert store_bytes(sharded) == 2 * (Sizes(50_000, 5_000_000, 40).file_bytes + 4_096)
+
+
 def test_memory_is_the_store_and_every_program():
     needed = memory_needed(CONFIG, PIXELS, cuda=False)
     stacks = 512 * 4 * 84 * 84

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from apex.config import ConfigError, NetworkConfig
-from apex.networks import flatten_parameters, load_parameters, make_network, num_parameters
+from apex.networks import flatten_parameters, load_parameters, make_network, num_parameters, q_values
 from apex.types import Schema
 
 
@@ -168,6 +168,18 @@ def test_under_autocast_the_answer_is_float32_and_finer_than_bfloat16(schema):
     assert q.dtype is torch.float32
     torch.testing.assert_close(q, expected, rtol=0, atol=5e-3)  # Two bfloat16 near 2 lie 1/64 apart.
     assert not torch.equal(q, q.bfloat16().float())
+
+
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_acts_by_the_same_values_in_either_format(bfloat16):
+    network = make_network(small(hidden=256), images(), seed=1)
+    observation = observations(images())
+    with torch.no_grad():
+        expected = network(observation).numpy()
+    q = q_values(network, observation.numpy(), bfloat16=bfloat16)
+    assert q.dtype == np.float32
+    np.testing.assert_allclose(q, expected, rtol=0, atol=5e-3 if bfloat16 else 1e-6)
+    assert (q != expected).any() == bfloat16  # It is really computed in it.
 
 
 # What it starts from

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from apex.config import Config, EvaluatorConfig, ReplayConfig, RunConfig
-from apex.run_status import ABSENT_HEARTBEATS, RunStatus
+from apex.run_status import ABSENT_HEARTBEATS, PARTS, RunStatus
 
 
 class Clock:
@@ -127,8 +127,11 @@ def test_ends_by_steps_minutes_or_a_confirmed_score():
         ({}, {}, {"wait_share": 0.05}, "learner"),
         ({"samplers_wait_for": "inserts"}, {}, {"wait_share": 0.9}, "actors"),
         ({"inserts_wait": True}, {"wait_share": 0.9}, {"wait_share": 0.5}, "learner"),
-        ({}, {"wait_share": 0.5}, {"wait_share": 0.9}, "replay"),
-        ({}, {}, {"wait_share": 0.9}, "replay"),
+        ({}, {}, {"wait_share": 0.9, "loader_busy_share": 0.9}, "loaders"),
+        ({"busy_share": 0.9}, {"wait_share": 0.5}, {"wait_share": 0.9}, "replay"),
+        ({}, {"wait_share": 0.5}, {"wait_share": 0.9}, "wire"),
+        ({}, {}, {"wait_share": 0.9}, "wire"),
+        ({}, {"wait_share": "much"}, {"wait_share": 0.9}, "wire"),
     ],
 )
 def test_names_the_part_that_limits(replay, actor, learner, part):
@@ -138,6 +141,33 @@ def test_names_the_part_that_limits(replay, actor, learner, part):
     assert limited_by["part"] == part
     assert limited_by["why"]
     assert limited_by["knob"]
+    shown = {tag: value for tag, value in status.scalars().items() if tag.startswith("limited_by/")}
+    assert len(shown) == len(PARTS)
+    assert [tag for tag, value in shown.items() if value] == [f"limited_by/{part}"]
+
+
+def test_curves_show_what_actor_hosts_say_of_themselves():
+    status = make_status()
+    assert status.scalars() == {}
+    for session, wait_share in enumerate([0.25, 0.75]):
+        figures = {"wait_share": wait_share, "parameter_bytes_per_second": 1_000, "steps_per_second": 30.0}
+        status.hear(session, "actor", "h", 11, figures)
+    status.hear(9, "actor", "h", 12, {"wait_share": True, "steps_per_second": "many"})
+    assert status.scalars() == {
+        "actors/wait_share": 0.75,
+        "actors/parameter_bytes_per_second": 2_000,
+        "actors/steps_per_second": 60,
+    }
+
+
+def test_the_status_says_who_works_and_who_waits():
+    status = make_status()
+    status.hear(1, "actor", "h", 11, {"wait_share": 0.25, "parameter_bytes_per_second": 8})
+    status.learner = {"wait_share": 0.5, "loader_busy_share": 0.75}
+    report = status.report(nothing)
+    assert report["actors"]["wait_share"] == 0.25
+    assert report["actors"]["parameter_bytes_per_second"] == 8
+    assert (report["learner"]["wait_share"], report["learner"]["loader_busy_share"]) == (0.5, 0.75)
 
 
 def test_without_actors_they_are_what_limits():
@@ -179,12 +209,14 @@ def test_the_replay_memory_is_the_sum_of_its_shards_and_of_each_the_newer_life_c
     hear_shard(status, 0, session=1, num_inserted=90, size=90, num_drawn=900, rate="x")
     clock.now += 1
     hear_shard(status, 0, num_inserted=100, size=80, num_drawn=1_000, store_incarnation="7")
-    hear_shard(status, 1, num_inserted=300, size=240, num_drawn=1_000, inserts_per_second=1.5)
+    hear_shard(status, 1, num_inserted=300, size=240, num_drawn=1_000, inserts_per_second=1.5, busy_share=0.5)
+    hear_shard(status, 0, session=10, num_inserted=100, size=80, num_drawn=1_000, store_incarnation="7", busy_share=0.3)
     report = status.report(nothing)
     assert status.num_steps == report["steps"] == 400
     assert report["replay"]["size"] == 320
     assert report["replay"]["inserts_per_second"] == 1.5
     assert report["replay"]["samples_per_insert"] == 5
+    assert report["replay"]["busy_share"] == 0.5  # of the busiest: it is what limits
     assert [(row["shard"], row["pid"]) for row in report["roles"]] == [(0, 100), (0, 100), (1, 101)]
 
 

@@ -1,0 +1,101 @@
+"""`bench/gpu.sh` writes every figure into its file; a rehearsal shows it without a GPU, and leaves nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from test_transport import until
+
+SCRIPT = Path(__file__).parent.parent / "bench" / "gpu.sh"
+FIGURES = {
+    "learner": {"learner_updates_per_s", "learner_resident_updates_per_s", "learner_plain_updates_per_s"},
+    "learner-batch-128": {"learner_updates_per_s", "learner_wait_share", "learner_gain", "learner_fed_share"},
+    "actor": {"actor_steps_per_s", "bare_environment_steps_per_s", "actor_share_of_bare", "part_forward_us"},
+    "system": {"system_steps_per_s", "system_updates_per_s", "system_samples_per_s"},
+}
+
+
+def start(tmp_path, *arguments):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    environment = {**os.environ, "TMPDIR": str(scratch), "APEX_PYTHON": sys.executable}
+    with (tmp_path / "said").open("wb") as said:
+        return subprocess.Popen(
+            [str(SCRIPT), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            cwd=tmp_path,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+def users_of(scratch):
+    """Processes, whosever children, whose temporary files go there."""
+    found = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if f"TMPDIR={scratch}\0".encode() in environment.read_bytes():
+                found.append(environment.parent.name)
+    return found
+
+
+def runs_of(scratch):
+    """Ids of the runs that there are just now."""
+    run_ids = set()
+    for manifest in scratch.glob("apex-bench-*/*/manifest.json"):
+        with suppress(OSError, ValueError):
+            run_ids.add(json.loads(manifest.read_text())["run_id"])
+    return run_ids
+
+
+def test_a_rehearsal_writes_every_file_and_leaves_nothing_behind(tmp_path):
+    scratch, out, run_ids = tmp_path / "scratch", tmp_path / "out", set()
+    script = start(tmp_path, "--rehearse", str(out))
+    try:
+        deadline = time.monotonic() + 240
+        while script.poll() is None and time.monotonic() < deadline:
+            run_ids |= runs_of(scratch)
+            time.sleep(0.05)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(script.pid, signal.SIGKILL)
+        script.wait()
+    assert script.returncode == 0, (tmp_path / "said").read_text()
+
+    assert {path.name for path in out.iterdir()} == {f"rehearsal-{name}.json" for name in FIGURES}
+    for name, figures in FIGURES.items():
+        measured = json.loads((out / f"rehearsal-{name}.json").read_text())
+        assert measured["command"].startswith(f"apex bench {name.partition('-')[0]} --"), measured
+        assert measured["git"] is None or len(measured["git"]["commit"]) == 40
+        assert measured["hardware"]["cores"] >= 1
+        assert measured["versions"]["python"].startswith("3.")
+        assert {figure for figure in figures if measured["figures"][figure] >= 0} == figures
+        if "batch" in name:
+            assert measured["figures"]["batch_size"] == 128
+
+    assert len(run_ids) == len(FIGURES)
+    memory = [path for run_id in run_ids for path in Path("/dev/shm").glob(f"apex-{run_id:016x}*")]
+    assert memory == []
+    until(lambda: not users_of(scratch), "end of all processes", seconds=10)
+    assert list(scratch.glob("apex-*")) == []
+
+
+@pytest.mark.parametrize("arguments", [["--rehearse"], ["--rehearse", ""], ["--rehearse", "a", "b"], ["everything"]])
+def test_other_arguments_are_refused_with_the_usage(tmp_path, arguments):
+    script = start(tmp_path, *arguments)
+    try:
+        assert script.wait(10) == 1
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(script.pid, signal.SIGKILL)
+    assert (tmp_path / "said").read_text() == "usage: bench/gpu.sh [--rehearse DIR]\n"
