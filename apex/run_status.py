@@ -287,7 +287,9 @@ class RunStatus:
             why = f"actors wait {_percent(max(wait_shares))} of their time for receipts"
             return {"part": "wire", "why": why, "knob": "--actor.window"}
         why = f"the learner waits {_percent(learner_waits)} of its time for batches, and nobody works at the limit"
-        return {"part": "wire", "why": why, "knob": "--replay.num-samplers, --replay.batches-in-flight"}
+        # Where loaders draw for themselves there are no samplers.
+        more = "--learner.num-loaders" if self._config.transport.shared_memory else "--replay.num-samplers"
+        return {"part": "wire", "why": why, "knob": f"{more}, --replay.batches-in-flight"}
 
 
 def _percent(share: float) -> str:
