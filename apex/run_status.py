@@ -133,7 +133,8 @@ class RunStatus:
                     whole[name] = whole.get(name, 0) + value
         if "num_inserted" in whole:
             whole["samples_per_insert"] = whole.get("num_drawn", 0) / max(whole["num_inserted"], 1)
-        whole["busy_share"] = max((_figure(status, "busy_share") for status in statuses), default=0.0)
+        if "busy_share" in whole:
+            whole["busy_share"] = max(_figure(status, "busy_share") for status in statuses)
         waits = [status.get("samplers_wait_for", "") for status in statuses]
         whole["samplers_wait_for"] = "inserts" if "inserts" in waits else ""
         whole["priority_histograms"] = [each for status in statuses if (each := status.get("priority_histogram"))]
@@ -276,7 +277,7 @@ class RunStatus:
         if learner_waits < 0.2:
             why = f"it works {_percent(1 - learner_waits)} of its time"
             return {"part": "learner", "why": why, "knob": "--learner.batch-size, --learner.num-threads, --device"}
-        loaders_work, replay_works = self.learner.get("loader_busy_share", 0.0), replay["busy_share"]
+        loaders_work, replay_works = self.learner.get("loader_busy_share", 0.0), _figure(replay, "busy_share")
         if loaders_work > BUSY:
             why = f"the learner waits {_percent(learner_waits)} of its time, its loaders work {_percent(loaders_work)}"
             return {"part": "loaders", "why": why, "knob": "--learner.num-loaders"}

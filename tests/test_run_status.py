@@ -281,3 +281,13 @@ def test_inserts_into_one_shard_are_wanted_while_samples_of_another_wait_for_ins
     alone = make_status()
     hear_shard(alone, 0, samplers_wait_for="inserts")
     assert not alone.inserts_wanted(0)
+
+
+def test_without_a_replay_server_there_are_no_figures_of_one():
+    """Else its curve would have rows of nothing."""
+    status = make_status()
+    assert not [
+        value for value in status.replay_status().values() if isinstance(value, int | float) and value is not False
+    ]
+    status.hear(1, "replay", "h", 10, {"num_inserted": 5})
+    assert "busy_share" not in status.replay_status()
