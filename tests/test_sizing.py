@@ -299,10 +299,13 @@ def test_each_shard_has_tables_for_its_share():
     assert table_bytes(sharded) == 2 * (65_537 * 40 + 2 * 131_072 * 8)
 
 
-def test_each_shard_takes_a_core_for_its_writer_and_its_samplers():
+def test_each_shard_takes_a_core_for_its_writer_and_for_its_samplers_where_loaders_do_not_draw():
     tree = replace(Config(), replay=replace(Config().replay, num_shards=4))
-    assert layout(sized(tree, machine(16, gpu=True)))[0] == 8  # As without a GPU: 16 - trainer - 2 loaders - 4 * 2 = 5.
-    assert layout(sized(tree, machine(64, gpu=True)))[0] == 53
+    assert layout(sized(tree, machine(16, gpu=True)))[0] == 16 - 1 - 3 - 4
+    assert layout(sized(tree, machine(64, gpu=True)))[0] == 64 - 1 - 5 - 4  # trainer, loaders, writers
+    sockets = replace(tree, transport=replace(tree.transport, shared_memory=False))
+    samplers = tree.replay.num_samplers
+    assert layout(sized(sockets, machine(64, gpu=True)))[0] == 64 - 1 - 5 - 4 * (1 + samplers)
 
 
 def test_more_shards_than_actors_are_refused_when_the_machine_has_decided_their_number():
@@ -313,7 +316,8 @@ def test_more_shards_than_actors_are_refused_when_the_machine_has_decided_their_
 
 def test_says_in_how_many_shards_the_memory_is():
     tree = replace(Config(), replay=replace(Config().replay, num_shards=2))
-    assert explain(tree, machine(), images())[3].endswith("= 11% of memory, in 2 shards")
+    (line,) = [line for line in explain(tree, machine(), images()) if line.startswith("replay:")]
+    assert line.endswith("= 11% of memory, in 2 shards")
 
 
 def test_replay_gets_what_its_capacity_takes():
