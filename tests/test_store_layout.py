@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from store_builders import SIZES, attach, create, make_segment, open_reader
 
+from apex import store_layout
 from apex.config import ConfigError
 from apex.store_layout import (
     HEADER,
@@ -244,3 +245,15 @@ def test_an_owner_is_seen_while_it_lives_and_where_there_is_nothing_there_is_non
     assert has_owner(path)
     ownership.release()
     assert not has_owner(path)
+
+
+def test_what_is_another_users_counts_as_wanted(tmp_path, monkeypatch):
+    """Its board may not be opened: whether anybody draws from the store is not for us to say."""
+    store = tmp_path / "apex-1-0.replay"
+    assert not store_layout.is_wanted(store)
+
+    def refuse(path, flags):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(store_layout.os, "open", refuse)
+    assert store_layout.is_wanted(store)
