@@ -341,9 +341,12 @@ def test_prune_of_nothing_is_nothing(tmp_path):
     assert names(tmp_path) == ["000000001"]
 
 
-def test_verify_says_nothing_of_a_whole_checkpoint(tmp_path):
-    (path,) = make_checkpoints(tmp_path, 1)
-    verify(path)
+def test_verify_tells_a_damaged_checkpoint_from_a_whole_one(tmp_path):
+    whole, damaged = make_checkpoints(tmp_path, 1, 2)
+    one_bit(damaged)
+    with pytest.raises(CheckpointError, match="000000002"):
+        verify(damaged)
+    verify(whole)
 
 
 # --- policies -------------------------------------------------------------------------------------------------------

@@ -380,9 +380,11 @@ def test_a_program_started_anywhere_finds_a_factory_beside_it(folder):
     program = (
         "from apex.config import NetworkConfig; from apex.networks import make_network; from apex.types import Schema; "
         "schema = Schema(frame_shape=(4,), frame_dtype='float32', stack=1, num_actions=2, n_step=3, codec='raw'); "
-        "make_network(NetworkConfig(factory='my_networks:good'), schema, seed=1)"
+        "print(type(make_network(NetworkConfig(factory='my_networks:good'), schema, seed=1)).__name__)"
     )
-    subprocess.run([sys.executable, "-c", program], cwd=folder, check=True, env={"PYTHONPATH": ":".join(sys.path)})
+    environment = {"PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.stdout == f"{type(custom('my_networks:good')).__name__}\n", done.stderr
 
 
 @pytest.mark.parametrize(

@@ -167,8 +167,10 @@ def test_one_signal_ends_everything_within_ten_seconds(programs, signum):
 def test_after_the_launcher_was_killed_no_process_stays(programs):
     programs.start("train", "train", *TINY, *programs.offset, "--name", "one")
     programs.status(lambda status: status["updates"] > 10)
+    assert len(running_in(programs.folder)) >= 6  # launcher, replay, sampler, learner, loader, actor at least
     programs.running["train"].kill()
-    until(lambda: not running_in(programs.folder), "end of all processes", seconds=30.0)
+    assert programs.running["train"].wait(DEADLINE) == -signal.SIGKILL
+    assert until(lambda: not running_in(programs.folder), "end of all processes", seconds=30.0)
 
 
 def steps_and_updates(folder):

@@ -190,7 +190,9 @@ def test_the_children_of_a_killed_program_do_not_outlive_it(folder):
         return len(lives) == 4
 
     supervise([program], StopWhen(condition), logs=folder)
-    wait_until(lambda: not any(is_running(pid) for pid in pids(folder, "replay")))
+    both_lives = set(pids(folder, "replay"))
+    assert len(both_lives) == 4
+    wait_until(lambda: not any(map(is_running, both_lives)))
 
 
 def test_a_program_starts_once_it_is_ready(folder):
@@ -308,7 +310,8 @@ def test_no_program_outlives_a_launcher_that_was_killed(folder):
         launcher.kill()
         launcher.wait(DEADLINE_SECONDS)
     roles = pids(folder, "replay") + pids(folder, "actor")
-    wait_until(lambda: not any(is_running(pid) for pid in roles))
+    assert len(roles) == 2
+    wait_until(lambda: not any(map(is_running, roles)))
 
 
 # --- last words -------------------------------------------------------------------------------------------------------
