@@ -7,12 +7,8 @@ other cores. Its steps are counted where they are stored. Then the parts of a st
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,24 +19,22 @@ import numpy as np
 import torch
 
 from apex.actor import acts_in_bfloat16
+from apex.bench_command import Figures, make_parser, read_config, run_bench
 from apex.bench_programs import address, map_stores, measure_rates, open_programs
 from apex.bench_report import Line, print_rows
 from apex.config import Config, require
-from apex.environment import describe, kind, make_environment
+from apex.environment import describe, make_environment
 from apex.exploration import epsilon_greedy, epsilon_ladder
-from apex.lifecycle import FAILED, FINISHED, Stop, stop_on_signals
+from apex.lifecycle import Stop
 from apex.machine import read_machine
 from apex.networks import make_network, q_values
-from apex.options import parse_config
 from apex.ports import choose_ports, is_free
-from apex.processes import ChildDiedError, call_in_child
+from apex.processes import call_in_child
 from apex.run_folder import RunFolder
 from apex.segments import SegmentBuilder
-from apex.sizing import size_to_machine
 from apex.types import Schema
 
 PIECES = 5  # a rate is the median of so many
-GAME = "ALE/Seaquest-v5"  # unless the options name another
 PARTS = {  # of a step of one stream, in microseconds
     "forward": "Q-values of all streams, one batch",
     "choose": "epsilon-greedy",
@@ -54,38 +48,22 @@ LINES = [
     Line("actor_share_of_bare", "the one against the other", "%", 100, 0, 65, 75),
 ]
 
-Figures = dict[str, float]
-
 
 def main(argv: Sequence[str]) -> int:
     """Returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="apex bench actor", description="Measures an actor on one core. Other options are those of apex train."
-    )
+    parser = make_parser("actor", "Measures an actor on one core. Other options are those of apex train.")
     parser.add_argument("--seconds", type=float, default=30.0, metavar="S", help="of the actor; default 30")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     options, rest = parser.parse_known_args(argv)
     require(options.seconds > 0, f"--seconds must be > 0, got {options.seconds}")
-    config = read_config(rest, "apex bench actor")
-    try:
-        with stop_on_signals() as stop, tempfile.TemporaryDirectory(prefix="apex-bench-") as name:
-            figures = measure(config, Path(name), options.seconds, stop)
-    except ChildDiedError as error:
-        print(f"apex bench actor: {error}", file=sys.stderr)
-        return FAILED
-    print_rows(f"{config.environment.id}, {int(figures['envs_per_process'])} environments", LINES, figures)
-    print_parts(figures)
-    if options.json:
-        print(json.dumps(figures))
-    return FINISHED
+    config = read_config(rest, parser.prog)
 
+    def show(figures: Figures) -> None:
+        print_rows(f"{config.environment.id}, {int(figures['envs_per_process'])} environments", LINES, figures)
+        print_parts(figures)
 
-def read_config(arguments: Sequence[str], prog: str) -> Config:
-    """The configuration of a benchmark's run: that of `apex train` with these options, sized to this machine."""
-    named = any(word.startswith(("--env", "--preset", "--config")) for word in arguments)
-    words = list(arguments) if named else [*arguments, "--env", GAME]
-    config = parse_config(words, prog=prog, description="", kind=kind)
-    return size_to_machine(config, read_machine(), describe(config.environment, config.actor.n_step))
+    return run_bench(
+        parser.prog, lambda folder, stop: measure(config, folder, options.seconds, stop), show, as_json=options.json
+    )
 
 
 def measure(config: Config, folder: Path, seconds: float, stop: Stop) -> Figures:

@@ -1,49 +1,49 @@
 """`apex bench connections`: as many actors as one replay server can be asked to bear, each on a connection of its own.
 
 Real games are recorded once; then every connection sends their segments again and again, as fast as its window lets it,
-to a real replay server. At the end the books must balance: every segment acknowledged, and as many transitions stored
-as were sent, none lost and none twice. Fairness is the slowest connection against the fastest.
+to a real replay server. At the end the books must balance: every segment acknowledged, and of each as many transitions
+stored as it had, none lost and none twice. Fairness is the slowest connection against the fastest.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
-import sys
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from apex.bench_actor import read_config
-from apex.bench_learner import record_games
+from apex.bench_command import Figures, make_parser, read_config, record_games, run_bench
+from apex.bench_ledger import MOST_ACTORS, Ledger, tag
 from apex.bench_programs import Programs, address, map_stores, open_programs
 from apex.bench_report import Line, print_rows
 from apex.config import Config, require
 from apex.environment import describe
 from apex.experience_link import ExperienceLink
-from apex.lifecycle import FAILED, FINISHED, POLL_SECONDS, Stop, stop_on_signals
+from apex.lifecycle import POLL_SECONDS, Stop
 from apex.ports import choose_ports, is_free
-from apex.processes import ChildDiedError, check_children, start_child, stop_children
+from apex.processes import check_children, start_child, stop_children
 from apex.recording import Compressor, Recording
 from apex.replay_timing import read_memory
 from apex.run_folder import RunFolder
 from apex.segments import Cut
 from apex.session import greet, read_welcome
-from apex.store_layout import Store
+from apex.store_layout import open_file, store_path
 from apex.transport import ExperienceSender, ReceiptReceiver, open_context, split_address
 from apex.types import Stream
 from apex.wire import Codec
 
 CAPACITY = 200_000  # transitions: it wraps within seconds, so memory that grows shows
 NUM_SENDERS = 2  # processes that the connections are spread over
+NUM_FRAMES = 20_000  # distinct, recorded
 DRAIN_SECONDS = 60.0  # for what is on its way when the time is up
-LOOK_SECONDS = 1.0  # between two looks at the memory
+LOOK_SECONDS = 0.1  # between two looks at what was stored: a million a second would be needed to miss any
+MEMORY_SECONDS = 1.0  # between two looks at the memory
 LINES = [
     Line("connections", "connections, an actor each", "", digits=0, bar=128, stretch=256),
     Line("connections_transitions_per_s", "transitions stored", "/s", digits=0),
@@ -57,41 +57,33 @@ LINES = [
     ),
 ]
 
-Figures = dict[str, float]
-
 
 class Sent(NamedTuple):
     """What one process has done."""
 
-    transitions: list[int]  # of each of its connections
+    actors: list[int]  # ids, one of each of its connections
+    segments: list[int]  # that each has sent
     pending: int  # segments that were not acknowledged
     resent: int  # segments
 
 
 def main(argv: Sequence[str]) -> int:
     """Returns the exit status: 1 if a transition was lost, or stored twice, or a segment never acknowledged."""
-    parser = argparse.ArgumentParser(
-        prog="apex bench connections",
-        description="Sends from many connections at once. Other options are those of apex train.",
-    )
+    parser = make_parser("connections", "Sends from many connections at once. Other options are those of apex train.")
     parser.add_argument("--connections", type=int, default=128, metavar="N", help="default 128")
     parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="default 10")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     options, rest = parser.parse_known_args(argv)
-    require(2 <= options.connections <= 4_096, f"--connections must be 2 ... 4096, got {options.connections}")
+    number = options.connections
+    require(2 <= number <= MOST_ACTORS, f"--connections must be 2 ... {MOST_ACTORS}, got {number}")
     require(options.minutes > 0, f"--minutes must be > 0, got {options.minutes}")
-    config = read_config(rest, "apex bench connections")
-    try:
-        with stop_on_signals() as stop, tempfile.TemporaryDirectory(prefix="apex-bench-") as name:
-            figures = measure(config, Path(name), options.connections, 60 * options.minutes, stop)
-    except ChildDiedError as error:
-        print(f"apex bench connections: {error}", file=sys.stderr)
-        return FAILED
-    print_rows(f"{config.environment.id}, {options.minutes:g} minutes", LINES, figures)
-    if options.json:
-        print(json.dumps(figures))
-    unbalanced = any(figures[f"connections_{what}"] for what in ("lost", "twice", "pending"))
-    return FAILED if unbalanced else FINISHED
+    config = read_config(rest, parser.prog)
+    return run_bench(
+        parser.prog,
+        lambda folder, stop: measure(config, folder, number, 60 * options.minutes, stop),
+        lambda figures: print_rows(f"{config.environment.id}, {options.minutes:g} minutes", LINES, figures),
+        as_json=options.json,
+        passed=lambda figures: not any(figures[f"connections_{what}"] for what in ("lost", "twice", "pending")),
+    )
 
 
 def measure(config: Config, folder: Path, connections: int, seconds: float, stop: Stop) -> Figures:
@@ -107,7 +99,7 @@ def measure(config: Config, folder: Path, connections: int, seconds: float, stop
         run=replace(config.run, folder=str(folder), name="bench-connections", tensorboard=False, stop_score=None),
     )
     schema = describe(config.environment, config.actor.n_step)
-    recording = record_games(folder, config, schema, stop)
+    recording = record_games(folder / "recording", config, schema, NUM_FRAMES, stop)
     config = choose_ports(config, is_free, lambda sentence: None)
     run = RunFolder.create(config, schema, argv=[])
     children, pipes = _start_senders(config, recording, connections)
@@ -115,21 +107,25 @@ def measure(config: Config, folder: Path, connections: int, seconds: float, stop
         with open_programs(folder, stop) as programs:
             programs.start("learner", ["learner", "--run-folder", str(run.path)])
             server = programs.start("replay", ["replay", "--learner", address(config)])
-            (store,) = programs.wait_for(lambda: map_stores(run), "replay memory")
+            programs.wait_for(lambda: map_stores(run), "replay memory")
+            ledger = Ledger(open_file(store_path(run.run_id), schema, writable=False))
             for pipe in pipes:
                 programs.wait_for(pipe.poll, "sender")
                 pipe.recv_bytes()
             for pipe in pipes:
                 pipe.send_bytes(json.dumps(seconds).encode())
             began = time.monotonic()
-            memory = _watch_memory(programs, server.pid, began + seconds)
+            memory = _watch(programs, ledger, server.pid, began + seconds)
             answers = []
             for pipe in pipes:
                 while not pipe.poll(POLL_SECONDS):
                     programs.check()
                     check_children(children)
+                    ledger.look()
                 answers.append(Sent(*json.loads(pipe.recv_bytes())))
-            return _account(answers, store, memory, time.monotonic() - began)
+            seconds = time.monotonic() - began
+            ledger.look()
+            return _account(answers, recording, ledger, memory, seconds)
     finally:
         stop_children(children)
 
@@ -146,30 +142,49 @@ def _start_senders(config: Config, recording: Recording, connections: int) -> tu
     return children, pipes
 
 
-def _watch_memory(programs: Programs, pid: int, until: float) -> list[float]:
-    """Bytes of the replay server's processes without the mapped file, now and then."""
-    memory = []
-    while time.monotonic() < until:
+def _watch(programs: Programs, ledger: Ledger, pid: int, until: float) -> list[float]:
+    """Keeps the books; returns bytes of the replay server's processes without the mapped file, now and then."""
+    memory: list[float] = []
+    look_at = 0.0
+    while (now := time.monotonic()) < until:
         programs.check()
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        whole, shared = read_memory([pid, *map(int, children)])
-        memory.append(float(whole - shared))
+        ledger.look()
+        if now >= look_at:
+            look_at = now + MEMORY_SECONDS
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            whole, shared = read_memory([pid, *map(int, children)])
+            memory.append(float(whole - shared))
         time.sleep(min(LOOK_SECONDS, max(0.0, until - time.monotonic())))
     return memory
 
 
-def _account(answers: Sequence[Sent], store: Store, memory: list[float], seconds: float) -> Figures:
-    """Compares what was sent with what is stored."""
-    transitions = [count for answer in answers for count in answer.transitions]
-    sent, stored = sum(transitions), store.num_inserted
+def list_sent(actor_id: int, num_segments: int, recording: Recording) -> Iterator[tuple[int, int]]:
+    """Tag and number of transitions of each segment that a connection has sent."""
+    for number in range(num_segments):
+        yield tag(actor_id, number), len(recording.records_of(piece_of(actor_id, number, recording)))
+
+
+def piece_of(actor_id: int, number: int, recording: Recording) -> int:
+    """Which piece of the recording a connection sends as this segment: they begin at different places."""
+    return (actor_id + number) % len(recording.pieces)
+
+
+def _account(
+    answers: Sequence[Sent], recording: Recording, ledger: Ledger, memory: list[float], seconds: float
+) -> Figures:
+    """Compares what was sent with what was stored, segment by segment."""
+    connections = [pair for answer in answers for pair in zip(answer.actors, answer.segments, strict=True)]
+    sent = [list(list_sent(actor_id, segments, recording)) for actor_id, segments in connections]
+    transitions = [sum(count for _, count in rows) for rows in sent]
+    balance = ledger.balance(chain.from_iterable(sent))
     tenth = max(1, len(memory) // 10)
     first, last = statistics.median(memory[tenth : 2 * tenth] or memory), statistics.median(memory[-tenth:])
     figures = {
         "connections": float(len(transitions)),
-        "connections_transitions_per_s": stored / seconds,
+        "connections_transitions_per_s": ledger.num_transitions / seconds,
         "connections_fairness": min(transitions) / max(1, max(transitions)),
-        "connections_lost": float(max(0, sent - stored)),
-        "connections_twice": float(max(0, stored - sent)),
+        "connections_lost": float(balance.lost),
+        "connections_twice": float(balance.twice),
         "connections_pending": float(sum(answer.pending for answer in answers)),
         "connections_resent": float(sum(answer.resent for answer in answers)),
         "connections_memory_bytes": last,
@@ -185,11 +200,13 @@ def _account(answers: Sequence[Sent], store: Store, memory: list[float], seconds
 class Connected:
     """One actor's connection, which sends a recording's segments round and round, from a place of its own."""
 
-    def __init__(self, link: ExperienceLink, cuts: Sequence[Cut], first: int) -> None:
+    def __init__(self, link: ExperienceLink, actor_id: int, recording: Recording, cuts: Sequence[Cut]) -> None:
+        """`cuts`: the pieces of the recording."""
         self._link = link
+        self._recording = recording
         self._cuts = cuts
-        self._next = first
-        self.num_transitions = 0
+        self.actor_id = actor_id
+        self.num_segments = 0
 
     @property
     def in_flight(self) -> int:
@@ -209,10 +226,9 @@ class Connected:
         """Sends the next segment; False while the window is full."""
         if self._link.blocked:
             return False
-        cut = self._cuts[self._next % len(self._cuts)]
-        self._next += 1
-        self._link.send([cut], 0)
-        self.num_transitions += len(cut.records)
+        cut = self._cuts[piece_of(self.actor_id, self.num_segments, self._recording)]
+        self._link.send([cut], tag(self.actor_id, self.num_segments))
+        self.num_segments += 1
         return True
 
 
@@ -230,13 +246,15 @@ def send(stop: Stop, recording: Recording, learner: str, count: int, pipe: Conne
     (replay,), window = welcome.replay, welcome.config.actor.window
     codec = Codec(welcome.run_id, welcome.schema)
 
-    def connect(index: int, stream: Stream) -> Connected:
+    def connect(stream: Stream) -> Connected:
         sender = ExperienceSender(context, replay["experience"], num_messages=window)
         receipts = ReceiptReceiver(context, [replay["receipts"]], codec, [stream])
-        return Connected(ExperienceLink([stream], codec, [sender], receipts, window=window), cuts, index)
+        return Connected(
+            ExperienceLink([stream], codec, [sender], receipts, window=window), stream.actor_id, recording, cuts
+        )
 
     with open_context() as context:
-        connections = [connect(index, stream) for index, stream in enumerate(welcome.streams)]
+        connections = [connect(stream) for stream in welcome.streams]
         pipe.send_bytes(b"ready")
         while not pipe.poll(POLL_SECONDS):
             if stop.requested:
@@ -263,7 +281,8 @@ def run(stop: Stop, connections: Sequence[Connected], seconds: float) -> Sent:
             connection.pump()
         time.sleep(0.01)
     return Sent(
-        [connection.num_transitions for connection in connections],
+        [connection.actor_id for connection in connections],
+        [connection.num_segments for connection in connections],
         sum(connection.in_flight for connection in connections),
         sum(connection.num_resent for connection in connections),
     )

@@ -8,11 +8,7 @@ third against the second what replay costs.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,17 +19,16 @@ import numpy as np
 import torch
 
 from apex.allocator import keep_freed_memory
-from apex.bench_actor import read_config
+from apex.bench_command import NUM_STREAMS, Figures, make_parser, read_config, record_games, run_bench
 from apex.bench_report import Line, print_rows
 from apex.config import Config, LearnerConfig, require
 from apex.environment import describe
 from apex.learner import choose_device
-from apex.lifecycle import FAILED, FINISHED, Stop, stop_on_signals
+from apex.lifecycle import Stop
 from apex.loader import Part, Sample, SampleRing
 from apex.networks import make_network
 from apex.optimizers import make_optimizer
-from apex.processes import ChildDiedError, call_in_child
-from apex.recording import Recording, load, record
+from apex.processes import call_in_child
 from apex.replay_bed import open_bed
 from apex.trainer import Samples, Trainer
 from apex.types import Array, PriorityUpdate, Schema
@@ -42,7 +37,6 @@ from apex.update import DeviceBatch, EagerUpdate
 PIECES = 5  # a rate is the median of so many
 BATCH_SIZE = 512  # of the bars; --batch-size names another
 NUM_FRAMES = 20_000  # distinct, recorded
-NUM_STREAMS = 16  # of the one connection that sends them
 WARM_UP_UPDATES = 5  # of which a graph takes three
 LINES = [
     Line("learner_updates_per_s", "fed by replay, priorities returned", "/s", digits=2, bar=5.5, stretch=10),
@@ -52,8 +46,6 @@ LINES = [
     Line("learner_gain", "fed by replay against plain", "x", 1, 2, 2),
     Line("learner_wait_share", "of its time the learner waits for batches", "%", 100, 1, less_is_better=True),
 ]
-
-Figures = dict[str, float]
 
 
 class Resident:
@@ -96,26 +88,19 @@ class Nowhere:
 
 def main(argv: Sequence[str]) -> int:
     """Returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="apex bench learner", description="Measures the learner. Other options are those of apex train."
-    )
+    parser = make_parser("learner", "Measures the learner. Other options are those of apex train.")
     parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="of all three rates; default 60")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     options, rest = parser.parse_known_args(argv)
     require(options.seconds > 0, f"--seconds must be > 0, got {options.seconds}")
     typed = any(word.startswith(("--batch-size", "--learner.batch-size", "--config")) for word in rest)
-    config = read_config(rest if typed else [*rest, "--batch-size", str(BATCH_SIZE)], "apex bench learner")
-    try:
-        with stop_on_signals() as stop, tempfile.TemporaryDirectory(prefix="apex-bench-") as name:
-            figures = measure(config, Path(name), options.seconds, stop)
-    except ChildDiedError as error:
-        print(f"apex bench learner: {error}", file=sys.stderr)
-        return FAILED
+    config = read_config(rest if typed else [*rest, "--batch-size", str(BATCH_SIZE)], parser.prog)
     title = f"{config.environment.id}, batch {config.learner.batch_size}, {config.learner.num_threads} threads"
-    print_rows(title, LINES, figures)
-    if options.json:
-        print(json.dumps(figures))
-    return FINISHED
+    return run_bench(
+        parser.prog,
+        lambda folder, stop: measure(config, folder, options.seconds, stop),
+        lambda figures: print_rows(title, LINES, figures),
+        as_json=options.json,
+    )
 
 
 def measure(config: Config, folder: Path, seconds: float, stop: Stop) -> Figures:
@@ -208,7 +193,7 @@ def _time_fed(config: Config, schema: Schema, folder: Path, seconds: float, stop
         ),
         transport=replace(config.transport, port_offset=5_000, lease_seconds=86_400.0),
     )
-    recording = record_games(folder, config, schema, stop)
+    recording = record_games(folder / "recording", config, schema, NUM_FRAMES, stop)
     with open_bed(config, recording, folder, "memory", stop) as bed:
         bed.begin_insert(transitions=capacity - 5_000)
         bed.end_insert()
@@ -223,23 +208,6 @@ def _time_fed(config: Config, schema: Schema, folder: Path, seconds: float, stop
         waited, began = trainer.wait_seconds, time.monotonic()
         rate = _median_rate(step, trainer.flush, seconds, stop)
         return rate, (trainer.wait_seconds - waited) / (time.monotonic() - began)
-
-
-def record_games(folder: Path, config: Config, schema: Schema, stop: Stop) -> Recording:
-    """A random policy's games, played in a child: the emulators' threads must not be there at the next fork."""
-    place = folder / "recording"
-    place.mkdir()
-    config = replace(config, actor=replace(config.actor, num_actors=NUM_STREAMS))
-    rng = np.random.default_rng(config.seed)
-
-    def play(child_stop: Stop) -> dict[str, Any]:
-        policy = lambda observation: rng.integers(schema.num_actions, size=len(observation))  # noqa: E731
-        return record(child_stop, place, config, schema, policy, NUM_FRAMES)
-
-    facts = call_in_child("recorder", play, stop)
-    if not facts:
-        raise KeyboardInterrupt
-    return load(place, schema, facts)
 
 
 def _warm_up(step: Callable[[], object], flush: Callable[[], None]) -> None:

@@ -7,20 +7,26 @@ run only, as a ratio (--peer).
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from apex.bench_command import (
+    GAME,
+    NUM_STREAMS,
+    Figures,
+    VerificationError,
+    make_parser,
+    record_games,
+    run_bench,
+)
 from apex.bench_report import compare, print_budget, print_report, print_sizes, run_peer
-from apex.checkpoint import BEST, latest_good, load_policy
+from apex.checkpoint import BEST, latest_good
 from apex.config import (
     ActorConfig,
     Config,
@@ -32,53 +38,39 @@ from apex.config import (
     require,
 )
 from apex.environment import describe
-from apex.evaluator import make_policy
-from apex.lifecycle import FAILED, FINISHED, Stop, stop_on_signals
-from apex.processes import ChildDiedError, call_in_child
-from apex.recording import Policy, Recording, load, record
+from apex.lifecycle import Stop
+from apex.recording import Recording
 from apex.replay_bed import Bed, Link, open_bed
 from apex.replay_timing import read_memory, time_batch, time_direct, time_store
 from apex.run_folder import RunFolder
 from apex.sizes_picture import check_picture, save_sizes
 from apex.store_layout import STORED_RECORD
 from apex.sum_tree import SumTree
-from apex.types import RECORD, Schema
+from apex.types import RECORD
 
 PIECES = 5  # a rate is the median of so many
 BATCH_SIZE = 512  # of the bars
-NUM_STREAMS = 16  # of the one writer connection
 OFFERED = 12_500  # transitions/s in "both": what the paper's 360 actors make
 PAPER_CAPACITY = 2_000_000
 SIZES = [2**power for power in range(16, 24)]
 VERIFIED_BATCHES = 4
-RANDOM_ENVIRONMENT = "ALE/Seaquest-v5"
-
-Figures = dict[str, float]
-
-
-class VerificationError(RuntimeError):
-    """A sample that is not what was inserted."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Returns the exit status."""
     options = _make_parser().parse_args(argv)
     _check(options)
-    try:
-        with stop_on_signals() as stop, tempfile.TemporaryDirectory(prefix="apex-bench-") as name:
-            figures = _measure(options, Path(name), stop)
-    except (ChildDiedError, VerificationError) as error:
-        print(f"apex bench replay: {error}", file=sys.stderr)
-        return FAILED
-    if options.json:
-        print(json.dumps(figures))
-    return FINISHED
+    return run_bench(
+        "apex bench replay",
+        lambda folder, stop: _measure(options, folder, stop),
+        print_report,
+        as_json=options.json,
+    )
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="apex bench replay", description="Measures the replay server.")
+    parser = make_parser("replay", "Measures the replay server.")
     parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="of all at once; default 60")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--run", metavar="FOLDER", help="also with frames that this run's policy plays")
     parser.add_argument(
         "--peer", metavar="PYTHON", help="an interpreter that has dm-reverb: measure it in the same run"
@@ -113,9 +105,8 @@ def _measure(options: argparse.Namespace, folder: Path, stop: Stop) -> Figures:
         config = _config(options, environment)
         schema = describe(environment, config.actor.n_step)
         place = folder / f"{prefix}recording"
-        place.mkdir()
         _say(f"recording {options.frames:,} frames of {environment.id}, {'trained' if policy else 'random'} policy")
-        recording = _record(place, config, schema, policy, options.frames, stop)
+        recording = record_games(place, config, schema, options.frames, stop, policy)
         figures[f"{prefix}distinct_frames"] = recording.num_distinct_frames
         if options.peer and not prefix:
             np.save(folder / "frames.npy", recording.frames[0][:5_000])
@@ -144,13 +135,12 @@ def _measure(options: argparse.Namespace, folder: Path, stop: Stop) -> Figures:
     if options.peer:
         _say("Reverb")
         figures |= compare(figures, run_peer(options.peer, folder / "frames.npy", stop))
-    print_report(figures)
     return {name: float(f"{value:.6g}") for name, value in figures.items()}
 
 
 def _sources(options: argparse.Namespace) -> list[tuple[str, EnvironmentConfig, Path | None]]:
     """What is recorded: the prefix of its figures, the game, and where its policy lies; None plays at random."""
-    sources: list[tuple[str, EnvironmentConfig, Path | None]] = [("", EnvironmentConfig(id=RANDOM_ENVIRONMENT), None)]
+    sources: list[tuple[str, EnvironmentConfig, Path | None]] = [("", EnvironmentConfig(id=GAME), None)]
     if options.run:
         run = RunFolder.open(options.run)
         best = run.checkpoints / BEST
@@ -170,24 +160,6 @@ def _config(options: argparse.Namespace, environment: EnvironmentConfig) -> Conf
         learner=LearnerConfig(batch_size=BATCH_SIZE, num_loaders=options.samplers),
         transport=TransportConfig(port_offset=3_000, lease_seconds=86_400.0),  # The writer sends no heartbeats.
     )
-
-
-def _record(place: Path, config: Config, schema: Schema, policy: Path | None, num_frames: int, stop: Stop) -> Recording:
-    """Plays in a child: the emulators' threads must not be there when the programs are forked."""
-
-    def play(child_stop: Stop) -> dict[str, Any]:
-        return record(child_stop, place, config, schema, _policy(config, schema, policy), num_frames)
-
-    facts = call_in_child("recorder", play, stop)
-    _go_on(stop)
-    return load(place, schema, facts)
-
-
-def _policy(config: Config, schema: Schema, path: Path | None) -> Policy:
-    rng = np.random.default_rng(config.seed)
-    if path is None:
-        return lambda observation: rng.integers(schema.num_actions, size=len(observation))
-    return make_policy(load_policy(path)[1], 0.01, rng)
 
 
 # --- with the server --------------------------------------------------------------------------------------------------

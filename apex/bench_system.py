@@ -6,24 +6,19 @@ updates as the learner reports them, both after training has begun.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from apex import bench_actor, bench_learner
-from apex.bench_actor import read_config
+from apex.bench_command import Figures, make_parser, read_config, run_bench
 from apex.bench_programs import address, map_stores, measure_rates, open_programs
 from apex.bench_report import Line, print_rows
 from apex.config import Config, dump_toml, require
-from apex.lifecycle import FAILED, FINISHED, Stop, stop_on_signals
+from apex.lifecycle import Stop
 from apex.ports import choose_ports, is_free
-from apex.processes import ChildDiedError
 from apex.run_folder import RunFolder
 from apex.status import ask
 
@@ -38,31 +33,23 @@ LINES = [
     Line("system_learner_share", "updates against the learner alone", "%", 100, 0),
 ]
 
-Figures = dict[str, float]
-
 
 def main(argv: Sequence[str]) -> int:
     """Returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="apex bench system", description="Measures a whole run here. Other options are those of apex train."
-    )
+    parser = make_parser("system", "Measures a whole run here. Other options are those of apex train.")
     parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="of the run; default 60")
     parser.add_argument("--alone", action="store_true", help="first the actor and the learner alone, as limits")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     options, rest = parser.parse_known_args(argv)
     require(options.seconds > 0, f"--seconds must be > 0, got {options.seconds}")
-    config = read_config(rest, "apex bench system")
-    try:
-        with stop_on_signals() as stop, tempfile.TemporaryDirectory(prefix="apex-bench-") as name:
-            figures = measure(config, Path(name), options.seconds, options.alone, stop)
-    except ChildDiedError as error:
-        print(f"apex bench system: {error}", file=sys.stderr)
-        return FAILED
+    config = read_config(rest, parser.prog)
     actors = f"{config.actor.num_processes} x {config.actor.envs_per_process} environments"
-    print_rows(f"{config.environment.id}, {actors}, batch {config.learner.batch_size}", LINES, figures)
-    if options.json:
-        print(json.dumps(figures))
-    return FINISHED
+    title = f"{config.environment.id}, {actors}, batch {config.learner.batch_size}"
+    return run_bench(
+        parser.prog,
+        lambda folder, stop: measure(config, folder, options.seconds, options.alone, stop),
+        lambda figures: print_rows(title, LINES, figures),
+        as_json=options.json,
+    )
 
 
 def measure(config: Config, folder: Path, seconds: float, alone: bool, stop: Stop) -> Figures:

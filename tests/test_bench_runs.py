@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import pytest
 from test_bench import start
@@ -11,6 +10,7 @@ from test_bench import start
 from apex import bench_connections
 from apex.bench import main
 from apex.bench_connections import Sent
+from apex.bench_ledger import Balance
 from apex.lifecycle import FAILED
 
 TINY = ["--preset", "cartpole", "--device", "cpu", "--json"]
@@ -55,15 +55,36 @@ def test_the_books_of_four_connections_balance(tmp_path):
     assert figures["connections_memory_bytes"] > 1e6
 
 
+class Games:
+    """A recording of three pieces."""
+
+    pieces = range(3)
+
+    def records_of(self, piece):
+        return range([10, 20, 30][piece])
+
+
+class Books:
+    """A ledger that says what it is told to."""
+
+    num_transitions = 160
+
+    def __init__(self, *balance):
+        self._balance = Balance(*balance)
+
+    def balance(self, sent):
+        assert sorted(size for _, size in sent) == [10, 10, 20, 20, 30, 30, 30]
+        return self._balance
+
+
 @pytest.mark.parametrize(
-    ("stored", "pending", "lost", "twice", "status"),
-    [(100, 0, 0, 0, 0), (93, 0, 7, 0, FAILED), (105, 0, 0, 5, FAILED), (100, 1, 0, 0, FAILED)],
+    ("lost", "twice", "pending", "status"), [(0, 0, 0, 0), (7, 0, 0, FAILED), (5, 5, 0, FAILED), (0, 0, 1, FAILED)]
 )
-def test_books_that_do_not_balance_are_a_failure(monkeypatch, capsys, stored, pending, lost, twice, status):
-    answers = [Sent([40, 30], pending, 2), Sent([30], 0, 1)]
+def test_books_that_do_not_balance_are_a_failure(monkeypatch, capsys, lost, twice, pending, status):
+    answers = [Sent([2, 1], [2, 2], pending, 2), Sent([0], [3], 0, 1)]  # 30 + 10, 20 + 30 and 10 + 20 + 30
 
     def measure(*arguments):
-        return bench_connections._account(answers, SimpleNamespace(num_inserted=stored), [2e6] * 9 + [3e6], 10.0)
+        return bench_connections._account(answers, Games(), Books(lost, twice), [2e6] * 9 + [3e6], 10.0)
 
     monkeypatch.setattr(bench_connections, "measure", measure)
     assert main(["connections", *TINY]) == status
@@ -71,7 +92,8 @@ def test_books_that_do_not_balance_are_a_failure(monkeypatch, capsys, stored, pe
     assert (figures["connections_lost"], figures["connections_twice"]) == (lost, twice)
     assert figures["connections_pending"] == pending
     assert figures["connections_resent"] == 3
-    assert figures["connections_fairness"] == 0.75
+    assert figures["connections_fairness"] == pytest.approx(40 / 60)
+    assert figures["connections_transitions_per_s"] == 16
     assert figures["connections_memory_growth"] == 0.5
 
 
