@@ -114,40 +114,15 @@ class NativeBlocks(Blocks):
         """
         if len(self._scratch) < MOST_FRAMES * max_frame_bytes:
             self._scratch = np.empty(MOST_FRAMES * max_frame_bytes, np.uint8)
-        memory = _Memory(_address(arena), len(arena), max_frame_bytes, _address(self._scratch))
-        stacks = _Stacks(_address(self._target), len(self._target) // (2 * stack), stack, self._frame_bytes)
+        # `struct memory` and `struct stacks` of decompress.c: all of their fields take 8 bytes.
+        memory = np.array([_address(arena), len(arena), max_frame_bytes, _address(self._scratch)], np.int64)
+        batch_size = len(self._target) // (2 * stack)
+        stacks = np.array([_address(self._target), batch_size, stack, self._frame_bytes], np.int64)
         good = np.zeros(len(stored), np.bool_)
         self._native.decode_stored(
-            self._native.lz4,
-            ctypes.byref(memory),
-            _address(stored),
-            len(stored),
-            ctypes.byref(stacks),
-            _address(good),
+            self._native.lz4, _address(memory), _address(stored), len(stored), _address(stacks), _address(good)
         )
         return good
-
-
-class _Memory(ctypes.Structure):
-    """`struct memory` of decompress.c."""
-
-    _fields_ = (
-        ("arena", ctypes.c_void_p),
-        ("arena_bytes", ctypes.c_int64),
-        ("max_frame_bytes", ctypes.c_int64),
-        ("scratch", ctypes.c_void_p),
-    )
-
-
-class _Stacks(ctypes.Structure):
-    """`struct stacks` of decompress.c."""
-
-    _fields_ = (
-        ("rows", ctypes.c_void_p),
-        ("batch", ctypes.c_int64),
-        ("stack", ctypes.c_int64),
-        ("frame_bytes", ctypes.c_int64),
-    )
 
 
 def make_blocks(target: NDArray[np.uint8]) -> Blocks:
@@ -161,31 +136,50 @@ class Native(NamedTuple):
     decompress: Any
     decode_stored: Any
     lz4: Any
+    version: str  # liblz4's
+
+
+def describe_native() -> str:
+    """Whether the native loops are in use, for people."""
+    native = find_native()
+    return f"liblz4 {native.version}" if isinstance(native, Native) else f"none: {native}"
 
 
 @cache
 def load_native() -> Native | None:
-    """None where the loops were not built, or are another version's, or liblz4 is missing."""
-    for suffix in EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(f"_decompress{suffix}")
-        if path.exists():
-            try:
-                loops = ctypes.CDLL(str(path))
-                interface = ctypes.c_int64.in_dll(loops, "apex_interface").value
-                if interface != INTERFACE:
-                    raise OSError(f"{path} is of another version ({interface}, but this is {INTERFACE})")
-                lz4 = ctypes.cast(ctypes.CDLL(LIBRARY).LZ4_decompress_safe, ctypes.c_void_p)
-                native = Native(loops.apex_decompress, loops.apex_decode_stored, lz4)
-            except (OSError, AttributeError, ValueError) as error:
-                log.warning("frames are decompressed one by one, slowly: %s; install again (pip install -e .)", error)
-                return None
-            pointer, number = ctypes.c_void_p, ctypes.c_int64
-            native.decompress.argtypes = [pointer, pointer, pointer, pointer, pointer, number, pointer, number]
-            native.decompress.restype = number
-            native.decode_stored.argtypes = [pointer, pointer, pointer, number, pointer, pointer]
-            native.decode_stored.restype = None
-            return native
+    """None where the loops were not built, or are another version's, or liblz4 is missing: it is logged once."""
+    native = find_native()
+    if isinstance(native, Native):
+        return native
+    log.warning("frames are decompressed one by one: %s; install again (pip install -e .) with a compiler", native)
     return None
+
+
+def find_native() -> Native | str:
+    """The native loops, or why there are none and what that costs."""
+    costs = "loaders take about 1.8 times as long"  # docs/adr/0010
+    paths = [Path(__file__).with_name(f"_decompress{suffix}") for suffix in EXTENSION_SUFFIXES]
+    path = next((path for path in paths if path.exists()), None)
+    if path is None:
+        return f"no C compiler at installation; {costs}"
+    try:
+        loops = ctypes.CDLL(str(path))
+        interface = ctypes.c_int64.in_dll(loops, "apex_interface").value
+        if interface != INTERFACE:
+            raise OSError(f"{path} is of another version ({interface}, but this is {INTERFACE})")
+        liblz4 = ctypes.CDLL(LIBRARY)
+        lz4 = ctypes.cast(liblz4.LZ4_decompress_safe, ctypes.c_void_p)
+        liblz4.LZ4_versionString.restype = ctypes.c_char_p
+        version = liblz4.LZ4_versionString().decode()
+        native = Native(loops.apex_decompress, loops.apex_decode_stored, lz4, version)
+    except (OSError, AttributeError, ValueError) as error:
+        return f"{error}; {costs}"
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    native.decompress.argtypes = [pointer, pointer, pointer, pointer, pointer, number, pointer, number]
+    native.decompress.restype = number
+    native.decode_stored.argtypes = [pointer, pointer, pointer, number, pointer, pointer]
+    native.decode_stored.restype = None
+    return native
 
 
 def _address(array: Array) -> int:

@@ -18,12 +18,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from apex.blocks import describe_native
 from apex.checks import (
     Check,
     check_cores,
     check_disk,
     check_gpu,
     check_leftovers,
+    check_native,
     check_packages,
     check_ports,
     check_processor,
@@ -100,6 +102,7 @@ def examine(config: Config, own: Path | None = None) -> Report:
     environment, schema = check_environment(config)
     checks = [
         check_packages(versions, _requirements()),
+        check_native(describe_native()),
         check_processor(platform.machine(), config.learner, has_bfloat16=machine.cpu_bfloat16, on_gpu=on_gpu),
         check_cores(
             machine.cores,

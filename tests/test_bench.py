@@ -169,23 +169,6 @@ def test_memory_is_that_of_all_processes_and_a_process_that_is_gone_has_none():
     assert read_memory([2**22 + 1]) == (0, 0)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["repaly"], "known: actor, connections, learner, replay, system"),
-        (["replay", "--transitions", "5"], "--transitions must be >= 512"),
-        (["replay", "--samplers", "0"], "--samplers must be 1 ... 64"),
-        (["replay", "--seconds", "0"], "--seconds must be > 0"),
-        (["replay", "--leaves", "1"], "--leaves must be >= 512"),
-        (["replay", "--frames", "0"], "--frames must be >= 1"),
-        (["replay", "--peer", "nowhere/python"], "nowhere/python"),
-    ],
-)
-def test_a_mistake_is_a_sentence_and_status_2(arguments, words, capsys):
-    assert main(arguments) == 2
-    assert words in capsys.readouterr().err
-
-
 def start(tmp_path, *arguments):
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-m", "apex", "bench", *arguments]

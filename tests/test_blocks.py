@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import lz4.block
@@ -109,17 +110,23 @@ def test_the_native_loop_is_there_where_it_can_be():
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
     assert isinstance(blocks.make_blocks(empty_target()), NativeBlocks)
+    assert re.fullmatch(r"liblz4 \d+\.\d+\.\d+", blocks.describe_native())
 
 
-def test_does_without_where_it_was_not_built(monkeypatch):
+def test_does_without_where_it_was_not_built_and_says_so_once(monkeypatch, caplog):
     monkeypatch.setattr(blocks, "EXTENSION_SUFFIXES", [".not-built"])
     blocks.load_native.cache_clear()
     try:
         assert type(blocks.make_blocks(empty_target())) is Blocks
+        assert blocks.describe_native().startswith("none: no C compiler at installation; loaders take about 1.8 times")
         with pytest.raises(RuntimeError, match="was not built"):
             NativeBlocks(empty_target())
     finally:
         blocks.load_native.cache_clear()
+    assert [record.getMessage() for record in caplog.records] == [
+        "frames are decompressed one by one: no C compiler at installation; loaders take about 1.8 times as long; "
+        "install again (pip install -e .) with a compiler"
+    ]
 
 
 def test_does_without_loops_of_another_version(monkeypatch, caplog):

@@ -15,6 +15,7 @@ from apex.checks import (
     check_gpu_memory,
     check_leftovers,
     check_memory,
+    check_native,
     check_packages,
     check_ports,
     check_processor,
@@ -71,6 +72,12 @@ def test_a_package_that_is_missing_or_too_old_is_short(versions, requirement, sa
 
 def test_version_numbers_are_compared_as_numbers():
     assert check_packages({"ale-py": "0.12.10"}, ["ale-py>=0.12.9"]).verdict == "ok"
+
+
+def test_native_loops_are_told_and_their_absence_is_a_warning():
+    assert check_native("liblz4 1.9.4") == Check("native loops", "liblz4 1.9.4")
+    without = check_native("none: no C compiler at installation; loaders take about 1.8 times as long")
+    assert (without.verdict, "C compiler" in without.remedy) == ("warning", True)
 
 
 # The processor

@@ -24,7 +24,19 @@ from apex.run_folder import RunFolder
 from apex.sizing import Machine, size_to_machine
 from apex.types import Schema
 
-NAMES = ["software", "processor", "cores", "GPU", "environment", "sizes", "memory", "tmpfs", "open files", "disk"]
+NAMES = [
+    "software",
+    "native loops",
+    "processor",
+    "cores",
+    "GPU",
+    "environment",
+    "sizes",
+    "memory",
+    "tmpfs",
+    "open files",
+    "disk",
+]
 VECTORS = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
 BOX = Machine(cores=2, memory_bytes=2**35, gpu=False)
 
@@ -106,14 +118,14 @@ def test_without_an_environment_there_are_no_sizes():
     found = examine(Config(environment=EnvironmentConfig(id="NoSuchEnv-v0")))
     assert "environment" in found.short
     assert (found.sizes, found.sized) == ([], None)
-    assert [check.name for check in found.checks] == [*NAMES[:5], "leftovers"]
+    assert [check.name for check in found.checks] == [*NAMES[:6], "leftovers"]
 
 
 def test_a_replay_memory_that_can_never_fit_is_short():
     config = Config(environment=EnvironmentConfig(id="CartPole-v1"), replay=ReplayConfig(max_bytes=2**50))
     found = examine(config)
     assert found.short == ["sizes"]
-    assert [check.name for check in found.checks] == [*NAMES[:6], "leftovers"]
+    assert [check.name for check in found.checks] == [*NAMES[:7], "leftovers"]
 
 
 def test_a_folder_that_cannot_be_written_is_short(tmp_path):

@@ -25,21 +25,25 @@ def path():
         yield Path(folder) / "store"
 
 
-def write(path, ready, done, sizes, segments):
-    """Inserts and updates as fast as it can. A whole segment is scaled at once, so the shares stay as they are."""
+def write(path, ready, done, sizes, segments, num_first, choose):
+    """Inserts, and updates what `choose` gives, as fast as it can; says that it is ready after `num_first` inserts."""
     rng = np.random.default_rng(1)
     writer = create(path, **sizes)
     number = 0
     while not done.is_set():
         writer.insert(segments[number % len(segments)]._replace(number=number))
         number += 1
-        if number == 200:
+        if number == num_first:
             ready.set()
-        blocks = rng.integers(-3, writer.size // COUNT, 4) * COUNT + writer.first_key // COUNT * COUNT
-        keys = (blocks[:, None] + np.arange(COUNT)).ravel()
-        priorities = (rng.choice([1, 2, 3, np.nan, -1], 4)[:, None] * CLASSES).ravel()
-        writer.update_priorities(make_update(keys, priorities))
+        writer.update_priorities(make_update(*choose(writer, rng)))
     writer.close()
+
+
+def whole_segments(writer, rng):
+    """A whole segment is scaled at once, so the shares stay as they are."""
+    blocks = rng.integers(-3, writer.size // COUNT, 4) * COUNT + writer.first_key // COUNT * COUNT
+    keys = (blocks[:, None] + np.arange(COUNT)).ravel()
+    return keys, (rng.choice([1, 2, 3, np.nan, -1], 4)[:, None] * CLASSES).ravel()
 
 
 @pytest.mark.parametrize(
@@ -48,7 +52,7 @@ def write(path, ready, done, sizes, segments):
 def test_draws_are_whole_and_in_proportion_while_another_process_writes(path, sizes):
     segments = [make_segment(number, count=COUNT, priority=CLASSES) for number in range(400)]
     ready, done = FORK.Event(), FORK.Event()
-    child = FORK.Process(target=write, args=(path, ready, done, sizes, segments))
+    child = FORK.Process(target=write, args=(path, ready, done, sizes, segments, 200, whole_segments))
     child.start()
     try:
         assert ready.wait(20)
@@ -85,20 +89,11 @@ ALONE = np.arange(PERIOD) < COUNT
 WATCHED = 400  # Keys in a row: half of them are left alone.
 
 
-def write_around(path, ready, done, sizes, segments):
-    """Inserts, and changes the priorities of every second segment, until it is told to end."""
-    rng = np.random.default_rng(1)
-    writer = create(path, **sizes)
-    number = 0
-    while not done.is_set():
-        writer.insert(segments[number % len(segments)]._replace(number=number))
-        number += 1
-        if writer.num_inserted == 2 * sizes["capacity"]:
-            ready.set()
-        keys = rng.integers(writer.first_key - PERIOD, writer.num_inserted, 128)
-        keys = keys[~ALONE[keys % PERIOD]]
-        writer.update_priorities(make_update(keys, rng.choice([0, 1, 2, 5, 20, np.nan, -1], len(keys))))
-    writer.close()
+def every_second_segment(writer, rng):
+    """The priorities of those that nobody watches."""
+    keys = rng.integers(writer.first_key - PERIOD, writer.num_inserted, 128)
+    keys = keys[~ALONE[keys % PERIOD]]
+    return keys, rng.choice([0, 1, 2, 5, 20, np.nan, -1], len(keys))
 
 
 @pytest.mark.parametrize("priority_exponent", [0.6, 0.0])
@@ -110,7 +105,9 @@ def test_keys_that_nobody_touches_are_drawn_by_their_weights_while_everything_ar
     priorities = 1 + np.random.default_rng(0).random(COUNT).astype(np.float32) * 9
     segments = [make_segment(number, count=COUNT, priority=priorities) for number in range(400)]
     ready, done = FORK.Event(), FORK.Event()
-    child = FORK.Process(target=write_around, args=(path, ready, done, sizes, segments))
+    child = FORK.Process(
+        target=write, args=(path, ready, done, sizes, segments, 2 * sizes["capacity"] // COUNT, every_second_segment)
+    )
     child.start()
     try:
         assert ready.wait(20)
@@ -154,7 +151,7 @@ def test_keys_that_nobody_touches_are_drawn_by_their_weights_while_everything_ar
 def test_one_transition_that_is_replaced_all_the_time_is_drawn_whole_and_for_certain(path):
     segments = [make_segment(number, count=1, priority=3) for number in range(400)]
     ready, done = FORK.Event(), FORK.Event()
-    child = FORK.Process(target=write, args=(path, ready, done, {"capacity": 1}, segments))
+    child = FORK.Process(target=write, args=(path, ready, done, {"capacity": 1}, segments, 200, whole_segments))
     child.start()
     try:
         assert ready.wait(20)
