@@ -27,7 +27,8 @@ if (($#)); then
 fi
 export COVERAGE_FILE="$PWD/.coverage" # Programs that the tests start elsewhere write here, and nowhere else.
 coverage erase
-pytest --cov --cov-report= # Says nothing by itself; the two reports below do.
+# One process starts whole runs (tests/conftest.py), the others do the rest; the two reports say what was covered.
+pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --cov --cov-report=
 coverage report --fail-under=90
 include="$(printf 'apex/%s.py,' "${LEARNING[@]}")"
 coverage report --include="${include%,}" --fail-under=100

@@ -1,20 +1,34 @@
-"""Which tests may run beside which, in several processes (`pytest -n 2 --dist loadgroup`, as ./test.sh has it).
+"""Which tests run beside which, when several processes share them (`pytest -n 2 --dist loadfile`, as ./test.sh does).
 
-A file's tests stay together. Files marked `xdist_group("host")` start replay servers or whole runs. They share the
-host's ports and its memory files, of which a start removes what dead runs left; so they run in turn, and first.
+A file's tests stay together. Files that start programs of ours share the host's ports and its memory files, of which a
+start removes what dead runs left: they run in turn, in one process, and first.
 """
+
+from __future__ import annotations
+
+from functools import cache
 
 import pytest
 
-
-def group_of(item):
-    marker = item.get_closest_marker("xdist_group")
-    return marker.args[0] if marker else item.path.name
+PROGRAMS = ('"-m", "apex', "-m apex ", "store_path(", "choose_ports(", "open_programs(", "gpu.sh", "test_bench import")
 
 
-@pytest.hookimpl(tryfirst=True)
+@cache
+def starts_programs(path):
+    return path.name != "conftest.py" and any(sign in path.read_text() for sign in PROGRAMS)
+
+
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: group_of(item) != "host")
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(group_of(item)))
+    items.sort(key=lambda item: not starts_programs(item.path))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Files(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            name = nodeid.partition("::")[0]
+            return "programs" if starts_programs(config.rootpath / name) else name
+
+    return Files(config, log)

@@ -185,29 +185,20 @@ def descendants(pid):
     return [*map(int, children), *(below for child in children for below in descendants(int(child)))]
 
 
-@pytest.mark.parametrize("link", ["tcp", "memory"])
-def test_the_real_programs_are_measured_and_every_figure_has_its_name(tmp_path, link):
-    said, complained = start(tmp_path, *TINY, "--link", link).communicate(timeout=60)
-    figures = json.loads(said.splitlines()[-1])
-    prefix = {"tcp": "", "memory": "direct_"}[link]
-    for name in ("insert_transitions_per_s", "sample_batches_per_s", "both_sample_batches_per_s"):
-        assert figures[prefix + name] > 0, complained
-    assert figures[prefix + "verified_transitions"] >= 512
-    assert 200 < figures[prefix + "bytes_per_transition"] < 2_000
-    assert {"update_512_ms", "draw_512_ms"} < set(figures)
-    assert ("memory_bytes_2m" in figures) == (link == "tcp")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_trained_policys_frames_are_measured_too(tmp_path):
-    """Of another game than the random policy's; nothing of one measurement is in the next one's way."""
+def test_the_real_programs_are_measured_and_every_figure_has_its_name(tmp_path):
+    """By both links, with a random policy's frames and those of a trained one in another game, one after the other."""
     run = make_run(tmp_path / "runs", best=3)
-    said, complained = start(tmp_path, *TINY, "--link", "memory", "--run", str(run.path)).communicate(timeout=90)
+    said, complained = start(tmp_path, *TINY, "--run", str(run.path)).communicate(timeout=100)
     assert said, complained
     figures = json.loads(said.splitlines()[-1])
-    for prefix in ("direct_", "trained_direct_"):
+    for prefix in ("", "direct_", "trained_", "trained_direct_"):
+        for name in ("insert_transitions_per_s", "sample_batches_per_s", "both_sample_batches_per_s"):
+            assert figures[prefix + name] > 0, complained
         assert figures[prefix + "verified_transitions"] >= 512
-        assert figures[prefix + "both_sample_batches_per_s"] > 0
+        assert figures[prefix + "bytes_per_transition"] < 2_000
+        assert (prefix + "memory_bytes_2m" in figures) == ("direct_" not in prefix)
+    assert figures["bytes_per_transition"] > 200
+    assert {"update_512_ms", "draw_512_ms"} < set(figures)
     assert figures["trained_distinct_frames"] >= 900
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 

@@ -23,6 +23,27 @@ FIGURES = {
 }
 
 
+def check_actor(figures):
+    share = figures["actor_steps_per_s"] / figures["bare_environment_steps_per_s"]
+    assert figures["actor_share_of_bare"] == pytest.approx(share, rel=1e-3)
+    assert figures["part_environment_us"] > 0
+
+
+def check_learner(figures):
+    fed = figures["learner_updates_per_s"]
+    assert figures["learner_gain"] == pytest.approx(fed / figures["learner_plain_updates_per_s"], rel=1e-3)
+    assert figures["learner_fed_share"] == pytest.approx(fed / figures["learner_resident_updates_per_s"], rel=1e-3)
+    assert 0 <= figures["learner_wait_share"] <= 1
+
+
+def check_system(figures):
+    samples = figures["system_updates_per_s"] * figures["batch_size"]
+    assert figures["system_samples_per_s"] == pytest.approx(samples, rel=1e-3)
+
+
+CHECKS = {"actor": check_actor, "learner": check_learner, "system": check_system}
+
+
 def start(tmp_path, *arguments):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -80,6 +101,9 @@ def test_a_rehearsal_writes_every_file_and_leaves_nothing_behind(tmp_path):
         assert measured["hardware"]["cores"] >= 1
         assert measured["versions"]["python"].startswith("3.")
         assert {figure for figure in figures if measured["figures"][figure] >= 0} == figures
+        check = CHECKS.get(name.partition("-")[0])
+        if check is not None:
+            check(measured["figures"])
         if "batch" in name:
             assert measured["figures"]["batch_size"] == 128
 

@@ -53,8 +53,9 @@ def test_tensorboard_stays_clear_of_the_ports_of_the_run():
 
 
 def test_without_any_port_for_tensorboard_it_names_the_knob():
+    own = ports(Config())
     with pytest.raises(ConfigError, match=r"--run\.tensorboard-port 6006"):
-        choose(Config(), lambda host, port: port in ports(Config()))
+        choose(Config(), lambda host, port: port in own)
 
 
 def test_without_tensorboard_its_port_does_not_matter():

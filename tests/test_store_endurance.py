@@ -94,7 +94,7 @@ def test_what_leaves_is_always_the_oldest_segment_whole_and_no_more_than_must(pa
     writer.close()
 
 
-def test_ten_million_operations_leave_every_leaf_as_its_priority_says(path):
+def test_a_million_operations_leave_every_leaf_as_its_priority_says(path):
     """Inserts that go round and round, and priorities of live, overwritten and future keys; compared now and then."""
     rng = np.random.default_rng(0)
     sizes = {"capacity": 5_003, "max_bytes": 14_005}
@@ -124,7 +124,7 @@ def test_ten_million_operations_leave_every_leaf_as_its_priority_says(path):
         assert priorities.keys() == contents.keys()
         assert all(contents[key] == entry for key, entry in decode(reader.sample(512, rng)).items())
 
-    while operations < 10**7:
+    while operations < 10**6:
         segment = segments[number % len(segments)]
         assert writer.insert(segment._replace(number=number, base=number)) is Outcome.STORED
         for key in line.insert(segment):
@@ -144,10 +144,10 @@ def test_ten_million_operations_leave_every_leaf_as_its_priority_says(path):
         assert stale == 0
         operations += len(segment.records) + len(keys)
         number += 1
-        if number % 1_000 == 0:
+        if number % 500 == 0:
             compare()
     compare()
-    assert writer.num_inserted > 100 * writer.capacity
-    assert min(line.left["capacity"], line.left["bytes"]) > 1_000
+    assert writer.num_inserted > 15 * writer.capacity
+    assert min(line.left["capacity"], line.left["bytes"]) > 100
     assert writer.counters.refused == refused
     writer.close()

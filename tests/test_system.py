@@ -5,6 +5,7 @@ Every message still goes through the wire's encoding and back.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from apex.types import Stream
 from apex.wire import Codec
 
 RUN = 99
+NUM_UPDATES = 2_500
 CARTPOLE = Config(
     seed=3,
     environment=EnvironmentConfig(id="CartPole-v1", clip_rewards=False),
@@ -184,7 +186,7 @@ class Priorities:
         self.system.server.update_priorities([self.system.codec.encode_priorities(update)])
 
 
-@pytest.fixture
+@pytest.fixture(scope="module", autouse=True)
 def one_thread():
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -192,40 +194,37 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def run(path: Path, config=CARTPOLE, num_updates=400):
+def run(path: Path, config=CARTPOLE, num_updates=100):
     system = OneProcess(config, path)
     system.run(num_updates)
     return system
 
 
-@pytest.mark.usefixtures("one_thread")
-def test_the_same_seed_gives_the_same_run(tmp_path):
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run that is long enough to have learned."""
+    return run(tmp_path_factory.mktemp("trained") / "store", num_updates=NUM_UPDATES)
+
+
+def test_the_same_seed_gives_the_same_run_and_another_one_another(tmp_path):
     first, second = run(tmp_path / "a"), run(tmp_path / "b")
     assert first.scores
     assert first.hash() == second.hash()
+    assert run(tmp_path / "c", dataclasses.replace(CARTPOLE, seed=4)).hash() != first.hash()
 
 
-@pytest.mark.usefixtures("one_thread")
-def test_another_seed_gives_another_run(tmp_path):
-    other = Config(**{**{name: getattr(CARTPOLE, name) for name in CARTPOLE.__slots__}, "seed": 4})
-    assert run(tmp_path / "a", num_updates=100).hash() != run(tmp_path / "b", other, num_updates=100).hash()
-
-
-@pytest.mark.usefixtures("one_thread")
-def test_keeps_the_replay_ratio_and_stores_what_was_acted(tmp_path):
-    system = run(tmp_path / "a")
+def test_keeps_the_replay_ratio_and_stores_what_was_acted(trained):
+    system = trained
     status = system.server.status()
     assert status["refused"] == 0
     assert status["duplicate_segments"] == 0
-    drawn = 400 * 32
+    drawn = NUM_UPDATES * 32
     # Either side may run ahead by the tolerance, 0.1 * 8 * 200, and by what is on its way: 2 + 3 batches, 4 * 10 steps.
     assert abs(drawn - 8 * (system.store.num_inserted - 200)) <= 0.1 * 8 * 200 + 5 * 32 + 8 * 40
     # What was acted is stored, but for the steps since the last cut and the open windows.
     assert 0 <= 4 * system.actor.num_steps - system.store.num_inserted <= 4 * (10 + 2)
 
 
-@pytest.mark.usefixtures("one_thread")
-def test_learns(tmp_path):
+def test_learns(trained):
     """A random policy scores 22; the newest games of all four actors, epsilon 0.4 among them, are far above it."""
-    system = run(tmp_path / "a", num_updates=2_500)
-    assert np.mean(system.scores[-50:]) > 60
+    assert np.mean(trained.scores[-50:]) > 60
