@@ -25,11 +25,11 @@ from apex.config import Config, LearnerConfig, require
 from apex.environment import describe
 from apex.learner import choose_device
 from apex.lifecycle import Stop
-from apex.loader import Part, Sample, SampleRing
 from apex.networks import make_network
 from apex.optimizers import make_optimizer
 from apex.processes import call_in_child
 from apex.replay_bed import open_bed
+from apex.sample_ring import Part, Sample, SampleRing
 from apex.trainer import Samples, Trainer
 from apex.types import Array, PriorityUpdate, Schema
 from apex.update import DeviceBatch, EagerUpdate

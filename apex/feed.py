@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apex.loader import Sample
+from apex.sample_ring import Sample
 from apex.types import Array
 from apex.update import DeviceBatch
 

@@ -38,12 +38,13 @@ from apex.lifecycle import (
     configure_logging,
     stop_on_signals,
 )
-from apex.loader import NUM_SLOTS, SampleRing, load
+from apex.loader import load
 from apex.machine import read_machine
 from apex.networks import make_network, num_parameters
 from apex.options import parse_config
 from apex.processes import ChildDiedError, check_children, start_child, stop_children
 from apex.run_folder import RunFolder
+from apex.sample_ring import NUM_SLOTS, SampleRing
 from apex.sizing import size_to_machine
 from apex.trainer import Trainer
 from apex.transport import ParameterPublisher, PrioritySender, open_context

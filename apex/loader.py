@@ -1,20 +1,15 @@
 """Batches on their way into the learner: child processes draw or receive, and decompress into memory that all map.
 
 A batch has a part from each replay shard. Where a shard's server runs on the same host, a loader draws from its store
-for itself, and its parts need no socket; else its samplers send them. The trainer never waits for a decompression, and
-no batch is copied between the two: a byte in a pipe hands over the slot of the ring that holds it.
+for itself, and its parts need no socket; else its samplers send them. The trainer never waits for a decompression.
 """
 
 from __future__ import annotations
 
 import logging
-import mmap
-import os
-import select
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from math import prod
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -22,151 +17,18 @@ from numpy.typing import NDArray
 
 from apex.config import Config, ConfigError
 from apex.lifecycle import POLL_SECONDS, Stop
+from apex.sample_ring import SampleRing
 from apex.sampler import IDLE_SECONDS, Sampler, SamplerBoard, SamplerTask, board_rows, make_limiter
 from apex.stacks import FrameError, StackDecoder
 from apex.store_layout import board_path, has_owner, store_path
 from apex.store_reader import Place
 from apex.transport import BatchReceiver, max_batch_bytes, open_context
-from apex.types import Array, PriorityUpdate, SampleBatch, Schema
+from apex.types import Array, SampleBatch, Schema
 from apex.wire import Codec
 
 log = logging.getLogger("apex")
 
-NUM_SLOTS = 3  # one being trained on, one ready, one being filled; with more loaders more
-MOST_LOADERS = 64
 LOOK_SECONDS = 0.5  # between two looks whether a replay server on this host has come, or made its store anew
-
-
-class Part(NamedTuple):
-    """Where B/R transitions of a batch come from, by the names of `types.SampleBatch`."""
-
-    shard: int
-    store_incarnation: int
-    sampler: int
-    number: int
-
-
-class Sample(NamedTuple):
-    """A batch in the learner's memory: views of a slot, valid until the slot is released.
-
-    It has one part from each of the R replay shards, B/R rows each, in the order of the shards.
-    """
-
-    stacks: Array  # frame_dtype[2, B, S, *F]: s_t, s_{t+m}
-    keys: Array  # int64[B]  each of its own shard's
-    probability: Array  # float64[B]  P(i) = 1/R * leaf / root of its shard: every shard gives 1/R of each batch
-    action: Array  # int64[B]
-    n_step_return: Array  # float32[B]
-    discount: Array  # float32[B]
-    version: Array  # int64[B]  parameters that chose the action
-    num_transitions: int  # alive in all shards when it was drawn: N
-    parts: list[Part]
-    slot: int
-
-    def updates(self, priorities: Array) -> list[PriorityUpdate]:
-        """New priorities, float32[B], for the keys: one update for each part, to be sent to where it came from."""
-        size = len(self.keys) // len(self.parts)
-        rows = [slice(size * index, size * (index + 1)) for index in range(len(self.parts))]
-        return [
-            PriorityUpdate(*part, self.keys[own].copy(), priorities[own])
-            for part, own in zip(self.parts, rows, strict=True)
-        ]
-
-
-class SampleRing:
-    """A few samples in anonymous shared memory, made before the fork."""
-
-    def __init__(self, schema: Schema, batch_size: int, num_slots: int = NUM_SLOTS, num_shards: int = 1) -> None:
-        """`batch_size` must be a multiple of `num_shards`."""
-        shape = (2, batch_size, *schema.observation_shape)
-        self.dtype = np.dtype(
-            [
-                ("keys", "<i8", batch_size),
-                ("probability", "<f8", batch_size),
-                ("action", "<i8", batch_size),
-                ("version", "<i8", batch_size),
-                ("n_step_return", "<f4", batch_size),
-                ("discount", "<f4", batch_size),
-                ("facts", "<i8", (num_shards, 5)),
-            ]
-        )
-        frame_bytes = prod(shape) * np.dtype(schema.frame_dtype).itemsize
-        slot_bytes = -(-(frame_bytes + self.dtype.itemsize) // mmap.PAGESIZE) * mmap.PAGESIZE
-        memory = mmap.mmap(-1, slot_bytes * num_slots)
-        self.memory = np.frombuffer(memory, np.uint8)  # all slots, for who wants to lock them
-        # Processor seconds of each loader: what it waits takes none.
-        self.loader_seconds = np.frombuffer(mmap.mmap(-1, 8 * MOST_LOADERS), np.float64)
-        self.num_slots = num_slots
-        self.num_shards = num_shards
-        self.part_size = batch_size // num_shards
-        self.stacks = [
-            np.frombuffer(memory, schema.frame_dtype, prod(shape), slot * slot_bytes).reshape(shape)
-            for slot in range(num_slots)
-        ]
-        self._fields = [
-            np.frombuffer(memory, self.dtype, 1, slot * slot_bytes + frame_bytes)[0] for slot in range(num_slots)
-        ]
-        self._ready = os.pipe()
-        self._free = os.pipe()
-        for end in (*self._ready, *self._free):
-            os.set_blocking(end, False)
-        os.write(self._free[1], bytes(range(num_slots)))
-
-    # --- the filling side -------------------------------------------------------------------------------------------
-
-    def take_free(self, timeout: float) -> int | None:
-        """A slot to fill, or None after `timeout` seconds without one."""
-        return _read_byte(self._free[0], timeout)
-
-    def first_row(self, shard: int) -> int:
-        """Where the part of a shard begins in a batch."""
-        return shard * self.part_size
-
-    def put(self, slot: int, part: SampleBatch) -> None:
-        """Writes what a part says beside its stacks."""
-        fields, records, first = self._fields[slot], part.records, self.first_row(part.shard)
-        rows = slice(first, first + self.part_size)
-        fields["keys"][rows] = records["key"]
-        for name in ("action", "version", "n_step_return", "discount"):
-            fields[name][rows] = records[name]
-        fields["probability"][rows] = records["probability"] / self.num_shards  # the shard's share of every batch
-        fields["facts"][part.shard] = (
-            part.num_transitions,
-            part.shard,
-            _signed(part.store_incarnation),
-            part.sampler,
-            part.number,
-        )
-
-    def hand_over(self, slot: int) -> None:
-        """Gives a slot to the reading side: all parts are in it."""
-        os.write(self._ready[1], bytes([slot]))
-
-    # --- the reading side -------------------------------------------------------------------------------------------
-
-    def receive(self, timeout: float) -> Sample | None:
-        """The oldest filled slot, or None after `timeout` seconds without one."""
-        slot = _read_byte(self._ready[0], timeout)
-        if slot is None:
-            return None
-        fields = self._fields[slot]
-        facts = fields["facts"].tolist()
-        return Sample(
-            stacks=self.stacks[slot],
-            keys=fields["keys"],
-            probability=fields["probability"],
-            action=fields["action"],
-            n_step_return=fields["n_step_return"],
-            discount=fields["discount"],
-            version=fields["version"],
-            num_transitions=sum(fact[0] for fact in facts),
-            parts=[Part(shard, store % 2**64, sampler, number) for _, shard, store, sampler, number in facts],
-            slot=slot,
-        )
-
-    def release(self, slot: int) -> None:
-        """Gives a slot back to be filled again."""
-        os.write(self._free[1], bytes([slot]))
 
 
 class _Rows(NamedTuple):
@@ -366,21 +228,3 @@ def fill(loader: Loader, samplers: Sequence[Sampler | None], remote: RemoteSourc
             loader.send(part, 0.0)
     elif not any(drawn):
         time.sleep(IDLE_SECONDS)
-
-
-def _read_byte(descriptor: int, timeout: float) -> int | None:
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            data = os.read(descriptor, 1)
-            if data:
-                return data[0]
-            return None
-        except BlockingIOError:
-            remaining = deadline - time.monotonic()
-            if remaining <= 0 or not select.select([descriptor], [], [], remaining)[0]:
-                return None
-
-
-def _signed(number: int) -> int:
-    return number - 2**64 if number >= 2**63 else number

@@ -23,12 +23,13 @@ from typing import Any, Literal
 from apex.config import Config
 from apex.coordinator import Desk, coordinate
 from apex.lifecycle import FAILED, POLL_SECONDS, Stop, die_with_parent
-from apex.loader import NUM_SLOTS, Sample, SampleRing, load
+from apex.loader import load
 from apex.ports import choose_ports, is_free
 from apex.processes import ChildDiedError, check_children, start_child, stop_children
 from apex.recorded_writer import Inserted, write
 from apex.recording import Recording
 from apex.run_folder import RunFolder
+from apex.sample_ring import NUM_SLOTS, Sample, SampleRing
 from apex.store_layout import MEMORY
 from apex.transport import (
     PrioritySender,

@@ -15,8 +15,9 @@ import numpy as np
 
 from apex.blocks import make_blocks
 from apex.config import Config
-from apex.loader import NUM_SLOTS, Loader, SampleRing
+from apex.loader import Loader
 from apex.ports import OFFSET_STEP, is_free
+from apex.sample_ring import NUM_SLOTS, SampleRing
 from apex.stacks import StackDecoder
 from apex.store_layout import MEMORY, open_file, remove
 from apex.store_reader import StoreReader

@@ -14,10 +14,10 @@ from torch import nn
 from apex.checkpoint import LearnerState
 from apex.config import Config, LearnerConfig
 from apex.feed import make_feed
-from apex.loader import Sample
 from apex.losses import importance_weights
 from apex.networks import flatten_parameters
 from apex.optimizers import make_optimizer
+from apex.sample_ring import Sample
 from apex.types import Array, Parameters, PriorityUpdate, Schema
 from apex.update import Figures, make_update, place
 

@@ -25,7 +25,7 @@ FLOORS = [
         "blocks",
         "allocator",
     },
-    {"header", "leases", "send_window", "stacks", "terminal_layout", "cuda"},
+    {"header", "leases", "send_window", "stacks", "terminal_layout", "cuda", "sample_ring"},
     # 2: memory that processes share. No I/O beyond the mapped file.
     {"store_layout", "parameter_board"},
     {"store_admission", "store_reader", "segments", "priority_histogram"},

@@ -19,10 +19,10 @@ from apex.bench_report import compare, print_report, read_peer
 from apex.config import ActorConfig, Config, EnvironmentConfig
 from apex.environment import describe
 from apex.lifecycle import Stop
-from apex.loader import Part, Sample
 from apex.processes import call_in_child
 from apex.recording import Compressor, load, record
 from apex.replay_timing import median_ms, read_memory, time_store
+from apex.sample_ring import Part, Sample
 from apex.stacks import StackDecoder
 from apex.types import SAMPLE_RECORD
 

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from builders import VECTORS, make_records, make_segment
 
-from apex.loader import Loader, SampleRing
+from apex.loader import Loader
 from apex.losses import importance_weights
 from apex.rate_limiter import RateLimiter
+from apex.sample_ring import SampleRing
 from apex.sampler import Sampler, SamplerBoard
 from apex.store_reader import StoreReader
 from apex.store_writer import StoreWriter

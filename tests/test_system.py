@@ -17,11 +17,12 @@ from apex.actor import Actor
 from apex.config import ActorConfig, Config, EnvironmentConfig, LearnerConfig, NetworkConfig, ReplayConfig
 from apex.environment import describe, make_environment
 from apex.experience_link import ExperienceLink
-from apex.loader import Loader, SampleRing
+from apex.loader import Loader
 from apex.networks import flatten_parameters, make_network
 from apex.parameter_board import ParameterBoard
 from apex.rate_limiter import RateLimiter
 from apex.replay import ReplayServer
+from apex.sample_ring import SampleRing
 from apex.sampler import Sampler, SamplerBoard
 from apex.segments import SegmentBuilder
 from apex.store_reader import StoreReader

@@ -8,9 +8,9 @@ import torch
 
 from apex.checkpoint import load, save
 from apex.config import Config, LearnerConfig, NetworkConfig
-from apex.loader import Part, Sample
 from apex.losses import importance_weights
 from apex.networks import flatten_parameters, make_network
+from apex.sample_ring import Part, Sample
 from apex.trainer import Trainer
 from apex.types import Schema
 
