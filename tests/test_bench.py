@@ -185,10 +185,15 @@ def descendants(pid):
     return [*map(int, children), *(below for child in children for below in descendants(int(child)))]
 
 
+@pytest.mark.timeout(240)  # Four measurements with real programs.
 def test_the_real_programs_are_measured_and_every_figure_has_its_name(tmp_path):
     """By both links, with a random policy's frames and those of a trained one in another game, one after the other."""
     run = make_run(tmp_path / "runs", best=3)
-    said, complained = start(tmp_path, *TINY, "--run", str(run.path)).communicate(timeout=100)
+    bench = start(tmp_path, *TINY, "--run", str(run.path))
+    try:
+        said, complained = bench.communicate(timeout=200)
+    finally:
+        bench.kill()
     assert said, complained
     figures = json.loads(said.splitlines()[-1])
     for prefix in ("", "direct_", "trained_", "trained_direct_"):

@@ -214,6 +214,7 @@ def test_the_same_seed_gives_the_same_run_and_another_one_another(tmp_path):
     assert run(tmp_path / "c", dataclasses.replace(CARTPOLE, seed=4)).hash() != first.hash()
 
 
+@pytest.mark.timeout(240)  # With the run that it shares.
 def test_keeps_the_replay_ratio_and_stores_what_was_acted(trained):
     system = trained
     status = system.server.status()
