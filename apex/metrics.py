@@ -53,7 +53,9 @@ class _Message(NamedTuple):
 
 
 class MetricsWriter:
-    """Writes below a run's folder: `tensorboard/events...` and `curves/ROLE.jsonl`, one line per message.
+    """Writes below a run's folder: `tensorboard/RUN/events...` and `curves/ROLE.jsonl`, one line per message.
+
+    TensorBoard calls a run by the folder of its events.
 
     A full disk does not end a run: what cannot be written waits in memory, then is dropped and counted.
     """
@@ -68,7 +70,7 @@ class MetricsWriter:
         self._curves: dict[str, _AppendedFile] = {}
         # TensorBoard reads all files of a folder in the order of their names: a second writer goes on after the first.
         name = f"events.out.tfevents.{time.time_ns() // 10**9:010d}.{socket.gethostname()}.{time.time_ns()}"
-        self._events = _AppendedFile(folder / "tensorboard" / name)
+        self._events = _AppendedFile(folder / "tensorboard" / folder.resolve().name / name)
         self._add_event(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     @property

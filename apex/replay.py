@@ -26,6 +26,7 @@ from apex.config import REPLAY_SOCKETS, Config, ConfigError
 from apex.copyist import Copyist
 from apex.header import Frame, WireError
 from apex.lifecycle import (
+    FAILED,
     FINISHED,
     NEIGHBOUR_GONE,
     POLL_SECONDS,
@@ -35,7 +36,7 @@ from apex.lifecycle import (
     stop_on_signals,
 )
 from apex.priority_histogram import PriorityHistogram
-from apex.processes import call_in_child, check_children, start_child, stop_children
+from apex.processes import ChildDiedError, call_in_child, check_children, start_child, stop_children
 from apex.rate_limiter import RateLimiter
 from apex.sampler import SamplerBoard, SamplerTask, board_rows, make_limiter, sample
 from apex.session import Session, Welcome, greet, read_welcome
@@ -292,6 +293,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if arguments.bind:
                 answer["config"]["transport"]["bind"] = arguments.bind
             return _run(read_welcome(answer), arguments.shard, arguments.advertise, arguments.snapshots, stop)
+    except ChildDiedError as error:
+        log.error("%s", error)
+        return FAILED
     except ConfigError as error:
         print(f"apex replay: {error}", file=sys.stderr)
         return REFUSED
@@ -303,7 +307,8 @@ def _run(welcome: Welcome, shard: int, advertise: str, snapshots: Path | None, s
     reclaim(path)
     folder: SnapshotFolder | None = None
     if snapshots is not None and config.checkpoint.replay:
-        folder = SnapshotFolder(snapshots if config.replay.num_shards == 1 else snapshots / f"shard-{shard}")
+        own = snapshots if config.replay.num_shards == 1 else snapshots / f"shard-{shard}"
+        folder = SnapshotFolder(own, pause=lambda step: stop.turn())  # To restore a large memory takes minutes.
     store, board = open_store(path, welcome, folder)
     limiter = make_limiter(config)
     # A learner that sees the same memory draws for itself.
@@ -371,7 +376,7 @@ async def _serve_and_watch(
     async def watch() -> None:
         while not stop.requested:
             await asyncio.sleep(POLL_SECONDS)
-            check_children(children)
+            check_children(children, welcome.config.run.stuck_seconds)
             for session in sessions:
                 session.check()
                 server.inserts_wanted = session.inserts_wanted

@@ -30,7 +30,9 @@ FLOORS = [
     {"store_layout", "parameter_board"},
     {"store_admission", "store_reader", "segments", "priority_histogram"},
     {"store_writer"},
+    {"bottleneck"},
     # 3: what the outside world looks like.
+    {"watchdog"},
     {"wire", "lifecycle", "checkpoint", "metrics", "presets", "run_folder", "run_status", "machine", "ports", "needs"},
     {"atari", "gymnasium_environment", "options", "terminal_picture", "leftovers"},
     {"environment", "terminal_view", "snapshot_folder"},
@@ -38,6 +40,7 @@ FLOORS = [
     # 4: sockets and processes.
     {"transport", "processes"},
     # 5: the parts of roles, then the roles, which never import one another.
+    {"best_policy", "curve_rows"},
     {"session", "experience_link", "sampler", "coordinator", "games", "copyist"},
     {"loader", "update"},
     {"feed"},
@@ -53,7 +56,7 @@ FLOORS = [
     {"bench_system", "bench_connections"},
     {"bench"},
     {"checks"},
-    {"fitting"},
+    {"fitting", "farewell"},
     {"launch", "doctor"},
     {"command_line"},
     {"__main__"},

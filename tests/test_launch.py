@@ -19,7 +19,8 @@ from apex.config import (
     TransportConfig,
     load_toml,
 )
-from apex.launch import StatusClient, Watch, command_name, farewell, local_host, main, make_programs, train
+from apex.farewell import command_name, farewell
+from apex.launch import StatusClient, Watch, local_host, main, make_programs, train
 from apex.lifecycle import FAILED, FINISHED, REFUSED, Stop
 from apex.run_folder import RunFolder
 from apex.supervisor import Ending, Program

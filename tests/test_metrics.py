@@ -34,7 +34,7 @@ def write(folder, *messages):
 def read_events(folder):
     """By the format's definition: uint64 length, its checksum, the event, its checksum."""
     events = []
-    for file in sorted((folder / "tensorboard").iterdir()):
+    for file in sorted((folder / "tensorboard" / folder.name).iterdir()):
         data = file.read_bytes()
         while data:
             (length,) = struct.unpack("<Q", data[:8])
@@ -52,7 +52,7 @@ def read_events(folder):
 def test_tensorboard_reads_tag_value_steps_and_time(tmp_path):
     histogram = {"replay/priority": make_histogram([4, 0, 1], [0.0, 1.0, 2.0, 4.0])}
     write(tmp_path, make_message(1), make_message(2, scalars={"learner/loss": 0.5}, histograms=histogram))
-    shown = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    shown = EventAccumulator(str(tmp_path / "tensorboard" / tmp_path.name)).Reload()
     scalars = [(event.wall_time, event.step, event.value) for event in shown.Scalars("learner/loss")]
     assert scalars == [(1000.5, 1, 0.25), (1000.5, 2, 0.5)]
     (event,) = shown.Histograms("replay/priority")
@@ -105,7 +105,7 @@ def test_a_second_writer_goes_on_where_the_first_ended(tmp_path):
     write(tmp_path, make_message(1))
     write(tmp_path, make_message(2))
     assert [line["steps"] for line in read_curve(tmp_path / "curves/learner.jsonl")] == [1, 2]
-    shown = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    shown = EventAccumulator(str(tmp_path / "tensorboard" / tmp_path.name)).Reload()
     assert [event.step for event in shown.Scalars("learner/loss")] == [1, 2]
 
 

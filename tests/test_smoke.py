@@ -110,7 +110,7 @@ def test_three_programs_in_any_order_train_and_end_together(programs, order, bat
     folder = RunFolder.open(programs.folder / "runs" / "by-hand")
     assert read_curve(folder.curves / "learner.jsonl")[-1]["scalars"]["learner/updates"] == 300
     assert "actor_highest_id/score" in " ".join((folder.curves / "actor.jsonl").read_text().split())
-    shown = EventAccumulator(str(folder.path / "tensorboard")).Reload()
+    shown = EventAccumulator(str(folder.path / "tensorboard" / "by-hand")).Reload()
     assert shown.Histograms("replay/priority")[0].histogram_value.num > 0
     assert not list(Path("/dev/shm").glob(f"apex-{folder.run_id:016x}*"))
 

@@ -169,7 +169,7 @@ def test_a_program_that_ends_well_before_its_time_starts_again_after_a_rest(fold
         [shell("actor", "exit 0", crash_budget=0.3)], StopWhen(lambda: bool(told)), logs=folder, tell=told.append
     )
     assert ending.cause == "asked to stop"
-    assert told == [f"actor ended with status 0; it starts again in 3.0 s; see {folder / 'actor.log'}"]
+    assert told == [f"actor ended with status 0, and starts again; see {folder / 'actor.log'}"]
 
 
 def test_who_ends_well_when_it_is_not_needed_any_more_is_not_missed(folder):
