@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import sys
 import time
@@ -28,6 +29,8 @@ from apex.transport import ControlClient, open_context
 
 log = logging.getLogger("apex")
 
+WAIT = re.compile(r"\S+ \S+ WARNING (?P<wait>\S.* waits .*) \((?P<seconds>\d+) s\)")  # see `lifecycle.Wait`
+LATE_SECONDS = 5.0  # a wait that was not said again by then, although its time has doubled, is over
 STATUS_SECONDS = 1.0  # between two questions to the learner, and at most between two pictures
 ANSWER_SECONDS = 3.0  # a question that was not answered by then is asked again
 NICE = 10  # of what only watches the run
@@ -149,6 +152,7 @@ class Watch:
         self._clock = clock
         self._look_at = 0.0
         self._heard_at = clock()
+        self._noted_at: dict[str, float] = {}  # when a sentence was noted
 
     @property
     def ending(self) -> bool:
@@ -171,6 +175,7 @@ class Watch:
             return
         for sentence in self._logs.warnings():
             self._note(sentence)
+        self._forget_waits()
         self._look_at = now + STATUS_SECONDS
         self._history.silent_seconds = now - self._heard_at
         self._view.show(self.status, self._history)
@@ -182,10 +187,25 @@ class Watch:
         self._view.show(self.status, self._history)
 
     def _note(self, sentence: str) -> None:
-        if sentence in self._history.notes:
-            self._history.notes.remove(sentence)  # Said again, it stands last, and once.
+        for other in [other for other in self._history.notes if _subject(other) == _subject(sentence)]:
+            self._history.notes.remove(other)  # Said again, it stands last, and once.
         self._history.notes.append(sentence)
+        self._noted_at[sentence] = self._clock()
         self._view.note(sentence)
+
+    def _forget_waits(self) -> None:
+        """Takes waits off the picture that are over: each says so again when its time has doubled."""
+        for sentence in list(self._history.notes):
+            wait, now = WAIT.fullmatch(sentence), self._clock()
+            if wait and now - self._noted_at.get(sentence, now) > int(wait["seconds"]) + LATE_SECONDS:
+                self._history.notes.remove(sentence)
+        self._noted_at = {sentence: at for sentence, at in self._noted_at.items() if sentence in self._history.notes}
+
+
+def _subject(sentence: str) -> str:
+    """What a sentence is about: of a wait, who waits for whom, whenever and however long."""
+    wait = WAIT.fullmatch(sentence)
+    return wait["wait"] if wait else sentence
 
 
 def make_programs(config: Config, folder: RunFolder, watch: Watch) -> list[Program]:

@@ -70,17 +70,17 @@ class Notifier:
         self._period = min(NOTIFY_SECONDS, limit / LOOKS) if limit else NOTIFY_SECONDS
         self._notify_at = 0.0 if address else float("inf")
         self._message = b"READY=1\nWATCHDOG=1"
-        if address:
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-            self._address = "\0" + address[1:] if address.startswith("@") else address
+        self._address = "\0" + address[1:] if address.startswith("@") else address
 
     def __call__(self) -> None:
         """Notes a turn, and says so now and then."""
         now = self._clock()
         if now >= self._notify_at and self._pid == os.getpid():  # A forked child does not speak for its parent.
             self._notify_at = now + self._period
-            with suppress(OSError):  # The watcher is gone, or has not read for long: it knows enough.
-                self._socket.sendto(self._message, self._address)
+            with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as notify:
+                notify.sendto(
+                    self._message, self._address
+                )  # A watcher that is gone, or has a full queue, misses little.
                 self._message = b"WATCHDOG=1"
 
 
