@@ -167,8 +167,49 @@ def test_one_signal_ends_everything_within_ten_seconds(programs, signum):
 def test_after_the_launcher_was_killed_no_process_stays(programs):
     programs.start("train", "train", *TINY, *programs.offset, "--name", "one")
     programs.status(lambda status: status["updates"] > 10)
+    learner = learner_of(programs.folder)
+    os.kill(learner, signal.SIGSTOP)  # Who hears nobody ends as well.
     programs.running["train"].kill()
     until(lambda: not running_in(programs.folder), "end of all processes", seconds=30.0)
+    folder = RunFolder.open(programs.folder / "runs" / "one")
+    assert store_path(folder.run_id).exists()  # It waits for --resume ...
+    programs.start("other", "train", *TINY, *programs.offset, "--name", "other", "--run.no-tensorboard")
+    programs.status(lambda status: status["run"] == "other" and status["steps"])
+    assert not store_path(folder.run_id).exists()  # ... until another run needs the room.
+    programs.running["other"].send_signal(signal.SIGTERM)
+    assert programs.wait("other") == 0, programs.said("other")
+
+
+@pytest.mark.parametrize("num_processes", [2, 4, 7])
+def test_a_launcher_that_is_killed_while_its_programs_start_leaves_no_process(programs, num_processes):
+    """Among the 2 the first program has just begun; among the 7 some have children that say hello."""
+    programs.start("train", "train", *TINY, *programs.offset, "--name", "one", "--run.no-tensorboard")
+    until(lambda: len(running_in(programs.folder)) >= num_processes, "the programs")
+    programs.running["train"].kill()
+    until(lambda: not running_in(programs.folder), "end of all processes", seconds=30.0)
+
+
+def test_a_loader_and_an_actor_that_are_stopped_for_good_are_found_and_the_run_goes_on(programs):
+    """The loader is a child, which its parent finds; the actor is a program, which the launcher finds."""
+    options = ["--run.stuck-seconds", "4", "--run.no-tensorboard", "--run.stop-score", "501", "--name", "one"]
+    programs.start("train", "train", *TINY, *options, *programs.offset)
+    status = programs.status(lambda status: status["updates"] > 50)
+    learner = learner_of(programs.folder)
+    os.kill(sorted(children_of(learner))[1], signal.SIGSTOP)  # The first is the coordinator.
+    actor = next(row["pid"] for row in status["roles"] if row["role"] == "actor")
+    os.kill(actor, signal.SIGSTOP)
+    until(lambda: not {learner, actor} & set(running_in(programs.folder)), "the end of both", seconds=40.0)
+    steps = status["steps"]
+    programs.status(
+        lambda status: status["steps"] > steps + 500 and status["updates_per_second"] and status["updates"] > 50
+    )
+    said = programs.said("train")
+    assert "actor made no turn for " in said
+    assert "learner ended with status 1; it starts again" in said
+    log = (programs.folder / "runs" / "one" / "logs" / "learner.log").read_text()
+    assert "ERROR loader-0 made no turn for " in log
+    programs.running["train"].send_signal(signal.SIGTERM)
+    assert programs.wait("train") == 0, programs.said("train")
 
 
 def steps_and_updates(folder):
@@ -301,6 +342,11 @@ def learner_of(folder):
             parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
             learners[pid] = parent
     return next(pid for pid, parent in learners.items() if parent not in learners)
+
+
+def children_of(pid):
+    """Process ids of a process's children."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def running_in(folder):
