@@ -20,7 +20,7 @@ from apex.config import Config, to_dict
 from apex.curve_rows import CurveRows
 from apex.header import MAX_JSON_BYTES, VERSION, Kind, WireError, peek_kind
 from apex.leases import LeaseTable
-from apex.lifecycle import Stop
+from apex.lifecycle import Stop, Wait
 from apex.metrics import MetricsWriter
 from apex.run_folder import RunFolder
 from apex.run_status import RunStatus
@@ -84,7 +84,9 @@ class Coordinator:
         """Serves until the trainer is done, then tells everybody for a moment."""
         transport = self._config.transport
         with open_context() as context:
+            wait = Wait("coordinator")
             while not self._num_parameters:  # The most that a message may take depends on it.
+                wait.on("the trainer to make its network and to read its checkpoint")
                 await asyncio.sleep(0.01)
                 if self._stop.requested or not self._hear_trainer():
                     return

@@ -20,6 +20,7 @@ from apex.config import ConfigError, RunConfig
 from apex.lifecycle import FAILED, POLL_SECONDS, REFUSED, Stop, die_with_parent, stop_on_signals
 from apex.watchdog import Pulse, Silence, is_traced
 
+KILL_SECONDS = 1.0  # the kernel's time to end what was sent SIGKILL
 LAST_WORDS_SECONDS = 1.0  # that a process which is stuck has to write down where it was
 
 log = logging.getLogger("apex")
@@ -114,19 +115,21 @@ def _kill_with_words(child: BaseProcess) -> None:
         os.kill(child.pid or 0, signal.SIGABRT)
     child.join(LAST_WORDS_SECONDS)
     child.kill()
-    child.join()
+    child.join(KILL_SECONDS)
 
 
 def stop_children(children: Sequence[BaseProcess], grace_seconds: float = 2.0) -> None:
-    """Asks all to end, waits, and kills what is left."""
+    """Asks all to end, waits for all together, and kills what is left."""
     for child in children:
         if child.exitcode is None:
             child.terminate()
+    deadline = time.monotonic() + grace_seconds
     for child in children:
-        child.join(grace_seconds)
+        child.join(max(0.0, deadline - time.monotonic()))
+    for child in children:
         if child.exitcode is None:
             child.kill()
-            child.join()
+            child.join(KILL_SECONDS)
 
 
 def call_in_child(name: str, function: Callable[[Stop], dict[str, Any]], stop: Stop) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from apex.lifecycle import (
     POLL_SECONDS,
     REFUSED,
     Stop,
+    Wait,
     configure_logging,
     stop_on_signals,
 )
@@ -189,6 +190,7 @@ async def serve(server: ReplayServer, welcome: Welcome, stop: Stop, bound: Calla
         bound()
 
         async def take_experience() -> None:
+            wait = Wait("replay")
             while not stop.requested:
                 messages = await experience.burst(POLL_SECONDS)
                 # The limiter is asked before each segment: a whole burst would leave actors without receipts for long.
@@ -197,7 +199,9 @@ async def serve(server: ReplayServer, welcome: Welcome, stop: Stop, bound: Calla
                     while not server.check_limiter():
                         if stop.requested:
                             return
+                        wait.on("the learner to take samples: replay.inserts_wait")
                         await asyncio.sleep(LIMITER_SECONDS)
+                    wait.over()
                     for receipt in server.insert(messages[first : first + step]):
                         publisher.publish(receipt, shard)
 
@@ -237,6 +241,7 @@ def open_store(
         return store, SamplerBoard(board_rows(config), board_path(path))
     board_path(path).unlink(missing_ok=True)  # It counted what was drawn from another store.
     sizes["store_incarnation"] = secrets.randbits(62) + 1
+    log.info("reserving %.1f GB in %s, and filling it if there is a snapshot", replay.max_bytes / 1e9, path)
     restored = restore(snapshots, path, schema, run_id=welcome.run_id, **sizes) if snapshots is not None else None
     store = StoreWriter.create(path, schema, **sizes) if restored is None else restored.store
     board = SamplerBoard(board_rows(config), board_path(path))

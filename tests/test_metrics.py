@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+import time
 
 import numpy as np
 import pytest
@@ -221,6 +222,15 @@ def test_what_waits_for_a_full_disk_is_bounded_and_the_rest_is_counted(tmp_path)
     assert 0 < len(lines) < num_messages
     assert writer.num_dropped == num_messages - len(lines)
     assert len(curve.read_bytes()) <= MAX_PENDING_BYTES
+
+
+def test_tensorboard_reads_on_after_the_clock_was_set_back_between_two_writers(tmp_path, monkeypatch):
+    for number, now in enumerate((2_000_000_000, 1_000_000_000, 1_500_000_000), start=1):
+        monkeypatch.setattr(time, "time_ns", lambda now=now: now * 10**9)
+        write(tmp_path, make_message(number))
+    names = sorted(path.name for path in (tmp_path / "tensorboard" / tmp_path.name).iterdir())
+    assert [int(name.split(".")[3]) for name in names] == [2_000_000_000, 2_000_000_001, 2_000_000_002]
+    assert [event.step for event in read_events(tmp_path) if event.HasField("summary")] == [1, 2, 3]
 
 
 def test_a_folder_that_cannot_be_made_stops_nothing(tmp_path, caplog):

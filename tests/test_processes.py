@@ -71,6 +71,14 @@ def test_a_child_that_does_not_listen_is_killed():
     assert gone(child.pid)
 
 
+def test_children_that_do_not_listen_share_one_grace():
+    children = [start_ready(ignore_everything) for _ in range(5)]
+    began = time.monotonic()
+    stop_children(children, grace_seconds=1.0)
+    assert time.monotonic() - began < 4.0  # One after the other they would take 5 s.
+    assert [child.exitcode for child in children] == [-signal.SIGKILL] * 5
+
+
 def test_how_a_child_ended_is_told():
     child = start_child("sampler-3", fail)
     child.join(DEADLINE)
