@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from apex.config import ConfigError, RunConfig
-from apex.lifecycle import FAILED, POLL_SECONDS, REFUSED, Stop, die_with_parent, stop_on_signals
+from apex.lifecycle import FAILED, POLL_SECONDS, REFUSED, Stop, Wait, die_with_parent, stop_on_signals
 from apex.watchdog import Pulse, Silence, is_traced
 
 KILL_SECONDS = 1.0  # the kernel's time to end what was sent SIGKILL
@@ -30,16 +30,21 @@ _fork = multiprocessing.get_context("fork")  # Children share the parent's loade
 class _Watched:
     """What the parent knows of a child's turns."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, name: str) -> None:
         self.pulse = Pulse()
         self.stuck = ""  # the cause in words, once it was killed for that
         self._turns = 0
-        self._silence = Silence(clock)
+        self._silence = Silence()
+        self._wait = Wait(f"the parent of {name}")
 
     def look(self, limit: float) -> float:
         """Seconds without a turn if they are too many, else 0."""
         turns = self.pulse.turns
         too_long = self._silence.look(turns != self._turns, limit)
+        if turns != self._turns:
+            self._wait.over()
+        else:
+            self._wait.on("a turn of it")
         self._turns = turns
         return self._silence.seconds if too_long else 0.0
 
@@ -54,7 +59,7 @@ class ChildRefusedError(ConfigError):
 
 def start_child(name: str, target: Callable[..., None], *args: Any) -> BaseProcess:
     """Forks `target(stop, *args)`. SIGTERM asks its `stop`; Ctrl-C is the parent's business."""
-    watched = _Watched()
+    watched = _Watched(name)
     process = _fork.Process(target=_run, args=(os.getpid(), name, watched.pulse, target, args), name=name)
     process.start()
     _started[process] = watched

@@ -129,6 +129,18 @@ def test_a_child_that_is_stuck_is_killed_and_named(get_stuck):
         check_children([child])
 
 
+def test_a_child_that_makes_no_turn_is_spoken_of_before_it_is_killed(caplog, monkeypatch):
+    monkeypatch.setattr("apex.lifecycle.EXPLAIN_SECONDS", 0.2)
+    child = start_ready(wait_until_stopped)
+    os.kill(child.pid, signal.SIGSTOP)
+    deadline = time.monotonic() + DEADLINE
+    while not caplog.records and time.monotonic() < deadline:
+        check_children([child], 600.0)
+        time.sleep(0.01)
+    assert caplog.records[0].getMessage() == "the parent of child waits for a turn of it (0 s)"
+    stop_children([child], 0.0)
+
+
 def test_a_child_that_waits_is_not_stuck():
     child = start_ready(wait_until_stopped)
     turned = time.monotonic()
