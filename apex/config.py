@@ -305,9 +305,7 @@ class RunConfig:
     max_steps: int = 0  # ends after this many steps of all actors; 0: never
     max_updates: int = 0  # ends after this many updates; 0: never
     max_minutes: float = 0.0  # ends after this long, the time before a resume included; 0: never
-    stuck_seconds: float = (
-        120.0  # who makes no turn for so long is killed as stuck; reserving 200 GB takes 60; 0: never
-    )
+    stuck_seconds: float = 300.0  # who makes no turn for so long is killed; to reserve 200 GB takes 85; 0: never
     tensorboard: bool = True  # show the curves
     tensorboard_port: int = 6006  # the next free one when taken
     tensorboard_bind: str = "127.0.0.1"

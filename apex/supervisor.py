@@ -175,7 +175,7 @@ class _Running:
 
     def _words(self) -> str:
         if self._stuck_for:
-            return f"made no turn for {self._stuck_for:.0f} s, and was killed as stuck"
+            return f"made no turn for {self._stuck_for:.0f} s, and was killed as stuck (--run.stuck-seconds)"
         return _in_words(self.last_status or FINISHED)
 
     @property

@@ -184,21 +184,21 @@ def test_after_the_launcher_was_killed_no_process_stays(programs):
 def test_a_launcher_that_is_killed_while_its_programs_start_leaves_no_process(programs, num_processes):
     """Among the 2 the first program has just begun; among the 7 some have children that say hello."""
     programs.start("train", "train", *TINY, *programs.offset, "--name", "one", "--run.no-tensorboard")
-    until(lambda: len(running_in(programs.folder)) >= num_processes, "the programs")
+    until(lambda: len(running_in(programs.folder)) >= num_processes, "the programs", seconds=DEADLINE)
     programs.running["train"].kill()
     until(lambda: not running_in(programs.folder), "end of all processes", seconds=30.0)
 
 
 def test_a_loader_and_an_actor_that_are_stopped_for_good_are_found_and_the_run_goes_on(programs):
     """The loader is a child, which its parent finds; the actor is a program, which the launcher finds."""
-    options = ["--run.stuck-seconds", "4", "--run.no-tensorboard", "--run.stop-score", "501", "--name", "one"]
+    options = ["--run.stuck-seconds", "10", "--run.no-tensorboard", "--run.stop-score", "501", "--name", "one"]
     programs.start("train", "train", *TINY, *options, *programs.offset)
     status = programs.status(lambda status: status["updates"] > 50)
     learner = learner_of(programs.folder)
     os.kill(sorted(children_of(learner))[1], signal.SIGSTOP)  # The first is the coordinator.
     actor = next(row["pid"] for row in status["roles"] if row["role"] == "actor")
     os.kill(actor, signal.SIGSTOP)
-    until(lambda: not {learner, actor} & set(running_in(programs.folder)), "the end of both", seconds=40.0)
+    until(lambda: not {learner, actor} & set(running_in(programs.folder)), "the end of both", seconds=DEADLINE)
     steps = status["steps"]
     programs.status(
         lambda status: status["steps"] > steps + 500 and status["updates_per_second"] and status["updates"] > 50

@@ -264,9 +264,8 @@ def test_a_program_that_was_stopped_makes_no_turns_and_is_started_again(folder):
 
     programs = [turning("learner"), turning("actor")]
     supervise(programs, StopWhen(condition), logs=folder, tell=told.append)
-    assert told[0] == (
-        f"actor made no turn for 1 s, and was killed as stuck; it starts again in 0.5 s; see {folder / 'actor.log'}"
-    )
+    words = "actor made no turn for 1 s, and was killed as stuck (--run.stuck-seconds); it starts again in 0.5 s"
+    assert told[0] == f"{words}; see {folder / 'actor.log'}"
     assert len(pids(folder, "learner")) == 1
 
 
@@ -282,7 +281,10 @@ def test_a_program_that_gets_stuck_again_and_again_ends_the_run_with_that_cause(
     program = turning("actor", "time.sleep(600)", crash_budget=0.0)
     ending = supervise([program], StopWhen(lambda: False), logs=folder)
     assert ending.status == FAILED
-    assert ending.cause == f"actor made no turn for 1 s, and was killed as stuck once; see {folder / 'actor.log'}"
+    assert (
+        ending.cause
+        == f"actor made no turn for 1 s, and was killed as stuck (--run.stuck-seconds) once; see {folder / 'actor.log'}"
+    )
 
 
 def test_a_short_stop_harms_nobody(folder):
