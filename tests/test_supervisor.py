@@ -4,6 +4,7 @@ Roles are played by `python -c` and `sh -c`; every wait ends on a condition or f
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from apex.lifecycle import FAILED, FINISHED, NEIGHBOUR_GONE, REFUSED, Stop
 from apex.supervisor import FORGET_SECONDS, CrashBudget, Program, last_lines, supervise
 
-DEADLINE_SECONDS = 15.0
+DEADLINE_SECONDS = 30.0
 FOREVER = "exec sleep 600"
 
 
@@ -232,8 +233,8 @@ with stop_on_signals() as stop:
 
 
 def turning(role, at_every_turn="pass", **options):
-    """A program that turns, and does at every turn what is asked of it; more than 1 s without a turn is too long."""
-    options = {"stuck_seconds": 1.0, **options}
+    """A program that turns, and does at every turn what is asked of it; more than 2 s without a turn are too long."""
+    options = {"stuck_seconds": 2.0, **options}
     return Program(role=role, command=(sys.executable, "-c", TURNS.format(at_every_turn=at_every_turn)), **options)
 
 
@@ -264,8 +265,10 @@ def test_a_program_that_was_stopped_makes_no_turns_and_is_started_again(folder):
 
     programs = [turning("learner"), turning("actor")]
     supervise(programs, StopWhen(condition), logs=folder, tell=told.append)
-    words = "actor made no turn for 1 s, and was killed as stuck (--run.stuck-seconds); it starts again in 0.5 s"
-    assert told[0] == f"{words}; see {folder / 'actor.log'}"
+    words = (
+        r"actor made no turn for \d+ s, and was killed as stuck \(--run.stuck-seconds\); it starts again in 0.5 s; see "
+    )
+    assert re.match(words, told[0])
     assert len(pids(folder, "learner")) == 1
 
 
@@ -281,10 +284,8 @@ def test_a_program_that_gets_stuck_again_and_again_ends_the_run_with_that_cause(
     program = turning("actor", "time.sleep(600)", crash_budget=0.0)
     ending = supervise([program], StopWhen(lambda: False), logs=folder)
     assert ending.status == FAILED
-    assert (
-        ending.cause
-        == f"actor made no turn for 1 s, and was killed as stuck (--run.stuck-seconds) once; see {folder / 'actor.log'}"
-    )
+    words = r"actor made no turn for \d+ s, and was killed as stuck \(--run.stuck-seconds\) once; see .*actor.log"
+    assert re.fullmatch(words, ending.cause)
 
 
 def test_a_short_stop_harms_nobody(folder):
@@ -297,7 +298,7 @@ def test_a_short_stop_harms_nobody(folder):
             stopped_at.append(time.monotonic())
         elif stopped_at and time.monotonic() - stopped_at[0] > 0.3:
             os.kill(lives[0], signal.SIGCONT)
-            return time.monotonic() - stopped_at[0] > 1.5
+            return time.monotonic() - stopped_at[0] > 2.5
         return False
 
     supervise([turning("actor")], StopWhen(condition), logs=folder)
@@ -324,7 +325,7 @@ def test_where_all_fall_silent_together_nobody_is_killed_and_the_launcher_says_s
 def test_a_program_that_need_give_no_sign_may_be_silent(folder):
     since = time.monotonic()
     programs = [shell("tensorboard", FOREVER), turning("actor")]
-    supervise(programs, StopWhen(lambda: time.monotonic() - since > 1.5), logs=folder)
+    supervise(programs, StopWhen(lambda: time.monotonic() - since > 2.5), logs=folder)
     assert len(pids(folder, "tensorboard")) == 1
 
 
