@@ -25,6 +25,7 @@ from apex.environment import VectorEnvironment, make_environment
 from apex.experience_link import ExperienceLink
 from apex.exploration import epsilon_greedy, epsilon_ladder
 from apex.lifecycle import (
+    FAILED,
     FINISHED,
     NEIGHBOUR_GONE,
     POLL_SECONDS,
@@ -37,7 +38,7 @@ from apex.lifecycle import (
 from apex.machine import read_machine
 from apex.networks import load_parameters, make_network, q_values
 from apex.parameter_board import ParameterBoard
-from apex.processes import call_in_child, check_children, start_child, stop_children
+from apex.processes import ChildDiedError, call_in_child, check_children, start_child, stop_children
 from apex.segments import SegmentBuilder
 from apex.session import Session, Welcome, greet, read_welcome
 from apex.sizing import Machine
@@ -366,6 +367,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             join = partial(_join, host=host, port=port, processes=arguments.processes, envs=arguments.envs)
             answer = call_in_child("hello", lambda child_stop: join(child_stop), stop)
             return _run(read_welcome(answer), int(answer["num_actors"]), arguments.envs, stop) if answer else FINISHED
+    except ChildDiedError as error:
+        log.error("%s", error)
+        return FAILED
     except ConfigError as error:
         print(f"apex actor: {error}", file=sys.stderr)
         return REFUSED
@@ -388,7 +392,7 @@ def _run(welcome: Welcome, num_actors: int, envs: int, stop: Stop) -> int:
         session = Session(welcome, "actor", stop, host.status)
 
         def check() -> None:
-            check_children(children)
+            check_children(children, welcome.config.run.stuck_seconds)
             session.check()
 
         host.run(stop, check)

@@ -304,13 +304,14 @@ class RunConfig:
     stop_score: float | None = None  # ends when the evaluator's mean raw score reaches this
     max_steps: int = 0  # ends after this many steps of all actors; 0: never
     max_updates: int = 0  # ends after this many updates; 0: never
-    max_minutes: float = 0.0  # ends this long after the start; 0: never
+    max_minutes: float = 0.0  # ends after this long, the time before a resume included; 0: never
+    stuck_seconds: float = 300.0  # who makes no turn for so long is killed; to reserve 200 GB takes 85; 0: never
     tensorboard: bool = True  # show the curves
     tensorboard_port: int = 6006  # the next free one when taken
     tensorboard_bind: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
-        for name in ("max_steps", "max_updates", "max_minutes"):
+        for name in ("max_steps", "max_updates", "max_minutes", "stuck_seconds"):
             require(getattr(self, name) >= 0, f"run.{name} must be >= 0, got {getattr(self, name)}")
         require(
             1024 <= self.tensorboard_port <= 65535,

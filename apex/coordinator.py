@@ -14,18 +14,19 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from apex.checkpoint import BEST, CheckpointError, PolicyInfo, load_policy, save_policy
+from apex.best_policy import BestPolicy
+from apex.checkpoint import BEST
 from apex.config import Config, to_dict
+from apex.curve_rows import CurveRows
 from apex.header import MAX_JSON_BYTES, VERSION, Kind, WireError, peek_kind
 from apex.leases import LeaseTable
-from apex.lifecycle import Stop
+from apex.lifecycle import Stop, Wait
 from apex.metrics import MetricsWriter
-from apex.priority_histogram import merge
 from apex.run_folder import RunFolder
 from apex.run_status import RunStatus
 from apex.store_layout import memory_id
 from apex.transport import PULL, ROUTER, AsyncReceiver, open_context
-from apex.types import Schema, Stream
+from apex.types import Parameters, Schema, Stream
 from apex.wire import Codec, decode_control, encode_control
 
 log = logging.getLogger("apex")
@@ -71,17 +72,21 @@ class Coordinator:
             num_actors=desk.num_actors,
             elapsed_seconds=self._folder.elapsed_seconds,
         )
-        self._status.evaluation = self._best_before()
+        self._best_policy = BestPolicy(self._folder.checkpoints / BEST, desk.config, desk.schema)
+        if self._best_policy.score is not None:
+            self._status.evaluation = {"best": self._best_policy.score}
+        self._rows = CurveRows(self._status)
         self._num_parameters = 0  # unknown until the trainer has built its network; nobody is welcome before
         self._told: dict[str, Any] = {}
         self._asked: dict[int, float] = {}  # when a replay server first asked for a shard that another one may hold
-        self._histograms: list[Any] = []  # the last ones that were written, of each shard
 
     async def run(self) -> None:
         """Serves until the trainer is done, then tells everybody for a moment."""
         transport = self._config.transport
         with open_context() as context:
+            wait = Wait("coordinator")
             while not self._num_parameters:  # The most that a message may take depends on it.
+                wait.on("the trainer to make its network and to read its checkpoint")
                 await asyncio.sleep(0.01)
                 if self._stop.requested or not self._hear_trainer():
                     return
@@ -145,7 +150,7 @@ class Coordinator:
                 if "finished" in report:
                     self._status.reason = self._status.reason or report.pop("finished")
                     self._status.finished = True
-                self._status.learner.update(report)
+                self._status.hear_trainer(report)
         except (EOFError, ConnectionResetError):
             return False
         return True
@@ -172,7 +177,7 @@ class Coordinator:
             for identity, *frames in await self._control.burst(1.0):
                 try:
                     if peek_kind(frames) == Kind.EVALUATION:
-                        self._keep(*self._codec.decode_evaluation(frames, self._num_parameters))
+                        self._note(*self._codec.decode_evaluation(frames, self._num_parameters))
                         continue
                     answer = self._answer(decode_control(frames))
                 except WireError as error:
@@ -277,58 +282,18 @@ class Coordinator:
                     self._figures.refuse(WireError("fields", str(error)))
 
     def _write_row(self) -> None:
-        steps, now = self._status.num_steps, time.time()
-        learner = {f"learner/{name}": value for name, value in self._status.learner.items() if _is_number(value)}
-        if learner:
-            scalars = learner | self._status.scalars()
-            self._metrics.accept({"role": "learner", "steps": steps, "time": now, "scalars": scalars})
-        replay = self._status.replay_status()
-        figures = {f"replay/{name}": value for name, value in replay.items() if _is_number(value)}
-        if figures:
-            row: dict[str, Any] = {"role": "replay", "steps": steps, "time": now, "scalars": figures}
-            histograms = replay["priority_histograms"]
-            try:
-                if histograms and histograms != self._histograms:  # They come with each heartbeat, and are seldom new.
-                    self._histograms = histograms
-                    row["histograms"] = {"replay/priority": merge(histograms)}
+        try:
+            for row in self._rows.next():
                 self._metrics.accept(row)
-            except ValueError as error:
-                self._control.refuse(WireError("fields", str(error)))
+        except ValueError as error:
+            self._control.refuse(WireError("fields", str(error)))
         self._metrics.flush()
 
-    def _best_before(self) -> dict[str, Any]:
-        """The best score of this run's earlier lives, whose policy only a better one may replace."""
-        path = self._folder.checkpoints / BEST
-        try:
-            score = load_policy(path)[0].score if path.exists() else None
-        except CheckpointError as error:
-            log.error("%s; the next evaluation's policy takes its place", error)
-            return {}
-        return {} if score is None else {"best": score}
-
-    def _keep(self, result: dict[str, Any], parameters: Any) -> None:
-        """Notes an evaluation, and keeps its parameters when they are the best so far."""
-        best = self._status.evaluation.get("best")
-        if best is None or result["mean"] >= best:
-            best = result["mean"]
+    def _note(self, result: dict[str, Any], parameters: Parameters | None) -> None:
+        """Keeps an evaluation, and its parameters when they are the best so far."""
+        best = self._best_policy.keep(result["mean"], parameters)
         self._status.evaluation = {**result, "best": best}
         names = {"evaluator/score": "mean", "evaluator/score_median": "median", "evaluator/length": "length"}
         scalars = {tag: result[name] for tag, name in names.items()}
         message = {"role": "evaluator", "steps": self._status.num_steps, "time": time.time(), "scalars": scalars}
         self._metrics.accept(message)
-        if parameters is not None and result["mean"] >= best:
-            info = PolicyInfo(
-                schema=self._desk.schema,
-                network=self._config.network,
-                environment=self._config.environment,
-                num_updates=parameters.version,
-                score=float(result["mean"]),
-            )
-            try:
-                save_policy(self._folder.checkpoints / BEST, parameters.values, info)
-            except OSError as error:
-                log.error("the best policy was not kept: %s", error)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

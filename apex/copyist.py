@@ -52,16 +52,20 @@ def take_snapshots(stop: Stop, snapshotter: Callable[[], Snapshotter], period_se
             pipe.recv_bytes()
         elif time.monotonic() < take_at:
             continue
-        taken = _take(source, pipe)
+        taken = _take(source, pipe, stop)
         take_at = time.monotonic() + period_seconds
         if asked:
             pipe.send_bytes(b"taken" if taken else b"failed")
 
 
-def _take(source: Snapshotter, pipe: Connection) -> bool:
+def _take(source: Snapshotter, pipe: Connection, stop: Stop) -> bool:
+    def rest(seconds: float) -> None:
+        stop.turn()  # A snapshot of a large memory takes an hour.
+        pipe.poll(REST * seconds)
+
     began = time.monotonic()
     try:
-        snapshot = source.take(rest=lambda seconds: pipe.poll(REST * seconds))
+        snapshot = source.take(rest)
     except (OSError, ConfigError) as error:
         log.error("no snapshot of the replay memory: %s", error)
         return False

@@ -18,12 +18,17 @@ from apex.types import Schema
 
 
 def fit(
-    config: Config, schema: Schema, tell: Callable[[str], None], own: Path | None = None
+    config: Config,
+    schema: Schema,
+    tell: Callable[[str], None],
+    own: Path | None = None,
+    *,
+    free: Callable[[str, int], bool] = is_free,
 ) -> tuple[Config, list[str]]:
     """Returns the configuration with every size and free ports, and the lines that say by what arithmetic.
 
     Raises ConfigError with the remedy where anything is short. `tell` hears of ports that are not those that were asked
-    for; `own` is the store of a run that is to go on.
+    for; `own` is the store of a run that is to go on; `free` tells whether a port of a host may be had.
     """
     cuda = read_cuda()
     machine = read_machine(cuda)
@@ -32,7 +37,7 @@ def fit(
     sizes = explain(config, machine, schema)
     if gpu.verdict == "warning":
         sizes.append(f"GPU: {gpu.figures}: {gpu.remedy}")
-    config = choose_ports(size_to_machine(config, machine, schema), is_free, tell)
+    config = choose_ports(size_to_machine(config, machine, schema), free, tell)
     require_all(check_room(config, schema, read_room(machine, cuda, find_leftovers(), own, config.learner.device)))
     raise_file_limit(files_needed(config)[0])
     return config, sizes

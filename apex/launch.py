@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 import logging
-import os
-import shlex
-import shutil
+import re
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from apex.config import Config, ConfigError, TransportConfig
 from apex.environment import describe, kind
+from apex.farewell import farewell
 from apex.fitting import fit
 from apex.lifecycle import FAILED, FINISHED, REFUSED, Stop, stop_on_signals
 from apex.options import parse_config
+from apex.ports import PortClaims
 from apex.resume import reopen, take_resume
 from apex.run_folder import RunFolder
 from apex.store_layout import store_path
-from apex.supervisor import Ending, Program, last_lines, supervise
-from apex.terminal_layout import duration, number
+from apex.supervisor import Program, supervise
 from apex.terminal_picture import History, Status
 from apex.terminal_view import LogTail, View, open_view, say
 from apex.transport import ControlClient, open_context
 
 log = logging.getLogger("apex")
 
+WAIT = re.compile(r"\S+ \S+ WARNING (?P<wait>\S.* waits .*) \((?P<seconds>\d+) s\)")  # see `lifecycle.Wait`
+LATE_SECONDS = 5.0  # a wait that was not said again by then, although its time has doubled, is over
 STATUS_SECONDS = 1.0  # between two questions to the learner, and at most between two pictures
 ANSWER_SECONDS = 3.0  # a question that was not answered by then is asked again
 NICE = 10  # of what only watches the run
-LAST_LINES = 5  # of the log of a program that ended the run
 
 
 class StatusSource(Protocol):
@@ -74,20 +74,22 @@ def train(config: Config, stop: Stop, argv: Sequence[str], compose: Composer | N
     `compose` names the programs of the run; if it is None, `make_programs` does.
     """
     schema = describe(config.environment, config.actor.n_step)
-    config, sizes = fit(config, schema, say)
-    if stop.requested:
-        return FINISHED
-    return _run(RunFolder.create(config, schema, argv=argv), config, sizes, stop, compose)
+    with PortClaims() as claims:
+        config, sizes = fit(config, schema, say, free=claims.claim)
+        if stop.requested:
+            return FINISHED
+        return _run(RunFolder.create(config, schema, argv=argv), config, sizes, stop, compose)
 
 
 def resume(name: str, argv: Sequence[str], stop: Stop, compose: Composer | None = None) -> int:
     """Goes on with a run, in its folder, from its newest checkpoint and snapshot; `argv` may change limits."""
     folder, config = reopen(name, argv)
-    config, sizes = fit(config, folder.schema, say, store_path(folder.run_id))
-    if stop.requested:
-        return FINISHED
-    folder.go_on(config, argv=argv)
-    return _run(folder, config, sizes, stop, compose)
+    with PortClaims() as claims:
+        config, sizes = fit(config, folder.schema, say, store_path(folder.run_id), free=claims.claim)
+        if stop.requested:
+            return FINISHED
+        folder.go_on(config, argv=argv)
+        return _run(folder, config, sizes, stop, compose)
 
 
 def _run(folder: RunFolder, config: Config, sizes: list[str], stop: Stop, compose: Composer | None) -> int:
@@ -150,6 +152,7 @@ class Watch:
         self._clock = clock
         self._look_at = 0.0
         self._heard_at = clock()
+        self._noted_at: dict[str, float] = {}  # when a sentence was noted
 
     @property
     def ending(self) -> bool:
@@ -172,6 +175,7 @@ class Watch:
             return
         for sentence in self._logs.warnings():
             self._note(sentence)
+        self._forget_waits()
         self._look_at = now + STATUS_SECONDS
         self._history.silent_seconds = now - self._heard_at
         self._view.show(self.status, self._history)
@@ -183,10 +187,25 @@ class Watch:
         self._view.show(self.status, self._history)
 
     def _note(self, sentence: str) -> None:
-        if sentence in self._history.notes:
-            self._history.notes.remove(sentence)  # Said again, it stands last, and once.
+        for other in [other for other in self._history.notes if _subject(other) == _subject(sentence)]:
+            self._history.notes.remove(other)  # Said again, it stands last, and once.
         self._history.notes.append(sentence)
+        self._noted_at[sentence] = self._clock()
         self._view.note(sentence)
+
+    def _forget_waits(self) -> None:
+        """Takes waits off the picture that are over: each says so again when its time has doubled."""
+        for sentence in list(self._history.notes):
+            wait, now = WAIT.fullmatch(sentence), self._clock()
+            if wait and now - self._noted_at.get(sentence, now) > int(wait["seconds"]) + LATE_SECONDS:
+                self._history.notes.remove(sentence)
+        self._noted_at = {sentence: at for sentence, at in self._noted_at.items() if sentence in self._history.notes}
+
+
+def _subject(sentence: str) -> str:
+    """What a sentence is about: of a wait, who waits for whom, whenever and however long."""
+    wait = WAIT.fullmatch(sentence)
+    return wait["wait"] if wait else sentence
 
 
 def make_programs(config: Config, folder: RunFolder, watch: Watch) -> list[Program]:
@@ -199,26 +218,23 @@ def make_programs(config: Config, folder: RunFolder, watch: Watch) -> list[Progr
     join = ("--learner", f"{local_host(config.transport)}:{control}")
     snapshots = ("--snapshots", str(folder.checkpoints / "replay")) if config.checkpoint.replay else ()
     keep = ("--config", str(folder.config_file), "--run-folder", str(folder.path))
+    num_shards = config.replay.num_shards
 
     def goes_on() -> bool:
         return not watch.ending
 
-    num_shards = config.replay.num_shards
-    programs = [
-        Program(
-            role=f"replay-{shard}" if num_shards > 1 else "replay",
-            command=(*python, "apex.replay", *join, "--shard", str(shard), *snapshots),
-            grace_seconds=1.5,
-            stops_with="replay",
-            ready=goes_on,
-        )
-        for shard in range(num_shards)
-    ]
-    programs.append(Program(role="learner", command=(*python, "apex.learner", *keep), grace_seconds=4.0, ends_run=True))
+    def ours(role: str, module: str, *arguments: str, **options: Any) -> Program:
+        command = (*python, module, *arguments)
+        return Program(role=role, command=command, stuck_seconds=config.run.stuck_seconds, **options)
+
+    programs = []
+    for shard in range(num_shards):
+        role, where = f"replay-{shard}" if num_shards > 1 else "replay", (*join, "--shard", str(shard), *snapshots)
+        programs.append(ours(role, "apex.replay", *where, grace_seconds=1.5, stops_with="replay", ready=goes_on))
+    programs.append(ours("learner", "apex.learner", *keep, grace_seconds=4.0, ends_run=True))
     if config.evaluator.enabled:
-        command = (*python, "apex.evaluator", *join)
-        programs.append(Program(role="evaluator", command=command, grace_seconds=1.0, niceness=NICE, ready=goes_on))
-    programs.append(Program(role="actor", command=(*python, "apex.actor", *join), grace_seconds=2.0, ready=goes_on))
+        programs.append(ours("evaluator", "apex.evaluator", *join, grace_seconds=1.0, niceness=NICE, ready=goes_on))
+    programs.append(ours("actor", "apex.actor", *join, grace_seconds=2.0, ready=goes_on))
     if config.run.tensorboard:
         host, port = config.run.tensorboard_bind, str(config.run.tensorboard_port)
         where = ("--logdir", str(folder.tensorboard), "--host", host, "--port", port)
@@ -244,53 +260,6 @@ def tensorboard_url(config: Config) -> str:
     """Where to point a browser."""
     host = config.run.tensorboard_bind
     return f"http://{socket.gethostname() if host == '0.0.0.0' else host}:{config.run.tensorboard_port}"
-
-
-# --- last words -------------------------------------------------------------------------------------------------------
-
-
-def farewell(ending: Ending, status: Status | None, folder: RunFolder) -> list[str]:
-    """How the run went, and what to type next."""
-    lines = []
-    if ending.status != FINISHED:
-        lines.append(f"the run ended with status {ending.status}: {ending.cause}")
-        context = last_lines(folder.logs / f"{ending.role}.log", LAST_LINES)
-        lines += [f"    {line}" for line in context if len(context) > 1]  # The cause has the last one.
-    else:
-        reason = (status or {}).get("reason") or ending.cause
-        lines.append(f"finished: {reason}" if reason else "finished")
-    if status is not None:
-        lines.append(f"score: {_score(status)}")
-        elapsed = duration(status.get("elapsed_seconds"))
-        lines.append(f"{number(status.get('steps'))} steps, {number(status.get('updates'))} updates in {elapsed}")
-    lines.append(f"run folder: {folder.path}")
-    if any(folder.checkpoints.glob("*")):
-        where = shlex.quote(str(folder.path))
-        lines.append(f"next: {command_name('apex')} evaluate {where} --episodes 30 --video game.mp4")
-        if not ((status or {}).get("reason") or "").startswith("reached"):  # Else it would end again at once.
-            lines.append(f"go on: {command_name('apex')} train --resume {where}")
-    if any(folder.tensorboard.glob("*")):
-        where = shlex.quote(str(folder.tensorboard))
-        lines.append(f"curves: {command_name('tensorboard')} --logdir {where}")
-    return lines
-
-
-def _score(status: Status) -> str:
-    evaluator, actors = status.get("evaluator") or {}, status.get("actors") or {}
-    if evaluator.get("score") is not None:
-        return f"{number(evaluator['score'])} by the evaluator's last games, {number(evaluator.get('best'))} at best"
-    if actors.get("score") is not None:
-        return f"{number(actors['score'])} by actor {number(actors.get('highest_id'))}, which explores least"
-    return "none yet: no game was over"
-
-
-def command_name(name: str) -> str:
-    """What to type in this folder to run a program of this installation."""
-    own = Path(sys.executable).parent / name
-    found = shutil.which(name)
-    if found is not None and Path(found) == own:
-        return name
-    return shlex.quote(os.path.relpath(own)) if own.is_relative_to(Path.cwd()) else shlex.quote(str(own))
 
 
 @contextmanager

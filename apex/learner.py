@@ -280,7 +280,7 @@ def _run(folder: RunFolder, stop: Stop) -> int:
     publisher = PublishingThread(transport.endpoint("parameters"), codec, stop)
 
     def check() -> None:
-        check_children([coordinator, *loaders])
+        check_children([coordinator, *loaders], config.run.stuck_seconds)
         publisher.check()
 
     try:

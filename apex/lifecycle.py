@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import logging
 import signal
 import sys
@@ -12,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from apex.watchdog import Notifier
+
 FINISHED, FAILED, REFUSED, NEIGHBOUR_GONE = 0, 1, 2, 75  # exit statuses; 75 (EX_TEMPFAIL): try again
 POLL_SECONDS = 0.2  # No call blocks longer, so a role returns within a second of being asked.
 EXPLAIN_SECONDS = 10.0  # A wait longer than this says who waits for whom.
@@ -20,26 +23,48 @@ log = logging.getLogger("apex")
 
 
 class Stop:
-    """A request to stop. One plain attribute, because a signal handler may not take a lock."""
+    """A request to stop: one plain attribute, because a signal handler may not take a lock.
 
-    requested = False
+    Every loop asks for it at every turn, so to ask is also the sign of life that `watchdog` looks for: nobody else
+    than the loop of the main thread may ask.
+    """
+
+    def __init__(self, turned: Callable[[], None] = lambda: None) -> None:
+        """`turned` is called at every turn."""
+        self.turns = 0
+        self._turned = turned
+        self._requested = False
+
+    @property
+    def requested(self) -> bool:
+        """Whether the loop that asks should return."""
+        self.turn()
+        return self._requested
+
+    def turn(self) -> None:
+        """Shows that the main thread gets on; to be called by what works for long without asking."""
+        self.turns += 1
+        self._turned()
 
     def request(self) -> None:
         """Asks every loop that watches this object to return."""
-        self.requested = True
+        self._requested = True
 
 
 @contextmanager
-def stop_on_signals() -> Iterator[Stop]:
+def stop_on_signals(turned: Callable[[], None] | None = None) -> Iterator[Stop]:
     """Yields a Stop that SIGINT or SIGTERM requests; a SIGINT after that raises KeyboardInterrupt: a person insists.
 
-    SIGTERM may well come twice: the kernel sends it once for each thread of a parent that was killed.
+    `turned`: what its turns are told to; by default whoever started this program, if he has asked for signs of life.
     """
-    stop = Stop()
+    stop = Stop(Notifier() if turned is None else turned)
+    asked = False
 
     def handle(signum: int, frame: FrameType | None) -> None:
-        if stop.requested and signum == signal.SIGINT:
+        nonlocal asked
+        if asked and signum == signal.SIGINT:
             raise KeyboardInterrupt("told to stop twice")
+        asked = True
         stop.request()
 
     previous = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
@@ -107,7 +132,8 @@ def die_with_parent(signum: signal.Signals = signal.SIGKILL) -> None:
 
 
 def configure_logging(role: str) -> None:
-    """Logs to standard error: time, role, level, message."""
+    """Logs to standard error: time, role, level, message; and where each thread was, when a signal ends the program."""
+    faulthandler.enable(sys.__stderr__ or sys.stderr)  # SIGABRT is what a program that is stuck gets.
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.INFO,

@@ -32,6 +32,7 @@ MAX_BINS = 1_000
 
 _ROLE = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,127}")
+_EVENTS = re.compile(r"events\.out\.tfevents\.(\d+)\.")
 _KEYS = {"role", "steps", "time", "scalars", "histograms"}
 
 log = logging.getLogger("apex")
@@ -53,7 +54,9 @@ class _Message(NamedTuple):
 
 
 class MetricsWriter:
-    """Writes below a run's folder: `tensorboard/events...` and `curves/ROLE.jsonl`, one line per message.
+    """Writes below a run's folder: `tensorboard/RUN/events...` and `curves/ROLE.jsonl`, one line per message.
+
+    TensorBoard calls a run by the folder of its events.
 
     A full disk does not end a run: what cannot be written waits in memory, then is dropped and counted.
     """
@@ -66,9 +69,8 @@ class MetricsWriter:
         self._flush_at = clock() + FLUSH_SECONDS
         self._latest: dict[str, float] = {}
         self._curves: dict[str, _AppendedFile] = {}
-        # TensorBoard reads all files of a folder in the order of their names: a second writer goes on after the first.
-        name = f"events.out.tfevents.{time.time_ns() // 10**9:010d}.{socket.gethostname()}.{time.time_ns()}"
-        self._events = _AppendedFile(folder / "tensorboard" / name)
+        events = folder / "tensorboard" / folder.resolve().name
+        self._events = _AppendedFile(events / _next_name(events))
         self._add_event(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     @property
@@ -196,6 +198,16 @@ class _AppendedFile:
         size = os.fstat(self._descriptor).st_size
         if self._lines and size and os.pread(self._descriptor, 1, size - 1) != b"\n":
             self._pending[:0] = b"\n"  # A killed writer has left half a line.
+
+
+def _next_name(folder: Path) -> str:
+    """A name for the events of a writer that goes on after all before it, also where the clock was set back since.
+
+    TensorBoard reads the files of a folder in the order of their names, and returns to none.
+    """
+    before = [int(found[1]) for path in folder.glob("*") if (found := _EVENTS.match(path.name))]
+    seconds = max(time.time_ns() // 10**9, max(before, default=0) + 1)
+    return f"events.out.tfevents.{seconds:010d}.{socket.gethostname()}.{time.time_ns()}"
 
 
 def _check(message: dict[str, Any]) -> _Message:

@@ -6,10 +6,44 @@ import dataclasses
 import errno
 import socket
 from collections.abc import Callable
+from typing import Self
 
 from apex.config import REPLAY_SOCKETS, Config, ConfigError
 
 OFFSET_STEP = 100  # between two port offsets that are tried
+
+
+class PortClaims:
+    """Ports that no other launcher on this host takes while this one lives, although nobody listens on them yet.
+
+    Between the look whether a port is free and the moment when a program binds it lie seconds, in which a second run
+    would find it free as well, and its programs would join the first one. A claim is an abstract socket's name: it is
+    taken in one step, belongs to the same network namespace as the port, and ends with its process.
+    """
+
+    def __init__(self) -> None:
+        self._claims: dict[int, socket.socket] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for claim in self._claims.values():
+            claim.close()
+
+    def claim(self, host: str, port: int) -> bool:
+        """Whether a server could listen there now, and the port is ours until the end; raises as `is_free` does."""
+        if not is_free(host, port):
+            return False
+        if port not in self._claims:
+            name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            try:
+                name.bind(f"\0apex-port-{port}")
+            except OSError:  # Another launcher has it.
+                name.close()
+                return False
+            self._claims[port] = name
+        return True
 
 
 def choose_ports(config: Config, free: Callable[[str, int], bool], tell: Callable[[str], None]) -> Config:

@@ -10,16 +10,43 @@ import multiprocessing.util
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from apex.config import ConfigError
-from apex.lifecycle import FAILED, POLL_SECONDS, REFUSED, Stop, die_with_parent, stop_on_signals
+from apex.config import ConfigError, RunConfig
+from apex.lifecycle import FAILED, POLL_SECONDS, REFUSED, Stop, Wait, die_with_parent, stop_on_signals
+from apex.watchdog import Pulse, Silence, is_traced
+
+KILL_SECONDS = 1.0  # the kernel's time to end what was sent SIGKILL
+LAST_WORDS_SECONDS = 1.0  # that a process which is stuck has to write down where it was
 
 log = logging.getLogger("apex")
-_started: list[BaseProcess] = []  # by this process
 _fork = multiprocessing.get_context("fork")  # Children share the parent's loaded libraries and its mapped memory.
+
+
+class _Watched:
+    """What the parent knows of a child's turns."""
+
+    def __init__(self, name: str) -> None:
+        self.pulse = Pulse()
+        self.stuck = ""  # the cause in words, once it was killed for that
+        self._turns = 0
+        self._silence = Silence()
+        self._wait = Wait(f"the parent of {name}")
+
+    def look(self, limit: float) -> float:
+        """Seconds without a turn if they are too many, else 0."""
+        turns = self.pulse.turns
+        too_long = self._silence.look(turns != self._turns, limit)
+        if turns != self._turns:
+            self._wait.over()
+        else:
+            self._wait.on("a turn of it")
+        self._turns = turns
+        return self._silence.seconds if too_long else 0.0
 
 
 class ChildDiedError(RuntimeError):
@@ -32,10 +59,14 @@ class ChildRefusedError(ConfigError):
 
 def start_child(name: str, target: Callable[..., None], *args: Any) -> BaseProcess:
     """Forks `target(stop, *args)`. SIGTERM asks its `stop`; Ctrl-C is the parent's business."""
-    process = _fork.Process(target=_run, args=(os.getpid(), name, target, args), name=name)
+    watched = _Watched(name)
+    process = _fork.Process(target=_run, args=(os.getpid(), name, watched.pulse, target, args), name=name)
     process.start()
-    _started.append(process)
+    _started[process] = watched
     return process
+
+
+_started: dict[BaseProcess, _Watched] = {}  # by this process
 
 
 @atexit.register
@@ -49,11 +80,11 @@ def _kill_what_is_left() -> None:
             process.kill()
 
 
-def _run(parent: int, name: str, target: Callable[..., None], args: tuple[Any, ...]) -> None:
+def _run(parent: int, name: str, pulse: Pulse, target: Callable[..., None], args: tuple[Any, ...]) -> None:
     die_with_parent()
     if os.getppid() != parent:  # It died before the line above.
         os._exit(FAILED)
-    with stop_on_signals() as stop:
+    with stop_on_signals(pulse.turn) as stop:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             target(stop, *args)
@@ -65,25 +96,45 @@ def _run(parent: int, name: str, target: Callable[..., None], args: tuple[Any, .
             sys.exit(FAILED)
 
 
-def check_children(children: Sequence[BaseProcess]) -> None:
-    """Raises ChildDiedError if one has ended, ChildRefusedError if it ended with status 2."""
+def check_children(children: Sequence[BaseProcess], stuck_seconds: float = 0.0) -> None:
+    """Raises ChildDiedError if one has ended, ChildRefusedError if it ended with status 2.
+
+    One that made no turn for `stuck_seconds` is killed, and is as dead as one that has ended; 0: however long it takes.
+    """
     for child in children:
+        watched = _started[child]
+        if child.exitcode is None and (seconds := watched.look(stuck_seconds)) and not is_traced(child.pid or 0):
+            watched.stuck = f"{child.name} made no turn for {seconds:.0f} s: it was stuck, and was killed"
+            _kill_with_words(child)
+        if watched.stuck:
+            raise ChildDiedError(watched.stuck)
         if child.exitcode == REFUSED:
             raise ChildRefusedError(f"the {child.name} process refused to go on; its own words stand above")
         if child.exitcode is not None:
             raise ChildDiedError(f"{child.name} ended with status {child.exitcode}")
 
 
+def _kill_with_words(child: BaseProcess) -> None:
+    """Kills a child that is stuck; one that is not stopped says first where it was."""
+    with suppress(ProcessLookupError):
+        os.kill(child.pid or 0, signal.SIGABRT)
+    child.join(LAST_WORDS_SECONDS)
+    child.kill()
+    child.join(KILL_SECONDS)
+
+
 def stop_children(children: Sequence[BaseProcess], grace_seconds: float = 2.0) -> None:
-    """Asks all to end, waits, and kills what is left."""
+    """Asks all to end, waits for all together, and kills what is left."""
     for child in children:
         if child.exitcode is None:
             child.terminate()
+    deadline = time.monotonic() + grace_seconds
     for child in children:
-        child.join(grace_seconds)
+        child.join(max(0.0, deadline - time.monotonic()))
+    for child in children:
         if child.exitcode is None:
             child.kill()
-            child.join()
+            child.join(KILL_SECONDS)
 
 
 def call_in_child(name: str, function: Callable[[Stop], dict[str, Any]], stop: Stop) -> dict[str, Any]:
@@ -106,7 +157,7 @@ def call_in_child(name: str, function: Callable[[Stop], dict[str, Any]], stop: S
         while not reader.poll(POLL_SECONDS):
             if stop.requested:
                 return {}
-            check_children([child])
+            check_children([child], RunConfig().stuck_seconds)
         reply = json.loads(reader.recv_bytes())
     except EOFError as error:
         raise ChildDiedError(f"{name} ended without an answer") from error

@@ -26,16 +26,18 @@ from apex.config import REPLAY_SOCKETS, Config, ConfigError
 from apex.copyist import Copyist
 from apex.header import Frame, WireError
 from apex.lifecycle import (
+    FAILED,
     FINISHED,
     NEIGHBOUR_GONE,
     POLL_SECONDS,
     REFUSED,
     Stop,
+    Wait,
     configure_logging,
     stop_on_signals,
 )
 from apex.priority_histogram import PriorityHistogram
-from apex.processes import call_in_child, check_children, start_child, stop_children
+from apex.processes import ChildDiedError, call_in_child, check_children, start_child, stop_children
 from apex.rate_limiter import RateLimiter
 from apex.sampler import SamplerBoard, SamplerTask, board_rows, make_limiter, sample
 from apex.session import Session, Welcome, greet, read_welcome
@@ -188,6 +190,7 @@ async def serve(server: ReplayServer, welcome: Welcome, stop: Stop, bound: Calla
         bound()
 
         async def take_experience() -> None:
+            wait = Wait("replay")
             while not stop.requested:
                 messages = await experience.burst(POLL_SECONDS)
                 # The limiter is asked before each segment: a whole burst would leave actors without receipts for long.
@@ -196,7 +199,9 @@ async def serve(server: ReplayServer, welcome: Welcome, stop: Stop, bound: Calla
                     while not server.check_limiter():
                         if stop.requested:
                             return
+                        wait.on("the learner to take samples: replay.inserts_wait")
                         await asyncio.sleep(LIMITER_SECONDS)
+                    wait.over()
                     for receipt in server.insert(messages[first : first + step]):
                         publisher.publish(receipt, shard)
 
@@ -236,6 +241,7 @@ def open_store(
         return store, SamplerBoard(board_rows(config), board_path(path))
     board_path(path).unlink(missing_ok=True)  # It counted what was drawn from another store.
     sizes["store_incarnation"] = secrets.randbits(62) + 1
+    log.info("reserving %.1f GB in %s, and filling it if there is a snapshot", replay.max_bytes / 1e9, path)
     restored = restore(snapshots, path, schema, run_id=welcome.run_id, **sizes) if snapshots is not None else None
     store = StoreWriter.create(path, schema, **sizes) if restored is None else restored.store
     board = SamplerBoard(board_rows(config), board_path(path))
@@ -292,6 +298,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if arguments.bind:
                 answer["config"]["transport"]["bind"] = arguments.bind
             return _run(read_welcome(answer), arguments.shard, arguments.advertise, arguments.snapshots, stop)
+    except ChildDiedError as error:
+        log.error("%s", error)
+        return FAILED
     except ConfigError as error:
         print(f"apex replay: {error}", file=sys.stderr)
         return REFUSED
@@ -303,7 +312,8 @@ def _run(welcome: Welcome, shard: int, advertise: str, snapshots: Path | None, s
     reclaim(path)
     folder: SnapshotFolder | None = None
     if snapshots is not None and config.checkpoint.replay:
-        folder = SnapshotFolder(snapshots if config.replay.num_shards == 1 else snapshots / f"shard-{shard}")
+        own = snapshots if config.replay.num_shards == 1 else snapshots / f"shard-{shard}"
+        folder = SnapshotFolder(own, pause=lambda step: stop.turn())  # To restore a large memory takes minutes.
     store, board = open_store(path, welcome, folder)
     limiter = make_limiter(config)
     # A learner that sees the same memory draws for itself.
@@ -371,7 +381,7 @@ async def _serve_and_watch(
     async def watch() -> None:
         while not stop.requested:
             await asyncio.sleep(POLL_SECONDS)
-            check_children(children)
+            check_children(children, welcome.config.run.stuck_seconds)
             for session in sessions:
                 session.check()
                 server.inserts_wanted = session.inserts_wanted

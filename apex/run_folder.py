@@ -5,7 +5,7 @@ runs/pong-20250131-235959/
     config.toml     every knob with its value
     curves/         one .jsonl per role
     logs/           one .log per program
-    tensorboard/    event files
+    tensorboard/    event files, in a folder of the run's name: TensorBoard shows that
     checkpoints/    000012345/ by updates, and best.safetensors
 """
 
@@ -118,7 +118,6 @@ class RunFolder:
             "versions": describe_versions(),
             "git": describe_checkout(Path(__file__).parent),
         }
-        self.elapsed_seconds = 0.0  # A limit in minutes counts from here.
         self.manifest["resumed"] = [*self.manifest.get("resumed", []), again]
         try:
             _replace(self.config_file, dump_toml(config))

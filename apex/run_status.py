@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from apex.bottleneck import figure, find_limit
 from apex.config import Config
 from apex.exploration import epsilon_ladder
 
 Status = dict[str, Any]
 
 PARTS = ("actors", "wire", "replay", "loaders", "learner")  # what may limit a run
-BUSY = 0.8  # of its time: who works more has no time left worth mentioning
+TRAINER_SILENCE_SECONDS = 10.0  # after which it is what limits the run, whatever the last figures were
 LEARNER_FIGURES = ("loss", "mean_q", "gradient_norm", "td_error", "wait_share", "loader_busy_share")
 ABSENT_HEARTBEATS = 3  # a replay server that is silent for so many is away
 
@@ -62,6 +63,7 @@ class RunStatus:
         self._epsilons = epsilon_ladder(num_actors, actor.epsilon_base, actor.epsilon_exponent)
         self._clock = clock
         self._started_at = clock() - elapsed_seconds
+        self._trainer_heard_at = clock()
 
     def hear(self, session: int, role: str, host: str, pid: int, status: Status, shard: int = 0) -> None:
         """Notes a heartbeat."""
@@ -134,7 +136,7 @@ class RunStatus:
         if "num_inserted" in whole:
             whole["samples_per_insert"] = whole.get("num_drawn", 0) / max(whole["num_inserted"], 1)
         if "busy_share" in whole:
-            whole["busy_share"] = max(_figure(status, "busy_share") for status in statuses)
+            whole["busy_share"] = max(figure(status, "busy_share") for status in statuses)
         waits = [status.get("samplers_wait_for", "") for status in statuses]
         whole["samplers_wait_for"] = "inserts" if "inserts" in waits else ""
         whole["priority_histograms"] = [each for status in statuses if (each := status.get("priority_histogram"))]
@@ -251,53 +253,26 @@ class RunStatus:
             return {}
         summed = ("steps_per_second", "parameter_bytes_per_second")
         return {
-            "wait_share": max(_figure(actor, "wait_share") for actor in actors),
-            **{name: sum(_figure(actor, name) for actor in actors) for name in summed},
+            "wait_share": max(figure(actor, "wait_share") for actor in actors),
+            **{name: sum(figure(actor, name) for actor in actors) for name in summed},
         }
 
     def _limited_by(self) -> Status | None:
         """Which part, if it were faster, would make training faster; and the knob that makes it so."""
         if self._phase() != "training":
             return None
-        replay = self.replay_status()
         actors = [member.status for member in self.members.values() if member.role == "actor"]
-        wait_shares = [_figure(actor, "wait_share") for actor in actors]
-        learner_waits = self.learner.get("wait_share", 0.0)
-        if not actors:
-            return {"part": "actors", "why": "no actor is there", "knob": "apex actor --learner HOST"}
-        if self.absent_replay:
-            return {"part": "replay", "why": f"{self.absent_replay} is away", "knob": "apex replay --learner HOST"}
-        ratio = f"at {self._config.replay.samples_per_insert:g} samples per insert"
-        if replay.get("inserts_wait"):
-            why = f"inserts wait for samples {ratio}"
-            return {"part": "learner", "why": why, "knob": "--learner.batch-size, --replay.samples-per-insert"}
-        if replay.get("samplers_wait_for") == "inserts":
-            why = f"samplers wait for inserts {ratio}"
-            return {"part": "actors", "why": why, "knob": "--actor.num-processes, --replay.samples-per-insert"}
-        if learner_waits < 0.2:
-            why = f"it works {_percent(1 - learner_waits)} of its time"
-            return {"part": "learner", "why": why, "knob": "--learner.batch-size, --learner.num-threads, --device"}
-        loaders_work, replay_works = self.learner.get("loader_busy_share", 0.0), _figure(replay, "busy_share")
-        if loaders_work > BUSY:
-            why = f"the learner waits {_percent(learner_waits)} of its time, its loaders work {_percent(loaders_work)}"
-            return {"part": "loaders", "why": why, "knob": "--learner.num-loaders"}
-        if replay_works > BUSY:
-            why = f"its writer works {_percent(replay_works)} of its time"
-            return {"part": "replay", "why": why, "knob": "--replay.num-shards"}
-        if max(wait_shares) > 0.2:
-            why = f"actors wait {_percent(max(wait_shares))} of their time for receipts"
-            return {"part": "wire", "why": why, "knob": "--actor.window"}
-        why = f"the learner waits {_percent(learner_waits)} of its time for batches, and nobody works at the limit"
-        # Where loaders draw for themselves there are no samplers.
-        more = "--learner.num-loaders" if self._config.transport.shared_memory else "--replay.num-samplers"
-        return {"part": "wire", "why": why, "knob": f"{more}, --replay.batches-in-flight"}
+        if self.trainer_silence > TRAINER_SILENCE_SECONDS:
+            why = f"no word from its trainer for {self.trainer_silence:.0f} s: one long update, or it is stuck"
+            return {"part": "learner", "why": why, "knob": "--run.stuck-seconds"}
+        return find_limit(self._config, actors, self.replay_status(), self.learner, self.absent_replay)
 
+    def hear_trainer(self, report: Status) -> None:
+        """Notes what the learner's trainer says of itself, about once a second."""
+        self.learner.update(report)
+        self._trainer_heard_at = self._clock()
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-def _figure(status: Status, name: str) -> float:
-    """A number that a program says of itself; 0 if it says none."""
-    value = status.get(name)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
+    @property
+    def trainer_silence(self) -> float:
+        """Seconds since the trainer reported."""
+        return self._clock() - self._trainer_heard_at

@@ -16,11 +16,13 @@ from typing import Any, NamedTuple
 
 from apex.config import Config, ConfigError, from_dict
 from apex.header import VERSION
-from apex.lifecycle import POLL_SECONDS, Helper, Stop, Wait
+from apex.lifecycle import EXPLAIN_SECONDS, POLL_SECONDS, Helper, Stop, Wait
 from apex.transport import ControlClient, RefusedError, open_context
 from apex.types import Schema, Stream
+from apex.watchdog import Silence, is_traced
 
 HELLO_SECONDS = 0.5  # between two hellos
+PATIENCE = 1.25  # times as long as whoever watches from outside, who can say more than the program itself
 
 log = logging.getLogger("apex")
 
@@ -116,6 +118,8 @@ def read_welcome(answer: dict[str, Any]) -> Welcome:
 class Session:
     """Heartbeats of a program, in a thread of their own that owns the control socket.
 
+    They also tell when the main thread makes no turns. Past `run.stuck_seconds` the program is ended then: one that was
+    started by hand has nobody else to see it, and its heartbeats would hold its place for ever.
     `status` is called at every heartbeat; what it returns is what `apex status` shows of this program.
     """
 
@@ -140,6 +144,8 @@ class Session:
         self._shard = shard
         self._outbox: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
         self._closing = False
+        self._silence = Silence()  # of the main thread
+        self._turns = stop.turns
         self._helper = Helper(f"{role} heartbeats", self._run, stop)
         self._helper.start()
 
@@ -179,7 +185,21 @@ class Session:
             client.send({"type": "goodbye", "session": welcome.session}, welcome.run_id)
             client.close()
 
+    def _watch_main_thread(self) -> str:
+        """What it waits for, in words; "" while it makes turns."""
+        turns, limit = self._stop.turns, PATIENCE * self._welcome.config.run.stuck_seconds
+        too_long = self._silence.look(turns != self._turns, limit)
+        self._turns = turns
+        if too_long and not is_traced(os.getpid()):
+            log.critical("%s made no turn for %.0f s: it is stuck, and ends", self._role, self._silence.seconds)
+            os.abort()  # The log says where each thread was.
+        seconds = self._silence.seconds
+        return f"for its own main thread ({seconds:.0f} s without a turn)" if seconds > EXPLAIN_SECONDS else ""
+
     def _heartbeat(self) -> dict[str, Any]:
+        status = dict(self._status())
+        if stuck := self._watch_main_thread():
+            status["waiting"] = stuck
         return {
             "type": "heartbeat",
             "session": self._welcome.session,
@@ -190,7 +210,7 @@ class Session:
             "shard": self._shard,
             "streams": self._welcome.streams,
             "endpoints": self._endpoints,
-            "status": self._status(),
+            "status": status,
         }
 
     def _flush(self, client: ControlClient) -> None:

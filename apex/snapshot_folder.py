@@ -124,6 +124,7 @@ class SnapshotFolder:
 
     def read(self, file: File) -> bytes:
         """The file's content; raises SnapshotError unless it is what was written."""
+        self._pause("read a file")
         path = self.path / file.name
         try:
             data = path.read_bytes()

@@ -13,7 +13,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from apex.lifecycle import FAILED, FINISHED, NEIGHBOUR_GONE, POLL_SECONDS, REFUSED, Stop, die_with_parent
+from apex.lifecycle import FAILED, FINISHED, NEIGHBOUR_GONE, POLL_SECONDS, REFUSED, Stop, Wait, die_with_parent
+from apex.watchdog import Listener, Silence, is_traced
 
 FIRST_PAUSE_SECONDS = 0.5  # before a first restart; doubles with each that the budget has not yet forgotten
 LONGEST_PAUSE_SECONDS = 10.0
@@ -21,6 +22,7 @@ FORGET_SECONDS = 120.0  # one crash is forgotten in this time
 INNOCENT_COST = 0.25  # of a restart that is not the program's own fault: it ended well, or its neighbour was gone
 REST_SECONDS = 3.0  # before a program that ended well starts again: the run may just be ending
 KILL_SECONDS = 1.0  # the kernel's time to end what was sent SIGKILL
+LAST_WORDS_SECONDS = 1.0  # that a program which is stuck has to write down where it was
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,7 @@ class Program:
     ends_run: bool = False  # status 0 of this one ends the run well; any other is started again
     essential: bool = True  # False: past its budget the run goes on without it
     niceness: int = 0  # above 0: runs when nobody else wants the core
+    stuck_seconds: float = 0.0  # without a sign of life by sd_notify; past it, it is killed; 0: it need give none
     ready: Callable[[], bool] = lambda: True  # it is started, and started again, once this holds
 
 
@@ -76,12 +79,14 @@ def supervise(
     Each program writes to `logs`/ROLE.log. `tell` hears of what a person wants to know; `tick` is called every 0.2 s.
     """
     running = [_Running(program, logs / f"{program.role}.log", tell) for program in programs]
+    standstill = Wait("launcher")
     try:
         while not stop.requested:
             for one in running:
                 ending = one.check(time.monotonic())
                 if ending is not None:
                     return _first_cause(ending, running)
+            _kill_the_stuck(running, standstill)
             tick()
             time.sleep(POLL_SECONDS)
         return Ending(FINISHED, "asked to stop")
@@ -112,15 +117,22 @@ class _Running:
         self._budget = CrashBudget(program.crash_budget)
         self._process: subprocess.Popen[bytes] | None = None
         self._start_at: float | None = 0.0  # None: given up
+        self._ended_well = False  # the last time: what is said of it waits until it is seen to be missed
+        self._listener: Listener | None = None
+        self._silence = Silence()
+        self._stuck_for = 0.0  # seconds, if it was killed for that
+        self.is_stuck = False
 
     def check(self, now: float) -> Ending | None:
         """Starts what is due, and looks after what has ended; returns an ending if it is the run's."""
         if self._process is None:
             if self._start_at is not None and now >= self._start_at and self.program.ready():
-                self._process = _start(self.program, self._log)
+                self._start()
             return None
         status = self._process.poll()
         if status is None:
+            heard = self._listener is not None and self._listener.heard()
+            self.is_stuck = self._silence.look(heard, self.program.stuck_seconds)
             return None
         self.kill()  # Its children may have outlived it.
         self.last_status = status
@@ -132,9 +144,10 @@ class _Running:
         cost = INNOCENT_COST if status in (FINISHED, NEIGHBOUR_GONE) else 1.0
         pause = None if status == REFUSED else self._budget.charge(cost, now)
         if pause is not None:
-            pause = max(pause, REST_SECONDS) if status == FINISHED else pause
-            self._start_at = now + pause
-            self._tell(f"{self.program.role} {_in_words(status)}; it starts again in {pause:.1f} s; see {self._log}")
+            self._ended_well = status == FINISHED
+            self._start_at = now + (max(pause, REST_SECONDS) if self._ended_well else pause)
+            if not self._ended_well:
+                self._tell(f"{self.program.role} {self._words()}; it starts again in {pause:.1f} s; see {self._log}")
             return None
         if self.program.essential:
             return self.ending()
@@ -145,17 +158,47 @@ class _Running:
     def ending(self) -> Ending:
         """What to say and to return when the run ends because of this program."""
         status = FAILED if self.last_status is None or self.last_status < 0 else self.last_status
-        last_words = ": ".join(["", *last_lines(self._log, 1)])
+        last_words = "" if self._stuck_for else ": ".join(["", *last_lines(self._log, 1)])
         if status == REFUSED:
             return Ending(status, f"{self.program.role} refused to run{last_words}; see {self._log}", self.program.role)
         often = {1: "once", 2: "twice"}.get(self.num_endings, f"{self.num_endings} times")
-        words = _in_words(self.last_status or FINISHED)
-        return Ending(status, f"{self.program.role} {words} {often}{last_words}; see {self._log}", self.program.role)
+        cause = f"{self.program.role} {self._words()} {often}{last_words}; see {self._log}"
+        return Ending(status, cause, self.program.role)
+
+    def _start(self) -> None:
+        if self._ended_well:
+            self._tell(f"{self.program.role} {self._words()}, and starts again; see {self._log}")
+        self._ended_well, self._stuck_for, self._silence = False, 0.0, Silence()
+        if self.program.stuck_seconds:
+            self._listener = Listener(self.program.stuck_seconds)
+        self._process = _spawn(self.program, self._log, self._listener.environment if self._listener else {})
+
+    def _words(self) -> str:
+        if self._stuck_for:
+            return f"made no turn for {self._stuck_for:.0f} s, and was killed as stuck (--run.stuck-seconds)"
+        return _in_words(self.last_status or FINISHED)
 
     @property
     def alive(self) -> bool:
         """Whether the program runs."""
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def silence(self) -> float:
+        """Seconds without a sign of life; 0 for a program that need give none, or is looked at by a debugger."""
+        if self._process is None or not self.program.stuck_seconds or is_traced(self._process.pid):
+            return 0.0
+        return self._silence.seconds
+
+    def kill_as_stuck(self) -> None:
+        """Ends the program and its children; one that is not stopped says first, in its log, where it was."""
+        if self._process is not None:
+            self._stuck_for = self.silence
+            self._process.send_signal(signal.SIGABRT)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(LAST_WORDS_SECONDS)
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def ask(self) -> None:
         """Asks the program to end."""
@@ -181,14 +224,16 @@ class _Running:
             os.killpg(self._process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(KILL_SECONDS)
-        self._process = None
+        self._process, self.is_stuck = None, False
+        if self._listener is not None:
+            self._listener.close()
 
 
-def _start(program: Program, log: Path) -> subprocess.Popen[bytes]:
+def _spawn(program: Program, log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     parent = os.getpid()
 
     def before_exec() -> None:
-        die_with_parent(signal.SIGTERM)
+        die_with_parent()  # By SIGKILL: nothing else ends a program that is stuck, or was stopped.
         if os.getppid() != parent:  # It died before the line above.
             os._exit(NEIGHBOUR_GONE)
         os.nice(program.niceness)
@@ -199,9 +244,24 @@ def _start(program: Program, log: Path) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
             start_new_session=True,  # Ctrl-C reaches the supervisor alone, which then stops the roles in order.
             preexec_fn=before_exec,
         )
+
+
+def _kill_the_stuck(running: Sequence[_Running], standstill: Wait) -> None:
+    """Kills who is silent while others are not. Where all fell silent together, it is the machine: none is to blame."""
+    watched = [one for one in running if one.alive and one.program.stuck_seconds]
+    stuck = [one for one in watched if one.is_stuck and one.silence]
+    others = [one for one in watched if one not in stuck]
+    if not stuck:
+        standstill.over()
+    elif len(watched) > 1 and not any(one.silence < one.program.stuck_seconds / 2 for one in others):
+        standstill.on("its programs: all fell silent together, so the machine is too busy, or all were stopped")
+    else:
+        for one in stuck:
+            one.kill_as_stuck()
 
 
 def _stop_in_order(running: Sequence[_Running]) -> None:

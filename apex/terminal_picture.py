@@ -163,9 +163,9 @@ def _paint_roles(painter: Painter, status: Status) -> None:
         if several_hosts and row.get("host"):
             role = f"{role} {row['host']}"
         seen, waiting = row.get("last_seen_seconds"), row.get("waiting")
-        items = [str(row.get("rate") or "connected").ljust(RATE_WIDTH if painter.wide else 0)]
-        silent = (known(seen) or 0) > SILENT_SECONDS
-        items += [f"silent for {number(seen)} s"] if silent else []
+        rate, silent = str(row.get("rate") or "connected"), (known(seen) or 0) > SILENT_SECONDS
+        rate = f"silent for {known(seen):.0f} s" if silent else rate  # What it did before is not what it does.
+        items = [rate.ljust(RATE_WIDTH if painter.wide else 0)]
         items += [f"waits {waiting}"] if waiting else []
         style = "red" if silent else "yellow" if waiting else ""
         painter.flow(role, items, rank=4 if style else 5, style=style)

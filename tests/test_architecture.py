@@ -30,7 +30,9 @@ FLOORS = [
     {"store_layout", "parameter_board"},
     {"store_admission", "store_reader", "segments", "priority_histogram"},
     {"store_writer"},
+    {"bottleneck"},
     # 3: what the outside world looks like.
+    {"watchdog"},
     {"wire", "lifecycle", "checkpoint", "metrics", "presets", "run_folder", "run_status", "machine", "ports", "needs"},
     {"atari", "gymnasium_environment", "options", "terminal_picture", "leftovers"},
     {"environment", "terminal_view", "snapshot_folder"},
@@ -38,6 +40,7 @@ FLOORS = [
     # 4: sockets and processes.
     {"transport", "processes"},
     # 5: the parts of roles, then the roles, which never import one another.
+    {"best_policy", "curve_rows"},
     {"session", "experience_link", "sampler", "coordinator", "games", "copyist"},
     {"loader", "update"},
     {"feed"},
@@ -52,7 +55,7 @@ FLOORS = [
     {"bench_system", "bench_connections"},
     {"bench"},
     {"checks"},
-    {"fitting"},
+    {"fitting", "farewell"},
     {"launch", "doctor"},
     {"command_line"},
     {"__main__"},
@@ -88,6 +91,15 @@ OWNERS = {
 EXECUTING_MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 EXECUTING_NAMES = {"send_pyobj", "recv_pyobj", "allow_pickle", "pickle_module", "eval", "exec"}
 EXECUTING_CALLS = {("torch", "load"), ("torch", "save")}
+
+WALL_CLOCKS = {"time", "time_ns", "now", "utcnow", "today", "localtime", "gmtime", "clock_gettime"}  # Python's names
+TIMESTAMPS = {  # Who may write down when something was, for people to read.
+    "metrics": {"time.time", "time.time_ns"},
+    "curve_rows": {"time.time"},
+    "coordinator": {"time.time"},
+    "actor": {"time.time"},
+    "run_folder": {"datetime.now"},
+}
 
 SOURCES = {path.stem: ast.parse(path.read_text()) for path in PACKAGE.glob("*.py") if path.stem != "__init__"}
 
@@ -173,6 +185,30 @@ def test_a_source_that_executes_what_it_reads_would_be_seen(source):
 def test_the_replay_server_never_reaches_torch():
     assert "torch" not in {name.partition(".")[0] for name in reachable("replay")}
     assert "torch" in reachable("learner")  # So the search does find things.
+
+
+def wall_clocks(tree):
+    """Where a source looks at the wall clock, which people and time servers move."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in WALL_CLOCKS:
+            owner = ast.unparse(node.value)
+            if owner.split(".")[-1] in ("time", "datetime", "date"):  # Not message.time, nor asyncio's loop.time().
+                yield f"{owner}.{node.attr}"
+        elif isinstance(node, ast.ImportFrom) and node.module == "time":
+            yield from (alias.name for alias in node.names if alias.name in WALL_CLOCKS)
+
+
+@pytest.mark.parametrize("module", sorted(SOURCES))
+def test_the_wall_clock_is_for_timestamps_only_and_no_interval_is_measured_by_it(module):
+    assert set(wall_clocks(SOURCES[module])) <= TIMESTAMPS.get(module, set())
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["time.time() - began", "from time import time", "datetime.now()", "time.time_ns()", "datetime.datetime.utcnow()"],
+)
+def test_a_source_that_looks_at_the_wall_clock_would_be_seen(source):
+    assert len(list(wall_clocks(ast.parse(source)))) == 1
 
 
 def test_no_module_stands_on_two_floors():

@@ -19,7 +19,8 @@ from apex.config import (
     TransportConfig,
     load_toml,
 )
-from apex.launch import StatusClient, Watch, command_name, farewell, local_host, main, make_programs, train
+from apex.farewell import command_name, farewell
+from apex.launch import StatusClient, Watch, local_host, main, make_programs, train
 from apex.lifecycle import FAILED, FINISHED, REFUSED, Stop
 from apex.run_folder import RunFolder
 from apex.supervisor import Ending, Program
@@ -187,6 +188,25 @@ def test_a_sentence_that_is_said_again_stands_once_in_the_picture():
     for sentence in ("first", "second", "first"):
         watch.tell(sentence)
     assert list(history.notes) == ["second", "first"]
+
+
+def test_a_wait_stands_once_in_the_picture_and_goes_when_it_is_said_no_more(tmp_path):
+    log, history, tape = tmp_path / "replay.log", History(), Tape()
+    watch = Watch(tape.source, tape, LogTail(tmp_path), history, tape.clock)
+    for second, line in ((10, "waits for the learner (10 s)"), (20, "waits for the learner (20 s)"), (21, "is full")):
+        tape.now = float(second)
+        with log.open("a") as file:
+            file.write(f"12:00:{second} replay WARNING replay {line}\n")
+        watch.tick()
+    waits = "12:00:20 replay WARNING replay waits for the learner (20 s)"
+    full = "12:00:21 replay WARNING replay is full"
+    assert list(history.notes) == [waits, full]
+    tape.now = 44.0
+    watch.tick()
+    assert list(history.notes) == [waits, full]
+    tape.now = 46.0
+    watch.tick()
+    assert list(history.notes) == [full]
 
 
 class Client:

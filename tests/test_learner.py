@@ -266,6 +266,15 @@ def test_hello_is_answered_with_all_that_a_role_needs(desk):
     assert [stream.actor_id for stream in desk.welcome(num_streams=4).streams] == [1, 0]
 
 
+def test_the_status_tells_of_a_program_whose_main_thread_makes_no_turns(desk, monkeypatch):
+    monkeypatch.setattr("apex.session.EXPLAIN_SECONDS", 0.2)
+    evaluator, stop = session_of(desk.welcome("evaluator"), "evaluator")
+    stuck = until(lambda: [row for row in desk.status()["roles"] if row["waiting"]], "silence")
+    assert stuck[0]["waiting"].startswith("for its own main thread (")
+    until(lambda: stop.turn() or not any(row["waiting"] for row in desk.status()["roles"]), "turns")
+    evaluator.close()
+
+
 def test_actors_wait_for_replay_and_learn_where_it_is(desk):
     replay, _ = session_of(desk.welcome("replay"), "replay", {"num_inserted": 42}, {"priorities": "tcp://1.2.3.4:5"})
     welcome = desk.welcome(num_streams=1, needs_replay=True)

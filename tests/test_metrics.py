@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+import time
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def write(folder, *messages):
 def read_events(folder):
     """By the format's definition: uint64 length, its checksum, the event, its checksum."""
     events = []
-    for file in sorted((folder / "tensorboard").iterdir()):
+    for file in sorted((folder / "tensorboard" / folder.name).iterdir()):
         data = file.read_bytes()
         while data:
             (length,) = struct.unpack("<Q", data[:8])
@@ -52,7 +53,7 @@ def read_events(folder):
 def test_tensorboard_reads_tag_value_steps_and_time(tmp_path):
     histogram = {"replay/priority": make_histogram([4, 0, 1], [0.0, 1.0, 2.0, 4.0])}
     write(tmp_path, make_message(1), make_message(2, scalars={"learner/loss": 0.5}, histograms=histogram))
-    shown = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    shown = EventAccumulator(str(tmp_path / "tensorboard" / tmp_path.name)).Reload()
     scalars = [(event.wall_time, event.step, event.value) for event in shown.Scalars("learner/loss")]
     assert scalars == [(1000.5, 1, 0.25), (1000.5, 2, 0.5)]
     (event,) = shown.Histograms("replay/priority")
@@ -105,7 +106,7 @@ def test_a_second_writer_goes_on_where_the_first_ended(tmp_path):
     write(tmp_path, make_message(1))
     write(tmp_path, make_message(2))
     assert [line["steps"] for line in read_curve(tmp_path / "curves/learner.jsonl")] == [1, 2]
-    shown = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    shown = EventAccumulator(str(tmp_path / "tensorboard" / tmp_path.name)).Reload()
     assert [event.step for event in shown.Scalars("learner/loss")] == [1, 2]
 
 
@@ -221,6 +222,15 @@ def test_what_waits_for_a_full_disk_is_bounded_and_the_rest_is_counted(tmp_path)
     assert 0 < len(lines) < num_messages
     assert writer.num_dropped == num_messages - len(lines)
     assert len(curve.read_bytes()) <= MAX_PENDING_BYTES
+
+
+def test_tensorboard_reads_on_after_the_clock_was_set_back_between_two_writers(tmp_path, monkeypatch):
+    for number, now in enumerate((2_000_000_000, 1_000_000_000, 1_500_000_000), start=1):
+        monkeypatch.setattr(time, "time_ns", lambda now=now: now * 10**9)
+        write(tmp_path, make_message(number))
+    names = sorted(path.name for path in (tmp_path / "tensorboard" / tmp_path.name).iterdir())
+    assert [int(name.split(".")[3]) for name in names] == [2_000_000_000, 2_000_000_001, 2_000_000_002]
+    assert [event.step for event in read_events(tmp_path) if event.HasField("summary")] == [1, 2, 3]
 
 
 def test_a_folder_that_cannot_be_made_stops_nothing(tmp_path, caplog):

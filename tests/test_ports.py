@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from apex.config import Config, ConfigError, ReplayConfig, RunConfig, TransportConfig
-from apex.ports import choose_ports, is_free, ports
+from apex.ports import PortClaims, choose_ports, is_free, ports
 
 
 def all_free_but(*taken):
@@ -61,6 +61,27 @@ def test_without_any_port_for_tensorboard_it_names_the_knob():
 def test_without_tensorboard_its_port_does_not_matter():
     config = dataclasses.replace(Config(), run=RunConfig(tensorboard=False))
     assert choose(config, all_free_but(6006)) == (config, [])
+
+
+def test_a_port_that_one_launcher_has_claimed_is_no_other_ones_until_it_ends():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with PortClaims() as first, PortClaims() as second:
+        assert first.claim("127.0.0.1", port)
+        assert first.claim("127.0.0.1", port)
+        assert not second.claim("127.0.0.1", port)
+    with PortClaims() as third:
+        assert third.claim("127.0.0.1", port)
+
+
+def test_of_two_runs_that_start_at_once_the_second_moves_before_anybody_listens():
+    config = Config(transport=TransportConfig(port_offset=7_000), run=RunConfig(tensorboard=False))
+    with PortClaims() as first, PortClaims() as second:
+        ours, _ = choose(config, first.claim)
+        theirs, said = choose(config, second.claim)
+    assert not set(ports(ours)) & set(ports(theirs))
+    assert len(said) == 1
 
 
 def test_a_port_is_free_until_somebody_listens():

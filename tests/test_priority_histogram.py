@@ -119,7 +119,7 @@ def test_an_event_file_holds_it_as_it_was_sent(path, tmp_path):
     metrics = MetricsWriter(tmp_path)
     metrics.accept({"role": "replay", "steps": 7, "time": 1.0, "histograms": {"replay/priority": histogram}})
     metrics.close()
-    (event,) = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Histograms("replay/priority")
+    (event,) = EventAccumulator(str(tmp_path / "tensorboard" / tmp_path.name)).Reload().Histograms("replay/priority")
     assert (event.step, event.histogram_value.num) == (7, 3)
     assert list(event.histogram_value.bucket_limit) == histogram["edges"][1:]
     assert list(event.histogram_value.bucket) == histogram["counts"]

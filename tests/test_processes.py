@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -70,6 +71,14 @@ def test_a_child_that_does_not_listen_is_killed():
     assert gone(child.pid)
 
 
+def test_children_that_do_not_listen_share_one_grace():
+    children = [start_ready(ignore_everything) for _ in range(5)]
+    began = time.monotonic()
+    stop_children(children, grace_seconds=1.0)
+    assert time.monotonic() - began < 4.0  # One after the other they would take 5 s.
+    assert [child.exitcode for child in children] == [-signal.SIGKILL] * 5
+
+
 def test_how_a_child_ended_is_told():
     child = start_child("sampler-3", fail)
     child.join(DEADLINE)
@@ -82,6 +91,64 @@ def test_where_a_child_refused_the_role_refuses_too():
     child.join(DEADLINE)
     with pytest.raises(ConfigError, match="loader-0 process refused"):
         check_children([child])
+
+
+def count(stop, at_turn):
+    """Turns until it comes to what it should do."""
+    faulthandler.disable()  # It would write where this process was killed into the report of the tests.
+    for _ in range(100):
+        assert not stop.requested
+    at_turn()
+
+
+def check_until(children, stuck_seconds):
+    """What the checks of a parent that turns raise in the end."""
+    deadline = time.monotonic() + DEADLINE
+    while time.monotonic() < deadline:
+        check_children(children, stuck_seconds)
+        time.sleep(0.01)
+    pytest.fail("nothing was raised")
+
+
+@pytest.mark.parametrize(
+    "get_stuck",
+    [
+        lambda: os.kill(os.getpid(), signal.SIGSTOP),
+        lambda: multiprocessing.get_context("fork").Event().wait(),
+        lambda: [None for _ in iter(int, 1)],  # turns for ever, and asks nobody
+    ],
+    ids=["stopped", "deadlocked", "endless"],
+)
+def test_a_child_that_is_stuck_is_killed_and_named(get_stuck):
+    child = start_child("sampler-3", count, get_stuck)
+    cause = "sampler-3 made no turn for .* s: it was stuck, and was killed"
+    with pytest.raises(ChildDiedError, match=cause):
+        check_until([child], 0.3)
+    assert gone(child.pid)
+    with pytest.raises(ChildDiedError, match=cause):  # The first cause, however often one asks.
+        check_children([child])
+
+
+def test_a_child_that_makes_no_turn_is_spoken_of_before_it_is_killed(caplog, monkeypatch):
+    monkeypatch.setattr("apex.lifecycle.EXPLAIN_SECONDS", 0.2)
+    child = start_ready(wait_until_stopped)
+    os.kill(child.pid, signal.SIGSTOP)
+    deadline = time.monotonic() + DEADLINE
+    while not caplog.records and time.monotonic() < deadline:
+        check_children([child], 600.0)
+        time.sleep(0.01)
+    assert caplog.records[0].getMessage() == "the parent of child waits for a turn of it (0 s)"
+    stop_children([child], 0.0)
+
+
+def test_a_child_that_waits_is_not_stuck():
+    child = start_ready(wait_until_stopped)
+    turned = time.monotonic()
+    while time.monotonic() - turned < 0.8:
+        check_children([child], 0.3)
+        time.sleep(0.01)
+    stop_children([child])
+    assert child.exitcode == 0
 
 
 def test_ctrl_c_is_the_parents_business():

@@ -212,11 +212,11 @@ def test_the_versions_are_those_that_are_installed():
     assert all(isinstance(version, str) for version in versions.values())
 
 
-def test_the_clock_goes_on_when_a_learner_is_started_again_and_begins_anew_with_a_resume(tmp_path):
+def test_the_clock_goes_on_when_a_learner_is_started_again_and_when_the_run_is_resumed(tmp_path):
     config = Config(run=RunConfig(folder=str(tmp_path), name="run"))
     folder = RunFolder.create(config, SCHEMA)
     assert folder.elapsed_seconds == 0
     folder.elapsed_seconds = 12.34
     assert RunFolder.open(tmp_path / "run").elapsed_seconds == 12.3
     folder.go_on(config)
-    assert folder.elapsed_seconds == 0
+    assert folder.elapsed_seconds == 12.3

@@ -46,6 +46,24 @@ def test_says_nothing_false_before_anybody_spoke():
     assert report["evaluator"]["score"] is None
 
 
+def test_a_trainer_that_reports_no_more_is_what_limits_the_run_whatever_its_last_figures_were():
+    clock = Clock()
+    status = make_status(clock)
+
+    def limit_after(seconds):
+        clock.now += seconds
+        hear_all(status)  # The others go on.
+        return status.report(nothing)["limited_by"]
+
+    status.hear_trainer({"updates": 8})
+    assert limit_after(10.0)["part"] == "wire"
+    limit = limit_after(1.0)
+    assert (limit["part"], limit["knob"]) == ("learner", "--run.stuck-seconds")
+    assert limit["why"] == "no word from its trainer for 11 s: one long update, or it is stuck"
+    status.hear_trainer({"updates": 9})
+    assert limit_after(0.0)["part"] == "wire"
+
+
 def test_collects_what_the_programs_say():
     clock = Clock()
     status = make_status(clock)

@@ -109,7 +109,7 @@ def test_three_programs_in_any_order_train_and_end_together(programs, order, bat
     folder = RunFolder.open(programs.folder / "runs" / "by-hand")
     assert read_curve(folder.curves / "learner.jsonl")[-1]["scalars"]["learner/updates"] == 300
     assert "actor_highest_id/score" in " ".join((folder.curves / "actor.jsonl").read_text().split())
-    shown = EventAccumulator(str(folder.path / "tensorboard")).Reload()
+    shown = EventAccumulator(str(folder.path / "tensorboard" / "by-hand")).Reload()
     assert shown.Histograms("replay/priority")[0].histogram_value.num > 0
     assert not list(Path("/dev/shm").glob(f"apex-{folder.run_id:016x}*"))
 
@@ -167,9 +167,48 @@ def test_after_the_launcher_was_killed_no_process_stays(programs):
     programs.start("train", "train", *TINY, *programs.offset, "--name", "one")
     programs.status(lambda status: status["updates"] > 10)
     assert len(running_in(programs.folder)) >= 6  # launcher, replay, sampler, learner, loader, actor at least
+    learner = learner_of(programs.folder)
+    os.kill(learner, signal.SIGSTOP)  # Who hears nobody ends as well.
     programs.running["train"].kill()
-    assert programs.running["train"].wait(DEADLINE) == -signal.SIGKILL
-    assert until(lambda: not running_in(programs.folder), "end of all processes", seconds=30.0)
+    until(lambda: not running_in(programs.folder), "end of all processes", seconds=30.0)
+    folder = RunFolder.open(programs.folder / "runs" / "one")
+    assert store_path(folder.run_id).exists()  # It waits for --resume ...
+    programs.start("other", "train", *TINY, *programs.offset, "--name", "other", "--run.no-tensorboard")
+    programs.status(lambda status: status["run"] == "other" and status["steps"])
+    assert not store_path(folder.run_id).exists()  # ... until another run needs the room.
+    programs.running["other"].send_signal(signal.SIGTERM)
+    assert programs.wait("other") == 0, programs.said("other")
+
+
+def test_a_launcher_that_is_killed_while_its_programs_start_leaves_no_process(programs):
+    """Some of them have children by then, which say hello."""
+    programs.start("train", "train", *TINY, *programs.offset, "--name", "one", "--run.no-tensorboard")
+    until(lambda: len(running_in(programs.folder)) >= 7, "the programs", seconds=DEADLINE)
+    programs.running["train"].kill()
+    until(lambda: not running_in(programs.folder), "end of all processes", seconds=30.0)
+
+
+def test_a_loader_and_an_actor_that_are_stopped_for_good_are_found_and_the_run_goes_on(programs):
+    """The loader is a child, which its parent finds; the actor is a program, which the launcher finds."""
+    options = ["--run.stuck-seconds", "10", "--run.no-tensorboard", "--run.stop-score", "501", "--name", "one"]
+    programs.start("train", "train", *TINY, *options, *programs.offset)
+    status = programs.status(lambda status: status["updates"] > 50)
+    learner = learner_of(programs.folder)
+    os.kill(sorted(children_of(learner))[1], signal.SIGSTOP)  # The first is the coordinator.
+    actor = next(row["pid"] for row in status["roles"] if row["role"] == "actor")
+    os.kill(actor, signal.SIGSTOP)
+    until(lambda: not {learner, actor} & set(running_in(programs.folder)), "the end of both", seconds=DEADLINE)
+    steps = status["steps"]
+    programs.status(
+        lambda status: status["steps"] > steps + 500 and status["updates_per_second"] and status["updates"] > 50
+    )
+    said = programs.said("train")
+    assert "actor made no turn for " in said
+    assert any(line.startswith("learner ") and "it starts again" in line for line in said.splitlines())
+    log = (programs.folder / "runs" / "one" / "logs" / "learner.log").read_text()
+    assert "ERROR loader-0 made no turn for " in log
+    programs.running["train"].send_signal(signal.SIGTERM)
+    assert programs.wait("train") == 0, programs.said("train")
 
 
 def steps_and_updates(folder):
@@ -302,6 +341,11 @@ def learner_of(folder):
             parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
             learners[pid] = parent
     return next(pid for pid, parent in learners.items() if parent not in learners)
+
+
+def children_of(pid):
+    """Process ids of a process's children."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def running_in(folder):

@@ -4,6 +4,7 @@ Roles are played by `python -c` and `sh -c`; every wait ends on a condition or f
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from apex.lifecycle import FAILED, FINISHED, NEIGHBOUR_GONE, REFUSED, Stop
 from apex.supervisor import FORGET_SECONDS, CrashBudget, Program, last_lines, supervise
 
-DEADLINE_SECONDS = 15.0
+DEADLINE_SECONDS = 30.0
 FOREVER = "exec sleep 600"
 
 
@@ -169,7 +170,7 @@ def test_a_program_that_ends_well_before_its_time_starts_again_after_a_rest(fold
         [shell("actor", "exit 0", crash_budget=0.3)], StopWhen(lambda: bool(told)), logs=folder, tell=told.append
     )
     assert ending.cause == "asked to stop"
-    assert told == [f"actor ended with status 0; it starts again in 3.0 s; see {folder / 'actor.log'}"]
+    assert told == [f"actor ended with status 0, and starts again; see {folder / 'actor.log'}"]
 
 
 def test_who_ends_well_when_it_is_not_needed_any_more_is_not_missed(folder):
@@ -217,6 +218,117 @@ def test_an_observer_runs_with_lower_priority(folder):
     log = folder / "evaluator.log"
     supervise(programs, StopWhen(lambda: log.exists() and "nice " in log.read_text()), logs=folder)
     assert f"nice {os.nice(0) + 7}" in log.read_text()
+
+
+# --- stuck programs ---------------------------------------------------------------------------------------------------
+
+TURNS = """
+import sys, time
+from apex.lifecycle import configure_logging, stop_on_signals
+print("pid", __import__("os").getpid(), flush=True)
+configure_logging("role")
+with stop_on_signals() as stop:
+    while not stop.requested:
+        time.sleep(0.01)
+        {at_every_turn}
+"""
+
+
+def turning(role, at_every_turn="pass", **options):
+    """A program that turns, and does at every turn what is asked of it; more than 2 s without a turn are too long."""
+    options = {"stuck_seconds": 2.0, **options}
+    return Program(role=role, command=(sys.executable, "-c", TURNS.format(at_every_turn=at_every_turn)), **options)
+
+
+def turns(folder, role):
+    """Whether the newest life of a role has come to its loop."""
+    lives = pids(folder, role)
+    return bool(lives) and "SIGTERM" in handled(lives[-1])
+
+
+def handled(pid):
+    """Signals that a process has handlers for."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            mask = int(next(line.split()[1] for line in file if line.startswith("SigCgt:")), 16)
+    except (OSError, StopIteration):
+        return set()
+    return {signum.name for signum in signal.Signals if mask >> (signum - 1) & 1}
+
+
+def test_a_program_that_was_stopped_makes_no_turns_and_is_started_again(folder):
+    told = []
+
+    def condition():
+        lives = pids(folder, "actor")
+        if len(lives) == 1 and turns(folder, "actor") and turns(folder, "learner"):
+            os.kill(lives[0], signal.SIGSTOP)
+        return len(lives) == 2
+
+    programs = [turning("learner"), turning("actor")]
+    supervise(programs, StopWhen(condition), logs=folder, tell=told.append)
+    words = (
+        r"actor made no turn for \d+ s, and was killed as stuck \(--run.stuck-seconds\); it starts again in 0.5 s; see "
+    )
+    assert re.match(words, told[0])
+    assert len(pids(folder, "learner")) == 1
+
+
+def test_a_program_that_is_deadlocked_writes_down_where(folder):
+    program = turning("actor", "import threading; threading.Lock().acquire() and threading.Event().wait()")
+    supervise([program], StopWhen(lambda: len(pids(folder, "actor")) == 2), logs=folder)
+    log = (folder / "actor.log").read_text()
+    assert "Fatal Python error: Aborted" in log
+    assert "in wait" in log
+
+
+def test_a_program_that_gets_stuck_again_and_again_ends_the_run_with_that_cause(folder):
+    program = turning("actor", "time.sleep(600)", crash_budget=0.0)
+    ending = supervise([program], StopWhen(lambda: False), logs=folder)
+    assert ending.status == FAILED
+    words = r"actor made no turn for \d+ s, and was killed as stuck \(--run.stuck-seconds\) once; see .*actor.log"
+    assert re.fullmatch(words, ending.cause)
+
+
+def test_a_short_stop_harms_nobody(folder):
+    stopped_at = []
+
+    def condition():
+        lives = pids(folder, "actor")
+        if not stopped_at and turns(folder, "actor"):
+            os.kill(lives[0], signal.SIGSTOP)
+            stopped_at.append(time.monotonic())
+        elif stopped_at and time.monotonic() - stopped_at[0] > 0.3:
+            os.kill(lives[0], signal.SIGCONT)
+            return time.monotonic() - stopped_at[0] > 2.5
+        return False
+
+    supervise([turning("actor")], StopWhen(condition), logs=folder)
+    assert len(pids(folder, "actor")) == 1
+
+
+def test_where_all_fall_silent_together_nobody_is_killed_and_the_launcher_says_so(folder, caplog, monkeypatch):
+    monkeypatch.setattr("apex.lifecycle.EXPLAIN_SECONDS", 1.0)
+    stopped = []
+
+    def condition():
+        roles = ("learner", "actor")
+        if not stopped and all(turns(folder, role) for role in roles):
+            stopped.extend(pids(folder, role)[0] for role in roles)
+            for pid in stopped:
+                os.kill(pid, signal.SIGSTOP)
+        return "all fell silent together" in caplog.text
+
+    programs = [turning("learner", grace_seconds=0.1), turning("actor", grace_seconds=0.1)]
+    supervise(programs, StopWhen(condition), logs=folder)
+    assert pids(folder, "learner") + pids(folder, "actor") == stopped
+
+
+def test_a_program_that_need_give_no_sign_may_be_silent(folder):
+    since = time.monotonic()
+    programs = [shell("tensorboard", FOREVER), turning("actor")]
+    supervise(programs, StopWhen(lambda: time.monotonic() - since > 2.5), logs=folder)
+    assert len(pids(folder, "tensorboard")) == 1
 
 
 # --- stopping ---------------------------------------------------------------------------------------------------------
@@ -297,13 +409,21 @@ import sys
 from pathlib import Path
 from apex.lifecycle import Stop
 from apex.supervisor import Program, supervise
-roles = [Program(role=role, command=("sh", "-c", "echo pid $$; exec sleep 600")) for role in ("replay", "actor")]
+roles = [Program(role=role, command=("sh", "-c", sys.argv[2])) for role in ("replay", "actor")]
 supervise(roles, Stop(), logs=Path(sys.argv[1]))
 """
 
 
-def test_no_program_outlives_a_launcher_that_was_killed(folder):
-    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, str(folder)])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "echo pid $$; exec sleep 600",
+        "trap '' TERM; echo pid $$; while :; do sleep 0.01; done",  # listens to nobody
+        "echo pid $$; kill -STOP $$",  # stopped
+    ],
+)
+def test_no_program_outlives_a_launcher_that_was_killed(folder, script):
+    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, str(folder), script])
     try:
         wait_until(lambda: pids(folder, "replay") and pids(folder, "actor"))
     finally:

@@ -1,0 +1,46 @@
+"""What the curves of a run say once a second of the learner, of the replay servers and of what limits them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from apex.priority_histogram import merge
+from apex.run_status import RunStatus
+
+Row = dict[str, Any]  # a message, as `metrics.MetricsWriter` takes it
+
+
+class CurveRows:
+    """Makes the rows of what the status knows now."""
+
+    def __init__(self, status: RunStatus) -> None:
+        self._status = status
+        self._histograms: list[Any] = []  # the last ones that were told, of each shard
+
+    def next(self) -> Iterator[Row]:
+        """A row of the learner's curves and one of replay's, as far as either has said anything.
+
+        Raises ValueError for a histogram that is none. Times are for the eye: nothing is measured by them.
+        """
+        steps, now = self._status.num_steps, time.time()
+        if learner := _numbers("learner", self._status.learner):
+            yield {"role": "learner", "steps": steps, "time": now, "scalars": learner | self._status.scalars()}
+        replay = self._status.replay_status()
+        if figures := _numbers("replay", replay):
+            row: Row = {"role": "replay", "steps": steps, "time": now, "scalars": figures}
+            histograms = replay["priority_histograms"]
+            if histograms and histograms != self._histograms:  # They come with each heartbeat, and are seldom new.
+                self._histograms = histograms
+                row["histograms"] = {"replay/priority": merge(histograms)}
+            yield row
+
+
+def _numbers(part: str, figures: dict[str, Any]) -> dict[str, float]:
+    """Those of the figures that are numbers, by TensorBoard tag."""
+    return {
+        f"{part}/{name}": value
+        for name, value in figures.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }

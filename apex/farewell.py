@@ -1,0 +1,61 @@
+"""The last words of `apex train`: how the run went, and what to type next."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from apex.lifecycle import FINISHED
+from apex.run_folder import RunFolder
+from apex.supervisor import Ending, last_lines
+from apex.terminal_layout import duration, number
+from apex.terminal_picture import Status
+
+LAST_LINES = 5  # of the log of a program that ended the run
+
+
+def farewell(ending: Ending, status: Status | None, folder: RunFolder) -> list[str]:
+    """How the run went, and what to type next."""
+    lines = []
+    if ending.status != FINISHED:
+        lines.append(f"the run ended with status {ending.status}: {ending.cause}")
+        context = last_lines(folder.logs / f"{ending.role}.log", LAST_LINES)
+        lines += [f"    {line}" for line in context if len(context) > 1]  # The cause has the last one.
+    else:
+        reason = (status or {}).get("reason") or ending.cause
+        lines.append(f"finished: {reason}" if reason else "finished")
+    if status is not None:
+        lines.append(f"score: {_score(status)}")
+        elapsed = duration(status.get("elapsed_seconds"))
+        lines.append(f"{number(status.get('steps'))} steps, {number(status.get('updates'))} updates in {elapsed}")
+    lines.append(f"run folder: {folder.path}")
+    if any(folder.checkpoints.glob("*")):
+        where = shlex.quote(str(folder.path))
+        lines.append(f"next: {command_name('apex')} evaluate {where} --episodes 30 --video game.mp4")
+        if not ((status or {}).get("reason") or "").startswith("reached"):  # Else it would end again at once.
+            lines.append(f"go on: {command_name('apex')} train --resume {where}")
+    if any(folder.tensorboard.glob("*")):
+        where = shlex.quote(str(folder.tensorboard))
+        lines.append(f"curves: {command_name('tensorboard')} --logdir {where}")
+    return lines
+
+
+def _score(status: Status) -> str:
+    evaluator, actors = status.get("evaluator") or {}, status.get("actors") or {}
+    if evaluator.get("score") is not None:
+        return f"{number(evaluator['score'])} by the evaluator's last games, {number(evaluator.get('best'))} at best"
+    if actors.get("score") is not None:
+        return f"{number(actors['score'])} by actor {number(actors.get('highest_id'))}, which explores least"
+    return "none yet: no game was over"
+
+
+def command_name(name: str) -> str:
+    """What to type in this folder to run a program of this installation."""
+    own = Path(sys.executable).parent / name
+    found = shutil.which(name)
+    if found is not None and Path(found) == own:
+        return name
+    return shlex.quote(os.path.relpath(own)) if own.is_relative_to(Path.cwd()) else shlex.quote(str(own))

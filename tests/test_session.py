@@ -1,0 +1,34 @@
+"""Heartbeats: they go on while a program works for long, and end the program when it is stuck for good."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+DEADLINE = 30.0
+
+PROGRAM = """
+import threading
+from apex.config import Config, RunConfig, TransportConfig
+from apex.lifecycle import configure_logging, stop_on_signals
+from apex.session import Session, Welcome
+from apex.types import Schema
+configure_logging("actor")
+config = Config(transport=TransportConfig(heartbeat_seconds=0.1), run=RunConfig(stuck_seconds=0.4))
+schema = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
+welcome = Welcome("tcp://127.0.0.1:9", "127.0.0.1", 1, 2, config, schema, 3, "", [], [])
+with stop_on_signals() as stop:
+    session = Session(welcome, "actor", stop, dict)
+    for _ in range(100):
+        stop.turn()
+    threading.Event().wait()  # for nobody
+"""
+
+
+def test_a_program_that_was_started_by_hand_ends_when_its_main_thread_is_stuck_and_says_where():
+    ended = subprocess.run([sys.executable, "-c", PROGRAM], stderr=subprocess.PIPE, text=True, timeout=DEADLINE)
+    assert ended.returncode == -signal.SIGABRT
+    assert "CRITICAL actor made no turn for" in ended.stderr
+    assert "it is stuck, and ends" in ended.stderr
+    assert "in wait" in ended.stderr
