@@ -12,7 +12,7 @@ from apex.store_layout import has_owner, store_path
 
 OPTION = "--resume"
 LIMITS = ("run.stop_score", "run.max_steps", "run.max_updates", "run.max_minutes")
-CHANGEABLE = {*LIMITS, "run.tensorboard", "run.tensorboard_port", "run.tensorboard_bind"}
+CHANGEABLE = {*LIMITS, "transport.keys", "run.tensorboard", "run.tensorboard_port", "run.tensorboard_bind"}
 
 
 def take_resume(arguments: Sequence[str]) -> tuple[str | None, list[str]]:

@@ -172,7 +172,7 @@ def test_branches_that_do_not_fit_together_are_refused(changes, message):
 
 
 def test_beyond_loopback_is_bound_only_when_that_was_said():
-    assert TransportConfig(bind="0.0.0.0", allow_remote=True).endpoint("control") == "tcp://0.0.0.0:52003"
+    assert TransportConfig(bind="0.0.0.0", insecure_no_auth=True).endpoint("control") == "tcp://0.0.0.0:52003"
 
 
 def test_what_counts_the_whole_memory_is_divided_among_the_shards_and_the_rest_is_not():

@@ -326,7 +326,7 @@ def running_in(folder):
         (["train", "--env", "NoSuchEnv-v0"], ["NoSuchEnv-v0"]),
         (["train", "--env", "Pendulum-v1"], ["Pendulum-v1", "discrete actions"]),
         (["train", "--replay.capactiy", "5"], ["replay.capactiy", "replay.capacity"]),
-        (["train", "--transport.bind", "0.0.0.0"], ["0.0.0.0", "allow-remote"]),
+        (["train", "--transport.bind", "0.0.0.0"], ["0.0.0.0", "--transport.keys", "--insecure-no-auth"]),
         (["learner", "--device", "cuda"], ["cuda"]),
         (["learner", "--run-folder"], ["--run-folder"]),
         (["learner", "--run-folder", "nowhere"], ["nowhere", "not a run folder"]),
