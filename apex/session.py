@@ -131,8 +131,8 @@ def greet(
 def _about_keys(route: Route, role: str) -> str:
     """Who is not let in hears nothing, so a wait must say what it may be."""
     if route.keys:
-        return f" (it answers if it is there, and {role}.public there lists the key in {route.keys})"
-    return "" if route.host in ("127.0.0.1", "localhost") else " (it answers only with --keys, if it has keys)"
+        return f", which must list this {role}'s key"
+    return "" if route.host in ("127.0.0.1", "localhost") else ", which may want --keys"
 
 
 def read_welcome(answer: dict[str, Any]) -> Welcome:

@@ -25,6 +25,7 @@ from apex.key_folder import DOORS, Keys
 RECONNECT_SECONDS = (0.1, 2.0)  # first and longest pause between two attempts
 KEEPALIVE_SECONDS = (2.0, 10.0)  # between two ZMTP pings; silence after which a peer counts as gone
 HANDSHAKE_SECONDS = 5.0  # a connection that has not shown its key by then is closed; who is refused comes again then
+CURVE_BYTES = 1_024  # more than CURVE adds to a message (33), and than its own longest one in a handshake
 GOODBYE_SECONDS = 1.0  # what is said last on the control socket may take this long to leave
 WARN_SECONDS = 60.0  # between two warnings that sockets are open to everybody
 
@@ -148,7 +149,7 @@ def prepare(socket: Any, *, high_water_mark: int, max_bytes: int = 0, linger: fl
     socket.heartbeat_ivl, socket.heartbeat_timeout = (int(1000 * seconds) for seconds in KEEPALIVE_SECONDS)
     socket.handshake_ivl = int(1000 * HANDSHAKE_SECONDS)
     if max_bytes:
-        socket.maxmsgsize = max_bytes
+        socket.maxmsgsize = max_bytes + (CURVE_BYTES if socket.context.keys is not None else 0)
 
 
 class Reader:
