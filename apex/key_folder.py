@@ -151,7 +151,7 @@ def _signature(path: Path) -> tuple[int, int, int] | None:
         found = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return found.st_ctime_ns, found.st_size, found.st_ino  # ctime: a change of the mode counts too
 
 
 def _why(error: OSError | UnicodeDecodeError) -> str:
