@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from listening import listening
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_transport import until
 
@@ -156,6 +157,7 @@ def test_one_signal_ends_everything_within_ten_seconds(programs, signum):
     programs.start("train", "train", *TINY, *programs.offset, "--name", "one")
     programs.status(lambda status: status["updates"] > 10)
     folder = RunFolder.open(programs.folder / "runs" / "one")
+    assert {address for address, _ in listening(running_in(programs.folder))} == {"127.0.0.1"}
     programs.running["train"].send_signal(signum)
     began = time.monotonic()
     assert programs.wait("train") == 0, programs.said("train")
