@@ -14,14 +14,16 @@ from zmq.utils.monitor import recv_monitor_message
 
 from apex.async_receiver import PULL, ROUTER, AsyncReceiver
 from apex.authenticator import AuthenticatorError
-from apex.config import ConfigError, TransportConfig
+from apex.config import Config, ConfigError, TransportConfig, to_dict
 from apex.control_client import ControlClient
 from apex.key_folder import DOORS, Keys
 from apex.keys import new_folder
+from apex.lifecycle import Stop
+from apex.session import Route, greet, read_welcome
 from apex.sockets import OpenDoorWarning, bind, connect, open_context, prepare
 from apex.transport import ExperienceSender, ParameterPublisher, ParameterSubscriber
 from apex.types import Parameters
-from apex.wire import Codec, decode_control
+from apex.wire import Codec, decode_control, encode_control
 
 CODEC = Codec(RUN, PIXELS)
 ANY_PORT = "tcp://127.0.0.1:*"
@@ -285,6 +287,34 @@ def test_segments_arrive_whole_with_keys(folder):
             assert bytes(frame) == b"".join(message)
 
     asyncio.run(scenario())
+
+
+def test_a_learner_without_keys_talks_nobody_into_opening_a_port():
+    """It is bound beyond its host; who joins must have typed --insecure-no-auth too."""
+    config = Config(transport=TransportConfig(bind="10.0.0.1", insecure_no_auth=True))
+    welcome = {
+        "type": "welcome",
+        "run_id": RUN,
+        "config": to_dict(config),
+        "schema": PIXELS.to_dict(),
+        "num_parameters": 10,
+        "memory": "",
+        "replay": [],
+        "streams": [],
+    }
+
+    async def scenario(route):
+        with open_context() as context:
+            control = AsyncReceiver(context, ROUTER, route.endpoint, "control", high_water_mark=10, max_bytes=1_000)
+            joining = asyncio.create_task(asyncio.to_thread(greet, route, "replay", Stop()))
+            ((peer, *_), *_) = await control.burst(DEADLINE)
+            control.reply(peer, encode_control(welcome))
+            return read_welcome(await joining)
+
+    port = int(free_endpoint().rpartition(":")[2])
+    with pytest.raises(ConfigError, match=r"10\.0\.0\.1.*--insecure-no-auth"):
+        asyncio.run(scenario(Route("127.0.0.1", port)))
+    assert asyncio.run(scenario(Route("127.0.0.1", port, insecure_no_auth=True))).run_id == RUN
 
 
 def test_open_doors_without_keys_are_warned_of_every_minute(caplog):

@@ -15,6 +15,7 @@ from test_transport import until
 from zmq.utils import z85
 
 from apex.control_client import ControlClient
+from apex.header import VERSION
 from apex.key_folder import ROLES, Keys
 from apex.keys import new_folder
 from apex.run_folder import RunFolder
@@ -75,7 +76,7 @@ def test_a_run_with_keys_trains_and_tells_nobody_and_executes_nothing_that_it_re
         status = ask(programs.endpoint, 1.0, observer)
         return status if status and status["updates"] > 10 else None
 
-    status = until(training, "training", seconds=60.0)
+    status = until(training, "training", seconds=120.0)
     assert {row["role"] for row in status["roles"]} == {"replay", "actor", "evaluator"}
     assert ask(programs.endpoint, 0.3) is None  # without a key
     assert not any(secret in text for text in arguments(programs.folder) for secret in known)
@@ -88,7 +89,7 @@ def test_a_run_with_keys_trains_and_tells_nobody_and_executes_nothing_that_it_re
 
     with open_context(observer) as context:  # An observer may look, and may not join in.
         client = ControlClient(context, programs.endpoint)
-        client.send({"type": "hello", "wire": 1, "session": 1, "role": "actor", "num_streams": 1})
+        client.send({"type": "hello", "wire": VERSION, "session": 1, "role": "actor", "num_streams": 1})
         client.send({"type": "status"})
         assert client.receive(10.0)["type"] == "status"
 
