@@ -46,6 +46,8 @@ class Authenticator:
         self._context = context
         self._keys = keys
         self._ports: dict[str, set[int]] = {}  # by door
+        self._needed = [role for door in DOORS.values() if door.bound_by == keys.role for role in door.open_to]
+        self._complaints: dict[str, str] = {}  # why a role's list that is needed cannot be read
         self._signature = keys.signature()
         self._lists = {role: self._read(role) for role in ROLES}
         self._admitted: set[tuple[str, bytes]] = set()  # doors, and keys that went through them
@@ -129,7 +131,7 @@ class Authenticator:
         ZeroMQ cannot cut one peer, so all that are connected there come again, and are asked for their keys again.
         """
         signature = self._keys.signature()
-        if signature == self._signature:
+        if signature == self._signature and not self._complaints:
             return
         before, self._signature = self._lists, signature
         self._lists = {role: self._read(role) for role in before}
@@ -144,13 +146,16 @@ class Authenticator:
             )
 
     def _read(self, role: str) -> dict[bytes, str]:
-        """The role's keys. A list that this role does not have, or that cannot be read, lets nobody in."""
+        """The role's keys. A list that cannot be read lets nobody in, and is read again at the next look."""
         try:
-            return self._keys.believed(role)
+            keys = self._keys.believed(role)
         except ConfigError as error:
-            if any(door.bound_by == self._keys.role and role in door.open_to for door in DOORS.values()):
+            if role in self._needed and self._complaints.get(role) != str(error):
+                self._complaints[role] = str(error)
                 log.error("no %s is let in: %s", role, error)
             return {}
+        self._complaints.pop(role, None)
+        return keys
 
     def _tell(self) -> None:
         if self.refused != self._told and time.monotonic() >= self._tell_at:

@@ -186,7 +186,7 @@ class Coordinator:
                         continue
                     message = decode_control(frames)
                     if message["type"] in ("hello", "heartbeat"):
-                        _require_role(role, message["role"])
+                        _require_role(role, message.get("role"))
                     answer = self._answer(message)
                 except WireError as error:
                     self._control.refuse(error)

@@ -74,11 +74,9 @@ class Keys:
         path = self._folder / f"{role}.public"
         try:
             lines = path.read_text().splitlines()
+            _refuse_open(path, stat.S_IWGRP | stat.S_IWOTH, "written")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"cannot read {path}: {_why(error)}; apex keys bundle copies what a role needs"
-            ) from error
-        _refuse_open(path, stat.S_IWGRP | stat.S_IWOTH, "written")
+            raise ConfigError(f"cannot read {path}: {_why(error)}; apex keys bundle copies it where needed") from error
         found: dict[bytes, str] = {}
         for number, line in enumerate(lines, 1):
             digits, _, name = line.strip().partition(" ")
@@ -117,12 +115,12 @@ def write_private(path: Path, text: str) -> None:
 def _read_secret(folder: Path, role: str) -> bytes:
     path = folder / f"{role}.secret"
     try:
+        _refuse_open(path, stat.S_IRWXG | stat.S_IRWXO, "read")
         text = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"cannot read {path}: {_why(error)}; apex keys bundle --role {role} makes a folder for such a host"
         ) from error
-    _refuse_open(path, stat.S_IRWXG | stat.S_IRWXO, "read")
     return _key(text, str(path))
 
 

@@ -18,6 +18,7 @@ from apex.config import Config, ConfigError, TransportConfig, to_dict
 from apex.control_client import ControlClient
 from apex.key_folder import DOORS, Keys
 from apex.keys import new_folder
+from apex.learner import PublishingThread
 from apex.lifecycle import Stop
 from apex.session import Route, greet, read_welcome
 from apex.sockets import OpenDoorWarning, bind, connect, open_context, prepare
@@ -152,15 +153,27 @@ def test_a_revoked_key_is_refused_and_its_open_connection_cut_while_others_come_
         assert server.context.refused_connections["experience: removed key"] >= 1
 
 
+class Cursed(Keys):
+    """Kills the authenticator that looks at them."""
+
+    cursed = False
+
+    def signature(self):
+        if self.cursed:
+            raise RuntimeError("cursed")
+        return super().signature()
+
+
+def test_a_role_whose_authenticator_died_ends(folder):
+    keys, stop = Cursed(folder, "learner"), Stop()
+    publishing = PublishingThread(free_endpoint(), CODEC, stop, keys)
+    keys.cursed = True
+    until(lambda: stop.requested, "request to stop")
+    with pytest.raises(AuthenticatorError, match="cursed"):
+        publishing.check()
+
+
 def test_a_dead_authenticator_lets_nobody_in_and_its_role_hears_of_it(folder):
-    class Cursed(Keys):
-        cursed = False
-
-        def signature(self):
-            if self.cursed:
-                raise RuntimeError("cursed")
-            return super().signature()
-
     keys = Cursed(folder, "replay")
     with open_server(keys) as server:
         keys.cursed = True
@@ -189,7 +202,7 @@ def test_a_key_that_is_added_gets_in_without_a_restart(folder, elsewhere):
 
 
 @pytest.mark.parametrize("spoil", ["unlink", "nonsense", "open to all"])
-def test_a_list_that_cannot_be_believed_lets_nobody_in(folder, spoil):
+def test_a_list_that_cannot_be_believed_lets_nobody_in(folder, spoil, caplog):
     public, actor = folder / "actor.public", Keys(folder, "actor")
     with open_server(Keys(folder, "replay")) as server:
         {
@@ -203,6 +216,7 @@ def test_a_list_that_cannot_be_believed_lets_nobody_in(folder, spoil):
                 return server.outcome() == "FAILED_AUTH"
 
         until(refused, "refusal")
+        assert "no actor is let in" in caplog.text
 
 
 def test_a_client_talks_to_nobody_but_the_pinned_server(folder, elsewhere):
