@@ -6,6 +6,7 @@ socket enforces its ZAP domain, nobody gets in. A domain is the name of a socket
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket as network
@@ -26,8 +27,8 @@ POLL_MILLISECONDS = 200
 LOOK_SECONDS = 1.0  # between two looks whether a list has changed
 TELL_SECONDS = 60.0  # between two lines in the log about who was refused
 START_SECONDS = 5.0
-# Of RFC 27's answers to who is not let in: 400 has its socket give up for ever; with 300 it comes again every 2 s, and
-# gets in when its key is added to the list.
+# Of RFC 27's answers to who is not let in: 400 has its socket give up for ever; with 300 it comes again every few
+# seconds, and gets in when its key is added to the list.
 LET_IN, COME_AGAIN = b"200", b"300"
 
 log = logging.getLogger("apex")
@@ -50,7 +51,7 @@ class Authenticator:
         self._complaints: dict[str, str] = {}  # why a role's list that is needed cannot be read
         self._signature = keys.signature()
         self._lists = {role: self._read(role) for role in ROLES}
-        self._admitted: set[tuple[str, bytes]] = set()  # doors, and keys that went through them
+        self._admitted: dict[tuple[str, bytes], str] = {}  # as whom a key went through a door
         self._removed: set[bytes] = set()  # keys that were on a list once
         self._last = ""  # address of who was refused last
         self._told: Counter[str] = Counter()
@@ -109,7 +110,7 @@ class Authenticator:
         else:
             reason = "not CURVE"
         if role:
-            self._admitted.add((door, credentials[0]))
+            self._admitted[door, credentials[0]] = role
             return [version, number, LET_IN, b"", role.encode(), b""]
         self.refused[f"{door}: {reason}"] += 1
         self._last = address.decode(errors="replace")
@@ -137,8 +138,9 @@ class Authenticator:
         self._lists = {role: self._read(role) for role in before}
         for role, keys in before.items():
             self._removed |= set(keys) - set(self._lists[role])
-        gone = {(door, key) for door, key in self._admitted if not self._judge(door, key)[0]}
-        self._admitted -= gone
+        gone = [(door, key) for (door, key), role in self._admitted.items() if self._judge(door, key)[0] != role]
+        for entry in gone:
+            del self._admitted[entry]
         for door in sorted({door for door, _ in gone}):
             count = cut(self._ports.get(door, ()))
             log.warning(
@@ -175,7 +177,9 @@ def cut(ports: Collection[int]) -> int:
     for entry in os.listdir("/proc/self/fd"):
         try:
             copy = os.dup(int(entry))
-        except OSError:
+        except OSError as error:
+            if error.errno != errno.EBADF:  # It was closed meanwhile.
+                raise  # Without descriptors to spare nothing is cut: better that the role ends.
             continue
         try:
             connection = network.socket(fileno=copy)
