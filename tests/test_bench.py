@@ -172,7 +172,7 @@ def test_memory_is_that_of_all_processes_and_a_process_that_is_gone_has_none():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["repaly"], "known: actor, connections, learner, replay, system"),
+        (["repaly"], "known: actor, connections, curve, learner, replay, system"),
         (["replay", "--transitions", "5"], "--transitions must be >= 512"),
         (["replay", "--samplers", "0"], "--samplers must be 1 ... 64"),
         (["replay", "--seconds", "0"], "--seconds must be > 0"),
