@@ -21,9 +21,11 @@ import torch
 from numpy.typing import NDArray
 
 from apex.config import ActorConfig, Config, ConfigError
+from apex.control_client import MetricsSender
 from apex.environment import VectorEnvironment, make_environment
 from apex.experience_link import ExperienceLink
 from apex.exploration import epsilon_greedy, epsilon_ladder
+from apex.key_folder import read_keys
 from apex.lifecycle import (
     FAILED,
     FINISHED,
@@ -40,16 +42,10 @@ from apex.networks import load_parameters, make_network, q_values
 from apex.parameter_board import ParameterBoard
 from apex.processes import ChildDiedError, call_in_child, check_children, start_child, stop_children
 from apex.segments import SegmentBuilder
-from apex.session import Session, Welcome, greet, read_welcome
+from apex.session import Route, Session, Welcome, add_route_options, greet, read_route, read_welcome
 from apex.sizing import Machine
-from apex.transport import (
-    ExperienceSender,
-    MetricsSender,
-    ParameterSubscriber,
-    ReceiptReceiver,
-    open_context,
-    split_address,
-)
+from apex.sockets import open_context
+from apex.transport import ExperienceSender, ParameterSubscriber, ReceiptReceiver
 from apex.types import Array, Parameters, Step, Stream
 from apex.wire import Codec
 
@@ -228,7 +224,7 @@ def work(stop: Stop, task: Task) -> None:
     environment = make_environment(
         config.environment, len(streams), seed=int(environment_seed.generate_state(1)[0]) % 2**31, num_threads=1
     )
-    with open_context() as context:
+    with open_context(read_keys(config.transport.keys, "actor")) as context:
         actor = Actor(
             config,
             environment,
@@ -324,7 +320,7 @@ class Host:
     def run(self, stop: Stop, check: Callable[[], None]) -> None:
         """Hands on the newest parameters until asked to stop."""
         welcome = self._welcome
-        with open_context() as context:
+        with open_context(read_keys(welcome.config.transport.keys, "actor")) as context:
             subscriber = ParameterSubscriber(
                 context,
                 welcome.endpoint("parameters"),
@@ -339,20 +335,20 @@ class Host:
                 check()
 
 
-def _join(stop: Stop, *, host: str, port: int, processes: int, envs: int) -> dict[str, Any]:
+def _join(stop: Stop, *, route: Route, processes: int, envs: int) -> dict[str, Any]:
     """Says hello, learns how many streams this host takes, and leases them."""
-    answer = greet(host, port, "actor", stop, needs_replay=True)
+    answer = greet(route, "actor", stop, needs_replay=True)
     if not answer:
         return {}
     actor = read_welcome(answer).config.actor
     num_streams = (processes or actor.num_processes or 1) * (envs or actor.envs_per_process or 1)
-    return greet(host, port, "actor", stop, num_streams=num_streams, needs_replay=True)
+    return greet(route, "actor", stop, num_streams=num_streams, needs_replay=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`apex actor`: the composition root."""
     parser = argparse.ArgumentParser(prog="apex actor", description="Explores for the learner at HOST.")
-    parser.add_argument("--learner", default="127.0.0.1", metavar="HOST[:PORT]", help="the learner's control address")
+    add_route_options(parser)
     parser.add_argument(
         "--processes", type=int, default=0, help="processes on this host; default: the learner's choice"
     )
@@ -362,9 +358,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.processes < 0 or arguments.envs < 0:
             raise ConfigError("--processes and --envs must be >= 1 (or 0: the learner's choice)")
-        host, port = split_address(arguments.learner, Config().transport.control_port)
+        route = read_route(arguments)
         with stop_on_signals() as stop:
-            join = partial(_join, host=host, port=port, processes=arguments.processes, envs=arguments.envs)
+            join = partial(_join, route=route, processes=arguments.processes, envs=arguments.envs)
             answer = call_in_child("hello", lambda child_stop: join(child_stop), stop)
             return _run(read_welcome(answer), int(answer["num_actors"]), arguments.envs, stop) if answer else FINISHED
     except ChildDiedError as error:

@@ -12,6 +12,7 @@ from apex.lifecycle import FINISHED, REFUSED
 BENCHES = {  # word -> module whose main(argv) measures
     "actor": "apex.bench_actor",
     "connections": "apex.bench_connections",
+    "curve": "apex.bench_curve",
     "learner": "apex.bench_learner",
     "replay": "apex.bench_replay",
     "system": "apex.bench_system",
@@ -27,6 +28,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         if words[0] not in BENCHES:
             raise ConfigError(f"unknown benchmark {words[0]!r}; known: {', '.join(BENCHES)}")
+        if any(word.partition("=")[0] == "--transport.keys" for word in words):
+            raise ConfigError("benchmarks run on loopback without keys; apex bench curve tells what keys cost")
         bench: Callable[[list[str]], int] = importlib.import_module(BENCHES[words[0]]).main
         return bench(words[1:])
     except ConfigError as error:

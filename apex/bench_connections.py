@@ -32,9 +32,10 @@ from apex.recording import Compressor, Recording
 from apex.replay_timing import read_memory
 from apex.run_folder import RunFolder
 from apex.segments import Cut
-from apex.session import greet, read_welcome
+from apex.session import Route, greet, read_welcome
+from apex.sockets import open_context, split_address
 from apex.store_layout import open_file, store_path
-from apex.transport import ExperienceSender, ReceiptReceiver, open_context, split_address
+from apex.transport import ExperienceSender, ReceiptReceiver
 from apex.types import Stream
 from apex.wire import Codec
 
@@ -238,7 +239,7 @@ def send(stop: Stop, recording: Recording, learner: str, count: int, pipe: Conne
     compressor = Compressor(recording)
     cuts = [Cut(0, recording.records_of(piece), compressor.image(piece)) for piece in range(len(recording.pieces))]
     host, port = split_address(learner, 0)
-    answer = greet(host, port, "actor", stop, num_streams=count, needs_replay=True)
+    answer = greet(Route(host, port), "actor", stop, num_streams=count, needs_replay=True)
     if not answer:
         return
     welcome = read_welcome(answer)

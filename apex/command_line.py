@@ -30,6 +30,7 @@ COMMANDS = {
     "evaluate": Command("apex.evaluate", "full games of a trained agent, its score and a video"),
     "doctor": Command("apex.doctor", "whether a run can start here, and the remedy if not"),
     "status": Command("apex.status", "what a run is doing, from any shell"),
+    "keys": Command("apex.keys", "makes the keys of a cluster: apex keys new DIR"),
     "bench": Command("apex.bench", "what this machine gives: apex bench replay"),
     "learner": Command("apex.learner", "the learner alone; the others find it by its address"),
     "replay": Command("apex.replay", "the replay server alone: --learner HOST"),

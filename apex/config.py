@@ -248,8 +248,9 @@ class CheckpointConfig:
 class TransportConfig:
     """Addresses and ports. The learner's control port is the one that everybody must know."""
 
-    bind: str = "127.0.0.1"  # interface that this host's sockets bind to; beyond loopback see allow_remote
-    allow_remote: bool = False  # bind beyond loopback without authentication: anyone who reaches a port is believed
+    bind: str = "127.0.0.1"  # interface that this host's sockets bind to; beyond loopback it needs keys
+    keys: str = ""  # folder of keys, see apex keys --help: every socket uses CURVE, and knows who may connect
+    insecure_no_auth: bool = False  # bind beyond loopback without keys: anyone who reaches a port is believed
     port_offset: int = 0  # added to every port below, so that runs stand side by side
     experience_port: int = 51001  # replay, PULL; the next shard's is 10 higher
     priorities_port: int = 51002  # replay, PULL; the same
@@ -275,9 +276,14 @@ class TransportConfig:
             f"transport.lease_seconds must be >= 3 heartbeats, got {self.lease_seconds}",
         )
         require(
-            self.allow_remote or self.is_loopback,
-            f"transport.bind {self.bind!r} is not a loopback address, and there is no authentication yet: "
-            "bind to 127.0.0.1, or say --transport.allow-remote",
+            bool(self.keys) or self.insecure_no_auth or self.is_loopback,
+            f"transport.bind {self.bind!r} is not a loopback address, so it needs keys: apex keys new keys makes them, "
+            "--transport.keys keys (of other programs: --keys keys) uses them; "
+            "or --insecure-no-auth, where you trust everyone who can reach it",
+        )
+        require(
+            not (self.keys and self.insecure_no_auth),
+            f"transport.keys {self.keys!r} and --insecure-no-auth: leave one of them out",
         )
 
     @property

@@ -14,18 +14,20 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from apex.async_receiver import PULL, ROUTER, AsyncReceiver, Peer
 from apex.best_policy import BestPolicy
 from apex.checkpoint import BEST
 from apex.config import Config, to_dict
 from apex.curve_rows import CurveRows
 from apex.header import MAX_JSON_BYTES, VERSION, Kind, WireError, peek_kind
+from apex.key_folder import read_keys
 from apex.leases import LeaseTable
 from apex.lifecycle import Stop, Wait
 from apex.metrics import MetricsWriter
 from apex.run_folder import RunFolder
 from apex.run_status import RunStatus
+from apex.sockets import Context, OpenDoorWarning, open_context
 from apex.store_layout import memory_id
-from apex.transport import PULL, ROUTER, AsyncReceiver, open_context
 from apex.types import Parameters, Schema, Stream
 from apex.wire import Codec, decode_control, encode_control
 
@@ -83,7 +85,7 @@ class Coordinator:
     async def run(self) -> None:
         """Serves until the trainer is done, then tells everybody for a moment."""
         transport = self._config.transport
-        with open_context() as context:
+        with open_context(read_keys(transport.keys, "learner")) as context:
             wait = Wait("coordinator")
             while not self._num_parameters:  # The most that a message may take depends on it.
                 wait.on("the trainer to make its network and to read its checkpoint")
@@ -94,6 +96,7 @@ class Coordinator:
                 context,
                 ROUTER,
                 transport.endpoint("control"),
+                "control",
                 high_water_mark=1_000,
                 max_bytes=2 * MAX_JSON_BYTES + 4 * self._num_parameters,
             )
@@ -101,25 +104,30 @@ class Coordinator:
                 context,
                 PULL,
                 transport.endpoint("metrics"),
+                "metrics",
                 high_water_mark=10_000,
                 max_bytes=MAX_JSON_BYTES,
             )
             tasks = [asyncio.create_task(work) for work in (self._serve_control(), self._serve_metrics())]
             try:
-                await self._watch(tasks)
+                await self._watch(tasks, context)
             finally:
                 for task in tasks:
                     task.cancel()
                 await asyncio.wait(tasks)  # They wait on sockets that close now.
                 self._metrics.close()
 
-    async def _watch(self, tasks: list[asyncio.Task[None]]) -> None:
+    async def _watch(self, tasks: list[asyncio.Task[None]], context: Context) -> None:
+        warning = OpenDoorWarning(self._config.transport)
         row_at, farewell_at = time.monotonic(), 0.0
         while not self._stop.requested:
             await asyncio.sleep(0.05)
             for task in tasks:
                 if task.done():
                     task.result()  # Raises what ended it.
+            context.check()
+            warning.check()
+            self._status.refused_connections = context.refused_connections
             if not self._hear_trainer():
                 return
             if time.monotonic() >= row_at:
@@ -176,10 +184,15 @@ class Coordinator:
         while True:
             for identity, *frames in await self._control.burst(1.0):
                 try:
+                    role = identity.role if isinstance(identity, Peer) else ""
                     if peek_kind(frames) == Kind.EVALUATION:
+                        _require_role(role, "evaluator")
                         self._note(*self._codec.decode_evaluation(frames, self._num_parameters))
                         continue
-                    answer = self._answer(decode_control(frames))
+                    message = decode_control(frames)
+                    if message["type"] in ("hello", "heartbeat"):
+                        _require_role(role, message.get("role"))
+                    answer = self._answer(message)
                 except WireError as error:
                     self._control.refuse(error)
                     continue
@@ -297,3 +310,9 @@ class Coordinator:
         scalars = {tag: result[name] for tag, name in names.items()}
         message = {"role": "evaluator", "steps": self._status.num_steps, "time": time.time(), "scalars": scalars}
         self._metrics.accept(message)
+
+
+def _require_role(role: str, claimed: object) -> None:
+    """Refuses who speaks as another role than that of its key; `role` is "" without keys."""
+    if role and role != claimed:
+        raise WireError("role", f"a key of the role {role} speaks as {str(claimed)[:40]}")

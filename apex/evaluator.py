@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from apex import games
-from apex.config import Config, ConfigError, EvaluatorConfig
+from apex.config import ConfigError, EvaluatorConfig
 from apex.environment import make_environment
 from apex.exploration import epsilon_greedy
 from apex.games import Game, Policy, evaluation_seed, summarize
+from apex.key_folder import read_keys
 from apex.lifecycle import (
     FINISHED,
     NEIGHBOUR_GONE,
@@ -30,8 +31,9 @@ from apex.lifecycle import (
     stop_on_signals,
 )
 from apex.networks import load_parameters, make_network
-from apex.session import Session, Welcome, greet, read_welcome
-from apex.transport import ParameterSubscriber, open_context, split_address
+from apex.session import Session, Welcome, add_route_options, greet, read_route, read_welcome
+from apex.sockets import open_context
+from apex.transport import ParameterSubscriber
 from apex.types import Array
 from apex.types import Parameters as ParameterValues
 from apex.wire import Codec
@@ -210,13 +212,13 @@ class _Outbox:
 def main(argv: Sequence[str] | None = None) -> int:
     """`apex evaluator`: the composition root."""
     parser = argparse.ArgumentParser(prog="apex evaluator", description="Plays full games with the newest parameters.")
-    parser.add_argument("--learner", default="127.0.0.1", metavar="HOST[:PORT]", help="the learner's control address")
+    add_route_options(parser)
     arguments = parser.parse_args(argv)
     configure_logging("evaluator")
     try:
-        host, port = split_address(arguments.learner, Config().transport.control_port)
+        route = read_route(arguments)
         with stop_on_signals() as stop:
-            answer = greet(host, port, "evaluator", stop)
+            answer = greet(route, "evaluator", stop)
             return _run(read_welcome(answer), stop) if answer else FINISHED
     except ConfigError as error:
         print(f"apex evaluator: {error}", file=sys.stderr)
@@ -226,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(welcome: Welcome, stop: Stop) -> int:
     config, codec = welcome.config, Codec(welcome.run_id, welcome.schema)
     torch.set_num_threads(config.evaluator.num_threads)
-    with open_context() as context:
+    with open_context(read_keys(config.transport.keys, "evaluator")) as context:
         subscriber = ParameterSubscriber(
             context, welcome.endpoint("parameters"), codec, num_parameters=welcome.num_parameters
         )

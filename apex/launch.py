@@ -13,19 +13,21 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from apex.config import Config, ConfigError, TransportConfig
+from apex.control_client import ControlClient
 from apex.environment import describe, kind
 from apex.farewell import farewell
 from apex.fitting import fit
+from apex.key_folder import ROLES, read_keys
 from apex.lifecycle import FAILED, FINISHED, REFUSED, Stop, stop_on_signals
 from apex.options import parse_config
 from apex.ports import PortClaims
 from apex.resume import reopen, take_resume
 from apex.run_folder import RunFolder
+from apex.sockets import open_context
 from apex.store_layout import store_path
 from apex.supervisor import Program, supervise
 from apex.terminal_picture import History, Status
 from apex.terminal_view import LogTail, View, open_view, say
-from apex.transport import ControlClient, open_context
 
 log = logging.getLogger("apex")
 
@@ -76,6 +78,7 @@ def train(config: Config, stop: Stop, argv: Sequence[str], compose: Composer | N
     schema = describe(config.environment, config.actor.n_step)
     with PortClaims() as claims:
         config, sizes = fit(config, schema, say, free=claims.claim)
+        _check_keys(config)
         if stop.requested:
             return FINISHED
         return _run(RunFolder.create(config, schema, argv=argv), config, sizes, stop, compose)
@@ -84,12 +87,19 @@ def train(config: Config, stop: Stop, argv: Sequence[str], compose: Composer | N
 def resume(name: str, argv: Sequence[str], stop: Stop, compose: Composer | None = None) -> int:
     """Goes on with a run, in its folder, from its newest checkpoint and snapshot; `argv` may change limits."""
     folder, config = reopen(name, argv)
+    _check_keys(config)
     with PortClaims() as claims:
         config, sizes = fit(config, folder.schema, say, store_path(folder.run_id), free=claims.claim)
         if stop.requested:
             return FINISHED
         folder.go_on(config, argv=argv)
         return _run(folder, config, sizes, stop, compose)
+
+
+def _check_keys(config: Config) -> None:
+    """Raises ConfigError, before anything is started, if a program of the run would find its keys wanting."""
+    for role in ROLES:
+        read_keys(config.transport.keys, role)
 
 
 def _run(folder: RunFolder, config: Config, sizes: list[str], stop: Stop, compose: Composer | None) -> int:
@@ -99,7 +109,8 @@ def _run(folder: RunFolder, config: Config, sizes: list[str], stop: Stop, compos
     for line in introduction:
         say(line)
     transport = config.transport
-    with log_to(folder.logs / "launcher.log"), open_context() as context, open_view(sys.stdout) as view:
+    observer = read_keys(transport.keys, "observer")
+    with log_to(folder.logs / "launcher.log"), open_context(observer) as context, open_view(sys.stdout) as view:
         source = StatusClient(ControlClient(context, transport.endpoint("control", local_host(transport))))
         history = History(footer=f"{curves}   logs {folder.logs}   Ctrl-C stops")
         watch = Watch(source, view, LogTail(folder.logs), history)
@@ -215,7 +226,11 @@ def make_programs(config: Config, folder: RunFolder, watch: Watch) -> list[Progr
     """
     python = (sys.executable, "-u", "-m")
     control = config.transport.control_port + config.transport.port_offset
-    join = ("--learner", f"{local_host(config.transport)}:{control}")
+    join: tuple[str, ...] = ("--learner", f"{local_host(config.transport)}:{control}")
+    if config.transport.keys:
+        join += ("--keys", config.transport.keys)
+    if config.transport.insecure_no_auth:
+        join += ("--insecure-no-auth",)
     snapshots = ("--snapshots", str(folder.checkpoints / "replay")) if config.checkpoint.replay else ()
     keep = ("--config", str(folder.config_file), "--run-folder", str(folder.path))
     num_shards = config.replay.num_shards

@@ -27,6 +27,7 @@ from apex.checkpoint import load_latest, prune, save
 from apex.config import Config, ConfigError, LearnerConfig
 from apex.coordinator import FAREWELL_SECONDS, Desk, coordinate
 from apex.environment import describe, kind
+from apex.key_folder import Keys, read_keys
 from apex.lifecycle import (
     FAILED,
     FINISHED,
@@ -46,8 +47,9 @@ from apex.processes import ChildDiedError, check_children, start_child, stop_chi
 from apex.run_folder import RunFolder
 from apex.sample_ring import NUM_SLOTS, SampleRing
 from apex.sizing import size_to_machine
+from apex.sockets import open_context
 from apex.trainer import Trainer
-from apex.transport import ParameterPublisher, PrioritySender, open_context
+from apex.transport import ParameterPublisher, PrioritySender
 from apex.types import Parameters
 from apex.wire import Codec
 
@@ -63,8 +65,9 @@ class DivergedError(RuntimeError):
 class PublishingThread:
     """Owns the parameters' socket, so that newcomers are answered also during a long gradient step."""
 
-    def __init__(self, endpoint: str, codec: Codec, stop: Stop) -> None:
+    def __init__(self, endpoint: str, codec: Codec, stop: Stop, keys: Keys | None = None) -> None:
         self._endpoint = endpoint
+        self._keys = keys
         self._codec = codec
         self._newest: Parameters | None = None
         self._closing = False
@@ -86,7 +89,7 @@ class PublishingThread:
 
     def _run(self) -> None:
         published: Parameters | None = None
-        with open_context() as context:
+        with open_context(self._keys) as context:
             publisher = ParameterPublisher(context, self._endpoint, self._codec)
             while True:
                 closing = self._closing
@@ -96,6 +99,7 @@ class PublishingThread:
                     published = newest
                 if closing:
                     return
+                context.check()
                 publisher.serve(0.02)
 
 
@@ -261,6 +265,7 @@ def _run(folder: RunFolder, stop: Stop) -> int:
     config, schema, run_id = folder.config, folder.schema, folder.run_id
     transport, learner = config.transport, config.learner
     device = choose_device(learner)
+    keys = read_keys(transport.keys, "learner")
     trainer_pipe, coordinator_pipe = Pipe()
     num_loaders = max(1, learner.num_loaders)
     ring = SampleRing(schema, learner.batch_size, NUM_SLOTS + num_loaders - 1, config.replay.num_shards)
@@ -277,14 +282,14 @@ def _run(folder: RunFolder, stop: Stop) -> int:
     else:
         keep_freed_memory()
     codec = Codec(run_id, schema)
-    publisher = PublishingThread(transport.endpoint("parameters"), codec, stop)
+    publisher = PublishingThread(transport.endpoint("parameters"), codec, stop, keys)
 
     def check() -> None:
         check_children([coordinator, *loaders], config.run.stuck_seconds)
         publisher.check()
 
     try:
-        with open_context() as context:
+        with open_context(keys) as context:
             priorities = PrioritySender(context, codec)
             trainer = Trainer(
                 learner,

@@ -16,13 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apex.config import Config, ConfigError
+from apex.key_folder import read_keys
 from apex.lifecycle import POLL_SECONDS, Stop
 from apex.sample_ring import SampleRing
 from apex.sampler import IDLE_SECONDS, Sampler, SamplerBoard, SamplerTask, board_rows, make_limiter
+from apex.sockets import open_context
 from apex.stacks import FrameError, StackDecoder
 from apex.store_layout import board_path, has_owner, store_path
 from apex.store_reader import Place
-from apex.transport import BatchReceiver, max_batch_bytes, open_context
+from apex.transport import BatchReceiver, max_batch_bytes
 from apex.types import Array, SampleBatch, Schema
 from apex.wire import Codec
 
@@ -193,7 +195,7 @@ def load(stop: Stop, index: int, config: Config, schema: Schema, ring: SampleRin
     shards = range(config.replay.num_shards)
     stores = [DirectSource(loader, index, shard, config, schema, run_id) for shard in shards]
     draws = config.transport.shared_memory
-    with open_context() as context:
+    with open_context(read_keys(config.transport.keys, "learner")) as context:
         remote = None
         if index == 0:
             batches = BatchReceiver(
@@ -206,6 +208,7 @@ def load(stop: Stop, index: int, config: Config, schema: Schema, ring: SampleRin
             )
             remote = RemoteSource(batches, config)
         while not stop.requested:
+            context.check()
             ring.loader_seconds[index] = time.process_time()
             if loader.ready(POLL_SECONDS):
                 fill(loader, [store.sampler() if draws else None for store in stores], remote)

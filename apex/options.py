@@ -31,6 +31,7 @@ SHORT_NAMES = {
     "device": "learner.device",
     "batch-size": "learner.batch_size",
     "network": "network.factory",
+    "insecure-no-auth": "transport.insecure_no_auth",
 }
 HELP = ("-h", "--help")
 

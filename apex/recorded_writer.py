@@ -12,8 +12,9 @@ from apex.experience_link import ExperienceLink, Outlet
 from apex.lifecycle import POLL_SECONDS, Stop
 from apex.recording import Compressor, Recording
 from apex.segments import Cut
-from apex.session import greet, read_welcome
-from apex.transport import ExperienceSender, ReceiptReceiver, open_context
+from apex.session import Route, greet, read_welcome
+from apex.sockets import open_context
+from apex.transport import ExperienceSender, ReceiptReceiver
 from apex.wire import Codec
 
 IDLE_SECONDS = 0.02  # how late an order may be heard
@@ -93,7 +94,8 @@ def write(stop: Stop, recording: Recording, config: Config, pipe: Connection, be
     bench_end.close()
     num_streams, window = config.actor.num_actors, config.actor.window
     port = config.transport.control_port + config.transport.port_offset
-    answer = greet(config.transport.bind, port, "actor", stop, num_streams=num_streams, needs_replay=True)
+    route = Route(config.transport.bind, port)
+    answer = greet(route, "actor", stop, num_streams=num_streams, needs_replay=True)
     if not answer:
         return
     welcome = read_welcome(answer)

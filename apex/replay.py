@@ -22,9 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from apex.config import REPLAY_SOCKETS, Config, ConfigError
+from apex.async_receiver import PULL, AsyncReceiver
+from apex.config import REPLAY_SOCKETS, ConfigError
 from apex.copyist import Copyist
 from apex.header import Frame, WireError
+from apex.key_folder import read_keys
 from apex.lifecycle import (
     FAILED,
     FINISHED,
@@ -40,22 +42,15 @@ from apex.priority_histogram import PriorityHistogram
 from apex.processes import ChildDiedError, call_in_child, check_children, start_child, stop_children
 from apex.rate_limiter import RateLimiter
 from apex.sampler import SamplerBoard, SamplerTask, board_rows, make_limiter, sample
-from apex.session import Session, Welcome, greet, read_welcome
+from apex.session import Session, Welcome, add_route_options, greet, read_route, read_welcome
 from apex.snapshot import Snapshotter
 from apex.snapshot_folder import SnapshotFolder
 from apex.snapshot_restore import restore
+from apex.sockets import OpenDoorWarning, local_address, open_context
 from apex.store_admission import Outcome
 from apex.store_layout import board_path, is_same_run, is_wanted, memory_id, remove, store_path
 from apex.store_writer import StoreWriter
-from apex.transport import (
-    PULL,
-    AsyncReceiver,
-    ReceiptPublisher,
-    local_address,
-    max_segment_bytes,
-    open_context,
-    split_address,
-)
+from apex.transport import ReceiptPublisher, max_segment_bytes
 from apex.types import Receipt
 from apex.wire import Codec
 
@@ -91,6 +86,7 @@ class ReplayServer:
         self._before = (clock(), store.num_inserted, 0, time.process_time())
         self.may_insert = True
         self.inserts_wanted = False  # samplers of another shard wait for inserts: none may wait here
+        self.refused_connections: dict[str, int] = {}  # by door and reason
 
     def insert(self, messages: Sequence[Sequence[Frame]]) -> list[Receipt]:
         """Stores segments; returns a receipt for each stream that was heard."""
@@ -158,6 +154,7 @@ class ReplayServer:
             "duplicate_segments": counters.duplicates,
             "refused": sum(self._refused.values()) + sum(counters.refused.values()),
             "refusals": {**self._refused, **counters.refused},
+            "refused_connections": self.refused_connections,
             "samplers_wait_for": board.waits_for,
             "inserts_wait": not self.may_insert,
             "rate": f"{inserts:,.0f} in/s, {samples:,.0f} out/s",
@@ -171,11 +168,12 @@ async def serve(server: ReplayServer, welcome: Welcome, stop: Stop, bound: Calla
     transport, schema, shard = welcome.config.transport, welcome.schema, server.shard
     codec = Codec(welcome.run_id, schema)
     num_messages = 2 * welcome.config.actor.window * welcome.config.actor.num_actors + 8
-    with open_context() as context:
+    with open_context(read_keys(transport.keys, "replay")) as context:
         experience = AsyncReceiver(
             context,
             PULL,
             transport.endpoint("experience", shard=shard),
+            "experience",
             high_water_mark=num_messages,
             max_bytes=max_segment_bytes(schema, welcome.config.actor.segment_length),
         )
@@ -183,6 +181,7 @@ async def serve(server: ReplayServer, welcome: Welcome, stop: Stop, bound: Calla
             context,
             PULL,
             transport.endpoint("priorities", shard=shard),
+            "priorities",
             high_water_mark=1_000,
             max_bytes=12 * welcome.config.part_size + 1_024,
         )
@@ -215,8 +214,16 @@ async def serve(server: ReplayServer, welcome: Welcome, stop: Stop, bound: Calla
                 for receipt in server.receipts():
                     publisher.publish(receipt, shard)
 
+        async def watch_doors() -> None:
+            warning = OpenDoorWarning(transport)
+            while not stop.requested:
+                await asyncio.sleep(POLL_SECONDS)
+                context.check()
+                server.refused_connections = context.refused_connections
+                warning.check()
+
         async with asyncio.TaskGroup() as tasks:
-            for work in (take_experience, take_priorities, repeat_receipts):
+            for work in (take_experience, take_priorities, repeat_receipts, watch_doors):
                 tasks.create_task(work())
 
 
@@ -274,7 +281,7 @@ def reclaim(own: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """`apex replay`: the composition root."""
     parser = argparse.ArgumentParser(prog="apex replay", description="Keeps experience for the learner at HOST.")
-    parser.add_argument("--learner", default="127.0.0.1", metavar="HOST[:PORT]", help="the learner's control address")
+    add_route_options(parser)
     parser.add_argument(
         "--shard", type=int, default=0, metavar="I", help="which of replay.num_shards, 0 ... R-1; default 0"
     )
@@ -290,9 +297,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     configure_logging("replay")
     try:
-        host, port = split_address(arguments.learner, Config().transport.control_port)
+        route = read_route(arguments)
         with stop_on_signals() as stop:
-            answer = call_in_child("hello", partial(greet, host, port, "replay", shard=arguments.shard), stop)
+            answer = call_in_child("hello", partial(greet, route, "replay", shard=arguments.shard), stop)
             if not answer:
                 return FINISHED
             if arguments.bind:

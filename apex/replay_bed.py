@@ -30,11 +30,9 @@ from apex.recorded_writer import Inserted, write
 from apex.recording import Recording
 from apex.run_folder import RunFolder
 from apex.sample_ring import NUM_SLOTS, Sample, SampleRing
+from apex.sockets import open_context
 from apex.store_layout import MEMORY
-from apex.transport import (
-    PrioritySender,
-    open_context,
-)
+from apex.transport import PrioritySender
 from apex.wire import Codec
 
 Link = Literal["tcp", "memory"]  # how batches come: by sockets, or drawn by loaders that map the store

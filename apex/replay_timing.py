@@ -18,12 +18,13 @@ from apex.config import Config
 from apex.loader import Loader
 from apex.ports import OFFSET_STEP, is_free
 from apex.sample_ring import NUM_SLOTS, SampleRing
+from apex.sockets import open_context
 from apex.stacks import StackDecoder
 from apex.store_layout import MEMORY, open_file, remove
 from apex.store_reader import StoreReader
 from apex.store_writer import StoreWriter
 from apex.sum_tree import SumTree
-from apex.transport import BatchReceiver, BatchSender, max_batch_bytes, open_context
+from apex.transport import BatchReceiver, BatchSender, max_batch_bytes
 from apex.types import RECORD, PriorityUpdate, SampleBatch, Schema, Segment, Stream, make_image
 from apex.wire import Codec
 

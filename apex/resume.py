@@ -12,7 +12,14 @@ from apex.store_layout import has_owner, store_path
 
 OPTION = "--resume"
 LIMITS = ("run.stop_score", "run.max_steps", "run.max_updates", "run.max_minutes")
-CHANGEABLE = {*LIMITS, "run.tensorboard", "run.tensorboard_port", "run.tensorboard_bind", "run.stuck_seconds"}
+CHANGEABLE = {
+    *LIMITS,
+    "run.stuck_seconds",
+    "run.tensorboard",
+    "run.tensorboard_port",
+    "run.tensorboard_bind",
+    "transport.keys",
+}
 
 
 def take_resume(arguments: Sequence[str]) -> tuple[str | None, list[str]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +50,7 @@ class RunStatus:
         self.replay_endpoints: list[dict[str, str]] = [{} for _ in range(config.replay.num_shards)]  # by shard
         self.learner: Status = {}
         self.evaluation: Status = {}
+        self.refused_connections: dict[str, int] = {}  # by the coordinator's authenticator, by door and reason
         self.num_leased = 0
         self.num_steps = 0  # transitions that the replay server has stored in this run
         self.reason = ""  # why the run ends; "" while it goes on
@@ -140,6 +142,7 @@ class RunStatus:
         waits = [status.get("samplers_wait_for", "") for status in statuses]
         whole["samplers_wait_for"] = "inserts" if "inserts" in waits else ""
         whole["priority_histograms"] = [each for status in statuses if (each := status.get("priority_histogram"))]
+        whole["refused_connections"] = [status.get("refused_connections") for status in statuses]
         whole["inserts_wait"] = any(status.get("inserts_wait") for status in statuses)
         return whole
 
@@ -213,6 +216,7 @@ class RunStatus:
                 "score": config.run.stop_score,
             },
             "limited_by": self._limited_by(),
+            "refused_connections": _merged([self.refused_connections, *replay["refused_connections"]]),
             "roles": [
                 self._row(member) for member in sorted(self.members.values(), key=lambda m: (m.role, m.shard, m.host))
             ],
@@ -276,3 +280,12 @@ class RunStatus:
     def trainer_silence(self) -> float:
         """Seconds since the trainer reported."""
         return self._clock() - self._trainer_heard_at
+
+
+def _merged(counts: Iterable[object]) -> dict[str, int]:
+    """Counts by name, added up."""
+    whole: Counter[str] = Counter()
+    for each in counts:
+        if isinstance(each, dict):  # It came by a socket.
+            whole.update({str(name): count for name, count in each.items() if isinstance(count, int)})
+    return dict(whole)

@@ -13,10 +13,12 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from apex.config import Config, ConfigError
+from apex.key_folder import read_keys
 from apex.lifecycle import POLL_SECONDS, Stop
 from apex.rate_limiter import RateLimiter
+from apex.sockets import open_context
 from apex.store_reader import Place, StoreReader
-from apex.transport import BatchSender, open_context
+from apex.transport import BatchSender
 from apex.types import SampleBatch, Schema
 from apex.wire import Codec
 
@@ -219,7 +221,7 @@ class SamplerTask(NamedTuple):
 
 def sample(stop: Stop, index: int, task: SamplerTask, endpoint: str) -> None:
     """A sampler process of the replay server; `endpoint` is the learner's, for batches."""
-    with open_context() as context:
+    with open_context(read_keys(task.config.transport.keys, "replay")) as context:
         sampler = task.make_sampler(index, BatchSender(context, endpoint, Codec(task.run_id, task.schema)))
         while not stop.requested:
             if not sampler.step():

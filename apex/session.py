@@ -5,6 +5,7 @@ The learner's control address is the only one that anybody must know. Everything
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import queue
@@ -15,9 +16,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from apex.config import Config, ConfigError, from_dict
+from apex.control_client import ControlClient
 from apex.header import VERSION
+from apex.key_folder import read_keys
 from apex.lifecycle import EXPLAIN_SECONDS, POLL_SECONDS, Helper, Stop, Wait
-from apex.transport import ControlClient, RefusedError, open_context
+from apex.sockets import RefusedError, open_context, split_address
 from apex.types import Schema, Stream
 from apex.watchdog import Silence, is_traced
 
@@ -46,12 +49,42 @@ class Welcome(NamedTuple):
         return self.config.transport.endpoint(name, self.host)
 
 
-def greet(
-    host: str, port: int, role: str, stop: Stop, *, shard: int = 0, num_streams: int = 0, needs_replay: bool = False
-) -> dict[str, Any]:
-    """Says hello until the learner answers with all that the role needs; returns the welcome as it arrived.
+class Route(NamedTuple):
+    """How this program reaches the learner."""
 
-    `shard` is a replay server's. `num_streams` > 0 leases that many actor ids at most. Returns {} when `stop` is
+    host: str
+    port: int
+    keys: str = ""  # folder of this program's keys
+    insecure_no_auth: bool = False  # without keys this program still talks beyond this host
+
+    @property
+    def endpoint(self) -> str:
+        """The learner's control socket."""
+        return f"tcp://{self.host}:{self.port}"
+
+
+def add_route_options(parser: argparse.ArgumentParser) -> None:
+    """The options of every program that joins a run."""
+    parser.add_argument("--learner", default="127.0.0.1", metavar="HOST[:PORT]", help="the learner's control address")
+    parser.add_argument("--keys", default="", metavar="DIR", help="folder of this role's keys, see apex keys --help")
+    parser.add_argument(
+        "--insecure-no-auth", action="store_true", help="talk beyond this host without keys: anyone there is believed"
+    )
+
+
+def read_route(arguments: argparse.Namespace) -> Route:
+    """What was typed; raises ConfigError for what is no address."""
+    host, port = split_address(arguments.learner, Config().transport.control_port)
+    return Route(host, port, arguments.keys, arguments.insecure_no_auth)
+
+
+def greet(
+    route: Route, role: str, stop: Stop, *, shard: int = 0, num_streams: int = 0, needs_replay: bool = False
+) -> dict[str, Any]:
+    """Says hello until the learner answers with all that the role needs.
+
+    Returns the welcome as it arrived, but for what this program was told about its own keys. `shard` is a replay
+    server's. `num_streams` > 0 leases that many actor ids at most. Returns {} when `stop` is
     requested or the run is over; raises RefusedError when the learner says no.
     """
     session = secrets.randbits(63)
@@ -65,9 +98,9 @@ def greet(
         "shard": shard,
         "num_streams": num_streams,
     }
-    endpoint = f"tcp://{host}:{port}"
+    endpoint = route.endpoint
     wait = Wait(role)
-    with open_context() as context:
+    with open_context(read_keys(route.keys, role)) as context:
         client = ControlClient(context, endpoint)
         while not stop.requested:
             client.send(hello)
@@ -76,7 +109,7 @@ def greet(
                 if stop.requested:
                     return {}
             if answer is None:
-                wait.on(f"the learner at {endpoint}")
+                wait.on(f"the learner at {endpoint}{_about_keys(route, role)}")
             elif answer["type"] == "refused":
                 raise RefusedError(f"the learner at {endpoint} refuses this {role}: {answer.get('reason')}")
             elif answer["type"] == "state" and answer.get("stop"):
@@ -92,8 +125,16 @@ def greet(
                 wait.on(f"a free actor id: all {answer['num_actors']} are leased")
                 time.sleep(POLL_SECONDS)
             else:
-                return {**answer, "session": session, "control": endpoint, "host": host}
+                answer["config"]["transport"] |= {"keys": route.keys, "insecure_no_auth": route.insecure_no_auth}
+                return {**answer, "session": session, "control": endpoint, "host": route.host}
     return {}
+
+
+def _about_keys(route: Route, role: str) -> str:
+    """Who is not let in hears nothing, so a wait must say what it may be."""
+    if route.keys:
+        return f", which must list this {role}'s key"
+    return "" if route.host in ("127.0.0.1", "localhost") else ", which may want --keys"
 
 
 def read_welcome(answer: dict[str, Any]) -> Welcome:
@@ -167,7 +208,7 @@ class Session:
         period = welcome.config.transport.heartbeat_seconds
         wait = Wait(self._role)
         heard, beat_at = time.monotonic(), 0.0
-        with open_context() as context:
+        with open_context(read_keys(welcome.config.transport.keys, self._role)) as context:
             client = ControlClient(context, welcome.control)
             while not self._closing:
                 if time.monotonic() >= beat_at:

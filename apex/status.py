@@ -10,25 +10,28 @@ from collections.abc import Sequence
 from typing import Any
 
 from apex.config import Config, ConfigError
+from apex.control_client import ControlClient
+from apex.key_folder import Keys, read_keys
 from apex.lifecycle import FINISHED, NEIGHBOUR_GONE, REFUSED
+from apex.sockets import open_context, split_address
 from apex.terminal_view import show_once
-from apex.transport import ControlClient, open_context, split_address
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The composition root; 75 when no learner answers."""
     parser = argparse.ArgumentParser(prog="apex status", description="Shows the run of the learner at HOST.")
     parser.add_argument("--learner", default="127.0.0.1", metavar="HOST[:PORT]", help="the learner's control address")
+    parser.add_argument("--keys", default="", metavar="DIR", help="folder with an observer's keys, see apex keys")
     parser.add_argument("--json", action="store_true", help="print the whole status object")
     parser.add_argument("--timeout", type=float, default=3.0, metavar="SECONDS", help="how long to wait for an answer")
     arguments = parser.parse_args(argv)
     try:
         host, port = split_address(arguments.learner, Config().transport.control_port)
+        endpoint = f"tcp://{host}:{port}"
+        status = ask(endpoint, arguments.timeout, read_keys(arguments.keys, "observer"))
     except ConfigError as error:
         print(f"apex status: {error}", file=sys.stderr)
         return REFUSED
-    endpoint = f"tcp://{host}:{port}"
-    status = ask(endpoint, arguments.timeout)
     if status is None:
         print(f"apex status: no learner answers at {endpoint} ({arguments.timeout:g} s)", file=sys.stderr)
         return NEIGHBOUR_GONE
@@ -39,10 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return FINISHED
 
 
-def ask(endpoint: str, timeout: float) -> dict[str, Any] | None:
+def ask(endpoint: str, timeout: float, keys: Keys | None = None) -> dict[str, Any] | None:
     """The status object of the learner at `endpoint`, or None after `timeout` seconds without an answer."""
     deadline = time.monotonic() + timeout
-    with open_context() as context:
+    with open_context(keys) as context:
         client = ControlClient(context, endpoint)
         client.send({"type": "status"})
         while (remaining := deadline - time.monotonic()) > 0:

@@ -1,121 +1,27 @@
-"""Sockets: the only module that knows ZeroMQ.
+"""Both ends of experience, receipts, batches, priorities and parameters.
 
-A socket is made, used and closed by one thread of one process; a context is made after the last fork. Nothing here
-blocks for longer than the timeout that it is given. What a socket carries is described in docs/protocol.md.
+A socket is named by its door, see `key_folder.DOORS`. What it carries is described in docs/protocol.md.
 """
 
 from __future__ import annotations
 
-import asyncio
-import errno
-import socket as network
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import zmq
 
-from apex.config import ConfigError
-from apex.header import HEADER, MAX_JSON_BYTES, Frame, WireError, receipt_topic
+from apex.header import HEADER, WireError, receipt_topic
+from apex.sockets import Context, Reader, Socket, bind, connect, prepare
 from apex.types import Parameters, PriorityUpdate, Receipt, SampleBatch, Schema, Stream
-from apex.wire import Codec, decode_control, encode_control
+from apex.wire import Codec
 
-RECONNECT_SECONDS = (0.1, 2.0)  # first and longest pause between two attempts
-KEEPALIVE_SECONDS = (2.0, 10.0)  # between two ZMTP pings; silence after which a peer counts as gone
 COALESCE_SECONDS = 0.2  # new subscriptions within this time are answered by one publish
-GOODBYE_SECONDS = 1.0  # what is said last on the control socket may take this long to leave
 CONTROL_MARGIN = 4_096
-
-PULL, ROUTER = zmq.PULL, zmq.ROUTER
-
-Context = zmq.Context[zmq.Socket[bytes]]
-Socket = zmq.Socket[bytes]
-
-
-class AddressError(ConfigError):
-    """An address that cannot be bound."""
-
-
-class RefusedError(ConfigError):
-    """The learner does not want this program; the text says why."""
-
-
-class _OwnContext(zmq.Context[zmq.Socket[bytes]]):
-    """Keeps its sockets until it is destroyed, so that its end closes them all, forgotten ones too."""
-
-    kept: tuple[Any, ...] = ()
-
-    def socket(self, *args: Any, **kwargs: Any) -> Any:
-        """Makes a socket that lives as long as the context."""
-        made = super().socket(*args, **kwargs)
-        self.kept = (*self.kept, made)
-        return made
-
-
-@contextmanager
-def open_context(io_threads: int = 1) -> Iterator[Context]:
-    """A context whose sockets are all closed at its end, each after its own linger."""
-    context = _OwnContext(io_threads)
-    try:
-        yield context
-    finally:
-        context.destroy()
-
-
-def local_address(peer: str) -> str:
-    """This host's address as `peer` sees it: the one that packets to it leave from. Nothing is sent."""
-    with network.socket(network.AF_INET, network.SOCK_DGRAM) as probe:
-        probe.connect((peer, 9))
-        return str(probe.getsockname()[0])
-
-
-def split_address(text: str, default_port: int) -> tuple[str, int]:
-    """Reads HOST or HOST:PORT; raises ConfigError on anything else."""
-    host, _, port = text.partition(":")
-    number = port or str(default_port)
-    if not host or not number.isdecimal() or not 0 < int(number) < 65_536:
-        raise ConfigError(f"--learner must be HOST or HOST:PORT, got {text!r}")
-    return host, int(number)
-
-
-def prepare(
-    socket: Any, *, high_water_mark: int, max_bytes: int = 0, linger: float = 0.0, receive_only: bool = False
-) -> None:
-    """Sets what every socket of ours has: bounds, back-off and heartbeats, which ZeroMQ leaves off."""
-    socket.sndhwm = socket.rcvhwm = high_water_mark
-    socket.linger = int(linger * 1000)
-    socket.reconnect_ivl, socket.reconnect_ivl_max = (int(1000 * seconds) for seconds in RECONNECT_SECONDS)
-    socket.heartbeat_ivl, socket.heartbeat_timeout = (int(1000 * seconds) for seconds in KEEPALIVE_SECONDS)
-    if max_bytes:
-        socket.maxmsgsize = max_bytes
-
-
-def bind(socket: Any, endpoint: str) -> None:
-    """Binds, or raises AddressError with the address and the reason."""
-    try:
-        socket.bind(endpoint)
-    except zmq.ZMQError as error:
-        socket.close(0)
-        if error.errno == errno.EADDRINUSE:
-            raise AddressError(
-                f"{endpoint} is in use: end what listens there, or set --transport.port-offset"
-            ) from error
-        raise AddressError(f"cannot bind {endpoint}: {error}") from error
 
 
 def _buffers(frames: Sequence[Any]) -> list[memoryview]:
     return [frame.buffer for frame in frames]
-
-
-class _Reader:
-    """Counts what it refuses."""
-
-    def __init__(self) -> None:
-        self.refused: dict[str, int] = {}
-
-    def refuse(self, error: WireError) -> None:
-        self.refused[error.reason] = self.refused.get(error.reason, 0) + 1
 
 
 # --- actor ------------------------------------------------------------------------------------------------------------
@@ -128,7 +34,7 @@ class ExperienceSender:
         """`num_messages`: streams x window, all resent once: the most that can be on its way."""
         self._socket = context.socket(zmq.PUSH)
         prepare(self._socket, high_water_mark=2 * num_messages + 8)
-        self._socket.connect(endpoint)
+        connect(self._socket, endpoint, "experience")
 
     def send(self, message: list[bytes]) -> bool:
         """Sends without waiting. False: no room, and the send window will try again."""
@@ -139,7 +45,7 @@ class ExperienceSender:
         return True
 
 
-class ReceiptReceiver(_Reader):
+class ReceiptReceiver(Reader):
     """The actor's end of receipts, for the streams of one process.
 
     One socket listens to all replay shards, so that one wait hears whichever answers first; each stream's topic names
@@ -157,7 +63,7 @@ class ReceiptReceiver(_Reader):
         for stream in streams:
             self._socket.subscribe(receipt_topic(codec.run_id, stream.shard(len(endpoints)), stream.actor_id))
         for endpoint in endpoints:
-            self._socket.connect(endpoint)
+            connect(self._socket, endpoint, "receipts")
 
     def receive(self, timeout: float = 0.0) -> list[Receipt]:
         """All receipts that have arrived; waits up to `timeout` seconds for the first."""
@@ -173,6 +79,23 @@ class ReceiptReceiver(_Reader):
                 self.refuse(error)
 
 
+# --- replay server ---------------------------------------------------------------------------------------------------
+
+
+class ReceiptPublisher:
+    """The replay server's end of receipts."""
+
+    def __init__(self, context: Context, endpoint: str, codec: Codec) -> None:
+        self._codec = codec
+        self._socket = context.socket(zmq.XPUB)
+        prepare(self._socket, high_water_mark=10_000, max_bytes=1_024)
+        bind(self._socket, endpoint, "receipts")
+
+    def publish(self, receipt: Receipt, shard: int = 0) -> None:
+        """Sends to whoever subscribed to the stream; a lost one is made good by the next."""
+        self._socket.send_multipart(self._codec.encode_receipt(receipt, shard), zmq.NOBLOCK)
+
+
 # --- samplers and learner ---------------------------------------------------------------------------------------------
 
 
@@ -183,7 +106,7 @@ class BatchSender:
         self._codec = codec
         self._socket = context.socket(zmq.PUSH)
         prepare(self._socket, high_water_mark=2)
-        self._socket.connect(endpoint)
+        connect(self._socket, endpoint, "batches")
 
     def place(self, shard: int) -> None:
         """Frames travel compressed."""
@@ -196,7 +119,7 @@ class BatchSender:
         return True
 
 
-class BatchReceiver(_Reader):
+class BatchReceiver(Reader):
     """The learner's end of sampling: samplers connect to it and keep a few batches, or parts of them, on their way."""
 
     def __init__(
@@ -216,7 +139,7 @@ class BatchReceiver(_Reader):
         self._num_shards = num_shards
         self._socket = context.socket(zmq.PULL)
         prepare(self._socket, high_water_mark=2, max_bytes=max_bytes)
-        bind(self._socket, endpoint)
+        bind(self._socket, endpoint, "batches")
 
     def receive(self, timeout: float) -> SampleBatch | None:
         """The next batch, or None after `timeout` seconds without one; what is no batch is counted and dropped."""
@@ -248,7 +171,7 @@ class PrioritySender:
             self._sockets[shard] = self._context.socket(zmq.PUSH)
             prepare(self._sockets[shard], high_water_mark=64)
         self._endpoints[shard] = endpoint
-        self._sockets[shard].connect(endpoint)
+        connect(self._sockets[shard], endpoint, "priorities")
 
     def send(self, update: PriorityUpdate) -> None:
         """Sends to the shard without waiting; without room, or before it is known, it is dropped and counted."""
@@ -276,7 +199,7 @@ class ParameterPublisher:
         self._socket = context.socket(zmq.XPUB)
         prepare(self._socket, high_water_mark=2, max_bytes=1_024, linger=0.2)
         self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)
-        bind(self._socket, endpoint)
+        bind(self._socket, endpoint, "parameters")
         self._message: list[bytes] = []
         self._repeat_seconds = repeat_seconds
         self._answer_at = time.monotonic() + repeat_seconds
@@ -302,7 +225,7 @@ class ParameterPublisher:
             self.num_bytes += len(self._message[0])
 
 
-class ParameterSubscriber(_Reader):
+class ParameterSubscriber(Reader):
     """Where a host gets the newest parameters, and those only."""
 
     def __init__(self, context: Context, endpoint: str, codec: Codec, *, num_parameters: int) -> None:
@@ -313,7 +236,7 @@ class ParameterSubscriber(_Reader):
         prepare(self._socket, high_water_mark=2, max_bytes=HEADER.size + 4 * num_parameters)
         self._socket.setsockopt(zmq.CONFLATE, 1)  # A HWM of 1 would hand out the oldest, not the newest.
         self._socket.subscribe(b"")
-        self._socket.connect(endpoint)
+        connect(self._socket, endpoint, "parameters")
 
     def receive(self, timeout: float) -> Parameters | None:
         """The newest parameters since the last call, or None after `timeout` seconds without any."""
@@ -324,142 +247,6 @@ class ParameterSubscriber(_Reader):
         except WireError as error:
             self.refuse(error)
             return None
-
-
-# --- control and metrics ----------------------------------------------------------------------------------------------
-
-
-class ControlClient(_Reader):
-    """A program's end of the control socket."""
-
-    def __init__(self, context: Context, endpoint: str) -> None:
-        super().__init__()
-        self.endpoint = endpoint
-        self._socket = context.socket(zmq.DEALER)
-        prepare(self._socket, high_water_mark=64, max_bytes=MAX_JSON_BYTES, linger=GOODBYE_SECONDS)
-        self._socket.connect(endpoint)
-
-    def send(self, message: dict[str, Any], run_id: int = 0) -> None:
-        """Sends without waiting; without a learner to take it, it is dropped."""
-        self.send_frames(encode_control(message, run_id))
-
-    def send_frames(self, frames: list[bytes]) -> None:
-        """Sends an encoded message, e.g. an evaluation, without waiting."""
-        try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK)
-        except zmq.Again:
-            self.refuse(WireError("dropped", "no learner takes it"))
-
-    def receive(self, timeout: float) -> dict[str, Any] | None:
-        """The next message, or None after `timeout` seconds without one."""
-        if not self._socket.poll(int(timeout * 1000)):
-            return None
-        try:
-            return decode_control(self._socket.recv_multipart())
-        except WireError as error:
-            self.refuse(error)
-            return None
-
-    def close(self) -> None:
-        """Closes; what was said last has a second to leave."""
-        self._socket.close()
-
-
-class MetricsSender:
-    """Any role's end of metrics. A figure that does not arrive is missed by nobody."""
-
-    def __init__(self, context: Context, endpoint: str, codec: Codec) -> None:
-        self._codec = codec
-        self._socket = context.socket(zmq.PUSH)
-        prepare(self._socket, high_water_mark=100)
-        self._socket.connect(endpoint)
-
-    def send(self, message: dict[str, Any]) -> None:
-        """Sends without waiting."""
-        try:
-            self._socket.send_multipart(self._codec.encode_metrics(message), zmq.NOBLOCK)
-        except zmq.Again:
-            return
-
-
-# --- asyncio ends: the replay server's writer and the learner's coordinator -----------------------------------------
-
-
-class AsyncReceiver(_Reader):
-    """A bound socket that is read in bursts: one wait, then all that has arrived, without a wait for each.
-
-    One task reads it and answers. zmq.asyncio is not used: its wait for one message costs half as much again.
-    """
-
-    def __init__(self, context: Context, kind: int, endpoint: str, *, high_water_mark: int, max_bytes: int) -> None:
-        super().__init__()
-        self._socket = context.socket(kind)
-        prepare(self._socket, high_water_mark=high_water_mark, max_bytes=max_bytes, linger=GOODBYE_SECONDS)
-        bind(self._socket, endpoint)
-        self._descriptor = int(self._socket.FD)
-
-    async def burst(self, timeout: float, limit: int = 64) -> list[list[Frame]]:
-        """Up to `limit` messages; waits up to `timeout` seconds for the first."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
-        messages = self._arrived(limit)
-        if messages:
-            await asyncio.sleep(0)  # Without a wait between them, bursts would leave no turn to the other tasks.
-        while not messages and (remaining := deadline - loop.time()) > 0:
-            await self._wait(loop, remaining)
-            messages = self._arrived(limit)
-        return messages
-
-    def _arrived(self, limit: int) -> list[list[Frame]]:
-        messages: list[list[Frame]] = []
-        while len(messages) < limit:
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                break
-            messages.append([frame.buffer for frame in frames])
-        return messages
-
-    async def _wait(self, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
-        """Waits for a message, or less long: the descriptor also tells of peers.
-
-        To be called where none was left to receive: only then does the next one make the descriptor readable. It is
-        watched during the wait alone: it stays readable until somebody receives, and the loop would spin.
-        """
-        woken = loop.create_future()
-
-        def wake() -> None:
-            if not woken.done():
-                woken.set_result(None)
-
-        timer = loop.call_later(timeout, wake)
-        loop.add_reader(self._descriptor, wake)
-        try:
-            await woken
-        finally:
-            loop.remove_reader(self._descriptor)
-            timer.cancel()
-
-    def reply(self, identity: Frame, frames: list[bytes]) -> None:
-        """Answers a peer of a ROUTER; one that is gone is not missed."""
-        try:
-            self._socket.send_multipart([bytes(identity), *frames], zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            self.refuse(WireError("unanswered", str(error)))
-
-
-class ReceiptPublisher:
-    """The replay server's end of receipts."""
-
-    def __init__(self, context: Context, endpoint: str, codec: Codec) -> None:
-        self._codec = codec
-        self._socket = context.socket(zmq.XPUB)
-        prepare(self._socket, high_water_mark=10_000, max_bytes=1_024)
-        bind(self._socket, endpoint)
-
-    def publish(self, receipt: Receipt, shard: int = 0) -> None:
-        """Sends to whoever subscribed to the stream; a lost one is made good by the next."""
-        self._socket.send_multipart(self._codec.encode_receipt(receipt, shard), zmq.NOBLOCK)
 
 
 def max_segment_bytes(schema: Schema, segment_length: int) -> int:

@@ -20,7 +20,9 @@ from apex.types import Parameters, Step, Stream
 
 E = 2
 STREAMS = [Stream(3, 1), Stream(1, 1)]
-WELCOME = SimpleNamespace(run_id=1, schema=VECTORS, num_parameters=1_000, endpoint=lambda name: "tcp://127.0.0.1:1")
+WELCOME = SimpleNamespace(
+    config=Config(), run_id=1, schema=VECTORS, num_parameters=1_000, endpoint=lambda name: "tcp://127.0.0.1:1"
+)
 
 
 class Counting(torch.nn.Module):

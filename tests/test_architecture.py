@@ -34,11 +34,14 @@ FLOORS = [
     # 3: what the outside world looks like.
     {"watchdog"},
     {"wire", "lifecycle", "checkpoint", "metrics", "presets", "run_folder", "run_status", "machine", "ports", "needs"},
+    {"key_folder"},
     {"atari", "gymnasium_environment", "options", "terminal_picture", "leftovers"},
     {"environment", "terminal_view", "snapshot_folder"},
     {"snapshot", "snapshot_restore"},
     # 4: sockets and processes.
-    {"transport", "processes"},
+    {"authenticator", "processes"},
+    {"sockets"},
+    {"transport", "control_client", "async_receiver"},
     # 5: the parts of roles, then the roles, which never import one another.
     {"best_policy", "curve_rows"},
     {"session", "experience_link", "sampler", "coordinator", "games", "copyist"},
@@ -47,11 +50,11 @@ FLOORS = [
     {"trainer", "recording", "snapshot_timing"},
     {"actor", "replay", "learner", "evaluator"},
     # 6: what people start.
-    {"supervisor", "evaluate", "status", "resume"},
+    {"supervisor", "evaluate", "status", "resume", "keys"},
     {"recorded_writer", "replay_timing"},
     {"replay_bed"},
     {"bench_report", "sizes_picture", "bench_programs", "bench_command"},
-    {"bench_replay", "bench_actor", "bench_learner", "bench_ledger"},
+    {"bench_replay", "bench_actor", "bench_learner", "bench_ledger", "bench_curve"},
     {"bench_system", "bench_connections"},
     {"bench"},
     {"checks"},
@@ -61,7 +64,7 @@ FLOORS = [
     {"__main__"},
 ]
 OWNERS = {
-    "zmq": {"transport"},
+    "zmq": {"authenticator", "sockets", "transport", "control_client", "async_receiver"},
     "gymnasium": {"environment", "gymnasium_environment"},
     "ale_py": {"environment", "atari"},
     "cv2": {"environment", "gymnasium_environment", "evaluate"},

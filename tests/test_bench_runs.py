@@ -104,7 +104,7 @@ def test_books_that_do_not_balance_are_a_failure(monkeypatch, capsys, lost, twic
     [
         (["actor", "--seconds", "0"], "--seconds must be > 0, got 0.0"),
         (["learner", "--seconds", "-1"], "--seconds must be > 0, got -1.0"),
-        (["repaly"], "known: actor, connections, learner, replay, system"),
+        (["repaly"], "known: actor, connections, curve, learner, replay, system"),
         (["replay", "--transitions", "5"], "--transitions must be >= 512"),
         (["replay", "--samplers", "0"], "--samplers must be 1 ... 64"),
         (["replay", "--seconds", "0"], "--seconds must be > 0"),

@@ -112,6 +112,7 @@ BRANCHES = {
         ("transport.heartbeat_seconds", 0.0, "transport.heartbeat_seconds must be > 0, got 0.0"),
         ("transport.lease_seconds", 2.9, "transport.lease_seconds must be >= 3 heartbeats, got 2.9"),
         ("transport.bind", "0.0.0.0", "transport.bind '0.0.0.0' is not a loopback address"),
+        ("transport.bind", "10.0.0.1", "--transport.keys keys"),
         ("run.max_steps", -1, "run.max_steps must be >= 0, got -1"),
         ("run.max_updates", -1, "run.max_updates must be >= 0, got -1"),
         ("run.max_minutes", -1.0, "run.max_minutes must be >= 0, got -1.0"),
@@ -172,7 +173,8 @@ def test_branches_that_do_not_fit_together_are_refused(changes, message):
 
 
 def test_beyond_loopback_is_bound_only_when_that_was_said():
-    assert TransportConfig(bind="0.0.0.0", allow_remote=True).endpoint("control") == "tcp://0.0.0.0:52003"
+    assert TransportConfig(bind="0.0.0.0", insecure_no_auth=True).endpoint("control") == "tcp://0.0.0.0:52003"
+    assert TransportConfig(bind="0.0.0.0", keys="keys").endpoint("control") == "tcp://0.0.0.0:52003"
 
 
 def test_what_counts_the_whole_memory_is_divided_among_the_shards_and_the_rest_is_not():
@@ -279,3 +281,8 @@ def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path, content):
         path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"cannot read the configuration .*run\.toml"):
         load_toml(path)
+
+
+def test_keys_and_the_flag_that_does_without_them_contradict_each_other():
+    with pytest.raises(ConfigError, match=r"transport\.keys 'keys' and --insecure-no-auth"):
+        TransportConfig(keys="keys", insecure_no_auth=True)

@@ -150,7 +150,7 @@ def test_nobody_but_the_learner_is_started_again_while_the_run_ends(tmp_path, ph
     ("bind", "host"), [("0.0.0.0", "127.0.0.1"), ("127.0.0.1", "127.0.0.1"), ("10.0.0.7", "10.0.0.7")]
 )
 def test_programs_of_this_host_connect_to_where_it_is_bound(bind, host):
-    assert local_host(TransportConfig(bind=bind, allow_remote=True)) == host
+    assert local_host(TransportConfig(bind=bind, insecure_no_auth=True)) == host
 
 
 # --- the watch --------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from apex.config import (
     RunConfig,
     TransportConfig,
 )
+from apex.control_client import ControlClient, MetricsSender
 from apex.coordinator import FORGET_SECONDS, Desk, coordinate
 from apex.header import VERSION
 from apex.learner import DivergedError, LearnerLoop, PublishingThread, choose_device
@@ -33,9 +34,10 @@ from apex.networks import flatten_parameters, make_network
 from apex.ports import choose_ports, is_free
 from apex.processes import ChildDiedError, start_child, stop_children
 from apex.run_folder import RunFolder
-from apex.session import Session, greet, read_welcome
+from apex.session import Route, Session, greet, read_welcome
+from apex.sockets import RefusedError, open_context
 from apex.status import ask
-from apex.transport import ControlClient, MetricsSender, ParameterSubscriber, RefusedError, open_context
+from apex.transport import ParameterSubscriber
 from apex.types import Parameters
 from apex.wire import Codec
 
@@ -208,7 +210,7 @@ class FrontDesk:
         self.pipe.send_bytes(json.dumps(fields).encode())
 
     def welcome(self, role="actor", **more):
-        return read_welcome(greet("127.0.0.1", self.port, role, Stop(), **more))
+        return read_welcome(greet(Route("127.0.0.1", self.port), role, Stop(), **more))
 
     def status(self):
         return ask(self.transport.endpoint("control"), 5.0)
@@ -365,7 +367,7 @@ def test_ids_are_free_again_after_goodbye_and_after_silence(desk):
 
 def test_who_lost_its_ids_is_told_and_ends(desk):
     welcome = desk.welcome(num_streams=6)
-    until(lambda: greet("127.0.0.1", desk.port, "actor", Stop(), num_streams=1), "a lease that ran out")
+    until(lambda: greet(Route("127.0.0.1", desk.port), "actor", Stop(), num_streams=1), "a lease that ran out")
     session, stop = session_of(welcome, "actor")
     until(lambda: stop.requested, "refusal")
     assert session.lost

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from listening import listening
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_transport import until
 
@@ -155,6 +156,7 @@ def test_one_signal_ends_everything_within_ten_seconds(programs, signum):
     programs.start("train", "train", *TINY, *programs.offset, "--name", "one")
     programs.status(lambda status: status["updates"] > 10)
     folder = RunFolder.open(programs.folder / "runs" / "one")
+    assert {address for address, _ in listening(running_in(programs.folder))} == {"127.0.0.1"}
     programs.running["train"].send_signal(signum)
     began = time.monotonic()
     assert programs.wait("train") == 0, programs.said("train")
@@ -411,7 +413,7 @@ def commands():
         (["train", "--env", "NoSuchEnv-v0"], ["NoSuchEnv-v0"]),
         (["train", "--env", "Pendulum-v1"], ["Pendulum-v1", "discrete actions"]),
         (["train", "--replay.capactiy", "5"], ["replay.capactiy", "replay.capacity"]),
-        (["train", "--transport.bind", "0.0.0.0"], ["0.0.0.0", "allow-remote"]),
+        (["train", "--transport.bind", "0.0.0.0"], ["0.0.0.0", "--transport.keys", "--insecure-no-auth"]),
         (["learner", "--device", "cuda"], ["cuda"]),
         (["learner", "--run-folder"], ["--run-folder"]),
         (["learner", "--run-folder", "nowhere"], ["nowhere", "not a run folder"]),

@@ -11,27 +11,21 @@ import pytest
 import zmq
 from builders import PIXELS, RUN, make_batch, make_segment
 
+from apex.async_receiver import AsyncReceiver
 from apex.config import ConfigError
+from apex.control_client import ControlClient, MetricsSender
+from apex.sockets import AddressError, bind, local_address, open_context, prepare, split_address
 from apex.transport import (
-    AddressError,
-    AsyncReceiver,
     BatchReceiver,
     BatchSender,
-    ControlClient,
     ExperienceSender,
-    MetricsSender,
     ParameterPublisher,
     ParameterSubscriber,
     PrioritySender,
     ReceiptPublisher,
     ReceiptReceiver,
-    bind,
-    local_address,
     max_batch_bytes,
     max_segment_bytes,
-    open_context,
-    prepare,
-    split_address,
 )
 from apex.types import Parameters, PriorityUpdate, Receipt, Stream
 from apex.wire import Codec, decode_control, encode_control
@@ -155,7 +149,7 @@ def test_experience_reaches_the_server_and_its_receipt_the_actor(endpoint):
     async def scenario():
         with open_context() as server, open_context() as actor:
             limit = max_segment_bytes(PIXELS, 5)
-            experience = AsyncReceiver(server, zmq.PULL, endpoint, high_water_mark=10, max_bytes=limit)
+            experience = AsyncReceiver(server, zmq.PULL, endpoint, "experience", high_water_mark=10, max_bytes=limit)
             publisher = ReceiptPublisher(server, receipts_endpoint, CODEC)
             sender = ExperienceSender(actor, endpoint, num_messages=4)
             own = ReceiptReceiver(actor, [receipts_endpoint], CODEC, [Stream(2, 7)])
@@ -180,7 +174,7 @@ def test_experience_reaches_the_server_and_its_receipt_the_actor(endpoint):
 def test_a_burst_waits_for_a_message_not_for_a_peer_and_leaves_the_rest_to_the_next(endpoint):
     async def scenario():
         with open_context() as server, open_context() as actor:
-            experience = AsyncReceiver(server, zmq.PULL, endpoint, high_water_mark=10, max_bytes=100)
+            experience = AsyncReceiver(server, zmq.PULL, endpoint, "experience", high_water_mark=10, max_bytes=100)
             waiting = asyncio.create_task(experience.burst(DEADLINE))
             await asyncio.sleep(0)
             sender = actor.socket(zmq.PUSH)
@@ -233,7 +227,7 @@ def test_without_a_server_experience_fills_up_and_says_so(context, endpoint):
 def test_control_answers_and_a_vanished_peer_is_not_missed(endpoint):
     async def scenario():
         with open_context() as server, open_context() as role:
-            control = AsyncReceiver(server, zmq.ROUTER, endpoint, high_water_mark=10, max_bytes=1_000)
+            control = AsyncReceiver(server, zmq.ROUTER, endpoint, "control", high_water_mark=10, max_bytes=1_000)
             client = ControlClient(role, endpoint)
             client.send({"type": "hello"})
             ((identity, *frames),) = await control.burst(DEADLINE)
@@ -269,7 +263,7 @@ def test_priorities_follow_a_replay_server_that_moved(context):
     for _ in range(2):
         receiver = context.socket(zmq.PULL)
         prepare(receiver, high_water_mark=4)
-        bind(receiver, "tcp://127.0.0.1:*")
+        bind(receiver, "tcp://127.0.0.1:*", "priorities")
         receivers.append((receiver, receiver.last_endpoint.decode()))
     sender = PrioritySender(context, CODEC)
     for receiver, address in receivers:
@@ -288,7 +282,7 @@ def test_priorities_go_to_their_shard_and_are_dropped_before_it_is_known(context
     for shard in range(2):
         receiver = context.socket(zmq.PULL)
         prepare(receiver, high_water_mark=4)
-        bind(receiver, "tcp://127.0.0.1:*")
+        bind(receiver, "tcp://127.0.0.1:*", "priorities")
         sender.connect(receiver.last_endpoint.decode(), shard)
         receivers.append(receiver)
     for update in updates[::-1]:
@@ -301,14 +295,14 @@ def test_priorities_go_to_their_shard_and_are_dropped_before_it_is_known(context
 
 def test_a_taken_port_is_named(context, endpoint):
     first, second = context.socket(zmq.PULL), context.socket(zmq.PULL)
-    bind(first, endpoint)
+    bind(first, endpoint, "batches")
     with pytest.raises(AddressError, match=f"{endpoint} is in use.*port-offset"):
-        bind(second, endpoint)
+        bind(second, endpoint, "batches")
 
 
 def test_an_address_that_is_not_ours_is_named(context):
     with pytest.raises(AddressError, match=r"tcp://nowhere\.invalid:5555"):
-        bind(context.socket(zmq.PULL), "tcp://nowhere.invalid:5555")
+        bind(context.socket(zmq.PULL), "tcp://nowhere.invalid:5555", "batches")
 
 
 @pytest.mark.parametrize("text", ["", ":5", "host:x", "host:0", "host:70000"])

@@ -1,0 +1,64 @@
+"""What every program has with the coordinator: the control socket and metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import zmq
+
+from apex.header import MAX_JSON_BYTES, WireError
+from apex.sockets import GOODBYE_SECONDS, Context, Reader, connect, prepare
+from apex.wire import Codec, decode_control, encode_control
+
+
+class ControlClient(Reader):
+    """A program's end of the control socket."""
+
+    def __init__(self, context: Context, endpoint: str) -> None:
+        super().__init__()
+        self.endpoint = endpoint
+        self._socket = context.socket(zmq.DEALER)
+        prepare(self._socket, high_water_mark=64, max_bytes=MAX_JSON_BYTES, linger=GOODBYE_SECONDS)
+        connect(self._socket, endpoint, "control")
+
+    def send(self, message: dict[str, Any], run_id: int = 0) -> None:
+        """Sends without waiting; without a learner to take it, it is dropped."""
+        self.send_frames(encode_control(message, run_id))
+
+    def send_frames(self, frames: list[bytes]) -> None:
+        """Sends an encoded message, e.g. an evaluation, without waiting."""
+        try:
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.Again:
+            self.refuse(WireError("dropped", "no learner takes it"))
+
+    def receive(self, timeout: float) -> dict[str, Any] | None:
+        """The next message, or None after `timeout` seconds without one."""
+        if not self._socket.poll(int(timeout * 1000)):
+            return None
+        try:
+            return decode_control(self._socket.recv_multipart())
+        except WireError as error:
+            self.refuse(error)
+            return None
+
+    def close(self) -> None:
+        """Closes; what was said last has a second to leave."""
+        self._socket.close()
+
+
+class MetricsSender:
+    """Any role's end of metrics. A figure that does not arrive is missed by nobody."""
+
+    def __init__(self, context: Context, endpoint: str, codec: Codec) -> None:
+        self._codec = codec
+        self._socket = context.socket(zmq.PUSH)
+        prepare(self._socket, high_water_mark=100)
+        connect(self._socket, endpoint, "metrics")
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Sends without waiting."""
+        try:
+            self._socket.send_multipart(self._codec.encode_metrics(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return

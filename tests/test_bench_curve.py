@@ -1,0 +1,20 @@
+"""`apex bench curve` measures with keys and without, by the sockets of a real stream of segments."""
+
+from __future__ import annotations
+
+import json
+
+from apex import bench
+
+
+def test_measures_both_and_their_ratio(capsys):
+    assert bench.main(["curve", "--seconds", "1", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    off, on = figures["curve_off_transitions_per_s"], figures["curve_on_transitions_per_s"]
+    assert min(off, on) > 0
+    assert abs(figures["curve_share"] - on / off) < 1e-3
+
+
+def test_other_benchmarks_refuse_keys(capsys):
+    assert bench.main(["replay", "--transport.keys", "keys"]) == 2
+    assert "apex bench curve" in capsys.readouterr().err
