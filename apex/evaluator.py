@@ -16,7 +16,7 @@ from torch import nn
 
 from apex import games
 from apex.config import Config, ConfigError, EvaluatorConfig
-from apex.environment import make_environment
+from apex.environment import EnvironmentFailure, make_environment
 from apex.exploration import epsilon_greedy
 from apex.games import Game, Policy, evaluation_seed, summarize
 from apex.lifecycle import (
@@ -123,7 +123,10 @@ class Evaluator:
                 continue
             self._wait.over()
             start_at = self._clock() + self._config.period_seconds
-            self._evaluate(parameters, stop)
+            try:
+                self._evaluate(parameters, stop)
+            except EnvironmentFailure:  # Those who train have environments of their own.
+                log.exception("no evaluation of updates %d; the run goes on", parameters.version)
 
     def status(self) -> dict[str, Any]:
         """What a heartbeat says of it."""

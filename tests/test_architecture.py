@@ -32,15 +32,16 @@ FLOORS = [
     {"store_writer"},
     # 3: what the outside world looks like.
     {"wire", "lifecycle", "checkpoint", "metrics", "presets", "run_folder", "run_status", "machine", "ports", "needs"},
+    {"patience"},
     {"atari", "gymnasium_environment", "options", "terminal_picture", "leftovers"},
     {"environment", "terminal_view", "snapshot_folder"},
     {"snapshot", "snapshot_restore"},
     # 4: sockets and processes.
     {"transport", "processes"},
     # 5: the parts of roles, then the roles, which never import one another.
-    {"session", "experience_link", "sampler", "coordinator", "games", "copyist"},
-    {"loader", "update"},
-    {"feed"},
+    {"session", "experience_link", "sampler", "coordinator", "games", "copyist", "scores"},
+    {"loader", "update", "actor_host"},
+    {"feed", "actor_worker"},
     {"trainer", "recording", "snapshot_timing"},
     {"actor", "replay", "learner", "evaluator"},
     # 6: what people start.
@@ -74,7 +75,7 @@ OWNERS = {
         "feed",
         "bench_actor",
         "bench_learner",
-        "actor",
+        "actor_worker",
         "learner",
         "evaluator",
         "evaluate",
