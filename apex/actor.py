@@ -17,7 +17,7 @@ from typing import Any
 from apex.actor_host import Host, WorkerFigures
 from apex.actor_worker import Task, work
 from apex.config import Config, ConfigError
-from apex.lifecycle import FAILED, FINISHED, NEIGHBOUR_GONE, REFUSED, Stop, configure_logging, stop_on_signals
+from apex.lifecycle import FAILED, FINISHED, NEIGHBOUR_GONE, REFUSED, Stop, complain, configure_logging, stop_on_signals
 from apex.parameter_board import ParameterBoard
 from apex.processes import ChildDiedError, call_in_child, check_children, start_child, stop_children
 from apex.session import Session, Welcome, greet, read_welcome
@@ -55,10 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             answer = call_in_child("hello", lambda child_stop: join(child_stop), stop)
             return _run(read_welcome(answer), int(answer["num_actors"]), arguments.envs, stop) if answer else FINISHED
     except ConfigError as error:
-        print(f"apex actor: {error}", file=sys.stderr)
+        complain(f"apex actor: {error}")
         return REFUSED
     except ChildDiedError as error:
-        print(f"apex actor: {error}", file=sys.stderr)
+        log.error("%s", error)
         return FAILED
 
 

@@ -26,6 +26,7 @@ from apex.lifecycle import (
     REFUSED,
     Stop,
     Wait,
+    complain,
     configure_logging,
     stop_on_signals,
 )
@@ -222,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             answer = greet(host, port, "evaluator", stop)
             return _run(read_welcome(answer), stop) if answer else FINISHED
     except ConfigError as error:
-        print(f"apex evaluator: {error}", file=sys.stderr)
+        complain(f"apex evaluator: {error}")
         return REFUSED
 
 

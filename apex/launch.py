@@ -296,7 +296,13 @@ def command_name(name: str) -> str:
 @contextmanager
 def log_to(path: Path) -> Iterator[None]:
     """Within it the launcher's own log goes to a file: the terminal belongs to the view."""
-    handler = logging.FileHandler(path)
+    logging.raiseExceptions = False  # A full disk would be told on the terminal, line by line.
+    handler: logging.Handler
+    try:
+        handler = logging.FileHandler(path)
+    except OSError as error:
+        say(f"cannot write {path}: {error.strerror}; what the launcher does is not noted", sys.stderr)
+        handler = logging.NullHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s launcher %(levelname)s %(message)s", "%H:%M:%S"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)

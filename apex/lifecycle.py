@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 FINISHED, FAILED, REFUSED, NEIGHBOUR_GONE = 0, 1, 2, 75  # exit statuses; 75 (EX_TEMPFAIL): try again
@@ -106,8 +106,15 @@ def die_with_parent(signum: signal.Signals = signal.SIGKILL) -> None:
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signum)
 
 
+def complain(sentence: str) -> None:
+    """Prints a program's last words on standard error; where they cannot be written, its exit status says enough."""
+    with suppress(OSError):
+        print(sentence, file=sys.stderr, flush=True)
+
+
 def configure_logging(role: str) -> None:
-    """Logs to standard error: time, role, level, message."""
+    """Logs to standard error: time, role, level, message. A log that cannot be written harms nobody."""
+    logging.raiseExceptions = False
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.INFO,

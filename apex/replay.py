@@ -31,6 +31,7 @@ from apex.lifecycle import (
     POLL_SECONDS,
     REFUSED,
     Stop,
+    complain,
     configure_logging,
     stop_on_signals,
 )
@@ -293,7 +294,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 answer["config"]["transport"]["bind"] = arguments.bind
             return _run(read_welcome(answer), arguments.shard, arguments.advertise, arguments.snapshots, stop)
     except ConfigError as error:
-        print(f"apex replay: {error}", file=sys.stderr)
+        complain(f"apex replay: {error}")
         return REFUSED
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -11,9 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from apex.lifecycle import FAILED, FINISHED, NEIGHBOUR_GONE, POLL_SECONDS, REFUSED, Stop, die_with_parent
+
+log = logging.getLogger("apex")
 
 FIRST_PAUSE_SECONDS = 0.5  # before a first restart; doubles with each that the budget has not yet forgotten
 LONGEST_PAUSE_SECONDS = 10.0
@@ -193,7 +196,7 @@ def _start(program: Program, log: Path) -> subprocess.Popen[bytes]:
             os._exit(NEIGHBOUR_GONE)
         os.nice(program.niceness)
 
-    with log.open("ab") as output:
+    with _open_log(log) as output:
         return subprocess.Popen(
             program.command,
             stdin=subprocess.DEVNULL,
@@ -202,6 +205,15 @@ def _start(program: Program, log: Path) -> subprocess.Popen[bytes]:
             start_new_session=True,  # Ctrl-C reaches the supervisor alone, which then stops the roles in order.
             preexec_fn=before_exec,
         )
+
+
+def _open_log(path: Path) -> BinaryIO:
+    """A log to append to; where that cannot be had the program runs all the same, unheard."""
+    try:
+        return path.open("ab")
+    except OSError as error:
+        log.warning("cannot write %s: %s; what the program says is lost", path, error.strerror)
+        return open(os.devnull, "ab")
 
 
 def _stop_in_order(running: Sequence[_Running]) -> None:

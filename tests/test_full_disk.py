@@ -60,7 +60,7 @@ def test_a_full_disk_leaves_whole_lines_and_events_and_goes_on_when_there_is_roo
         logging.basicConfig(stream=sys.stdout, format="%(message)s")
         folder = Path(os.environ["FOLDER"])
         ballast = folder / "ballast"
-        ballast.write_bytes(bytes(48_000))
+        ballast.write_bytes(bytes(56_000))
         writer = MetricsWriter(folder)
         curve = folder / "curves/learner.jsonl"
         for steps in range(150):
