@@ -10,11 +10,12 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
 from apex.config import Config, ConfigError, TransportConfig
+from apex.disk_watch import DiskWatch
 from apex.environment import describe, kind
 from apex.fitting import fit
 from apex.lifecycle import FAILED, FINISHED, REFUSED, Stop, stop_on_signals
@@ -101,8 +102,14 @@ def _run(folder: RunFolder, config: Config, sizes: list[str], stop: Stop, compos
         source = StatusClient(ControlClient(context, transport.endpoint("control", local_host(transport))))
         history = History(footer=f"{curves}   logs {folder.logs}   Ctrl-C stops")
         watch = Watch(source, view, LogTail(folder.logs), history)
+        disk = DiskWatch(folder.path, watch.tell)
         programs = (compose or make_programs)(config, folder, watch)
-        ending = supervise(programs, stop, logs=folder.logs, tell=watch.tell, tick=watch.tick)
+
+        def tick() -> None:
+            watch.tick()
+            disk.look()
+
+        ending = supervise(programs, stop, logs=folder.logs, tell=watch.tell, tick=tick)
     for line in farewell(ending, watch.status, folder):
         say(line, sys.stdout if ending.status == FINISHED else sys.stderr)
     return ending.status
@@ -310,4 +317,5 @@ def log_to(path: Path) -> Iterator[None]:
         yield
     finally:
         log.removeHandler(handler)
-        handler.close()
+        with suppress(OSError):  # What it could not write until now.
+            handler.close()

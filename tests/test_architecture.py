@@ -32,7 +32,7 @@ FLOORS = [
     {"store_writer"},
     # 3: what the outside world looks like.
     {"wire", "lifecycle", "checkpoint", "metrics", "presets", "run_folder", "run_status", "machine", "ports", "needs"},
-    {"patience"},
+    {"patience", "disk_watch"},
     {"atari", "gymnasium_environment", "options", "terminal_picture", "leftovers"},
     {"environment", "terminal_view", "snapshot_folder"},
     {"snapshot", "snapshot_restore"},
