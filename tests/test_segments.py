@@ -359,6 +359,15 @@ def test_an_episode_of_t_steps_yields_exactly_t_transitions(length, kind):
     assert [steps_in(transition.observation)[-1] for transition in stored] == list(range(1, length + 1))
 
 
+@pytest.mark.parametrize("kind", ["terminated", "truncated", "failed"])
+def test_episodes_of_one_step_fit_any_window(kind):
+    schema = make_schema(n_step=64)
+    script = [make_episode([10.0**i], episode=i)._replace(**{kind: True}) for i in range(6)]
+    (stored,) = stored_by([[*script, make_episode([], episode=6)]], schema, make_builder(schema, segment_length=4))
+    assert [s.n_step_return for s in stored] == [10.0**i for i in range(6)]
+    assert [s.discount for s in stored] == [0.0 if kind == "terminated" else 0.5] * 6
+
+
 def test_a_terminal_state_by_hand():
     stored = play([1, 10, 100, 1000], terminated=True)
     assert [s.n_step_return for s in stored] == [1 + 5 + 25, 10 + 50 + 250, 100 + 500, 1000]
