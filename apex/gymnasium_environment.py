@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -19,6 +20,7 @@ from apex.types import Array, Step
 CHANNELS = {1: None, 3: cv2.COLOR_RGB2GRAY, 4: cv2.COLOR_RGBA2GRAY}  # how an image of so many is grayed
 MAX_ACTIONS = 65_536  # what a record's uint16 can number
 MAX_REWARD = 1e30  # of one step: the sum of an n-step window is a float32
+MAX_VALUE = float(np.finfo(np.float32).max)  # of a value of an observation
 MAX_VALUES = 2**20  # of an observation that is a vector
 
 log = logging.getLogger("apex")
@@ -78,10 +80,10 @@ class GymnasiumEnvironment:
                 raise ValueError(f"actions must be 0 ... {num_actions - 1}, got {actions.tolist()}")
             try:
                 frame, reward[i], terminated[i], truncated[i] = self._ask(i, first_action + action)
-                observation[i, -1] = frame
+                _write(frame, observation[i])
             except (Exception, SystemExit) as error:
                 self._patience.bear(i, error)
-                failed[i] = True
+                terminated[i], truncated[i], failed[i] = False, False, True
         final_observation = observation
         ended = terminated | truncated
         if ended.any() or failed.any():
@@ -121,13 +123,7 @@ class GymnasiumEnvironment:
         raw, reward, terminated, truncated, _ = answer
         has_terminated = _flag("terminated", terminated)
         has_truncated = _flag("truncated", truncated)
-        return self._read(raw), _number(reward), has_terminated, has_truncated and not has_terminated
-
-    def _read(self, raw: Any) -> Array:
-        frame = self._form.to_frame(raw)
-        if frame.dtype == np.float32 and not np.isfinite(frame).all():
-            raise BadAnswerError(f"returned the observation {_shorten(frame.tolist())}, which is not finite")
-        return frame
+        return self._form.to_frame(raw), _number(reward), has_terminated, has_truncated and not has_terminated
 
     def _begin(self, i: int, observation: Array, seed: int | None = None, *, renew: bool = False) -> None:
         """Resets environment i, a new one where that is needed, and writes its stack into `observation`."""
@@ -141,7 +137,7 @@ class GymnasiumEnvironment:
                 answer: Any = self._envs[i].reset(seed=None if seed is None else seed % 2**31)
                 if not (isinstance(answer, tuple) and len(answer) == 2):
                     raise BadAnswerError(f"returned {_tell(answer)}, where (observation, info) was asked for")
-                observation[i, -1] = self._read(answer[0])
+                _write(self._form.to_frame(answer[0]), observation[i])
                 observation[i, :-1] = 0
                 return
             except (Exception, SystemExit) as error:
@@ -212,14 +208,12 @@ def _vector_reader(space: spaces.Space[Any], config: EnvironmentConfig) -> tuple
         array = np.asarray(observation)
         if array.shape != space.shape:
             raise BadAnswerError(f"returned an observation {_tell(array)}, which does not belong to {space}")
-        with np.errstate(over="ignore"):  # What float32 cannot hold is infinite there, and not taken.
-            return array.reshape(-1).astype(np.float32)
+        return array.reshape(-1)
 
     def from_other(observation: Any) -> Array:
         if not space.contains(observation):  # Out of range, a one-hot would wrap round.
             raise BadAnswerError(f"returned the observation {_shorten(observation)}, which does not belong to {space}")
-        with np.errstate(over="ignore"):
-            return np.asarray(spaces.flatten(space, observation)).astype(np.float32)
+        return np.asarray(spaces.flatten(space, observation))
 
     return num_values, from_box if isinstance(space, spaces.Box) else from_other
 
@@ -229,6 +223,18 @@ def _tell(value: Any) -> str:
         return f"{value.dtype}{list(value.shape)}"
     name = type(value).__name__
     return f"{name} of {len(value)}" if isinstance(value, tuple | list | dict) else name
+
+
+def _write(frame: Array, stack: Array) -> None:
+    """Writes a frame into its place in a stack, float32 or uint8; raises BadAnswerError where it is not finite."""
+    if stack.dtype == np.uint8:
+        stack[-1] = frame
+        return
+    if not all(map(math.isfinite, frame.tolist() if frame.size <= 64 else [float(np.abs(frame).max())])):
+        raise BadAnswerError(f"returned the observation {_shorten(frame.tolist())}, which is not finite")
+    if frame.dtype != np.float32 and np.abs(frame).max() > MAX_VALUE:
+        raise BadAnswerError(f"returned the observation {_shorten(frame.tolist())}, beyond what float32 can hold")
+    stack[-1] = frame
 
 
 def _number(reward: Any) -> float:
