@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from apex.actor import acts_in_bfloat16
+from apex.actor_worker import acts_in_bfloat16
 from apex.bench_command import Figures, make_parser, read_config, run_bench
 from apex.bench_programs import address, map_stores, measure_rates, open_programs
 from apex.bench_report import Line, print_rows
@@ -157,14 +157,7 @@ def time_parts(config: Config, schema: Schema, stop: Stop, seconds: float) -> Fi
     torch.set_num_threads(config.actor.num_threads)
     network = make_network(config.network, schema, seed=0)
     environment = make_environment(config.environment, count, seed=1, num_threads=1)
-    builder = SegmentBuilder(
-        schema,
-        num_streams=count,
-        gamma=config.actor.gamma,
-        segment_length=config.actor.segment_length,
-        clip_rewards=config.environment.clip_rewards,
-        life_loss_terminates=config.environment.life_loss_terminates,
-    )
+    builder = SegmentBuilder.configured(config, schema, count)
     fast = acts_in_bfloat16(config.actor, read_machine())
     epsilon = epsilon_ladder(count, config.actor.epsilon_base, config.actor.epsilon_exponent)
     rng = np.random.default_rng(0)

@@ -50,7 +50,7 @@ def read_room(machine: Machine, cuda: Cuda, leftovers: Leftovers, own: Path | No
     return Room(
         memory=machine.memory_bytes,
         available=read_available_memory() + to_come,
-        tmpfs=Space(tmpfs.size, tmpfs.free + to_come),
+        tmpfs=tmpfs._replace(free=tmpfs.free + to_come),
         files=read_file_limit(),
         gpu=cuda.gpus[0].memory_bytes if machine.gpu and device != "cpu" else 0,
     )
@@ -167,11 +167,11 @@ def check_memory(needed: Memory, room: Room) -> Check:
 
 def check_tmpfs(needed: int, room: Room, folder: Path) -> Check:
     """The replay memory is a file in tmpfs, allocated at the start."""
-    tmpfs = room.tmpfs
-    figures = (
-        f"needs {size(needed)} of tmpfs for the replay memory, "
-        f"{folder} has {size(tmpfs.free)} free of {size(tmpfs.size)}"
-    )
+    tmpfs, wanted = room.tmpfs, f"needs {size(needed)} of tmpfs for the replay memory"
+    if tmpfs.flaw:
+        remedy = f"mount -t tmpfs tmpfs {folder}, or mount -o remount,rw {folder}; in a container docker run --shm-size"
+        return Check("tmpfs", f"{wanted}, but {folder} {tmpfs.flaw}", "short", remedy)
+    figures = f"{wanted}, {folder} has {size(tmpfs.free)} free of {size(tmpfs.size)}"
     if needed <= tmpfs.free:
         return Check("tmpfs", figures)
     more = -(-(needed - tmpfs.free + tmpfs.size) // GIB)

@@ -429,7 +429,7 @@ def from_dict(tree: dict[str, Any], base: Config | None = None) -> Config:
 def read_toml(path: Path) -> dict[str, Any]:
     """Reads a TOML file; whether it holds knobs is for `from_dict` to say."""
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read the configuration {path}: {error}") from error
 
@@ -448,9 +448,13 @@ def dump_toml(config: Config) -> str:
         if dataclasses.is_dataclass(value):
             knobs = {knob.name: getattr(value, knob.name) for knob in dataclasses.fields(value)}
             branches += ["", f"[{item.name}]"]
-            branches += [f"{name} = {json.dumps(entry)}" for name, entry in knobs.items() if entry is not None]
+            branches += [
+                f"{name} = {json.dumps(entry, ensure_ascii=False)}"
+                for name, entry in knobs.items()
+                if entry is not None
+            ]
         else:
-            lines.append(f"{item.name} = {json.dumps(value)}")
+            lines.append(f"{item.name} = {json.dumps(value, ensure_ascii=False)}")
     return "\n".join([*lines, *branches]) + "\n"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import logging
 import os
 import re
 import sys
@@ -17,10 +18,13 @@ from numpy.typing import NDArray
 
 from apex.atari import AtariEnvironment, count_actions
 from apex.config import ConfigError, EnvironmentConfig, require
-from apex.gymnasium_environment import EnvironmentFailure, Form, GymnasiumEnvironment, read_spaces
+from apex.gymnasium_environment import Form, GymnasiumEnvironment, read_spaces
+from apex.patience import EnvironmentFailure
 from apex.types import Array, Schema, Step
 
 gymnasium.register_envs(ale_py)  # Importing it has registered its games; this says so.
+
+log = logging.getLogger("apex")
 
 __all__ = ["EnvironmentFailure", "VectorEnvironment", "describe", "kind", "make_environment"]
 
@@ -41,7 +45,7 @@ class VectorEnvironment(Protocol):
         """Begins an episode everywhere; frame_dtype[E, S, *F]. The first time it also seeds."""
 
     def step(self, actions: NDArray[np.int64]) -> Step:
-        """Takes actions [E], 0 ... A - 1; raises EnvironmentFailure."""
+        """Takes actions [E], 0 ... A - 1; raises EnvironmentFailure where faults are no exception any more."""
 
     def picture(self) -> NDArray[np.uint8]:
         """uint8[H, W, 3], RGB: what environment 0 looks like now. Only if made with pictures=True."""
@@ -83,8 +87,7 @@ def make_environment(
     game = _atari_game(config.id)
     if game is not None:
         return AtariEnvironment(config, game, seeds, num_threads=num_threads, pictures=pictures)
-    envs = [_make(config, pictures=pictures and i == 0) for i in range(num_envs)]
-    return GymnasiumEnvironment(config, envs, seeds)
+    return GymnasiumEnvironment(config, lambda i: _make(config, pictures=pictures and i == 0), seeds)
 
 
 def _examine(config: EnvironmentConfig) -> Form:
@@ -92,7 +95,12 @@ def _examine(config: EnvironmentConfig) -> Form:
     try:
         return read_spaces(env, config)
     finally:
-        env.close()
+        try:
+            env.close()
+        except Exception as error:
+            log.warning(
+                "%s: raised %s: %s (in its close); nothing depends on it", config.id, type(error).__name__, error
+            )
 
 
 def _schema(

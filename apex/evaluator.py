@@ -16,7 +16,7 @@ from torch import nn
 
 from apex import games
 from apex.config import ConfigError, EvaluatorConfig
-from apex.environment import make_environment
+from apex.environment import EnvironmentFailure, make_environment
 from apex.exploration import epsilon_greedy
 from apex.games import Game, Policy, evaluation_seed, summarize
 from apex.key_folder import read_keys
@@ -27,6 +27,7 @@ from apex.lifecycle import (
     REFUSED,
     Stop,
     Wait,
+    complain,
     configure_logging,
     stop_on_signals,
 )
@@ -125,7 +126,10 @@ class Evaluator:
                 continue
             self._wait.over()
             start_at = self._clock() + self._config.period_seconds
-            self._evaluate(parameters, stop)
+            try:
+                self._evaluate(parameters, stop)
+            except EnvironmentFailure:  # Those who train have environments of their own.
+                log.exception("no evaluation of updates %d; the run goes on", parameters.version)
 
     def status(self) -> dict[str, Any]:
         """What a heartbeat says of it."""
@@ -221,7 +225,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             answer = greet(route, "evaluator", stop)
             return _run(read_welcome(answer), stop) if answer else FINISHED
     except ConfigError as error:
-        print(f"apex evaluator: {error}", file=sys.stderr)
+        complain(f"apex evaluator: {error}")
         return REFUSED
 
 

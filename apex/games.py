@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -13,7 +14,10 @@ from apex.lifecycle import Stop
 from apex.types import Array, Step
 
 NUM_RESAMPLES = 10_000  # of the bootstrap
+ENDLESS_STEPS = 100_000  # of one game, after which it is told that it does not end; Atari's longest have 27,000
 _EVALUATION = 2  # Training's seeds have the spawn keys 0 and 1.
+
+log = logging.getLogger("apex")
 
 Policy = Callable[[Array], NDArray[np.int64]]  # observation [E, S, *F] -> action [E]
 
@@ -65,7 +69,7 @@ def play(
 
     Environment i plays the first `episodes // E` of its games, and one more if i < episodes % E, however long they
     take. The first `episodes` to end would be another sample: among games that last differently it has too many
-    short ones.
+    short ones. A game in which the environment failed does not count, and is played again.
     """
     num_envs = environment.num_envs
     missing = episodes // num_envs + (np.arange(num_envs) < episodes % num_envs)
@@ -78,12 +82,19 @@ def play(
         scores += step.reward
         lengths += 1
         on_step(step)
+        for i in np.flatnonzero(lengths == ENDLESS_STEPS):
+            log.warning(
+                "game %d of %d has not ended in %s steps: without a time limit in the environment there is no score",
+                *(i, num_envs, f"{ENDLESS_STEPS:,}"),
+            )
         for i in np.flatnonzero(step.terminated | step.truncated):
             if missing[i]:
                 games.append(Game(float(scores[i]), int(lengths[i])))
                 on_game(games[-1])
                 missing[i] -= 1
             scores[i], lengths[i] = 0.0, 0
+        if step.failed is not None:
+            scores[step.failed], lengths[step.failed] = 0.0, 0
     return games
 
 

@@ -8,12 +8,13 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from apex.config import Config, ConfigError, TransportConfig
 from apex.control_client import ControlClient
+from apex.disk_watch import DiskWatch
 from apex.environment import describe, kind
 from apex.farewell import farewell
 from apex.fitting import fit
@@ -114,8 +115,14 @@ def _run(folder: RunFolder, config: Config, sizes: list[str], stop: Stop, compos
         source = StatusClient(ControlClient(context, transport.endpoint("control", local_host(transport))))
         history = History(footer=f"{curves}   logs {folder.logs}   Ctrl-C stops")
         watch = Watch(source, view, LogTail(folder.logs), history)
+        disk = DiskWatch(folder.path, watch.tell)
         programs = (compose or make_programs)(config, folder, watch)
-        ending = supervise(programs, stop, logs=folder.logs, tell=watch.tell, tick=watch.tick)
+
+        def tick() -> None:
+            watch.tick()
+            disk.look()
+
+        ending = supervise(programs, stop, logs=folder.logs, tell=watch.tell, tick=tick)
     for line in farewell(ending, watch.status, folder):
         say(line, sys.stdout if ending.status == FINISHED else sys.stderr)
     return ending.status
@@ -280,7 +287,13 @@ def tensorboard_url(config: Config) -> str:
 @contextmanager
 def log_to(path: Path) -> Iterator[None]:
     """Within it the launcher's own log goes to a file: the terminal belongs to the view."""
-    handler = logging.FileHandler(path)
+    logging.raiseExceptions = False  # A full disk would be told on the terminal, line by line.
+    handler: logging.Handler
+    try:
+        handler = logging.FileHandler(path)
+    except OSError as error:
+        say(f"cannot write {path}: {error.strerror}; what the launcher does is not noted", sys.stderr)
+        handler = logging.NullHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s launcher %(levelname)s %(message)s", "%H:%M:%S"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
@@ -288,4 +301,5 @@ def log_to(path: Path) -> Iterator[None]:
         yield
     finally:
         log.removeHandler(handler)
-        handler.close()
+        with suppress(OSError):  # What it could not write until now.
+            handler.close()

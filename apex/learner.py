@@ -36,6 +36,7 @@ from apex.lifecycle import (
     Helper,
     Stop,
     Wait,
+    complain,
     configure_logging,
     stop_on_signals,
 )
@@ -242,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with stop_on_signals() as stop:
             return _run(open_run(arguments), stop)
     except ConfigError as error:
-        print(f"apex learner: {error}", file=sys.stderr)
+        complain(f"apex learner: {error}")
         return REFUSED
     except (DivergedError, ChildDiedError) as error:
         log.error("%s", error)

@@ -52,7 +52,7 @@ def find_orphans(processes: Path) -> list[Orphan]:
     for folder in processes.glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            status = (folder / "status").read_text()
+            status = (folder / "status").read_text(errors="replace")
         except OSError:  # It has ended.
             continue
         parent = re.search(r"^PPid:\s+(\d+)", status, re.MULTILINE)

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from apex.watchdog import Notifier
@@ -131,8 +131,18 @@ def die_with_parent(signum: signal.Signals = signal.SIGKILL) -> None:
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signum)
 
 
+def complain(sentence: str) -> None:
+    """Prints a program's last words on standard error; where they cannot be written, its exit status says enough."""
+    with suppress(OSError):
+        print(sentence, file=sys.stderr, flush=True)
+
+
 def configure_logging(role: str) -> None:
-    """Logs to standard error: time, role, level, message; and where each thread was, when a signal ends the program."""
+    """Logs to standard error: time, role, level, message; and where each thread was, when a signal ends the program.
+
+    A log that cannot be written harms nobody.
+    """
+    logging.raiseExceptions = False
     faulthandler.enable(sys.__stderr__ or sys.stderr)  # SIGABRT is what a program that is stuck gets.
     logging.basicConfig(
         stream=sys.stderr,

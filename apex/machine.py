@@ -23,6 +23,7 @@ class Space(NamedTuple):
 
     size: int  # bytes
     free: int  # bytes that a user may still write
+    flaw: str = ""  # why nothing can be written at all
 
 
 class FileLimit(NamedTuple):
@@ -97,9 +98,13 @@ def has_bfloat16(cpuinfo: str) -> bool:
 
 
 def read_space(path: Path) -> Space:
-    """The file system below `path`."""
-    facts = os.statvfs(path)
-    return Space(facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize)
+    """The file system below `path`; of size 0 where there is none."""
+    try:
+        facts = os.statvfs(path)
+    except OSError as error:
+        return Space(0, 0, f"cannot be used: {error.strerror}")
+    flaw = "" if os.access(path, os.W_OK | os.X_OK) else "may not be written to"
+    return Space(facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize, flaw)
 
 
 def read_file_limit() -> FileLimit:
@@ -121,7 +126,10 @@ def raise_file_limit(needed: int) -> bool:
 def _groups(membership: str, root: Path, controller: str) -> Iterator[Path]:
     """The folders of this process's groups and of those above them: any of them may set a limit."""
     for line in membership.splitlines():
-        _, controllers, path = line.split(":", 2)
+        _, colon, rest = line.partition(":")
+        controllers, second, path = rest.partition(":")
+        if not (colon and second):
+            continue  # It is no line of this file.
         if controllers and controller not in controllers.split(","):
             continue
         top = root / controllers if controllers else root  # version 1 has a tree for each controller
@@ -136,6 +144,6 @@ def _words(path: Path) -> list[str]:
 def _text(path: Path) -> str:
     """What is in a file; nothing if there is none that may be read."""
     try:
-        return path.read_text()
+        return path.read_text(errors="replace")
     except OSError:
         return ""

@@ -17,6 +17,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -163,7 +164,7 @@ class _AppendedFile:
         self._lines = lines
         self._descriptor = -1
         self._pending = bytearray()
-        self._warned = False
+        self._waits = False  # for a disk that takes it
 
     def append(self, record: bytes) -> None:
         """Takes a record, to be written by the next flush."""
@@ -173,18 +174,25 @@ class _AppendedFile:
         self._pending += record
 
     def flush(self) -> None:
-        """Writes as much as the disk takes; the rest stays pending, so that no record is torn."""
+        """Writes all that is pending, or nothing of it: a file ends with a whole record, whatever the disk does."""
+        if not self._pending:
+            return
         try:
-            if self._pending and self._descriptor < 0:
+            if self._descriptor >= 0 and not os.fstat(self._descriptor).st_nlink:
+                self.close()  # Somebody has removed it.
+            if self._descriptor < 0:
                 self._open()
-            while self._pending:
-                del self._pending[: os.write(self._descriptor, self._pending)]
+            self._write_whole()
         except OSError as error:
             self.close()
-            if not self._warned:
-                self._warned = True
+            if not self._waits:
                 cause = os.strerror(error.errno or errno.EIO)
                 log.warning("cannot write %s: %s; the run goes on, its curves have a gap", self._path, cause)
+            self._waits = True
+            return
+        if self._waits:
+            log.warning("%s is written again; %d records were given up", self._path, self.num_dropped)
+        self._waits = False
 
     def close(self) -> None:
         """Closes; a later flush opens again."""
@@ -192,12 +200,24 @@ class _AppendedFile:
             os.close(self._descriptor)
             self._descriptor = -1
 
+    def _write_whole(self) -> None:
+        size = os.fstat(self._descriptor).st_size
+        rest = memoryview(bytes(self._pending))
+        try:
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        except OSError:
+            with suppress(OSError):  # It is no regular file, say.
+                os.ftruncate(self._descriptor, size)
+            raise
+        self._pending.clear()
+
     def _open(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         size = os.fstat(self._descriptor).st_size
         if self._lines and size and os.pread(self._descriptor, 1, size - 1) != b"\n":
-            self._pending[:0] = b"\n"  # A killed writer has left half a line.
+            os.write(self._descriptor, b"\n")  # A killed writer has left half a line.
 
 
 def _next_name(folder: Path) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apex.config import Config
-from apex.environment import make_environment
+from apex.environment import EnvironmentFailure, make_environment
 from apex.lifecycle import Stop
 from apex.segments import COMPRESS, Cut, SegmentBuilder
 from apex.types import RECORD, Array, Schema, make_image
@@ -77,14 +77,7 @@ def record(stop: Stop, folder: Path, config: Config, schema: Schema, policy: Pol
     """Plays until `num_frames` distinct frames were seen, and writes what `load` reads."""
     num_streams = config.actor.num_actors
     rng = np.random.default_rng(config.seed)
-    builder = SegmentBuilder(
-        schema,
-        num_streams=num_streams,
-        gamma=config.actor.gamma,
-        segment_length=config.actor.segment_length,
-        clip_rewards=config.environment.clip_rewards,
-        life_loss_terminates=config.environment.life_loss_terminates,
-    )
+    builder = SegmentBuilder.configured(config, schema, num_streams)
     environment = make_environment(config.environment, num_streams, seed=config.seed)
     with ExitStack() as opened:
         opened.callback(environment.close)
@@ -104,6 +97,8 @@ def record(stop: Stop, folder: Path, config: Config, schema: Schema, policy: Pol
                     break
             actions = policy(observation)
             step = environment.step(actions)
+            if step.failed is not None:
+                raise EnvironmentFailure(f"{config.environment.id} failed: a recording must be whole; see above")
             builder.append(actions, q, step, q)
             observation = step.observation
             ended = step.terminated | step.truncated

@@ -35,6 +35,7 @@ from apex.lifecycle import (
     REFUSED,
     Stop,
     Wait,
+    complain,
     configure_logging,
     stop_on_signals,
 )
@@ -309,7 +310,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         log.error("%s", error)
         return FAILED
     except ConfigError as error:
-        print(f"apex replay: {error}", file=sys.stderr)
+        complain(f"apex replay: {error}")
         return REFUSED
 
 

@@ -103,7 +103,7 @@ class RunFolder:
         try:
             for name in ("curves", "logs", "tensorboard", "checkpoints"):
                 (path / name).mkdir()
-            (path / "config.toml").write_text(dump_toml(config))
+            _replace(path / "config.toml", dump_toml(config))
             text = json.dumps(manifest, indent=2) + "\n"
             _replace(path / _MANIFEST, text)
         except OSError as error:
@@ -218,7 +218,7 @@ def _make_folder(config: Config, started: datetime) -> Path:
 def _replace(path: Path, text: str) -> None:
     """Writes a file, or changes it, in one step."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text)
+    partial.write_text(text, encoding="utf-8", errors="surrogateescape")  # A path may be no text in any language.
     os.replace(partial, path)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import cramjam
 import numpy as np
 from numpy.typing import NDArray
 
-from apex.config import require
+from apex.config import Config, require
 from apex.n_step import NStep, n_step_returns
 from apex.types import RECORD, Array, Codec, Schema, Step, make_image
 
@@ -23,6 +23,7 @@ def _raw(frame: Array) -> bytes:
 
 
 COMPRESS: dict[Codec, Callable[[Array], bytes]] = {"lz4": _lz4, "raw": _raw}  # C-contiguous frame -> bytes
+MAX_PRIORITY = float(np.finfo(np.float32).max)  # finite: replay refuses a segment with any other
 
 
 class Cut(NamedTuple):
@@ -43,6 +44,7 @@ class _Row(NamedTuple):
     value: NDArray[np.float32]  # Q(s_t, a_t)
     max_value: NDArray[np.float32]  # max_a Q(s_t, a)
     final_value: NDArray[np.float32]  # max_a Q(s_{t+1}, a) where s_{t+1} is the last state of a truncated episode
+    taken: NDArray[np.bool_]  # False: the environment failed; the row keeps step with the others, and is no transition
     frame: NDArray[np.int64]  # newest frame of s_t, counted from the stream's beginning
     depth: NDArray[np.int64]  # how many frames of s_t's stack are real
 
@@ -57,8 +59,21 @@ class SegmentBuilder:
 
     Every step of every episode becomes exactly one transition. Those whose window is still open at a cut (the newest
     n - 1 at most) wait for the next one. A life loss, where it counts as terminal, closes windows with discount 0, but
-    the game goes on, and so do its frames and stacks.
+    the game goes on, and so do its frames and stacks. A failed step is no transition: the one before it is the last of
+    its episode, and bootstraps from the state in which the step was to be taken.
     """
+
+    @classmethod
+    def configured(cls, config: Config, schema: Schema, num_streams: int) -> Self:
+        """The builder of a process that steps `num_streams` streams."""
+        return cls(
+            schema,
+            num_streams=num_streams,
+            gamma=config.actor.gamma,
+            segment_length=config.actor.segment_length,
+            clip_rewards=config.environment.clip_rewards,
+            life_loss_terminates=config.environment.life_loss_terminates,
+        )
 
     def __init__(
         self,
@@ -121,15 +136,22 @@ class SegmentBuilder:
         else:
             raise ValueError("an episode was truncated: final_q, the Q-values of its final observation, must be given")
         reward = step.reward.astype(np.float64)
+        failed = np.zeros(self._num_streams, np.bool_) if step.failed is None else step.failed.copy()
+        if self._rows and step.failed is not None:
+            before = self._rows[-1]
+            cut_off = failed & ~(before.terminated | before.truncated)
+            before.truncated[cut_off] = True
+            before.final_value[cut_off] = q.max(1)[cut_off]
         self._rows.append(
             _Row(
                 action=action.copy(),
                 reward=np.clip(reward, -1.0, 1.0) if self._clip_rewards else reward,
-                terminated=step.terminated | (step.life_lost & self._life_loss_terminates),
+                terminated=step.terminated | (step.life_lost & self._life_loss_terminates) | failed,
                 truncated=step.truncated.copy(),
                 value=q[self._streams, action],
                 max_value=q.max(1),
                 final_value=final_value,
+                taken=~failed,
                 frame=self._frame,
                 depth=self._depth,
             )
@@ -141,7 +163,7 @@ class SegmentBuilder:
         for frames, frame in zip(self._frames, self._compress(step.observation), strict=True):
             frames.append(frame)
         self._frame = self._frame + 1 + ended
-        self._depth = np.where(ended, 1, np.minimum(self._depth + 1, self._schema.stack))
+        self._depth = np.where(ended | failed, 1, np.minimum(self._depth + 1, self._schema.stack))
         self._num_steps += 1
 
     def cut(self, q: NDArray[np.float32]) -> list[Cut]:
@@ -162,20 +184,23 @@ class SegmentBuilder:
         stop = self._first + num_new
         cuts = []
         for stream in np.flatnonzero(num_new):
-            new = slice(self._first[stream], stop[stream])
-            records = np.empty(num_new[stream], RECORD)
+            new = np.arange(self._first[stream], stop[stream])
+            new = new[rows.taken[new, stream]]
+            if not new.size:
+                continue
+            records = np.empty(new.size, RECORD)
             records["n_step_return"] = n_step.n_step_return[new, stream]
             records["discount"] = n_step.discount[new, stream]
             records["priority"] = priority[new, stream]
             records["action"] = rows.action[new, stream]
-            frame = rows.frame[new, stream] - self._oldest[stream]
+            frame, depth = rows.frame[new, stream], rows.depth[new, stream]
+            oldest = frame[0] - depth[0] + 1
             length = n_step.length[new, stream]
-            depth = rows.depth[new, stream]
-            records["frame"] = frame
-            records["next_frame"] = frame + length
+            records["frame"] = frame - oldest
+            records["next_frame"] = frame - oldest + length
             records["depth"] = depth
             records["next_depth"] = np.minimum(depth + length, self._schema.stack)
-            frames = self._frames[stream][: frame[-1] + length[-1] + 1]
+            frames = self._frames[stream][oldest - self._oldest[stream] :][: frame[-1] + length[-1] + 1 - oldest]
             cuts.append(Cut(int(stream), records, make_image(frames)))
         self._forget(rows, stop)
         return cuts
@@ -191,7 +216,11 @@ class SegmentBuilder:
         next_value = np.where(rows.truncated, rows.final_value, following)  # max_a Q(s_{t+1}, a) after each row
         last = np.arange(len(self._rows))[:, None] + n_step.length - 1
         bootstrap = np.take_along_axis(next_value, last, axis=0).astype(np.float64)
-        return np.abs(n_step.n_step_return + n_step.discount * bootstrap - rows.value)
+        with np.errstate(invalid="ignore"):  # inf - inf
+            priority = np.abs(n_step.n_step_return + n_step.discount * bootstrap - rows.value)
+        return np.fmin(
+            priority, MAX_PRIORITY
+        )  # Also of Q-values that are no numbers: what cannot be judged comes first.
 
     def _forget(self, rows: _Row, stop: NDArray[np.int64]) -> None:
         """Drops the rows and frames that no start at or after row `stop`, int64[E], needs."""

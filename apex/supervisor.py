@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -11,10 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from apex.lifecycle import FAILED, FINISHED, NEIGHBOUR_GONE, POLL_SECONDS, REFUSED, Stop, Wait, die_with_parent
 from apex.watchdog import Listener, Silence, is_traced
+
+log = logging.getLogger("apex")
 
 FIRST_PAUSE_SECONDS = 0.5  # before a first restart; doubles with each that the budget has not yet forgotten
 LONGEST_PAUSE_SECONDS = 10.0
@@ -238,7 +241,7 @@ def _spawn(program: Program, log: Path, environment: dict[str, str]) -> subproce
             os._exit(NEIGHBOUR_GONE)
         os.nice(program.niceness)
 
-    with log.open("ab") as output:
+    with _open_log(log) as output:
         return subprocess.Popen(
             program.command,
             stdin=subprocess.DEVNULL,
@@ -262,6 +265,15 @@ def _kill_the_stuck(running: Sequence[_Running], standstill: Wait) -> None:
     else:
         for one in stuck:
             one.kill_as_stuck()
+
+
+def _open_log(path: Path) -> BinaryIO:
+    """A log to append to; where that cannot be had the program runs all the same, unheard."""
+    try:
+        return path.open("ab")
+    except OSError as error:
+        log.warning("cannot write %s: %s; what the program says is lost", path, error.strerror)
+        return open(os.devnull, "ab")
 
 
 def _stop_in_order(running: Sequence[_Running]) -> None:

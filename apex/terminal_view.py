@@ -98,6 +98,8 @@ def say(line: str, stream: TextIO | None = None) -> None:
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, stream.fileno())
         os.close(silence)
+    except OSError:  # Its disk is full, say: the run goes on without this line.
+        pass
 
 
 class LogTail:
@@ -111,9 +113,12 @@ class LogTail:
         """Lines of a warning or worse that were finished since the last call."""
         found: list[str] = []
         for path in sorted(self._folder.glob("*.log")):
-            with path.open("rb") as file:
-                file.seek(self._offsets.get(path, 0))
-                finished, newline, _ = file.read().rpartition(b"\n")
+            try:
+                with path.open("rb") as file:
+                    file.seek(self._offsets.get(path, 0))
+                    finished, newline, _ = file.read().rpartition(b"\n")
+            except OSError:  # Removed since, or this process has too many files open: the next look finds it.
+                continue
             self._offsets[path] = self._offsets.get(path, 0) + len(finished) + len(newline)
             found += [line for line in finished.decode(errors="replace").splitlines() if WARNING.match(line)]
         return found

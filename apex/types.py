@@ -106,6 +106,7 @@ class Step(NamedTuple):
     truncated: NDArray[np.bool_]  # [E]  a limit cut it
     life_lost: NDArray[np.bool_]  # [E]  a life went, and the game goes on
     final_observation: Array  # frame_dtype[E, S, *F]  last state of what ended; elsewhere anything
+    failed: NDArray[np.bool_] | None = None  # [E]  not taken: its environment failed and began anew; None: all were
 
 
 class Transition(NamedTuple):

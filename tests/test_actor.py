@@ -10,10 +10,12 @@ import pytest
 import torch
 from builders import VECTORS
 
-from apex import actor as actor_module
-from apex.actor import Actor, Host, ScoreBoard, WorkerFigures, acts_in_bfloat16
+from apex import actor_host
+from apex.actor_host import Host, WorkerFigures
+from apex.actor_worker import Actor, acts_in_bfloat16
 from apex.config import ActorConfig, Config, EnvironmentConfig
 from apex.lifecycle import Stop
+from apex.scores import ScoreBoard
 from apex.segments import SegmentBuilder
 from apex.sizing import Machine
 from apex.types import Parameters, Step, Stream
@@ -240,6 +242,17 @@ def test_scores_are_raw_per_actor_and_per_full_game():
     assert board.take() == {}
 
 
+def test_a_game_that_a_fault_cut_off_has_no_score_and_is_counted():
+    board = ScoreBoard(STREAMS, np.array([0.00066, 0.1]), num_actors=4)
+    board.add(step_of([100, 1], [False, False]))
+    board.add(step_of([7, 1], [False, False])._replace(failed=np.array([True, False])))
+    assert board.take() == {}
+    board.add(step_of([5, 1], [True, False]))
+    scalars = board.take()
+    assert (scalars["actor_highest_id/score"], scalars["actor_highest_id/length"]) == (5, 1)
+    assert (scalars["actors/episodes"], scalars["actors/environment_faults"]) == (1, 1)
+
+
 def test_only_the_highest_id_writes_the_highest_ids_curve():
     board = ScoreBoard(STREAMS, np.array([0.00066, 0.1]), num_actors=9)
     board.add(step_of([1, 1], [True, True]))
@@ -276,7 +289,7 @@ def test_a_host_counts_its_one_copy_of_the_parameters(monkeypatch):
         def publish(self, parameters):
             published.append(parameters.version)
 
-    monkeypatch.setattr(actor_module, "ParameterSubscriber", Subscriber)
+    monkeypatch.setattr(actor_host, "ParameterSubscriber", Subscriber)
     host = Host(WELCOME, Board(), WorkerFigures(4), [16] * 4)
     before = time.monotonic()
     host.run(stop, lambda: None)
@@ -294,3 +307,12 @@ def test_a_host_counts_its_one_copy_of_the_parameters(monkeypatch):
 def test_each_host_chooses_its_number_format(asked, has, expected):
     machine = Machine(cores=2, memory_bytes=2**30, gpu=False, cpu_bfloat16=has)
     assert acts_in_bfloat16(ActorConfig(bfloat16=asked), machine) == expected
+
+
+def test_the_first_words_that_a_worker_left_are_the_hosts_last_ones():
+    figures = WorkerFigures(3)
+    assert figures.last_words == ""
+    figures.leave_words(1, "environment 3 raised KeyError: 'Tür'")
+    assert figures.last_words == "environment 3 raised KeyError: 'Tür'"
+    figures.leave_words(0, "x" * 5_000)
+    assert len(figures.last_words) == WorkerFigures.WORDS_BYTES

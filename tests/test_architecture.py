@@ -34,7 +34,7 @@ FLOORS = [
     # 3: what the outside world looks like.
     {"watchdog"},
     {"wire", "lifecycle", "checkpoint", "metrics", "presets", "run_folder", "run_status", "machine", "ports", "needs"},
-    {"key_folder"},
+    {"key_folder", "patience", "disk_watch"},
     {"atari", "gymnasium_environment", "options", "terminal_picture", "leftovers"},
     {"environment", "terminal_view", "snapshot_folder"},
     {"snapshot", "snapshot_restore"},
@@ -44,9 +44,9 @@ FLOORS = [
     {"transport", "control_client", "async_receiver"},
     # 5: the parts of roles, then the roles, which never import one another.
     {"best_policy", "curve_rows"},
-    {"session", "experience_link", "sampler", "coordinator", "games", "copyist"},
-    {"loader", "update"},
-    {"feed"},
+    {"session", "experience_link", "sampler", "coordinator", "games", "copyist", "scores"},
+    {"loader", "update", "actor_host"},
+    {"feed", "actor_worker"},
     {"trainer", "recording", "snapshot_timing"},
     {"actor", "replay", "learner", "evaluator"},
     # 6: what people start.
@@ -79,7 +79,7 @@ OWNERS = {
         "feed",
         "bench_actor",
         "bench_learner",
-        "actor",
+        "actor_worker",
         "learner",
         "evaluator",
         "evaluate",
@@ -100,7 +100,7 @@ TIMESTAMPS = {  # Who may write down when something was, for people to read.
     "metrics": {"time.time", "time.time_ns"},
     "curve_rows": {"time.time"},
     "coordinator": {"time.time"},
-    "actor": {"time.time"},
+    "actor_worker": {"time.time"},
     "run_folder": {"datetime.now"},
 }
 

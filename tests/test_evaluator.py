@@ -11,6 +11,7 @@ from scripted import ScriptedEnvironment
 from torch import nn
 
 from apex.config import EvaluatorConfig
+from apex.environment import EnvironmentFailure
 from apex.evaluator import Evaluator, make_policy
 from apex.lifecycle import Stop
 from apex.networks import flatten_parameters
@@ -254,3 +255,16 @@ def test_a_policy_is_greedy_but_for_epsilon():
     explores = make_policy(Table(0.0, 1.0), 0.5, np.random.default_rng(0))
     # Off-greedy with probability 0.5 / 2; four standard deviations of a binomial's mean.
     assert abs((explores(observation) == 0).mean() - 0.25) < 4 * (0.25 * 0.75 / 4000) ** 0.5
+
+
+def test_environments_that_fail_cost_one_evaluation_and_not_the_run(caplog):
+    def fail_once(trial):
+        if len(trial.made) == 1:
+            raise EnvironmentFailure("maze: environment 0 of 2 raised KeyError: 'door'")
+
+    trial = Trial(make_parameters(1), make_parameters(2), on_play=fail_once)
+    (result,) = trial.run()
+    assert result.updates == 2
+    (said,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert said.getMessage() == "no evaluation of updates 1; the run goes on"
+    assert "environment 0 of 2 raised KeyError: 'door'" in caplog.text

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scripted import ScriptedEnvironment
 
+from apex import games as games_module
 from apex.games import Game, evaluation_seed, play, summarize
 from apex.lifecycle import Stop
 
@@ -121,3 +122,24 @@ def test_evaluations_have_seeds_of_their_own():
     assert len(set(seeds)) == 400
     assert all(0 <= seed < 2**31 for seed in seeds)
     assert evaluation_seed(3, 4) == evaluation_seed(3, 4)
+
+
+def test_a_game_in_which_the_environment_failed_is_played_again():
+    class Failing(ScriptedEnvironment):
+        def step(self, actions):
+            step = super().step(actions)
+            if len(self.actions) != 2:
+                return step
+            self._step[1] = 0
+            return step._replace(observation=self._observe(), failed=np.array([False, True]))
+
+    environment = Failing([[[1.0, 2.0, 4.0]], [[1.0, 2.0, 4.0]]])
+    assert play(environment, forward, 2) == [Game(7.0, 3), Game(7.0, 3)]
+    assert len(environment.actions) == 5
+
+
+def test_a_game_that_does_not_end_is_told(caplog, monkeypatch):
+    monkeypatch.setattr(games_module, "ENDLESS_STEPS", 40)
+    play(ScriptedEnvironment([[[0.0] * 39], [[0.0] * 90]]), forward, 2)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said == "game 1 of 2 has not ended in 40 steps: without a time limit in the environment there is no score"

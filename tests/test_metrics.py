@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import struct
 import time
 
@@ -196,11 +197,11 @@ def test_a_full_disk_warns_once_and_loses_nothing_if_it_has_room_again(tmp_path,
     for steps in range(3):
         writer.accept(make_message(steps))
         writer.flush()
-    assert [record.getMessage().split(":")[1].strip() for record in caplog.records] == [
-        "No space left on device; the run goes on, its curves have a gap"
-    ]
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said == f"cannot write {curve}: No space left on device; the run goes on, its curves have a gap"
     curve.unlink()
     writer.close()
+    assert caplog.records[-1].getMessage() == f"{curve} is written again; 0 records were given up"
     assert [line["steps"] for line in read_curve(curve)] == [0, 1, 2]
     assert writer.num_dropped == 0
 
@@ -254,3 +255,13 @@ def test_a_line_that_is_no_object_is_left_out(tmp_path):
     curve = tmp_path / "x.jsonl"
     curve.write_bytes(b'{"steps": 1}\n17\n\n\xff\xfe\n{"steps": 2}\n')
     assert read_curve(curve) == [{"steps": 1}, {"steps": 2}]
+
+
+def test_a_removed_file_is_made_again(tmp_path):
+    writer = MetricsWriter(tmp_path)
+    writer.accept(make_message(1))
+    writer.flush()
+    shutil.rmtree(tmp_path / "curves")
+    writer.accept(make_message(2))
+    writer.close()
+    assert [line["steps"] for line in read_curve(tmp_path / "curves/learner.jsonl")] == [2]

@@ -36,6 +36,7 @@ class Episode(NamedTuple):
     life_lost: np.ndarray  # bool[L]
     terminated: bool  # at step L - 1; if neither, the episode is still going on when the script stops
     truncated: bool
+    failed: bool = False  # after its L steps one more was tried, and the environment failed
 
     @property
     def length(self):
@@ -44,6 +45,10 @@ class Episode(NamedTuple):
     @property
     def ended(self):
         return self.terminated or self.truncated
+
+    @property
+    def over(self):
+        return self.ended or self.failed
 
 
 class Stored(NamedTuple):
@@ -102,14 +107,14 @@ def make_episode(rewards, *, terminated=False, truncated=False, lives_lost=(), e
 def make_script(rng, stream, num_steps, *, n, segment_length, dtype):
     """Random episodes that fill exactly `num_steps` steps; the last one is still going on, and may have no step yet."""
     lengths = [1, 2, n, n + 1, segment_length, 2 * segment_length + 1]
-    ends = [(True, False), (False, True), (True, True)]
+    ends = [(True, False, False), (False, True, False), (True, True, False), (False, False, True)]
     script, steps_left = [], num_steps
-    while not script or script[-1].ended:
-        length = int(rng.choice(lengths))
-        terminated, truncated = ends[rng.integers(3)]
-        if length > steps_left:
-            length, terminated, truncated = steps_left, False, False
-        steps_left -= length
+    while not script or script[-1].over:
+        terminated, truncated, failed = ends[rng.integers(4)]
+        length = int(rng.choice([0, *lengths] if failed else lengths))
+        if length + failed > steps_left:
+            length, terminated, truncated, failed = steps_left, False, False, False
+        steps_left -= length + failed
         q = rng.normal(size=(length + 1, NUM_ACTIONS)).astype(np.float32)
         if terminated:
             q[-1] = np.nan
@@ -122,6 +127,7 @@ def make_script(rng, stream, num_steps, *, n, segment_length, dtype):
                 life_lost=rng.random(length) < 0.15,
                 terminated=terminated,
                 truncated=truncated,
+                failed=failed,
             )
         )
     return script
@@ -146,7 +152,7 @@ def naive_transitions(script, schema, *, gamma=0.5, clip=False, life_loss_termin
                 terminal = bool(
                     (is_last and episode.terminated) or (life_loss_terminates and episode.life_lost[t + m - 1])
                 )
-                closed = terminal or m == schema.n_step or (is_last and episode.ended)
+                closed = terminal or m == schema.n_step or (is_last and episode.over)
             if not closed:
                 continue
             n_step_return, discount = np.float32(total), np.float32(0 if terminal else gamma**m)
@@ -179,7 +185,10 @@ def timeline(script, schema):
             final = stacks[-1] if ended else np.full(schema.observation_shape, 77)
             final_q = episode.q[-1] if ended and episode.truncated else np.full(NUM_ACTIONS, np.nan)
             flags = (ended and episode.terminated, ended and episode.truncated, episode.life_lost[t])
-            steps.append((episode.action[t], episode.reward[t], *flags, final, final_q))
+            steps.append((episode.action[t], episode.reward[t], *flags, final, final_q, False))
+        if episode.failed:
+            nothing = np.full(schema.observation_shape, 77), np.full(NUM_ACTIONS, np.nan)
+            steps.append((1, np.float32(7e7), False, False, False, *nothing, True))
     return states, steps
 
 
@@ -197,12 +206,14 @@ def drive(scripts, schema, builder, *, cut_when=lambda t: False):
     for t, now in enumerate(zip(*steps, strict=True)):
         if builder.ready or cut_when(t):
             cuts.append(builder.cut(qs[t]))
-        action, reward, terminated, truncated, life_lost, final, final_q = map(np.array, zip(*now, strict=True))
+        action, reward, terminated, truncated, life_lost, final, final_q, failed = map(np.array, zip(*now, strict=True))
         final, final_q = final.astype(schema.frame_dtype), final_q.astype(np.float32)
-        step = Step(observations[t + 1], reward, terminated, truncated, life_lost, final)
+        step = Step(observations[t + 1], reward, terminated, truncated, life_lost, final, failed)
+        step = step if failed.any() else step._replace(failed=None)
         builder.append(action, qs[t], step, final_q if (truncated & ~terminated).any() else None)
         for array in (*step, action, qs[t], final_q):
-            array.fill(1)
+            if array is not None:
+                array.fill(1)
     return [*cuts, builder.cut(qs[-1])]
 
 
@@ -319,9 +330,11 @@ def test_the_random_scripts_reach_every_boundary(n, segment_length):
                     "shorter than n" if 1 < episode.length < n and episode.ended else "",
                     "as long as a segment" if episode.length == segment_length and episode.ended else "",
                     "crosses several cuts" if episode.length > 2 * segment_length and episode.ended else "",
-                    "still going on" if episode.length and not episode.ended else "",
+                    "still going on" if episode.length and not episode.over else "",
+                    "failed" if episode.length and episode.failed else "",
+                    "failed at once" if not episode.length and episode.failed else "",
                 }
-    assert len(reached - {""}) == 11, sorted(reached)
+    assert len(reached - {""}) == 13, sorted(reached)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -346,6 +359,15 @@ def test_an_episode_of_t_steps_yields_exactly_t_transitions(length, kind):
     assert [steps_in(transition.observation)[-1] for transition in stored] == list(range(1, length + 1))
 
 
+@pytest.mark.parametrize("kind", ["terminated", "truncated", "failed"])
+def test_episodes_of_one_step_fit_any_window(kind):
+    schema = make_schema(n_step=64)
+    script = [make_episode([10.0**i], episode=i)._replace(**{kind: True}) for i in range(6)]
+    (stored,) = stored_by([[*script, make_episode([], episode=6)]], schema, make_builder(schema, segment_length=4))
+    assert [s.n_step_return for s in stored] == [10.0**i for i in range(6)]
+    assert [s.discount for s in stored] == [0.0 if kind == "terminated" else 0.5] * 6
+
+
 def test_a_terminal_state_by_hand():
     stored = play([1, 10, 100, 1000], terminated=True)
     assert [s.n_step_return for s in stored] == [1 + 5 + 25, 10 + 50 + 250, 100 + 500, 1000]
@@ -364,6 +386,29 @@ def test_a_time_limit_by_hand_bootstraps_from_the_final_observation():
 
 def test_terminated_wins_when_both_come_at_once():
     assert [s.discount for s in play([1, 10], terminated=True, truncated=True)] == [0, 0]
+
+
+def test_a_failed_step_is_no_transition_and_what_came_before_it_bootstraps_from_the_last_good_state():
+    script = [make_episode([1, 10, 100, 1000])._replace(failed=True), make_episode([5], terminated=True, episode=1)]
+    schema = make_schema()
+    (stored,) = stored_by([[*script, make_episode([], episode=2)]], schema, make_builder(schema))
+    assert [s.n_step_return for s in stored] == [31, 310, 600, 1000, 5]
+    assert [s.discount for s in stored] == [0.125, 0.125, 0.25, 0.5, 0]
+    assert [s.priority for s in stored[1:4]] == [310 + 104 / 8 - 1, 600 + 104 / 4 - 1, 1000 + 104 / 2 - 1]
+    assert [steps_in(s.next_observation) for s in stored] == [[3, 4], [4, 5], [4, 5], [4, 5], [1, 2]]
+
+
+def test_a_priority_is_finite_whatever_the_network_says():
+    """Replay refuses a segment with any other, and the actor would wait for its receipt for ever."""
+    schema, no = make_schema(n_step=1), np.zeros(4, bool)
+    builder = make_builder(schema, num_streams=4)
+    observation = np.zeros((4, *schema.observation_shape), np.uint8)
+    q = np.array([[1, 1, 1], [np.nan, 1, 1], [np.inf] * 3, [-np.inf, 1, 1]], np.float32)
+    builder.begin(observation)
+    builder.append(np.zeros(4, np.int64), q, Step(observation, np.ones(4, np.float32), no, no, no, observation), None)
+    priorities = [float(cut.records["priority"][0]) for cut in builder.cut(q)]
+    assert priorities[0] == 0.5
+    assert priorities[1:] == [float(np.finfo(np.float32).max)] * 3
 
 
 def test_a_lost_life_closes_windows_but_frames_and_stacks_run_on():

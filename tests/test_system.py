@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from apex.actor import Actor
+from apex.actor_worker import Actor
 from apex.config import ActorConfig, Config, EnvironmentConfig, LearnerConfig, NetworkConfig, ReplayConfig
 from apex.environment import describe, make_environment
 from apex.experience_link import ExperienceLink
