@@ -75,7 +75,6 @@ class ScoreBoard:
         self._score = np.zeros(len(streams))
         self._length = np.zeros(len(streams), np.int64)
         self._finished: dict[int, list[tuple[float, int]]] = {}
-        self._num_episodes = 0
 
     def add(self, step: Step) -> None:
         """Counts one step; notes the games that it ended."""
@@ -85,7 +84,6 @@ class ScoreBoard:
         for stream in np.flatnonzero(ended).tolist():
             game = float(self._score[stream]), int(self._length[stream])
             self._finished.setdefault(stream, []).append(game)
-            self._num_episodes += 1
         self._score[ended] = 0
         self._length[ended] = 0
 
@@ -100,7 +98,7 @@ class ScoreBoard:
                 scalars |= {"actor_highest_id/score": score, "actor_highest_id/length": length}
         if scalars:
             every = [score for games in self._finished.values() for score, _ in games]
-            scalars |= {"actors/mean_score": float(np.mean(every)), "actors/episodes": self._num_episodes}
+            scalars |= {"actors/mean_score": float(np.mean(every)), "actors/episodes": len(every)}
         self._finished = {}
         return scalars
 

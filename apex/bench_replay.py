@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from apex.bench_report import compare, print_budget, print_report, print_sizes, run_peer
-from apex.checkpoint import BEST, latest_good, load_policy
+from apex.checkpoint_folder import latest_good
 from apex.config import (
     ActorConfig,
     Config,
@@ -34,6 +34,7 @@ from apex.config import (
 from apex.environment import describe
 from apex.evaluator import make_policy
 from apex.lifecycle import FAILED, FINISHED, Stop, stop_on_signals
+from apex.policies import find_best, load_policy
 from apex.processes import ChildDiedError, call_in_child
 from apex.recording import Policy, Recording, load, record
 from apex.replay_bed import Bed, Link, open_bed
@@ -153,8 +154,7 @@ def _sources(options: argparse.Namespace) -> list[tuple[str, EnvironmentConfig, 
     sources: list[tuple[str, EnvironmentConfig, Path | None]] = [("", EnvironmentConfig(id=RANDOM_ENVIRONMENT), None)]
     if options.run:
         run = RunFolder.open(options.run)
-        best = run.checkpoints / BEST
-        policy = best if best.exists() else latest_good(run.checkpoints)
+        policy = find_best(run.checkpoints) or latest_good(run.checkpoints)
         if policy is None:
             raise ConfigError(f"{run.path} has no policy yet: it was trained too shortly")
         sources.append(("trained_", run.config.environment, policy))

@@ -14,18 +14,20 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from apex.checkpoint import BEST, CheckpointError, PolicyInfo, load_policy, save_policy
+from apex.checkpoint import CheckpointError
 from apex.config import Config, to_dict
+from apex.curves import cut_curves
 from apex.header import MAX_JSON_BYTES, VERSION, Kind, WireError, peek_kind
 from apex.leases import LeaseTable
 from apex.lifecycle import Stop
 from apex.metrics import MetricsWriter
+from apex.policies import PolicyInfo, find_best, load_policy, save_best
 from apex.priority_histogram import merge
 from apex.run_folder import RunFolder
 from apex.run_status import RunStatus
 from apex.store_layout import memory_id
 from apex.transport import PULL, ROUTER, AsyncReceiver, open_context
-from apex.types import Schema, Stream
+from apex.types import Progress, Schema, Stream
 from apex.wire import Codec, decode_control, encode_control
 
 log = logging.getLogger("apex")
@@ -69,8 +71,9 @@ class Coordinator:
             name=self._folder.path.name,
             folder=str(self._folder.path),
             num_actors=desk.num_actors,
-            elapsed_seconds=self._folder.elapsed_seconds,
+            seconds_before=self._folder.seconds_before,
         )
+        self._began = False  # whether it is known how many steps the curves go on from
         self._status.evaluation = self._best_before()
         self._num_parameters = 0  # unknown until the trainer has built its network; nobody is welcome before
         self._told: dict[str, Any] = {}
@@ -141,7 +144,8 @@ class Coordinator:
             while self._pipe.poll():
                 report = json.loads(self._pipe.recv_bytes())
                 self._num_parameters = report.pop("num_parameters", self._num_parameters)
-                self._status.num_steps = max(self._status.num_steps, report.pop("num_steps", 0))
+                if "progress" in report:
+                    self._status.go_on(Progress(**report.pop("progress")))
                 if "finished" in report:
                     self._status.reason = self._status.reason or report.pop("finished")
                     self._status.finished = True
@@ -157,6 +161,8 @@ class Coordinator:
             "absent": status.absent_replay,
             "end": status.reason,
             "steps": status.num_steps,
+            "episodes": status.num_episodes,
+            "elapsed_seconds": int(status.elapsed_seconds),
         }
         if news != self._told:
             self._told = news
@@ -270,13 +276,28 @@ class Coordinator:
                 try:
                     message = self._codec.decode_metrics(frames)
                     message["steps"] = self._status.num_steps
-                    self._metrics.accept(message)
+                    self._status.count_episodes(message)
+                    if self._begin_curves():
+                        self._metrics.accept(message)
                 except WireError as error:
                     self._figures.refuse(error)
                 except ValueError as error:
                     self._figures.refuse(WireError("fields", str(error)))
 
+    def _begin_curves(self) -> bool:
+        """Whether the curves may go on. What they have of steps that a resumed run makes again is cut off first.
+
+        How many steps there are is known when every replay server has said what it holds.
+        """
+        if not self._began and (self._status.num_steps == 0 or self._status.all_replay_endpoints):
+            self._began = True
+            self._metrics.begin(self._status.num_steps)
+            cut_curves(self._folder.curves, self._status.num_steps)
+        return self._began
+
     def _write_row(self) -> None:
+        if not self._begin_curves():
+            return
         steps, now = self._status.num_steps, time.time()
         learner = {f"learner/{name}": value for name, value in self._status.learner.items() if _is_number(value)}
         if learner:
@@ -298,9 +319,9 @@ class Coordinator:
 
     def _best_before(self) -> dict[str, Any]:
         """The best score of this run's earlier lives, whose policy only a better one may replace."""
-        path = self._folder.checkpoints / BEST
         try:
-            score = load_policy(path)[0].score if path.exists() else None
+            path = find_best(self._folder.checkpoints)
+            score = None if path is None else load_policy(path)[0].score
         except CheckpointError as error:
             log.error("%s; the next evaluation's policy takes its place", error)
             return {}
@@ -315,7 +336,8 @@ class Coordinator:
         names = {"evaluator/score": "mean", "evaluator/score_median": "median", "evaluator/length": "length"}
         scalars = {tag: result[name] for tag, name in names.items()}
         message = {"role": "evaluator", "steps": self._status.num_steps, "time": time.time(), "scalars": scalars}
-        self._metrics.accept(message)
+        if self._begin_curves():
+            self._metrics.accept(message)
         if parameters is not None and result["mean"] >= best:
             info = PolicyInfo(
                 schema=self._desk.schema,
@@ -325,7 +347,7 @@ class Coordinator:
                 score=float(result["mean"]),
             )
             try:
-                save_policy(self._folder.checkpoints / BEST, parameters.values, info)
+                save_best(self._folder.checkpoints, parameters.values, info)
             except OSError as error:
                 log.error("the best policy was not kept: %s", error)
 

@@ -19,7 +19,7 @@ from apex.environment import describe, kind
 from apex.fitting import fit
 from apex.lifecycle import FAILED, FINISHED, REFUSED, Stop, stop_on_signals
 from apex.options import parse_config
-from apex.resume import reopen, take_resume
+from apex.resume import ACCEPT, reopen, survey, take_resume
 from apex.run_folder import RunFolder
 from apex.store_layout import store_path
 from apex.supervisor import Ending, Program, last_lines, supervise
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments = sys.argv[1:] if argv is None else argv
             about = (
                 "Trains on this machine: replay, learner, actors, evaluator and TensorBoard. "
-                "--resume RUN goes on with a run; only limits may change then."
+                "--resume RUN goes on with a run; only limits may change then, or what --accept-changes is said to."
             )
             name, rest = take_resume(arguments)
             if name is not None:
@@ -83,6 +83,8 @@ def train(config: Config, stop: Stop, argv: Sequence[str], compose: Composer | N
 def resume(name: str, argv: Sequence[str], stop: Stop, compose: Composer | None = None) -> int:
     """Goes on with a run, in its folder, from its newest checkpoint and snapshot; `argv` may change limits."""
     folder, config = reopen(name, argv)
+    for line in survey(folder, config, accept=ACCEPT in argv):
+        say(line)
     config, sizes = fit(config, folder.schema, say, store_path(folder.run_id))
     if stop.requested:
         return FINISHED

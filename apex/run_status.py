@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,12 +10,24 @@ from typing import Any
 
 from apex.config import Config
 from apex.exploration import epsilon_ladder
+from apex.types import Progress
 
 Status = dict[str, Any]
 
+log = logging.getLogger("apex")
+
 PARTS = ("actors", "wire", "replay", "loaders", "learner")  # what may limit a run
 BUSY = 0.8  # of its time: who works more has no time left worth mentioning
-LEARNER_FIGURES = ("loss", "mean_q", "gradient_norm", "td_error", "wait_share", "loader_busy_share")
+LEARNER_FIGURES = (
+    "loss",
+    "mean_q",
+    "gradient_norm",
+    "td_error",
+    "wait_share",
+    "loader_busy_share",
+    "skipped_updates",
+)
+EPISODES = "actors/episodes"  # the tag of games that were finished since the message before
 ABSENT_HEARTBEATS = 3  # a replay server that is silent for so many is away
 
 
@@ -40,10 +53,10 @@ class RunStatus:
         name: str,
         folder: str,
         num_actors: int,
-        elapsed_seconds: float = 0.0,
+        seconds_before: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`elapsed_seconds`: how long the run had gone on when the learner was started again."""
+        """`seconds_before`: how long the run had gone on when it was resumed; a limit in minutes counts from there."""
         self.members: dict[int, Member] = {}  # by session
         self.replay_endpoints: list[dict[str, str]] = [{} for _ in range(config.replay.num_shards)]  # by shard
         self.learner: Status = {}
@@ -61,7 +74,9 @@ class RunStatus:
         actor = config.actor
         self._epsilons = epsilon_ladder(num_actors, actor.epsilon_base, actor.epsilon_exponent)
         self._clock = clock
-        self._started_at = clock() - elapsed_seconds
+        self._started_at = clock()
+        self._seconds_before = seconds_before
+        self.num_episodes = 0  # games that actors have finished in this run
 
     def hear(self, session: int, role: str, host: str, pid: int, status: Status, shard: int = 0) -> None:
         """Notes a heartbeat."""
@@ -69,12 +84,28 @@ class RunStatus:
         if "num_inserted" in status:
             self._count(shard, int(status["num_inserted"]), status.get("store_incarnation"))
 
+    def go_on(self, progress: Progress) -> None:
+        """Counts on from where the run was when the learner was started."""
+        self.num_steps, self.num_episodes = progress.num_steps, progress.num_episodes
+        self._started_at = self._clock() - progress.elapsed_seconds
+
+    def count_episodes(self, message: dict[str, Any]) -> None:
+        """Counts the games that a metrics message tells of, and puts their number in all lives in their place."""
+        scalars = message.get("scalars")
+        count = scalars.get(EPISODES) if isinstance(scalars, dict) else None
+        if isinstance(count, int) and 0 <= count < 2**31:
+            self.num_episodes += count
+            message["scalars"] = {**message["scalars"], EPISODES: self.num_episodes}
+
     def _count(self, shard: int, num_inserted: int, store_incarnation: object) -> None:
         """Steps go on where they were when a store is made anew, or begins with less than was stored before."""
         known, _ = self._stores.get(shard, (None, 0))
         self._stores[shard] = store_incarnation, num_inserted
         counted = sum(count for _, count in self._stores.values())
         if store_incarnation != known:
+            if num_inserted == 0 < self.num_steps:
+                name = self._config.replay.shard_name(shard)
+                log.warning("%s begins with an empty memory, although the run has %d steps", name, self.num_steps)
             self._steps_before = max(0, self.num_steps - counted)
         self.num_steps = max(self.num_steps, self._steps_before + counted)
 
@@ -154,7 +185,7 @@ class RunStatus:
             return f"reached the score {run.stop_score:g}"
         if run.max_steps and self.num_steps >= run.max_steps:
             return f"reached {run.max_steps} steps"
-        if run.max_minutes and self.elapsed_seconds >= 60 * run.max_minutes:
+        if run.max_minutes and self.elapsed_seconds - self._seconds_before >= 60 * run.max_minutes:
             return f"reached {run.max_minutes:g} minutes"
         return ""
 

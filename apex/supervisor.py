@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from apex.lifecycle import FAILED, FINISHED, NEIGHBOUR_GONE, POLL_SECONDS, REFUSED, Stop, die_with_parent
+from apex.lifecycle import FAILED, FINISHED, HOPELESS, NEIGHBOUR_GONE, POLL_SECONDS, REFUSED, Stop, die_with_parent
 
 FIRST_PAUSE_SECONDS = 0.5  # before a first restart; doubles with each that the budget has not yet forgotten
 LONGEST_PAUSE_SECONDS = 10.0
@@ -130,7 +130,7 @@ class _Running:
         if status == FINISHED and not self.program.ready():
             return None  # It has done its part: the run is ending.
         cost = INNOCENT_COST if status in (FINISHED, NEIGHBOUR_GONE) else 1.0
-        pause = None if status == REFUSED else self._budget.charge(cost, now)
+        pause = None if status in (REFUSED, HOPELESS) else self._budget.charge(cost, now)
         if pause is not None:
             pause = max(pause, REST_SECONDS) if status == FINISHED else pause
             self._start_at = now + pause
@@ -144,7 +144,7 @@ class _Running:
 
     def ending(self) -> Ending:
         """What to say and to return when the run ends because of this program."""
-        status = FAILED if self.last_status is None or self.last_status < 0 else self.last_status
+        status = FAILED if self.last_status in (None, HOPELESS) else max(FAILED, self.last_status or 0)
         last_words = ": ".join(["", *last_lines(self._log, 1)])
         if status == REFUSED:
             return Ending(status, f"{self.program.role} refused to run{last_words}; see {self._log}", self.program.role)
