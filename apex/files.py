@@ -47,15 +47,15 @@ def sync_folder(folder: Path) -> None:
 def seal(fields: dict[str, Any]) -> bytes:
     """JSON with its own SHA-256. There is one text for the fields and no other: a changed bit is always seen."""
     digest = hashlib.sha256(json.dumps(fields).encode()).hexdigest()
-    return json.dumps({**fields, "sha256": digest}, indent=2).encode() + b"\n"
+    return json.dumps({**fields, "seal": digest}, indent=2).encode() + b"\n"
 
 
 def unseal(data: bytes) -> dict[str, Any]:
     """The inverse of `seal`; raises ValueError for anything else."""
     fields = json.loads(data)
-    if not isinstance(fields, dict) or "sha256" not in fields:
-        raise ValueError("it has no SHA-256 of its own")
-    del fields["sha256"]
+    if not isinstance(fields, dict) or "seal" not in fields:
+        raise ValueError("it has no seal")
+    del fields["seal"]
     if seal(fields) != data:
         raise ValueError("it is not what was written: its SHA-256 differs")
     return fields
@@ -69,24 +69,23 @@ def write_twice(path: Path, fields: dict[str, Any]) -> None:
 
 
 def read_twice(path: Path) -> dict[str, Any] | None:
-    """What `write_twice` wrote, from the copy where the file is damaged, which is logged; None if neither is there.
+    """What `write_twice` wrote, from the copy where the file is damaged or missing; None if neither is there.
 
-    Raises ValueError where what is there is damaged.
+    Either one that is damaged or missing is logged. Raises ValueError where none is whole.
     """
-    causes = []
-    for file in (path, path.with_name(path.name + COPY)):
+    files = (path, path.with_name(path.name + COPY))
+    causes, whole = [], []
+    for file in files:
         try:
-            fields = unseal(file.read_bytes())
+            whole.append(unseal(file.read_bytes()))
         except FileNotFoundError:
-            if file == path:
-                causes.append(f"{file} is missing")
-            continue
+            causes.append(f"{file} is missing")
         except (OSError, ValueError) as error:
             causes.append(f"{file} is damaged: {error}")
-            continue
-        for cause in causes:
-            log.error("%s; its copy %s is taken", cause, file)
-        return fields
-    if any(file.exists() for file in (path, path.with_name(path.name + COPY))):
-        raise ValueError("; ".join(causes))
-    return None
+    if not whole:
+        if any(file.exists() for file in files):
+            raise ValueError("; ".join(causes))
+        return None
+    for cause in causes:
+        log.error("%s; the other one of %s and %s is whole and is taken", cause, *(file.name for file in files))
+    return whole[0]

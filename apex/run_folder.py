@@ -73,10 +73,9 @@ class RunFolder:
         path = self.path / _ELAPSED
         try:
             return float(unseal(path.read_bytes())["seconds"])
-        except FileNotFoundError:
-            return 0.0
         except (OSError, KeyError, TypeError, ValueError) as error:
-            log.error("%s is damaged (%s); the clock goes on from the newest checkpoint's", path, error)
+            if not isinstance(error, FileNotFoundError) or any(self.checkpoints.glob("*")):
+                log.error("%s cannot be read (%s); the clock goes on from the newest checkpoint's", path, error)
             return 0.0
 
     @elapsed_seconds.setter

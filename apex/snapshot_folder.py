@@ -144,6 +144,10 @@ class SnapshotFolder:
         nothing is whole.
         """
         manifests = self._manifests()
+        last = self.next_number() - 1
+        if manifests and int(manifests[0].name[:9]) < last:
+            cause = f"{self.path} has files of {last:09d}.json without it: it was never finished, or is gone"
+            log.error("%s; trying the snapshot before it", cause)
         best: Snapshot | None = None
         bad: dict[str, str] = {}  # files that were looked into already
         for found in map(self._read_or_log, manifests):

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from apex.checkpoint import load, save
+from apex.checkpoint import LearnerState, load, save
 from apex.config import Config, LearnerConfig, NetworkConfig
 from apex.loader import Part, Sample
 from apex.losses import importance_weights
 from apex.networks import flatten_parameters, make_network
 from apex.trainer import Trainer
-from apex.types import Schema
+from apex.types import Progress, Schema
 
 SCHEMA = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=3, n_step=3, codec="raw")
 NETWORK = NetworkConfig(hidden=8, body_hidden=8)
@@ -178,9 +178,10 @@ def test_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path, optimize
     first = make_trainer(Tape(*samples[:3]), optimizer=optimizer, target_period=2)
     for _ in range(3):
         first.step(0.0)
-    path = save(tmp_path, first.state(Config(), SCHEMA, 42))
+    state = LearnerState(progress=Progress(42), config=Config(), schema=SCHEMA, **first.state())
+    path = save(tmp_path, state)
     second = make_trainer(Tape(*samples[3:]), optimizer=optimizer, target_period=2)
-    second.restore(load(path))
+    second.restore(load(path)._asdict())
     assert second.num_updates == 3
     for _ in range(3):
         second.step(0.0)
