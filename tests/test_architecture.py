@@ -56,7 +56,7 @@ FLOORS = [
     {"loader", "update"},
     {"feed", "bad_batches"},
     {"trainer", "recording", "snapshot_timing"},
-    {"learner_loop"},
+    {"learner_loop", "chaos_saves"},
     {"actor", "replay", "learner", "evaluator"},
     # 6: what people start.
     {"supervisor", "evaluate", "status", "resume"},
@@ -83,6 +83,7 @@ OWNERS = {
         "networks",
         "losses",
         "optimizers",
+        "chaos_saves",
         "checkpoint",
         "policies",
         "saves",

@@ -1,4 +1,4 @@
-"""Whatever is killed or damaged in a save, the run goes on from what was whole, and says so. The full figures: by command."""
+"""Whatever is killed or damaged in a save, the run goes on from what was whole, and says so. In full: by command."""
 
 from __future__ import annotations
 
