@@ -141,7 +141,7 @@ class RunFolder:
             write_twice(path / _MANIFEST, manifest)
         except OSError as error:
             raise ConfigError(f"cannot write the run folder {path}: {error.strerror}; set run.folder") from error
-        return cls(path, manifest)
+        return cls(path, unseal(seal(manifest)))  # As `open` gives it: JSON has no tuples.
 
     def go_on(self, config: Config, *, argv: Sequence[str] = sys.argv) -> None:
         """Notes that the run is started again, and with what; raises ConfigError if that cannot be written."""
