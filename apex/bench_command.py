@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from apex.checkpoint import load_policy
 from apex.config import Config
 from apex.environment import describe, kind
 from apex.evaluator import make_policy
 from apex.lifecycle import FAILED, FINISHED, Stop, stop_on_signals
 from apex.machine import read_machine
 from apex.options import parse_config
+from apex.policies import load_policy
 from apex.processes import ChildDiedError, call_in_child
 from apex.recording import Policy, Recording, load, record
 from apex.sizing import size_to_machine

@@ -26,7 +26,7 @@ from apex.bench_command import (
     run_bench,
 )
 from apex.bench_report import compare, print_budget, print_report, print_sizes, run_peer
-from apex.checkpoint import BEST, latest_good
+from apex.checkpoint_folder import latest_good
 from apex.config import (
     ActorConfig,
     Config,
@@ -39,6 +39,7 @@ from apex.config import (
 )
 from apex.environment import describe
 from apex.lifecycle import Stop
+from apex.policies import find_best
 from apex.recording import Recording
 from apex.replay_bed import Bed, Link, open_bed
 from apex.replay_timing import read_memory, time_batch, time_direct, time_store
@@ -143,8 +144,7 @@ def _sources(options: argparse.Namespace) -> list[tuple[str, EnvironmentConfig, 
     sources: list[tuple[str, EnvironmentConfig, Path | None]] = [("", EnvironmentConfig(id=GAME), None)]
     if options.run:
         run = RunFolder.open(options.run)
-        best = run.checkpoints / BEST
-        policy = best if best.exists() else latest_good(run.checkpoints)
+        policy = find_best(run.checkpoints) or latest_good(run.checkpoints)
         if policy is None:
             raise ConfigError(f"{run.path} has no policy yet: it was trained too shortly")
         sources.append(("trained_", run.config.environment, policy))

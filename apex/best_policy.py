@@ -5,24 +5,26 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from apex.checkpoint import CheckpointError, PolicyInfo, load_policy, save_policy
+from apex.checkpoint import CheckpointError
 from apex.config import Config
+from apex.policies import PolicyInfo, find_best, load_policy, save_best
 from apex.types import Parameters, Schema
 
 log = logging.getLogger("apex")
 
 
 class BestPolicy:
-    """The file that keeps them: only a better score, or one as good and newer, replaces it."""
+    """Keeps them in the folder of the checkpoints: only a better score, or one as good and newer, replaces them."""
 
-    def __init__(self, path: Path, config: Config, schema: Schema) -> None:
-        """What is at `path` already is the best of the run's earlier lives."""
-        self._path = path
+    def __init__(self, folder: Path, config: Config, schema: Schema) -> None:
+        """What is in `folder` already is the best of the run's earlier lives."""
+        self._folder = folder
         self._config = config
         self._schema = schema
         self.score: float | None = None
         try:
-            self.score = load_policy(path)[0].score if path.exists() else None
+            path = find_best(folder)
+            self.score = None if path is None else load_policy(path)[0].score
         except CheckpointError as error:
             log.error("%s; the next evaluation's policy takes its place", error)
 
@@ -40,7 +42,7 @@ class BestPolicy:
                 score=float(score),
             )
             try:
-                save_policy(self._path, parameters.values, info)
+                save_best(self._folder, parameters.values, info)
             except OSError as error:
                 log.error("the best policy was not kept: %s", error)
         return score

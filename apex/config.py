@@ -165,6 +165,7 @@ class LearnerConfig:
     publish_period: int = 10  # updates between two publishes of the parameters ...
     publish_seconds: float = 0.25  # ... and at least so long: a GPU's hundreds of updates a second would fill the wire
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda where there is one
+    max_skipped_updates: int = 10  # in a row, for a loss or a gradient that is not finite; then the run fails
     num_threads: int = 0  # torch threads; 0: by the machine's cores
     num_loaders: int = 0  # processes that decode batches (and draw them, beside a replay server); 0: by the machine
     bfloat16: Literal["auto", "on", "off"] = "off"  # autocast to it; auto: where the processor or the GPU has it
@@ -183,7 +184,7 @@ class LearnerConfig:
             f"learner.importance_sampling_exponent must be 0 ... 1, got {self.importance_sampling_exponent}",
         )
         require(self.publish_seconds >= 0, f"learner.publish_seconds must be >= 0, got {self.publish_seconds}")
-        for name in ("target_period", "publish_period"):
+        for name in ("target_period", "publish_period", "max_skipped_updates"):
             require(getattr(self, name) >= 1, f"learner.{name} must be >= 1, got {getattr(self, name)}")
         require(self.num_threads >= 0, f"learner.num_threads must be >= 0, got {self.num_threads}")
         require(0 <= self.num_loaders <= 64, f"learner.num_loaders must be 0 ... 64, got {self.num_loaders}")
@@ -234,13 +235,13 @@ class CheckpointConfig:
     """What is kept on disk."""
 
     period: int = 5_000  # updates between two checkpoints of the learner
-    keep: int = 3  # newest checkpoints kept, beside the best
+    keep: int = 3  # newest checkpoints kept, beside the best; two at least, as a damaged one falls back to another
     replay: bool = True  # the replay memory too, which a resumed run goes on with; takes its size on disk
     replay_period: float = 300.0  # seconds between two snapshots of the replay memory; each adds what is new
 
     def __post_init__(self) -> None:
         require(self.period >= 1, f"checkpoint.period must be >= 1, got {self.period}")
-        require(self.keep >= 1, f"checkpoint.keep must be >= 1, got {self.keep}")
+        require(self.keep >= 2, f"checkpoint.keep must be >= 2, got {self.keep}")
         require(self.replay_period > 0, f"checkpoint.replay_period must be > 0, got {self.replay_period}")
 
 

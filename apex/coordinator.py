@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from apex.async_receiver import PULL, ROUTER, AsyncReceiver, Peer
 from apex.best_policy import BestPolicy
-from apex.checkpoint import BEST
 from apex.config import Config, to_dict
 from apex.curve_rows import CurveRows
+from apex.curves import cut_curves
 from apex.header import MAX_JSON_BYTES, VERSION, Kind, WireError, peek_kind
 from apex.key_folder import read_keys
 from apex.leases import LeaseTable
@@ -28,7 +28,7 @@ from apex.run_folder import RunFolder
 from apex.run_status import RunStatus
 from apex.sockets import Context, OpenDoorWarning, open_context
 from apex.store_layout import memory_id
-from apex.types import Parameters, Schema, Stream
+from apex.types import Parameters, Progress, Schema, Stream
 from apex.wire import Codec, decode_control, encode_control
 
 log = logging.getLogger("apex")
@@ -74,10 +74,11 @@ class Coordinator:
             num_actors=desk.num_actors,
             elapsed_seconds=self._folder.elapsed_seconds,
         )
-        self._best_policy = BestPolicy(self._folder.checkpoints / BEST, desk.config, desk.schema)
+        self._best_policy = BestPolicy(self._folder.checkpoints, desk.config, desk.schema)
         if self._best_policy.score is not None:
             self._status.evaluation = {"best": self._best_policy.score}
         self._rows = CurveRows(self._status)
+        self._curves_began = False  # whether it is known how many steps they go on from
         self._num_parameters = 0  # unknown until the trainer has built its network; nobody is welcome before
         self._told: dict[str, Any] = {}
         self._asked: dict[int, float] = {}  # when a replay server first asked for a shard that another one may hold
@@ -154,7 +155,8 @@ class Coordinator:
             while self._pipe.poll():
                 report = json.loads(self._pipe.recv_bytes())
                 self._num_parameters = report.pop("num_parameters", self._num_parameters)
-                self._status.num_steps = max(self._status.num_steps, report.pop("num_steps", 0))
+                if "progress" in report:
+                    self._status.go_on(Progress(**report.pop("progress")))
                 if "finished" in report:
                     self._status.reason = self._status.reason or report.pop("finished")
                     self._status.finished = True
@@ -170,6 +172,8 @@ class Coordinator:
             "absent": status.absent_replay,
             "end": status.reason,
             "steps": status.num_steps,
+            "episodes": status.num_episodes,
+            "elapsed_seconds": int(status.elapsed_seconds),
         }
         if news != self._told:
             self._told = news
@@ -288,13 +292,28 @@ class Coordinator:
                 try:
                     message = self._codec.decode_metrics(frames)
                     message["steps"] = self._status.num_steps
-                    self._metrics.accept(message)
+                    self._status.count_episodes(message)
+                    if self._begin_curves():
+                        self._metrics.accept(message)
                 except WireError as error:
                     self._figures.refuse(error)
                 except ValueError as error:
                     self._figures.refuse(WireError("fields", str(error)))
 
+    def _begin_curves(self) -> bool:
+        """Whether the curves may go on. What they have of steps that a resumed run makes again is cut off first.
+
+        How many steps there are is known when every replay server has said what it holds.
+        """
+        if not self._curves_began and (self._status.num_steps == 0 or self._status.all_replay_endpoints):
+            self._curves_began = True
+            self._metrics.begin(self._status.num_steps)
+            cut_curves(self._folder.curves, self._status.num_steps)
+        return self._curves_began
+
     def _write_row(self) -> None:
+        if not self._begin_curves():
+            return
         try:
             for row in self._rows.next():
                 self._metrics.accept(row)
@@ -309,7 +328,8 @@ class Coordinator:
         names = {"evaluator/score": "mean", "evaluator/score_median": "median", "evaluator/length": "length"}
         scalars = {tag: result[name] for tag, name in names.items()}
         message = {"role": "evaluator", "steps": self._status.num_steps, "time": time.time(), "scalars": scalars}
-        self._metrics.accept(message)
+        if self._begin_curves():
+            self._metrics.accept(message)
 
 
 def _require_role(role: str, claimed: object) -> None:

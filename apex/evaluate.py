@@ -20,12 +20,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from apex.checkpoint import BEST, latest_good, load_policy
+from apex.checkpoint_folder import latest_good
 from apex.config import ConfigError, EnvironmentConfig, require
 from apex.environment import EnvironmentFailure, VectorEnvironment, describe, kind, make_environment
 from apex.evaluator import make_policy
 from apex.games import Game, Policy, evaluation_seed, play, summarize
 from apex.lifecycle import FAILED, FINISHED, REFUSED, Stop, stop_on_signals
+from apex.policies import find_best, load_policy
 from apex.run_folder import RunFolder
 from apex.types import Array, Schema, Step
 
@@ -146,10 +147,10 @@ def _make_player(options: argparse.Namespace, rng: np.random.Generator) -> Playe
 
 
 def _find_policy(run: RunFolder, choice: str | None) -> Path:
-    best = run.checkpoints / BEST
-    if choice == "best" or (choice is None and best.exists()):
-        require(best.exists(), f"{run.path} has no best policy: no evaluation was finished; try --checkpoint last")
+    best = find_best(run.checkpoints) if choice in (None, "best") else None
+    if best is not None:
         return best
+    require(choice != "best", f"{run.path} has no best policy: no evaluation was finished; try --checkpoint last")
     if choice in (None, "last"):
         last = latest_good(run.checkpoints)
         if last is None:

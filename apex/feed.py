@@ -2,7 +2,8 @@
 
 Without CUDA a batch is a view of the slot. With CUDA copies run on a stream of their own, from memory that is locked,
 into one of two buffers, while the update before still computes; and nothing here waits for the device as long as it is
-no more than `MAX_BEHIND` steps behind.
+no more than `MAX_BEHIND` steps behind. A slot stays as it is until what was made of it is known: a batch that no update
+could be made with is looked at then. So the ring needs `MAX_BEHIND` slots more.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ class Feed(Protocol):
     def load(self, sample: Sample, weights: Array) -> DeviceBatch:
         """The sample on the device; `weights`: float32[B]."""
 
-    def give_back(self, sample: Sample, td_errors: Tensor) -> None:
-        """Takes what the update made of the sample; priorities and slot leave as soon as they may."""
+    def give_back(self, sample: Sample, result: Tensor) -> None:
+        """Takes what the update made of the sample; both leave, and then the slot, as soon as they may."""
 
     def flush(self) -> None:
-        """Waits until all priorities and slots have left."""
+        """Waits until all results and slots have left."""
 
 
-Return = Callable[[Sample, NDArray[Any]], None]  # takes the priorities of a sample, float32[B]
+Return = Callable[[Sample, NDArray[Any]], None]  # takes a sample, and what the update made of it
 Release = Callable[[int], None]  # takes a slot that may be filled again
 
 
@@ -50,27 +51,20 @@ class HostFeed:
         """Views of the sample's memory."""
         return DeviceBatch(*map(torch.from_numpy, _arrays(sample, weights)))
 
-    def give_back(self, sample: Sample, td_errors: Tensor) -> None:
+    def give_back(self, sample: Sample, result: Tensor) -> None:
         """Everything is done already."""
-        self._send(sample, td_errors.numpy())
+        self._send(sample, result.numpy())
         self._release(sample.slot)
 
     def flush(self) -> None:
         """Nothing is ever under way."""
 
 
-class _Copying(NamedTuple):
-    """A slot that is being copied to the device."""
-
-    slot: int
-    done: torch.cuda.Event
-
-
 class _Returning(NamedTuple):
-    """Priorities on their way to the host."""
+    """What an update made of a sample, on its way to the host."""
 
     sample: Sample
-    td_errors: Tensor
+    result: Tensor
     done: torch.cuda.Event
 
 
@@ -85,7 +79,6 @@ class CudaFeed:
         self._buffers: list[DeviceBatch] = []
         self._free = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
         self._num_loaded = 0
-        self._copying: deque[_Copying] = deque()
         self._returning: deque[_Returning] = deque()
 
     def load(self, sample: Sample, weights: Array) -> DeviceBatch:
@@ -100,32 +93,26 @@ class CudaFeed:
             for target, source in zip(self._buffers[which], arrays, strict=True):
                 target.copy_(source, non_blocking=True)
             done = self._note()
-        self._copying.append(_Copying(sample.slot, done))
         torch.cuda.current_stream(self._device).wait_event(done)
         return self._buffers[which]
 
-    def give_back(self, sample: Sample, td_errors: Tensor) -> None:
-        """Starts the priorities' way back; sends those that have arrived, and releases the slots that were copied."""
+    def give_back(self, sample: Sample, result: Tensor) -> None:
+        """Starts the result's way back; hands on those that have arrived, and releases their slots."""
         self._free[(self._num_loaded - 1) % 2].record(torch.cuda.current_stream(self._device))
-        # The slot is another batch's soon; what is still needed of it is copied.
-        kept = sample._replace(keys=sample.keys.copy())
-        self._returning.append(_Returning(kept, td_errors.to("cpu", non_blocking=True), self._note()))
+        self._returning.append(_Returning(sample, result.to("cpu", non_blocking=True), self._note()))
         self._collect(MAX_BEHIND)
 
     def flush(self) -> None:
-        """Waits until all priorities and slots have left."""
+        """Waits until all results and slots have left."""
         self._collect(0)
 
     def _collect(self, most: int) -> None:
         """Hands on what is done; waits until no more than `most` are under way."""
-        while self._copying and (len(self._copying) > most or _is_done(self._copying[0].done)):
-            copying = self._copying.popleft()
-            copying.done.synchronize()
-            self._release(copying.slot)
         while self._returning and (len(self._returning) > most or _is_done(self._returning[0].done)):
             returning = self._returning.popleft()
             returning.done.synchronize()
-            self._send(returning.sample, returning.td_errors.numpy())
+            self._send(returning.sample, returning.result.numpy())
+            self._release(returning.sample.slot)
 
     def _note(self) -> torch.cuda.Event:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -22,7 +22,7 @@ from apex.key_folder import ROLES, read_keys
 from apex.lifecycle import FAILED, FINISHED, REFUSED, Stop, stop_on_signals
 from apex.options import parse_config
 from apex.ports import PortClaims
-from apex.resume import reopen, take_resume
+from apex.resume import ACCEPT, reopen, survey, take_resume
 from apex.run_folder import RunFolder
 from apex.sockets import open_context
 from apex.store_layout import store_path
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments = sys.argv[1:] if argv is None else argv
             about = (
                 "Trains on this machine: replay, learner, actors, evaluator and TensorBoard. "
-                "--resume RUN goes on with a run; only limits may change then."
+                "--resume RUN goes on with a run; only limits may change then, or what --accept-changes is said to."
             )
             name, rest = take_resume(arguments)
             if name is not None:
@@ -89,6 +89,8 @@ def resume(name: str, argv: Sequence[str], stop: Stop, compose: Composer | None 
     """Goes on with a run, in its folder, from its newest checkpoint and snapshot; `argv` may change limits."""
     folder, config = reopen(name, argv)
     _check_keys(config)
+    for line in survey(folder, config, accept=ACCEPT in argv):
+        say(line)
     with PortClaims() as claims:
         config, sizes = fit(config, folder.schema, say, store_path(folder.run_id), free=claims.claim)
         if stop.requested:

@@ -16,6 +16,7 @@ from types import FrameType
 from apex.watchdog import Notifier
 
 FINISHED, FAILED, REFUSED, NEIGHBOUR_GONE = 0, 1, 2, 75  # exit statuses; 75 (EX_TEMPFAIL): try again
+HOPELESS = 3  # of a role: failed, and would fail again however often it was started; the run's own status is FAILED
 POLL_SECONDS = 0.2  # No call blocks longer, so a role returns within a second of being asked.
 EXPLAIN_SECONDS = 10.0  # A wait longer than this says who waits for whom.
 

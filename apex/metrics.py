@@ -22,7 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tensorboardX.proto.event_pb2 import Event  # type: ignore[import-untyped]
+from tensorboardX.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
 from tensorboardX.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 from tensorboardX.record_writer import masked_crc32c  # type: ignore[import-untyped]
 from tensorboardX.summary import histogram_raw, scalar  # type: ignore[import-untyped]
@@ -101,6 +101,10 @@ class MetricsWriter:
             self._add_summary(_summarize(tag, histogram), steps, checked.time)
         if self._clock() >= self._flush_at:
             self.flush()
+
+    def begin(self, steps: int) -> None:
+        """Has TensorBoard leave out what earlier lives of the run have written of these steps and later ones."""
+        self._add_event(Event(wall_time=time.time(), step=steps, session_log=SessionLog(status=SessionLog.START)))
 
     def latest(self, tag: str) -> float | None:
         """The newest value of a tag; None before there is one, and while it is not finite."""

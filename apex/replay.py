@@ -127,7 +127,7 @@ class ReplayServer:
 
     def check_limiter(self) -> bool:
         """Whether inserts may go on; False only with replay.inserts_wait."""
-        keeps_ratio = self._limiter.may_insert(self._store.num_inserted, self._board.num_drawn)
+        keeps_ratio = self._board.limit(self._limiter).may_insert(self._store.num_inserted, self._board.num_drawn)
         self.may_insert = keeps_ratio or self.inserts_wanted
         return self.may_insert
 
@@ -323,6 +323,7 @@ def _run(welcome: Welcome, shard: int, advertise: str, snapshots: Path | None, s
         own = snapshots if config.replay.num_shards == 1 else snapshots / f"shard-{shard}"
         folder = SnapshotFolder(own, pause=lambda step: stop.turn())  # To restore a large memory takes minutes.
     store, board = open_store(path, welcome, folder)
+    board.rebase(store.num_inserted)
     limiter = make_limiter(config)
     # A learner that sees the same memory draws for itself.
     beside_the_learner = config.transport.shared_memory and welcome.memory == memory_id()

@@ -1,18 +1,18 @@
 """The folder of one run: what was run, on what, by which code, and everything that comes of it.
 
 runs/pong-20250131-235959/
-    manifest.json   who, when, where, which versions; without it the folder is no run
-    config.toml     every knob with its value
+    manifest.json   who, when, where, which versions, every knob; without it, or its copy, the folder is no run
+    config.toml     every knob with its value, to be read by people
     curves/         one .jsonl per role
     logs/           one .log per program
     tensorboard/    event files, in a folder of the run's name: TensorBoard shows that
-    checkpoints/    000012345/ by updates, and best.safetensors
+    checkpoints/    000012345/ by updates, best.safetensors, and replay/
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-import json
+import logging
 import os
 import platform
 import re
@@ -20,6 +20,7 @@ import secrets
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -27,15 +28,19 @@ from pathlib import Path
 from typing import Any, Self
 
 from apex import __version__
-from apex.config import Config, ConfigError, dump_toml, load_toml
+from apex.config import Config, ConfigError, dump_toml, from_dict, to_dict
+from apex.files import COPY, read_twice, replace_file, seal, unseal, write_twice
 from apex.types import Schema
 
-FORMAT = 1  # of the manifest
+FORMAT = 2  # of the manifest
 PACKAGES = ("torch", "numpy", "pyzmq", "gymnasium", "ale-py", "cramjam", "safetensors", "tensorboardX", "tensorboard")
 ASK_SECONDS = 5.0  # how long git and nvidia-smi may take to answer
 
 _MANIFEST = "manifest.json"
-_ELAPSED = "elapsed_seconds"
+_ELAPSED = "elapsed.json"
+_EPOCH = "epoch.json"
+
+log = logging.getLogger("apex")
 
 
 class RunFolder:
@@ -60,20 +65,42 @@ class RunFolder:
     @property
     def config(self) -> Config:
         """The resolved configuration."""
-        return load_toml(self.config_file)
+        return from_dict(self.manifest["config"])
 
     @property
     def elapsed_seconds(self) -> float:
-        """How long the run had gone on when this was last noted; 0 if it never was."""
+        """How long the run had gone on, in all its lives, when this was last noted; 0 if it never was."""
+        path = self.path / _ELAPSED
         try:
-            return float((self.path / _ELAPSED).read_text())
-        except (OSError, ValueError):
+            return float(unseal(path.read_bytes())["seconds"])
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            if not isinstance(error, FileNotFoundError) or any(self.checkpoints.glob("*")):
+                log.error("%s cannot be read (%s); the clock goes on from the newest checkpoint's", path, error)
             return 0.0
 
     @elapsed_seconds.setter
     def elapsed_seconds(self, seconds: float) -> None:
         with suppress(OSError):  # A full disk ends no run; the clock of the next start is then a little behind.
-            _replace(self.path / _ELAPSED, f"{seconds:.1f}\n")
+            partial = self.path / f".{_ELAPSED}.partial"
+            partial.write_bytes(seal({"seconds": round(seconds, 1)}))
+            os.replace(partial, self.path / _ELAPSED)
+
+    def next_epoch(self) -> int:
+        """Counts the learner's starts in this run: what it leases now is newer than all that it leased before.
+
+        Where the count is lost, the seconds since 1970 take its place, which no run has ever been started as often as.
+        """
+        path = self.path / _EPOCH
+        try:
+            known = read_twice(path)
+            epoch = 1 if known is None else int(known["epoch"]) + 1
+            if known is None and any(self.checkpoints.glob("*")):
+                raise ValueError(f"{path} is missing")
+        except (KeyError, TypeError, ValueError) as error:
+            epoch = int(time.time())
+            log.error("%s; the learner's starts are counted from %d on", error, epoch)
+        write_twice(path, {"epoch": epoch})
+        return epoch
 
     @classmethod
     def create(
@@ -99,50 +126,76 @@ class RunFolder:
             "versions": describe_versions(),
             "git": describe_checkout(Path(__file__).parent),
             "hardware": describe_hardware(),
+            "config": to_dict(config),
         }
         try:
             for name in ("curves", "logs", "tensorboard", "checkpoints"):
                 (path / name).mkdir()
-            _replace(path / "config.toml", dump_toml(config))
-            text = json.dumps(manifest, indent=2) + "\n"
-            _replace(path / _MANIFEST, text)
+            replace_file(path / "config.toml", dump_toml(config).encode(errors="surrogateescape"))
+            write_twice(path / _MANIFEST, manifest)
         except OSError as error:
             raise ConfigError(f"cannot write the run folder {path}: {error.strerror}; set run.folder") from error
-        return cls(path, json.loads(text))
+        return cls(path, unseal(seal(manifest)))  # As `open` gives it: JSON has no tuples.
 
     def go_on(self, config: Config, *, argv: Sequence[str] = sys.argv) -> None:
         """Notes that the run is started again, and with what; raises ConfigError if that cannot be written."""
+        elapsed = self.elapsed_seconds
         again = {
+            "elapsed_seconds": elapsed,
             "started": datetime.now().astimezone().isoformat(timespec="seconds"),
             "argv": list(argv),
             "versions": describe_versions(),
             "git": describe_checkout(Path(__file__).parent),
         }
         self.manifest["resumed"] = [*self.manifest.get("resumed", []), again]
+        self.manifest["config"] = to_dict(config)
         try:
-            _replace(self.config_file, dump_toml(config))
-            _replace(self.path / _MANIFEST, json.dumps(self.manifest, indent=2) + "\n")
+            write_twice(self.path / _MANIFEST, self.manifest)
+            replace_file(self.config_file, dump_toml(config).encode(errors="surrogateescape"))
         except OSError as error:
             raise ConfigError(f"cannot write the run folder {self.path}: {error.strerror}") from error
+
+    def mend_config_file(self) -> None:
+        """Writes config.toml again where it does not say what the manifest does; that is logged, and the file kept.
+
+        Raises ConfigError where it cannot be written.
+        """
+        text, aside = dump_toml(self.config).encode(), self.config_file.with_name("config.toml.damaged")
+        try:
+            if self.config_file.exists():
+                if self.config_file.read_bytes() == text:
+                    return
+                os.replace(self.config_file, aside)
+            replace_file(self.config_file, text)
+        except OSError as error:
+            raise ConfigError(f"cannot write {self.config_file}: {error.strerror}") from error
+        log.error(
+            "%s was not what had been written: the configuration in %s holds, and is written there again. To change "
+            "a knob, name it beside --resume",
+            self.config_file,
+            _MANIFEST,
+        )
 
     @classmethod
     def open(cls, path: str | Path, folder: str | Path = "runs") -> Self:
         """The run at `path`, or else the one of that name below `folder`; raises ConfigError if there is none."""
         named = Path(path)
-        here = next((p for p in (named, Path(folder) / named) if (p / _MANIFEST).is_file()), None)
+        here = next((p for p in (named, Path(folder) / named) if any(map(Path.is_file, _manifests(p)))), None)
         if here is None:
             why = f"no {_MANIFEST}" if named.is_dir() else "no such folder"
             newest = [path.name for path in _list_runs(Path(folder))[:3]]
             known = f"; the newest in {folder}: {', '.join(newest)}" if newest else ""
             raise ConfigError(f"{path} is not a run folder: {why}{known}")
         try:
-            manifest = json.loads((here / _MANIFEST).read_text())
+            manifest = read_twice(here / _MANIFEST) or {}
             if manifest["format"] != FORMAT:
                 raise ValueError(f"its format is {manifest['format']}, but this program reads {FORMAT}")
             return cls(here, manifest)
         except (OSError, KeyError, TypeError, ValueError) as error:
             cause = f"no {error}" if isinstance(error, KeyError) else str(error)
-            raise ConfigError(f"{here / _MANIFEST} cannot be read: {cause}") from error
+            raise ConfigError(
+                f"{here / _MANIFEST} cannot be read: {cause}. Put it back from a copy of the run folder"
+            ) from error
 
     @classmethod
     def find_latest(cls, folder: str | Path = "runs") -> Self:
@@ -215,11 +268,8 @@ def _make_folder(config: Config, started: datetime) -> Path:
             raise ConfigError(f"cannot make the run folder {path}: {error.strerror}; set run.folder") from error
 
 
-def _replace(path: Path, text: str) -> None:
-    """Writes a file, or changes it, in one step."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8", errors="surrogateescape")  # A path may be no text in any language.
-    os.replace(partial, path)
+def _manifests(path: Path) -> tuple[Path, Path]:
+    return path / _MANIFEST, path / (_MANIFEST + COPY)
 
 
 def _game(environment_id: str) -> str:
@@ -231,10 +281,10 @@ def _game(environment_id: str) -> str:
 def _list_runs(folder: Path) -> list[Path]:
     """Newest first, by when they were started. What has no readable start is none."""
     runs = []
-    for file in folder.glob(f"*/{_MANIFEST}"):
+    for path in {file.parent for file in folder.glob(f"*/{_MANIFEST}*")}:
         try:
-            started = datetime.fromisoformat(json.loads(file.read_text())["started"])
-            runs.append((started.timestamp(), file.stat().st_mtime_ns, file.parent))
+            started = datetime.fromisoformat((read_twice(path / _MANIFEST) or {})["started"])
+            runs.append((started.timestamp(), path.stat().st_mtime_ns, path))
         except (OSError, KeyError, TypeError, ValueError):
             continue
     return [path for *_, path in sorted(runs, reverse=True)]

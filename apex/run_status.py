@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -11,12 +12,24 @@ from typing import Any
 from apex.bottleneck import figure, find_limit
 from apex.config import Config
 from apex.exploration import epsilon_ladder
+from apex.types import Progress
 
 Status = dict[str, Any]
 
+log = logging.getLogger("apex")
+
 PARTS = ("actors", "wire", "replay", "loaders", "learner")  # what may limit a run
 TRAINER_SILENCE_SECONDS = 10.0  # after which it is what limits the run, whatever the last figures were
-LEARNER_FIGURES = ("loss", "mean_q", "gradient_norm", "td_error", "wait_share", "loader_busy_share")
+LEARNER_FIGURES = (
+    "loss",
+    "mean_q",
+    "gradient_norm",
+    "td_error",
+    "wait_share",
+    "loader_busy_share",
+    "skipped_updates",
+)
+EPISODES = "actors/episodes"  # the tag of games that were finished since the message before
 ABSENT_HEARTBEATS = 3  # a replay server that is silent for so many is away
 
 
@@ -66,6 +79,7 @@ class RunStatus:
         self._clock = clock
         self._started_at = clock() - elapsed_seconds
         self._trainer_heard_at = clock()
+        self.num_episodes = 0  # games that actors have finished in this run
 
     def hear(self, session: int, role: str, host: str, pid: int, status: Status, shard: int = 0) -> None:
         """Notes a heartbeat."""
@@ -73,12 +87,28 @@ class RunStatus:
         if "num_inserted" in status:
             self._count(shard, int(status["num_inserted"]), status.get("store_incarnation"))
 
+    def go_on(self, progress: Progress) -> None:
+        """Counts on from where the run was when the learner was started."""
+        self.num_steps, self.num_episodes = progress.num_steps, progress.num_episodes
+        self._started_at = self._clock() - progress.elapsed_seconds
+
+    def count_episodes(self, message: dict[str, Any]) -> None:
+        """Counts the games that a metrics message tells of, and puts their number in all lives in their place."""
+        scalars = message.get("scalars")
+        count = scalars.get(EPISODES) if isinstance(scalars, dict) else None
+        if isinstance(count, int) and 0 <= count < 2**31:
+            self.num_episodes += count
+            message["scalars"] = {**message["scalars"], EPISODES: self.num_episodes}
+
     def _count(self, shard: int, num_inserted: int, store_incarnation: object) -> None:
         """Steps go on where they were when a store is made anew, or begins with less than was stored before."""
         known, _ = self._stores.get(shard, (None, 0))
         self._stores[shard] = store_incarnation, num_inserted
         counted = sum(count for _, count in self._stores.values())
         if store_incarnation != known:
+            if num_inserted == 0 < self.num_steps:
+                name = self._config.replay.shard_name(shard)
+                log.warning("%s begins with an empty memory, although the run has %d steps", name, self.num_steps)
             self._steps_before = max(0, self.num_steps - counted)
         self.num_steps = max(self.num_steps, self._steps_before + counted)
 

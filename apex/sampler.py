@@ -35,6 +35,7 @@ class SamplerBoard:
     """
 
     DRAWN, SENT, ACKNOWLEDGED, ACTIVE, WAITS_FOR_INSERTS, WAITS_FOR_LEARNER = range(6)  # transitions; batches; 0 or 1
+    BASE_INSERTED, BASE_DRAWN = 6, 7  # of row 0: where the limiter's line begins since the replay server was started
 
     def __init__(self, num_rows: int, path: Path | None = None) -> None:
         """A file in tmpfs at `path`, made if it is not there; or memory that only forked children share."""
@@ -56,6 +57,16 @@ class SamplerBoard:
     def go_on_from(self, num_drawn: int) -> None:
         """Counts what was drawn before the store was restored. To be called before anybody draws by row 0."""
         self._cells[0, self.DRAWN] = num_drawn
+
+    def rebase(self, num_inserted: int) -> None:
+        """Has limiters begin their line here: what went before neither is caught up with nor blocks."""
+        self._cells[0, self.BASE_DRAWN] = self.num_drawn
+        self._cells[0, self.BASE_INSERTED] = num_inserted
+
+    def limit(self, limiter: RateLimiter) -> RateLimiter:
+        """The limiter with its line where it begins at present."""
+        base = int(self._cells[0, self.BASE_INSERTED])
+        return limiter.rebased(base, int(self._cells[0, self.BASE_DRAWN])) if base else limiter
 
     def activate(self, sampler: int) -> int:
         """Says that somebody draws by this row now; returns the number of its next batch. It calls this."""
@@ -181,7 +192,7 @@ class Sampler:
         return True
 
     def _may_draw(self) -> bool:
-        allowed = self._limiter.may_sample(self._reader.num_inserted, self._board.num_drawn)
+        allowed = self._board.limit(self._limiter).may_sample(self._reader.num_inserted, self._board.num_drawn)
         in_flight, now = self._board.in_flight(self._index), self._clock()
         if in_flight != self._in_flight:
             self._in_flight, self._changed_at = in_flight, now

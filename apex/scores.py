@@ -20,7 +20,6 @@ class ScoreBoard:
         self._score = np.zeros(len(streams))
         self._length = np.zeros(len(streams), np.int64)
         self._finished: dict[int, list[tuple[float, int]]] = {}
-        self._num_episodes = 0
         self._num_faults = 0
 
     def add(self, step: Step) -> None:
@@ -31,7 +30,6 @@ class ScoreBoard:
         for stream in np.flatnonzero(ended).tolist():
             game = float(self._score[stream]), int(self._length[stream])
             self._finished.setdefault(stream, []).append(game)
-            self._num_episodes += 1
         if step.failed is not None:
             ended = ended | step.failed  # A game that was cut off by a fault has no score.
             self._num_faults += int(step.failed.sum())
@@ -49,7 +47,7 @@ class ScoreBoard:
                 scalars |= {"actor_highest_id/score": score, "actor_highest_id/length": length}
         if scalars:
             every = [score for games in self._finished.values() for score, _ in games]
-            scalars |= {"actors/mean_score": float(np.mean(every)), "actors/episodes": self._num_episodes}
+            scalars |= {"actors/mean_score": float(np.mean(every)), "actors/episodes": len(every)}
             if self._num_faults:
                 scalars["actors/environment_faults"] = self._num_faults
         self._finished = {}

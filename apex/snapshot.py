@@ -10,6 +10,7 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,8 +70,16 @@ class Snapshotter(Store):
         """Adds what is new to the folder; None if nothing is stored yet.
 
         `rest` is called after each file with the seconds that it took. Raises OSError where the disk refuses, and
-        SnapshotError where the memory cannot be copied; the snapshots before stay as they were.
+        SnapshotError where the memory cannot be copied; the snapshots before stay as they were, and nothing else does.
         """
+        try:
+            return self._take(rest)
+        except (OSError, SnapshotError):
+            with suppress(OSError):
+                self._folder.prune()  # A full disk needs the room of what was written in vain.
+            raise
+
+    def _take(self, rest: Callable[[float], object]) -> Snapshot | None:
         rows, end_key = self._rows()
         num_drawn = self._num_drawn()
         if self.first_key >= end_key:
@@ -123,12 +132,15 @@ class Snapshotter(Store):
         raise SnapshotError(f"the rows of the streams were not still for a moment in {ROW_ATTEMPTS} attempts")
 
     def _files_to_keep(self) -> list[File]:
-        """Files of the newest snapshot of this very store that need not be written again."""
+        """Files of the newest snapshot of this very store that need not be written again: all but the last.
+
+        The last one is always new: no two snapshots depend on one file for the newest keys, and small ones grow.
+        """
         newest = self._folder.newest()
         if newest is None or newest.store_incarnation != self.store_incarnation or newest.run_id != self._run_id:
             return []
         kept: list[File] = []
-        for file in newest.segments:
+        for file in newest.segments[:-1]:
             if not self._folder.is_there(file):
                 log.error("%s is missing or cut short; it is written again", self._folder.path / file.name)
                 break

@@ -16,15 +16,16 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from apex.config import ConfigError
 from apex.store_layout import go_on
 
 FORMAT = 1  # grows when an older program could no longer read the files
-KEPT = 2  # snapshots; what they have in common is there once
+KEPT = 2  # snapshots with weights of their own; what they have in common is there once
 
 _NAME = re.compile(r"(\d{9})(-\d{4,}\.segments|\.state|\.json|\.json\.partial)")
 
@@ -89,7 +90,7 @@ class SnapshotFolder:
         self._pause("write a file")
         self.path.mkdir(parents=True, exist_ok=True)
         digest, num_bytes = hashlib.sha256(), 0
-        with open(self.path / name, "wb") as file:
+        with self._new_file(name) as file:
             for part in parts:
                 digest.update(part)
                 num_bytes += file.write(part)
@@ -104,7 +105,7 @@ class SnapshotFolder:
         path = self.path / f"{snapshot.number:09d}.json"
         partial = path.with_name(f"{path.name}.partial")
         self._pause("write the manifest")
-        with open(partial, "wb") as file:
+        with self._new_file(partial.name) as file:
             file.write(_encode(snapshot))
             file.flush()
             os.fsync(file.fileno())
@@ -113,7 +114,7 @@ class SnapshotFolder:
         os.replace(partial, path)
         self._pause("flush the folder")
         self._sync()
-        self._prune()
+        self.prune()
 
     def is_there(self, file: File) -> bool:
         """Whether a file has the right length, at least."""
@@ -144,6 +145,10 @@ class SnapshotFolder:
         nothing is whole.
         """
         manifests = self._manifests()
+        last = self.next_number() - 1
+        if manifests and int(manifests[0].name[:9]) < last:
+            cause = f"{self.path} has files of {last:09d}.json without it: it was never finished, or is gone"
+            log.error("%s; trying the snapshot before it", cause)
         best: Snapshot | None = None
         bad: dict[str, str] = {}  # files that were looked into already
         for found in map(self._read_or_log, manifests):
@@ -186,24 +191,38 @@ class SnapshotFolder:
             snapshot = _decode(data)
         except OSError as error:
             log.error("%s: %s; trying the snapshot before it", path, error.strerror)
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             log.error("%s is damaged: %s; trying the snapshot before it", path, error)
         else:
             return snapshot
         return None
 
-    def _prune(self) -> None:
-        """Keeps the newest snapshots whose manifests are whole, and what they name."""
-        kept: list[Snapshot] = []
+    def prune(self) -> None:
+        """Keeps the newest snapshots whose manifests are whole, and what they name; removes all else.
+
+        What was restored from a snapshot, and has its files, is no second one: each could be damaged with the other.
+        """
+        kept: set[str] = set()  # files of weights
         names: set[str] = set()
         for path in self._manifests():
             found = self._read_or_log(path) if len(kept) < KEPT else None
             if found is not None:
-                kept.append(found)
+                kept.add(found.state.name)
                 names |= {path.name, found.state.name, *(file.name for file in found.segments)}
         self._pause("remove a file")
         for name in sorted(set(self._names()) - names, key=lambda name: not name.endswith(".json")):  # Manifests first.
             (self.path / name).unlink(missing_ok=True)
+
+    @contextmanager
+    def _new_file(self, name: str) -> Iterator[BinaryIO]:
+        """A file to be written; nothing is left of it where the disk refuses."""
+        try:
+            with open(self.path / name, "wb") as file:
+                yield file
+        except OSError:
+            with suppress(OSError):
+                (self.path / name).unlink(missing_ok=True)
+            raise
 
     def _manifests(self) -> list[Path]:
         """Newest first."""

@@ -14,7 +14,17 @@ from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from apex.lifecycle import FAILED, FINISHED, NEIGHBOUR_GONE, POLL_SECONDS, REFUSED, Stop, Wait, die_with_parent
+from apex.lifecycle import (
+    FAILED,
+    FINISHED,
+    HOPELESS,
+    NEIGHBOUR_GONE,
+    POLL_SECONDS,
+    REFUSED,
+    Stop,
+    Wait,
+    die_with_parent,
+)
 from apex.watchdog import Listener, Silence, is_traced
 
 log = logging.getLogger("apex")
@@ -145,7 +155,7 @@ class _Running:
         if status == FINISHED and not self.program.ready():
             return None  # It has done its part: the run is ending.
         cost = INNOCENT_COST if status in (FINISHED, NEIGHBOUR_GONE) else 1.0
-        pause = None if status == REFUSED else self._budget.charge(cost, now)
+        pause = None if status in (REFUSED, HOPELESS) else self._budget.charge(cost, now)
         if pause is not None:
             self._ended_well = status == FINISHED
             self._start_at = now + (max(pause, REST_SECONDS) if self._ended_well else pause)
@@ -160,7 +170,7 @@ class _Running:
 
     def ending(self) -> Ending:
         """What to say and to return when the run ends because of this program."""
-        status = FAILED if self.last_status is None or self.last_status < 0 else self.last_status
+        status = FAILED if self.last_status in (None, HOPELESS) else max(FAILED, self.last_status or 0)
         last_words = "" if self._stuck_for else ": ".join(["", *last_lines(self._log, 1)])
         if status == REFUSED:
             return Ending(status, f"{self.program.role} refused to run{last_words}; see {self._log}", self.program.role)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from apex.checkpoint import LearnerState
-from apex.config import Config, LearnerConfig
+from apex.bad_batches import without_nonfinite
+from apex.config import LearnerConfig
 from apex.feed import make_feed
 from apex.losses import importance_weights
 from apex.networks import flatten_parameters
 from apex.optimizers import make_optimizer
 from apex.sample_ring import Sample
-from apex.types import Array, Parameters, PriorityUpdate, Schema
+from apex.types import Array, Parameters, PriorityUpdate
 from apex.update import Figures, make_update, place
 
 
@@ -54,9 +54,12 @@ class Trainer:
         samples: Samples,
         priorities: Priorities,
         publish: Callable[[Parameters], None],
+        keep_skipped: Callable[[Sample, NDArray[np.float32], int], None] = lambda sample, td_errors, version: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`keep_skipped` takes a sample that no update could be made with, its |TD errors| and `num_skipped`."""
         self._config = config
+        self._keep_skipped = keep_skipped
         self._samples = samples
         self._priorities = priorities
         self._publish = publish
@@ -65,7 +68,9 @@ class Trainer:
         self.online, self.target = place(online, device), place(target, device).requires_grad_(False)
         self.target.load_state_dict(self.online.state_dict())
         self.optimizer = make_optimizer(config, self.online.parameters())
-        self.num_updates = 0
+        self.num_updates = 0  # batches learned from, those included that were skipped
+        self.num_skipped = 0  # updates that were not made, as their loss or gradient was not finite
+        self.num_skipped_in_row = 0  # up to the newest whose result is known
         self.wait_seconds = 0.0  # in all, for samples
         self.policy_lag = 0.0  # learner version - version that chose the actions, mean of the last batch
         self.figures: Figures | None = None  # of the last update
@@ -100,29 +105,26 @@ class Trainer:
         """A clone of the online network, at a step boundary."""
         return Parameters(self.num_updates, flatten_parameters(self.online))
 
-    def state(self, config: Config, schema: Schema, num_steps: int) -> LearnerState:
-        """All that is needed to go on, for a checkpoint."""
-        return LearnerState(
-            num_updates=self.num_updates,
-            num_steps=num_steps,
-            config=config,
-            schema=schema,
-            online=self.online.state_dict(),
-            target=self.target.state_dict(),
-            optimizer=self.optimizer.state_dict(),
-            rng={"torch": torch.get_rng_state()},
-        )
+    def state(self) -> dict[str, Any]:
+        """All that is needed to go on: state dicts by the names that `checkpoint.LearnerState` has for them."""
+        return {
+            "num_updates": self.num_updates,
+            "online": self.online.state_dict(),
+            "target": self.target.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "rng": {"torch": torch.get_rng_state()},
+        }
 
-    def restore(self, state: LearnerState) -> None:
-        """Goes on from a checkpoint."""
-        self.num_updates = state.num_updates
-        self.online.load_state_dict(state.online)
-        self.target.load_state_dict(state.target)
-        self.optimizer.load_state_dict(state.optimizer)
-        torch.set_rng_state(state.rng["torch"])
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on from what `state` gave."""
+        self.num_updates = state["num_updates"]
+        self.online.load_state_dict(state["online"])
+        self.target.load_state_dict(state["target"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["rng"]["torch"])
 
     def flush(self) -> None:
-        """Sends the priorities that are still on their way to the host."""
+        """Waits for the results that are still on their way to the host, and sends their priorities."""
         self._feed.flush()
 
     def _train(self, sample: Sample) -> None:
@@ -133,8 +135,17 @@ class Trainer:
         updated = self._update(self._feed.load(sample, weights))
         self.figures = updated.figures
         self.policy_lag = max(0.0, self.num_updates - float(sample.version.mean()))
-        self._feed.give_back(sample, updated.td_errors)
+        # In one tensor: one copy to the host tells both.
+        self._feed.give_back(sample, torch.cat([updated.td_errors.float(), updated.finite.float().reshape(1)]))
 
-    def _send(self, sample: Sample, priorities: NDArray[np.float32]) -> None:
-        for update in sample.updates(priorities):
-            self._priorities.send(update)
+    def _send(self, sample: Sample, result: NDArray[np.float32]) -> None:
+        """Takes a result that has arrived on the host, at most `feed.MAX_BEHIND` steps after it was made."""
+        td_errors, finite = result[:-1], bool(result[-1])
+        if finite:
+            self.num_skipped_in_row = 0
+        else:
+            self.num_skipped += 1
+            self.num_skipped_in_row += 1
+            self._keep_skipped(sample, td_errors, self.num_skipped)
+        for update in sample.updates(td_errors):
+            self._priorities.send(update if finite else without_nonfinite(update))

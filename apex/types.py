@@ -195,3 +195,11 @@ def make_image(frames: list[bytes]) -> bytes:
     np.cumsum([len(frame) for frame in frames], out=table[1:])
     table[1:] += table[0]
     return b"".join([table.tobytes(), *frames])
+
+
+class Progress(NamedTuple):
+    """How far a run was, beside its updates: what the curves go on from."""
+
+    num_steps: int = 0  # transitions that the replay server had stored
+    num_episodes: int = 0  # games that actors had finished
+    elapsed_seconds: float = 0.0  # in all lives

@@ -1,11 +1,13 @@
 """One gradient step on a batch that lies on the device: double Q, importance weights, clipped gradients.
 
 A step is a function of device tensors that waits for nothing. So on CUDA it is captured as a graph, and costs one
-launch instead of hundreds.
+launch instead of hundreds. An update whose loss or gradient is not finite is not made; on CUDA it is made and taken
+back, because to look would be to wait.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 import torch
@@ -40,6 +42,7 @@ class Updated(NamedTuple):
     """What comes of a step, on the device. The next step of a `GraphUpdate` overwrites it."""
 
     td_errors: Tensor  # float32[B]  |delta|
+    finite: Tensor  # bool[]  loss and gradient were; else parameters and optimizer are as they were before
     figures: Figures
 
 
@@ -62,7 +65,7 @@ class EagerUpdate:
         self._optimizer = optimizer
 
     def __call__(self, batch: DeviceBatch) -> Updated:
-        """Changes the online network."""
+        """Changes the online network, if loss and gradient are finite."""
         observation, next_observation = batch.stacks
         device, fast = observation.device.type, self._config.bfloat16 == "on"
         # A cache of converted weights would outlive a captured graph's memory.
@@ -86,9 +89,34 @@ class EagerUpdate:
         self._optimizer.zero_grad(set_to_none=True)
         loss.loss.backward()  # type: ignore[no-untyped-call]
         norm = nn.utils.clip_grad_norm_(self._online.parameters(), self._config.max_gradient_norm)
-        self._optimizer.step()
+        finite = torch.isfinite(loss.loss.detach()) & torch.isfinite(norm)
+        if device == "cpu":
+            if finite:
+                self._optimizer.step()
+        else:
+            step_or_undo(self._optimizer, finite)
         figures = Figures(loss.loss.detach(), q.detach().max(1).values.mean(), loss.td_errors.mean(), norm.detach())
-        return Updated(loss.td_errors, figures)
+        return Updated(loss.td_errors, finite, figures)
+
+
+@torch.no_grad()
+def step_or_undo(optimizer: torch.optim.Optimizer, finite: Tensor) -> None:
+    """Makes the optimizer's step, and takes it back where `finite`, bool[], is False; the host never looks at it.
+
+    What the optimizer first keeps with this very step began at 0, as all averages and counts do.
+    """
+    before = {id(tensor): tensor.clone() for tensor in _changed_by(optimizer)}
+    optimizer.step()
+    for tensor in _changed_by(optimizer):
+        known = before.get(id(tensor))
+        tensor.copy_(torch.where(finite, tensor, torch.zeros_like(tensor) if known is None else known))
+
+
+def _changed_by(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, Tensor))
 
 
 class GraphUpdate:

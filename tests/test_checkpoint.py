@@ -1,37 +1,23 @@
-"""A checkpoint gives back exactly what was saved or says which file is bad; a policy plays as the network did."""
+"""A checkpoint gives back exactly what was saved, or says which file is bad and what was taken in its place."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import resource
 import shutil
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from torch import nn
 
-from apex.checkpoint import (
-    BEST,
-    CheckpointError,
-    LearnerState,
-    PolicyInfo,
-    latest_good,
-    load,
-    load_latest,
-    load_policy,
-    prune,
-    save,
-    save_policy,
-    verify,
-)
-from apex.config import Config, ConfigError, EnvironmentConfig, LearnerConfig, NetworkConfig
+from apex.checkpoint import CheckpointError, LearnerState, ReplayPart, load, load_with_manifest, save, verify
+from apex.checkpoint_folder import find_latest, latest_good, load_latest, prune, set_aside
+from apex.config import Config, LearnerConfig, NetworkConfig
 from apex.networks import flatten_parameters, make_network
 from apex.optimizers import make_optimizer
-from apex.types import Schema
+from apex.policies import BEST
+from apex.types import Progress, Schema
 
 SCHEMA = Schema(frame_shape=(3,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
 NETWORK = NetworkConfig(hidden=4, body_hidden=4)
@@ -68,7 +54,7 @@ def make_state(num_updates=7, *, online=None, optimizer=None, **changes):
     online = online or make_network(NETWORK, SCHEMA, seed=num_updates)
     state = LearnerState(
         num_updates=num_updates,
-        num_steps=100 * num_updates,
+        progress=Progress(100 * num_updates, 3, 4.5),
         config=Config(seed=5, network=NETWORK),
         schema=SCHEMA,
         online=online.state_dict(),
@@ -92,6 +78,10 @@ def same(a, b):
     if isinstance(a, list | tuple):
         return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
     return type(a) is type(b) and a == b
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
 
 
 def train(network, optimizer, first, last):
@@ -119,7 +109,7 @@ def test_everything_comes_back_as_it_was(tmp_path, name):
     train(network, optimizer, 0, 3)
     state = make_state(online=network, optimizer=optimizer)
     loaded = load(save(tmp_path, state))
-    for field in ("num_updates", "num_steps", "config", "schema"):
+    for field in ("num_updates", "progress", "config", "schema"):
         assert getattr(loaded, field) == getattr(state, field)
     assert same(dict(state.online), loaded.online)
     assert same(dict(state.target), loaded.target)
@@ -176,32 +166,73 @@ def test_refuses_to_save_what_neither_tensors_nor_json_can_say(tmp_path):
         save(tmp_path, make_state(rng=[{1, 2}]))
 
 
-def test_the_folder_is_named_by_its_updates_and_its_manifest_lists_the_file(tmp_path):
-    path = save(tmp_path / "checkpoints", make_state(12345))
+def test_the_folder_is_named_by_its_updates_and_its_manifest_says_the_rest(tmp_path):
+    part = ReplayPart(0, 12, 3_456)
+    path = save(tmp_path / "checkpoints", make_state(12345), [part])
     assert path == tmp_path / "checkpoints" / "000012345"
-    manifest = json.loads((path / "manifest.json").read_text())
-    assert sorted(file.name for file in path.iterdir()) == ["learner.safetensors", "manifest.json"]
-    assert manifest["files"]["learner.safetensors"]["bytes"] == (path / "learner.safetensors").stat().st_size
+    assert names(path) == ["learner.safetensors", "manifest.json"]
+    manifest = load_with_manifest(path)[1]
+    assert (manifest.num_updates, manifest.progress.num_steps, manifest.replay) == (12345, 1_234_500, [part])
+    assert manifest.num_bytes == (path / "learner.safetensors").stat().st_size
 
 
 def test_the_same_update_saved_again_replaces_the_checkpoint(tmp_path):
     save(tmp_path, make_state(7))
-    path = save(tmp_path, make_state(7, num_steps=1))
-    assert load(path).num_steps == 1
-    assert list(tmp_path.iterdir()) == [path]
+    path = save(tmp_path, make_state(7, progress=Progress(1)))
+    assert load(path).progress.num_steps == 1
+    assert names(tmp_path) == ["000000007", "newest.json"]
+    assert len(names(path)) == 2
 
 
-def test_a_full_disk_leaves_the_older_checkpoint_of_the_update_and_no_rest(tmp_path):
+class Crash(Exception):  # noqa: N818 - it stands for the end of a process
+    """Ends a save in between."""
+
+
+SAVE_STEPS = [
+    "write the learner",
+    "rename the learner",
+    "write the manifest",
+    "rename the manifest",
+    "flush the folder",
+    "note the newest",
+]
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("step", SAVE_STEPS)
+def test_a_crash_at_any_step_leaves_this_checkpoint_or_the_one_before(tmp_path, step, again):
+    """Also where a checkpoint of the same update is replaced: the older one of it holds until the newer one does."""
+
+    def crash(name):
+        if name == step:
+            raise Crash
+
+    make_checkpoints(tmp_path, 1, *([2] if again else []))
+    with pytest.raises(Crash):
+        save(tmp_path, make_state(2, progress=Progress(1)), pause=crash)
+    late = SAVE_STEPS.index(step) > SAVE_STEPS.index("rename the manifest")
+    found = find_latest(tmp_path).state
+    assert (found.num_updates, found.progress.num_steps) == ((2, 1) if late else (2, 200) if again else (1, 100))
+    path = save(tmp_path, make_state(2, progress=Progress(5)))
+    assert load(path).progress.num_steps == 5
+    assert len(names(path)) == 2
+
+
+def test_a_full_disk_leaves_the_older_checkpoints_and_no_rest(tmp_path):
     path = save(tmp_path, make_state(7))
+    before = names(path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # Stands for a disk with room for 1,000 bytes.
     try:
-        with pytest.raises(OSError, match="File too large"):
-            save(tmp_path, make_state(7, num_steps=1))
+        for num_updates in (7, 8):
+            with pytest.raises(OSError, match="File too large"):
+                save(tmp_path, make_state(num_updates, progress=Progress(1)))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert load(path).num_steps == 700
-    assert len(list(path.iterdir())) == 2
+    assert load(path).progress.num_steps == 700
+    assert (names(path), names(tmp_path)) == (before, ["000000007", "newest.json"])
+    save(tmp_path, make_state(8))
+    assert load_latest(tmp_path).num_updates == 8
 
 
 # --- damage ---------------------------------------------------------------------------------------------------------
@@ -229,24 +260,20 @@ def torn_manifest(path):
     file.write_bytes(file.read_bytes()[:20])
 
 
-def foreign_manifest(path):
-    (path / "manifest.json").write_text('{"format": 1, "num_updates": 2, "files": {}}')
+def spaced_manifest(path):
+    """The same JSON."""
+    file = path / "manifest.json"
+    file.write_text(file.read_text().replace(": ", ":  ", 1))
+
+
+def anothers_manifest(path):
+    other = save(path.parent.with_name("elsewhere"), make_state(3))
+    shutil.copy(other / "manifest.json", path)
 
 
 def later_format(path):
     file = path / "manifest.json"
-    file.write_text(file.read_text().replace('"format": 1', '"format": 2'))
-
-
-def another_file(path):
-    """A good manifest of something that is no learner's state."""
-    data = b"not a tensor in it"
-    shutil.rmtree(path)
-    path.mkdir()
-    (path / "learner.safetensors").write_bytes(data)
-    facts = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    manifest = {"format": 1, "num_updates": 2, "files": {"learner.safetensors": facts}}
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    file.write_text(file.read_text().replace('"format": 2', '"format": 3'))
 
 
 DAMAGES = [
@@ -255,9 +282,9 @@ DAMAGES = [
     (cut_off, r"learner.safetensors is damaged: it has \d+ bytes, not \d+"),
     (one_bit, "learner.safetensors is damaged: its SHA-256 is not the one that was written"),
     (torn_manifest, "manifest.json cannot be read: "),
-    (foreign_manifest, "manifest.json cannot be read: no 'learner.safetensors'"),
-    (later_format, "manifest.json cannot be read: its format is 2, but this program reads 1"),
-    (another_file, "learner.safetensors cannot be read: "),
+    (spaced_manifest, "manifest.json cannot be read: it is not what was written"),
+    (anothers_manifest, "000000002 is damaged: its manifest is that of update 3"),
+    (later_format, "manifest.json cannot be read: its format is 3, but this program reads 2"),
 ]
 
 
@@ -291,10 +318,55 @@ def test_there_is_no_latest_where_there_never_was_one(tmp_path):
 
 
 def test_a_first_checkpoint_that_was_never_finished_is_named_and_the_run_begins_anew(tmp_path, caplog):
-    (path,) = make_checkpoints(tmp_path, 1)
-    no_manifest(path)
+    with pytest.raises(Crash):
+        save(tmp_path, make_state(1), pause=crash_at("rename the manifest"))
     assert load_latest(tmp_path) is None
     assert "000000001 is not a whole checkpoint" in caplog.text
+
+
+def crash_at(step):
+    def pause(name):
+        if name == step:
+            raise Crash
+
+    return pause
+
+
+def test_a_checkpoint_that_is_gone_is_missed(tmp_path, caplog):
+    _, second = make_checkpoints(tmp_path, 1, 2)
+    shutil.rmtree(second)
+    found = find_latest(tmp_path)
+    assert found.state.num_updates == 1
+    assert "000000002, which newest.json names, is missing" in found.passed_over[0]
+    shutil.rmtree(tmp_path / "000000001")
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole; .*000000002, .* is missing"):
+        load_latest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda file: file.unlink(), lambda file: file.write_bytes(file.read_bytes() + b" ")]
+)
+def test_without_the_note_of_the_newest_that_is_said_and_the_newest_taken(tmp_path, damage):
+    make_checkpoints(tmp_path, 1, 2)
+    damage(tmp_path / "newest.json")
+    found = find_latest(tmp_path)
+    assert found.state.num_updates == 2
+    assert "newest.json" in found.passed_over[0]
+
+
+def test_what_was_passed_over_is_set_aside_and_pushes_nothing_out(tmp_path):
+    """Else a damaged newer one would count among those that are kept."""
+    _, second, third, fourth = make_checkpoints(tmp_path, 1, 2, 3, 4)
+    one_bit(third)
+    no_manifest(fourth)
+    found = find_latest(tmp_path)
+    set_aside(tmp_path, found)
+    assert names(tmp_path) == ["000000001", "000000002", "damaged-000000003", "newest.json"]
+    save(tmp_path, make_state(5))
+    prune(tmp_path, keep=2)
+    assert names(tmp_path) == ["000000002", "000000005", "damaged-000000003", "newest.json"]
+    assert find_latest(tmp_path).passed_over == []
+    assert found.path == second
 
 
 def test_raises_rather_than_begin_anew_where_all_are_bad(tmp_path):
@@ -307,22 +379,18 @@ def test_raises_rather_than_begin_anew_where_all_are_bad(tmp_path):
 # --- pruning --------------------------------------------------------------------------------------------------------
 
 
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
-
-
 def test_prune_keeps_the_newest_and_the_policies(tmp_path):
     make_checkpoints(tmp_path, 10, 9, 11, 8)
     (tmp_path / BEST).write_bytes(b"weights")
     prune(tmp_path, keep=2)
-    assert names(tmp_path) == ["000000010", "000000011", BEST]
+    assert names(tmp_path) == ["000000010", "000000011", BEST, "newest.json"]
 
 
 def test_prune_removes_nothing_while_the_newest_is_damaged(tmp_path, caplog):
     *_, newest = make_checkpoints(tmp_path, 1, 2, 3)
     one_bit(newest)
     prune(tmp_path, keep=1)
-    assert names(tmp_path) == ["000000001", "000000002", "000000003"]
+    assert names(tmp_path) == ["000000001", "000000002", "000000003", "newest.json"]
     assert "no older checkpoint is removed" in caplog.text
 
 
@@ -331,7 +399,7 @@ def test_an_unfinished_checkpoint_does_not_count_and_goes_once_a_newer_one_is_wh
     no_manifest(second)
     (tmp_path / "000000004").mkdir()  # Being written.
     prune(tmp_path, keep=2)
-    assert names(tmp_path) == ["000000001", "000000003", "000000004"]
+    assert names(tmp_path) == ["000000001", "000000003", "000000004", "newest.json"]
 
 
 def test_prune_of_nothing_is_nothing(tmp_path):
@@ -347,88 +415,3 @@ def test_verify_tells_a_damaged_checkpoint_from_a_whole_one(tmp_path):
     with pytest.raises(CheckpointError, match="000000002"):
         verify(damaged)
     verify(whole)
-
-
-# --- policies -------------------------------------------------------------------------------------------------------
-
-
-def make_policy(seed=4, **changes):
-    network = make_network(NETWORK, SCHEMA, seed=seed)
-    facts = {"schema": SCHEMA, "network": NETWORK, "environment": EnvironmentConfig(id="CartPole-v1")}
-    return network, PolicyInfo(**{**facts, "num_updates": 30, "score": 12.5, **changes})
-
-
-@pytest.mark.parametrize("score", [12.5, None])
-def test_a_policy_plays_as_the_network_did(tmp_path, score):
-    network, info = make_policy(score=score)
-    save_policy(tmp_path / BEST, flatten_parameters(network), info)
-    loaded_info, loaded = load_policy(tmp_path / BEST)
-    observation = torch.rand(16, 1, 3)
-    assert loaded_info == info
-    assert torch.equal(loaded(observation), network(observation))
-    assert not loaded.training
-
-
-def test_a_policy_can_be_read_with_safetensors_alone(tmp_path):
-    network, info = make_policy()
-    save_policy(tmp_path / BEST, flatten_parameters(network), info)
-    assert same(safetensors.torch.load_file(tmp_path / BEST), dict(sorted(network.state_dict().items())))
-
-
-def test_a_better_policy_replaces_the_file_and_leaves_nothing_beside_it(tmp_path):
-    for seed, score in ((1, 1.0), (2, 2.0)):
-        network, info = make_policy(seed, score=score)
-        save_policy(tmp_path / BEST, flatten_parameters(network), info)
-    assert load_policy(tmp_path / BEST)[0].score == 2.0
-    assert names(tmp_path) == [BEST]
-
-
-def test_the_online_network_of_a_checkpoint_is_a_policy_without_a_score(tmp_path):
-    state = make_state(7)
-    info, network = load_policy(save(tmp_path, state))
-    assert same(dict(state.online), dict(network.state_dict()))
-    assert (info.num_updates, info.score, info.network) == (7, None, NETWORK)
-
-
-def test_refuses_values_that_do_not_fit_the_network(tmp_path):
-    _, info = make_policy()
-    with pytest.raises(ConfigError, match="do not fit a network"):
-        save_policy(tmp_path / BEST, np.zeros(3, np.float32), info)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        (b'"format":"1"', b'"format":"3"', "its format is 3, but this program reads 1"),
-        (b'"__metadata__"', b'"__metadaten_"', "best.safetensors cannot be read: "),
-        (b"hidden", b"hidaen", r"best.safetensors cannot be read: (unknown knob network.hidaen|no 'hid)"),
-        (b'"sha256":"', b'"sha257":"', "no 'sha256'"),
-    ],
-)
-def test_a_policy_of_another_kind_is_refused_with_the_reason(tmp_path, old, new, message):
-    network, info = make_policy()
-    save_policy(tmp_path / BEST, flatten_parameters(network), info)
-    data = (tmp_path / BEST).read_bytes()
-    assert old in data
-    (tmp_path / BEST).write_bytes(data.replace(old, new, 1))
-    with pytest.raises(CheckpointError, match=message):
-        load_policy(tmp_path / BEST)
-
-
-def test_a_policy_with_a_flipped_bit_is_refused(tmp_path):
-    network, info = make_policy()
-    save_policy(tmp_path / BEST, flatten_parameters(network), info)
-    flip_a_bit(tmp_path / BEST)
-    with pytest.raises(CheckpointError, match="its SHA-256 is not the one that was written"):
-        load_policy(tmp_path / BEST)
-
-
-def test_a_policy_that_does_not_fit_its_own_network_is_refused(tmp_path):
-    path = save(tmp_path, make_state(1, config=Config(network=NetworkConfig(hidden=5, body_hidden=4))))
-    with pytest.raises(CheckpointError, match="000000001 does not fit the network that it names"):
-        load_policy(path)
-
-
-def test_a_policy_that_is_not_there_is_refused_by_name(tmp_path):
-    with pytest.raises(CheckpointError, match=r"cannot read .*best.safetensors: No such file"):
-        load_policy(tmp_path / BEST)

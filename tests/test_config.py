@@ -106,7 +106,7 @@ BRANCHES = {
         ("evaluator.confirm_episodes", -1, "evaluator.confirm_episodes must be >= 0, got -1"),
         ("evaluator.epsilon", 1.1, "evaluator.epsilon must be 0 ... 1, got 1.1"),
         ("checkpoint.period", 0, "checkpoint.period must be >= 1, got 0"),
-        ("checkpoint.keep", 0, "checkpoint.keep must be >= 1, got 0"),
+        ("checkpoint.keep", 1, "checkpoint.keep must be >= 2, got 1"),
         ("transport.experience_port", 80, "transport.experience_port + port_offset must be 1024 ... 65535, got 80"),
         ("transport.port_offset", 20_000, "transport.experience_port + port_offset must be 1024 ... 65535, got 71001"),
         ("transport.heartbeat_seconds", 0.0, "transport.heartbeat_seconds must be > 0, got 0.0"),

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from apex.checkpoint import BEST, LearnerState, PolicyInfo, save, save_policy
+from apex.checkpoint import LearnerState, save
 from apex.config import Config, EnvironmentConfig, NetworkConfig, RunConfig
 from apex.environment import describe
 from apex.evaluate import main
 from apex.networks import flatten_parameters, make_network
+from apex.policies import BEST, PolicyInfo, save_policy
 from apex.run_folder import RunFolder
+from apex.types import Progress
 
 NETWORK = NetworkConfig(hidden=4, body_hidden=4)
 CARTPOLE = EnvironmentConfig(id="CartPole-v1")
@@ -36,7 +38,7 @@ def make_run(folder, *, environment=CARTPOLE, name="mine", best=None, last=()):
     for num_updates in last:
         online = network.state_dict()
         optimizer = torch.optim.SGD(network.parameters()).state_dict()
-        save(run.checkpoints, LearnerState(num_updates, 0, config, schema, online, online, optimizer, {}))
+        save(run.checkpoints, LearnerState(num_updates, Progress(), config, schema, online, online, optimizer, {}))
     return run
 
 

@@ -14,7 +14,6 @@ import torch
 from test_trainer import NETWORK, SCHEMA, Tape, make_sample, make_trainer
 from test_transport import until
 
-from apex.checkpoint import BEST, load_policy
 from apex.config import (
     CheckpointConfig,
     Config,
@@ -27,18 +26,21 @@ from apex.config import (
 from apex.control_client import ControlClient, MetricsSender
 from apex.coordinator import FORGET_SECONDS, Desk, coordinate
 from apex.header import VERSION
-from apex.learner import DivergedError, LearnerLoop, PublishingThread, choose_device
+from apex.learner import choose_device
+from apex.learner_loop import DivergedError, LearnerLoop
 from apex.lifecycle import Stop
 from apex.metrics import read_curve
 from apex.networks import flatten_parameters, make_network
+from apex.policies import BEST, load_policy
 from apex.ports import choose_ports, is_free
 from apex.processes import ChildDiedError, start_child, stop_children
+from apex.publishing import PublishingThread
 from apex.run_folder import RunFolder
 from apex.session import Route, Session, greet, read_welcome
 from apex.sockets import RefusedError, open_context
 from apex.status import ask
 from apex.transport import ParameterSubscriber
-from apex.types import Parameters
+from apex.types import Parameters, Progress
 from apex.wire import Codec
 
 CONFIG = Config(checkpoint=CheckpointConfig(period=2), learner=LearnerConfig(batch_size=16))
@@ -47,26 +49,29 @@ CONFIG = Config(checkpoint=CheckpointConfig(period=2), learner=LearnerConfig(bat
 class Loop:
     """A learner's loop with the coordinator's end of its pipe in the test's hand."""
 
-    def __init__(self, num_samples, num_shards=1, **run):
+    def __init__(self, num_samples, num_shards=1, max_skipped_updates=10, **run):
         self.pipe, pipe = multiprocessing.Pipe()
         self.tape = Tape(*(make_sample(number) for number in range(num_samples)))
         self.trainer = make_trainer(self.tape)
         self.saved = []
         self.connected = []
         self.loader_seconds = np.zeros(2)
-        config = replace(CONFIG, run=RunConfig(**run), replay=ReplayConfig(num_shards=num_shards))
+        learner = replace(CONFIG.learner, max_skipped_updates=max_skipped_updates)
+        config = replace(CONFIG, learner=learner, run=RunConfig(**run), replay=ReplayConfig(num_shards=num_shards))
         self.loop = LearnerLoop(
             config,
             self.trainer,
             pipe,
             connect=lambda endpoint, shard: self.connected.append((endpoint, shard)),
-            save=lambda steps: self.saved.append(steps),
+            save=self.saved.append,
             loader_seconds=self.loader_seconds,
+            progress=Progress(),
         )
 
     def tell(self, *replay, end="", steps=0, absent=""):
         news = {"replay": [{"priorities": endpoint} for endpoint in replay], "absent": absent}
-        self.pipe.send_bytes(json.dumps({**news, "end": end, "steps": steps}).encode())
+        progress = {"steps": steps, "episodes": 2, "elapsed_seconds": 3}
+        self.pipe.send_bytes(json.dumps({**news, "end": end, **progress}).encode())
 
     def run(self, stop=None, check=lambda: None):
         return self.loop.run(stop or Stop(), check)
@@ -92,7 +97,7 @@ def test_saves_every_period_and_knows_the_steps():
     loop = Loop(9, max_updates=5)
     loop.tell("tcp://a", steps=1234)
     loop.run()
-    assert loop.saved == [1234, 1234]
+    assert loop.saved == [Progress(1234, 2, 3)] * 2
     assert loop.connected == [("tcp://a", 0)]
 
 
@@ -136,11 +141,26 @@ def test_a_signal_ends_it():
     assert Loop(1).run(stop) == "interrupted"
 
 
-def test_a_loss_that_is_not_finite_ends_it_with_the_reason():
-    loop = Loop(1, max_updates=1)
-    loop.tape.samples[0].n_step_return[3] = math.nan
-    with pytest.raises(DivergedError, match=r"nan after 1 updates: lower --learner.learning-rate"):
+def spoil(loop, *numbers):
+    for number in numbers:
+        loop.tape.samples[number].n_step_return[3] = math.nan
+
+
+def test_a_loss_that_is_not_finite_is_skipped_and_shown():
+    loop = Loop(5, max_updates=5)
+    spoil(loop, 1, 2)
+    assert loop.run() == "reached 5 updates"
+    last = loop.reports()[-1]
+    assert (last["updates"], last["skipped_updates"]) == (5, 2)
+    assert math.isfinite(last["loss"])
+
+
+def test_too_many_of_them_in_a_row_end_it_with_the_reason_and_without_a_save():
+    loop = Loop(9, max_updates=9, max_skipped_updates=3)
+    spoil(loop, 1, 2, 4, 5, 6)  # Two in a row are not three.
+    with pytest.raises(DivergedError, match=r"3 updates in a row was not finite, the last one number 7.* --resume"):
         loop.run()
+    assert len(loop.saved) == 3  # at 2, 4 and 6; what comes last is the caller's
 
 
 def test_a_coordinator_that_is_gone_ends_it():

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 
 import pytest
 
+from apex.chaos_saves import Saver, make_run
 from apex.config import Config, ConfigError, EnvironmentConfig, ReplayConfig, RunConfig
 from apex.environment import describe
-from apex.resume import reopen, take_resume
+from apex.files import write_twice
+from apex.resume import ACCEPT, reopen, survey, take_resume
 from apex.run_folder import RunFolder
 from apex.store_layout import Ownership, store_path
 
@@ -73,9 +76,31 @@ def test_what_would_make_it_another_run_is_refused_by_name(folder, arguments, wo
     assert all(word in str(refused.value) for word in words)
 
 
+def test_a_flag_accepts_changes_that_what_is_saved_can_bear(folder):
+    found, config = reopen(str(folder.path), ["--learner.learning-rate", "1e-5", ACCEPT])
+    assert config.learner.learning_rate == 1e-5
+    found.go_on(config, argv=[])
+    assert RunFolder.open(folder.path).config == config
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--replay.num-shards", "4"],
+        ["--env", "LunarLander-v3"],
+        ["--actor.n-step", "5"],
+        ["--learner.optimizer", "adam"],
+        ["--network.hidden", "9"],
+    ],
+)
+def test_no_flag_accepts_what_is_saved_would_not_fit(folder, arguments):
+    with pytest.raises(ConfigError, match="what is saved would not fit"):
+        reopen(str(folder.path), [*arguments, ACCEPT])
+
+
 def test_an_environment_that_has_changed_is_refused(folder):
-    text = (folder.path / "manifest.json").read_text()
-    (folder.path / "manifest.json").write_text(text.replace('"num_actions": 2', '"num_actions": 3'))
+    manifest = {**folder.manifest, "schema": {**folder.manifest["schema"], "num_actions": 3}}
+    write_twice(folder.path / "manifest.json", manifest)
     with pytest.raises(ConfigError, match="CartPole-v1 is not what it was"):
         reopen(str(folder.path), [])
 
@@ -95,3 +120,67 @@ def test_a_run_that_still_goes_is_refused(folder):
 def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="not a run folder"):
         reopen(str(tmp_path / "nowhere"), [])
+
+
+# --- what is found ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A run of four saves, whose memory went with its host."""
+    run = make_run(tmp_path)
+    saver = Saver(run, tmp_path / "memory", lambda step: None)
+    for _ in range(4):
+        saver.save()
+    saver.store.close()
+    return run
+
+
+def tell(run, *, accept=False):
+    return survey(run, run.config, accept=accept)
+
+
+def test_the_user_is_told_what_is_found(saved):
+    assert tell(saved) == ["learner: goes on at update 40, 600 steps", "replay: 600 transitions of snapshot 4"]
+
+
+def test_a_memory_that_is_still_there_goes_before_its_snapshots(saved, tmp_path):
+    path = store_path(saved.run_id)
+    shutil.copy(tmp_path / "memory", path)
+    try:
+        assert tell(saved)[1] == f"replay: 600 transitions, still in {path}"
+    finally:
+        path.unlink()
+
+
+def test_the_user_is_told_what_was_passed_over_and_why(saved):
+    checkpoint = saved.checkpoints / "000000040" / "learner.safetensors"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-1])
+    state = saved.checkpoints / "replay" / "000000004.state"
+    state.unlink()
+    *passed_over, learner, replay = tell(saved)
+    assert len(passed_over) == 2
+    assert f"{checkpoint} is damaged: it has" in passed_over[0]
+    assert f"{state}: No such file" in passed_over[1]
+    assert learner == "learner: goes on at update 30, 450 steps"
+    assert replay == "replay: 450 transitions of snapshot 3"
+
+
+def test_an_older_snapshot_than_the_checkpoints_is_said_to_be(saved):
+    for name in ("000000004.json", "000000004.state"):
+        (saved.checkpoints / "replay" / name).unlink()
+    assert tell(saved)[-1] == ("replay: 450 transitions of snapshot 3; the checkpoint was saved with snapshot 4 of 600")
+
+
+def test_a_replay_memory_that_is_gone_must_be_accepted(saved):
+    shutil.rmtree(saved.checkpoints / "replay")
+    with pytest.raises(ConfigError, match="has no snapshot, but the checkpoint was saved with one of 600 transitions"):
+        tell(saved)
+    assert tell(saved, accept=True)[1].startswith("replay: begins with an empty memory")
+
+
+def test_a_run_that_saved_nothing_begins_anew_and_says_so(tmp_path):
+    assert tell(make_run(tmp_path)) == [
+        "learner: no checkpoint was ever finished; it begins at update 0",
+        "replay: no snapshot was ever finished; it begins with an empty memory",
+    ]

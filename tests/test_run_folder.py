@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from datetime import datetime, timedelta
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 
 from apex.config import Config, ConfigError, EnvironmentConfig, RunConfig
+from apex.files import seal, unseal
 from apex.run_folder import RunFolder, describe_checkout, describe_hardware, describe_versions
 from apex.types import Schema
 
@@ -33,14 +33,22 @@ def create(folder, *, started=NOON, **knobs):
 def test_a_new_run_has_its_folders_its_configuration_and_its_manifest(tmp_path):
     run = create(tmp_path / "runs")
     entries = sorted(path.name for path in run.path.iterdir())
-    assert entries == ["checkpoints", "config.toml", "curves", "logs", "manifest.json", "tensorboard"]
+    assert entries == [
+        "checkpoints",
+        "config.toml",
+        "curves",
+        "logs",
+        "manifest.json",
+        "manifest.json.copy",
+        "tensorboard",
+    ]
     assert run.config == make_config(tmp_path / "runs")
     assert all(path.is_dir() for path in (run.checkpoints, run.curves, run.logs, run.tensorboard))
 
 
 def test_the_manifest_says_who_when_where_and_with_what(tmp_path):
     run = create(tmp_path)
-    manifest = json.loads((run.path / "manifest.json").read_text())
+    manifest = unseal((run.path / "manifest.json").read_bytes())
     assert manifest == run.manifest
     assert (manifest["seed"], manifest["argv"], manifest["environment"]) == (17, ["apex", "train"], "ALE/Pong-v5")
     assert datetime.fromisoformat(manifest["started"]) == NOON.astimezone()
@@ -125,21 +133,58 @@ def test_what_is_no_run_is_refused_and_the_newest_runs_are_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "cause"),
+    ("data", "cause"),
     [
-        ("{", "Expecting property name"),
-        ("[]", "list indices"),
-        ('{"format": 2}', "its format is 2, but this program reads 1"),
-        ('{"format": 1, "schema": {}}', "no 'run_id'"),
-        ('{"format": 1, "run_id": "x", "schema": {}}', "invalid literal"),
-        ('{"format": 1, "run_id": 1, "schema": {}}', "no 'frame_shape'"),
-        ("\udcff", "can't decode byte"),
+        (b"{", "Expecting property name"),
+        (b"[]", "it has no seal"),
+        (b'{"format": 2}', "it has no seal"),
+        (seal({"format": 3}), "its format is 3, but this program reads 2"),
+        (seal({"format": 2, "schema": {}}), "no 'run_id'"),
+        (seal({"format": 2, "run_id": "x", "schema": {}}), "invalid literal"),
+        (seal({"format": 2, "run_id": 1, "schema": {}}), "no 'frame_shape'"),
+        (b"\xff", "can't decode byte"),
     ],
 )
-def test_a_damaged_manifest_is_refused_with_the_cause(tmp_path, text, cause):
-    (tmp_path / "manifest.json").write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(ConfigError, match=f"manifest.json cannot be read: .*{cause}"):
+def test_a_damaged_manifest_without_a_copy_is_refused_with_the_cause(tmp_path, data, cause):
+    (tmp_path / "manifest.json").write_bytes(data)
+    with pytest.raises(ConfigError, match=f"manifest.json cannot be read: .*{cause}.*Put it back"):
         RunFolder.open(tmp_path)
+
+
+def spoil(file):
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [spoil, Path.unlink, lambda file: file.write_bytes(b"")])
+@pytest.mark.parametrize("name", ["manifest.json", "manifest.json.copy"])
+def test_either_of_the_manifest_and_its_copy_will_do_and_the_other_is_named(tmp_path, name, damage, caplog):
+    run = create(tmp_path, name="mine")
+    damage(run.path / name)
+    opened = RunFolder.open(run.path)
+    assert (opened.manifest, opened.config) == (run.manifest, make_config(tmp_path, name="mine"))
+    assert f"{name} is " in caplog.text
+    opened.go_on(opened.config)  # It is written again.
+    caplog.clear()
+    assert RunFolder.open(run.path).manifest == opened.manifest
+    assert caplog.text == ""
+
+
+def test_a_configuration_that_was_changed_behind_the_manifests_back_does_not_hold_and_is_kept(tmp_path, caplog):
+    run = create(tmp_path, name="mine")
+    text = run.config_file.read_text()
+    run.mend_config_file()
+    assert caplog.text == ""
+    run.config_file.write_text(text.replace("seed = 17", "seed = 19"))
+    assert run.config.seed == 17
+    run.mend_config_file()
+    assert "config.toml was not what had been written" in caplog.text
+    assert run.config_file.read_text() == text
+    assert "seed = 19" in (run.path / "config.toml.damaged").read_text()
+    run.config_file.unlink()
+    run.mend_config_file()
+    assert run.config_file.read_text() == text
 
 
 def test_the_latest_run_is_the_one_that_was_started_last(tmp_path):
@@ -212,11 +257,47 @@ def test_the_versions_are_those_that_are_installed():
     assert all(isinstance(version, str) for version in versions.values())
 
 
-def test_the_clock_goes_on_when_a_learner_is_started_again_and_when_the_run_is_resumed(tmp_path):
+def test_the_clock_goes_on_in_all_lives(tmp_path):
     config = Config(run=RunConfig(folder=str(tmp_path), name="run"))
     folder = RunFolder.create(config, SCHEMA)
     assert folder.elapsed_seconds == 0
     folder.elapsed_seconds = 12.34
     assert RunFolder.open(tmp_path / "run").elapsed_seconds == 12.3
     folder.go_on(config)
-    assert folder.elapsed_seconds == 12.3
+    again = RunFolder.open(tmp_path / "run")
+    assert again.elapsed_seconds == 12.3
+
+
+def test_a_clock_that_is_damaged_or_gone_is_said_to_be(tmp_path, caplog):
+    folder = create(tmp_path)
+    folder.elapsed_seconds = 100.0
+    spoil(folder.path / "elapsed.json")
+    assert folder.elapsed_seconds == 0
+    assert "elapsed.json cannot be read" in caplog.text
+    caplog.clear()
+    (folder.path / "elapsed.json").unlink()
+    assert folder.elapsed_seconds == 0
+    assert caplog.text == ""  # It may well be a new run ...
+    (folder.checkpoints / "000000010").mkdir()
+    assert folder.elapsed_seconds == 0
+    assert "elapsed.json cannot be read" in caplog.text  # ... but not this one.
+
+
+def test_each_start_of_the_learner_has_a_higher_epoch_whatever_befalls_its_file(tmp_path, caplog):
+    folder = create(tmp_path)
+    assert [folder.next_epoch() for _ in range(3)] == [1, 2, 3]
+    (folder.checkpoints / "000000010").mkdir()
+    for damage in (spoil, Path.unlink):
+        damage(folder.path / "epoch.json")
+        before = folder.next_epoch()
+        assert "epoch.json is " in caplog.text
+        caplog.clear()
+        assert before >= 4
+    for name in ("epoch.json", "epoch.json.copy"):
+        spoil(folder.path / name)
+    jumped = folder.next_epoch()
+    assert jumped > 1_500_000_000
+    assert folder.next_epoch() == jumped + 1
+    for name in ("epoch.json", "epoch.json.copy"):
+        (folder.path / name).unlink()
+    assert folder.next_epoch() >= jumped

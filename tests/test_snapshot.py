@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -131,13 +132,16 @@ def test_only_what_is_new_is_written_and_what_is_evicted_goes(place):
     before = {path: path.stat().st_mtime_ns for path in scene.files()}
     scene.insert(2)
     second = scene.source.take()
-    assert second.segments[: len(first.segments)] == first.segments
+    kept = len(first.segments) - 1  # The last file is always new.
+    assert second.segments[:kept] == first.segments[:kept]
+    assert not {second.segments[kept]} & {*first.segments}
     assert all(path.stat().st_mtime_ns == at for path, at in before.items())
     while scene.writer.first_key < second.end_key:
         scene.insert()
     third, fourth = scene.source.take(), scene.source.take()
-    assert third.segments == fourth.segments
-    named = {third.state.name, fourth.state.name, *(file.name for file in third.segments)}
+    assert third.segments[:-1] == fourth.segments[:-1]
+    assert third.segments[-1].name != fourth.segments[-1].name
+    named = {third.state.name, fourth.state.name, *(file.name for file in third.segments + fourth.segments)}
     assert {path.name for path in scene.files()} == named | {"000000003.json", "000000004.json"}
 
 
@@ -147,7 +151,8 @@ def test_a_restored_store_goes_on_with_the_files_that_it_came_from(place):
     first = scene.source.take()
     scene.go_on_with_the_snapshot()
     scene.insert()
-    assert scene.source.take().segments[: len(first.segments)] == first.segments
+    kept = len(first.segments) - 1
+    assert scene.source.take().segments[:kept] == first.segments[:kept]
 
 
 def test_another_store_begins_from_nothing(place):
@@ -297,7 +302,7 @@ class Damage:
         restored = self.scene.restore()
         used = {self.newest.state.name, f"{self.newest.number:09d}.json"}
         used |= {file.name for file in self.newest.segments}
-        assert (path.name in used) == any(path.name in message for message in caplog.messages)
+        assert path.name not in used or any(path.name in message for message in caplog.messages)
         reader = open_reader(self.scene.place / "restored")
         keys = range(restored.store.first_key, restored.store.num_inserted)
         assert len(keys) >= 3
@@ -340,6 +345,57 @@ def test_a_missing_file_is_noticed_and_written_again(place, caplog):
     damage.scene.source.take()
     assert "written again" in caplog.text
     assert damage.scene.restore().store.size == damage.scene.writer.size
+
+
+@pytest.mark.parametrize("ending", [".json", ".state", ".segments"])
+def test_two_snapshots_always_have_a_whole_one_between_them(place, ending, caplog):
+    """Also where nothing was stored between them, and where the newest is what was restored from one of them."""
+    scene = Scene(place)
+    scene.insert(6)
+    before, newest = scene.source.take(), scene.source.take()
+    scene.restore(f"again{ending}")  # It goes on with the same files, under a number of its own.
+    names = {
+        ".json": f"{newest.number + 1:09d}.json",
+        ".state": newest.state.name,
+        ".segments": newest.segments[-1].name,
+    }
+    (scene.folder.path / names[ending]).unlink()
+    found = scene.folder.load_latest()
+    assert found.size == before.size
+    assert names[ending] in caplog.text or ending == ".json"  # What it named is there once more.
+
+
+def test_a_manifest_that_is_gone_is_missed(place, caplog):
+    scene = Scene(place)
+    scene.insert(4)
+    first = scene.source.take()
+    scene.insert(4)
+    scene.source.take()
+    (scene.folder.path / "000000002.json").unlink()
+    assert scene.folder.load_latest() == first
+    assert "files of 000000002.json without it" in caplog.text
+
+
+def test_a_full_disk_leaves_no_rest_of_a_snapshot_and_the_next_one_is_whole(place):
+    full = []
+
+    def pause(name):
+        if full and name == full[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    scene = Scene(place, folder_pause=pause)
+    scene.insert(6)
+    scene.source.take()
+    before = scene.files()
+    for step in ("write a file", "flush a file", "write the manifest"):
+        scene.insert(4)
+        full[:] = [step]
+        with pytest.raises(OSError, match="No space left"):
+            scene.source.take()
+        assert scene.files() == before
+    full.clear()
+    assert scene.source.take().end_key == scene.writer.num_inserted
+    assert scene.restore().store.num_inserted == scene.writer.num_inserted
 
 
 def test_where_nothing_is_whole_that_is_said_and_not_taken_for_nothing(place, caplog):

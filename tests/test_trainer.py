@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 
-from apex.checkpoint import load, save
+from apex.bad_batches import MAX_FILES, BadBatches
+from apex.checkpoint import LearnerState, load, save
 from apex.config import Config, LearnerConfig, NetworkConfig
 from apex.losses import importance_weights
 from apex.networks import flatten_parameters, make_network
 from apex.sample_ring import Part, Sample
 from apex.trainer import Trainer
-from apex.types import Schema
+from apex.types import Progress, Schema
 
 SCHEMA = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=3, n_step=3, codec="raw")
 NETWORK = NetworkConfig(hidden=8, body_hidden=8)
@@ -178,9 +180,10 @@ def test_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path, optimize
     first = make_trainer(Tape(*samples[:3]), optimizer=optimizer, target_period=2)
     for _ in range(3):
         first.step(0.0)
-    path = save(tmp_path, first.state(Config(), SCHEMA, 42))
+    state = LearnerState(progress=Progress(42), config=Config(), schema=SCHEMA, **first.state())
+    path = save(tmp_path, state)
     second = make_trainer(Tape(*samples[3:]), optimizer=optimizer, target_period=2)
-    second.restore(load(path))
+    second.restore(load(path)._asdict())
     assert second.num_updates == 3
     for _ in range(3):
         second.step(0.0)
@@ -196,3 +199,59 @@ def test_bfloat16_agrees_with_float32():
     make_trainer(fast, bfloat16="on").step(0.0)
     np.testing.assert_allclose(fast.updates[0].priorities, plain.updates[0].priorities, atol=0.05)
     assert not np.array_equal(fast.updates[0].priorities, plain.updates[0].priorities)  # It was bfloat16.
+
+
+# --- updates that are not made ----------------------------------------------------------------------------------------
+
+
+def spoiled(number, rows):
+    sample = make_sample(number)
+    sample.n_step_return[rows] = np.nan
+    return sample
+
+
+def test_a_skipped_update_changes_nothing_and_is_counted():
+    tape = Tape(make_sample(0), spoiled(1, [3]), spoiled(2, [4]), make_sample(3))
+    trainer, counts = make_trainer(tape), []
+    for _ in range(4):
+        before = flatten_parameters(trainer.online)
+        trainer.step(0.0)
+        changed = (flatten_parameters(trainer.online) != before).any()
+        counts.append((bool(changed), trainer.num_skipped, trainer.num_skipped_in_row))
+    assert counts == [(True, 0, 0), (False, 1, 1), (False, 2, 2), (True, 2, 0)]
+    assert np.isfinite(flatten_parameters(trainer.target)).all()
+
+
+def test_no_priority_that_is_not_finite_leaves_and_the_transition_at_fault_is_drawn_no_more():
+    tape = Tape(spoiled(0, [3, 7]))
+    make_trainer(tape).step(0.0)
+    (update,) = tape.updates
+    assert np.flatnonzero(update.priorities == 0).tolist() == [3, 7]
+    assert np.isfinite(update.priorities).all()
+    np.testing.assert_array_equal(update.keys, make_sample(0).keys)
+
+
+def test_where_the_network_is_at_fault_priorities_stay_and_the_credit_comes_back():
+    tape = Tape(spoiled(5, slice(None)))
+    make_trainer(tape).step(0.0)
+    (update,) = tape.updates
+    assert (update.number, update.keys.tolist(), update.priorities.tolist()) == (5, [-1], [0.0])
+
+
+def test_the_batch_is_kept_to_be_looked_at_the_first_few_of_them(tmp_path):
+    bad = BadBatches(tmp_path)
+    for number in range(MAX_FILES + 2):
+        bad.keep(spoiled(number, [3]), np.full(B, np.nan, np.float32), number + 1)
+    files = sorted((tmp_path / "bad-batches").iterdir())
+    assert len(files) == MAX_FILES
+    arrays = safetensors.numpy.load_file(files[2])
+    np.testing.assert_array_equal(arrays["keys"], make_sample(2).keys)
+    np.testing.assert_array_equal(arrays["stacks"], make_sample(2).stacks)
+    assert np.isnan(arrays["n_step_return"][3])
+
+
+def test_a_full_disk_keeps_no_batch_and_ends_nothing(tmp_path, caplog):
+    (tmp_path / "bad-batches").write_text("a file where the folder should be")
+    BadBatches(tmp_path).keep(spoiled(0, [3]), np.full(B, np.nan, np.float32), 1)
+    assert "1 updates were skipped" in caplog.text
+    assert "the batch was not kept" in caplog.text

@@ -13,7 +13,18 @@ from apex.config import LearnerConfig, NetworkConfig
 from apex.networks import flatten_parameters, make_network
 from apex.optimizers import make_optimizer
 from apex.types import Schema
-from apex.update import WARM_UP_STEPS, DeviceBatch, EagerUpdate, Figures, GraphUpdate, Updated, make_update, place
+from apex.update import (
+    WARM_UP_STEPS,
+    DeviceBatch,
+    EagerUpdate,
+    Figures,
+    GraphUpdate,
+    Updated,
+    _changed_by,
+    make_update,
+    place,
+    step_or_undo,
+)
 
 PIXELS = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=6, n_step=3, codec="lz4")
 CPU = torch.device("cpu")
@@ -105,7 +116,7 @@ class Recorder:
 
     def __call__(self, batch):
         self.calls += 1
-        result = Updated(torch.zeros(B), Figures(*torch.zeros(4)))
+        result = Updated(torch.zeros(B), torch.tensor(True), Figures(*torch.zeros(4)))
 
         def run():
             self.total += batch.weights[0]
@@ -148,3 +159,73 @@ def test_every_batch_is_learned_from_once_and_the_step_recorded_once(recorder):
         assert float(updated.td_errors[0]) == number
         assert float(recorder.total) == number * (number + 1) / 2
     assert recorder.calls == WARM_UP_STEPS + 1
+
+
+# --- updates that are not made ----------------------------------------------------------------------------------------
+
+
+def contents(step, online):
+    optimizer = step._optimizer
+    return [tensor.clone() for tensor in (*online.parameters(), *_changed_by(optimizer))]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+@pytest.mark.parametrize("spoil", [float("nan"), float("inf")])
+def test_an_update_that_is_not_finite_leaves_everything_as_it_was(optimizer, spoil):
+    step, online, _ = make_step(optimizer=optimizer)
+    good = make_batch()
+    assert step(good).finite
+    before = contents(step, online)
+    bad = good._replace(n_step_return=good.n_step_return.clone().fill_(spoil))
+    assert not step(bad).finite
+    assert all(map(torch.equal, before, contents(step, online)))
+    assert step(good).finite
+
+
+class Backward(torch.autograd.Function):
+    """Passes forward; its gradient is not a number."""
+
+    @staticmethod
+    def forward(context, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * float("nan")
+
+
+def test_a_gradient_that_is_not_finite_is_enough():
+    step, online, _ = make_step()
+    online.register_forward_hook(lambda network, inputs, output: Backward.apply(output))
+    before = contents(step, online)
+    updated = step(make_batch())
+    assert torch.isfinite(updated.figures.loss)
+    assert not updated.finite
+    assert all(map(torch.equal, before, contents(step, online)))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_step_can_be_taken_back_without_a_look_also_the_first_one(optimizer, first):
+    """As CUDA has it: what was skipped leaves no trace in what comes after."""
+    networks = [nn.Linear(3, 2) for _ in range(2)]
+    networks[1].load_state_dict(networks[0].state_dict())
+    config = LearnerConfig(batch_size=B, optimizer=optimizer)
+    tried, plain = (make_optimizer(config, network.parameters()) for network in networks)
+
+    def gradients(value):
+        for network in networks:
+            for parameter in network.parameters():
+                parameter.grad = torch.full_like(parameter, value)
+
+    if not first:
+        gradients(0.5)
+        step_or_undo(tried, torch.tensor(True))
+        plain.step()
+    gradients(float("nan"))
+    step_or_undo(tried, torch.tensor(False))
+    gradients(0.25)
+    step_or_undo(tried, torch.tensor(True))
+    plain.step()
+    for one, other in zip(*(network.parameters() for network in networks), strict=True):
+        assert torch.equal(one, other)

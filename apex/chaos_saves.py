@@ -1,0 +1,432 @@
+"""`apex chaos saves`: a run that saves is killed, and what it saved is damaged; each time it must be found and go on.
+
+A child saves everything that a run does, in a loop, and is killed at a random moment, or right before a step. Then
+single bits are flipped in the newest save, and its files are cut short and removed: each must be seen, named, and done
+without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import logging
+import mmap
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from apex.checkpoint import MANIFEST, NEWEST
+from apex.checkpoint_folder import find_latest, set_aside
+from apex.config import CheckpointConfig, Config, ConfigError, EnvironmentConfig, NetworkConfig, RunConfig
+from apex.lifecycle import FAILED, FINISHED, Stop
+from apex.networks import flatten_parameters, make_network
+from apex.optimizers import make_optimizer
+from apex.policies import BEST, PolicyInfo, find_best, load_policy, save_best
+from apex.processes import start_child
+from apex.run_folder import RunFolder
+from apex.saves import save_run, snapshot_folder
+from apex.snapshot import Snapshotter
+from apex.snapshot_folder import SnapshotFolder
+from apex.snapshot_restore import restore
+from apex.store_layout import MEMORY
+from apex.store_writer import StoreWriter
+from apex.types import RECORD, Array, Progress, Schema, Segment, Stream, make_image
+
+SCHEMA = Schema(frame_shape=(16,), frame_dtype="uint8", stack=4, num_actions=3, n_step=3, codec="lz4")
+SIZES: dict[str, Any] = {
+    "capacity": 4_000,
+    "max_bytes": 400_000,
+    "num_streams": 2,
+    "priority_exponent": 0.6,
+    "min_priority": 1e-6,
+}
+SEGMENT = 50  # transitions
+FILE_BYTES = 12_000  # of images in a file of a snapshot: several files
+STEPS = (  # of a save, as `pause` is told them
+    "write the learner",
+    "rename the learner",
+    "write the manifest",
+    "rename the manifest",
+    "flush the folder",
+    "note the newest",
+    "remove a manifest",
+    "remove a checkpoint",
+    "copy",
+    "copy weights",
+    "write a file",
+    "flush a file",
+    "remove a file",
+)
+COMPLETED, KEY, EPOCH = range(3)  # what the child has finished for certain: update, end of the snapshot, its start
+
+log = logging.getLogger("apex")
+
+
+class Read(NamedTuple):
+    """All that a resume goes on from."""
+
+    num_updates: int
+    parameters: str  # SHA-256 of the online network
+    num_steps: int
+    end_key: int  # of the snapshot
+    size: int
+    score: float | None  # of the best policy
+    seconds: float  # by the clock of the run
+
+
+class Saver:
+    """A small run that saves all that a run saves."""
+
+    def __init__(self, folder: RunFolder, memory: Path, pause: Callable[[str], None]) -> None:
+        """Goes on with what is there, as a run does."""
+        self._folder = folder
+        self._pause = pause
+        self.epoch = folder.next_epoch()
+        found = find_latest(folder.checkpoints)
+        set_aside(folder.checkpoints, found)
+        self.network = make_network(folder.config.network, SCHEMA, seed=1)
+        self._target = make_network(folder.config.network, SCHEMA, seed=2)
+        self._optimizer = make_optimizer(folder.config.learner, self.network.parameters())
+        self.num_updates = 0
+        if found.state is not None:
+            self.num_updates = found.state.num_updates
+            self.network.load_state_dict(found.state.online)
+        self.snapshots = snapshot_folder(folder.checkpoints, 1, 0)
+        self.store = open_memory(memory, self.snapshots, folder.run_id, self.epoch)
+        self._source = Snapshotter(
+            memory,
+            SCHEMA,
+            SnapshotFolder(self.snapshots.path, pause=pause),
+            run_id=folder.run_id,
+            num_drawn=lambda: 7,
+            file_bytes=FILE_BYTES,
+            pause=pause,
+        )
+        self._number = self.store.receipt(0).contiguous
+
+    def save(self) -> None:
+        """Some experience, an update, then every part of a save."""
+        for _ in range(3):
+            self.store.insert(make_segment(self._number))
+            self._number += 1
+        self._source.take()
+        self.num_updates += 10
+        with torch.no_grad():
+            for parameter in self.network.parameters():
+                parameter.add_(0.001)
+        save_run(
+            self._folder.checkpoints,
+            self._folder.config,
+            SCHEMA,
+            {
+                "num_updates": self.num_updates,
+                "online": self.network.state_dict(),
+                "target": self._target.state_dict(),
+                "optimizer": self._optimizer.state_dict(),
+                "rng": {"torch": torch.get_rng_state()},
+            },
+            Progress(self.store.num_inserted, self.num_updates // 10, float(self.num_updates)),
+            pause=self._pause,
+        )
+        info = PolicyInfo(
+            schema=SCHEMA,
+            network=self._folder.config.network,
+            environment=self._folder.config.environment,
+            num_updates=self.num_updates,
+            score=float(self.num_updates),
+        )
+        save_best(self._folder.checkpoints, flatten_parameters(self.network), info)
+        self._folder.elapsed_seconds = float(self.num_updates)
+        if self.num_updates % 50 == 0:
+            self._folder.go_on(self._folder.config, argv=["chaos"])
+
+
+def make_run(folder: Path) -> RunFolder:
+    """A new run below `folder`."""
+    config = Config(
+        environment=EnvironmentConfig(id="CartPole-v1"),
+        network=NetworkConfig(hidden=8, body_hidden=8),
+        checkpoint=CheckpointConfig(keep=2),
+        run=RunConfig(folder=str(folder), name="chaos"),
+    )
+    return RunFolder.create(dataclasses.replace(config, seed=3), SCHEMA, argv=["apex", "chaos", "saves"])
+
+
+def make_segment(number: int) -> Segment:
+    """A segment of stream 0 that is told by its number."""
+    rng = np.random.default_rng(number)
+    records: Array = np.zeros(SEGMENT, RECORD)
+    records["n_step_return"] = number
+    records["priority"] = rng.uniform(0.1, 1, SEGMENT)
+    records["frame"] = np.arange(SEGMENT)
+    records["next_frame"] = np.arange(SEGMENT) + 3
+    records["depth"] = np.minimum(np.arange(SEGMENT) + 1, 4)
+    records["next_depth"] = 4
+    image = make_image([rng.bytes(16) for _ in range(SEGMENT + 3)])
+    return Segment(Stream(0, 1), number, 0, records, image)
+
+
+def open_memory(path: Path, snapshots: SnapshotFolder, run_id: int, incarnation: int) -> StoreWriter:
+    """The memory if it is there, else its newest snapshot, else a new one: as a replay server has it."""
+    if path.exists():
+        return StoreWriter.attach(path, SCHEMA, **SIZES)
+    restored = restore(snapshots, path, SCHEMA, run_id=run_id, **SIZES, store_incarnation=incarnation)
+    return (
+        StoreWriter.create(path, SCHEMA, **SIZES, store_incarnation=incarnation) if restored is None else restored.store
+    )
+
+
+def read_run(path: Path) -> Read:
+    """Reads a run as a resume does; raises ConfigError where it is refused."""
+    folder = RunFolder.open(path)
+    folder.mend_config_file()
+    found = find_latest(folder.checkpoints)
+    snapshot = snapshot_folder(folder.checkpoints, 1, 0).load_latest()
+    best = find_best(folder.checkpoints)
+    state = found.state
+    if state is None or snapshot is None or best is None:
+        raise ConfigError(f"{path}: gone on from nothing: {state is None}, {snapshot is None}, {best is None}")
+    digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in state.online.values())).hexdigest()
+    return Read(
+        state.num_updates,
+        digest,
+        state.progress.num_steps,
+        snapshot.end_key,
+        snapshot.size,
+        load_policy(best)[0].score,
+        folder.elapsed_seconds,
+    )
+
+
+# --- kills ------------------------------------------------------------------------------------------------------------
+
+
+class Tally:
+    """What came of one kind of trials."""
+
+    def __init__(self) -> None:
+        self.count = self.detected = self.fallen_back = self.unreadable = self.wrong = 0
+        self.examples: list[str] = []
+
+    def note(self, sentence: str) -> None:
+        """Keeps the first few things that went wrong."""
+        if len(self.examples) < 5:
+            self.examples.append(sentence)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return dict(vars(self))
+
+
+def kill_saves(place: Path, count: int, seed: int, tell: Callable[[str], None]) -> Tally:
+    """Kills a saving child `count` times; after each the run must load, at most one save behind what was finished."""
+    rng, tally = np.random.default_rng(seed), Tally()
+    folder, memory = make_run(place), place / "memory"
+    first = Saver(folder, memory, lambda step: None)
+    first.save()
+    began = time.monotonic()
+    first.save()
+    save_seconds = time.monotonic() - began
+    progress = np.frombuffer(mmap.mmap(-1, 24), np.int64)
+    progress[:] = first.num_updates, first.store.num_inserted, first.epoch
+    first.store.close()
+    for trial in range(count):
+        step, nth = ("", 0) if trial % 2 else (STEPS[trial // 2 % len(STEPS)], int(rng.integers(0, 4)))
+        child = start_child("saver", _save_until_killed, folder.path, memory, step, nth, progress)
+        if not step:
+            time.sleep(float(rng.uniform(0, 3 * save_seconds)))
+            with suppress(ProcessLookupError):
+                os.kill(child.pid or 0, signal.SIGKILL)
+        child.join(60)
+        if trial % 8 == 7:
+            memory.unlink(missing_ok=True)  # The host went too.
+        tally.count += 1
+        try:
+            read = read_run(folder.path)
+        except ConfigError as error:
+            tally.unreadable += 1
+            tally.note(f"trial {trial}, {step or 'at a random moment'}: {error}")
+            continue
+        behind = read.num_updates < progress[COMPLETED] or read.end_key < progress[KEY]
+        if behind or child.exitcode != -signal.SIGKILL:
+            tally.wrong += 1
+            tally.note(f"trial {trial}, {step or 'at a random moment'}: {read}, but {progress.tolist()} were finished")
+        if trial % 100 == 99:
+            tell(f"{trial + 1} kills")
+    return tally
+
+
+def _save_until_killed(stop: Stop, path: Path, memory: Path, step: str, nth: int, progress: Array) -> None:
+    left = [nth]
+
+    def pause(name: str) -> None:
+        if name == step:
+            left[0] -= 1
+            if left[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    logging.disable()
+    torch.set_num_threads(1)
+    saver = Saver(RunFolder.open(path), memory, pause)
+    assert saver.epoch > progress[EPOCH], "an epoch was given twice"
+    progress[EPOCH] = saver.epoch
+    while not stop.requested:
+        saver.save()
+        progress[COMPLETED], progress[KEY] = saver.num_updates, saver.store.num_inserted
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+
+def damage_saves(place: Path, flips: int, truncations: int, seed: int, tell: Callable[[str], None]) -> dict[str, Tally]:
+    """Flips bits of a run's newest save, cuts its files and removes them, one thing at a time."""
+    rng, known = np.random.default_rng(seed), set[Read]()
+    folder, memory = make_run(place), place / "memory"
+    saver = Saver(folder, memory, lambda step: None)
+    for number in range(20):
+        saver.store.insert(make_segment(number + 10_000))
+    for _ in range(4):
+        saver.save()
+        known.add(read_run(folder.path))
+    known.add(next(iter(known))._replace(seconds=0.0))  # Then the checkpoint's clock holds.
+    saver.store.close()
+    memory.unlink()
+    content = {path: path.read_bytes() for path in _newest_files(folder)}
+    tallies = {"flips": Tally(), "truncations": Tally(), "removals": Tally()}
+    paths, sizes = list(content), np.array([len(data) for data in content.values()])
+    for trial in range(flips):
+        path = paths[int(rng.choice(len(paths), p=sizes / sizes.sum()))]
+        data = bytearray(content[path])
+        bit = int(rng.integers(0, 8 * len(data)))
+        data[bit // 8] ^= 1 << bit % 8
+        _try(folder, path, partial(path.write_bytes, data), content, known, tallies["flips"])
+        if trial % 1_000 == 999:
+            tell(f"{trial + 1} flips")
+    for _ in range(truncations):
+        path = paths[int(rng.integers(0, len(paths)))]
+        data = bytearray(content[path][: int(rng.integers(0, len(content[path])))])
+        _try(folder, path, partial(path.write_bytes, data), content, known, tallies["truncations"])
+    for path in paths:
+        _try(folder, path, path.unlink, content, known, tallies["removals"])
+    return tallies
+
+
+def _newest_files(folder: RunFolder) -> list[Path]:
+    """All files that the newest save consists of, and those of the run that a resume reads."""
+    newest = max(path for path in folder.checkpoints.iterdir() if path.name.isdigit())
+    snapshots = snapshot_folder(folder.checkpoints, 1, 0)
+    snapshot = snapshots.newest()
+    assert snapshot is not None
+    names = [f"{snapshot.number:09d}.json", snapshot.state.name, *(file.name for file in snapshot.segments)]
+    return [
+        *newest.iterdir(),
+        folder.checkpoints / NEWEST,
+        folder.checkpoints / BEST,
+        *(snapshots.path / name for name in names),
+        *(path for path in folder.path.iterdir() if path.is_file()),
+    ]
+
+
+def _try(
+    folder: RunFolder,
+    path: Path,
+    damage: Callable[[], object],
+    content: dict[Path, bytes],
+    known: set[Read],
+    tally: Tally,
+) -> None:
+    """Damages, reads as a resume does, checks that it was seen and that what was read once was true, and mends."""
+    damage()
+    tally.count += 1
+    try:
+        with _listen() as said:
+            read = read_run(folder.path)
+            RunFolder.open(folder.path).next_epoch()
+    except ConfigError as error:
+        tally.unreadable += 1
+        tally.note(f"{path}: {error}")
+    else:
+        named = path.parent.name if path.name == MANIFEST and path.parent.name.isdigit() else path.name
+        tally.detected += any(named in sentence for sentence in said)
+        if not any(named in sentence for sentence in said):
+            tally.note(f"{path}: nothing was said")
+        # The parts fall back one by one: each must be what some save had.
+        pairs = zip(*known, strict=True)
+        fields = dict(zip(Read._fields, map(set, pairs), strict=True))
+        true = all(value in fields[name] for name, value in read._asdict().items() if name != "size")
+        tally.fallen_back += true and 0 < read.size <= max(fields["size"])
+        if not true:
+            tally.wrong += 1
+            tally.note(f"{path}: {read} was believed")
+    for other, data in content.items():
+        if other.parent == folder.path or other == path:
+            other.write_bytes(data)
+
+
+@contextmanager
+def _listen() -> Iterator[list[str]]:
+    said: list[str] = []
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    ear = Ear()
+    log.addHandler(ear)
+    try:
+        yield said
+    finally:
+        log.removeHandler(ear)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`apex chaos saves`: status 1 if anything was unreadable, unseen or believed wrongly."""
+    parser = argparse.ArgumentParser(prog="apex chaos saves", description="Kills and damages saves of a small run.")
+    parser.add_argument("--kills", type=int, default=1_000, help="SIGKILLs in mid-save")
+    parser.add_argument("--flips", type=int, default=10_000, help="single bits of the newest save")
+    parser.add_argument("--truncations", type=int, default=1_000, help="files of it cut short")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="print one JSON object only")
+    options = parser.parse_args(argv)
+    log.propagate = False
+    began = time.monotonic()
+
+    def tell(sentence: str) -> None:
+        print(f"{time.monotonic() - began:6.0f} s  {sentence}", file=sys.stderr, flush=True)
+
+    with tempfile.TemporaryDirectory(dir=MEMORY, prefix="apex-chaos-") as place:
+        for name in ("kills", "damage"):
+            (Path(place) / name).mkdir()
+        with _listen():
+            tallies = {"kills": kill_saves(Path(place) / "kills", options.kills, options.seed, tell)}
+            tallies |= damage_saves(Path(place) / "damage", options.flips, options.truncations, options.seed, tell)
+    result = {name: tally.to_dict() for name, tally in tallies.items()}
+    good = all(tally.unreadable == tally.wrong == 0 for tally in tallies.values())
+    good &= all(
+        tally.detected == tally.fallen_back == tally.count for name, tally in tallies.items() if name != "kills"
+    )
+    if not options.json:
+        print(f"{'':<12} {'trials':>8} {'unreadable':>10} {'detected':>8} {'fallen back':>11} {'wrong':>6}")
+        for name, tally in tallies.items():
+            seen = ("-", "-") if name == "kills" else (str(tally.detected), str(tally.fallen_back))
+            print(f"{name:<12} {tally.count:>8} {tally.unreadable:>10} {seen[0]:>8} {seen[1]:>11} {tally.wrong:>6}")
+            for example in tally.examples:
+                print(f"    {example}")
+    print(json.dumps({"seed": options.seed, "seconds": round(time.monotonic() - began, 1), **result, "passed": good}))
+    return FINISHED if good else FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

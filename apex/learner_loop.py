@@ -1,0 +1,156 @@
+"""The learner's loop: it trains, reports once a second, saves every period, and ends when something says enough."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apex.config import Config
+from apex.lifecycle import POLL_SECONDS, Stop, Wait
+from apex.processes import ChildDiedError
+from apex.trainer import Trainer
+from apex.types import Progress
+
+REPORT_SECONDS = 1.0  # between two reports to the coordinator
+
+
+class DivergedError(RuntimeError):
+    """Training makes no progress any more: losses, gradients or parameters are not finite."""
+
+
+class Reporter:
+    """Rates and means since the last report, for the coordinator."""
+
+    def __init__(self, pipe: Connection, batch_size: int, loader_seconds: NDArray[np.float64]) -> None:
+        """`loader_seconds`: float64[L], what each loader has worked, see `loader.SampleRing`."""
+        self._pipe = pipe
+        self._batch_size = batch_size
+        self._loader_seconds = loader_seconds
+        self._since = time.monotonic()
+        self._updates = 0
+        self._waited = 0.0
+        self._loaded = loader_seconds.copy()
+
+    def due(self) -> bool:
+        """Whether a second has passed."""
+        return time.monotonic() - self._since >= REPORT_SECONDS
+
+    def report(self, trainer: Trainer, **more: Any) -> None:
+        """Sends a report and starts the next interval."""
+        now = time.monotonic()
+        seconds = now - self._since
+        rate = (trainer.num_updates - self._updates) / seconds
+        loaded = self._loader_seconds.copy()
+        figures = {} if trainer.figures is None else trainer.figures._asdict()
+        message = {
+            "updates": trainer.num_updates,
+            "updates_per_second": rate,
+            "samples_per_second": rate * self._batch_size,
+            "wait_share": min(1.0, (trainer.wait_seconds - self._waited) / seconds),
+            "loader_busy_share": min(1.0, float((loaded - self._loaded).max()) / seconds),  # of the busiest
+            "policy_lag": trainer.policy_lag,
+            "skipped_updates": trainer.num_skipped,
+            **{name: float(value) for name, value in figures.items()},
+            **more,
+        }
+        self._since, self._updates, self._waited, self._loaded = now, trainer.num_updates, trainer.wait_seconds, loaded
+        send(self._pipe, message)
+
+
+def send(pipe: Connection, message: dict[str, Any]) -> None:
+    """Sends to the coordinator; raises ChildDiedError where it is gone."""
+    try:
+        pipe.send_bytes(json.dumps(message).encode())
+    except BrokenPipeError as error:
+        raise ChildDiedError("the coordinator process is gone") from error
+
+
+class LearnerLoop:
+    """Train, report, save, until something says enough."""
+
+    def __init__(
+        self,
+        config: Config,
+        trainer: Trainer,
+        pipe: Connection,
+        *,
+        connect: Callable[[str, int], None],
+        save: Callable[[Progress], None],
+        loader_seconds: NDArray[np.float64],
+        progress: Progress,
+    ) -> None:
+        """`connect` is told where the priorities of a shard go; `save` writes a checkpoint, and is told the progress.
+
+        `progress`: how far the run is before it goes on.
+        """
+        self.progress = progress  # as far as is known here
+        self._config = config
+        self._trainer = trainer
+        self._pipe = pipe
+        self._connect = connect
+        self._save = save
+        self._reporter = Reporter(pipe, config.learner.batch_size, loader_seconds)
+        replay = config.replay
+        self._priorities = [""] * replay.num_shards  # endpoints by shard
+        self._absent = ", ".join(map(replay.shard_name, range(replay.num_shards)))  # servers that are not there
+        self._wait = Wait("learner")
+
+    def run(self, stop: Stop, check: Callable[[], None]) -> str:
+        """Trains until stopped; returns why it ended. `check` raises what a child or a thread has run into."""
+        trainer, config = self._trainer, self._config
+        trainer.begin()
+        while True:
+            if trainer.step(POLL_SECONDS):
+                self._wait.over()
+                self._check_skipped()
+                if trainer.num_updates % config.checkpoint.period == 0:
+                    self._save(self.progress)
+            else:
+                few = "batches: a replay server has fewer transitions than its share of replay.min_size_to_sample"
+                self._wait.on(f"{self._absent} to say hello" if self._absent else few)
+            reason = self._hear()
+            if stop.requested:
+                reason = reason or "interrupted"
+            if 0 < config.run.max_updates <= trainer.num_updates:
+                reason = reason or f"reached {config.run.max_updates} updates"
+            if reason or self._reporter.due():
+                check()
+                self._reporter.report(trainer, waiting=self._wait.reason)
+            if reason:
+                trainer.flush()
+                self._check_skipped()
+                return reason
+
+    def _hear(self) -> str:
+        """Takes the coordinator's news; returns why the run should end, if it should."""
+        reason = ""
+        while self._pipe.poll():
+            try:
+                news = json.loads(self._pipe.recv_bytes())
+            except (EOFError, ConnectionResetError) as error:
+                raise ChildDiedError("the coordinator process is gone") from error
+            for shard, endpoints in enumerate(news["replay"]):
+                endpoint = endpoints.get("priorities", "")
+                if endpoint and endpoint != self._priorities[shard]:
+                    self._priorities[shard] = endpoint
+                    self._connect(endpoint, shard)
+            self._absent = news["absent"]
+            self.progress = Progress(news["steps"], news["episodes"], news["elapsed_seconds"])
+            reason = news["end"]
+        return reason
+
+    def _check_skipped(self) -> None:
+        """Raises DivergedError where too many updates in a row could not be made."""
+        count, most = self._trainer.num_skipped_in_row, self._config.learner.max_skipped_updates
+        if count >= most:
+            raise DivergedError(
+                f"the loss or the gradient of {count} updates in a row was not finite, the last one number "
+                f"{self._trainer.num_updates}: look at bad-batches in the run folder, lower --learner.learning-rate, "
+                "and go on from the last good checkpoint with --resume RUN --accept-changes"
+            )

@@ -1,0 +1,115 @@
+"""A save has both parts under one manifest, never what is not finite, and outlives a full disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from apex.chaos_saves import SCHEMA, Saver, make_run, read_run
+from apex.checkpoint import ReplayPart, load_with_manifest
+from apex.checkpoint_folder import find_latest
+from apex.saves import NotFiniteError, is_finite, save_run
+from apex.types import Progress
+
+
+def make_saver(tmp_path, num_saves=2):
+    run = make_run(tmp_path)
+    saver = Saver(run, tmp_path / "memory", lambda step: None)
+    for _ in range(num_saves):
+        saver.save()
+    return run, saver
+
+
+def make_state(saver, **changes):
+    state = {"num_updates": saver.num_updates + 10, "optimizer": {}, "rng": {}}
+    network = saver.network.state_dict()
+    return {**state, "online": network, "target": network, **changes}
+
+
+def test_the_manifest_names_the_snapshots_beside_it(tmp_path):
+    run, _ = make_saver(tmp_path)
+    assert load_with_manifest(run.checkpoints / "000000020")[1].replay == [ReplayPart(0, 2, 300)]
+
+
+def test_older_ones_than_are_kept_go_and_the_best_stays(tmp_path):
+    run, _ = make_saver(tmp_path, 5)
+    names = sorted(path.name for path in run.checkpoints.iterdir())
+    best = ["best-before.safetensors", "best.safetensors"]
+    assert names == ["000000040", "000000050", *best, "newest.json", "replay"]
+
+
+@pytest.mark.parametrize("part", ["online", "target", "optimizer"])
+def test_what_is_not_finite_is_never_saved(tmp_path, part):
+    run, saver = make_saver(tmp_path)
+    bad = {"state": [{"weight": torch.tensor([1.0, float("inf")])}]}
+    with pytest.raises(NotFiniteError, match="is not finite at update 30, and is not saved: lower --learner"):
+        save_run(run.checkpoints, run.config, SCHEMA, make_state(saver, **{part: bad}), Progress())
+    assert find_latest(run.checkpoints).state.num_updates == 20
+
+
+def test_whole_numbers_and_plain_values_are_finite():
+    assert is_finite({"a": torch.arange(3), "b": [1.0, None, "x"], "c": (torch.ones(2),)})
+
+
+FULL = """
+import sys
+from pathlib import Path
+from apex.chaos_saves import Saver, make_run, read_run
+place, memory = Path(sys.argv[1]), Path(sys.argv[2])
+run = make_run(place)
+saver = Saver(run, memory, lambda step: None)
+saver.save(); saver.save()
+before = read_run(run.path)
+filler = place / "filler"
+with filler.open("wb", buffering=0) as file:
+    try:
+        while True:
+            file.write(bytes(4096))
+    except OSError:
+        pass
+failures = 0
+for _ in range(3):
+    try:
+        saver.save()
+    except OSError as error:
+        failures += error.errno == 28
+left = [path for path in run.path.rglob("*") if path.name.endswith(".partial")]
+after = read_run(run.path)
+filler.unlink()
+saver.save()
+print(failures, left, after == before, read_run(run.path).num_updates > before.num_updates)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system of its own")
+def test_a_disk_that_is_really_full_loses_nothing_and_is_used_again_when_there_is_room(tmp_path):
+    """1 MB of tmpfs in a mount namespace of its own, which goes with its process."""
+    place = tmp_path / "small"
+    place.mkdir()
+    script = 'mount -t tmpfs -o size=1m tmpfs "$1" && exec "$2" -c "$3" "$1" "$4"'
+    command = ["unshare", "-m", "sh", "-c", script, "sh", place, sys.executable, FULL, tmp_path / "memory"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=100, check=False)
+    if "unshare failed" in done.stderr or "permission denied" in done.stderr:
+        pytest.skip("no mount namespace here")
+    assert done.stdout.split(maxsplit=1)[1:] == ["[] True True\n"], done.stderr
+    assert int(done.stdout.split()[0]) == 3
+
+
+def test_a_full_disk_ends_nothing_and_is_said_each_time(tmp_path, caplog):
+    run, saver = make_saver(tmp_path)
+    before = read_run(run.path)
+
+    def full(step):
+        raise OSError(28, "No space left on device")
+
+    for _ in range(2):
+        assert save_run(run.checkpoints, run.config, SCHEMA, make_state(saver), Progress(), pause=full) is None
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["no checkpoint at update 30"] * 2
+    assert read_run(run.path) == before
+    assert save_run(run.checkpoints, run.config, SCHEMA, make_state(saver), Progress()) is not None
+    assert dataclasses.is_dataclass(find_latest(run.checkpoints).state.config)
