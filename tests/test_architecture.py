@@ -120,7 +120,7 @@ TIMESTAMPS = {  # Who may write down when something was, for people to read.
     "curve_rows": {"time.time"},
     "coordinator": {"time.time"},
     "actor_worker": {"time.time"},
-    "run_folder": {"datetime.now"},
+    "run_folder": {"datetime.now", "time.time"},
 }
 
 SOURCES = {path.stem: ast.parse(path.read_text()) for path in PACKAGE.glob("*.py") if path.stem != "__init__"}

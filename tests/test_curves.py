@@ -28,7 +28,7 @@ def test_what_is_made_again_is_drawn_once(tmp_path):
     write(tmp_path, 200, 250, 350)
     assert steps_of(tmp_path / "curves" / "learner.jsonl") == [100, 200, 250, 350]
     assert steps_of(tmp_path / "curves" / "cut" / "learner.jsonl") == [300]
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events = EventAccumulator(str(tmp_path / "tensorboard" / tmp_path.name))
     events.Reload()
     assert [event.step for event in events.Scalars("learner/loss")] in ([100, 250, 350], [100, 200, 250, 350])
 

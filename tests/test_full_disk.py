@@ -71,7 +71,7 @@ def test_a_full_disk_leaves_whole_lines_and_events_and_goes_on_when_there_is_roo
         ballast.unlink()
         writer.close()
         steps = [line["steps"] for line in read_curve(curve)]
-        shown = EventAccumulator(str(folder / "tensorboard")).Reload()
+        shown = EventAccumulator(str(folder / "tensorboard" / folder.name)).Reload()
         print(json.dumps([full, steps, [event.step for event in shown.Scalars("loss")]]))
         """,
     ).splitlines()
