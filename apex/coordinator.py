@@ -26,7 +26,7 @@ from apex.run_status import RunStatus
 from apex.store_layout import memory_id
 from apex.transport import PULL, ROUTER, AsyncReceiver, open_context
 from apex.types import Schema, Stream
-from apex.wire import Codec, decode_control, encode_control
+from apex.wire import Codec, decode_request, encode_control
 
 log = logging.getLogger("apex")
 
@@ -174,7 +174,7 @@ class Coordinator:
                     if peek_kind(frames) == Kind.EVALUATION:
                         self._keep(*self._codec.decode_evaluation(frames, self._num_parameters))
                         continue
-                    answer = self._answer(decode_control(frames))
+                    answer = self._answer(decode_request(frames, self._desk.run_id))
                 except WireError as error:
                     self._control.refuse(error)
                     continue

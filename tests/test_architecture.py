@@ -28,7 +28,7 @@ FLOORS = [
     {"header", "leases", "send_window", "stacks", "terminal_layout", "cuda"},
     # 2: memory that processes share. No I/O beyond the mapped file.
     {"store_layout", "parameter_board"},
-    {"store_admission", "store_reader", "segments", "priority_histogram"},
+    {"store_admission", "store_reader", "segments", "priority_histogram", "fields"},
     {"store_writer"},
     # 3: what the outside world looks like.
     {"wire", "lifecycle", "checkpoint", "metrics", "presets", "run_folder", "run_status", "machine", "ports", "needs"},
