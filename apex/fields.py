@@ -112,7 +112,9 @@ def _is_status(value: Any) -> bool:
     )
 
 
+_TYPE: dict[str, Check] = {"type": is_text}
 _WHO: dict[str, Check] = {
+    **_TYPE,
     "role": ROLES.__contains__,
     "host": is_text,
     "pid": whole(0, 2**31 - 1),
@@ -156,16 +158,16 @@ def check_request(message: dict[str, Any], run_id: int) -> None:
         if message["run_id"] == run_id:
             _require_fields(message, _HEARTBEAT)
     elif kind == "goodbye":
-        _require_fields(message, {"session": _u63})
+        _require_fields(message, {**_TYPE, "session": _u63})
     elif kind == "status":
-        _require_fields(message, {})
+        _require_fields(message, _TYPE)
     else:
         raise WireError("type", str(kind)[:40])
 
 
 def check_result(result: dict[str, Any]) -> None:
     """What an evaluation says; raises WireError on anything else."""
-    _require_fields({"type": "", **result}, _RESULT, optional=_RESULT_MORE)
+    _require_fields(result, _RESULT, optional=_RESULT_MORE)
 
 
 def check_metrics(message: dict[str, Any]) -> None:
@@ -190,7 +192,7 @@ def _require_fields(
     optional = optional or {}
     for name, check in fields.items():
         require_field(name in message and check(message[name]), "fields", f"{name} is missing, or cannot be what it is")
-    for name in message.keys() - fields.keys() - {"type"}:
+    for name in message.keys() - fields.keys():
         if name in optional:
             require_field(optional[name](message[name]), "fields", f"{name} cannot be what it is")
         else:
