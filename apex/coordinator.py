@@ -32,6 +32,7 @@ log = logging.getLogger("apex")
 
 METRICS_PERIOD = 1.0  # seconds between two rows of curves
 FAREWELL_SECONDS = 3.0  # how long the end of the run is told to whoever still asks
+MAX_ASKING = 1_000  # replay servers that wait for a shard
 FORGET_SECONDS = 30.0  # a program that is silent for so long is shown no more
 
 
@@ -119,6 +120,10 @@ class Coordinator:
                 return
             if time.monotonic() >= row_at:
                 row_at += METRICS_PERIOD
+                for name, door in (("control", self._control), ("metrics", self._figures)):
+                    ignored = {"ignored": door.peers.num_ignored} if door.peers.num_ignored else {}
+                    self._status.refusals[name] = {**door.refused, **ignored}
+                    door.peers.forgive()
                 self._write_row()
                 self._folder.elapsed_seconds = self._status.elapsed_seconds
                 self._status.forget_silent(FORGET_SECONDS)
@@ -176,10 +181,10 @@ class Coordinator:
                         continue
                     answer = self._answer(decode_request(frames, self._desk.run_id))
                 except WireError as error:
-                    self._control.refuse(error)
+                    self._control.blame(error, frames)
                     continue
                 except (KeyError, TypeError, ValueError) as error:
-                    self._control.refuse(WireError("fields", repr(error)))
+                    self._control.blame(WireError("fields", repr(error)), frames)
                     continue
                 if answer is not None:
                     self._control.reply(identity, encode_control(answer, self._desk.run_id))
@@ -232,6 +237,8 @@ class Coordinator:
             self._asked.pop(session, None)
             return None
         member = holder[1]
+        if len(self._asked) > MAX_ASKING:
+            self._asked.clear()  # Whoever means it asks again.
         if member.seen_at <= self._asked.setdefault(session, now):
             return {"type": "wait"}
         name = self._config.replay.shard_name(shard)
@@ -272,9 +279,9 @@ class Coordinator:
                     message["steps"] = self._status.num_steps
                     self._metrics.accept(message)
                 except WireError as error:
-                    self._figures.refuse(error)
+                    self._figures.blame(error, frames)
                 except ValueError as error:
-                    self._figures.refuse(WireError("fields", str(error)))
+                    self._figures.blame(WireError("fields", str(error)), frames)
 
     def _write_row(self) -> None:
         steps, now = self._status.num_steps, time.time()

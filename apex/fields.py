@@ -94,7 +94,7 @@ _STATUS: dict[str, Check] = {
     **dict.fromkeys(("num_inserted", "num_drawn", "size", "bytes", "max_bytes"), whole(0, 2**62)),
     **dict.fromkeys(("rate", "waiting", "samplers_wait_for", "store_incarnation"), is_text),
     "inserts_wait": _is_flag,
-    "refusals": _is_table(whole(0, 2**62), MAX_STATUS),
+    **dict.fromkeys(("refusals", "refused_connections"), _is_table(whole(0, 2**62), MAX_STATUS)),
     "priority_histogram": _is_absent_or(_is_histogram),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ Status = dict[str, Any]
 PARTS = ("actors", "wire", "replay", "loaders", "learner")  # what may limit a run
 BUSY = 0.8  # of its time: who works more has no time left worth mentioning
 LEARNER_FIGURES = ("loss", "mean_q", "gradient_norm", "td_error", "wait_share", "loader_busy_share")
+MAX_MEMBERS = 10_000  # who is shown; more cannot all be real
 ABSENT_HEARTBEATS = 3  # a replay server that is silent for so many is away
 
 
@@ -52,6 +54,7 @@ class RunStatus:
         self.num_steps = 0  # transitions that the replay server has stored in this run
         self.reason = ""  # why the run ends; "" while it goes on
         self.finished = False
+        self.refusals: dict[str, dict[str, int]] = {}  # by the learner's socket, by reason
         self._stores: dict[int, tuple[object, int]] = {}  # by shard: the store's incarnation, what it has counted
         self._steps_before = 0  # steps that the present stores do not count
         self._config = config
@@ -64,7 +67,9 @@ class RunStatus:
         self._started_at = clock() - elapsed_seconds
 
     def hear(self, session: int, role: str, host: str, pid: int, status: Status, shard: int = 0) -> None:
-        """Notes a heartbeat."""
+        """Notes a heartbeat; raises ValueError for one program too many."""
+        if session not in self.members and len(self.members) >= MAX_MEMBERS:
+            raise ValueError(f"{MAX_MEMBERS} programs are here already")
         self.members[session] = Member(role, host, pid, self._clock(), shard, status)
         if "num_inserted" in status:
             self._count(shard, int(status["num_inserted"]), status.get("store_incarnation"))
@@ -138,6 +143,7 @@ class RunStatus:
         waits = [status.get("samplers_wait_for", "") for status in statuses]
         whole["samplers_wait_for"] = "inserts" if "inserts" in waits else ""
         whole["priority_histograms"] = [each for status in statuses if (each := status.get("priority_histogram"))]
+        whole["refusals"] = dict(sum((Counter(status.get("refusals", {})) for status in statuses), Counter()))
         whole["inserts_wait"] = any(status.get("inserts_wait") for status in statuses)
         return whole
 
@@ -211,6 +217,7 @@ class RunStatus:
                 "score": config.run.stop_score,
             },
             "limited_by": self._limited_by(),
+            "refusals": {"replay": replay["refusals"], **self.refusals},
             "roles": [
                 self._row(member) for member in sorted(self.members.values(), key=lambda m: (m.role, m.shard, m.host))
             ],
@@ -239,6 +246,7 @@ class RunStatus:
     def scalars(self) -> dict[str, float]:
         """What the curves show of programs that send none themselves, by TensorBoard tag; and what limits the run."""
         scalars = {f"actors/{name}": value for name, value in self._actor_figures().items()}
+        scalars |= {f"refused/{door}": float(sum(counts.values())) for door, counts in self.refusals.items()}
         limit = self._limited_by()
         if limit is not None:
             scalars |= {f"limited_by/{part}": float(part == limit["part"]) for part in PARTS}

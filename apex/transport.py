@@ -18,6 +18,7 @@ import zmq
 
 from apex.config import ConfigError
 from apex.header import HEADER, MAX_JSON_BYTES, Frame, WireError, receipt_topic
+from apex.peers import Peers
 from apex.types import Parameters, PriorityUpdate, Receipt, SampleBatch, Schema, Stream
 from apex.wire import Codec, decode_control, encode_control
 
@@ -214,6 +215,7 @@ class BatchReceiver(_Reader):
         self._codec = codec
         self._batch_size = batch_size
         self._num_shards = num_shards
+        self.peers = Peers()
         self._socket = context.socket(zmq.PULL)
         prepare(self._socket, high_water_mark=2, max_bytes=max_bytes)
         bind(self._socket, endpoint)
@@ -222,11 +224,14 @@ class BatchReceiver(_Reader):
         """The next batch, or None after `timeout` seconds without one; what is no batch is counted and dropped."""
         if not self._socket.poll(int(timeout * 1000)):
             return None
+        frames = self._socket.recv_multipart(copy=False)
+        if not self.peers.hears(frames):
+            return None
         try:
-            message = _buffers(self._socket.recv_multipart(copy=False))
-            return self._codec.decode_batch(message, self._batch_size, self._num_shards)
+            return self._codec.decode_batch(_buffers(frames), self._batch_size, self._num_shards)
         except WireError as error:
             self.refuse(error)
+            self.peers.blame(frames, error.reason)
             return None
 
 
@@ -391,8 +396,19 @@ class AsyncReceiver(_Reader):
     One task reads it and answers. zmq.asyncio is not used: its wait for one message costs half as much again.
     """
 
-    def __init__(self, context: Context, kind: int, endpoint: str, *, high_water_mark: int, max_bytes: int) -> None:
+    def __init__(
+        self,
+        context: Context,
+        kind: int,
+        endpoint: str,
+        *,
+        high_water_mark: int,
+        max_bytes: int,
+        peers: Peers | None = None,
+    ) -> None:
         super().__init__()
+        self.peers = peers or Peers()
+        self._more = False  # whether messages may be left to receive
         self._socket = context.socket(kind)
         prepare(self._socket, high_water_mark=high_water_mark, max_bytes=max_bytes, linger=GOODBYE_SECONDS)
         bind(self._socket, endpoint)
@@ -406,19 +422,27 @@ class AsyncReceiver(_Reader):
         if messages:
             await asyncio.sleep(0)  # Without a wait between them, bursts would leave no turn to the other tasks.
         while not messages and (remaining := deadline - loop.time()) > 0:
-            await self._wait(loop, remaining)
+            await (asyncio.sleep(0) if self._more else self._wait(loop, remaining))
             messages = self._arrived(limit)
         return messages
 
     def _arrived(self, limit: int) -> list[list[Frame]]:
         messages: list[list[Frame]] = []
-        while len(messages) < limit:
+        self._more = True
+        for _ in range(limit):
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
+                self._more = False
                 break
-            messages.append([frame.buffer for frame in frames])
+            if self.peers.hears(frames):
+                messages.append([frame.buffer for frame in frames])
         return messages
+
+    def blame(self, error: WireError, message: Sequence[Frame]) -> None:
+        """Counts a message that was refused, and that its peer has sent it."""
+        self.refuse(error)
+        self.peers.blame(message, error.reason)
 
     async def _wait(self, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
         """Waits for a message, or less long: the descriptor also tells of peers.
@@ -453,7 +477,7 @@ class ReceiptPublisher:
 
     def __init__(self, context: Context, endpoint: str, codec: Codec) -> None:
         self._codec = codec
-        self._socket = context.socket(zmq.XPUB)
+        self._socket = context.socket(zmq.PUB)  # An XPUB keeps every subscription until somebody reads it.
         prepare(self._socket, high_water_mark=10_000, max_bytes=1_024)
         bind(self._socket, endpoint)
 

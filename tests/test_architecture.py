@@ -31,7 +31,19 @@ FLOORS = [
     {"store_admission", "store_reader", "segments", "priority_histogram", "fields"},
     {"store_writer"},
     # 3: what the outside world looks like.
-    {"wire", "lifecycle", "checkpoint", "metrics", "presets", "run_folder", "run_status", "machine", "ports", "needs"},
+    {
+        "wire",
+        "peers",
+        "lifecycle",
+        "checkpoint",
+        "metrics",
+        "presets",
+        "run_folder",
+        "run_status",
+        "machine",
+        "ports",
+        "needs",
+    },
     {"atari", "gymnasium_environment", "options", "terminal_picture", "leftovers"},
     {"environment", "terminal_view", "snapshot_folder"},
     {"snapshot", "snapshot_restore"},
@@ -59,7 +71,7 @@ FLOORS = [
     {"__main__"},
 ]
 OWNERS = {
-    "zmq": {"transport"},
+    "zmq": {"transport", "peers"},
     "gymnasium": {"environment", "gymnasium_environment"},
     "ale_py": {"environment", "atari"},
     "cv2": {"environment", "gymnasium_environment", "evaluate"},
