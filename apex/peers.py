@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import zmq
 
-
 TOLERATED = 10  # refused messages of one connection; one is forgiven each FORGIVE_SECONDS
 FORGIVE_SECONDS = 1.0
 IGNORED_SECONDS = 30.0

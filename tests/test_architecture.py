@@ -59,7 +59,7 @@ FLOORS = [
     {"supervisor", "evaluate", "status", "resume"},
     {"recorded_writer", "replay_timing"},
     {"replay_bed"},
-    {"bench_report", "sizes_picture", "bench_programs"},
+    {"bench_report", "sizes_picture", "bench_programs", "chaos_hostile"},
     {"bench_replay", "bench_actor"},
     {"bench_learner"},
     {"bench_system", "bench_connections"},
