@@ -48,7 +48,7 @@ from apex.store_layout import Store, open_file
 from apex.types import Schema
 
 GAME = "ALE/Pong-v5"
-NUM_FRAMES = 3_000  # recorded
+NUM_FRAMES = 1_000  # recorded
 BATCH_SIZE = 64
 SETTLE_SECONDS = 2.0
 HELD = 300  # hostile connections at the same time: below the 1,024 descriptors that a program may have open
@@ -79,10 +79,15 @@ def frame(body: bytes, flags: int = 0) -> bytes:
     return bytes((flags | 2,)) + struct.pack(">Q", len(body)) + body
 
 
-def handshake(socket_type: bytes) -> bytes:
-    """All that a peer of ZMTP 3 without security says before its first message."""
+def enter(peer: socket.socket, socket_type: bytes) -> None:
+    """Shakes hands as a peer of ZMTP 3 without security, and waits for the answer: earlier messages are refused."""
     ready = b"\x05READY" + b"\x0bSocket-Type" + struct.pack(">I", len(socket_type)) + socket_type
-    return _GREETING + frame(ready, 4)
+    peer.sendall(_GREETING + frame(ready, 4))
+    heard = b""
+    while b"READY" not in heard:
+        if not (more := peer.recv(256)):
+            raise ConnectionError("the other side hung up")
+        heard += more
 
 
 def _rubbish(rng: Random, headed: bool) -> bytes:
@@ -94,14 +99,16 @@ def _rubbish(rng: Random, headed: bool) -> bytes:
 
 def attacks(door: str) -> dict[str, Attack]:
     """What a stranger may say at a door, by name."""
-    greeting = handshake(_TYPES[door])
 
-    def rubbish(peer: socket.socket, rng: Random) -> None:
-        messages = [frame(_rubbish(rng, headed=rng.random() < 0.7)) for _ in range(30)]
-        peer.sendall(greeting + b"".join(messages))
+    def after_the_handshake(say: Callable[[Random], bytes]) -> Attack:
+        def attack(peer: socket.socket, rng: Random) -> None:
+            enter(peer, _TYPES[door])
+            peer.sendall(say(rng))
 
-    def multipart(peer: socket.socket, rng: Random) -> None:
-        peer.sendall(greeting + frame(b"x", 1) * 10_000)
+        return attack
+
+    def rubbish(rng: Random) -> bytes:
+        return b"".join(frame(_rubbish(rng, headed=rng.random() < 0.7)) for _ in range(30))
 
     return {
         "silence": lambda peer, rng: None,
@@ -111,10 +118,10 @@ def attacks(door: str) -> dict[str, Attack]:
         "half a greeting": lambda peer, rng: peer.sendall(_GREETING[: rng.randrange(1, 64)]),
         "zmtp 1": lambda peer, rng: peer.sendall(b"\x01\x00" + b"\x08\x00rubbish" * 20),
         "zmtp 2": lambda peer, rng: peer.sendall(b"\xff" + bytes(8) + b"\x7f\x01\x08\x00\x00" + b"\x00\x05hello" * 20),
-        "rubbish messages": rubbish,
-        "an enormous frame": lambda peer, rng: peer.sendall(greeting + b"\x02" + struct.pack(">Q", 2**62) + b"x" * 500),
+        "rubbish messages": after_the_handshake(rubbish),
+        "an enormous frame": after_the_handshake(lambda rng: b"\x02" + struct.pack(">Q", 2**62) + b"x" * 500),
         "an enormous command": lambda peer, rng: peer.sendall(_GREETING + b"\x06" + struct.pack(">Q", 2**63 - 1)),
-        "a message without an end": multipart,
+        "a message without an end": after_the_handshake(lambda rng: frame(b"x", 1) * 10_000),
         "reset": lambda peer, rng: peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)),
     }
 
@@ -156,7 +163,7 @@ def besiege(stop: Stop, host: str, ports: dict[str, int], connections: int, pipe
 def send_without_end(host: str, port: int, num_bytes: int) -> socket.socket:
     """One connection that sends one message of parts of a byte each, and never its last; it is still open."""
     peer = socket.create_connection((host, port), timeout=5.0)
-    peer.sendall(handshake(b"PUSH"))
+    enter(peer, b"PUSH")
     part = frame(b"x", 1)
     chunk = part * (2**16 // len(part))
     for _ in range(num_bytes // len(chunk)):
@@ -174,15 +181,17 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--connections", type=int, default=10_000, metavar="N", help="in all; default 10,000")
     parser.add_argument("--rate", type=float, default=2_000.0, metavar="R", help="honest transitions/s; default 2,000")
+    parser.add_argument("--quiet", type=float, default=10.0, metavar="S", help="before and after it; default 10 s")
     parser.add_argument("--endless", type=int, default=4, metavar="MIB", help="sent as one endless message; default 4")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     options = parser.parse_args(argv)
     require(options.connections >= 1, f"--connections must be >= 1, got {options.connections}")
     require(options.rate > 0, f"--rate must be > 0, got {options.rate}")
+    require(options.quiet > 0, f"--quiet must be > 0, got {options.quiet}")
     require(0 <= options.endless <= 1_024, f"--endless must be 0 ... 1024, got {options.endless}")
     try:
         with stop_on_signals() as stop, tempfile.TemporaryDirectory(prefix="apex-hostile-") as name:
-            figures = measure(Path(name), options.connections, options.rate, options.endless << 20, stop)
+            figures = measure(Path(name), options.connections, options.rate, options.quiet, options.endless << 20, stop)
     except ChildDiedError as error:
         print(f"apex chaos hostile: {error}", file=sys.stderr)
         return FAILED
@@ -199,7 +208,9 @@ def print_report(figures: Figures) -> None:
         print(f"{name.replace('_', ' '):<34}{shown:,.3f}" if isinstance(shown, float) else f"{name:<34}{shown}")
 
 
-def measure(folder: Path, connections: int, rate: float, endless_bytes: int, stop: Stop) -> Figures:
+def measure(
+    folder: Path, connections: int, rate: float, quiet_seconds: float, endless_bytes: int, stop: Stop
+) -> Figures:
     """All figures."""
     environment = EnvironmentConfig(id=GAME)
     config = Config(
@@ -217,7 +228,6 @@ def measure(folder: Path, connections: int, rate: float, endless_bytes: int, sto
         transport = bed.config.transport
         ports = {door: int(transport.endpoint(door).rpartition(":")[2]) for door in SERVED}
         watched = _Watched(bed, Store(open_file(bed.store, bed.schema, writable=False)))
-        quiet_seconds = max(3.0, min(15.0, connections / PACE))
         bed.begin_insert(seconds=86_400.0, rate=rate)
         watched.work(SETTLE_SECONDS)
         before, memory_before = watched.work(quiet_seconds), watched.memory()

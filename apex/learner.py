@@ -155,14 +155,19 @@ class LearnerLoop:
         connect: Callable[[str, int], None],
         save: Callable[[int], None],
         loader_seconds: NDArray[np.float64],
+        num_refused: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`connect` is told where the priorities of a shard go; `save` writes a checkpoint, and is told the steps."""
+        """`connect` is told where the priorities of a shard go; `save` writes a checkpoint, and is told the steps.
+
+        `num_refused` says how many messages that were no batches the loaders have refused.
+        """
         self.num_steps = 0  # stored by the replay server, as far as is known here
         self._config = config
         self._trainer = trainer
         self._pipe = pipe
         self._connect = connect
         self._save = save
+        self._num_refused = num_refused
         self._reporter = Reporter(pipe, config.learner.batch_size, loader_seconds)
         replay = config.replay
         self._priorities = [""] * replay.num_shards  # endpoints by shard
@@ -189,7 +194,7 @@ class LearnerLoop:
             if reason or self._reporter.due():
                 check()
                 self._check_loss()
-                self._reporter.report(trainer, waiting=self._wait.reason)
+                self._reporter.report(trainer, waiting=self._wait.reason, refused_batches=self._num_refused())
             if reason:
                 trainer.flush()
                 return reason
@@ -311,6 +316,7 @@ def _run(folder: RunFolder, stop: Stop) -> int:
                 connect=priorities.connect,
                 save=lambda num_steps: _save(folder, config, trainer, num_steps),
                 loader_seconds=ring.loader_seconds,
+                num_refused=lambda: int(ring.refused[0]),
             )
             log.info("run %s, folder %s, device %s", folder.path.name, folder.path, device)
             reason = loop.run(stop, check)

@@ -96,6 +96,7 @@ class SampleRing:
         self.memory = np.frombuffer(memory, np.uint8)  # all slots, for who wants to lock them
         # Processor seconds of each loader: what it waits takes none.
         self.loader_seconds = np.frombuffer(mmap.mmap(-1, 8 * MOST_LOADERS), np.float64)
+        self.refused = np.frombuffer(mmap.mmap(-1, 8), np.int64)  # [1]  messages that were no batches
         self.num_slots = num_slots
         self.num_shards = num_shards
         self.part_size = batch_size // num_shards
@@ -332,7 +333,7 @@ def load(stop: Stop, index: int, config: Config, schema: Schema, ring: SampleRin
     stores = [DirectSource(loader, index, shard, config, schema, run_id) for shard in shards]
     draws = config.transport.shared_memory
     with open_context() as context:
-        remote = None
+        remote = batches = None
         if index == 0:
             batches = BatchReceiver(
                 context,
@@ -345,6 +346,8 @@ def load(stop: Stop, index: int, config: Config, schema: Schema, ring: SampleRin
             remote = RemoteSource(batches, config)
         while not stop.requested:
             ring.loader_seconds[index] = time.process_time()
+            if batches is not None:
+                ring.refused[0] = batches.num_refused
             if loader.ready(POLL_SECONDS):
                 fill(loader, [store.sampler() if draws else None for store in stores], remote)
 

@@ -18,7 +18,7 @@ TOLERATED = 10  # refused messages of one connection; one is forgiven each FORGI
 FORGIVE_SECONDS = 1.0
 IGNORED_SECONDS = 30.0
 MAX_PEERS = 4_096  # that are remembered; the one that misbehaved longest ago is forgotten first
-LOG_SECONDS = 1.0  # between two sentences about it
+LOG_SECONDS = 10.0  # between two sentences about it
 
 Name = tuple[Any, ...]  # address and port
 log = logging.getLogger("apex")
@@ -66,14 +66,17 @@ class Peers:
         if name is None:
             return  # It has gone, or came by no connection.
         now = self._clock()
-        record = self._records.pop(descriptor, None)
+        record = self._records.get(descriptor)
         level = 1.0
         if record is not None and record.name == name:
+            if record.ignored_until > now:
+                return  # It had come before that was decided.
             level += max(0.0, record.level - (now - record.since) / FORGIVE_SECONDS)
         ignored_until = 0.0
         if level > TOLERATED:
             level, ignored_until, self._deaf = float(TOLERATED), now + IGNORED_SECONDS, True
             self._say(name, reason, now)
+        self._records.pop(descriptor, None)  # It goes to the end.
         self._records[descriptor] = _Record(name, level, now, ignored_until)
         if len(self._records) > MAX_PEERS:
             del self._records[next(iter(self._records))]

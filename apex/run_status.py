@@ -217,7 +217,11 @@ class RunStatus:
                 "score": config.run.stop_score,
             },
             "limited_by": self._limited_by(),
-            "refusals": {"replay": replay["refusals"], **self.refusals},
+            "refusals": {
+                "replay": replay["refusals"],
+                "batches": {"refused": learner.get("refused_batches", 0)},
+                **self.refusals,
+            },
             "roles": [
                 self._row(member) for member in sorted(self.members.values(), key=lambda m: (m.role, m.shard, m.host))
             ],

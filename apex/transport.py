@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import socket as network
 import time
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,8 @@ GOODBYE_SECONDS = 1.0  # what is said last on the control socket may take this l
 CONTROL_MARGIN = 4_096
 
 PULL, ROUTER = zmq.PULL, zmq.ROUTER
+
+log = logging.getLogger("apex")
 
 Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
@@ -220,6 +223,11 @@ class BatchReceiver(_Reader):
         prepare(self._socket, high_water_mark=2, max_bytes=max_bytes)
         bind(self._socket, endpoint)
 
+    @property
+    def num_refused(self) -> int:
+        """Messages that were no batches, or came from peers that had sent too many such."""
+        return sum(self.refused.values()) + self.peers.num_ignored
+
     def receive(self, timeout: float) -> SampleBatch | None:
         """The next batch, or None after `timeout` seconds without one; what is no batch is counted and dropped."""
         if not self._socket.poll(int(timeout * 1000)):
@@ -232,6 +240,8 @@ class BatchReceiver(_Reader):
         except WireError as error:
             self.refuse(error)
             self.peers.blame(frames, error.reason)
+            if self.num_refused.bit_count() == 1:  # Now and then: there may be very many.
+                log.warning("%d messages were no batches: %s", self.num_refused, self.refused)
             return None
 
 

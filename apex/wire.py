@@ -36,7 +36,7 @@ MAX_RECORDS = 4_096  # in one segment
 MAX_FRAMES = 8_192  # in one segment
 MAX_VERSION = 2**32 - 1
 _NUMBERS = 2**63  # Segment numbers and incarnations are below: the store keeps them as i8.
-_LEAST_PROBABILITY = float(np.finfo(np.float64).tiny)  # One over a smaller one may be infinite.
+_LEAST_PROBABILITY = 2.0**-1000  # One over a smaller one may be infinite, divided by the number of shards.
 
 
 class Codec:

@@ -52,6 +52,7 @@ class Loop:
         self.saved = []
         self.connected = []
         self.loader_seconds = np.zeros(2)
+        self.num_refused = 0
         config = replace(CONFIG, run=RunConfig(**run), replay=ReplayConfig(num_shards=num_shards))
         self.loop = LearnerLoop(
             config,
@@ -60,6 +61,7 @@ class Loop:
             connect=lambda endpoint, shard: self.connected.append((endpoint, shard)),
             save=lambda steps: self.saved.append(steps),
             loader_seconds=self.loader_seconds,
+            num_refused=lambda: self.num_refused,
         )
 
     def tell(self, *replay, end="", steps=0, absent=""):
@@ -405,6 +407,32 @@ def test_metrics_reach_the_curves_with_the_steps_that_are_known(desk):
     curve = desk.folder.curves / "actor.jsonl"
     until(lambda: curve.exists() and read_curve(curve), "curve")
     assert read_curve(curve)[0]["steps"] == 42
+
+
+def test_no_message_ends_the_coordinator_and_all_are_counted(desk):
+    """Each of these did, by an error that nobody caught, at once or when its figures were summed up."""
+    codec = Codec(desk.folder.run_id, SCHEMA)
+    huge = 10**400
+    result = {"mean": [1], "median": 1, "length": 1, "episodes": 1, "updates": 1, "confirmed": True}
+    heartbeat = {"type": "heartbeat", "session": 5, "run_id": desk.folder.run_id, "role": "replay", "host": "h"}
+    heartbeat |= {"pid": 1, "shard": 0, "streams": [], "endpoints": {}}
+    with open_context() as context:
+        metrics = MetricsSender(context, desk.transport.endpoint("metrics"), codec)
+        for scalars in ({"actors/x": huge}, {"learner/loss": 1.0}):
+            metrics.send({"role": "actor", "steps": None, "time": 1.0, "scalars": scalars})
+        metrics.send({"role": "actor", "steps": None, "time": huge, "scalars": {}})
+        client = ControlClient(context, desk.transport.endpoint("control"))
+        client.send_frames(codec.encode_evaluation(result, None))
+        for status in ({"size": huge}, {"num_inserted": 1e308}, {"busy_share": [1]}):
+            client.send({**heartbeat, "status": status})
+
+        def refused():
+            counts = desk.status()["refusals"]
+            return sum(counts.get("control", {}).values()) == 4 and sum(counts.get("metrics", {}).values()) == 3
+
+        until(refused, "refusals")
+    assert desk.status()["refusals"]["metrics"] == {"json": 2, "fields": 1}
+    assert desk.status()["refusals"]["control"] == {"json": 1, "fields": 3}
 
 
 def test_a_histogram_is_written_once_however_often_it_comes_and_one_that_is_none_ends_nothing(desk):

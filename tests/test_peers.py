@@ -10,7 +10,7 @@ import zmq
 from builders import PIXELS, RUN, make_segment
 
 from apex.header import WireError
-from apex.peers import IGNORED_SECONDS, TOLERATED, Peers
+from apex.peers import IGNORED_SECONDS, LOG_SECONDS, TOLERATED, Peers
 from apex.transport import AsyncReceiver, bind, open_context, prepare
 from apex.wire import Codec
 
@@ -35,23 +35,23 @@ class Scene:
 
     def __init__(self, context):
         self._context = context
-        self._socket = context.socket(zmq.PULL)
-        prepare(self._socket, high_water_mark=1_000)
-        bind(self._socket, "tcp://127.0.0.1:*")
+        self.socket = context.socket(zmq.PULL)
+        prepare(self.socket, high_water_mark=1_000)
+        bind(self.socket, "tcp://127.0.0.1:*")
         self.clock = Clock()
         self.peers = Peers(self.clock)
 
     def connect(self):
         sender = self._context.socket(zmq.PUSH)
         prepare(sender, high_water_mark=1_000, linger=1.0)
-        sender.connect(self._socket.last_endpoint.decode())
+        sender.connect(self.socket.last_endpoint.decode())
         return sender
 
     def say(self, sender, *, rubbish=False):
         """Sends; returns whether it was listened to."""
         sender.send(b"x")
-        assert self._socket.poll(1000 * DEADLINE)
-        message = self._socket.recv_multipart(copy=False)
+        assert self.socket.poll(1000 * DEADLINE)
+        message = self.socket.recv_multipart(copy=False)
         heard = self.peers.hears(message)
         if heard and rubbish:
             self.peers.blame([frame.buffer for frame in message], "magic")
@@ -103,6 +103,26 @@ def test_a_connection_that_has_the_descriptor_of_one_that_was_ignored_is_heard(c
         sender = scene.connect()
         assert scene.say(sender)
         sender.close()
+
+
+def test_what_had_come_before_a_peer_was_ignored_is_no_new_reason(context, caplog):
+    scene = Scene(context)
+    liars = [scene.connect() for _ in range(3)]
+    for liar in liars:
+        came = []
+        for _ in range(3 * TOLERATED):
+            liar.send(b"x")
+            assert scene.socket.poll(1000 * DEADLINE)
+            came.append(scene.socket.recv_multipart(copy=False))
+        for message in came:
+            scene.peers.blame(message, "magic")
+    assert scene.peers.forgive() == 3
+    assert len(caplog.messages) == 1  # The others were too soon after it to be said.
+    scene.clock.now += LOG_SECONDS
+    last = scene.connect()
+    for _ in range(TOLERATED + 1):
+        scene.say(last, rubbish=True)
+    assert "(and 2 others before)" in caplog.messages[1]
 
 
 def test_what_came_by_no_connection_blames_nobody(context):

@@ -22,8 +22,8 @@ from .seeds import DECODE, SIDES, Seed, make_seeds
 
 CORPUS = Path(__file__).with_name("corpus")
 DECODERS = {module.__file__ for module in (fields, header, wire)}
-TRACED_SHARE = 0.05  # of the messages: tracing makes decoding ten times as slow
-MEASURED_SHARE = 0.01  # of the messages: what decoding them allocates
+TRACED_SHARE = 0.02  # of the messages: tracing makes decoding ten times as slow
+MEASURED_SHARE = 0.005  # of the messages: what decoding them allocates
 MOST_CORPUS = 2_000
 BASE_BYTES, BYTES_PER_BYTE = 100_000, 100  # A parsed JSON takes some 60 bytes for each `1,`.
 

@@ -154,7 +154,7 @@ def read_batch(header: Header, body: bytes, rest: list[bytes], facts: Facts) -> 
         _, probability, n_step_return, discount, _, action, num_frames, frame, following, depth, next_depth, zero = (
             fields
         )
-        must(2.0**-1022 <= probability <= 1)
+        must(2.0**-1000 <= probability <= 1)
         must(num_frames <= most)
         must(zero == 0)
         check_transition(n_step_return, discount, action, frame, following, depth, next_depth, num_frames, facts)
