@@ -29,6 +29,7 @@ from apex.wire import Codec
 MESSAGES = 50_000  # of each type
 
 
+@pytest.mark.timeout(600)  # Each takes 3 to 11 s of one core, of which a busy machine gives little.
 @pytest.mark.parametrize("kind", TYPES)
 def test_mutated_messages_are_judged_as_the_reference_does(kind):
     report = run(kind, MESSAGES, seed=0)
