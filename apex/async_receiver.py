@@ -9,6 +9,7 @@ from typing import Any
 import zmq
 
 from apex.header import Frame, WireError
+from apex.peers import Peers
 from apex.sockets import GOODBYE_SECONDS, Context, Reader, bind, prepare
 
 PULL, ROUTER = zmq.PULL, zmq.ROUTER
@@ -27,9 +28,19 @@ class AsyncReceiver(Reader):
     """
 
     def __init__(
-        self, context: Context, kind: int, endpoint: str, door: str, *, high_water_mark: int, max_bytes: int
+        self,
+        context: Context,
+        kind: int,
+        endpoint: str,
+        door: str,
+        *,
+        high_water_mark: int,
+        max_bytes: int,
+        peers: Peers | None = None,
     ) -> None:
         super().__init__()
+        self.peers = peers or Peers()
+        self._more = False  # whether messages may be left to receive
         self._socket = context.socket(kind)
         prepare(self._socket, high_water_mark=high_water_mark, max_bytes=max_bytes, linger=GOODBYE_SECONDS)
         self._kind = kind
@@ -44,22 +55,31 @@ class AsyncReceiver(Reader):
         if messages:
             await asyncio.sleep(0)  # Without a wait between them, bursts would leave no turn to the other tasks.
         while not messages and (remaining := deadline - loop.time()) > 0:
-            await self._wait(loop, remaining)
+            await (asyncio.sleep(0) if self._more else self._wait(loop, remaining))
             messages = self._arrived(limit)
         return messages
 
     def _arrived(self, limit: int) -> list[list[Frame]]:
         messages: list[list[Frame]] = []
-        while len(messages) < limit:
+        self._more = True
+        for _ in range(limit):
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
+                self._more = False
                 break
+            if not self.peers.hears(frames):
+                continue
             message: list[Frame] = [frame.buffer for frame in frames]
             if self._kind == ROUTER:
                 message[0] = _peer(frames)
             messages.append(message)
         return messages
+
+    def blame(self, error: WireError, message: Sequence[Frame]) -> None:
+        """Counts a message that was refused, and that its peer has sent it."""
+        self.refuse(error)
+        self.peers.blame(message, error.reason)
 
     async def _wait(self, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
         """Waits for a message, or less long: the descriptor also tells of peers.

@@ -29,12 +29,13 @@ from apex.run_status import RunStatus
 from apex.sockets import Context, OpenDoorWarning, open_context
 from apex.store_layout import memory_id
 from apex.types import Parameters, Progress, Schema, Stream
-from apex.wire import Codec, decode_control, encode_control
+from apex.wire import Codec, decode_request, encode_control
 
 log = logging.getLogger("apex")
 
 METRICS_PERIOD = 1.0  # seconds between two rows of curves
 FAREWELL_SECONDS = 3.0  # how long the end of the run is told to whoever still asks
+MAX_ASKING = 1_000  # replay servers that wait for a shard
 FORGET_SECONDS = 30.0  # a program that is silent for so long is shown no more
 
 
@@ -133,6 +134,10 @@ class Coordinator:
                 return
             if time.monotonic() >= row_at:
                 row_at += METRICS_PERIOD
+                for name, door in (("control", self._control), ("metrics", self._figures)):
+                    ignored = {"ignored": door.peers.num_ignored} if door.peers.num_ignored else {}
+                    self._status.refusals[name] = {**door.refused, **ignored}
+                    door.peers.forgive()
                 self._write_row()
                 self._folder.elapsed_seconds = self._status.elapsed_seconds
                 self._status.forget_silent(FORGET_SECONDS)
@@ -193,15 +198,15 @@ class Coordinator:
                         _require_role(role, "evaluator")
                         self._note(*self._codec.decode_evaluation(frames, self._num_parameters))
                         continue
-                    message = decode_control(frames)
+                    message = decode_request(frames, self._desk.run_id)
                     if message["type"] in ("hello", "heartbeat"):
                         _require_role(role, message.get("role"))
                     answer = self._answer(message)
                 except WireError as error:
-                    self._control.refuse(error)
+                    self._control.blame(error, frames)
                     continue
                 except (KeyError, TypeError, ValueError) as error:
-                    self._control.refuse(WireError("fields", repr(error)))
+                    self._control.blame(WireError("fields", repr(error)), frames)
                     continue
                 if answer is not None:
                     self._control.reply(identity, encode_control(answer, self._desk.run_id))
@@ -254,6 +259,8 @@ class Coordinator:
             self._asked.pop(session, None)
             return None
         member = holder[1]
+        if len(self._asked) > MAX_ASKING:
+            self._asked.clear()  # Whoever means it asks again.
         if member.seen_at <= self._asked.setdefault(session, now):
             return {"type": "wait"}
         name = self._config.replay.shard_name(shard)
@@ -296,9 +303,9 @@ class Coordinator:
                     if self._begin_curves():
                         self._metrics.accept(message)
                 except WireError as error:
-                    self._figures.refuse(error)
+                    self._figures.blame(error, frames)
                 except ValueError as error:
-                    self._figures.refuse(WireError("fields", str(error)))
+                    self._figures.blame(WireError("fields", str(error)), frames)
 
     def _begin_curves(self) -> bool:
         """Whether the curves may go on. What they have of steps that a resumed run makes again is cut off first.

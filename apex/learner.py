@@ -114,6 +114,7 @@ def _run(folder: RunFolder, stop: Stop) -> int:
                 save=lambda progress: _save(folder, trainer, progress),
                 loader_seconds=ring.loader_seconds,
                 progress=progress,
+                num_refused=lambda: int(ring.refused[0]),
             )
             log.info("run %s, folder %s, device %s", folder.path.name, folder.path, device)
             reason = loop.run(stop, check)

@@ -84,10 +84,12 @@ class LearnerLoop:
         save: Callable[[Progress], None],
         loader_seconds: NDArray[np.float64],
         progress: Progress,
+        num_refused: Callable[[], int] = lambda: 0,
     ) -> None:
         """`connect` is told where the priorities of a shard go; `save` writes a checkpoint, and is told the progress.
 
-        `progress`: how far the run is before it goes on.
+        `progress`: how far the run is before it goes on. `num_refused` says how many messages that were no batches the
+        loaders have refused.
         """
         self.progress = progress  # as far as is known here
         self._config = config
@@ -95,6 +97,7 @@ class LearnerLoop:
         self._pipe = pipe
         self._connect = connect
         self._save = save
+        self._num_refused = num_refused
         self._reporter = Reporter(pipe, config.learner.batch_size, loader_seconds)
         replay = config.replay
         self._priorities = [""] * replay.num_shards  # endpoints by shard
@@ -121,7 +124,7 @@ class LearnerLoop:
                 reason = reason or f"reached {config.run.max_updates} updates"
             if reason or self._reporter.due():
                 check()
-                self._reporter.report(trainer, waiting=self._wait.reason)
+                self._reporter.report(trainer, waiting=self._wait.reason, refused_batches=self._num_refused())
             if reason:
                 trainer.flush()
                 self._check_skipped()

@@ -51,14 +51,13 @@ class LeaseTable:
         """
         self.expire(now)
         for stream in streams:
-            if not 0 <= stream.actor_id < self.num_actors:
-                return False
+            if not 0 <= stream.actor_id < self.num_actors or stream.incarnation >= self._next_incarnation:
+                return False  # No learner of this run has given such a one.
             lease = self._leases.get(stream.actor_id)
             if lease is not None and (lease.session, lease.incarnation) != (session, stream.incarnation):
                 return False
         for stream in streams:
             self._leases[stream.actor_id] = Lease(session, stream.incarnation, now + self._lease_seconds)
-            self._next_incarnation = max(self._next_incarnation, stream.incarnation + 1)
         return True
 
     def release(self, session: int) -> None:

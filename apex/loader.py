@@ -196,7 +196,7 @@ def load(stop: Stop, index: int, config: Config, schema: Schema, ring: SampleRin
     stores = [DirectSource(loader, index, shard, config, schema, run_id) for shard in shards]
     draws = config.transport.shared_memory
     with open_context(read_keys(config.transport.keys, "learner")) as context:
-        remote = None
+        remote = batches = None
         if index == 0:
             batches = BatchReceiver(
                 context,
@@ -210,6 +210,8 @@ def load(stop: Stop, index: int, config: Config, schema: Schema, ring: SampleRin
         while not stop.requested:
             context.check()
             ring.loader_seconds[index] = time.process_time()
+            if batches is not None:
+                ring.refused[0] = batches.num_refused
             if loader.ready(POLL_SECONDS):
                 fill(loader, [store.sampler() if draws else None for store in stores], remote)
 

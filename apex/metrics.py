@@ -30,6 +30,7 @@ from tensorboardX.summary import histogram_raw, scalar  # type: ignore[import-un
 FLUSH_SECONDS = 1.0  # `accept` flushes when the last time is so long ago
 MAX_PENDING_BYTES = 1 << 20  # of one file that cannot be written; what comes after is dropped and counted
 MAX_BINS = 1_000
+MAX_TAGS = 100_000
 
 _ROLE = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,127}")
@@ -88,6 +89,7 @@ class MetricsWriter:
         """
         try:
             checked = _check(message)
+            _require(len(self._latest) < MAX_TAGS, f"there are {MAX_TAGS} tags, and more say nothing", message["role"])
         except ValueError:
             self.num_refused += 1
             raise

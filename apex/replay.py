@@ -39,6 +39,7 @@ from apex.lifecycle import (
     configure_logging,
     stop_on_signals,
 )
+from apex.peers import Peers
 from apex.priority_histogram import PriorityHistogram
 from apex.processes import ChildDiedError, call_in_child, check_children, start_child, stop_children
 from apex.rate_limiter import RateLimiter
@@ -82,6 +83,7 @@ class ReplayServer:
         self._limiter = limiter
         self._clock = clock
         self._heard: dict[int, float] = {}  # when a stream was heard last
+        self.peers = {"experience": Peers(clock), "priorities": Peers(clock)}  # of the sockets that others send to
         self._refused: Counter[str] = Counter()
         self._histogram = PriorityHistogram(store, clock=clock)
         self._before = (clock(), store.num_inserted, 0, time.process_time())
@@ -97,12 +99,14 @@ class ReplayServer:
                 segment = self._codec.decode_segment(frames, self.shard)
                 outcome = self._store.insert(segment)
             except WireError as error:
-                self._refused[error.reason] += 1
+                self._refuse("experience", frames, error.reason)
             except ValueError as error:
-                self._refused["store"] += 1
+                self._refuse("experience", frames, "store")
                 log.warning("refused: %s", error)
             else:
-                if outcome is not Outcome.UNKNOWN_ACTOR:
+                if outcome is Outcome.UNKNOWN_ACTOR:
+                    self.peers["experience"].blame(frames, outcome)  # The store has counted it.
+                else:
                     owed.add(segment.stream.actor_id)
         self._heard.update(dict.fromkeys(owed, self._clock()))
         return [self._store.receipt(actor_id) for actor_id in sorted(owed)]
@@ -113,11 +117,15 @@ class ReplayServer:
             try:
                 update = self._codec.decode_priorities(frames, self.shard)
             except WireError as error:
-                self._refused[error.reason] += 1
+                self._refuse("priorities", frames, error.reason)
                 continue
             self._store.update_priorities(update)
             if update.store_incarnation == self._store.store_incarnation:
                 self._board.acknowledge(update.sampler, update.number)
+
+    def _refuse(self, door: str, frames: Sequence[Frame], reason: str) -> None:
+        self._refused[reason] += 1
+        self.peers[door].blame(frames, reason)
 
     def receipts(self) -> list[Receipt]:
         """Receipts of all streams that live, to be repeated: a SUB may have missed one."""
@@ -156,6 +164,8 @@ class ReplayServer:
             "refused": sum(self._refused.values()) + sum(counters.refused.values()),
             "refusals": {**self._refused, **counters.refused},
             "refused_connections": self.refused_connections,
+            "ignored_messages": sum(peers.num_ignored for peers in self.peers.values()),
+            "ignored_peers": sum(peers.forgive() for peers in self.peers.values()),
             "samplers_wait_for": board.waits_for,
             "inserts_wait": not self.may_insert,
             "rate": f"{inserts:,.0f} in/s, {samples:,.0f} out/s",
@@ -177,6 +187,7 @@ async def serve(server: ReplayServer, welcome: Welcome, stop: Stop, bound: Calla
             "experience",
             high_water_mark=num_messages,
             max_bytes=max_segment_bytes(schema, welcome.config.actor.segment_length),
+            peers=server.peers["experience"],
         )
         priorities = AsyncReceiver(
             context,
@@ -185,6 +196,7 @@ async def serve(server: ReplayServer, welcome: Welcome, stop: Stop, bound: Calla
             "priorities",
             high_water_mark=1_000,
             max_bytes=12 * welcome.config.part_size + 1_024,
+            peers=server.peers["priorities"],
         )
         publisher = ReceiptPublisher(context, transport.endpoint("receipts", shard=shard), codec)
         bound()

@@ -30,6 +30,7 @@ LEARNER_FIGURES = (
     "skipped_updates",
 )
 EPISODES = "actors/episodes"  # the tag of games that were finished since the message before
+MAX_MEMBERS = 10_000  # who is shown; more cannot all be real
 ABSENT_HEARTBEATS = 3  # a replay server that is silent for so many is away
 
 
@@ -68,6 +69,7 @@ class RunStatus:
         self.num_steps = 0  # transitions that the replay server has stored in this run
         self.reason = ""  # why the run ends; "" while it goes on
         self.finished = False
+        self.refusals: dict[str, dict[str, int]] = {}  # by the learner's socket, by reason
         self._stores: dict[int, tuple[object, int]] = {}  # by shard: the store's incarnation, what it has counted
         self._steps_before = 0  # steps that the present stores do not count
         self._config = config
@@ -82,7 +84,9 @@ class RunStatus:
         self.num_episodes = 0  # games that actors have finished in this run
 
     def hear(self, session: int, role: str, host: str, pid: int, status: Status, shard: int = 0) -> None:
-        """Notes a heartbeat."""
+        """Notes a heartbeat; raises ValueError for one program too many."""
+        if session not in self.members and len(self.members) >= MAX_MEMBERS:
+            raise ValueError(f"{MAX_MEMBERS} programs are here already")
         self.members[session] = Member(role, host, pid, self._clock(), shard, status)
         if "num_inserted" in status:
             self._count(shard, int(status["num_inserted"]), status.get("store_incarnation"))
@@ -173,6 +177,7 @@ class RunStatus:
         whole["samplers_wait_for"] = "inserts" if "inserts" in waits else ""
         whole["priority_histograms"] = [each for status in statuses if (each := status.get("priority_histogram"))]
         whole["refused_connections"] = [status.get("refused_connections") for status in statuses]
+        whole["refusals"] = dict(sum((Counter(status.get("refusals", {})) for status in statuses), Counter()))
         whole["inserts_wait"] = any(status.get("inserts_wait") for status in statuses)
         return whole
 
@@ -247,6 +252,11 @@ class RunStatus:
             },
             "limited_by": self._limited_by(),
             "refused_connections": _merged([self.refused_connections, *replay["refused_connections"]]),
+            "refusals": {
+                "replay": replay["refusals"],
+                "batches": {"refused": learner.get("refused_batches", 0)},
+                **self.refusals,
+            },
             "roles": [
                 self._row(member) for member in sorted(self.members.values(), key=lambda m: (m.role, m.shard, m.host))
             ],
@@ -275,6 +285,7 @@ class RunStatus:
     def scalars(self) -> dict[str, float]:
         """What the curves show of programs that send none themselves, by TensorBoard tag; and what limits the run."""
         scalars = {f"actors/{name}": value for name, value in self._actor_figures().items()}
+        scalars |= {f"refused/{door}": float(sum(counts.values())) for door, counts in self.refusals.items()}
         limit = self._limited_by()
         if limit is not None:
             scalars |= {f"limited_by/{part}": float(part == limit["part"]) for part in PARTS}

@@ -76,6 +76,7 @@ class SampleRing:
         self.memory = np.frombuffer(memory, np.uint8)  # all slots, for who wants to lock them
         # Processor seconds of each loader: what it waits takes none.
         self.loader_seconds = np.frombuffer(mmap.mmap(-1, 8 * MOST_LOADERS), np.float64)
+        self.refused = np.frombuffer(mmap.mmap(-1, 8), np.int64)  # [1]  messages that were no batches
         self.num_slots = num_slots
         self.num_shards = num_shards
         self.part_size = batch_size // num_shards

@@ -5,6 +5,7 @@ A socket is named by its door, see `key_folder.DOORS`. What it carries is descri
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -12,12 +13,15 @@ from typing import Any
 import zmq
 
 from apex.header import HEADER, WireError, receipt_topic
+from apex.peers import Peers
 from apex.sockets import Context, Reader, Socket, bind, connect, prepare
 from apex.types import Parameters, PriorityUpdate, Receipt, SampleBatch, Schema, Stream
 from apex.wire import Codec
 
 COALESCE_SECONDS = 0.2  # new subscriptions within this time are answered by one publish
 CONTROL_MARGIN = 4_096
+
+log = logging.getLogger("apex")
 
 
 def _buffers(frames: Sequence[Any]) -> list[memoryview]:
@@ -87,7 +91,7 @@ class ReceiptPublisher:
 
     def __init__(self, context: Context, endpoint: str, codec: Codec) -> None:
         self._codec = codec
-        self._socket = context.socket(zmq.XPUB)
+        self._socket = context.socket(zmq.PUB)  # An XPUB keeps every subscription until somebody reads it.
         prepare(self._socket, high_water_mark=10_000, max_bytes=1_024)
         bind(self._socket, endpoint, "receipts")
 
@@ -137,19 +141,30 @@ class BatchReceiver(Reader):
         self._codec = codec
         self._batch_size = batch_size
         self._num_shards = num_shards
+        self.peers = Peers()
         self._socket = context.socket(zmq.PULL)
         prepare(self._socket, high_water_mark=2, max_bytes=max_bytes)
         bind(self._socket, endpoint, "batches")
+
+    @property
+    def num_refused(self) -> int:
+        """Messages that were no batches, or came from peers that had sent too many such."""
+        return sum(self.refused.values()) + self.peers.num_ignored
 
     def receive(self, timeout: float) -> SampleBatch | None:
         """The next batch, or None after `timeout` seconds without one; what is no batch is counted and dropped."""
         if not self._socket.poll(int(timeout * 1000)):
             return None
+        frames = self._socket.recv_multipart(copy=False)
+        if not self.peers.hears(frames):
+            return None
         try:
-            message = _buffers(self._socket.recv_multipart(copy=False))
-            return self._codec.decode_batch(message, self._batch_size, self._num_shards)
+            return self._codec.decode_batch(_buffers(frames), self._batch_size, self._num_shards)
         except WireError as error:
             self.refuse(error)
+            self.peers.blame(frames, error.reason)
+            if self.num_refused.bit_count() == 1:  # Now and then: there may be very many.
+                log.warning("%d messages were no batches: %s", self.num_refused, self.refused)
             return None
 
 
@@ -196,7 +211,7 @@ class ParameterPublisher:
 
     def __init__(self, context: Context, endpoint: str, codec: Codec, *, repeat_seconds: float = 5.0) -> None:
         self._codec = codec
-        self._socket = context.socket(zmq.XPUB)
+        self._socket = context.socket(zmq.PUB)  # An XPUB keeps every subscription until somebody reads it.
         prepare(self._socket, high_water_mark=2, max_bytes=1_024, linger=0.2)
         self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)
         bind(self._socket, endpoint, "parameters")

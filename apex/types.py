@@ -47,7 +47,7 @@ SAMPLE_RECORD = np.dtype(
         ("next_frame", "<u2"),
         ("depth", "u1"),
         ("next_depth", "u1"),
-        ("unused", "<u2"),  # Pads the record to 44 bytes; always 0.
+        ("unused", "<u2"),  # Pads the record to 40 bytes; always 0.
     ]
 )
 

@@ -6,14 +6,15 @@ the wire: lengths are only compared.
 
 from __future__ import annotations
 
-import json
+import math
 import struct
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from apex.header import Frame, Header, Kind, load_json, pack, require_field, unpack
+from apex.fields import check_metrics, check_request, check_result
+from apex.header import Frame, Header, Kind, dump_json, load_json, pack, require_field, unpack
 from apex.types import (
     RECORD,
     SAMPLE_RECORD,
@@ -34,6 +35,8 @@ _BATCH = struct.Struct("<Q")  # transitions alive
 MAX_RECORDS = 4_096  # in one segment
 MAX_FRAMES = 8_192  # in one segment
 MAX_VERSION = 2**32 - 1
+_NUMBERS = 2**63  # Segment numbers and incarnations are below: the store keeps them as i8.
+_LEAST_PROBABILITY = 2.0**-1000  # One over a smaller one may be infinite, divided by the number of shards.
 
 
 class Codec:
@@ -63,6 +66,8 @@ class Codec:
         require_field(len(body) >= image_at + 8, "length", f"{len(body)} bytes for {header.num_items} records")
         base, version = _SEGMENT.unpack_from(body)
         require_field(base <= header.number, "base", f"base {base} above number {header.number}")
+        require_field(header.number < _NUMBERS, "number", f"segment {header.number}")
+        require_field(header.incarnation < _NUMBERS, "incarnation", f"incarnation {header.incarnation}")
         records = np.frombuffer(body, RECORD, header.num_items, _SEGMENT.size)
         image = body[image_at:]
         num_frames = self._check_image(image, MAX_FRAMES)
@@ -80,6 +85,7 @@ class Codec:
         """The inverse of `encode_receipt`."""
         header, (body,) = self._check(frames, Kind.RECEIPT, 1, schema=0)
         require_field(len(body) == _RECEIPT.size, "length", f"{len(body)} bytes in a receipt")
+        _require_nothing(header, "num_items")
         store_incarnation, bitmap = _RECEIPT.unpack(body)
         return Receipt(Stream(header.sender, header.incarnation), store_incarnation, header.number, bitmap)
 
@@ -116,7 +122,9 @@ class Codec:
         )
         self._check_records(records, per_transition)
         probability = records["probability"]
-        require_field(bool(((probability > 0) & (probability <= 1)).all()), "probability", "outside (0, 1]")
+        likely = (probability >= _LEAST_PROBABILITY) & (probability <= 1)
+        require_field(bool(likely.all()), "probability", f"outside [{_LEAST_PROBABILITY:g}, 1]")
+        require_field(not records["unused"].any(), "unused", "is not 0")
         return SampleBatch(
             header.shard, header.incarnation, header.sender, header.number, num_transitions, records, image
         )
@@ -150,13 +158,14 @@ class Codec:
     def decode_parameters(self, frames: Sequence[Frame], num_parameters: int) -> Parameters:
         """The inverse of `encode_parameters`; there must be exactly `num_parameters` finite values."""
         header, (body,) = self._check(frames, Kind.PARAMETERS, 1)
+        _require_nothing(header, "shard", "sender", "incarnation")
         return Parameters(_version(header.number), self._values(header, body, num_parameters))
 
     def encode_evaluation(self, result: dict[str, Any], parameters: Parameters | None) -> list[bytes]:
         """One frame: header, the values of the parameters that were evaluated (or none), the result as JSON."""
         values = b"" if parameters is None else parameters.values.astype("<f4", copy=False).tobytes()
         version = 0 if parameters is None else parameters.version
-        body = values + json.dumps(result, allow_nan=False).encode()
+        body = values + dump_json(result)
         return [self._head(Kind.EVALUATION, 0, Stream(0, 0), version, len(values) // 4, [body]) + body]
 
     def decode_evaluation(
@@ -164,26 +173,34 @@ class Codec:
     ) -> tuple[dict[str, Any], Parameters | None]:
         """The inverse of `encode_evaluation`."""
         header, (body,) = self._check(frames, Kind.EVALUATION, 1)
+        _require_nothing(header, "shard", "sender", "incarnation")
         require_field(
             header.num_items in (0, num_parameters), "count", f"{header.num_items} values, not {num_parameters}"
         )
         cut = 4 * header.num_items
         require_field(len(body) >= cut, "length", f"{len(body)} bytes for {header.num_items} values")
+        version = _version(header.number)
         result = load_json(body[cut:])
+        check_result(result)
         if not header.num_items:
             return result, None
-        return result, Parameters(_version(header.number), self._values(header, body[:cut], num_parameters))
+        return result, Parameters(version, self._values(header, body[:cut], num_parameters))
 
     # --- JSON -------------------------------------------------------------------------------------------------------
 
     def encode_metrics(self, message: dict[str, Any]) -> list[bytes]:
         """One frame: header, JSON."""
-        body = json.dumps(message).encode()
+        body = dump_json(message)
         return [self._head(Kind.METRICS, 0, Stream(0, 0), 0, 0, [body], schema=0) + body]
 
     def decode_metrics(self, frames: Sequence[Frame]) -> dict[str, Any]:
         """The inverse of `encode_metrics`."""
-        return load_json(self._check(frames, Kind.METRICS, 1, schema=0)[1][0])
+        header, (body,) = self._check(frames, Kind.METRICS, 1, schema=0)
+        _require_nothing(header, "shard", "sender", "incarnation", "number", "num_items")
+        message = load_json(body)
+        check_metrics(message)
+        scalars = {tag: math.nan if value is None else value for tag, value in message["scalars"].items()}
+        return {**message, "scalars": scalars}
 
     # --- what all have in common ------------------------------------------------------------------------------------
 
@@ -258,16 +275,30 @@ class Codec:
 
 def encode_control(message: dict[str, Any], run_id: int = 0) -> list[bytes]:
     """One frame: header, JSON. Control messages travel before run and schema are known: 0 stands there."""
-    body = json.dumps(message).encode()
+    body = dump_json(message)
     return [pack(Kind.CONTROL, 0, run_id, Stream(0, 0), 0, 0, 0, [body]) + body]
 
 
 def decode_control(frames: Sequence[Frame]) -> dict[str, Any]:
-    """The inverse of `encode_control`."""
-    _, (body,) = unpack(frames, Kind.CONTROL, 1)
+    """The inverse of `encode_control`, as far as all control messages are alike."""
+    header, (body,) = unpack(frames, Kind.CONTROL, 1)
+    _require_nothing(header, "shard", "sender", "schema", "incarnation", "number", "num_items")
     message = load_json(body)
     require_field(isinstance(message.get("type"), str), "json", "a control message without a type")
     return message
+
+
+def decode_request(frames: Sequence[Frame], run_id: int) -> dict[str, Any]:
+    """A control message to the coordinator of a run, checked field by field."""
+    message = decode_control(frames)
+    check_request(message, run_id)
+    return message
+
+
+def _require_nothing(header: Header, *fields: str) -> None:
+    """Where nothing is meant stands 0."""
+    for name in fields:
+        require_field(getattr(header, name) == 0, name, f"{getattr(header, name)}, but nothing is meant here")
 
 
 def _version(number: int) -> int:

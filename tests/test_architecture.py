@@ -30,7 +30,7 @@ FLOORS = [
     {"header", "leases", "send_window", "stacks", "terminal_layout", "cuda", "sample_ring"},
     # 2: memory that processes share. No I/O beyond the mapped file.
     {"store_layout", "parameter_board"},
-    {"store_admission", "store_reader", "segments", "priority_histogram"},
+    {"store_admission", "store_reader", "segments", "priority_histogram", "fields"},
     {"store_writer"},
     {"bottleneck"},
     # 3: what the outside world looks like.
@@ -38,6 +38,7 @@ FLOORS = [
     {
         "curves",
         "wire",
+        "peers",
         "lifecycle",
         "checkpoint",
         "metrics",
@@ -68,7 +69,7 @@ FLOORS = [
     {"supervisor", "evaluate", "status", "resume", "keys"},
     {"recorded_writer", "replay_timing"},
     {"replay_bed"},
-    {"bench_report", "sizes_picture", "bench_programs", "bench_command"},
+    {"bench_report", "sizes_picture", "bench_programs", "bench_command", "chaos_hostile"},
     {"bench_replay", "bench_actor", "bench_learner", "bench_ledger", "bench_curve"},
     {"bench_system", "bench_connections"},
     {"bench"},
@@ -79,7 +80,7 @@ FLOORS = [
     {"__main__"},
 ]
 OWNERS = {
-    "zmq": {"authenticator", "sockets", "transport", "control_client", "async_receiver"},
+    "zmq": {"authenticator", "sockets", "transport", "control_client", "async_receiver", "peers"},
     "gymnasium": {"environment", "gymnasium_environment"},
     "ale_py": {"environment", "atari"},
     "cv2": {"environment", "gymnasium_environment", "evaluate"},

@@ -56,6 +56,7 @@ class Loop:
         self.saved = []
         self.connected = []
         self.loader_seconds = np.zeros(2)
+        self.num_refused = 0
         learner = replace(CONFIG.learner, max_skipped_updates=max_skipped_updates)
         config = replace(CONFIG, learner=learner, run=RunConfig(**run), replay=ReplayConfig(num_shards=num_shards))
         self.loop = LearnerLoop(
@@ -66,6 +67,7 @@ class Loop:
             save=self.saved.append,
             loader_seconds=self.loader_seconds,
             progress=Progress(),
+            num_refused=lambda: self.num_refused,
         )
 
     def tell(self, *replay, end="", steps=0, absent=""):
@@ -438,6 +440,32 @@ def test_metrics_reach_the_curves_with_the_steps_that_are_known(desk):
     assert read_curve(curve)[0]["steps"] == 42
 
 
+def test_no_message_ends_the_coordinator_and_all_are_counted(desk):
+    """Each of these did, by an error that nobody caught, at once or when its figures were summed up."""
+    codec = Codec(desk.folder.run_id, SCHEMA)
+    huge = 10**400
+    result = {"mean": [1], "median": 1, "length": 1, "episodes": 1, "updates": 1, "confirmed": True}
+    heartbeat = {"type": "heartbeat", "session": 5, "run_id": desk.folder.run_id, "role": "replay", "host": "h"}
+    heartbeat |= {"pid": 1, "shard": 0, "streams": [], "endpoints": {}}
+    with open_context() as context:
+        metrics = MetricsSender(context, desk.transport.endpoint("metrics"), codec)
+        for scalars in ({"actors/x": huge}, {"learner/loss": 1.0}):
+            metrics.send({"role": "actor", "steps": None, "time": 1.0, "scalars": scalars})
+        metrics.send({"role": "actor", "steps": None, "time": huge, "scalars": {}})
+        client = ControlClient(context, desk.transport.endpoint("control"))
+        client.send_frames(codec.encode_evaluation(result, None))
+        for status in ({"size": huge}, {"num_inserted": 1e308}, {"busy_share": [1]}):
+            client.send({**heartbeat, "status": status})
+
+        def refused():
+            counts = desk.status()["refusals"]
+            return sum(counts.get("control", {}).values()) == 4 and sum(counts.get("metrics", {}).values()) == 3
+
+        until(refused, "refusals")
+    assert desk.status()["refusals"]["metrics"] == {"json": 2, "fields": 1}
+    assert desk.status()["refusals"]["control"] == {"json": 1, "fields": 3}
+
+
 def test_a_histogram_is_written_once_however_often_it_comes_and_one_that_is_none_ends_nothing(desk):
     first, second = ({"counts": [count], "edges": [1.0, 10**0.125]} for count in (1.0, 2.0))
     status = {"num_inserted": 42, "priority_histogram": first}
@@ -448,10 +476,10 @@ def test_a_histogram_is_written_once_however_often_it_comes_and_one_that_is_none
         return read_curve(curve) if curve.exists() else []
 
     until(lambda: len(rows()) >= 3, "rows")
-    status |= {"priority_histogram": {"counts": "many"}, "rate": "none"}
-    until(lambda: [role["rate"] for role in desk.status()["roles"]] == ["none"], "heartbeat")
+    status |= {"priority_histogram": {"counts": "many"}, "rate": "none"}  # Such heartbeats are refused.
     count = len(rows("learner"))
     until(lambda: len(rows("learner")) >= count + 2, "two more rows of the others")
+    assert [role["rate"] for role in desk.status()["roles"]] != ["none"]
     status["priority_histogram"] = second
     until(lambda: len([row for row in rows() if "histograms" in row]) == 2, "the second histogram")
     replay.close()

@@ -87,11 +87,12 @@ def test_no_id_is_ever_in_two_hands(seed):
                 assert seen.setdefault(stream, s) == s  # An incarnation belongs to one session for ever.
 
 
-def test_an_adopted_incarnation_is_never_given_again():
-    table = LeaseTable(2, 10.0)
-    assert table.renew(1, [Stream(1, 500)], 0.0)
+def test_an_incarnation_that_no_learner_can_have_given_is_not_adopted():
+    table = LeaseTable(2, 10.0, epoch=1)
+    assert table.renew(1, [Stream(1, 1 << 32)], 0.0)
+    assert not table.renew(1, [Stream(1, (1 << 32) + 1)], 0.0)
     (other,) = table.claim(2, 1, 0.0)
-    assert other.incarnation > 500
+    assert other.incarnation == (1 << 32) + 1
 
 
 def test_every_start_of_the_learner_has_incarnations_of_its_own():

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import zmq
 from builders import PIXELS, RUN, make_segment
 
 from apex.config import ActorConfig, Config, ConfigError, LearnerConfig, ReplayConfig
+from apex.peers import TOLERATED
 from apex.rate_limiter import RateLimiter
 from apex.replay import STREAM_LIFE_SECONDS, ReplayServer, open_store, reclaim
 from apex.sampler import SILENCE_SECONDS, Sampler, SamplerBoard
 from apex.session import Welcome
 from apex.snapshot import Snapshotter
 from apex.snapshot_folder import SnapshotFolder
+from apex.sockets import bind, open_context
 from apex.store_layout import board_path
 from apex.store_reader import StoreReader
 from apex.store_writer import StoreWriter
@@ -308,3 +311,27 @@ def test_an_answer_that_comes_before_send_returns_gives_its_credit(scene):
     scene.answers_at_once = True
     assert all(scene.sampler.step() for _ in range(20))
     assert scene.board.in_flight(0) == 0
+
+
+def test_who_sends_rubbish_is_ignored_and_the_status_says_so(scene):
+    peers = scene.server.peers["experience"]
+    with open_context() as context:
+        receiver, liar, honest = (context.socket(kind) for kind in (zmq.PULL, zmq.PUSH, zmq.PUSH))
+        bind(receiver, "tcp://127.0.0.1:*", "experience")
+        for sender in (liar, honest):
+            sender.connect(receiver.last_endpoint.decode())
+        unknown = CODEC.encode_segment(make_segment(PIXELS, actor_id=99))[0]
+        for message in [b"x", unknown] * 10:
+            liar.send(message)
+            assert receiver.poll(10_000)
+            frames = receiver.recv_multipart(copy=False)
+            if peers.hears(frames):
+                scene.server.insert([[frame.buffer for frame in frames]])
+        honest.send(CODEC.encode_segment(make_segment(PIXELS, number=0, base=0))[0])
+        assert receiver.poll(10_000)
+        frames = receiver.recv_multipart(copy=False)
+        assert peers.hears(frames)
+        assert len(scene.server.insert([[frame.buffer for frame in frames]])) == 1
+        status = scene.server.status()
+    assert status["refused"] == TOLERATED + 1
+    assert (status["ignored_peers"], status["ignored_messages"]) == (1, 20 - status["refused"])

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 from builders import PIXELS, RUN, VECTORS, make_batch, make_records, make_segment
 
-from apex.header import HEADER, TOPIC_BYTES, Kind, WireError, peek_kind, receipt_topic
+from apex.header import HEADER, TOPIC_BYTES, VERSION, Kind, WireError, peek_kind, receipt_topic
 from apex.types import Parameters, PriorityUpdate, Receipt, Stream
-from apex.wire import Codec, decode_control, encode_control
+from apex.wire import Codec, decode_control, decode_request, encode_control
 
 CODEC = Codec(RUN, PIXELS)
 UPDATE = PriorityUpdate(0, 77, 1, 9, np.arange(5), np.linspace(0, 1, 5, dtype=np.float32))
+RESULT = {"updates": 12, "mean": 3.5, "median": 3.0, "length": 10.0, "episodes": 2, "confirmed": False}
+ACTOR_FIGURES = {"role": "actor", "steps": None, "time": 1.5, "scalars": {"actors/mean_score": 2.0}}
 PARAMETERS = Parameters(12, np.linspace(-1, 1, 10, dtype=np.float32))
 
 
@@ -78,7 +80,7 @@ def test_parameters_are_one_frame_and_come_back():
 
 
 def test_an_evaluation_comes_back_with_and_without_parameters():
-    result = {"mean": 3.5}
+    result = RESULT
     back, parameters = CODEC.decode_evaluation(CODEC.encode_evaluation(result, PARAMETERS), 10)
     assert back == result
     np.testing.assert_array_equal(parameters.values, PARAMETERS.values)
@@ -88,7 +90,14 @@ def test_an_evaluation_comes_back_with_and_without_parameters():
 
 def test_control_and_metrics_come_back():
     assert decode_control(encode_control({"type": "hello", "n": 1})) == {"type": "hello", "n": 1}
-    assert CODEC.decode_metrics(CODEC.encode_metrics({"role": "actor"})) == {"role": "actor"}
+    assert CODEC.decode_metrics(CODEC.encode_metrics(ACTOR_FIGURES)) == ACTOR_FIGURES
+
+
+def test_a_figure_that_is_not_finite_travels_as_null():
+    figures = {**ACTOR_FIGURES, "scalars": {"actors/mean_score": np.inf, "actor_highest_id/score": np.nan}}
+    frames = CODEC.encode_metrics(figures)
+    assert b"null" in frames[0]
+    assert all(np.isnan(value) for value in CODEC.decode_metrics(frames)["scalars"].values())
 
 
 def test_the_kind_can_be_told_before_decoding():
@@ -240,7 +249,29 @@ def test_refuses_batches_that_cannot_be(frames, reason):
         (decode_control, with_body(encode_control({}), b"\xff\xfe"), "json"),
         (decode_control, with_body(encode_control({}), b"[" * 100_000), "json"),
         (decode_control, with_body(encode_control({}), b" " * (1 << 20) + b"{}"), "length"),
+        *(
+            (decode_control, with_body(encode_control({}), b'{"type": "x", "n": %s}' % text), "json")
+            for text in (
+                b"NaN",
+                b"-Infinity",
+                b"1e999",
+                b"18446744073709551616",
+                b"-9223372036854775809",
+                b"9" * 5_000,
+                b'"\\ud800"',
+                b"[" * 16 + b"]" * 16,
+                b'[["\\udfff"]]',
+                b'{"a": 1, "a": 2}',
+                b'1, "type": "y"',
+            )
+        ),
         (CODEC.decode_metrics, with_body(CODEC.encode_metrics({}), b"nonsense"), "json"),
+        (CODEC.decode_metrics, CODEC.encode_metrics({**ACTOR_FIGURES, "role": "learner"}), "role"),
+        (CODEC.decode_metrics, CODEC.encode_metrics({"role": "actor"}), "fields"),
+        (CODEC.decode_metrics, CODEC.encode_metrics({**ACTOR_FIGURES, "time": None}), "fields"),
+        (CODEC.decode_metrics, CODEC.encode_metrics({**ACTOR_FIGURES, "scalars": {"learner/loss": 0}}), "fields"),
+        (CODEC.decode_metrics, reseal(CODEC.encode_metrics(ACTOR_FIGURES), sender=1), "sender"),
+        (decode_control, reseal(encode_control({"type": "x"}), number=1), "number"),
     ],
 )
 def test_refuses_other_messages_that_cannot_be(decode, frames, reason):
@@ -265,7 +296,7 @@ def test_refuses_parameters_that_cannot_be(frames, reason):
 
 
 def test_refuses_an_evaluation_of_another_network():
-    frames = CODEC.encode_evaluation({}, PARAMETERS)
+    frames = CODEC.encode_evaluation(RESULT, PARAMETERS)
     with pytest.raises(WireError, match="count"):
         CODEC.decode_evaluation(frames, 11)
     with pytest.raises(WireError, match="length"):
@@ -315,3 +346,79 @@ def test_what_is_for_another_shard_is_refused():
     ):
         with pytest.raises(WireError, match="shard 3"):
             decode()
+
+
+HEARTBEAT = {
+    "type": "heartbeat", "session": 5, "run_id": RUN, "role": "replay", "host": "h", "pid": 7, "shard": 0,
+    "streams": [[0, 1]], "endpoints": {"experience": "tcp://h:1"},
+    "status": {"num_inserted": 3, "rate": "3 in/s", "busy_share": 0.5, "inserts_wait": False, "waiting": "",
+               "refusals": {"crc": 1}, "priority_histogram": {"counts": [1.0], "edges": [0.5, 1.0]}},
+}  # fmt: skip
+HELLO = {
+    "type": "hello", "wire": VERSION, "session": 5, "role": "actor", "host": "h", "pid": 7, "shard": 0, "num_streams": 4
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        HEARTBEAT,
+        HELLO,
+        {"type": "status"},
+        {"type": "goodbye", "session": 5},
+        {"type": "hello", "wire": VERSION + 1, "session": 5, "anything": [1]},  # It is told so.
+        {"type": "heartbeat", "run_id": RUN + 1, "session": 5, "anything": [1]},
+    ],
+)
+def test_requests_come_back(message):
+    assert decode_request(encode_control(message, RUN), RUN) == message
+
+
+def with_status(**fields):
+    return {**HEARTBEAT, "status": {**HEARTBEAT["status"], **fields}}
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ({"type": "what"}, "type"),
+        ({"type": "status", "more": 1}, "fields"),
+        ({"type": "goodbye"}, "fields"),
+        ({"type": "goodbye", "session": 5.0}, "fields"),
+        ({**HELLO, "num_streams": -1}, "fields"),
+        ({**HELLO, "session": 2**63}, "fields"),
+        ({**HELLO, "role": ["actor"]}, "fields"),
+        ({**HELLO, "host": "\x1b[2J"}, "fields"),
+        ({**HELLO, "pid": True}, "fields"),
+        ({**HEARTBEAT, "streams": [[0]]}, "fields"),
+        ({**HEARTBEAT, "streams": [["0", 1]]}, "fields"),
+        ({**HEARTBEAT, "endpoints": []}, "fields"),
+        ({**HEARTBEAT, "status": []}, "fields"),
+        (with_status(rate=[1]), "fields"),
+        (with_status(rate="a" * 201), "fields"),
+        (with_status(num_inserted=1e9), "fields"),
+        (with_status(busy_share=[0.5]), "fields"),
+        (with_status(busy_share=1.7e308), "fields"),
+        (with_status(refusals={"crc": "many"}), "fields"),
+        (with_status(**{"Not a name": 1}), "fields"),
+        (with_status(**{f"figure_{index}": index for index in range(60)}), "fields"),
+        (with_status(priority_histogram={"counts": "many"}), "fields"),
+        (with_status(priority_histogram={"counts": [1e17], "edges": [0.5, 1.0]}), "fields"),
+        (with_status(priority_histogram={"counts": [1.0], "edges": [0.5, 0.5]}), "fields"),
+        (with_status(priority_histogram={"counts": [1.0], "edges": [0.5, 1e200]}), "fields"),
+        (with_status(priority_histogram={"counts": [1.0], "edges": [0.0, 1.0]}), "fields"),
+        (with_status(priority_histogram={"counts": [], "edges": [1.0]}), "fields"),
+    ],
+)
+def test_refuses_requests_that_cannot_be(message, reason):
+    with pytest.raises(WireError) as refusal:
+        decode_request(encode_control(message), RUN)
+    assert refusal.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    "field", [{"mean": [1]}, {"mean": None}, {"episodes": -1}, {"scores": [None]}, {"confirmed": 1}, {"else": 1}]
+)
+def test_refuses_results_that_cannot_be(field):
+    with pytest.raises(WireError, match="fields"):
+        CODEC.decode_evaluation(CODEC.encode_evaluation({**RESULT, **field}, None), 10)

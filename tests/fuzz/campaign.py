@@ -1,0 +1,184 @@
+"""A campaign against one message type: mutate, decode, ask the reference, and keep what reaches new ground."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+from apex import fields, header, wire
+from apex.header import WireError
+
+from .mutations import Mutator
+from .reference import accepts
+from .seeds import DECODE, SIDES, Seed, make_seeds
+
+CORPUS = Path(__file__).with_name("corpus")
+DECODERS = {module.__file__ for module in (fields, header, wire)}
+TRACED_SHARE = 0.02  # of the messages: tracing makes decoding ten times as slow
+MEASURED_SHARE = 0.005  # of the messages: what decoding them allocates
+MOST_CORPUS = 2_000
+BASE_BYTES, BYTES_PER_BYTE = 100_000, 100  # A parsed JSON takes some 60 bytes for each `1,`.
+
+
+class Finding(NamedTuple):
+    """A message on which the decoder failed."""
+
+    kind: str
+    side: str
+    parts: list[bytes]
+    problem: str
+
+    def to_json(self) -> str:
+        """As it lies in the corpus folder, to be replayed."""
+        parts = [part.hex() for part in self.parts]
+        return json.dumps({"type": self.kind, "side": self.side, "parts": parts, "problem": self.problem})
+
+
+class Report(NamedTuple):
+    """What a campaign has done."""
+
+    kind: str
+    messages: int
+    accepted: int
+    reasons: dict[str, int]  # refusals
+    arcs: int  # line to line, of the decoders
+    corpus: int
+    findings: list[Finding]
+
+
+def judge(kind: str, side_name: str, parts: list[bytes]) -> tuple[str, str]:
+    """What the decoder says, "" if it accepts; and the problem that this is, or ""."""
+    side = SIDES[side_name]
+    try:
+        DECODE[kind](side, parts)
+        reason = ""
+    except WireError as error:
+        reason = error.reason
+    except Exception as error:
+        return "crash", f"{type(error).__name__}: {error}"[:200]
+    if accepts(kind, parts, side.facts) == (not reason):
+        return reason, ""
+    return reason, f"the reference refuses what is accepted{reason}" if not reason else f"refused for {reason} alone"
+
+
+class Arcs:
+    """Steps from line to line within the decoders, as the interpreter's trace function sees them."""
+
+    def __init__(self) -> None:
+        self.known: set[tuple[CodeType, int, int]] = set()
+        self._new = False
+
+    def watch(self, call: Callable[[], Any]) -> bool:
+        """Whether the call takes a step that was never taken."""
+        self._new = False
+        before = sys.gettrace()
+        sys.settrace(self._enter)
+        try:
+            call()
+        finally:
+            sys.settrace(before)
+        return self._new
+
+    def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename not in DECODERS:
+            return None
+        code, last = frame.f_code, 0
+
+        def step(frame: FrameType, event: str, argument: Any) -> Any:
+            nonlocal last
+            if event == "line":
+                arc = (code, last, frame.f_lineno)
+                last = frame.f_lineno
+                if arc not in self.known:
+                    self.known.add(arc)
+                    self._new = True
+            return step
+
+        return step
+
+
+def _measure(kind: str, seed: Seed) -> str:
+    """The problem if decoding takes memory out of proportion to the message; else ""."""
+    tracemalloc.start()
+    try:
+        judge(kind, seed.side, seed.parts)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    size = sum(map(len, seed.parts))
+    return f"{peak} bytes for a message of {size}" if peak > BASE_BYTES + BYTES_PER_BYTE * size else ""
+
+
+def run(kind: str, messages: int, seed: int, *, most_findings: int = 10) -> Report:
+    """The same messages for the same arguments. Ends early with as many findings as are wanted."""
+    rng = Random(f"{kind} {seed}")
+    corpus = make_seeds(kind)
+    grown = len(corpus)
+    mutator, arcs = Mutator(kind, rng), Arcs()
+    foreign = [other for name in DECODE for other in make_seeds(name)]
+    reasons: Counter[str] = Counter()
+    findings: list[Finding] = []
+    num_done = 0
+    for origin in corpus:
+        arcs.watch(lambda origin=origin: judge(kind, origin.side, origin.parts))
+        reason, problem = judge(kind, origin.side, origin.parts)
+        if problem or reason:
+            findings.append(Finding(kind, origin.side, origin.parts, problem or f"a seed is refused: {reason}"))
+    for num_done in range(1, messages + 1):  # noqa: B007 - how far it came
+        # Half of the time from what was found last, or from the few that we made: both would else be drowned.
+        first = rng.random()
+        origin = corpus[rng.randrange(grown)] if first < 0.3 else corpus[rng.randrange(len(corpus))]
+        pool = corpus if rng.random() < 0.9 else foreign
+        other = pool[rng.randrange(len(pool))]
+        parts = mutator.mutate(origin.parts, [other.parts])
+        reason, problem = judge(kind, origin.side, parts)
+        reasons[reason] += 1
+        made = Seed(origin.side, parts)
+        look = rng.random()
+        if not problem and look < MEASURED_SHARE:
+            problem = _measure(kind, made)
+        if problem:
+            findings.append(Finding(kind, origin.side, parts, problem))
+            if len(findings) >= most_findings:
+                break
+        if look > 1 - TRACED_SHARE and parts and len(corpus) < MOST_CORPUS and sum(map(len, parts)) < 2_000:
+            decode = DECODE[kind]
+
+            def call(made: Seed = made, decode: Any = decode) -> None:
+                with suppress(WireError):
+                    decode(SIDES[made.side], made.parts)
+
+            if not problem and arcs.watch(call):
+                corpus.append(made)
+    accepted = reasons.pop("", 0)
+    return Report(kind, num_done, accepted, dict(reasons.most_common()), len(arcs.known), len(corpus), findings)
+
+
+def accepted_messages(kind: str, messages: int, seed: int) -> Iterator[tuple[Seed, Any]]:
+    """Of so many mutated messages those that are accepted, with what they were decoded to."""
+    rng = Random(f"accepted {kind} {seed}")
+    seeds = make_seeds(kind)
+    mutator = Mutator(kind, rng)
+    for _ in range(messages):
+        origin = rng.choice(seeds)
+        parts = mutator.mutate(origin.parts, [rng.choice(seeds).parts])
+        try:
+            decoded = DECODE[kind](SIDES[origin.side], parts)
+        except WireError:
+            continue
+        yield Seed(origin.side, parts), decoded
+
+
+def replay(path: Path) -> str:
+    """The problem of a message of the corpus folder today; "" if it has none any more."""
+    entry = json.loads(path.read_text())
+    parts = [bytes.fromhex(part) for part in entry["parts"]]
+    return judge(entry["type"], entry["side"], parts)[1] or _measure(entry["type"], Seed(entry["side"], parts))

@@ -1,0 +1,490 @@
+"""What docs/protocol.md lets through, message by message: plain Python, one value after the other.
+
+Nothing of apex/ is imported here: what both have in common would be wrong in both. Slow, and meant to be read beside
+the protocol.
+"""
+
+from __future__ import annotations
+
+import binascii
+import math
+import struct
+import unicodedata
+from typing import Any, NamedTuple
+
+KINDS = {
+    "segment": 1,
+    "receipt": 2,
+    "batch": 3,
+    "priorities": 4,
+    "parameters": 5,
+    "control": 6,
+    "metrics": 7,
+    "evaluation": 8,
+}
+
+
+class Facts(NamedTuple):
+    """What the receiver knows before anything arrives."""
+
+    run_id: int
+    fingerprint: int  # of the schema
+    frame_bytes: int
+    is_float: bool
+    codec: str
+    stack: int
+    num_actions: int
+    n_step: int
+    shard: int = 0
+    batch_size: int = 3
+    num_shards: int = 2
+    num_parameters: int = 3
+    wire_version: int = 1
+
+    @property
+    def max_frame_bytes(self) -> int:
+        return self.frame_bytes + (self.frame_bytes // 255 + 16 if self.codec == "lz4" else 0)
+
+
+class Refused(Exception):  # noqa: N818 - it is no error
+    """The protocol does not let this through."""
+
+
+def must(condition: bool) -> None:
+    if not condition:
+        raise Refused
+
+
+def accepts(kind: str, parts: list[bytes], facts: Facts) -> bool:
+    """Whether a message that arrives where `kind` is expected is one."""
+    try:
+        header, body, rest = read_header(kind, parts)
+        READERS[kind](header, body, rest, facts)
+    except Refused:
+        return False
+    return True
+
+
+class Header(NamedTuple):
+    shard: int
+    run_id: int
+    sender: int
+    schema: int
+    incarnation: int
+    number: int
+    items: int
+
+
+def read_header(kind: str, parts: list[bytes]) -> tuple[Header, bytes, list[bytes]]:
+    must(len(parts) == (2 if kind == "batch" else 1))
+    first = parts[0]
+    must(len(first) >= 52)
+    must(first[:4] == b"ApeX" and first[4] == 1 and first[5] == KINDS[kind])
+    shard, run_id, sender, schema, incarnation, number, items, length, crc = struct.unpack("<HQIIQQIII", first[6:52])
+    must(length == sum(len(part) for part in parts) - 52)
+    must(crc == binascii.crc32(first[:48] + first[52:] + b"".join(parts[1:])))
+    return Header(shard, run_id, sender, schema, incarnation, number, items), first[52:], parts[1:]
+
+
+# --- arrays -----------------------------------------------------------------------------------------------------------
+
+
+def read_image(image: bytes, most: int, facts: Facts) -> int:
+    """The number of frames."""
+    must(len(image) >= 8)
+    start = int.from_bytes(image[:4], "little")
+    must(start % 4 == 0 and 8 <= start <= len(image))
+    num_frames = start // 4 - 1
+    must(num_frames <= most)
+    before = start
+    for at in range(4, start, 4):
+        offset = int.from_bytes(image[at : at + 4], "little")
+        if facts.codec == "raw":
+            must(offset - before == facts.frame_bytes)
+        else:
+            must(1 <= offset - before <= facts.max_frame_bytes)
+        before = offset
+    must(before == len(image))
+    if facts.is_float:
+        for (value,) in struct.iter_unpack("<f", image[start:]):
+            must(math.isfinite(value))
+    return num_frames
+
+
+def check_transition(
+    n_step_return: float, discount: float, action: int, frame: int, following: int, depth: int, next_depth: int,
+    num_frames: int, facts: Facts,
+) -> None:  # fmt: skip
+    must(math.isfinite(n_step_return))
+    must(0 <= discount <= 1)
+    must(action < facts.num_actions)
+    must(frame + 1 <= following <= frame + facts.n_step)
+    must(following < num_frames)
+    must(1 <= depth <= facts.stack and depth <= frame + 1)
+    must(1 <= next_depth <= facts.stack and next_depth <= following + 1)
+
+
+def read_segment(header: Header, body: bytes, rest: list[bytes], facts: Facts) -> None:
+    must(header.run_id == facts.run_id and header.schema == facts.fingerprint and header.shard == facts.shard)
+    must(header.number < 2**63 and header.incarnation < 2**63)
+    must(1 <= header.items <= 4096)
+    end = 12 + 20 * header.items
+    must(len(body) >= end)
+    must(int.from_bytes(body[:8], "little") <= header.number)
+    num_frames = read_image(body[end:], 8192, facts)
+    for fields in struct.iter_unpack("<fffHHHBB", body[12:end]):
+        n_step_return, discount, priority, action, frame, following, depth, next_depth = fields
+        must(math.isfinite(priority) and priority >= 0)
+        check_transition(n_step_return, discount, action, frame, following, depth, next_depth, num_frames, facts)
+
+
+def read_receipt(header: Header, body: bytes, rest: list[bytes], facts: Facts) -> None:
+    must(header.run_id == facts.run_id and header.schema == 0 and header.items == 0)
+    must(len(body) == 16)
+
+
+def read_batch(header: Header, body: bytes, rest: list[bytes], facts: Facts) -> None:
+    must(header.run_id == facts.run_id and header.schema == facts.fingerprint and header.shard < facts.num_shards)
+    must(header.items == facts.batch_size)
+    must(len(body) == 8 + 40 * facts.batch_size)
+    must(1 <= int.from_bytes(body[:8], "little") < 2**40)
+    most = 2 * facts.stack + facts.n_step
+    total = 0
+    for fields in struct.iter_unpack("<qdffIHHHHBBH", body[8:]):
+        _, probability, n_step_return, discount, _, action, num_frames, frame, following, depth, next_depth, zero = (
+            fields
+        )
+        must(2.0**-1000 <= probability <= 1)
+        must(num_frames <= most)
+        must(zero == 0)
+        check_transition(n_step_return, discount, action, frame, following, depth, next_depth, num_frames, facts)
+        total += num_frames
+    must(read_image(rest[0], most * facts.batch_size, facts) == total)
+
+
+def read_priorities(header: Header, body: bytes, rest: list[bytes], facts: Facts) -> None:
+    must(header.run_id == facts.run_id and header.schema == facts.fingerprint and header.shard == facts.shard)
+    must(1 <= header.items <= 65_536)
+    must(len(body) == 12 * header.items)
+
+
+def read_values(body: bytes) -> None:
+    for (value,) in struct.iter_unpack("<f", body):
+        must(math.isfinite(value))
+
+
+def must_be_of_nobody(header: Header, facts: Facts) -> None:
+    must(header.run_id == facts.run_id and header.schema == facts.fingerprint)
+    must(header.shard == header.sender == header.incarnation == 0)
+
+
+def read_parameters(header: Header, body: bytes, rest: list[bytes], facts: Facts) -> None:
+    must_be_of_nobody(header, facts)
+    must(header.number < 2**32)
+    must(header.items == facts.num_parameters and len(body) == 4 * facts.num_parameters)
+    read_values(body)
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+class Text:
+    """A JSON text, read from left to right."""
+
+    def __init__(self, data: bytes) -> None:
+        must(len(data) <= 2**20)
+        try:
+            self.text = data.decode("utf-8", "strict")
+        except UnicodeDecodeError:
+            raise Refused from None
+        self.at = 0
+
+    def read_all(self) -> dict[str, Any]:
+        self.skip()
+        value = self.value(1)
+        self.skip()
+        must(self.at == len(self.text))
+        must(type(value) is dict)
+        return value
+
+    def skip(self) -> None:
+        while self.at < len(self.text) and self.text[self.at] in " \t\r\n":
+            self.at += 1
+
+    def peek(self) -> str:
+        must(self.at < len(self.text))
+        return self.text[self.at]
+
+    def take(self, expected: str) -> None:
+        must(self.text.startswith(expected, self.at))
+        self.at += len(expected)
+
+    def value(self, depth: int) -> Any:
+        must(depth <= 16)
+        first = self.peek()
+        if first == "{":
+            return self.object(depth)
+        if first == "[":
+            return self.array(depth)
+        if first == '"':
+            return self.string()
+        for word, meaning in (("true", True), ("false", False), ("null", None)):
+            if first == word[0]:
+                self.take(word)
+                return meaning
+        return self.number()
+
+    def object(self, depth: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        self.take("{")
+        self.skip()
+        if self.peek() == "}":
+            self.take("}")
+            return found
+        must(depth < 16)
+        while True:
+            self.skip()
+            name = self.string()
+            must(name not in found)
+            self.skip()
+            self.take(":")
+            self.skip()
+            found[name] = self.value(depth + 1)
+            self.skip()
+            if self.peek() == "}":
+                self.take("}")
+                return found
+            self.take(",")
+
+    def array(self, depth: int) -> list[Any]:
+        found: list[Any] = []
+        self.take("[")
+        self.skip()
+        if self.peek() == "]":
+            self.take("]")
+            return found
+        while True:
+            self.skip()
+            found.append(self.value(depth + 1))
+            self.skip()
+            if self.peek() == "]":
+                self.take("]")
+                return found
+            self.take(",")
+
+    def string(self) -> str:
+        self.take('"')
+        plain = self.text[self.at : self.text.find('"', self.at)]
+        if "\\" not in plain and self.text.startswith('"', self.at + len(plain)):  # no escapes: the same, but faster
+            must(min(plain, default=" ") >= " ")
+            self.at += len(plain) + 1
+            return plain
+        units: list[int] = []  # UTF-16, so that two escapes can make one character
+        while True:
+            character = self.peek()
+            self.at += 1
+            if character == '"':
+                break
+            must(character >= " ")
+            if character != "\\":
+                units += struct.unpack(f"<{len(character.encode('utf-16-le')) // 2}H", character.encode("utf-16-le"))
+                continue
+            escape = self.peek()
+            self.at += 1
+            if escape == "u":
+                digits = self.text[self.at : self.at + 4]
+                must(len(digits) == 4 and all(digit in "0123456789abcdefABCDEF" for digit in digits))
+                self.at += 4
+                units.append(int(digits, 16))
+            else:
+                must(escape in '"\\/bfnrt')
+                units.append(ord({"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}.get(escape, escape)))
+        try:
+            return struct.pack(f"<{len(units)}H", *units).decode("utf-16-le", "strict")
+        except UnicodeDecodeError:
+            raise Refused from None
+
+    def digits(self) -> str:
+        start = self.at
+        while self.at < len(self.text) and self.text[self.at] in "0123456789":
+            self.at += 1
+        must(self.at > start)
+        return self.text[start : self.at]
+
+    def number(self) -> int | float:
+        start = self.at
+        if self.peek() == "-":
+            self.at += 1
+        whole = self.digits()
+        must(whole == "0" or whole[0] != "0")
+        is_whole = True
+        if self.text.startswith(".", self.at):
+            is_whole = False
+            self.at += 1
+            self.digits()
+        if self.at < len(self.text) and self.text[self.at] in "eE":
+            is_whole = False
+            self.at += 1
+            if self.at < len(self.text) and self.text[self.at] in "+-":
+                self.at += 1
+            self.digits()
+        written = self.text[start : self.at]
+        if not is_whole:
+            value = float(written)
+            must(math.isfinite(value))
+            return value
+        must(len(whole) <= 20)
+        must(-(2**63) <= int(written) < 2**64)
+        return int(written)
+
+
+def is_whole(value: Any, least: int, most: int) -> bool:
+    return type(value) is int and least <= value <= most
+
+
+def is_number(value: Any) -> bool:
+    return type(value) in (int, float) and -1e300 <= value <= 1e300
+
+
+def is_text(value: Any) -> bool:
+    if type(value) is not str or len(value) > 200:
+        return False
+    return all(character == " " or unicodedata.category(character)[0] not in "CZ" for character in value)
+
+
+def is_name(text: str) -> bool:
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    return 1 <= len(text) <= 64 and text[0] in letters and all(each in letters + "0123456789_" for each in text)
+
+
+def is_histogram(value: Any) -> bool:
+    if type(value) is not dict or sorted(value) != ["counts", "edges"]:
+        return False
+    counts, edges = value["counts"], value["edges"]
+    if type(counts) is not list or type(edges) is not list or not 1 <= len(counts) <= 256:
+        return False
+    if len(edges) != len(counts) + 1 or not all(is_number(each) for each in counts + edges):
+        return False
+    if any(count < 0 or count > 2**53 for count in counts) or edges[0] <= 0 or edges[-1] > 1e30:
+        return False
+    return all(edges[index] < edges[index + 1] for index in range(len(counts)))
+
+
+def check_status(status: Any) -> None:
+    must(type(status) is dict and len(status) <= 64)
+    for name, value in status.items():
+        must(is_name(name))
+        if name in ("num_inserted", "num_drawn", "size", "bytes", "max_bytes"):
+            must(is_whole(value, 0, 2**62))
+        elif name in ("rate", "waiting", "samplers_wait_for", "store_incarnation"):
+            must(is_text(value))
+        elif name == "inserts_wait":
+            must(type(value) is bool)
+        elif name in ("refusals", "refused_connections"):
+            must(type(value) is dict and len(value) <= 64)
+            for reason, count in value.items():
+                must(is_text(reason) and is_whole(count, 0, 2**62))
+        elif name == "priority_histogram":
+            must(value is None or is_histogram(value))
+        else:
+            must(value is None or type(value) is bool or is_number(value) or is_text(value))
+
+
+def check_who(message: dict[str, Any]) -> None:
+    must(message["role"] in ("actor", "replay", "evaluator", "learner"))
+    must(is_text(message["host"]))
+    must(is_whole(message["pid"], 0, 2**31 - 1))
+    must(is_whole(message["shard"], -(2**31), 2**31 - 1))
+
+
+def read_control(header: Header, body: bytes, rest: list[bytes], facts: Facts) -> None:
+    """What the coordinator is asked."""
+    must(header.shard == header.sender == header.schema == header.incarnation == header.number == header.items == 0)
+    message = Text(body).read_all()
+    kind = message.get("type")
+    if kind == "status":
+        must(sorted(message) == ["type"])
+    elif kind == "goodbye":
+        must(sorted(message) == ["session", "type"])
+        must(is_whole(message["session"], 0, 2**63 - 1))
+    elif kind == "hello":
+        must(is_whole(message.get("wire"), -(2**31), 2**31 - 1))
+        must(is_whole(message.get("session"), 0, 2**63 - 1))
+        if message["wire"] != facts.wire_version:
+            return
+        must(sorted(message) == ["host", "num_streams", "pid", "role", "session", "shard", "type", "wire"])
+        check_who(message)
+        must(is_whole(message["num_streams"], 0, 65_536))
+    elif kind == "heartbeat":
+        must(is_whole(message.get("run_id"), 0, 2**64 - 1))
+        must(is_whole(message.get("session"), 0, 2**63 - 1))
+        if message["run_id"] != facts.run_id:
+            return
+        names = "endpoints host pid role run_id session shard status streams type"
+        must(sorted(message) == names.split())
+        check_who(message)
+        must(type(message["streams"]) is list and len(message["streams"]) <= 65_536)
+        for stream in message["streams"]:
+            must(type(stream) is list and len(stream) == 2)
+            must(is_whole(stream[0], 0, 2**32 - 1) and is_whole(stream[1], 0, 2**63 - 1))
+        must(type(message["endpoints"]) is dict and len(message["endpoints"]) <= 16)
+        for name, endpoint in message["endpoints"].items():
+            must(is_text(name) and is_text(endpoint))
+        check_status(message["status"])
+    else:
+        raise Refused
+
+
+def is_tag(text: str) -> bool:
+    letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_"
+    known = text[:7] == "actors/" or text[:17] == "actor_highest_id/"
+    return known and len(text) <= 128 and all(each in letters + "./-" for each in text)
+
+
+def read_metrics(header: Header, body: bytes, rest: list[bytes], facts: Facts) -> None:
+    must(header.run_id == facts.run_id and header.schema == 0)
+    must(header.shard == header.sender == header.incarnation == header.number == header.items == 0)
+    message = Text(body).read_all()
+    must(sorted(message) == ["role", "scalars", "steps", "time"])
+    must(message["role"] == "actor")
+    must(message["steps"] is None or is_whole(message["steps"], 0, 2**63 - 1))
+    must(is_number(message["time"]))
+    must(type(message["scalars"]) is dict and len(message["scalars"]) <= 4096)
+    for tag, value in message["scalars"].items():
+        must(is_tag(tag) and (value is None or is_number(value)))
+
+
+def read_evaluation(header: Header, body: bytes, rest: list[bytes], facts: Facts) -> None:
+    must_be_of_nobody(header, facts)
+    must(header.number < 2**32)
+    must(header.items in (0, facts.num_parameters))
+    cut = 4 * header.items
+    must(len(body) >= cut)
+    read_values(body[:cut])
+    result = Text(body[cut:]).read_all()
+    must(set(result) >= {"updates", "mean", "median", "length", "episodes", "confirmed"})
+    for name, value in result.items():
+        if name == "updates":
+            must(is_whole(value, 0, 2**32 - 1))
+        elif name == "episodes":
+            must(is_whole(value, 0, 10_000))
+        elif name == "confirmed":
+            must(type(value) is bool)
+        elif name in ("mean", "median", "length", "epsilon", "seconds"):
+            must(is_number(value))
+        elif name == "scores":
+            must(type(value) is list and len(value) <= 10_000 and all(is_number(each) for each in value))
+        else:
+            raise Refused
+
+
+READERS = {
+    "segment": read_segment,
+    "receipt": read_receipt,
+    "batch": read_batch,
+    "priorities": read_priorities,
+    "parameters": read_parameters,
+    "control": read_control,
+    "metrics": read_metrics,
+    "evaluation": read_evaluation,
+}

@@ -1,0 +1,160 @@
+"""The messages that mutations begin with, small and of every kind; and how our programs read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from apex.fields import check_request
+from apex.header import VERSION
+from apex.segments import COMPRESS
+from apex.types import (
+    RECORD,
+    SAMPLE_RECORD,
+    Parameters,
+    PriorityUpdate,
+    Receipt,
+    SampleBatch,
+    Schema,
+    Segment,
+    Stream,
+    make_image,
+)
+from apex.wire import Codec, decode_control, decode_request, encode_control
+
+from .reference import Facts
+
+RUN = 0xABCDEF
+PIXELS = Schema(frame_shape=(3, 2), frame_dtype="uint8", stack=3, num_actions=3, n_step=2, codec="lz4")
+VECTORS = Schema(frame_shape=(2,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
+
+
+class Side(NamedTuple):
+    """A receiver: ours, and what the reference has to know of it."""
+
+    codec: Codec
+    facts: Facts
+
+
+def make_side(schema: Schema) -> Side:
+    return Side(
+        Codec(RUN, schema),
+        Facts(
+            run_id=RUN,
+            fingerprint=schema.fingerprint,
+            frame_bytes=schema.frame_bytes,
+            is_float=schema.frame_dtype == "float32",
+            codec=schema.codec,
+            stack=schema.stack,
+            num_actions=schema.num_actions,
+            n_step=schema.n_step,
+            wire_version=VERSION,
+        ),
+    )
+
+
+SIDES = {"pixels": make_side(PIXELS), "vectors": make_side(VECTORS)}
+
+DECODE: dict[str, Callable[[Side, list[bytes]], Any]] = {
+    "segment": lambda side, parts: side.codec.decode_segment(parts, side.facts.shard),
+    "receipt": lambda side, parts: side.codec.decode_receipt(parts),
+    "batch": lambda side, parts: side.codec.decode_batch(parts, side.facts.batch_size, side.facts.num_shards),
+    "priorities": lambda side, parts: side.codec.decode_priorities(parts, side.facts.shard),
+    "parameters": lambda side, parts: side.codec.decode_parameters(parts, side.facts.num_parameters),
+    "control": lambda side, parts: decode_request(parts, side.facts.run_id),
+    "metrics": lambda side, parts: side.codec.decode_metrics(parts),
+    "evaluation": lambda side, parts: side.codec.decode_evaluation(parts, side.facts.num_parameters),
+}
+TYPES = tuple(DECODE)
+__all__ = ["DECODE", "SIDES", "TYPES", "Seed", "Side", "check_request", "decode_control", "make_seeds"]
+
+
+class Seed(NamedTuple):
+    """A message that is one."""
+
+    side: str
+    parts: list[bytes]
+
+
+def make_frames(schema: Schema, count: int) -> bytes:
+    dtype = np.dtype(schema.frame_dtype)
+    frames = [np.full(schema.frame_shape, 1 + index, dtype) for index in range(count)]
+    return make_image([COMPRESS[schema.codec](frame) for frame in frames])
+
+
+def make_records(schema: Schema, count: int) -> Any:
+    steps = np.arange(count)
+    records = np.zeros(count, RECORD)
+    records["n_step_return"], records["discount"], records["priority"] = steps, 0.5, 1 + steps
+    records["action"], records["frame"], records["next_frame"] = steps % schema.num_actions, steps, steps + 1
+    records["depth"] = np.minimum(steps + 1, schema.stack)
+    records["next_depth"] = np.minimum(steps + 2, schema.stack)
+    return records
+
+
+def make_batch(schema: Schema, shard: int) -> SampleBatch:
+    num_frames = schema.stack + 1
+    records = np.zeros(3, SAMPLE_RECORD)
+    records["key"], records["probability"], records["discount"] = 7 + np.arange(3), 0.25, 0.9
+    records["n_step_return"], records["version"], records["action"] = np.arange(3), 5, np.arange(3) % 2
+    records["num_frames"], records["frame"], records["next_frame"] = num_frames, schema.stack - 1, schema.stack
+    records["depth"] = records["next_depth"] = schema.stack
+    return SampleBatch(shard, 77, 1, 9, 100, records, make_frames(schema, 3 * num_frames))
+
+
+HEARTBEAT = {"type": "heartbeat", "session": 5, "run_id": RUN, "role": "replay", "host": "h", "pid": 7, "shard": 0}
+STATUSES: list[dict[str, Any]] = [
+    {"num_inserted": 3, "rate": "3 in/s", "busy_share": 0.5, "inserts_wait": False, "refusals": {"crc": 1}},
+    {"size": 2, "priority_histogram": {"counts": [1.0, 2], "edges": [0.5, 1.0, 2.0]}, "waiting": ""},
+    {},
+]
+REQUESTS: list[dict[str, Any]] = [
+    {"type": "status"},
+    {"type": "goodbye", "session": 5},
+    {"type": "hello", "wire": VERSION, "session": 5, "role": "actor", "host": "h", "pid": 7, "shard": 0}
+    | {"num_streams": 4},
+    {"type": "hello", "wire": 9, "session": 5, "x": [[]]},
+    {"type": "heartbeat", "session": 5, "run_id": 1, "x": {"y": {}}},
+    *(
+        {**HEARTBEAT, "streams": [[0, 1]], "endpoints": {"experience": "tcp://h:1"}, "status": status}
+        for status in STATUSES
+    ),
+]
+RESULT = {"updates": 12, "mean": 3.5, "median": 3.0, "length": 10, "episodes": 2, "confirmed": False}
+FIGURES = {"role": "actor", "steps": None, "time": 1.5}
+
+
+def make_seeds(kind: str) -> list[Seed]:
+    """At least one message of a kind for each side that reads it."""
+    seeds = []
+    for name, side in SIDES.items():
+        codec, schema = side.codec, side.codec.schema
+        values = np.array([0.5, -1.0, 2.0], np.float32)
+        messages: dict[str, list[list[Any]]] = {
+            "segment": [
+                codec.encode_segment(
+                    Segment(Stream(2, 7), 3, 11, make_records(schema, n), make_frames(schema, n + 1), 1)
+                )
+                for n in (1, 4)
+            ],
+            "receipt": [codec.encode_receipt(Receipt(Stream(2, 7), 77, 4, 0b101), 1)],
+            "batch": [codec.encode_batch(make_batch(schema, shard)) for shard in (0, 1)],
+            "priorities": [
+                codec.encode_priorities(PriorityUpdate(0, 77, 1, 9, np.arange(n), np.ones(n, np.float32)))
+                for n in (1, 4)
+            ],
+            "parameters": [codec.encode_parameters(Parameters(12, values))],
+            "control": [encode_control(request, RUN) for request in REQUESTS],
+            "metrics": [
+                codec.encode_metrics({**FIGURES, "scalars": scalars})
+                for scalars in ({"actors/mean_score": 2.0, "actor_highest_id/score": None}, {})
+            ],
+            "evaluation": [
+                codec.encode_evaluation(RESULT, Parameters(12, values)),
+                codec.encode_evaluation({**RESULT, "scores": [3, 4.0], "epsilon": 0.01, "seconds": 1.0}, None),
+            ],
+        }
+        seeds += [Seed(name, [bytes(part) for part in message]) for message in messages[kind]]
+    return seeds
