@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from apex.config import ActorConfig, Config, ConfigError
 from apex.environment import VectorEnvironment, make_environment
-from apex.experience_link import ExperienceLink
+from apex.experience_link import ExperienceLink, Outlet, Receipts
 from apex.exploration import epsilon_greedy, epsilon_ladder
 from apex.lifecycle import (
     FINISHED,
@@ -215,8 +215,15 @@ class Task(NamedTuple):
     row: int
 
 
-def work(stop: Stop, task: Task) -> None:
-    """A worker process: explores until it is told to stop."""
+Connect = Callable[[Sequence[Outlet], Receipts], ExperienceLink]
+Work = Callable[[Stop, Task], None]
+
+
+def work(stop: Stop, task: Task, connect: Connect | None = None) -> None:
+    """A worker process: explores until it is told to stop.
+
+    `connect` makes the link to the replay shards of their sockets; if it is None, it is made of nothing else.
+    """
     welcome, streams = task.welcome, task.streams
     config, schema = welcome.config, welcome.schema
     torch.set_num_threads(config.actor.num_threads)
@@ -227,6 +234,7 @@ def work(stop: Stop, task: Task) -> None:
     environment = make_environment(
         config.environment, len(streams), seed=int(environment_seed.generate_state(1)[0]) % 2**31, num_threads=1
     )
+    connect = connect or partial(_connect, task, codec)
     with open_context() as context:
         actor = Actor(
             config,
@@ -241,15 +249,12 @@ def work(stop: Stop, task: Task) -> None:
                 clip_rewards=config.environment.clip_rewards,
                 life_loss_terminates=config.environment.life_loss_terminates,
             ),
-            link=ExperienceLink(
-                streams,
-                codec,
+            link=connect(
                 [
                     ExperienceSender(context, shard["experience"], num_messages=len(streams) * config.actor.window)
                     for shard in welcome.replay
                 ],
                 ReceiptReceiver(context, [shard["receipts"] for shard in welcome.replay], codec, streams),
-                window=config.actor.window,
             ),
             parameters=task.board,
             num_actors=task.num_actors,
@@ -261,6 +266,10 @@ def work(stop: Stop, task: Task) -> None:
             _explore(stop, actor, metrics, task.figures.rows[task.row])
         finally:
             environment.close()
+
+
+def _connect(task: Task, codec: Codec, outlets: Sequence[Outlet], receipts: Receipts) -> ExperienceLink:
+    return ExperienceLink(task.streams, codec, outlets, receipts, window=task.welcome.config.actor.window)
 
 
 def acts_in_bfloat16(config: ActorConfig, machine: Machine) -> bool:
@@ -348,8 +357,8 @@ def _join(stop: Stop, *, host: str, port: int, processes: int, envs: int) -> dic
     return greet(host, port, "actor", stop, num_streams=num_streams, needs_replay=True)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """`apex actor`: the composition root."""
+def main(argv: Sequence[str] | None = None, work: Work = work) -> int:
+    """`apex actor`: the composition root. `work` is what each of its worker processes does."""
     parser = argparse.ArgumentParser(prog="apex actor", description="Explores for the learner at HOST.")
     parser.add_argument("--learner", default="127.0.0.1", metavar="HOST[:PORT]", help="the learner's control address")
     parser.add_argument(
@@ -365,13 +374,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         with stop_on_signals() as stop:
             join = partial(_join, host=host, port=port, processes=arguments.processes, envs=arguments.envs)
             answer = call_in_child("hello", lambda child_stop: join(child_stop), stop)
-            return _run(read_welcome(answer), int(answer["num_actors"]), arguments.envs, stop) if answer else FINISHED
+            return (
+                _run(read_welcome(answer), int(answer["num_actors"]), arguments.envs, work, stop)
+                if answer
+                else FINISHED
+            )
     except ConfigError as error:
         print(f"apex actor: {error}", file=sys.stderr)
         return REFUSED
 
 
-def _run(welcome: Welcome, num_actors: int, envs: int, stop: Stop) -> int:
+def _run(welcome: Welcome, num_actors: int, envs: int, work: Work, stop: Stop) -> int:
     streams = welcome.streams
     size = envs or welcome.config.actor.envs_per_process or len(streams)
     blocks = [streams[i : i + size] for i in range(0, len(streams), size)]

@@ -31,6 +31,7 @@ COMMANDS = {
     "doctor": Command("apex.doctor", "whether a run can start here, and the remedy if not"),
     "status": Command("apex.status", "what a run is doing, from any shell"),
     "bench": Command("apex.bench", "what this machine gives: apex bench replay"),
+    "chaos": Command("apex.chaos", "a run under faults, and an audit of what it stored"),
     "learner": Command("apex.learner", "the learner alone; the others find it by its address"),
     "replay": Command("apex.replay", "the replay server alone: --learner HOST"),
     "actor": Command("apex.actor", "actors on this host: --learner HOST"),
