@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,7 @@ def digest_store(regions: Regions, keys: range) -> NDArray[np.uint64]:
     images = records["segment"]
     cuts = [0, *(np.flatnonzero(np.diff(images)) + 1).tolist(), len(records)]
     parts = [np.empty(0, np.uint64)]
-    for first, stop in zip(cuts, cuts[1:], strict=False):
+    for first, stop in pairwise(cuts):
         if first < stop:
             begin = int(images[first]) % regions.sizes.arena_bytes
             part = records[first:stop]

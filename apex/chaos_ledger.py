@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from apex.chaos_digests import digest_segment
 from apex.experience_link import Outlet, Receipts
-from apex.types import Receipt, Segment
+from apex.types import Receipt, Segment, Stream
 
 # Entries are little-endian. `count` digests follow one of SENT.
 ENTRY = np.dtype(
@@ -47,12 +47,12 @@ class Ledger:
     def __init__(self, folder: Path) -> None:
         path = folder / f"{os.getpid()}-{os.urandom(6).hex()}.ledger"
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-        self._in_flight: dict[tuple[int, int], dict[int, int]] = {}  # number -> transitions, of each stream
-        self._next: dict[tuple[int, int], int] = {}
+        self._in_flight: dict[Stream, dict[int, int]] = {}  # number -> transitions, of each stream
+        self._next: dict[Stream, int] = {}
 
     def note_sent(self, segment: Segment) -> None:
         """Writes down a segment that is about to leave for the first time."""
-        stream = tuple(segment.stream)
+        stream = segment.stream
         waiting = self._in_flight.setdefault(stream, {})
         if segment.number < self._next.get(stream, 0):
             return  # Sent again.
@@ -65,7 +65,7 @@ class Ledger:
 
     def note_receipt(self, receipt: Receipt) -> None:
         """Writes down which segments the receipt acknowledges that none before it did."""
-        stream = tuple(receipt.stream)
+        stream = receipt.stream
         waiting = self._in_flight.get(stream, {})
         stored = receipt.bitmap << 1
         for number in sorted(waiting):
@@ -77,7 +77,7 @@ class Ledger:
         self,
         kind: int,
         count: int,
-        stream: tuple[int, int],
+        stream: Stream,
         number: int,
         extra: int,
         digests: NDArray[np.uint64] | None = None,

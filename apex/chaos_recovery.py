@@ -12,6 +12,7 @@ from apex.chaos_faults import ROUND_TRIP_SECONDS, STORM_KILLS, STORM_SECONDS, Fa
 from apex.chaos_processes import Process, kill, send
 from apex.chaos_proxy import Proxy
 from apex.chaos_run import ChaosRun
+from apex.config import ConfigError
 
 PATIENCE_SECONDS = 60.0  # after which a run is called stuck
 CHECK_BITS = 2  # turned over in living connections, with each cut
@@ -41,7 +42,7 @@ class Hand:
             self.kill(fault.target)
         elif fault.kind == "storm":
             for number in range(STORM_KILLS):
-                self._later.append((now + number * STORM_SECONDS, lambda: self.kill(fault.target) and None))
+                self._later.append((now + number * STORM_SECONDS, lambda: self._kill_again(fault.target)))
         elif fault.kind == "stop":
             stopped = [process for process in self._run.processes() if process.role == fault.target]
             for process in stopped if fault.target != "launcher" else stopped[:1]:
@@ -65,6 +66,13 @@ class Hand:
         for act in due:
             act()
 
+    def wait(self, seconds: float) -> None:
+        """Lets the run go on for so long, under what was begun."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self._run.tick()
+            self.tick()
+
     @property
     def busy(self) -> bool:
         """Whether a fault still goes on."""
@@ -84,8 +92,8 @@ class Hand:
 
     def kill_and_wait(self, target: str, patience: float = PATIENCE_SECONDS) -> Recovery:
         """kill -9, and until what the victim gives comes again: stored, updated, or accepted from a new life."""
-        while not self.kill(target):
-            self._run.tick()
+        if not self._run.wait(PATIENCE_SECONDS, lambda: self.kill(target)):
+            raise ConfigError(f"apex chaos: there is no {target} to kill for {PATIENCE_SECONDS:g} s")
         began = time.monotonic()
         self._run.tick()  # What was on its way has arrived.
         back = self._watch(target.partition("'")[0])
@@ -116,6 +124,9 @@ class Hand:
             return updates
         newest = run.newest_incarnation
         return lambda: run.newest_incarnation > newest
+
+    def _kill_again(self, target: str) -> None:
+        self.kill(target)
 
     def _mend(self, pair: str) -> None:
         self._proxy.set(pair, delay=0.0, is_cut=False, is_silent=False, bits_to_turn=0)

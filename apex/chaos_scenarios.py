@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
@@ -53,10 +53,10 @@ def random_faults(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, o
 
     def suffer() -> None:
         for fault in faults:
-            run.wait(began + fault.at - time.monotonic(), lambda: hand.tick() is not None)
+            hand.wait(began + fault.at - time.monotonic())
             hand.do(fault)
             reporter.say(f"{time.monotonic() - began:7.1f} s  done: {fault.sentence().strip()}")
-        run.wait(began + 60 * order.minutes - time.monotonic(), lambda: hand.tick() is not None)
+        hand.wait(began + 60 * order.minutes - time.monotonic())
 
     net = _updates(run, suffer)
     seconds = time.monotonic() - began
@@ -110,8 +110,8 @@ def partition(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, order
         proxy.set("actor-replay", **{kind: True})
         run.wait(PARTITION_SECONDS)
         proxy.set("actor-replay", **{kind: False})
-        before, began = run.num_acknowledged, time.monotonic()
-        back = run.wait(60.0, lambda: run.num_acknowledged > before)
+        began = time.monotonic()
+        back = run.wait(60.0, _more_acknowledged(run))
         figures.append(Figure(f"{name}: acknowledged again after", time.monotonic() - began if back else None, "s"))
         run.wait(5.0)
         after = _acknowledged(run, lambda: run.wait(PARTITION_SECONDS)) / PARTITION_SECONDS
@@ -212,6 +212,11 @@ OPTIONS: dict[str, tuple[str, ...]] = {  # of `apex train`, where a scenario wan
     "slow-actors": ("--actors", "32"),
     "soak": ("--replay.capacity", "100000"),
 }
+
+
+def _more_acknowledged(run: ChaosRun) -> Callable[[], bool]:
+    before = run.num_acknowledged
+    return lambda: run.num_acknowledged > before
 
 
 def _updates(run: ChaosRun, during: Callable[[], object]) -> int:
