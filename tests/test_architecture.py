@@ -40,7 +40,7 @@ FLOORS = [
     # 5: the parts of roles, then the roles, which never import one another.
     {"session", "experience_link", "sampler", "coordinator", "games", "copyist"},
     {"loader", "update"},
-    {"feed"},
+    {"feed", "replay_server", "replay_memory"},
     {"trainer", "recording", "snapshot_timing"},
     {"actor", "replay", "learner", "evaluator"},
     # 6: what people start.
