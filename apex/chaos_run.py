@@ -52,7 +52,9 @@ class ChaosRun:
         self.stores: list[Follower] = []
         self.status: dict[str, Any] | None = None
         self.status_at = 0.0
-        self.most_updates = 0
+        self.most_updates = 0  # of the learner: what it does again after a crash counts once
+        self.num_updates = 0  # as they were seen to be done: what it does again counts again
+        self._updates_before = 0
         self.num_resumes = 0
 
     def start(self, wanted: Callable[[], bool] | None = None) -> None:
@@ -214,7 +216,10 @@ class ChaosRun:
         while (answer := self._client.receive(0.0)) is not None:
             if answer["type"] == "status":
                 self.status, self.status_at, self._asked_at = answer, now, min(self._asked_at, now - ANSWER_SECONDS)
-                self.most_updates = max(self.most_updates, int(answer["updates"]))
+                updates = int(answer["updates"])
+                self.most_updates = max(self.most_updates, updates)
+                self.num_updates += max(0, updates - self._updates_before) if self._updates_before else 0
+                self._updates_before = updates
         if now - self._asked_at >= ANSWER_SECONDS and now - self.status_at >= ASK_SECONDS:
             self._client.send({"type": "status"})
             self._asked_at = now
