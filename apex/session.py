@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from apex.config import Config, ConfigError, from_dict
 from apex.header import VERSION
 from apex.lifecycle import POLL_SECONDS, Helper, Stop, Wait
+from apex.store_layout import has_owner, store_path
 from apex.transport import ControlClient, RefusedError, open_context
 from apex.types import Schema, Stream
 
@@ -80,6 +81,8 @@ def greet(
             elif answer["type"] == "state" and answer.get("stop"):
                 log.info("the run of the learner at %s is over", endpoint)
                 return {}
+            elif answer["type"] == "wait" and _is_dead(answer, shard):
+                client.send({"type": "goodbye", "session": int(answer["holder"])}, int(answer["run_id"]))
             elif answer["type"] != "welcome":
                 wait.on(f"the learner at {endpoint} to see whether its place is free")
                 time.sleep(POLL_SECONDS)
@@ -92,6 +95,12 @@ def greet(
             else:
                 return {**answer, "session": session, "control": endpoint, "host": host}
     return {}
+
+
+def _is_dead(answer: dict[str, Any], shard: int) -> bool:
+    """Whether the replay server that this one is to wait for was on this host, and has died and left its memory."""
+    path = store_path(int(answer.get("run_id", 0)), shard)
+    return answer.get("host") == socket.gethostname() and path.exists() and not has_owner(path)
 
 
 def read_welcome(answer: dict[str, Any]) -> Welcome:
