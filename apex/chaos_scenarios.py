@@ -19,7 +19,7 @@ from apex.config import ConfigError, require
 BARS = {"replay": 2.0, "learner": 15.0, "actor": 5.0}  # seconds until a role is back
 CALM_SECONDS = 30.0  # without a fault, to compare with
 PARTITION_SECONDS = 10.0
-KILL_SECONDS = 8.0  # after which the next one is killed, whether the one before is back or not
+KILL_SECONDS = 7.0  # after which the next one is killed, whether the one before is back or not
 AUDIT_EVERY = 20  # kills
 SAMPLES = 5  # footprints, of which the median counts
 SAMPLE_SECONDS = 5.0
