@@ -23,6 +23,7 @@ KILL_SECONDS = 7.0  # after which the next one is killed, whether the one before
 AUDIT_EVERY = 20  # kills
 SAMPLES = 5  # footprints, of which the median counts
 SAMPLE_SECONDS = 5.0
+SETTLE_SECONDS = 60.0  # before the first of them: who was just started again holds less than who has worked a while
 GOES_ON = "all goes on after the last fault"  # the figure without which no run passes
 SLOW_SHARE = 0.1  # of the time that a slow actor runs
 
@@ -191,9 +192,10 @@ def soak(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, order: Ord
     first = random_faults(run, proxy, hand, reporter, _half(order, 0))
     status = run.status or {}
     full = status["replay"]["size"] >= 0.99 * status["replay"]["capacity"] if status else False
-    middle = _footprints(run)
+    settle = min(SETTLE_SECONDS, 6 * order.minutes)
+    middle = _footprints(run, settle)
     second = random_faults(run, proxy, hand, reporter, _half(order, 1))
-    end = _footprints(run)
+    end = _footprints(run, settle)
     figures = [Figure("replay was full at half time", float(full), "", "= 1")]
     for role, before in sorted(middle.items()):
         after = end.get(role, Footprint(0, 0, 0))
@@ -264,8 +266,9 @@ def _half(order: Order, number: int) -> Order:
     return Order(seed=order.seed + number, minutes=order.minutes / 2, period=order.period, faults=order.faults)
 
 
-def _footprints(run: ChaosRun) -> dict[str, Footprint]:
-    """Of each role, the median of several looks, once everybody is there."""
+def _footprints(run: ChaosRun, settle: float) -> dict[str, Footprint]:
+    """Of each role, the median of several looks after `settle` seconds without a fault."""
+    run.wait(settle)
     samples: list[dict[str, Footprint]] = []
     while len(samples) < SAMPLES:
         run.wait(SAMPLE_SECONDS)
