@@ -125,6 +125,7 @@ class LedgerReader:
         self._read: dict[Path, int] = {}
         self.actors: dict[int, set[int]] = {}  # actor ids by the process that wrote of them
         self.num_acknowledged = 0  # transitions
+        self.newest_incarnation = 0  # of all streams that were ever acknowledged anything
         self.entries = Entries({}, {}, [])
 
     def read(self) -> None:
@@ -153,6 +154,7 @@ class LedgerReader:
             elif kind == ACKNOWLEDGED:
                 self.entries.acknowledged[key] = int(entry["extra"])
                 self.num_acknowledged += count
+                self.newest_incarnation = max(self.newest_incarnation, key[1])
             else:
                 self.entries.wrong.append(
                     f"actor {key[0]}, life {key[1]}: segment {key[2]} says that all below {entry['extra']} was "

@@ -108,7 +108,7 @@ class ChaosRun:
     @property
     def newest_incarnation(self) -> int:
         """Of all actors that were ever acknowledged anything."""
-        return max((key[1] for key in self.ledger.entries.acknowledged), default=0)
+        return self.ledger.newest_incarnation
 
     def processes(self) -> list[Process]:
         """All that live."""
