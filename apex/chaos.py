@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 from datetime import datetime
@@ -74,6 +75,7 @@ def run_scenario(name: str, order: Order, train: Sequence[str], reporter: Report
     reporter.say(f"chaos {name}, seed {order.seed}, in {folder}")
     figures: list[Figure] = []
     verdicts = []
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # As Ctrl-C: what was begun is cleared away.
     proxy = Proxy(config.transport, config.replay.num_shards, order.seed)
     try:
         with open_context() as context:
