@@ -96,7 +96,7 @@ def run_scenario(name: str, order: Order, train: Sequence[str], reporter: Report
     for verdict, when in zip(verdicts, ("alive", "after the end"), strict=True):
         figures += audit_figures(verdict, when)
     passed = all(verdict.passed for verdict in verdicts) and all(
-        figure.value is not None for figure in figures if figure.name == GOES_ON
+        figure.value is not None for figure in figures if figure.name.endswith(GOES_ON)
     )
     reporter.end({"scenario": name, "seed": order.seed, "folder": str(folder)}, figures, passed)
     return FINISHED if passed else FAILED

@@ -25,6 +25,7 @@ SAMPLES = 5  # footprints, of which the median counts
 SAMPLE_SECONDS = 5.0
 SETTLE_SECONDS = 60.0  # before the first of them: who was just started again holds less than who has worked a while
 GOES_ON = "all goes on after the last fault"  # the figure without which no run passes
+SLOW_HOSTS = (1, 1, 1)  # streams of the slow, the stopped and the vanished host
 SLOW_SHARE = 0.1  # of the time that a slow actor runs
 
 
@@ -140,6 +141,7 @@ def far_actor(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, order
 
 def slow_actors(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, order: Order) -> list[Figure]:
     """Of 32 actors one runs a tenth of the time, one is stopped, and one is killed whenever it comes."""
+    run.wait(60.0, lambda: len(set().union(*run.ledger.actors.values())) == sum(HOSTS["slow-actors"]))
     hosts = _actor_hosts(run)
     if len(hosts) != 1 + len(SLOW_HOSTS):
         raise ConfigError(f"apex chaos: {len(hosts)} actor hosts are there, not {1 + len(SLOW_HOSTS)}")
@@ -183,9 +185,6 @@ def slow_actors(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, ord
     ]
 
 
-SLOW_HOSTS = (1, 1, 1)
-
-
 def soak(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, order: Order) -> list[Figure]:
     """Faults for a long time; what each role holds at the middle and at the end, once replay is full."""
     half = 30 * order.minutes
@@ -203,7 +202,9 @@ def soak(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, order: Ord
         figures.append(Figure(f"{role}: memory at half time", before.memory_bytes / 2**20, "MiB"))
         figures.append(Figure(f"{role}: growth in {half / 60:g} min", growth, "%", "<= 1"))
         figures.append(Figure(f"{role}: more descriptors", after.num_files - before.num_files, "", "<= 0"))
-    return [*first, *second, *figures]
+    halves = [figure._replace(name=f"first half: {figure.name}") for figure in first]
+    halves += [figure._replace(name=f"second half: {figure.name}") for figure in second]
+    return [*halves, *figures]
 
 
 SCENARIOS: dict[str, tuple[Scenario, str]] = {
