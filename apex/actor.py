@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from apex.actor_host import Host, WorkerFigures
-from apex.actor_worker import Task, work
+from apex.actor_worker import Task, Work, work
 from apex.config import ConfigError
 from apex.lifecycle import FAILED, FINISHED, NEIGHBOUR_GONE, REFUSED, Stop, complain, configure_logging, stop_on_signals
 from apex.parameter_board import ParameterBoard
@@ -35,8 +35,8 @@ def _join(stop: Stop, *, route: Route, processes: int, envs: int) -> dict[str, A
     return greet(route, "actor", stop, num_streams=num_streams, needs_replay=True)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """`apex actor`: the composition root."""
+def main(argv: Sequence[str] | None = None, work: Work = work) -> int:
+    """`apex actor`: the composition root. `work` is what each of its worker processes does."""
     parser = argparse.ArgumentParser(prog="apex actor", description="Explores for the learner at HOST.")
     add_route_options(parser)
     parser.add_argument(
@@ -52,7 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         with stop_on_signals() as stop:
             join = partial(_join, route=route, processes=arguments.processes, envs=arguments.envs)
             answer = call_in_child("hello", lambda child_stop: join(child_stop), stop)
-            return _run(read_welcome(answer), int(answer["num_actors"]), arguments.envs, stop) if answer else FINISHED
+            return (
+                _run(read_welcome(answer), int(answer["num_actors"]), arguments.envs, work, stop)
+                if answer
+                else FINISHED
+            )
     except ConfigError as error:
         complain(f"apex actor: {error}")
         return REFUSED
@@ -61,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED
 
 
-def _run(welcome: Welcome, num_actors: int, envs: int, stop: Stop) -> int:
+def _run(welcome: Welcome, num_actors: int, envs: int, work: Work, stop: Stop) -> int:
     streams = welcome.streams
     size = envs or welcome.config.actor.envs_per_process or len(streams)
     blocks = [streams[i : i + size] for i in range(0, len(streams), size)]

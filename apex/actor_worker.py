@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -14,7 +15,7 @@ from apex.actor_host import WorkerFigures
 from apex.config import ActorConfig, Config
 from apex.control_client import MetricsSender
 from apex.environment import EnvironmentFailure, VectorEnvironment, make_environment
-from apex.experience_link import ExperienceLink
+from apex.experience_link import ExperienceLink, Outlet, Receipts
 from apex.exploration import epsilon_greedy, epsilon_ladder
 from apex.key_folder import read_keys
 from apex.lifecycle import POLL_SECONDS, Stop, Wait
@@ -136,8 +137,15 @@ class Task(NamedTuple):
     row: int
 
 
-def work(stop: Stop, task: Task) -> None:
-    """A worker process: explores until it is told to stop."""
+Connect = Callable[[Sequence[Outlet], Receipts], ExperienceLink]
+Work = Callable[[Stop, Task], None]
+
+
+def work(stop: Stop, task: Task, connect: Connect | None = None) -> None:
+    """A worker process: explores until it is told to stop.
+
+    `connect` makes the link to the replay shards of their sockets; if it is None, it is made of nothing else.
+    """
     welcome, streams = task.welcome, task.streams
     config, schema = welcome.config, welcome.schema
     torch.set_num_threads(config.actor.num_threads)
@@ -148,6 +156,7 @@ def work(stop: Stop, task: Task) -> None:
     environment = make_environment(
         config.environment, len(streams), seed=int(environment_seed.generate_state(1)[0]) % 2**31, num_threads=1
     )
+    connect = connect or partial(_connect, task, codec)
     with open_context(read_keys(config.transport.keys, "actor")) as context:
         actor = Actor(
             config,
@@ -155,15 +164,12 @@ def work(stop: Stop, task: Task) -> None:
             make_network(config.network, schema, seed=config.seed),
             streams,
             builder=SegmentBuilder.configured(config, schema, len(streams)),
-            link=ExperienceLink(
-                streams,
-                codec,
+            link=connect(
                 [
                     ExperienceSender(context, shard["experience"], num_messages=len(streams) * config.actor.window)
                     for shard in welcome.replay
                 ],
                 ReceiptReceiver(context, [shard["receipts"] for shard in welcome.replay], codec, streams),
-                window=config.actor.window,
             ),
             parameters=task.board,
             num_actors=task.num_actors,
@@ -178,6 +184,10 @@ def work(stop: Stop, task: Task) -> None:
             raise
         finally:
             environment.close()
+
+
+def _connect(task: Task, codec: Codec, outlets: Sequence[Outlet], receipts: Receipts) -> ExperienceLink:
+    return ExperienceLink(task.streams, codec, outlets, receipts, window=task.welcome.config.actor.window)
 
 
 def acts_in_bfloat16(config: ActorConfig, machine: Machine) -> bool:

@@ -32,6 +32,7 @@ COMMANDS = {
     "status": Command("apex.status", "what a run is doing, from any shell"),
     "keys": Command("apex.keys", "makes the keys of a cluster: apex keys new DIR"),
     "bench": Command("apex.bench", "what this machine gives: apex bench replay"),
+    "chaos": Command("apex.chaos", "a run under faults, and an audit of what it stored"),
     "learner": Command("apex.learner", "the learner alone; the others find it by its address"),
     "replay": Command("apex.replay", "the replay server alone: --learner HOST"),
     "actor": Command("apex.actor", "actors on this host: --learner HOST"),

@@ -262,7 +262,7 @@ class Coordinator:
         if len(self._asked) > MAX_ASKING:
             self._asked.clear()  # Whoever means it asks again.
         if member.seen_at <= self._asked.setdefault(session, now):
-            return {"type": "wait"}
+            return {"type": "wait", "holder": holder[0], "host": member.host, "run_id": self._desk.run_id}
         name = self._config.replay.shard_name(shard)
         where = f"process {member.pid} on {member.host}"
         return {"type": "refused", "reason": f"{name} is there already: {where}; stop it, or name another --shard"}

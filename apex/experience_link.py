@@ -26,6 +26,10 @@ class Receipts(Protocol):
         """All that have arrived; waits up to `timeout` seconds for the first."""
 
 
+class OutlivedError(RuntimeError):
+    """A stream has a newer life: the store takes nothing more from this one, and no receipt will come."""
+
+
 class ExperienceLink:
     """The streams of one process on their way to the store, each segment exactly once."""
 
@@ -45,7 +49,7 @@ class ExperienceLink:
         self._receipts = receipts
         self._clock = clock
         self._windows = [SendWindow(stream, window) for stream in streams]
-        self._by_stream = {window.stream: window for window in self._windows}
+        self._by_actor = {window.stream.actor_id: window for window in self._windows}
         self.num_segments = 0
 
     @property
@@ -77,11 +81,20 @@ class ExperienceLink:
             self.num_segments += 1
 
     def pump(self, timeout: float = 0.0) -> None:
-        """Takes receipts, waiting up to `timeout` seconds for one, and sends again what is overdue."""
+        """Takes receipts, waiting up to `timeout` seconds for one, and sends again what is overdue.
+
+        Raises OutlivedError when a receipt tells of a newer life of one of the streams.
+        """
         now = self._clock()
         for receipt in self._receipts.receive(timeout):
-            window = self._by_stream.get(receipt.stream)
-            if window is not None and window.acknowledge(receipt, now):
+            window = self._by_actor.get(receipt.stream.actor_id)
+            if window is None:
+                continue
+            if receipt.stream.incarnation > window.stream.incarnation:
+                raise OutlivedError(
+                    f"actor {window.stream.actor_id} was leased to somebody else meanwhile; start again"
+                )
+            if window.acknowledge(receipt, now):
                 self._resend(window, now)
         for window in self._windows:
             if window.overdue(now):

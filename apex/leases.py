@@ -26,6 +26,7 @@ class LeaseTable:
         self.num_actors = num_actors
         self._lease_seconds = lease_seconds
         self._leases: dict[int, Lease] = {}
+        self._newest: dict[int, int] = {}  # incarnation of each id that this table has seen
         self._next_incarnation = (epoch << 32) + 1
 
     @property
@@ -40,24 +41,28 @@ class LeaseTable:
         free = (actor_id for actor_id in range(self.num_actors - 1, -1, -1) if actor_id not in self._leases)
         for _, actor_id in zip(range(missing), free, strict=False):
             self._leases[actor_id] = Lease(session, self._next_incarnation, now + self._lease_seconds)
+            self._newest[actor_id] = self._next_incarnation
             self._next_incarnation += 1
         return self.held(session)
 
     def renew(self, session: int, streams: list[Stream], now: float) -> bool:
-        """Prolongs what the session says that it holds. False: somebody else has one of the ids.
+        """Prolongs what the session says that it holds. False: somebody else has one of the ids, or had it since.
 
         What nobody holds is adopted under its old incarnation: this learner was restarted, or the silence was long and
-        nobody came.
+        nobody came. Had somebody come, replay would refuse the older life for ever, and it would wait for receipts.
         """
         self.expire(now)
         for stream in streams:
             if not 0 <= stream.actor_id < self.num_actors or stream.incarnation >= self._next_incarnation:
                 return False  # No learner of this run has given such a one.
+            if stream.incarnation < self._newest.get(stream.actor_id, 0):
+                return False
             lease = self._leases.get(stream.actor_id)
             if lease is not None and (lease.session, lease.incarnation) != (session, stream.incarnation):
                 return False
         for stream in streams:
             self._leases[stream.actor_id] = Lease(session, stream.incarnation, now + self._lease_seconds)
+            self._newest[stream.actor_id] = stream.incarnation
         return True
 
     def release(self, session: int) -> None:

@@ -10,22 +10,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import secrets
 import sys
-import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from apex.async_receiver import PULL, AsyncReceiver
 from apex.config import REPLAY_SOCKETS, ConfigError
 from apex.copyist import Copyist
-from apex.header import Frame, WireError
 from apex.key_folder import read_keys
 from apex.lifecycle import (
     FAILED,
@@ -39,139 +34,22 @@ from apex.lifecycle import (
     configure_logging,
     stop_on_signals,
 )
-from apex.peers import Peers
-from apex.priority_histogram import PriorityHistogram
 from apex.processes import ChildDiedError, call_in_child, check_children, start_child, stop_children
-from apex.rate_limiter import RateLimiter
-from apex.sampler import SamplerBoard, SamplerTask, board_rows, make_limiter, sample
+from apex.replay_memory import open_store, reclaim
+from apex.replay_server import ReplayServer
+from apex.sampler import SamplerTask, make_limiter, sample
 from apex.session import Session, Welcome, add_route_options, greet, read_route, read_welcome
 from apex.snapshot import Snapshotter
 from apex.snapshot_folder import SnapshotFolder
-from apex.snapshot_restore import restore
 from apex.sockets import OpenDoorWarning, local_address, open_context
-from apex.store_admission import Outcome
-from apex.store_layout import board_path, is_same_run, is_wanted, memory_id, remove, store_path
-from apex.store_writer import StoreWriter
+from apex.store_layout import memory_id, remove, store_path
 from apex.transport import ReceiptPublisher, max_segment_bytes
-from apex.types import Receipt
 from apex.wire import Codec
 
 log = logging.getLogger("apex")
 
 RECEIPT_SECONDS = 0.2  # between two receipts of a stream that lives: a SUB may have missed one
-STREAM_LIFE_SECONDS = 60.0  # a stream that was not heard for so long gets no more of them
 LIMITER_SECONDS = 0.005  # between two looks whether inserts may go on
-
-
-class ReplayServer:
-    """The writer: stores segments, applies priorities, owes receipts."""
-
-    def __init__(
-        self,
-        store: StoreWriter,
-        codec: Codec,
-        board: SamplerBoard,
-        limiter: RateLimiter,
-        *,
-        shard: int = 0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.shard = shard
-        self._store = store
-        self._codec = codec
-        self._board = board
-        self._limiter = limiter
-        self._clock = clock
-        self._heard: dict[int, float] = {}  # when a stream was heard last
-        self.peers = {"experience": Peers(clock), "priorities": Peers(clock)}  # of the sockets that others send to
-        self._refused: Counter[str] = Counter()
-        self._histogram = PriorityHistogram(store, clock=clock)
-        self._before = (clock(), store.num_inserted, 0, time.process_time())
-        self.may_insert = True
-        self.inserts_wanted = False  # samplers of another shard wait for inserts: none may wait here
-        self.refused_connections: dict[str, int] = {}  # by door and reason
-
-    def insert(self, messages: Sequence[Sequence[Frame]]) -> list[Receipt]:
-        """Stores segments; returns a receipt for each stream that was heard."""
-        owed = set()
-        for frames in messages:
-            try:
-                segment = self._codec.decode_segment(frames, self.shard)
-                outcome = self._store.insert(segment)
-            except WireError as error:
-                self._refuse("experience", frames, error.reason)
-            except ValueError as error:
-                self._refuse("experience", frames, "store")
-                log.warning("refused: %s", error)
-            else:
-                if outcome is Outcome.UNKNOWN_ACTOR:
-                    self.peers["experience"].blame(frames, outcome)  # The store has counted it.
-                else:
-                    owed.add(segment.stream.actor_id)
-        self._heard.update(dict.fromkeys(owed, self._clock()))
-        return [self._store.receipt(actor_id) for actor_id in sorted(owed)]
-
-    def update_priorities(self, messages: Sequence[Sequence[Frame]]) -> None:
-        """Applies new priorities, and with them the credit of the samplers."""
-        for frames in messages:
-            try:
-                update = self._codec.decode_priorities(frames, self.shard)
-            except WireError as error:
-                self._refuse("priorities", frames, error.reason)
-                continue
-            self._store.update_priorities(update)
-            if update.store_incarnation == self._store.store_incarnation:
-                self._board.acknowledge(update.sampler, update.number)
-
-    def _refuse(self, door: str, frames: Sequence[Frame], reason: str) -> None:
-        self._refused[reason] += 1
-        self.peers[door].blame(frames, reason)
-
-    def receipts(self) -> list[Receipt]:
-        """Receipts of all streams that live, to be repeated: a SUB may have missed one."""
-        now = self._clock()
-        self._heard = {actor_id: at for actor_id, at in self._heard.items() if now - at < STREAM_LIFE_SECONDS}
-        return [self._store.receipt(actor_id) for actor_id in sorted(self._heard)]
-
-    def check_limiter(self) -> bool:
-        """Whether inserts may go on; False only with replay.inserts_wait."""
-        keeps_ratio = self._board.limit(self._limiter).may_insert(self._store.num_inserted, self._board.num_drawn)
-        self.may_insert = keeps_ratio or self.inserts_wanted
-        return self.may_insert
-
-    def status(self) -> dict[str, Any]:
-        """What the heartbeats say; rates are over the time since the last one."""
-        store, board, now = self._store, self._board, self._clock()
-        inserted, drawn = store.num_inserted, board.num_drawn
-        worked = time.process_time()
-        then, inserted_then, drawn_then, worked_then = self._before
-        seconds = max(now - then, 1e-3)
-        self._before = (now, inserted, drawn, worked)
-        counters = store.counters
-        inserts, samples = (inserted - inserted_then) / seconds, (drawn - drawn_then) / seconds
-        return {
-            "num_inserted": inserted,
-            "num_drawn": drawn,
-            "store_incarnation": str(store.store_incarnation),
-            "size": store.size,
-            "bytes": store.bytes_used,
-            "max_bytes": store.max_bytes,
-            "inserts_per_second": inserts,
-            "samples_per_second": samples,
-            "busy_share": min(1.0, (worked - worked_then) / seconds),  # of the writer: what it waits takes no time
-            "stale_priorities": counters.stale_priorities,
-            "duplicate_segments": counters.duplicates,
-            "refused": sum(self._refused.values()) + sum(counters.refused.values()),
-            "refusals": {**self._refused, **counters.refused},
-            "refused_connections": self.refused_connections,
-            "ignored_messages": sum(peers.num_ignored for peers in self.peers.values()),
-            "ignored_peers": sum(peers.forgive() for peers in self.peers.values()),
-            "samplers_wait_for": board.waits_for,
-            "inserts_wait": not self.may_insert,
-            "rate": f"{inserts:,.0f} in/s, {samples:,.0f} out/s",
-            "waiting": f"for {board.waits_for}" if board.waits_for else "",
-            "priority_histogram": self._histogram.newest(),
-        }
 
 
 async def serve(server: ReplayServer, welcome: Welcome, stop: Stop, bound: Callable[[], None]) -> None:
@@ -238,57 +116,6 @@ async def serve(server: ReplayServer, welcome: Welcome, stop: Stop, bound: Calla
         async with asyncio.TaskGroup() as tasks:
             for work in (take_experience, take_priorities, repeat_receipts, watch_doors):
                 tasks.create_task(work())
-
-
-def open_store(
-    path: Path, welcome: Welcome, snapshots: SnapshotFolder | None = None
-) -> tuple[StoreWriter, SamplerBoard]:
-    """Goes on with the run's store if it is there, else with its newest snapshot, else makes a new one.
-
-    With it comes the board of those who draw from it.
-    """
-    config, schema, replay = welcome.config, welcome.schema, welcome.config.replay.per_shard()
-    sizes: dict[str, Any] = {
-        "capacity": replay.capacity,
-        "max_bytes": replay.max_bytes,
-        "num_streams": config.actor.num_actors,
-        "priority_exponent": replay.priority_exponent,
-        "min_priority": replay.min_priority,
-    }
-    if path.exists():
-        store = StoreWriter.attach(path, schema, **sizes)
-        log.info("goes on with %s: %d transitions", path, store.size)
-        return store, SamplerBoard(board_rows(config), board_path(path))
-    board_path(path).unlink(missing_ok=True)  # It counted what was drawn from another store.
-    sizes["store_incarnation"] = secrets.randbits(62) + 1
-    log.info("reserving %.1f GB in %s, and filling it if there is a snapshot", replay.max_bytes / 1e9, path)
-    restored = restore(snapshots, path, schema, run_id=welcome.run_id, **sizes) if snapshots is not None else None
-    store = StoreWriter.create(path, schema, **sizes) if restored is None else restored.store
-    board = SamplerBoard(board_rows(config), board_path(path))
-    if restored is not None:
-        board.go_on_from(restored.num_drawn)  # Else the limiter would see samples to catch up with.
-        log.info("restored %s: %d transitions, %d in all", path, store.size, store.num_inserted)
-    else:
-        log.info("made %s", path)
-    return store, board
-
-
-def reclaim(own: Path) -> None:
-    """Removes what other runs have left in memory that crashed; where an owner or a learner beside it lives, it stays.
-
-    The run's own shards stay too: the server of each goes on with what is there.
-    """
-    for path in own.parent.glob("apex-*.replay"):
-        if not is_same_run(path, own) and not is_wanted(path):
-            try:
-                remove(path)
-            except ConfigError:
-                continue
-            log.info("removed %s, which a run that ended badly had left", path)
-    for board in own.parent.glob("apex-*.board"):
-        store = board.with_suffix(".replay")
-        if not store.exists() and not is_same_run(store, own) and not is_wanted(store):
-            board.unlink(missing_ok=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -21,6 +21,7 @@ from apex.header import VERSION
 from apex.key_folder import read_keys
 from apex.lifecycle import EXPLAIN_SECONDS, POLL_SECONDS, Helper, Stop, Wait
 from apex.sockets import RefusedError, open_context, split_address
+from apex.store_layout import has_owner, store_path
 from apex.types import Schema, Stream
 from apex.watchdog import Silence, is_traced
 
@@ -115,6 +116,8 @@ def greet(
             elif answer["type"] == "state" and answer.get("stop"):
                 log.info("the run of the learner at %s is over", endpoint)
                 return {}
+            elif answer["type"] == "wait" and _is_dead(answer, shard):
+                client.send({"type": "goodbye", "session": int(answer["holder"])}, int(answer["run_id"]))
             elif answer["type"] != "welcome":
                 wait.on(f"the learner at {endpoint} to see whether its place is free")
                 time.sleep(POLL_SECONDS)
@@ -128,6 +131,12 @@ def greet(
                 answer["config"]["transport"] |= {"keys": route.keys, "insecure_no_auth": route.insecure_no_auth}
                 return {**answer, "session": session, "control": endpoint, "host": route.host}
     return {}
+
+
+def _is_dead(answer: dict[str, Any], shard: int) -> bool:
+    """Whether the replay server that this one is to wait for was on this host, and has died and left its memory."""
+    path = store_path(int(answer.get("run_id", 0)), shard)
+    return answer.get("host") == socket.gethostname() and path.exists() and not has_owner(path)
 
 
 def _about_keys(route: Route, role: str) -> str:

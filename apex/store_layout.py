@@ -12,6 +12,7 @@ import fcntl
 import mmap
 import os
 import platform
+import time
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +27,8 @@ from apex.types import Schema
 MAGIC = int.from_bytes(b"ApeXrepl", "little")
 FORMAT = 1
 MEMORY = Path("/dev/shm")  # tmpfs on every Linux
+OWNER_ATTEMPTS = 20  # of a writer to own its file ...
+ATTEMPT_SECONDS = 0.01  # ... and between two of them
 
 # Written once, `magic` last. What follows must be equal wherever the file is opened again.
 HEADER = np.dtype(
@@ -176,14 +179,21 @@ class Ownership:
 
     _descriptors: set[int] = set()  # noqa: RUF012 - one per process, and a class attribute means just that
 
-    def __init__(self, path: Path) -> None:
-        """Raises ConfigError if the file has an owner."""
+    def __init__(self, path: Path, attempts: int = 1) -> None:
+        """Raises ConfigError if the file has an owner, at every one of the attempts.
+
+        Whoever asks `has_owner` holds the lock for an instant: who means to keep it must not give up because of that.
+        """
         self._descriptor = os.open(path, os.O_RDWR)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(self._descriptor)
-            raise ConfigError(f"the replay memory {path} is in use: stop its replay server first") from error
+        for attempt in range(1, attempts + 1):
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if attempt == attempts:
+                    os.close(self._descriptor)
+                    raise ConfigError(f"the replay memory {path} is in use: stop its replay server first") from error
+                time.sleep(ATTEMPT_SECONDS)
         self._descriptors.add(self._descriptor)
 
     def release(self) -> None:
@@ -231,7 +241,7 @@ def create_file(
     except OSError as error:
         raise ConfigError(f"cannot create the replay memory {path}: {error.strerror}") from error
     try:
-        ownership = Ownership(path)
+        ownership = Ownership(path, OWNER_ATTEMPTS)
         try:
             _allocate(descriptor, path, sizes.file_bytes)
             regions = Regions(mmap.mmap(descriptor, sizes.file_bytes), sizes)

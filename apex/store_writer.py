@@ -19,6 +19,7 @@ from apex.store_layout import (
     END_BYTE,
     FIRST_BYTE,
     FIRST_KEY,
+    OWNER_ATTEMPTS,
     STORED_RECORD,
     Ownership,
     Regions,
@@ -131,7 +132,7 @@ class StoreWriter(Store):
         for name, value in expected.items():
             found = regions.header[name][0]
             require(found == value, f"{path} was made with {name} {found}, but this is {value}: use that, or remove it")
-        ownership = Ownership(path)
+        ownership = Ownership(path, OWNER_ATTEMPTS)
         writer = cls(regions, ownership, schema, min_priority=min_priority, pause=pause)
         try:
             writer._recover(path)

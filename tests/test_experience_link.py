@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from builders import PIXELS, RUN, make_segment
 
-from apex.experience_link import ExperienceLink
+from apex.experience_link import ExperienceLink, OutlivedError
 from apex.segments import Cut
 from apex.send_window import RESEND_SECONDS
 from apex.types import Receipt, Stream
@@ -128,3 +129,15 @@ def test_a_stream_goes_to_its_shard_and_nowhere_else_also_when_it_is_sent_again(
     tape.now += RESEND_SECONDS + 0.1
     link.pump()
     assert [outlet.sent[2:] for outlet in outlets] == [[(6, 0)], [(7, 1)], []]
+
+
+def test_a_stream_that_has_a_newer_life_is_over_and_does_not_wait_for_ever():
+    tape = Tape()
+    link = make_link(tape)
+    link.send([cut(0)], version=1)
+    tape.receipts = [Receipt(Stream(7, 2), 1, 5, 0)]  # An older life's, which the store has heard of last.
+    link.pump()
+    assert link.in_flight == 1
+    tape.receipts = [Receipt(Stream(7, 4), 1, 0, 0)]
+    with pytest.raises(OutlivedError, match="actor 7 was leased to somebody else"):
+        link.pump()

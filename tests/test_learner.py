@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
+import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -39,6 +42,7 @@ from apex.run_folder import RunFolder
 from apex.session import Route, Session, greet, read_welcome
 from apex.sockets import RefusedError, open_context
 from apex.status import ask
+from apex.store_layout import Ownership, store_path
 from apex.transport import ParameterSubscriber
 from apex.types import Parameters, Progress
 from apex.wire import Codec
@@ -361,6 +365,39 @@ def test_a_shard_that_a_living_server_holds_is_refused_and_one_that_fell_silent_
     assert time.monotonic() - began < FORGET_SECONDS / 2
     holder.close()
     two_shards.welcome("replay", shard=1)  # It has said goodbye.
+
+
+@contextmanager
+def owned(memory):
+    ownership = Ownership(memory)
+    try:
+        yield
+    finally:
+        ownership.release()
+
+
+def test_a_server_that_died_on_this_host_need_not_be_waited_for(tmp_path, transport):
+    patient = replace(transport, heartbeat_seconds=300.0, lease_seconds=900.0)
+    front = open_desk(tmp_path, patient, 1)
+    memory = store_path(front.folder.run_id)
+    memory.touch()
+    try:
+        with open_context() as context:
+            client = ControlClient(context, patient.endpoint("control"))
+            beat = {"type": "heartbeat", "session": 5, "run_id": front.folder.run_id, "role": "replay"}
+            beat |= {"host": socket.gethostname(), "shard": 0, "streams": [], "endpoints": {}, "status": {}}
+            client.send({**beat, "pid": 1})
+            assert client.receive(30.0)["type"] == "state"
+        with owned(memory), ThreadPoolExecutor(1) as pool:
+            stop = Stop()
+            greeting = pool.submit(greet, "127.0.0.1", front.port, "replay", stop)
+            with pytest.raises(TimeoutError):  # It lives: its memory has an owner.
+                greeting.result(1.0)
+            stop.request()
+        assert front.welcome("replay").run_id == front.folder.run_id
+    finally:
+        memory.unlink()
+        stop_children([front.child])
 
 
 def test_a_shard_hears_that_its_inserts_are_wanted_where_another_one_waits_for_its_own(two_shards):

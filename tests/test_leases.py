@@ -98,3 +98,13 @@ def test_an_incarnation_that_no_learner_can_have_given_is_not_adopted():
 def test_every_start_of_the_learner_has_incarnations_of_its_own():
     (first,), (second,) = (LeaseTable(1, 10.0, epoch=epoch).claim(1, 1, 0.0) for epoch in (1, 2))
     assert second.incarnation - first.incarnation == 1 << 32
+
+
+def test_a_life_that_another_one_has_followed_is_not_adopted_although_that_one_has_gone():
+    table = LeaseTable(1, 10.0)
+    (old,) = table.claim(1, 1, 0.0)
+    table.release(1)
+    table.claim(2, 1, 1.0)
+    table.release(2)
+    assert not table.renew(1, [old], 2.0)  # Replay has heard of the newer life, and takes nothing from the older.
+    assert table.num_leased == 0

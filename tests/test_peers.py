@@ -143,8 +143,6 @@ def test_a_flood_of_rubbish_leaves_the_receiver_its_turns():
             receiver = AsyncReceiver(
                 server, zmq.PULL, "tcp://127.0.0.1:*", "experience", high_water_mark=1_000, max_bytes=10_000
             )
-                server, zmq.PULL, "tcp://127.0.0.1:*", "experience", high_water_mark=1_000, max_bytes=10_000
-            )
             endpoint = receiver._socket.last_endpoint.decode()
             liar, honest = others.socket(zmq.PUSH), others.socket(zmq.PUSH)
             for socket in (liar, honest):

@@ -10,7 +10,8 @@ from builders import PIXELS, RUN, make_segment
 from apex.config import ActorConfig, Config, ConfigError, LearnerConfig, ReplayConfig
 from apex.peers import TOLERATED
 from apex.rate_limiter import RateLimiter
-from apex.replay import STREAM_LIFE_SECONDS, ReplayServer, open_store, reclaim
+from apex.replay_memory import open_store, reclaim
+from apex.replay_server import STREAM_LIFE_SECONDS, ReplayServer
 from apex.sampler import SILENCE_SECONDS, Sampler, SamplerBoard
 from apex.session import Welcome
 from apex.snapshot import Snapshotter

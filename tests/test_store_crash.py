@@ -190,3 +190,58 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_store(path):
         live = decode(reader.sample(2000, np.random.default_rng(kill)))
         assert live == {key: expect(*contents[key]) for key in range(writer.first_key, writer.num_inserted)}
         writer.close()
+
+
+@pytest.mark.parametrize("second", STEPS)
+@pytest.mark.parametrize("first", STEPS)
+def test_a_second_crash_at_any_step_after_a_first_at_any_step_loses_no_more(path, first, second):
+    rng = np.random.default_rng([STEPS.index(first), STEPS.index(second)])
+    writer, stored, number = create(path), {}, 0
+    for _ in range(30):  # Room is made for each from the first dozen on, and the arena wraps.
+        segment = make_segment(number)
+        number += 1
+        keys = range(writer.num_inserted, writer.num_inserted + len(segment.records))
+        assert writer.insert(segment) is Outcome.STORED
+        stored |= {key: expect(segment, index) for index, key in enumerate(keys)}
+    writer.close()
+    for step in (first, second):
+        segment, doomed = make_segment(number), attach(path, pause=crash_at(step))
+        keys = range(doomed.num_inserted, doomed.num_inserted + len(segment.records))
+        with pytest.raises(Crash):
+            doomed.insert(segment)
+        doomed.close()
+        if step == "leaves":  # It was committed.
+            stored |= {key: expect(segment, index) for index, key in enumerate(keys)}
+            number += 1
+    writer = attach(path)
+    assert writer.receipt(0).contiguous == number
+    live = decode(open_reader(path).sample(2000, rng))
+    assert live == {key: stored[key] for key in range(writer.first_key, writer.num_inserted)}
+    assert writer.insert(make_segment(number)) is Outcome.STORED
+    writer.close()
+
+
+def attach_for_ever(path):
+    """Recovers again and again."""
+    while True:
+        attach(path).close()
+
+
+def test_a_recovery_that_is_itself_killed_at_any_moment_is_made_again(path):
+    writer, naive = create(path), NaiveStore()
+    for number in range(20):
+        assert writer.insert(make_segment(number)) is naive.insert(make_segment(number))
+    writer.close()
+    reader, rng = open_reader(path), np.random.default_rng(0)
+    for kill in range(10):
+        nodes = Sizes(40, 4000, 3).offsets[3]
+        for node in (1, 2, 3):  # Sums that a crash in the middle of an update has left.
+            write_number(path, nodes + 8 * node, 1e9, "<d")
+        child = FORK.Process(target=attach_for_ever, args=(path,))
+        child.start()
+        time.sleep(0.002 * kill)  # Wherever this hits, what follows must hold.
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+        writer = attach(path)
+        assert_same(writer, reader, naive, rng)
+        writer.close()

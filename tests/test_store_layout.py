@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import resource
 import tempfile
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -263,3 +264,12 @@ def test_what_is_another_users_counts_as_wanted(tmp_path, monkeypatch):
 
     monkeypatch.setattr(store_layout.os, "open", refuse)
     assert store_layout.is_wanted(store)
+
+
+def test_a_writer_does_not_give_up_because_somebody_looks_whether_it_is_there(path):
+    create(path).close()
+    other = Ownership(path)  # As `has_owner` has it, only longer.
+    looker = threading.Timer(0.05, other.release)
+    looker.start()
+    attach(path).close()
+    looker.join()

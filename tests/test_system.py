@@ -21,7 +21,7 @@ from apex.loader import Loader
 from apex.networks import flatten_parameters, make_network
 from apex.parameter_board import ParameterBoard
 from apex.rate_limiter import RateLimiter
-from apex.replay import ReplayServer
+from apex.replay_server import ReplayServer
 from apex.sample_ring import SampleRing
 from apex.sampler import Sampler, SamplerBoard
 from apex.segments import SegmentBuilder

@@ -1,0 +1,142 @@
+"""`apex chaos`: a real run under faults, and the proof that nothing of it is lost or stored twice.
+
+Actors write down what they send and what is acknowledged to them; at the end that is compared with what is stored, bit
+for bit. `apex chaos hostile` and `apex chaos saves` are programs of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import signal
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from apex.chaos_environment import ID
+from apex.chaos_faults import KINDS
+from apex.chaos_proxy import Proxy
+from apex.chaos_recovery import Hand
+from apex.chaos_report import Figure, Reporter, audit_figures
+from apex.chaos_run import ChaosRun
+from apex.chaos_scenarios import GOES_ON, HOSTS, OPTIONS, SCENARIOS, Order
+from apex.config import Config, ConfigError, require
+from apex.environment import kind
+from apex.lifecycle import FAILED, FINISHED, REFUSED
+from apex.options import parse_config
+from apex.ports import choose_ports, is_free
+from apex.sockets import open_context
+
+PROGRAMS = {"hostile": "apex.chaos_hostile", "saves": "apex.chaos_saves"}
+# What `apex train` is told before what the scenario and the user say. The memory holds some minutes; beyond that the
+# audit reads each transition before it is overwritten.
+TRAIN = (
+    *("--env", ID, "--actors", "8", "--run.no-tensorboard", "--learner.batch-size", "64"),
+    *("--replay.capacity", "1000000", "--checkpoint.period", "500", "--checkpoint.replay-period", "60"),
+    *("--evaluator.period-seconds", "20", "--evaluator.episodes", "5", "--evaluator.num-envs", "5"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The composition root; 1 if the audit fails or the run does not go on."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in PROGRAMS:
+        program: int = importlib.import_module(PROGRAMS[words[0]]).main(words[1:])
+        return program
+    arguments, rest = _parser().parse_known_args(words)
+    defaults = Order()
+    try:
+        order = Order(
+            seed=arguments.seed,
+            minutes=arguments.minutes,
+            period=arguments.period,
+            faults=tuple(word for word in arguments.faults.split(",") if word),
+            rounds=arguments.rounds or (5 if arguments.scenario == "recovery" else defaults.rounds),
+            size=arguments.size,
+        )
+        return run_scenario(arguments.scenario, order, rest, Reporter(arguments.json))
+    except ConfigError as error:
+        print(f"apex chaos: {str(error).removeprefix('apex chaos: ')}", file=sys.stderr)
+        return REFUSED
+
+
+def run_scenario(name: str, order: Order, train: Sequence[str], reporter: Reporter) -> int:
+    """Starts a run with the options `train`, does the scenario to it, and audits it alive and after its end."""
+    scenario, _ = SCENARIOS[name]
+    options = [*TRAIN, "--seed", str(order.seed), *OPTIONS.get(name, ()), *train]
+    config = parse_config(options, prog="apex chaos", description="", kind=kind)
+    require(config.environment.id == ID, f"apex chaos plays {ID} only: of another game no two transitions need differ")
+    config = choose_ports(config, is_free, reporter.say)
+    folder = _make_folder(config)
+    options += ["--transport.port-offset", str(config.transport.port_offset)]
+    options += ["--run.folder", str(folder), "--run.name", "run"]
+    config = parse_config(options, prog="apex chaos", description="", kind=kind)
+    reporter.say(f"chaos {name}, seed {order.seed}, in {folder}")
+    figures: list[Figure] = []
+    verdicts = []
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # As Ctrl-C: what was begun is cleared away.
+    proxy = Proxy(config.transport, config.replay.num_shards, order.seed)
+    try:
+        with open_context() as context:
+            run = ChaosRun(config, folder, options, HOSTS.get(name, ()), context)
+            try:
+                run.start()
+                figures += scenario(run, proxy, Hand(run, proxy, order.seed), reporter, order)
+                verdicts.append(run.audit())
+                reporter.say(f"audit of the living run {verdicts[-1].sentence()}")
+                run.end()
+                verdicts.append(run.audit_end())
+                reporter.say(f"audit of what is left of it {verdicts[-1].sentence()}")
+            finally:
+                run.end()
+                run.clear()
+    finally:
+        proxy.close()
+    for verdict, when in zip(verdicts, ("alive", "after the end"), strict=True):
+        figures += audit_figures(verdict, when)
+    passed = all(verdict.passed for verdict in verdicts) and all(
+        figure.value is not None for figure in figures if figure.name.endswith(GOES_ON)
+    )
+    reporter.end({"scenario": name, "seed": order.seed, "folder": str(folder)}, figures, passed)
+    return FINISHED if passed else FAILED
+
+
+def _make_folder(config: Config) -> Path:
+    path = Path(config.run.folder) / f"chaos-{datetime.now():%Y%m%d-%H%M%S}"
+    try:
+        path.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder {path}: {error.strerror}; --run.folder names another") from error
+    return path.absolute()
+
+
+def _parser() -> argparse.ArgumentParser:
+    known = "\n".join(f"  {name:<12} {summary}" for name, (_, summary) in SCENARIOS.items())
+    defaults = Order()
+    parser = argparse.ArgumentParser(
+        prog="apex chaos",
+        description="Trains on this machine while things go wrong, and audits what is stored.\n\nscenarios\n" + known,
+        epilog="All other options are those of `apex train`. apex chaos hostile and apex chaos saves have their own.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--scenario", choices=list(SCENARIOS), default="random", help="what is done; default: random")
+    parser.add_argument("--minutes", type=float, default=defaults.minutes, metavar="M", help="how long; default: 5")
+    parser.add_argument("--seed", type=int, default=defaults.seed, metavar="S", help="of faults and run; default: 0")
+    parser.add_argument(
+        "--period", type=float, default=defaults.period, metavar="SECONDS", help="between two faults; default: 30"
+    )
+    parser.add_argument("--faults", default=",".join(KINDS), metavar="KINDS", help=f"default: {','.join(KINDS)}")
+    parser.add_argument(
+        "--rounds", type=int, default=0, metavar="N", help="kills of each role; default: 50 (recovery: 5)"
+    )
+    parser.add_argument(
+        "--size", type=int, default=defaults.size, metavar="N", help="recovery: transitions; default: 1000000"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

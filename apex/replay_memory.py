@@ -1,0 +1,69 @@
+"""Where a replay server's memory comes from: what is there, else a snapshot, else nothing; and who clears up."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from pathlib import Path
+from typing import Any
+
+from apex.config import ConfigError
+from apex.sampler import SamplerBoard, board_rows
+from apex.session import Welcome
+from apex.snapshot_folder import SnapshotFolder
+from apex.snapshot_restore import restore
+from apex.store_layout import board_path, is_same_run, is_wanted, remove
+from apex.store_writer import StoreWriter
+
+log = logging.getLogger("apex")
+
+
+def open_store(
+    path: Path, welcome: Welcome, snapshots: SnapshotFolder | None = None
+) -> tuple[StoreWriter, SamplerBoard]:
+    """Goes on with the run's store if it is there, else with its newest snapshot, else makes a new one.
+
+    With it comes the board of those who draw from it.
+    """
+    config, schema, replay = welcome.config, welcome.schema, welcome.config.replay.per_shard()
+    sizes: dict[str, Any] = {
+        "capacity": replay.capacity,
+        "max_bytes": replay.max_bytes,
+        "num_streams": config.actor.num_actors,
+        "priority_exponent": replay.priority_exponent,
+        "min_priority": replay.min_priority,
+    }
+    if path.exists():
+        store = StoreWriter.attach(path, schema, **sizes)
+        log.info("goes on with %s: %d transitions", path, store.size)
+        return store, SamplerBoard(board_rows(config), board_path(path))
+    board_path(path).unlink(missing_ok=True)  # It counted what was drawn from another store.
+    sizes["store_incarnation"] = secrets.randbits(62) + 1
+    log.info("reserving %.1f GB in %s, and filling it if there is a snapshot", replay.max_bytes / 1e9, path)
+    restored = restore(snapshots, path, schema, run_id=welcome.run_id, **sizes) if snapshots is not None else None
+    store = StoreWriter.create(path, schema, **sizes) if restored is None else restored.store
+    board = SamplerBoard(board_rows(config), board_path(path))
+    if restored is not None:
+        board.go_on_from(restored.num_drawn)  # Else the limiter would see samples to catch up with.
+        log.info("restored %s: %d transitions, %d in all", path, store.size, store.num_inserted)
+    else:
+        log.info("made %s", path)
+    return store, board
+
+
+def reclaim(own: Path) -> None:
+    """Removes what other runs have left in memory that crashed; where an owner or a learner beside it lives, it stays.
+
+    The run's own shards stay too: the server of each goes on with what is there.
+    """
+    for path in own.parent.glob("apex-*.replay"):
+        if not is_same_run(path, own) and not is_wanted(path):
+            try:
+                remove(path)
+            except ConfigError:
+                continue
+            log.info("removed %s, which a run that ended badly had left", path)
+    for board in own.parent.glob("apex-*.board"):
+        store = board.with_suffix(".replay")
+        if not store.exists() and not is_same_run(store, own) and not is_wanted(store):
+            board.unlink(missing_ok=True)

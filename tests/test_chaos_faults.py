@@ -1,0 +1,82 @@
+"""Faults are drawn from a seed, and the environment of the audit makes no two transitions alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from apex.chaos_environment import LONGEST_EPISODE, AuditEnvironment
+from apex.chaos_faults import KINDS, ROLES, draw, draw_kills, make_garbage
+from apex.config import ConfigError
+
+
+def test_the_same_seed_draws_the_same_faults_and_another_one_others():
+    assert draw(3, 600, 30) == draw(3, 600, 30) != draw(4, 600, 30)
+
+
+def test_every_kind_comes_once_before_any_comes_again():
+    faults = draw(0, 30 * (2 * len(KINDS) + 1), 30)
+    assert Counter(fault.kind for fault in faults) == dict.fromkeys(KINDS, 2)
+    assert sorted(fault.at for fault in faults) == [fault.at for fault in faults]
+    assert all(fault.at >= 24 for fault in faults)
+
+
+def test_only_the_kinds_that_are_asked_for_come():
+    assert {fault.kind for fault in draw(0, 600, 30, ["cut", "kill"])} == {"cut", "kill"}
+
+
+@pytest.mark.parametrize("kinds", [[], ["flood"]])
+def test_kinds_that_there_are_not_are_refused(kinds):
+    with pytest.raises(ConfigError, match="--faults must"):
+        draw(0, 600, 30, kinds)
+
+
+def test_every_fault_says_when_and_what():
+    sentences = {fault.kind: fault.sentence() for fault in draw(0, 600, 30)}
+    assert set(sentences) == set(KINDS)
+    assert "kill -9" in sentences["kill"]
+    assert all(" s  " in sentence for sentence in sentences.values())
+
+
+def test_kills_are_as_many_of_every_role():
+    victims = draw_kills(1, 50)
+    assert Counter(victim.partition("'")[0] for victim in victims) == dict.fromkeys(ROLES, 50)
+    assert "launcher's child" not in victims
+    assert Counter(victims)["replay's child"] == 25
+
+
+def test_garbage_is_of_several_kinds_and_repeatable():
+    assert make_garbage(5) == make_garbage(5) != make_garbage(6)
+    assert len({payload[:12] for payload in make_garbage(5)}) >= 3
+
+
+def test_no_two_observations_are_alike_over_episodes_and_environments():
+    observations = []
+    for seed in (1, 1, 2):
+        env = AuditEnvironment()
+        observations.append(env.reset(seed=seed)[0])
+        for _ in range(3 * LONGEST_EPISODE):
+            observation, _, terminated, truncated, _ = env.step(0)
+            assert env.observation_space.contains(observation)
+            observations.append(observation)
+            if terminated or truncated:
+                observations.append(env.reset()[0])
+    assert len({observation.tobytes() for observation in observations}) == len(observations)
+
+
+def test_the_right_action_and_both_ways_to_end_are_there():
+    env = AuditEnvironment()
+    observation, _ = env.reset(seed=0)
+    endings = Counter()
+    for _ in range(20 * LONGEST_EPISODE):
+        right = int(observation[3])
+        action = int(np.random.default_rng(len(endings)).integers(2))
+        observation, reward, terminated, truncated, _ = env.step(action)
+        assert reward == float(action == right)
+        assert not (terminated and truncated)
+        if terminated or truncated:
+            endings[terminated] += 1
+            observation, _ = env.reset()
+    assert endings[True] >= 5 <= endings[False]

@@ -1,0 +1,234 @@
+"""Faults reach the processes and roads they name and end when they should; scenarios measure what they say."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_transport import until
+
+from apex.chaos_audit import Follower
+from apex.chaos_faults import Fault
+from apex.chaos_launcher import programs
+from apex.chaos_processes import Process, find, footprints, is_alive, kill, send
+from apex.chaos_proxy import ADDRESSES
+from apex.chaos_recovery import Hand
+from apex.chaos_report import Reporter
+from apex.chaos_scenarios import GOES_ON, SCENARIOS, Order
+from apex.config import Config
+from apex.launch import make_programs
+from apex.run_folder import RunFolder
+from apex.types import Schema
+
+SCHEMA = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
+FAMILY = """
+import os, sys, time
+if len(sys.argv) > 1:
+    os.fork()
+    os.write(1, b"ready\\n")
+    time.sleep(60)
+import subprocess
+child = subprocess.Popen([sys.executable, "-c", open(__file__).read(), "apex.replay"])
+time.sleep(60)
+"""
+
+
+class Roads:
+    """Stands for the proxy: a tape."""
+
+    def __init__(self):
+        self.tape = []
+
+    def set(self, pair, **values):
+        self.tape.append((pair, {name: value for name, value in values.items() if value}))
+
+    def throw_garbage(self, payloads):
+        self.tape.append(("garbage", len(payloads)))
+
+    def heal(self):
+        self.tape.append(("healed", {}))
+
+
+class Ledger:
+    def __init__(self):
+        self.actors = {}
+
+
+class Sleeper:
+    """Stands for a run whose only process sleeps, and which goes on at every look."""
+
+    def __init__(self):
+        self.child = subprocess.Popen(["sleep", "60"])
+        self.num_stored = self.num_acknowledged = self.most_updates = self.num_updates = 0
+        self.newest_incarnation = self.num_resumes = 0
+        self.ledger = Ledger()
+        self.status, self.status_at = {"updates": 1, "replay": {"size": 1, "capacity": 1}}, float("inf")
+
+    def processes(self):
+        roles = ("launcher", "replay", "learner", "actor")
+        return [Process(self.child.pid, 1, role, child) for role in roles for child in (False, True)]
+
+    def tick(self):
+        if self.child.poll() is not None:
+            self.child = subprocess.Popen(["sleep", "60"])
+        self.num_stored += 1
+        self.num_acknowledged += 1
+        self.most_updates += 1
+        self.num_updates += 1
+        self.newest_incarnation += 1
+        self.status = {**self.status, "updates": self.status["updates"] + 1}
+
+    def wait(self, seconds, until=lambda: False):
+        for _ in range(100):
+            self.tick()
+            if until():
+                return True
+        return False
+
+    def read(self):
+        pass
+
+    def audit(self):
+        class Passed:
+            def sentence(self):
+                return "passed"
+
+        return Passed()
+
+    def end(self):
+        self.child.kill()
+        self.child.wait()
+
+
+@pytest.fixture
+def run():
+    run = Sleeper()
+    yield run
+    run.end()
+
+
+def state(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_kill_kills_and_is_counted_by_role(run):
+    hand, victim = Hand(run, Roads(), 0), run.child
+    hand.do(Fault(0.0, "kill", "replay's child"))
+    assert victim.wait(10) == -signal.SIGKILL
+    assert hand.kills == {"replay": 1}
+    assert not hand.kill("evaluator")
+
+
+def test_a_stop_ends_by_itself(run):
+    hand = Hand(run, Roads(), 0)
+    hand.do(Fault(0.0, "stop", "actor", 0.05))
+    until(lambda: state(run.child.pid) == "T", "stop")
+    assert hand.busy
+    until(lambda: hand.tick() or not hand.busy, "end of the fault")
+    until(lambda: state(run.child.pid) != "T", "going on")
+
+
+def test_a_storm_kills_several_times(run):
+    hand = Hand(run, Roads(), 0)
+    hand.do(Fault(0.0, "storm", "learner"))
+    hand.tick()
+    assert hand.kills == {"learner": 1}
+    assert hand.busy
+
+
+@pytest.mark.parametrize("kind", ["cut", "delay"])
+def test_a_road_is_broken_and_mended(run, kind):
+    roads = Roads()
+    hand = Hand(run, roads, 0)
+    hand.do(Fault(0.0, kind, "actor-replay", 0.0))
+    hand.tick()
+    assert [pair for pair, _ in roads.tape] == ["actor-replay"] * 2
+    assert roads.tape[0][1]
+    assert not roads.tape[1][1]
+
+
+def test_garbage_is_thrown(run):
+    roads = Roads()
+    Hand(run, roads, 0).do(Fault(0.0, "garbage", "every port"))
+    assert roads.tape[0][0] == "garbage"
+
+
+@pytest.mark.parametrize("victim", ["replay", "learner", "actor", "launcher"])
+def test_a_victim_is_back_when_what_it_gives_comes_again(run, victim):
+    recovery = Hand(run, Roads(), 0).kill_and_wait(victim)
+    assert recovery.victim == victim
+    assert recovery.seconds is not None
+
+
+def test_a_victim_that_gives_nothing_more_is_never_back(run):
+    run.tick = lambda: None
+    assert Hand(run, Roads(), 0).kill_and_wait("replay").seconds is None
+
+
+@pytest.mark.parametrize("name", ["random", "kills", "recovery", "partition", "far-actor"])
+def test_a_scenario_heals_everything_and_says_whether_all_goes_on(run, name, capsys):
+    roads = Roads()
+    order = Order(minutes=0.001, period=0.02, rounds=1, size=10, faults=("kill", "garbage"))
+    figures = SCENARIOS[name][0](run, roads, Hand(run, roads, 0), Reporter(as_json=False), order)
+    assert roads.tape[-1] == ("healed", {})
+    assert figures[-1].name == GOES_ON
+    assert figures[-1].value is not None
+    assert capsys.readouterr().out
+
+
+def test_the_processes_of_a_run_are_found_by_role_and_with_what_they_hold(tmp_path):
+    script = tmp_path / "family.py"
+    script.write_text(FAMILY)
+    launcher = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE)
+    try:
+        assert launcher.stdout.readline() == b"ready\n"
+        assert launcher.stdout.readline() == b"ready\n"
+        found = find(launcher.pid)
+        assert sorted((process.role, process.is_child) for process in found) == [
+            ("launcher", False),
+            ("replay", False),
+            ("replay", True),
+        ]
+        held = footprints(found)
+        assert held["replay"].num_processes == 2
+        assert held["replay"].memory_bytes > 0 < held["replay"].num_files
+        for process in found:
+            kill(process)
+            until(lambda pid=process.pid: not is_alive(pid), "death")
+            send(process.pid, signal.SIGCONT)  # That it is gone is no error.
+    finally:
+        for process in find(launcher.pid):
+            kill(process)
+        launcher.kill()
+        launcher.wait()
+        launcher.stdout.close()
+    assert find(launcher.pid) == []
+
+
+def test_the_programs_of_a_run_reach_one_another_through_the_proxies(tmp_path):
+    folder = RunFolder.create(Config(run=Config().run.__class__(folder=str(tmp_path), name="run")), SCHEMA)
+    plain = {program.role: program for program in make_programs(folder.config, folder, None)}
+    made = {program.role: program for program in programs(tmp_path, [], folder.config, folder, None)}
+    assert list(made) == list(plain)
+    for role in ("replay", "actor", "evaluator"):
+        assert f"{ADDRESSES[role]}:52003" in made[role].command
+        assert "127.0.0.1:52003" in plain[role].command
+    assert made["replay"].command[-2:] == ("--advertise", ADDRESSES["to replay"])
+    assert made["learner"].command == plain["learner"].command
+    assert made["actor"].command[3:5] == ("apex.chaos_actor", str(tmp_path))
+    assert min(program.crash_budget for program in made.values()) == float("inf")
+    many = [program for program in programs(tmp_path, [29, 1], folder.config, folder, None) if "actor" in program.role]
+    assert [program.role for program in many] == ["actor-0", "actor-1"]
+    assert many[1].command[-4:] == ("--processes", "1", "--envs", "1")
+
+
+def test_a_store_that_is_not_there_is_waited_for(tmp_path):
+    follower = Follower(tmp_path / "none", SCHEMA)
+    assert not follower.read()
+    follower.look_again()
+    assert len(follower.content.digests) == 0
+    assert os.listdir(tmp_path) == []
