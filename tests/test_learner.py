@@ -390,7 +390,7 @@ def test_a_server_that_died_on_this_host_need_not_be_waited_for(tmp_path, transp
             assert client.receive(30.0)["type"] == "state"
         with owned(memory), ThreadPoolExecutor(1) as pool:
             stop = Stop()
-            greeting = pool.submit(greet, "127.0.0.1", front.port, "replay", stop)
+            greeting = pool.submit(greet, Route("127.0.0.1", front.port), "replay", stop)
             with pytest.raises(TimeoutError):  # It lives: its memory has an owner.
                 greeting.result(1.0)
             stop.request()
