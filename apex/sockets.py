@@ -11,7 +11,8 @@ import logging
 import socket as network
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import zmq
@@ -21,12 +22,15 @@ from apex.authenticator import Authenticator
 from apex.config import ConfigError, TransportConfig, require
 from apex.header import WireError
 from apex.key_folder import DOORS, Keys
+from apex.lifecycle import POLL_SECONDS, Wait
 
 RECONNECT_SECONDS = (0.1, 2.0)  # first and longest pause between two attempts
 KEEPALIVE_SECONDS = (2.0, 10.0)  # between two ZMTP pings; silence after which a peer counts as gone
 HANDSHAKE_SECONDS = 5.0  # a connection that has not shown its key by then is closed; who is refused comes again then
 CURVE_BYTES = 1_024  # more than CURVE adds to a message (33), and than its own longest one in a handshake
 GOODBYE_SECONDS = 1.0  # what is said last on the control socket may take this long to leave
+BORROWED_SECONDS = 90.0  # that a port which an outgoing connection has is waited for; it stays so for 60 after its end
+LISTENING = "0A"  # in /proc/net/tcp
 WARN_SECONDS = 60.0  # between two warnings that sockets are open to everybody
 
 Socket = zmq.Socket[bytes]
@@ -97,17 +101,41 @@ def bind(socket: Any, endpoint: str, door: str) -> None:
         socket.curve_secretkey = context.keys.secret
         socket.zap_domain = door.encode()  # Were it empty, or not enforced, CURVE would let any key in.
         socket.zap_enforce_domain = 1
-    try:
-        socket.bind(endpoint)
-    except zmq.ZMQError as error:
-        socket.close(0)
-        if error.errno == errno.EADDRINUSE:
-            raise AddressError(
-                f"{endpoint} is in use: end what listens there, or set --transport.port-offset"
-            ) from error
-        raise AddressError(f"cannot bind {endpoint}: {error}") from error
+    wait, give_up_at = Wait("a socket"), time.monotonic() + BORROWED_SECONDS
+    while True:
+        try:
+            socket.bind(endpoint)
+            break
+        except zmq.ZMQError as error:
+            taken = error.errno == errno.EADDRINUSE
+            if taken and not _has_listener(endpoint) and time.monotonic() < give_up_at:
+                wait.on(f"{endpoint}, whose port an outgoing connection has borrowed")
+                time.sleep(POLL_SECONDS)
+                continue
+            socket.close(0)
+            if taken:
+                raise AddressError(
+                    f"{endpoint} is in use: end what listens there, or set --transport.port-offset"
+                ) from error
+            raise AddressError(f"cannot bind {endpoint}: {error}") from error
     if context.authenticator is not None:
         context.authenticator.guard(door, int(socket.last_endpoint.rpartition(b":")[2]))
+
+
+def _has_listener(endpoint: str) -> bool:
+    """Whether a program listens on the port, at whatever address.
+
+    If none does, the port is that of an outgoing connection: the kernel takes such numbers from 32768 ... 60999, where
+    ours are too, unless net.ipv4.ip_local_reserved_ports names them. A server that starts again must outwait it.
+    """
+    port = f"{int(endpoint.rpartition(':')[2]):04X}"
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(OSError):
+            for line in Path(path).read_text().splitlines()[1:]:
+                _, address, _, state, *_ = line.split()
+                if state == LISTENING and address.endswith(f":{port}"):
+                    return True
+    return False
 
 
 def connect(socket: Any, endpoint: str, door: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 import time
 
 import numpy as np
@@ -291,6 +292,28 @@ def test_priorities_go_to_their_shard_and_are_dropped_before_it_is_known(context
         assert receiver.poll(DEADLINE * 1000)
         assert CODEC.decode_priorities([receiver.recv()], shard).shard == shard
         assert not receiver.poll(50)
+
+
+def test_a_port_that_an_outgoing_connection_has_is_waited_for(context):
+    """Ports of ours lie among those that the kernel gives to outgoing connections."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as place:
+        port = place.getsockname()[1]
+        place.close()
+        borrower = socket.create_connection(server.getsockname(), source_address=("127.0.0.1", port))
+        accepted, _ = server.accept()
+
+        def give_back():
+            accepted.close()  # First: who closes first keeps its number for a minute.
+            assert borrower.recv(1) == b""
+            borrower.close()
+
+        timer = threading.Timer(0.5, give_back)
+        timer.start()
+        receiver = context.socket(zmq.PULL)
+        bind(receiver, f"tcp://127.0.0.1:{port}", "experience")
+        assert receiver.last_endpoint == f"tcp://127.0.0.1:{port}".encode()
+        timer.join()
+        assert borrower.fileno() == -1  # Not before it was given back.
 
 
 def test_a_taken_port_is_named(context, endpoint):
