@@ -209,9 +209,11 @@ def load(stop: Stop, index: int, config: Config, schema: Schema, ring: SampleRin
             remote = RemoteSource(batches, config)
         while not stop.requested:
             context.check()
-            ring.loader_seconds[index] = time.process_time()
+            ring.loaders.seconds[index] = time.process_time()
             if loader.ready(POLL_SECONDS):
-                fill(loader, [store.sampler() if draws else None for store in stores], remote)
+                samplers = [store.sampler() if draws else None for store in stores]
+                ring.loaders.draws[index] = None not in samplers
+                fill(loader, samplers, remote)
 
 
 def fill(loader: Loader, samplers: Sequence[Sampler | None], remote: RemoteSource | None) -> None:

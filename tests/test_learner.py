@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from test_trainer import NETWORK, SCHEMA, Tape, make_sample, make_trainer
 from test_transport import until
 
@@ -25,6 +24,7 @@ from apex.config import (
 )
 from apex.control_client import ControlClient, MetricsSender
 from apex.coordinator import FORGET_SECONDS, Desk, coordinate
+from apex.cuda import read_cuda
 from apex.header import VERSION
 from apex.learner import choose_device
 from apex.learner_loop import DivergedError, LearnerLoop
@@ -36,6 +36,7 @@ from apex.ports import choose_ports, is_free
 from apex.processes import ChildDiedError, start_child, stop_children
 from apex.publishing import PublishingThread
 from apex.run_folder import RunFolder
+from apex.sample_ring import LoaderFigures
 from apex.session import Route, Session, greet, read_welcome
 from apex.sockets import RefusedError, open_context
 from apex.status import ask
@@ -55,7 +56,7 @@ class Loop:
         self.trainer = make_trainer(self.tape)
         self.saved = []
         self.connected = []
-        self.loader_seconds = np.zeros(2)
+        self.loaders = LoaderFigures(np.zeros(2), np.zeros(2))
         learner = replace(CONFIG.learner, max_skipped_updates=max_skipped_updates)
         config = replace(CONFIG, learner=learner, run=RunConfig(**run), replay=ReplayConfig(num_shards=num_shards))
         self.loop = LearnerLoop(
@@ -64,7 +65,7 @@ class Loop:
             pipe,
             connect=lambda endpoint, shard: self.connected.append((endpoint, shard)),
             save=self.saved.append,
-            loader_seconds=self.loader_seconds,
+            loaders=self.loaders,
             progress=Progress(),
         )
 
@@ -171,7 +172,7 @@ def test_a_coordinator_that_is_gone_ends_it():
 
 
 def test_cuda_without_a_gpu_is_an_error_never_a_silent_cpu():
-    if torch.cuda.is_available():
+    if read_cuda().usable:  # To ask torch here would be to begin with CUDA before a fork.
         assert choose_device(LearnerConfig(device="cuda")).type == "cuda"
         return
     with pytest.raises(ConfigError, match="sees no GPU"):
