@@ -107,10 +107,10 @@ class EagerUpdate:
         return Updated(loss.td_errors, finite, figures)
 
     def _online_q(self, stacks: Tensor) -> tuple[Tensor, Tensor]:
-        """Q(s_t), and Q(s_{t+m}) without a gradient."""
+        """Q(s_t), and Q(s_{t+m}), from which the loss takes no gradient."""
         if self._one_pass:
             q, next_q = self._online(stacks.flatten(0, 1)).chunk(2)
-            return q, next_q.detach()
+            return q, next_q
         q = self._online(stacks[0])
         with torch.no_grad():
             return q, self._online(stacks[1])

@@ -174,6 +174,13 @@ def test_books_that_do_not_balance_are_a_failure(monkeypatch, capsys, lost, twic
     assert figures["connections_memory_growth"] == 0.5
 
 
+def test_memory_is_that_of_the_first_and_last_minute_and_in_a_short_run_of_tenths():
+    assert bench_connections.compare_ends([1.0] * 60 + [9.0] * 60 + [2.0] * 60) == (1.0, 2.0)
+    assert bench_connections.compare_ends([1.0] * 60 + [2.0] * 60) == (1.0, 2.0)
+    assert bench_connections.compare_ends([9.0, 1.0, *[5.0] * 7, 2.0]) == (1.0, 2.0)
+    assert bench_connections.compare_ends([3.0]) == (3.0, 3.0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
