@@ -52,7 +52,7 @@ class Reporter:
             "samples_per_second": rate * self._batch_size,
             "wait_share": min(1.0, (trainer.wait_seconds - self._waited) / seconds),
             "loader_busy_share": min(1.0, float((loaded - self._loaded).max()) / seconds),  # of the busiest
-            "loaders_draw": bool(self._loaders.draws[0]),  # All do, or none: they are on one host.
+            "loaders_draw": float(self._loaders.draws[0]),  # 1 or 0: all do, or none, as they are on one host.
             "load_per_core": os.getloadavg()[0] / (os.cpu_count() or 1),  # threads of this host that want to run
             "policy_lag": trainer.policy_lag,
             "skipped_updates": trainer.num_skipped,

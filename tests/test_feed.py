@@ -8,11 +8,12 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from test_trainer import B, make_sample
+from test_trainer import SCHEMA, B, make_sample
 
 from apex import feed
+from apex.config import Config, LearnerConfig, ReplayConfig
 from apex.feed import CudaFeed, HostFeed, lock_memory, make_feed
-from apex.sample_ring import MAX_BEHIND
+from apex.sample_ring import MAX_BEHIND, SampleRing
 
 
 class Device:
@@ -157,6 +158,13 @@ def test_a_slot_leaves_after_what_was_made_of_it(device):
     assert tape.words == ["priorities 0", "release 0"]
     cuda.flush()
     assert tape.words == ["priorities 0", "release 0", "priorities 1", "release 1"]
+
+
+@pytest.mark.parametrize(("cuda", "slots"), [(False, 5), (True, 5 + MAX_BEHIND)])
+def test_the_ring_has_slots_for_every_loader_and_for_what_a_gpu_keeps(cuda, slots):
+    config = Config(learner=LearnerConfig(batch_size=8, num_loaders=3), replay=ReplayConfig(num_shards=2))
+    ring = SampleRing.configured(config, SCHEMA, cuda=cuda)
+    assert (ring.num_slots, ring.num_shards, ring.part_size) == (slots, 2, 4)
 
 
 def test_what_has_arrived_leaves_also_while_no_batch_comes(device):

@@ -91,6 +91,8 @@ def test_ends_after_its_last_update_although_samples_remain():
     assert len(loop.tape.updates) == 5
     last = loop.reports()[-1]
     assert last["updates"] == 5
+    assert last["loaders_draw"] == 0
+    assert 0 <= last["load_per_core"] < 1_000
     assert last["policy_lag"] == 4 - 2  # The fifth update is made by version 4, what it learns from by version 2.
 
 
