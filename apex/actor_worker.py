@@ -19,13 +19,12 @@ from apex.experience_link import ExperienceLink, Outlet, Receipts
 from apex.exploration import epsilon_greedy, epsilon_ladder
 from apex.key_folder import read_keys
 from apex.lifecycle import POLL_SECONDS, Stop, Wait
-from apex.machine import read_machine
+from apex.machine import read_bfloat16
 from apex.networks import load_parameters, make_network, q_values
 from apex.parameter_board import ParameterBoard
 from apex.scores import ScoreBoard
 from apex.segments import SegmentBuilder
 from apex.session import Welcome
-from apex.sizing import Machine
 from apex.sockets import open_context
 from apex.transport import ExperienceSender, ReceiptReceiver
 from apex.types import Array, Parameters, Stream
@@ -174,7 +173,7 @@ def work(stop: Stop, task: Task, connect: Connect | None = None) -> None:
             parameters=task.board,
             num_actors=task.num_actors,
             rng=np.random.default_rng(exploration_seed),
-            bfloat16=acts_in_bfloat16(config.actor, read_machine()),
+            bfloat16=acts_in_bfloat16(config.actor, has_bfloat16=read_bfloat16()),
         )
         metrics = MetricsSender(context, welcome.endpoint("metrics"), codec)
         try:
@@ -190,9 +189,9 @@ def _connect(task: Task, codec: Codec, outlets: Sequence[Outlet], receipts: Rece
     return ExperienceLink(task.streams, codec, outlets, receipts, window=task.welcome.config.actor.window)
 
 
-def acts_in_bfloat16(config: ActorConfig, machine: Machine) -> bool:
+def acts_in_bfloat16(config: ActorConfig, *, has_bfloat16: bool) -> bool:
     """Whether this host's actors compute in bfloat16. Each decides for itself: hosts may differ."""
-    return config.bfloat16 == "on" or (config.bfloat16 == "auto" and machine.cpu_bfloat16)
+    return config.bfloat16 == "on" or (config.bfloat16 == "auto" and has_bfloat16)
 
 
 def _explore(stop: Stop, actor: Actor, metrics: MetricsSender, figures: NDArray[np.float64]) -> None:

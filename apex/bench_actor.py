@@ -19,17 +19,16 @@ import numpy as np
 import torch
 
 from apex.actor_worker import acts_in_bfloat16
-from apex.bench_command import Figures, make_parser, read_config, run_bench
+from apex.bench_command import Figures, make_parser, measure_in_child, read_config, run_bench
 from apex.bench_programs import address, map_stores, measure_rates, open_programs
 from apex.bench_report import Line, print_rows
 from apex.config import Config, require
 from apex.environment import describe, make_environment
 from apex.exploration import epsilon_greedy, epsilon_ladder
 from apex.lifecycle import Stop
-from apex.machine import read_machine
+from apex.machine import read_bfloat16
 from apex.networks import make_network, q_values
 from apex.ports import choose_ports, is_free
-from apex.processes import call_in_child
 from apex.run_folder import RunFolder
 from apex.segments import SegmentBuilder
 from apex.types import Schema
@@ -86,9 +85,9 @@ def measure(config: Config, folder: Path, seconds: float, stop: Stop) -> Figures
         os.sched_setaffinity(0, {core})
         return {"rate": time_bare(config, child_stop, seconds / 3)}
 
-    before = call_in_child("bare", bare, stop)["rate"]
+    before = measure_in_child("bare", bare, stop)["rate"]
     rate = _time_actor(config, schema, folder, seconds, core, others, stop)
-    after = call_in_child("bare", bare, stop)["rate"]
+    after = measure_in_child("bare", bare, stop)["rate"]
     bare_rate = (before + after) / 2  # One before and one after: the machine may have slowed down meanwhile.
 
     def parts(child_stop: Stop) -> dict[str, Any]:
@@ -101,7 +100,7 @@ def measure(config: Config, folder: Path, seconds: float, stop: Stop) -> Figures
         "actor_share_of_bare": rate / bare_rate,
         "envs_per_process": float(config.actor.envs_per_process),
         "network_width": config.network.width,
-        **{f"part_{name}_us": value for name, value in call_in_child("parts", parts, stop).items()},
+        **{f"part_{name}_us": value for name, value in measure_in_child("parts", parts, stop).items()},
     }
     return {name: float(f"{value:.6g}") for name, value in figures.items()}
 
@@ -158,7 +157,7 @@ def time_parts(config: Config, schema: Schema, stop: Stop, seconds: float) -> Fi
     network = make_network(config.network, schema, seed=0)
     environment = make_environment(config.environment, count, seed=1, num_threads=1)
     builder = SegmentBuilder.configured(config, schema, count)
-    fast = acts_in_bfloat16(config.actor, read_machine())
+    fast = acts_in_bfloat16(config.actor, has_bfloat16=read_bfloat16())
     epsilon = epsilon_ladder(count, config.actor.epsilon_base, config.actor.epsilon_exponent)
     rng = np.random.default_rng(0)
     spent = dict.fromkeys(PARTS, 0.0)

@@ -26,6 +26,7 @@ from apex.sizing import size_to_machine
 from apex.types import Schema
 
 GAME = "ALE/Seaquest-v5"  # unless the options name another
+NAME_A_GAME = ("--env", "--environment.id", "--preset", "--config")
 NUM_STREAMS = 16  # of games that are recorded
 TRAINED_EPSILON = 0.01
 
@@ -45,10 +46,22 @@ def make_parser(name: str, about: str) -> argparse.ArgumentParser:
 
 def read_config(arguments: Sequence[str], prog: str) -> Config:
     """The configuration of a benchmark's run: that of `apex train` with these options, sized to this machine."""
-    named = any(word.startswith(("--env", "--preset", "--config")) for word in arguments)
-    words = list(arguments) if named else [*arguments, "--env", GAME]
+    words = list(arguments) if names(arguments, *NAME_A_GAME) else [*arguments, "--env", GAME]
     config = parse_config(words, prog=prog, description="", kind=kind)
     return size_to_machine(config, read_machine(), describe(config.environment, config.actor.n_step))
+
+
+def names(arguments: Sequence[str], *options: str) -> bool:
+    """Whether one of these options is typed, as `--option VALUE` or `--option=VALUE`."""
+    return any(word.partition("=")[0].replace("_", "-") in options for word in arguments)
+
+
+def measure_in_child(name: str, function: Callable[[Stop], dict[str, Any]], stop: Stop) -> dict[str, Any]:
+    """What `function(stop)` returns, in a child of its own; raises KeyboardInterrupt when asked to stop."""
+    facts = call_in_child(name, function, stop)
+    if not facts or stop.requested:
+        raise KeyboardInterrupt
+    return facts
 
 
 def run_bench(
@@ -85,10 +98,7 @@ def record_games(
     def play(child_stop: Stop) -> dict[str, Any]:
         return record(child_stop, place, config, schema, _make_policy(config, schema, policy), num_frames)
 
-    facts = call_in_child("recorder", play, stop)
-    if not facts or stop.requested:
-        raise KeyboardInterrupt
-    return load(place, schema, facts)
+    return load(place, schema, measure_in_child("recorder", play, stop))
 
 
 def _make_policy(config: Config, schema: Schema, path: Path | None) -> Policy:

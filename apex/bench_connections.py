@@ -2,7 +2,9 @@
 
 Real games are recorded once; then every connection sends their segments again and again, as fast as its window lets it,
 to a real replay server. At the end the books must balance: every segment acknowledged, and of each as many transitions
-stored as it had, none lost and none twice. Fairness is the slowest connection against the fastest.
+stored as it had, none lost and none twice. Fairness is the slowest connection against the fastest. Memory is the
+median of the last minute against that of the first; in runs of less than two minutes, of the last tenth against that
+of the second.
 """
 
 from __future__ import annotations
@@ -54,7 +56,13 @@ LINES = [
     Line("connections_pending", "segments never acknowledged", "", digits=0, bar=0, less_is_better=True),
     Line("connections_resent", "segments sent again", "", digits=0, less_is_better=True),
     Line(
-        "connections_memory_growth", "replay's memory, last minute against first", "%", 100, 1, 1, less_is_better=True
+        "connections_memory_growth",
+        "replay's memory, its end against its beginning",
+        "%",
+        100,
+        1,
+        1,
+        less_is_better=True,
     ),
 ]
 
@@ -178,8 +186,7 @@ def _account(
     sent = [list(list_sent(actor_id, segments, recording)) for actor_id, segments in connections]
     transitions = [sum(count for _, count in rows) for rows in sent]
     balance = ledger.balance(chain.from_iterable(sent))
-    tenth = max(1, len(memory) // 10)
-    first, last = statistics.median(memory[tenth : 2 * tenth] or memory), statistics.median(memory[-tenth:])
+    first, last = compare_ends(memory)
     figures = {
         "connections": float(len(transitions)),
         "connections_transitions_per_s": ledger.num_transitions / seconds,
@@ -193,6 +200,17 @@ def _account(
         "connections_seconds": seconds,
     }
     return {name: float(f"{value:.9g}") for name, value in figures.items()}
+
+
+def compare_ends(memory: Sequence[float]) -> tuple[float, float]:
+    """Medians of the first and of the last minute of what was read once in `MEMORY_SECONDS`.
+
+    Of less than two minutes the second and the last tenth: the first is the server's own start.
+    """
+    minute, tenth = round(60 / MEMORY_SECONDS), max(1, len(memory) // 10)
+    if len(memory) >= 2 * minute:
+        return statistics.median(memory[:minute]), statistics.median(memory[-minute:])
+    return statistics.median(memory[tenth : 2 * tenth] or memory), statistics.median(memory[-tenth:])
 
 
 # --- a process of connections -----------------------------------------------------------------------------------------

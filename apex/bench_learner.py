@@ -19,7 +19,16 @@ import numpy as np
 import torch
 
 from apex.allocator import keep_freed_memory
-from apex.bench_command import NUM_STREAMS, Figures, make_parser, read_config, record_games, run_bench
+from apex.bench_command import (
+    NUM_STREAMS,
+    Figures,
+    make_parser,
+    measure_in_child,
+    names,
+    read_config,
+    record_games,
+    run_bench,
+)
 from apex.bench_report import Line, print_rows
 from apex.config import Config, LearnerConfig, require
 from apex.environment import describe
@@ -27,7 +36,6 @@ from apex.learner import choose_device
 from apex.lifecycle import Stop
 from apex.networks import make_network
 from apex.optimizers import make_optimizer
-from apex.processes import call_in_child
 from apex.replay_bed import open_bed
 from apex.sample_ring import Part, Sample, SampleRing
 from apex.trainer import Samples, Trainer
@@ -92,7 +100,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="of all three rates; default 60")
     options, rest = parser.parse_known_args(argv)
     require(options.seconds > 0, f"--seconds must be > 0, got {options.seconds}")
-    typed = any(word.startswith(("--batch-size", "--learner.batch-size", "--config")) for word in rest)
+    typed = names(rest, "--batch-size", "--learner.batch-size", "--config")
     config = read_config(rest if typed else [*rest, "--batch-size", str(BATCH_SIZE)], parser.prog)
     title = f"{config.environment.id}, batch {config.learner.batch_size}, {config.learner.num_threads} threads"
     return run_bench(
@@ -104,12 +112,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(config: Config, folder: Path, seconds: float, stop: Stop) -> Figures:
-    """All figures. The last rate is measured in this process: the others' children never see a GPU that is in use."""
+    """All figures. The last rate is measured in this process, which so begins with CUDA after it has forked."""
     schema = describe(config.environment, config.actor.n_step)
     each = seconds / 3
     device = choose_device(config.learner)
-    plain = call_in_child("plain", lambda child_stop: {"rate": time_plain(config, schema, each, child_stop)}, stop)
-    resident = call_in_child(
+    plain = measure_in_child("plain", lambda child_stop: {"rate": time_plain(config, schema, each, child_stop)}, stop)
+    resident = measure_in_child(
         "resident", lambda child_stop: {"rate": time_resident(config, schema, each, child_stop)}, stop
     )
     fed, wait_share = _time_fed(config, schema, folder, each, stop)
@@ -148,20 +156,19 @@ def time_plain(config: Config, schema: Schema, seconds: float, stop: Stop) -> fl
 
 def time_resident(config: Config, schema: Schema, seconds: float, stop: Stop) -> float:
     """Updates a second of the learner's own step on one batch that lies still."""
-    device = prepare(config.learner)
+    device = choose_device(config.learner)
+    prepare(config.learner, device)
     trainer = _make_trainer(config, schema, device, Resident(schema, config.learner.batch_size), Nowhere())
     return _median_rate(lambda: trainer.step(0.0), trainer.flush, seconds, stop)
 
 
-def prepare(learner: LearnerConfig) -> torch.device:
-    """Sets this process up as a learner's; returns the device."""
-    device = choose_device(learner)
+def prepare(learner: LearnerConfig, device: torch.device) -> None:
+    """Sets this process up as a learner's."""
     torch.set_num_threads(max(1, learner.num_threads))
     if device.type == "cuda":
         torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
     else:
         keep_freed_memory()
-    return device
 
 
 def _make_trainer(config: Config, schema: Schema, device: torch.device, samples: Samples, priorities: Any) -> Trainer:
@@ -194,10 +201,12 @@ def _time_fed(config: Config, schema: Schema, folder: Path, seconds: float, stop
         transport=replace(config.transport, port_offset=5_000, lease_seconds=86_400.0),
     )
     recording = record_games(folder / "recording", config, schema, NUM_FRAMES, stop)
-    with open_bed(config, recording, folder, "memory", stop) as bed:
+    device = choose_device(config.learner)
+    with open_bed(config, recording, folder, "memory", stop, cuda=device.type == "cuda") as bed:
         bed.begin_insert(transitions=capacity - 5_000)
         bed.end_insert()
-        trainer = _make_trainer(config, schema, prepare(config.learner), bed.ring, bed.priorities)
+        prepare(config.learner, device)
+        trainer = _make_trainer(config, schema, device, bed.ring, bed.priorities)
 
         def step() -> None:
             bed.check()

@@ -1,4 +1,4 @@
-"""`apex bench system`: what all programs together give on this machine, beside what its parts give alone.
+"""`apex bench system`: what all programs together give on this machine, beside what its parts give alone, its limits.
 
 The run is `apex train` with these options, without evaluator and TensorBoard. Steps are counted where they are stored,
 updates as the learner reports them, both after training has begun.
@@ -29,6 +29,8 @@ LINES = [
     Line("system_steps_per_s", "steps stored, the learner training", "/s", digits=0, bar=1_300, stretch=2_000),
     Line("system_updates_per_s", "updates at the same time", "/s", digits=2, bar=2),
     Line("system_samples_per_s", "samples trained on", "/s", digits=0),
+    Line("actor_steps_per_s", "one actor alone on one core: steps stored", "/s", digits=0),
+    Line("learner_resident_updates_per_s", "the learner alone on a batch that lies still", "/s", digits=2),
     Line("system_actor_share", "steps against one actor alone, times processes", "%", 100, 0),
     Line("system_learner_share", "updates against the learner alone", "%", 100, 0),
 ]
@@ -38,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     """Returns the exit status."""
     parser = make_parser("system", "Measures a whole run here. Other options are those of apex train.")
     parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="of the run; default 60")
-    parser.add_argument("--alone", action="store_true", help="first the actor and the learner alone, as limits")
+    parser.add_argument("--no-alone", action="store_true", help="not the actor and the learner alone, the limits")
     options, rest = parser.parse_known_args(argv)
     require(options.seconds > 0, f"--seconds must be > 0, got {options.seconds}")
     config = read_config(rest, parser.prog)
@@ -46,29 +48,26 @@ def main(argv: Sequence[str]) -> int:
     title = f"{config.environment.id}, {actors}, batch {config.learner.batch_size}"
     return run_bench(
         parser.prog,
-        lambda folder, stop: measure(config, folder, options.seconds, options.alone, stop),
+        lambda folder, stop: measure(config, folder, options.seconds, stop, alone=not options.no_alone),
         lambda figures: print_rows(title, LINES, figures),
         as_json=options.json,
     )
 
 
-def measure(config: Config, folder: Path, seconds: float, alone: bool, stop: Stop) -> Figures:
-    """All figures."""
-    figures: Figures = {}
-    if alone:
-        for name, part in (("actor", bench_actor.measure), ("learner", bench_learner.measure)):
-            place = folder / name
-            place.mkdir()
-            figures |= part(config, place, seconds / 2, stop)
-    config = replace(
+def measure(config: Config, folder: Path, seconds: float, stop: Stop, *, alone: bool) -> Figures:
+    """All figures. The learner alone comes last: it begins with CUDA in this process, and would hold the GPU's memory.
+
+    `alone`: the parts as well, each of them as long as the system or less.
+    """
+    whole = replace(
         config,
         evaluator=replace(config.evaluator, enabled=False),
         transport=replace(config.transport, port_offset=6_000),
         run=replace(config.run, folder=str(folder), name="bench-system", tensorboard=False, stop_score=None),
     )
-    config = choose_ports(config, is_free, lambda sentence: None)
-    steps, updates = _time_run(config, folder, seconds, stop)
-    figures |= {
+    whole = choose_ports(whole, is_free, lambda sentence: None)
+    steps, updates = _time_run(whole, folder, seconds, stop)
+    figures = {
         "system_steps_per_s": steps,
         "system_updates_per_s": updates,
         "system_samples_per_s": updates * config.learner.batch_size,
@@ -76,6 +75,10 @@ def measure(config: Config, folder: Path, seconds: float, alone: bool, stop: Sto
         "network_width": config.network.width,
     }
     if alone:
+        for name, part in (("actor", bench_actor.measure), ("learner", bench_learner.measure)):
+            place = folder / name
+            place.mkdir()
+            figures |= part(config, place, seconds / 2, stop)
         figures |= {
             "system_actor_share": steps / (figures["actor_steps_per_s"] * config.actor.num_processes),
             "system_learner_share": updates / figures["learner_resident_updates_per_s"],

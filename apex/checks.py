@@ -152,6 +152,20 @@ def check_cores(cores: int, *, host: int, affinity: int, limits: Sequence[float]
     return Check("cores", figures)
 
 
+def check_threads(config: Config, cores: int) -> Check:
+    """What was asked for beyond the cores: such threads only wait for one another."""
+    asked = {
+        "--learner.num-threads": config.learner.num_threads,
+        "--learner.num-loaders": config.learner.num_loaders,
+        "--actor.num-threads": config.actor.num_threads,
+    }
+    many = {knob: number for knob, number in asked.items() if number > cores}
+    if many:
+        figures = f"{', '.join(f'{knob} {number}' for knob, number in many.items())}, but {cores} cores to run on"
+        return Check("threads", figures, "warning", f"leave {' and '.join(many)} to the machine")
+    return Check("threads", f"no part is asked to compute with more than the {cores} cores")
+
+
 def check_memory(needed: Memory, room: Room) -> Check:
     """All memory of the run, estimated but for the replay memory."""
     figures = (

@@ -1,16 +1,24 @@
-"""What CUDA's driver and torch's build say of the GPUs here; torch need not be loaded for it, nor a GPU be woken."""
+"""What CUDA's driver and torch's build say of the GPUs here; torch need not be loaded for it.
+
+The driver is asked in a child: a process that has once begun with CUDA cannot fork another that uses it.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import importlib.util
+import json
+import os
 import re
+import select
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 BFLOAT16_SINCE = (8, 0)  # compute capability: Ampere. Earlier GPUs emulate it.
 _MAJOR, _MINOR = 75, 76  # of the compute capability, among CUDA's device attributes
+ANSWER_SECONDS = 60.0  # that a driver may take to begin; then there is no GPU to be used
 
 
 class Gpu(NamedTuple):
@@ -40,17 +48,14 @@ class Cuda(NamedTuple):
 
 
 def read_cuda(load: Callable[[str], Any] = ctypes.CDLL) -> Cuda:
-    """Asks the driver, and reads which build of torch is installed."""
+    """Asks the driver, and reads which build of torch is installed; this process begins nothing with CUDA."""
     built_for = _torch_version()
     try:
         driver = load("libcuda.so.1")
     except OSError:
         return Cuda(0, built_for, ())
-    version, count = ctypes.c_int(0), ctypes.c_int(0)
-    driver.cuDriverGetVersion(ctypes.byref(version))
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
-        return Cuda(version.value, built_for, ())
-    return Cuda(version.value, built_for, tuple(_read_gpu(driver, index) for index in range(count.value)))
+    version, gpus = _ask_in_child(driver)
+    return Cuda(version, built_for, tuple(Gpu(name, memory, (major, minor)) for name, memory, (major, minor) in gpus))
 
 
 def version_name(version: int) -> str:
@@ -68,6 +73,33 @@ def _torch_version() -> int:
     spec = importlib.util.find_spec("torch")
     file = Path(spec.origin).with_name("version.py") if spec is not None and spec.origin else None
     return torch_version(file.read_text()) if file is not None and file.exists() else 0
+
+
+def _ask_in_child(driver: Any) -> tuple[int, list[Any]]:
+    """The driver's version and its GPUs; none from a driver that dies of the question, or does not answer."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(writer, json.dumps(_ask(driver)).encode())  # A pipe takes 64 KiB at once: some hundred GPUs.
+        finally:
+            os._exit(0)  # Nothing of the parent's is to be ended here.
+    os.close(writer)
+    try:
+        told = os.read(reader, 1 << 16) if select.select([reader], [], [], ANSWER_SECONDS)[0] else b""
+        return tuple(json.loads(told)) if told else (0, [])
+    finally:
+        os.close(reader)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def _ask(driver: Any) -> tuple[int, list[Gpu]]:
+    version, count = ctypes.c_int(0), ctypes.c_int(0)
+    driver.cuDriverGetVersion(ctypes.byref(version))
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return version.value, []
+    return version.value, [_read_gpu(driver, index) for index in range(count.value)]
 
 
 def _read_gpu(driver: Any, index: int) -> Gpu:

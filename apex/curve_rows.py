@@ -18,6 +18,7 @@ class CurveRows:
     def __init__(self, status: RunStatus) -> None:
         self._status = status
         self._histograms: list[Any] = []  # the last ones that were told, of each shard
+        self._limit = ""  # the last one that was told
 
     def next(self) -> Iterator[Row]:
         """A row of the learner's curves and one of replay's, as far as either has said anything.
@@ -26,10 +27,16 @@ class CurveRows:
         """
         steps, now = self._status.num_steps, time.time()
         if learner := _numbers("learner", self._status.learner):
-            yield {"role": "learner", "steps": steps, "time": now, "scalars": learner | self._status.scalars()}
+            row: Row = {"role": "learner", "steps": steps, "time": now, "scalars": learner | self._status.scalars()}
+            limit = self._status.limited_by()
+            told = f"{limit['part']}: turn {limit['knob']}" if limit is not None else self._limit
+            if told != self._limit:
+                self._limit = told
+                row["texts"] = {"limited_by/knob": told}
+            yield row
         replay = self._status.replay_status()
         if figures := _numbers("replay", replay):
-            row: Row = {"role": "replay", "steps": steps, "time": now, "scalars": figures}
+            row = {"role": "replay", "steps": steps, "time": now, "scalars": figures}
             histograms = replay["priority_histograms"]
             if histograms and histograms != self._histograms:  # They come with each heartbeat, and are seldom new.
                 self._histograms = histograms

@@ -30,6 +30,7 @@ from apex.checks import (
     check_ports,
     check_processor,
     check_room,
+    check_threads,
     read_room,
 )
 from apex.config import Config, ConfigError, flatten
@@ -110,6 +111,7 @@ def examine(config: Config, own: Path | None = None) -> Report:
             affinity=len(os.sched_getaffinity(0)),
             limits=core_limits(read_membership(), ROOT),
         ),
+        check_threads(config, machine.cores),
         gpu,
         environment,
     ]

@@ -8,6 +8,7 @@ could be made with is looked at then. So the ring needs `MAX_BEHIND` slots more.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -16,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apex.sample_ring import Sample
+from apex.sample_ring import MAX_BEHIND, Sample
 from apex.types import Array
 from apex.update import DeviceBatch
 
-MAX_BEHIND = 2  # steps that the device may be behind: one is computed, one lies ready
+log = logging.getLogger("apex")
 
 
 class Feed(Protocol):
@@ -31,6 +32,9 @@ class Feed(Protocol):
 
     def give_back(self, sample: Sample, result: Tensor) -> None:
         """Takes what the update made of the sample; both leave, and then the slot, as soon as they may."""
+
+    def collect(self) -> bool:
+        """Lets leave what may, without waiting; tells whether some is still under way."""
 
     def flush(self) -> None:
         """Waits until all results and slots have left."""
@@ -55,6 +59,10 @@ class HostFeed:
         """Everything is done already."""
         self._send(sample, result.numpy())
         self._release(sample.slot)
+
+    def collect(self) -> bool:
+        """Nothing is ever under way."""
+        return False
 
     def flush(self) -> None:
         """Nothing is ever under way."""
@@ -102,6 +110,11 @@ class CudaFeed:
         self._returning.append(_Returning(sample, result.to("cpu", non_blocking=True), self._note()))
         self._collect(MAX_BEHIND)
 
+    def collect(self) -> bool:
+        """Hands on what has arrived: while no batch comes, it may be these priorities that the next one waits for."""
+        self._collect(MAX_BEHIND)
+        return bool(self._returning)
+
     def flush(self) -> None:
         """Waits until all results and slots have left."""
         self._collect(0)
@@ -121,10 +134,13 @@ class CudaFeed:
 
 
 def make_feed(device: torch.device, memory: Array, send: Return, release: Release) -> Feed:
-    """The way to `device`; `memory` is what all slots lie in, and is locked for copies where there is a GPU."""
+    """The way to `device`; `memory` is what all slots lie in, and is locked for copies where a GPU can have it so."""
     if device.type == "cpu":
         return HostFeed(send, release)
-    lock_memory(memory)
+    try:
+        lock_memory(memory)
+    except RuntimeError as error:
+        log.warning("%s; until then batches are copied by way of CUDA's own buffers, which takes longer", error)
     return CudaFeed(device, send, release)
 
 

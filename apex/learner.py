@@ -19,10 +19,9 @@ import torch
 from apex.allocator import keep_freed_memory
 from apex.bad_batches import BadBatches
 from apex.checkpoint_folder import Found, find_latest, set_aside
-from apex.config import Config, ConfigError, LearnerConfig
+from apex.config import ConfigError, LearnerConfig
 from apex.coordinator import FAREWELL_SECONDS, Desk, coordinate
 from apex.environment import describe, kind
-from apex.feed import MAX_BEHIND
 from apex.key_folder import read_keys
 from apex.learner_loop import DivergedError, LearnerLoop, send
 from apex.lifecycle import FAILED, FINISHED, HOPELESS, REFUSED, Stop, complain, configure_logging, stop_on_signals
@@ -30,27 +29,32 @@ from apex.loader import load
 from apex.machine import read_machine
 from apex.networks import make_network, num_parameters
 from apex.options import parse_config
-from apex.processes import ChildDiedError, check_children, start_child, stop_children
+from apex.processes import ChildDiedError, call_in_child, check_children, start_child, stop_children
 from apex.publishing import PublishingThread
 from apex.run_folder import RunFolder
-from apex.sample_ring import NUM_SLOTS, SampleRing
+from apex.sample_ring import SampleRing
 from apex.saves import NotFiniteError, save_run
 from apex.sizing import size_to_machine
 from apex.sockets import open_context
 from apex.trainer import Trainer
 from apex.transport import PrioritySender
-from apex.types import Progress, Schema
+from apex.types import Progress
 from apex.wire import Codec
 
 log = logging.getLogger("apex")
 
 
 def choose_device(config: LearnerConfig) -> torch.device:
-    """The configured device; raises ConfigError for CUDA where there is none: never a silent CPU."""
-    if config.device == "cuda" and not torch.cuda.is_available():
+    """The configured device; raises ConfigError for CUDA where there is none: never a silent CPU.
+
+    Torch is asked in a child: to ask is to begin with CUDA, and who has begun cannot fork another that uses it.
+    """
+    if config.device == "cpu":
+        return torch.device("cpu")
+    (sees_gpu,) = call_in_child("device", lambda stop: {"gpu": torch.cuda.is_available()}, Stop()).values()
+    if config.device == "cuda" and not sees_gpu:
         raise ConfigError("--device cuda, but torch sees no GPU here: use --device cpu, or mend the driver")
-    use_cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
-    return torch.device("cuda" if use_cuda else "cpu")
+    return torch.device("cuda" if sees_gpu else "cpu")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,7 +91,7 @@ def _run(folder: RunFolder, stop: Stop) -> int:
     config, device = folder.config, choose_device(folder.config.learner)
     keys = read_keys(config.transport.keys, "learner")
     found = find_latest(folder.checkpoints)
-    ring = _make_ring(config, folder.schema, device)
+    ring = SampleRing.configured(config, folder.schema, cuda=device.type == "cuda")
     pipe, coordinator_pipe = Pipe()
     coordinator, loaders = _start_children(folder, ring, coordinator_pipe, pipe)
     coordinator_pipe.close()  # Its other end: who dies is noticed.
@@ -112,7 +116,7 @@ def _run(folder: RunFolder, stop: Stop) -> int:
                 pipe,
                 connect=priorities.connect,
                 save=lambda progress: _save(folder, trainer, progress),
-                loader_seconds=ring.loader_seconds,
+                loaders=ring.loaders,
                 progress=progress,
                 num_refused=lambda: int(ring.refused[0]),
             )
@@ -131,12 +135,6 @@ def _run(folder: RunFolder, stop: Stop) -> int:
     finally:
         publisher.close()
         stop_children([coordinator, *loaders])
-
-
-def _make_ring(config: Config, schema: Schema, device: torch.device) -> SampleRing:
-    """Where loaders lay samples; slots enough for all that are filled, trained on, or not yet done with."""
-    num_slots = NUM_SLOTS + max(1, config.learner.num_loaders) - 1 + (MAX_BEHIND if device.type == "cuda" else 0)
-    return SampleRing(schema, config.learner.batch_size, num_slots, config.replay.num_shards)
 
 
 def _start_children(

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from apex.config import Config
 from apex.lifecycle import POLL_SECONDS, Stop, Wait
 from apex.processes import ChildDiedError
+from apex.sample_ring import LoaderFigures
 from apex.trainer import Trainer
 from apex.types import Progress
 
@@ -27,15 +26,14 @@ class DivergedError(RuntimeError):
 class Reporter:
     """Rates and means since the last report, for the coordinator."""
 
-    def __init__(self, pipe: Connection, batch_size: int, loader_seconds: NDArray[np.float64]) -> None:
-        """`loader_seconds`: float64[L], what each loader has worked, see `loader.SampleRing`."""
+    def __init__(self, pipe: Connection, batch_size: int, loaders: LoaderFigures) -> None:
         self._pipe = pipe
         self._batch_size = batch_size
-        self._loader_seconds = loader_seconds
+        self._loaders = loaders
         self._since = time.monotonic()
         self._updates = 0
         self._waited = 0.0
-        self._loaded = loader_seconds.copy()
+        self._loaded = loaders.seconds.copy()
 
     def due(self) -> bool:
         """Whether a second has passed."""
@@ -46,7 +44,7 @@ class Reporter:
         now = time.monotonic()
         seconds = now - self._since
         rate = (trainer.num_updates - self._updates) / seconds
-        loaded = self._loader_seconds.copy()
+        loaded = self._loaders.seconds.copy()
         figures = {} if trainer.figures is None else trainer.figures._asdict()
         message = {
             "updates": trainer.num_updates,
@@ -54,6 +52,8 @@ class Reporter:
             "samples_per_second": rate * self._batch_size,
             "wait_share": min(1.0, (trainer.wait_seconds - self._waited) / seconds),
             "loader_busy_share": min(1.0, float((loaded - self._loaded).max()) / seconds),  # of the busiest
+            "loaders_draw": float(self._loaders.draws[0]),  # 1 or 0: all do, or none, as they are on one host.
+            "load_per_core": os.getloadavg()[0] / (os.cpu_count() or 1),  # threads of this host that want to run
             "policy_lag": trainer.policy_lag,
             "skipped_updates": trainer.num_skipped,
             **{name: float(value) for name, value in figures.items()},
@@ -82,7 +82,7 @@ class LearnerLoop:
         *,
         connect: Callable[[str, int], None],
         save: Callable[[Progress], None],
-        loader_seconds: NDArray[np.float64],
+        loaders: LoaderFigures,
         progress: Progress,
         num_refused: Callable[[], int] = lambda: 0,
     ) -> None:
@@ -98,7 +98,7 @@ class LearnerLoop:
         self._connect = connect
         self._save = save
         self._num_refused = num_refused
-        self._reporter = Reporter(pipe, config.learner.batch_size, loader_seconds)
+        self._reporter = Reporter(pipe, config.learner.batch_size, loaders)
         replay = config.replay
         self._priorities = [""] * replay.num_shards  # endpoints by shard
         self._absent = ", ".join(map(replay.shard_name, range(replay.num_shards)))  # servers that are not there

@@ -209,11 +209,13 @@ def load(stop: Stop, index: int, config: Config, schema: Schema, ring: SampleRin
             remote = RemoteSource(batches, config)
         while not stop.requested:
             context.check()
-            ring.loader_seconds[index] = time.process_time()
+            ring.loaders.seconds[index] = time.process_time()
             if batches is not None:
                 ring.refused[0] = batches.num_refused
             if loader.ready(POLL_SECONDS):
-                fill(loader, [store.sampler() if draws else None for store in stores], remote)
+                samplers = [store.sampler() if draws else None for store in stores]
+                ring.loaders.draws[index] = None not in samplers
+                fill(loader, samplers, remote)
 
 
 def fill(loader: Loader, samplers: Sequence[Sampler | None], remote: RemoteSource | None) -> None:

@@ -43,7 +43,7 @@ def read_machine(cuda: Cuda | None = None) -> Machine:
         cores=max(1, math.ceil(min(cores))),
         memory_bytes=min(memory),
         gpu=cuda.usable,
-        cpu_bfloat16=has_bfloat16(_text(PROCESSOR)),
+        cpu_bfloat16=read_bfloat16(),
         gpu_bfloat16=bool(cuda.gpus) and cuda.gpus[0].has_bfloat16,  # the first is the learner's
     )
 
@@ -58,7 +58,7 @@ def core_limits(membership: str, root: Path) -> list[float]:
     limits = []
     for folder in _groups(membership, root, "cpu"):
         words = _words(folder / "cpu.max") or _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
-        if len(words) == 2 and words[0].isdecimal():  # "max" or -1: no limit
+        if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):  # "max" or -1: no limit
             limits.append(int(words[0]) / int(words[1]))
     return limits
 
@@ -89,6 +89,11 @@ def available_memory(meminfo: str, membership: str, root: Path) -> int:
 def read_available_memory() -> int:
     """The same for this process, now."""
     return available_memory(_text(MEMORY), read_membership(), ROOT)
+
+
+def read_bfloat16() -> bool:
+    """Whether this host's processor multiplies bfloat16."""
+    return has_bfloat16(_text(PROCESSOR))
 
 
 def has_bfloat16(cpuinfo: str) -> bool:
@@ -132,9 +137,15 @@ def _groups(membership: str, root: Path, controller: str) -> Iterator[Path]:
             continue  # It is no line of this file.
         if controllers and controller not in controllers.split(","):
             continue
-        top = root / controllers if controllers else root  # version 1 has a tree for each controller
+        top = _tree(root, controller) if controllers else root
         group = top / path.lstrip("/")
         yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(top))
+
+
+def _tree(root: Path, controller: str) -> Path:
+    """Version 1 has a tree for each controller, or for several; the kernel may name them in another order."""
+    trees = sorted(folder for folder in root.glob(f"*{controller}*") if controller in folder.name.split(","))
+    return trees[0] if trees else root / controller
 
 
 def _words(path: Path) -> list[str]:

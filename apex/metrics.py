@@ -25,17 +25,18 @@ from typing import Any, NamedTuple
 from tensorboardX.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
 from tensorboardX.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 from tensorboardX.record_writer import masked_crc32c  # type: ignore[import-untyped]
-from tensorboardX.summary import histogram_raw, scalar  # type: ignore[import-untyped]
+from tensorboardX.summary import histogram_raw, scalar, text  # type: ignore[import-untyped]
 
 FLUSH_SECONDS = 1.0  # `accept` flushes when the last time is so long ago
 MAX_PENDING_BYTES = 1 << 20  # of one file that cannot be written; what comes after is dropped and counted
 MAX_BINS = 1_000
 MAX_TAGS = 100_000
+MAX_TEXT = 1_000  # characters
 
 _ROLE = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,127}")
 _EVENTS = re.compile(r"events\.out\.tfevents\.(\d+)\.")
-_KEYS = {"role", "steps", "time", "scalars", "histograms"}
+_KEYS = {"role", "steps", "time", "scalars", "histograms", "texts"}
 
 log = logging.getLogger("apex")
 
@@ -53,6 +54,7 @@ class _Message(NamedTuple):
     time: float
     scalars: dict[str, float]
     histograms: dict[str, _Histogram]
+    texts: dict[str, str]
 
 
 class MetricsWriter:
@@ -84,8 +86,8 @@ class MetricsWriter:
         """Takes one message; raises ValueError, and counts, if it is not as the protocol has it.
 
         {"role": "learner", "steps": 123 or null, "time": unix seconds, "scalars": {tag: value},
-        "histograms": {tag: {"counts": [K], "edges": [K + 1]}}}; the last may be absent. Without steps it gets the
-        newest that are known. A value that is not finite is null in the JSON lines.
+        "histograms": {tag: {"counts": [K], "edges": [K + 1]}}, "texts": {tag: text}}; the last two may be absent.
+        Without steps it gets the newest that are known. A value that is not finite is null in the JSON lines.
         """
         try:
             checked = _check(message)
@@ -101,6 +103,8 @@ class MetricsWriter:
             self._add_summary(scalar(tag, value), steps, checked.time)
         for tag, histogram in checked.histograms.items():
             self._add_summary(_summarize(tag, histogram), steps, checked.time)
+        for tag, words in checked.texts.items():
+            self._add_summary(text(tag, words), steps, checked.time)
         if self._clock() >= self._flush_at:
             self.flush()
 
@@ -133,6 +137,8 @@ class MetricsWriter:
         }
         if message.histograms:
             line["histograms"] = {tag: histogram._asdict() for tag, histogram in message.histograms.items()}
+        if message.texts:
+            line["texts"] = message.texts
         if message.role not in self._curves:
             self._curves[message.role] = _AppendedFile(self._folder / "curves" / f"{message.role}.jsonl", lines=True)
         self._curves[message.role].append(json.dumps(line, allow_nan=False).encode() + b"\n")
@@ -246,19 +252,24 @@ def _check(message: dict[str, Any]) -> _Message:
     whole = isinstance(steps, numbers.Integral) and not isinstance(steps, bool)
     _require(steps is None or (whole and 0 <= int(steps) < 2**63), "steps must be a whole number or null", steps)
     _require(_is_number(seconds) and math.isfinite(float(seconds or 0)), "time must be in unix seconds", seconds)
-    scalars, histograms = message.get("scalars", {}), message.get("histograms", {})
+    scalars, histograms, texts = (message.get(name, {}) for name in ("scalars", "histograms", "texts"))
     _require(isinstance(scalars, dict), "scalars must be an object", scalars)
     _require(isinstance(histograms, dict), "histograms must be an object", histograms)
-    for tag in (*scalars, *histograms):
+    _require(isinstance(texts, dict), "texts must be an object", texts)
+    for tag in (*scalars, *histograms, *texts):
         _require(isinstance(tag, str) and _TAG.fullmatch(tag) is not None, "not a tag", tag)
     for tag, value in scalars.items():
         _require(_is_number(value), f"{tag} must be a number", value)
+    for tag, words in texts.items():
+        plain = isinstance(words, str) and words.isprintable() and len(words) <= MAX_TEXT
+        _require(plain, f"{tag} must be a line of at most {MAX_TEXT} printable characters", words)
     return _Message(
         role=str(role),
         steps=None if steps is None else int(steps),
         time=float(seconds or 0),
         scalars={tag: float(value) for tag, value in scalars.items()},
         histograms={tag: _check_histogram(tag, histogram) for tag, histogram in histograms.items()},
+        texts=texts,
     )
 
 

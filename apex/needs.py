@@ -11,6 +11,7 @@ from math import prod
 from typing import NamedTuple
 
 from apex.config import Config
+from apex.sample_ring import slots_needed
 from apex.sizing import table_bytes
 from apex.store_layout import Sizes
 from apex.types import Schema
@@ -19,10 +20,10 @@ MIB = 2**20
 OTHER_PROGRAM_BYTES = 650 * MIB  # launcher, replay and its copyist, coordinator, evaluator, actor host, TensorBoard
 TRAINER_BYTES = 200 * MIB  # before its first update
 CUDA_BYTES = 3 * 2**30  # on the host, and a third of it on the GPU, for CUDA's libraries and context. A guess
-ACTOR_PROCESS_BYTES = 160 * MIB  # 16 streams of 84 x 84 pixels
+ACTOR_PROCESS_BYTES = 132 * MIB  # without its environments
+ENVIRONMENT_BYTES = 7 * MIB // 4  # of 84 x 84 pixels, with its window of transitions
 LOADER_BYTES = 80 * MIB
 UPDATE_COPIES = 7  # of a batch's stacks in float32, at the peak of an update
-RING_SLOTS = 2  # of the ring, beside one for each loader
 
 CHECKPOINT_BYTES = {"uint8": 64 * MIB, "float32": 4 * MIB}  # networks and optimizer; the paper's take 53 MB
 SNAPSHOTS = 3  # two are kept while the next is written; in the worst case they have nothing in common
@@ -55,13 +56,13 @@ def store_bytes(config: Config) -> int:
 
 def memory_needed(config: Config, schema: Schema, *, cuda: bool) -> Memory:
     """All memory of a run on one host; what is not the store's is an estimate."""
-    learner = config.learner
+    actor, learner = config.actor, config.learner
     batch = 2 * learner.batch_size * prod(schema.observation_shape)  # values in the stacks of s_t and of s_{t+m}
-    ring = (RING_SLOTS + learner.num_loaders) * batch * (1 if schema.frame_dtype == "uint8" else 4)
+    ring = slots_needed(learner.num_loaders, cuda=cuda) * batch * (1 if schema.frame_dtype == "uint8" else 4)
     update = CUDA_BYTES if cuda else update_bytes(config, schema)
     return Memory(
         store=store_bytes(config),
-        actors=config.actor.num_processes * ACTOR_PROCESS_BYTES,
+        actors=actor.num_processes * (ACTOR_PROCESS_BYTES + actor.envs_per_process * ENVIRONMENT_BYTES),
         learner=TRAINER_BYTES + update + ring + learner.num_loaders * LOADER_BYTES,
         others=OTHER_PROGRAM_BYTES,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,21 @@ def make_optimizer(config: LearnerConfig, parameters: Iterable[nn.Parameter]) ->
     return CenteredRMSProp(
         parameters, lr=config.learning_rate, decay=config.rmsprop_decay, epsilon=config.optimizer_epsilon
     )
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Goes on from the averages and counts of a `state_dict`; how it steps stays as this configuration and device say.
+
+    A state may come from another device, and with its tensors in another order of memory: it gets this one's, as a step
+    that is fused walks through parameter and averages side by side.
+    """
+    own = optimizer.state_dict()["param_groups"]
+    groups = [{**mine, "params": saved["params"]} for mine, saved in zip(own, state["param_groups"], strict=True)]
+    optimizer.load_state_dict({**state, "param_groups": groups})
+    for parameter, values in optimizer.state.items():
+        for name, value in values.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.dim():
+                values[name] = torch.empty_like(parameter).copy_(value)
 
 
 class CenteredRMSProp(torch.optim.Optimizer):

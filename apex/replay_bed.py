@@ -29,7 +29,7 @@ from apex.processes import ChildDiedError, check_children, start_child, stop_chi
 from apex.recorded_writer import Inserted, write
 from apex.recording import Recording
 from apex.run_folder import RunFolder
-from apex.sample_ring import NUM_SLOTS, Sample, SampleRing
+from apex.sample_ring import Sample, SampleRing
 from apex.sockets import open_context
 from apex.store_layout import MEMORY
 from apex.transport import PrioritySender
@@ -101,8 +101,10 @@ class Bed:
 
 
 @contextmanager
-def open_bed(config: Config, recording: Recording, folder: Path, link: Link, stop: Stop) -> Iterator[Bed]:
-    """Starts the programs. `stop` ends every wait with KeyboardInterrupt."""
+def open_bed(
+    config: Config, recording: Recording, folder: Path, link: Link, stop: Stop, *, cuda: bool = False
+) -> Iterator[Bed]:
+    """Starts the programs. `stop` ends every wait with KeyboardInterrupt; `cuda`: batches go on to a GPU."""
     config = choose_ports(config, is_free, lambda sentence: None)
     config = dataclasses.replace(
         config,
@@ -113,7 +115,7 @@ def open_bed(config: Config, recording: Recording, folder: Path, link: Link, sto
     )
     run = RunFolder.create(config, recording.schema, argv=[])
     num_loaders = max(1, config.learner.num_loaders)
-    ring = SampleRing(run.schema, config.learner.batch_size, NUM_SLOTS + num_loaders - 1)
+    ring = SampleRing.configured(config, run.schema, cuda=cuda)
     trainer_pipe, coordinator_pipe = Pipe()
     pipe, writer_pipe = Pipe()
     desk = Desk(config, run.schema, run.run_id, config.actor.num_actors, 1, run.path)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from apex.bottleneck import figure, find_limit
+from apex.bottleneck import figure, find_limit, find_limit_of_filling
 from apex.config import Config
 from apex.exploration import epsilon_ladder
 from apex.types import Progress
@@ -18,7 +18,7 @@ Status = dict[str, Any]
 
 log = logging.getLogger("apex")
 
-PARTS = ("actors", "wire", "replay", "loaders", "learner")  # what may limit a run
+PARTS = ("actors", "wire", "replay", "loaders", "learner", "processor")  # what may limit a run
 TRAINER_SILENCE_SECONDS = 10.0  # after which it is what limits the run, whatever the last figures were
 LEARNER_FIGURES = (
     "loss",
@@ -250,7 +250,7 @@ class RunStatus:
                 "minutes": config.run.max_minutes,
                 "score": config.run.stop_score,
             },
-            "limited_by": self._limited_by(),
+            "limited_by": self.limited_by(),
             "refused_connections": _merged([self.refused_connections, *replay["refused_connections"]]),
             "refusals": {
                 "replay": replay["refusals"],
@@ -286,7 +286,7 @@ class RunStatus:
         """What the curves show of programs that send none themselves, by TensorBoard tag; and what limits the run."""
         scalars = {f"actors/{name}": value for name, value in self._actor_figures().items()}
         scalars |= {f"refused/{door}": float(sum(counts.values())) for door, counts in self.refusals.items()}
-        limit = self._limited_by()
+        limit = self.limited_by()
         if limit is not None:
             scalars |= {f"limited_by/{part}": float(part == limit["part"]) for part in PARTS}
         return scalars
@@ -302,11 +302,13 @@ class RunStatus:
             **{name: sum(figure(actor, name) for actor in actors) for name in summed},
         }
 
-    def _limited_by(self) -> Status | None:
-        """Which part, if it were faster, would make training faster; and the knob that makes it so."""
+    def limited_by(self) -> Status | None:
+        """Which part, if it were faster, would make training faster, or begin sooner; and the knob that makes it so."""
+        actors = [member.status for member in self.members.values() if member.role == "actor"]
+        if self._phase() == "filling replay":
+            return find_limit_of_filling(self._config, actors, self.replay_status(), self.absent_replay)
         if self._phase() != "training":
             return None
-        actors = [member.status for member in self.members.values() if member.role == "actor"]
         if self.trainer_silence > TRAINER_SILENCE_SECONDS:
             why = f"no word from its trainer for {self.trainer_silence:.0f} s: one long update, or it is stuck"
             return {"part": "learner", "why": why, "knob": "--run.stuck-seconds"}

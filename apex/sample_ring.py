@@ -10,10 +10,13 @@ from math import prod
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from apex.config import Config
 from apex.types import Array, PriorityUpdate, SampleBatch, Schema
 
 NUM_SLOTS = 3  # one being trained on, one ready, one being filled; with more loaders more
+MAX_BEHIND = 2  # steps that a GPU may be behind: one is computed, one lies ready; their slots stay as they are
 MOST_LOADERS = 64
 
 
@@ -53,6 +56,13 @@ class Sample(NamedTuple):
         ]
 
 
+class LoaderFigures(NamedTuple):
+    """What each loader says of itself, in memory that the trainer maps too."""
+
+    seconds: NDArray[np.float64]  # of processor time: what it waits takes none
+    draws: NDArray[np.float64]  # 1 while it draws every shard's part for itself, else 0
+
+
 class SampleRing:
     """A few samples in anonymous shared memory, made before the fork."""
 
@@ -74,8 +84,7 @@ class SampleRing:
         slot_bytes = -(-(frame_bytes + self.dtype.itemsize) // mmap.PAGESIZE) * mmap.PAGESIZE
         memory = mmap.mmap(-1, slot_bytes * num_slots)
         self.memory = np.frombuffer(memory, np.uint8)  # all slots, for who wants to lock them
-        # Processor seconds of each loader: what it waits takes none.
-        self.loader_seconds = np.frombuffer(mmap.mmap(-1, 8 * MOST_LOADERS), np.float64)
+        self.loaders = LoaderFigures(*np.frombuffer(mmap.mmap(-1, 2 * 8 * MOST_LOADERS), np.float64).reshape(2, -1))
         self.refused = np.frombuffer(mmap.mmap(-1, 8), np.int64)  # [1]  messages that were no batches
         self.num_slots = num_slots
         self.num_shards = num_shards
@@ -92,6 +101,12 @@ class SampleRing:
         for end in (*self._ready, *self._free):
             os.set_blocking(end, False)
         os.write(self._free[1], bytes(range(num_slots)))
+
+    @classmethod
+    def configured(cls, config: Config, schema: Schema, *, cuda: bool) -> SampleRing:
+        """A learner's, by a sized configuration."""
+        num_slots = slots_needed(config.learner.num_loaders, cuda=cuda)
+        return cls(schema, config.learner.batch_size, num_slots, config.replay.num_shards)
 
     # --- the filling side -------------------------------------------------------------------------------------------
 
@@ -148,6 +163,11 @@ class SampleRing:
     def release(self, slot: int) -> None:
         """Gives a slot back to be filled again."""
         os.write(self._free[1], bytes([slot]))
+
+
+def slots_needed(num_loaders: int, *, cuda: bool) -> int:
+    """Slots enough for all that are filled, trained on, or not yet done with."""
+    return NUM_SLOTS + max(1, num_loaders) - 1 + (MAX_BEHIND if cuda else 0)
 
 
 def _read_byte(descriptor: int, timeout: float) -> int | None:

@@ -41,6 +41,7 @@ BATCH_PER_THREAD = 32
 # second, which is three to five loaders; on few cores the actors need them more.
 MOST_LOADERS = 5
 CORES_PER_LOADER = 5
+MANY_CORES = 16  # On fewer, a quarter of them is too little to speak of.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +106,7 @@ def explain(config: Config, machine: Machine, schema: Schema) -> list[str]:
         f"is left of {machine.cores}",
         f"  batches of {learner.batch_size}; {_explain_format(config.learner, machine)}",
     ]
+    lines += _explain_idle_cores(config, sized, machine)
     each = bytes_per_transition(sized, schema)
     tables = table_bytes(sized)
     lines.append(
@@ -122,6 +124,27 @@ def explain(config: Config, machine: Machine, schema: Schema) -> list[str]:
             "that, training never begins; raise replay.max_bytes"
         )
     return lines
+
+
+def _explain_idle_cores(config: Config, sized: Config, machine: Machine) -> list[str]:
+    """Why a part of a large machine has nothing to do, and what would change that."""
+    actor, learner = sized.actor, sized.learner
+    helpers = learner.num_loaders + _replay_cores(sized) + 1  # and an evaluator
+    idle = machine.cores - actor.num_processes * actor.num_threads - learner.num_threads - helpers
+    on_gpu = _uses_gpu(learner, machine)
+    asked = config.actor.num_processes if on_gpu else config.actor.num_processes or config.learner.num_threads
+    if asked or idle <= machine.cores // 8 or machine.cores < MANY_CORES:
+        return []
+    if on_gpu:  # What actors leave, no other part can use; without a GPU the learner takes it.
+        why = f"{_count(actor.num_actors, 'actor')} in {actor.num_processes} processes"
+        knob = "--actors"
+        if not config.actor.num_actors:
+            why = f"{why}, as a memory of {sized.replay.capacity:,} holds {TRANSITIONS_PER_ACTOR:,} transitions of each"
+            knob = "--replay.capacity or --actors"
+    else:
+        why = f"the learner's batch is too small for more than {_count(learner.num_threads, 'thread')}"
+        knob = "--learner.batch-size"
+    return [f"  about {idle} of {machine.cores} cores have no work: {why}; a higher {knob} gives them some"]
 
 
 def bytes_per_transition(config: Config, schema: Schema) -> int:
@@ -159,15 +182,19 @@ def _actor_cores(config: Config, machine: Machine) -> int:
     """With a GPU what the learner's host side and replay leave; else half, or less where inserts wait for samples."""
     half, replay = max(1, machine.cores // 2), config.replay
     if _uses_gpu(config.learner, machine):
-        trainer = writer = 1
-        samplers = 0 if config.transport.shared_memory else replay.num_samplers  # Else loaders draw for themselves.
-        shards = replay.num_shards * (writer + samplers)
-        return max(half, machine.cores - trainer - _num_loaders(config, machine) - shards)
+        trainer = 1
+        return max(half, machine.cores - trainer - _num_loaders(config, machine) - _replay_cores(config))
     if replay.inserts_wait:
         # A sample costs the learner about what a step costs its actor: 0.3 to 0.5 ms of a core against 0.43 (Pong at
         # half width). Actors on more than this share of the cores would wait, and the learner with them.
         return max(1, min(half, int(machine.cores / (1 + replay.samples_per_insert))))
     return half
+
+
+def _replay_cores(config: Config) -> int:
+    """One for each shard's writer, and for each sampler: there are some where loaders do not draw for themselves."""
+    samplers = 0 if config.transport.shared_memory else config.replay.num_samplers
+    return config.replay.num_shards * (1 + samplers)
 
 
 def _size_learner(config: Config, actor: ActorConfig, machine: Machine) -> LearnerConfig:
@@ -179,8 +206,9 @@ def _size_learner(config: Config, actor: ActorConfig, machine: Machine) -> Learn
     left = max(1, machine.cores - actor.num_processes * actor.num_threads - machine.cores // 8)
     batch_size = learner.batch_size
     if not batch_size:
-        asked = LARGEST_BATCH if on_gpu else BATCH_PER_THREAD * (learner.num_threads or left)
-        most = min(max(SMALLEST_BATCH, asked), LARGEST_BATCH, config.replay.min_size_to_sample)
+        threads = min(learner.num_threads or left, machine.cores)  # More than cores make no update wider.
+        wide = LARGEST_BATCH if on_gpu else BATCH_PER_THREAD * threads
+        most = min(max(SMALLEST_BATCH, wide), LARGEST_BATCH, config.replay.min_size_to_sample)
         batch_size = 1 << (most.bit_length() - 1)
     threads = 1 if on_gpu else max(1, min(left, batch_size // SAMPLES_PER_THREAD))  # Beside a GPU it only launches.
     has_bfloat16 = machine.gpu_bfloat16 if on_gpu else machine.cpu_bfloat16
@@ -194,8 +222,9 @@ def _size_learner(config: Config, actor: ActorConfig, machine: Machine) -> Learn
 
 
 def _num_loaders(config: Config, machine: Machine) -> int:
-    on_gpu = _uses_gpu(config.learner, machine)
-    by_machine = max(1, min(MOST_LOADERS, machine.cores // CORES_PER_LOADER)) if on_gpu else 1
+    # By sockets one of them receives, and others would have nothing to do.
+    several = _uses_gpu(config.learner, machine) and config.transport.shared_memory
+    by_machine = max(1, min(MOST_LOADERS, machine.cores // CORES_PER_LOADER)) if several else 1
     return config.learner.num_loaders or by_machine
 
 

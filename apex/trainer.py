@@ -16,10 +16,12 @@ from apex.config import LearnerConfig
 from apex.feed import make_feed
 from apex.losses import importance_weights
 from apex.networks import flatten_parameters
-from apex.optimizers import make_optimizer
+from apex.optimizers import make_optimizer, restore_optimizer
 from apex.sample_ring import Sample
 from apex.types import Array, Parameters, PriorityUpdate
 from apex.update import Figures, make_update, place
+
+COLLECT_SECONDS = 0.001  # between two looks for results, while no sample comes
 
 
 class Samples(Protocol):
@@ -88,7 +90,7 @@ class Trainer:
     def step(self, timeout: float) -> bool:
         """Makes one update; False if no sample came within `timeout` seconds."""
         began = time.monotonic()
-        sample = self._samples.receive(timeout)
+        sample = self._receive(timeout)
         self.wait_seconds += time.monotonic() - began
         if sample is None:
             return False
@@ -120,12 +122,22 @@ class Trainer:
         self.num_updates = state["num_updates"]
         self.online.load_state_dict(state["online"])
         self.target.load_state_dict(state["target"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        restore_optimizer(self.optimizer, state["optimizer"])
         torch.set_rng_state(state["rng"]["torch"])
 
     def flush(self) -> None:
         """Waits for the results that are still on their way to the host, and sends their priorities."""
         self._feed.flush()
+
+    def _receive(self, timeout: float) -> Sample | None:
+        """The next sample. Meanwhile results leave as they arrive: where credit is short, it waits for just these."""
+        deadline = time.monotonic() + timeout
+        while self._feed.collect():
+            remaining = deadline - time.monotonic()
+            sample = self._samples.receive(max(0.0, min(COLLECT_SECONDS, remaining)))
+            if sample is not None or remaining <= 0:
+                return sample
+        return self._samples.receive(max(0.0, deadline - time.monotonic()))
 
     def _train(self, sample: Sample) -> None:
         # Of the whole memory, whatever its shards hold: P(i) = 1/R * leaf / root, N = the sum of what is alive in each.

@@ -17,7 +17,6 @@ from apex.config import ActorConfig, Config, EnvironmentConfig
 from apex.lifecycle import Stop
 from apex.scores import ScoreBoard
 from apex.segments import SegmentBuilder
-from apex.sizing import Machine
 from apex.types import Parameters, Step, Stream
 
 E = 2
@@ -305,8 +304,7 @@ def test_a_host_counts_its_one_copy_of_the_parameters(monkeypatch):
     [("auto", True, True), ("auto", False, False), ("on", False, True), ("off", True, False)],
 )
 def test_each_host_chooses_its_number_format(asked, has, expected):
-    machine = Machine(cores=2, memory_bytes=2**30, gpu=False, cpu_bfloat16=has)
-    assert acts_in_bfloat16(ActorConfig(bfloat16=asked), machine) == expected
+    assert acts_in_bfloat16(ActorConfig(bfloat16=asked), has_bfloat16=has) == expected
 
 
 def test_the_first_words_that_a_worker_left_are_the_hosts_last_ones():

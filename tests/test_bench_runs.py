@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 
 import pytest
+import torch
 from test_bench import start
 
-from apex import bench_connections, bench_system
+from apex import bench_connections, bench_learner, bench_system
 from apex.bench import main
+from apex.bench_command import GAME, read_config
 from apex.bench_connections import Sent
 from apex.bench_ledger import Balance
-from apex.lifecycle import FAILED
+from apex.learner import choose_device
+from apex.lifecycle import FAILED, Stop
 
 TINY = ["--preset", "cartpole", "--device", "cpu", "--json"]
 
@@ -28,6 +33,70 @@ def figures_of(tmp_path, *arguments):
     return json.loads(said.splitlines()[-1])
 
 
+class Cuda:
+    """As CUDA is: who has begun with it forks no child that can."""
+
+    def __init__(self):
+        self.begun_in = 0
+
+    def is_available(self):
+        if self.begun_in not in (0, os.getpid()):
+            raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
+        self.begun_in = os.getpid()
+        return True
+
+
+def test_no_process_of_the_learners_benchmark_begins_with_cuda_before_it_forks_another_that_does(tmp_path, monkeypatch):
+    cuda = Cuda()
+    monkeypatch.setattr(torch.cuda, "is_available", cuda.is_available)
+
+    def time_on_device(config, schema, seconds, stop):
+        return 1.0 + (choose_device(config.learner).type == "cuda") + 0 * cuda.is_available()
+
+    def time_fed(config, schema, folder, seconds, stop):
+        return time_on_device(config, schema, seconds, stop), 0.0
+
+    monkeypatch.setattr(bench_learner, "time_plain", time_on_device)
+    monkeypatch.setattr(bench_learner, "time_resident", time_on_device)
+    monkeypatch.setattr(bench_learner, "_time_fed", time_fed)
+    config = read_config(["--preset", "cartpole"], "apex bench learner")
+    figures = bench_learner.measure(config, tmp_path, 1.0, Stop())
+    assert (figures["learner_updates_per_s"], figures["cuda"]) == (2.0, 1.0)
+    assert cuda.begun_in == os.getpid()  # The last rate is this process's own.
+
+
+def test_one_that_is_asked_to_stop_says_no_figure(tmp_path, monkeypatch):
+    stop = Stop()
+    monkeypatch.setattr(bench_learner, "time_plain", lambda config, schema, seconds, stop: time.sleep(60))
+    config = read_config(["--preset", "cartpole", "--device", "cpu"], "apex bench learner")
+    stop.request()
+    with pytest.raises(KeyboardInterrupt):
+        bench_learner.measure(config, tmp_path, 1.0, stop)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "game"),
+    [
+        ([], GAME),
+        (["--environment.frame-skip", "2"], GAME),
+        (["--env", "CartPole-v1"], "CartPole-v1"),
+        (["--env=CartPole-v1"], "CartPole-v1"),
+        (["--environment.id", "CartPole-v1"], "CartPole-v1"),
+        (["--preset", "cartpole"], "CartPole-v1"),
+    ],
+)
+def test_the_benchmarks_game_is_another_only_where_one_is_named(arguments, game):
+    assert read_config([*arguments, "--device", "cpu"], "apex bench").environment.id == game
+
+
+def test_a_system_without_its_parts_measures_itself_alone(monkeypatch, capsys):
+    monkeypatch.setattr(bench_system, "_time_run", lambda config, folder, seconds, stop: (900.0, 6.0))
+    assert main(["system", "--seconds", "3", "--no-alone", *TINY]) == 0
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert figures["system_steps_per_s"] == 900
+    assert "system_actor_share" not in figures
+
+
 def test_a_system_is_measured_beside_what_its_parts_give_alone(monkeypatch, capsys):
     """What the parts really give, `bench/gpu.sh --rehearse` measures."""
     told = []
@@ -37,10 +106,16 @@ def test_a_system_is_measured_beside_what_its_parts_give_alone(monkeypatch, caps
 
     monkeypatch.setattr(bench_system.bench_actor, "measure", part({"actor_steps_per_s": 500.0}))
     monkeypatch.setattr(bench_system.bench_learner, "measure", part({"learner_resident_updates_per_s": 8.0}))
-    monkeypatch.setattr(bench_system, "_time_run", lambda config, folder, seconds, stop: (900.0, 6.0))
-    arguments = ["--seconds", "3", "--alone", "--actor.num-processes", "2", "--learner.batch-size", "64"]
+
+    def time_run(config, folder, seconds, stop):
+        told.append("system")
+        return 900.0, 6.0
+
+    monkeypatch.setattr(bench_system, "_time_run", time_run)
+    arguments = ["--seconds", "3", "--actor.num-processes", "2", "--learner.batch-size", "64"]
     assert main(["system", *arguments, *TINY]) == 0
-    assert told == [("actor", True, 1.5), ("learner", True, 1.5)]
+    # The learner's comes last: it may begin with CUDA, and keep the GPU's memory.
+    assert told == ["system", ("actor", True, 1.5), ("learner", True, 1.5)]
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert figures["system_actor_share"] == 0.9
     assert figures["system_learner_share"] == 0.75
@@ -97,6 +172,13 @@ def test_books_that_do_not_balance_are_a_failure(monkeypatch, capsys, lost, twic
     assert figures["connections_fairness"] == pytest.approx(40 / 60)
     assert figures["connections_transitions_per_s"] == 16
     assert figures["connections_memory_growth"] == 0.5
+
+
+def test_memory_is_that_of_the_first_and_last_minute_and_in_a_short_run_of_tenths():
+    assert bench_connections.compare_ends([1.0] * 60 + [9.0] * 60 + [2.0] * 60) == (1.0, 2.0)
+    assert bench_connections.compare_ends([1.0] * 60 + [2.0] * 60) == (1.0, 2.0)
+    assert bench_connections.compare_ends([9.0, 1.0, *[5.0] * 7, 2.0]) == (1.0, 2.0)
+    assert bench_connections.compare_ends([3.0]) == (3.0, 3.0)
 
 
 @pytest.mark.parametrize(

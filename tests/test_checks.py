@@ -20,6 +20,7 @@ from apex.checks import (
     check_ports,
     check_processor,
     check_room,
+    check_threads,
     check_tmpfs,
     require_all,
 )
@@ -210,6 +211,13 @@ def test_a_small_disk_is_a_warning_and_one_that_cannot_be_written_is_short(free,
     check = check_disk(GIB, Path("/runs"), Space(9 * GIB, free), writable=writable)
     assert check.verdict == verdict
     assert check.remedy.startswith(remedy)
+
+
+def test_threads_and_loaders_beyond_the_cores_are_a_warning():
+    assert check_threads(Config(), 2).verdict == "ok"
+    check = check_threads(Config(learner=LearnerConfig(num_threads=64, num_loaders=2)), 2)
+    assert judge(check) == ("warning", "leave --learner.num-threads to the machine")
+    assert "--learner.num-threads 64, but 2 cores to run on" in check.figures
 
 
 def test_free_ports_are_named():

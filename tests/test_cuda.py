@@ -1,9 +1,12 @@
 """GPUs: what the driver answers, and whether this build of torch can use them."""
 
 import ctypes
+import os
+import time
 
 import pytest
 
+from apex import cuda as cuda_module
 from apex.cuda import Cuda, Gpu, read_cuda, torch_version, version_name
 
 H200 = Gpu("NVIDIA H200", 140 * 2**30, (9, 0))
@@ -16,6 +19,7 @@ class Driver:
     def __init__(self, *gpus, status=0):
         self.gpus = gpus
         self.status = status
+        self.begun_in = 0
 
     def __call__(self, name):
         assert name == "libcuda.so.1"
@@ -26,6 +30,9 @@ class Driver:
         return 0
 
     def cuInit(self, flags):  # noqa: N802
+        if self.begun_in not in (0, os.getpid()):
+            return 3  # not initialized: what CUDA says to the child of a process that has begun with it
+        self.begun_in = os.getpid()
         return self.status
 
     def cuDeviceGetCount(self, count):  # noqa: N802
@@ -57,6 +64,24 @@ def test_every_gpu_is_described():
 def test_a_driver_without_a_gpu_has_a_version_only():
     assert read_cuda(Driver(H200, status=100))._replace(torch=0) == Cuda(12_040, 0, ())
     assert read_cuda(Driver())._replace(torch=0) == Cuda(12_040, 0, ())
+
+
+def test_who_asks_has_not_begun_with_cuda_so_its_children_may():
+    driver = Driver(H200)
+    assert read_cuda(driver).gpus == (H200,)
+    assert driver.begun_in == 0
+    assert read_cuda(driver).gpus == (H200,)
+
+
+def test_a_driver_that_dies_of_the_question_or_never_answers_has_no_gpu(monkeypatch):
+    dying, silent = Driver(H200), Driver(H200)
+    dying.cuInit = lambda flags: os._exit(1)
+    silent.cuInit = lambda flags: time.sleep(60)
+    monkeypatch.setattr(cuda_module, "ANSWER_SECONDS", 0.1)
+    for driver in (dying, silent):
+        assert read_cuda(driver)._replace(torch=0) == Cuda(0, 0, ())
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)  # No child is left.
 
 
 def test_without_a_driver_there_is_nothing():

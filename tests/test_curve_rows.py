@@ -68,3 +68,18 @@ def test_a_wall_clock_that_jumps_neither_ends_a_run_nor_turns_its_curves_back(tm
     assert [row["steps"] for row in curve] == list(range(0, 6_000, 100))
     now[0] = 600.0
     assert status.end_reason() == "reached 10 minutes"
+
+
+def test_the_knob_is_told_as_a_text_when_it_changes():
+    status, told = make_status(), []
+    status.replay_endpoints = [{"experience": "tcp://..."}]
+    rows = CurveRows(status)
+    status.hear(2, "actor", "host", 11, {})
+    for size, updates in [(10, 0), (20, 0), (60_000, 0), (60_000, 5), (60_000, 9)]:
+        hear(status, size, size=size)
+        status.hear_trainer({"updates": updates, "wait_share": 0.0})
+        told.append(next(rows.next()).get("texts", {}).get("limited_by/knob"))
+    assert told[1:3] == [None, None]
+    assert told[4] is None
+    assert told[0] == "actors: turn --actor.num-processes, --replay.min-size-to-sample"
+    assert told[3].startswith("learner: turn --learner.batch-size")

@@ -29,6 +29,7 @@ NAMES = [
     "native loops",
     "processor",
     "cores",
+    "threads",
     "GPU",
     "environment",
     "sizes",
@@ -118,14 +119,14 @@ def test_without_an_environment_there_are_no_sizes():
     found = examine(Config(environment=EnvironmentConfig(id="NoSuchEnv-v0")))
     assert "environment" in found.short
     assert (found.sizes, found.sized) == ([], None)
-    assert [check.name for check in found.checks] == [*NAMES[:6], "leftovers"]
+    assert [check.name for check in found.checks] == [*NAMES[:7], "leftovers"]
 
 
 def test_a_replay_memory_that_can_never_fit_is_short():
     config = Config(environment=EnvironmentConfig(id="CartPole-v1"), replay=ReplayConfig(max_bytes=2**50))
     found = examine(config)
     assert found.short == ["sizes"]
-    assert [check.name for check in found.checks] == [*NAMES[:7], "leftovers"]
+    assert [check.name for check in found.checks] == [*NAMES[:8], "leftovers"]
 
 
 def test_a_folder_that_cannot_be_written_is_short(tmp_path):

@@ -8,10 +8,12 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from test_trainer import B, make_sample
+from test_trainer import SCHEMA, B, make_sample
 
 from apex import feed
-from apex.feed import MAX_BEHIND, CudaFeed, HostFeed, lock_memory, make_feed
+from apex.config import Config, LearnerConfig, ReplayConfig
+from apex.feed import CudaFeed, HostFeed, lock_memory, make_feed
+from apex.sample_ring import MAX_BEHIND, SampleRing
 
 
 class Device:
@@ -19,6 +21,7 @@ class Device:
 
     def __init__(self):
         self.pending = deque()  # events in the order of recording
+        self.num_recorded = 0
         self.current = Stream(self, "compute")
 
     def finish(self, count=10**6):
@@ -41,6 +44,8 @@ class Event:
 
     def record(self, stream=None):
         self.done, self.recorded_on = False, (stream or self.device.current).name
+        self.order = self.device.num_recorded
+        self.device.num_recorded += 1
         self.device.pending.append(self)
 
     def query(self):
@@ -122,9 +127,10 @@ def test_a_buffer_is_filled_again_only_after_the_update_that_read_it(device):
         sample = make_sample(number)
         cuda.load(sample, weights())
         cuda.give_back(sample, torch.zeros(B))
-    frees = [event for event in copies.waited_for if event.recorded_on == "compute"]
-    assert [event is free for event, free in zip(frees, [cuda._free[0], cuda._free[1], cuda._free[0]], strict=True)]
+        (freed,) = [event for event in cuda._free if event in device.pending and event.order == device.num_recorded - 2]
+        assert freed is copies.waited_for[number]  # It is free after the update that read this very buffer.
     assert copies.waited_for[2] is copies.waited_for[0]  # the third copy waits for the first buffer
+    assert copies.waited_for[1] is not copies.waited_for[0]
 
 
 def test_the_update_waits_for_its_own_copy_and_this_thread_for_nothing(device):
@@ -154,6 +160,25 @@ def test_a_slot_leaves_after_what_was_made_of_it(device):
     assert tape.words == ["priorities 0", "release 0", "priorities 1", "release 1"]
 
 
+@pytest.mark.parametrize(("cuda", "slots"), [(False, 5), (True, 5 + MAX_BEHIND)])
+def test_the_ring_has_slots_for_every_loader_and_for_what_a_gpu_keeps(cuda, slots):
+    config = Config(learner=LearnerConfig(batch_size=8, num_loaders=3), replay=ReplayConfig(num_shards=2))
+    ring = SampleRing.configured(config, SCHEMA, cuda=cuda)
+    assert (ring.num_slots, ring.num_shards, ring.part_size) == (slots, 2, 4)
+
+
+def test_what_has_arrived_leaves_also_while_no_batch_comes(device):
+    cuda, tape = make_cuda_feed()
+    sample = make_sample(0)
+    cuda.load(sample, weights())
+    cuda.give_back(sample, torch.zeros(B))
+    assert cuda.collect()
+    assert tape.words == []  # It waited for nothing.
+    device.finish()
+    assert not cuda.collect()
+    assert tape.words == ["priorities 0", "release 0"]
+
+
 def test_the_host_is_never_far_ahead(device):
     cuda, tape = make_cuda_feed()
     for number in range(10):
@@ -181,6 +206,18 @@ def test_memory_is_locked_or_it_says_what_to_do(monkeypatch, status):
     else:
         lock_memory(memory)
     assert asked == [(memory.ctypes.data, 100, 0)]
+
+
+def test_memory_that_cannot_be_locked_is_a_warning_and_copied_all_the_same(monkeypatch, device, caplog):
+    def refuse(memory):
+        raise RuntimeError("CUDA cannot lock it: ulimit -l unlimited")
+
+    monkeypatch.setattr(feed, "lock_memory", refuse)
+    tape, sample = Tape(), make_sample(0)
+    made = make_feed(torch.device("cuda"), np.zeros(8, np.uint8), tape.send, tape.release)
+    made._device = torch.device("cpu")
+    np.testing.assert_array_equal(made.load(sample, weights()).stacks, sample.stacks)
+    assert "ulimit -l unlimited" in caplog.text
 
 
 def test_with_cuda_the_memory_is_locked_first(monkeypatch, device):

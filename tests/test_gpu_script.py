@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,15 @@ FIGURES = {
     "learner": {"learner_updates_per_s", "learner_resident_updates_per_s", "learner_plain_updates_per_s"},
     "learner-batch-128": {"learner_updates_per_s", "learner_wait_share", "learner_gain", "learner_fed_share"},
     "actor": {"actor_steps_per_s", "bare_environment_steps_per_s", "actor_share_of_bare", "part_forward_us"},
-    "system": {"system_steps_per_s", "system_updates_per_s", "system_samples_per_s"},
+    "system": {
+        "system_steps_per_s",
+        "system_updates_per_s",
+        "system_samples_per_s",
+        "system_actor_share",
+        "system_learner_share",
+        "actor_steps_per_s",
+        "learner_resident_updates_per_s",
+    },
 }
 
 
@@ -44,10 +53,10 @@ def check_system(figures):
 CHECKS = {"actor": check_actor, "learner": check_learner, "system": check_system}
 
 
-def start(tmp_path, *arguments):
+def start(tmp_path, *arguments, python=sys.executable):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    environment = {**os.environ, "TMPDIR": str(scratch), "APEX_PYTHON": sys.executable}
+    environment = {**os.environ, "TMPDIR": str(scratch), "APEX_PYTHON": str(python)}
     with (tmp_path / "said").open("wb") as said:
         return subprocess.Popen(
             [str(SCRIPT), *arguments],
@@ -79,12 +88,12 @@ def runs_of(scratch):
     return run_ids
 
 
-@pytest.mark.timeout(300)  # Beyond its own deadline.
+@pytest.mark.timeout(500)  # Beyond its own deadline, which is beyond the script's.
 def test_a_rehearsal_writes_every_file_and_leaves_nothing_behind(tmp_path):
     scratch, out, run_ids = tmp_path / "scratch", tmp_path / "out", set()
     script = start(tmp_path, "--rehearse", str(out))
     try:
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + 480
         while script.poll() is None and time.monotonic() < deadline:
             run_ids |= runs_of(scratch)
             time.sleep(0.05)
@@ -108,11 +117,43 @@ def test_a_rehearsal_writes_every_file_and_leaves_nothing_behind(tmp_path):
         if "batch" in name:
             assert measured["figures"]["batch_size"] == 128
 
-    assert len(run_ids) == len(FIGURES)
+    assert len(run_ids) == len(FIGURES) + 2  # The system has its parts measured alone.
     memory = [path for run_id in run_ids for path in Path("/dev/shm").glob(f"apex-{run_id:016x}*")]
     assert memory == []
     until(lambda: not users_of(scratch), "end of all processes", seconds=10)
     assert list(scratch.glob("apex-*")) == []
+
+
+STAND_IN = """#!/bin/sh
+if [ "$1" != -m ]; then exec %s "$@"; fi
+echo "words before the figures"
+if [ "$4" = learner ]; then echo "apex bench: the GPU is on fire" >&2; exit 1; fi
+echo '{"figure_of": "'"$4"'"}'
+"""
+
+
+def test_what_cannot_be_measured_is_named_and_costs_no_other_figure(tmp_path):
+    python, out = tmp_path / "python", tmp_path / "out"
+    python.write_text(STAND_IN % sys.executable)
+    python.chmod(0o755)
+    script = start(tmp_path, "--rehearse", str(out), python=python)
+    try:
+        assert script.wait(60) == 1
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(script.pid, signal.SIGKILL)
+    said = (tmp_path / "said").read_text()
+    assert said.splitlines()[-1].startswith("not measured: learner learner-batch-128; ")
+    written = {path.name: json.loads(path.read_text())["figures"] for path in out.iterdir()}
+    assert written == {f"rehearsal-{name}.json": {"figure_of": name} for name in ("actor", "system")}
+
+
+def test_all_limits_together_are_less_than_eight_minutes():
+    text = SCRIPT.read_text()
+    limits = [int(limit) for limit in re.findall(r"^measure [\w-]+ (\d+) ", text, re.MULTILINE)]
+    (grace,) = [int(seconds) for seconds in re.findall(r"--kill-after=(\d+) ", text)]
+    assert len(limits) == len(FIGURES)
+    assert sum(limits) + len(limits) * grace < 8 * 60
 
 
 @pytest.mark.parametrize("arguments", [["--rehearse"], ["--rehearse", ""], ["--rehearse", "a", "b"], ["everything"]])

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from test_trainer import NETWORK, SCHEMA, Tape, make_sample, make_trainer
 from test_transport import until
 
@@ -28,6 +27,7 @@ from apex.config import (
 )
 from apex.control_client import ControlClient, MetricsSender
 from apex.coordinator import FORGET_SECONDS, Desk, coordinate
+from apex.cuda import read_cuda
 from apex.header import VERSION
 from apex.learner import choose_device
 from apex.learner_loop import DivergedError, LearnerLoop
@@ -39,6 +39,7 @@ from apex.ports import choose_ports, is_free
 from apex.processes import ChildDiedError, start_child, stop_children
 from apex.publishing import PublishingThread
 from apex.run_folder import RunFolder
+from apex.sample_ring import LoaderFigures
 from apex.session import Route, Session, greet, read_welcome
 from apex.sockets import RefusedError, open_context
 from apex.status import ask
@@ -59,7 +60,7 @@ class Loop:
         self.trainer = make_trainer(self.tape)
         self.saved = []
         self.connected = []
-        self.loader_seconds = np.zeros(2)
+        self.loaders = LoaderFigures(np.zeros(2), np.zeros(2))
         self.num_refused = 0
         learner = replace(CONFIG.learner, max_skipped_updates=max_skipped_updates)
         config = replace(CONFIG, learner=learner, run=RunConfig(**run), replay=ReplayConfig(num_shards=num_shards))
@@ -69,7 +70,7 @@ class Loop:
             pipe,
             connect=lambda endpoint, shard: self.connected.append((endpoint, shard)),
             save=self.saved.append,
-            loader_seconds=self.loader_seconds,
+            loaders=self.loaders,
             progress=Progress(),
             num_refused=lambda: self.num_refused,
         )
@@ -96,6 +97,8 @@ def test_ends_after_its_last_update_although_samples_remain():
     assert len(loop.tape.updates) == 5
     last = loop.reports()[-1]
     assert last["updates"] == 5
+    assert last["loaders_draw"] == 0
+    assert 0 <= last["load_per_core"] < 1_000
     assert last["policy_lag"] == 4 - 2  # The fifth update is made by version 4, what it learns from by version 2.
 
 
@@ -177,7 +180,7 @@ def test_a_coordinator_that_is_gone_ends_it():
 
 
 def test_cuda_without_a_gpu_is_an_error_never_a_silent_cpu():
-    if torch.cuda.is_available():
+    if read_cuda().usable:  # To ask torch here would be to begin with CUDA before a fork.
         assert choose_device(LearnerConfig(device="cuda")).type == "cuda"
         return
     with pytest.raises(ConfigError, match="sees no GPU"):

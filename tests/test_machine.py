@@ -33,6 +33,18 @@ def test_version_1_limits_are_in_a_tree_for_each_controller(tmp_path):
     assert core_limits(membership, tmp_path) == [0.5]
 
 
+def test_version_1_controllers_are_found_in_whatever_order_they_are_named(tmp_path):
+    write(tmp_path / "cpu,cpuacct" / "mine", cpu__cfs_quota_us="50000", cpu__cfs_period_us="100000")
+    write(tmp_path / "cpuset" / "mine", cpu__cfs_quota_us="10000", cpu__cfs_period_us="100000")
+    assert core_limits("4:cpuacct,cpu:/mine\n", tmp_path) == [0.5]
+
+
+@pytest.mark.parametrize("text", ["100000", "100000 x", "100000 0", "x y z", ""])
+def test_a_limit_that_is_none_sets_none(tmp_path, text):
+    write(tmp_path / "mine", cpu__max=text)
+    assert core_limits("0::/mine\n", tmp_path) == []
+
+
 def test_version_1_without_a_quota_sets_no_limit(tmp_path):
     write(tmp_path / "cpu", cpu__cfs_quota_us="-1", cpu__cfs_period_us="100000")
     assert core_limits("4:cpu:/\n", tmp_path) == []

@@ -63,6 +63,15 @@ def test_tensorboard_reads_tag_value_steps_and_time(tmp_path):
     assert (list(value.bucket_limit), list(value.bucket)) == ([1, 2, 4], [4, 0, 1])
 
 
+def test_tensorboard_reads_texts_and_so_does_the_curve(tmp_path):
+    write(tmp_path, make_message(1), make_message(2, texts={"limited_by/knob": "actors: turn --actor.num-processes"}))
+    shown = EventAccumulator(str(tmp_path / "tensorboard" / tmp_path.name)).Reload()
+    (event,) = shown.Tensors("limited_by/knob/text_summary")
+    assert (event.step, event.tensor_proto.string_val) == (2, [b"actors: turn --actor.num-processes"])
+    told = [message.get("texts") for message in read_curve(tmp_path / "curves/learner.jsonl")]
+    assert told == [None, {"limited_by/knob": "actors: turn --actor.num-processes"}]
+
+
 def test_each_message_is_one_json_line_in_its_roles_curve(tmp_path):
     first, second = make_message(1), make_message(2, role="replay", histograms={"replay/priority": make_histogram()})
     write(tmp_path, first, second)
@@ -137,7 +146,7 @@ def test_a_message_is_on_its_way_to_the_disk_within_a_second(tmp_path):
     ("message", "words"),
     [
         ([], "a metrics message must be an object"),
-        (make_message(color="red"), "has histograms, role, scalars, steps, time only, got .*color"),
+        (make_message(color="red"), "has histograms, role, scalars, steps, texts, time only, got .*color"),
         (make_message(role=None), "role must be a plain lower-case word, got 'None'"),
         (make_message(role="../../etc/passwd"), "role must be"),
         (make_message(role="a\n"), "role must be"),
@@ -156,6 +165,12 @@ def test_a_message_is_on_its_way_to_the_disk_within_a_second(tmp_path):
         (make_message(scalars={"a": "1"}), "a must be a number, got '1'"),
         (make_message(scalars={"a": True}), "a must be a number"),
         (make_message(scalars={"a": None}), "a must be a number"),
+        (make_message(texts=3), "texts must be an object"),
+        (make_message(texts={"a b": "turn"}), "not a tag, got 'a b'"),
+        (make_message(texts={"t": 3}), "t must be a line of at most 1000 printable characters, got '3'"),
+        (make_message(texts={"t": "turn\n"}), "t must be a line"),
+        (make_message(texts={"t": "\ud800"}), "t must be a line"),  # JSON can say it, UTF-8 cannot.
+        (make_message(texts={"t": "a" * 1_001}), "t must be a line"),
         (make_message(histograms=3), "histograms must be an object"),
         (make_message(histograms={"h": [1]}), "h: counts, edges"),
         (make_message(histograms={"h": {"counts": [1]}}), "h: counts, edges"),

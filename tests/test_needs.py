@@ -15,6 +15,7 @@ from apex.needs import (
     memory_needed,
     store_bytes,
 )
+from apex.sample_ring import MAX_BEHIND
 from apex.sizing import table_bytes
 from apex.store_layout import Sizes
 from apex.types import Schema
@@ -42,9 +43,16 @@ def test_memory_is_the_store_and_every_program():
     needed = memory_needed(CONFIG, PIXELS, cuda=False)
     stacks = 512 * 4 * 84 * 84
     assert needed.store == store_bytes(CONFIG)
-    assert needed.actors == 2 * 160 * MIB
+    assert needed.actors == 2 * (132 * MIB + 20 * 7 * MIB // 4)
     assert needed.learner == 200 * MIB + 7 * 4 * stacks + 4 * 2 * stacks + 2 * 80 * MIB  # a ring of four slots
     assert needed.total == needed.store + needed.actors + needed.learner + 650 * MIB
+
+
+def test_every_environment_takes_memory_however_few_processes_there_are():
+    """As with the paper's 360 actors in one process of two cores."""
+    actor = ActorConfig(num_actors=360, num_processes=1, envs_per_process=360)
+    needed = memory_needed(dataclasses.replace(CONFIG, actor=actor), PIXELS, cuda=False)
+    assert needed.actors > 360 * 1.7 * MIB
 
 
 def test_vectors_are_float32_in_the_ring_too():
@@ -54,7 +62,8 @@ def test_vectors_are_float32_in_the_ring_too():
 def test_beside_a_gpu_an_update_takes_its_memory_there():
     on_gpu, on_cpu = (memory_needed(CONFIG, PIXELS, cuda=cuda).learner for cuda in (True, False))
     update = 7 * 4 * 512 * 4 * 84 * 84
-    assert on_gpu - on_cpu == CUDA_BYTES - update
+    behind = MAX_BEHIND * 2 * 512 * 4 * 84 * 84  # uint8, in the ring
+    assert on_gpu - on_cpu == CUDA_BYTES - update + behind
     assert gpu_bytes(CONFIG, PIXELS) == CUDA_BYTES // 3 + update
 
 

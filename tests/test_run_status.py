@@ -144,7 +144,12 @@ def test_ends_by_steps_minutes_or_a_confirmed_score():
     [
         ({}, {}, {"wait_share": 0.05}, "learner"),
         ({"samplers_wait_for": "inserts"}, {}, {"wait_share": 0.9}, "actors"),
-        ({"inserts_wait": True}, {"wait_share": 0.9}, {"wait_share": 0.5}, "learner"),
+        ({"inserts_wait": True}, {"wait_share": 0.9}, {"wait_share": 0.05}, "learner"),
+        ({"inserts_wait": True}, {"wait_share": 0.9}, {"wait_share": 0.5, "loader_busy_share": 0.9}, "loaders"),
+        ({"inserts_wait": True, "busy_share": 0.9}, {"wait_share": 0.9}, {"wait_share": 0.5}, "replay"),
+        ({"inserts_wait": True}, {"wait_share": 0.9}, {"wait_share": 0.5}, "wire"),
+        ({}, {}, {"wait_share": 0.9, "load_per_core": 3.2}, "processor"),
+        ({}, {"wait_share": 0.5}, {"wait_share": 0.9, "load_per_core": 0.9}, "wire"),
         ({}, {}, {"wait_share": 0.9, "loader_busy_share": 0.9}, "loaders"),
         ({"busy_share": 0.9}, {"wait_share": 0.5}, {"wait_share": 0.9}, "replay"),
         ({}, {"wait_share": 0.5}, {"wait_share": 0.9}, "wire"),

@@ -181,8 +181,9 @@ def test_samplers_and_loaders_take_cores_from_actors_beside_a_gpu():
     box = machine(16, gpu=True)
     assert layout(sized(config(replay={"num_samplers": 3}), box))[0] == 11  # The loaders draw for themselves.
     apart = replace(config(replay={"num_samplers": 3}), transport=TransportConfig(shared_memory=False))
-    assert layout(sized(apart, box))[0] == 8
-    assert layout(sized(replace(apart, learner=LearnerConfig(num_loaders=1)), box))[0] == 10
+    assert layout(sized(apart, box))[0] == 10  # One loader receives what three samplers draw.
+    assert sized(apart, box).learner.num_loaders == 1
+    assert layout(sized(replace(apart, learner=LearnerConfig(num_loaders=3)), box))[0] == 8
 
 
 @pytest.mark.parametrize(
@@ -212,7 +213,8 @@ def test_the_memory_holds_a_game_of_every_actor(capacity, expected):
         (32, False, 0, 256),  # 12
         (64, False, 0, 512),  # 24
         (192, False, 0, 512),
-        (2, False, 8, 256),  # Threads that were asked for count, whatever there is.
+        (16, False, 8, 256),
+        (2, False, 64, 128),  # Threads beyond the cores make no update wider.
         (64, False, 1, 128),
         (2, True, 0, 512),
         (64, True, 0, 512),
@@ -305,7 +307,7 @@ def test_each_shard_takes_a_core_for_its_writer_and_for_its_samplers_where_loade
     assert layout(sized(tree, machine(64, gpu=True)))[0] == 64 - 1 - 5 - 4  # trainer, loaders, writers
     sockets = replace(tree, transport=replace(tree.transport, shared_memory=False))
     samplers = tree.replay.num_samplers
-    assert layout(sized(sockets, machine(64, gpu=True)))[0] == 64 - 1 - 5 - 4 * (1 + samplers)
+    assert layout(sized(sockets, machine(64, gpu=True)))[0] == 64 - 1 - 1 - 4 * (1 + samplers)
 
 
 def test_more_shards_than_actors_are_refused_when_the_machine_has_decided_their_number():
@@ -415,6 +417,32 @@ def test_explains_a_large_machine_where_memory_is_short():
         "replay: 1.9 GiB of frames + 108.3 MiB of records and sum-tree = 50% of memory",
         "  frames take about 1,400 bytes a transition: room for 1,452,806 of replay.capacity 2,000,000",
     ]
+
+
+def idle_cores(tree, box):
+    return [line.strip() for line in explain(tree, box, images()) if "have no work" in line]
+
+
+def test_says_why_a_part_of_a_large_machine_has_nothing_to_do_and_what_would_change_that():
+    pong = PRESETS["pong"].config
+    assert idle_cores(pong, machine(128, gib=512, gpu=True)) == [
+        "about 20 of 128 cores have no work: 200 actors in 100 processes, as a memory of 200,000 holds 1,000 "
+        "transitions of each; a higher --replay.capacity or --actors gives them some"
+    ]
+    assert idle_cores(config(num_actors=100), machine(192, gib=512, gpu=True)) == [
+        "about 84 of 192 cores have no work: 100 actors in 100 processes; a higher --actors gives them some"
+    ]
+    assert idle_cores(pong, machine(192, gib=512)) == [
+        "about 75 of 192 cores have no work: the learner's batch is too small for more than 64 threads; a higher "
+        "--learner.batch-size gives them some"
+    ]
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("cores", [1, 2, 4, 16, 64])
+def test_says_nothing_of_idle_cores_where_there_are_none_to_speak_of_or_processes_were_asked_for(cores, gpu):
+    assert idle_cores(Config(), machine(cores, gib=512, gpu=gpu)) == []
+    assert idle_cores(config(num_processes=1), machine(cores, gib=512, gpu=gpu)) == []
 
 
 def test_says_when_this_host_leaves_actor_ids_to_others():

@@ -108,10 +108,13 @@ def test_three_programs_in_any_order_train_and_end_together(programs, order, bat
         programs.start(name, *commands[name])
     assert [programs.wait(name) for name in order] == [0, 0, 0], "".join(map(programs.said, order))
     folder = RunFolder.open(programs.folder / "runs" / "by-hand")
-    assert read_curve(folder.curves / "learner.jsonl")[-1]["scalars"]["learner/updates"] == 300
+    last = read_curve(folder.curves / "learner.jsonl")[-1]["scalars"]
+    assert last["learner/updates"] == 300
+    assert last["learner/loaders_draw"] == (batches == "--transport.shared-memory")
     assert "actor_highest_id/score" in " ".join((folder.curves / "actor.jsonl").read_text().split())
     shown = EventAccumulator(str(folder.path / "tensorboard" / "by-hand")).Reload()
     assert shown.Histograms("replay/priority")[0].histogram_value.num > 0
+    assert b": turn --" in shown.Tensors("limited_by/knob/text_summary")[0].tensor_proto.string_val[0]
     assert not list(Path("/dev/shm").glob(f"apex-{folder.run_id:016x}*"))
 
 

@@ -13,8 +13,9 @@ from apex.config import Config, LearnerConfig, NetworkConfig
 from apex.losses import importance_weights
 from apex.networks import flatten_parameters, make_network
 from apex.sample_ring import Part, Sample
-from apex.trainer import Trainer
+from apex.trainer import COLLECT_SECONDS, Trainer
 from apex.types import Progress, Schema
+from apex.update import DeviceBatch
 
 SCHEMA = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=3, n_step=3, codec="raw")
 NETWORK = NetworkConfig(hidden=8, body_hidden=8)
@@ -199,6 +200,90 @@ def test_bfloat16_agrees_with_float32():
     make_trainer(fast, bfloat16="on").step(0.0)
     np.testing.assert_allclose(fast.updates[0].priorities, plain.updates[0].priorities, atol=0.05)
     assert not np.array_equal(fast.updates[0].priorities, plain.updates[0].priorities)  # It was bfloat16.
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_averages_lie_as_their_parameters_do_after_a_checkpoint(tmp_path, optimizer):
+    """On a GPU the parameters are in another order of memory than in a file, and a fused step walks through both."""
+    first, second = (make_trainer(Tape(make_sample(0)), optimizer=optimizer) for _ in range(2))
+    for trainer in (first, second):
+        for parameter in trainer.online.parameters():
+            if parameter.dim() == 2:
+                parameter.data = parameter.data.T.contiguous().T
+    first.step(0.0)
+    path = save(tmp_path, LearnerState(progress=Progress(1), config=Config(), schema=SCHEMA, **first.state()))
+    second.restore(load(path)._asdict())
+    strides = [parameter.stride() for parameter in second.online.parameters()]
+    assert any(stride[0] == 1 < stride[1] for stride in strides if len(stride) == 2)
+    for (parameter, values), expected in zip(
+        second.optimizer.state.items(), first.optimizer.state.values(), strict=True
+    ):
+        averages = [name for name, value in values.items() if value.shape == parameter.shape]
+        assert len(averages) == 2
+        for name in averages:
+            assert values[name].stride() == parameter.stride()
+            assert torch.equal(values[name], expected[name])
+
+
+def test_how_the_optimizer_steps_is_said_by_this_device_and_configuration_and_not_by_the_checkpoint():
+    """A run that began on a CPU goes on on a GPU, whose graph needs `capturable`; and with another learning rate."""
+    before = make_trainer(Tape(make_sample(0)))
+    before.step(0.0)
+    after = make_trainer(Tape(), learning_rate=0.5)
+    (group,) = after.optimizer.param_groups
+    group["capturable"] = True
+    after.restore(before.state())
+    (group,) = after.optimizer.param_groups
+    assert (group["capturable"], group["fused"], group["lr"]) == (True, True, 0.5)
+    assert [values["step"].item() for values in after.optimizer.state.values()] == [1.0] * len(group["params"])
+
+
+class LateFeed:
+    """A device whose results arrive when somebody has looked for them three times."""
+
+    def __init__(self, tape):
+        self.tape, self.under_way, self.looks = tape, [], 0
+
+    def load(self, sample, weights):
+        return DeviceBatch(*(torch.from_numpy(array) for array in (*_arrays(sample), weights)))
+
+    def give_back(self, sample, result):
+        self.under_way.append(sample)
+
+    def collect(self):
+        self.looks += 1
+        if self.under_way and self.looks >= 3:
+            sample = self.under_way.pop()
+            self.tape.words.append(f"priorities {sample.parts[0].number}")
+            self.tape.samples.append(make_sample(1))  # The credit came back.
+        return bool(self.under_way)
+
+
+def _arrays(sample):
+    return sample.stacks, sample.action, sample.n_step_return, sample.discount
+
+
+def test_a_learner_whose_next_batch_waits_for_its_own_priorities_lets_them_go():
+    """One loader, one batch in flight: the second comes after the first one's priorities have left."""
+    tape, timeouts = Tape(make_sample(0)), []
+    receive = tape.receive
+    tape.receive = lambda timeout: timeouts.append(timeout) or receive(timeout)
+    trainer = make_trainer(tape)
+    trainer._feed = LateFeed(tape)
+    assert trainer.step(0.0)
+    assert trainer.step(60.0)
+    assert tape.words == ["priorities 0"]
+    assert max(timeouts[:-1]) <= COLLECT_SECONDS  # Meanwhile it does not sleep through what it waits for ...
+    assert timeouts[-1] > 50.0  # ... and with nothing under way it does not look again and again.
+
+
+def test_a_learner_waits_no_longer_than_asked_for_results_that_do_not_come():
+    tape = Tape(make_sample(0))
+    trainer = make_trainer(tape)
+    trainer._feed = LateFeed(tape)
+    trainer._feed.collect = lambda: True
+    assert trainer.step(0.0)
+    assert not trainer.step(0.01)
 
 
 # --- updates that are not made ----------------------------------------------------------------------------------------

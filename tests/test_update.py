@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -84,6 +85,68 @@ def test_the_gradient_is_that_of_the_weighted_loss_through_s_alone():
     torch.testing.assert_close(updated.figures.loss, total.detach(), rtol=1e-4, atol=0)
     torch.testing.assert_close(gradient(online), gradient(twin), rtol=1e-3, atol=1e-6)
     assert all(parameter.grad is None for parameter in target.parameters())
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_both_states_in_one_pass_give_the_same_loss_td_errors_and_gradients(optimizer):
+    """Within the rounding of float32: a convolution may add in another order for twice as many rows."""
+    plain, plain_network, target = make_step(optimizer=optimizer)
+    one, one_network, _ = make_step(optimizer=optimizer)
+    one._one_pass = True
+    passes = []
+    one_network.register_forward_hook(lambda network, inputs, output: passes.append(len(output)))
+    for seed in range(2):
+        batch = make_batch(seed)
+        expected, got = plain(batch), one(batch)
+        torch.testing.assert_close(got.figures.loss, expected.figures.loss, rtol=1e-4, atol=0)
+        torch.testing.assert_close(got.td_errors, expected.td_errors, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(got.figures.mean_q, expected.figures.mean_q, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(gradient(one_network), gradient(plain_network), rtol=1e-3, atol=1e-6)
+    assert passes == [2 * B] * 2
+    assert all(parameter.grad is None for parameter in target.parameters())
+
+
+@pytest.mark.parametrize(("device", "one_pass"), [("cpu", False), ("cuda", True)])
+def test_one_pass_is_for_gpus(device, one_pass):
+    network = nn.Linear(1, 1)
+    config = LearnerConfig(batch_size=B)
+    step = make_update(config, network, network, torch.optim.SGD(network.parameters()), torch.device(device))
+    assert getattr(step, "_update", step)._one_pass == one_pass
+
+
+@pytest.mark.parametrize(("device", "cached"), [("cpu", True), ("cuda", False)])
+def test_no_converted_weight_outlives_a_graph(monkeypatch, device, cached):
+    asked = []
+
+    class Autocast:
+        def __init__(self, *arguments, **knobs):
+            asked.append((arguments, knobs))
+
+        def __enter__(self):
+            raise InterruptedError
+
+        def __exit__(self, *error):
+            return None
+
+    monkeypatch.setattr(torch, "autocast", Autocast)
+    step, _, _ = make_step(bfloat16="on")
+    stacks = SimpleNamespace(device=torch.device(device))
+    with pytest.raises(InterruptedError):
+        step(make_batch()._replace(stacks=stacks))
+    assert asked == [((device, torch.bfloat16), {"enabled": True, "cache_enabled": cached})]
+
+
+def test_the_figures_are_what_their_names_say():
+    step, online, _ = make_step()
+    batch = make_batch()
+    with torch.no_grad():
+        q = online(batch.stacks[0])
+    updated = step(batch)
+    figures = updated.figures
+    torch.testing.assert_close(figures.td_error, updated.td_errors.mean())
+    torch.testing.assert_close(figures.mean_q, q.max(1).values.mean())
+    torch.testing.assert_close(figures.loss, (batch.weights * updated.td_errors**2 / 2).mean())
+    torch.testing.assert_close(figures.gradient_norm.double(), gradient(online).norm(), rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
