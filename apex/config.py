@@ -21,6 +21,7 @@ class ConfigError(ValueError):
 
 
 SHARD_STEP = 10  # between a port of one replay shard and the same port of the next
+MAX_EPISODES = 10_000  # of one evaluation: its scores go in one message
 REPLAY_SOCKETS = ("experience", "priorities", "receipts")  # that each replay shard binds
 
 
@@ -227,6 +228,9 @@ class EvaluatorConfig:
         for name in ("episodes", "num_envs", "num_threads"):
             require(getattr(self, name) >= 1, f"evaluator.{name} must be >= 1, got {getattr(self, name)}")
         require(self.confirm_episodes >= 0, f"evaluator.confirm_episodes must be >= 0, got {self.confirm_episodes}")
+        for name in ("episodes", "confirm_episodes"):
+            games = getattr(self, name)
+            require(games <= MAX_EPISODES, f"evaluator.{name} must be <= {MAX_EPISODES}, got {games}")
         require(0 <= self.epsilon <= 1, f"evaluator.epsilon must be 0 ... 1, got {self.epsilon}")
 
 

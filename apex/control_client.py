@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from typing import Any
 
 import zmq
@@ -10,6 +12,10 @@ from apex.header import MAX_JSON_BYTES, WireError
 from apex.sockets import GOODBYE_SECONDS, Context, Reader, connect, prepare
 from apex.wire import Codec, decode_control, encode_control
 
+TELL_SECONDS = 60.0  # between two warnings about answers that are none
+
+log = logging.getLogger("apex")
+
 
 class ControlClient(Reader):
     """A program's end of the control socket."""
@@ -17,6 +23,7 @@ class ControlClient(Reader):
     def __init__(self, context: Context, endpoint: str) -> None:
         super().__init__()
         self.endpoint = endpoint
+        self._tell_at = 0.0
         self._socket = context.socket(zmq.DEALER)
         prepare(self._socket, high_water_mark=64, max_bytes=MAX_JSON_BYTES, linger=GOODBYE_SECONDS)
         connect(self._socket, endpoint, "control")
@@ -40,6 +47,9 @@ class ControlClient(Reader):
             return decode_control(self._socket.recv_multipart())
         except WireError as error:
             self.refuse(error)
+            if time.monotonic() >= self._tell_at:
+                self._tell_at = time.monotonic() + TELL_SECONDS
+                log.warning("refused what the learner at %s answered: %s", self.endpoint, error)
             return None
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ from apex.best_policy import BestPolicy
 from apex.config import Config, to_dict
 from apex.curve_rows import CurveRows
 from apex.curves import cut_curves
+from apex.exploration import epsilon_ladder
 from apex.header import MAX_JSON_BYTES, VERSION, Kind, WireError, peek_kind
 from apex.key_folder import read_keys
 from apex.leases import LeaseTable
@@ -26,6 +27,7 @@ from apex.lifecycle import Stop, Wait
 from apex.metrics import MetricsWriter
 from apex.run_folder import RunFolder
 from apex.run_status import RunStatus
+from apex.scores import tags_of
 from apex.sockets import Context, OpenDoorWarning, open_context
 from apex.store_layout import memory_id
 from apex.types import Parameters, Progress, Schema, Stream
@@ -79,6 +81,8 @@ class Coordinator:
         if self._best_policy.score is not None:
             self._status.evaluation = {"best": self._best_policy.score}
         self._rows = CurveRows(self._status)
+        actor = desk.config.actor
+        self._tags = tags_of(epsilon_ladder(desk.num_actors, actor.epsilon_base, actor.epsilon_exponent).tolist())
         self._curves_began = False  # whether it is known how many steps they go on from
         self._num_parameters = 0  # unknown until the trainer has built its network; nobody is welcome before
         self._told: dict[str, Any] = {}
@@ -299,6 +303,7 @@ class Coordinator:
                 try:
                     message = self._codec.decode_metrics(frames)
                     message["steps"] = self._status.num_steps
+                    message["scalars"] = {tag: x for tag, x in message["scalars"].items() if tag in self._tags}
                     self._status.count_episodes(message)
                     if self._begin_curves():
                         self._metrics.accept(message)
@@ -323,7 +328,7 @@ class Coordinator:
             return
         try:
             for row in self._rows.next():
-                self._metrics.accept(row)
+                self._metrics.accept(row, bounded=row["role"] == "replay")  # Its tags are what replay servers say.
         except ValueError as error:
             self._control.refuse(WireError("fields", str(error)))
         self._metrics.flush()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+from apex.config import MAX_EPISODES
 from apex.header import VERSION, WireError, require_field
 
 MAX_TEXT = 200  # characters of what is shown to people
@@ -19,7 +20,6 @@ MAX_STATUS = 64  # figures in one heartbeat
 MAX_BINS = 256  # of a priority histogram: 32 decades
 MAX_EDGE = 1e30  # Its square can still be added up.
 MAX_COUNT = 2**53
-MAX_SCORES = 10_000  # games of one evaluation
 MAX_SCALARS = 4_096  # in one metrics message
 MAX_NUMBER = 1e300  # A few thousand of them can still be added up.
 
@@ -45,6 +45,11 @@ def whole(least: int, most: int) -> Check:
 def is_text(value: Any) -> bool:
     """Whether it is short and prints as it stands: nothing in it moves a cursor."""
     return isinstance(value, str) and len(value) <= MAX_TEXT and value.isprintable()
+
+
+def printable(text: str) -> str:
+    """`text` as `is_text` wants it: each character that does not print is a question mark, and a long one is cut."""
+    return "".join(character if character.isprintable() else "?" for character in text[:MAX_TEXT])
 
 
 def _is_flag(value: Any) -> bool:
@@ -89,14 +94,16 @@ def _is_histogram(value: Any) -> bool:
     )
 
 
-# What others read of a status. The rest is shown at most: see `_is_shown`.
-_STATUS: dict[str, Check] = {
+# What a run is steered by: nobody else may say it, for a number of steps may end the run.
+_STATUS_OF_REPLAY: dict[str, Check] = {
     **dict.fromkeys(("num_inserted", "num_drawn", "size", "bytes", "max_bytes"), whole(0, 2**62)),
-    **dict.fromkeys(("rate", "waiting", "samplers_wait_for", "store_incarnation"), is_text),
+    **dict.fromkeys(("samplers_wait_for", "store_incarnation"), is_text),
     "inserts_wait": _is_flag,
     **dict.fromkeys(("refusals", "refused_connections"), _is_table(whole(0, 2**62), MAX_STATUS)),
     "priority_histogram": _is_absent_or(_is_histogram),
 }
+# What others read of a status. The rest is shown at most: see `_is_shown`.
+_STATUS: dict[str, Check] = {**_STATUS_OF_REPLAY, **dict.fromkeys(("rate", "waiting"), is_text)}
 
 
 def _is_shown(value: Any) -> bool:
@@ -132,11 +139,11 @@ _HEARTBEAT: dict[str, Check] = {
 _RESULT: dict[str, Check] = {
     "updates": whole(0, 2**32 - 1),
     **dict.fromkeys(("mean", "median", "length"), is_number),
-    "episodes": whole(0, MAX_SCORES),
+    "episodes": whole(0, MAX_EPISODES),
     "confirmed": _is_flag,
 }
 _RESULT_MORE: dict[str, Check] = {
-    "scores": _is_list(is_number, MAX_SCORES),
+    "scores": _is_list(is_number, MAX_EPISODES),
     "epsilon": is_number,
     "seconds": is_number,
 }
@@ -157,6 +164,9 @@ def check_request(message: dict[str, Any], run_id: int) -> None:
         _require_fields(message, {"run_id": _u64, "session": _u63}, more=True)
         if message["run_id"] == run_id:
             _require_fields(message, _HEARTBEAT)
+            if message["role"] != "replay":
+                claimed = sorted(_STATUS_OF_REPLAY.keys() & message["status"])
+                require_field(not claimed, "fields", f"{', '.join(claimed)} of a program that is no replay server")
     elif kind == "goodbye":
         _require_fields(message, {**_TYPE, "session": _u63})
     elif kind == "status":

@@ -127,11 +127,15 @@ def load_json(body: memoryview) -> dict[str, Any]:
 
 
 def dump_json(message: dict[str, Any]) -> bytes:
-    """The inverse of `load_json`. JSON has no word for what is not finite: null stands for it."""
+    """The inverse of `load_json`. JSON has no word for what is not finite: null stands for it.
+
+    For half a character stands a question mark: a path or a host's name may be bytes that are no text.
+    """
     try:
-        return json.dumps(message, allow_nan=False).encode()
+        text = json.dumps(message, allow_nan=False, ensure_ascii=False)
     except ValueError:
-        return json.dumps(_without_infinities(message), allow_nan=False).encode()
+        text = json.dumps(_without_infinities(message), allow_nan=False, ensure_ascii=False)
+    return text.encode(errors="replace")
 
 
 def _without_infinities(value: Any) -> Any:

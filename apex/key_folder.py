@@ -7,6 +7,7 @@ believed to be that role's, one in a line, with a name behind it. No secret ever
 from __future__ import annotations
 
 import os
+import resource
 import stat
 from pathlib import Path
 from typing import NamedTuple
@@ -54,6 +55,8 @@ class Keys:
         """Raises ConfigError for what is missing, is no key, or lies open to others."""
         require(folder.is_dir(), f"there is no folder of keys {folder}: make one with apex keys new {folder}")
         _refuse_open(folder, stat.S_IWGRP | stat.S_IWOTH, "written")
+        # A program that is stuck aborts: what the kernel would write then has the secret in it.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
         self.role = role
         self.secret = _read_secret(folder, role)
         self._folder = folder

@@ -30,7 +30,7 @@ from tensorboardX.summary import histogram_raw, scalar, text  # type: ignore[imp
 FLUSH_SECONDS = 1.0  # `accept` flushes when the last time is so long ago
 MAX_PENDING_BYTES = 1 << 20  # of one file that cannot be written; what comes after is dropped and counted
 MAX_BINS = 1_000
-MAX_TAGS = 100_000
+MAX_TAGS = 100_000  # as far as their names come by a socket
 MAX_TEXT = 1_000  # characters
 
 _ROLE = re.compile(r"[a-z][a-z0-9_]{0,31}")
@@ -72,6 +72,7 @@ class MetricsWriter:
         self._clock = clock
         self._flush_at = clock() + FLUSH_SECONDS
         self._latest: dict[str, float] = {}
+        self._full = False  # whether it was said that there are MAX_TAGS
         self._curves: dict[str, _AppendedFile] = {}
         events = folder / "tensorboard" / folder.resolve().name
         self._events = _AppendedFile(events / _next_name(events))
@@ -82,19 +83,21 @@ class MetricsWriter:
         """Lines and events that were given up because they could not be written."""
         return self._events.num_dropped + sum(file.num_dropped for file in self._curves.values())
 
-    def accept(self, message: dict[str, Any]) -> None:
+    def accept(self, message: dict[str, Any], *, bounded: bool = False) -> None:
         """Takes one message; raises ValueError, and counts, if it is not as the protocol has it.
 
         {"role": "learner", "steps": 123 or null, "time": unix seconds, "scalars": {tag: value},
         "histograms": {tag: {"counts": [K], "edges": [K + 1]}}, "texts": {tag: text}}; the last two may be absent.
         Without steps it gets the newest that are known. A value that is not finite is null in the JSON lines.
+        `bounded`: its tags came by a socket. Once there are MAX_TAGS, new ones among them are left out.
         """
         try:
             checked = _check(message)
-            _require(len(self._latest) < MAX_TAGS, f"there are {MAX_TAGS} tags, and more say nothing", message["role"])
         except ValueError:
             self.num_refused += 1
             raise
+        if bounded:
+            checked = checked._replace(scalars=self._within_limit(checked.scalars))
         self.steps = max(self.steps, checked.steps or 0)
         steps = self.steps if checked.steps is None else checked.steps
         self._latest |= checked.scalars
@@ -128,6 +131,18 @@ class MetricsWriter:
         self.flush()
         for file in (self._events, *self._curves.values()):
             file.close()
+
+    def _within_limit(self, scalars: dict[str, float]) -> dict[str, float]:
+        """Those whose tags are known, and as many new ones as there is room for."""
+        room = max(0, MAX_TAGS - len(self._latest))
+        new = [tag for tag in scalars if tag not in self._latest]
+        if len(new) <= room:
+            return scalars
+        if not self._full:
+            self._full = True
+            log.warning("there are %d curves: no more are begun, e.g. %s", MAX_TAGS, new[-1])
+        dropped = set(new[room:])
+        return {tag: value for tag, value in scalars.items() if tag not in dropped}
 
     def _write_line(self, message: _Message, steps: int) -> None:
         line: dict[str, Any] = {

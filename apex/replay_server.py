@@ -46,7 +46,7 @@ class ReplayServer:
         self.peers = {"experience": Peers(clock), "priorities": Peers(clock)}  # of the sockets that others send to
         self._refused: Counter[str] = Counter()
         self._histogram = PriorityHistogram(store, clock=clock)
-        self._before = (clock(), store.num_inserted, 0, time.process_time())
+        self._before = (clock(), store.num_inserted, board.num_drawn, time.process_time())
         self.may_insert = True
         self.inserts_wanted = False  # samplers of another shard wait for inserts: none may wait here
         self.refused_connections: dict[str, int] = {}  # by door and reason

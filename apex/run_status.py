@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from apex.bottleneck import figure, find_limit, find_limit_of_filling
@@ -30,7 +31,9 @@ LEARNER_FIGURES = (
     "skipped_updates",
 )
 EPISODES = "actors/episodes"  # the tag of games that were finished since the message before
-MAX_MEMBERS = 10_000  # who is shown; more cannot all be real
+MAX_MEMBERS = 2_000  # who is known; more cannot all be real
+MAX_ROWS = 300  # who is shown: three texts each of at most 800 bytes must fit into an answer, see header.MAX_JSON_BYTES
+MAX_REASONS = 64  # why connections or messages were refused: of each at most 820 bytes
 ABSENT_HEARTBEATS = 3  # a replay server that is silent for so many is away
 
 
@@ -88,7 +91,8 @@ class RunStatus:
         if session not in self.members and len(self.members) >= MAX_MEMBERS:
             raise ValueError(f"{MAX_MEMBERS} programs are here already")
         self.members[session] = Member(role, host, pid, self._clock(), shard, status)
-        if "num_inserted" in status:
+        is_shard = role == "replay" and 0 <= shard < self._config.replay.num_shards
+        if is_shard and "num_inserted" in status:
             self._count(shard, int(status["num_inserted"]), status.get("store_incarnation"))
 
     def go_on(self, progress: Progress) -> None:
@@ -202,6 +206,7 @@ class RunStatus:
         """The status object; `latest` gives the newest value of a metric by its tag."""
         config, replay, learner, evaluation = self._config, self.replay_status(), self.learner, self.evaluation
         highest = self._num_actors - 1
+        shown = list(islice(self.members.values(), MAX_ROWS))  # Who has been here longest: a flood hides nobody.
         return {
             "run": self._name,
             "folder": self._folder,
@@ -253,13 +258,12 @@ class RunStatus:
             "limited_by": self.limited_by(),
             "refused_connections": _merged([self.refused_connections, *replay["refused_connections"]]),
             "refusals": {
-                "replay": replay["refusals"],
+                "replay": _merged([replay["refusals"]]),
                 "batches": {"refused": learner.get("refused_batches", 0)},
                 **self.refusals,
             },
-            "roles": [
-                self._row(member) for member in sorted(self.members.values(), key=lambda m: (m.role, m.shard, m.host))
-            ],
+            "roles": [self._row(member) for member in sorted(shown, key=lambda m: (m.role, m.shard, m.host))],
+            "more_roles": len(self.members) - len(shown),
         }
 
     def _phase(self) -> str:
@@ -326,9 +330,9 @@ class RunStatus:
 
 
 def _merged(counts: Iterable[object]) -> dict[str, int]:
-    """Counts by name, added up."""
+    """Counts by name, added up: the MAX_REASONS greatest."""
     whole: Counter[str] = Counter()
     for each in counts:
         if isinstance(each, dict):  # It came by a socket.
             whole.update({str(name): count for name, count in each.items() if isinstance(count, int)})
-    return dict(whole)
+    return dict(whole.most_common(MAX_REASONS))

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from apex.types import Step, Stream
+
+SCORE, LENGTH = "actor_highest_id/score", "actor_highest_id/length"  # of the actor with the smallest epsilon
+MEAN_SCORE, EPISODES, FAULTS = "actors/mean_score", "actors/episodes", "actors/environment_faults"
+
+
+def score_tag(actor_id: int, epsilon: float) -> str:
+    """The TensorBoard tag of one actor's curve."""
+    return f"actors/score_{actor_id:04d}_epsilon_{epsilon:.5f}"
+
+
+def tags_of(epsilons: Collection[float]) -> frozenset[str]:
+    """All tags that the actors of a run may have; `epsilons` are theirs, by actor id."""
+    own = (score_tag(actor_id, epsilon) for actor_id, epsilon in enumerate(epsilons))
+    return frozenset((SCORE, LENGTH, MEAN_SCORE, EPISODES, FAULTS, *own))
 
 
 class ScoreBoard:
@@ -42,13 +56,13 @@ class ScoreBoard:
         for stream, games in sorted(self._finished.items()):
             score, length = np.mean(games, axis=0).tolist()
             actor_id = self._streams[stream].actor_id
-            scalars[f"actors/score_{actor_id:04d}_epsilon_{self._epsilons[stream]:.5f}"] = score
+            scalars[score_tag(actor_id, self._epsilons[stream])] = score
             if actor_id == self._num_actors - 1:
-                scalars |= {"actor_highest_id/score": score, "actor_highest_id/length": length}
+                scalars |= {SCORE: score, LENGTH: length}
         if scalars:
             every = [score for games in self._finished.values() for score, _ in games]
-            scalars |= {"actors/mean_score": float(np.mean(every)), "actors/episodes": len(every)}
+            scalars |= {MEAN_SCORE: float(np.mean(every)), EPISODES: len(every)}
             if self._num_faults:
-                scalars["actors/environment_faults"] = self._num_faults
+                scalars[FAULTS] = self._num_faults
         self._finished = {}
         return scalars

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from apex.config import Config, ConfigError, from_dict
 from apex.control_client import ControlClient
+from apex.fields import printable
 from apex.header import VERSION
 from apex.key_folder import read_keys
 from apex.lifecycle import EXPLAIN_SECONDS, POLL_SECONDS, Helper, Stop, Wait
@@ -94,7 +95,7 @@ def greet(
         "wire": VERSION,
         "session": session,
         "role": role,
-        "host": socket.gethostname(),
+        "host": host_name(),
         "pid": os.getpid(),
         "shard": shard,
         "num_streams": num_streams,
@@ -133,10 +134,15 @@ def greet(
     return {}
 
 
+def host_name() -> str:
+    """This host's, as it is told and shown: a kernel takes any bytes for a name."""
+    return printable(socket.gethostname())
+
+
 def _is_dead(answer: dict[str, Any], shard: int) -> bool:
     """Whether the replay server that this one is to wait for was on this host, and has died and left its memory."""
     path = store_path(int(answer.get("run_id", 0)), shard)
-    return answer.get("host") == socket.gethostname() and path.exists() and not has_owner(path)
+    return answer.get("host") == host_name() and path.exists() and not has_owner(path)
 
 
 def _about_keys(route: Route, role: str) -> str:
@@ -255,7 +261,7 @@ class Session:
             "session": self._welcome.session,
             "run_id": self._welcome.run_id,
             "role": self._role,
-            "host": socket.gethostname(),
+            "host": host_name(),
             "pid": os.getpid(),
             "shard": self._shard,
             "streams": self._welcome.streams,

@@ -169,8 +169,9 @@ def _paint_roles(painter: Painter, status: Status) -> None:
         items += [f"waits {waiting}"] if waiting else []
         style = "red" if silent else "yellow" if waiting else ""
         painter.flow(role, items, rank=4 if style else 5, style=style)
-    if len(rows) > MAX_ROLES:
-        painter.flow("", [f"and {len(rows) - MAX_ROLES} more"], rank=5)
+    more = max(0, len(rows) - MAX_ROLES) + int(known(status.get("more_roles")) or 0)
+    if more:
+        painter.flow("", [f"and {more} more"], rank=5)
 
 
 def seconds_to_go(status: Status) -> float | None:

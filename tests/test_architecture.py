@@ -58,8 +58,8 @@ FLOORS = [
     {"sockets"},
     {"transport", "control_client", "async_receiver"},
     # 5: the parts of roles, then the roles, which never import one another.
-    {"best_policy", "curve_rows"},
-    {"publishing", "session", "experience_link", "sampler", "coordinator", "games", "copyist", "scores"},
+    {"best_policy", "curve_rows", "scores"},
+    {"publishing", "session", "experience_link", "sampler", "coordinator", "games", "copyist"},
     {"loader", "update", "actor_host"},
     {"feed", "bad_batches", "actor_worker", "replay_server", "replay_memory"},
     {"trainer", "recording", "snapshot_timing"},

@@ -101,6 +101,8 @@ BRANCHES = {
         ("network.factory", "mine", "network.factory must read package.module:name, got 'mine'"),
         ("evaluator.period_seconds", -1.0, "evaluator.period_seconds must be >= 0, got -1.0"),
         ("evaluator.episodes", 0, "evaluator.episodes must be >= 1, got 0"),
+        ("evaluator.episodes", 10_001, "evaluator.episodes must be <= 10000, got 10001"),
+        ("evaluator.confirm_episodes", 10_001, "evaluator.confirm_episodes must be <= 10000, got 10001"),
         ("evaluator.num_envs", 0, "evaluator.num_envs must be >= 1, got 0"),
         ("evaluator.num_threads", 0, "evaluator.num_threads must be >= 1, got 0"),
         ("evaluator.confirm_episodes", -1, "evaluator.confirm_episodes must be >= 0, got -1"),

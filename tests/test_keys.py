@@ -3,6 +3,8 @@ or is no folder of keys, is refused without a word of what is in it."""
 
 from __future__ import annotations
 
+import resource
+
 import pytest
 
 from apex.config import ConfigError
@@ -146,3 +148,15 @@ def test_help_says_what_goes_where(capsys):
     said = capsys.readouterr().out
     for word in (*ROLES, "bundle", "revoke", "scp"):
         assert word in said
+
+
+def test_who_has_read_a_secret_leaves_no_core_with_it(folder):
+    before = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (before[1], before[1]))
+    try:
+        assert read_keys("", "actor") is None
+        assert resource.getrlimit(resource.RLIMIT_CORE) == (before[1], before[1])  # Without keys it may be wanted.
+        read_keys(str(folder), "actor")
+        assert resource.getrlimit(resource.RLIMIT_CORE) == (0, before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, before)

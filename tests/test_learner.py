@@ -297,6 +297,19 @@ def test_hello_is_answered_with_all_that_a_role_needs(desk):
     assert [stream.actor_id for stream in desk.welcome(num_streams=4).streams] == [1, 0]
 
 
+def test_a_run_folder_and_a_host_whose_names_are_no_text_keep_nobody_out(tmp_path, transport, monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "host\udcff")
+    front = open_desk(tmp_path / "runs\udcff", transport, 1)
+    try:
+        welcome = front.welcome("evaluator")
+        assert welcome.config.run.folder == str(tmp_path / "runs?")
+        evaluator, _ = session_of(welcome, "evaluator")
+        until(lambda: [row["host"] for row in front.status()["roles"]] == ["host?"], "heartbeat")
+        evaluator.close()
+    finally:
+        stop_children([front.child])
+
+
 def test_the_status_tells_of_a_program_whose_main_thread_makes_no_turns(desk, monkeypatch):
     monkeypatch.setattr("apex.session.EXPLAIN_SECONDS", 0.2)
     evaluator, stop = session_of(desk.welcome("evaluator"), "evaluator")
@@ -469,15 +482,17 @@ def test_the_best_evaluation_is_kept_and_shown(desk):
 def test_metrics_reach_the_curves_with_the_steps_that_are_known(desk):
     replay, _ = session_of(desk.welcome("replay"), "replay", {"num_inserted": 42, "rate": "x"})
     desk.news(lambda news: news["steps"] == 42)
+    scalars = {"actor_highest_id/score": 17.0, "actors/score_0006_epsilon_0.10000": 1.0, "actors/steps_per_second": 2.0}
     with open_context() as context:
         metrics = MetricsSender(context, desk.transport.endpoint("metrics"), Codec(desk.folder.run_id, SCHEMA))
-        metrics.send({"role": "actor", "steps": None, "time": 1.0, "scalars": {"actor_highest_id/score": 17.0}})
+        metrics.send({"role": "actor", "steps": None, "time": 1.0, "scalars": scalars})
         metrics.send({"role": "actor", "scalars": "nonsense"})
         until(lambda: desk.status()["actors"]["score"] == 17.0, "score")
     replay.close()
     curve = desk.folder.curves / "actor.jsonl"
     until(lambda: curve.exists() and read_curve(curve), "curve")
     assert read_curve(curve)[0]["steps"] == 42
+    assert read_curve(curve)[0]["scalars"] == {"actor_highest_id/score": 17.0}  # Six actors have no other tags.
 
 
 def test_no_message_ends_the_coordinator_and_all_are_counted(desk):

@@ -280,3 +280,21 @@ def test_a_removed_file_is_made_again(tmp_path):
     writer.accept(make_message(2))
     writer.close()
     assert [line["steps"] for line in read_curve(tmp_path / "curves/learner.jsonl")] == [2]
+
+
+def test_where_there_are_too_many_tags_no_new_ones_from_a_socket_are_begun_and_all_else_goes_on(
+    tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr("apex.metrics.MAX_TAGS", 3)
+    writer = MetricsWriter(tmp_path)
+    writer.accept(make_message(1, role="actor", scalars={"a": 1, "b": 1}), bounded=True)
+    writer.accept(make_message(2, role="actor", scalars={"c": 2, "d": 2, "e": 2, "a": 2}), bounded=True)
+    writer.accept(make_message(3, role="actor", scalars={"f": 3, "b": 3}), bounded=True)
+    writer.accept(make_message(4, scalars={"learner/loss": 4}))
+    writer.accept(make_message(5, role="actor", scalars={"g": 5, "a": 5}), bounded=True)
+    writer.close()
+    kept = [line["scalars"] for line in read_curve(tmp_path / "curves/actor.jsonl")]
+    assert kept == [{"a": 1, "b": 1}, {"c": 2, "a": 2}, {"b": 3}, {"a": 5}]
+    assert read_curve(tmp_path / "curves/learner.jsonl")[0]["scalars"] == {"learner/loss": 4}
+    assert writer.num_refused == 0
+    assert [record.getMessage() for record in caplog.records] == ["there are 3 curves: no more are begun, e.g. e"]

@@ -336,3 +336,11 @@ def test_who_sends_rubbish_is_ignored_and_the_status_says_so(scene):
         status = scene.server.status()
     assert status["refused"] == TOLERATED + 1
     assert (status["ignored_peers"], status["ignored_messages"]) == (1, 20 - status["refused"])
+
+
+def test_a_server_that_goes_on_from_a_snapshot_tells_of_no_samples_that_were_drawn_before_it(scene):
+    scene.board.go_on_from(1_000_000)
+    server = ReplayServer(scene.store, CODEC, scene.board, RateLimiter(10, 0.0, 0.1, False), clock=scene.clock)
+    scene.now += 1
+    status = server.status()
+    assert (status["num_drawn"], status["samples_per_second"]) == (1_000_000, 0)

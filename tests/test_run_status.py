@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from apex.config import Config, EvaluatorConfig, ReplayConfig, RunConfig
-from apex.run_status import ABSENT_HEARTBEATS, PARTS, RunStatus
+from apex.fields import MAX_STATUS, MAX_TEXT
+from apex.header import MAX_JSON_BYTES, dump_json
+from apex.run_status import ABSENT_HEARTBEATS, MAX_MEMBERS, MAX_ROWS, PARTS, RunStatus
 
 
 class Clock:
@@ -314,3 +316,27 @@ def test_without_a_replay_server_there_are_no_figures_of_one():
     ]
     status.hear(1, "replay", "h", 10, {"num_inserted": 5})
     assert "busy_share" not in status.replay_status()
+
+
+@pytest.mark.parametrize(("role", "shard"), [("actor", 0), ("evaluator", 0), ("replay", 2), ("replay", -1)])
+def test_nobody_but_a_replay_server_of_the_run_counts_its_steps(role, shard):
+    status = make_status(num_shards=2, max_steps=1_000)
+    hear_shard(status, 0, num_inserted=500)
+    status.hear(9, role, "h", 11, {"num_inserted": 2**62, "store_incarnation": "9"}, shard)
+    assert (status.num_steps, status.end_reason()) == (500, "")
+
+
+def test_the_longest_status_fits_into_an_answer_and_whoever_came_first_is_in_it():
+    longest = "\U0001f600" * MAX_TEXT
+    status = make_status(num_shards=64)
+    for shard in range(64):
+        counts = {f"{shard} {number} {longest}"[:MAX_TEXT]: 2**62 for number in range(MAX_STATUS)}
+        hear_shard(status, shard, refusals=counts, refused_connections=counts, rate=longest, waiting=longest)
+    for session in range(1_000, 1_000 + MAX_MEMBERS - 64):
+        status.hear(session, "actor", longest, 2**31 - 1, {"rate": longest, "waiting": longest})
+    with pytest.raises(ValueError, match="are here already"):
+        status.hear(999, "actor", "h", 1, {})
+    report = status.report(nothing)
+    assert len(dump_json({"type": "status", **report})) < MAX_JSON_BYTES
+    assert sum(row["role"] == "replay" for row in report["roles"]) == 64
+    assert (len(report["roles"]), report["more_roles"]) == (MAX_ROWS, MAX_MEMBERS - MAX_ROWS)

@@ -170,6 +170,8 @@ def test_programs_of_several_hosts_are_told_apart():
 def test_a_hundred_programs_are_summed_up():
     rows = draw(full_status(roles=[role("actor")] * 100))
     assert "            and 92 more" in rows
+    rows = draw(full_status(roles=[role("actor")] * 100, more_roles=900))
+    assert "            and 992 more" in rows
 
 
 def test_the_reason_of_the_end_stands_beside_the_phase():

@@ -225,7 +225,7 @@ def test_without_a_server_experience_fills_up_and_says_so(context, endpoint):
     assert not all(sender.send(message) for _ in range(100))
 
 
-def test_control_answers_and_a_vanished_peer_is_not_missed(endpoint):
+def test_control_answers_and_a_vanished_peer_is_not_missed(endpoint, caplog):
     async def scenario():
         with open_context() as server, open_context() as role:
             control = AsyncReceiver(server, zmq.ROUTER, endpoint, "control", high_water_mark=10, max_bytes=1_000)
@@ -236,8 +236,12 @@ def test_control_answers_and_a_vanished_peer_is_not_missed(endpoint):
             control.reply(identity, encode_control({"type": "welcome"}))
             assert client.receive(DEADLINE) == {"type": "welcome"}
             control.reply(identity, [b"nonsense"])
+            control.reply(identity, [b"nonsense"])
             assert client.receive(DEADLINE) is None
-            assert client.refused == {"length": 1}
+            assert client.receive(DEADLINE) is None
+            assert client.refused == {"length": 2}
+            said = [record.getMessage() for record in caplog.records]
+            assert said == [f"refused what the learner at {endpoint} answered: length: 8 bytes are no header"]
             client.close()
             control.reply(b"nobody", encode_control({"type": "welcome"}))
 

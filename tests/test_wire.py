@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from builders import PIXELS, RUN, VECTORS, make_batch, make_records, make_segment
 
+from apex.fields import is_text, printable
 from apex.header import HEADER, TOPIC_BYTES, VERSION, Kind, WireError, peek_kind, receipt_topic
 from apex.types import Parameters, PriorityUpdate, Receipt, Stream
 from apex.wire import Codec, decode_control, decode_request, encode_control
@@ -354,6 +355,11 @@ HEARTBEAT = {
     "status": {"num_inserted": 3, "rate": "3 in/s", "busy_share": 0.5, "inserts_wait": False, "waiting": "",
                "refusals": {"crc": 1}, "priority_histogram": {"counts": [1.0], "edges": [0.5, 1.0]}},
 }  # fmt: skip
+OF_REPLAY = {
+    **dict.fromkeys(("num_inserted", "num_drawn", "size", "bytes", "max_bytes"), 1),
+    "samplers_wait_for": "inserts", "store_incarnation": "7", "inserts_wait": True, "refusals": {},
+    "refused_connections": {}, "priority_histogram": None,
+}  # fmt: skip
 HELLO = {
     "type": "hello", "wire": VERSION, "session": 5, "role": "actor", "host": "h", "pid": 7, "shard": 0, "num_streams": 4
 }  # fmt: skip
@@ -363,6 +369,8 @@ HELLO = {
     "message",
     [
         HEARTBEAT,
+        {**HEARTBEAT, "status": OF_REPLAY},
+        {**HEARTBEAT, "role": "actor", "status": {"rate": "9 steps/s", "waiting": "", "num_steps": 9}},
         HELLO,
         {"type": "status"},
         {"type": "goodbye", "session": 5},
@@ -394,6 +402,7 @@ def with_status(**fields):
         ({**HEARTBEAT, "streams": [["0", 1]]}, "fields"),
         ({**HEARTBEAT, "endpoints": []}, "fields"),
         ({**HEARTBEAT, "status": []}, "fields"),
+        *(({**HEARTBEAT, "role": "actor", "status": {name: said}}, "fields") for name, said in OF_REPLAY.items()),
         (with_status(rate=[1]), "fields"),
         (with_status(rate="a" * 201), "fields"),
         (with_status(num_inserted=1e9), "fields"),
@@ -422,3 +431,16 @@ def test_refuses_requests_that_cannot_be(message, reason):
 def test_refuses_results_that_cannot_be(field):
     with pytest.raises(WireError, match="fields"):
         CODEC.decode_evaluation(CODEC.encode_evaluation({**RESULT, **field}, None), 10)
+
+
+def test_what_is_no_text_arrives_as_something_that_can_be_printed():
+    said = {"type": "welcome", "config": {"run": {"folder": "L\u00e4ufe/\udcff\U0001f600", "\ud800": float("inf")}}}
+    expected = {"type": "welcome", "config": {"run": {"folder": "L\u00e4ufe/?\U0001f600", "?": None}}}
+    assert decode_control(encode_control(said)) == expected
+
+
+def test_a_host_may_have_any_bytes_for_a_name():
+    shown = printable("a\x1b[2J\udcff\n" + "b" * 300)
+    assert shown.startswith("a?[2J??b")
+    assert is_text(shown)
+    assert printable("J\u00fcrgens PC") == "J\u00fcrgens PC"

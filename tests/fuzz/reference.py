@@ -370,22 +370,24 @@ def is_histogram(value: Any) -> bool:
     return all(edges[index] < edges[index + 1] for index in range(len(counts)))
 
 
-def check_status(status: Any) -> None:
+def check_status(status: Any, role: str) -> None:
     must(type(status) is dict and len(status) <= 64)
     for name, value in status.items():
         must(is_name(name))
         if name in ("num_inserted", "num_drawn", "size", "bytes", "max_bytes"):
-            must(is_whole(value, 0, 2**62))
-        elif name in ("rate", "waiting", "samplers_wait_for", "store_incarnation"):
+            must(role == "replay" and is_whole(value, 0, 2**62))
+        elif name in ("samplers_wait_for", "store_incarnation"):
+            must(role == "replay" and is_text(value))
+        elif name in ("rate", "waiting"):
             must(is_text(value))
         elif name == "inserts_wait":
-            must(type(value) is bool)
+            must(role == "replay" and type(value) is bool)
         elif name in ("refusals", "refused_connections"):
-            must(type(value) is dict and len(value) <= 64)
+            must(role == "replay" and type(value) is dict and len(value) <= 64)
             for reason, count in value.items():
                 must(is_text(reason) and is_whole(count, 0, 2**62))
         elif name == "priority_histogram":
-            must(value is None or is_histogram(value))
+            must(role == "replay" and (value is None or is_histogram(value)))
         else:
             must(value is None or type(value) is bool or is_number(value) or is_text(value))
 
@@ -430,7 +432,7 @@ def read_control(header: Header, body: bytes, rest: list[bytes], facts: Facts) -
         must(type(message["endpoints"]) is dict and len(message["endpoints"]) <= 16)
         for name, endpoint in message["endpoints"].items():
             must(is_text(name) and is_text(endpoint))
-        check_status(message["status"])
+        check_status(message["status"], message["role"])
     else:
         raise Refused
 

@@ -121,6 +121,7 @@ REQUESTS: list[dict[str, Any]] = [
         {**HEARTBEAT, "streams": [[0, 1]], "endpoints": {"experience": "tcp://h:1"}, "status": status}
         for status in STATUSES
     ),
+    {**HEARTBEAT, "role": "actor", "streams": [[0, 1]], "endpoints": {}, "status": {"rate": "9/s", "num_steps": 3.0}},
 ]
 RESULT = {"updates": 12, "mean": 3.5, "median": 3.0, "length": 10, "episodes": 2, "confirmed": False}
 FIGURES = {"role": "actor", "steps": None, "time": 1.5}
