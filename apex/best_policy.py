@@ -21,7 +21,8 @@ class BestPolicy:
         self._folder = folder
         self._config = config
         self._schema = schema
-        self.score: float | None = None
+        self.score: float | None = None  # of the policy that is kept
+        self._waiting: tuple[float, Parameters] | None = None  # one that is better, and could not be written yet
         try:
             path = find_best(folder)
             self.score = None if path is None else load_policy(path)[0].score
@@ -29,20 +30,33 @@ class BestPolicy:
             log.error("%s; the next evaluation's policy takes its place", error)
 
     def keep(self, score: float, parameters: Parameters | None) -> float:
-        """Notes a mean score and keeps its parameters if it is the best so far; returns the best score."""
-        if self.score is not None and score < self.score:
-            return self.score
+        """Notes a mean score and keeps its parameters if it is the best so far; returns the best score.
+
+        What the disk refuses is written with the next evaluation, unless that is better.
+        """
+        waiting, known = self._waiting, self.best
+        if parameters is not None and (known is None or score >= known):
+            waiting = score, parameters
+        self._waiting = None if waiting is None or self._write(*waiting) else waiting
+        return score if self.best is None else max(score, self.best)
+
+    @property
+    def best(self) -> float | None:
+        """The best score of any policy that is here, on the disk or not yet."""
+        return self.score if self._waiting is None else self._waiting[0]
+
+    def _write(self, score: float, parameters: Parameters) -> bool:
+        info = PolicyInfo(
+            schema=self._schema,
+            network=self._config.network,
+            environment=self._config.environment,
+            num_updates=parameters.version,
+            score=float(score),
+        )
+        try:
+            save_best(self._folder, parameters.values, info)
+        except OSError as error:
+            log.error("the best policy was not kept: %s; it is tried again with the next evaluation", error)
+            return False
         self.score = score
-        if parameters is not None:
-            info = PolicyInfo(
-                schema=self._schema,
-                network=self._config.network,
-                environment=self._config.environment,
-                num_updates=parameters.version,
-                score=float(score),
-            )
-            try:
-                save_best(self._folder, parameters.values, info)
-            except OSError as error:
-                log.error("the best policy was not kept: %s", error)
-        return score
+        return True

@@ -49,6 +49,11 @@ def latest_good(folder: Path) -> Path | None:
     return find_latest(folder).path
 
 
+def newest_update(folder: Path) -> int | None:
+    """The update of the newest checkpoint that was finished, without a look into it; None if there is none."""
+    return next((int(path.name) for path in _checkpoints(folder) if (path / MANIFEST).exists()), None)
+
+
 def find_latest(folder: Path) -> Found:
     """Looks for the newest checkpoint below `folder` that is whole.
 

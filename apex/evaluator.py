@@ -109,6 +109,7 @@ class Evaluator:
         self._sleep = sleep
         self._wait = Wait("evaluator", clock)
         self._num_plays = 0
+        self._has_made = False  # environments: what could be made once is no mistake of the configuration
         self.num_evaluations = 0
         self.best: float | None = None
 
@@ -166,10 +167,16 @@ class Evaluator:
         return self._stop_score is not None and bool(played) and summarize(played).mean >= self._stop_score
 
     def _play(self, episodes: int, stop: Stop) -> list[Game]:
-        """Plays games that were never played before."""
+        """Plays games that were never played before; raises ConfigError if there never were environments for them."""
         seed = evaluation_seed(self._seed, self._num_plays)
         self._num_plays += 1
-        environment = self._make_environment(min(self._config.num_envs, episodes), seed)
+        try:
+            environment = self._make_environment(min(self._config.num_envs, episodes), seed)
+        except ConfigError as error:
+            if self._has_made:
+                raise EnvironmentFailure(str(error)) from error
+            raise
+        self._has_made = True
         try:
             policy = make_policy(self._network, self._config.epsilon, np.random.default_rng(seed))
             return games.play(environment, policy, episodes, stop=stop)

@@ -8,10 +8,11 @@ import shutil
 import sys
 from pathlib import Path
 
+from apex.checkpoint_folder import newest_update
 from apex.lifecycle import FINISHED
 from apex.run_folder import RunFolder
 from apex.supervisor import Ending, last_lines
-from apex.terminal_layout import duration, number
+from apex.terminal_layout import duration, known, number
 from apex.terminal_picture import Status
 
 LAST_LINES = 5  # of the log of a program that ended the run
@@ -27,6 +28,7 @@ def farewell(ending: Ending, status: Status | None, folder: RunFolder) -> list[s
     else:
         reason = (status or {}).get("reason") or ending.cause
         lines.append(f"finished: {reason}" if reason else "finished")
+        lines += _unsaved(status, folder)
     if status is not None:
         lines.append(f"score: {_score(status)}")
         elapsed = duration(status.get("elapsed_seconds"))
@@ -41,6 +43,15 @@ def farewell(ending: Ending, status: Status | None, folder: RunFolder) -> list[s
         where = shlex.quote(str(folder.tensorboard))
         lines.append(f"curves: {command_name('tensorboard')} --logdir {where}")
     return lines
+
+
+def _unsaved(status: Status | None, folder: RunFolder) -> list[str]:
+    """A run that ends well saves last: if what it is known to have learned is not there, the disk was full, say."""
+    updates, newest = known((status or {}).get("updates")) or 0, newest_update(folder.checkpoints)
+    if updates <= (newest or 0):
+        return []
+    there = "there is none" if newest is None else f"the newest is of update {newest:,}"
+    return [f"the last checkpoint was not written: {there}; see {folder.logs / 'learner.log'}"]
 
 
 def _score(status: Status) -> str:

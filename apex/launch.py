@@ -24,6 +24,7 @@ from apex.options import parse_config
 from apex.ports import PortClaims
 from apex.resume import ACCEPT, reopen, survey, take_resume
 from apex.run_folder import RunFolder
+from apex.run_lock import hold
 from apex.sockets import open_context
 from apex.store_layout import store_path
 from apex.supervisor import Program, supervise
@@ -82,16 +83,18 @@ def train(config: Config, stop: Stop, argv: Sequence[str], compose: Composer | N
         _check_keys(config)
         if stop.requested:
             return FINISHED
-        return _run(RunFolder.create(config, schema, argv=argv), config, sizes, stop, compose)
+        folder = RunFolder.create(config, schema, argv=argv)
+        with hold(folder.path):
+            return _run(folder, config, sizes, stop, compose)
 
 
 def resume(name: str, argv: Sequence[str], stop: Stop, compose: Composer | None = None) -> int:
     """Goes on with a run, in its folder, from its newest checkpoint and snapshot; `argv` may change limits."""
     folder, config = reopen(name, argv)
     _check_keys(config)
-    for line in survey(folder, config, accept=ACCEPT in argv):
-        say(line)
-    with PortClaims() as claims:
+    with hold(folder.path), PortClaims() as claims:
+        for line in survey(folder, config, accept=ACCEPT in argv):
+            say(line)
         config, sizes = fit(config, folder.schema, say, store_path(folder.run_id), free=claims.claim)
         if stop.requested:
             return FINISHED

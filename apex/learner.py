@@ -32,6 +32,7 @@ from apex.options import parse_config
 from apex.processes import ChildDiedError, call_in_child, check_children, start_child, stop_children
 from apex.publishing import PublishingThread
 from apex.run_folder import RunFolder
+from apex.run_lock import hold
 from apex.sample_ring import SampleRing
 from apex.saves import NotFiniteError, save_run
 from apex.sizing import size_to_machine
@@ -63,7 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     configure_logging("learner")
     try:
         with stop_on_signals() as stop:
-            return _run(open_run(arguments), stop)
+            folder = open_run(arguments)
+            with hold(folder.path, or_parent=True):  # The launcher holds it for the learner that it has started.
+                return _run(folder, stop)
     except ConfigError as error:
         complain(f"apex learner: {error}")
         return REFUSED
@@ -122,7 +125,7 @@ def _run(folder: RunFolder, stop: Stop) -> int:
             )
             log.info("run %s, folder %s, device %s", folder.path.name, folder.path, device)
             reason = loop.run(stop, check)
-            _save(folder, trainer, loop.progress)
+            loop.save()
             log.info("ends after %d updates: %s", trainer.num_updates, reason)
             publisher.close()
             send(pipe, {"finished": reason})
@@ -193,7 +196,8 @@ def _go_on(folder: RunFolder, trainer: Trainer, found: Found) -> Progress:
 
 def _save(folder: RunFolder, trainer: Trainer, progress: Progress) -> None:
     try:
-        save_run(folder.checkpoints, folder.config, folder.schema, trainer.state(), progress)
+        if save_run(folder.checkpoints, folder.config, folder.schema, trainer.state(), progress) is not None:
+            folder.note_saved()
     except NotFiniteError as error:
         raise DivergedError(str(error)) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from apex.trainer import Trainer
 from apex.types import Progress
 
 REPORT_SECONDS = 1.0  # between two reports to the coordinator
+
+log = logging.getLogger("apex")
 
 
 class DivergedError(RuntimeError):
@@ -96,7 +99,8 @@ class LearnerLoop:
         self._trainer = trainer
         self._pipe = pipe
         self._connect = connect
-        self._save = save
+        self._write = save
+        self._save_due = False  # a period is over; what it has learned is not saved yet
         self._num_refused = num_refused
         self._reporter = Reporter(pipe, config.learner.batch_size, loaders)
         replay = config.replay
@@ -112,8 +116,9 @@ class LearnerLoop:
             if trainer.step(POLL_SECONDS):
                 self._wait.over()
                 self._check_skipped()
-                if trainer.num_updates % config.checkpoint.period == 0:
-                    self._save(self.progress)
+                self._save_due |= trainer.num_updates % config.checkpoint.period == 0
+                if self._save_due and not trainer.num_skipped_in_row:
+                    self.save()
             else:
                 few = "batches: a replay server has fewer transitions than its share of replay.min_size_to_sample"
                 self._wait.on(f"{self._absent} to say hello" if self._absent else few)
@@ -129,6 +134,19 @@ class LearnerLoop:
                 trainer.flush()
                 self._check_skipped()
                 return reason
+
+    def save(self) -> None:
+        """Writes a checkpoint; not while updates are skipped, lest those from before the trouble go in their favour."""
+        count = self._trainer.num_skipped_in_row
+        if count:
+            log.error(
+                "no checkpoint at update %d: the last %d updates were skipped; the older checkpoints stay",
+                self._trainer.num_updates,
+                count,
+            )
+            return
+        self._write(self.progress)
+        self._save_due = False
 
     def _hear(self) -> str:
         """Takes the coordinator's news; returns why the run should end, if it should."""

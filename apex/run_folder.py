@@ -39,6 +39,7 @@ ASK_SECONDS = 5.0  # how long git and nvidia-smi may take to answer
 _MANIFEST = "manifest.json"
 _ELAPSED = "elapsed.json"
 _EPOCH = "epoch.json"
+_SAVED = "saved"
 
 log = logging.getLogger("apex")
 
@@ -84,6 +85,16 @@ class RunFolder:
             partial = self.path / f".{_ELAPSED}.partial"
             partial.write_bytes(seal({"seconds": round(seconds, 1)}))
             os.replace(partial, self.path / _ELAPSED)
+
+    @property
+    def has_saved(self) -> bool:
+        """Whether a checkpoint was ever finished: then one must be there. It is noted outside their folder."""
+        return (self.path / _SAVED).exists()
+
+    def note_saved(self) -> None:
+        """Notes that a checkpoint was finished."""
+        with suppress(OSError):  # A full disk ends no run; the next checkpoint notes it.
+            (self.path / _SAVED).touch()
 
     def next_epoch(self) -> int:
         """Counts the learner's starts in this run: what it leases now is newer than all that it leased before.

@@ -111,7 +111,7 @@ def greet(
                 if stop.requested:
                     return {}
             if answer is None:
-                wait.on(f"the learner at {endpoint}{_about_keys(route, role)}")
+                wait.on(silent_learner(route, role))
             elif answer["type"] == "refused":
                 raise RefusedError(f"the learner at {endpoint} refuses this {role}: {answer.get('reason')}")
             elif answer["type"] == "state" and answer.get("stop"):
@@ -145,11 +145,10 @@ def _is_dead(answer: dict[str, Any], shard: int) -> bool:
     return answer.get("host") == host_name() and path.exists() and not has_owner(path)
 
 
-def _about_keys(route: Route, role: str) -> str:
-    """Who is not let in hears nothing, so a wait must say what it may be."""
-    if route.keys:
-        return f", which must list this {role}'s key"
-    return "" if route.host in ("127.0.0.1", "localhost") else ", which may want --keys"
+def silent_learner(route: Route, role: str) -> str:
+    """Whom a program waits for. Who is not let in hears nothing, on loopback too, so a wait must say what it may be."""
+    why = f"must list this {role}'s key" if route.keys else "may want --keys"
+    return f"the learner at {route.endpoint}, which {why}"
 
 
 def read_welcome(answer: dict[str, Any]) -> Welcome:

@@ -19,6 +19,7 @@ from apex.store_layout import (
     STORED_RECORD,
     STREAM_ROW,
     Regions,
+    Sizes,
     remove,
 )
 from apex.store_writer import StoreWriter
@@ -67,6 +68,7 @@ def restore(
         snapshot.num_streams <= num_streams,
         f"{where} has {snapshot.num_streams} actors, but actor.num_actors is {num_streams}",
     )
+    require_room(folder, snapshot, capacity=capacity, max_bytes=max_bytes)
     partial = path.with_name(f"{path.stem}-partial{path.suffix}")
     remove(partial)
     store = StoreWriter.create(
@@ -88,10 +90,24 @@ def restore(
     return Restored(store, snapshot.num_drawn)
 
 
+def require_room(folder: SnapshotFolder, snapshot: Snapshot, *, capacity: int, max_bytes: int) -> None:
+    """Raises ConfigError where a memory of this size cannot hold what the snapshot has; reads its oldest file."""
+    require(snapshot.size <= capacity, f"replay.capacity {capacity} must hold the snapshot's {snapshot.size}: raise it")
+    oldest = snapshot.segments[0]
+    records = np.frombuffer(folder.read(oldest), STORED_RECORD, oldest.end_key - oldest.first_key)
+    dead = int(records["segment"][max(0, snapshot.first_key - oldest.first_key)])  # bytes of images before the first
+    num_bytes = sum(
+        file.num_bytes - STORED_RECORD.itemsize * (file.end_key - file.first_key) for file in snapshot.segments
+    )
+    require(
+        num_bytes - dead <= Sizes(capacity, max_bytes, snapshot.num_streams).arena_bytes,
+        f"replay.max_bytes {max_bytes} is too small for the snapshot, whose frames take {num_bytes - dead}: raise it",
+    )
+
+
 def _fill(regions: Regions, folder: SnapshotFolder, snapshot: Snapshot) -> None:
     """Lays everything into an empty store, the images side by side from the arena's beginning."""
     capacity, cells = regions.sizes.capacity, regions.cells
-    require(snapshot.size <= capacity, f"replay.capacity {capacity} must hold the snapshot's {snapshot.size}")
     state = folder.read(snapshot.state)
     num_weights = snapshot.state.end_key - snapshot.state.first_key
     weights = np.frombuffer(state, np.float64, num_weights)[snapshot.first_key - snapshot.state.first_key :]
@@ -105,10 +121,6 @@ def _fill(regions: Regions, folder: SnapshotFolder, snapshot: Snapshot) -> None:
         first = int(records["segment"][0])
         images = memoryview(data)[STORED_RECORD.itemsize * num_records + first :]
         records["segment"] += end - first
-        require(
-            end + len(images) <= regions.sizes.arena_bytes,
-            f"replay.max_bytes {regions.sizes.max_bytes} is too small for the snapshot",
-        )
         regions.arena[end : end + len(images)] = images
         end += len(images)
         slots = np.arange(first_key, file.end_key) % capacity

@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol, TextIO
 
@@ -103,11 +103,14 @@ def say(line: str, stream: TextIO | None = None) -> None:
 
 
 class LogTail:
-    """Finds new warnings in the logs of a folder."""
+    """Finds new warnings in the logs of a folder: not those of the run's earlier lives, which are there already."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._offsets: dict[Path, int] = {}
+        for path in folder.glob("*.log"):
+            with suppress(OSError):  # Removed since.
+                self._offsets[path] = path.stat().st_size
 
     def warnings(self) -> list[str]:
         """Lines of a warning or worse that were finished since the last call."""

@@ -44,6 +44,7 @@ FLOORS = [
         "metrics",
         "presets",
         "run_folder",
+        "run_lock",
         "run_status",
         "machine",
         "ports",

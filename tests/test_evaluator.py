@@ -6,11 +6,12 @@ import json
 import logging
 
 import numpy as np
+import pytest
 import torch
 from scripted import ScriptedEnvironment
 from torch import nn
 
-from apex.config import EvaluatorConfig
+from apex.config import ConfigError, EvaluatorConfig
 from apex.environment import EnvironmentFailure
 from apex.evaluator import Evaluator, make_policy
 from apex.lifecycle import Stop
@@ -268,3 +269,22 @@ def test_environments_that_fail_cost_one_evaluation_and_not_the_run(caplog):
     (said,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert said.getMessage() == "no evaluation of updates 1; the run goes on"
     assert "environment 0 of 2 raised KeyError: 'door'" in caplog.text
+
+
+def test_environments_that_cannot_be_made_any_more_cost_one_evaluation_and_not_the_run(caplog):
+    def fail_second(trial):
+        if len(trial.made) == 2:
+            raise ConfigError("environment.id 'maze' cannot be made: OSError: no space for its window")
+
+    trial = Trial(*[make_parameters(version) for version in (1, 2, 3)], on_play=fail_second)
+    assert [result.updates for result in trial.run()] == [1, 3]
+    assert "no evaluation of updates 2; the run goes on" in caplog.text
+    assert "OSError: no space for its window" in caplog.text
+
+
+def test_environments_that_were_never_made_are_refused():
+    def fail(trial):
+        raise ConfigError("environment.id 'maze' cannot be made")
+
+    with pytest.raises(ConfigError, match="'maze' cannot be made"):
+        Trial(make_parameters(1), on_play=fail).run()

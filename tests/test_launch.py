@@ -11,6 +11,7 @@ import pytest
 from apex.config import (
     CheckpointConfig,
     Config,
+    ConfigError,
     EnvironmentConfig,
     EvaluatorConfig,
     LearnerConfig,
@@ -20,7 +21,7 @@ from apex.config import (
     load_toml,
 )
 from apex.farewell import command_name, farewell
-from apex.launch import StatusClient, Watch, local_host, main, make_programs, train
+from apex.launch import StatusClient, Watch, local_host, main, make_programs, resume, train
 from apex.lifecycle import FAILED, FINISHED, REFUSED, Stop
 from apex.run_folder import RunFolder
 from apex.supervisor import Ending, Program
@@ -176,9 +177,10 @@ def test_what_the_supervisor_says_is_shown_at_once():
 
 
 def test_warnings_of_the_logs_are_shown(tmp_path):
-    (tmp_path / "replay.log").write_text("12:00:00 replay WARNING slow\n")
     tape = Tape()
-    make_watch(tape, tmp_path).tick()
+    watch = make_watch(tape, tmp_path)
+    (tmp_path / "replay.log").write_text("12:00:00 replay WARNING slow\n")
+    watch.tick()
     assert tape.events[0] == ("note", "12:00:00 replay WARNING slow")
 
 
@@ -264,9 +266,28 @@ STATUS = {
 }
 
 
+def finish_checkpoint(folder, num_updates):
+    path = folder.checkpoints / f"{num_updates:09d}"
+    path.mkdir()
+    (path / "manifest.json").touch()
+
+
+@pytest.mark.parametrize(
+    ("saved", "there"), [([], "there is none"), ([200, 300], "the newest is of update 300"), ([300, 345], None)]
+)
+def test_a_last_checkpoint_that_was_not_written_is_said(tmp_path, saved, there):
+    folder = make_folder(tmp_path)
+    for num_updates in saved:
+        finish_checkpoint(folder, num_updates)
+    lines = farewell(Ending(FINISHED, ""), STATUS, folder)
+    said = [line for line in lines if line.startswith("the last checkpoint")]
+    expected = f"the last checkpoint was not written: {there}; see {folder.logs / 'learner.log'}"
+    assert said == ([expected] if there else [])
+
+
 def test_a_finished_run_says_why_how_well_and_what_to_type_next(tmp_path):
     folder = make_folder(tmp_path)
-    (folder.checkpoints / "000000345").mkdir()
+    finish_checkpoint(folder, 345)
     (folder.tensorboard / "events").touch()
     assert farewell(Ending(FINISHED, ""), STATUS, folder) == [
         "finished: reached the score 475",
@@ -341,6 +362,22 @@ def test_a_run_goes_from_its_folder_to_its_last_words(tmp_path, capsys):
     assert "stopping actor\nfinished\n" in said
     assert f"run folder: {tmp_path / 'mine'}" in said
     assert "stopping actor" in (tmp_path / "mine" / "logs" / "launcher.log").read_text()
+
+
+def test_a_run_that_is_going_is_not_resumed_whatever_its_replay_server_does(tmp_path):
+    refused = []
+
+    def programs(config, folder, watch):
+        with pytest.raises(ConfigError, match="mine: this run is still going") as error:
+            resume(str(folder.path), [], Stop(), lambda *_: [])
+        refused.append(error)
+        assert "resumed" not in RunFolder.open(folder.path).manifest
+        return [stand_in("learner", "exit 0", ends_run=True)]
+
+    assert train(cartpole(tmp_path), Stop(), [], programs) == FINISHED
+    assert len(refused) == 1
+    again = [stand_in("learner", "exit 0", ends_run=True)]
+    assert resume(str(tmp_path / "mine"), [], Stop(), lambda *_: again) == FINISHED
 
 
 def test_a_run_ends_with_the_status_of_the_program_that_refused(tmp_path, capsys):

@@ -59,6 +59,7 @@ class Loop:
         self.tape = Tape(*(make_sample(number) for number in range(num_samples)))
         self.trainer = make_trainer(self.tape)
         self.saved = []
+        self.saved_at = []  # updates
         self.connected = []
         self.loaders = LoaderFigures(np.zeros(2), np.zeros(2))
         self.num_refused = 0
@@ -69,11 +70,15 @@ class Loop:
             self.trainer,
             pipe,
             connect=lambda endpoint, shard: self.connected.append((endpoint, shard)),
-            save=self.saved.append,
+            save=self.save,
             loaders=self.loaders,
             progress=Progress(),
             num_refused=lambda: self.num_refused,
         )
+
+    def save(self, progress):
+        self.saved.append(progress)
+        self.saved_at.append(self.trainer.num_updates)
 
     def tell(self, *replay, end="", steps=0, absent=""):
         news = {"replay": [{"priorities": endpoint} for endpoint in replay], "absent": absent}
@@ -169,7 +174,16 @@ def test_too_many_of_them_in_a_row_end_it_with_the_reason_and_without_a_save():
     spoil(loop, 1, 2, 4, 5, 6)  # Two in a row are not three.
     with pytest.raises(DivergedError, match=r"3 updates in a row was not finite, the last one number 7.* --resume"):
         loop.run()
-    assert len(loop.saved) == 3  # at 2, 4 and 6; what comes last is the caller's
+    assert loop.saved_at == [4]  # Due at 2, 4 and 6, of which two were skipped; what comes last is the caller's.
+
+
+def test_nothing_is_saved_while_updates_are_skipped_but_as_soon_as_one_is_made_again(caplog):
+    loop = Loop(9, max_updates=7)
+    spoil(loop, 1, 2, 3, 6)
+    loop.run()
+    loop.loop.save()
+    assert loop.saved_at == [5, 6]
+    assert "no checkpoint at update 7: the last 1 updates were skipped" in caplog.text
 
 
 def test_a_coordinator_that_is_gone_ends_it():

@@ -7,12 +7,13 @@ import shutil
 
 import pytest
 
-from apex.chaos_saves import Saver, make_run
+from apex.chaos_saves import SIZES, Saver, make_run
 from apex.config import Config, ConfigError, EnvironmentConfig, ReplayConfig, RunConfig
 from apex.environment import describe
 from apex.files import write_twice
 from apex.resume import ACCEPT, reopen, survey, take_resume
 from apex.run_folder import RunFolder
+from apex.saves import snapshot_folder
 from apex.store_layout import Ownership, store_path
 
 
@@ -144,13 +145,49 @@ def test_the_user_is_told_what_is_found(saved):
     assert tell(saved) == ["learner: goes on at update 40, 600 steps", "replay: 600 transitions of snapshot 4"]
 
 
-def test_a_memory_that_is_still_there_goes_before_its_snapshots(saved, tmp_path):
+@pytest.fixture
+def memory(saved, tmp_path):
+    """The memory of the run as it was after the fourth save, still there."""
     path = store_path(saved.run_id)
     shutil.copy(tmp_path / "memory", path)
-    try:
-        assert tell(saved)[1] == f"replay: 600 transitions, still in {path}"
-    finally:
-        path.unlink()
+    yield path
+    path.unlink()
+
+
+def with_sizes(run, **sizes):
+    """Its configuration with a replay memory of the sizes that `Saver` has made it with, or of these."""
+    made = {"capacity": SIZES["capacity"], "max_bytes": SIZES["max_bytes"], "min_size_to_sample": 550}
+    return dataclasses.replace(run.config, replay=dataclasses.replace(run.config.replay, **made | sizes))
+
+
+def test_a_memory_that_is_still_there_goes_before_its_snapshots(saved, memory):
+    lines = survey(saved, with_sizes(saved), accept=False)
+    assert lines[1] == f"replay: 600 transitions, still in {memory}"
+
+
+def test_a_snapshot_that_is_newer_than_the_memory_that_is_still_there_is_said_to_be(saved, memory):
+    snapshots = snapshot_folder(saved.checkpoints, 1, 0)
+    newest = snapshots.newest()
+    snapshots.commit(newest._replace(number=newest.number + 1, end_key=newest.end_key + 150))
+    assert survey(saved, with_sizes(saved), accept=False)[1].endswith("; snapshot 5 is newer by 150, and is not taken")
+
+
+@pytest.mark.parametrize("sizes", [{"capacity": 5_000}, {"max_bytes": 500_000}])
+def test_a_memory_of_other_sizes_is_refused_before_anything_starts(saved, memory, sizes):
+    with pytest.raises(ConfigError, match=r"was made with replay.capacity 4000 and replay.max_bytes 400000, but"):
+        survey(saved, with_sizes(saved, **sizes), accept=True)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"capacity": 599}, "replay.capacity 599 must hold the snapshot's 600"),
+        ({"max_bytes": 9_000}, "replay.max_bytes 9000 is too small for the snapshot"),
+    ],
+)
+def test_a_memory_that_its_snapshot_would_not_fit_is_refused_before_anything_starts(saved, sizes, words):
+    with pytest.raises(ConfigError, match=words):
+        survey(saved, with_sizes(saved, **sizes), accept=True)
 
 
 def test_the_user_is_told_what_was_passed_over_and_why(saved):
@@ -177,6 +214,16 @@ def test_a_replay_memory_that_is_gone_must_be_accepted(saved):
     with pytest.raises(ConfigError, match="has no snapshot, but the checkpoint was saved with one of 600 transitions"):
         tell(saved)
     assert tell(saved, accept=True)[1].startswith("replay: begins with an empty memory")
+
+
+def test_checkpoints_that_are_all_gone_must_be_accepted(saved):
+    saved.note_saved()
+    shutil.rmtree(saved.checkpoints)
+    with pytest.raises(ConfigError, match=f"{saved.checkpoints} has no checkpoint, but one was written. Put it back"):
+        tell(saved)
+    learner, replay = tell(saved, accept=True)
+    assert learner == f"learner: begins at update 0; {saved.checkpoints} has no checkpoint, but one was written"
+    assert replay.startswith("replay: nothing here")
 
 
 def test_a_run_that_saved_nothing_begins_anew_and_says_so(tmp_path):

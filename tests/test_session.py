@@ -6,6 +6,10 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
+from apex.session import Route, silent_learner
+
 DEADLINE = 30.0
 
 PROGRAM = """
@@ -24,6 +28,18 @@ with stop_on_signals() as stop:
         stop.turn()
     threading.Event().wait()  # for nobody
 """
+
+
+@pytest.mark.parametrize(
+    ("route", "words"),
+    [
+        (Route("127.0.0.1", 7), "the learner at tcp://127.0.0.1:7, which may want --keys"),
+        (Route("far", 7), "the learner at tcp://far:7, which may want --keys"),
+        (Route("127.0.0.1", 7, "keys"), "the learner at tcp://127.0.0.1:7, which must list this actor's key"),
+    ],
+)
+def test_who_is_not_let_in_and_hears_nothing_is_told_what_it_may_be_on_loopback_too(route, words):
+    assert silent_learner(route, "actor") == words
 
 
 def test_a_program_that_was_started_by_hand_ends_when_its_main_thread_is_stuck_and_says_where():

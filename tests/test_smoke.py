@@ -147,6 +147,8 @@ def test_one_command_trains_with_one_actor_and_leaves_nothing_behind(programs):
     assert "next: " in said
     assert "\x1b" not in said
     folder = RunFolder.open(programs.folder / "runs" / "one")
+    assert folder.has_saved
+    assert "was not written" not in said
     assert list((folder.path / "tensorboard").iterdir())
     assert not list(Path("/dev/shm").glob(f"apex-{folder.run_id:016x}*"))
     programs.start("evaluate", "evaluate", "runs/one", "--episodes", "3", "--json")

@@ -384,6 +384,16 @@ def test_warnings_are_found_once_and_when_their_line_is_finished(tmp_path):
 
 
 def test_all_logs_of_the_folder_are_read(tmp_path):
+    tail = LogTail(tmp_path)
     for name in ("actor", "learner"):
         (tmp_path / f"{name}.log").write_text(f"12:00:00 {name} ERROR gone\n")
-    assert [re.split(" ", line)[1] for line in LogTail(tmp_path).warnings()] == ["actor", "learner"]
+    assert [re.split(" ", line)[1] for line in tail.warnings()] == ["actor", "learner"]
+
+
+def test_what_an_earlier_life_of_the_run_has_said_is_not_new(tmp_path):
+    log = tmp_path / "replay.log"
+    log.write_text("12:00:00 replay ERROR of then\n12:00:01 replay WARN")  # Killed in mid-line.
+    tail = LogTail(tmp_path)
+    with log.open("a") as file:
+        file.write("13:00:00 replay ERROR of now\n")
+    assert tail.warnings() == ["13:00:00 replay ERROR of now"]

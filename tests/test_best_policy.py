@@ -1,0 +1,65 @@
+"""The best policy of a run is the one whose evaluation was the best, whatever a full disk does in between."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from apex.best_policy import BestPolicy
+from apex.config import Config, NetworkConfig
+from apex.networks import flatten_parameters, make_network
+from apex.policies import BEST, find_best, load_policy
+from apex.types import Parameters, Schema
+
+SCHEMA = Schema(frame_shape=(3,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
+CONFIG = Config(network=NetworkConfig(hidden=4, body_hidden=4))
+
+
+def parameters(version):
+    return Parameters(version, flatten_parameters(make_network(CONFIG.network, SCHEMA, seed=version)))
+
+
+def kept(folder):
+    info, _ = load_policy(find_best(folder))
+    return info.num_updates, info.score
+
+
+@pytest.fixture
+def full(tmp_path):
+    """A best policy of 5 in a folder where no new file can be written: a folder has the name that it would have."""
+    best = BestPolicy(tmp_path, CONFIG, SCHEMA)
+    assert best.keep(5.0, parameters(1)) == 5.0
+    obstacle = tmp_path / f".{BEST}.partial"
+    obstacle.mkdir()
+    return best, tmp_path, obstacle
+
+
+def test_only_what_is_as_good_or_better_takes_its_place(tmp_path):
+    best = BestPolicy(tmp_path, CONFIG, SCHEMA)
+    assert [best.keep(score, parameters(i)) for i, score in enumerate([3.0, 2.0, 3.0, 1.0])] == [3.0] * 4
+    assert kept(tmp_path) == (2, 3.0)
+    assert BestPolicy(tmp_path, CONFIG, SCHEMA).score == 3.0
+
+
+def test_what_the_disk_refused_is_kept_with_the_next_evaluation_however_that_was(full, caplog):
+    best, folder, obstacle = full
+    assert best.keep(9.0, parameters(2)) == 9.0
+    assert "the best policy was not kept" in caplog.text
+    assert (kept(folder), best.score) == ((1, 5.0), 5.0)
+    obstacle.rmdir()
+    assert best.keep(8.0, None) == 9.0
+    assert (kept(folder), best.score) == ((2, 9.0), 9.0)
+
+
+def test_what_is_better_still_takes_the_place_of_what_the_disk_refused(full):
+    best, folder, obstacle = full
+    assert [best.keep(9.0, parameters(2)), best.keep(7.0, parameters(3)), best.keep(10.0, parameters(4))] == [9, 9, 10]
+    obstacle.rmdir()
+    best.keep(0.0, None)
+    assert kept(folder) == (4, 10.0)
+
+
+def test_values_of_the_best_are_those_that_were_evaluated(tmp_path):
+    BestPolicy(tmp_path, CONFIG, SCHEMA).keep(1.0, parameters(6))
+    _, network = load_policy(find_best(tmp_path))
+    assert np.array_equal(flatten_parameters(network), parameters(6).values)
