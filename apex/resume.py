@@ -12,7 +12,7 @@ from apex.environment import describe, kind
 from apex.options import parse_config
 from apex.run_folder import RunFolder
 from apex.saves import snapshot_folder
-from apex.store_layout import Store, has_owner, open_file, store_path
+from apex.store_layout import Store, has_owner, is_whole, open_file, store_path
 
 log = logging.getLogger("apex")
 
@@ -109,7 +109,9 @@ def survey(folder: RunFolder, config: Config, *, accept: bool) -> list[str]:
 def _survey_replay(folder: RunFolder, config: Config, shard: int, found: Found, *, accept: bool) -> str:
     name = "replay" if config.replay.num_shards == 1 else f"replay {shard}"
     path = store_path(folder.run_id, shard)
-    if path.exists():
+    if path.exists() and not is_whole(path):
+        log.warning("%s: no replay memory, its making was cut short; the replay server removes it", path)
+    elif path.exists():
         size = Store(open_file(path, folder.schema, writable=False)).size
         return f"{name}: {size:,} transitions, still in {path}"
     snapshots = snapshot_folder(folder.checkpoints, config.replay.num_shards, shard)

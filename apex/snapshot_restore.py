@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +18,6 @@ from apex.store_layout import (
     STORED_RECORD,
     STREAM_ROW,
     Regions,
-    remove,
 )
 from apex.store_writer import StoreWriter
 from apex.types import Schema
@@ -67,10 +65,8 @@ def restore(
         snapshot.num_streams <= num_streams,
         f"{where} has {snapshot.num_streams} actors, but actor.num_actors is {num_streams}",
     )
-    partial = path.with_name(f"{path.stem}-partial{path.suffix}")
-    remove(partial)
     store = StoreWriter.create(
-        partial,
+        path,
         schema,
         capacity=capacity,
         max_bytes=max_bytes,
@@ -80,7 +76,6 @@ def restore(
         store_incarnation=store_incarnation,
         fill=lambda regions: _fill(regions, folder, snapshot),
     )
-    os.rename(partial, path)
     try:  # The next snapshot goes on from these files: they hold the new store's first keys.
         folder.commit(snapshot._replace(number=folder.next_number(), store_incarnation=store_incarnation))
     except OSError as error:
