@@ -74,4 +74,7 @@ class Reporter:
             mark = "" if not figure.bar else "  reached" if figure.reached else "  MISSED"
             bar = f"  (bar {figure.bar})" if figure.bar else ""
             print(f"{figure.name:<{width}}  {value:>12} {figure.unit}{bar}{mark}")
+        missed = [figure for figure in figures if not figure.reached]
+        if missed:
+            print(f"MISSED {len(missed)} bars: {'; '.join(f'{figure.name} {figure.bar}' for figure in missed)}")
         print("the audit passed" if passed else "the audit FAILED", flush=True)

@@ -44,6 +44,7 @@ class Order:
         require(self.minutes > 0, f"--minutes must be > 0, got {self.minutes:g}")
         require(self.period > 0, f"--period must be > 0, got {self.period:g}")
         require(self.rounds > 0, f"--rounds must be > 0, got {self.rounds}")
+        require(self.size > 0, f"--size must be > 0, got {self.size}")
         draw(self.seed, 0.0, self.period, self.faults)  # Refuses kinds that there are not.
 
 

@@ -60,8 +60,10 @@ def take_snapshots(stop: Stop, snapshotter: Callable[[], Snapshotter], period_se
 
 def _take(source: Snapshotter, pipe: Connection, stop: Stop) -> bool:
     def rest(seconds: float) -> None:
-        stop.turn()  # A snapshot of a large memory takes an hour.
-        pipe.poll(REST * seconds)
+        until = time.monotonic() + REST * seconds  # A file on a slow disk takes many seconds: each look is a turn.
+        while not stop.requested and not pipe.poll(max(0.0, min(POLL_SECONDS, until - time.monotonic()))):
+            if time.monotonic() >= until:
+                return
 
     began = time.monotonic()
     try:

@@ -12,7 +12,7 @@ from apex.sampler import SamplerBoard, board_rows
 from apex.session import Welcome
 from apex.snapshot_folder import SnapshotFolder
 from apex.snapshot_restore import restore
-from apex.store_layout import board_path, is_same_run, is_wanted, remove
+from apex.store_layout import board_path, has_owner, is_same_run, is_wanted, is_whole, remove
 from apex.store_writer import StoreWriter
 
 log = logging.getLogger("apex")
@@ -33,6 +33,9 @@ def open_store(
         "priority_exponent": replay.priority_exponent,
         "min_priority": replay.min_priority,
     }
+    if path.exists() and not is_whole(path) and not has_owner(path):
+        log.error("removed %s, which was no replay memory: its making was cut short", path)
+        remove(path)
     if path.exists():
         store = StoreWriter.attach(path, schema, **sizes)
         log.info("goes on with %s: %d transitions", path, store.size)
@@ -59,10 +62,11 @@ def reclaim(own: Path) -> None:
     for path in own.parent.glob("apex-*.replay"):
         if not is_same_run(path, own) and not is_wanted(path):
             try:
-                remove(path)
+                removed = remove(path)
             except ConfigError:
                 continue
-            log.info("removed %s, which a run that ended badly had left", path)
+            if removed:  # Else it went with its store.
+                log.info("removed %s, which a run that ended badly had left", path)
     for board in own.parent.glob("apex-*.board"):
         store = board.with_suffix(".replay")
         if not store.exists() and not is_same_run(store, own) and not is_wanted(store):

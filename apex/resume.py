@@ -14,7 +14,7 @@ from apex.options import parse_config
 from apex.run_folder import RunFolder
 from apex.saves import snapshot_folder
 from apex.snapshot_restore import require_room
-from apex.store_layout import Store, has_owner, open_file, store_path
+from apex.store_layout import Store, has_owner, is_whole, open_file, store_path
 
 log = logging.getLogger("apex")
 
@@ -116,10 +116,12 @@ def survey(folder: RunFolder, config: Config, *, accept: bool) -> list[str]:
 def _survey_replay(folder: RunFolder, config: Config, shard: int, found: Found, *, accept: bool) -> str:
     name = "replay" if config.replay.num_shards == 1 else f"replay {shard}"
     path = store_path(folder.run_id, shard)
+    if path.exists() and not is_whole(path):
+        log.warning("%s: no replay memory, its making was cut short; the replay server removes it", path)
     snapshots = snapshot_folder(folder.checkpoints, config.replay.num_shards, shard)
     sizes = config.replay.per_shard()
     max_bytes = sizes.max_bytes or sys.maxsize  # 0: by what there is room for, which is not known here
-    if path.exists():
+    if path.exists() and is_whole(path):
         store = Store(open_file(path, folder.schema, writable=False))
         made = store.capacity, store.max_bytes if sizes.max_bytes else 0
         require(

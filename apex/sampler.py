@@ -68,12 +68,15 @@ class SamplerBoard:
         base = int(self._cells[0, self.BASE_INSERTED])
         return limiter.rebased(base, int(self._cells[0, self.BASE_DRAWN])) if base else limiter
 
-    def activate(self, sampler: int) -> int:
-        """Says that somebody draws by this row now; returns the number of its next batch. It calls this."""
+    def activate(self, sampler: int) -> None:
+        """Says that somebody draws by this row now; it calls this."""
         row = self._cells[sampler]
         row[self.ACTIVE] = 1
         row[self.ACKNOWLEDGED] = row[self.SENT]  # What an earlier one had in flight is answered no more.
-        return int(row[self.SENT])
+
+    def next_number(self, sampler: int) -> int:
+        """The number of the sampler's next batch; of the row, so that credit comes back whoever else draws by it."""
+        return int(self._cells[sampler, self.SENT])
 
     @property
     def num_drawn(self) -> int:
@@ -162,7 +165,7 @@ class Sampler:
         self._batches_in_flight = batches_in_flight
         self._rng = rng
         self._clock = clock
-        self._number = board.activate(index)
+        board.activate(index)
         self._in_flight = 0
         self._changed_at = clock()
 
@@ -177,7 +180,7 @@ class Sampler:
             shard=self._shard,
             store_incarnation=self._reader.store_incarnation,
             sampler=self._index,
-            number=self._number,
+            number=self._board.next_number(self._index),
             num_transitions=drawn.num_transitions,
             records=drawn.records,
             image=drawn.image,
@@ -188,7 +191,6 @@ class Sampler:
         if not self._batches.send(batch, timeout):
             self._board.take_back(self._index, self._batch_size)
             return False
-        self._number += 1
         return True
 
     def _may_draw(self) -> bool:

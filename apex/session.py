@@ -22,7 +22,7 @@ from apex.header import VERSION
 from apex.key_folder import read_keys
 from apex.lifecycle import EXPLAIN_SECONDS, POLL_SECONDS, Helper, Stop, Wait
 from apex.sockets import RefusedError, open_context, split_address
-from apex.store_layout import has_owner, store_path
+from apex.store_layout import beside, has_owner, store_path
 from apex.types import Schema, Stream
 from apex.watchdog import Silence, is_traced
 
@@ -142,7 +142,8 @@ def host_name() -> str:
 def _is_dead(answer: dict[str, Any], shard: int) -> bool:
     """Whether the replay server that this one is to wait for was on this host, and has died and left its memory."""
     path = store_path(int(answer.get("run_id", 0)), shard)
-    return answer.get("host") == host_name() and path.exists() and not has_owner(path)
+    left = path.exists() or beside(path).exists()
+    return answer.get("host") == host_name() and left and not has_owner(path)
 
 
 def silent_learner(route: Route, role: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +19,6 @@ from apex.store_layout import (
     STREAM_ROW,
     Regions,
     Sizes,
-    remove,
 )
 from apex.store_writer import StoreWriter
 from apex.types import Schema
@@ -69,10 +67,8 @@ def restore(
         f"{where} has {snapshot.num_streams} actors, but actor.num_actors is {num_streams}",
     )
     require_room(folder, snapshot, capacity=capacity, max_bytes=max_bytes)
-    partial = path.with_name(f"{path.stem}-partial{path.suffix}")
-    remove(partial)
     store = StoreWriter.create(
-        partial,
+        path,
         schema,
         capacity=capacity,
         max_bytes=max_bytes,
@@ -82,7 +78,6 @@ def restore(
         store_incarnation=store_incarnation,
         fill=lambda regions: _fill(regions, folder, snapshot),
     )
-    os.rename(partial, path)
     try:  # The next snapshot goes on from these files: they hold the new store's first keys.
         folder.commit(snapshot._replace(number=folder.next_number(), store_incarnation=store_incarnation))
     except OSError as error:

@@ -229,19 +229,25 @@ def require_processor(machine: str) -> None:
 def create_file(
     path: Path, schema: Schema, sizes: Sizes, *, priority_exponent: float, store_incarnation: int
 ) -> tuple[Regions, Ownership]:
-    """Makes a new file, all of it allocated; raises ConfigError, and leaves none, where that cannot be."""
+    """Makes a new file at `beside(path)`, all of it allocated. Raises ConfigError, and leaves none, if that cannot be.
+
+    It takes minutes for a large one, so it is to be renamed when all is in it: what is at `path` is always whole.
+    """
     require_processor(platform.machine())
     require(sizes.capacity >= 1, f"replay.capacity must be >= 1, got {sizes.capacity}")
     require(sizes.num_streams >= 1, f"actor.num_actors must be >= 1, got {sizes.num_streams}")
     require(sizes.max_bytes >= 8, f"replay.max_bytes must be >= 8, got {sizes.max_bytes}")
+    partial = beside(path)
+    if partial.exists():
+        remove(partial)  # Whoever made it was killed.
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError as error:
-        raise ConfigError(f"the replay memory {path} exists already: resume with it, or remove it") from error
+        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
         raise ConfigError(f"cannot create the replay memory {path}: {error.strerror}") from error
     try:
-        ownership = Ownership(path, OWNER_ATTEMPTS)
+        # Asked when nobody else can be making one: what came to be meanwhile is not replaced.
+        require(not path.exists(), f"the replay memory {path} exists already: resume with it, or remove it")
+        ownership = Ownership(partial, OWNER_ATTEMPTS)
         try:
             _allocate(descriptor, path, sizes.file_bytes)
             regions = Regions(mmap.mmap(descriptor, sizes.file_bytes), sizes)
@@ -249,7 +255,7 @@ def create_file(
             ownership.release()
             raise
     except BaseException:
-        os.unlink(path)
+        partial.unlink(missing_ok=True)
         raise
     finally:
         os.close(descriptor)
@@ -259,7 +265,7 @@ def create_file(
         header[name] = value
     header["format"], header["schema"] = FORMAT, schema.fingerprint
     header["store_incarnation"], header["priority_exponent"] = store_incarnation, priority_exponent
-    header["magic"] = MAGIC  # Last: a file whose making was cut short is refused.
+    header["magic"] = MAGIC  # Last: a file whose making was cut short is told by it, whatever its name.
     return regions, ownership
 
 
@@ -297,6 +303,20 @@ def store_path(run_id: int, shard: int = 0) -> Path:
     return MEMORY / f"apex-{run_id:016x}-{shard}.replay"
 
 
+def beside(path: Path) -> Path:
+    """Where the store of that path lies while it is made."""
+    return path.with_name(f"{path.stem}-partial{path.suffix}")
+
+
+def is_whole(path: Path) -> bool:
+    """Whether the file at `path` was made to its end. True of one that cannot be read: who opens it says why."""
+    try:
+        with path.open("rb") as file:
+            return file.read(8) == MAGIC.to_bytes(8, "little")
+    except OSError:
+        return True
+
+
 def is_same_run(store: Path, other: Path) -> bool:
     """Whether both stores are shards of one run, by their names."""
     return store.name.split("-")[:2] == other.name.split("-")[:2]
@@ -315,7 +335,11 @@ def memory_id() -> str:
 
 
 def has_owner(path: Path) -> bool:
-    """Whether a writer has the store at `path` at present."""
+    """Whether a writer has the store at `path` at present, or makes it."""
+    return _is_owned(beside(path)) or _is_owned(path)  # In this order one that is renamed in between is seen.
+
+
+def _is_owned(path: Path) -> bool:
     try:
         Ownership(path).release()
     except ConfigError:
@@ -342,17 +366,21 @@ def is_wanted(path: Path) -> bool:
     return False
 
 
-def remove(path: Path) -> None:
-    """Removes a store, or what is left of one, unless it has an owner. That there is none is no error."""
-    try:
-        ownership = Ownership(path)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise ConfigError(f"cannot remove the replay memory {path}: {error.strerror}") from error
-    board_path(path).unlink(missing_ok=True)
-    path.unlink(missing_ok=True)
-    ownership.release()
+def remove(path: Path) -> bool:
+    """Removes a store, or what is left of one or of its making, unless it has an owner. Returns whether any was."""
+    found = False
+    for file in (beside(path), path):
+        try:
+            ownership = Ownership(file)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise ConfigError(f"cannot remove the replay memory {file}: {error.strerror}") from error
+        board_path(file).unlink(missing_ok=True)
+        file.unlink(missing_ok=True)
+        ownership.release()
+        found = True
+    return found
 
 
 def _allocate(descriptor: int, path: Path, num_bytes: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from bisect import bisect_left
 from collections import Counter
@@ -25,6 +26,7 @@ from apex.store_layout import (
     Regions,
     Sizes,
     Store,
+    beside,
     create_file,
     go_on,
     open_file,
@@ -92,8 +94,9 @@ class StoreWriter(Store):
         fill: Callable[[Regions], None] | None = None,
         pause: Callable[[str], None] = go_on,
     ) -> Self:
-        """Makes a store at `path`, empty or as `fill` leaves it; it leaves no file if that raises.
+        """Makes a store, empty or as `fill` leaves it, which appears at `path` when it is whole.
 
+        If that raises it leaves no file; if it is killed, one at `beside(path)`, which the next one removes.
         `store_incarnation` must differ from that of every earlier one.
         """
         _require_positive_weights(min_priority, priority_exponent)
@@ -102,14 +105,15 @@ class StoreWriter(Store):
             path, schema, sizes, priority_exponent=priority_exponent, store_incarnation=store_incarnation
         )
         writer = cls(regions, ownership, schema, min_priority=min_priority, pause=pause)
-        if fill is not None:
-            try:
+        try:
+            if fill is not None:
                 fill(regions)
                 writer._recover(path)
-            except BaseException:
-                ownership.release()
-                path.unlink()
-                raise
+            os.rename(beside(path), path)
+        except BaseException:
+            beside(path).unlink(missing_ok=True)
+            ownership.release()
+            raise
         return writer
 
     @classmethod

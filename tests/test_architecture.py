@@ -63,7 +63,7 @@ FLOORS = [
     {"publishing", "session", "experience_link", "sampler", "coordinator", "games", "copyist"},
     {"loader", "update", "actor_host"},
     {"feed", "bad_batches", "actor_worker", "replay_server", "replay_memory"},
-    {"trainer", "recording", "snapshot_timing"},
+    {"trainer", "recording", "snapshot_timing", "chaos_saver"},
     {"learner_loop", "chaos_saves"},
     {"actor", "replay", "learner", "evaluator"},
     # 6: what people start.
@@ -98,6 +98,7 @@ OWNERS = {
         "networks",
         "losses",
         "optimizers",
+        "chaos_saver",
         "chaos_saves",
         "checkpoint",
         "policies",

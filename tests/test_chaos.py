@@ -13,7 +13,7 @@ import pytest
 
 from apex import chaos
 from apex.chaos_audit import Verdict
-from apex.chaos_report import Figure, audit_figures, recovery_figures
+from apex.chaos_report import Figure, Reporter, audit_figures, recovery_figures
 
 DEADLINE = 240.0
 SMALL = ["--actors", "2", "--evaluator.no-enabled", "--replay.capacity", "50000", "--replay.min-size-to-sample", "200"]
@@ -69,6 +69,7 @@ def test_the_words_hostile_and_saves_start_programs_of_their_own(monkeypatch):
         (["--env", "CartPole-v1"], "plays apex.chaos_environment:AuditEnvironment only"),
         (["--faults", "flood"], "--faults must be among"),
         (["--minutes", "0"], "--minutes must be > 0"),
+        (["--scenario", "recovery", "--size", "0"], "--size must be > 0, got 0"),
         (["--nonsense", "1"], "unknown option --nonsense"),
     ],
 )
@@ -106,3 +107,11 @@ def test_a_role_that_never_came_back_has_no_longest_time():
     median, longest = recovery_figures({"replay": [1.0, 3.0, None]}, {"replay": 2.0})
     assert (median.value, median.reached) == (2.0, True)
     assert longest.value is None
+
+
+def test_the_last_lines_name_the_bars_that_were_missed(capsys):
+    figures = [Figure("lost", 0, "", "= 0"), Figure("away", 3.0, "s", "<= 2"), Figure("back", None, "s", "<= 15")]
+    Reporter(as_json=False).end({}, figures, passed=True)
+    assert capsys.readouterr().out.splitlines()[-2:] == ["MISSED 2 bars: away <= 2; back <= 15", "the audit passed"]
+    Reporter(as_json=False).end({}, figures[:1], passed=True)
+    assert "MISSED" not in capsys.readouterr().out

@@ -8,7 +8,7 @@ import pytest
 
 from apex.leftovers import Leftovers, Orphan, bytes_to_come, find_leftovers, find_orphans
 from apex.sampler import SamplerBoard
-from apex.store_layout import Ownership, board_path, is_wanted
+from apex.store_layout import Ownership, beside, board_path, is_wanted
 
 
 def make_store(folder, name, num_bytes=4_096):
@@ -51,6 +51,17 @@ def test_a_store_with_an_owner_goes_on(tmp_path):
     finally:
         ownership.release()
     assert find(tmp_path).in_use == {}
+
+
+def test_a_store_in_the_making_goes_on_and_one_that_was_cut_short_is_dead(tmp_path):
+    store = beside(make_store(tmp_path, "a"))
+    (tmp_path / "apex-a-0.replay").rename(store)
+    ownership = Ownership(store)
+    try:
+        assert find(tmp_path) == Leftovers({}, {store: 4_096}, [])
+    finally:
+        ownership.release()
+    assert find(tmp_path) == Leftovers({store: 4_096}, {}, [])
 
 
 def test_a_store_that_a_loader_draws_from_goes_on(tmp_path):

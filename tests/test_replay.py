@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import zmq
@@ -17,7 +19,7 @@ from apex.session import Welcome
 from apex.snapshot import Snapshotter
 from apex.snapshot_folder import SnapshotFolder
 from apex.sockets import bind, open_context
-from apex.store_layout import board_path
+from apex.store_layout import Ownership, beside, board_path
 from apex.store_reader import StoreReader
 from apex.store_writer import StoreWriter
 from apex.types import PriorityUpdate, Receipt, Stream
@@ -48,7 +50,8 @@ class Scene:
         limiter = RateLimiter(min_size, samples_per_insert, 0.1, inserts_wait)
         self.board = SamplerBoard(1)
         self.server = ReplayServer(self.store, CODEC, self.board, limiter, clock=self.clock)
-        self.sampler = Sampler(
+        self.make_sampler = partial(
+            Sampler,
             0,
             StoreReader(path, PIXELS),
             self,
@@ -59,6 +62,7 @@ class Scene:
             rng=np.random.default_rng(0),
             clock=self.clock,
         )
+        self.sampler = self.make_sampler()
 
     def clock(self):
         return self.now
@@ -245,9 +249,14 @@ def test_what_a_crashed_run_left_in_memory_is_reclaimed_and_what_runs_is_not(tmp
     other.write_text("mine")
     own = Scene(tmp_path / "apex-3-1.replay")  # Its server was killed too, and comes back.
     own.store.close()
+    cut_short, coming, own_coming = (beside(tmp_path / f"apex-{number}-0.replay") for number in (2, 5, 3))
+    for path in (cut_short, coming, own_coming):
+        path.touch()
+    maker = Ownership(coming)
     reclaim(tmp_path / "apex-3-0.replay")
-    names = ["apex-1-0.replay", "apex-3-1.replay", "apex-4-0.board", "apex-4-0.replay", "notes.txt"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    names = ["apex-1-0.replay", own_coming.name, "apex-3-1.replay", "apex-4-0.board", "apex-4-0.replay", coming.name]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*names, "notes.txt"]
+    maker.release()
     running.store.close()
 
 
@@ -290,6 +299,22 @@ def test_a_store_is_made_then_gone_on_with_and_then_restored_from_its_snapshot(t
     without.close()
 
 
+@pytest.mark.parametrize("num_bytes", [0, 8_192])
+def test_a_memory_whose_making_was_cut_short_is_removed_and_said_to_be(tmp_path, caplog, num_bytes):
+    path = tmp_path / "store"
+    path.write_bytes(bytes(num_bytes))
+    owner = Ownership(path)
+    with pytest.raises(ConfigError, match="is not a replay memory"):
+        open_store(path, make_welcome())  # Somebody is at it.
+    owner.release()
+    store, _ = open_store(path, make_welcome())
+    assert store.num_inserted == 0
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
+        f"removed {path}, which was no replay memory: its making was cut short"
+    ]
+    store.close()
+
+
 def test_the_sampler_refuses_a_store_that_is_not_there(tmp_path):
     with pytest.raises(ConfigError, match="cannot open the replay memory"):
         StoreReader(tmp_path / "none", PIXELS)
@@ -302,7 +327,8 @@ def test_the_replay_ratio_is_remembered_when_the_writer_is_started_again(tmp_pat
     before.note_sent(1, 500)
     after = SamplerBoard(2, path)
     assert after.num_drawn == 500
-    assert after.activate(1) == 1  # The next batch of that sampler.
+    after.activate(1)
+    assert after.next_number(1) == 1  # The next batch of that sampler.
     assert after.in_flight(1) == 0
 
 
@@ -311,6 +337,19 @@ def test_an_answer_that_comes_before_send_returns_gives_its_credit(scene):
     scene.insert(0, 1)
     scene.answers_at_once = True
     assert all(scene.sampler.step() for _ in range(20))
+    assert scene.board.in_flight(0) == 0
+
+
+def test_credit_comes_back_to_each_of_two_that_draw_by_one_row(scene):
+    """Two learners on one memory by accident: the second to come, and to go, takes nothing from the first for good."""
+    scene.insert(0, 1)
+    other = None
+    for _ in range(3):
+        assert scene.sampler.step()
+        other = other or scene.make_sampler()
+        for sampler in (other, other, other, scene.sampler, scene.sampler, scene.sampler):
+            assert sampler.step()
+            scene.answer(scene.batches[-1])
     assert scene.board.in_flight(0) == 0
 
 

@@ -7,14 +7,14 @@ import shutil
 
 import pytest
 
-from apex.chaos_saves import SIZES, Saver, make_run
+from apex.chaos_saver import SIZES, Saver, make_run
 from apex.config import Config, ConfigError, EnvironmentConfig, ReplayConfig, RunConfig
 from apex.environment import describe
 from apex.files import write_twice
 from apex.resume import ACCEPT, reopen, survey, take_resume
 from apex.run_folder import RunFolder
 from apex.saves import snapshot_folder
-from apex.store_layout import Ownership, store_path
+from apex.store_layout import Ownership, beside, store_path
 
 
 @pytest.fixture
@@ -106,8 +106,9 @@ def test_an_environment_that_has_changed_is_refused(folder):
         reopen(str(folder.path), [])
 
 
-def test_a_run_that_still_goes_is_refused(folder):
-    path = store_path(folder.run_id, 1)  # One shard is enough.
+@pytest.mark.parametrize("place", [lambda path: path, beside])
+def test_a_run_that_still_goes_is_refused(folder, place):
+    path = place(store_path(folder.run_id, 1))  # One shard is enough, and that its memory is being made.
     path.touch()
     owner = Ownership(path)
     try:
@@ -188,6 +189,18 @@ def test_a_memory_of_other_sizes_is_refused_before_anything_starts(saved, memory
 def test_a_memory_that_its_snapshot_would_not_fit_is_refused_before_anything_starts(saved, sizes, words):
     with pytest.raises(ConfigError, match=words):
         survey(saved, with_sizes(saved, **sizes), accept=True)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 8_192])
+def test_a_memory_whose_making_was_cut_short_is_passed_over(saved, num_bytes):
+    path = store_path(saved.run_id)
+    path.write_bytes(bytes(num_bytes))
+    try:
+        passed_over, _, replay = tell(saved)
+    finally:
+        path.unlink()
+    assert passed_over.startswith(f"passed over: {path}: no replay memory, its making was cut short")
+    assert replay == "replay: 600 transitions of snapshot 4"
 
 
 def test_the_user_is_told_what_was_passed_over_and_why(saved):

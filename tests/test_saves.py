@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from apex.chaos_saves import SCHEMA, Saver, make_run, read_run
+from apex.chaos_saver import SCHEMA, Saver, make_run, read_run
 from apex.checkpoint import ReplayPart, load_with_manifest
 from apex.checkpoint_folder import find_latest
 from apex.saves import NotFiniteError, is_finite, save_run
@@ -59,7 +59,7 @@ def test_whole_numbers_and_plain_values_are_finite():
 FULL = """
 import sys
 from pathlib import Path
-from apex.chaos_saves import Saver, make_run, read_run
+from apex.chaos_saver import Saver, make_run, read_run
 place, memory = Path(sys.argv[1]), Path(sys.argv[2])
 run = make_run(place)
 saver = Saver(run, memory, lambda step: None)

@@ -29,7 +29,8 @@ from store_builders import (
 )
 
 from apex.config import ConfigError
-from apex.copyist import Copyist
+from apex.copyist import Copyist, take_snapshots
+from apex.lifecycle import Stop
 from apex.processes import stop_children
 from apex.snapshot import Snapshotter
 from apex.snapshot_folder import SnapshotError, SnapshotFolder
@@ -524,6 +525,31 @@ def test_rests_are_asked_for_after_each_file(place):
     snapshot = scene.source.take(rest=rests.append)
     assert len(rests) == len(snapshot.segments) > 1
     assert min(rests) > 0
+
+
+def test_a_rest_turns_as_long_as_it_lasts_and_ends_with_a_wish(monkeypatch):
+    """Else whoever looks for signs of life kills the process for having rested."""
+    monkeypatch.setattr("os.nice", lambda increment: None)
+    monkeypatch.setattr("apex.copyist.POLL_SECONDS", 0.01)
+    stop, turns, rested = Stop(), [], []
+    pipe, end = multiprocessing.Pipe()
+
+    class Slow:
+        def take(self, rest):
+            before = stop.turns
+            rest(0.1)
+            turns.append(stop.turns - before)
+            pipe.send_bytes(b"take")
+            rest(1_000.0)
+            stop.request()
+            rest(1_000.0)
+            rested.append(True)
+
+    take_snapshots(stop, Slow, 0.0, end)
+    assert turns[0] > 3
+    assert rested == [True]
+    pipe.close()
+    end.close()
 
 
 def test_the_timing_of_a_small_store_has_every_figure(tmp_path):

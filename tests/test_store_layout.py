@@ -6,6 +6,7 @@ import fcntl
 import multiprocessing
 import os
 import resource
+import signal
 import tempfile
 import threading
 from pathlib import Path
@@ -21,6 +22,7 @@ from apex.store_layout import (
     STORED_RECORD,
     Ownership,
     Sizes,
+    beside,
     board_path,
     has_owner,
     is_wanted,
@@ -151,6 +153,34 @@ def test_what_a_child_forgets_is_closed_and_no_longer_its_to_release(path):
     ownership.release()
     assert os.fstat(other).st_ino == path.stat().st_ino
     os.close(other)
+
+
+def test_a_store_appears_when_it_is_whole_and_has_an_owner_before(path):
+    seen = []
+    create(path, fill=lambda regions: seen.append((path.exists(), beside(path).exists(), has_owner(path)))).close()
+    assert seen == [(False, True, True)]
+    assert path.exists()
+    assert not beside(path).exists()
+
+
+def make_until_killed(path):
+    create(path, fill=lambda regions: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def test_a_kill_while_the_store_is_made_leaves_what_the_next_one_removes(path):
+    child = FORK.Process(target=make_until_killed, args=(path,))
+    child.start()
+    child.join(20)
+    assert child.exitcode == -signal.SIGKILL
+    assert not path.exists()
+    assert beside(path).exists()
+    assert not has_owner(path)
+    create(path).close()
+    assert not beside(path).exists()
+    beside(path).touch()
+    assert remove(path)
+    assert not list(path.parent.iterdir())
+    assert not remove(path)
 
 
 def test_removing_is_no_error_where_there_is_nothing(path):
