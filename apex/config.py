@@ -266,7 +266,7 @@ class TransportConfig:
     metrics_port: int = 52004  # learner, PULL
     shared_memory: bool = True  # a learner on the replay server's host draws from its memory; False: through sockets
     heartbeat_seconds: float = 1.0  # between two heartbeats on the control socket
-    lease_seconds: float = 3.0  # without a heartbeat an actor's ids are free again after this
+    lease_seconds: float = 3.5  # without a heartbeat an actor's ids are free again after this
 
     def __post_init__(self) -> None:
         for knob in dataclasses.fields(self):

@@ -60,6 +60,7 @@ def test_logs_name_the_role(capsys):
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     try:
+        logging.getLogger("apex").setLevel(logging.NOTSET)  # Another test may have changed it.
         configure_logging("replay")
         logging.getLogger("apex").info("ready")
     finally:
