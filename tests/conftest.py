@@ -10,7 +10,16 @@ from functools import cache
 
 import pytest
 
-PROGRAMS = ('"-m", "apex', "-m apex ", "store_path(", "choose_ports(", "open_programs(", "gpu.sh", "test_bench import")
+PROGRAMS = (
+    '"-m", "apex',
+    "-m apex ",
+    "store_path(",
+    "choose_ports(",
+    "open_programs(",
+    "gpu.sh",
+    "test_bench import",
+    "test_smoke import",
+)
 
 
 @cache
