@@ -24,10 +24,6 @@ FIGURES = {
         "system_steps_per_s",
         "system_updates_per_s",
         "system_samples_per_s",
-        "system_actor_share",
-        "system_learner_share",
-        "actor_steps_per_s",
-        "learner_resident_updates_per_s",
     },
 }
 
@@ -117,7 +113,7 @@ def test_a_rehearsal_writes_every_file_and_leaves_nothing_behind(tmp_path):
         if "batch" in name:
             assert measured["figures"]["batch_size"] == 128
 
-    assert len(run_ids) == len(FIGURES) + 2  # The system has its parts measured alone.
+    assert len(run_ids) == len(FIGURES)
     memory = [path for run_id in run_ids for path in Path("/dev/shm").glob(f"apex-{run_id:016x}*")]
     assert memory == []
     until(lambda: not users_of(scratch), "end of all processes", seconds=10)
