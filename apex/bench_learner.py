@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from apex.allocator import keep_freed_memory
 from apex.bench_command import (
     NUM_STREAMS,
     Figures,
@@ -30,9 +29,9 @@ from apex.bench_command import (
     run_bench,
 )
 from apex.bench_report import Line, print_rows
-from apex.config import Config, LearnerConfig, require
+from apex.config import Config, require
 from apex.environment import describe
-from apex.learner import choose_device
+from apex.learner import choose_device, prepare_torch
 from apex.lifecycle import Stop
 from apex.networks import make_network
 from apex.optimizers import make_optimizer
@@ -157,18 +156,9 @@ def time_plain(config: Config, schema: Schema, seconds: float, stop: Stop) -> fl
 def time_resident(config: Config, schema: Schema, seconds: float, stop: Stop) -> float:
     """Updates a second of the learner's own step on one batch that lies still."""
     device = choose_device(config.learner)
-    prepare(config.learner, device)
+    prepare_torch(config.learner, device)
     trainer = _make_trainer(config, schema, device, Resident(schema, config.learner.batch_size), Nowhere())
     return _median_rate(lambda: trainer.step(0.0), trainer.flush, seconds, stop)
-
-
-def prepare(learner: LearnerConfig, device: torch.device) -> None:
-    """Sets this process up as a learner's."""
-    torch.set_num_threads(max(1, learner.num_threads))
-    if device.type == "cuda":
-        torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
-    else:
-        keep_freed_memory()
 
 
 def _make_trainer(config: Config, schema: Schema, device: torch.device, samples: Samples, priorities: Any) -> Trainer:
@@ -205,7 +195,7 @@ def _time_fed(config: Config, schema: Schema, folder: Path, seconds: float, stop
     with open_bed(config, recording, folder, "memory", stop, cuda=device.type == "cuda") as bed:
         bed.begin_insert(transitions=capacity - 5_000)
         bed.end_insert()
-        prepare(config.learner, device)
+        prepare_torch(config.learner, device)
         trainer = _make_trainer(config, schema, device, bed.ring, bed.priorities)
 
         def step() -> None:

@@ -98,7 +98,7 @@ def _run(folder: RunFolder, stop: Stop) -> int:
     pipe, coordinator_pipe = Pipe()
     coordinator, loaders = _start_children(folder, ring, coordinator_pipe, pipe)
     coordinator_pipe.close()  # Its other end: who dies is noticed.
-    _prepare_torch(config.learner, device)
+    prepare_torch(config.learner, device)
     codec = Codec(folder.run_id, folder.schema)
     publisher = PublishingThread(config.transport.endpoint("parameters"), codec, stop, keys)
 
@@ -154,7 +154,8 @@ def _start_children(
     return coordinator, loaders
 
 
-def _prepare_torch(config: LearnerConfig, device: torch.device) -> None:
+def prepare_torch(config: LearnerConfig, device: torch.device) -> None:
+    """Sets this process up as a learner's: its threads, its stream or its allocator."""
     torch.set_num_threads(max(1, config.num_threads))
     if device.type == "cuda":
         # A graph cannot be captured on the default one.

@@ -6,6 +6,7 @@ import mmap
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ SEGMENT = 50  # transitions
 INSERTS_PER_SECOND = 12_500  # of the paper's 360 actors
 BATCH = 512
 BATCHES_PER_SECOND = 100
+READY_SECONDS = 60.0  # that the sampler may take for its first draw
 LOOK_SECONDS = 0.25  # between two looks at the folder
 BEFORE, DURING = range(2)
 
@@ -48,25 +50,20 @@ def measure_snapshot(
             "priority_exponent": 0.6,
             "min_priority": 1e-6,
         }
-        store = StoreWriter.create(path, SCHEMA, **sizes, store_incarnation=1)
-        segments = _make_segments(frame_bytes)
-        number = count()
-
-        def insert() -> None:
-            n = next(number)
-            store.insert(segments[n % len(segments)]._replace(stream=Stream(n % 360, 1), number=n // 360))
-
-        while store.num_inserted < num_transitions:
-            insert()
+        store, insert = _make_full_store(path, sizes, frame_bytes)
         longest = np.frombuffer(mmap.mmap(-1, 16), np.float64)  # of a sample, before and during
         phase = np.frombuffer(mmap.mmap(-1, 8), np.int64)
         snapshots = SnapshotFolder(folder)
-        copyist = Copyist(lambda: Snapshotter(path, SCHEMA, snapshots, run_id=1, num_drawn=lambda: 0), seconds)
-        children = [copyist.process, start_child("sampler", _sample, path, longest, phase)]
+        children = [start_child("sampler", _sample, path, longest, phase)]
         try:
+            _keep_inserting(insert, READY_SECONDS, lambda: longest[BEFORE] > 0)  # A busy machine takes its time.
+            copyist = Copyist(lambda: Snapshotter(path, SCHEMA, snapshots, run_id=1, num_drawn=lambda: 0), seconds)
+            children.append(copyist.process)
             longest_insert = [_keep_inserting(insert, seconds, lambda: False)]
             began, phase[0] = time.monotonic(), DURING
-            longest_insert.append(_keep_inserting(insert, 600.0, lambda: snapshots.newest() is not None))
+            longest_insert.append(
+                _keep_inserting(insert, 600.0, lambda: snapshots.newest() is not None and longest[DURING] > 0)
+            )
             took = time.monotonic() - began
             began = time.monotonic()
             for _ in range(num_transitions // SEGMENT // 20):
@@ -93,6 +90,21 @@ def measure_snapshot(
             "longest_sample_ms_without": 1e3 * float(longest[BEFORE]),
             "longest_sample_ms": 1e3 * float(longest[DURING]),
         }
+
+
+def _make_full_store(path: Path, sizes: dict[str, Any], frame_bytes: int) -> tuple[StoreWriter, Callable[[], None]]:
+    """A store with as many transitions as it takes, and what inserts a segment more."""
+    store = StoreWriter.create(path, SCHEMA, **sizes, store_incarnation=1)
+    segments = _make_segments(frame_bytes)
+    number = count()
+
+    def insert() -> None:
+        n = next(number)
+        store.insert(segments[n % len(segments)]._replace(stream=Stream(n % 360, 1), number=n // 360))
+
+    while store.num_inserted < sizes["capacity"]:
+        insert()
+    return store, insert
 
 
 def _make_segments(frame_bytes: int) -> list[Segment]:

@@ -192,7 +192,8 @@ def test_a_launcher_that_is_killed_while_its_programs_start_leaves_no_process(pr
     programs.start("train", "train", *TINY, *programs.offset, "--name", "one", "--run.no-tensorboard")
     until(lambda: len(running_in(programs.folder)) >= 7, "the programs", seconds=DEADLINE)
     programs.running["train"].kill()
-    until(lambda: not running_in(programs.folder), "end of all processes", seconds=30.0)
+    assert programs.running["train"].wait(DEADLINE) == -signal.SIGKILL
+    assert until(lambda: not running_in(programs.folder), "end of all processes", seconds=30.0)
 
 
 def test_a_loader_and_an_actor_that_are_stopped_for_good_are_found_and_the_run_goes_on(programs):

@@ -301,5 +301,8 @@ def test_a_writer_does_not_give_up_because_somebody_looks_whether_it_is_there(pa
     other = Ownership(path)  # As `has_owner` has it, only longer.
     looker = threading.Timer(0.05, other.release)
     looker.start()
-    attach(path).close()
+    store = attach(path)
+    assert not looker.is_alive() or looker.finished.wait(1.0)  # Not before the other had let go.
+    assert has_owner(path)
+    store.close()
     looker.join()

@@ -154,12 +154,13 @@ def test_a_forked_child_does_not_speak_for_its_parent(listener):
     assert not listener.heard()
 
 
-def test_a_program_that_nobody_watches_and_one_whose_watcher_is_gone_go_on():
-    Notifier({})()
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_a_program_that_nobody_watches_and_one_whose_watcher_is_gone_go_on(is_watched):
     listener = Listener(8.0)
-    notify = Notifier(dict(listener.environment))
+    stop = Stop(Notifier(dict(listener.environment) if is_watched else {}))
     listener.close()
-    notify()
+    assert not stop.requested
+    assert stop.turns == 1
 
 
 def test_what_floods_the_watcher_does_not_block_the_program(listener):
