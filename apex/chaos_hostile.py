@@ -219,7 +219,7 @@ def measure(
         replay=ReplayConfig(capacity=50_000, max_bytes=2**28, min_size_to_sample=BATCH_SIZE),
         learner=LearnerConfig(batch_size=BATCH_SIZE),
         checkpoint=CheckpointConfig(replay=False),
-        transport=TransportConfig(port_offset=9_000, lease_seconds=86_400.0),  # The writer sends no heartbeats.
+        transport=TransportConfig(port_offset=-21_000, lease_seconds=86_400.0),  # The writer sends no heartbeats.
     )
     schema = describe(environment, config.actor.n_step)
     recording = _record(folder, config, schema, stop)

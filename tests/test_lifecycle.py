@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
-from apex.lifecycle import Helper, Stop, Wait, configure_logging, stop_on_signals
+from apex.lifecycle import Helper, Stop, Wait, stop_on_signals
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -56,13 +57,10 @@ def test_a_threads_exception_stops_its_role_and_is_raised_there():
         helper.check()
 
 
-def test_logs_name_the_role(capsys):
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    try:
-        logging.getLogger("apex").setLevel(logging.NOTSET)  # Another test may have changed it.
-        configure_logging("replay")
-        logging.getLogger("apex").info("ready")
-    finally:
-        root.handlers[:], root.level = handlers, level
-    assert "replay INFO ready" in capsys.readouterr().err
+def test_logs_name_the_role():
+    program = (
+        "import logging; from apex.lifecycle import configure_logging; "
+        "configure_logging('replay'); logging.getLogger('apex').info('ready')"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert said.stderr.endswith(" replay INFO ready\n")

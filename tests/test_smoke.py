@@ -17,7 +17,7 @@ from listening import listening
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_transport import until
 
-from apex.config import Config, RunConfig
+from apex.config import Config, RunConfig, TransportConfig
 from apex.metrics import read_curve
 from apex.ports import choose_ports, is_free
 from apex.run_folder import RunFolder
@@ -30,8 +30,8 @@ TINY = ["--preset", "cartpole", "--actors", "4", "--replay.min-size-to-sample", 
 
 @pytest.fixture
 def offset():
-    config = Config(run=RunConfig(tensorboard=False))
-    config = config.__class__(run=config.run, transport=config.transport.__class__(port_offset=5_000))
+    """Ports below those that the kernel lends to outgoing connections, which may take one before the programs do."""
+    config = Config(run=RunConfig(tensorboard=False), transport=TransportConfig(port_offset=-30_000))
     return choose_ports(config, is_free, lambda sentence: None).transport.port_offset
 
 
