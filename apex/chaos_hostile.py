@@ -2,31 +2,28 @@
 
 A real replay server, coordinator and loader; an honest writer that sends a recording at a steady rate, and a stand-in
 for the trainer that takes batches and returns priorities. Then strangers come: garbage, HTTP, silence, half a greeting,
-old greetings, rubbish in well-formed messages, frames of enormous length, messages without an end. At the end it says
-whether the programs are up, what was left of the honest rate, and how much memory it took.
+old greetings, rubbish in well-formed messages, frames of enormous length, messages without an end. With `--curve` the
+honest have keys and the strangers do not: they try without, with a greeting of CURVE and rubbish behind it, and with a
+key that nobody knows. At the end it says whether the programs are up, what was left of the honest rate, and how much
+memory it took.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
 import socket
-import struct
 import sys
 import tempfile
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
 
+from apex.chaos_strangers import besiege, send_without_end
 from apex.config import (
     ActorConfig,
     CheckpointConfig,
@@ -38,6 +35,8 @@ from apex.config import (
     require,
 )
 from apex.environment import describe
+from apex.key_folder import PINNED, read_keys
+from apex.keys import new_folder
 from apex.lifecycle import FAILED, FINISHED, Stop, stop_on_signals
 from apex.processes import ChildDiedError, call_in_child, check_children, start_child, stop_children
 from apex.recording import Recording, load, record
@@ -51,127 +50,10 @@ GAME = "ALE/Pong-v5"
 NUM_FRAMES = 1_000  # recorded
 BATCH_SIZE = 64
 SETTLE_SECONDS = 2.0
-HELD = 300  # hostile connections at the same time: below the 1,024 descriptors that a program may have open
-PACE = 400  # hostile connections per second
 SERVED = ("experience", "priorities", "receipts", "batches", "control", "metrics")  # whose sockets the programs bind
 BAR = 0.9  # of the honest rate
 
 Figures = dict[str, Any]
-Attack = Callable[[socket.socket, Random], None]
-
-# --- the strangers ----------------------------------------------------------------------------------------------------
-
-_TYPES = {
-    "experience": b"PUSH",
-    "priorities": b"PUSH",
-    "receipts": b"SUB",
-    "batches": b"PUSH",
-    "control": b"DEALER",
-    "metrics": b"PUSH",
-}
-_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
-
-
-def frame(body: bytes, flags: int = 0) -> bytes:
-    """A frame of ZMTP 3; flags: 1 more follow, 4 a command."""
-    if len(body) < 256:
-        return bytes((flags, len(body))) + body
-    return bytes((flags | 2,)) + struct.pack(">Q", len(body)) + body
-
-
-def enter(peer: socket.socket, socket_type: bytes) -> None:
-    """Shakes hands as a peer of ZMTP 3 without security, and waits for the answer: earlier messages are refused."""
-    ready = b"\x05READY" + b"\x0bSocket-Type" + struct.pack(">I", len(socket_type)) + socket_type
-    peer.sendall(_GREETING + frame(ready, 4))
-    heard = b""
-    while b"READY" not in heard:
-        if not (more := peer.recv(256)):
-            raise ConnectionError("the other side hung up")
-        heard += more
-
-
-def _rubbish(rng: Random, headed: bool) -> bytes:
-    if not headed:
-        return rng.randbytes(rng.randrange(1, 2_000))
-    kind = rng.randrange(10)
-    return b"ApeX" + bytes((1, kind)) + rng.randbytes(rng.randrange(46, 300))
-
-
-def attacks(door: str) -> dict[str, Attack]:
-    """What a stranger may say at a door, by name."""
-
-    def after_the_handshake(say: Callable[[Random], bytes]) -> Attack:
-        def attack(peer: socket.socket, rng: Random) -> None:
-            enter(peer, _TYPES[door])
-            peer.sendall(say(rng))
-
-        return attack
-
-    def rubbish(rng: Random) -> bytes:
-        return b"".join(frame(_rubbish(rng, headed=rng.random() < 0.7)) for _ in range(30))
-
-    return {
-        "silence": lambda peer, rng: None,
-        "garbage": lambda peer, rng: peer.sendall(rng.randbytes(1_000)),
-        "http": lambda peer, rng: peer.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n"),
-        "tls": lambda peer, rng: peer.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + rng.randbytes(506)),
-        "half a greeting": lambda peer, rng: peer.sendall(_GREETING[: rng.randrange(1, 64)]),
-        "zmtp 1": lambda peer, rng: peer.sendall(b"\x01\x00" + b"\x08\x00rubbish" * 20),
-        "zmtp 2": lambda peer, rng: peer.sendall(b"\xff" + bytes(8) + b"\x7f\x01\x08\x00\x00" + b"\x00\x05hello" * 20),
-        "rubbish messages": after_the_handshake(rubbish),
-        "an enormous frame": after_the_handshake(lambda rng: b"\x02" + struct.pack(">Q", 2**62) + b"x" * 500),
-        "an enormous command": lambda peer, rng: peer.sendall(_GREETING + b"\x06" + struct.pack(">Q", 2**63 - 1)),
-        "a message without an end": after_the_handshake(lambda rng: frame(b"x", 1) * 10_000),
-        "reset": lambda peer, rng: peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)),
-    }
-
-
-def besiege(stop: Stop, host: str, ports: dict[str, int], connections: int, pipe: Connection) -> None:
-    """A child's main function: so many connections in all, HELD at a time; then says how many there were of each."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4 * HELD)), hard))
-    rng = Random(0)
-    ways = {door: list(attacks(door).items()) for door in ports}
-    held: deque[socket.socket] = deque()
-    counts: dict[str, int] = {}
-    refused, began = 0, time.monotonic()
-    for number in range(connections):
-        if stop.requested:
-            return
-        if (early := number / PACE - (time.monotonic() - began)) > 0:
-            time.sleep(early)
-        door = list(ports)[number % len(ports)]
-        name, attack = ways[door][number // len(ports) % len(ways[door])]
-        try:
-            peer = socket.create_connection((host, ports[door]), timeout=1.0)
-        except OSError:
-            refused += 1
-            continue
-        counts[name] = counts.get(name, 0) + 1
-        with suppress(OSError):
-            attack(peer, rng)
-        held.append(peer)
-        if name == "reset" or len(held) > HELD:
-            (held.pop() if name == "reset" else held.popleft()).close()
-    for peer in held:
-        peer.close()
-    pipe.send_bytes(json.dumps({"counts": counts, "not_accepted": refused}).encode())
-    while not stop.requested:
-        time.sleep(0.1)
-
-
-def send_without_end(host: str, port: int, num_bytes: int) -> socket.socket:
-    """One connection that sends one message of parts of a byte each, and never its last; it is still open."""
-    peer = socket.create_connection((host, port), timeout=5.0)
-    enter(peer, b"PUSH")
-    part = frame(b"x", 1)
-    chunk = part * (2**16 // len(part))
-    for _ in range(num_bytes // len(chunk)):
-        peer.sendall(chunk)
-    return peer
-
-
-# --- the measurement --------------------------------------------------------------------------------------------------
 
 
 def main(argv: Sequence[str]) -> int:
@@ -183,6 +65,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--rate", type=float, default=2_000.0, metavar="R", help="honest transitions/s; default 2,000")
     parser.add_argument("--quiet", type=float, default=10.0, metavar="S", help="before and after it; default 10 s")
     parser.add_argument("--endless", type=int, default=4, metavar="MIB", help="sent as one endless message; default 4")
+    parser.add_argument("--curve", action="store_true", help="with keys, which the strangers do not have")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     options = parser.parse_args(argv)
     require(options.connections >= 1, f"--connections must be >= 1, got {options.connections}")
@@ -191,7 +74,15 @@ def main(argv: Sequence[str]) -> int:
     require(0 <= options.endless <= 1_024, f"--endless must be 0 ... 1024, got {options.endless}")
     try:
         with stop_on_signals() as stop, tempfile.TemporaryDirectory(prefix="apex-hostile-") as name:
-            figures = measure(Path(name), options.connections, options.rate, options.quiet, options.endless << 20, stop)
+            figures = measure(
+                Path(name),
+                options.connections,
+                options.rate,
+                options.quiet,
+                options.endless << 20,
+                stop,
+                curve=options.curve,
+            )
     except ChildDiedError as error:
         print(f"apex chaos hostile: {error}", file=sys.stderr)
         return FAILED
@@ -209,9 +100,19 @@ def print_report(figures: Figures) -> None:
 
 
 def measure(
-    folder: Path, connections: int, rate: float, quiet_seconds: float, endless_bytes: int, stop: Stop
+    folder: Path,
+    connections: int,
+    rate: float,
+    quiet_seconds: float,
+    endless_bytes: int,
+    stop: Stop,
+    *,
+    curve: bool = False,
 ) -> Figures:
-    """All figures."""
+    """All figures; with `curve` keys are made in `folder`, and the honest use them."""
+    keys, strangers = (str(folder / name) if curve else "" for name in ("keys", "strangers"))
+    if curve:
+        _make_keys(Path(keys), Path(strangers))
     environment = EnvironmentConfig(id=GAME)
     config = Config(
         environment=environment,
@@ -219,7 +120,11 @@ def measure(
         replay=ReplayConfig(capacity=50_000, max_bytes=2**28, min_size_to_sample=BATCH_SIZE),
         learner=LearnerConfig(batch_size=BATCH_SIZE),
         checkpoint=CheckpointConfig(replay=False),
-        transport=TransportConfig(port_offset=-21_000, lease_seconds=86_400.0),  # The writer sends no heartbeats.
+        transport=TransportConfig(
+            port_offset=-21_000,
+            lease_seconds=86_400.0,  # The writer sends no heartbeats.
+            keys=keys,
+        ),
     )
     schema = describe(environment, config.actor.n_step)
     recording = _record(folder, config, schema, stop)
@@ -231,7 +136,7 @@ def measure(
         bed.begin_insert(seconds=86_400.0, rate=rate)
         watched.work(SETTLE_SECONDS)
         before, memory_before = watched.work(quiet_seconds), watched.memory()
-        besiegers = start_child("besieger", besiege, transport.bind, ports, connections, theirs)
+        besiegers = start_child("besieger", besiege, transport.bind, ports, strangers, connections, theirs)
         try:
             began, stored, most = time.monotonic(), watched.stored, memory_before
             while not ours.poll():
@@ -244,8 +149,9 @@ def measure(
             stop_children([besiegers])
         watched.work(SETTLE_SECONDS)
         after, memory_after = watched.work(quiet_seconds), watched.memory()
-        status = ask(transport.endpoint("control"), 5.0) or {}
+        status = ask(transport.endpoint("control"), 5.0, read_keys(keys, "observer")) or {}
         figures: Figures = {
+            "curve": curve,
             "connections": sum(came["counts"].values()),
             "connections_by_kind": came["counts"],
             "connections_not_accepted": came["not_accepted"],
@@ -264,8 +170,16 @@ def measure(
             },
         }
         if endless_bytes:
-            figures |= _measure_endless(watched, transport.bind, ports["experience"], endless_bytes)
+            figures |= _measure_endless(watched, transport.bind, ports["experience"], endless_bytes, curve)
         return figures
+
+
+def _make_keys(honest: Path, strangers: Path) -> None:
+    """Keys of a run, and others that nobody knows there, whose holders know who it is that they talk to."""
+    for folder in (honest, strangers):
+        new_folder(folder)
+    for role in PINNED:
+        (strangers / f"{role}.public").write_bytes((honest / f"{role}.public").read_bytes())
 
 
 class _Watched:
@@ -299,13 +213,13 @@ class _Watched:
         return whole - shared
 
 
-def _measure_endless(watched: _Watched, host: str, port: int, num_bytes: int) -> Figures:
+def _measure_endless(watched: _Watched, host: str, port: int, num_bytes: int, curve: bool) -> Figures:
     """What one message without an end costs while it is open, and after it."""
     before = watched.memory()
     peer: socket.socket | None = None
     sent = num_bytes
     try:
-        peer = send_without_end(host, port, num_bytes)
+        peer = send_without_end(host, port, num_bytes, curve=curve)
     except OSError:
         sent = 0  # It was cut off.
     watched.work(SETTLE_SECONDS)

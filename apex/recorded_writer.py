@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from apex.config import Config
 from apex.experience_link import ExperienceLink, Outlet
+from apex.key_folder import read_keys
 from apex.lifecycle import POLL_SECONDS, Stop
 from apex.recording import Compressor, Recording
 from apex.segments import Cut
@@ -94,13 +95,13 @@ def write(stop: Stop, recording: Recording, config: Config, pipe: Connection, be
     bench_end.close()
     num_streams, window = config.actor.num_actors, config.actor.window
     port = config.transport.control_port + config.transport.port_offset
-    route = Route(config.transport.bind, port)
+    route = Route(config.transport.bind, port, config.transport.keys)
     answer = greet(route, "actor", stop, num_streams=num_streams, needs_replay=True)
     if not answer:
         return
     welcome = read_welcome(answer)
     codec, streams = Codec(welcome.run_id, welcome.schema), welcome.streams
-    with open_context() as context:
+    with open_context(read_keys(config.transport.keys, "actor")) as context:
         (replay,) = welcome.replay
         sender = ExperienceSender(context, replay["experience"], num_messages=num_streams * window)
         outlet = _CountedOutlet(sender)

@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from apex.config import Config
 from apex.coordinator import Desk, coordinate
+from apex.key_folder import read_keys
 from apex.lifecycle import FAILED, POLL_SECONDS, Stop, die_with_parent
 from apex.loader import load
 from apex.ports import choose_ports, is_free
@@ -141,7 +142,8 @@ def open_bed(
         # After the store is there, so that none of them looks for it in vain; before this process has a context.
         for index in range(num_loaders):
             children.append(start_child(f"loader-{index}", load, index, config, run.schema, ring, run.run_id))
-        priorities = PrioritySender(started.enter_context(open_context()), Codec(run.run_id, run.schema))
+        keys = read_keys(config.transport.keys, "learner")
+        priorities = PrioritySender(started.enter_context(open_context(keys)), Codec(run.run_id, run.schema))
         priorities.connect(endpoint)
         yield Bed(run, ring, priorities, pipe, server, check)
 
@@ -159,6 +161,8 @@ def _start_server(config: Config) -> subprocess.Popen[bytes]:
 
     address = f"{config.transport.bind}:{config.transport.control_port + config.transport.port_offset}"
     command = [sys.executable, "-m", "apex.replay", "--learner", address]
+    if config.transport.keys:
+        command += ["--keys", config.transport.keys]
     with (Path(config.run.folder) / "replay.log").open("ab") as output:
         return subprocess.Popen(
             command,

@@ -68,7 +68,7 @@ FLOORS = [
     {"actor", "replay", "learner", "evaluator"},
     # 6: what people start.
     {"supervisor", "evaluate", "status", "resume", "keys"},
-    {"recorded_writer", "replay_timing"},
+    {"recorded_writer", "replay_timing", "chaos_strangers"},
     {"replay_bed"},
     {"bench_report", "sizes_picture", "bench_programs", "bench_command", "chaos_hostile"},
     {"bench_replay", "bench_actor", "bench_learner", "bench_ledger", "bench_curve"},

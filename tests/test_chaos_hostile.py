@@ -11,7 +11,8 @@ from random import Random
 import pytest
 import zmq
 
-from apex.chaos_hostile import SERVED, attacks, enter, frame, main, send_without_end
+from apex.chaos_hostile import SERVED, main
+from apex.chaos_strangers import attacks, enter, frame, send_without_end
 from apex.config import ConfigError
 from apex.sockets import bind, open_context
 
@@ -71,15 +72,31 @@ def test_refuses_what_cannot_be_measured(arguments):
         main(arguments)
 
 
+def test_against_keys_strangers_have_more_to_say(tmp_path):
+    assert set(attacks("control", str(tmp_path))) - set(attacks("control")) == {
+        "rubbish in a curve hello",
+        "an enormous curve command",
+        "a curve hello without an end",
+    }
+    assert "an unknown key" in attacks("experience", str(tmp_path))
+
+
 @pytest.mark.timeout(320)
-def test_a_run_under_siege_stays_up_and_counts_what_came(tmp_path):
+@pytest.mark.parametrize("keys", [[], ["--curve"]], ids=["plain", "curve"])
+def test_a_run_under_siege_stays_up_and_counts_what_came(tmp_path, keys):
     command = [sys.executable, "-m", "apex.chaos_hostile", "--connections", "120", "--rate", "500", "--quiet", "0.5"]
+    endless = "32" if keys else "0"  # MiB: more than the kernel takes on its own before it hears that nobody listens
     process = subprocess.run(
-        [*command, "--endless", "0", "--json"], capture_output=True, text=True, timeout=300, cwd=tmp_path
+        [*command, "--endless", endless, "--json", *keys], capture_output=True, text=True, timeout=300, cwd=tmp_path
     )
     figures = json.loads(process.stdout.splitlines()[-1])  # The exit status says whether a busy machine was fast.
     assert figures["server_is_up"]
     assert figures["connections"] + figures["connections_not_accepted"] == 120
-    assert {name.split()[0] for name in figures["refusals"]} >= {"replay", "control", "metrics"}
+    assert figures["curve"] == bool(keys)
+    if keys:
+        assert figures["connections_by_kind"]["an unknown key"] > 0
+        assert figures["endless_bytes_sent"] == 0  # It was cut off.
+    else:
+        assert {name.split()[0] for name in figures["refusals"]} >= {"replay", "control", "metrics"}
     assert figures["honest_batches"] > 0
     assert len(SERVED) == 6
