@@ -36,7 +36,8 @@ from apex.run_folder import RunFolder
 from apex.segments import Cut
 from apex.session import Route, greet, read_welcome
 from apex.sockets import open_context, split_address
-from apex.store_layout import open_file, store_path
+from apex.store_file import open_file
+from apex.store_place import store_path
 from apex.transport import ExperienceSender, ReceiptReceiver
 from apex.types import Stream
 from apex.wire import Codec

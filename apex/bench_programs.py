@@ -17,7 +17,9 @@ from apex.config import Config, ConfigError
 from apex.lifecycle import FAILED, POLL_SECONDS, Stop, die_with_parent
 from apex.processes import ChildDiedError
 from apex.run_folder import RunFolder
-from apex.store_layout import MEMORY, Store, open_file, store_path
+from apex.store_file import open_file
+from apex.store_layout import Store
+from apex.store_place import MEMORY, store_path
 
 T = TypeVar("T")
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from apex.chaos_digests import digest_store, first_live
 from apex.chaos_ledger import Entries
 from apex.config import ConfigError
-from apex.store_layout import COMMIT, Regions, open_file
+from apex.store_file import open_file
+from apex.store_layout import COMMIT, Regions
 from apex.types import Schema
 
 CHUNK = 4_096  # transitions that are read between two looks at the watermark

@@ -43,7 +43,8 @@ from apex.recording import Recording, load, record
 from apex.replay_bed import Bed, open_bed
 from apex.replay_timing import read_memory
 from apex.status import ask
-from apex.store_layout import Store, open_file
+from apex.store_file import open_file
+from apex.store_layout import Store
 from apex.types import Schema
 
 GAME = "ALE/Pong-v5"

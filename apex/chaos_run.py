@@ -22,7 +22,7 @@ from apex.run_folder import RunFolder
 from apex.snapshot_folder import SnapshotFolder
 from apex.snapshot_restore import restore
 from apex.sockets import Context
-from apex.store_layout import remove, store_path
+from apex.store_place import remove, store_path
 
 TICK_SECONDS = 0.05
 AUDIT_SECONDS = 1.0  # between two looks of the followers: a store that is full must not outrun them

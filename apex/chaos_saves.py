@@ -33,7 +33,7 @@ from apex.policies import BEST
 from apex.processes import start_child
 from apex.run_folder import RunFolder
 from apex.saves import snapshot_folder
-from apex.store_layout import MEMORY
+from apex.store_place import MEMORY
 from apex.types import Array
 
 STEPS = (  # of a save, as `pause` is told them

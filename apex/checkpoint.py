@@ -19,8 +19,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from apex.config import Config, ConfigError, from_dict, to_dict
-from apex.files import replace_file, seal, sync_folder, unseal, write_beside
-from apex.store_layout import go_on
+from apex.files import go_on, replace_file, seal, sync_folder, unseal, write_beside
 from apex.tensor_file import decode, encode, pack, unpack
 from apex.types import Progress, Schema
 

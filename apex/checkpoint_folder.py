@@ -22,7 +22,7 @@ from apex.checkpoint import (
     unseal_format,
     verify,
 )
-from apex.store_layout import go_on
+from apex.files import go_on
 
 ASIDE = "damaged-"  # before the name of a checkpoint that was passed over
 

@@ -18,7 +18,8 @@ from apex.machine import FileLimit, Space, read_available_memory, read_file_limi
 from apex.needs import Memory, files_needed, gpu_bytes, memory_needed, store_bytes
 from apex.ports import choose_ports
 from apex.sizing import Machine
-from apex.store_layout import MEMORY, require_processor
+from apex.store_file import require_processor
+from apex.store_place import MEMORY
 from apex.terminal_layout import size
 from apex.types import Schema
 

@@ -29,7 +29,7 @@ from apex.run_folder import RunFolder
 from apex.run_status import RunStatus
 from apex.scores import tags_of
 from apex.sockets import Context, OpenDoorWarning, open_context
-from apex.store_layout import memory_id
+from apex.store_place import memory_id
 from apex.types import Parameters, Progress, Schema, Stream
 from apex.wire import Codec, decode_request, encode_control
 

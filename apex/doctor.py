@@ -45,7 +45,7 @@ from apex.ports import is_free
 from apex.resume import reopen, take_resume
 from apex.run_folder import describe_versions
 from apex.sizing import Machine, bytes_per_transition, explain, size_to_machine
-from apex.store_layout import store_path
+from apex.store_place import store_path
 from apex.terminal_layout import clean
 from apex.types import Schema
 

@@ -26,7 +26,7 @@ from apex.resume import ACCEPT, reopen, survey, take_resume
 from apex.run_folder import RunFolder
 from apex.run_lock import hold
 from apex.sockets import open_context
-from apex.store_layout import store_path
+from apex.store_place import store_path
 from apex.supervisor import Program, supervise
 from apex.terminal_picture import History, Status
 from apex.terminal_view import LogTail, View, open_view, say

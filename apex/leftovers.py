@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from apex.store_layout import MEMORY, has_owner, is_wanted
+from apex.store_place import MEMORY, has_owner, is_wanted
 
 ROLES = ("apex.replay", "apex.learner", "apex.actor", "apex.evaluator")
 

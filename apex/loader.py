@@ -22,7 +22,7 @@ from apex.sample_ring import SampleRing
 from apex.sampler import IDLE_SECONDS, Sampler, SamplerBoard, SamplerTask, board_rows, make_limiter
 from apex.sockets import open_context
 from apex.stacks import FrameError, StackDecoder
-from apex.store_layout import board_path, has_owner, store_path
+from apex.store_place import board_path, has_owner, store_path
 from apex.store_reader import Place
 from apex.transport import BatchReceiver, max_batch_bytes
 from apex.types import Array, SampleBatch, Schema

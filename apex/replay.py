@@ -42,7 +42,7 @@ from apex.session import Session, Welcome, add_route_options, greet, read_route,
 from apex.snapshot import Snapshotter
 from apex.snapshot_folder import SnapshotFolder
 from apex.sockets import OpenDoorWarning, local_address, open_context
-from apex.store_layout import memory_id, remove, store_path
+from apex.store_place import memory_id, remove, store_path
 from apex.transport import ReceiptPublisher, max_segment_bytes
 from apex.wire import Codec
 

@@ -32,7 +32,7 @@ from apex.recording import Recording
 from apex.run_folder import RunFolder
 from apex.sample_ring import Sample, SampleRing
 from apex.sockets import open_context
-from apex.store_layout import MEMORY
+from apex.store_place import MEMORY
 from apex.transport import PrioritySender
 from apex.wire import Codec
 

@@ -12,7 +12,8 @@ from apex.sampler import SamplerBoard, board_rows
 from apex.session import Welcome
 from apex.snapshot_folder import SnapshotFolder
 from apex.snapshot_restore import restore
-from apex.store_layout import board_path, has_owner, is_same_run, is_wanted, is_whole, remove
+from apex.store_file import is_whole
+from apex.store_place import board_path, has_owner, is_same_run, is_wanted, remove
 from apex.store_writer import StoreWriter
 
 log = logging.getLogger("apex")

@@ -20,7 +20,8 @@ from apex.ports import OFFSET_STEP, is_free
 from apex.sample_ring import NUM_SLOTS, SampleRing
 from apex.sockets import open_context
 from apex.stacks import StackDecoder
-from apex.store_layout import MEMORY, open_file, remove
+from apex.store_file import open_file
+from apex.store_place import MEMORY, remove
 from apex.store_reader import StoreReader
 from apex.store_writer import StoreWriter
 from apex.sum_tree import SumTree

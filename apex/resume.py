@@ -14,7 +14,9 @@ from apex.options import parse_config
 from apex.run_folder import RunFolder
 from apex.saves import snapshot_folder
 from apex.snapshot_restore import require_room
-from apex.store_layout import Store, has_owner, is_whole, open_file, store_path
+from apex.store_file import is_whole, open_file
+from apex.store_layout import Store
+from apex.store_place import has_owner, store_path
 
 log = logging.getLogger("apex")
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from apex.config import ConfigError
-from apex.store_layout import OWNER_ATTEMPTS, Ownership
+from apex.store_place import OWNER_ATTEMPTS, Ownership
 
 LOCK = "run.lock"  # in the run folder: the lock is on this file, its text only says whose it is
 

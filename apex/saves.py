@@ -16,8 +16,8 @@ import torch
 from apex.checkpoint import LearnerState, ReplayPart, save
 from apex.checkpoint_folder import prune
 from apex.config import Config
+from apex.files import go_on
 from apex.snapshot_folder import SnapshotFolder
-from apex.store_layout import go_on
 from apex.types import Progress, Schema
 
 REPLAY = "replay"  # the snapshots' folder, below the checkpoints'

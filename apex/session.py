@@ -22,7 +22,7 @@ from apex.header import VERSION
 from apex.key_folder import read_keys
 from apex.lifecycle import EXPLAIN_SECONDS, POLL_SECONDS, Helper, Stop, Wait
 from apex.sockets import RefusedError, open_context, split_address
-from apex.store_layout import beside, has_owner, store_path
+from apex.store_place import beside, has_owner, store_path
 from apex.types import Schema, Stream
 from apex.watchdog import Silence, is_traced
 
@@ -42,7 +42,7 @@ class Welcome(NamedTuple):
     config: Config
     schema: Schema
     num_parameters: int
-    memory: str  # of the learner's host, see `store_layout.memory_id`
+    memory: str  # of the learner's host, see `store_place.memory_id`
     replay: list[dict[str, str]]  # endpoints by name of each shard; empty before all of them have said hello
     streams: list[Stream]
 

@@ -17,8 +17,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from apex.files import go_on
 from apex.snapshot_folder import File, Snapshot, SnapshotError, SnapshotFolder
-from apex.store_layout import Store, go_on, open_file
+from apex.store_file import open_file
+from apex.store_layout import Store
 from apex.types import Array, Schema
 
 FILE_BYTES = 8 << 20  # of images in one file: what is copied at once

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from apex.config import ConfigError
-from apex.store_layout import go_on
+from apex.files import go_on
 
 FORMAT = 1  # grows when an older program could no longer read the files
 KEPT = 2  # snapshots with weights of their own; what they have in common is there once

@@ -19,7 +19,7 @@ from apex.processes import start_child, stop_children
 from apex.snapshot import Snapshotter
 from apex.snapshot_folder import SnapshotFolder
 from apex.snapshot_restore import restore
-from apex.store_layout import MEMORY
+from apex.store_place import MEMORY
 from apex.store_reader import StoreReader
 from apex.store_writer import StoreWriter
 from apex.types import RECORD, Array, Schema, Segment, Stream, make_image

@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apex.blocks import STORED
-from apex.store_layout import COMMIT, FIRST_BYTE, FIRST_KEY, STORED_RECORD, Store, go_on, open_file
+from apex.files import go_on
+from apex.store_file import open_file
+from apex.store_layout import COMMIT, FIRST_BYTE, FIRST_KEY, STORED_RECORD, Store
 from apex.types import SAMPLE_RECORD, Array, Schema
 
 log = logging.getLogger("apex")

@@ -14,23 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apex.config import require
+from apex.files import go_on
 from apex.store_admission import Outcome, Row, check_segment
-from apex.store_layout import (
-    COMMIT,
-    END_BYTE,
-    FIRST_BYTE,
-    FIRST_KEY,
-    OWNER_ATTEMPTS,
-    STORED_RECORD,
-    Ownership,
-    Regions,
-    Sizes,
-    Store,
-    beside,
-    create_file,
-    go_on,
-    open_file,
-)
+from apex.store_file import create_file, open_file
+from apex.store_layout import COMMIT, END_BYTE, FIRST_BYTE, FIRST_KEY, STORED_RECORD, Regions, Sizes, Store
+from apex.store_place import OWNER_ATTEMPTS, Ownership, beside
 from apex.types import RECORD, Array, PriorityUpdate, Receipt, Schema, Segment, Stream
 
 __all__ = ["MAX_PRIORITY", "Counters", "Outcome", "StoreWriter"]

@@ -29,7 +29,8 @@ FLOORS = [
     },
     {"header", "leases", "send_window", "stacks", "terminal_layout", "cuda", "sample_ring"},
     # 2: memory that processes share. No I/O beyond the mapped file.
-    {"store_layout", "parameter_board"},
+    {"store_layout", "store_place", "parameter_board"},
+    {"store_file"},
     {"store_admission", "store_reader", "segments", "priority_histogram", "fields"},
     {"store_writer"},
     {"bottleneck"},

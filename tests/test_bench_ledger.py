@@ -10,7 +10,7 @@ from store_builders import SCHEMA, create, make_segment
 
 from apex.bench_command import VerificationError
 from apex.bench_ledger import Balance, Ledger, tag
-from apex.store_layout import open_file
+from apex.store_file import open_file
 
 
 @pytest.fixture

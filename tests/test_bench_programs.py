@@ -13,7 +13,7 @@ from apex.config import Config, RunConfig
 from apex.lifecycle import Stop
 from apex.processes import ChildDiedError
 from apex.run_folder import RunFolder
-from apex.store_layout import store_path
+from apex.store_place import store_path
 from apex.types import Schema
 
 SCHEMA = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")

@@ -43,7 +43,7 @@ from apex.sample_ring import LoaderFigures
 from apex.session import Route, Session, greet, read_welcome
 from apex.sockets import RefusedError, open_context
 from apex.status import ask
-from apex.store_layout import Ownership, store_path
+from apex.store_place import Ownership, store_path
 from apex.transport import ParameterSubscriber
 from apex.types import Parameters, Progress
 from apex.wire import Codec

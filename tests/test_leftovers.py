@@ -8,7 +8,7 @@ import pytest
 
 from apex.leftovers import Leftovers, Orphan, bytes_to_come, find_leftovers, find_orphans
 from apex.sampler import SamplerBoard
-from apex.store_layout import Ownership, beside, board_path, is_wanted
+from apex.store_place import Ownership, beside, board_path, is_wanted
 
 
 def make_store(folder, name, num_bytes=4_096):

@@ -13,7 +13,7 @@ from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig
 from apex.loader import LOOK_SECONDS, DirectSource, Loader, RemoteSource, fill
 from apex.processes import start_child, stop_children
 from apex.sample_ring import Part, SampleRing
-from apex.store_layout import remove, store_path
+from apex.store_place import remove, store_path
 from apex.store_writer import StoreWriter
 from apex.types import make_image
 

@@ -19,7 +19,7 @@ from apex.session import Welcome
 from apex.snapshot import Snapshotter
 from apex.snapshot_folder import SnapshotFolder
 from apex.sockets import bind, open_context
-from apex.store_layout import Ownership, beside, board_path
+from apex.store_place import Ownership, beside, board_path
 from apex.store_reader import StoreReader
 from apex.store_writer import StoreWriter
 from apex.types import PriorityUpdate, Receipt, Stream

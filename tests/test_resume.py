@@ -14,7 +14,7 @@ from apex.files import write_twice
 from apex.resume import ACCEPT, reopen, survey, take_resume
 from apex.run_folder import RunFolder
 from apex.saves import snapshot_folder
-from apex.store_layout import Ownership, beside, store_path
+from apex.store_place import Ownership, beside, store_path
 
 
 @pytest.fixture

@@ -22,7 +22,9 @@ from apex.metrics import read_curve
 from apex.ports import choose_ports, is_free
 from apex.run_folder import RunFolder
 from apex.status import ask
-from apex.store_layout import COMMIT, open_file, store_path
+from apex.store_file import open_file
+from apex.store_layout import COMMIT
+from apex.store_place import store_path
 
 DEADLINE = 60.0
 TINY = ["--preset", "cartpole", "--actors", "4", "--replay.min-size-to-sample", "300", "--learner.batch-size", "32"]

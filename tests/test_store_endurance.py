@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from store_builders import MIN_PRIORITY, SCHEMA, create, decode, expect, make_segment, make_update, open_reader, weigh
 
-from apex.store_layout import open_file
+from apex.store_file import open_file
 from apex.store_writer import Outcome
 
 WILD = [np.nan, np.inf, -np.inf, -1, -1e-45, -0.0, 0, 1e-45, 1e-38, 3.4e38]  # denormal ones and huge ones among them

@@ -15,20 +15,11 @@ import numpy as np
 import pytest
 from store_builders import SIZES, attach, create, make_segment, open_reader
 
-from apex import store_layout
+from apex import store_file, store_place
 from apex.config import ConfigError
-from apex.store_layout import (
-    HEADER,
-    STORED_RECORD,
-    Ownership,
-    Sizes,
-    beside,
-    board_path,
-    has_owner,
-    is_wanted,
-    remove,
-    require_processor,
-)
+from apex.store_file import require_processor
+from apex.store_layout import HEADER, STORED_RECORD, Sizes
+from apex.store_place import Ownership, beside, board_path, has_owner, is_wanted, remove
 from apex.store_reader import StoreReader
 from apex.types import Schema
 
@@ -258,7 +249,7 @@ def test_refuses_a_processor_that_may_reorder_stores(machine):
 
 @pytest.mark.parametrize("machine", ["x86_64", "AMD64"])
 def test_works_on_x86_whichever_its_name(path, monkeypatch, machine):
-    monkeypatch.setattr(store_layout.platform, "machine", lambda: machine)
+    monkeypatch.setattr(store_file.platform, "machine", lambda: machine)
     create(path).close()
     assert open_reader(path).size == 0
 
@@ -287,13 +278,13 @@ def test_an_owner_is_seen_while_it_lives_and_where_there_is_nothing_there_is_non
 def test_what_is_another_users_counts_as_wanted(tmp_path, monkeypatch):
     """Its board may not be opened: whether anybody draws from the store is not for us to say."""
     store = tmp_path / "apex-1-0.replay"
-    assert not store_layout.is_wanted(store)
+    assert not store_place.is_wanted(store)
 
     def refuse(path, flags):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(store_layout.os, "open", refuse)
-    assert store_layout.is_wanted(store)
+    monkeypatch.setattr(store_place.os, "open", refuse)
+    assert store_place.is_wanted(store)
 
 
 def test_a_writer_does_not_give_up_because_somebody_looks_whether_it_is_there(path):
