@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from apex.chaos_saver import Read, Saver, make_run, make_segment, read_run
-from apex.checkpoint import MANIFEST, NEWEST
+from apex.checkpoint_place import MANIFEST, NEWEST
 from apex.config import ConfigError
 from apex.lifecycle import FAILED, FINISHED, Stop
 from apex.policies import BEST

@@ -18,14 +18,13 @@ from typing import Any, NamedTuple, TypeVar
 from safetensors import SafetensorError
 from torch import Tensor
 
+from apex.checkpoint_place import MANIFEST, NEWEST
 from apex.config import Config, ConfigError, from_dict, to_dict
 from apex.files import go_on, replace_file, seal, sync_folder, unseal, write_beside
 from apex.tensor_file import decode, encode, pack, unpack
 from apex.types import Progress, Schema
 
 FORMAT = 2  # of both kinds of file; grows when an older program could no longer read them
-MANIFEST = "manifest.json"
-NEWEST = "newest.json"
 
 T = TypeVar("T")
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from apex.checkpoint import (
-    MANIFEST,
-    NEWEST,
     CheckpointError,
     LearnerState,
     ReplayPart,
@@ -22,6 +19,7 @@ from apex.checkpoint import (
     unseal_format,
     verify,
 )
+from apex.checkpoint_place import MANIFEST, NEWEST, checkpoint_paths
 from apex.files import go_on
 
 ASIDE = "damaged-"  # before the name of a checkpoint that was passed over
@@ -49,11 +47,6 @@ def latest_good(folder: Path) -> Path | None:
     return find_latest(folder).path
 
 
-def newest_update(folder: Path) -> int | None:
-    """The update of the newest checkpoint that was finished, without a look into it; None if there is none."""
-    return next((int(path.name) for path in _checkpoints(folder) if (path / MANIFEST).exists()), None)
-
-
 def find_latest(folder: Path) -> Found:
     """Looks for the newest checkpoint below `folder` that is whole.
 
@@ -69,7 +62,7 @@ def find_latest(folder: Path) -> Found:
         log.error("%s; trying the checkpoint before it", sentence)
 
     noted = _read_newest(folder, pass_over)
-    paths = _checkpoints(folder)
+    paths = checkpoint_paths(folder)
     if noted is not None and folder / f"{noted:09d}" not in paths:
         finished = True
         pass_over(f"{folder / f'{noted:09d}'}, which {NEWEST} names, is missing")
@@ -107,7 +100,7 @@ def set_aside(folder: Path, found: Found) -> None:
 
 def prune(folder: Path, keep: int, *, pause: Callable[[str], None] = go_on) -> None:
     """Removes all but the `keep` newest checkpoints; nothing while the newest is not whole. Policies stay."""
-    checkpoints = _checkpoints(folder)
+    checkpoints = checkpoint_paths(folder)
     finished = [path for path in checkpoints if (path / MANIFEST).exists()]
     if not finished:
         return
@@ -128,7 +121,7 @@ def _read_newest(folder: Path, pass_over: Callable[[str], None]) -> int | None:
     """The update of the newest checkpoint that was finished, as far as that is noted."""
     file = folder / NEWEST
     if not file.exists():
-        if any((path / MANIFEST).exists() for path in _checkpoints(folder)):
+        if any((path / MANIFEST).exists() for path in checkpoint_paths(folder)):
             pass_over(f"{file} is missing: whether a newer checkpoint is gone cannot be told")
         return None
     try:
@@ -136,10 +129,3 @@ def _read_newest(folder: Path, pass_over: Callable[[str], None]) -> int | None:
     except (CheckpointError, OSError) as error:
         pass_over(f"{error}: whether a newer checkpoint is gone cannot be told")
         return None
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    """Newest first, by updates; also those that are not whole."""
-    paths = folder.iterdir() if folder.is_dir() else ()
-    named = [path for path in paths if re.fullmatch(r"\d{9,}", path.name)]
-    return sorted(named, key=lambda path: int(path.name), reverse=True)

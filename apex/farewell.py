@@ -8,7 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from apex.checkpoint_folder import newest_update
+from apex.checkpoint_place import newest_update
 from apex.lifecycle import FINISHED
 from apex.run_folder import RunFolder
 from apex.supervisor import Ending, last_lines

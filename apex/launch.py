@@ -22,7 +22,7 @@ from apex.key_folder import ROLES, read_keys
 from apex.lifecycle import FAILED, FINISHED, REFUSED, Stop, stop_on_signals
 from apex.options import parse_config
 from apex.ports import PortClaims
-from apex.resume import ACCEPT, reopen, survey, take_resume
+from apex.resume import ACCEPT, reopen, take_resume
 from apex.run_folder import RunFolder
 from apex.run_lock import hold
 from apex.sockets import open_context
@@ -92,6 +92,8 @@ def resume(name: str, argv: Sequence[str], stop: Stop, compose: Composer | None 
     """Goes on with a run, in its folder, from its newest checkpoint and snapshot; `argv` may change limits."""
     folder, config = reopen(name, argv)
     _check_keys(config)
+    from apex.resume_survey import survey  # It reads tensors; a run that begins need not wait for torch.
+
     with hold(folder.path), PortClaims() as claims:
         for line in survey(folder, config, accept=ACCEPT in argv):
             say(line)

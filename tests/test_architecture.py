@@ -1,6 +1,8 @@
 """Who may import whom, who may touch what is heavy or dangerous, and that nothing here executes what it reads."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,7 @@ FLOORS = [
         "blocks",
         "allocator",
         "files",
+        "checkpoint_place",
         "tensor_file",
     },
     {"header", "leases", "send_window", "stacks", "terminal_layout", "cuda", "sample_ring"},
@@ -69,6 +72,7 @@ FLOORS = [
     {"actor", "replay", "learner", "evaluator"},
     # 6: what people start.
     {"supervisor", "evaluate", "status", "resume", "keys"},
+    {"resume_survey"},
     {"recorded_writer", "replay_timing", "chaos_strangers"},
     {"replay_bed"},
     {"bench_report", "sizes_picture", "bench_programs", "bench_command", "chaos_hostile"},
@@ -220,6 +224,12 @@ def test_a_source_that_executes_what_it_reads_would_be_seen(source):
 def test_the_replay_server_never_reaches_torch():
     assert "torch" not in {name.partition(".")[0] for name in reachable("replay")}
     assert "torch" in reachable("learner")  # So the search does find things.
+
+
+@pytest.mark.parametrize("module", ["launch", "doctor", "status"])
+def test_what_people_start_does_not_wait_for_torch(module):
+    program = f"import sys, apex.{module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=100).returncode == 0
 
 
 def wall_clocks(tree):

@@ -11,7 +11,8 @@ from apex.chaos_saver import SIZES, Saver, make_run
 from apex.config import Config, ConfigError, EnvironmentConfig, ReplayConfig, RunConfig
 from apex.environment import describe
 from apex.files import write_twice
-from apex.resume import ACCEPT, reopen, survey, take_resume
+from apex.resume import ACCEPT, reopen, take_resume
+from apex.resume_survey import survey
 from apex.run_folder import RunFolder
 from apex.saves import snapshot_folder
 from apex.store_place import Ownership, beside, store_path
