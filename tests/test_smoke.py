@@ -26,7 +26,8 @@ from apex.store_file import open_file
 from apex.store_layout import COMMIT
 from apex.store_place import store_path
 
-DEADLINE = 60.0
+pytestmark = pytest.mark.timeout(400)  # Beyond a test's own deadlines.
+DEADLINE = 120.0
 TINY = ["--preset", "cartpole", "--actors", "4", "--replay.min-size-to-sample", "300", "--learner.batch-size", "32"]
 
 
