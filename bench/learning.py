@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from learning_records import Record, Score, describe_code, describe_machine, record_path, write_record
-from learning_runs import ROOT, ApexSystem, PeerSystem, System
+from learning_runs import ROOT, ApexSystem, PeerSystem, RunError, System
 from learning_tables import write
 from learning_tasks import SYSTEMS, TASKS
 
@@ -41,10 +41,6 @@ FRESH = 1_000_000  # added to a run's seed for the games that count: neither its
 GRACE_SECONDS = 300.0  # beyond its time limit, in which a run starts and ends
 KILL_SECONDS = 20.0  # for a command to end after it was asked to
 EVALUATE_SECONDS = 3_600.0  # that the last games may take
-
-
-class RunError(Exception):
-    """Why there is no evidence, as a sentence."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -70,7 +70,9 @@ def write_record(root: Path, record: Record, curve: Sequence[tuple[float, int, f
     rows = [HEADER, *(f"{seconds:.2f},{steps},{score:g}" for seconds, steps, score in curve)]
     where = (root, record.task, record.system, record.seed)
     replace_file(record_path(*where, ".csv"), "\n".join([*rows, ""]).encode())
-    replace_file(record_path(*where), (json.dumps({"format": FORMAT, **asdict(record)}, indent=2) + "\n").encode())
+    text = json.dumps({"format": FORMAT, **asdict(record)}, indent=2)
+    text = re.sub(r"\[[^\[\]{}\"]*\]", lambda numbers: " ".join(numbers[0].split()), text)  # A list of them is a line.
+    replace_file(record_path(*where), f"{text}\n".encode())
     return record_path(*where)
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from learning_tasks import Task
 
-from apex.config import Config, ConfigError, flatten, require
+from apex.config import Config, flatten, require
 from apex.metrics import read_curve
 from apex.run_folder import RunFolder, describe_versions
 
@@ -18,6 +18,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PEER_SCRIPT = Path("bench/peers/stable_baselines3_dqn.py")
 # What is no setting of the learning: who a run is, where its files are, and how its programs reach each other.
 _ASIDE = ("seed", "run.name", "run.folder", "run.tensorboard_port", "transport.", "environment.id")
+
+
+class RunError(Exception):
+    """Why there is no evidence, as a sentence."""
 
 
 class Outcome(NamedTuple):
@@ -37,7 +41,7 @@ class System(Protocol):
         """The command that trains."""
 
     def read(self, folder: Path, began: float) -> Outcome:
-        """What it has left in `folder`; `began`: when it was started, in seconds since 1970."""
+        """What it has left in `folder`; `began`: when it was started, in seconds since 1970. Raises RunError."""
 
     def evaluate(self, folder: Path, episodes: int, seed: int) -> list[str]:
         """The command that plays full games with the policy, and whose last line is a JSON object with `scores`."""
@@ -91,7 +95,7 @@ class ApexSystem:
     def _run(self, folder: Path) -> RunFolder:
         found = sorted(folder.glob("runs/*/manifest.json"))
         if len(found) != 1:
-            raise ConfigError(f"apex train has left {len(found)} run folders in runs, where one was expected")
+            raise RunError(f"apex train has left {len(found)} run folders in runs, where one was expected")
         return RunFolder.open(found[0].parent)
 
 
@@ -122,7 +126,7 @@ class PeerSystem:
             settings = result["settings"] | evaluations
             return Outcome(curve, result["steps"], result["updates"], settings, result["versions"])
         except (OSError, KeyError, ValueError) as error:
-            raise ConfigError(f"{PEER_SCRIPT} has left no result: {type(error).__name__}: {error}") from error
+            raise RunError(f"{PEER_SCRIPT} has left no result: {type(error).__name__}: {error}") from error
 
     def evaluate(self, folder: Path, episodes: int, seed: int) -> list[str]:
         """See System."""

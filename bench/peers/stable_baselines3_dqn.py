@@ -12,13 +12,14 @@ and policy.npz, the best by its evaluations. `evaluate` plays full games with it
 The clock counts from the start of this process (interpreter and imports included) and runs on during evaluations: they
 take place in the training's own process, as those of its users do, and share its cores, as ours does. So that they do
 not weigh on it, no more than a tenth of the time goes to those that are not to confirm the end; result.json says
-how much went to all. The rules of when and how many games are those of our presets, the environments' settings too.
+how much went to all. The environments' settings are those of ours.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -233,6 +234,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         training.error(f"--minutes must be > 0, got {options.minutes:g}")
     if not 0 <= options.seed < 2**31:
         parser.error(f"--seed must be 0 ... 2147483647, got {options.seed}")
+    if importlib.util.find_spec("stable_baselines3") is None:
+        parser.error(f"{sys.executable} has no stable-baselines3: bench/peers/setup.sh makes .peer-sb3, which has")
     return int(options.run(options))
 
 
