@@ -61,12 +61,16 @@ def plot_path(name: str) -> Path:
 
 
 def plot_command(root: Path, name: str, task: Task, records: Sequence[Record]) -> list[str]:
-    """Draws a task's curves; the seeds of a system share its name, which makes them a band."""
+    """Draws a task's curves; the seeds of a row of the table share a name, which makes them a band."""
+    groups = _groups(records)
     command = [sys.executable, "-m", "apex", "plot"]
-    for record in records:
-        file = record_path(root, name, record.system, record.seed, ".csv").relative_to(root)
-        command += ["--curve", f"{SYSTEMS[record.system]}={file}"]
-    command += ["--title", f"{task.name} on {records[0].machine['cores']} cores"]
+    for group in groups:
+        label = _label(group, [other for other in groups if other[0].system == group[0].system])
+        for record in group:
+            file = record_path(root, name, record.system, record.seed, ".csv").relative_to(root)
+            command += ["--curve", f"{label}={file}"]
+    machines = {_machine(record) for record in records}
+    command += ["--title", f"{task.name}, cores: {machines.pop()}" if len(machines) == 1 else task.name]
     if task.bar is not None:
         command += ["--threshold", f"{task.bar:g}"]
     return [*command, "--out", str(plot_path(name))]
@@ -91,10 +95,23 @@ def render(records: Sequence[Record], folder: Path) -> str:
     return "\n".join(lines)
 
 
+def _label(group: Group, groups: Sequence[Group]) -> str:
+    """The system's name, and what tells this row from its other ones: the machine, and the words of the command."""
+    commands = [without_seed(other[0].command, other[0].seed).split() for other in groups]
+    own = without_seed(group[0].command, group[0].seed).split()
+    words = [word for word in own if not all(word in command for command in commands)]
+    machine = [f"cores: {_machine(group[0])}"] if len({_machine(other[0]) for other in groups}) > 1 else []
+    return ", ".join([SYSTEMS[group[0].system], *machine, *[" ".join(words)] * bool(words)]).replace("=", " ")
+
+
+def _machine(record: Record) -> str:
+    """Cores and GPUs: what a comparison must have in common."""
+    return " + ".join([str(record.machine["cores"]), *record.machine["gpus"]])
+
+
 def _groups(records: Sequence[Record]) -> list[Group]:
     def key(record: Record) -> tuple[str, int, str, str]:
-        machine = record.machine
-        return record.system, machine["cores"], str(machine["gpus"]), without_seed(record.command, record.seed)
+        return record.system, record.machine["cores"], _machine(record), without_seed(record.command, record.seed)
 
     return [list(group) for _, group in groupby(sorted(records, key=key), key)]
 
@@ -104,7 +121,7 @@ def _row(task: Task, group: Group, groups: Sequence[Group]) -> str:
     cells = [
         task.name,
         SYSTEMS[first.system],
-        " + ".join([str(first.machine["cores"]), *first.machine["gpus"]]),
+        _machine(first),
         ", ".join(str(record.seed) for record in sorted(group, key=lambda record: record.seed)),
         _spread([record.seconds for record in group]),
         f"{_score(group):.1f}",
@@ -142,15 +159,11 @@ def _verdict(task: Task, group: Group, groups: Sequence[Group]) -> str:
 
 def _comparison(task: Task, group: Group, groups: Sequence[Group]) -> str:
     """Against all others on such a machine; only our own system has this bar."""
-    machine = group[0].machine
-    others = [
-        other
-        for other in groups
-        if other[0].system != group[0].system
-        and (other[0].machine["cores"], other[0].machine["gpus"]) == (machine["cores"], machine["gpus"])
-    ]
     if group[0].system != "apex":
         return ""
+    others = [
+        other for other in groups if other[0].system != group[0].system and _machine(other[0]) == _machine(group[0])
+    ]
     if not others:
         return "not compared yet"
     if _score(group) <= max(map(_score, others)):

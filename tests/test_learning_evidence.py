@@ -204,12 +204,31 @@ def test_the_picture_has_the_curves_of_every_seed_by_the_name_of_their_system(tm
         "--curve",
         "Stable-Baselines3 DQN=docs/results/learning/cartpole/sb3-seed-1.csv",
         "--title",
-        "CartPole-v1 on 2 cores",
+        "CartPole-v1, cores: 2",
         "--threshold",
         "475",
         "--out",
         "docs/results/learning/cartpole.png",
     ]
+
+
+def test_the_rows_of_one_system_have_names_of_their_own_in_the_picture(tmp_path):
+    many = MACHINE | {"cores": 16, "gpus": ["NVIDIA H200"]}
+    records = [
+        make_record(seed=1),
+        make_record(seed=2, command="apex train --preset cartpole --seed 2 --max-minutes 3 --actors=4"),
+        make_record(seed=3, machine=many),
+        make_record(system="sb3", seed=1),
+    ]
+    command = plot_command(tmp_path, "cartpole", TASKS["cartpole"], records)
+    names = [word.partition("=")[0] for word in command if word.endswith(".csv")]
+    assert names == [
+        "Ape-X over ZeroMQ, cores: 2",
+        "Ape-X over ZeroMQ, cores: 2, --actors 4",
+        "Ape-X over ZeroMQ, cores: 16 + NVIDIA H200",
+        "Stable-Baselines3 DQN",
+    ]
+    assert command[command.index("--title") + 1] == "CartPole-v1"
 
 
 # --- records --------------------------------------------------------------------------------------------------------
