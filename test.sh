@@ -17,7 +17,7 @@ ruff format --check .
 ruff check .
 mypy
 if shellcheck --version >/dev/null 2>&1; then
-  shellcheck run.sh test.sh venv.sh bench/gpu.sh .ci/run
+  shellcheck run.sh test.sh venv.sh bench/gpu.sh bench/peers/setup.sh .ci/run
 else
   echo "shellcheck is not installed: the shell scripts were not checked" >&2
 fi

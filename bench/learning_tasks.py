@@ -1,0 +1,37 @@
+"""What is to be learned, how well, and in what time: every bar, once."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+SYSTEMS = {"apex": "Ape-X over ZeroMQ", "sb3": "Stable-Baselines3 DQN"}  # as tables and plots call them
+
+
+class Task(NamedTuple):
+    """One task on a small machine (2 cores, no GPU), for every system."""
+
+    environment: str
+    options: tuple[str, ...]  # of apex train, beside the seed and the time limit
+    episodes: int  # full games of the evaluation that counts
+    bar: float | None  # their mean, to be reached in `limit_seconds`; None: to be above every other system's
+    limit_seconds: float  # from the command to its exit
+    minutes: float  # after which a run is ended; where a bar is hard to reach, one learns when it was
+    num_seeds: int  # that the claim needs: all of them must reach the bar
+
+    @property
+    def name(self) -> str:
+        """What people call it: ALE/Pong-v5 is Pong, the others are their ids."""
+        space, _, rest = self.environment.rpartition("/")
+        return rest.removesuffix("-v5") if space else rest
+
+    def reached(self, score: float, seconds: float) -> bool | None:
+        """Whether one run did; None where there is no bar for a run alone."""
+        return None if self.bar is None else score >= self.bar and seconds <= self.limit_seconds
+
+
+TASKS = {
+    "cartpole": Task("CartPole-v1", ("--preset", "cartpole"), 100, 475.0, 20.0, 3.0, 3),
+    "lunarlander": Task("LunarLander-v3", ("--preset", "lunarlander"), 100, 200.0, 120.0, 10.0, 3),
+    "pong": Task("ALE/Pong-v5", ("--preset", "pong", "--stop-score", "18"), 10, 18.0, 1_800.0, 30.0, 2),
+    "breakout": Task("ALE/Breakout-v5", ("--env", "ALE/Breakout-v5"), 10, None, 3_600.0, 60.0, 2),
+}

@@ -1,0 +1,243 @@
+#!/usr/bin/env python3
+"""Stable-Baselines3's DQN with the settings of its zoo, on one environment: the yardstick for `apex train`.
+
+    bench/peers/setup.sh       # makes .peer-sb3, once
+    cd bench/peers
+    ../../.peer-sb3/bin/python stable_baselines3_dqn.py train --env CartPole-v1 --seed 1 --minutes 3 --stop-score 475
+    ../../.peer-sb3/bin/python stable_baselines3_dqn.py evaluate --episodes 100 --seed 1000001
+
+`train` writes into --out (runs/sb3): curve.csv, a line per evaluation with the header seconds,steps,score; result.json;
+and policy.npz, the best by its evaluations. `evaluate` plays full games with it, and prints one JSON object.
+
+The clock counts from the start of this process (interpreter and imports included) and runs on during evaluations: they
+take place in the training's own process, as those of its users do, and share its cores, as ours does. So that they do
+not weigh on it, no more than a tenth of the time goes to those that are not to confirm the end; result.json says
+how much went to all. The environments' settings are those of ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from training_watch import Watch
+from zoo_settings import ATARI_OPTIONS, TASKS, Task
+
+FOREVER = 1_000_000_000  # steps, which no time limit here allows
+PACKAGES = ("stable-baselines3", "torch", "numpy", "gymnasium", "ale-py", "opencv-python-headless")
+
+
+def train(options: argparse.Namespace) -> int:
+    """Trains until the stop score or the time limit, and writes what came of it."""
+    clock = _clock_of_process()
+    _use_cores(options.cores)  # Before torch is imported, which counts them.
+    task = TASKS[options.env]
+    options.out.mkdir(parents=True, exist_ok=True)
+    import numpy as np
+    import torch
+
+    torch.set_num_threads(options.threads or options.cores)
+    model = _make_model(task, options.env, options.seed)
+
+    num_plays = 0
+
+    def play(episodes: int) -> float:
+        nonlocal num_plays
+        scores = _play(model, task, options.env, episodes, seed=_draw_seed(options.seed, num_plays))
+        num_plays += 1
+        return float(np.mean(scores))
+
+    def keep() -> None:
+        tensors = {name: tensor.numpy(force=True) for name, tensor in model.policy.state_dict().items()}
+        np.savez(options.out / "policy.npz", **tensors)
+
+    with (options.out / "curve.csv").open("w", encoding="utf-8") as curve:
+        watch = Watch(
+            task.evaluations,
+            stop_score=options.stop_score,
+            limit_seconds=60 * options.minutes,
+            play=play,
+            keep=keep,
+            curve=curve,
+            clock=clock,
+        )
+        # The last values of its schedules hold beyond the zoo's number of steps, until the time is over.
+        model.learn(FOREVER, callback=lambda *_: watch.goes_on(model.num_timesteps), log_interval=None)
+        if not watch.num_evaluations:  # In so short a time there is a policy all the same.
+            watch.evaluate(model.num_timesteps)
+    result = {
+        "environment": options.env,
+        "seed": options.seed,
+        "steps": model.num_timesteps,
+        "updates": model._n_updates,
+        "seconds": round(clock(), 2),
+        "reached": watch.reached,
+        "evaluations": watch.num_evaluations,
+        "evaluation_seconds": round(watch.evaluation_seconds, 2),
+        "settings": {**task.settings, "num_steps": task.num_steps, "torch_threads": torch.get_num_threads()},
+        "versions": _describe_versions(),
+        "machine": _describe_machine(),
+    }
+    (options.out / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+    return 0
+
+
+def evaluate(options: argparse.Namespace) -> int:
+    """Plays full games with the policy that a training left, and prints their raw scores."""
+    result = json.loads((options.out / "result.json").read_text())
+    task = TASKS[result["environment"]]
+    import numpy as np
+    import torch
+
+    torch.set_num_threads(1)
+    model = _make_model(task, result["environment"], result["seed"], buffer_size=1)
+    with np.load(options.out / "policy.npz") as tensors:
+        model.policy.load_state_dict({name: torch.from_numpy(tensors[name]) for name in tensors.files})
+    scores = _play(
+        model, task, result["environment"], options.episodes, seed=_draw_seed(options.seed, 0), epsilon=options.epsilon
+    )
+    print(json.dumps({"scores": scores, "epsilon": options.epsilon, "seed": options.seed}))
+    return 0
+
+
+def _make_model(task: Task, environment: str, seed: int, **changes: Any) -> Any:
+    from stable_baselines3 import DQN
+
+    settings = task.settings | changes
+    # By a fraction of all steps, of which there are more here than in the zoo: it ends at the same step.
+    settings["exploration_fraction"] *= task.num_steps / FOREVER
+    return DQN(env=_make_environments(task, environment, 1, seed=seed, is_training=True), seed=seed, **settings)
+
+
+def _make_environments(task: Task, environment: str, num_envs: int, *, seed: int, is_training: bool) -> Any:
+    from stable_baselines3.common.env_util import make_vec_env
+
+    if not task.is_atari:
+        return make_vec_env(environment, num_envs, seed=seed)
+    import ale_py
+    import gymnasium
+    from stable_baselines3.common.atari_wrappers import AtariWrapper
+    from stable_baselines3.common.vec_env import VecFrameStack
+
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # Else it greets on standard error.
+    gymnasium.register_envs(ale_py)
+    games = make_vec_env(
+        environment,
+        num_envs,
+        seed=seed,
+        env_kwargs=ATARI_OPTIONS,
+        wrapper_class=AtariWrapper,
+        # Only what is learned from is cut at a lost life and clipped; the score is of full games, and raw.
+        wrapper_kwargs={"terminal_on_life_loss": is_training, "clip_reward": is_training},
+    )
+    return VecFrameStack(games, 4)
+
+
+def _play(
+    model: Any, task: Task, environment: str, episodes: int, *, seed: int, epsilon: float | None = None
+) -> list[float]:
+    """Raw scores of full games. Each environment plays its share, however long that takes: none is favoured."""
+    import numpy as np
+
+    epsilon = task.evaluations.epsilon if epsilon is None else epsilon
+    num_envs = min(task.evaluations.num_envs, episodes)
+    rng = np.random.default_rng(seed)
+    games = _make_environments(task, environment, num_envs, seed=seed, is_training=False)
+    try:
+        missing = episodes // num_envs + (np.arange(num_envs) < episodes % num_envs)
+        running, scores = np.zeros(num_envs), []
+        observation = games.reset()
+        while missing.any():
+            actions, _ = model.predict(observation, deterministic=True)
+            at_random = rng.random(num_envs) < epsilon
+            actions = np.where(at_random, rng.integers(games.action_space.n, size=num_envs), actions)
+            observation, rewards, ended, _ = games.step(actions)
+            running += rewards
+            for i in np.flatnonzero(ended):
+                if missing[i]:
+                    scores.append(float(running[i]))
+                    missing[i] -= 1
+                running[i] = 0.0
+        return scores
+    finally:
+        games.close()
+
+
+def _draw_seed(seed: int, number: int) -> int:
+    """A seed for the games of evaluation `number`; the training's environment has `seed` itself."""
+    import numpy as np
+
+    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0]) >> 1  # 31 bits, ALE's range.
+
+
+def _clock_of_process() -> Callable[[], float]:
+    """A clock of the seconds since this process was started: its own imports count."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    began = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # proc(5): the 22nd, in ticks since the system was booted
+    return lambda: time.clock_gettime(time.CLOCK_BOOTTIME) - began
+
+
+def _use_cores(number: int) -> None:
+    """What `taskset` does: no thread of this process runs elsewhere than on the first `number` of its cores."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:number])
+
+
+def _describe_versions() -> dict[str, str]:
+    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in PACKAGES}
+
+
+def _describe_machine() -> dict[str, Any]:
+    model = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return {
+        "cpu": model[1].strip() if model else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status."""
+    available = len(os.sched_getaffinity(0))
+    parser = argparse.ArgumentParser(description="Stable-Baselines3's DQN with the settings of its zoo.")
+    commands = parser.add_subparsers(required=True)
+    training = commands.add_parser("train", help="train, and write curve.csv, result.json and policy.npz")
+    training.set_defaults(run=train)
+    training.add_argument("--env", choices=list(TASKS), required=True)
+    training.add_argument("--seed", type=int, required=True, metavar="K")
+    training.add_argument("--minutes", type=float, required=True, metavar="M", help="of wall clock, from its start on")
+    training.add_argument("--stop-score", type=float, metavar="S", help="ends it when an evaluation confirms this mean")
+    training.add_argument("--cores", type=int, default=available, metavar="N", help=f"default: all {available}")
+    training.add_argument("--threads", type=int, metavar="T", help="torch threads (default: as many as cores)")
+    playing = commands.add_parser("evaluate", help="play full games with the policy of a training")
+    playing.set_defaults(run=evaluate)
+    playing.add_argument("--episodes", type=int, default=100, metavar="N")
+    playing.add_argument("--seed", type=int, default=0, metavar="S", help="of games and random actions")
+    playing.add_argument("--epsilon", type=float, default=0.001, metavar="P", help="as of apex evaluate (0.001)")
+    for command in (training, playing):
+        command.add_argument("--out", type=Path, default=Path("runs/sb3"), metavar="FOLDER", help="default: runs/sb3")
+    options = parser.parse_args(argv)
+    if options.run is train and not 1 <= options.cores <= available:
+        training.error(f"--cores must be 1 ... {available}, got {options.cores}")
+    if options.run is train and options.threads is not None and options.threads < 1:
+        training.error(f"--threads must be >= 1, got {options.threads}")
+    if options.run is train and not options.minutes > 0:
+        training.error(f"--minutes must be > 0, got {options.minutes:g}")
+    if not 0 <= options.seed < 2**31:
+        parser.error(f"--seed must be 0 ... 2147483647, got {options.seed}")
+    if importlib.util.find_spec("stable_baselines3") is None:
+        parser.error(f"{sys.executable} has no stable-baselines3: bench/peers/setup.sh makes .peer-sb3, which has")
+    return int(options.run(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

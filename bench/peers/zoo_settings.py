@@ -1,0 +1,96 @@
+"""What Stable-Baselines3's zoo has tuned its DQN to, by environment, and when a training is evaluated."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Evaluations(NamedTuple):
+    """When full games are played, how many, and how. Much as apex/presets.py has it for the same task."""
+
+    period_seconds: float
+    episodes: int
+    confirm_episodes: int  # these alone decide whether the stop score was reached
+    num_envs: int
+    epsilon: float  # of the evaluated policy
+
+
+class Task(NamedTuple):
+    """What is trained, and how."""
+
+    settings: dict[str, Any]  # of stable_baselines3.DQN
+    num_steps: int  # the zoo's n_timesteps: exploration is annealed over a fraction of them
+    evaluations: Evaluations
+    is_atari: bool = False
+
+
+# Every number: rl_zoo3 2.9.2 (the release beside stable-baselines3 2.9.2), hyperparams/dqn.yml, section "atari".
+ATARI = Task(
+    settings={
+        "policy": "CnnPolicy",
+        "buffer_size": 100_000,
+        "learning_rate": 1e-4,
+        "batch_size": 32,
+        "learning_starts": 100_000,
+        "target_update_interval": 1_000,
+        "train_freq": 4,
+        "gradient_steps": 1,
+        "exploration_fraction": 0.1,
+        "exploration_final_eps": 0.01,
+        "optimize_memory_usage": False,
+    },
+    num_steps=10_000_000,
+    # Pong's and Breakout's games never end for a policy that does nothing for ever, hence some random actions.
+    evaluations=Evaluations(period_seconds=120.0, episodes=2, confirm_episodes=10, num_envs=2, epsilon=0.001),
+    is_atari=True,
+)
+TASKS = {
+    # The same file, section "CartPole-v1" ("almost tuned").
+    "CartPole-v1": Task(
+        settings={
+            "policy": "MlpPolicy",
+            "learning_rate": 2.3e-3,
+            "batch_size": 64,
+            "buffer_size": 100_000,
+            "learning_starts": 1_000,
+            "gamma": 0.99,
+            "target_update_interval": 10,
+            "train_freq": 256,
+            "gradient_steps": 128,
+            "exploration_fraction": 0.16,
+            "exploration_final_eps": 0.04,
+            "policy_kwargs": {"net_arch": [256, 256]},
+        },
+        num_steps=50_000,
+        evaluations=Evaluations(period_seconds=2.0, episodes=20, confirm_episodes=100, num_envs=20, epsilon=0.0),
+    ),
+    # The same file, section "LunarLander-v3" ("tuned").
+    "LunarLander-v3": Task(
+        settings={
+            "policy": "MlpPolicy",
+            "learning_rate": 6.3e-4,
+            "batch_size": 128,
+            "buffer_size": 50_000,
+            "learning_starts": 0,
+            "gamma": 0.99,
+            "target_update_interval": 250,
+            "train_freq": 4,
+            "gradient_steps": -1,  # as many as there were steps
+            "exploration_fraction": 0.12,
+            "exploration_final_eps": 0.1,
+            "policy_kwargs": {"net_arch": [256, 256]},
+        },
+        num_steps=100_000,
+        evaluations=Evaluations(period_seconds=10.0, episodes=20, confirm_episodes=100, num_envs=10, epsilon=0.0),
+    ),
+    "ALE/Pong-v5": ATARI,
+    "ALE/Breakout-v5": ATARI,
+}
+# As apex/config.py has it: the name of the game only; no sticky actions, the game's own actions, 30 minutes at most.
+# AtariWrapper adds the rest of it, which are its defaults: 30 no-ops, 4 frames a step, 84 x 84, life loss, clipping.
+ATARI_OPTIONS = {
+    "frameskip": 1,
+    "repeat_action_probability": 0.0,
+    "full_action_space": False,
+    "max_num_frames_per_episode": 108_000,
+}

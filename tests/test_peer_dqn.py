@@ -1,0 +1,121 @@
+"""`bench/peers/stable_baselines3_dqn.py`: its clock, its curve, when it ends, what it refuses. Without the peer."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from pathlib import Path
+
+import pytest
+import stable_baselines3_dqn as peer
+from training_watch import Watch
+from zoo_settings import TASKS, Evaluations
+
+RULES = Evaluations(period_seconds=10.0, episodes=2, confirm_episodes=5, num_envs=2, epsilon=0.0)
+
+
+class Training:
+    """Steps of a second each; every game takes `game_seconds`, and scores what the script says next."""
+
+    def __init__(self, scores, *, game_seconds=0.0, stop_score=None, limit_seconds=1_000.0):
+        self.seconds, self.steps = 0.0, 0
+        self.played, self.kept = [], []
+        self.curve = io.StringIO()
+        self._scores, self._game_seconds = iter(scores), game_seconds
+        self.watch = Watch(
+            RULES,
+            stop_score=stop_score,
+            limit_seconds=limit_seconds,
+            play=self.play,
+            keep=lambda: self.kept.append(self.steps),
+            curve=self.curve,
+            clock=lambda: self.seconds,
+        )
+
+    def play(self, episodes):
+        self.played.append((self.steps, episodes))
+        self.seconds += self._game_seconds * episodes
+        return next(self._scores)
+
+    def run(self, steps):
+        while self.steps < steps:
+            self.steps += 1
+            self.seconds += 1.0
+            if not self.watch.goes_on(self.steps):
+                break
+        return self
+
+
+def test_the_curve_has_seconds_since_the_start_agent_steps_and_mean_scores():
+    training = Training([9.5, 12.0, 11.0]).run(35)
+    assert training.curve.getvalue() == "seconds,steps,score\n10.0,10,9.5\n20.0,20,12.0\n30.0,30,11.0\n"
+
+
+def test_the_clock_runs_on_during_an_evaluation_and_the_training_then_goes_on_for_nine_times_as_long():
+    training = Training([1.0, 2.0, 3.0], game_seconds=3.0).run(80)
+    assert training.played == [(10, 2), (64, 2)]  # at 10 s; it took 6 s, so the next is at 16 + 54 s
+    assert training.curve.getvalue() == "seconds,steps,score\n16.0,10,1.0\n76.0,64,2.0\n"
+    assert training.watch.evaluation_seconds == 12.0
+
+
+def test_the_stop_score_must_be_confirmed_by_other_games_alone():
+    training = Training([475.0, 470.0, 480.0, 475.0], stop_score=475.0).run(100)
+    assert training.played == [(10, 2), (10, 5), (20, 2), (20, 5)]
+    assert training.watch.reached
+    assert training.steps == 20
+    assert training.curve.getvalue().splitlines()[1:] == ["10.0,10,470.0", "20.0,20,475.0"]
+
+
+def test_the_best_policy_is_kept_and_of_equals_the_newest():
+    assert Training([5.0, 9.0, 8.0, 9.0]).run(45).kept == [10, 20, 40]
+
+
+def test_the_time_limit_ends_it_without_a_last_evaluation():
+    training = Training([1.0, 2.0], limit_seconds=20.0).run(100)
+    assert (training.steps, training.played, training.watch.reached) == (20, [(10, 2)], False)
+
+
+def test_the_clock_counts_from_the_start_of_the_process():
+    clock = peer._clock_of_process()
+    # As `ps` has it, in the seconds of the system's own uptime.
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    uptime = float(Path("/proc/uptime").read_text().split()[0])
+    assert clock() == pytest.approx(uptime - ticks / os.sysconf("SC_CLK_TCK"), abs=2.0)
+
+
+def test_no_evaluation_plays_the_games_of_training_or_of_another():
+    seeds = [peer._draw_seed(1, number) for number in range(100)] + [peer._draw_seed(1_000_001, 0)]
+    assert len({1, *seeds}) == 102
+    assert all(0 <= seed < 2**31 for seed in seeds)
+
+
+def test_a_setting_for_every_task_and_the_same_one_for_all_of_atari():
+    assert set(TASKS) == {"CartPole-v1", "LunarLander-v3", "ALE/Pong-v5", "ALE/Breakout-v5"}
+    assert TASKS["ALE/Pong-v5"] is TASKS["ALE/Breakout-v5"]
+    assert peer.ATARI_OPTIONS["repeat_action_probability"] == 0.0
+
+
+GOOD = ["train", "--env", "CartPole-v1", "--seed", "1", "--minutes", "1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--env", "Tetris"], r"invalid choice: 'Tetris'"),
+        (GOOD[:5], "required: --minutes"),
+        ([*GOOD, "--cores", "0"], r"--cores must be 1 \.\.\. \d+, got 0"),
+        ([*GOOD, "--cores", "100000"], r"--cores must be 1 \.\.\. \d+, got 100000"),
+        ([*GOOD, "--threads", "0"], "--threads must be >= 1, got 0"),
+        ([*GOOD, "--minutes", "0"], "--minutes must be > 0, got 0"),
+        ([*GOOD, "--seed", "-1"], "--seed must be 0"),
+        (GOOD, "has no stable-baselines3: bench/peers/setup.sh makes .peer-sb3"),
+        (["evaluate"], "has no stable-baselines3"),
+    ],
+)
+def test_refuses_before_it_trains(capsys, monkeypatch, arguments, message):
+    monkeypatch.setattr(peer.importlib.util, "find_spec", lambda name: None)  # Whatever is installed here.
+    with pytest.raises(SystemExit) as exit:
+        peer.main(arguments)
+    assert exit.value.code == 2
+    assert re.search(message, capsys.readouterr().err)
