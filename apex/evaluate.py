@@ -19,15 +19,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from apex import arguments
 from apex.checkpoint_folder import latest_good
 from apex.config import ConfigError, EnvironmentConfig, require
 from apex.environment import EnvironmentFailure, VectorEnvironment, describe, kind, make_environment
 from apex.evaluator import make_policy
 from apex.games import Game, Policy, evaluation_seed, play, summarize
 from apex.lifecycle import FAILED, FINISHED, REFUSED, Stop, stop_on_signals
+from apex.newest_policy import require_fit
 from apex.policies import find_best, load_policy
 from apex.run_folder import RunFolder
-from apex.types import Array, Schema, Step
+from apex.types import Array, Step
 from apex.video import Video, begin_video, check_video_path, enlarge
 
 DEFAULTS = {"episodes": 30, "epsilon": 0.001, "seed": 0, "envs": 5}  # unless the evaluator's games are played again
@@ -71,15 +73,17 @@ def _make_parser() -> argparse.ArgumentParser:
         prog="apex evaluate", description="Plays full games with a run's policy and prints their raw scores."
     )
     parser.add_argument("run", nargs="?", metavar="RUN", help="a run folder, or its name below runs/")
-    parser.add_argument("--episodes", type=_positive, metavar="N", help="full games (default 30)")
-    parser.add_argument("--epsilon", type=_fraction, metavar="P", help="probability of a random action (default 0.001)")
-    parser.add_argument("--seed", type=_seed, metavar="S", help="of games and random actions (default 0)")
+    parser.add_argument("--episodes", type=arguments.positive, metavar="N", help="full games (default 30)")
+    parser.add_argument(
+        "--epsilon", type=arguments.fraction, metavar="P", help="probability of a random action (default 0.001)"
+    )
+    parser.add_argument("--seed", type=arguments.seed, metavar="S", help="of games and random actions (default 0)")
     parser.add_argument(
         "--checkpoint",
         metavar="best|last|PATH",
         help="which policy of the run (default: the best by its evaluator, else the last checkpoint)",
     )
-    parser.add_argument("--envs", type=_positive, metavar="E", help="games side by side (default 5)")
+    parser.add_argument("--envs", type=arguments.positive, metavar="E", help="games side by side (default 5)")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--video", type=Path, metavar="FILE.mp4|.gif", help="write the first game, at normal speed")
     parser.add_argument(
@@ -156,12 +160,7 @@ def _make_player(options: argparse.Namespace) -> Player:
     run = RunFolder.open(options.run)
     path = _find_policy(run, options.checkpoint)
     info, network = load_policy(path)
-    schema = describe(info.environment, info.schema.n_step)
-    require(
-        _interface(schema) == _interface(info.schema),
-        f"{info.environment.id} is another environment here than the one that {path} was trained in: "
-        f"{_interface(schema)}, not {_interface(info.schema)}",
-    )
+    require_fit(path, info)
     score = None
     if options.again:
         if info.games is None:
@@ -188,11 +187,6 @@ def _find_policy(run: RunFolder, choice: str | None) -> Path:
         if path.exists():
             return path
     raise ConfigError(f"--checkpoint must be best, last or a path, got {choice!r}: neither {named[0]} nor {named[1]}")
-
-
-def _interface(schema: Schema) -> str:
-    shape = ", ".join(map(str, schema.observation_shape))
-    return f"{schema.frame_dtype}[{shape}] and {schema.num_actions} actions"
 
 
 def _report(options: argparse.Namespace, player: Player, games: Sequence[Game]) -> None:
@@ -261,28 +255,3 @@ class Camera:
     def see(self, step: Step) -> None:
         """Notes the end of the game."""
         self._over = self._over or bool(step.terminated[0] or step.truncated[0])
-
-
-# --- options --------------------------------------------------------------------------------------------------------
-
-
-def _positive(text: str) -> int:
-    if not (text.isdecimal() and int(text) >= 1):
-        raise argparse.ArgumentTypeError(f"must be a whole number >= 1, got {text!r}")
-    return int(text)
-
-
-def _seed(text: str) -> int:
-    if not (text.isdecimal() and int(text) < 2**31):
-        raise argparse.ArgumentTypeError(f"must be a whole number 0 ... 2147483647, got {text!r}")
-    return int(text)
-
-
-def _fraction(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"must be a number 0 ... 1, got {text!r}")
-    return value

@@ -26,6 +26,7 @@ FLOORS = [
         "allocator",
         "files",
         "tensor_file",
+        "arguments",
     },
     {"header", "leases", "send_window", "stacks", "terminal_layout", "cuda", "sample_ring"},
     # 2: memory that processes share. No I/O beyond the mapped file.
