@@ -14,7 +14,8 @@ Picture = NDArray[np.uint8]  # [H, W, 3], RGB
 
 HEIGHT = 100  # pixels of the strip
 MIN_WIDTH = 320  # narrower pictures get a border
-RANGE_STEPS = 300  # the bars are drawn to the scale of the Q-values of so many steps
+SPREAD_STEPS = 300  # the highest bar is the greatest difference between two actions in so many steps
+MAX_BAR_WIDTH = 64
 
 BACKGROUND, QUIET, PLAIN, CHOSEN = (24, 26, 30), (120, 126, 136), (214, 218, 224), (240, 180, 70)
 MARGIN, SCALE_WIDTH = 10, 44
@@ -33,14 +34,17 @@ class Caption(NamedTuple):
 
 
 class Strip:
-    """Draws captions. The scale of the bars is kept for a while, so that they move and not their ends."""
+    """Draws captions. The bars show how much better than the worst action each one is held to be.
+
+    Q-values themselves would hide that: those of one state are nearly the same. Their numbers stand beside the bars.
+    """
 
     def __init__(self, title: str, epsilon: float, names: Sequence[str]) -> None:
         """`names` of the actions; where columns are too narrow for them they are left out."""
         self._title = title
         self._epsilon = f"epsilon {epsilon:g}"
         self._names = names
-        self._ranges: deque[tuple[float, float]] = deque(maxlen=RANGE_STEPS)
+        self._spreads: deque[float] = deque(maxlen=SPREAD_STEPS)
         self._font, self._small = ImageFont.load_default(13), ImageFont.load_default(10)
 
     def below(self, picture: Picture, caption: Caption) -> Picture:
@@ -59,8 +63,9 @@ class Strip:
         return np.asarray(whole)
 
     def _draw_bars(self, draw: _Pen, caption: Caption, right: int) -> None:
-        self._ranges.append((float(caption.q.min()), float(caption.q.max())))
-        low, high = min(low for low, _ in self._ranges), max(high for _, high in self._ranges)
+        low, high = float(caption.q.min()), float(caption.q.max())
+        self._spreads.append(high - low)
+        spread = max(*self._spreads, 1e-9)
         draw.text(MARGIN, BARS_TOP - 2, f"{high:.4g}", QUIET, self._small)
         draw.text(MARGIN, BARS_BOTTOM - 10, f"{low:.4g}", QUIET, self._small)
         draw.text(MARGIN, BARS_BOTTOM + 4, "Q", QUIET, self._small)
@@ -69,11 +74,11 @@ class Strip:
         named = all(self._small.getlength(name) < column - 2 for name in self._names)
         for action, q in enumerate(caption.q.tolist()):
             colour = CHOSEN if action == caption.action else QUIET
-            share = (q - low) / (high - low) if high > low else 0.5
-            x, top = left + action * column, BARS_BOTTOM - 2 - share * (BARS_BOTTOM - BARS_TOP - 2)
-            draw.box(x + 1, top, x + max(column - 3, 2), BARS_BOTTOM, colour)
+            top = BARS_BOTTOM - 2 - (q - low) / spread * (BARS_BOTTOM - BARS_TOP - 2)
+            middle, half = left + (action + 0.5) * column, min(column - 3, MAX_BAR_WIDTH) / 2
+            draw.box(middle - half, top, middle + half, BARS_BOTTOM, colour)
             if named:
-                draw.text(x + column / 2 - 1, BARS_BOTTOM + 4, self._names[action], colour, self._small, anchor="ma")
+                draw.text(middle, BARS_BOTTOM + 4, self._names[action], colour, self._small, anchor="ma")
 
 
 class _Pen:

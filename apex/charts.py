@@ -10,32 +10,29 @@ SCORES, LEARNER, REPLAY, TROUBLE = "2. Games", "3. Learner", "4. Replay memory",
 # TensorBoard asks whether the beginning of a tag matches: a $ keeps evaluator/score from score_median.
 LAYOUT: Layout = {
     GLANCE: {
-        "Score of whole games: greedy, its best, and the actor that explores least": [
-            "evaluator/score$",
-            "evaluator/best_score$",
-            "actor_highest_id/score$",
-        ],
-        "Mean Q-value: what the learner expects": ["learner/mean_q$"],
+        "Greedy score, and the best so far": ["evaluator/score$", "evaluator/best_score$"],
+        "Score of the actor that explores least": ["actor_highest_id/score$"],
+        "Limited by: 1 for the part to make faster": ["limited_by/"],
         "Loss": ["learner/loss$"],
-        "Gradient norm, before it is clipped": ["learner/gradient_norm$"],
+        "Mean Q-value: the return it expects": ["learner/mean_q$"],
+        "Gradient norm, before clipping": ["learner/gradient_norm$"],
         "Environment steps per second": ["actors/steps_per_second$"],
         "Updates per second": ["learner/updates_per_second$"],
-        "Replay memory: transitions held": ["replay/size$"],
-        "Samples per insert: how often a transition is learned from": ["replay/samples_per_insert$"],
-        "Policy lag: updates since the policy that chose the action": ["learner/policy_lag$"],
-        "Limited by: 1 while this part is what the run waits for": ["limited_by/"],
+        "Policy lag: age of the data, in updates": ["learner/policy_lag$"],
+        "Transitions in the replay memory": ["replay/size$"],
+        "Samples drawn per transition inserted": ["replay/samples_per_insert$"],
+        "|TD error|: how wrong its Q-values are": ["learner/td_error$"],
     },
     SCORES: {
         "Score of every actor, by its epsilon": ["actors/score_"],
         "Mean score of all actors": ["actors/mean_score$"],
-        "Score by the evaluator: mean and median": ["evaluator/score"],
+        "Greedy score by the evaluator: mean, median": ["evaluator/score"],
         "Length of a game, in steps": ["evaluator/length$", "actor_highest_id/length$"],
     },
     LEARNER: {
-        "|TD error|: how wrong it is": ["learner/td_error$"],
         "Updates until now": ["learner/updates$"],
         "Samples per second": ["learner/samples_per_second$"],
-        "Share of the time that each part waits or works": [
+        "Share of its time that a part waits or works": [
             "learner/wait_share$",
             "learner/loader_busy_share$",
             "actors/wait_share$",
@@ -43,14 +40,14 @@ LAYOUT: Layout = {
         ],
     },
     REPLAY: {
-        "Transitions inserted and drawn until now": ["replay/num_"],
+        "Transitions inserted and drawn, in all": ["replay/num_"],
         "Transitions inserted and drawn per second": ["replay/inserts_per_second$", "replay/samples_per_second$"],
-        "Bytes of compressed frames, and the most there may be": ["replay/bytes$", "replay/max_bytes$"],
+        "Bytes of frames, and the most there may be": ["replay/bytes$", "replay/max_bytes$"],
     },
     TROUBLE: {
         "Messages that were refused": ["refused/", "replay/refused$", "learner/refused_batches$"],
         "Peers and messages that were ignored": ["replay/ignored_"],
-        "Updates that were skipped, for their loss was not finite": ["learner/skipped_updates$"],
-        "Games cut off by a fault of the environment": ["actors/environment_faults$"],
+        "Updates skipped: a loss was not finite": ["learner/skipped_updates$"],
+        "Games cut off by an environment's fault": ["actors/environment_faults$"],
     },
 }

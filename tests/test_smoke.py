@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from listening import listening
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_transport import until
 
+from apex.charts import GLANCE, LAYOUT
 from apex.config import Config, RunConfig, TransportConfig
 from apex.metrics import read_curve
 from apex.ports import choose_ports, is_free
@@ -124,12 +126,15 @@ def test_an_actor_that_comes_late_gets_the_ids_that_are_free_and_contributes(pro
     programs.start("first", "actor", *programs.learner, "--envs", "2")
     programs.status(lambda status: status["actors"]["leased"] == 2 and status["updates"] > 10)
     programs.start("second", "actor", *programs.learner, "--envs", "2")
+    programs.start("watch", "watch", *programs.learner, "--out", "game.gif", "--seconds", "1")
     programs.status(lambda status: status["actors"]["leased"] == 4)
     both = programs.status(lambda status: len([r for r in status["roles"] if r["role"] == "actor" and r["rate"]]) == 2)
     assert both["limited_by"]
     programs.running["first"].send_signal(signal.SIGTERM)
     assert programs.wait("first") == 0
     programs.status(lambda status: status["actors"]["leased"] == 2)
+    assert programs.wait("watch") == 0, programs.said("watch")
+    assert "game.gif: " in programs.said("watch")
     programs.start("third", "actor", *programs.learner)
     programs.status(lambda status: status["actors"]["leased"] == 4)
     for name in ("second", "third", "learner", "replay"):
@@ -150,10 +155,16 @@ def test_one_command_trains_with_one_actor_and_leaves_nothing_behind(programs):
     assert folder.has_saved
     assert "was not written" not in said
     assert list((folder.path / "tensorboard").iterdir())
+    told = {tag for file in folder.curves.glob("*.jsonl") for line in read_curve(file) for tag in line["scalars"]}
+    hoped = [tag for tags in LAYOUT[GLANCE].values() for tag in tags if not tag.startswith("evaluator/")]
+    assert [tag for tag in hoped if not any(re.match(tag, each) for each in told)] == []
     assert not list(Path("/dev/shm").glob(f"apex-{folder.run_id:016x}*"))
     programs.start("evaluate", "evaluate", "runs/one", "--episodes", "3", "--json")
     assert programs.wait("evaluate") == 0, programs.said("evaluate")
     assert json.loads(programs.said("evaluate").splitlines()[-1])["episodes"] == 3
+    programs.start("watch", "watch", "runs/one", "--once", "--seconds", "1", "--out", "game.gif")
+    assert programs.wait("watch") == 0, programs.said("watch")
+    assert (programs.folder / "game.gif").read_bytes()[:6] == b"GIF89a"
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
