@@ -50,12 +50,14 @@ class Screening:
         self._show = show
         self._max_pictures = max_pictures
         self.num_pictures = 0
+        self.over = False
 
     def show(self, picture: Picture) -> bool:
         """Shows it; False when that was the last one."""
         wanted = self._show(picture) is not False
         self.num_pictures += 1
-        return wanted and self.num_pictures < self._max_pictures
+        self.over = not wanted or self.num_pictures >= self._max_pictures
+        return not self.over
 
 
 class Source(NamedTuple):
@@ -82,7 +84,7 @@ class Viewer:
         """Plays until asked to stop, or nobody wants more, or for so many games; returns how many were ended."""
         observation = self._environment.reset()
         ended = 0
-        while ended != episodes and not stop.requested:
+        while ended != episodes and not screening.over and not stop.requested:
             played = self._play(observation, screening, strip, stop, ended + 1)
             if played is None:
                 break
@@ -117,7 +119,7 @@ class Viewer:
                 # Of the end itself there is no picture: the next game has begun.
                 last = strip.below(picture, caption)
                 for _ in range(round(HOLD_SECONDS * self._environment.fps)):
-                    if not screening.show(last):
+                    if not screening.show(last) or stop.requested:
                         break
                 return observation, caption
         return None
