@@ -48,11 +48,11 @@ def test_it_shows_the_picture(opened):
 def test_pictures_come_at_the_games_speed_and_who_is_late_catches_up_a_little_only(opened):
     window, clock = opened
     times = []
-    for late in (0.0, 0.0, 0.005, 5.0, 0.0):
+    for late in (0.0, 0.0, 0.005, 5.0, *[0.0] * 7):
         clock.now += late
         window.show(PICTURE)
         times.append(clock.now - 100.0)
-    assert times == pytest.approx([0.0, 0.02, 0.04, 5.04, 5.04])
+    assert times == pytest.approx([0.0, 0.02, 0.04, 5.04, *[5.04] * 5, 5.06, 5.08])
 
 
 @pytest.mark.parametrize("key", [None, "K_q", "K_ESCAPE"])
