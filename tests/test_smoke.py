@@ -126,20 +126,26 @@ def test_an_actor_that_comes_late_gets_the_ids_that_are_free_and_contributes(pro
     programs.start("first", "actor", *programs.learner, "--envs", "2")
     programs.status(lambda status: status["actors"]["leased"] == 2 and status["updates"] > 10)
     programs.start("second", "actor", *programs.learner, "--envs", "2")
-    programs.start("watch", "watch", *programs.learner, "--out", "game.gif", "--seconds", "1")
     programs.status(lambda status: status["actors"]["leased"] == 4)
     both = programs.status(lambda status: len([r for r in status["roles"] if r["role"] == "actor" and r["rate"]]) == 2)
     assert both["limited_by"]
     programs.running["first"].send_signal(signal.SIGTERM)
     assert programs.wait("first") == 0
     programs.status(lambda status: status["actors"]["leased"] == 2)
-    assert programs.wait("watch") == 0, programs.said("watch")
-    assert "game.gif: " in programs.said("watch")
     programs.start("third", "actor", *programs.learner)
     programs.status(lambda status: status["actors"]["leased"] == 4)
     for name in ("second", "third", "learner", "replay"):
         programs.running[name].send_signal(signal.SIGTERM)
         assert programs.wait(name) == 0, programs.said(name)
+
+
+def test_a_game_is_watched_by_the_learners_address_alone(programs):
+    programs.start("learner", "learner", *TINY, *programs.offset)
+    programs.start("watch", "watch", *programs.learner, "--out", "game.gif", "--seconds", "1")
+    assert programs.wait("watch") == 0, programs.said("watch")
+    assert "game.gif: " in programs.said("watch")
+    programs.running["learner"].send_signal(signal.SIGTERM)
+    assert programs.wait("learner") == 0, programs.said("learner")
 
 
 def test_one_command_trains_with_one_actor_and_leaves_nothing_behind(programs):
