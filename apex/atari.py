@@ -19,11 +19,24 @@ from numpy.typing import NDArray
 from apex.config import ConfigError, EnvironmentConfig
 from apex.types import Array, Step
 
+EMULATOR_FPS = 60  # of the console
 SCREEN_HEIGHT, SCREEN_WIDTH = 210, 160  # of a picture; the console's own pixels, for all but three games
 
 
+def action_names(config: EnvironmentConfig, game: str) -> list[str]:
+    """What each of the actions is called: "noop", "right" ...; raises ConfigError without the game's ROM."""
+    emulator = _load(game)
+    actions = emulator.getLegalActionSet() if config.full_action_space else emulator.getMinimalActionSet()
+    return [action.name.lower() for action in actions]
+
+
 def count_actions(config: EnvironmentConfig, game: str) -> int:
-    """Actions of `game`, a name of ALE's such as "ms_pacman"; raises ConfigError without its ROM. Starts no thread."""
+    """Actions of `game`, a name of ALE's such as "ms_pacman"; raises ConfigError without its ROM."""
+    return len(action_names(config, game))
+
+
+def _load(game: str) -> ale_py.ALEInterface:
+    """One emulator. Starts no thread."""
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # Else it greets on standard error.
     emulator = ale_py.ALEInterface()
     try:
@@ -33,7 +46,7 @@ def count_actions(config: EnvironmentConfig, game: str) -> int:
             f"the ROM of {game} cannot be read: {error}; ale-py brings it along: unset ALE_ROMS_DIR, or "
             "pip install --force-reinstall ale-py"
         ) from error
-    return len(emulator.getLegalActionSet() if config.full_action_space else emulator.getMinimalActionSet())
+    return emulator
 
 
 class AtariEnvironment:
@@ -47,6 +60,7 @@ class AtariEnvironment:
         self, config: EnvironmentConfig, game: str, seeds: Sequence[int], *, num_threads: int, pictures: bool
     ) -> None:
         self.num_envs = len(seeds)
+        self.fps = EMULATOR_FPS / config.frame_skip
         self._seeds: NDArray[np.int64] | None = np.array(seeds, np.int64)
         size = config.image_size
         self._games = _start(

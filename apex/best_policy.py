@@ -7,7 +7,7 @@ from pathlib import Path
 
 from apex.checkpoint import CheckpointError
 from apex.config import Config
-from apex.policies import PolicyInfo, find_best, load_policy, save_best
+from apex.policies import PlayedGames, PolicyInfo, find_best, load_policy, save_best
 from apex.types import Parameters, Schema
 
 log = logging.getLogger("apex")
@@ -22,21 +22,23 @@ class BestPolicy:
         self._config = config
         self._schema = schema
         self.score: float | None = None  # of the policy that is kept
-        self._waiting: tuple[float, Parameters] | None = None  # one that is better, and could not be written yet
+        self._waiting: tuple[float, Parameters, PlayedGames | None] | None = (
+            None  # one that is better, and could not be written yet
+        )
         try:
             path = find_best(folder)
             self.score = None if path is None else load_policy(path)[0].score
         except CheckpointError as error:
             log.error("%s; the next evaluation's policy takes its place", error)
 
-    def keep(self, score: float, parameters: Parameters | None) -> float:
+    def keep(self, score: float, parameters: Parameters | None, games: PlayedGames | None = None) -> float:
         """Notes a mean score and keeps its parameters if it is the best so far; returns the best score.
 
         What the disk refuses is written with the next evaluation, unless that is better.
         """
         waiting, known = self._waiting, self.best
         if parameters is not None and (known is None or score >= known):
-            waiting = score, parameters
+            waiting = score, parameters, games
         self._waiting = None if waiting is None or self._write(*waiting) else waiting
         return score if self.best is None else max(score, self.best)
 
@@ -45,13 +47,14 @@ class BestPolicy:
         """The best score of any policy that is here, on the disk or not yet."""
         return self.score if self._waiting is None else self._waiting[0]
 
-    def _write(self, score: float, parameters: Parameters) -> bool:
+    def _write(self, score: float, parameters: Parameters, games: PlayedGames | None) -> bool:
         info = PolicyInfo(
             schema=self._schema,
             network=self._config.network,
             environment=self._config.environment,
             num_updates=parameters.version,
             score=float(score),
+            games=games,
         )
         try:
             save_best(self._folder, parameters.values, info)

@@ -28,6 +28,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "train": Command("apex.launch", "a whole run on this machine"),
     "evaluate": Command("apex.evaluate", "full games of a trained agent, its score and a video"),
+    "watch": Command("apex.watch", "games of a run's newest parameters, in a window or as a GIF"),
     "doctor": Command("apex.doctor", "whether a run can start here, and the remedy if not"),
     "status": Command("apex.status", "what a run is doing, from any shell"),
     "keys": Command("apex.keys", "makes the keys of a cluster: apex keys new DIR"),

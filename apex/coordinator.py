@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import time
+from dataclasses import fields
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from apex.key_folder import read_keys
 from apex.leases import LeaseTable
 from apex.lifecycle import Stop, Wait
 from apex.metrics import MetricsWriter
+from apex.policies import PlayedGames
 from apex.run_folder import RunFolder
 from apex.run_status import RunStatus
 from apex.scores import tags_of
@@ -335,13 +337,19 @@ class Coordinator:
 
     def _note(self, result: dict[str, Any], parameters: Parameters | None) -> None:
         """Keeps an evaluation, and its parameters when they are the best so far."""
-        best = self._best_policy.keep(result["mean"], parameters)
+        best = self._best_policy.keep(result["mean"], parameters, _games_of(result))
         self._status.evaluation = {**result, "best": best}
         names = {"evaluator/score": "mean", "evaluator/score_median": "median", "evaluator/length": "length"}
-        scalars = {tag: result[name] for tag, name in names.items()}
+        scalars = {tag: result[name] for tag, name in names.items()} | {"evaluator/best_score": best}
         message = {"role": "evaluator", "steps": self._status.num_steps, "time": time.time(), "scalars": scalars}
         if self._begin_curves():
             self._metrics.accept(message)
+
+
+def _games_of(result: dict[str, Any]) -> PlayedGames | None:
+    """Which games an evaluation has played, if it tells."""
+    names = [field.name for field in fields(PlayedGames)]
+    return PlayedGames(**{name: result[name] for name in names}) if all(map(result.__contains__, names)) else None
 
 
 def _require_role(role: str, claimed: object) -> None:

@@ -16,7 +16,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from apex.atari import AtariEnvironment, count_actions
+from apex.atari import AtariEnvironment, action_names, count_actions
 from apex.config import ConfigError, EnvironmentConfig, require
 from apex.gymnasium_environment import Form, GymnasiumEnvironment, read_spaces
 from apex.patience import EnvironmentFailure
@@ -26,7 +26,7 @@ gymnasium.register_envs(ale_py)  # Importing it has registered its games; this s
 
 log = logging.getLogger("apex")
 
-__all__ = ["EnvironmentFailure", "VectorEnvironment", "describe", "kind", "make_environment"]
+__all__ = ["EnvironmentFailure", "VectorEnvironment", "describe", "kind", "make_environment", "name_actions"]
 
 
 class VectorEnvironment(Protocol):
@@ -40,6 +40,10 @@ class VectorEnvironment(Protocol):
     @property
     def num_envs(self) -> int:
         """E."""
+
+    @property
+    def fps(self) -> float:
+        """Steps per second of a game at its true speed, as a person would play it."""
 
     def reset(self) -> Array:
         """Begins an episode everywhere; frame_dtype[E, S, *F]. The first time it also seeds."""
@@ -66,6 +70,12 @@ def describe(config: EnvironmentConfig, n_step: int) -> Schema:
         return _schema(shape, "uint8", stack=config.frame_stack, num_actions=num_actions, n_step=n_step)
     form = _examine(config)
     return _schema(form.shape, form.dtype, stack=form.stack, num_actions=form.num_actions, n_step=n_step)
+
+
+def name_actions(config: EnvironmentConfig, num_actions: int) -> list[str]:
+    """What a person calls the actions: Atari's own names, for others their numbers."""
+    game = _atari_game(config.id)
+    return action_names(config, game) if game is not None else [str(action) for action in range(num_actions)]
 
 
 def kind(config: EnvironmentConfig) -> Literal["atari", "image", "vector"]:

@@ -15,24 +15,24 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from apex import arguments
 from apex.checkpoint_folder import latest_good
 from apex.config import ConfigError, EnvironmentConfig, require
 from apex.environment import EnvironmentFailure, VectorEnvironment, describe, kind, make_environment
 from apex.evaluator import make_policy
 from apex.games import Game, Policy, evaluation_seed, play, summarize
 from apex.lifecycle import FAILED, FINISHED, REFUSED, Stop, stop_on_signals
+from apex.newest_policy import require_fit
 from apex.policies import find_best, load_policy
 from apex.run_folder import RunFolder
-from apex.types import Array, Schema, Step
+from apex.types import Array, Step
+from apex.video import Video, begin_video, check_video_path, enlarge
 
-EMULATOR_FPS = 60  # of the console, and so of an Atari game at its true speed
-OTHER_FPS = 30  # of all other environments
-MIN_HEIGHT = 420  # pixels of a video; smaller pictures are enlarged by a whole number
+DEFAULTS = {"episodes": 30, "epsilon": 0.001, "seed": 0, "envs": 5}  # unless the evaluator's games are played again
 
 
 class Player(NamedTuple):
@@ -41,8 +41,10 @@ class Player(NamedTuple):
     policy: Policy
     environment: EnvironmentConfig
     epsilon: float
-    checkpoint: Path | None  # None: a random policy
-    updates: int | None
+    seed: int  # of environments and random actions
+    checkpoint: Path | None = None  # None: a random policy
+    updates: int | None = None
+    evaluators_score: float | None = None  # that these games had when the evaluator played them
 
 
 def main(argv: Sequence[str]) -> int:
@@ -71,32 +73,38 @@ def _make_parser() -> argparse.ArgumentParser:
         prog="apex evaluate", description="Plays full games with a run's policy and prints their raw scores."
     )
     parser.add_argument("run", nargs="?", metavar="RUN", help="a run folder, or its name below runs/")
-    parser.add_argument("--episodes", type=_positive, default=30, metavar="N", help="full games (default 30)")
+    parser.add_argument("--episodes", type=arguments.positive, metavar="N", help="full games (default 30)")
     parser.add_argument(
-        "--epsilon", type=_fraction, default=0.001, metavar="P", help="probability of a random action (default 0.001)"
+        "--epsilon", type=arguments.fraction, metavar="P", help="probability of a random action (default 0.001)"
     )
-    parser.add_argument("--seed", type=_seed, default=0, metavar="S", help="of games and random actions (default 0)")
+    parser.add_argument("--seed", type=arguments.seed, metavar="S", help="of games and random actions (default 0)")
     parser.add_argument(
         "--checkpoint",
         metavar="best|last|PATH",
         help="which policy of the run (default: the best by its evaluator, else the last checkpoint)",
     )
-    parser.add_argument("--envs", type=_positive, default=5, metavar="E", help="games side by side (default 5)")
+    parser.add_argument("--envs", type=arguments.positive, metavar="E", help="games side by side (default 5)")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    parser.add_argument("--video", type=Path, metavar="FILE.mp4", help="write the first game, at normal speed")
+    parser.add_argument("--video", type=Path, metavar="FILE.mp4|.gif", help="write the first game, at normal speed")
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="the evaluator's own games of this policy once more: is the score the same?",
+    )
     parser.add_argument("--random", action="store_true", help="play at random; takes --env instead of RUN")
     parser.add_argument("--env", metavar="ID", help="environment of --random")
     return parser
 
 
 def _evaluate(options: argparse.Namespace, stop: Stop) -> int:
-    _check_video(options.video)
+    if options.video is not None:
+        check_video_path(options.video, "--video")
+    _settle(options)
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # Pictures need no screen, nor a complaint that there is none.
-    seed = evaluation_seed(options.seed)
-    player = _make_player(options, np.random.default_rng(seed))
+    player = _make_player(options)
     num_envs = min(options.envs, options.episodes)
     environment = make_environment(
-        player.environment, num_envs, seed=seed, num_threads=1, pictures=options.video is not None
+        player.environment, num_envs, seed=player.seed, num_threads=1, pictures=options.video is not None
     )
     games: list[Game] = []
 
@@ -109,8 +117,10 @@ def _evaluate(options: argparse.Namespace, stop: Stop) -> int:
         if options.video is None:
             play(environment, player.policy, options.episodes, stop=stop, on_game=on_game)
         else:
-            with Video(options.video, environment, player.policy, _fps(player.environment)) as video:
-                play(environment, video.act, options.episodes, stop=stop, on_step=video.see, on_game=on_game)
+            video = begin_video(options.video, environment.fps, "--video")
+            camera = Camera(video, environment, player.policy)
+            play(environment, camera.act, options.episodes, stop=stop, on_step=camera.see, on_game=on_game)
+            video.close()
     finally:
         environment.close()
         if sys.stderr.isatty() and games:
@@ -119,31 +129,47 @@ def _evaluate(options: argparse.Namespace, stop: Stop) -> int:
         print(f"apex evaluate: stopped after {len(games)} of {options.episodes} games", file=sys.stderr)
         return FAILED
     _report(options, player, games)
-    return FINISHED
+    return FINISHED if player.evaluators_score in (None, summarize(games).mean) else FAILED
 
 
-def _make_player(options: argparse.Namespace, rng: np.random.Generator) -> Player:
+def _settle(options: argparse.Namespace) -> None:
+    """Gives what was not typed its default; with --again the policy file says all of it."""
+    typed = [f"--{name}" for name in DEFAULTS if getattr(options, name) is not None]
+    if options.again:
+        require(not options.random, "--again plays a run's policy, not --random")
+        require(not typed, f"--again plays the evaluator's own games: leave out {', '.join(typed)}")
+    for name, value in DEFAULTS.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+
+
+def _make_player(options: argparse.Namespace) -> Player:
+    seed = evaluation_seed(options.seed)
     if options.random:
         require(options.env is not None, "--random needs --env ID, for example --env ALE/Pong-v5")
         require(options.run is None, f"--random plays {options.env}, not the run {options.run}: give one of the two")
         require(options.checkpoint is None, "--checkpoint belongs to a run, not to --random")
         config = EnvironmentConfig(id=options.env)
         num_actions = describe(config, n_step=1).num_actions
-        return Player(lambda observation: rng.integers(num_actions, size=len(observation)), config, 1.0, None, None)
+        rng = np.random.default_rng(seed)
+        return Player(lambda observation: rng.integers(num_actions, size=len(observation)), config, 1.0, seed)
     require(options.env is None, f"--env {options.env} belongs to --random; a run knows its environment")
     if options.run is None:
         latest = RunFolder.find_latest()
         raise ConfigError(f"which run? The latest: apex evaluate {latest.path}")
-    path = _find_policy(RunFolder.open(options.run), options.checkpoint)
+    run = RunFolder.open(options.run)
+    path = _find_policy(run, options.checkpoint)
     info, network = load_policy(path)
-    schema = describe(info.environment, info.schema.n_step)
-    require(
-        _interface(schema) == _interface(info.schema),
-        f"{info.environment.id} is another environment here than the one that {path} was trained in: "
-        f"{_interface(schema)}, not {_interface(info.schema)}",
-    )
-    policy = make_policy(network, options.epsilon, rng)
-    return Player(policy, info.environment, options.epsilon, path, info.num_updates)
+    require_fit(path, info)
+    score = None
+    if options.again:
+        if info.games is None:
+            raise ConfigError(f"{path} does not tell which games it was evaluated by: leave out --again")
+        seed, score = info.games.seed, info.score
+        options.episodes, options.envs, options.epsilon = info.games.episodes, info.games.num_envs, info.games.epsilon
+        torch.set_num_threads(run.config.evaluator.num_threads)  # Sums in another order may differ in the last bit.
+    policy = make_policy(network, options.epsilon, np.random.default_rng(seed))
+    return Player(policy, info.environment, options.epsilon, seed, path, info.num_updates, score)
 
 
 def _find_policy(run: RunFolder, choice: str | None) -> Path:
@@ -163,24 +189,25 @@ def _find_policy(run: RunFolder, choice: str | None) -> Path:
     raise ConfigError(f"--checkpoint must be best, last or a path, got {choice!r}: neither {named[0]} nor {named[1]}")
 
 
-def _interface(schema: Schema) -> str:
-    shape = ", ".join(map(str, schema.observation_shape))
-    return f"{schema.frame_dtype}[{shape}] and {schema.num_actions} actions"
-
-
 def _report(options: argparse.Namespace, player: Player, games: Sequence[Game]) -> None:
     summary = summarize(games)
     interval = "" if summary.interval is None else "  (95 %: {:.2f} ... {:.2f})".format(*summary.interval)
     who = "random" if player.checkpoint is None else f"{player.checkpoint}, {player.updates:,} updates"
+    drawn = "the evaluator's own" if options.again else f"seed {options.seed}"
     rows = {
         "environment": player.environment.id,
         "policy": f"{who}, epsilon {player.epsilon:g}",
-        "games": f"{summary.episodes}, seed {options.seed}",
+        "games": f"{summary.episodes}, {drawn}",
         "mean score": f"{summary.mean:.2f}{interval}",
         "median": f"{summary.median:.2f}",
         "min ... max": f"{summary.min:.2f} ... {summary.max:.2f}",
         "mean length": f"{summary.length:.0f} steps",
     }
+    if kind(player.environment) == "atari":
+        rows["games"] += _starts(player.environment)
+    if options.again:
+        equal = summary.mean == player.evaluators_score
+        rows["evaluator's"] = f"{player.evaluators_score:.2f}, {'the same' if equal else 'NOT the same'}"
     if options.video is not None:
         rows["video"] = str(options.video)
     for name, value in rows.items():
@@ -191,7 +218,8 @@ def _report(options: argparse.Namespace, player: Player, games: Sequence[Game]) 
             "scores": [game.score for game in games],
             "lengths": [game.length for game in games],
             "epsilon": player.epsilon,
-            "seed": options.seed,
+            "seed": None if options.again else options.seed,
+            "evaluators_score": player.evaluators_score,
             "checkpoint": None if player.checkpoint is None else str(player.checkpoint),
             "updates": player.updates,
             "environment": player.environment.id,
@@ -200,97 +228,30 @@ def _report(options: argparse.Namespace, player: Player, games: Sequence[Game]) 
         print(json.dumps(result))
 
 
+def _starts(config: EnvironmentConfig) -> str:
+    """How an Atari game begins, and what comes between the agent and it; as the end of a row."""
+    noops = f", each begun by 0 ... {config.noop_max - 1} no-ops" if config.noop_max > 1 else ""
+    return noops + (f", sticky actions {config.sticky_actions:g}" if config.sticky_actions else ", no sticky actions")
+
+
 # --- the video ------------------------------------------------------------------------------------------------------
 
 
-class Video:
-    """Environment 0's first game as an mp4: a picture of every state that is acted in."""
+class Camera:
+    """Films environment 0's first game: a picture of every state that is acted in."""
 
-    def __init__(self, path: Path, environment: VectorEnvironment, policy: Policy, fps: float) -> None:
-        self._path = path
+    def __init__(self, video: Video, environment: VectorEnvironment, policy: Policy) -> None:
+        self._video = video
         self._environment = environment
         self._policy = policy
-        self._fps = fps
-        self._writer: cv2.VideoWriter | None = None
         self._over = False
-        self.num_pictures = 0
-
-    def __enter__(self) -> Video:
-        return self
-
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        if self._writer is not None:
-            self._writer.release()
-        if error is None:
-            self._check()
 
     def act(self, observation: Array) -> NDArray[np.int64]:
         """The policy, seen at work."""
         if not self._over:
-            self._write(self._environment.picture())
+            self._video.add(enlarge(self._environment.picture()))
         return self._policy(observation)
 
     def see(self, step: Step) -> None:
         """Notes the end of the game."""
         self._over = self._over or bool(step.terminated[0] or step.truncated[0])
-
-    def _write(self, picture: Array) -> None:
-        factor = -(-MIN_HEIGHT // len(picture))
-        enlarged = picture.repeat(factor, 0).repeat(factor, 1)
-        height, width = (2 * (side // 2) for side in enlarged.shape[:2])  # The codec takes even sizes only.
-        if self._writer is None:
-            codec = cv2.VideoWriter.fourcc(*"mp4v")
-            self._writer = cv2.VideoWriter(str(self._path), codec, self._fps, (width, height))
-            require(self._writer.isOpened(), f"--video {self._path}: OpenCV cannot write mp4v here")
-        self._writer.write(np.ascontiguousarray(enlarged[:height, :width, ::-1]))  # It takes BGR.
-        self.num_pictures += 1
-
-    def _check(self) -> None:
-        """Opens the file again: OpenCV does not tell when a disk is full."""
-        video = cv2.VideoCapture(str(self._path))
-        found = int(video.get(cv2.CAP_PROP_FRAME_COUNT)) if video.isOpened() else 0
-        readable = found > 0 and video.read()[0]
-        video.release()
-        require(
-            readable and found == self.num_pictures,
-            f"--video {self._path}: {found} of {self.num_pictures} pictures can be read back; is the disk full?",
-        )
-
-
-def _check_video(path: Path | None) -> None:
-    """Refuses before any game is played."""
-    if path is None:
-        return
-    require(path.suffix.lower() == ".mp4", f"--video must end in .mp4, got {path}")
-    require(path.parent.is_dir(), f"--video {path}: there is no folder {path.parent}")
-    require(not path.is_dir(), f"--video {path} is a folder")
-
-
-def _fps(config: EnvironmentConfig) -> float:
-    """Pictures per second that show a game as a person would play it."""
-    return EMULATOR_FPS / config.frame_skip if kind(config) == "atari" else OTHER_FPS
-
-
-# --- options --------------------------------------------------------------------------------------------------------
-
-
-def _positive(text: str) -> int:
-    if not (text.isdecimal() and int(text) >= 1):
-        raise argparse.ArgumentTypeError(f"must be a whole number >= 1, got {text!r}")
-    return int(text)
-
-
-def _seed(text: str) -> int:
-    if not (text.isdecimal() and int(text) < 2**31):
-        raise argparse.ArgumentTypeError(f"must be a whole number 0 ... 2147483647, got {text!r}")
-    return int(text)
-
-
-def _fraction(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"must be a number 0 ... 1, got {text!r}")
-    return value

@@ -53,6 +53,8 @@ class EvaluationResult(NamedTuple):
     scores: list[float]
     confirmed: bool  # the mean reached the stop score, and again over fresh games where that was asked for
     epsilon: float
+    seed: int  # of these games: with it, and as many side by side, they can be played again
+    num_envs: int  # games side by side
     seconds: float  # that it took
 
     def to_dict(self) -> dict[str, Any]:
@@ -140,9 +142,9 @@ class Evaluator:
         """Plays, plays again where the stop score must be confirmed, and sends; nothing if asked to stop meanwhile."""
         config, since = self._config, self._clock()
         load_parameters(self._network, parameters.values)
-        played = self._play(config.episodes, stop)
+        seed, played = self._play(config.episodes, stop)
         if self._reached(played) and config.confirm_episodes and not stop.requested:
-            played = self._play(config.confirm_episodes, stop)  # Alone: the first ones were chosen for being good.
+            seed, played = self._play(config.confirm_episodes, stop)  # Alone: the first were chosen for being good.
         if stop.requested:
             return
         summary = summarize(played)
@@ -155,6 +157,8 @@ class Evaluator:
             scores=[game.score for game in played],
             confirmed=self._reached(played),
             epsilon=config.epsilon,
+            seed=seed,
+            num_envs=min(config.num_envs, summary.episodes),
             seconds=self._clock() - since,
         )
         is_best = self.best is None or result.mean >= self.best
@@ -166,10 +170,13 @@ class Evaluator:
     def _reached(self, played: list[Game]) -> bool:
         return self._stop_score is not None and bool(played) and summarize(played).mean >= self._stop_score
 
-    def _play(self, episodes: int, stop: Stop) -> list[Game]:
-        """Plays games that were never played before; raises ConfigError if there never were environments for them."""
+    def _play(self, episodes: int, stop: Stop) -> tuple[int, list[Game]]:
+        """Plays games that were never played before, and returns their seed too.
+
+        Raises ConfigError if there never were environments for them.
+        """
+        self._num_plays += 1  # Number 0 is that of `apex evaluate`: its games choose no policy.
         seed = evaluation_seed(self._seed, self._num_plays)
-        self._num_plays += 1
         try:
             environment = self._make_environment(min(self._config.num_envs, episodes), seed)
         except ConfigError as error:
@@ -179,7 +186,7 @@ class Evaluator:
         self._has_made = True
         try:
             policy = make_policy(self._network, self._config.epsilon, np.random.default_rng(seed))
-            return games.play(environment, policy, episodes, stop=stop)
+            return seed, games.play(environment, policy, episodes, stop=stop)
         finally:
             environment.close()
 

@@ -145,6 +145,8 @@ _RESULT: dict[str, Check] = {
 _RESULT_MORE: dict[str, Check] = {
     "scores": _is_list(is_number, MAX_EPISODES),
     "epsilon": is_number,
+    "seed": whole(0, 2**31 - 1),
+    "num_envs": whole(1, MAX_EPISODES),
     "seconds": is_number,
 }
 

@@ -18,6 +18,7 @@ from apex.patience import BadAnswerError, Patience
 from apex.types import Array, Step
 
 CHANNELS = {1: None, 3: cv2.COLOR_RGB2GRAY, 4: cv2.COLOR_RGBA2GRAY}  # how an image of so many is grayed
+DEFAULT_FPS = 30  # of an environment that does not say how fast it is to be shown
 MAX_ACTIONS = 65_536  # what a record's uint16 can number
 MAX_REWARD = 1e30  # of one step: the sum of an n-step window is a float32
 MAX_VALUE = float(np.finfo(np.float32).max)  # of a value of an observation
@@ -51,6 +52,7 @@ class GymnasiumEnvironment:
         self.num_envs = len(seeds)
         self._make = make
         self._envs = [make(i) for i in range(self.num_envs)]
+        self.fps = float(self._envs[0].metadata.get("render_fps") or DEFAULT_FPS)
         self._seeds = list(seeds)
         self._has_begun = False
         self._form = read_spaces(self._envs[0], config)

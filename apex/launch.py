@@ -113,7 +113,7 @@ def _check_keys(config: Config) -> None:
 def _run(folder: RunFolder, config: Config, sizes: list[str], stop: Stop, compose: Composer | None) -> int:
     curves = f"TensorBoard {tensorboard_url(config)}" if config.run.tensorboard else "no TensorBoard"
     introduction = [f"{config.environment.id}, seed {config.seed}", *sizes, f"run folder: {folder.path}"]
-    introduction += [f"{curves} once training has begun"] if config.run.tensorboard else []
+    introduction += [f"{curves}/#custom_scalars once training has begun"] if config.run.tensorboard else []
     for line in introduction:
         say(line)
     transport = config.transport

@@ -25,7 +25,9 @@ from typing import Any, NamedTuple
 from tensorboardX.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
 from tensorboardX.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 from tensorboardX.record_writer import masked_crc32c  # type: ignore[import-untyped]
-from tensorboardX.summary import histogram_raw, scalar, text  # type: ignore[import-untyped]
+from tensorboardX.summary import custom_scalars, histogram_raw, scalar, text  # type: ignore[import-untyped]
+
+from apex.charts import LAYOUT
 
 FLUSH_SECONDS = 1.0  # `accept` flushes when the last time is so long ago
 MAX_PENDING_BYTES = 1 << 20  # of one file that cannot be written; what comes after is dropped and counted
@@ -112,8 +114,16 @@ class MetricsWriter:
             self.flush()
 
     def begin(self, steps: int) -> None:
-        """Has TensorBoard leave out what earlier lives of the run have written of these steps and later ones."""
+        """Has TensorBoard leave out what earlier lives of the run have written of these steps and later ones.
+
+        How it arranges the charts comes next, for it would be left out as well.
+        """
         self._add_event(Event(wall_time=time.time(), step=steps, session_log=SessionLog(status=SessionLog.START)))
+        charts = {
+            category: {title: ("Multiline", tags) for title, tags in of_category.items()}
+            for category, of_category in LAYOUT.items()
+        }
+        self._add_summary(custom_scalars(charts), steps, time.time())
 
     def latest(self, tag: str) -> float | None:
         """The newest value of a tag; None before there is one, and while it is not finite."""

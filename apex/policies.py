@@ -31,6 +31,16 @@ log = logging.getLogger("apex")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedGames:
+    """The games that gave a policy its score. Who plays them again, with the same epsilon, gets the same score."""
+
+    seed: int  # of the environments and of the random actions
+    episodes: int
+    num_envs: int  # side by side
+    epsilon: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyInfo:
     """What one must know of a network to play with it."""
 
@@ -39,6 +49,7 @@ class PolicyInfo:
     environment: EnvironmentConfig
     num_updates: int
     score: float | None  # mean raw score by the evaluator, if it was evaluated
+    games: PlayedGames | None = None  # that gave the score; older files do not tell
 
 
 def save_policy(path: Path, values: NDArray[np.float32], info: PolicyInfo) -> None:
@@ -51,6 +62,7 @@ def save_policy(path: Path, values: NDArray[np.float32], info: PolicyInfo) -> No
         "environment": dataclasses.asdict(info.environment),
         "num_updates": info.num_updates,
         "score": info.score,
+        "games": None if info.games is None else dataclasses.asdict(info.games),
     }
     tensors = {name: tensor.contiguous().clone() for name, tensor in network.state_dict().items()}
     replace_file(path, encode_sealed(tensors, {"format": str(FORMAT), "policy": json.dumps(fields)}))
@@ -127,12 +139,14 @@ def _decode_policy(data: bytes) -> tuple[PolicyInfo, dict[str, Tensor]]:
     check_seal(data)
     fields = json.loads(metadata["policy"])
     config = from_dict({"network": fields["network"], "environment": fields["environment"]})
+    games = fields.get("games")
     info = PolicyInfo(
         schema=Schema.from_dict(fields["schema"]),
         network=config.network,
         environment=config.environment,
         num_updates=int(fields["num_updates"]),
         score=None if fields["score"] is None else float(fields["score"]),
+        games=None if games is None else PlayedGames(**games),
     )
     return info, tensors
 

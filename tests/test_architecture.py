@@ -29,6 +29,7 @@ FLOORS = [
         "files",
         "checkpoint_place",
         "tensor_file",
+        "arguments",
     },
     {"header", "leases", "send_window", "stacks", "terminal_layout", "cuda", "sample_ring"},
     # 2: memory that processes share. No I/O beyond the mapped file.
@@ -38,7 +39,7 @@ FLOORS = [
     {"store_writer"},
     {"bottleneck"},
     # 3: what the outside world looks like.
-    {"watchdog"},
+    {"watchdog", "charts"},
     {
         "curves",
         "wire",
@@ -54,7 +55,7 @@ FLOORS = [
         "ports",
         "needs",
     },
-    {"key_folder", "patience", "disk_watch"},
+    {"key_folder", "patience", "disk_watch", "video", "caption", "window"},
     {"atari", "gymnasium_environment", "options", "terminal_picture", "leftovers"},
     {"environment", "terminal_view", "snapshot_folder", "checkpoint_folder", "policies"},
     {"snapshot", "snapshot_restore", "saves"},
@@ -71,7 +72,8 @@ FLOORS = [
     {"learner_loop", "chaos_saves"},
     {"actor", "replay", "learner", "evaluator"},
     # 6: what people start.
-    {"supervisor", "evaluate", "status", "resume", "keys"},
+    {"newest_policy"},
+    {"supervisor", "evaluate", "watch", "status", "resume", "keys"},
     {"resume_survey"},
     {"recorded_writer", "replay_timing", "chaos_strangers"},
     {"replay_bed"},
@@ -97,7 +99,9 @@ OWNERS = {
     "zmq": {"authenticator", "sockets", "transport", "control_client", "async_receiver", "peers"},
     "gymnasium": {"environment", "gymnasium_environment", "chaos_environment"},
     "ale_py": {"environment", "atari"},
-    "cv2": {"environment", "gymnasium_environment", "evaluate"},
+    "cv2": {"environment", "gymnasium_environment", "video"},
+    "PIL": {"video", "caption"},
+    "pygame": {"window"},
     "tensorboardX": {"metrics"},
     "torch": {
         "networks",
@@ -118,6 +122,8 @@ OWNERS = {
         "learner",
         "evaluator",
         "evaluate",
+        "newest_policy",
+        "watch",
     },
     "safetensors": {"checkpoint", "tensor_file", "bad_batches"},
     "subprocess": {"launch", "supervisor", "run_folder", "replay_bed", "bench_report", "bench_programs", "chaos_run"},

@@ -64,7 +64,7 @@ def test_it_tells_its_version(capsys):
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("trian", "apex: unknown command 'trian'; did you mean train? known: train, evaluate, doctor, status,"),
+        ("trian", "apex: unknown command 'trian'; did you mean train? known: train, evaluate, watch,"),
         ("fly", "apex: unknown command 'fly'; known: train,"),
         ("--preset", "apex: a command comes before --preset, as in `apex train --preset`; known: train,"),
     ],

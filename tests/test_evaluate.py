@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import cv2
 import numpy as np
 import pytest
 import torch
 
+from apex.best_policy import BestPolicy
 from apex.checkpoint import LearnerState, save
-from apex.config import Config, EnvironmentConfig, NetworkConfig, RunConfig
-from apex.environment import describe
+from apex.config import Config, EnvironmentConfig, EvaluatorConfig, NetworkConfig, RunConfig
+from apex.environment import describe, make_environment
 from apex.evaluate import main
+from apex.evaluator import Evaluator
+from apex.lifecycle import Stop
 from apex.networks import flatten_parameters, make_network
-from apex.policies import BEST, PolicyInfo, save_policy
+from apex.policies import BEST, PlayedGames, PolicyInfo, load_policy, save_policy
 from apex.run_folder import RunFolder
-from apex.types import Progress
+from apex.types import Parameters, Progress
 
 NETWORK = NetworkConfig(hidden=4, body_hidden=4)
 CARTPOLE = EnvironmentConfig(id="CartPole-v1")
@@ -111,6 +115,72 @@ def test_one_game_has_no_interval(capsys):
     assert evaluate(capsys, "--random", "--env", "CartPole-v1", "--episodes", 1)["interval"] is None
 
 
+# --- the evaluator's games again ------------------------------------------------------------------------------------
+
+
+def evaluated_run(folder, environment, **knobs):
+    """A run with a best policy: an untrained network's, by the real evaluator in the real environment."""
+    torch.set_num_threads(1)  # As every evaluation does.
+    knobs = EvaluatorConfig(period_seconds=0.0, **knobs)
+    network_config = NetworkConfig(hidden=4, body_hidden=4, width=0.1)
+    config = Config(environment=environment, network=network_config, evaluator=knobs, run=RunConfig(folder=str(folder)))
+    schema = describe(environment, config.actor.n_step)
+    run, stop, best = RunFolder.create(config, schema, argv=[]), Stop(), []
+    values = Parameters(70, flatten_parameters(make_network(network_config, schema, seed=1)))
+
+    class Ends:
+        def newest(self, timeout):
+            return values
+
+        def send(self, result, parameters):
+            best.append(result)
+            games = PlayedGames(
+                seed=result.seed, episodes=result.episodes, num_envs=result.num_envs, epsilon=result.epsilon
+            )
+            BestPolicy(run.checkpoints, config, schema).keep(result.mean, parameters, games)
+            stop.request()
+
+    def make_games(num_envs, seed):
+        return make_environment(environment, num_envs, seed=seed, num_threads=1)
+
+    ends, network = Ends(), make_network(network_config, schema, seed=2)
+    evaluator = Evaluator(
+        knobs, network, stop_score=None, seed=1, make_environment=make_games, parameters=ends, results=ends
+    )
+    evaluator.run(stop)
+    return run, best[0]
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [CARTPOLE, EnvironmentConfig(id="ALE/Breakout-v5", max_episode_frames=800, image_size=44)],
+    ids=["CartPole", "Breakout"],
+)
+def test_the_evaluators_own_games_again_give_its_score_to_the_last_bit(tmp_path, capsys, environment):
+    run, result = evaluated_run(tmp_path, environment, episodes=4, num_envs=2, epsilon=0.5)
+    again = evaluate(capsys, run.path, "--again")
+    assert (again["mean"], sorted(again["scores"])) == (result.mean, sorted(result.scores))
+    assert (again["episodes"], again["epsilon"], again["evaluators_score"]) == (4, 0.5, result.mean)
+    fresh = evaluate(capsys, run.path, "--episodes", 4, "--envs", 2, "--epsilon", 0.5, "--seed", 1)
+    assert sorted(fresh["scores"]) != sorted(result.scores)  # Else nothing would have been shown.
+
+
+def test_another_score_than_the_evaluators_is_told_and_is_status_1(tmp_path, capsys):
+    run, result = evaluated_run(tmp_path, CARTPOLE, episodes=2, epsilon=0.5)
+    info, network = load_policy(run.checkpoints / BEST)
+    save_policy(run.checkpoints / BEST, flatten_parameters(network), replace(info, score=result.mean + 0.25))
+    assert main([str(run.path), "--again"]) == 1
+    assert f"evaluator's  {result.mean + 0.25:.2f}, NOT the same" in capsys.readouterr().out
+
+
+def test_what_again_cannot_do_is_refused(tmp_path, capsys):
+    run = make_run(tmp_path, best=70)
+    assert "best.safetensors does not tell which games it was evaluated by" in refuse(capsys, run.path, "--again")
+    words = "--again plays the evaluator's own games: leave out --episodes, --seed"
+    assert words in refuse(capsys, run.path, "--again", "--episodes", 3, "--seed", 0)
+    assert "not --random" in refuse(capsys, "--random", "--env", "CartPole-v1", "--again")
+
+
 # --- which policy ---------------------------------------------------------------------------------------------------
 
 
@@ -162,7 +232,7 @@ def test_a_damaged_last_checkpoint_gives_way_to_the_one_before(tmp_path, capsys)
         (["--epsilon", "few"], "--epsilon: must be a number 0 ... 1, got 'few'"),
         (["--seed", "-1"], "--seed: must be a whole number 0 ... 2147483647, got '-1'"),
         (["--sead", "1"], "unrecognized arguments: --sead"),
-        (["--random", "--env", "CartPole-v1", "--video", "game.gif"], "--video must end in .mp4, got game.gif"),
+        (["--random", "--env", "CartPole-v1", "--video", "game.avi"], "--video must end in .mp4 or .gif, got game.avi"),
         (["--random", "--env", "CartPole-v1", "--video", "no/game.mp4"], "there is no folder no"),
     ],
 )
@@ -227,8 +297,8 @@ def test_a_video_shows_the_first_game_picture_by_picture(tmp_path, capsys):
     path = tmp_path / "game.mp4"
     result = evaluate(capsys, "--random", "--env", "CartPole-v1", "--episodes", 3, "--envs", 1, "--video", path)
     fps, pictures = read_video(path)
-    assert (fps, len(pictures)) == (30.0, result["lengths"][0])
-    assert pictures[0].shape == (800, 1200, 3)
+    assert (fps, len(pictures)) == (50.0, result["lengths"][0])
+    assert pictures[0].shape == (400, 600, 3)
     assert result["video"] == str(path)
     assert (pictures[0] != pictures[-1]).any()
 

@@ -14,6 +14,7 @@ from torch import nn
 from apex.config import ConfigError, EvaluatorConfig
 from apex.environment import EnvironmentFailure
 from apex.evaluator import Evaluator, make_policy
+from apex.games import evaluation_seed
 from apex.lifecycle import Stop
 from apex.networks import flatten_parameters
 from apex.types import Parameters
@@ -183,6 +184,19 @@ def test_every_play_has_fresh_games_and_the_same_seed_plays_the_same_ones():
     assert len(set(seeds(3))) == 6
     assert seeds(3) == seeds(3)
     assert not set(seeds(3)) & set(seeds(4))
+
+
+def test_a_result_tells_which_games_it_is_of():
+    trial = Trial(make_parameters(1), make_parameters(2), stop_score=1.0, confirm_episodes=3, num_envs=2)
+    for result in trial.run():
+        assert (result.num_envs, result.seed) in trial.made[1::2]  # Those that confirm, which alone it reports.
+    assert len({result.seed for result in trial.outbox.results}) == 2
+
+
+def test_its_games_are_not_those_of_apex_evaluate():
+    trial = Trial(*[make_parameters(version) for version in range(3)], seed=3)
+    trial.run()
+    assert evaluation_seed(3) not in [seed for _, seed in trial.made]
 
 
 def test_no_more_environments_than_games():

@@ -34,7 +34,7 @@ from apex.learner_loop import DivergedError, LearnerLoop
 from apex.lifecycle import Stop
 from apex.metrics import read_curve
 from apex.networks import flatten_parameters, make_network
-from apex.policies import BEST, load_policy
+from apex.policies import BEST, PlayedGames, load_policy
 from apex.ports import choose_ports, is_free
 from apex.processes import ChildDiedError, start_child, stop_children
 from apex.publishing import PublishingThread
@@ -480,7 +480,8 @@ def test_the_best_evaluation_is_kept_and_shown(desk):
     codec = Codec(desk.folder.run_id, SCHEMA)
     session, _ = session_of(desk.welcome("evaluator"), "evaluator")
     result = {"mean": 3.0, "median": 2.0, "length": 10.0, "episodes": 5, "updates": 7, "confirmed": False}
-    session.post(codec.encode_evaluation(result, desk.parameters))
+    games = {"seed": 12, "num_envs": 5, "epsilon": 0.5}
+    session.post(codec.encode_evaluation({**result, **games}, desk.parameters))
     session.post(codec.encode_evaluation({**result, "mean": 1.0}, None))
     until(lambda: desk.status()["evaluator"]["score"] == 1.0, "evaluation")
     assert desk.status()["evaluator"]["best"] == 3.0
@@ -489,7 +490,8 @@ def test_the_best_evaluation_is_kept_and_shown(desk):
     )  # From an evaluator that was started again, and thinks it the best.
     session.post(codec.encode_evaluation({**result, "mean": 2.0, "updates": 9}, worse))
     until(lambda: desk.status()["evaluator"]["score"] == 2.0, "evaluation")
-    assert load_policy(desk.folder.checkpoints / BEST)[0].num_updates == 7
+    kept = load_policy(desk.folder.checkpoints / BEST)[0]
+    assert (kept.num_updates, kept.games) == (7, PlayedGames(seed=12, episodes=5, num_envs=5, epsilon=0.5))
     session.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from listening import listening
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_transport import until
 
+from apex.charts import GLANCE, LAYOUT
 from apex.config import Config, RunConfig, TransportConfig
 from apex.metrics import read_curve
 from apex.ports import choose_ports, is_free
@@ -140,6 +142,15 @@ def test_an_actor_that_comes_late_gets_the_ids_that_are_free_and_contributes(pro
         assert programs.wait(name) == 0, programs.said(name)
 
 
+def test_a_game_is_watched_by_the_learners_address_alone(programs):
+    programs.start("learner", "learner", *TINY, *programs.offset)
+    programs.start("watch", "watch", *programs.learner, "--out", "game.gif", "--seconds", "1")
+    assert programs.wait("watch") == 0, programs.said("watch")
+    assert "game.gif: " in programs.said("watch")
+    programs.running["learner"].send_signal(signal.SIGTERM)
+    assert programs.wait("learner") == 0, programs.said("learner")
+
+
 def test_one_command_trains_with_one_actor_and_leaves_nothing_behind(programs):
     programs.start(
         "train", "train", *TINY[:2], "--actors", "1", *programs.offset, "--max-steps", "3000", "--name", "one"
@@ -153,10 +164,16 @@ def test_one_command_trains_with_one_actor_and_leaves_nothing_behind(programs):
     assert folder.has_saved
     assert "was not written" not in said
     assert list((folder.path / "tensorboard").iterdir())
+    told = {tag for file in folder.curves.glob("*.jsonl") for line in read_curve(file) for tag in line["scalars"]}
+    hoped = [tag for tags in LAYOUT[GLANCE].values() for tag in tags if not tag.startswith("evaluator/")]
+    assert [tag for tag in hoped if not any(re.match(tag, each) for each in told)] == []
     assert not list(Path("/dev/shm").glob(f"apex-{folder.run_id:016x}*"))
     programs.start("evaluate", "evaluate", "runs/one", "--episodes", "3", "--json")
     assert programs.wait("evaluate") == 0, programs.said("evaluate")
     assert json.loads(programs.said("evaluate").splitlines()[-1])["episodes"] == 3
+    programs.start("watch", "watch", "runs/one", "--once", "--seconds", "1", "--out", "game.gif")
+    assert programs.wait("watch") == 0, programs.said("watch")
+    assert (programs.folder / "game.gif").read_bytes()[:6] == b"GIF89a"
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

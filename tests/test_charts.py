@@ -1,0 +1,57 @@
+"""TensorBoard's arrangement of the charts: a newcomer's screen, and nothing on it that no run has."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
+
+from apex.charts import GLANCE, LAYOUT
+from apex.metrics import MetricsWriter
+from apex.scores import tags_of
+
+CHARTS = [(title, tag) for category in LAYOUT.values() for title, tags in category.items() for tag in tags]
+
+
+def read_layout(folder):
+    shown = EventAccumulator(str(folder / "tensorboard" / folder.name)).Reload()
+    (event,) = shown.Tensors("custom_scalars__config__")
+    return Layout.FromString(event.tensor_proto.string_val[0])
+
+
+def test_tensorboard_reads_the_arrangement_with_the_glance_first(tmp_path):
+    writer = MetricsWriter(tmp_path)
+    writer.begin(0)
+    writer.close()
+    layout = read_layout(tmp_path)
+    assert [category.title for category in layout.category] == list(LAYOUT)
+    assert layout.category[0].title == GLANCE
+    read = {chart.title: list(chart.multiline.tag) for chart in layout.category[0].chart}
+    assert read == LAYOUT[GLANCE]
+
+
+def test_a_run_that_goes_on_still_has_one_arrangement(tmp_path):
+    for steps in (0, 500):
+        writer = MetricsWriter(tmp_path)
+        writer.begin(steps)
+        writer.accept({"role": "learner", "steps": steps + 100, "time": 1.0, "scalars": {"learner/loss": 1.0}})
+        writer.close()
+    shown = EventAccumulator(str(tmp_path / "tensorboard" / tmp_path.name)).Reload()
+    read = [Layout.FromString(e.tensor_proto.string_val[0]) for e in shown.Tensors("custom_scalars__config__")]
+    assert [layout == read[0] for layout in read] == [True] * len(read)
+    assert [event.step for event in shown.Scalars("learner/loss")] == [100, 600]
+
+
+@pytest.mark.parametrize(("title", "tag"), CHARTS)
+def test_a_chart_has_a_short_title_and_a_pattern_that_means_one_tag_or_a_group(title, tag):
+    assert len(title) <= 45  # Longer ones take two lines, and the charts of a row stand askew.
+    assert re.fullmatch(r"[a-z_]+/([a-z_]+\$|[a-z_]*)", tag)
+    assert not tag.endswith(("_score", "_second"))  # Without $ it would match what only begins like it.
+
+
+def test_what_actors_say_of_their_games_is_all_shown():
+    shown = re.compile("|".join(tag for _, tag in CHARTS))
+    hidden = {tag for tag in tags_of([0.4, 0.1]) if not shown.match(tag)}
+    assert hidden == {"actors/episodes"}
