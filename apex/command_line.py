@@ -29,6 +29,7 @@ COMMANDS = {
     "train": Command("apex.launch", "a whole run on this machine"),
     "evaluate": Command("apex.evaluate", "full games of a trained agent, its score and a video"),
     "doctor": Command("apex.doctor", "whether a run can start here, and the remedy if not"),
+    "plot": Command("apex.plot", "learning curves of runs and others in one picture"),
     "status": Command("apex.status", "what a run is doing, from any shell"),
     "keys": Command("apex.keys", "makes the keys of a cluster: apex keys new DIR"),
     "bench": Command("apex.bench", "what this machine gives: apex bench replay"),

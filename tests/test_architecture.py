@@ -26,6 +26,7 @@ FLOORS = [
         "allocator",
         "files",
         "tensor_file",
+        "axis",
     },
     {"header", "leases", "send_window", "stacks", "terminal_layout", "cuda", "sample_ring"},
     # 2: memory that processes share. No I/O beyond the mapped file.
@@ -59,7 +60,7 @@ FLOORS = [
     {"sockets"},
     {"transport", "control_client", "async_receiver"},
     # 5: the parts of roles, then the roles, which never import one another.
-    {"best_policy", "curve_rows", "scores"},
+    {"best_policy", "curve_rows", "scores", "run_history"},
     {"publishing", "session", "experience_link", "sampler", "coordinator", "games", "copyist"},
     {"loader", "update", "actor_host"},
     {"feed", "bad_batches", "actor_worker", "replay_server", "replay_memory"},
@@ -67,7 +68,9 @@ FLOORS = [
     {"learner_loop", "chaos_saves"},
     {"actor", "replay", "learner", "evaluator"},
     # 6: what people start.
-    {"supervisor", "evaluate", "status", "resume", "keys"},
+    {"supervisor", "evaluate", "status", "resume", "keys", "learning_curves"},
+    {"curve_picture"},
+    {"plot"},
     {"recorded_writer", "replay_timing"},
     {"replay_bed"},
     {"bench_report", "sizes_picture", "bench_programs", "bench_command", "chaos_hostile"},
@@ -118,7 +121,7 @@ OWNERS = {
     "subprocess": {"launch", "supervisor", "run_folder", "replay_bed", "bench_report", "bench_programs", "chaos_run"},
     "tyro": {"options"},
     "rich": {"terminal_layout", "terminal_picture", "terminal_view", "doctor"},
-    "matplotlib": {"sizes_picture"},
+    "matplotlib": {"sizes_picture", "curve_picture"},
 }
 # What reads or writes objects as programs: whoever sends such bytes runs code here.
 EXECUTING_MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
