@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -16,19 +16,12 @@ from apex.config import ConfigError, require
 from apex.curve_picture import check_picture, save_picture
 from apex.learning_curves import Group, group_runs, reached, read_csv, read_run
 from apex.lifecycle import FINISHED
+from apex.plain_parser import PlainParser
 from apex.run_folder import RunFolder
 
 EPILOG = """RUN: a run folder, or its name below runs/; runs of one configuration but for the seed are one band.
 A CSV file has the header seconds,steps,score: seconds since the command was typed, steps of all actors, and the mean
 raw score of one evaluation. Several files of one NAME are its seeds."""
-
-
-class Parser(argparse.ArgumentParser):
-    """Refuses in one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raises what the command line shows."""
-        raise ConfigError(f"{self.prog.removeprefix('apex ')}: {message}; --help tells more")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -48,8 +41,8 @@ def main(argv: Sequence[str]) -> int:
     return FINISHED
 
 
-def _make_parser() -> Parser:
-    parser = Parser(
+def _make_parser() -> PlainParser:
+    parser = PlainParser(
         prog="apex plot",
         description="Draws score against steps and against wall clock.",
         epilog=EPILOG,
