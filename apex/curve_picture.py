@@ -24,6 +24,7 @@ _STYLE: dict[Any, Any] = {  # The same data gives the same file.
     "font.family": ["DejaVu Sans"],
     "font.size": 10.5,
     "svg.hashsalt": "apex",
+    "text.parse_math": False,  # A $ in a name is a dollar.
     "axes.edgecolor": _SOFT,
     "text.color": _INK,
 }
@@ -68,7 +69,7 @@ def draw(groups: Sequence[Group], title: str, threshold: float | None) -> Figure
     figure = Figure(figsize=(10.4, height))
     panels = figure.subplots(1, 2, sharey=True)
     top = 1 - (0.6 + legend_inches) / height
-    figure.subplots_adjust(left=0.075, right=0.965, top=top, bottom=0.98 / height, wspace=0.07)
+    figure.subplots_adjust(left=0.075, right=0.955, top=top, bottom=0.98 / height, wspace=0.07)
     handles = []
     for axes, axis in zip(panels, PANELS, strict=True):
         handles = [_draw_group(axes, group, axis, number) for number, group in enumerate(groups)]
@@ -86,7 +87,7 @@ def draw(groups: Sequence[Group], title: str, threshold: float | None) -> Figure
         handles,
         [group.title for group in groups],
         loc="upper left",
-        bbox_to_anchor=(0.068, 1 - 0.44 / height),
+        bbox_to_anchor=(0.0712, 1 - 0.44 / height),
         ncols=columns,
         frameon=False,
         handlelength=1.6,

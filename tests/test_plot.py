@@ -86,7 +86,7 @@ def test_one_evaluation_is_a_picture_too(scores):
 def test_the_same_data_gives_the_same_file(tmp_path):
     files = [tmp_path / "a.svg", tmp_path / "b.svg"]
     for file in files:
-        save_picture(file, GROUPS, "CartPole", 475.0)
+        save_picture(file, GROUPS, "Cost $1_{ or $2", 475.0)  # Dollars, no formula.
     assert files[0].read_bytes() == files[1].read_bytes()
     assert files[0].read_bytes().startswith(b"<?xml")
 
