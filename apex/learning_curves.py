@@ -32,7 +32,7 @@ Axis = Literal["seconds", "steps"]
 class Curve(NamedTuple):
     """The scores of one seed, oldest first."""
 
-    seconds: Array  # [N] since the command was typed
+    seconds: Array  # [N] since the command was typed; of a run, since its folder was made
     steps: Array  # [N] agent decisions
     scores: Array  # [N] the mean raw score of one evaluation
 

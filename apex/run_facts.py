@@ -84,11 +84,11 @@ def actor_scores(history: RunHistory) -> Series:
 def find_figures(run: RunFolder, history: RunHistory) -> Rows:
     """How much was done, how fast."""
     rows = [("wall clock", time_text(history.seconds))]
-    steps, updates = history.series("replay", "replay/num_inserted"), history.series("learner", "learner/updates")
-    for name, series, values in (("steps", steps, steps.steps), ("updates", updates, updates.values)):
+    updates = history.series("learner", "learner/updates")
+    for name, values in (("steps", updates.steps), ("updates", updates.values)):
         if len(values):
             rows.append((name, f"{values[-1]:,.0f}"))
-            rate = _rate(series.seconds, values)
+            rate = _rate(updates.seconds, values)
             rows += [(f"{name} a second", f"{rate:,.1f}")] if rate is not None else []
     for name, role, tag, form in (
         ("samples per insert", "replay", "replay/samples_per_insert", "{:.2f}"),

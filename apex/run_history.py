@@ -14,6 +14,8 @@ from apex.run_folder import RunFolder
 
 EVALUATION = ("evaluator", "evaluator/score")  # role and tag: the mean raw score of each evaluation
 
+ROLES = ("learner", "evaluator")  # whose last rows tell how long a life was
+
 
 class Series(NamedTuple):
     """One figure of a run, oldest first; neither seconds nor steps ever go back."""
@@ -29,9 +31,7 @@ class RunHistory:
     def __init__(self, run: RunFolder) -> None:
         self._run = run
         self._rows = cache(self._read)
-        # When each life began, in unix seconds, and how long the run had gone on before.
-        again = [(_unix(life["started"]), float(life["elapsed_seconds"])) for life in run.manifest.get("resumed", [])]
-        self._lives = [(_unix(run.manifest["started"]), 0.0), *again]
+        self._lives = self._find_lives()
 
     def series(self, role: str, tag: str) -> Series:
         """The figure `tag` of `role`; empty where there is none. Values that are not finite are left out."""
@@ -50,7 +50,7 @@ class RunHistory:
     @property
     def seconds(self) -> float:
         """How long the run has gone on, as far as its curves or its folder say."""
-        last = [self._elapsed(rows[-1]["time"]) for role in ("learner", "evaluator") if (rows := self._rows(role))]
+        last = [self._elapsed(rows[-1]["time"]) for role in ROLES if (rows := self._rows(role))]
         return max([*last, self._run.elapsed_seconds])
 
     def _read(self, role: str) -> list[dict[str, Any]]:
@@ -64,6 +64,20 @@ class RunHistory:
                 rows.pop()
             rows.append(row)
         return rows
+
+    def _find_lives(self) -> list[tuple[float, float]]:
+        """When each life began, in unix seconds, and how long the run had gone on before.
+
+        The run's own note of that begins when its learner was up, so what the curves tell may be more.
+        """
+        times = [row["time"] for role in ROLES for row in self._rows(role)]
+        lives = [(_unix(self._run.manifest["started"]), 0.0)]
+        for life in self._run.manifest.get("resumed", []):
+            began, before = lives[-1]
+            again = _unix(life["started"])
+            last = max((time for time in times if began <= time < again), default=began)
+            lives.append((again, max(float(life["elapsed_seconds"]), before + last - began)))
+        return lives
 
     def _elapsed(self, time: float) -> float:
         """The run's clock at a unix time."""

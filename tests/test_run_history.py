@@ -29,6 +29,15 @@ def test_the_clock_of_a_resumed_run_goes_on_where_it_was_and_the_pause_counts_no
     assert read(run) == [(4, 1_000, 9.5), (13, 1_500, 30)]
 
 
+def test_what_was_noted_of_a_life_may_be_less_than_its_curves_tell(tmp_path):
+    run = make_run(tmp_path, [(14, 1_000, 9.5)])
+    run.elapsed_seconds = 10  # Its programs took 4 s to be up.
+    run.go_on(run.config, argv=[])
+    again = datetime.fromisoformat(run.manifest["resumed"][0]["started"])
+    add_rows(run, "evaluator", [(3, 1_500, {EVALUATOR: 30})], since=again)
+    assert [seconds for seconds, *_ in read(run)] == [14, 17]
+
+
 def test_steps_that_were_made_again_count_as_they_were_made_last(tmp_path):
     run = make_run(tmp_path, [(1, 100, 1), (2, 200, 2), (3, 300, 3), (4, 200, 20), (5, 250, 25)])
     assert [point[1:] for point in read(run)] == [(100, 1), (200, 2), (200, 20), (250, 25)]
