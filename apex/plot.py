@@ -19,8 +19,8 @@ from apex.lifecycle import FINISHED
 from apex.plain_parser import PlainParser
 from apex.run_folder import RunFolder
 
-EPILOG = """RUN: a run folder, or its name below runs/. Runs of one configuration but for the seed are one band. The clock of a run
-begins when its folder is made, some seconds after the command was typed.
+EPILOG = """RUN: a run folder, or its name below runs/. Runs of one configuration but for the seed are one band.
+The clock of a run begins when its folder is made, some seconds after the command was typed.
 
 A CSV file has the header seconds,steps,score: seconds since the command was typed, agent decisions, and the mean raw
 score of one evaluation. Several files of one NAME are its seeds."""
