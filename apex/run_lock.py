@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from apex.config import ConfigError
-from apex.store_place import OWNER_ATTEMPTS, Ownership
+from apex.store_place import OWNER_ATTEMPTS, Ownership, has_owner
 
 LOCK = "run.lock"  # in the run folder: the lock is on this file, its text only says whose it is
 
@@ -40,6 +40,14 @@ def hold(folder: Path, *, or_parent: bool = False) -> Iterator[None]:
     finally:
         if ownership is not None:
             ownership.release()
+
+
+def is_held(folder: Path) -> bool:
+    """Whether somebody on this host runs what is in `folder` now, as far as this user may know."""
+    try:
+        return has_owner(folder / LOCK)
+    except OSError:
+        return False
 
 
 def _name(pid: int) -> str:

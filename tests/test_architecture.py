@@ -30,8 +30,11 @@ FLOORS = [
         "checkpoint_place",
         "tensor_file",
         "arguments",
+        "axis",
+        "markup",
+        "plain_parser",
     },
-    {"header", "leases", "send_window", "stacks", "terminal_layout", "cuda", "sample_ring"},
+    {"header", "leases", "send_window", "stacks", "terminal_layout", "cuda", "sample_ring", "svg_chart"},
     # 2: memory that processes share. No I/O beyond the mapped file.
     {"store_layout", "store_place", "parameter_board"},
     {"store_file"},
@@ -64,7 +67,7 @@ FLOORS = [
     {"sockets"},
     {"transport", "control_client", "async_receiver"},
     # 5: the parts of roles, then the roles, which never import one another.
-    {"best_policy", "curve_rows", "scores"},
+    {"best_policy", "curve_rows", "scores", "run_history"},
     {"publishing", "session", "experience_link", "sampler", "coordinator", "games", "copyist"},
     {"loader", "update", "actor_host"},
     {"feed", "bad_batches", "actor_worker", "replay_server", "replay_memory"},
@@ -73,7 +76,9 @@ FLOORS = [
     {"actor", "replay", "learner", "evaluator"},
     # 6: what people start.
     {"newest_policy"},
-    {"supervisor", "evaluate", "watch", "status", "resume", "keys"},
+    {"supervisor", "evaluate", "watch", "status", "resume", "keys", "learning_curves", "run_facts", "report_video"},
+    {"curve_picture", "report_page"},
+    {"plot", "report"},
     {"resume_survey"},
     {"recorded_writer", "replay_timing", "chaos_strangers"},
     {"replay_bed"},
@@ -99,7 +104,7 @@ OWNERS = {
     "zmq": {"authenticator", "sockets", "transport", "control_client", "async_receiver", "peers"},
     "gymnasium": {"environment", "gymnasium_environment", "chaos_environment"},
     "ale_py": {"environment", "atari"},
-    "cv2": {"environment", "gymnasium_environment", "video"},
+    "cv2": {"environment", "gymnasium_environment", "video", "report_video"},
     "PIL": {"video", "caption"},
     "pygame": {"window"},
     "tensorboardX": {"metrics"},
@@ -126,10 +131,19 @@ OWNERS = {
         "watch",
     },
     "safetensors": {"checkpoint", "tensor_file", "bad_batches"},
-    "subprocess": {"launch", "supervisor", "run_folder", "replay_bed", "bench_report", "bench_programs", "chaos_run"},
+    "subprocess": {
+        "launch",
+        "supervisor",
+        "run_folder",
+        "replay_bed",
+        "bench_report",
+        "bench_programs",
+        "chaos_run",
+        "report_video",
+    },
     "tyro": {"options"},
     "rich": {"terminal_layout", "terminal_picture", "terminal_view", "doctor"},
-    "matplotlib": {"sizes_picture"},
+    "matplotlib": {"sizes_picture", "curve_picture"},
 }
 # What reads or writes objects as programs: whoever sends such bytes runs code here.
 EXECUTING_MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}

@@ -1,0 +1,190 @@
+"""What a run's folder tells of it: how it ended, its scores, its figures, and the commands that belong to it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from apex.axis import number_text, time_text
+from apex.config import Config, EvaluatorConfig, flatten
+from apex.run_folder import RunFolder
+from apex.run_history import EVALUATION, RunHistory, Series
+from apex.run_lock import is_held
+from apex.scores import SCORE
+
+END = re.compile(r"ends after \d+ updates: (?P<reason>.+)")  # the learner's last words in its log
+START = " INFO run "  # with what a life of the learner begins there
+PARTS = "limited_by/"  # the tags' beginning; each is 1 while this part limits the run, else 0
+
+Rows = list[tuple[str, str]]  # what it is, and the value in words
+
+
+class State(NamedTuple):
+    """Whether a run goes on, and why not."""
+
+    word: str  # running, finished or stopped
+    why: str
+
+
+class Score(NamedTuple):
+    """The score of one evaluation."""
+
+    mean: float
+    steps: float
+    seconds: float
+    games: str  # how many, in words
+
+
+class Change(NamedTuple):
+    """A knob that is not at its default."""
+
+    name: str
+    value: str
+    default: str
+
+
+def find_state(run: RunFolder) -> State:
+    """Reads who holds the run, and the learner's log."""
+    if is_held(run.path):
+        return State("running", "it is still going")
+    found: list[str] = []
+    with suppress(OSError):
+        log = (run.logs / "learner.log").read_text(errors="replace")
+        found = END.findall(log.rpartition(START)[2])  # Of its last life only.
+    if not found:
+        return State("stopped", "its learner did not say why: it was killed, or it failed; its logs tell more")
+    return State("finished" if found[-1].startswith("reached") else "stopped", found[-1])
+
+
+def find_scores(run: RunFolder, history: RunHistory) -> tuple[Score, Score] | None:
+    """The best evaluation, the first one of several, and the last; None if none was finished."""
+    means, episodes = history.series(*EVALUATION), history.series("evaluator", "evaluator/episodes")
+    counts = dict(zip(episodes.steps.tolist(), episodes.values.tolist(), strict=True))
+    if not len(means.values):
+        return None
+
+    def score(at: int) -> Score:
+        seconds, steps, mean = (float(values[at]) for values in means)
+        told = counts.get(steps)
+        games = _count_games(run.config, mean) if told is None else f"{told:.0f} games"
+        return Score(mean, steps, seconds, games)
+
+    return score(int(means.values.argmax())), score(-1)
+
+
+def actor_scores(history: RunHistory) -> Series:
+    """The games of the actor that explores least."""
+    return history.series("actor", SCORE)
+
+
+def find_figures(run: RunFolder, history: RunHistory) -> Rows:
+    """How much was done, how fast."""
+    rows = [("wall clock", time_text(history.seconds))]
+    updates = history.series("learner", "learner/updates")
+    for name, values in (("steps", updates.steps), ("updates", updates.values)):
+        if len(values):
+            rows.append((name, f"{values[-1]:,.0f}"))
+            rate = _rate(updates.seconds, values)
+            rows += [(f"{name} a second", f"{rate:,.1f}")] if rate is not None else []
+    for name, role, tag, form in (
+        ("samples per insert", "replay", "replay/samples_per_insert", "{:.2f}"),
+        ("transitions in the replay memory", "replay", "replay/size", "{:,.0f}"),
+        ("policy lag, updates", "learner", "learner/policy_lag", "{:,.0f}"),
+        ("games of all actors", "actor", "actors/episodes", "{:,.0f}"),
+    ):
+        values = history.series(role, tag).values
+        rows += [(name, form.format(values[-1]))] if len(values) else []
+    return rows
+
+
+def find_limits(history: RunHistory) -> list[tuple[str, float]]:
+    """Which share of the time each part limited the run, the greatest first; only those that ever did."""
+    shares = {
+        tag.removeprefix(PARTS): history.series("learner", tag).values
+        for tag in history.tags("learner")
+        if tag.startswith(PARTS)
+    }
+    found = [(part, float(values.mean())) for part, values in shares.items() if values.any()]
+    return sorted(found, key=lambda each: (-each[1], each[0]))
+
+
+def find_changes(config: Config) -> list[Change]:
+    """Knobs that are not at their defaults, which are the paper's."""
+    defaults = flatten(Config())
+    return [
+        Change(name, show(value), show(defaults[name]))
+        for name, value in flatten(config).items()
+        if value != defaults[name]
+    ]
+
+
+def describe_machine(run: RunFolder) -> Rows:
+    """Where it ran, on what, by which code, and when."""
+    manifest, hardware = run.manifest, run.manifest["hardware"]
+    git = manifest["git"]
+    commit = "not known: no checkout" if git is None else git["commit"] + (", with changes" if git["dirty"] else "")
+    rows = [
+        ("started", _when(manifest["started"])),
+        ("git commit", commit),
+        ("processor", f"{hardware['cpu']}, {hardware['cores']} cores"),
+        ("memory", f"{hardware['memory_bytes'] / 2**30:.1f} GiB"),
+        ("GPUs", ", ".join(hardware["gpus"]) or "none"),
+        ("system", hardware["system"]),
+        ("seed", f"{run.config.seed}, of networks, environments and exploration; evaluations have seeds of their own"),
+    ]
+    versions = [f"{name} {version}" for name, version in manifest["versions"].items() if version]
+    rows.append(("versions", ", ".join(versions)))
+    for life in manifest.get("resumed", []):
+        typed = shlex.join(life["argv"])
+        words = f"{_when(life['started'])}, after {time_text(life['elapsed_seconds'])}"
+        rows.append(("resumed", f"{words}{', with ' + typed if typed else ''}"))
+    return rows
+
+
+def typed_command(run: RunFolder) -> str:
+    """What was typed to start the run."""
+    words: Sequence[str] = run.manifest["argv"]
+    if words and not words[0].startswith("-"):
+        return shlex.join(words)  # It was not typed at a shell's `apex train`; as it is noted.
+    program = "train" if (run.logs / "launcher.log").exists() else "learner"
+    return shlex.join(["apex", program, *words])
+
+
+def next_commands(run: RunFolder) -> Rows:
+    """What to type to play the policy, and to go on with the run."""
+    where = shlex.quote(str(run.path))
+    ended = find_state(run).word == "finished"
+    return [
+        ("score it", f"apex evaluate {where} --episodes 100"),
+        ("see it play", f"apex evaluate {where} --video game.mp4"),
+        (f"train on{', with another limit' * ended}", f"apex train --resume {where}"),
+    ]
+
+
+def show(value: Any) -> str:
+    """A knob's value, as config.toml writes it."""
+    return "none" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _count_games(config: Config, mean: float) -> str:
+    """How many games an evaluation of this score has played, as far as the configuration tells."""
+    evaluator: EvaluatorConfig = config.evaluator
+    first, again = f"{evaluator.episodes} games", f"{evaluator.confirm_episodes} games"
+    if config.run.stop_score is None or not evaluator.confirm_episodes:
+        return first
+    limit = config.run.stop_score
+    return again if mean >= limit else f"{first} ({again} where these reached {number_text(limit)})"
+
+
+def _rate(seconds: Any, values: Any) -> float | None:
+    """The mean over the time in which it was counted; None where there is none."""
+    time = float(seconds[-1] - seconds[0])
+    return float(values[-1] - values[0]) / time if time > 0 else None
+
+
+def _when(timestamp: str) -> str:
+    return timestamp.replace("T", " ")

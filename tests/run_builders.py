@@ -1,0 +1,39 @@
+"""Run folders with curves, written by what writes them in a real run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from apex.metrics import MetricsWriter
+from apex.presets import PRESETS
+from apex.run_folder import RunFolder
+from apex.types import Schema
+
+SCHEMA = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
+NOON = datetime(2025, 1, 31, 12, 0, 5)
+EVALUATOR, ACTOR = "evaluator/score", "actor_highest_id/score"
+
+
+def make_config(folder, *, name="", seed=1, **branches):
+    """The preset cartpole; `learner={"batch_size": 64}` changes knobs of a branch."""
+    config = PRESETS["cartpole"].config
+    branches["run"] = {"name": name, "folder": str(folder), **branches.get("run", {})}
+    changed = {branch: replace(getattr(config, branch), **knobs) for branch, knobs in branches.items()}
+    return replace(config, seed=seed, **changed)
+
+
+def make_run(folder, scores=(), *, role="evaluator", tag=EVALUATOR, argv=("--preset", "cartpole"), **config):
+    """A run that was started at NOON; `scores` are (seconds since then, steps, score)."""
+    run = RunFolder.create(make_config(folder, **config), SCHEMA, argv=list(argv), started=NOON)
+    add_rows(run, role, [(seconds, steps, {tag: score}) for seconds, steps, score in scores])
+    return run
+
+
+def add_rows(run, role, rows, *, since=None):
+    """Writes rows of curves: (seconds since `since`, by default since NOON, steps, scalars)."""
+    began = (NOON.astimezone() if since is None else since).timestamp()
+    writer = MetricsWriter(run.path)
+    for seconds, steps, scalars in rows:
+        writer.accept({"role": role, "steps": steps, "time": began + seconds, "scalars": scalars})
+    writer.close()
