@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from apex.async_receiver import PULL, ROUTER, AsyncReceiver, Peer
 from apex.best_policy import BestPolicy
 from apex.config import Config, to_dict
-from apex.curve_rows import CurveRows
+from apex.curve_rows import CurveRows, evaluation_row
 from apex.curves import cut_curves
 from apex.exploration import epsilon_ladder
 from apex.header import MAX_JSON_BYTES, VERSION, Kind, WireError, peek_kind
@@ -337,11 +337,8 @@ class Coordinator:
         """Keeps an evaluation, and its parameters when they are the best so far."""
         best = self._best_policy.keep(result["mean"], parameters)
         self._status.evaluation = {**result, "best": best}
-        names = {"evaluator/score": "mean", "evaluator/score_median": "median", "evaluator/length": "length"}
-        scalars = {tag: result[name] for tag, name in names.items()}
-        message = {"role": "evaluator", "steps": self._status.num_steps, "time": time.time(), "scalars": scalars}
         if self._begin_curves():
-            self._metrics.accept(message)
+            self._metrics.accept(evaluation_row(self._status.num_steps, result))
 
 
 def _require_role(role: str, claimed: object) -> None:

@@ -67,7 +67,7 @@ FLOORS = [
     {"learner_loop", "chaos_saves"},
     {"actor", "replay", "learner", "evaluator"},
     # 6: what people start.
-    {"supervisor", "evaluate", "status", "resume", "keys"},
+    {"supervisor", "evaluate", "status", "resume", "keys", "single_process"},
     {"recorded_writer", "replay_timing"},
     {"replay_bed"},
     {"bench_report", "sizes_picture", "bench_programs", "bench_command", "chaos_hostile"},
@@ -113,6 +113,7 @@ OWNERS = {
         "learner",
         "evaluator",
         "evaluate",
+        "single_process",
     },
     "safetensors": {"checkpoint", "tensor_file", "bad_batches"},
     "subprocess": {"launch", "supervisor", "run_folder", "replay_bed", "bench_report", "bench_programs", "chaos_run"},
@@ -129,7 +130,6 @@ WALL_CLOCKS = {"time", "time_ns", "now", "utcnow", "today", "localtime", "gmtime
 TIMESTAMPS = {  # Who may write down when something was, for people to read.
     "metrics": {"time.time", "time.time_ns"},
     "curve_rows": {"time.time"},
-    "coordinator": {"time.time"},
     "actor_worker": {"time.time"},
     "run_folder": {"datetime.now", "time.time"},
     "chaos": {"datetime.now"},
