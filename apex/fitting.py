@@ -17,7 +17,7 @@ from apex.run_folder import describe_versions
 from apex.sizing import explain, size_to_machine
 from apex.types import Schema
 
-FREE_RATIO = 4.0  # samples per insert by turns, where the configuration leaves it to the programs' speeds
+FREE_RATIO = 8.0  # samples per insert by turns, where programs would run free: a batch of 32 every 4 steps [DQN]
 
 
 def fit(
