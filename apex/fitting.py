@@ -76,8 +76,9 @@ def fit_one_process(config: Config, schema: Schema) -> tuple[Config, list[str]]:
     )
     require_all(check_room(sized, schema, read_room(machine, cuda, find_leftovers(), None, "cpu")))
     evaluations = f"games to be scored every {sized.evaluator.period_updates:,} updates"
+    actors = f"{actor.num_actors} actor{'s' * (actor.num_actors != 1)}"
     return sized, [
-        f"one process, one thread, by turns: {actor.num_actors} actors, batches of {learner.batch_size}, "
+        f"one process, one thread, by turns: {actors}, batches of {learner.batch_size}, "
         f"{sized.replay.samples_per_insert:g} samples per insert",
         f"  parameters go to the actors every {learner.publish_period} updates, which look every "
         f"{actor.parameters_period} steps; {evaluations if sized.evaluator.enabled else 'no games to be scored'}",
