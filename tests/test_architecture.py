@@ -63,7 +63,7 @@ FLOORS = [
     {"publishing", "session", "experience_link", "sampler", "coordinator", "games", "copyist"},
     {"loader", "update", "actor_host"},
     {"feed", "bad_batches", "actor_worker", "replay_server", "replay_memory"},
-    {"trainer", "recording", "snapshot_timing", "chaos_saver"},
+    {"trainer", "recording", "snapshot_timing", "chaos_saver", "turns"},
     {"learner_loop", "chaos_saves"},
     {"actor", "replay", "learner", "evaluator"},
     # 6: what people start.

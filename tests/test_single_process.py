@@ -58,6 +58,8 @@ PONG = (
 JOBS = {"cartpole": (*CARTPOLE, "--seed=3"), "pong": (*PONG, "--seed=3"), "another": (*CARTPOLE, "--seed=4")}
 SCRIPT = "import json, sys; from apex.launch import main; sys.exit(max(map(main, json.loads(sys.argv[1]))))"
 
+pytestmark = pytest.mark.timeout(300)  # Of the first one, with the runs that it shares; they take 15 s of two cores.
+
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
@@ -84,9 +86,14 @@ def runs(tmp_path_factory):
     plans = [("cartpole", "another", "pong"), ("pong", "cartpole")]
     folders = [tmp_path_factory.mktemp(name) for name in ("first", "second")]
     processes = [start(folder, plan, number) for number, (folder, plan) in enumerate(zip(folders, plans, strict=True))]
-    for process in processes:
-        output, _ = process.communicate(timeout=110)
-        assert process.returncode == FINISHED, output
+    try:
+        for process in processes:
+            output, _ = process.communicate(timeout=250)
+            assert process.returncode == FINISHED, output
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
     return [{path.name: RunFolder.open(path) for path in folder.iterdir()} for folder in folders]
 
 
