@@ -27,7 +27,7 @@ from apex.segments import SegmentBuilder
 from apex.session import Welcome
 from apex.sockets import open_context
 from apex.transport import ExperienceSender, ReceiptReceiver
-from apex.types import Array, Parameters, Stream
+from apex.types import Array, Parameters, Schema, Stream
 from apex.wire import Codec
 
 REPORT_SECONDS = 1.0  # between two reports of scores
@@ -149,20 +149,14 @@ def work(stop: Stop, task: Task, connect: Connect | None = None) -> None:
     config, schema = welcome.config, welcome.schema
     torch.set_num_threads(config.actor.num_threads)
     codec = Codec(welcome.run_id, schema)
-    first = min(stream.actor_id for stream in streams)
-    seeds = np.random.SeedSequence([config.seed, first, streams[0].incarnation])
-    environment_seed, exploration_seed = seeds.spawn(2)
-    environment = make_environment(
-        config.environment, len(streams), seed=int(environment_seed.generate_state(1)[0]) % 2**31, num_threads=1
-    )
+    environment, rng = make_world(config, streams)
     connect = connect or partial(_connect, task, codec)
     with open_context(read_keys(config.transport.keys, "actor")) as context:
-        actor = Actor(
+        actor = make_actor(
             config,
+            schema,
             environment,
-            make_network(config.network, schema, seed=config.seed),
             streams,
-            builder=SegmentBuilder.configured(config, schema, len(streams)),
             link=connect(
                 [
                     ExperienceSender(context, shard["experience"], num_messages=len(streams) * config.actor.window)
@@ -172,8 +166,7 @@ def work(stop: Stop, task: Task, connect: Connect | None = None) -> None:
             ),
             parameters=task.board,
             num_actors=task.num_actors,
-            rng=np.random.default_rng(exploration_seed),
-            bfloat16=acts_in_bfloat16(config.actor, has_bfloat16=read_bfloat16()),
+            rng=rng,
         )
         metrics = MetricsSender(context, welcome.endpoint("metrics"), codec)
         try:
@@ -183,6 +176,43 @@ def work(stop: Stop, task: Task, connect: Connect | None = None) -> None:
             raise
         finally:
             environment.close()
+
+
+def make_world(config: Config, streams: Sequence[Stream]) -> tuple[VectorEnvironment, np.random.Generator]:
+    """Environments and exploration of a process: by the seed, its lowest actor id and its life."""
+    first = min(stream.actor_id for stream in streams)
+    seeds = np.random.SeedSequence([config.seed, first, streams[0].incarnation])
+    environment_seed, exploration_seed = seeds.spawn(2)
+    environment = make_environment(
+        config.environment, len(streams), seed=int(environment_seed.generate_state(1)[0]) % 2**31, num_threads=1
+    )
+    return environment, np.random.default_rng(exploration_seed)
+
+
+def make_actor(
+    config: Config,
+    schema: Schema,
+    environment: VectorEnvironment,
+    streams: Sequence[Stream],
+    *,
+    link: ExperienceLink,
+    parameters: NewestParameters,
+    num_actors: int,
+    rng: np.random.Generator,
+) -> Actor:
+    """The actor of a process on this host."""
+    return Actor(
+        config,
+        environment,
+        make_network(config.network, schema, seed=config.seed),
+        streams,
+        builder=SegmentBuilder.configured(config, schema, len(streams)),
+        link=link,
+        parameters=parameters,
+        num_actors=num_actors,
+        rng=rng,
+        bfloat16=acts_in_bfloat16(config.actor, has_bfloat16=read_bfloat16()),
+    )
 
 
 def _connect(task: Task, codec: Codec, outlets: Sequence[Outlet], receipts: Receipts) -> ExperienceLink:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from apex.checkpoint import CheckpointError
 from apex.config import Config
@@ -63,3 +65,9 @@ class BestPolicy:
             return False
         self.score = score
         return True
+
+
+def games_of(result: dict[str, Any]) -> PlayedGames | None:
+    """Which games an evaluation has played, if it tells."""
+    names = [field.name for field in fields(PlayedGames)]
+    return PlayedGames(**{name: result[name] for name in names}) if all(map(result.__contains__, names)) else None

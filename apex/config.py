@@ -217,6 +217,7 @@ class EvaluatorConfig:
 
     enabled: bool = True
     period_seconds: float = 60.0  # between the starts of two evaluations; a longer one delays the next
+    period_updates: int = 1_000  # updates between two of them, instead, where run.single_process knows no clock
     episodes: int = 5  # full games per evaluation
     confirm_episodes: int = 0  # this many more must also reach run.stop_score before the run ends; 0: none
     epsilon: float = 0.001  # of the evaluated policy
@@ -225,7 +226,7 @@ class EvaluatorConfig:
 
     def __post_init__(self) -> None:
         require(self.period_seconds >= 0, f"evaluator.period_seconds must be >= 0, got {self.period_seconds}")
-        for name in ("episodes", "num_envs", "num_threads"):
+        for name in ("period_updates", "episodes", "num_envs", "num_threads"):
             require(getattr(self, name) >= 1, f"evaluator.{name} must be >= 1, got {getattr(self, name)}")
         require(self.confirm_episodes >= 0, f"evaluator.confirm_episodes must be >= 0, got {self.confirm_episodes}")
         for name in ("episodes", "confirm_episodes"):
@@ -316,6 +317,7 @@ class RunConfig:
     max_steps: int = 0  # ends after this many steps of all actors; 0: never
     max_updates: int = 0  # ends after this many updates; 0: never
     max_minutes: float = 0.0  # ends after this long, the time before a resume included; 0: never
+    single_process: bool = False  # every role in one process, by turns that no clock decides: one seed, one curve
     stuck_seconds: float = 300.0  # who makes no turn for so long is killed; to reserve 200 GB takes 85; 0: never
     tensorboard: bool = True  # show the curves
     tensorboard_port: int = 6006  # the next free one when taken

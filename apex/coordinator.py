@@ -10,15 +10,14 @@ import asyncio
 import json
 import logging
 import time
-from dataclasses import fields
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from apex.async_receiver import PULL, ROUTER, AsyncReceiver, Peer
-from apex.best_policy import BestPolicy
+from apex.best_policy import BestPolicy, games_of
 from apex.config import Config, to_dict
-from apex.curve_rows import CurveRows
+from apex.curve_rows import CurveRows, evaluation_row
 from apex.curves import cut_curves
 from apex.exploration import epsilon_ladder
 from apex.header import MAX_JSON_BYTES, VERSION, Kind, WireError, peek_kind
@@ -26,7 +25,6 @@ from apex.key_folder import read_keys
 from apex.leases import LeaseTable
 from apex.lifecycle import Stop, Wait
 from apex.metrics import MetricsWriter
-from apex.policies import PlayedGames
 from apex.run_folder import RunFolder
 from apex.run_status import RunStatus
 from apex.scores import tags_of
@@ -337,19 +335,10 @@ class Coordinator:
 
     def _note(self, result: dict[str, Any], parameters: Parameters | None) -> None:
         """Keeps an evaluation, and its parameters when they are the best so far."""
-        best = self._best_policy.keep(result["mean"], parameters, _games_of(result))
+        best = self._best_policy.keep(result["mean"], parameters, games_of(result))
         self._status.evaluation = {**result, "best": best}
-        names = {"evaluator/score": "mean", "evaluator/score_median": "median", "evaluator/length": "length"}
-        scalars = {tag: result[name] for tag, name in names.items()} | {"evaluator/best_score": best}
-        message = {"role": "evaluator", "steps": self._status.num_steps, "time": time.time(), "scalars": scalars}
         if self._begin_curves():
-            self._metrics.accept(message)
-
-
-def _games_of(result: dict[str, Any]) -> PlayedGames | None:
-    """Which games an evaluation has played, if it tells."""
-    names = [field.name for field in fields(PlayedGames)]
-    return PlayedGames(**{name: result[name] for name in names}) if all(map(result.__contains__, names)) else None
+            self._metrics.accept(evaluation_row(self._status.num_steps, result, best))
 
 
 def _require_role(role: str, claimed: object) -> None:

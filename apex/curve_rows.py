@@ -25,9 +25,9 @@ class CurveRows:
 
         Raises ValueError for a histogram that is none. Times are for the eye: nothing is measured by them.
         """
-        steps, now = self._status.num_steps, time.time()
+        steps = self._status.num_steps
         if learner := _numbers("learner", self._status.learner):
-            row: Row = {"role": "learner", "steps": steps, "time": now, "scalars": learner | self._status.scalars()}
+            row = make_row("learner", steps, learner | self._status.scalars())
             limit = self._status.limited_by()
             told = f"{limit['part']}: turn {limit['knob']}" if limit is not None else self._limit
             if told != self._limit:
@@ -36,12 +36,24 @@ class CurveRows:
             yield row
         replay = self._status.replay_status()
         if figures := _numbers("replay", replay):
-            row = {"role": "replay", "steps": steps, "time": now, "scalars": figures}
+            row = make_row("replay", steps, figures)
             histograms = replay["priority_histograms"]
             if histograms and histograms != self._histograms:  # They come with each heartbeat, and are seldom new.
                 self._histograms = histograms
                 row["histograms"] = {"replay/priority": merge(histograms)}
             yield row
+
+
+def make_row(role: str, steps: int, scalars: dict[str, float]) -> Row:
+    """Figures by TensorBoard tag, with the time of day."""
+    return {"role": role, "steps": steps, "time": time.time(), "scalars": scalars}
+
+
+def evaluation_row(steps: int, result: dict[str, Any], best: float) -> Row:
+    """What the curves keep of an `evaluator.EvaluationResult`; `best`: the highest mean so far."""
+    names = {"score": "mean", "score_median": "median", "length": "length", "episodes": "episodes"}
+    scalars = {f"evaluator/{tag}": result[name] for tag, name in names.items()}
+    return make_row("evaluator", steps, scalars | {"evaluator/best_score": best})
 
 
 def _numbers(part: str, figures: dict[str, Any]) -> dict[str, float]:

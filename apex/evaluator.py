@@ -110,6 +110,7 @@ class Evaluator:
         self._clock = clock
         self._sleep = sleep
         self._wait = Wait("evaluator", clock)
+        self._start_at = clock()
         self._num_plays = 0
         self._has_made = False  # environments: what could be made once is no mistake of the configuration
         self.num_evaluations = 0
@@ -117,22 +118,26 @@ class Evaluator:
 
     def run(self, stop: Stop) -> None:
         """The main loop."""
-        start_at = self._clock()
         while not stop.requested:
-            pause = start_at - self._clock()
+            pause = self._start_at - self._clock()
             if pause > 0:
                 self._sleep(min(pause, POLL_SECONDS))
-                continue
-            parameters = self._parameters.newest(POLL_SECONDS)
-            if parameters is None:
-                self._wait.on("newer parameters from the learner")
-                continue
-            self._wait.over()
-            start_at = self._clock() + self._config.period_seconds
-            try:
-                self._evaluate(parameters, stop)
-            except EnvironmentFailure:  # Those who train have environments of their own.
-                log.exception("no evaluation of updates %d; the run goes on", parameters.version)
+            else:
+                self.step(stop)
+
+    def step(self, stop: Stop, timeout: float = POLL_SECONDS) -> bool:
+        """Evaluates the newest parameters; False if there are none that are newer within `timeout` seconds."""
+        parameters = self._parameters.newest(timeout)
+        if parameters is None:
+            self._wait.on("newer parameters from the learner")
+            return False
+        self._wait.over()
+        self._start_at = self._clock() + self._config.period_seconds
+        try:
+            self._evaluate(parameters, stop)
+        except EnvironmentFailure:  # Those who train have environments of their own.
+            log.exception("no evaluation of updates %d; the run goes on", parameters.version)
+        return True
 
     def status(self) -> dict[str, Any]:
         """What a heartbeat says of it."""

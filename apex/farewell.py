@@ -37,7 +37,8 @@ def farewell(ending: Ending, status: Status | None, folder: RunFolder) -> list[s
     if any(folder.checkpoints.glob("*")):
         where = shlex.quote(str(folder.path))
         lines.append(f"next: {command_name('apex')} evaluate {where} --episodes 30 --video game.mp4")
-        if not ((status or {}).get("reason") or "").startswith("reached"):  # Else it would end again at once.
+        would_end = ((status or {}).get("reason") or "").startswith("reached")  # again, at once
+        if not would_end and not folder.config.run.single_process:
             lines.append(f"go on: {command_name('apex')} train --resume {where}")
     if any(folder.tensorboard.glob("*")):
         where = shlex.quote(str(folder.tensorboard))

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 from apex.config import Config, ConfigError, TransportConfig
 from apex.control_client import ControlClient
 from apex.disk_watch import DiskWatch
-from apex.environment import describe, kind
+from apex.environment import EnvironmentFailure, describe, kind
 from apex.farewell import farewell
-from apex.fitting import fit
+from apex.fitting import fit, fit_one_process
 from apex.key_folder import ROLES, read_keys
 from apex.lifecycle import FAILED, FINISHED, REFUSED, Stop, stop_on_signals
 from apex.options import parse_config
@@ -27,9 +27,10 @@ from apex.run_folder import RunFolder
 from apex.run_lock import hold
 from apex.sockets import open_context
 from apex.store_place import store_path
-from apex.supervisor import Program, supervise
+from apex.supervisor import Ending, Program, supervise
 from apex.terminal_picture import History, Status
-from apex.terminal_view import LogTail, View, open_view, say
+from apex.terminal_view import LogTail, PlainView, View, open_view, say
+from apex.types import Schema
 
 log = logging.getLogger("apex")
 
@@ -78,6 +79,8 @@ def train(config: Config, stop: Stop, argv: Sequence[str], compose: Composer | N
     `compose` names the programs of the run; if it is None, `make_programs` does.
     """
     schema = describe(config.environment, config.actor.n_step)
+    if config.run.single_process:
+        return train_here(config, schema, stop, argv)
     with PortClaims() as claims:
         config, sizes = fit(config, schema, say, free=claims.claim)
         _check_keys(config)
@@ -86,6 +89,39 @@ def train(config: Config, stop: Stop, argv: Sequence[str], compose: Composer | N
         folder = RunFolder.create(config, schema, argv=argv)
         with hold(folder.path):
             return _run(folder, config, sizes, stop, compose)
+
+
+def train_here(config: Config, schema: Schema, stop: Stop, argv: Sequence[str]) -> int:
+    """The same with every role in this process, see `single_process`. It shows plain lines: a debugger has the rest."""
+    from apex.learner_loop import DivergedError  # The launcher of several programs need not wait for torch.
+    from apex.single_process import open_single_process
+
+    config, sizes = fit_one_process(config, schema)
+    folder = RunFolder.create(config, schema, argv=argv)
+    for line in (f"{config.environment.id}, seed {config.seed}", *sizes, f"run folder: {folder.path}"):
+        say(line)
+    # Its log has the learner's name, as it is the learner's loop that runs.
+    with (
+        hold(folder.path),
+        log_to(folder.logs / "learner.log", "learner"),
+        open_single_process(folder, stop) as system,
+    ):
+        watch = Watch(system.desk.report, PlainView(sys.stdout), LogTail(folder.logs), History())
+        disk = DiskWatch(folder.path, watch.tell)
+
+        def look() -> None:
+            watch.tick()
+            disk.look()
+
+        try:
+            ending = Ending(FINISHED, system.run(look))
+        except (DivergedError, EnvironmentFailure) as error:
+            log.error("%s", error)
+            ending = Ending(FAILED, str(error), "learner")
+        watch.tick()
+    for line in farewell(ending, watch.status, folder):
+        say(line, sys.stdout if ending.status == FINISHED else sys.stderr)
+    return ending.status
 
 
 def resume(name: str, argv: Sequence[str], stop: Stop, compose: Composer | None = None) -> int:
@@ -292,8 +328,8 @@ def tensorboard_url(config: Config) -> str:
 
 
 @contextmanager
-def log_to(path: Path) -> Iterator[None]:
-    """Within it the launcher's own log goes to a file: the terminal belongs to the view."""
+def log_to(path: Path, role: str = "launcher") -> Iterator[None]:
+    """Within it this process's own log goes to a file: the terminal belongs to the view."""
     logging.raiseExceptions = False  # A full disk would be told on the terminal, line by line.
     handler: logging.Handler
     try:
@@ -301,7 +337,7 @@ def log_to(path: Path) -> Iterator[None]:
     except OSError as error:
         say(f"cannot write {path}: {error.strerror}; what the launcher does is not noted", sys.stderr)
         handler = logging.NullHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s launcher %(levelname)s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(logging.Formatter(f"%(asctime)s {role} %(levelname)s %(message)s", "%H:%M:%S"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:

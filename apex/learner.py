@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -19,7 +19,7 @@ import torch
 from apex.allocator import keep_freed_memory
 from apex.bad_batches import BadBatches
 from apex.checkpoint_folder import Found, find_latest, set_aside
-from apex.config import ConfigError, LearnerConfig
+from apex.config import ConfigError, LearnerConfig, require
 from apex.coordinator import FAREWELL_SECONDS, Desk, coordinate
 from apex.environment import describe, kind
 from apex.key_folder import read_keys
@@ -37,9 +37,9 @@ from apex.sample_ring import SampleRing
 from apex.saves import NotFiniteError, save_run
 from apex.sizing import size_to_machine
 from apex.sockets import open_context
-from apex.trainer import Trainer
+from apex.trainer import Priorities, Samples, Trainer
 from apex.transport import PrioritySender
-from apex.types import Progress
+from apex.types import Parameters, Progress
 from apex.wire import Codec
 
 log = logging.getLogger("apex")
@@ -86,6 +86,7 @@ def open_run(arguments: list[str]) -> RunFolder:
             raise ConfigError("--run-folder needs a folder")
         return RunFolder.open(Path(arguments[at + 1]))
     config = parse_config(arguments, prog="apex learner", description="Trains on what actors send.", kind=kind)
+    require(not config.run.single_process, "--single-process is a whole run in one process: apex train starts it")
     schema = describe(config.environment, config.actor.n_step)
     return RunFolder.create(size_to_machine(config, read_machine(), schema), schema, argv=arguments)
 
@@ -109,7 +110,7 @@ def _run(folder: RunFolder, stop: Stop) -> int:
     try:
         with open_context(keys) as context:
             priorities = PrioritySender(context, codec)
-            trainer = _make_trainer(folder, device, ring, priorities, publisher)
+            trainer = make_trainer(folder, device, ring, priorities, publisher.publish)
             progress = _go_on(folder, trainer, found)
             start = {"num_parameters": num_parameters(trainer.online), "updates": trainer.num_updates}
             send(pipe, {**start, "progress": progress._asdict()})
@@ -118,7 +119,7 @@ def _run(folder: RunFolder, stop: Stop) -> int:
                 trainer,
                 pipe,
                 connect=priorities.connect,
-                save=lambda progress: _save(folder, trainer, progress),
+                save=lambda progress: save_checkpoint(folder, trainer, progress),
                 loaders=ring.loaders,
                 progress=progress,
                 num_refused=lambda: int(ring.refused[0]),
@@ -164,9 +165,14 @@ def prepare_torch(config: LearnerConfig, device: torch.device) -> None:
         keep_freed_memory()
 
 
-def _make_trainer(
-    folder: RunFolder, device: torch.device, ring: SampleRing, priorities: PrioritySender, publisher: PublishingThread
+def make_trainer(
+    folder: RunFolder,
+    device: torch.device,
+    samples: Samples,
+    priorities: Priorities,
+    publish: Callable[[Parameters], None],
 ) -> Trainer:
+    """The run's trainer, before its first update."""
     config, schema = folder.config, folder.schema
     online, target = (make_network(config.network, schema, seed=config.seed) for _ in range(2))
     return Trainer(
@@ -174,9 +180,9 @@ def _make_trainer(
         online,
         target,
         device=device,
-        samples=ring,
+        samples=samples,
         priorities=priorities,
-        publish=publisher.publish,
+        publish=publish,
         keep_skipped=BadBatches(folder.path).keep,
     )
 
@@ -195,7 +201,8 @@ def _go_on(folder: RunFolder, trainer: Trainer, found: Found) -> Progress:
     return progress._replace(elapsed_seconds=max(progress.elapsed_seconds, folder.elapsed_seconds))
 
 
-def _save(folder: RunFolder, trainer: Trainer, progress: Progress) -> None:
+def save_checkpoint(folder: RunFolder, trainer: Trainer, progress: Progress) -> None:
+    """Writes one, as far as the disk takes it; raises DivergedError for a network that is not finite."""
     try:
         if save_run(folder.checkpoints, folder.config, folder.schema, trainer.state(), progress) is not None:
             folder.note_saved()

@@ -7,8 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 from apex.config import Config
 from apex.lifecycle import POLL_SECONDS, Stop, Wait
@@ -26,10 +25,34 @@ class DivergedError(RuntimeError):
     """Training makes no progress any more: losses, gradients or parameters are not finite."""
 
 
+class Pipe(Protocol):
+    """The way to the coordinator and back; messages are JSON."""
+
+    def send_bytes(self, buf: bytes, /) -> None:
+        """Sends a message."""
+
+    def poll(self) -> bool:
+        """Whether a message has come."""
+
+    def recv_bytes(self) -> bytes:
+        """The next message."""
+
+
+def describe_training(trainer: Trainer) -> dict[str, Any]:
+    """What of a report does not depend on any clock."""
+    figures = {} if trainer.figures is None else trainer.figures._asdict()
+    return {
+        "updates": trainer.num_updates,
+        "policy_lag": trainer.policy_lag,
+        "skipped_updates": trainer.num_skipped,
+        **{name: float(value) for name, value in figures.items()},
+    }
+
+
 class Reporter:
     """Rates and means since the last report, for the coordinator."""
 
-    def __init__(self, pipe: Connection, batch_size: int, loaders: LoaderFigures) -> None:
+    def __init__(self, pipe: Pipe, batch_size: int, loaders: LoaderFigures) -> None:
         self._pipe = pipe
         self._batch_size = batch_size
         self._loaders = loaders
@@ -48,25 +71,21 @@ class Reporter:
         seconds = now - self._since
         rate = (trainer.num_updates - self._updates) / seconds
         loaded = self._loaders.seconds.copy()
-        figures = {} if trainer.figures is None else trainer.figures._asdict()
         message = {
-            "updates": trainer.num_updates,
+            **describe_training(trainer),
             "updates_per_second": rate,
             "samples_per_second": rate * self._batch_size,
             "wait_share": min(1.0, (trainer.wait_seconds - self._waited) / seconds),
             "loader_busy_share": min(1.0, float((loaded - self._loaded).max()) / seconds),  # of the busiest
             "loaders_draw": float(self._loaders.draws[0]),  # 1 or 0: all do, or none, as they are on one host.
             "load_per_core": os.getloadavg()[0] / (os.cpu_count() or 1),  # threads of this host that want to run
-            "policy_lag": trainer.policy_lag,
-            "skipped_updates": trainer.num_skipped,
-            **{name: float(value) for name, value in figures.items()},
             **more,
         }
         self._since, self._updates, self._waited, self._loaded = now, trainer.num_updates, trainer.wait_seconds, loaded
         send(self._pipe, message)
 
 
-def send(pipe: Connection, message: dict[str, Any]) -> None:
+def send(pipe: Pipe, message: dict[str, Any]) -> None:
     """Sends to the coordinator; raises ChildDiedError where it is gone."""
     try:
         pipe.send_bytes(json.dumps(message).encode())
@@ -81,7 +100,7 @@ class LearnerLoop:
         self,
         config: Config,
         trainer: Trainer,
-        pipe: Connection,
+        pipe: Pipe,
         *,
         connect: Callable[[str, int], None],
         save: Callable[[Progress], None],

@@ -28,6 +28,7 @@ SHORT_NAMES = {
     "max-minutes": "run.max_minutes",
     "max-steps": "run.max_steps",
     "max-updates": "run.max_updates",
+    "single-process": "run.single_process",
     "device": "learner.device",
     "batch-size": "learner.batch_size",
     "network": "network.factory",

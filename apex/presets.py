@@ -104,6 +104,7 @@ CARTPOLE = Config(
     network=NetworkConfig(hidden=64, body_hidden=64),
     evaluator=EvaluatorConfig(
         period_seconds=2.0,
+        period_updates=500,
         episodes=20,
         confirm_episodes=100,  # the score of a lucky few ends no run
         epsilon=0.0,

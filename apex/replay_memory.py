@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from apex.config import ConfigError
+from apex.config import Config, ConfigError
 from apex.sampler import SamplerBoard, board_rows
 from apex.session import Welcome
 from apex.snapshot_folder import SnapshotFolder
@@ -26,14 +26,7 @@ def open_store(
 
     With it comes the board of those who draw from it.
     """
-    config, schema, replay = welcome.config, welcome.schema, welcome.config.replay.per_shard()
-    sizes: dict[str, Any] = {
-        "capacity": replay.capacity,
-        "max_bytes": replay.max_bytes,
-        "num_streams": config.actor.num_actors,
-        "priority_exponent": replay.priority_exponent,
-        "min_priority": replay.min_priority,
-    }
+    config, schema, sizes = welcome.config, welcome.schema, store_sizes(welcome.config)
     if path.exists() and not is_whole(path) and not has_owner(path):
         log.error("removed %s, which was no replay memory: its making was cut short", path)
         remove(path)
@@ -43,7 +36,7 @@ def open_store(
         return store, SamplerBoard(board_rows(config), board_path(path))
     board_path(path).unlink(missing_ok=True)  # It counted what was drawn from another store.
     sizes["store_incarnation"] = secrets.randbits(62) + 1
-    log.info("reserving %.1f GB in %s, and filling it if there is a snapshot", replay.max_bytes / 1e9, path)
+    log.info("reserving %.1f GB in %s, and filling it if there is a snapshot", sizes["max_bytes"] / 1e9, path)
     restored = restore(snapshots, path, schema, run_id=welcome.run_id, **sizes) if snapshots is not None else None
     store = StoreWriter.create(path, schema, **sizes) if restored is None else restored.store
     board = SamplerBoard(board_rows(config), board_path(path))
@@ -53,6 +46,18 @@ def open_store(
     else:
         log.info("made %s", path)
     return store, board
+
+
+def store_sizes(config: Config) -> dict[str, Any]:
+    """What a shard's store is made for, as `StoreWriter.create` and `attach` take it."""
+    replay = config.replay.per_shard()
+    return {
+        "capacity": replay.capacity,
+        "max_bytes": replay.max_bytes,
+        "num_streams": config.actor.num_actors,
+        "priority_exponent": replay.priority_exponent,
+        "min_priority": replay.min_priority,
+    }
 
 
 def reclaim(own: Path) -> None:

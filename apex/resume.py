@@ -28,6 +28,7 @@ CHANGEABLE = {
 FIXED = (
     "run.name",
     "run.folder",
+    "run.single_process",
     "environment.id",
     "actor.num_actors",
     "actor.n_step",
@@ -59,6 +60,11 @@ def reopen(name: str, arguments: Sequence[str]) -> tuple[RunFolder, Config]:
     without `--accept-changes` among the arguments.
     """
     folder = RunFolder.open(name)
+    require(
+        not folder.config.run.single_process,
+        f"{OPTION} {name}: a run of --single-process has one curve from its first step, and cannot go on: a checkpoint "
+        "has neither its games nor its memory. Start it anew with higher limits: it passes through the same states",
+    )
     folder.mend_config_file()
     own = ["--config", str(folder.config_file)]
     config = parse_config([*own, *without_accept(arguments)], prog="apex train", description="", kind=kind)

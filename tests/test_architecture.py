@@ -71,11 +71,11 @@ FLOORS = [
     {"publishing", "session", "experience_link", "sampler", "coordinator", "games", "copyist"},
     {"loader", "update", "actor_host"},
     {"feed", "bad_batches", "actor_worker", "replay_server", "replay_memory"},
-    {"trainer", "recording", "snapshot_timing", "chaos_saver"},
+    {"trainer", "recording", "snapshot_timing", "chaos_saver", "turns"},
     {"learner_loop", "chaos_saves"},
     {"actor", "replay", "learner", "evaluator"},
     # 6: what people start.
-    {"newest_policy"},
+    {"newest_policy", "single_process"},
     {"supervisor", "evaluate", "watch", "status", "resume", "keys", "learning_curves", "run_facts", "report_video"},
     {"curve_picture", "report_page"},
     {"plot", "report"},
@@ -129,6 +129,7 @@ OWNERS = {
         "evaluate",
         "newest_policy",
         "watch",
+        "single_process",
     },
     "safetensors": {"checkpoint", "tensor_file", "bad_batches"},
     "subprocess": {
@@ -154,7 +155,6 @@ WALL_CLOCKS = {"time", "time_ns", "now", "utcnow", "today", "localtime", "gmtime
 TIMESTAMPS = {  # Who may write down when something was, for people to read.
     "metrics": {"time.time", "time.time_ns"},
     "curve_rows": {"time.time"},
-    "coordinator": {"time.time"},
     "actor_worker": {"time.time"},
     "run_folder": {"datetime.now", "time.time"},
     "chaos": {"datetime.now"},

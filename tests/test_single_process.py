@@ -1,0 +1,243 @@
+"""A run by turns in one process: one seed, one curve, however busy the machine is; and a run folder like any other."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from apex.checkpoint_folder import load_latest
+from apex.config import ConfigError, LearnerConfig, ReplayConfig
+from apex.environment import describe
+from apex.evaluate import main as evaluate
+from apex.fitting import FREE_RATIO, fit_one_process
+from apex.launch import main as train
+from apex.learner import open_run
+from apex.lifecycle import FAILED, FINISHED, REFUSED
+from apex.metrics import read_curve
+from apex.networks import flatten_parameters
+from apex.policies import find_best, load_policy
+from apex.presets import PRESETS
+from apex.run_folder import RunFolder
+from apex.store_place import store_path
+
+COMMON = ("--single-process", "--evaluator.episodes=2", "--evaluator.num-envs=2")
+CARTPOLE = (
+    "--preset=cartpole",
+    *COMMON,
+    "--replay.capacity=2000",
+    "--replay.min-size-to-sample=400",
+    "--replay.samples-per-insert=2",
+    "--batch-size=32",
+    "--max-updates=130",
+    "--evaluator.period-updates=50",
+)
+PONG = (
+    "--preset=pong",
+    *COMMON,
+    "--environment.max-episode-frames=240",
+    "--actors=4",
+    "--actor.segment-length=20",
+    "--replay.capacity=600",
+    "--replay.min-size-to-sample=200",
+    "--replay.samples-per-insert=0.5",
+    "--batch-size=16",
+    "--network.width=0.125",
+    "--network.hidden=16",
+    "--max-updates=30",
+    "--evaluator.period-updates=20",
+)
+JOBS = {"cartpole": (*CARTPOLE, "--seed=3"), "pong": (*PONG, "--seed=3"), "another": (*CARTPOLE, "--seed=4")}
+SCRIPT = "import json, sys; from apex.launch import main; sys.exit(max(map(main, json.loads(sys.argv[1]))))"
+
+pytestmark = pytest.mark.timeout(300)  # Of the first one, with the runs that it shares; they take 15 s of two cores.
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def start(folder, names, hash_seed):
+    """Jobs in a new process, whose sets have an order of their own."""
+    runs = [[*JOBS[name], f"--run.folder={folder}", f"--name={name}"] for name in names]
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, json.dumps(runs)],
+        env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The jobs' run folders by name, of two processes; the second repeats, in another order, what the first began."""
+    plans = [("cartpole", "another", "pong"), ("pong", "cartpole")]
+    folders = [tmp_path_factory.mktemp(name) for name in ("first", "second")]
+    processes = [start(folder, plan, number) for number, (folder, plan) in enumerate(zip(folders, plans, strict=True))]
+    try:
+        for process in processes:
+            output, _ = process.communicate(timeout=250)
+            assert process.returncode == FINISHED, output
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    return [{path.name: RunFolder.open(path) for path in folder.iterdir()} for folder in folders]
+
+
+def curves(folder):
+    """All rows by role, without the time of day."""
+    rows = {path.stem: read_curve(path) for path in sorted(folder.curves.glob("*.jsonl"))}
+    return {role: [{k: v for k, v in row.items() if k != "time"} for row in rows[role]] for role in rows}
+
+
+def tensors(folder):
+    """Networks and optimizer, bit for bit."""
+    state = load_latest(folder.checkpoints)
+    found = []
+
+    def collect(tree):
+        if isinstance(tree, torch.Tensor):
+            found.append(tree.numpy().tobytes())
+        elif isinstance(tree, dict | list):
+            for child in tree.values() if isinstance(tree, dict) else tree:
+                collect(child)
+
+    for part in (state.online, state.target, state.optimizer):
+        collect(part)
+    return state.num_updates, state.progress.num_steps, found
+
+
+@pytest.mark.parametrize("name", ["cartpole", "pong"])
+def test_the_same_seed_gives_the_same_curves_and_bits_in_another_process(runs, name):
+    first, second = (each[name] for each in runs)
+    assert curves(first) == curves(second)
+    assert tensors(first) == tensors(second)
+    best = [load_policy(find_best(folder.checkpoints))[1] for folder in (first, second)]
+    assert (flatten_parameters(best[0]) == flatten_parameters(best[1])).all()
+
+
+def test_another_seed_gives_another_curve(runs):
+    mine, another = runs[0]["cartpole"], runs[0]["another"]
+    assert curves(mine)["actor"] != curves(another)["actor"]
+    assert tensors(mine)[2] != tensors(another)[2]
+
+
+@pytest.mark.parametrize(("name", "updates", "evaluations"), [("cartpole", 130, 2), ("pong", 30, 1)])
+def test_it_leaves_curves_and_a_checkpoint_as_every_run_does(runs, name, updates, evaluations, capsys):
+    folder = runs[0][name]
+    rows = curves(folder)
+    assert rows["learner"][-1]["scalars"]["learner/updates"] == updates
+    assert len(rows["evaluator"]) == evaluations
+    assert all(row["scalars"]["actors/mean_score"] for row in rows["actor"])
+    steps = [row["steps"] for row in rows["replay"]]
+    assert steps == sorted(steps)
+    assert 1_000 <= steps[0] < 1_200  # A row each thousand steps; eight actors store 25 at once.
+    assert rows["replay"][-1]["scalars"]["replay/num_inserted"] == steps[-1] == tensors(folder)[1]
+    assert not any("second" in tag for role in rows.values() for row in role for tag in row["scalars"])
+    assert not store_path(folder.run_id).exists()
+    assert evaluate([str(folder.path), "--episodes=1", "--json"]) == FINISHED
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["episodes"] == 1
+
+
+def small(folder, *options):
+    return [*CARTPOLE, f"--run.folder={folder}", "--name=mine", *options]
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("--max-steps=300", "reached 300 steps"),
+        ("--max-minutes=0.00001", "reached 1e-05 minutes"),
+        ("--stop-score=1", "reached the score 1"),
+    ],
+)
+def test_limits_end_it_with_a_checkpoint(tmp_path, capsys, option, reason):
+    assert train(small(tmp_path, option, "--evaluator.confirm-episodes=0")) == FINISHED
+    said = capsys.readouterr().out
+    assert f"finished: {reason}" in said
+    assert "8 actors, batches of 32, 2 samples per insert" in said
+    assert load_latest(tmp_path / "mine" / "checkpoints") is not None
+    assert "go on:" not in said
+
+
+def test_it_cannot_go_on_and_says_so(runs, capsys):
+    assert train(["--resume", str(runs[0]["cartpole"].path), "--max-updates=1000"]) == REFUSED
+    assert "has one curve from its first step, and cannot go on" in capsys.readouterr().err
+
+
+def test_what_diverges_fails_with_the_cause(tmp_path, capsys):
+    rough = ("--learner.learning-rate=1e30", "--learner.loss=squared", "--learner.publish-period=1000")
+    assert train(small(tmp_path, *rough)) == FAILED
+    assert "was not finite" in capsys.readouterr().err
+    assert not store_path(RunFolder.open(tmp_path / "mine").run_id).exists()
+
+
+def test_ctrl_c_ends_it_with_a_checkpoint_and_there_was_no_socket_and_no_child(tmp_path):
+    command = [sys.executable, "-m", "apex", "train", *small(tmp_path, "--max-updates=0", "--stop-score=none")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        curve, deadline = tmp_path / "mine" / "curves" / "evaluator.jsonl", time.monotonic() + 60
+        while not curve.exists():
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.1)
+        own = Path(f"/proc/{process.pid}")
+        assert (own / "task" / str(process.pid) / "children").read_text() == ""
+        assert not [fd for fd in (own / "fd").iterdir() if os.readlink(fd).startswith("socket:")]
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == FINISHED, output
+    assert "finished: interrupted" in output
+    folder = RunFolder.open(tmp_path / "mine")
+    assert tensors(folder)[0] == curves(folder)["learner"][-1]["scalars"]["learner/updates"]
+    assert not store_path(folder.run_id).exists()
+
+
+# --- what it is made of -----------------------------------------------------------------------------------------------
+
+
+def fit(preset, **branches):
+    config = dataclasses.replace(PRESETS[preset].config, **branches)
+    return fit_one_process(config, describe(config.environment, config.actor.n_step))[0]
+
+
+def test_it_has_a_core_to_itself_and_a_ratio_where_programs_run_free():
+    config = fit("pong")
+    assert (config.actor.num_actors, config.actor.num_processes, config.learner.batch_size) == (16, 1, 128)
+    assert (config.learner.num_threads, config.learner.device, config.learner.publish_seconds) == (1, "cpu", 0.0)
+    assert config.replay.samples_per_insert == PRESETS["pong"].config.replay.samples_per_insert
+    free = fit("cartpole", actor=dataclasses.replace(PRESETS["cartpole"].config.actor, num_processes=4))
+    assert free.replay.samples_per_insert == FREE_RATIO
+    assert (free.actor.num_actors, free.actor.envs_per_process) == (8, 8)
+
+
+@pytest.mark.parametrize(
+    ("branches", "message"),
+    [
+        ({"learner": LearnerConfig(device="cuda")}, "computes on the processor"),
+        ({"replay": ReplayConfig(num_shards=2)}, "has one replay memory, got replay.num_shards 2"),
+    ],
+)
+def test_refuses_what_it_has_not(branches, message):
+    with pytest.raises(ConfigError, match=message):
+        fit("pong", **branches)
+
+
+def test_the_learner_alone_is_no_whole_run():
+    with pytest.raises(ConfigError, match="apex train starts it"):
+        open_run(["--preset=cartpole", "--single-process"])
