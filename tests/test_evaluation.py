@@ -12,7 +12,7 @@ import torch
 from apex.checkpoint import LearnerState, save
 from apex.config import Config, EnvironmentConfig, NetworkConfig, RunConfig
 from apex.environment import describe
-from apex.evaluate import main
+from apex.evaluation import main
 from apex.networks import flatten_parameters, make_network
 from apex.policies import BEST, PolicyInfo, save_policy
 from apex.run_folder import RunFolder

@@ -1,4 +1,4 @@
-"""`apex evaluate`: full games of a run's policy, or of a random one, scored by their raw rewards. Needs no GPU, no run.
+"""Full games of a run's policy, or of a random one, scored by their raw rewards: `apex evaluate`, and its function.
 
 The games are not those of training: their seeds come from a sequence of their own (`games.evaluation_seed`), and the
 same --seed plays the same games again.
@@ -10,29 +10,75 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from apex.checkpoint_folder import latest_good
+from apex.agent import find_policy
 from apex.config import ConfigError, EnvironmentConfig, require
 from apex.environment import EnvironmentFailure, VectorEnvironment, describe, kind, make_environment
 from apex.evaluator import make_policy
-from apex.games import Game, Policy, evaluation_seed, play, summarize
+from apex.games import Game, Policy, Summary, evaluation_seed, play, summarize
 from apex.lifecycle import FAILED, FINISHED, REFUSED, Stop, stop_on_signals
-from apex.policies import find_best, load_policy
+from apex.policies import load_policy
 from apex.run_folder import RunFolder
 from apex.types import Array, Schema, Step
 
 EMULATOR_FPS = 60  # of the console, and so of an Atari game at its true speed
 OTHER_FPS = 30  # of all other environments
 MIN_HEIGHT = 420  # pixels of a video; smaller pictures are enlarged by a whole number
+
+
+EPISODES, EPSILON, NUM_ENVS = 30, 0.001, 5  # unless others are asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation(Summary):
+    """What full games gave, and which games these were: the same seed and number of `num_envs` plays them again."""
+
+    scores: list[float]  # of each game: the sum of its raw rewards
+    lengths: list[int]  # of each game, in steps
+    epsilon: float  # probability of a random action
+    seed: int
+    checkpoint: Path | None  # whose policy played; None: a random one
+    updates: int | None  # of that policy
+    environment: str
+    video: Path | None
+
+
+def evaluate(
+    run: str | os.PathLike[str],
+    episodes: int = EPISODES,
+    *,
+    checkpoint: str | os.PathLike[str] | None = None,
+    epsilon: float = EPSILON,
+    seed: int = 0,
+    num_envs: int = NUM_ENVS,
+    video: str | os.PathLike[str] | None = None,
+) -> Evaluation:
+    """Plays `episodes` full games with a run's policy, `num_envs` side by side, as `apex evaluate` does.
+
+    `run` and `checkpoint` are those of `apex.load_policy`. The games are not those of training. `video`: where to write
+    the first game as .mp4. Raises ConfigError for what there is not or cannot be, EnvironmentFailure where the
+    environment cannot be played.
+    """
+    for name, value in (("episodes", episodes), ("num_envs", num_envs)):
+        require(isinstance(value, int) and value >= 1, f"{name} must be a whole number >= 1, got {value!r}")
+    require(isinstance(seed, int) and 0 <= seed < 2**31, f"seed must be 0 ... 2147483647, got {seed!r}")
+    require(0 <= epsilon <= 1, f"epsilon must be 0 ... 1, got {epsilon!r}")
+    path = None if video is None else Path(video)
+    _check_video(path)
+    with _one_thread():
+        player = _trained_player(find_policy(run, checkpoint), epsilon, _rng(seed))
+        games = _play(player, episodes, seed=seed, num_envs=num_envs, video=path)
+    return _sum_up(player, games, seed, path)
 
 
 class Player(NamedTuple):
@@ -52,9 +98,8 @@ def main(argv: Sequence[str]) -> int:
         options = parser.parse_args(argv)
     except SystemExit as exit:
         return REFUSED if exit.code else FINISHED
-    torch.set_num_threads(1)  # A few observations at a time: more threads would only disturb a training that goes on.
     try:
-        with stop_on_signals() as stop:
+        with stop_on_signals() as stop, _one_thread():
             return _evaluate(options, stop)
     except ConfigError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
@@ -71,9 +116,15 @@ def _make_parser() -> argparse.ArgumentParser:
         prog="apex evaluate", description="Plays full games with a run's policy and prints their raw scores."
     )
     parser.add_argument("run", nargs="?", metavar="RUN", help="a run folder, or its name below runs/")
-    parser.add_argument("--episodes", type=_positive, default=30, metavar="N", help="full games (default 30)")
     parser.add_argument(
-        "--epsilon", type=_fraction, default=0.001, metavar="P", help="probability of a random action (default 0.001)"
+        "--episodes", type=_positive, default=EPISODES, metavar="N", help=f"full games (default {EPISODES})"
+    )
+    parser.add_argument(
+        "--epsilon",
+        type=_fraction,
+        default=EPSILON,
+        metavar="P",
+        help=f"probability of a random action (default {EPSILON})",
     )
     parser.add_argument("--seed", type=_seed, default=0, metavar="S", help="of games and random actions (default 0)")
     parser.add_argument(
@@ -81,7 +132,9 @@ def _make_parser() -> argparse.ArgumentParser:
         metavar="best|last|PATH",
         help="which policy of the run (default: the best by its evaluator, else the last checkpoint)",
     )
-    parser.add_argument("--envs", type=_positive, default=5, metavar="E", help="games side by side (default 5)")
+    parser.add_argument(
+        "--envs", type=_positive, default=NUM_ENVS, metavar="E", help=f"games side by side (default {NUM_ENVS})"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--video", type=Path, metavar="FILE.mp4", help="write the first game, at normal speed")
     parser.add_argument("--random", action="store_true", help="play at random; takes --env instead of RUN")
@@ -92,12 +145,7 @@ def _make_parser() -> argparse.ArgumentParser:
 def _evaluate(options: argparse.Namespace, stop: Stop) -> int:
     _check_video(options.video)
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # Pictures need no screen, nor a complaint that there is none.
-    seed = evaluation_seed(options.seed)
-    player = _make_player(options, np.random.default_rng(seed))
-    num_envs = min(options.envs, options.episodes)
-    environment = make_environment(
-        player.environment, num_envs, seed=seed, num_threads=1, pictures=options.video is not None
-    )
+    player = _make_player(options, _rng(options.seed))
     games: list[Game] = []
 
     def on_game(game: Game) -> None:
@@ -106,20 +154,65 @@ def _evaluate(options: argparse.Namespace, stop: Stop) -> int:
             print(f"\r{len(games)} of {options.episodes} games ", end="", file=sys.stderr, flush=True)
 
     try:
-        if options.video is None:
-            play(environment, player.policy, options.episodes, stop=stop, on_game=on_game)
-        else:
-            with Video(options.video, environment, player.policy, _fps(player.environment)) as video:
-                play(environment, video.act, options.episodes, stop=stop, on_step=video.see, on_game=on_game)
+        _play(
+            player,
+            options.episodes,
+            seed=options.seed,
+            num_envs=options.envs,
+            video=options.video,
+            stop=stop,
+            on_game=on_game,
+        )
     finally:
-        environment.close()
         if sys.stderr.isatty() and games:
             print("\r\033[K", end="", file=sys.stderr)
     if len(games) < options.episodes:
         print(f"apex evaluate: stopped after {len(games)} of {options.episodes} games", file=sys.stderr)
         return FAILED
-    _report(options, player, games)
+    evaluation = _sum_up(player, games, options.seed, options.video)
+    _report(evaluation)
+    if options.json:
+        print(json.dumps(asdict(evaluation), default=str))
     return FINISHED
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """A few observations at a time: more threads of torch would only disturb a training that goes on."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _rng(seed: int) -> np.random.Generator:
+    return np.random.default_rng(evaluation_seed(seed))
+
+
+def _play(
+    player: Player,
+    episodes: int,
+    *,
+    seed: int,
+    num_envs: int,
+    video: Path | None,
+    stop: Stop | None = None,
+    on_game: Callable[[Game], None] = lambda game: None,
+) -> list[Game]:
+    """The games; fewer if `stop` was requested."""
+    num_envs = min(num_envs, episodes)
+    environment = make_environment(
+        player.environment, num_envs, seed=evaluation_seed(seed), num_threads=1, pictures=video is not None
+    )
+    try:
+        if video is None:
+            return play(environment, player.policy, episodes, stop=stop, on_game=on_game)
+        with Video(video, environment, player.policy, _fps(player.environment)) as film:
+            return play(environment, film.act, episodes, stop=stop, on_step=film.see, on_game=on_game)
+    finally:
+        environment.close()
 
 
 def _make_player(options: argparse.Namespace, rng: np.random.Generator) -> Player:
@@ -134,7 +227,10 @@ def _make_player(options: argparse.Namespace, rng: np.random.Generator) -> Playe
     if options.run is None:
         latest = RunFolder.find_latest()
         raise ConfigError(f"which run? The latest: apex evaluate {latest.path}")
-    path = _find_policy(RunFolder.open(options.run), options.checkpoint)
+    return _trained_player(find_policy(options.run, options.checkpoint), options.epsilon, rng)
+
+
+def _trained_player(path: Path, epsilon: float, rng: np.random.Generator) -> Player:
     info, network = load_policy(path)
     schema = describe(info.environment, info.schema.n_step)
     require(
@@ -142,25 +238,7 @@ def _make_player(options: argparse.Namespace, rng: np.random.Generator) -> Playe
         f"{info.environment.id} is another environment here than the one that {path} was trained in: "
         f"{_interface(schema)}, not {_interface(info.schema)}",
     )
-    policy = make_policy(network, options.epsilon, rng)
-    return Player(policy, info.environment, options.epsilon, path, info.num_updates)
-
-
-def _find_policy(run: RunFolder, choice: str | None) -> Path:
-    best = find_best(run.checkpoints) if choice in (None, "best") else None
-    if best is not None:
-        return best
-    require(choice != "best", f"{run.path} has no best policy: no evaluation was finished; try --checkpoint last")
-    if choice in (None, "last"):
-        last = latest_good(run.checkpoints)
-        if last is None:
-            raise ConfigError(f"{run.path} has neither a best policy nor a checkpoint yet: it was trained too shortly")
-        return last
-    named = (Path(str(choice)), run.checkpoints / str(choice))
-    for path in named:
-        if path.exists():
-            return path
-    raise ConfigError(f"--checkpoint must be best, last or a path, got {choice!r}: neither {named[0]} nor {named[1]}")
+    return Player(make_policy(network, epsilon, rng), info.environment, epsilon, path, info.num_updates)
 
 
 def _interface(schema: Schema) -> str:
@@ -168,36 +246,36 @@ def _interface(schema: Schema) -> str:
     return f"{schema.frame_dtype}[{shape}] and {schema.num_actions} actions"
 
 
-def _report(options: argparse.Namespace, player: Player, games: Sequence[Game]) -> None:
-    summary = summarize(games)
-    interval = "" if summary.interval is None else "  (95 %: {:.2f} ... {:.2f})".format(*summary.interval)
-    who = "random" if player.checkpoint is None else f"{player.checkpoint}, {player.updates:,} updates"
+def _sum_up(player: Player, games: Sequence[Game], seed: int, video: Path | None) -> Evaluation:
+    return Evaluation(
+        **asdict(summarize(games)),
+        scores=[game.score for game in games],
+        lengths=[game.length for game in games],
+        epsilon=player.epsilon,
+        seed=seed,
+        checkpoint=player.checkpoint,
+        updates=player.updates,
+        environment=player.environment.id,
+        video=video,
+    )
+
+
+def _report(evaluation: Evaluation) -> None:
+    interval = "" if evaluation.interval is None else "  (95 %: {:.2f} ... {:.2f})".format(*evaluation.interval)
+    who = "random" if evaluation.checkpoint is None else f"{evaluation.checkpoint}, {evaluation.updates:,} updates"
     rows = {
-        "environment": player.environment.id,
-        "policy": f"{who}, epsilon {player.epsilon:g}",
-        "games": f"{summary.episodes}, seed {options.seed}",
-        "mean score": f"{summary.mean:.2f}{interval}",
-        "median": f"{summary.median:.2f}",
-        "min ... max": f"{summary.min:.2f} ... {summary.max:.2f}",
-        "mean length": f"{summary.length:.0f} steps",
+        "environment": evaluation.environment,
+        "policy": f"{who}, epsilon {evaluation.epsilon:g}",
+        "games": f"{evaluation.episodes}, seed {evaluation.seed}",
+        "mean score": f"{evaluation.mean:.2f}{interval}",
+        "median": f"{evaluation.median:.2f}",
+        "min ... max": f"{evaluation.min:.2f} ... {evaluation.max:.2f}",
+        "mean length": f"{evaluation.length:.0f} steps",
     }
-    if options.video is not None:
-        rows["video"] = str(options.video)
+    if evaluation.video is not None:
+        rows["video"] = str(evaluation.video)
     for name, value in rows.items():
         print(f"{name:<12} {value}")
-    if options.json:
-        result: dict[str, Any] = {
-            **asdict(summary),
-            "scores": [game.score for game in games],
-            "lengths": [game.length for game in games],
-            "epsilon": player.epsilon,
-            "seed": options.seed,
-            "checkpoint": None if player.checkpoint is None else str(player.checkpoint),
-            "updates": player.updates,
-            "environment": player.environment.id,
-            "video": None if options.video is None else str(options.video),
-        }
-        print(json.dumps(result))
 
 
 # --- the video ------------------------------------------------------------------------------------------------------
