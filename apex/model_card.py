@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from apex.config import Config, EnvironmentConfig, flatten
 from apex.evaluation import Evaluation
@@ -16,35 +16,33 @@ Kind = Literal["atari", "image", "vector"]
 NOT_SHOWN = ("run.", "transport.")  # where a run was, not what it was
 
 # What follows works without this package. Each is run by the tests as it stands.
-LAYERS = """\
+LINEAR = """\
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
 w = load_file("model.safetensors")
 
-def layer(op, name, x, *stride):
-    return op(x, w[f"{name}.weight"], w[f"{name}.bias"], *stride)
+def linear(name, x):
+    return F.linear(x, w[f"{name}.weight"], w[f"{name}.bias"])
 
 """
 IMAGE_BODY = """\
 def q_values(x):  # uint8 {shape} -> float32 [batch, {num_actions}]
     x = x.float() * (1 / 255)
     for i, stride in enumerate((4, 2, 1), start=1):
-        x = F.relu(layer(F.conv2d, f"conv{{i}}", x, stride))
+        x = F.relu(F.conv2d(x, w[f"conv{{i}}.weight"], w[f"conv{{i}}.bias"], stride))
     x = x.flatten(1)
 """
 VECTOR_BODY = """\
 def q_values(x):  # float32 {shape} -> float32 [batch, {num_actions}]
-    x = F.relu(layer(F.linear, "linear2", F.relu(layer(F.linear, "linear1", x))))
+    x = F.relu(linear("linear2", F.relu(linear("linear1", x))))
 """
 DUELING_HEADS = """\
-    advantage, value = (
-        layer(F.linear, f"{head}.output", F.relu(layer(F.linear, f"{head}.hidden", x))) for head in ("advantage", "value")
-    )
-    return value + advantage - advantage.mean(1, keepdim=True)
+    v, a = (linear(f"{head}.output", F.relu(linear(f"{head}.hidden", x))) for head in ("value", "advantage"))
+    return v + a - a.mean(1, keepdim=True)
 """
 ONE_HEAD = """\
-    return layer(F.linear, "q.output", F.relu(layer(F.linear, "q.hidden", x)))
+    return linear("q.output", F.relu(linear("q.hidden", x)))
 """
 CUSTOM = """\
 from types import SimpleNamespace
@@ -64,6 +62,7 @@ class Onnx(NamedTuple):
     opset: int
     difference: float  # the largest absolute one of any Q-value
     num_observations: int
+    num_differing: int  # greedy actions that are others; only where two Q-values are as good as equal
     runtime: str  # version of onnxruntime
 
 
@@ -89,7 +88,7 @@ def write_card(
     lines += ["## Loading it with torch alone", "", *_loading(info), "```python", load_code(info).rstrip(), "```", ""]
     lines += ["The action is `q_values(observation).argmax(1)`.", ""]
     if onnx is not None:
-        lines += ["## ONNX", "", *_onnx(info, onnx), ""]
+        lines += ["## ONNX", "", *_onnx(onnx), ""]
     lines += ["## Configuration", "", *_differing(config)]
     return "\n".join(lines) + "\n"
 
@@ -103,7 +102,7 @@ def load_code(info: PolicyInfo) -> str:
         module, _, name = info.network.factory.partition(":")
         return CUSTOM.format(module=module, name=name, schema=schema.to_dict(), dtype=schema.frame_dtype, **facts)
     body = IMAGE_BODY if len(schema.frame_shape) == 2 else VECTOR_BODY
-    return LAYERS + body.format(**facts) + (DUELING_HEADS if info.network.dueling else ONE_HEAD)
+    return LINEAR + body.format(**facts) + (DUELING_HEADS if info.network.dueling else ONE_HEAD)
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> list[str]:
@@ -144,9 +143,9 @@ def _score(info: PolicyInfo, config: Config, evaluation: Evaluation | None) -> s
             "" if evaluation.interval is None else ", 95 % interval {:.2f} ... {:.2f}".format(*evaluation.interval)
         )
         return (
-            f"mean {evaluation.mean:.2f}, median {evaluation.median:.2f} over {evaluation.episodes} full games{interval}; "
-            f"raw rewards, epsilon {evaluation.epsilon:g}, seed {evaluation.seed}: `apex evaluate`, on games that were "
-            "not used in training"
+            f"mean {evaluation.mean:.2f}, median {evaluation.median:.2f} over {evaluation.episodes} full games"
+            f"{interval}; raw rewards, epsilon {evaluation.epsilon:g}, seed {evaluation.seed}: `apex evaluate`, "
+            "on games that were not used in training"
         )
     if info.score is None:
         return "not measured"
@@ -156,9 +155,9 @@ def _score(info: PolicyInfo, config: Config, evaluation: Evaluation | None) -> s
         reached = f"{evaluator.confirm_episodes} others where these had reached {stop_score:g}"
         games = f"{evaluator.confirm_episodes} full games" if info.score >= stop_score else f"{games}, or {reached}"
     return (
-        f"mean {info.score:.2f} over {games} by the run's evaluator; raw rewards, epsilon {evaluator.epsilon:g}. It was "
-        "chosen as the best of the run's evaluations, which makes such a mean too high: `apex export --episodes 30` "
-        "measures it anew"
+        f"mean {info.score:.2f} over {games} by the run's evaluator; raw rewards, epsilon {evaluator.epsilon:g}. It "
+        "was chosen as the best of the run's evaluations, which makes such a mean too high: "
+        "`apex export --episodes 30` measures it anew"
     )
 
 
@@ -186,8 +185,8 @@ def _preprocessing(info: PolicyInfo, kind: Kind, environment: EnvironmentConfig)
         ]
     side, stack = environment.image_size, environment.frame_stack
     lines = [
-        f"Input: uint8 [batch, {stack}, {side}, {side}], 0 ... 255, the last {stack} frames, the newest last; before the "
-        "first frame of an episode there are zeros. The network divides by 255."
+        f"Input: uint8 [batch, {stack}, {side}, {side}], 0 ... 255, the last {stack} frames, the newest last; before "
+        "the first frame of an episode there are zeros. The network divides by 255."
     ]
     if kind == "image":
         gray = "Frames: gray (OpenCV's RGB2GRAY)"
@@ -211,11 +210,12 @@ def _loading(info: PolicyInfo) -> list[str]:
     return [text, ""]
 
 
-def _onnx(info: PolicyInfo, onnx: Onnx) -> list[str]:
+def _onnx(onnx: Onnx) -> list[str]:
+    actions = f"{onnx.num_differing} greedy actions differ, where two Q-values are as good as equal"
     return [
-        f"`model.onnx`, opset {onnx.opset}: input `observation` as above, any batch; output `q`. Compared with torch on "
-        f"{onnx.num_observations} random observations by onnxruntime {onnx.runtime}: the largest absolute difference of "
-        f"a Q-value is {onnx.difference:.1e}, and every greedy action is the same.",
+        f"`model.onnx`, opset {onnx.opset}: input `observation` as above, any batch; output `q`. Compared with torch "
+        f"by onnxruntime {onnx.runtime} on {onnx.num_observations} random observations: the largest absolute difference "
+        f"of a Q-value is {onnx.difference:.1e}, and {actions if onnx.num_differing else 'all greedy actions agree'}.",
         "",
         "```python",
         "import onnxruntime",

@@ -8,14 +8,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from apex import presets
 from apex.config import Config, ConfigError, EnvironmentConfig, from_dict, require
 from apex.environment import kind
-from apex.launch import Outcome
+from apex.launch import Composer, Outcome
 from apex.launch import run as run_programs
 from apex.lifecycle import FINISHED, REFUSED, Stop, stop_on_signals
 from apex.terminal_layout import known
@@ -36,7 +36,7 @@ class Run:
     """A run that has ended well. It stands for its folder wherever a path is asked for."""
 
     folder: Path
-    config: Config  # with every size that was chosen for this machine
+    config: Config = field(repr=False)  # with every size that was chosen for this machine
     reason: str  # why it ended, as in "reached the score 475"
     interrupted: bool  # by Ctrl-C, or by the `stop` that `train` was given
     score: float | None  # mean raw score of the evaluator's last games; None: it had finished none
@@ -73,12 +73,19 @@ def train(config: Config, *, quiet: bool = False, stop: Callable[[], bool] | Non
 
     Raises ConfigError for what cannot be run as configured, TrainingError for a run that failed, with the first cause.
     """
+    return train_as(config, None, quiet=quiet, stop=stop)
+
+
+def train_as(
+    config: Config, compose: Composer | None, *, quiet: bool = False, stop: Callable[[], bool] | None = None
+) -> Run:
+    """The same with other programs: `compose` names them, as in `launch.run`."""
     require(isinstance(config, Config), f'train takes an apex.Config, as apex.preset("pong"), got {config!r:.80}')
     with _once(), _stopping(stop) as request, ExitStack() as opened:
         out = opened.enter_context(open(os.devnull, "w")) if quiet else None
         paths = [path or os.getcwd() for path in sys.path]
         outcome = run_programs(
-            config, request, ["apex.train"], out=out, environment={"PYTHONPATH": os.pathsep.join(paths)}
+            config, request, ["apex.train"], compose, out=out, environment={"PYTHONPATH": os.pathsep.join(paths)}
         )
     if request.signum == signal.SIGTERM:
         signal.raise_signal(signal.SIGTERM)
