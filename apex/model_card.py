@@ -121,6 +121,7 @@ def _facts(
     git, hardware, versions = manifest.get("git"), manifest["hardware"], manifest["versions"]
     gpus = f", {', '.join(hardware['gpus'])}" if hardware["gpus"] else ", no GPU"
     commit = "not known" if git is None else f"`{git['commit']}`{', with changes' if git['dirty'] else ''}"
+    elapsed = folder.elapsed_seconds
     until = "" if steps is None else f", after about {steps:,} environment steps"
     return [
         ("Environment", info.environment.id),
@@ -129,7 +130,7 @@ def _facts(
             "Trained",
             f"{info.num_updates:,} updates of batches of {config.learner.batch_size}{until}; seed {config.seed}",
         ),
-        ("Wall clock", f"{duration(folder.elapsed_seconds)} for the whole run"),
+        ("Wall clock", f"{duration(elapsed)} for the whole run" if elapsed else "not known"),
         ("Machine", f"{hardware['cores']} cores of {hardware['cpu']}{gpus}"),
         ("Program", f"apex-zeromq {versions['apex']}, commit {commit}, torch {versions['torch']}"),
         ("Licence", f"{license}, of the weights; the program that trained them is under the MIT licence"),
@@ -211,11 +212,13 @@ def _loading(info: PolicyInfo) -> list[str]:
 
 
 def _onnx(onnx: Onnx) -> list[str]:
-    actions = f"{onnx.num_differing} greedy actions differ, where two Q-values are as good as equal"
+    actions = "all greedy actions agree"
+    if onnx.num_differing:
+        actions = f"{onnx.num_differing} greedy actions differ, where two Q-values are as good as equal"
     return [
         f"`model.onnx`, opset {onnx.opset}: input `observation` as above, any batch; output `q`. Compared with torch "
-        f"by onnxruntime {onnx.runtime} on {onnx.num_observations} random observations: the largest absolute difference "
-        f"of a Q-value is {onnx.difference:.1e}, and {actions if onnx.num_differing else 'all greedy actions agree'}.",
+        f"by onnxruntime {onnx.runtime} on {onnx.num_observations} random observations: the largest absolute "
+        f"difference of a Q-value is {onnx.difference:.1e}, and {actions}.",
         "",
         "```python",
         "import onnxruntime",

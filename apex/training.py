@@ -24,9 +24,10 @@ GUARD = 'Put what trains below `if __name__ == "__main__":`, so that the module 
 
 
 class TrainingError(RuntimeError):
-    """A run that ended by itself and not well. The text is the first cause; `folder` has its logs and checkpoints."""
+    """A run that ended by itself and not well. The text is the first cause."""
 
-    def __init__(self, cause: str, folder: Path) -> None:
+    def __init__(self, cause: str, folder: Path | None) -> None:
+        """`folder` has the logs and checkpoints; None if the run had not begun."""
         super().__init__(cause)
         self.folder = folder
 
@@ -89,8 +90,10 @@ def train_as(
         )
     if request.signum == signal.SIGTERM:
         signal.raise_signal(signal.SIGTERM)
-    if outcome is None:
+    if outcome is None and request.signum:
         raise KeyboardInterrupt("stopped before the run began")
+    if outcome is None:
+        raise TrainingError("the run was stopped before it began", None)
     return _judge(outcome)
 
 

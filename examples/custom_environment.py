@@ -56,7 +56,7 @@ def main():
     options = parser.parse_args()
     config = apex.preset_for(
         "custom_environment:KeyAndDoor",
-        run={"stop_score": 1.4, "max_updates": options.max_updates, "folder": options.folder},
+        run={"stop_score": 1.4, "tensorboard": False, "max_updates": options.max_updates, "folder": options.folder},
     )
     run = apex.train(config)
     print(f"{run.reason}; mean of 50 new games: {apex.evaluate(run, episodes=50).mean:.2f}")

@@ -55,7 +55,7 @@ def main():
     config = apex.preset(
         "cartpole",
         network={"factory": "custom_network:make_network"},
-        run={"max_updates": options.max_updates, "folder": options.folder},
+        run={"tensorboard": False, "max_updates": options.max_updates, "folder": options.folder},
     )
     run = apex.train(config)
     policy = apex.load_policy(run)

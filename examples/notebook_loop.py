@@ -13,7 +13,8 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--max-updates", type=int, default=0)
 parser.add_argument("--folder", default="runs")
 options, _ = parser.parse_known_args()
-config = apex.preset("cartpole", run={"max_updates": options.max_updates, "folder": options.folder})
+limits = {"max_updates": options.max_updates, "folder": options.folder, "tensorboard": False}
+config = apex.preset("cartpole", run=limits)
 run = apex.train(config, quiet=True)
 print(f"{run.reason}: {run.steps:,} steps, {run.seconds:.0f} s, in {run.folder}")
 

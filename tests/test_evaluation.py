@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import cv2
 import numpy as np
 import pytest
 import torch
 
+import apex
 from apex.checkpoint import LearnerState, save
 from apex.config import Config, EnvironmentConfig, NetworkConfig, RunConfig
 from apex.environment import describe
@@ -109,6 +111,37 @@ def test_a_random_policy_needs_no_run(capsys):
 
 def test_one_game_has_no_interval(capsys):
     assert evaluate(capsys, "--random", "--env", "CartPole-v1", "--episodes", 1)["interval"] is None
+
+
+# --- the function ---------------------------------------------------------------------------------------------------
+
+
+def test_the_function_plays_the_games_of_the_command(tmp_path, capsys):
+    run = make_run(tmp_path, best=70)
+    said = evaluate(capsys, run.path, "--episodes", 6, "--envs", 2, "--seed", 3, "--epsilon", 0.5)
+    threads = torch.get_num_threads()
+    result = apex.evaluate(run.path, 6, num_envs=2, seed=3, epsilon=0.5)
+    assert json.loads(json.dumps(asdict(result), default=str)) == said
+    assert torch.get_num_threads() == threads
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"episodes": 0}, "episodes must be a whole number >= 1, got 0"),
+        ({"episodes": 2.0}, r"episodes must be a whole number >= 1, got 2\.0"),
+        ({"num_envs": 0}, "num_envs must be a whole number >= 1, got 0"),
+        ({"seed": -1}, r"seed must be 0 \.\.\. 2147483647, got -1"),
+        ({"epsilon": 1.5}, r"epsilon must be 0 \.\.\. 1, got 1\.5"),
+        ({"video": "game.gif"}, r"must end in \.mp4, got game\.gif"),
+        ({"checkpoint": "bets"}, "must be best, last or a path, got 'bets'"),
+    ],
+)
+def test_the_function_refuses_what_the_command_does(tmp_path, options, message):
+    run = make_run(tmp_path, best=70)
+    with pytest.raises(apex.ConfigError, match=message):
+        apex.evaluate(run.path, **options)
 
 
 # --- which policy ---------------------------------------------------------------------------------------------------
