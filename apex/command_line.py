@@ -28,9 +28,9 @@ class Command(NamedTuple):
 COMMANDS = {
     "train": Command("apex.launch", "a whole run on this machine"),
     "evaluate": Command("apex.evaluation", "full games of a trained agent, its score and a video"),
-    "export": Command("apex.weights", "a run's weights for others: safetensors, a model card, ONNX"),
     "doctor": Command("apex.doctor", "whether a run can start here, and the remedy if not"),
     "status": Command("apex.status", "what a run is doing, from any shell"),
+    "export": Command("apex.weights", "a run's weights for others: safetensors, a model card, ONNX"),
     "keys": Command("apex.keys", "makes the keys of a cluster: apex keys new DIR"),
     "bench": Command("apex.bench", "what this machine gives: apex bench replay"),
     "chaos": Command("apex.chaos", "a run under faults, and an audit of what it stored"),
