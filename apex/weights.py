@@ -39,7 +39,7 @@ from apex.run_folder import RunFolder
 from apex.types import Schema
 
 MODEL, CARD, CONFIG, ONNX = "model.safetensors", "README.md", "config.json", "model.onnx"
-OPSET = 18  # of ONNX, from 2022; the newest that torch's smaller exporter writes without a conversion
+OPSET = 18  # of ONNX, of the year 2022: no runtime of today lacks it
 TOLERANCE = 1e-3  # that ONNX may differ from torch, as a fraction of the largest |Q|
 BATCHES = (1, 5, 250)  # sizes of the random batches on which they are compared
 MISSING = 'needs onnx and onnxruntime, which are not here ({error}): pip install "apex-zeromq[export]"'

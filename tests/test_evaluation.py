@@ -119,11 +119,19 @@ def test_one_game_has_no_interval(capsys):
 def test_the_function_plays_the_games_of_the_command(tmp_path, capsys):
     run = make_run(tmp_path, best=70)
     said = evaluate(capsys, run.path, "--episodes", 6, "--envs", 2, "--seed", 3, "--epsilon", 0.5)
-    threads = torch.get_num_threads()
     result = apex.evaluate(run.path, 6, num_envs=2, seed=3, epsilon=0.5)
     assert json.loads(json.dumps(asdict(result), default=str)) == said
-    assert torch.get_num_threads() == threads
     assert capsys.readouterr() == ("", "")
+
+
+def test_torchs_threads_are_the_callers_again(tmp_path):
+    run, before = make_run(tmp_path, best=70), torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        apex.evaluate(run.path, 1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(
