@@ -7,10 +7,11 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TextIO
 
 from apex.config import Config, ConfigError, TransportConfig
 from apex.control_client import ControlClient
@@ -27,7 +28,7 @@ from apex.run_folder import RunFolder
 from apex.run_lock import hold
 from apex.sockets import open_context
 from apex.store_place import store_path
-from apex.supervisor import Program, supervise
+from apex.supervisor import Ending, Program, supervise
 from apex.terminal_picture import History, Status
 from apex.terminal_view import LogTail, View, open_view, say
 
@@ -72,20 +73,44 @@ def main(argv: Sequence[str] | None = None) -> int:
 Composer = Callable[[Config, RunFolder, "Watch"], list[Program]]
 
 
+class Outcome(NamedTuple):
+    """What became of a run."""
+
+    folder: RunFolder
+    ending: Ending
+    status: Status | None  # the last one that was heard
+
+
 def train(config: Config, stop: Stop, argv: Sequence[str], compose: Composer | None = None) -> int:
     """Sizes the run to the machine, runs it to its end, and says how it went; `argv` is only noted.
 
     `compose` names the programs of the run; if it is None, `make_programs` does.
     """
+    return _tell(run(config, stop, argv, compose))
+
+
+def run(
+    config: Config,
+    stop: Stop,
+    argv: Sequence[str],
+    compose: Composer | None = None,
+    *,
+    out: TextIO | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Outcome | None:
+    """The same without the last words; None if it was stopped before it began.
+
+    `out` is where it is shown, standard output if None; `environment` goes to the programs on top of this one's.
+    """
     schema = describe(config.environment, config.actor.n_step)
     with PortClaims() as claims:
-        config, sizes = fit(config, schema, say, free=claims.claim)
+        config, sizes = fit(config, schema, partial(say, stream=out), free=claims.claim)
         _check_keys(config)
         if stop.requested:
-            return FINISHED
+            return None
         folder = RunFolder.create(config, schema, argv=argv)
         with hold(folder.path):
-            return _run(folder, config, sizes, stop, compose)
+            return _run(folder, config, sizes, stop, compose, out, environment)
 
 
 def resume(name: str, argv: Sequence[str], stop: Stop, compose: Composer | None = None) -> int:
@@ -101,7 +126,17 @@ def resume(name: str, argv: Sequence[str], stop: Stop, compose: Composer | None 
         if stop.requested:
             return FINISHED
         folder.go_on(config, argv=argv)
-        return _run(folder, config, sizes, stop, compose)
+        return _tell(_run(folder, config, sizes, stop, compose))
+
+
+def _tell(outcome: Outcome | None) -> int:
+    """Says how a run went; returns the exit status."""
+    if outcome is None:
+        return FINISHED
+    folder, ending, status = outcome
+    for line in farewell(ending, status, folder):
+        say(line, sys.stdout if ending.status == FINISHED else sys.stderr)
+    return ending.status
 
 
 def _check_keys(config: Config) -> None:
@@ -110,15 +145,27 @@ def _check_keys(config: Config) -> None:
         read_keys(config.transport.keys, role)
 
 
-def _run(folder: RunFolder, config: Config, sizes: list[str], stop: Stop, compose: Composer | None) -> int:
+def _run(
+    folder: RunFolder,
+    config: Config,
+    sizes: list[str],
+    stop: Stop,
+    compose: Composer | None,
+    out: TextIO | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Outcome:
     curves = f"TensorBoard {tensorboard_url(config)}" if config.run.tensorboard else "no TensorBoard"
     introduction = [f"{config.environment.id}, seed {config.seed}", *sizes, f"run folder: {folder.path}"]
     introduction += [f"{curves}/#custom_scalars once training has begun"] if config.run.tensorboard else []
     for line in introduction:
-        say(line)
+        say(line, out)
     transport = config.transport
     observer = read_keys(transport.keys, "observer")
-    with log_to(folder.logs / "launcher.log"), open_context(observer) as context, open_view(sys.stdout) as view:
+    with (
+        log_to(folder.logs / "launcher.log"),
+        open_context(observer) as context,
+        open_view(out or sys.stdout) as view,
+    ):
         source = StatusClient(ControlClient(context, transport.endpoint("control", local_host(transport))))
         history = History(footer=f"{curves}   logs {folder.logs}   Ctrl-C stops")
         watch = Watch(source, view, LogTail(folder.logs), history)
@@ -129,10 +176,8 @@ def _run(folder: RunFolder, config: Config, sizes: list[str], stop: Stop, compos
             watch.tick()
             disk.look()
 
-        ending = supervise(programs, stop, logs=folder.logs, tell=watch.tell, tick=tick)
-    for line in farewell(ending, watch.status, folder):
-        say(line, sys.stdout if ending.status == FINISHED else sys.stderr)
-    return ending.status
+        ending = supervise(programs, stop, logs=folder.logs, tell=watch.tell, tick=tick, environment=environment or {})
+    return Outcome(folder, ending, watch.status)
 
 
 class StatusClient:
@@ -294,6 +339,7 @@ def tensorboard_url(config: Config) -> str:
 @contextmanager
 def log_to(path: Path) -> Iterator[None]:
     """Within it the launcher's own log goes to a file: the terminal belongs to the view."""
+    raises, level = logging.raiseExceptions, log.level
     logging.raiseExceptions = False  # A full disk would be told on the terminal, line by line.
     handler: logging.Handler
     try:
@@ -310,3 +356,5 @@ def log_to(path: Path) -> Iterator[None]:
         log.removeHandler(handler)
         with suppress(OSError):  # What it could not write until now.
             handler.close()
+        logging.raiseExceptions = raises
+        log.setLevel(level)
