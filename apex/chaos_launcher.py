@@ -12,11 +12,12 @@ from pathlib import Path
 from apex.chaos_proxy import ADDRESSES
 from apex.config import Config, ConfigError
 from apex.environment import kind
-from apex.launch import Watch, make_programs, resume, train
+from apex.launch import make_programs, resume, train
 from apex.lifecycle import FAILED, REFUSED, stop_on_signals
 from apex.options import parse_config
 from apex.resume import take_resume
 from apex.run_folder import RunFolder
+from apex.run_watch import Watch
 from apex.supervisor import Program
 
 

@@ -27,12 +27,13 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "train": Command("apex.launch", "a whole run on this machine"),
-    "evaluate": Command("apex.evaluate", "full games of a trained agent, its score and a video"),
+    "evaluate": Command("apex.evaluation", "full games of a trained agent, its score and a video"),
     "watch": Command("apex.watch", "games of a run's newest parameters, in a window or as a GIF"),
     "doctor": Command("apex.doctor", "whether a run can start here, and the remedy if not"),
     "status": Command("apex.status", "what a run is doing, from any shell"),
     "plot": Command("apex.plot", "learning curves of runs and others in one picture"),
     "report": Command("apex.report", "a page about a run, to send to a colleague"),
+    "export": Command("apex.weights", "a run's weights for others: safetensors, a model card, ONNX"),
     "keys": Command("apex.keys", "makes the keys of a cluster: apex keys new DIR"),
     "bench": Command("apex.bench", "what this machine gives: apex bench replay"),
     "chaos": Command("apex.chaos", "a run under faults, and an audit of what it stored"),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import re
 import socket
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, TextIO
 
 from apex.config import Config, ConfigError, TransportConfig
 from apex.control_client import ControlClient
@@ -25,27 +24,17 @@ from apex.ports import PortClaims
 from apex.resume import ACCEPT, reopen, take_resume
 from apex.run_folder import RunFolder
 from apex.run_lock import hold
+from apex.run_watch import StatusClient, Watch
 from apex.sockets import open_context
 from apex.store_place import store_path
 from apex.supervisor import Ending, Program, supervise
 from apex.terminal_picture import History, Status
-from apex.terminal_view import LogTail, PlainView, View, open_view, say
+from apex.terminal_view import LogTail, PlainView, open_view, say
 from apex.types import Schema
 
 log = logging.getLogger("apex")
 
-WAIT = re.compile(r"\S+ \S+ WARNING (?P<wait>\S.* waits .*) \((?P<seconds>\d+) s\)")  # see `lifecycle.Wait`
-LATE_SECONDS = 5.0  # a wait that was not said again by then, although its time has doubled, is over
-STATUS_SECONDS = 1.0  # between two questions to the learner, and at most between two pictures
-ANSWER_SECONDS = 3.0  # a question that was not answered by then is asked again
 NICE = 10  # of what only watches the run
-
-
-class StatusSource(Protocol):
-    """Where the status object comes from."""
-
-    def __call__(self) -> Status | None:
-        """The newest status since the last call, without waiting; None if there is none."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,25 +62,49 @@ def main(argv: Sequence[str] | None = None) -> int:
 Composer = Callable[[Config, RunFolder, "Watch"], list[Program]]
 
 
+class Outcome(NamedTuple):
+    """What became of a run."""
+
+    folder: RunFolder
+    ending: Ending
+    status: Status | None  # the last one that was heard
+
+
 def train(config: Config, stop: Stop, argv: Sequence[str], compose: Composer | None = None) -> int:
     """Sizes the run to the machine, runs it to its end, and says how it went; `argv` is only noted.
 
     `compose` names the programs of the run; if it is None, `make_programs` does.
     """
+    return _tell(run(config, stop, argv, compose))
+
+
+def run(
+    config: Config,
+    stop: Stop,
+    argv: Sequence[str],
+    compose: Composer | None = None,
+    *,
+    out: TextIO | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Outcome | None:
+    """The same without the last words; None if it was stopped before it began.
+
+    `out` is where it is shown, standard output if None; `environment` goes to the programs on top of this one's.
+    """
     schema = describe(config.environment, config.actor.n_step)
     if config.run.single_process:
-        return train_here(config, schema, stop, argv)
+        return run_here(config, schema, stop, argv, out)
     with PortClaims() as claims:
-        config, sizes = fit(config, schema, say, free=claims.claim)
+        config, sizes = fit(config, schema, partial(say, stream=out), free=claims.claim)
         _check_keys(config)
         if stop.requested:
-            return FINISHED
+            return None
         folder = RunFolder.create(config, schema, argv=argv)
         with hold(folder.path):
-            return _run(folder, config, sizes, stop, compose)
+            return _run(folder, config, sizes, stop, compose, out, environment)
 
 
-def train_here(config: Config, schema: Schema, stop: Stop, argv: Sequence[str]) -> int:
+def run_here(config: Config, schema: Schema, stop: Stop, argv: Sequence[str], out: TextIO | None) -> Outcome:
     """The same with every role in this process, see `single_process`. It shows plain lines: a debugger has the rest."""
     from apex.learner_loop import DivergedError  # The launcher of several programs need not wait for torch.
     from apex.single_process import open_single_process
@@ -99,14 +112,14 @@ def train_here(config: Config, schema: Schema, stop: Stop, argv: Sequence[str]) 
     config, sizes = fit_one_process(config, schema)
     folder = RunFolder.create(config, schema, argv=argv)
     for line in (f"{config.environment.id}, seed {config.seed}", *sizes, f"run folder: {folder.path}"):
-        say(line)
+        say(line, out)
     # Its log has the learner's name, as it is the learner's loop that runs.
     with (
         hold(folder.path),
         log_to(folder.logs / "learner.log", "learner"),
         open_single_process(folder, stop) as system,
     ):
-        watch = Watch(system.desk.report, PlainView(sys.stdout), LogTail(folder.logs), History())
+        watch = Watch(system.desk.report, PlainView(out or sys.stdout), LogTail(folder.logs), History())
         disk = DiskWatch(folder.path, watch.tell)
 
         def look() -> None:
@@ -114,14 +127,13 @@ def train_here(config: Config, schema: Schema, stop: Stop, argv: Sequence[str]) 
             disk.look()
 
         try:
-            ending = Ending(FINISHED, system.run(look))
+            reason = system.run(look)
+            ending = Ending(FINISHED, reason, "" if stop.requested else "learner")
         except (DivergedError, EnvironmentFailure) as error:
             log.error("%s", error)
             ending = Ending(FAILED, str(error), "learner")
         watch.tick()
-    for line in farewell(ending, watch.status, folder):
-        say(line, sys.stdout if ending.status == FINISHED else sys.stderr)
-    return ending.status
+    return Outcome(folder, ending, watch.status)
 
 
 def resume(name: str, argv: Sequence[str], stop: Stop, compose: Composer | None = None) -> int:
@@ -137,7 +149,17 @@ def resume(name: str, argv: Sequence[str], stop: Stop, compose: Composer | None 
         if stop.requested:
             return FINISHED
         folder.go_on(config, argv=argv)
-        return _run(folder, config, sizes, stop, compose)
+        return _tell(_run(folder, config, sizes, stop, compose))
+
+
+def _tell(outcome: Outcome | None) -> int:
+    """Says how a run went; returns the exit status."""
+    if outcome is None:
+        return FINISHED
+    folder, ending, status = outcome
+    for line in farewell(ending, status, folder):
+        say(line, sys.stdout if ending.status == FINISHED else sys.stderr)
+    return ending.status
 
 
 def _check_keys(config: Config) -> None:
@@ -146,15 +168,27 @@ def _check_keys(config: Config) -> None:
         read_keys(config.transport.keys, role)
 
 
-def _run(folder: RunFolder, config: Config, sizes: list[str], stop: Stop, compose: Composer | None) -> int:
+def _run(
+    folder: RunFolder,
+    config: Config,
+    sizes: list[str],
+    stop: Stop,
+    compose: Composer | None,
+    out: TextIO | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Outcome:
     curves = f"TensorBoard {tensorboard_url(config)}" if config.run.tensorboard else "no TensorBoard"
     introduction = [f"{config.environment.id}, seed {config.seed}", *sizes, f"run folder: {folder.path}"]
     introduction += [f"{curves}/#custom_scalars once training has begun"] if config.run.tensorboard else []
     for line in introduction:
-        say(line)
+        say(line, out)
     transport = config.transport
     observer = read_keys(transport.keys, "observer")
-    with log_to(folder.logs / "launcher.log"), open_context(observer) as context, open_view(sys.stdout) as view:
+    with (
+        log_to(folder.logs / "launcher.log"),
+        open_context(observer) as context,
+        open_view(out or sys.stdout) as view,
+    ):
         source = StatusClient(ControlClient(context, transport.endpoint("control", local_host(transport))))
         history = History(footer=f"{curves}   logs {folder.logs}   Ctrl-C stops")
         watch = Watch(source, view, LogTail(folder.logs), history)
@@ -165,108 +199,8 @@ def _run(folder: RunFolder, config: Config, sizes: list[str], stop: Stop, compos
             watch.tick()
             disk.look()
 
-        ending = supervise(programs, stop, logs=folder.logs, tell=watch.tell, tick=tick)
-    for line in farewell(ending, watch.status, folder):
-        say(line, sys.stdout if ending.status == FINISHED else sys.stderr)
-    return ending.status
-
-
-class StatusClient:
-    """Asks the learner for the status and never waits for the answer."""
-
-    def __init__(self, client: ControlClient, clock: Callable[[], float] = time.monotonic) -> None:
-        self._client = client
-        self._clock = clock
-        self._asked_at = self._ask_at = 0.0
-
-    def __call__(self) -> Status | None:
-        """The newest status since the last call, or None."""
-        newest: Status | None = None
-        while (answer := self._client.receive(0.0)) is not None:
-            if answer["type"] == "status":
-                newest = answer
-        now = self._clock()
-        if newest is not None:
-            self._ask_at = min(self._ask_at, self._asked_at + STATUS_SECONDS)
-        if now >= self._ask_at:
-            self._client.send({"type": "status"})
-            self._asked_at, self._ask_at = now, now + ANSWER_SECONDS
-        return newest
-
-
-class Watch:
-    """Looks at the run once a second, and shows what it sees."""
-
-    def __init__(
-        self,
-        source: StatusSource,
-        view: View,
-        logs: LogTail,
-        history: History,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.status: Status | None = None
-        self._source = source
-        self._view = view
-        self._logs = logs
-        self._history = history
-        self._clock = clock
-        self._look_at = 0.0
-        self._heard_at = clock()
-        self._noted_at: dict[str, float] = {}  # when a sentence was noted
-
-    @property
-    def ending(self) -> bool:
-        """Whether the run is coming to its end, so that nothing need be started any more."""
-        return (self.status or {}).get("phase") in ("finishing", "finished")
-
-    @property
-    def training(self) -> bool:
-        """Whether there are curves to look at."""
-        return bool((self.status or {}).get("updates"))
-
-    def tick(self) -> None:
-        """Shows what is new; reads the logs for warnings, and shows the time that goes by, once a second."""
-        now = self._clock()
-        status = self._source()
-        if status is not None:
-            self.status, self._heard_at = status, now
-            self._history.add(status)
-        elif now < self._look_at:
-            return
-        for sentence in self._logs.warnings():
-            self._note(sentence)
-        self._forget_waits()
-        self._look_at = now + STATUS_SECONDS
-        self._history.silent_seconds = now - self._heard_at
-        self._view.show(self.status, self._history)
-
-    def tell(self, sentence: str) -> None:
-        """Shows what the supervisor has to say, at once, and logs it."""
-        log.info(sentence)
-        self._note(sentence)
-        self._view.show(self.status, self._history)
-
-    def _note(self, sentence: str) -> None:
-        for other in [other for other in self._history.notes if _subject(other) == _subject(sentence)]:
-            self._history.notes.remove(other)  # Said again, it stands last, and once.
-        self._history.notes.append(sentence)
-        self._noted_at[sentence] = self._clock()
-        self._view.note(sentence)
-
-    def _forget_waits(self) -> None:
-        """Takes waits off the picture that are over: each says so again when its time has doubled."""
-        for sentence in list(self._history.notes):
-            wait, now = WAIT.fullmatch(sentence), self._clock()
-            if wait and now - self._noted_at.get(sentence, now) > int(wait["seconds"]) + LATE_SECONDS:
-                self._history.notes.remove(sentence)
-        self._noted_at = {sentence: at for sentence, at in self._noted_at.items() if sentence in self._history.notes}
-
-
-def _subject(sentence: str) -> str:
-    """What a sentence is about: of a wait, who waits for whom, whenever and however long."""
-    wait = WAIT.fullmatch(sentence)
-    return wait["wait"] if wait else sentence
+        ending = supervise(programs, stop, logs=folder.logs, tell=watch.tell, tick=tick, environment=environment or {})
+    return Outcome(folder, ending, watch.status)
 
 
 def make_programs(config: Config, folder: RunFolder, watch: Watch) -> list[Program]:
@@ -330,6 +264,7 @@ def tensorboard_url(config: Config) -> str:
 @contextmanager
 def log_to(path: Path, role: str = "launcher") -> Iterator[None]:
     """Within it this process's own log goes to a file: the terminal belongs to the view."""
+    raises, level = logging.raiseExceptions, log.level
     logging.raiseExceptions = False  # A full disk would be told on the terminal, line by line.
     handler: logging.Handler
     try:
@@ -346,3 +281,5 @@ def log_to(path: Path, role: str = "launcher") -> Iterator[None]:
         log.removeHandler(handler)
         with suppress(OSError):  # What it could not write until now.
             handler.close()
+        logging.raiseExceptions = raises
+        log.setLevel(level)

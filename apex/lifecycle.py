@@ -33,6 +33,7 @@ class Stop:
     def __init__(self, turned: Callable[[], None] = lambda: None) -> None:
         """`turned` is called at every turn."""
         self.turns = 0
+        self.signum = 0  # the first signal that requested it; 0: none did
         self._turned = turned
         self._requested = False
 
@@ -65,7 +66,7 @@ def stop_on_signals(turned: Callable[[], None] | None = None) -> Iterator[Stop]:
         nonlocal asked
         if asked and signum == signal.SIGINT:
             raise KeyboardInterrupt("told to stop twice")
-        asked = True
+        asked, stop.signum = True, stop.signum or signum
         stop.request()
 
     previous = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}

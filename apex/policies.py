@@ -9,7 +9,9 @@ import dataclasses
 import json
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -51,21 +53,27 @@ class PolicyInfo:
     score: float | None  # mean raw score by the evaluator, if it was evaluated
     games: PlayedGames | None = None  # that gave the score; older files do not tell
 
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, ready for JSON."""
+        return dataclasses.asdict(self)
+
 
 def save_policy(path: Path, values: NDArray[np.float32], info: PolicyInfo) -> None:
     """Writes the network of `values` (every tensor of the state dict, flattened) in one atomic step."""
     network = make_network(info.network, info.schema, seed=0)
     load_parameters(network, values)
-    fields = {
-        "schema": info.schema.to_dict(),
-        "network": dataclasses.asdict(info.network),
-        "environment": dataclasses.asdict(info.environment),
-        "num_updates": info.num_updates,
-        "score": info.score,
-        "games": None if info.games is None else dataclasses.asdict(info.games),
+    replace_file(path, encode_policy(network, info))
+
+
+def encode_policy(network: nn.Module, info: PolicyInfo, names: Mapping[str, str] = MappingProxyType({})) -> bytes:
+    """A policy file. `names`: what tensors of the state dict are called in it, where that is another name."""
+    metadata = {
+        "format": str(FORMAT),
+        "policy": json.dumps(info.to_dict()),
+        "names": json.dumps({new: old for old, new in names.items()}),
     }
-    tensors = {name: tensor.contiguous().clone() for name, tensor in network.state_dict().items()}
-    replace_file(path, encode_sealed(tensors, {"format": str(FORMAT), "policy": json.dumps(fields)}))
+    tensors = {names.get(name, name): tensor.contiguous().clone() for name, tensor in network.state_dict().items()}
+    return encode_sealed(tensors, metadata)
 
 
 def save_best(folder: Path, values: NDArray[np.float32], info: PolicyInfo) -> None:
@@ -148,7 +156,8 @@ def _decode_policy(data: bytes) -> tuple[PolicyInfo, dict[str, Tensor]]:
         score=None if fields["score"] is None else float(fields["score"]),
         games=None if games is None else PlayedGames(**games),
     )
-    return info, tensors
+    old_names = json.loads(metadata.get("names", "{}"))
+    return info, {old_names.get(name, name): tensor for name, tensor in tensors.items()}
 
 
 def _make_policy(path: Path, info: PolicyInfo, tensors: dict[str, Any]) -> nn.Module:

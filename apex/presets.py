@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from apex.config import (
     ActorConfig,
@@ -15,6 +15,8 @@ from apex.config import (
     NetworkConfig,
     ReplayConfig,
     RunConfig,
+    from_dict,
+    require,
 )
 
 Kind = Literal["atari", "image", "vector"]  # of an environment, by what it shows
@@ -134,6 +136,16 @@ PRESETS: dict[str, Preset] = {
     "atari": Preset(ATARI, "any Atari game, the paper's network and batch"),
     "paper": Preset(PAPER, "the paper's values, 360 actors"),
 }
+
+
+def preset(name: str, **changes: Any) -> Config:
+    """The settings `name`, with changes: `preset("pong", seed=2, run={"max_minutes": 5}, learner={"batch_size": 64})`.
+
+    A branch of the tree is given as a dictionary of its knobs; the others keep the preset's values. Raises ConfigError
+    for a preset, a knob or a value that there is not.
+    """
+    require(name in PRESETS, f"the preset must be one of {', '.join(PRESETS)}, got {name!r}")
+    return from_dict(changes, PRESETS[name].config)
 
 
 def preset_for(kind: Kind, environment_id: str) -> Config:

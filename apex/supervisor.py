@@ -7,11 +7,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO, NamedTuple
 
 from apex.lifecycle import (
@@ -86,12 +87,14 @@ def supervise(
     logs: Path,
     tell: Callable[[str], None] = lambda sentence: None,
     tick: Callable[[], None] = lambda: None,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Ending:
     """Runs until asked to stop or until a program that matters ends; nothing is left running whatever is raised.
 
     Each program writes to `logs`/ROLE.log. `tell` hears of what a person wants to know; `tick` is called every 0.2 s.
+    `environment` is added to this program's own for them.
     """
-    running = [_Running(program, logs / f"{program.role}.log", tell) for program in programs]
+    running = [_Running(program, logs / f"{program.role}.log", tell, environment) for program in programs]
     standstill = Wait("launcher")
     try:
         while not stop.requested:
@@ -121,12 +124,15 @@ def last_lines(path: Path, count: int) -> list[str]:
 class _Running:
     """A program in all its lives."""
 
-    def __init__(self, program: Program, log: Path, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, program: Program, log: Path, tell: Callable[[str], None], environment: Mapping[str, str]
+    ) -> None:
         self.program = program
         self.num_endings = 0
         self.last_status: int | None = None
         self._log = log
         self._tell = tell
+        self._environment = environment
         self._budget = CrashBudget(program.crash_budget)
         self._process: subprocess.Popen[bytes] | None = None
         self._start_at: float | None = 0.0  # None: given up
@@ -184,7 +190,8 @@ class _Running:
         self._ended_well, self._stuck_for, self._silence = False, 0.0, Silence()
         if self.program.stuck_seconds:
             self._listener = Listener(self.program.stuck_seconds)
-        self._process = _spawn(self.program, self._log, self._listener.environment if self._listener else {})
+        own = self._listener.environment if self._listener else {}
+        self._process = _spawn(self.program, self._log, {**self._environment, **own})
 
     def _words(self) -> str:
         if self._stuck_for:

@@ -19,6 +19,7 @@ PROGRAMS = (
     "gpu.sh",
     "test_bench import",
     "test_smoke import",
+    "EXAMPLES",
 )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_evaluate import make_run
+from test_evaluation import make_run
 from test_transport import until
 
 from apex.bench import main

@@ -394,7 +394,7 @@ def running_in(folder):
 COMMANDS = """
 import json, os, sys, traceback
 from apex.command_line import main
-import apex.actor, apex.evaluate, apex.launch, apex.learner
+import apex.actor, apex.evaluation, apex.launch, apex.learner
 
 for line in sys.stdin:
     folder, arguments = json.loads(line)

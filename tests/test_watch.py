@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 from scripted import ScriptedEnvironment
-from test_evaluate import CARTPOLE, make_run
+from test_evaluation import CARTPOLE, make_run
 from test_video import read_gif
 from torch import nn
 

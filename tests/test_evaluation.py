@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import cv2
 import numpy as np
 import pytest
 import torch
 
+import apex
 from apex.best_policy import BestPolicy
 from apex.checkpoint import LearnerState, save
 from apex.config import Config, EnvironmentConfig, EvaluatorConfig, NetworkConfig, RunConfig
 from apex.environment import describe, make_environment
-from apex.evaluate import main
+from apex.evaluation import main
 from apex.evaluator import Evaluator
 from apex.lifecycle import Stop
 from apex.networks import flatten_parameters, make_network
@@ -179,6 +180,45 @@ def test_what_again_cannot_do_is_refused(tmp_path, capsys):
     words = "--again plays the evaluator's own games: leave out --episodes, --seed"
     assert words in refuse(capsys, run.path, "--again", "--episodes", 3, "--seed", 0)
     assert "not --random" in refuse(capsys, "--random", "--env", "CartPole-v1", "--again")
+
+
+# --- the function ---------------------------------------------------------------------------------------------------
+
+
+def test_the_function_plays_the_games_of_the_command(tmp_path, capsys):
+    run = make_run(tmp_path, best=70)
+    said = evaluate(capsys, run.path, "--episodes", 6, "--envs", 2, "--seed", 3, "--epsilon", 0.5)
+    result = apex.evaluate(run.path, 6, num_envs=2, seed=3, epsilon=0.5)
+    assert json.loads(json.dumps(asdict(result), default=str)) == said
+    assert capsys.readouterr() == ("", "")
+
+
+def test_torchs_threads_are_the_callers_again(tmp_path):
+    run, before = make_run(tmp_path, best=70), torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        apex.evaluate(run.path, 1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"episodes": 0}, "episodes must be a whole number >= 1, got 0"),
+        ({"episodes": 2.0}, r"episodes must be a whole number >= 1, got 2\.0"),
+        ({"num_envs": 0}, "num_envs must be a whole number >= 1, got 0"),
+        ({"seed": -1}, r"seed must be 0 \.\.\. 2147483647, got -1"),
+        ({"epsilon": 1.5}, r"epsilon must be 0 \.\.\. 1, got 1\.5"),
+        ({"video": "game.avi"}, r"must end in \.mp4 or \.gif, got game\.avi"),
+        ({"checkpoint": "bets"}, "must be best, last or a path, got 'bets'"),
+    ],
+)
+def test_the_function_refuses_what_the_command_does(tmp_path, options, message):
+    run = make_run(tmp_path, best=70)
+    with pytest.raises(apex.ConfigError, match=message):
+        apex.evaluate(run.path, **options)
 
 
 # --- which policy ---------------------------------------------------------------------------------------------------

@@ -10,29 +10,78 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from apex import arguments
-from apex.checkpoint_folder import latest_good
+from apex.agent import find_policy
 from apex.config import ConfigError, EnvironmentConfig, require
 from apex.environment import EnvironmentFailure, VectorEnvironment, describe, kind, make_environment
 from apex.evaluator import make_policy
-from apex.games import Game, Policy, evaluation_seed, play, summarize
+from apex.games import Game, Policy, Summary, evaluation_seed, play, summarize
 from apex.lifecycle import FAILED, FINISHED, REFUSED, Stop, stop_on_signals
 from apex.newest_policy import require_fit
-from apex.policies import find_best, load_policy
+from apex.policies import load_policy
 from apex.run_folder import RunFolder
 from apex.types import Array, Step
 from apex.video import Video, begin_video, check_video_path, enlarge
 
 DEFAULTS = {"episodes": 30, "epsilon": 0.001, "seed": 0, "envs": 5}  # unless the evaluator's games are played again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation(Summary):
+    """What full games gave, and which games these were: the same seed and number of `num_envs` plays them again."""
+
+    scores: list[float]  # of each game: the sum of its raw rewards
+    lengths: list[int]  # of each game, in steps
+    epsilon: float  # probability of a random action
+    seed: int | None  # None: the evaluator's own games again
+    evaluators_score: float | None  # that it had for these
+    checkpoint: Path | None  # whose policy played; None: a random one
+    updates: int | None  # of that policy
+    environment: str
+    video: Path | None
+
+
+def evaluate(
+    run: str | os.PathLike[str],
+    episodes: int = 30,
+    *,
+    checkpoint: str | os.PathLike[str] | None = None,
+    epsilon: float = 0.001,
+    seed: int = 0,
+    num_envs: int = 5,
+    video: str | os.PathLike[str] | None = None,
+) -> Evaluation:
+    """Plays `episodes` full games with a run's policy, `num_envs` side by side, as `apex evaluate` does.
+
+    `run` and `checkpoint` are those of `apex.load_policy`. The games are not those of training. `video`: where to write
+    the first game, as .mp4 or .gif. Raises ConfigError for what there is not or cannot be, EnvironmentFailure where the
+    environment cannot be played.
+    """
+    for name, value in (("episodes", episodes), ("num_envs", num_envs)):
+        require(isinstance(value, int) and value >= 1, f"{name} must be a whole number >= 1, got {value!r}")
+    require(isinstance(seed, int) and 0 <= seed < 2**31, f"seed must be 0 ... 2147483647, got {seed!r}")
+    require(0 <= epsilon <= 1, f"epsilon must be 0 ... 1, got {epsilon!r}")
+    path = None if video is None else Path(video)
+    if path is not None:
+        check_video_path(path, "video")
+    with _one_thread():
+        found = find_policy(run, checkpoint)
+        info, network = load_policy(found)
+        require_fit(found, info)
+        policy = make_policy(network, epsilon, np.random.default_rng(evaluation_seed(seed)))
+        player = Player(policy, info.environment, epsilon, evaluation_seed(seed), found, info.num_updates)
+        games = _play(player, episodes, num_envs, path)
+    return _sum_up(player, games, seed, path)
 
 
 class Player(NamedTuple):
@@ -54,9 +103,8 @@ def main(argv: Sequence[str]) -> int:
         options = parser.parse_args(argv)
     except SystemExit as exit:
         return REFUSED if exit.code else FINISHED
-    torch.set_num_threads(1)  # A few observations at a time: more threads would only disturb a training that goes on.
     try:
-        with stop_on_signals() as stop:
+        with stop_on_signals() as stop, _one_thread():
             return _evaluate(options, stop)
     except ConfigError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
@@ -102,10 +150,6 @@ def _evaluate(options: argparse.Namespace, stop: Stop) -> int:
     _settle(options)
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # Pictures need no screen, nor a complaint that there is none.
     player = _make_player(options)
-    num_envs = min(options.envs, options.episodes)
-    environment = make_environment(
-        player.environment, num_envs, seed=player.seed, num_threads=1, pictures=options.video is not None
-    )
     games: list[Game] = []
 
     def on_game(game: Game) -> None:
@@ -114,22 +158,54 @@ def _evaluate(options: argparse.Namespace, stop: Stop) -> int:
             print(f"\r{len(games)} of {options.episodes} games ", end="", file=sys.stderr, flush=True)
 
     try:
-        if options.video is None:
-            play(environment, player.policy, options.episodes, stop=stop, on_game=on_game)
-        else:
-            video = begin_video(options.video, environment.fps, "--video")
-            camera = Camera(video, environment, player.policy)
-            play(environment, camera.act, options.episodes, stop=stop, on_step=camera.see, on_game=on_game)
-            video.close()
+        _play(player, options.episodes, options.envs, options.video, stop=stop, on_game=on_game)
     finally:
-        environment.close()
         if sys.stderr.isatty() and games:
             print("\r\033[K", end="", file=sys.stderr)
     if len(games) < options.episodes:
         print(f"apex evaluate: stopped after {len(games)} of {options.episodes} games", file=sys.stderr)
         return FAILED
-    _report(options, player, games)
-    return FINISHED if player.evaluators_score in (None, summarize(games).mean) else FAILED
+    evaluation = _sum_up(player, games, None if options.again else options.seed, options.video)
+    _report(evaluation, player.environment)
+    if options.json:
+        print(json.dumps(asdict(evaluation), default=str))
+    return FINISHED if evaluation.evaluators_score in (None, evaluation.mean) else FAILED
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """A few observations at a time: more threads of torch would only disturb a training that goes on."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _play(
+    player: Player,
+    episodes: int,
+    num_envs: int,
+    path: Path | None,
+    *,
+    stop: Stop | None = None,
+    on_game: Callable[[Game], None] = lambda game: None,
+) -> list[Game]:
+    """The games, the first one filmed if `path` says where to; fewer if `stop` was requested."""
+    environment = make_environment(
+        player.environment, min(num_envs, episodes), seed=player.seed, num_threads=1, pictures=path is not None
+    )
+    try:
+        if path is None:
+            return play(environment, player.policy, episodes, stop=stop, on_game=on_game)
+        video = begin_video(path, environment.fps, "--video")
+        camera = Camera(video, environment, player.policy)
+        games = play(environment, camera.act, episodes, stop=stop, on_step=camera.see, on_game=on_game)
+        video.close()
+        return games
+    finally:
+        environment.close()
 
 
 def _settle(options: argparse.Namespace) -> None:
@@ -157,8 +233,7 @@ def _make_player(options: argparse.Namespace) -> Player:
     if options.run is None:
         latest = RunFolder.find_latest()
         raise ConfigError(f"which run? The latest: apex evaluate {latest.path}")
-    run = RunFolder.open(options.run)
-    path = _find_policy(run, options.checkpoint)
+    path = find_policy(options.run, options.checkpoint)
     info, network = load_policy(path)
     require_fit(path, info)
     score = None
@@ -167,65 +242,50 @@ def _make_player(options: argparse.Namespace) -> Player:
             raise ConfigError(f"{path} does not tell which games it was evaluated by: leave out --again")
         seed, score = info.games.seed, info.score
         options.episodes, options.envs, options.epsilon = info.games.episodes, info.games.num_envs, info.games.epsilon
-        torch.set_num_threads(run.config.evaluator.num_threads)  # Sums in another order may differ in the last bit.
+        torch.set_num_threads(
+            RunFolder.open(options.run).config.evaluator.num_threads
+        )  # Sums in another order may differ in the last bit.
     policy = make_policy(network, options.epsilon, np.random.default_rng(seed))
     return Player(policy, info.environment, options.epsilon, seed, path, info.num_updates, score)
 
 
-def _find_policy(run: RunFolder, choice: str | None) -> Path:
-    best = find_best(run.checkpoints) if choice in (None, "best") else None
-    if best is not None:
-        return best
-    require(choice != "best", f"{run.path} has no best policy: no evaluation was finished; try --checkpoint last")
-    if choice in (None, "last"):
-        last = latest_good(run.checkpoints)
-        if last is None:
-            raise ConfigError(f"{run.path} has neither a best policy nor a checkpoint yet: it was trained too shortly")
-        return last
-    named = (Path(str(choice)), run.checkpoints / str(choice))
-    for path in named:
-        if path.exists():
-            return path
-    raise ConfigError(f"--checkpoint must be best, last or a path, got {choice!r}: neither {named[0]} nor {named[1]}")
+def _sum_up(player: Player, games: Sequence[Game], seed: int | None, video: Path | None) -> Evaluation:
+    return Evaluation(
+        **asdict(summarize(games)),
+        scores=[game.score for game in games],
+        lengths=[game.length for game in games],
+        epsilon=player.epsilon,
+        seed=seed,
+        evaluators_score=player.evaluators_score,
+        checkpoint=player.checkpoint,
+        updates=player.updates,
+        environment=player.environment.id,
+        video=video,
+    )
 
 
-def _report(options: argparse.Namespace, player: Player, games: Sequence[Game]) -> None:
-    summary = summarize(games)
-    interval = "" if summary.interval is None else "  (95 %: {:.2f} ... {:.2f})".format(*summary.interval)
-    who = "random" if player.checkpoint is None else f"{player.checkpoint}, {player.updates:,} updates"
-    drawn = "the evaluator's own" if options.again else f"seed {options.seed}"
+def _report(evaluation: Evaluation, environment: EnvironmentConfig) -> None:
+    interval = "" if evaluation.interval is None else "  (95 %: {:.2f} ... {:.2f})".format(*evaluation.interval)
+    who = "random" if evaluation.checkpoint is None else f"{evaluation.checkpoint}, {evaluation.updates:,} updates"
+    drawn = "the evaluator's own" if evaluation.seed is None else f"seed {evaluation.seed}"
     rows = {
-        "environment": player.environment.id,
-        "policy": f"{who}, epsilon {player.epsilon:g}",
-        "games": f"{summary.episodes}, {drawn}",
-        "mean score": f"{summary.mean:.2f}{interval}",
-        "median": f"{summary.median:.2f}",
-        "min ... max": f"{summary.min:.2f} ... {summary.max:.2f}",
-        "mean length": f"{summary.length:.0f} steps",
+        "environment": evaluation.environment,
+        "policy": f"{who}, epsilon {evaluation.epsilon:g}",
+        "games": f"{evaluation.episodes}, {drawn}",
+        "mean score": f"{evaluation.mean:.2f}{interval}",
+        "median": f"{evaluation.median:.2f}",
+        "min ... max": f"{evaluation.min:.2f} ... {evaluation.max:.2f}",
+        "mean length": f"{evaluation.length:.0f} steps",
     }
-    if kind(player.environment) == "atari":
-        rows["games"] += _starts(player.environment)
-    if options.again:
-        equal = summary.mean == player.evaluators_score
-        rows["evaluator's"] = f"{player.evaluators_score:.2f}, {'the same' if equal else 'NOT the same'}"
-    if options.video is not None:
-        rows["video"] = str(options.video)
+    if kind(environment) == "atari":
+        rows["games"] += _starts(environment)
+    if evaluation.evaluators_score is not None:
+        equal = evaluation.mean == evaluation.evaluators_score
+        rows["evaluator's"] = f"{evaluation.evaluators_score:.2f}, {'the same' if equal else 'NOT the same'}"
+    if evaluation.video is not None:
+        rows["video"] = str(evaluation.video)
     for name, value in rows.items():
         print(f"{name:<12} {value}")
-    if options.json:
-        result: dict[str, Any] = {
-            **asdict(summary),
-            "scores": [game.score for game in games],
-            "lengths": [game.length for game in games],
-            "epsilon": player.epsilon,
-            "seed": None if options.again else options.seed,
-            "evaluators_score": player.evaluators_score,
-            "checkpoint": None if player.checkpoint is None else str(player.checkpoint),
-            "updates": player.updates,
-            "environment": player.environment.id,
-            "video": None if options.video is None else str(options.video),
-        }
-        print(json.dumps(result))
 
 
 def _starts(config: EnvironmentConfig) -> str:

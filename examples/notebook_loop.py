@@ -1,0 +1,32 @@
+"""Train, load, play: cells for a notebook, or a script. The stop button, or Ctrl-C, ends a training and keeps it.
+
+python examples/notebook_loop.py
+python examples/notebook_loop.py --max-updates 200
+"""
+
+# %% Train. In a notebook, leave the options out and write what you want: run={"max_minutes": 2}.
+import argparse
+
+import apex
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--max-updates", type=int, default=0)
+parser.add_argument("--folder", default="runs")
+options, _ = parser.parse_known_args()
+limits = {"max_updates": options.max_updates, "folder": options.folder, "tensorboard": False}
+config = apex.preset("cartpole", run=limits)
+run = apex.train(config, quiet=True)
+print(f"{run.reason}: {run.steps:,} steps, {run.seconds:.0f} s, in {run.folder}")
+
+# %% Load. The policy is a function from one observation, or a batch of them, to actions.
+policy = apex.load_policy(run)
+env = policy.make_environment()
+
+# %% Play one game.
+observation, _ = env.reset(seed=1)
+score, ended = 0.0, False
+while not ended:
+    observation, reward, terminated, truncated, _ = env.step(policy(observation))
+    score += reward
+    ended = terminated or truncated
+print(f"one greedy game: {score:.0f}; Q of its last state: {policy.q_values(observation).round(2)}")
