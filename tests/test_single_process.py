@@ -17,7 +17,7 @@ import torch
 from apex.checkpoint_folder import load_latest
 from apex.config import ConfigError, LearnerConfig, ReplayConfig
 from apex.environment import describe
-from apex.evaluate import main as evaluate
+from apex.evaluation import main as evaluate
 from apex.fitting import FREE_RATIO, fit_one_process
 from apex.launch import main as train
 from apex.learner import open_run
