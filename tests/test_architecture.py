@@ -68,6 +68,9 @@ FLOORS = [
     {"actor", "replay", "learner", "evaluator"},
     # 6: what people start.
     {"supervisor", "evaluate", "status", "resume", "keys"},
+    {"host_settings", "host_metadata", "host_logs"},
+    {"host_role", "host_keys", "host_bucket", "host_end"},
+    {"host"},
     {"recorded_writer", "replay_timing"},
     {"replay_bed"},
     {"bench_report", "sizes_picture", "bench_programs", "bench_command", "chaos_hostile"},
@@ -115,7 +118,12 @@ OWNERS = {
         "evaluate",
     },
     "safetensors": {"checkpoint", "tensor_file", "bad_batches"},
-    "subprocess": {"launch", "supervisor", "run_folder", "replay_bed", "bench_report", "bench_programs", "chaos_run"},
+    "subprocess": {
+        *("launch", "supervisor", "run_folder", "replay_bed", "bench_report", "bench_programs", "chaos_run"),
+        "host",
+    },
+    "boto3": {"host"},
+    "botocore": {"host"},
     "tyro": {"options"},
     "rich": {"terminal_layout", "terminal_picture", "terminal_view", "doctor"},
     "matplotlib": {"sizes_picture"},
