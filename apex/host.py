@@ -86,15 +86,11 @@ def keys(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop)
         try:
             host = metadata.instance_id()
             ssm = client("ssm")
-            host_keys.tell(ssm, settings, host)
-            told = host_keys.ask(ssm, settings)
-            if host_keys.believe(told, settings, host):
-                if settings.role == "learner":
-                    host_keys.forget(ssm, told, settings, host)
-                elif host_keys.has_ended(told, settings, host):
-                    (settings.home / "ended").touch()  # apex-end.path sees it.
+            now = host_keys.tell(ssm, settings, host)
+            missing = host_keys.believe(host_keys.ask(ssm, settings, now), settings)
+            if not missing:
                 return FINISHED
-            wait.on("the keys of learner and replay server in the parameter store")
+            wait.on(f"the key of the {missing} in the parameter store")
         except ConfigError:
             raise
         except Exception as error:  # The network, the metadata service, AWS: the lists stay as they are meanwhile.
@@ -123,15 +119,16 @@ def fetch(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop
 
 def logs(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) -> int:
     """Until it is told to stop. It goes on after what it has sent last."""
-    api, stream = client("logs"), f"{settings.role}/{metadata.instance_id()}"
-    host_logs.make_stream(api, settings.parameters, stream)
+    api, stream = client("logs"), metadata.instance_id()
+    group = f"{settings.parameters}/{settings.role}"
+    host_logs.make_stream(api, group, stream)
     place = settings.home / "logs.cursor"
     after = [f"--after-cursor={place.read_text()}"] if place.exists() else []
     with subprocess.Popen([*host_logs.COMMAND, *after], stdout=subprocess.PIPE, text=True, errors="replace") as journal:
         try:
             assert journal.stdout is not None
             for batch in host_logs.batches(_entries(journal.stdout, stop)):
-                host_logs.put(api, settings.parameters, stream, batch)
+                host_logs.put(api, group, stream, batch)
                 place.write_text(batch[-1].cursor)
         finally:
             journal.terminate()
@@ -161,7 +158,9 @@ def spot(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop)
             notice = ""
         if notice:
             log.warning("the market takes this machine back: %s", notice)
-            return subprocess.run(["systemctl", "stop", "apex@actor.service"], check=False).returncode
+            status = subprocess.run(["systemctl", "stop", "apex@actor.service"], check=False).returncode
+            host_keys.leave(client("ssm"), settings, metadata.instance_id())
+            return status
         _sleep(LOOK_SECONDS, stop)
     return FINISHED
 
@@ -169,7 +168,13 @@ def spot(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop)
 def end(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) -> int:
     """Once. The unit turns the machine off, whatever comes of it."""
     if settings.role == "learner":
-        done = end_cluster(client("ssm"), client("autoscaling"), settings, lambda: _upload(settings, client))
+        own, ssm = metadata.instance_id(), client("ssm")
+
+        def others() -> list[str]:
+            now = host_keys.tell(ssm, settings, own)
+            return [told.host for told in host_keys.ask(ssm, settings, now) if told.role != "actor"]
+
+        done = end_cluster(client("autoscaling"), client("ec2"), settings, lambda: _upload(settings, client), others)
     elif settings.role == "actor":
         done = leave_group(client("autoscaling"), metadata.instance_id())
     else:

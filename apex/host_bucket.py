@@ -26,14 +26,10 @@ log = logging.getLogger("apex")
 
 
 def upload(s3: Any, bucket: str, run: Path, sent_file: Path) -> int:
-    """Copies what is new or has changed below `run`; returns how many files. Deletes there what was deleted here.
-
-    What is only in the bucket, as after a machine was replaced, is never touched.
-    """
+    """Copies what is new or has changed below `run`; returns how many files. Nothing is ever deleted in the bucket."""
     sent = _read_sent(sent_file)
-    present = dict(_files(run))
     num_sent = 0
-    for name, path in sorted(present.items(), key=lambda item: _rank(item[0])):
+    for name, path in sorted(_files(run), key=lambda item: _rank(item[0])):
         try:
             found = path.stat()
             mark = [found.st_size, found.st_mtime_ns]
@@ -45,10 +41,6 @@ def upload(s3: Any, bucket: str, run: Path, sent_file: Path) -> int:
         sent[name] = mark
         num_sent += 1
         _write_sent(sent_file, sent)
-    for name in sorted(set(sent) - set(present)):
-        s3.delete_object(Bucket=bucket, Key=f"{run.name}/{name}")
-        del sent[name]
-    _write_sent(sent_file, sent)
     return num_sent
 
 

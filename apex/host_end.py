@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from apex.host_settings import HostSettings
@@ -11,11 +12,19 @@ from apex.host_settings import HostSettings
 log = logging.getLogger("apex")
 
 
-def end_cluster(ssm: Any, scaling: Any, settings: HostSettings, upload: Callable[[], object]) -> bool:
-    """The last upload, then the actors to 0, then the word to the other machines; whether all of it went well.
+def end_cluster(
+    scaling: Any, ec2: Any, settings: HostSettings, upload: Callable[[], object], others: Callable[[], Iterable[str]]
+) -> bool:
+    """The last upload, then the actors to 0, then the `others`' machines; whether all of it went well.
 
-    What fails keeps nothing else from being done: machines that go on cost money.
+    What fails keeps nothing else from being done: machines that go on cost money. `others` gives instance ids.
     """
+
+    def terminate() -> None:
+        refused = [host for host in others() if not _try(f"the end of {host}", partial(_terminate, ec2, host))]
+        if refused:
+            raise RuntimeError(f"these go on: {', '.join(refused)}")
+
     steps: list[tuple[str, Callable[[], object]]] = [
         ("the last upload", upload),
         (
@@ -24,14 +33,13 @@ def end_cluster(ssm: Any, scaling: Any, settings: HostSettings, upload: Callable
                 AutoScalingGroupName=settings.actor_group, DesiredCapacity=0, HonorCooldown=False
             ),
         ),
-        (
-            "the word to the other machines",
-            lambda: ssm.put_parameter(
-                Name=f"{settings.parameters}/ended", Value="the run is over", Type="String", Overwrite=True
-            ),
-        ),
+        ("the end of the other machines", terminate),
     ]
     return all([_try(what, step) for what, step in steps])
+
+
+def _terminate(ec2: Any, host: str) -> None:
+    ec2.terminate_instances(InstanceIds=[host])  # One by one: with one that is gone, a call for all would fail.
 
 
 def leave_group(scaling: Any, host: str) -> bool:

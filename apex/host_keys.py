@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 from datetime import datetime, timedelta
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,16 +21,16 @@ from apex.key_folder import KEY_DIGITS, PINNED, lists_for, write_private
 from apex.sockets import new_key_pair, public_key
 
 STALE_SECONDS = 600.0  # ten times in a row that a machine could not write
-MAX_DELETED = 10  # names that one call may delete
 
 log = logging.getLogger("apex")
 
 
 class Told(NamedTuple):
-    """A parameter of the cluster."""
+    """What a machine has told."""
 
-    name: str
-    value: str
+    role: str
+    host: str
+    key: str  # the public half, in hexadecimal digits
     at: datetime  # when it was written last, by the store's clock
 
 
@@ -49,97 +50,78 @@ def make_pair(folder: Path, role: str) -> None:
     log.info("made the keys of this %s in %s", role, folder)
 
 
-def tell(ssm: Any, settings: HostSettings, host: str) -> None:
-    """Writes this machine's public half into the parameter store."""
+def tell(ssm: Any, settings: HostSettings, host: str) -> datetime:
+    """Writes this machine's public half into the parameter store; returns when, by the store's clock."""
     secret = bytes.fromhex((settings.keys / f"{settings.role}.secret").read_text())
-    ssm.put_parameter(Name=_own_name(settings, host), Value=public_key(secret).hex(), Type="String", Overwrite=True)
+    answer = ssm.put_parameter(
+        Name=_name(settings, settings.role, host), Value=public_key(secret).hex(), Type="String", Overwrite=True
+    )
+    return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
 
 
-def ask(ssm: Any, settings: HostSettings) -> list[Told]:
-    """All that the cluster's machines have told."""
-    pages = ssm.get_paginator("get_parameters_by_path").paginate(Path=settings.parameters, Recursive=True)
-    return [
-        Told(found["Name"], found["Value"], found["LastModifiedDate"]) for page in pages for found in page["Parameters"]
-    ]
-
-
-def believe(told: list[Told], settings: HostSettings, host: str) -> bool:
-    """Writes the lists that this machine needs; whether every list of a role that all others pin has its one key.
+def ask(ssm: Any, settings: HostSettings, now: datetime) -> list[Told]:
+    """What the machines have told whose keys this one needs; of those only whose word is fresh.
 
     Of learner and replay server the newest key counts, however old: there is one machine of each, and while it is away
     nobody else may take its place.
     """
-    own = next((item for item in told if item.name == _own_name(settings, host)), None)
-    whole = True
-    for role in lists_for(settings.role):
-        items = [item for item in told if _key_of(item, settings) == role]
-        if role == "observer":
-            continue  # Made on this machine, for this machine.
-        if role in PINNED:
-            items = sorted(items, key=lambda item: item.at)[-1:]
-            whole &= bool(items)
-            if not items:
-                continue  # What was believed before is better than nobody.
-        elif own is not None:
-            items = [item for item in items if not _is_stale(item, own.at)]
-        _write_list(settings.keys / f"{role}.public", items)
-    return whole
+    told: list[Told] = []
+    for role in _needed(settings):
+        path = f"{settings.parameters}/keys/{role}"
+        pages = ssm.get_paginator("get_parameters_by_path").paginate(Path=path, Recursive=False)
+        found = [
+            Told(role, item["Name"].removeprefix(f"{path}/"), item["Value"], item["LastModifiedDate"])
+            for page in pages
+            for item in page["Parameters"]
+        ]
+        found = sorted(filter(_is_key, found), key=lambda item: item.at)
+        fresh = [item for item in found if now - item.at <= timedelta(seconds=STALE_SECONDS)]
+        told += found[-1:] if role in PINNED else fresh
+    return told
 
 
-def forget(ssm: Any, told: list[Told], settings: HostSettings, host: str) -> None:
-    """Deletes the keys of actors and evaluators that are gone; the learner does."""
-    own = next((item for item in told if item.name == _own_name(settings, host)), None)
-    if own is None:
-        return
-    roles = [role for role in lists_for(settings.role) if role not in PINNED]
-    names = [item.name for item in told if _key_of(item, settings) in roles and _is_stale(item, own.at)]
-    for first in range(0, len(names), MAX_DELETED):
-        ssm.delete_parameters(Names=names[first : first + MAX_DELETED])
-    if names:
-        log.info("forgot the keys of %d machines that are gone: %s", len(names), ", ".join(names))
+def believe(told: list[Told], settings: HostSettings) -> str:
+    """Writes the lists that this machine needs; returns the roles whose pinned key is missing, or ""."""
+    for role in _needed(settings):
+        items = [item for item in told if item.role == role]
+        if items or role not in PINNED:  # Of who is pinned, what was believed before is better than nobody.
+            _write_list(settings.keys / f"{role}.public", items)
+    missing = [role for role in _needed(settings) if role in PINNED and not (settings.keys / f"{role}.public").exists()]
+    return " and ".join(missing)
 
 
-def has_ended(told: list[Told], settings: HostSettings, host: str) -> bool:
-    """Whether the cluster's learner has said that the run is over, after this machine was first heard of."""
-    own = next((item for item in told if item.name == _own_name(settings, host)), None)
-    born = settings.home / "born"
-    if not born.exists():
-        if own is not None:
-            replace_file(born, own.at.isoformat().encode())
-        return False
-    since = datetime.fromisoformat(born.read_text())
-    return any(item.name == f"{settings.parameters}/ended" and item.at > since for item in told)
+def leave(ssm: Any, settings: HostSettings, host: str) -> None:
+    """Takes this machine's key back: it is believed no more within a minute or two."""
+    ssm.delete_parameter(Name=_name(settings, settings.role, host))
 
 
-def _own_name(settings: HostSettings, host: str) -> str:
-    return f"{settings.parameters}/keys/{settings.role}/{host}"
+def _needed(settings: HostSettings) -> list[str]:
+    """Whose keys come from other machines. The observer's is made on the learner's, for that machine."""
+    return [role for role in lists_for(settings.role) if role != "observer"]
 
 
-def _key_of(item: Told, settings: HostSettings) -> str:
-    """Whose role's key it is; "" for what is no key of this cluster's."""
-    head, _, tail = item.name.partition(f"{settings.parameters}/keys/")
-    role, slash, host = tail.partition("/")
+def _name(settings: HostSettings, role: str, host: str) -> str:
+    return f"{settings.parameters}/keys/{role}/{host}"
+
+
+def _is_key(item: Told) -> bool:
+    """Whether it is a machine's name and 64 digits: it becomes a line of a list."""
     try:
-        is_key = len(item.value) == KEY_DIGITS and len(bytes.fromhex(item.value)) == KEY_DIGITS // 2
+        is_key = len(item.key) == KEY_DIGITS and len(bytes.fromhex(item.key)) == KEY_DIGITS // 2
     except ValueError:
         is_key = False
-    if head or not slash or not is_key or not host.isascii() or not host.replace("-", "").isalnum():
-        if tail:
-            log.error("%s is no key of a machine, and is passed over", item.name)
-        return ""
-    return role
-
-
-def _is_stale(item: Told, now: datetime) -> bool:
-    return now - item.at > timedelta(seconds=STALE_SECONDS)
+    is_key &= item.host.isascii() and item.host.replace("-", "").isalnum()
+    if not is_key:
+        log.error("what is told of %s %r is no key of a machine, and is passed over", item.role, item.host)
+    return is_key
 
 
 def _write_list(path: Path, items: list[Told]) -> None:
     """Writes a list where it differs: roles look at what has changed, and cut who is not there any more."""
-    lines = sorted(f"{item.value} {item.name.rsplit('/', 1)[1]}\n" for item in items)
+    lines = sorted(f"{item.key} {item.host}\n" for item in items)
     data = "".join(lines).encode()
     if path.exists() and path.read_bytes() == data:
         return
     replace_file(path, data)
     path.chmod(0o600)
-    log.info("%s now lists %d: %s", path, len(items), ", ".join(item.name.rsplit("/", 1)[1] for item in items))
+    log.info("%s now lists %d: %s", path, len(items), ", ".join(item.host for item in items))

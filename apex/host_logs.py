@@ -1,4 +1,4 @@
-"""The journal of a machine's apex units, to CloudWatch Logs: group /apex/CLUSTER, one stream per role and machine."""
+"""The journal of a machine's apex units, to CloudWatch Logs: group /apex/CLUSTER/ROLE, one stream per machine."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ wheel=$(echo "$staged"/wheel/apex_zeromq-*.whl)
 "${pip[@]}" install "${options[@]}" "${wheel}[aws]"
 
 install -m 0755 "$staged"/units/bin/* "$home/bin"
-install -m 0644 "$staged"/units/*.{service,timer,path} /etc/systemd/system
+install -m 0644 "$staged"/units/*.{service,timer} /etc/systemd/system
 for folder in "$staged"/units/*.service.d; do
   install -D -m 0644 -t "/etc/systemd/system/$(basename "$folder")" "$folder"/*.conf
 done
