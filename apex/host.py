@@ -32,6 +32,21 @@ log = logging.getLogger("apex")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The composition root."""
+    arguments = make_parser().parse_args(argv)
+    configure_logging("host")
+    try:
+        settings = read_settings(arguments.etc, arguments.home)
+        if arguments.word == "role":
+            return _become(settings, arguments.role, arguments.print)
+        with stop_on_signals() as stop:
+            return _WORDS[arguments.word](settings, aws_clients(settings), Metadata(), stop)
+    except ConfigError as error:
+        complain(f"apex host: {error}")
+        return REFUSED
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """What may be typed."""
     parser = argparse.ArgumentParser(prog="apex host", description="What a machine of a cluster does for itself.")
     parser.add_argument("--etc", type=Path, default=ETC, metavar="DIR", help="where cluster.env and the TOML files are")
     parser.add_argument("--home", type=Path, default=HOME, metavar="DIR", help="where keys and runs are")
@@ -45,17 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words.add_parser("logs", help="copies the journal to CloudWatch")
     words.add_parser("spot", help="waits for the market's notice, then stops the actors")
     words.add_parser("end", help="ends the cluster (the learner's machine) or leaves it (an actor's)")
-    arguments = parser.parse_args(argv)
-    configure_logging("host")
-    try:
-        settings = read_settings(arguments.etc, arguments.home)
-        if arguments.word == "role":
-            return _become(settings, arguments.role, arguments.print)
-        with stop_on_signals() as stop:
-            return _WORDS[arguments.word](settings, aws_clients(settings), Metadata(), stop)
-    except ConfigError as error:
-        complain(f"apex host: {error}")
-        return REFUSED
+    return parser
 
 
 def aws_clients(settings: HostSettings) -> Client:
