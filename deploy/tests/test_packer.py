@@ -1,4 +1,4 @@
-"""The images: Packer takes the template, really builds both against an emulated EC2, and a broken template is noticed."""
+"""The images: Packer takes the template and really builds both against an emulated EC2; a broken template is noticed."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ BASES = {"cpu": ("ami-0deb000000000002b", "136693071363"), "gpu": ("ami-0d1a0000
 TYPES = {"cpu": "c7i.large", "gpu": "g6.xlarge"}
 NEWER = re.compile(r"\n *# Only with packer >= 1\.7: begin\n(.*?)\n *# end\n", re.DOTALL)
 SECRET = re.compile(
-    r"AKIA[0-9A-Z]{16}|(?:access_key|secret_key|password|token)\w* *=|BEGIN [A-Z ]*PRIVATE KEY|\b[0-9a-f]{64}\b"
+    r"AKIA[0-9A-Z]{16}|\b(?:access_key|secret_key|password|token) *=|BEGIN [A-Z ]*PRIVATE KEY|\b[0-9a-f]{64}\b"
 )
 # In the place of the provisioners' scripts, where only the template is asked: they note that they ran.
 NOTE = '#!/usr/bin/env bash\necho "$(basename "$0") ${KIND-}" >>/var/lib/ran\n'
-# Where Packer or the means to change the root are missing there is nothing to run; the names of what is skipped are shown.
+# Without Packer, or the means to change the root, there is nothing to run; pytest -rs names what is skipped.
 tools = pytest.mark.skipif(shutil.which("packer") is None, reason="packer is not installed")
 machines = pytest.mark.skipif(
     shutil.which("packer") is None or os.geteuid() != 0 or shutil.which("unshare") is None,
