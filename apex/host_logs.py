@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 COMMAND = ("journalctl", "--follow", "--output=json", "--unit=apex*", "--no-tail")
 MAX_EVENTS = 1_000  # in one call; CloudWatch takes 10,000 events and 1 MiB
 MAX_BYTES = 900_000
+MAX_MILLISECONDS = 23 * 3_600_000  # from the first to the last; CloudWatch refuses a call that spans a day
 OVERHEAD_BYTES = 26  # CloudWatch counts so many for an event, beside its text
 MAX_TEXT = 200_000  # bytes of one event
 
@@ -43,7 +44,8 @@ def batches(entries: Iterable[Entry | None]) -> Iterator[list[Entry]]:
     size = 0
     for entry in entries:
         more = 0 if entry is None else len(entry.text.encode()) + OVERHEAD_BYTES
-        if batch and (entry is None or len(batch) == MAX_EVENTS or size + more > MAX_BYTES):
+        full = len(batch) == MAX_EVENTS or size + more > MAX_BYTES
+        if batch and (entry is None or full or entry.milliseconds - batch[0].milliseconds > MAX_MILLISECONDS):
             yield batch
             batch, size = [], 0
         if entry is not None:

@@ -1,4 +1,4 @@
-"""The images: Packer takes the template and really builds both against an emulated EC2; a broken template is noticed."""
+"""The images: Packer takes the template and really builds both on an emulated EC2; a broken template is noticed."""
 
 from __future__ import annotations
 
