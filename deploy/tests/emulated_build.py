@@ -6,8 +6,8 @@ Packer, its amazon-ebs builder, SSH, and the provisioners are the real ones. The
 every address of an instance a real sshd stands in that root, and lets in whom EC2's own first boot would: the key pair
 that Packer had made. What is missing against a real machine is a booted kernel: systemd lies there, and does not run.
 
-JOB.json: {"template": folder, "packer": [arguments] or null, "layers": [folders of systems, the topmost first],
-"state": folder, "outside": pid, "out": file, "look": {name: shell script that is run in there at the end}}
+JOB.json: {"template": folder, "packer": [arguments] or null, "base": folder of a system,
+"begun": state of an earlier job that this one goes on from, or null, "state": folder, "outside": pid, "out": file, "look": {name: shell script that is run in there at the end}}
 """
 
 from __future__ import annotations
@@ -35,16 +35,18 @@ def run(*command: str, **options) -> subprocess.CompletedProcess:
 
 
 class Machine:
-    """A system in a changed root, made of `layers` and one of its own in `state`."""
+    """A system in a changed root, made of `base` below and what differs in `state`."""
 
-    def __init__(self, layers: list[str], state: Path, outside: int) -> None:
+    def __init__(self, base: str, begun: str | None, state: Path, outside: int) -> None:
         self.root = state / "root"
         self._network = ("nsenter", f"--net=/proc/{outside}/ns/net")
         for name in ("root", "upper", "work"):
             (state / name).mkdir(parents=True, exist_ok=True)
-        stack = f"lowerdir={':'.join(layers)},upperdir={state / 'upper'},workdir={state / 'work'}"
+        if begun:  # A copy, because the layer of a system may not lie inside that same system, as two layers would.
+            run("cp", "--archive", "--reflink=auto", f"{begun}/upper/.", str(state / "upper"))
+        stack = f"lowerdir={base},upperdir={state / 'upper'},workdir={state / 'work'}"
         run("mount", "-t", "overlay", "overlay", "-o", stack, str(self.root))
-        for name in HIDDEN if layers[-1] == "/" else ("tmp", "run"):
+        for name in HIDDEN if base == "/" else ("tmp", "run"):
             if (self.root / name).is_dir():
                 run("mount", "-t", "tmpfs", "tmpfs", str(self.root / name))
         run("mount", "-t", "proc", "proc", str(self.root / "proc"))
@@ -198,7 +200,7 @@ def main() -> int:
     }
     import boto3
 
-    machine = Machine(job["layers"], state, job["outside"])
+    machine = Machine(job["base"], job["begun"], state, job["outside"])
     machine.install_base()
     if job["packer"] is None:
         return 0

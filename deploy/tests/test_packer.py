@@ -70,13 +70,14 @@ def packer(*words: str, cwd: Path) -> str:
     return "" if found.returncode == 0 else found.stdout + found.stderr or f"status {found.returncode}"
 
 
-def build(state: Path, layers: list[str], template: Path | None, kind: str = "cpu") -> dict:
+def build(state: Path, begun: Path | None, template: Path | None, kind: str = "cpu") -> dict:
     """Runs Packer with a machine behind the emulator; returns what came of it."""
     state.mkdir(parents=True)
     job = {
         "template": str(template),
         "packer": None if template is None else [f"-only=amazon-ebs.{kind}", *VARIABLES],
-        "layers": layers,
+        "base": os.environ.get("APEX_BASE_ROOT", "/"),
+        "begun": begun and str(begun),
         "state": str(state),
         "outside": os.getpid(),
         "out": str(state / "out.json"),
@@ -113,25 +114,24 @@ def source() -> None:
 
 
 @pytest.fixture(scope="session")
-def base(tmp_path_factory) -> list[str]:
-    """The layers of a base image: this machine's own system, or the one in APEX_BASE_ROOT, and an SSH server."""
+def base(tmp_path_factory) -> Path:
+    """A base image: this machine's own system, or the one in APEX_BASE_ROOT, and an SSH server."""
     state = tmp_path_factory.mktemp("base") / "state"
-    below = [os.environ.get("APEX_BASE_ROOT", "/")]
-    build(state, below, None)
-    return [str(state / "upper"), *below]
+    build(state, None, None)
+    return state
 
 
 @pytest.fixture(scope="session")
 def cpu(source, base, tmp_path_factory) -> dict:
     folder = tmp_path_factory.mktemp("cpu")
-    return build(folder / "state", base, lay_out(folder)) | {"layers": [str(folder / "state/upper"), *base]}
+    return build(folder / "state", base, lay_out(folder)) | {"state": folder / "state"}
 
 
 @pytest.fixture(scope="session")
 def gpu(cpu, tmp_path_factory) -> dict:
     """On top of what the first build has left: pip finds the packages there, and takes seconds instead of minutes."""
     folder = tmp_path_factory.mktemp("gpu")
-    return build(folder / "state", cpu["layers"], lay_out(folder), "gpu")
+    return build(folder / "state", cpu["state"], lay_out(folder), "gpu")
 
 
 def complaints(text: str, facts: dict, kind: str) -> list[str]:
@@ -261,12 +261,12 @@ def mutate(change: tuple[str, str]) -> str:
 @machines
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [None, *MUTATIONS])
-def test_a_broken_template_is_noticed_by_what_it_builds(name, cpu, tmp_path):
+def test_a_broken_template_is_noticed_by_what_it_builds(name, source, base, tmp_path):
     text = TEMPLATE if name is None else mutate(MUTATIONS[name])
     template = lay_out(tmp_path, text)
     for script in ("install.sh", "smoke.sh", "clean.sh"):
         (template / script).write_text(NOTE.replace('$(basename "$0")', script))
-    facts = build(tmp_path / "state", cpu["layers"], template)
+    facts = build(tmp_path / "state", base, template)
     found = complaints(text, facts, "cpu")
     if facts["looks"]["ran"]["text"].split("\n") != ["install.sh cpu", "smoke.sh cpu", "clean.sh ", ""]:
         found.append("not every step was run")
