@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import threading
 import time
 from contextlib import contextmanager
@@ -14,12 +15,13 @@ import boto3
 import pytest
 from moto import mock_aws
 
-from apex import host_bucket, host_keys, host_logs
+from apex import host, host_bucket, host_keys, host_logs
 from apex.config import ConfigError
 from apex.host_end import end_cluster, leave_group
 from apex.host_metadata import Metadata
 from apex.host_settings import ROLES, HostSettings, read_settings
 from apex.key_folder import Keys, lists_for
+from apex.lifecycle import FAILED, FINISHED, Stop
 
 REGION = "us-east-1"
 ENV = """\
@@ -43,8 +45,8 @@ def aws(monkeypatch):
         yield lambda service: boto3.client(service, region_name=REGION)
 
 
-def machine(folder: Path, role: str, host: str = "") -> HostSettings:
-    home = folder / (host or role)
+def machine(folder: Path, role: str, name: str = "") -> HostSettings:
+    home = folder / (name or role)
     home.mkdir()
     return HostSettings(
         cluster="pong",
@@ -378,3 +380,59 @@ def test_an_actors_machine_that_leaves_is_not_replaced(aws):
     assert leave_group(scaling, leaver)
     assert group(scaling)["DesiredCapacity"] == 2
     assert leaver not in {instance["InstanceId"] for instance in group(scaling)["Instances"]}
+
+
+def give(monkeypatch, folder: Path, name: str, script: str) -> Path:
+    """A program of that name, in the place of the real one; returns the file in which it notes its arguments."""
+    tape, program = folder / f"{name}.tape", folder / name
+    program.write_text(f'#!/bin/sh\necho "$*" >>{tape}\n{script}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return tape
+
+
+def test_the_unit_of_the_keys_ends_when_a_role_can_start(aws, tmp_path):
+    boot(aws("ssm"), machine(tmp_path, "learner"), "i-l")
+    boot(aws("ssm"), machine(tmp_path, "replay"), "i-r")
+    settings = machine(tmp_path, "actor")
+    with metadata_service(None) as metadata:
+        assert host.keys(settings, aws, metadata, Stop()) == FINISHED
+    Keys(settings.keys, "actor")
+
+
+def test_on_the_markets_notice_the_actors_stop_and_the_key_is_taken_back(aws, tmp_path, monkeypatch):
+    settings = machine(tmp_path, "actor")
+    boot(aws("ssm"), settings, "i-1")
+    tape = give(monkeypatch, tmp_path, "systemctl", "")
+    with metadata_service('{"action": "terminate"}') as metadata:
+        assert host.spot(settings, aws, metadata, Stop()) == FINISHED
+    assert tape.read_text() == "stop apex@actor.service\n"
+    assert aws("ssm").get_parameters_by_path(Path="/apex/pong/", Recursive=True)["Parameters"] == []
+
+
+def test_the_journal_goes_on_after_what_was_sent_last(aws, tmp_path, monkeypatch):
+    aws("logs").create_log_group(logGroupName="/apex/pong/actor")
+    settings, now = machine(tmp_path, "actor"), int(time.time() * 1_000)
+    tape = give(monkeypatch, tmp_path, "journalctl", f"echo '{line(now)}'; echo '{line(now + 1)}'")
+    with metadata_service(None) as metadata:
+        for _ in range(2):  # It ends here because the journal does; the unit starts it again.
+            assert host.logs(settings, aws, metadata, Stop()) == FAILED
+    first, second = tape.read_text().splitlines()
+    assert "--after-cursor" not in first
+    assert f"--after-cursor=c{now + 1}" in second
+
+
+def test_the_learners_machine_ends_replay_and_evaluator_by_their_keys(aws, tmp_path):
+    ec2, scaling, (replay, evaluator) = make_group(aws, 2)
+    aws("s3").create_bucket(Bucket="weights")
+    boot(aws("ssm"), machine(tmp_path, "replay"), replay)
+    boot(aws("ssm"), machine(tmp_path, "evaluator"), evaluator)
+    settings = machine(tmp_path, "learner")
+    host_keys.make_pair(settings.keys, "learner")
+    run = make_run(settings.home)
+    with metadata_service(None) as metadata:
+        assert host.end(settings, aws, metadata, Stop()) == FINISHED
+    assert group(scaling)["DesiredCapacity"] == 0
+    assert [state(ec2, name) for name in (replay, evaluator)] == ["terminated"] * 2
+    assert len(objects(aws("s3"))) == 4
+    assert run.exists()
