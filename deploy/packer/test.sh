@@ -6,18 +6,18 @@
 #   deploy/packer/test.sh deploy/tests/test_units.py -x   arguments go to pytest
 #   APEX_BASE_ROOT=DIR deploy/packer/test.sh     images from a fresh system (debootstrap) and not from this machine's own
 #
-# PYTHON has apex-zeromq[dev,deploy]; default: the repository's .venv, which is made where it lacks.
+# PYTHON has apex-zeromq[dev]; default: the repository's .venv, which is made where it lacks.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 if [[ -z ${PYTHON:-} ]]; then
   # shellcheck source=venv.sh
   source ./venv.sh
-  ensure_venv "$PWD" dev,deploy
+  ensure_venv "$PWD" dev
   PYTHON=$PWD/.venv/bin/python
 fi
 shellcheck=$(dirname "$PYTHON")/shellcheck
 if [[ -x $shellcheck ]]; then
-  "$shellcheck" deploy/packer/*.sh deploy/units/bin/*
+  "$shellcheck" -x deploy/packer/*.sh deploy/units/bin/*
 else
   echo "skipped: shellcheck is not installed: the scripts of deploy/packer and deploy/units were not checked" >&2
 fi
