@@ -43,6 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         complain(f"apex host: {error}")
         return REFUSED
+    except (
+        Exception
+    ) as error:  # AWS, the network, the disk: the unit's timer comes again, and its journal stays readable
+        log.error("%s: %s: %s", arguments.word, type(error).__name__, error)
+        return FAILED
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -155,11 +160,13 @@ def _entries(lines: IO[str], stop: Stop) -> Iterator[host_logs.Entry | None]:
 
 def spot(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) -> int:
     """Until the market takes this machine back: then its actors flush and leave."""
+    wait = Wait("host")
     while not stop.requested:
         try:
             notice = metadata.spot_notice()
+            wait.over()
         except OSError as error:
-            log.warning("the metadata service does not answer: %s", error)
+            wait.on(f"the metadata service: {error}")
             notice = ""
         if notice:
             log.warning("the market takes this machine back: %s", notice)

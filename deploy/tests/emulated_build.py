@@ -6,8 +6,8 @@ Packer, its amazon-ebs builder, SSH, and the provisioners are the real ones. The
 every address of an instance a real sshd stands in that root, and lets in whom EC2's own first boot would: the key pair
 that Packer had made. What is missing against a real machine is a booted kernel: systemd lies there, and does not run.
 
-JOB.json: {"template": folder, "packer": [arguments] or null, "base": folder of a system, "begun": state of an earlier
-job to go on from, or null, "state": folder, "outside": pid, "out": file, "look": {name: shell script to run at last}}
+JOB.json: {"template": folder, "packer": [arguments] or null, "base": folder of a system, "user": whom to log in as, "begun":
+state of an earlier job to go on from, or null, "state": folder, "outside": pid, "out": file, "look": {name: shell script to run at last}}
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class Machine:
             (self.root / f"etc/sudoers.d/{user}").write_text(f"{user} ALL=(ALL) NOPASSWD:ALL\n")
         self.chroot("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", "/run/emulated/key")
 
-    def serve_ssh(self, public_keys) -> None:
-        """Answers on port 22 of every address. `public_keys()`: whom the first boot of an instance lets in."""
+    def serve_ssh(self, user: str, public_keys) -> None:
+        """Answers on port 22 of every address. `public_keys()`: whom the first boot of an instance lets in as `user`."""
         listener = socket.create_server(("", 22))
 
         def serve() -> None:
@@ -111,9 +111,8 @@ class Machine:
                 connection, _ = listener.accept()
                 for key in set(public_keys()) - known:
                     known.add(key)
-                    for user in USERS:
-                        with (self.root / f"home/{user}/.ssh/authorized_keys").open("a") as file:
-                            file.write(key + "\n")
+                    with (self.root / f"home/{user}/.ssh/authorized_keys").open("a") as file:
+                        file.write(key + "\n")
                 command = (*self._network, "chroot", str(self.root), "/usr/sbin/sshd", *SSHD)
                 subprocess.Popen(
                     command, stdin=connection, stdout=connection, stderr=sys.stderr, env={"PATH": "/usr/sbin:/usr/bin"}
@@ -167,6 +166,12 @@ def requests() -> list[dict[str, str]]:
     return found
 
 
+def public_keys(ec2) -> list[str]:
+    """The account's key pairs as first boot writes them: each with its name, by which Packer finds its own again."""
+    pairs = ec2.describe_key_pairs(IncludePublicKey=True)["KeyPairs"]
+    return [f"{pair['PublicKey']} {pair['KeyName']}" for pair in pairs]
+
+
 def facts(ec2) -> dict:
     """What the emulated account has after the build."""
     images = ec2.describe_images(Owners=["self"])["Images"]
@@ -207,9 +212,7 @@ def main() -> int:
     emulator = start_emulator(state)
     try:
         ec2 = boto3.client("ec2", region_name="us-east-1", endpoint_url=EMULATOR)
-        machine.serve_ssh(
-            lambda: [pair["PublicKey"] for pair in ec2.describe_key_pairs(IncludePublicKey=True)["KeyPairs"]]
-        )
+        machine.serve_ssh(job["user"], lambda: public_keys(ec2))
         _tell_recorder("start-recording")
         since = time.monotonic()
         status = subprocess.run(

@@ -77,6 +77,7 @@ def build(state: Path, begun: Path | None, template: Path | None, kind: str = "c
         "template": str(template),
         "packer": None if template is None else [f"-only=amazon-ebs.{kind}", *VARIABLES],
         "base": os.environ.get("APEX_BASE_ROOT", "/"),
+        "user": {"cpu": "admin", "gpu": "ubuntu"}[kind],
         "begun": begun and str(begun),
         "state": str(state),
         "outside": os.getpid(),
