@@ -6,8 +6,9 @@ Packer, its amazon-ebs builder, SSH, and the provisioners are the real ones. The
 every address of an instance a real sshd stands in that root, and lets in whom EC2's own first boot would: the key pair
 that Packer had made. What is missing against a real machine is a booted kernel: systemd lies there, and does not run.
 
-JOB.json: {"template": folder, "packer": [arguments] or null, "base": folder of a system, "user": whom to log in as, "begun":
-state of an earlier job to go on from, or null, "state": folder, "outside": pid, "out": file, "look": {name: shell script to run at last}}
+JOB.json has: template (a folder), packer (arguments, or null), base (folder of a system), user (whom to log in as), begun
+(the state of an earlier job to go on from, or null), state (a folder), outside (a pid), out (a file), look ({name: shell
+script to run at last}).
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class Machine:
         self.chroot("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", "/run/emulated/key")
 
     def serve_ssh(self, user: str, public_keys) -> None:
-        """Answers on port 22 of every address. `public_keys()`: whom the first boot of an instance lets in as `user`."""
+        """Answers on port 22 of every address. `public_keys()`: whom a first boot lets in as `user`."""
         listener = socket.create_server(("", 22))
 
         def serve() -> None:
