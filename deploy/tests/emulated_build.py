@@ -6,9 +6,9 @@ Packer, its amazon-ebs builder, SSH, and the provisioners are the real ones. The
 every address of an instance a real sshd stands in that root, and lets in whom EC2's own first boot would: the key pair
 that Packer had made. What is missing against a real machine is a booted kernel: systemd lies there, and does not run.
 
-JOB.json has: template (a folder), packer (arguments, or null), base (folder of a system), user (whom to log in as), begun
-(the state of an earlier job to go on from, or null), state (a folder), outside (a pid), out (a file), look ({name: shell
-script to run at last}).
+JOB.json has: template (a folder), packer (arguments, or null), base (folder of a system), user (whom to log in as),
+begun (the state of an earlier job to go on from, or null), state (a folder), outside (a pid), out (a file),
+look ({name: shell script to run at last}).
 """
 
 from __future__ import annotations
