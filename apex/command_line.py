@@ -41,6 +41,7 @@ COMMANDS = {
     "replay": Command("apex.replay", "the replay server alone: --learner HOST"),
     "actor": Command("apex.actor", "actors on this host: --learner HOST"),
     "evaluator": Command("apex.evaluator", "plays the newest parameters: --learner HOST"),
+    "host": Command("apex.host", "what a machine of a cluster does for itself, by its units"),
 }
 
 

@@ -1,0 +1,207 @@
+"""`apex host`: what a machine of a cluster does for itself. Its systemd units call it; people need it seldom."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import select
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from apex import host_bucket, host_keys, host_logs
+from apex.config import ConfigError
+from apex.host_end import end_cluster, leave_group
+from apex.host_metadata import Metadata
+from apex.host_role import role_command
+from apex.host_settings import ETC, HOME, ROLES, HostSettings, read_settings
+from apex.lifecycle import FAILED, FINISHED, REFUSED, Stop, Wait, complain, configure_logging, stop_on_signals
+
+LOOK_SECONDS = 5.0  # between two looks, at the market's notice and for keys that are missing
+FLUSH_SECONDS = 5.0  # a line of the journal waits no longer for others
+
+Client = Callable[[str], Any]  # an AWS service's name -> its client
+
+log = logging.getLogger("apex")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The composition root."""
+    arguments = make_parser().parse_args(argv)
+    configure_logging("host")
+    try:
+        settings = read_settings(arguments.etc, arguments.home)
+        if arguments.word == "role":
+            return _become(settings, arguments.role, arguments.print)
+        with stop_on_signals() as stop:
+            return _WORDS[arguments.word](settings, aws_clients(settings), Metadata(), stop)
+    except ConfigError as error:
+        complain(f"apex host: {error}")
+        return REFUSED
+    except (
+        Exception
+    ) as error:  # AWS, the network, the disk: the unit's timer comes again, and its journal stays readable
+        log.error("%s: %s: %s", arguments.word, type(error).__name__, error)
+        return FAILED
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """What may be typed."""
+    parser = argparse.ArgumentParser(prog="apex host", description="What a machine of a cluster does for itself.")
+    parser.add_argument("--etc", type=Path, default=ETC, metavar="DIR", help="where cluster.env and the TOML files are")
+    parser.add_argument("--home", type=Path, default=HOME, metavar="DIR", help="where keys and runs are")
+    words = parser.add_subparsers(dest="word", required=True)
+    role = words.add_parser("role", help="becomes the command of a role")
+    role.add_argument("role", choices=ROLES)
+    role.add_argument("--print", action="store_true", help="only shows it")
+    words.add_parser("keys", help="makes the own pair, tells its public half, believes those of the others")
+    words.add_parser("upload", help="copies the run to the bucket")
+    words.add_parser("fetch", help="copies the curves from the bucket")
+    words.add_parser("logs", help="copies the journal to CloudWatch")
+    words.add_parser("spot", help="waits for the market's notice, then stops the actors")
+    words.add_parser("end", help="ends the cluster (the learner's machine) or leaves it (an actor's)")
+    return parser
+
+
+def aws_clients(settings: HostSettings) -> Client:
+    """Makes clients; credentials are the machine's own, which boto3 asks the metadata service for."""
+    try:
+        import boto3  # an extra: who trains on one machine needs none of it
+        from botocore.config import Config
+    except ImportError as error:
+        raise ConfigError(f"a machine of a cluster needs boto3: pip install apex-zeromq[aws] ({error})") from error
+    config = Config(connect_timeout=5, read_timeout=60, retries={"mode": "standard", "total_max_attempts": 8})
+    return lambda service: boto3.client(service, region_name=settings.region, config=config)
+
+
+def _become(settings: HostSettings, role: str, only_print: bool) -> int:
+    command = role_command(settings, role, len(os.sched_getaffinity(0)))
+    log.info("apex %s", shlex.join(command))
+    if only_print:
+        print(shlex.join(["apex", *command]))
+        return FINISHED
+    os.execv(sys.executable, [sys.executable, "-m", "apex", *command])
+
+
+def keys(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) -> int:
+    """Once round, and again until the keys of learner and replay server are there: without them no role starts."""
+    host_keys.make_pair(settings.keys, settings.role)
+    wait = Wait("host")
+    while not stop.requested:
+        try:
+            host = metadata.instance_id()
+            ssm = client("ssm")
+            now = host_keys.tell(ssm, settings, host)
+            missing = host_keys.believe(host_keys.ask(ssm, settings, now), settings)
+            if not missing:
+                return FINISHED
+            wait.on(f"the key of the {missing} in the parameter store")
+        except ConfigError:
+            raise
+        except Exception as error:  # The network, the metadata service, AWS: the lists stay as they are meanwhile.
+            wait.on(f"AWS: {error}")
+        _sleep(LOOK_SECONDS, stop)
+    return FINISHED
+
+
+def upload(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) -> int:
+    """Once."""
+    num_files = _upload(settings, client)
+    log.info("%d files to s3://%s/%s", num_files, settings.bucket, settings.cluster)
+    return FINISHED
+
+
+def _upload(settings: HostSettings, client: Client) -> int:
+    return host_bucket.upload(client("s3"), settings.bucket, settings.run, settings.home / host_bucket.SENT)
+
+
+def fetch(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) -> int:
+    """Once."""
+    num_bytes = host_bucket.fetch_curves(client("s3"), settings.bucket, settings.run)
+    log.info("%d bytes from s3://%s/%s", num_bytes, settings.bucket, settings.cluster)
+    return FINISHED
+
+
+def logs(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) -> int:
+    """Until it is told to stop. It goes on after what it has sent last."""
+    api, stream = client("logs"), metadata.instance_id()
+    group = f"{settings.parameters}/{settings.role}"
+    host_logs.make_stream(api, group, stream)
+    place = settings.home / "logs.cursor"
+    after = [f"--after-cursor={place.read_text()}"] if place.exists() else []
+    with subprocess.Popen([*host_logs.COMMAND, *after], stdout=subprocess.PIPE, text=True, errors="replace") as journal:
+        try:
+            assert journal.stdout is not None
+            for batch in host_logs.batches(_entries(journal.stdout, stop)):
+                host_logs.put(api, group, stream, batch)
+                place.write_text(batch[-1].cursor)
+        finally:
+            journal.terminate()
+    return FINISHED if stop.requested else FAILED
+
+
+def _entries(lines: IO[str], stop: Stop) -> Iterator[host_logs.Entry | None]:
+    """Entries as they come, and None where there was nothing for a while."""
+    while not stop.requested:
+        if not select.select([lines], [], [], min(FLUSH_SECONDS, 0.2))[0]:
+            yield None
+            continue
+        line = lines.readline()
+        if not line:
+            return
+        if (entry := host_logs.parse(line)) is not None:
+            yield entry
+
+
+def spot(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) -> int:
+    """Until the market takes this machine back: then its actors flush and leave."""
+    wait = Wait("host")
+    while not stop.requested:
+        try:
+            notice = metadata.spot_notice()
+            wait.over()
+        except OSError as error:
+            wait.on(f"the metadata service: {error}")
+            notice = ""
+        if notice:
+            log.warning("the market takes this machine back: %s", notice)
+            status = subprocess.run(["systemctl", "stop", "apex@actor.service"], check=False).returncode
+            host_keys.leave(client("ssm"), settings, metadata.instance_id())
+            return status
+        _sleep(LOOK_SECONDS, stop)
+    return FINISHED
+
+
+def end(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) -> int:
+    """Once. The unit turns the machine off, whatever comes of it."""
+    if settings.role == "learner":
+        own, ssm = metadata.instance_id(), client("ssm")
+
+        def others() -> list[str]:
+            now = host_keys.tell(ssm, settings, own)
+            return [told.host for told in host_keys.ask(ssm, settings, now) if told.role != "actor"]
+
+        done = end_cluster(client("autoscaling"), client("ec2"), settings, lambda: _upload(settings, client), others)
+    elif settings.role == "actor":
+        done = leave_group(client("autoscaling"), metadata.instance_id())
+    else:
+        done = True
+    return FINISHED if done else FAILED
+
+
+def _sleep(seconds: float, stop: Stop) -> None:
+    until = time.monotonic() + seconds
+    while not stop.requested and time.monotonic() < until:
+        time.sleep(0.2)
+
+
+_WORDS = {"keys": keys, "upload": upload, "fetch": fetch, "logs": logs, "spot": spot, "end": end}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""Which command a role is on a machine of a cluster, by its settings and its TOML file."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from apex.config import Config, load_toml, require
+from apex.files import COPY
+from apex.host_settings import ROLES, HostSettings
+
+log = logging.getLogger("apex")
+
+
+def role_command(settings: HostSettings, role: str, num_cores: int) -> list[str]:
+    """The words after `apex`. Raises ConfigError for what is no role, and for a TOML file that cannot be taken."""
+    require(role in ROLES, f"there is no role {role!r}: {', '.join(ROLES)}")
+    file = settings.etc / f"{role}.toml"
+    if role == "learner":
+        return _learner(settings, file)
+    config = load_toml(file) if file.exists() else Config()
+    join = ["--learner", settings.learner, "--keys", str(settings.keys)]
+    if role == "replay":
+        snapshots = settings.run / "checkpoints" / "replay"
+        return [role, *join, "--bind", settings.replay, "--snapshots", str(snapshots)]
+    if role == "actor":
+        # What the learner would choose fits the learner's machine.
+        return [role, *join, "--processes", str(config.actor.num_processes or num_cores), *_envs(config)]
+    return [role, *join]
+
+
+def _learner(settings: HostSettings, file: Path) -> list[str]:
+    """A new run, or the one that is there: a program that is started again goes on with it."""
+    run = settings.run
+    manifests = (run / "manifest.json", run / f"manifest.json{COPY}")
+    if any(path.exists() for path in manifests):
+        return ["learner", "--run-folder", str(run)]
+    if run.exists():  # Its making was cut short, and a run is never made over a folder that is there.
+        aside = run.with_name(f"{run.name}.unfinished-{os.getpid()}")
+        os.replace(run, aside)
+        log.error("%s has no manifest: it is now %s, and the run begins anew", run, aside)
+    where = ["--run.name", settings.cluster, "--run.folder", str(settings.runs)]
+    return [
+        "learner",
+        *("--config", str(file)),
+        *where,
+        *("--transport.bind", settings.learner),
+        *("--transport.keys", str(settings.keys)),
+    ]
+
+
+def _envs(config: Config) -> list[str]:
+    envs = config.actor.envs_per_process
+    return ["--envs", str(envs)] if envs else []

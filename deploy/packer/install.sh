@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Runs as root on the machine that becomes an image: installs Ape-X, its units and what they stand on. Enables no role:
+# which one a machine has is said at its first boot.
+#
+# Wants KIND (cpu or gpu), COMMIT and, for cpu, CPU_WHEELS in the environment.
+set -euo pipefail
+staged=/tmp/apex-image
+home=/opt/apex
+
+# A cloud image may still be at its own first boot, and hold apt's lock.
+if command -v cloud-init >/dev/null; then cloud-init status --wait >/dev/null || true; fi
+export DEBIAN_FRONTEND=noninteractive
+apt-get -o DPkg::Lock::Timeout=300 -qq update
+wanted=(ca-certificates libgl1 libglib2.0-0 liblz4-1 python3 python3-venv)
+tools=(gcc libc6-dev)
+added=()
+for tool in "${tools[@]}"; do dpkg -s "$tool" >/dev/null 2>&1 || added+=("$tool"); done
+apt-get -o DPkg::Lock::Timeout=300 -qq install --yes --no-install-recommends "${wanted[@]}" "${added[@]}" >/dev/null
+
+install -d -m 0755 "$home" "$home/bin" /etc/apex
+id apex >/dev/null 2>&1 || useradd --system --home-dir /var/lib/apex --shell /usr/sbin/nologin apex
+install -d -o apex -g apex -m 0750 /var/lib/apex /var/lib/apex/runs
+
+# The versions that the tests ran with, and no others. PyTorch comes without CUDA where there is no GPU.
+tar -xzf "$staged/source.tar.gz" -C "$staged"
+/usr/bin/python3 -m venv "$home/venv"
+pip=("$home/venv/bin/python" -m pip --disable-pip-version-check --no-input --quiet)
+"${pip[@]}" wheel --no-deps --wheel-dir "$staged/wheel" "$staged/source"
+options=(--constraint "$staged/source/constraints.txt")
+if [[ $KIND == cpu && -n ${CPU_WHEELS:-} ]]; then options+=(--extra-index-url "$CPU_WHEELS"); fi
+wheel=$(echo "$staged"/wheel/apex_zeromq-*.whl)
+"${pip[@]}" install "${options[@]}" "${wheel}[aws]"
+
+install -m 0755 "$staged"/units/bin/* "$home/bin"
+install -m 0644 "$staged"/units/*.{service,timer} /etc/systemd/system
+for folder in "$staged"/units/*.service.d; do
+  install -D -m 0644 -t "/etc/systemd/system/$(basename "$folder")" "$folder"/*.conf
+done
+install -m 0644 "$staged/units/60-apex.sysctl.conf" /etc/sysctl.d/60-apex.conf
+printf '%s\n' "$COMMIT" >"$home/COMMIT"
+ln -sf "$home/venv/bin/apex" /usr/local/bin/apex
+# Ends a machine that has run for too long, also where nothing else of ours was ever started.
+systemctl enable --quiet apex-max-hours.timer
+
+if ((${#added[@]})); then
+  apt-get -qq purge --yes "${added[@]}" >/dev/null
+  apt-get -qq autoremove --purge --yes >/dev/null
+fi

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Runs as root on the machine that becomes an image, which is only made if all of this holds.
+#
+# Wants KIND, COMMIT and CHECK_GPU (true or false) in the environment.
+set -euo pipefail
+apex=/opt/apex/venv/bin/apex
+as_apex=(runuser -u apex --)
+cd /var/lib/apex
+
+"${as_apex[@]}" "$apex" --version
+[[ $(cat /opt/apex/COMMIT) == "$COMMIT" ]]
+
+device=cpu
+if [[ $KIND == gpu && $CHECK_GPU == true ]]; then
+  nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
+  device=cuda
+fi
+report=$("${as_apex[@]}" "$apex" doctor --preset cartpole --device "$device" --run.folder /var/lib/apex/runs)
+printf '%s\n' "$report"
+# Training starts without the native loops too, but slower than it needs to.
+grep -Eq '^ok +native loops' <<<"$report"
+
+# Says nothing where all is well.
+complaints=$(systemd-analyze verify --man=no /etc/systemd/system/apex*.{service,timer} 2>&1)
+if [[ -n $complaints ]]; then
+  printf 'systemd-analyze verify:\n%s\n' "$complaints" >&2
+  exit 1
+fi
+echo "smoke test of the $KIND image: passed"

@@ -1,0 +1,291 @@
+"""The images: Packer takes the template and really builds both on an emulated EC2; a broken template is noticed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DEPLOY = Path(__file__).parents[1]
+TEMPLATE = (DEPLOY / "packer/apex.pkr.hcl").read_text()
+VARIABLES = ("-var", 'only_from=["198.51.100.0/24"]', "-var", "cpu_wheels=", "-var", "check_gpu=false")
+BASES = {"cpu": ("ami-0deb000000000002b", "136693071363"), "gpu": ("ami-0d1a000000000001a", "898082745236")}
+TYPES = {"cpu": "c7i.large", "gpu": "g6.xlarge"}
+NEWER = re.compile(r"\n *# Only with packer >= 1\.7: begin\n(.*?)\n *# end\n", re.DOTALL)
+SECRET = re.compile(
+    r"AKIA[0-9A-Z]{16}|\b(?:access_key|secret_key|password|token) *=|BEGIN [A-Z ]*PRIVATE KEY|\b[0-9a-f]{64}\b"
+)
+# In the place of the provisioners' scripts, where only the template is asked: they note that they ran.
+NOTE = '#!/usr/bin/env bash\necho "$(basename "$0") ${KIND-}" >>/var/lib/ran\n'
+# Without Packer, or the means to change the root, there is nothing to run; pytest -rs names what is skipped.
+tools = pytest.mark.skipif(shutil.which("packer") is None, reason="packer is not installed")
+machines = pytest.mark.skipif(
+    shutil.which("packer") is None or os.geteuid() != 0 or shutil.which("unshare") is None,
+    reason="a machine behind the emulator needs packer, and root for a changed root and a network of its own",
+)
+
+LOOKS = {
+    "version": "/opt/apex/venv/bin/apex --version",
+    "units": "systemd-analyze verify --man=no /etc/systemd/system/apex*.{service,timer}",
+    "commit": "cat /opt/apex/COMMIT",
+    "native": "cd /var/lib/apex && /opt/apex/venv/bin/apex doctor --preset cartpole | grep 'native loops'",
+    "enabled": "cd /etc/systemd/system && ls *.wants | grep apex",
+    "user": "stat -c '%U %a' /var/lib/apex /var/lib/apex/runs",
+    "secrets": "find /opt/apex /etc/apex /var/lib/apex /etc/ssh -name '*.secret' -o -name 'ssh_host_*_key'; ls /tmp; "
+    "cat /home/*/.ssh/authorized_keys",
+    "ran": "cat /var/lib/ran",
+    "boto3": "/opt/apex/venv/bin/python -c 'import boto3' && /opt/apex/venv/bin/apex host --help | head -1",
+}
+
+
+def for_this_packer(text: str) -> str:
+    """The template for the emulator; without the marked blocks where Packer is older than they are."""
+    version = subprocess.run(["packer", "version"], capture_output=True, text=True, check=True).stdout
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < (1, 7):
+        text = NEWER.sub("\n", text)
+    emulator = '  custom_endpoint_ec2 = "http://127.0.0.1:5000"\n  skip_credential_validation = true\n'
+    emulator += '  skip_region_validation = true\n  ssh_timeout = "60s"\n'
+    return text.replace('source "amazon-ebs" "apex" {\n', f'source "amazon-ebs" "apex" {{\n{emulator}')
+
+
+def lay_out(folder: Path, text: str = TEMPLATE) -> Path:
+    """A copy of what Packer reads."""
+    shutil.copytree(DEPLOY / "units", folder / "units")
+    shutil.copytree(DEPLOY / "packer", folder / "packer", ignore=shutil.ignore_patterns("build"))
+    (folder / "packer/build").mkdir()
+    shutil.copytree(DEPLOY / "packer/build", folder / "packer/build", dirs_exist_ok=True)
+    (folder / "packer/apex.pkr.hcl").write_text(for_this_packer(text))
+    return folder / "packer"
+
+
+def packer(*words: str, cwd: Path) -> str:
+    """What it complains of; "" if of nothing."""
+    found = subprocess.run(["packer", *words], cwd=cwd, capture_output=True, text=True, timeout=60)
+    return "" if found.returncode == 0 else found.stdout + found.stderr or f"status {found.returncode}"
+
+
+def build(state: Path, begun: Path | None, template: Path | None, kind: str = "cpu") -> dict:
+    """Runs Packer with a machine behind the emulator; returns what came of it."""
+    state.mkdir(parents=True)
+    job = {
+        "template": str(template),
+        "packer": None if template is None else [f"-only=amazon-ebs.{kind}", *VARIABLES],
+        "base": os.environ.get("APEX_BASE_ROOT", "/"),
+        "user": {"cpu": "admin", "gpu": "ubuntu"}[kind],
+        "begun": begun and str(begun),
+        "state": str(state),
+        "outside": os.getpid(),
+        "out": str(state / "out.json"),
+        "look": LOOKS,
+    }
+    (state / "job.json").write_text(json.dumps(job))
+    program = Path(__file__).with_name("emulated_build.py")
+    log = state / "log"
+    with log.open("w") as file:
+        status = subprocess.run(
+            [
+                "unshare",
+                "--mount",
+                "--net",
+                "--pid",
+                "--fork",
+                "--kill-child",
+                sys.executable,
+                program,
+                state / "job.json",
+            ],
+            stdout=file,
+            stderr=file,
+            timeout=900,
+        ).returncode
+    assert status == 0, log.read_text()[-4000:]
+    return {"log": log.read_text()} | (json.loads((state / "out.json").read_text()) if template else {})
+
+
+@pytest.fixture(scope="session")
+def source() -> None:
+    """The packed commit."""
+    subprocess.run([DEPLOY / "packer/source.sh"], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory) -> Path:
+    """A base image: this machine's own system, or the one in APEX_BASE_ROOT, and an SSH server."""
+    state = tmp_path_factory.mktemp("base") / "state"
+    build(state, None, None)
+    return state
+
+
+@pytest.fixture(scope="session")
+def cpu(source, base, tmp_path_factory) -> dict:
+    folder = tmp_path_factory.mktemp("cpu")
+    return build(folder / "state", base, lay_out(folder)) | {"state": folder / "state"}
+
+
+@pytest.fixture(scope="session")
+def gpu(cpu, tmp_path_factory) -> dict:
+    """On top of what the first build has left: pip finds the packages there, and takes seconds instead of minutes."""
+    folder = tmp_path_factory.mktemp("gpu")
+    return build(folder / "state", cpu["state"], lay_out(folder), "gpu")
+
+
+def complaints(text: str, facts: dict, kind: str) -> list[str]:
+    """What is wrong with a build, by what Packer asked of EC2 and what is there afterwards."""
+    found = []
+
+    def need(holds: bool, what: str) -> None:
+        if not holds:
+            found.append(what)
+
+    need(facts["status"] == 0, "the build failed")
+    newer = "\n".join(NEWER.findall(text))
+    need(bool(re.search(r'http_tokens += "required"', newer)), "metadata without a token")
+    need(bool(re.search(r'imds_support += "v2.0"', newer)), "an image without IMDSv2")
+    need(not SECRET.search(text), "a secret")
+
+    asked = {action: [r for r in facts["requests"] if r.get("Action") == action] for action in ACTIONS}
+    for instance in asked["RunInstances"]:
+        need(instance.get("BlockDeviceMapping.1.Ebs.Encrypted") == "true", "a build machine's disk in the clear")
+        need(instance["ImageId"] == BASES[kind][0], f"another base image: {instance['ImageId']}")
+        need(instance["InstanceType"] == TYPES[kind], f"another type: {instance['InstanceType']}")
+    need(len(asked["RunInstances"]) == 1, "not one build machine")
+    need(any(r.get("Owner.1") == BASES[kind][1] for r in asked["DescribeImages"]), "a base image of anybody")
+    need([r.get("Encrypted") for r in asked["CopyImage"]] == ["true"], "an image in the clear")
+    doors = [v for r in asked["AuthorizeSecurityGroupIngress"] for n, v in r.items() if n.endswith("CidrIp")]
+    need(doors == ["198.51.100.0/24"], f"SSH open to {doors}")
+
+    tags = {"Project": "apex-zeromq", "Role": kind, "Commit": (DEPLOY / "packer/build/COMMIT").read_text().strip()}
+    need(len(facts["images"]) == 1, "not one image")
+    for image in facts["images"]:
+        need(bool(re.fullmatch(rf"apex-{kind}-\d{{8}}-\d{{6}}", image["Name"])), f"an image called {image['Name']}")
+        need({tag["Key"]: tag["Value"] for tag in image.get("Tags", [])} == tags, "an image's tags")
+        need(not image["Public"], "a public image")
+    need(all(i["State"]["Name"] == "terminated" for i in facts["instances"]), "a machine that goes on")
+    need(facts["volumes"] == [] and facts["keys"] == [] and facts["groups"] == ["default"], "something is left")
+    return found
+
+
+ACTIONS = ("RunInstances", "DescribeImages", "CopyImage", "AuthorizeSecurityGroupIngress")
+
+
+@tools
+def test_the_template_is_formatted():
+    assert packer("fmt", "-check", str(DEPLOY / "packer"), cwd=DEPLOY) == ""
+
+
+@tools
+def test_packer_takes_the_template(source, tmp_path):
+    assert packer("validate", *VARIABLES, ".", cwd=lay_out(tmp_path)) == ""
+
+
+@tools
+@pytest.mark.parametrize("networks", ['["0.0.0.0/0"]', '["::/0"]', '["198.51.100.7/32", "0.0.0.0/0"]', "[]"])
+def test_ssh_is_never_open_to_the_internet(source, tmp_path, networks):
+    assert "Invalid value" in packer("validate", "-var", f"only_from={networks}", ".", cwd=lay_out(tmp_path))
+
+
+def test_every_script_stops_at_its_first_failure():
+    scripts = [*(DEPLOY / "packer").glob("*.sh"), *(DEPLOY / "units/bin").iterdir()]
+    assert len(scripts) >= 7
+    assert [path.name for path in scripts if "\nset -euo pipefail\n" not in path.read_text()] == []
+
+
+def test_there_is_no_secret_in_the_tree():
+    files = [p for p in DEPLOY.rglob("*") if p.is_file() and p.suffix not in (".pyc",) and p.parent.name != "tests"]
+    files = [p for p in files if not {"build", ".terraform", "__pycache__"} & set(p.parts)]
+    assert len(files) > 20
+    found = {
+        p.name: m.group() for p in files if (m := SECRET.search(p.read_text(errors="replace"))) and p.suffix != ".tf"
+    }
+    assert found == {}
+
+
+@machines
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_an_image_is_built_as_it_should_be(kind, request):
+    facts = request.getfixturevalue(kind)
+    assert complaints(TEMPLATE, facts, kind) == [], facts["log"][-4000:]
+    print(f"{kind}: {facts['seconds']} s")
+
+
+@machines
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_what_is_in_an_image(kind, request):
+    looks = request.getfixturevalue(kind)["looks"]
+    assert re.fullmatch(r"apex \d+\.\d+\.\d+\n", looks["version"]["text"])
+    assert looks["units"] == {"status": 0, "text": ""}
+    assert looks["commit"]["text"] == (DEPLOY / "packer/build/COMMIT").read_text()
+    assert "ok" in looks["native"]["text"]
+    assert looks["enabled"]["text"].split() == ["apex-max-hours.timer"]
+    assert looks["user"]["text"].splitlines() == ["apex 750"] * 2
+    assert looks["secrets"]["text"].strip() == ""
+    assert "usage: apex host" in looks["boto3"]["text"]
+
+
+MUTATIONS = {
+    "the image in the clear": (
+        "encrypt_boot                          = true",
+        "encrypt_boot                          = false",
+    ),
+    "the build machine's disk in the clear": ("encrypted             = true", "encrypted             = false"),
+    "no role in the tags": (
+        'tags            = { Project = "apex-zeromq", Role = "cpu", ',
+        'tags            = { Project = "apex-zeromq", ',
+    ),
+    "the smoke test left out": ("/smoke.sh", "/clean.sh"),
+    "SSH from anywhere": ("_cidrs = var.only_from", '_cidrs = ["0.0.0.0/0"]'),
+}
+REFUSED = {
+    "no owner": ('owners      = ["136693071363"]', "owners      = []"),
+    "any metadata request": ('"required"', '"optional"'),
+    "a key in the file": (
+        "  subnet_id ",
+        '  access_key                            = "AKIAIOSFODNN7EXAMPLE"\n  subnet_id ',
+    ),
+    "no networks asked for": ("length(var.only_from) > 0 && ", ""),
+}
+
+
+def mutate(change: tuple[str, str]) -> str:
+    assert change[0] in TEMPLATE
+    return TEMPLATE.replace(*change)
+
+
+@machines
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", [None, *MUTATIONS])
+def test_a_broken_template_is_noticed_by_what_it_builds(name, source, base, tmp_path):
+    text = TEMPLATE if name is None else mutate(MUTATIONS[name])
+    template = lay_out(tmp_path, text)
+    for script in ("install.sh", "smoke.sh", "clean.sh"):
+        (template / script).write_text(NOTE.replace('$(basename "$0")', script))
+    facts = build(tmp_path / "state", base, template)
+    found = complaints(text, facts, "cpu")
+    if facts["looks"]["ran"]["text"].split("\n") != ["install.sh cpu", "smoke.sh cpu", "clean.sh ", ""]:
+        found.append("not every step was run")
+    assert bool(found) == (name is not None), f"{found}\n{facts['looks']['ran']}\n{facts['log'][-3000:]}"
+
+
+@tools
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_broken_template_is_refused(name, source, tmp_path):
+    text = mutate(REFUSED[name])
+    newer = "\n".join(NEWER.findall(text))
+    refused = bool(packer("validate", *VARIABLES, ".", cwd=lay_out(tmp_path, text)))
+    open_door = not packer("validate", "-var", "only_from=[]", ".", cwd=tmp_path / "packer")
+    assert refused or open_door or bool(SECRET.search(text)) or '"required"' not in newer
+
+
+@tools
+def test_the_template_itself_passes_the_same_checks(source, tmp_path):
+    assert packer("validate", "-var", "only_from=[]", ".", cwd=lay_out(tmp_path)) != ""
+    assert SECRET.search(TEMPLATE) is None
+    assert '"required"' in "\n".join(NEWER.findall(TEMPLATE))

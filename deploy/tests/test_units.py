@@ -1,0 +1,230 @@
+"""The units: systemd takes them, each command is one that the package takes, and the host scripts do what they say."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from apex.config import TransportConfig
+from apex.environment import kind
+from apex.evaluator import main as evaluator
+from apex.host import make_parser
+from apex.host_role import role_command
+from apex.host_settings import ROLES, HostSettings
+from apex.lifecycle import HOPELESS, NEIGHBOUR_GONE, REFUSED
+from apex.options import parse_config
+
+UNITS = Path(__file__).parents[1] / "units"
+SERVICES = sorted(UNITS.glob("*.service"))
+HOST = "/opt/apex/venv/bin/apex host"
+systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+
+
+def values(path: Path, name: str) -> list[str]:
+    """What a unit says of a setting, as often as it does."""
+    lines = path.read_text().splitlines()
+    return [line.partition("=")[2] for line in lines if line.startswith(f"{name}=")]
+
+
+def commands() -> list[str]:
+    """Every command of every unit, without systemd's prefixes."""
+    files = [*SERVICES, *UNITS.glob("*.service.d/*.conf")]
+    names = ("ExecStart", "ExecStartPre", "ExecStop", "ExecStopPost")
+    return [value.lstrip("+-!@:") for path in files for name in names for value in values(path, name)]
+
+
+def settings(folder: Path, **more: str) -> HostSettings:
+    fixed = {"cluster": "pong", "role": "learner", "region": "us-east-1", "bucket": "b", "actor_group": "g"}
+    addresses = {"learner": "10.77.0.11", "replay": "10.77.0.10"}
+    return HostSettings(**{**fixed, **addresses, **more}, etc=folder / "etc", home=folder / "home")
+
+
+@systemd
+def test_systemd_has_nothing_to_say_about_the_units(tmp_path):
+    shutil.copytree(UNITS, tmp_path / "units", ignore=shutil.ignore_patterns("bin", "*.conf.bak"))
+    for path in (tmp_path / "units").rglob("*"):
+        if path.is_file():  # The programs are in the image, where the same is asked again.
+            path.write_text(re.sub(r"/opt/apex/\S+", "/bin/true", path.read_text()))
+    names = [str(path) for path in (tmp_path / "units").glob("apex*.*") if path.is_file()]
+    assert len(names) == len(SERVICES) + len(list(UNITS.glob("*.timer")))
+    environment = {**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path / 'units'}:"}
+    command = ["systemd-analyze", "verify", "--man=no", *names]
+    found = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert (found.returncode, found.stdout + found.stderr) == (0, "")
+
+
+def test_every_command_of_a_unit_is_one_that_the_package_takes():
+    ours = [command for command in commands() if command.startswith(HOST)]
+    assert len(ours) == 8
+    for command in ours:
+        for role in ROLES if "%i" in command else ("",):
+            make_parser().parse_args(shlex.split(command.removeprefix(HOST).replace("%i", role)))
+
+
+def test_every_other_command_is_a_program_that_the_image_has():
+    scripts = {f"/opt/apex/bin/{path.name}" for path in (UNITS / "bin").iterdir()}
+    others = {shlex.split(command)[0] for command in commands() if not command.startswith(HOST)}
+    assert others == scripts | {"/opt/apex/venv/bin/python", "/usr/bin/systemctl"}
+
+
+@pytest.mark.parametrize("role", ["replay", "actor"])
+def test_a_role_gets_a_command_that_its_program_takes(role, tmp_path):
+    command = role_command(settings(tmp_path, role=role), role, num_cores=8)
+    found = subprocess.run([sys.executable, "-c", PROGRAM, *command], capture_output=True, text=True, timeout=60)
+    # It has read its options, and goes no further: there are no keys yet.
+    assert "there is no folder of keys" in found.stderr
+    assert "usage:" not in found.stderr
+
+
+PROGRAM = "import sys; from apex.command_line import main; sys.exit(main(sys.argv[1:]))"
+
+
+def test_the_evaluator_gets_a_command_that_it_takes(tmp_path, capsys):
+    word, *options = role_command(settings(tmp_path, role="evaluator"), "evaluator", num_cores=8)
+    assert word == "evaluator"
+    assert evaluator(options) == REFUSED
+    assert "there is no folder of keys" in capsys.readouterr().err
+
+
+def test_the_learner_starts_a_run_of_the_clusters_name_by_its_file(tmp_path):
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/learner.toml").write_text('seed = 7\n[environment]\nid = "CartPole-v1"\n')
+    word, *options = role_command(settings(tmp_path), "learner", num_cores=8)
+    config = parse_config(options, prog="apex learner", description="", kind=kind)
+    assert (word, config.seed, config.environment.id, config.run.name) == ("learner", 7, "CartPole-v1", "pong")
+    assert config.run.folder == str(tmp_path / "home/runs")
+    assert (config.transport.bind, config.transport.keys) == ("10.77.0.11", str(tmp_path / "home/keys"))
+
+
+def test_the_learner_goes_on_with_the_run_that_is_there(tmp_path):
+    run = tmp_path / "home/runs/pong"
+    run.mkdir(parents=True)
+    (run / "manifest.json").touch()
+    assert role_command(settings(tmp_path), "learner", num_cores=8) == ["learner", "--run-folder", str(run)]
+
+
+def test_a_run_whose_making_was_cut_short_is_begun_anew(tmp_path):
+    run = tmp_path / "home/runs/pong"
+    run.mkdir(parents=True)
+    assert "--config" in role_command(settings(tmp_path), "learner", num_cores=8)
+    assert [path.name.startswith("pong.unfinished-") for path in run.parent.iterdir()] == [True]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ["--processes", "8"]),
+        ("[actor]\nnum_processes = 3\nenvs_per_process = 5\n", ["--processes", "3", "--envs", "5"]),
+    ],
+)
+def test_actors_take_the_cores_of_their_own_machine(tmp_path, text, words):
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/actor.toml").write_text(text)
+    assert role_command(settings(tmp_path, role="actor"), "actor", num_cores=8)[-len(words) :] == words
+
+
+def test_the_kernel_keeps_the_packages_ports_for_it():
+    transport = TransportConfig()
+    names = ("experience", "priorities", "receipts", "parameters", "batches", "control", "metrics")
+    ports = {transport.port(name) for name in names}
+    (reserved,) = re.findall(
+        r"^net.ipv4.ip_local_reserved_ports = (.*)$", (UNITS / "60-apex.sysctl.conf").read_text(), re.M
+    )
+    ranges = [list(map(int, part.split("-"))) for part in reserved.split(",")]
+    assert {port for first, last in ranges for port in range(first, last + 1)} == ports
+    (tensorboard,) = values(UNITS / "apex-tensorboard.service", "ExecStart")
+    assert "--port 6006 " in tensorboard
+
+
+def test_a_role_is_watched_and_started_again_unless_that_is_no_use():
+    path = UNITS / "apex@.service"
+    assert values(path, "Type") == ["notify"]
+    assert values(path, "WatchdogSec") == ["300"]
+    assert values(path, "Restart") == ["always"]
+    assert values(UNITS / "apex@learner.service.d/learner.conf", "Restart") == ["on-failure"]
+    prevented = {int(word) for word in values(path, "RestartPreventExitStatus")[0].split()}
+    assert prevented == {REFUSED, HOPELESS}
+    assert NEIGHBOUR_GONE not in prevented
+
+
+@pytest.mark.parametrize("path", [p for p in SERVICES if p.stem != "apex-max-hours"], ids=lambda p: p.stem)
+def test_a_service_may_write_only_where_it_must(path):
+    assert values(path, "NoNewPrivileges") == values(path, "PrivateTmp") == ["yes"]
+    assert values(path, "ProtectSystem") == ["strict"]
+    assert set(" ".join(values(path, "ReadWritePaths")).split()) <= {"/var/lib/apex", "/dev/shm"}
+
+
+def test_only_who_stops_other_units_is_root():
+    root = {path.stem for path in SERVICES if not values(path, "User")}
+    assert root == {"apex-end", "apex-max-hours", "apex-spot"}
+
+
+def test_enabling_a_role_brings_all_that_its_machine_needs():
+    def wants(*paths: str) -> set[str]:
+        return {word for path in paths for value in values(UNITS / path, "Wants") for word in value.split()}
+
+    common = wants("apex@.service")
+    assert {"apex-keys.service", "apex-keys.timer", "apex-logs.service"} <= common
+    assert wants("apex@learner.service.d/learner.conf") == {"apex-upload.timer"}
+    assert wants("apex@actor.service.d/actor.conf") == {"apex-spot.service"}
+    assert wants("apex@evaluator.service.d/evaluator.conf") == {"apex-fetch.timer", "apex-tensorboard.service"}
+    units = {path.name for path in UNITS.iterdir()}
+    assert {
+        word
+        for word in common | wants(*(str(p.relative_to(UNITS)) for p in UNITS.glob("*.d/*")))
+        if word.startswith("apex")
+    } <= units
+
+
+def call(tmp_path: Path, script: str, *words: str, systemctl: str = "", **environment: str) -> list[str]:
+    """Runs a host script beside a systemctl that notes what it was asked; returns those calls."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    tape = tmp_path / "tape"
+    tape.touch()
+    (tools / "systemctl").write_text(f'#!/bin/sh\necho "$*" >>{tape}\n{systemctl}\n')
+    (tools / "systemctl").chmod(0o755)
+    path = {"PATH": f"{tools}:/usr/bin:/bin"}
+    subprocess.run([UNITS / "bin" / script, *words], env=path | environment, check=True, timeout=20)
+    return tape.read_text().splitlines()
+
+
+@pytest.mark.parametrize("status", ["0", "3"])
+def test_the_end_of_the_learners_run_ends_the_cluster(tmp_path, status):
+    calls = call(tmp_path, "apex-ended", "apex@learner.service", EXIT_CODE="exited", EXIT_STATUS=status)
+    assert calls[-1] == "start --no-block apex-end.service"
+
+
+@pytest.mark.parametrize(
+    ("systemctl", "code", "status"),
+    [
+        ("echo 4711", "exited", "0"),  # somebody has stopped the unit, or the machine: there is a job on it
+        ("", "exited", "2"),
+        ("", "exited", "1"),
+        ("", "killed", "ABRT"),
+    ],
+)
+def test_who_stops_the_learner_does_not_end_the_cluster(tmp_path, systemctl, code, status):
+    calls = call(tmp_path, "apex-ended", "u", systemctl=systemctl, EXIT_CODE=code, EXIT_STATUS=status)
+    assert not any(line.startswith("start") for line in calls)
+
+
+def test_a_machine_goes_off_when_its_hours_are_over(tmp_path):
+    calls = call(tmp_path, "apex-max-hours", APEX_MAX_HOURS="0.0001")
+    assert calls == ["start apex-end.service", "--no-block poweroff"]
+
+
+def test_a_machine_whose_end_fails_goes_off_all_the_same(tmp_path):
+    calls = call(tmp_path, "apex-max-hours", systemctl='[ "$1" != start ]', APEX_MAX_HOURS="0.0001")
+    assert calls[-1] == "--no-block poweroff"
+
+
+def test_a_machine_stays_within_its_hours(tmp_path):
+    assert call(tmp_path, "apex-max-hours", APEX_MAX_HOURS="1000000") == []
