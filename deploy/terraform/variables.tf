@@ -25,7 +25,7 @@ variable "admin_cidrs" {
   }
 
   validation {
-    condition     = alltrue([for cidr in var.admin_cidrs : tonumber(try(element(split("/", cidr), 1), 0)) >= (strcontains(cidr, ":") ? 16 : 8)])
+    condition     = alltrue([for cidr in var.admin_cidrs : try(tonumber(split("/", cidr)[1]), 0) >= (strcontains(cidr, ":") ? 16 : 8)])
     error_message = "admin_cidrs must not be the whole Internet or a great part of it: /8 or longer for IPv4, /16 or longer for IPv6."
   }
 }
@@ -211,7 +211,7 @@ variable "vpc_cidr" {
   default     = "10.77.0.0/20"
 
   validation {
-    condition     = can(regex("^(10|172\\.(1[6-9]|2[0-9]|3[01])|192\\.168)\\.", var.vpc_cidr)) && can(cidrhost(var.vpc_cidr, 1000)) && try(tonumber(element(split("/", var.vpc_cidr), 1)) >= 16, false)
+    condition     = can(regex("^(10|172\\.(1[6-9]|2[0-9]|3[01])|192\\.168)\\.", var.vpc_cidr)) && can(cidrhost(var.vpc_cidr, 1000)) && try(tonumber(split("/", var.vpc_cidr)[1]) >= 16, false)
     error_message = "vpc_cidr must be a private IPv4 block between /16 and /22, as in 10.77.0.0/20."
   }
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -59,5 +60,7 @@ def cluster(scratch: Path, installed: tuple[dict[str, str], Path], endpoint: str
         },
     )
     first_plan = terraform.plan()
+    if keep := os.environ.get("APEX_KEEP_PLAN"):  # for checkov
+        Path(keep).write_text(json.dumps(first_plan))
     terraform.run("apply", "-input=false", "-no-color", "test.tfplan")
     return Cluster(terraform, endpoint, first_plan)

@@ -5,6 +5,7 @@ Each mend stands for a difference that made Terraform plan changes where there a
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any
 
 import boto3
 from moto.ec2.models.launch_templates import LaunchTemplate
-from moto.ec2.models.security_groups import SecurityRule
+from moto.ec2.models.security_groups import SecurityGroupRule
 from moto.server import ThreadedMotoServer
 
 _create_version = LaunchTemplate.create_version
@@ -40,6 +41,7 @@ def environment(endpoint: str) -> dict[str, str]:
 def emulated_aws() -> Iterator[str]:
     """Runs the emulator on a free loopback port; yields its address."""
     _mend()
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # else a line for each request
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     try:
@@ -75,7 +77,7 @@ def furnish(endpoint: str) -> None:
 
 def _mend() -> None:
     # A rule that names another group has its description beside that group's id.
-    SecurityRule.description = property(
+    SecurityGroupRule.description = property(
         lambda rule: rule.ip_range.get("Description") or rule.source_group.get("Description")
     )
 
