@@ -12,11 +12,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import boto3
+from moto.ec2.models.instances import InstanceBackend
 from moto.ec2.models.launch_templates import LaunchTemplate
 from moto.ec2.models.security_groups import SecurityGroupRule
 from moto.server import ThreadedMotoServer
 
 _create_version = LaunchTemplate.create_version
+_run_instances = InstanceBackend.run_instances
 
 REGION = "us-east-1"
 BUCKET = "apex-test-checkpoints"
@@ -71,8 +73,12 @@ def furnish(endpoint: str) -> None:
         image = ec2.register_image(
             Name=f"apex-{role}-1", Architecture="x86_64", RootDeviceName="/dev/xvda", BlockDeviceMappings=[disk]
         )["ImageId"]
-        tags = [{"Key": "Project", "Value": "apex-zeromq"}, {"Key": "Role", "Value": role}]
-        ec2.create_tags(Resources=[image], Tags=tags)
+        ec2.create_tags(Resources=[image], Tags=tags(role))
+
+
+def tags(role: str) -> list[dict[str, str]]:
+    """An image's."""
+    return [{"Key": "Project", "Value": "apex-zeromq"}, {"Key": "Role", "Value": role}]
 
 
 def _mend() -> None:
@@ -88,3 +94,12 @@ def _mend() -> None:
         return original(self, data, description)
 
     LaunchTemplate.create_version = create_version
+
+    # The groups of an instance are those of its first interface, also where the request names them there.
+    def run_instances(self: Any, *words: Any, original: Any = _run_instances, **options: Any) -> Any:
+        reservation = original(self, *words, **options)
+        for instance in reservation.instances:
+            instance.security_groups = instance.security_groups or list(instance.nics[0].group_set)
+        return reservation
+
+    InstanceBackend.run_instances = run_instances

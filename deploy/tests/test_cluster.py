@@ -19,7 +19,7 @@ MUTATIONS = {
         "security.tf", 'at = "learner", open_to = ["replay"] }', 'at = "learner", open_to = ["replay", "actor"] }',
         "actor may reach learner's port 52002"),
     "TensorBoard for everybody": (
-        "security.tf", 'strcontains(each.value.cidr, ":") ? null : each.value.cidr', '"0.0.0.0/0"',
+        "security.tf", '":") ? null : each.value.cidr', '":") ? null : "0.0.0.0/0"',
         "lets 0.0.0.0/0 in"),
     "a plain disk": (
         "actors.tf", "encrypted             = true", "encrypted             = false", "disk that is not encrypted"),
@@ -65,33 +65,32 @@ def test_spot_or_not_is_a_matter_of_the_group_alone(cluster: Cluster) -> None:
     assert {**before, key: 100} == after
 
 
-def test_a_newer_image_replaces_nothing_that_runs(cluster: Cluster) -> None:
-    ec2 = emulator.client("ec2", cluster.endpoint)
+def test_neither_a_newer_image_nor_a_scaled_group_is_a_change(cluster: Cluster) -> None:
+    ec2, scaling = emulator.client("ec2", cluster.endpoint), emulator.client("autoscaling", cluster.endpoint)
     newer = ec2.register_image(Name="apex-cpu-2", Architecture="x86_64", RootDeviceName="/dev/xvda")["ImageId"]
-    tags = [{"Key": "Project", "Value": "apex-zeromq"}, {"Key": "Role", "Value": "cpu"}]
-    ec2.create_tags(Resources=[newer], Tags=tags)
+    ec2.create_tags(Resources=[newer], Tags=emulator.tags("cpu"))
+    scaling.set_desired_capacity(AutoScalingGroupName=f"apex-{NAME}-actors", DesiredCapacity=0)
     try:
-        assert changes(cluster.terraform.plan()) == {}
+        plan = cluster.terraform.plan()
     finally:
         ec2.deregister_image(ImageId=newer)
+        scaling.set_desired_capacity(AutoScalingGroupName=f"apex-{NAME}-actors", DesiredCapacity=3)
+    assert newer in str(plan["prior_state"]), "Terraform has not seen the newer image: this test finds nothing out"
+    assert changes(plan) == {}
 
 
-def test_how_many_actors_there_are_is_left_to_the_cluster(cluster: Cluster) -> None:
-    scaling = emulator.client("autoscaling", cluster.endpoint)
-    name = f"apex-{NAME}-actors"
-    scaling.set_desired_capacity(AutoScalingGroupName=name, DesiredCapacity=0)
-    try:
-        assert changes(cluster.terraform.plan()) == {}
-    finally:
-        scaling.set_desired_capacity(AutoScalingGroupName=name, DesiredCapacity=3)
+@pytest.fixture(scope="module")
+def found_in_mutant(cluster: Cluster, scratch: Path) -> list[str]:
+    """What breaks a rule in a copy with all mutations at once: they do not touch one another."""
+    mutant = cluster.terraform.copy(scratch / "mutant")
+    for file, old, new, _ in MUTATIONS.values():
+        mutant.edit(file, old, new)
+    return look(mutant.plan("-refresh=false"))
 
 
 @pytest.mark.parametrize("what", MUTATIONS)
-def test_the_rules_notice(what: str, cluster: Cluster, tmp_path: Path) -> None:
-    file, old, new, sentence = MUTATIONS[what]
-    mutant = cluster.terraform.copy(tmp_path / "mutant")
-    mutant.edit(file, old, new)
-    assert any(sentence in violation for violation in look(mutant.plan("-refresh=false")))
+def test_the_rules_notice(what: str, found_in_mutant: list[str]) -> None:
+    assert any(MUTATIONS[what][3] in violation for violation in found_in_mutant), found_in_mutant
 
 
 def test_without_the_ladder_a_bound_would_restart_the_learner(cluster: Cluster, tmp_path: Path) -> None:
