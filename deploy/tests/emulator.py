@@ -19,6 +19,7 @@ from moto.server import ThreadedMotoServer
 
 _create_version = LaunchTemplate.create_version
 _run_instances = InstanceBackend.run_instances
+_set_groups = InstanceBackend.modify_instance_security_groups
 
 REGION = "us-east-1"
 BUCKET = "apex-test-checkpoints"
@@ -103,3 +104,9 @@ def _mend() -> None:
         return reservation
 
     InstanceBackend.run_instances = run_instances
+
+    # A request that changes some other attribute of an instance names no groups; moto takes all of its groups away.
+    def set_groups(self: Any, instance: str, groups: list[str], original: Any = _set_groups) -> Any:
+        return original(self, instance, groups) if groups else self.get_instance(instance)
+
+    InstanceBackend.modify_instance_security_groups = set_groups

@@ -1,4 +1,4 @@
-"""Last: what destroy leaves."""
+"""What destroy leaves. Stands last among those that need the cluster up; first boot looks at its plan alone."""
 
 from __future__ import annotations
 
