@@ -54,7 +54,7 @@ resource "aws_launch_template" "actor" {
 
 resource "aws_autoscaling_group" "actors" {
   name                      = local.actor_group
-  vpc_zone_identifier       = [aws_subnet.this.id]
+  vpc_zone_identifier       = [aws_subnet.this["actors"].id]
   min_size                  = 0
   max_size                  = var.actor_hosts
   desired_capacity          = var.actor_hosts # at the beginning

@@ -4,7 +4,7 @@ resource "aws_instance" "learner" {
   #checkov:skip=CKV_AWS_126:the roles measure themselves; detailed monitoring would bill for what nobody reads
   ami                                  = data.aws_ami.image["gpu"].id
   instance_type                        = var.learner_instance_type
-  subnet_id                            = aws_subnet.this.id
+  subnet_id                            = aws_subnet.this["fixed"].id
   private_ip                           = local.address.learner
   vpc_security_group_ids               = [aws_security_group.role["learner"].id]
   iam_instance_profile                 = aws_iam_instance_profile.role["learner"].name

@@ -3,7 +3,7 @@ locals {
   roles  = ["replay", "learner", "evaluator", "actor"]
   tags   = { Project = "apex-zeromq", Cluster = var.name }
 
-  # Fixed, so that a host which is replaced is found where the one before it was. AWS keeps the first four.
+  # Fixed, so that a host which is replaced is found where the one before it was. AWS keeps the first four of a subnet.
   address = {
     replay    = cidrhost(var.vpc_cidr, 10)
     learner   = cidrhost(var.vpc_cidr, 11)

@@ -1,4 +1,4 @@
-# One network, one subnet, one zone. Hosts have public addresses and no door to the outside but those of security.tf:
+# One network in one zone. Hosts have public addresses and no door to the outside but those of security.tf:
 # a NAT gateway or interface endpoints would go on billing after the last host has ended.
 
 resource "aws_vpc" "this" {
@@ -8,13 +8,16 @@ resource "aws_vpc" "this" {
   tags                 = { Name = local.prefix, Role = "network" }
 }
 
+# Half of it for the hosts whose addresses are fixed, so that no actor host is given one of them.
 resource "aws_subnet" "this" {
+  for_each = { fixed = cidrsubnet(var.vpc_cidr, 1, 0), actors = cidrsubnet(var.vpc_cidr, 1, 1) }
+
   #checkov:skip=CKV_AWS_130:nothing but 22 and 6006 is open, to admin_cidrs; a NAT gateway would bill on after the run
   vpc_id                  = aws_vpc.this.id
-  cidr_block              = var.vpc_cidr
+  cidr_block              = each.value
   availability_zone       = coalesce(var.availability_zone, "${var.region}a")
   map_public_ip_on_launch = true
-  tags                    = { Name = local.prefix, Role = "network" }
+  tags                    = { Name = "${local.prefix}-${each.key}", Role = "network" }
 }
 
 resource "aws_internet_gateway" "this" {
@@ -34,7 +37,9 @@ resource "aws_route" "out" {
 }
 
 resource "aws_route_table_association" "this" {
-  subnet_id      = aws_subnet.this.id
+  for_each = aws_subnet.this
+
+  subnet_id      = each.value.id
   route_table_id = aws_route_table.this.id
 }
 

@@ -4,7 +4,7 @@ resource "aws_instance" "replay" {
   #checkov:skip=CKV_AWS_126:the roles measure themselves; detailed monitoring would bill for what nobody reads
   ami                                  = data.aws_ami.image["cpu"].id
   instance_type                        = var.replay_instance_type
-  subnet_id                            = aws_subnet.this.id
+  subnet_id                            = aws_subnet.this["fixed"].id
   private_ip                           = local.address.replay
   vpc_security_group_ids               = [aws_security_group.role["replay"].id]
   iam_instance_profile                 = aws_iam_instance_profile.role["replay"].name

@@ -110,6 +110,15 @@ def resources(values: Plan) -> list[dict[str, Any]]:
     return [item for item in values["root_module"]["resources"] if item["mode"] == "managed"]
 
 
+def _said(value: Any) -> Any:
+    """The value, without what the provider cannot tell apart: nothing said, and nothing."""
+    if isinstance(value, dict):
+        return {key: _said(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_said(entry) for entry in value]
+    return None if value == "" else value
+
+
 def _mirror() -> Path | None:
     """A folder with providers as Terraform's filesystem mirrors have them, where packagers put such things."""
     named = os.environ.get("TF_PLUGIN_MIRROR")

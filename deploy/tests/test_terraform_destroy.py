@@ -25,7 +25,7 @@ def tagged(endpoint: str) -> list[str]:
         for instance in reservation["Instances"]
         if instance["State"]["Name"] == "terminated"
     }
-    only = [{"Name": "tag:Cluster", "Values": [NAME]}]
+    only = [{"Name": "key", "Values": ["Cluster"]}, {"Name": "value", "Values": [NAME]}]
     found = {
         tag["ResourceId"] for page in ec2.get_paginator("describe_tags").paginate(Filters=only) for tag in page["Tags"]
     }
