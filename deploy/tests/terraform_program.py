@@ -100,7 +100,7 @@ def changes(plan: Plan) -> dict[str, dict[str, tuple[Any, Any]]]:
             found[resource["address"]] = {
                 name: (before.get(name), after.get(name, "unknown"))
                 for name in sorted(names)
-                if before.get(name) != after.get(name)
+                if _said(before.get(name)) != _said(after.get(name))
             }
     return found
 
