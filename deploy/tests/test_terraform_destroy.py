@@ -36,6 +36,7 @@ def tagged(endpoint: str) -> list[str]:
         str(item)
         for kind in KINDS
         for item in getattr(ec2, f"describe_{kind}")(Filters=only)["".join(map(str.capitalize, kind.split("_")))]
+        if item.get("State") != "deleted"
     }
     reservations = ec2.describe_instances(Filters=only)["Reservations"]
     instances = [instance for reservation in reservations for instance in reservation["Instances"]]
