@@ -1,0 +1,52 @@
+# One network in one zone. Hosts have public addresses and no door to the outside but those of security.tf:
+# a NAT gateway or interface endpoints would go on billing after the last host has ended.
+
+resource "aws_vpc" "this" {
+  cidr_block           = var.vpc_cidr
+  enable_dns_support   = true
+  enable_dns_hostnames = true
+  tags                 = { Name = local.prefix, Role = "network" }
+}
+
+# Half of it for the hosts whose addresses are fixed, so that no actor host is given one of them.
+resource "aws_subnet" "this" {
+  for_each = { fixed = cidrsubnet(var.vpc_cidr, 1, 0), actors = cidrsubnet(var.vpc_cidr, 1, 1) }
+
+  #checkov:skip=CKV_AWS_130:nothing but 22 and 6006 is open, to admin_cidrs; a NAT gateway would bill on after the run
+  vpc_id                  = aws_vpc.this.id
+  cidr_block              = each.value
+  availability_zone       = coalesce(var.availability_zone, "${var.region}a")
+  map_public_ip_on_launch = true
+  tags                    = { Name = "${local.prefix}-${each.key}", Role = "network" }
+}
+
+resource "aws_internet_gateway" "this" {
+  vpc_id = aws_vpc.this.id
+  tags   = { Name = local.prefix, Role = "network" }
+}
+
+resource "aws_route_table" "this" {
+  vpc_id = aws_vpc.this.id
+  tags   = { Name = local.prefix, Role = "network" }
+}
+
+resource "aws_route" "out" {
+  route_table_id         = aws_route_table.this.id
+  destination_cidr_block = "0.0.0.0/0"
+  gateway_id             = aws_internet_gateway.this.id
+}
+
+resource "aws_route_table_association" "this" {
+  for_each = aws_subnet.this
+
+  subnet_id      = each.value.id
+  route_table_id = aws_route_table.this.id
+}
+
+resource "aws_vpc_endpoint" "s3" { # a gateway: free, and checkpoints stay off the Internet
+  vpc_id            = aws_vpc.this.id
+  service_name      = "com.amazonaws.${var.region}.s3"
+  vpc_endpoint_type = "Gateway"
+  route_table_ids   = [aws_route_table.this.id]
+  tags              = { Name = local.prefix, Role = "network" }
+}

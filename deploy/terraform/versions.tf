@@ -1,0 +1,18 @@
+terraform {
+  required_version = ">= 1.9" # validations that look at a second variable
+
+  required_providers {
+    aws = {
+      source  = "hashicorp/aws"
+      version = "~> 5.100"
+    }
+  }
+}
+
+provider "aws" {
+  region = var.region
+
+  default_tags {
+    tags = local.tags
+  }
+}

@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# Checks what deploy/ brings up, without an account: real Terraform and Packer against an AWS emulated on loopback.
+#
+#   deploy/test.sh                    every part
+#   deploy/test.sh terraform policy   these parts
+#
+# Installs what it needs into deploy/.venv. What cannot be had here is left out, and listed by name at the end.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+PARTS=(shell terraform policy)
+VENV="$PWD/.venv"
+SCRATCH="$(mktemp -d)"
+trap 'rm -rf "$SCRATCH"' EXIT
+SKIPPED=()
+
+say() { printf '\n== %s\n' "$*"; }
+skip() {
+  SKIPPED+=("$1: $2")
+  echo "left out: $1: $2"
+}
+have() { command -v "$1" >/dev/null; }
+
+# environment NAME REQUIREMENTS: a virtual environment of its own, made when the requirements have changed.
+environment() {
+  local folder="$VENV/$1"
+  if ! cmp -s "$2" "$folder/requirements.txt"; then
+    rm -rf "$folder"
+    python3 -m venv "$folder" &&
+      "$folder/bin/pip" install --quiet --disable-pip-version-check -r "$2" &&
+      cp "$2" "$folder/requirements.txt"
+  fi
+}
+
+# Where cloud-init's own checker is: its sources are enough, so that no machine gets a service that runs at boot.
+cloud_init() {
+  local package=usr/lib/python3/dist-packages
+  if [[ -d /$package/cloudinit ]]; then
+    echo "/$package"
+  elif have apt-get && have dpkg; then
+    (cd "$SCRATCH" && { apt-get download -qq cloud-init || { apt-get update -qq && apt-get download -qq cloud-init; }; } &&
+      dpkg -x cloud-init_*.deb cloud-init) >"$SCRATCH/cloud-init.log" 2>&1 && echo "$SCRATCH/cloud-init/$package"
+  fi
+}
+
+part_shell() {
+  local scripts
+  if ! have shellcheck; then
+    skip shellcheck "it is not installed"
+    return
+  fi
+  mapfile -t scripts < <(find . -path ./.venv -prune -o -name '*.sh' -print)
+  shellcheck "${scripts[@]}"
+}
+
+part_terraform() {
+  if ! have terraform; then
+    skip "terraform: fmt, validate, test, apply, rules, mutations, first boot, destroy" "terraform is not installed"
+    return
+  fi
+  terraform fmt -check -diff -recursive terraform
+  environment emulator tests/requirements.txt
+  local cloud_init
+  cloud_init="$(cloud_init || true)"
+  if [[ -z $cloud_init ]]; then skip "cloud-init schema" "cloud-init is not to be had"; fi
+  APEX_CLOUD_INIT="$cloud_init" APEX_KEEP_PLAN="$SCRATCH/plan.json" \
+    "$VENV/emulator/bin/python" -m pytest -q -p no:cacheprovider tests/test_terraform_*.py
+}
+
+part_policy() {
+  if ! environment policy tests/requirements-policy.txt; then
+    skip "policy: checkov" "it could not be installed"
+    return
+  fi
+  "$VENV/policy/bin/checkov" --directory terraform --framework terraform --quiet --compact --skip-download
+  if [[ -s $SCRATCH/plan.json ]]; then
+    "$VENV/policy/bin/checkov" --file "$SCRATCH/plan.json" --framework terraform_plan \
+      --repo-root-for-plan-enrichment terraform --quiet --compact --skip-download
+  else
+    skip "policy: checkov on the plan" "the part terraform did not make one"
+  fi
+}
+
+for part in "${@:-${PARTS[@]}}"; do
+  if ! declare -F "part_$part" >/dev/null; then
+    echo "there is no part $part; there are ${PARTS[*]}" >&2
+    exit 2
+  fi
+  say "$part"
+  "part_$part"
+done
+
+say "${#SKIPPED[@]} left out"
+if ((${#SKIPPED[@]})); then printf '  %s\n' "${SKIPPED[@]}"; fi

@@ -1,0 +1,66 @@
+"""One emulated AWS and one cluster on it for all tests: what they change, they change in copies."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import emulator
+import pytest
+from terraform_program import Plan, Terraform, install
+
+NAME = "pong-1"
+ADMINS = {"203.0.113.7/32", "2001:db8::/48"}
+
+
+class Cluster(NamedTuple):
+    """What is up, and how it came up."""
+
+    terraform: Terraform
+    endpoint: str
+    first_plan: Plan
+
+
+@pytest.fixture(scope="session")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("terraform")
+
+
+@pytest.fixture(scope="session")
+def installed(scratch: Path) -> tuple[dict[str, str], Path]:
+    """Terraform's environment, and its folder with the provider."""
+    assert shutil.which("terraform"), "these tests need terraform: deploy/test.sh leaves them out where there is none"
+    data = Path(os.environ.get("APEX_TF_DATA", scratch / "data"))
+    return install(data, scratch), data
+
+
+@pytest.fixture(scope="session")
+def endpoint() -> Iterator[str]:
+    with emulator.emulated_aws() as endpoint:
+        emulator.furnish(endpoint)
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def cluster(scratch: Path, installed: tuple[dict[str, str], Path], endpoint: str) -> Cluster:
+    settings, data = installed
+    terraform = Terraform(scratch / "cluster", {**settings, **emulator.environment(endpoint)}, data)
+    terraform.set(
+        name=NAME,
+        admin_cidrs=sorted(ADMINS),
+        bucket=emulator.BUCKET,
+        environment="ALE/Breakout-v5",
+        settings={
+            "learner": {"batch_size": 256, "optimizer": "adam", "learning_rate": 0.0001},
+            "run": {"stop_score": 18},
+        },
+    )
+    first_plan = terraform.plan()
+    if keep := os.environ.get("APEX_KEEP_PLAN"):  # for checkov
+        Path(keep).write_text(json.dumps(first_plan))
+    terraform.run("apply", "-input=false", "-no-color", "test.tfplan")
+    return Cluster(terraform, endpoint, first_plan)

@@ -1,0 +1,112 @@
+"""An AWS on loopback: moto's server, in this process, with what it answers otherwise than AWS put right.
+
+Each mend stands for a difference that made Terraform plan changes where there are none.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import boto3
+from moto.ec2.models.instances import InstanceBackend
+from moto.ec2.models.launch_templates import LaunchTemplate
+from moto.ec2.models.security_groups import SecurityGroupRule
+from moto.server import ThreadedMotoServer
+
+_create_version = LaunchTemplate.create_version
+_run_instances = InstanceBackend.run_instances
+_set_groups = InstanceBackend.modify_instance_security_groups
+
+REGION = "us-east-1"
+BUCKET = "apex-test-checkpoints"
+
+
+def environment(endpoint: str) -> dict[str, str]:
+    """For programs that are to believe that `endpoint` is AWS. The credentials are words that open nothing."""
+    return {
+        "AWS_ACCESS_KEY_ID": "emulated",
+        "AWS_SECRET_ACCESS_KEY": "emulated",
+        "AWS_DEFAULT_REGION": REGION,
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_MAX_ATTEMPTS": "2",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "NO_PROXY": "127.0.0.1",
+    }
+
+
+@contextmanager
+def emulated_aws() -> Iterator[str]:
+    """Runs the emulator on a free loopback port; yields its address."""
+    _mend()
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # else a line for each request
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        yield f"http://{host}:{port}"
+    finally:
+        server.stop()
+
+
+def client(service: str, endpoint: str) -> Any:
+    """A boto3 client of the emulator."""
+    return boto3.client(
+        service,
+        endpoint_url=endpoint,
+        region_name=REGION,
+        aws_access_key_id="emulated",
+        aws_secret_access_key="emulated",
+    )
+
+
+def furnish(endpoint: str) -> None:
+    """What a cluster needs and does not make: the bucket, and the images as deploy/packer registers them."""
+    client("s3", endpoint).create_bucket(Bucket=BUCKET)
+    ec2 = client("ec2", endpoint)
+    disk = {"DeviceName": "/dev/xvda", "Ebs": {"VolumeSize": 16, "Encrypted": True}}
+    for role in ("cpu", "gpu"):
+        image = ec2.register_image(
+            Name=f"apex-{role}-1", Architecture="x86_64", RootDeviceName="/dev/xvda", BlockDeviceMappings=[disk]
+        )["ImageId"]
+        ec2.create_tags(Resources=[image], Tags=tags(role))
+
+
+def tags(role: str) -> list[dict[str, str]]:
+    """An image's."""
+    return [{"Key": "Project", "Value": "apex-zeromq"}, {"Key": "Role", "Value": role}]
+
+
+def _mend() -> None:
+    # A rule that names another group has its description beside that group's id.
+    SecurityGroupRule.description = property(
+        lambda rule: rule.ip_range.get("Description") or rule.source_group.get("Description")
+    )
+
+    # The tags of a template itself are no part of what it launches; moto adds them there.
+    def create_version(self: Any, data: dict[str, Any], description: str, original: Any = _create_version) -> Any:
+        kinds = data.get("TagSpecifications", [])
+        data["TagSpecifications"] = [kind for kind in kinds if kind["ResourceType"] != "launch-template"]
+        return original(self, data, description)
+
+    LaunchTemplate.create_version = create_version
+
+    # The groups of an instance are those of its first interface, also where the request names them there.
+    def run_instances(self: Any, *words: Any, original: Any = _run_instances, **options: Any) -> Any:
+        reservation = original(self, *words, **options)
+        for instance in reservation.instances:
+            instance.security_groups = instance.security_groups or list(instance.nics[0].group_set)
+        return reservation
+
+    InstanceBackend.run_instances = run_instances
+
+    # A request that changes some other attribute of an instance names no groups; moto takes all of its groups away.
+    def set_groups(self: Any, instance: str, groups: list[str], original: Any = _set_groups) -> Any:
+        return original(self, instance, groups) if groups else self.get_instance(instance)
+
+    InstanceBackend.modify_instance_security_groups = set_groups

@@ -1,0 +1,179 @@
+"""What every plan must keep to, as a list of sentences about what does not."""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from terraform_program import Plan, resources
+
+from apex.config import TransportConfig
+
+PROJECT = "apex-zeromq"
+ADMIN_PORTS = {22, 6006}
+
+# Who opens a connection to whom. The package's own table (apex/key_folder.py) says whose key a door takes; every role
+# says hello and reports to the learner.
+MAY_REACH = {
+    "experience": {"actor"},
+    "priorities": {"learner"},
+    "receipts": {"actor"},
+    "parameters": {"actor", "evaluator"},
+    "batches": {"replay"},
+    "control": {"replay", "evaluator", "actor"},
+    "metrics": {"replay", "evaluator", "actor"},
+}
+BOUND_BY = {name: "replay" if name in ("experience", "priorities", "receipts") else "learner" for name in MAY_REACH}
+
+# Words of a secret, and what keys look like: CURVE's 64 hexadecimal digits, AWS's own, PEM.
+SECRETS = re.compile(
+    r"secret|password|passwd|token|credential|private.key|BEGIN [A-Z ]*KEY"
+    r"|\b[0-9a-f]{64}\b|\b(AKIA|ASIA)[A-Z0-9]{16}\b",
+    re.IGNORECASE,
+)
+UNTAGGED = {  # AWS knows no tags for these.
+    "aws_autoscaling_schedule",
+    "aws_iam_role_policy",
+    "aws_route",
+    "aws_route_table_association",
+    "terraform_data",
+}
+
+
+def violations(plan: Plan, admin_cidrs: set[str]) -> list[str]:
+    """One sentence for each thing in the planned state that breaks a rule."""
+    found = resources(plan["planned_values"])
+    checks = (_doors, _disks, _metadata, _policies, _user_data, _tags, _ends)
+    return [*_admin(found, admin_cidrs), *(sentence for check in checks for sentence in check(found))]
+
+
+def user_data(found: list[dict[str, Any]]) -> dict[str, str]:
+    """What each role's hosts are told at their first boot."""
+    texts = {}
+    for item in found:
+        if item["type"] == "aws_instance":
+            texts[item["name"]] = base64.b64decode(item["values"]["user_data_base64"]).decode()
+        if item["type"] == "aws_launch_template":
+            texts[item["name"]] = base64.b64decode(item["values"]["user_data"]).decode()
+    return texts
+
+
+def _doors(found: list[dict[str, Any]]) -> Iterator[str]:
+    transport = TransportConfig()
+    expected = {(transport.port(name), BOUND_BY[name], role) for name, roles in MAY_REACH.items() for role in roles}
+    groups = {item["values"]["id"]: item["index"] for item in found if item["type"] == "aws_security_group"}
+    for direction, here, there in (("ingress", 1, 2), ("egress", 2, 1)):
+        actual = set()
+        for item in _of(found, f"aws_vpc_security_group_{direction}_rule"):
+            values = item["values"]
+            if values.get("referenced_security_group_id"):
+                if values["from_port"] != values["to_port"] or values["ip_protocol"] != "tcp":
+                    yield f"{item['address']} opens more than one port"
+                ends = {
+                    here: groups[values["security_group_id"]],
+                    there: groups[values["referenced_security_group_id"]],
+                }
+                actual.add((values["from_port"], ends[1], ends[2]))
+        for port, at, role in sorted(actual - expected):
+            yield f"{direction}: {role} may reach {at}'s port {port}, and should not"
+        for port, at, role in sorted(expected - actual):
+            yield f"{direction}: {role} cannot reach {at}'s port {port}"
+    for item in _of(found, "aws_vpc_security_group_egress_rule"):
+        values = item["values"]
+        if not values.get("referenced_security_group_id") and (values["from_port"], values["to_port"]) != (443, 443):
+            yield f"{item['address']} lets out more than HTTPS"
+    for item in found:
+        if item["type"] in ("aws_security_group", "aws_default_security_group"):
+            for direction in ("ingress", "egress"):
+                for rule in item["values"].get(direction) or []:
+                    if item["type"] == "aws_default_security_group" or not _is_separate(rule, found):
+                        yield f"{item['address']} has a rule of its own: {rule}"
+
+
+def _is_separate(rule: dict[str, Any], found: list[dict[str, Any]]) -> bool:
+    """Whether the provider read it back from a rule that is a resource: each has a description of its own."""
+    descriptions = {
+        item["values"]["description"] for item in found if item["type"].startswith("aws_vpc_security_group_")
+    }
+    return not rule.get("description") or rule["description"] in descriptions
+
+
+def _admin(found: list[dict[str, Any]], admin_cidrs: set[str]) -> Iterator[str]:
+    for item in _of(found, "aws_vpc_security_group_ingress_rule"):
+        values = item["values"]
+        cidr = values.get("cidr_ipv4") or values.get("cidr_ipv6")
+        if cidr is None:
+            continue
+        if cidr not in admin_cidrs or ipaddress.ip_network(cidr, strict=False).prefixlen == 0:
+            yield f"{item['address']} lets {cidr} in"
+        if values["from_port"] != values["to_port"] or values["from_port"] not in ADMIN_PORTS:
+            yield f"{item['address']} opens {values['from_port']} to {values['to_port']} to people"
+
+
+def _disks(found: list[dict[str, Any]]) -> Iterator[str]:
+    for item in found:
+        values = item["values"]
+        disks = [*values.get("root_block_device", []), *values.get("ebs_block_device", [])]
+        disks += [disk for device in values.get("block_device_mappings", []) for disk in device["ebs"]]
+        if item["type"] in ("aws_instance", "aws_launch_template") and not disks:
+            yield f"{item['address']} does not say that its disk is encrypted"
+        for disk in disks:
+            if str(disk.get("encrypted")).lower() != "true":
+                yield f"{item['address']} has a disk that is not encrypted"
+            if str(disk.get("delete_on_termination")).lower() != "true":
+                yield f"{item['address']} leaves its disk behind"
+
+
+def _metadata(found: list[dict[str, Any]]) -> Iterator[str]:
+    for item in [*_of(found, "aws_instance"), *_of(found, "aws_launch_template")]:
+        for options in item["values"]["metadata_options"] or [{}]:
+            if options.get("http_tokens") != "required":
+                yield f"{item['address']} answers IMDSv1"
+
+
+def _policies(found: list[dict[str, Any]]) -> Iterator[str]:
+    for item in _of(found, "aws_iam_role_policy"):
+        for statement in json.loads(item["values"]["policy"])["Statement"]:
+            for key in ("Resource", "Action"):
+                entries = statement[key] if isinstance(statement[key], list) else [statement[key]]
+                for entry in entries:
+                    if entry == "*" or (key == "Action" and "*" in entry):
+                        yield f"{item['address']}: {statement['Sid']} has {key} {entry}"
+        if "NotResource" in item["values"]["policy"] or "NotAction" in item["values"]["policy"]:
+            yield f"{item['address']} says what is not meant"
+
+
+def _user_data(found: list[dict[str, Any]]) -> Iterator[str]:
+    for role, text in user_data(found).items():
+        for match in SECRETS.finditer(text):
+            yield f"user data of {role} has {match.group()!r}"
+
+
+def _tags(found: list[dict[str, Any]]) -> Iterator[str]:
+    for item in found:
+        if item["type"] in UNTAGGED:
+            continue
+        values = item["values"]
+        if item["type"] == "aws_autoscaling_group":
+            tags = {tag["key"]: tag["value"] for tag in values["tag"] if tag["propagate_at_launch"]}
+        else:
+            tags = values.get("tags_all") or {}
+        if tags.get("Project") != PROJECT or not tags.get("Cluster") or not tags.get("Role"):
+            yield f"{item['address']} is not tagged Project, Cluster and Role: {tags}"
+
+
+def _ends(found: list[dict[str, Any]]) -> Iterator[str]:
+    for item in [*_of(found, "aws_instance"), *_of(found, "aws_launch_template")]:
+        if item["values"]["instance_initiated_shutdown_behavior"] != "terminate":
+            yield f"{item['address']} goes on billing for its disk when it is off"
+    for item in _of(found, "aws_autoscaling_group"):
+        if item["values"]["min_size"] != 0:
+            yield f"{item['address']} cannot be set to 0 when the run ends"
+
+
+def _of(found: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [item for item in found if item["type"] == kind]

@@ -1,0 +1,131 @@
+"""Terraform, run on copies of the configuration: the tree that is tested stays as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1] / "terraform"
+PROVIDER = Path("registry.terraform.io/hashicorp/aws")
+SECONDS = 280
+
+Plan = dict[str, Any]
+
+
+class TerraformError(RuntimeError):
+    """Terraform refused or failed; carries what it said."""
+
+
+class Terraform:
+    """A copy of a root module in `folder`, and the variables that it is run with."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str], data: Path, source: Path = ROOT) -> None:
+        """`data` is where providers are; several copies may share it."""
+        self.folder = folder
+        self._environment = {**os.environ, **environment, "TF_DATA_DIR": str(data), "TF_IN_AUTOMATION": "1"}
+        shutil.copytree(source, folder, ignore=shutil.ignore_patterns(".terraform*", "*.tfstate*", "*.tfvars*"))
+        if (data / "lock.hcl").exists():
+            shutil.copy(data / "lock.hcl", folder / ".terraform.lock.hcl")
+
+    def run(self, *words: str, may_fail: bool = False) -> subprocess.CompletedProcess[str]:
+        """Runs it; raises TerraformError unless it succeeds, or `may_fail`."""
+        done = subprocess.run(
+            ["terraform", *words],
+            cwd=self.folder,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+        if done.returncode and not may_fail:
+            raise TerraformError(f"terraform {' '.join(words)}: {done.returncode}\n{done.stdout[-4000:]}{done.stderr}")
+        return done
+
+    def copy(self, folder: Path) -> Terraform:
+        """Another copy, with the state of this one."""
+        other = Terraform.__new__(Terraform)
+        other.folder, other._environment = folder, self._environment
+        shutil.copytree(self.folder, folder)
+        return other
+
+    def edit(self, file: str, old: str, new: str) -> None:
+        """Changes one place of the copy, which must be there exactly once."""
+        path = self.folder / file
+        text = path.read_text()
+        assert text.count(old) == 1, f"{file} has {old!r} {text.count(old)} times"
+        path.write_text(text.replace(old, new))
+
+    def set(self, **variables: Any) -> None:
+        """Writes the variables that all later runs take."""
+        (self.folder / "test.auto.tfvars.json").write_text(json.dumps(variables))
+
+    def plan(self, *words: str) -> Plan:
+        """What would be done, as Terraform's JSON."""
+        self.run("plan", "-input=false", "-no-color", "-out=test.tfplan", *words)
+        return dict(json.loads(self.run("show", "-json", "test.tfplan").stdout))
+
+
+def install(data: Path, scratch: Path) -> dict[str, str]:
+    """Has `terraform init` fetch the provider into `data`; from a mirror on this machine where there is one.
+
+    Returns the environment that later runs need.
+    """
+    data.mkdir(parents=True, exist_ok=True)
+    settings = scratch / "terraform.rc"
+    mirror = _mirror()
+    settings.write_text(
+        f'provider_installation {{\n  filesystem_mirror {{ path = "{mirror}" }}\n}}\n' if mirror else ""
+    )
+    environment = {"TF_CLI_CONFIG_FILE": str(settings), "CHECKPOINT_DISABLE": "1"}
+    terraform = Terraform(scratch / "install", environment, data)
+    terraform.run("init", "-input=false", "-no-color", "-backend=false")
+    shutil.copy(terraform.folder / ".terraform.lock.hcl", data / "lock.hcl")
+    return environment
+
+
+def changes(plan: Plan) -> dict[str, dict[str, tuple[Any, Any]]]:
+    """By address of a resource that would change: each attribute with its value before and after."""
+    found = {}
+    for resource in plan.get("resource_changes", []):
+        change = resource["change"]
+        if resource["mode"] == "managed" and change["actions"] != ["no-op"]:
+            before, after = change["before"] or {}, change["after"] or {}
+            names = {*before, *after, *(change["after_unknown"] or {})}
+            found[resource["address"]] = {
+                name: (before.get(name), after.get(name, "unknown"))
+                for name in sorted(names)
+                if _said(before.get(name)) != _said(after.get(name))
+            }
+    return found
+
+
+def resources(values: Plan) -> list[dict[str, Any]]:
+    """The managed resources of a plan's or a state's root module."""
+    return [item for item in values["root_module"]["resources"] if item["mode"] == "managed"]
+
+
+def _said(value: Any) -> Any:
+    """The value, without what the provider cannot tell apart: nothing said, and nothing."""
+    if isinstance(value, dict):
+        return {key: _said(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_said(entry) for entry in value]
+    return None if value == "" else value
+
+
+def _mirror() -> Path | None:
+    """A folder with providers as Terraform's filesystem mirrors have them, where packagers put such things."""
+    named = os.environ.get("TF_PLUGIN_MIRROR")
+    roots = [Path(named)] if named else [Path("/opt"), Path("/usr/local/share"), Path("/usr/share"), Path.home()]
+    for root in roots:
+        for pattern in (".", "*", "*/*", ".terraform.d/*"):
+            for folder in sorted(root.glob(pattern)) if pattern != "." else [root]:
+                if (folder / PROVIDER).is_dir():
+                    return folder
+    return None

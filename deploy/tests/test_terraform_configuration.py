@@ -1,0 +1,49 @@
+"""The configuration by itself: what is valid, what is refused before anything is asked of AWS, and the bucket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import emulator
+from conftest import Cluster
+from terraform_program import ROOT, Terraform
+
+Installed = tuple[dict[str, str], Path]
+
+
+def test_its_own_tests_pass(installed: Installed, tmp_path: Path) -> None:
+    settings, data = installed
+    terraform = Terraform(tmp_path / "copy", {**settings, **emulator.environment("http://127.0.0.1:9")}, data)
+    terraform.run("validate", "-no-color")
+    said = terraform.run("test", "-no-color").stdout
+    assert said.splitlines()[-1].startswith("Success!"), said
+
+
+def test_a_bucket_that_is_not_there_is_refused_at_plan(cluster: Cluster) -> None:
+    done = cluster.terraform.run(
+        "plan",
+        "-input=false",
+        "-no-color",
+        "-target=data.aws_s3_bucket.checkpoints",
+        "-var=bucket=nobody-has-made-it",
+        may_fail=True,
+    )
+    assert done.returncode == 1
+    assert "nobody-has-made-it" in done.stderr
+
+
+def test_the_bucket_is_made_once_and_resists_destroy(installed: Installed, endpoint: str, tmp_path: Path) -> None:
+    settings, data = installed
+    environment = {**settings, **emulator.environment(endpoint)}
+    bucket = Terraform(tmp_path / "bucket", environment, data, source=ROOT / "bucket")
+    bucket.set(bucket="apex-weights-of-mine")
+    parts = ("public_access_block", "versioning", "server_side_encryption_configuration", "policy")
+    names = {"policy": "tls_only"}  # All but the lifecycle rules, which the provider waits a minute for.
+    targets = [f"-target=aws_s3_bucket_{part}.{names.get(part, 'checkpoints')}" for part in parts]
+    bucket.run("validate", "-no-color")
+    bucket.run("apply", "-auto-approve", "-input=false", "-no-color", *targets)
+    done = bucket.run("destroy", "-auto-approve", "-input=false", "-no-color", may_fail=True)
+    assert done.returncode == 1
+    assert "prevent_destroy" in done.stderr
+    versioning = emulator.client("s3", endpoint).get_bucket_versioning(Bucket="apex-weights-of-mine")
+    assert versioning["Status"] == "Enabled"
