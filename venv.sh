@@ -28,7 +28,7 @@ find_python() {
   fail "Python 3.11 or newer is needed; tried ${candidates[*]}. Install one, or name it: PYTHON=/path/to/python $0"
 }
 
-# ensure_venv ROOT [EXTRA]: returns at once when ROOT/.venv holds exactly what is wanted.
+# ensure_venv ROOT [EXTRA[,EXTRA]]: returns at once when ROOT/.venv holds exactly what is wanted.
 ensure_venv() {
   local root=$1 extra=${2:-} venv=$1/.venv python what
   local stamp=$venv/.installed unfinished=$venv/.unfinished log=$venv/install.log
@@ -54,6 +54,6 @@ ensure_venv() {
     fail "The installation failed; the lines above are the end of $log. The next start tries again."
   fi
   # Whoever has an extra has what goes without it.
-  printf '%s\n' "$what " "$what $extra" >"$stamp"
+  printf '%s\n' "$what " "$what ${extra%%,*}" "$what $extra" >"$stamp"
   rm "$unfinished"
 }

@@ -1,14 +1,19 @@
 #!/usr/bin/env bash
 # Checks what deploy/ brings up, without an account: real Terraform and Packer against an AWS emulated on loopback.
 #
-#   deploy/test.sh                    every part
+#   deploy/test.sh                    every part but the images
+#   deploy/test.sh images             builds every image, which takes 8 minutes by itself
 #   deploy/test.sh terraform policy   these parts
 #
-# Installs what it needs into deploy/.venv. What cannot be had here is left out, and listed by name at the end.
+# Installs what it needs into .venv and deploy/.venv. What cannot be had here is left out, and listed by name at the end.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
+# shellcheck source=../venv.sh
+source ../venv.sh
+ensure_venv "$(dirname "$PWD")" dev,cloud
+PATH="$(dirname "$PWD")/.venv/bin:$PATH"
 
-PARTS=(shell terraform policy)
+PARTS=(shell units terraform policy)
 VENV="$PWD/.venv"
 SCRATCH="$(mktemp -d)"
 trap 'rm -rf "$SCRATCH"' EXIT
@@ -45,12 +50,30 @@ cloud_init() {
 
 part_shell() {
   local scripts
-  if ! have shellcheck; then
-    skip shellcheck "it is not installed"
+  if ! shellcheck --version >/dev/null 2>&1; then
+    skip shellcheck "it does not run here"
     return
   fi
   mapfile -t scripts < <(find . -path ./.venv -prune -o -name '*.sh' -print)
-  shellcheck "${scripts[@]}"
+  shellcheck -x "${scripts[@]}" units/bin/*
+}
+
+# pytest lists what it skips, and why.
+part_units() {
+  python -m pytest -q -rs -p no:cacheprovider tests/test_units.py tests/test_host.py
+  if have packer; then
+    python -m pytest -q -rs -p no:cacheprovider tests/test_packer.py -m "not build"
+  else
+    skip "packer: fmt, validate, refusals" "packer is not installed"
+  fi
+}
+
+part_images() {
+  if ! have packer; then
+    skip "images: builds and what is in them" "packer is not installed"
+    return
+  fi
+  python -m pytest -q -rs -p no:cacheprovider tests/test_packer.py -m build
 }
 
 part_terraform() {
@@ -59,12 +82,11 @@ part_terraform() {
     return
   fi
   terraform fmt -check -diff -recursive terraform
-  environment emulator tests/requirements.txt
   local cloud_init
   cloud_init="$(cloud_init || true)"
   if [[ -z $cloud_init ]]; then skip "cloud-init schema" "cloud-init is not to be had"; fi
   APEX_CLOUD_INIT="$cloud_init" APEX_KEEP_PLAN="$SCRATCH/plan.json" \
-    "$VENV/emulator/bin/python" -m pytest -q -p no:cacheprovider tests/test_terraform_*.py
+    python -m pytest -q -p no:cacheprovider tests/test_terraform_*.py
 }
 
 part_policy() {
@@ -83,7 +105,7 @@ part_policy() {
 
 for part in "${@:-${PARTS[@]}}"; do
   if ! declare -F "part_$part" >/dev/null; then
-    echo "there is no part $part; there are ${PARTS[*]}" >&2
+    echo "there is no part $part; there are ${PARTS[*]} images" >&2
     exit 2
   fi
   say "$part"

@@ -206,6 +206,7 @@ def test_there_is_no_secret_in_the_tree():
     assert found == {}
 
 
+@pytest.mark.build
 @machines
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
@@ -215,6 +216,7 @@ def test_an_image_is_built_as_it_should_be(kind, request):
     print(f"{kind}: {facts['seconds']} s")
 
 
+@pytest.mark.build
 @machines
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
@@ -259,6 +261,7 @@ def mutate(change: tuple[str, str]) -> str:
     return TEMPLATE.replace(*change)
 
 
+@pytest.mark.build
 @machines
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [None, *MUTATIONS])
