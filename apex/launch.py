@@ -232,7 +232,9 @@ def make_programs(config: Config, folder: RunFolder, watch: Watch) -> list[Progr
         programs.append(ours(role, "apex.replay", *where, grace_seconds=1.5, stops_with="replay", ready=goes_on))
     programs.append(ours("learner", "apex.learner", *keep, grace_seconds=4.0, ends_run=True))
     if config.evaluator.enabled:
-        programs.append(ours("evaluator", "apex.evaluator", *join, grace_seconds=1.0, niceness=NICE, ready=goes_on))
+        # Who says when the run is over does more than watch: beside busy actors it would take ten times as long.
+        niceness = NICE if config.run.stop_score is None else 0
+        programs.append(ours("evaluator", "apex.evaluator", *join, grace_seconds=1.0, niceness=niceness, ready=goes_on))
     programs.append(ours("actor", "apex.actor", *join, grace_seconds=2.0, ready=goes_on))
     if config.run.tensorboard:
         host, port = config.run.tensorboard_bind, str(config.run.tensorboard_port)

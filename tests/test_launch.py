@@ -129,6 +129,11 @@ def test_what_only_watches_is_nice_and_tensorboard_is_not_essential(tmp_path):
     assert [role for role, program in programs.items() if not program.essential] == ["tensorboard"]
 
 
+def test_an_evaluator_whose_score_ends_the_run_is_not_nice(tmp_path):
+    programs = compose(make_folder(tmp_path, stop_score=18.0))
+    assert [role for role, program in programs.items() if program.niceness] == ["tensorboard"]
+
+
 def test_evaluator_and_tensorboard_can_be_left_out(tmp_path):
     folder = make_folder(tmp_path)
     programs = compose(folder, evaluator=EvaluatorConfig(enabled=False), run=RunConfig(tensorboard=False))
