@@ -27,8 +27,10 @@ if (($#)); then
 fi
 export COVERAGE_FILE="$PWD/.coverage" # Programs that the tests start elsewhere write here, and nowhere else.
 coverage erase
-# One process starts whole runs (tests/conftest.py), the others do the rest; the two reports say what was covered.
-pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --cov --cov-report=
+# One process starts whole runs (tests/conftest.py), and waits for them most of the time; the others do the rest. The two
+# reports say what was covered.
+processes=$(($(nproc) < 4 ? $(nproc) + 1 : 4))
+pytest --numprocesses "$processes" --dist loadfile --no-loadscope-reorder --cov --cov-report=
 coverage report --fail-under=90
 include="$(printf 'apex/%s.py,' "${LEARNING[@]}")"
 coverage report --include="${include%,}" --fail-under=100

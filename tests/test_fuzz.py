@@ -29,6 +29,8 @@ from apex.terminal_picture import History, plain_line, render
 from apex.types import SampleBatch, Stream
 from apex.wire import Codec
 
+pytestmark = pytest.mark.no_cover  # Coverage, which would take half of the time, is test_wire's.
+
 MESSAGES = 50_000  # of each type
 ROOT = Path(__file__).parents[1]
 

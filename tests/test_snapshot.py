@@ -454,6 +454,7 @@ def insert_for_ever(path):
         number += 1
 
 
+@pytest.mark.no_cover
 def test_snapshots_of_a_store_that_another_process_writes_are_whole(place):
     scene = Scene(place, capacity=5_000, max_bytes=400_000)
     scene.writer.close()
@@ -552,6 +553,7 @@ def test_a_rest_turns_as_long_as_it_lasts_and_ends_with_a_wish(monkeypatch):
     end.close()
 
 
+@pytest.mark.no_cover
 def test_the_timing_of_a_small_store_has_every_figure(tmp_path):
     figures = measure_snapshot(tmp_path / "snapshots", num_transitions=2_000, seconds=0.2)
     assert figures["restored_transitions"] == 2_000

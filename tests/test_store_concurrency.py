@@ -13,6 +13,8 @@ import pytest
 from builders import chi_square_bound
 from store_builders import create, decode, expect, make_segment, make_update, open_reader
 
+pytestmark = pytest.mark.no_cover  # Coverage, which would take half of the time, is test_store's.
+
 FORK = multiprocessing.get_context("fork")
 COUNT = 5  # Transitions of a segment: one of each class, so that each class always has a fifth of the store.
 CLASSES = np.arange(1, COUNT + 1, dtype=np.float32)  # A transition of class c has priority c, or a multiple of it.

@@ -14,6 +14,8 @@ from store_builders import MIN_PRIORITY, SCHEMA, create, decode, expect, make_se
 from apex.store_file import open_file
 from apex.store_writer import Outcome
 
+pytestmark = pytest.mark.no_cover  # Coverage, which would take half of the time, is test_store's.
+
 WILD = [np.nan, np.inf, -np.inf, -1, -1e-45, -0.0, 0, 1e-45, 1e-38, 3.4e38]  # denormal ones and huge ones among them
 
 

@@ -137,6 +137,7 @@ def test_a_weight_past_the_capacity_is_noticed():
         SumTree(nodes, 3).check()
 
 
+@pytest.mark.no_cover
 def test_ten_million_writes_leave_exactly_what_a_rebuild_makes():
     """Updates anywhere, inserts that go round and round, and evictions before them; weights over 30 decades."""
     capacity, batch = 30_011, 512  # No power of two, no multiple of the batch.
