@@ -39,7 +39,7 @@ def test_a_short_run_under_faults_loses_nothing_and_leaves_nothing(tmp_path):
         assert figures[f"{what}, alive"] == figures[f"{what}, after the end"] == 0
     assert "kill -9 replay" in ended.stderr
     assert "garbage" in ended.stderr
-    assert set(Path("/dev/shm").glob("apex-*")) == before
+    assert set(Path("/dev/shm").glob("apex-*")) <= before
     assert not [
         entry.name
         for entry in Path("/proc").iterdir()
