@@ -257,6 +257,9 @@ def _spawn(program: Program, log: Path, environment: dict[str, str]) -> subproce
         if os.getppid() != parent:  # It died before the line above.
             os._exit(NEIGHBOUR_GONE)
         os.nice(program.niceness)
+        if program.niceness:
+            with suppress(OSError):  # Where the kernel groups sessions, a process is nice to its own session alone.
+                Path("/proc/self/autogroup").write_text(str(program.niceness))
 
     with _open_log(log) as output:
         return subprocess.Popen(

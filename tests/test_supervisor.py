@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -218,6 +219,14 @@ def test_an_observer_runs_with_lower_priority(folder):
     log = folder / "evaluator.log"
     supervise(programs, StopWhen(lambda: log.exists() and "nice " in log.read_text()), logs=folder)
     assert f"nice {os.nice(0) + 7}" in log.read_text()
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel does not group sessions")
+def test_an_observers_whole_session_has_lower_priority(folder):
+    programs = [shell("evaluator", f"cat /proc/self/autogroup; {FOREVER}", niceness=7)]
+    log = folder / "evaluator.log"
+    supervise(programs, StopWhen(lambda: log.exists() and "nice" in log.read_text()), logs=folder)
+    assert log.read_text().rstrip().endswith("nice 7")
 
 
 # --- stuck programs ---------------------------------------------------------------------------------------------------
