@@ -74,7 +74,8 @@ class Killer:
     def _round(self, kind: Kind) -> Iterator[Left]:
         """Removes all of a kind; yields what is there afterwards, with the reason."""
         errors: dict[str, AwsError] = {}
-        for found in _find(kind, self._aws, self._cluster):
+        there = _find(kind, self._aws, self._cluster)
+        for found in there:
             if found.error is not None:
                 yield found
                 return
@@ -85,7 +86,7 @@ class Killer:
                 kind.remove(self._aws, found.name)
             except AwsError as error:
                 errors[found.name] = error
-        for found in _find(kind, self._aws, self._cluster):
+        for found in _find(kind, self._aws, self._cluster) if there else []:
             yield found if found.error is not None else found._replace(error=errors.get(found.name))
 
 

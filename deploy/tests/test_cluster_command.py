@@ -21,6 +21,7 @@ import boto3
 import pytest
 
 from apex.cluster import main
+from apex.cluster_aws import open_aws
 
 BUCKET = "apex-weights"
 ROLES = ("replay", "learner", "evaluator", "actor")
@@ -39,7 +40,7 @@ DESCRIBED = (  # by EC2
 )
 
 
-client = cache(boto3.client)  # Making one takes longer than asking it.
+client, open_aws = cache(boto3.client), cache(open_aws)  # Making a client takes longer than asking it.
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +236,7 @@ def inventory(cluster: str) -> list[str]:
 
 
 def apex(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    status = main([*words], ask=_nobody)
+    status = main([*words], open_aws=open_aws, ask=_nobody)
     out, err = capsys.readouterr()
     return status, out, err
 
