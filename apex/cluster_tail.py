@@ -42,11 +42,12 @@ class Tail:
         self._aws = aws
         self._groups = {role: f"/apex/{cluster}/{role}" for role in roles}
         self._from = _milliseconds(since)
+        self._is_long = True  # what there is to read; after the first look it is little, however long ago it was
         self._seen: dict[tuple[str, str], int] = {}  # of those lines that may be shown again: when they are from
 
     def look(self, now: datetime) -> Iterator[Line]:
         """What has not been shown yet, by time."""
-        newest, end = self._from, _milliseconds(now)
+        newest, end = self._from, _milliseconds(now) if self._is_long else 0
         for start in range(self._from, max(end, self._from + 1), WINDOW):
             until = {"endTime": start + WINDOW - 1} if start + WINDOW < end else {}  # A host's clock may be ahead.
             for line in sorted(line for role in self._groups for line in self._read(role, startTime=start, **until)):
@@ -55,6 +56,7 @@ class Tail:
                     self._seen[key] = line.milliseconds
                     newest = max(newest, line.milliseconds)
                     yield line
+        self._is_long = False
         self._from = max(self._from, newest - LATE)
         self._seen = {key: at for key, at in self._seen.items() if at >= self._from}
 
