@@ -60,7 +60,7 @@ class Killer:
         while True:
             left = [item for kind in kinds for item in self._round(kind)]
             now = {(item.kind, item.name) for item in left}
-            if not left or all(item.error is not None and item.error.denied for item in left):
+            if not left or (now == before and _is_hopeless(left)):
                 return left
             if before is None or before - now:
                 until = self._clock() + PATIENCE_SECONDS
@@ -99,6 +99,12 @@ def summary(found: Sequence[Left]) -> str:
     """Counts by kind, in a sentence."""
     kinds = list(dict.fromkeys(item.kind for item in found))
     return ", ".join(plural(sum(item.kind == kind for item in found), kind) for kind in kinds)
+
+
+def _is_hopeless(left: Sequence[Left]) -> bool:
+    """Whether nothing is on its way, and somebody's permission is what the others wait for."""
+    errors = [item.error for item in left if item.error is not None]
+    return len(errors) == len(left) and any(error.denied for error in errors)
 
 
 def _find(kind: Kind, aws: Aws, cluster: str) -> list[Left]:

@@ -24,7 +24,8 @@ def show(clusters: Mapping[str, Cluster], prices: Prices, now: datetime, region:
         if costs[name].unpriced:
             lines.append(f"{name}: no price of {', '.join(costs[name].unpriced)}: it costs more than is shown")
     hour = sum(bill.hour for bill in costs.values())
-    return "\n".join([*lines, "", f"about {hour:.2f} USD an hour in {region}: {prices.source()}"])
+    about = f"about {hour:.2f} USD an hour in {region}; so far: by the hosts that are there now"
+    return "\n".join([*lines, "", about, f"({prices.source()})"])
 
 
 def as_json(clusters: Mapping[str, Cluster], prices: Prices, now: datetime, region: str) -> dict[str, Any]:

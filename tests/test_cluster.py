@@ -12,7 +12,7 @@ from apex.cluster import main
 from apex.cluster_audit import Auditor
 from apex.cluster_aws import Aws, AwsError
 from apex.cluster_inventory import Cluster, Disk, Group, Host, cost, find_bucket, find_clusters, problems
-from apex.cluster_kill import PATIENCE_SECONDS, Killer
+from apex.cluster_kill import LOOK_SECONDS, PATIENCE_SECONDS, Killer
 from apex.cluster_prices import read_prices
 from apex.cluster_resize import resize
 from apex.cluster_tail import WINDOW, Tail, duration
@@ -197,7 +197,8 @@ def test_the_table_has_a_line_for_each_cluster_and_one_for_each_thing_to_know():
         "pong: no price of moon.large: it costs more than is shown",
         "half: nothing runs: it is over, or half made. terraform destroy, or apex cluster kill half",
     ]
-    assert rest[-1].startswith("about 0.36 USD an hour in us-east-1: list prices of us-east-1, mid 2025")
+    assert rest[-2] == "about 0.36 USD an hour in us-east-1; so far: by the hosts that are there now"
+    assert rest[-1].startswith("(list prices of us-east-1, mid 2025, spot reckoned with 40%")
 
 
 def test_list_prints_one_object_for_programs(capsys):
@@ -374,11 +375,20 @@ def test_nothing_but_hosts_is_removed_before_they_have_ended():
     assert said == ["removes instance i-learner", "waits for 1 instance", "removes network vpc-1"]
 
 
-def test_what_may_not_be_removed_is_told_at_once_with_the_rest_that_stays():
+def test_what_may_not_be_removed_is_told_after_a_second_try_with_the_rest_that_stays():
     aws, seconds = Ending(protected=True), []
     left = [str(item) for item in killer(aws, seconds=seconds).run()]
     assert left == [f"instance i-learner: {DENIED}", "network vpc-1"]
-    assert seconds == []
+    assert seconds == [LOOK_SECONDS]
+
+
+def test_nobody_waits_for_what_is_held_by_something_that_may_not_be_removed():
+    held = AwsError("it has dependencies", "DependencyViolation")
+    aws, seconds = Ending(rounds=0, delete_volume=DENIED, describe_volumes=[{"VolumeId": "vol-1"}]), []
+    aws.answers["delete_vpc"] = held
+    left = [str(item) for item in killer(aws, seconds=seconds).run()]
+    assert left == [f"volume vol-1: {DENIED}", "network vpc-1: it has dependencies"]
+    assert seconds == [LOOK_SECONDS]
 
 
 def test_it_gives_up_when_nothing_gets_any_less():
@@ -416,14 +426,16 @@ def test_kill_asks_for_the_name_and_then_says_where_the_weights_are(capsys):
     assert capsys.readouterr().out == "nothing of pong is in us-east-1; there is no cluster\n"
 
 
-def test_kill_ends_with_a_status_and_the_names_of_what_is_left(capsys):
+def test_kill_ends_with_a_status_and_the_names_of_what_is_left(capsys, monkeypatch):
+    monkeypatch.setattr("apex.cluster_kill.LOOK_SECONDS", 0.0)
     assert main(["kill", "pong", "--yes"], open_aws=lambda region: Ending(protected=True)) == 1
     out, err = capsys.readouterr()
     assert f"could not remove the instance i-learner: {DENIED}" in err
     assert "pong is not gone" in out
 
 
-def test_a_kind_that_cannot_be_looked_for_is_not_taken_for_gone(capsys):
+def test_a_kind_that_cannot_be_looked_for_is_not_taken_for_gone(capsys, monkeypatch):
+    monkeypatch.setattr("apex.cluster_kill.LOOK_SECONDS", 0.0)
     aws = FakeAws(describe_volumes=AwsError("you may not", "UnauthorizedOperation", denied=True))
     assert main(["kill", "pong", "--yes"], open_aws=lambda region: aws) == 1
     assert "could not remove the volume: you may not" in capsys.readouterr().err
