@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from apex.cluster_aws import PROJECT, Aws, AwsError, only, plural, tags
+from apex.cluster_aws import PROJECT, Aws, AwsError, NotReachedError, only, plural, tags
 from apex.cluster_inventory import GONE
 from apex.cluster_prices import HOURS, Prices
 
@@ -63,6 +63,8 @@ class Auditor:
         for what, find in looks.items():
             try:
                 findings += find()
+            except NotReachedError:
+                raise
             except AwsError as error:
                 blind.append(f"{what} were not looked at: {error}")
         return Audit(findings, blind)

@@ -35,6 +35,10 @@ class AwsError(RuntimeError):
         self.denied = denied  # trying again is of no use
 
 
+class NotReachedError(AwsError):
+    """AWS was not reached, or does not know who asks: every other call would end in the same way."""
+
+
 class Aws:
     """AWS in one region. A call is named by service and operation, as the permission for it is."""
 
@@ -126,7 +130,7 @@ def _refused(service: str, error: Any) -> AwsError:
         permission = _PERMISSIONS.get(name, name)
         return AwsError(f"you may not: it needs the permission {permission} ({text})", code, denied=True)
     if code in _STRANGER:
-        return AwsError(
+        return NotReachedError(
             f"AWS does not take these credentials ({code}: {text}); `aws sts get-caller-identity` shows who you are, "
             "`aws sso login` or `aws configure` renews them",
             code,
@@ -138,10 +142,10 @@ def _refused(service: str, error: Any) -> AwsError:
 def _unheard(service: str, operation: str, error: Exception) -> AwsError:
     kind = type(error).__name__
     if "Credential" in kind or "Token" in kind or "SSO" in kind:
-        return AwsError(
+        return NotReachedError(
             f"no credentials: {error}. `aws configure sso`, AWS_PROFILE, or AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY say who you are",
             kind,
             denied=True,
         )
-    return AwsError(f"{service} {operation}: {error}", kind)
+    return NotReachedError(f"{service} {operation}: {error}", kind)

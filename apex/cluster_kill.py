@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from apex.cluster_aws import Aws, AwsError, plural
+from apex.cluster_aws import Aws, AwsError, NotReachedError, plural
 from apex.cluster_things import HOSTS, REST, Kind
 
 LOOK_SECONDS = 5.0  # between two rounds
@@ -58,7 +58,7 @@ class Killer:
         before: set[tuple[str, str]] | None = None
         until = 0.0
         while True:
-            left = [item for kind in kinds for item in self._round(kind)]
+            left = [item for kind in kinds for item in self._patiently(kind)]
             now = {(item.kind, item.name) for item in left}
             if not left or (now == before and _is_hopeless(left)):
                 return left
@@ -70,6 +70,13 @@ class Killer:
                 self._tell(f"waits for {summary(left)}")
             before = now
             self._sleep(LOOK_SECONDS)
+
+    def _patiently(self, kind: Kind) -> Iterator[Left]:
+        """A round, which a network that is away for a while does not end."""
+        try:
+            yield from self._round(kind)
+        except NotReachedError as error:
+            yield Left(kind.name, "", error)
 
     def _round(self, kind: Kind) -> Iterator[Left]:
         """Removes all of a kind; yields what is there afterwards, with the reason."""
@@ -91,7 +98,7 @@ class Killer:
 
 
 def look(aws: Aws, cluster: str, kinds: Sequence[Kind] = (*HOSTS, *REST)) -> list[Left]:
-    """What there is of a cluster."""
+    """What there is of a cluster. Raises NotReachedError."""
     return [found for kind in kinds for found in _find(kind, aws, cluster)]
 
 
@@ -110,5 +117,7 @@ def _is_hopeless(left: Sequence[Left]) -> bool:
 def _find(kind: Kind, aws: Aws, cluster: str) -> list[Left]:
     try:
         return [Left(kind.name, name, None) for name in kind.find(aws, cluster)]
+    except NotReachedError:
+        raise
     except AwsError as error:
         return [Left(kind.name, "", error)]

@@ -10,9 +10,9 @@ import pytest
 
 from apex.cluster import main
 from apex.cluster_audit import Auditor
-from apex.cluster_aws import Aws, AwsError
+from apex.cluster_aws import Aws, AwsError, NotReachedError
 from apex.cluster_inventory import Cluster, Disk, Group, Host, cost, find_bucket, find_clusters, problems
-from apex.cluster_kill import LOOK_SECONDS, PATIENCE_SECONDS, Killer
+from apex.cluster_kill import LOOK_SECONDS, PATIENCE_SECONDS, Killer, look
 from apex.cluster_prices import read_prices
 from apex.cluster_resize import resize
 from apex.cluster_tail import WINDOW, Tail, duration
@@ -516,6 +516,23 @@ def test_what_could_not_be_looked_at_is_not_taken_for_clean():
     assert audit.findings == []
     assert audit.blind == [f"volumes were not looked at: {DENIED}"]
     assert not audit.is_clean
+
+
+@pytest.mark.parametrize("word", ["list", "audit", "kill"])
+def test_whoever_aws_does_not_know_is_told_once(word, capsys):
+    stranger = NotReachedError("no credentials", denied=True)
+    aws = FakeAws(describe_instances=stranger, describe_auto_scaling_groups=stranger, describe_volumes=stranger)
+    assert main([word, *(["pong"] if word == "kill" else [])], open_aws=lambda region: aws) == 1
+    assert capsys.readouterr() == ("", "apex cluster: no credentials\n")
+
+
+def test_an_end_goes_on_when_the_network_is_back():
+    away = NotReachedError("ec2 describe_volumes: Could not connect")
+    answers = iter([[], away, []])
+    aws, seconds = FakeAws(describe_volumes=lambda **_: next(answers)), []
+    assert look(aws, "pong") == []
+    assert killer(aws, seconds=seconds).run() == []
+    assert seconds == [LOOK_SECONDS]
 
 
 def test_an_audit_of_nothing_is_clean(capsys):
