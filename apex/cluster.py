@@ -36,8 +36,7 @@ def main(
     try:
         if getattr(arguments, "name", None) is not None:
             named(arguments.name)
-        with reader_may_leave():
-            return _WORDS[arguments.word](arguments, open_aws(arguments.region), ask)
+        return _WORDS[arguments.word](arguments, open_aws(arguments.region), ask)
     except ConfigError as error:
         complain(f"apex cluster: {error}")
         return REFUSED
@@ -76,17 +75,18 @@ def _parser() -> argparse.ArgumentParser:
 
 def _list(arguments: argparse.Namespace, aws: Aws, ask: Callable[[str], str]) -> int:
     clusters, prices, now = find_clusters(aws), read_prices(), datetime.now(UTC)
-    if arguments.json:
-        print(json.dumps(as_json(clusters, prices, now, aws.region)))
-    else:
-        print(show(clusters, prices, now, aws.region))
+    with reader_may_leave():
+        if arguments.json:
+            print(json.dumps(as_json(clusters, prices, now, aws.region)))
+        else:
+            print(show(clusters, prices, now, aws.region))
     return FINISHED
 
 
 def _tail(arguments: argparse.Namespace, aws: Aws, ask: Callable[[str], str]) -> int:
     roles, age = groups_for(arguments.role), duration(arguments.since)
     tail = Tail(aws, require_cluster(aws, arguments.name).name, roles, datetime.now(UTC) - age)
-    with stop_on_signals() as stop:
+    with reader_may_leave(), stop_on_signals() as stop:
         while not stop.requested:
             for line in tail.look(datetime.now(UTC)):
                 print(line)
@@ -116,14 +116,17 @@ def _kill(arguments: argparse.Namespace, aws: Aws, ask: Callable[[str], str]) ->
         print(f"{name} in {aws.region} has {summary(there)}. All of it is removed; the weights in the bucket stay.")
         _confirm(name, ask)
     weights = _weights(aws, name)
-    left = Killer(aws, name, lambda line: print(line, flush=True)).run()
+    left = Killer(aws, name, complain).run()  # Whoever reads along may leave: that ends nothing.
     for item in left:
         complain(f"apex cluster: could not remove the {item}")
-    if weights:
-        print(f"the weights stay: {weights}")
-    print(f"if Terraform brought {name} up, its state still names what is gone. To empty it, in {name}'s workspace:")
-    print("  terraform -chdir=deploy/terraform destroy")
-    print(f"{name} is {'not gone: the same command again goes on' if left else 'gone'}")
+    with reader_may_leave():
+        if weights:
+            print(f"the weights stay: {weights}")
+        print(
+            f"if Terraform brought {name} up, its state still names what is gone. To empty it, in {name}'s workspace:"
+        )
+        print("  terraform -chdir=deploy/terraform destroy")
+        print(f"{name} is {'not gone: the same command again goes on' if left else 'gone'}")
     return FAILED if left else FINISHED
 
 
@@ -149,7 +152,9 @@ def _weights(aws: Aws, name: str) -> str:
 def _audit(arguments: argparse.Namespace, aws: Aws, ask: Callable[[str], str]) -> int:
     prices = read_prices()
     audit = Auditor(aws, prices, arguments.name, arguments.bucket).run()
-    print(show_audit(audit, prices, f"of {arguments.name} in {aws.region}" if arguments.name else f"in {aws.region}"))
+    where = f"of {arguments.name} in {aws.region}" if arguments.name else f"in {aws.region}"
+    with reader_may_leave():
+        print(show_audit(audit, prices, where))
     return FINISHED if audit.is_clean else FAILED
 
 

@@ -4,6 +4,7 @@ deploy/tests has the same on an emulated AWS, whole clusters at a time.
 """
 
 import json
+import signal
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -280,6 +281,22 @@ def test_a_log_may_not_steer_the_terminal(capsys):
     logs = Logs(actor=[(4 * 10**12, "a\x1b[2Jb\n")])
     assert main(["tail", "pong"], open_aws=lambda region: logs) == 0
     assert capsys.readouterr().out == "2096-10-02 07:06:40Z actor     i-1                 a [2Jb\n"
+
+
+def test_following_a_log_goes_on_until_ctrl_c(capsys, monkeypatch):
+    class Growing(Logs):
+        def _events(self, **arguments):
+            if len(self.asked) == 8:  # a third look at four roles
+                signal.raise_signal(signal.SIGINT)
+            self.groups["learner"].append((4 * 10**12 + len(self.asked), "more"))
+            return super()._events(**arguments)
+
+    monkeypatch.setattr("apex.cluster.FOLLOW_SECONDS", 0.0)
+    logs = Growing(learner=[])
+    assert main(["tail", "pong", "--follow"], open_aws=lambda region: logs) == 0
+    # One line when the learner's log is first read, four more by the second time, and one after Ctrl-C.
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 4 + 1
+    assert len(logs.asked) == 12
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("10m", 600), ("2h", 7200), ("1d", 86_400)])
