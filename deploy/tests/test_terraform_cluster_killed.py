@@ -17,6 +17,7 @@ OTHER = f"{NAME}-b"
 
 
 def listed(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    capsys.readouterr()  # what was said before
     assert main(["list", "--json"]) == 0
     return {item["name"]: item for item in json.loads(capsys.readouterr().out)["clusters"]}
 
