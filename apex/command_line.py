@@ -41,6 +41,7 @@ COMMANDS = {
     "replay": Command("apex.replay", "the replay server alone: --learner HOST"),
     "actor": Command("apex.actor", "actors on this host: --learner HOST"),
     "evaluator": Command("apex.evaluator", "plays the newest parameters: --learner HOST"),
+    "cluster": Command("apex.cluster", "looks after clusters on EC2: list, tail, resize, kill, audit"),
     "host": Command("apex.host", "what a machine of a cluster does for itself, by its units"),
 }
 

@@ -13,7 +13,7 @@ source ../venv.sh
 ensure_venv "$(dirname "$PWD")" dev,cloud
 PATH="$(dirname "$PWD")/.venv/bin:$PATH"
 
-PARTS=(shell units terraform policy)
+PARTS=(shell units cluster terraform policy)
 VENV="$PWD/.venv"
 SCRATCH="$(mktemp -d)"
 trap 'rm -rf "$SCRATCH"' EXIT
@@ -74,6 +74,10 @@ part_images() {
     return
   fi
   python -m pytest -q -rs -p no:cacheprovider tests/test_packer.py -m build
+}
+
+part_cluster() {
+  python -m pytest -q -rs -p no:cacheprovider tests/test_cluster_command.py
 }
 
 part_terraform() {

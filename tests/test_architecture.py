@@ -82,6 +82,11 @@ FLOORS = [
     {"host_settings", "host_metadata", "host_logs"},
     {"host_role", "host_keys", "host_bucket", "host_end"},
     {"host"},
+    {"cluster_aws", "cluster_prices"},
+    {"cluster_inventory"},
+    {"cluster_view", "cluster_tail", "cluster_resize", "cluster_things", "cluster_audit"},
+    {"cluster_kill"},
+    {"cluster"},
     {"resume_survey"},
     {"recorded_writer", "replay_timing", "chaos_strangers", "model_card"},
     {"replay_bed", "weights"},
@@ -149,8 +154,8 @@ OWNERS = {
         "report_video",
         "host",
     },
-    "boto3": {"host"},
-    "botocore": {"host"},
+    "boto3": {"cluster_aws", "host"},
+    "botocore": {"cluster_aws", "host"},
     "tyro": {"options"},
     "rich": {"terminal_layout", "terminal_picture", "terminal_view", "doctor"},
     "matplotlib": {"sizes_picture", "curve_picture"},
@@ -162,6 +167,7 @@ EXECUTING_CALLS = {("torch", "load"), ("torch", "save")}
 
 WALL_CLOCKS = {"time", "time_ns", "now", "utcnow", "today", "localtime", "gmtime", "clock_gettime"}  # Python's names
 TIMESTAMPS = {  # Who may write down when something was, for people to read.
+    "cluster": {"datetime.now"},
     "metrics": {"time.time", "time.time_ns"},
     "curve_rows": {"time.time"},
     "actor_worker": {"time.time"},
