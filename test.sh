@@ -27,7 +27,7 @@ if (($#)); then
 fi
 export COVERAGE_FILE="$PWD/.coverage" # Programs that the tests start elsewhere write here, and nowhere else.
 coverage erase
-# One process starts whole runs (tests/conftest.py), and waits for them most of the time; the others do the rest. The two
+# One process more than cores: those that start whole runs (tests/conftest.py) wait for them most of the time. The two
 # reports say what was covered.
 processes=$(($(nproc) < 4 ? $(nproc) + 1 : 4))
 pytest --numprocesses "$processes" --dist loadfile --no-loadscope-reorder --cov --cov-report=

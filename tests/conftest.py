@@ -1,7 +1,8 @@
 """Which tests run beside which, when several processes share them (`pytest -n 2 --dist loadfile`, as ./test.sh does).
 
-A file's tests stay together. Files that start programs of ours share the host's ports and its memory files, of which a
-start removes what dead runs left: they run in turn, in one process, and first.
+A file's tests stay together. Files that start programs of ours come first, as they take longest. They would share the
+host's ports and its memory files, of which a start removes what dead runs left: so each process has its own, where it
+may. Where it may not, these files run in turn, in one process.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+from own_namespaces import can_enter_namespaces, enter_namespaces
 
 PROGRAMS = (
     '"-m", "apex',
@@ -28,6 +30,21 @@ def starts_programs(path):
     return path.name != "conftest.py" and any(sign in path.read_text() for sign in PROGRAMS)
 
 
+def pytest_configure(config):
+    if getattr(config, "workerinput", {}).get("own_namespaces"):
+        enter_namespaces()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    node.workerinput["own_namespaces"] = may_isolate()
+
+
+@cache
+def may_isolate():
+    return can_enter_namespaces()
+
+
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: not starts_programs(item.path))
 
@@ -39,6 +56,6 @@ def pytest_xdist_make_scheduler(config, log):
     class Files(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             name = nodeid.partition("::")[0]
-            return "programs" if starts_programs(config.rootpath / name) else name
+            return "programs" if starts_programs(config.rootpath / name) and not may_isolate() else name
 
     return Files(config, log)
