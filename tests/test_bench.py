@@ -185,6 +185,7 @@ def descendants(pid):
     return [*map(int, children), *(below for child in children for below in descendants(int(child)))]
 
 
+@pytest.mark.covers_programs
 @pytest.mark.timeout(240)  # Four measurements with real programs.
 def test_the_real_programs_are_measured_and_every_figure_has_its_name(tmp_path):
     """By both links, with a random policy's frames and those of a trained one in another game, one after the other."""

@@ -24,6 +24,7 @@ def run_chaos(folder, *words):
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, cwd=folder)
 
 
+@pytest.mark.covers_programs
 @pytest.mark.timeout(300)
 def test_a_short_run_under_faults_loses_nothing_and_leaves_nothing(tmp_path):
     words = ["--minutes", "0.12", "--period", "2", "--seed", "13", "--faults", "kill,cut,garbage", "--json"]

@@ -81,6 +81,7 @@ def test_against_keys_strangers_have_more_to_say(tmp_path):
     assert "an unknown key" in attacks("experience", str(tmp_path))
 
 
+@pytest.mark.covers_programs
 @pytest.mark.timeout(320)
 @pytest.mark.parametrize("keys", [[], ["--curve"]], ids=["plain", "curve"])
 def test_a_run_under_siege_stays_up_and_counts_what_came(tmp_path, keys):

@@ -96,6 +96,7 @@ def programs(tmp_path, offset):
             path.unlink()
 
 
+@pytest.mark.covers_programs
 @pytest.mark.parametrize(
     ("order", "batches"),
     [
@@ -151,6 +152,7 @@ def test_a_game_is_watched_by_the_learners_address_alone(programs):
     assert programs.wait("learner") == 0, programs.said("learner")
 
 
+@pytest.mark.covers_programs
 def test_one_command_trains_with_one_actor_and_leaves_nothing_behind(programs):
     programs.start(
         "train", "train", *TINY[:2], "--actors", "1", *programs.offset, "--max-steps", "3000", "--name", "one"
