@@ -29,12 +29,13 @@ class Ownership:
         Whoever asks `has_owner` holds the lock for an instant: who means to keep it must not give up because of that.
         """
         self._descriptor = os.open(path, os.O_RDWR)
-        for attempt in range(1, attempts + 1):
+        while True:
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError as error:
-                if attempt == attempts:
+                attempts -= 1
+                if not attempts:
                     os.close(self._descriptor)
                     raise ConfigError(f"the replay memory {path} is in use: stop its replay server first") from error
                 time.sleep(ATTEMPT_SECONDS)

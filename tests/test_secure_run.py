@@ -82,7 +82,11 @@ def test_a_run_with_keys_trains_and_tells_nobody_and_executes_nothing_that_it_re
     assert not any(secret in text for text in arguments(programs.folder) for secret in known)
     folder = RunFolder.open(programs.folder / "runs" / "one")
     tensorboard = folder.config.run.tensorboard_port
-    until(lambda: any(port == tensorboard for _, port in listening(running_in(programs.folder))), "TensorBoard")
+    until(
+        lambda: any(port == tensorboard for _, port in listening(running_in(programs.folder))),
+        "TensorBoard",
+        seconds=120.0,
+    )
     found = listening(running_in(programs.folder))
     assert {address for address, _ in found} == {"127.0.0.1"}
     assert len(found) >= 8  # TensorBoard has one more.

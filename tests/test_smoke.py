@@ -188,7 +188,7 @@ def test_one_signal_ends_everything_within_ten_seconds(programs, signum):
     began = time.monotonic()
     assert programs.wait("train") == 0, programs.said("train")
     assert time.monotonic() - began < 10
-    until(lambda: not running_in(programs.folder), "end of all processes")
+    until(lambda: not running_in(programs.folder), "end of all processes", seconds=60.0)
     assert not list(Path("/dev/shm").glob(f"apex-{folder.run_id:016x}*"))
 
 
@@ -290,7 +290,7 @@ def test_a_run_whose_every_process_was_killed_goes_on_with_the_memory_that_staye
     programs.status(lambda status: status["updates"] > 10)
     for process in running_in(programs.folder):
         os.kill(process, signal.SIGKILL)
-    until(lambda: not running_in(programs.folder), "end of all processes")
+    until(lambda: not running_in(programs.folder), "end of all processes", seconds=60.0)
     folder = RunFolder.open(programs.folder / "runs" / "one")
     steps, _ = steps_and_updates(folder)
     programs.start("again", "train", "--resume", "one", "--max-steps", str(steps[-1] + 3_000))

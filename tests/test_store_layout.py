@@ -146,6 +146,21 @@ def test_what_a_child_forgets_is_closed_and_no_longer_its_to_release(path):
     os.close(other)
 
 
+def test_a_store_that_cannot_be_filled_leaves_nothing(path):
+    def refuse(regions):
+        raise OSError("on purpose")
+
+    with pytest.raises(OSError, match="on purpose"):
+        create(path, fill=refuse)
+    assert list(path.parent.iterdir()) == []
+    create(path).close()  # Nobody owns the place either.
+
+
+def test_what_cannot_be_read_counts_as_whole_so_that_who_opens_it_says_why(path):
+    path.mkdir()
+    assert store_file.is_whole(path)
+
+
 def test_a_store_appears_when_it_is_whole_and_has_an_owner_before(path):
     seen = []
     create(path, fill=lambda regions: seen.append((path.exists(), beside(path).exists(), has_owner(path)))).close()
