@@ -221,7 +221,9 @@ def test_it_has_a_core_to_itself_and_a_ratio_where_programs_run_free():
     assert (config.actor.num_actors, config.actor.num_processes, config.learner.batch_size) == (16, 1, 128)
     assert (config.learner.num_threads, config.learner.device, config.learner.publish_seconds) == (1, "cpu", 0.0)
     assert config.replay.samples_per_insert == PRESETS["pong"].config.replay.samples_per_insert
-    free = fit("cartpole", actor=dataclasses.replace(PRESETS["cartpole"].config.actor, num_processes=4))
+    cartpole = PRESETS["cartpole"].config
+    replay = dataclasses.replace(cartpole.replay, samples_per_insert=0.0, inserts_wait=False)
+    free = fit("cartpole", actor=dataclasses.replace(cartpole.actor, num_processes=4), replay=replay)
     assert free.replay.samples_per_insert == FREE_RATIO
     assert (free.actor.num_actors, free.actor.envs_per_process) == (8, 8)
 
