@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from apex.config import ConfigError, require
+from apex.extras import remedy
 
 PROJECT = "apex-zeromq"  # the tag Project of all that is ours; Cluster and Role stand beside it
 
@@ -76,7 +77,7 @@ def open_aws(region: str | None) -> Aws:
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
     except ImportError as error:
-        raise ConfigError(f"apex cluster needs boto3: pip install 'apex-zeromq[aws]' ({error})") from error
+        raise ConfigError(f"apex cluster needs boto3 ({error}): {remedy('aws')}") from error
     try:
         session = boto3.Session(region_name=region)
     except BotoCoreError as error:  # such as a profile that is not there

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from apex.axis import number_text, number_ticks, time_axis
 from apex.config import ConfigError, require
+from apex.extras import remedy
 from apex.learning_curves import Axis, Group, band
 
 if TYPE_CHECKING:
@@ -38,9 +39,7 @@ def check_picture(path: Path) -> None:
     try:
         import matplotlib.figure  # type: ignore[import-not-found, unused-ignore]  # noqa: F401
     except ImportError as error:
-        raise ConfigError(
-            f'apex plot draws with matplotlib, which is not there ({error}): pip install "apex-zeromq[plot]"'
-        ) from error
+        raise ConfigError(f"apex plot draws with matplotlib, which is not there ({error}): {remedy('plot')}") from error
 
 
 def save_picture(path: Path, groups: Sequence[Group], title: str, threshold: float | None) -> None:

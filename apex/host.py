@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from apex import host_bucket, host_keys, host_logs
 from apex.config import ConfigError
+from apex.extras import remedy
 from apex.host_end import end_cluster, leave_group
 from apex.host_metadata import Metadata
 from apex.host_role import role_command
@@ -74,7 +75,7 @@ def aws_clients(settings: HostSettings) -> Client:
         import boto3  # an extra: who trains on one machine needs none of it
         from botocore.config import Config
     except ImportError as error:
-        raise ConfigError(f"a machine of a cluster needs boto3: pip install apex-zeromq[aws] ({error})") from error
+        raise ConfigError(f"a machine of a cluster needs boto3 ({error}): {remedy('aws')}") from error
     config = Config(connect_timeout=5, read_timeout=60, retries={"mode": "standard", "total_max_attempts": 8})
     return lambda service: boto3.client(service, region_name=settings.region, config=config)
 

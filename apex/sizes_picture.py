@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apex.config import ConfigError, require
+from apex.extras import remedy
 from apex.replay_timing import StoreTimes
 
 if TYPE_CHECKING:
@@ -24,9 +25,7 @@ def check_picture(path: Path) -> None:
     try:
         import matplotlib.figure  # type: ignore[import-not-found, unused-ignore]  # noqa: F401
     except ImportError as error:
-        raise ConfigError(
-            f'--sizes draws with matplotlib, which is not there ({error}): pip install "apex-zeromq[plot]"'
-        ) from error
+        raise ConfigError(f"--sizes draws with matplotlib, which is not there ({error}): {remedy('plot')}") from error
 
 
 def save_sizes(path: Path, times: Mapping[int, StoreTimes], batch_size: int) -> None:

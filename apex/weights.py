@@ -29,6 +29,7 @@ from apex.checkpoint import read_manifest
 from apex.config import ConfigError, require, to_dict
 from apex.environment import EnvironmentFailure, kind
 from apex.evaluation import evaluate
+from apex.extras import remedy
 from apex.files import replace_file
 from apex.lifecycle import FAILED, FINISHED, REFUSED
 from apex.metrics import read_curve
@@ -42,7 +43,6 @@ MODEL, CARD, CONFIG, ONNX = "model.safetensors", "README.md", "config.json", "mo
 OPSET = 18  # of ONNX, of the year 2022: no runtime of today lacks it
 TOLERANCE = 1e-3  # that ONNX may differ from torch, as a fraction of the largest |Q|
 BATCHES = (1, 5, 250)  # sizes of the random batches on which they are compared
-MISSING = 'needs onnx and onnxruntime, which are not here ({error}): pip install "apex-zeromq[export]"'
 
 
 class ExportError(RuntimeError):
@@ -125,7 +125,9 @@ def to_onnx(network: nn.Module, schema: Schema) -> tuple[bytes, Onnx]:
         importlib.import_module("onnx")  # torch's exporter wants it.
         runtime: Any = importlib.import_module("onnxruntime")
     except ImportError as error:
-        raise ConfigError(f"--onnx {MISSING.format(error=error)}") from error
+        raise ConfigError(
+            f"--onnx needs onnx and onnxruntime, which are not here ({error}): {remedy('export')}"
+        ) from error
     rng = np.random.default_rng(0)
     try:
         data = _write_onnx(network, torch.from_numpy(_observations(schema, 2, rng)))

@@ -28,6 +28,7 @@ FLOORS = [
         "allocator",
         "files",
         "checkpoint_place",
+        "extras",
         "tensor_file",
         "arguments",
         "axis",

@@ -9,7 +9,7 @@ import pytest
 
 from apex.config import Config, ConfigError, dump_toml, flatten, load_toml
 from apex.options import SHORT_NAMES, describe_config, parse_config
-from apex.presets import ATARI, CARTPOLE, PONG, PRESETS
+from apex.presets import ATARI, CARTPOLE, PONG, PRESETS, VECTOR
 
 
 def kind(config):
@@ -129,7 +129,7 @@ def test_file_and_command_line_are_judged_together(tmp_path):
 
 def test_an_environment_alone_picks_the_preset_by_what_it_shows():
     assert parse("--env", "CartPole-v1") == CARTPOLE
-    assert parse("--env", "Acrobot-v1").learner == CARTPOLE.learner
+    assert parse("--env", "Acrobot-v1").learner == VECTOR.learner
     assert parse("--env", "ALE/Breakout-v5").learner == ATARI.learner
 
 
