@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
+from apex.chaos_audit import Verdict
 from apex.chaos_environment import ID
 from apex.chaos_faults import KINDS
 from apex.chaos_proxy import Proxy
@@ -74,7 +75,7 @@ def run_scenario(name: str, order: Order, train: Sequence[str], reporter: Report
     config = parse_config(options, prog="apex chaos", description="", kind=kind)
     reporter.say(f"chaos {name}, seed {order.seed}, in {folder}")
     figures: list[Figure] = []
-    verdicts = []
+    verdicts: list[Verdict] = []
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # As Ctrl-C: what was begun is cleared away.
     proxy = Proxy(config.transport, config.replay.num_shards, order.seed)
     try:
@@ -83,11 +84,11 @@ def run_scenario(name: str, order: Order, train: Sequence[str], reporter: Report
             try:
                 run.start()
                 figures += scenario(run, proxy, Hand(run, proxy, order.seed), reporter, order)
-                verdicts.append(run.audit())
-                reporter.say(f"audit of the living run {verdicts[-1].sentence()}")
+                alive = run.look()
                 run.end()
-                verdicts.append(run.audit_end())
-                reporter.say(f"audit of what is left of it {verdicts[-1].sentence()}")
+                verdicts = [alive.judge(), run.look_at_end().judge()]
+                reporter.say(f"audit of the living run {verdicts[0].sentence()}")
+                reporter.say(f"audit of what is left of it {verdicts[1].sentence()}")
             finally:
                 run.end()
                 run.clear()

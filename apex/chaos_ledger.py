@@ -40,6 +40,10 @@ class Entries(NamedTuple):
     acknowledged: dict[tuple[int, int, int], int]  # by whom: the store's incarnation
     wrong: list[str]  # what no honest actor does, in words
 
+    def copy(self) -> Entries:
+        """What is said by now; the digests themselves never change."""
+        return Entries(dict(self.sent), dict(self.acknowledged), list(self.wrong))
+
 
 class Ledger:
     """The pen of one process."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +16,7 @@ PROGRAMS = {
     "apex.evaluator": "evaluator",
     "apex.chaos_launcher": "launcher",
 }
+NOT_ITS_OWN = ("/dev/shm/apex-", "/usr/", "/lib", *{f"{path}/" for path in (sys.prefix, sys.base_prefix)})
 
 
 class Process(NamedTuple):
@@ -29,7 +31,7 @@ class Process(NamedTuple):
 class Footprint(NamedTuple):
     """What the processes of one role hold together."""
 
-    memory_bytes: int  # PSS less that of the replay memory's file
+    memory_bytes: int  # PSS less that of the replay memory's file, and less programs and libraries
     num_files: int  # open descriptors
     num_processes: int
 
@@ -91,14 +93,18 @@ def footprints(processes: list[Process]) -> dict[str, Footprint]:
 
 
 def _own_memory(pid: int) -> int:
-    """The process's proportional share of its memory, without the replay memory, in bytes."""
-    total, shared = 0, False
+    """The process's proportional share of its memory, without the replay memory, programs and libraries, in bytes.
+
+    Of a library everybody who maps it has a share: it would grow whenever a stranger's program ends.
+    """
+    total, counts = 0, True
     with open(f"/proc/{pid}/smaps", encoding="ascii", errors="replace") as file:
         for line in file:
             name, _, rest = line.partition(" ")
             if not name.endswith(":"):
-                shared = "/dev/shm/apex-" in rest
-            elif name == "Pss:" and not shared:
+                path = rest.split(maxsplit=4)[4:]
+                counts = not (path and path[0].startswith(NOT_ITS_OWN))
+            elif name == "Pss:" and counts:
                 total += 1_024 * int(rest.split()[0])
     return total
 

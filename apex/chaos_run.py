@@ -10,10 +10,10 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from apex.chaos_audit import Content, Follower, Verdict, judge
-from apex.chaos_ledger import LedgerReader
+from apex.chaos_ledger import Entries, LedgerReader
 from apex.chaos_processes import Process, find, is_alive, kill, send
 from apex.config import Config, ConfigError
 from apex.control_client import ControlClient
@@ -30,6 +30,17 @@ ASK_SECONDS = 0.25  # between two questions to the learner
 ANSWER_SECONDS = 2.0  # a question that was not answered by then is asked again
 START_SECONDS = 90.0  # until a run trains
 END_SECONDS = 20.0  # until a run that was told to end has ended
+
+
+class Look(NamedTuple):
+    """What there is to compare. It is judged later, as that takes long, and the run stores on meanwhile."""
+
+    entries: Entries
+    contents: list[Content]
+
+    def judge(self) -> Verdict:
+        """Compares."""
+        return judge(self.entries, self.contents)
 
 
 class ChaosRun:
@@ -115,15 +126,15 @@ class ChaosRun:
         """All that live."""
         return [] if self._launcher is None else find(self._launcher.pid)
 
-    def audit(self) -> Verdict:
-        """Compares the ledgers with what is stored now."""
+    def look(self) -> Look:
+        """What the ledgers say and what is stored, now."""
         self.read()
         for store in self.stores:
             store.look_again()
-        return judge(self.ledger.entries, [store.content for store in self.stores])
+        return Look(self.ledger.entries.copy(), [store.content for store in self.stores])
 
-    def audit_end(self) -> Verdict:
-        """Compares the ledgers with what the ended run has left: in memory, else in its newest snapshot."""
+    def look_at_end(self) -> Look:
+        """What the ledgers say, and what the ended run has left: in memory, else in its newest snapshot."""
         assert self.run_folder is not None
         self.ledger.read()
         contents = []
@@ -133,7 +144,7 @@ class ChaosRun:
                 contents.append(live.content)
             else:
                 contents.append(self._restored(shard).on_top_of(live.content))
-        return judge(self.ledger.entries, contents)
+        return Look(self.ledger.entries.copy(), contents)
 
     def _restored(self, shard: int) -> Content:
         """What the newest snapshot of a shard holds."""
@@ -170,11 +181,12 @@ class ChaosRun:
             for process in everybody:
                 send(process.pid, signal.SIGCONT)
             self._launcher.terminate()
-            try:
-                self._launcher.wait(END_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._launcher.kill()
-                self._launcher.wait()
+            deadline = time.monotonic() + END_SECONDS
+            while self._launcher.poll() is None:
+                if time.monotonic() > deadline:
+                    self._launcher.kill()
+                self.read()  # It goes on storing until it ends.
+                time.sleep(TICK_SECONDS)
         _wait_for_death(everybody)
 
     def clear(self) -> None:

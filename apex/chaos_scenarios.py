@@ -21,7 +21,7 @@ CALM_SECONDS = 30.0  # without a fault, to compare with
 PARTITION_SECONDS = 10.0
 KILL_SECONDS = 7.0  # after which the next one is killed, whether the one before is back or not
 AUDIT_EVERY = 20  # kills
-SAMPLES = 5  # footprints, of which the median counts
+SAMPLES = 13  # footprints, of which the median counts: they span a snapshot of the replay memory
 SAMPLE_SECONDS = 5.0
 SETTLE_SECONDS = 60.0  # before the first of them: who was just started again holds less than who has worked a while
 GOES_ON = "all goes on after the last fault"  # the figure without which no run passes
@@ -90,7 +90,7 @@ def kills(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, order: Or
         came = "not back yet" if recovery.seconds is None else f"back after {recovery.seconds:.1f} s"
         reporter.say(f"{number:4d}  kill -9 {victim}: {came}")
         if number % AUDIT_EVERY == 0:
-            reporter.say(f"      audit {run.audit().sentence()}")
+            reporter.say(f"      audit {run.look().judge().sentence()}")
     rows = [Figure(f"kill -9 of {role}", count) for role, count in sorted(hand.kills.items())]
     return [*rows, *recovery_figures(times, {}), *_calm_down(run, proxy, hand)]
 
@@ -203,6 +203,8 @@ def soak(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, order: Ord
         figures.append(Figure(f"{role}: memory at half time", before.memory_bytes / 2**20, "MiB"))
         figures.append(Figure(f"{role}: growth in {half / 60:g} min", growth, "%", "<= 1"))
         figures.append(Figure(f"{role}: more descriptors", after.num_files - before.num_files, "", "<= 0"))
+    then, now = (sum(footprint.memory_bytes for footprint in half.values()) for half in (middle, end))
+    figures.append(Figure(f"all roles: growth in {half / 60:g} min", 100 * (now / then - 1), "%", "<= 1"))
     halves = [figure._replace(name=f"first half: {figure.name}") for figure in first]
     halves += [figure._replace(name=f"second half: {figure.name}") for figure in second]
     return [*halves, *figures]

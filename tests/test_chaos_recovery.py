@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from test_transport import until
 
+from apex import chaos_processes
 from apex.chaos_audit import Follower
 from apex.chaos_faults import Fault
 from apex.chaos_launcher import programs
@@ -207,6 +209,20 @@ def test_the_processes_of_a_run_are_found_by_role_and_with_what_they_hold(tmp_pa
         launcher.wait()
         launcher.stdout.close()
     assert find(launcher.pid) == []
+
+
+@pytest.mark.parametrize("is_its_own", [True, False])
+def test_memory_leaves_out_what_is_mapped_from_elsewhere(tmp_path, monkeypatch, is_its_own):
+    num_bytes = 32 * 2**20
+    if not is_its_own:
+        monkeypatch.setattr(chaos_processes, "NOT_ITS_OWN", (str(tmp_path),))
+    me = [Process(os.getpid(), os.getppid(), "actor", False)]
+    (tmp_path / "a file").write_bytes(bytes(num_bytes))
+    with (tmp_path / "a file").open("r+b") as file, mmap.mmap(file.fileno(), num_bytes) as memory:
+        before = footprints(me)["actor"].memory_bytes
+        memory[:] = b"1" * num_bytes
+        grown = footprints(me)["actor"].memory_bytes - before
+    assert grown >= 0.9 * num_bytes if is_its_own else grown < 0.1 * num_bytes
 
 
 def test_the_programs_of_a_run_reach_one_another_through_the_proxies(tmp_path):
