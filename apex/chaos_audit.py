@@ -151,7 +151,7 @@ class Follower:
 
 
 def judge(entries: Entries, stores: Sequence[Content]) -> Verdict:
-    """Compares. The ledgers must have been read before the stores: what is acknowledged was stored before."""
+    """Compares. Of a living run what is acknowledged must be older than the stores' content, what is sent newer."""
     incarnations = {store.store_incarnation for store in stores}
     sent = _join(list(entries.sent.values()))
     acknowledged = {key: digests for key, digests in entries.sent.items() if key in entries.acknowledged}

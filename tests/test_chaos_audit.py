@@ -14,6 +14,8 @@ from builders import make_segment as build_segment
 
 from apex.chaos_audit import Follower, judge
 from apex.chaos_ledger import ENTRY, Ledger, LedgerReader
+from apex.chaos_run import ChaosRun
+from apex.config import Config
 from apex.store_layout import Sizes
 from apex.store_writer import Outcome, StoreWriter
 from apex.types import Receipt, Stream
@@ -94,6 +96,19 @@ def test_what_was_acknowledged_and_is_not_there_is_lost(bench):
     assert not verdict.passed
     assert verdict.lost == COUNT
     assert "FAILED" in verdict.sentence()
+
+
+def test_what_is_sent_and_stored_during_a_look_is_no_fault(bench, tmp_path, monkeypatch):
+    bench.send(0)
+    read = bench.follower.read
+    # Between the ledgers and the stores another segment goes its way, and one whose receipt counts at the next look.
+    monkeypatch.setattr(bench.follower, "read", lambda: (bench.send(1, acknowledge=False), bench.send(2), read())[-1])
+    monkeypatch.setattr(bench.follower, "look_again", lambda: bench.send(3))
+    run = ChaosRun(Config(), tmp_path / "run", [], (), None)
+    run.ledger, run.stores = bench.reader, [bench.follower]
+    verdict = run.look().judge()
+    assert verdict.passed, verdict.sentence()
+    assert (verdict.sent, verdict.acknowledged, verdict.stored) == (4 * COUNT, COUNT, 3 * COUNT)
 
 
 def test_what_is_there_twice_is_counted_once_too_often(bench):
