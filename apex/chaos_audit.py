@@ -60,9 +60,18 @@ class Content(NamedTuple):
     changed: int
 
     def on_top_of(self, before: Content) -> Content:
-        """This store was made of a snapshot of `before`, which knows what had been overwritten by then."""
+        """This store was made of a snapshot of `before`, which knows what had been overwritten by then.
+
+        It stands for that one: what `before` has acknowledged must be here.
+        """
         overwritten = before.digests[: max(0, self.first_key - before.first_key)]
-        return self._replace(first_key=before.first_key, digests=np.concatenate([overwritten, self.digests]))
+        return Content(
+            before.store_incarnation,
+            before.first_key,
+            np.concatenate([overwritten, self.digests]),
+            before.unseen + self.unseen,
+            before.changed + self.changed,
+        )
 
 
 class Follower:

@@ -230,3 +230,18 @@ def test_committed_keys_that_are_gone_are_seen(bench):
         file.seek(512)  # The commit number.
         file.write(struct.pack("<q", COUNT))
     assert bench.audit().changed == COUNT
+
+
+def test_what_the_last_snapshot_lacks_is_lost(bench):
+    bench.restart(capacity=12)
+    for number in range(4):
+        bench.send(number)
+        bench.follower.read()
+    bench.reader.read()
+    live = bench.follower.content._replace(store_incarnation=77)  # As the receipts of this bench say.
+    first = bench.store.first_key
+    whole = live._replace(store_incarnation=99, first_key=first, digests=live.digests[first:])
+    assert judge(bench.reader.entries, [whole.on_top_of(live)]).passed
+    short = whole._replace(digests=whole.digests[:-COUNT])  # It was taken before the last segment.
+    verdict = judge(bench.reader.entries, [short.on_top_of(live._replace(unseen=1, changed=2))])
+    assert (verdict.lost, verdict.gone_with_memory, verdict.unseen, verdict.changed) == (COUNT, 0, 1, 2)
