@@ -12,10 +12,12 @@ import pytest
 from builders import VECTORS, make_records
 from builders import make_segment as build_segment
 
+from apex import chaos_audit
 from apex.chaos_audit import Follower, judge
 from apex.chaos_ledger import ENTRY, Ledger, LedgerReader
 from apex.chaos_run import ChaosRun
 from apex.config import Config
+from apex.store_file import open_file
 from apex.store_layout import Sizes
 from apex.store_writer import Outcome, StoreWriter
 from apex.types import Receipt, Stream
@@ -245,3 +247,17 @@ def test_what_the_last_snapshot_lacks_is_lost(bench):
     short = whole._replace(digests=whole.digests[:-COUNT])  # It was taken before the last segment.
     verdict = judge(bench.reader.entries, [short.on_top_of(live._replace(unseen=1, changed=2))])
     assert (verdict.lost, verdict.gone_with_memory, verdict.unseen, verdict.changed) == (COUNT, 0, 1, 2)
+
+
+def test_what_would_never_be_drawn_is_seen(bench, monkeypatch):
+    monkeypatch.setattr(chaos_audit, "WRITE_SECONDS", 0.0)
+    bench.send(0, 1)
+    regions = open_file(bench.path, VECTORS, writable=True)
+    weight = regions.tree.weights(np.array([3]))
+    regions.tree.set(np.array([3]), np.zeros(1))  # As a recovery would leave it that forgets who had no weight yet.
+    verdict = bench.audit()
+    assert not verdict.passed
+    assert (verdict.weightless, verdict.lost) == (1, 0)
+    assert "weightless 1" in verdict.sentence()
+    regions.tree.set(np.array([3]), weight)
+    assert bench.audit().passed
