@@ -90,8 +90,13 @@ def kill_saves(place: Path, count: int, seed: int, tell: Callable[[str], None]) 
     first.store.close()
     for trial in range(count):
         step, nth = ("", 0) if trial % 2 else (STEPS[trial // 2 % len(STEPS)], int(rng.integers(0, 4)))
+        before = progress[EPOCH]
         child = start_child("saver", _save_until_killed, folder.path, memory, step, nth, progress)
         if not step:
+            while trial % 16 != 1 and progress[EPOCH] == before and child.exitcode is None:
+                time.sleep(
+                    0.001
+                )  # It saves from then on; one in eight may be killed while it still goes on from before.
             time.sleep(float(rng.uniform(0, 3 * save_seconds)))
             with suppress(ProcessLookupError):
                 os.kill(child.pid or 0, signal.SIGKILL)

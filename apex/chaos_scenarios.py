@@ -197,17 +197,25 @@ def soak(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, order: Ord
     second = random_faults(run, proxy, hand, reporter, _half(order, 1))
     end = _footprints(run, settle)
     figures = [Figure("replay was full at half time", float(full), "", "= 1")]
-    for role, before in sorted(middle.items()):
-        after = end.get(role, Footprint(0, 0, 0))
-        growth = 100 * (after.memory_bytes / before.memory_bytes - 1)
-        figures.append(Figure(f"{role}: memory at half time", before.memory_bytes / 2**20, "MiB"))
-        figures.append(Figure(f"{role}: growth in {half / 60:g} min", growth, "%", "<= 1"))
-        figures.append(Figure(f"{role}: more descriptors", after.num_files - before.num_files, "", "<= 0"))
-    then, now = (sum(footprint.memory_bytes for footprint in half.values()) for half in (middle, end))
-    figures.append(Figure(f"all roles: growth in {half / 60:g} min", 100 * (now / then - 1), "%", "<= 1"))
+    figures += growth_figures(middle, end, f"in {half / 60:g} min")
     halves = [figure._replace(name=f"first half: {figure.name}") for figure in first]
     halves += [figure._replace(name=f"second half: {figure.name}") for figure in second]
     return [*halves, *figures]
+
+
+def growth_figures(middle: dict[str, Footprint], end: dict[str, Footprint], when: str) -> list[Figure]:
+    """What each role, and all together, hold more at the end; None, which keeps to no bar, where one was not there."""
+    figures = []
+    for role in sorted(middle.keys() | end.keys()):
+        before, after = middle.get(role), end.get(role)
+        growth = 100 * (after.memory_bytes / before.memory_bytes - 1) if before and after else None
+        more = after.num_files - before.num_files if before and after else None
+        figures.append(Figure(f"{role}: memory at half time", before.memory_bytes / 2**20 if before else None, "MiB"))
+        figures.append(Figure(f"{role}: growth {when}", growth, "%", "<= 1"))
+        figures.append(Figure(f"{role}: more descriptors", more, "", "<= 0"))
+    then, now = (sum(footprint.memory_bytes for footprint in half.values()) for half in (middle, end))
+    whole = 100 * (now / then - 1) if middle.keys() == end.keys() and then else None
+    return [*figures, Figure(f"all roles: growth {when}", whole, "%", "<= 1")]
 
 
 SCENARIOS: dict[str, tuple[Scenario, str]] = {

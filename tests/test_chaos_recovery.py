@@ -16,11 +16,11 @@ from apex import chaos_processes
 from apex.chaos_audit import Follower
 from apex.chaos_faults import Fault
 from apex.chaos_launcher import programs
-from apex.chaos_processes import Process, find, footprints, is_alive, kill, send
+from apex.chaos_processes import Footprint, Process, find, footprints, is_alive, kill, send
 from apex.chaos_proxy import ADDRESSES
 from apex.chaos_recovery import Hand
 from apex.chaos_report import Reporter
-from apex.chaos_scenarios import GOES_ON, SCENARIOS, Order
+from apex.chaos_scenarios import GOES_ON, SCENARIOS, Order, growth_figures
 from apex.config import Config
 from apex.launch import make_programs
 from apex.run_folder import RunFolder
@@ -248,3 +248,23 @@ def test_a_store_that_is_not_there_is_waited_for(tmp_path):
     follower.look_again()
     assert len(follower.content.digests) == 0
     assert os.listdir(tmp_path) == []
+
+
+def test_growth_is_that_of_roles_that_were_there_at_both_times():
+    middle = {"actor": Footprint(1_000, 10, 2), "replay": Footprint(2_000, 20, 1)}
+    end = {"actor": Footprint(1_005, 10, 2), "replay": Footprint(2_100, 21, 1)}
+    rows = {figure.name: (figure.value, figure.reached) for figure in growth_figures(middle, end, "at last")}
+    assert rows["actor: growth at last"] == (pytest.approx(0.5), True)
+    assert rows["actor: more descriptors"] == (0, True)
+    assert rows["replay: growth at last"] == (pytest.approx(5.0), False)
+    assert rows["replay: more descriptors"] == (1, False)
+    assert rows["all roles: growth at last"] == (pytest.approx(3.5), False)
+
+
+def test_a_role_that_is_gone_has_not_kept_to_its_memory():
+    held = {"actor": Footprint(1_000, 10, 2), "replay": Footprint(2_000, 20, 1)}
+    for middle, end in ((held, {"actor": held["actor"]}), ({"actor": held["actor"]}, held)):
+        rows = {figure.name: (figure.value, figure.reached) for figure in growth_figures(middle, end, "at last")}
+        assert rows["actor: growth at last"] == (0.0, True)
+        for name in ("replay: growth at last", "replay: more descriptors", "all roles: growth at last"):
+            assert rows[name] == (None, False)

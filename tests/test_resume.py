@@ -70,6 +70,8 @@ def test_limits_may_change_and_are_kept(folder):
         (["--name", "other"], ["run.name"]),
         (["--replay.num-shards", "4"], ["replay.num_shards 2 -> 4"]),
         (["--no-such-knob", "1"], ["no-such-knob"]),
+        (["--preset", "lunarlander"], ["keeps its own configuration", "--preset"]),
+        (["--preset=cartpole"], ["keeps its own configuration", "--preset"]),
     ],
 )
 def test_what_would_make_it_another_run_is_refused_by_name(folder, arguments, words):
