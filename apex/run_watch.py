@@ -14,7 +14,9 @@ from apex.terminal_view import LogTail, View
 
 log = logging.getLogger("apex")
 
-WAIT = re.compile(r"\S+ \S+ WARNING (?P<wait>\S.* waits .*) \((?P<seconds>\d+) s\)")  # see `lifecycle.Wait`
+WAIT = re.compile(
+    r"(\S+ )?\S+ \S+ WARNING (?P<wait>\S.* waits .*) \((?P<seconds>\d+) s\)"
+)  # [host,] time, role: see `lifecycle.Wait`
 LATE_SECONDS = 5.0  # a wait that was not said again by then, although its time has doubled, is over
 STATUS_SECONDS = 1.0  # between two questions to the learner, and at most between two pictures
 ANSWER_SECONDS = 3.0  # a question that was not answered by then is asked again
