@@ -140,20 +140,17 @@ class LogCopy:
     def __init__(self, path: Path, descriptor: int) -> None:
         """Begins at the present end of the log."""
         os.set_blocking(descriptor, False)
+        self._path = path
+        self._offset = path.stat().st_size
         self._descriptor = descriptor
-        self._file = path.open("rb")
-        self._file.seek(0, os.SEEK_END)
 
     def __call__(self) -> None:
         """Copies what is new."""
-        while text := self._file.read(16_384):
-            try:
-                num_sent = os.write(self._descriptor, text)
-            except OSError:  # He is gone, or his pipe is full.
-                num_sent = 0
-            self._file.seek(num_sent - len(text), os.SEEK_CUR)
-            if num_sent < len(text):
-                return
+        with suppress(OSError), self._path.open("rb") as file:  # He is gone, or his pipe is full.
+            file.seek(self._offset)
+            while text := file.read(16_384):
+                self._offset += os.write(self._descriptor, text)
+                file.seek(self._offset)
 
 
 @contextmanager
