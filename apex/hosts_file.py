@@ -66,7 +66,11 @@ def read_hosts(path: Path) -> Hosts:
     for name in tree:
         require(name in known, f"{path}: unknown {name!r}; known: {', '.join(known)}")
     ssh, folder = tree.get("ssh", "ssh"), tree.get("folder", FOLDER)
-    require(isinstance(ssh, str) and bool(ssh.strip()), f"{path}: ssh must be a command, got {ssh!r}")
+    try:
+        words = tuple(shlex.split(ssh)) if isinstance(ssh, str) else ()
+    except ValueError:  # an open quote
+        words = ()
+    require(bool(words), f"{path}: ssh must be a command, got {ssh!r}")
 
     def place(role: str, table: Any) -> Place:
         return _place(path, role, table, folder)
@@ -76,7 +80,7 @@ def read_hosts(path: Path) -> Hosts:
     actors = tree.get("actor", [])
     require(isinstance(actors, list) and bool(actors), f'{path} has no [[actor]]: each needs host = "..."')
     hosts = Hosts(
-        ssh=tuple(shlex.split(ssh)),
+        ssh=words,
         learner=place("learner", tree["learner"]),
         replay=place("replay", tree["replay"]),
         evaluator=place("evaluator", tree["evaluator"]) if "evaluator" in tree else None,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from apex.config import Config, ConfigError, TransportConfig, dump_toml, load_toml, require
+from apex.config import Config, ConfigError, RunConfig, dump_toml, flatten, load_toml, require
 from apex.control_client import ControlClient
 from apex.environment import kind
 from apex.farewell import how_it_went
@@ -25,6 +25,8 @@ from apex.ssh_check import ask_hosts
 from apex.supervisor import Ending, supervise
 from apex.terminal_picture import History, Status
 from apex.terminal_view import WARNING, LogTail, open_view, say
+
+SET_HERE = ("transport.bind", "transport.keys", "transport.insecure_no_auth", "run.folder", "run.single_process")
 
 
 class Launch(NamedTuple):
@@ -61,13 +63,9 @@ def train_on_hosts(path: Path, resumed: str | None, arguments: Sequence[str], st
 def _begin(hosts: Hosts, arguments: Sequence[str]) -> Launch:
     """A new run, by the options that were typed."""
     config = parse_config(arguments, prog=f"apex train {OPTION} FILE", description="", kind=kind)
-    given, none = config.transport, TransportConfig()
-    for knob in ("bind", "keys", "insecure_no_auth"):
-        require(getattr(given, knob) == getattr(none, knob), f"transport.{knob} is {OPTION}'s to set: leave it out")
-    require(not config.run.single_process, f"--single-process is a run of one process: leave it or {OPTION} out")
-    require(
-        not Path(config.run.folder).is_absolute(), f"run.folder must be a path below each host's folder with {OPTION}"
-    )
+    given, default = flatten(config), flatten(Config())
+    for knob in SET_HERE:
+        require(given[knob] == default[knob], f"{knob} cannot be set with {OPTION}: leave it out")
     name, learner = config.run.name, hosts.learner
     facts = ask_hosts(hosts, f"{config.run.folder}/{name}")
     if name and facts[learner].has_run:
@@ -88,14 +86,14 @@ def _begin(hosts: Hosts, arguments: Sequence[str]) -> Launch:
 def _reopen(hosts: Hosts, name: str, arguments: Sequence[str]) -> Launch:
     """A run that was begun from here."""
     require(not arguments, f"--resume with {OPTION} goes on as the run was begun: leave out {' '.join(arguments)}")
-    folder, learner = Path("runs") / BELOW / Path(name).name, hosts.learner
+    folder, learner = Path(RunConfig().folder) / BELOW / Path(name).name, hosts.learner
     require(
         (folder / "config.toml").is_file(), f"--resume {name}: no such run was begun from here, as {folder} is missing"
     )
     config = load_toml(folder / "config.toml")
     facts = ask_hosts(hosts, f"{config.run.folder}/{config.run.name}")
     require(
-        facts[learner].has_run and home(config, learner) + "/keys" == config.transport.keys,
+        facts[learner].has_run and f"{home(config, learner)}/keys" == config.transport.keys,
         f"--resume {name}: {learner.host} has no such run in {learner.folder}/{config.run.folder}",
     )
     require(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from machines import Machines, can_make_machines
+from machines import Machines, can_make_machines, has_sshd
 from test_transport import until
 
 from apex.metrics import read_curve
@@ -18,6 +19,7 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(not can_make_machines(), reason="needs root, network namespaces, iproute2 and util-linux"),
 ]
+DOCUMENT = Path(__file__).parent.parent / "docs" / "own-machines.md"
 NAMES = ("desk", "gpu1", "box2", "box3", "box4")
 TINY = (
     "--preset cartpole --run.no-tensorboard --replay.min-size-to-sample 300 --learner.batch-size 32 "
@@ -26,7 +28,7 @@ TINY = (
 FILE = """
 ssh = "{ssh}"
 [learner]
-host = "ada@gpu1"
+host = "gpu1"
 address = "{gpu1}"
 [replay]
 host = "box2"
@@ -49,6 +51,16 @@ def machines(tmp_path):
     (machines.home("desk") / "hosts.toml").write_text(text)
     yield machines
     machines.close()
+
+
+@pytest.fixture(params=["a stand-in for ssh", "sshd"])
+def reachable(machines, request):
+    """The machines by two ways to reach them."""
+    if request.param == "sshd":
+        if not has_sshd():
+            pytest.skip("there is no sshd here: apt install openssh-server")
+        machines.serve_ssh()
+    return machines
 
 
 class Launcher:
@@ -85,7 +97,7 @@ def updates(machines, name):
 
 
 def nothing_runs(machines):
-    return not any(machines.processes(name) for name in NAMES[1:])
+    return not any(machines.processes(name, "apex") for name in NAMES[1:])
 
 
 def secrets_in(machines):
@@ -93,7 +105,8 @@ def secrets_in(machines):
     return [path for path in machines.folder.rglob("*") if path.suffix in (".secret", ".order")]
 
 
-def test_a_run_trains_takes_a_lost_host_back_leaves_nothing_when_killed_and_goes_on(machines):
+def test_a_run_trains_takes_a_lost_host_back_leaves_nothing_when_killed_and_goes_on(reachable):
+    machines = reachable
     run = Launcher(machines, f"{TINY} --name one")
     run.until(lambda: updates(machines, "one") > 10, "training")
     keys = {path.name: path.stat().st_mode & 0o777 for path in machines.home("box3").rglob("keys/*")}
@@ -103,7 +116,7 @@ def test_a_run_trains_takes_a_lost_host_back_leaves_nothing_when_killed_and_goes
     assert len(lines) > 20
     assert not any(secret.encode() in line for secret in secrets for line in lines)
 
-    connections = set(machines.processes("desk", f"{machines.ssh} -T", "box3"))
+    connections = set(machines.processes("desk", "BatchMode=yes", "box3"))
     (connection,) = connections - set(machines.processes("desk", "apex.ssh_program"))
     before = machines.processes("box3", "apex.actor")
     os.kill(connection, signal.SIGKILL)
@@ -124,12 +137,51 @@ def test_a_run_trains_takes_a_lost_host_back_leaves_nothing_when_killed_and_goes
     assert not secrets_in(machines)
     said = run.said()
     assert "finished: asked to stop" in said
-    asked = [said.index(f"stopping {name}") for name in ("actor@box4", "evaluator@box2", "learner@gpu1", "replay@box2")]
+    asked = [said.find(f"stopping {name}") for name in ("actor@box4", "evaluator@box2", "learner@gpu1")]
+    assert -1 not in asked, said
     assert asked == sorted(asked)
     assert "box2 " in said
     assert "go on: ./run.sh --hosts hosts.toml --resume one" in said
 
 
+def test_every_line_by_hand_is_as_the_document_says(machines):
+    copier = machines.folder / "bin" / "scp"  # No ssh is needed for this; a machine's home is a folder here.
+    copier.parent.mkdir()
+    copier.write_text(f'#!/bin/sh\ntest "$1" = -rp && exec cp "$1" "$2" "{machines.folder}/$(echo "$3" | tr : /)"\n')
+    copier.chmod(0o755)
+    make, start, look = read_document("## By hand")
+    for line, name in make:
+        machines.run(name, f"PATH={copier.parent}:$PATH {line}")
+    options = " --name one --stop-score 30 --evaluator.episodes 3 --evaluator.period-seconds 1"
+    running = {}
+    for line, name in start:
+        more = options if "learner --preset" in line else ""
+        running[name] = machines.start(name, line + more, machines.folder / f"{name}.log")
+    (bundle, _), (status, _) = look
+    machines.run("gpu1", bundle)
+
+    def all_are_there():
+        with suppress(subprocess.CalledProcessError):  # It says so when no learner answers.
+            roles = json.loads(machines.run("gpu1", f"{status} --json").splitlines()[-1])["roles"]
+            return sorted(row["role"] for row in roles) == ["actor", "actor", "replay"]
+
+    until(all_are_there, "programs", seconds=100.0)
+    machines.run("gpu1", status)
+    evaluator = machines.start(
+        "gpu1", ".venv/bin/apex evaluator --learner 10.77.0.2 --keys keys", machines.folder / "e.log"
+    )
+    assert [process.wait(150) for process in [*running.values(), evaluator]] == [0] * 5
+    assert updates(machines, "one") > 0
+
+
+def read_document(heading):
+    """Its blocks of commands: lines, each with the machine that it is for."""
+    text = DOCUMENT.read_text().partition(heading + "\n")[2]
+    blocks = [block.partition("```")[0] for block in text.split("```bash\n")[1:]]
+    return [[tuple(part.strip() for part in line.split("  # ")) for line in block.splitlines()] for block in blocks]
+
+
+@pytest.mark.covers_programs
 def test_a_host_that_refuses_ends_the_run_with_its_status_and_its_words(machines):
     run = Launcher(machines, f"{TINY} --learner.device cuda")
     assert run.wait() == 2

@@ -17,6 +17,7 @@ from test_transport import until
 from apex.lifecycle import HOPELESS, NEIGHBOUR_GONE, REFUSED, Stop
 from apex.ssh_guard import Lifeline, LogCopy, Order
 
+pytestmark = pytest.mark.covers_programs
 ROLE = """
 import pathlib, sys, time
 home = pathlib.Path("home")
