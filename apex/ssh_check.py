@@ -83,7 +83,7 @@ def _ask(hosts: Hosts, place: Place, run: str) -> Facts:
     if answer.returncode in (NO_FOLDER, NO_APEX):
         missing = folder if answer.returncode == NO_FOLDER else f"{folder}/.venv/bin/apex"
         raise ConfigError(f"{host} has no {missing}: name its folder, or {install}")
-    lines = answer.stdout.split("\n")
+    lines = answer.stdout.splitlines()[-3:]  # A shell may greet before.
     if answer.returncode or len(lines) < 3 or not lines[1].isdecimal():
         raise ConfigError(f"{host} cannot run {folder}/.venv/bin/apex (status {answer.returncode}: {said}): {install}")
     if lines[0] != f"apex {__version__}":

@@ -15,11 +15,12 @@ import select
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from io import FileIO
 from pathlib import Path
+from typing import TextIO
 
 from apex.config import ConfigError, from_dict, require
 from apex.key_folder import write_private
@@ -111,7 +112,9 @@ def guard(order: Order, lifeline: Lifeline) -> Ending:
     path = home / f"{order.role}.log"
     home.mkdir(parents=True, exist_ok=True)
     home.chmod(0o700)
-    with _alone(home / "lock", stop), log_to(path, "guard"):
+    with (home / "lock").open("a") as lock, log_to(path, "guard"):
+        if not _take(lock, stop):
+            return Ending(FINISHED, "asked to stop")
         copy = LogCopy(path, sys.stdout.fileno())
         _lay_out(home / "keys", order.keys)
         try:
@@ -153,18 +156,19 @@ class LogCopy:
                 file.seek(self._offset)
 
 
-@contextmanager
-def _alone(path: Path, stop: Stop) -> Iterator[None]:
-    """Within it no other guard has this home: one whose connection was lost may still be ending its program."""
+def _take(lock: TextIO, stop: Stop) -> bool:
+    """Whether no other guard has this home now: one whose connection was lost may still be ending its program.
+
+    False: it was asked to stop before that. Raises ConfigError when it takes too long.
+    """
     deadline = time.monotonic() + HANDOVER_SECONDS
-    with path.open("a") as file:
-        while not stop.requested:
-            with suppress(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            require(time.monotonic() < deadline, f"{path} is held by another guard: this run is still going there")
-            time.sleep(POLL_SECONDS)
-        yield
+    while not stop.requested:
+        with suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        require(time.monotonic() < deadline, f"{lock.name} is held by another guard: this run still goes on there")
+        time.sleep(POLL_SECONDS)
+    return False
 
 
 def _lay_out(folder: Path, files: dict[str, str]) -> None:

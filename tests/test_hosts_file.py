@@ -109,7 +109,7 @@ def answer_by(folder, script):
 
 
 def test_machines_are_asked_once_each_and_answer_with_what_they_have(tmp_path):
-    hosts = answer_by(tmp_path, f'echo "$1" >> {tmp_path}/asked; printf "apex {__version__}\\n6\\nthere\\n"')
+    hosts = answer_by(tmp_path, f'echo "$1" >> {tmp_path}/asked; printf "Hello\\napex {__version__}\\n6\\nthere\\n"')
     facts = ask_hosts(hosts, "runs/one")
     assert {(fact.cores, fact.has_run) for fact in facts.values()} == {(6, True)}
     assert list(facts) == hosts.places
@@ -130,7 +130,7 @@ def test_machines_are_asked_once_each_and_answer_with_what_they_have(tmp_path):
             f"box4 has apex 0.0.9 in work/apex, here is apex {__version__}: bring both",
         ),
         ("echo 'No module named apex' >&2; exit 1", r"box4 cannot run work/apex/.venv/bin/apex \(status 1: No module"),
-        ("echo Welcome to box4", r"box4 cannot run .* \(status 0: nothing\)"),
+        ("echo Welcome to box4; exit 0", r"box4 cannot run .* \(status 0: nothing\)"),
     ],
 )
 def test_a_machine_that_cannot_take_part_is_named_with_the_remedy(tmp_path, script, words):

@@ -138,6 +138,9 @@ def test_the_next_one_waits_until_the_one_before_is_gone(guards):
     second = guards.start(order(0, keys={"role.secret": "new"}).encode())
     time.sleep(0.5)  # It must not begin, however much time it has.
     assert guards.programs() == [before]
+    third = guards.start(order(0, keys={"role.secret": "late"}).encode())
+    assert finish(third) == (NEIGHBOUR_GONE, "")  # It must not take anything away either.
+    assert (guards.folder / "home" / "keys" / "role.secret").read_text() == "hush"
     finish(first)
     assert second.wait(60) == 0
     assert "role.secret 0o600 new" in second.stdout.read().decode()
