@@ -53,16 +53,6 @@ def machines(tmp_path):
     machines.close()
 
 
-@pytest.fixture(params=["a stand-in for ssh", "sshd"])
-def reachable(machines, request):
-    """The machines by two ways to reach them."""
-    if request.param == "sshd":
-        if not has_sshd():
-            pytest.skip("there is no sshd here: apt install openssh-server")
-        machines.serve_ssh()
-    return machines
-
-
 class Launcher:
     """`apex train --hosts` at the desk."""
 
@@ -97,7 +87,7 @@ def updates(machines, name):
 
 
 def nothing_runs(machines):
-    return not any(machines.processes(name, "apex") for name in NAMES[1:])
+    return not any(machines.processes(name) for name in NAMES[1:])
 
 
 def secrets_in(machines):
@@ -105,8 +95,8 @@ def secrets_in(machines):
     return [path for path in machines.folder.rglob("*") if path.suffix in (".secret", ".order")]
 
 
-def test_a_run_trains_takes_a_lost_host_back_leaves_nothing_when_killed_and_goes_on(reachable):
-    machines = reachable
+def lose_a_connection_then_the_launcher(machines):
+    """A run trains, takes back a host whose connection was lost, and leaves nothing when its launcher is killed."""
     run = Launcher(machines, f"{TINY} --name one")
     run.until(lambda: updates(machines, "one") > 10, "training")
     keys = {path.name: path.stat().st_mode & 0o777 for path in machines.home("box3").rglob("keys/*")}
@@ -118,15 +108,19 @@ def test_a_run_trains_takes_a_lost_host_back_leaves_nothing_when_killed_and_goes
 
     connections = set(machines.processes("desk", "BatchMode=yes", "box3"))
     (connection,) = connections - set(machines.processes("desk", "apex.ssh_program"))
-    before = machines.processes("box3", "apex.actor")
+    before = set(machines.processes("box3", "apex.actor"))
     os.kill(connection, signal.SIGKILL)
-    run.until(lambda: set(machines.processes("box3", "apex.actor")) - set(before), "actor on box3 again")
-    assert not set(machines.processes("box3", "apex.actor")) & set(before)
+    run.until(lambda: set(machines.processes("box3", "apex.actor")) - before, "actor on box3 again")
+    assert not set(machines.processes("box3", "apex.actor")) & before
     assert "actor@box3 ended with status 75; it starts again in " in run.said()
 
     run.process.kill()
     run.process.wait()
-    until(lambda: nothing_runs(machines), "end of everything", seconds=60.0)
+    until(lambda: not any(machines.processes(name, "apex") for name in NAMES[1:]), "end of everything", seconds=60.0)
+
+
+def test_a_run_takes_a_lost_host_back_leaves_nothing_when_killed_and_goes_on(machines):
+    lose_a_connection_then_the_launcher(machines)
     done = updates(machines, "one")
 
     run = Launcher(machines, "--resume runs/one")
@@ -142,6 +136,12 @@ def test_a_run_trains_takes_a_lost_host_back_leaves_nothing_when_killed_and_goes
     assert asked == sorted(asked)
     assert "box2 " in said
     assert "go on: ./run.sh --hosts hosts.toml --resume one" in said
+
+
+@pytest.mark.skipif(not has_sshd(), reason="there is no sshd here: apt install openssh-server")
+def test_over_a_real_ssh_too_a_lost_host_comes_back_and_nothing_stays(machines):
+    machines.serve_ssh()
+    lose_a_connection_then_the_launcher(machines)
 
 
 def test_every_line_by_hand_is_as_the_document_says(machines):

@@ -192,8 +192,7 @@ def local_end(tmp_path, script):
     ("ends", "status", "words"),
     [
         ("exit 0", 0, ""),
-        ("exit 1", 1, ""),
-        ("exit 2", REFUSED, ""),
+        ("exit 3", HOPELESS, ""),
         ("exit 75", NEIGHBOUR_GONE, ""),
         ("exit 255", NEIGHBOUR_GONE, "the connection is lost\n"),
         ("kill -9 $$", NEIGHBOUR_GONE, "the connection is lost\n"),
