@@ -10,7 +10,9 @@ from apex import __version__
 from apex.config import ConfigError
 from apex.hosts_file import Place, divide, read_hosts
 from apex.launch import main
+from apex.launch_hosts import HostLogs
 from apex.lifecycle import REFUSED
+from apex.run_watch import WAIT
 from apex.ssh_check import ask_hosts
 
 WHOLE = """
@@ -183,3 +185,15 @@ def test_what_is_typed_beside_is_refused_before_anything_starts(tmp_path, monkey
     assert main(["--preset", "cartpole", *options] if "--resume" not in options else options) == REFUSED
     assert words in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("everything", [True, False])
+def test_lines_of_the_logs_have_their_hosts_name_and_a_wait_is_still_known_as_one(tmp_path, everything):
+    logs = HostLogs(tmp_path, everything=everything)
+    lines = ["12:00:01 actor INFO actors 0 to 7", "12:00:02 actor WARNING actor waits for a free actor id (10 s)"]
+    (tmp_path / "actor@box3.log").write_text("\n".join([*lines, "half of a li"]))
+    (tmp_path / "launcher.log").write_text("12:00:03 launcher WARNING what is shown anyway\n")
+    found = logs.warnings()
+    assert found == [f"box3 {line}" for line in lines if everything or "WARNING" in line]
+    assert WAIT.fullmatch(found[-1])["wait"] == "actor waits for a free actor id"
+    assert logs.warnings() == []

@@ -116,7 +116,7 @@ def lose_a_connection_then_the_launcher(machines):
 
     run.process.kill()
     run.process.wait()
-    until(lambda: not any(machines.processes(name, "apex") for name in NAMES[1:]), "end of everything", seconds=60.0)
+    until(lambda: not any(machines.processes(name, "apex") for name in NAMES), "end of everything", seconds=60.0)
 
 
 def test_a_run_takes_a_lost_host_back_leaves_nothing_when_killed_and_goes_on(machines):
@@ -191,6 +191,17 @@ def test_a_host_that_refuses_ends_the_run_with_its_status_and_its_words(machines
     )
     assert nothing_runs(machines)
     assert not secrets_in(machines)
+
+
+def test_a_run_without_any_actor_host_left_ends_and_says_why(machines):
+    for name in ("box3", "box4"):
+        (machines.home(name) / ".venv" / "bin" / "python").write_text("#!/bin/sh\necho no libc here\nexit 2\n")
+    run = Launcher(machines, TINY)
+    assert run.wait() == 1
+    last = run.said()[run.said().index("the run ended with status 1: ") :]
+    assert "no actor host is left; going on without actor@box" in last
+    assert "refused to run: no libc here; see runs/hosts/cartpole-" in last
+    assert nothing_runs(machines)
 
 
 def test_what_cannot_begin_names_each_machine_and_what_to_do(machines):
