@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -76,6 +77,18 @@ def test_refuses_what_it_does_not_understand_and_says_where(tmp_path, old, new, 
     assert old in WHOLE
     with pytest.raises(ConfigError, match=words):
         read(tmp_path, WHOLE.replace(old, new))
+
+
+def test_the_documents_own_file_is_read(tmp_path):
+    text = (Path(__file__).parent.parent / "docs" / "own-machines.md").read_text()
+    hosts = read(tmp_path, text.partition("```toml\n")[2].partition("```")[0])
+    assert [place.name for place in hosts.places] == [
+        "replay@box2",
+        "learner@gpu1",
+        "evaluator@box2",
+        "actor@box3",
+        "actor@box4",
+    ]
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
