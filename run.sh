@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Trains on this machine: sets up .venv the first time, then starts every part. Ctrl-C stops them in order.
+# Trains: sets up .venv the first time, then starts every part. Ctrl-C stops them in order.
 #
 #   ./run.sh                                 Pong
 #   ./run.sh --preset cartpole               solved in about half a minute
 #   ./run.sh --env ALE/Breakout-v5 --actors 32 --max-minutes 60
+#   ./run.sh --hosts hosts.toml              on several machines over ssh, see docs/own-machines.md
 #
 # Without an NVIDIA GPU, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu makes the first start much smaller.
 set -euo pipefail

@@ -20,19 +20,9 @@ LAST_LINES = 5  # of the log of a program that ended the run
 
 def farewell(ending: Ending, status: Status | None, folder: RunFolder) -> list[str]:
     """How the run went, and what to type next."""
-    lines = []
-    if ending.status != FINISHED:
-        lines.append(f"the run ended with status {ending.status}: {ending.cause}")
-        context = last_lines(folder.logs / f"{ending.role}.log", LAST_LINES)
-        lines += [f"    {line}" for line in context if len(context) > 1]  # The cause has the last one.
-    else:
-        reason = (status or {}).get("reason") or ending.cause
-        lines.append(f"finished: {reason}" if reason else "finished")
-        lines += _unsaved(status, folder)
-    if status is not None:
-        lines.append(f"score: {_score(status)}")
-        elapsed = duration(status.get("elapsed_seconds"))
-        lines.append(f"{number(status.get('steps'))} steps, {number(status.get('updates'))} updates in {elapsed}")
+    lines = how_it_went(ending, status, folder.logs)
+    if ending.status == FINISHED:
+        lines[1:1] = _unsaved(status, folder)
     lines.append(f"run folder: {folder.path}")
     if any(folder.checkpoints.glob("*")):
         where = shlex.quote(str(folder.path))
@@ -43,6 +33,23 @@ def farewell(ending: Ending, status: Status | None, folder: RunFolder) -> list[s
     if any(folder.tensorboard.glob("*")):
         where = shlex.quote(str(folder.tensorboard))
         lines.append(f"curves: {command_name('tensorboard')} --logdir {where}")
+    return lines
+
+
+def how_it_went(ending: Ending, status: Status | None, logs: Path) -> list[str]:
+    """How the run ended, and what came of it as far as `status` knows."""
+    lines = []
+    if ending.status != FINISHED:
+        lines.append(f"the run ended with status {ending.status}: {ending.cause}")
+        context = last_lines(logs / f"{ending.role}.log", LAST_LINES)
+        lines += [f"    {line}" for line in context if len(context) > 1]  # The cause has the last one.
+    else:
+        reason = (status or {}).get("reason") or ending.cause
+        lines.append(f"finished: {reason}" if reason else "finished")
+    if status is not None:
+        lines.append(f"score: {_score(status)}")
+        elapsed = duration(status.get("elapsed_seconds"))
+        lines.append(f"{number(status.get('steps'))} steps, {number(status.get('updates'))} updates in {elapsed}")
     return lines
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -17,11 +16,13 @@ from apex.disk_watch import DiskWatch
 from apex.environment import EnvironmentFailure, describe, kind
 from apex.farewell import farewell
 from apex.fitting import fit, fit_one_process
+from apex.hosts_file import OPTION as HOSTS
 from apex.key_folder import ROLES, read_keys
-from apex.lifecycle import FAILED, FINISHED, REFUSED, Stop, stop_on_signals
+from apex.launch_hosts import train_on_hosts
+from apex.lifecycle import FAILED, FINISHED, REFUSED, Stop, log_to, stop_on_signals
 from apex.options import parse_config
 from apex.ports import PortClaims
-from apex.resume import ACCEPT, reopen, take_resume
+from apex.resume import ACCEPT, reopen, take_option, take_resume
 from apex.run_folder import RunFolder
 from apex.run_lock import hold
 from apex.run_watch import StatusClient, Watch
@@ -44,12 +45,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments = sys.argv[1:] if argv is None else argv
             about = (
                 "Trains on this machine: replay, learner, actors, evaluator and TensorBoard. "
-                "--resume RUN goes on with a run; only limits may change then, or what --accept-changes is said to."
+                "--resume RUN goes on with a run; only limits may change then, or what --accept-changes is said to. "
+                "--hosts FILE runs it on several machines over ssh, see docs/own-machines.md."
             )
-            name, rest = take_resume(arguments)
+            hosts, rest = take_option(HOSTS, arguments, "a TOML file that names the machines, see docs/own-machines.md")
+            name, rest = take_resume(rest)
+            if hosts is not None:
+                return train_on_hosts(Path(hosts), name, rest, stop, arguments)
             if name is not None:
                 return resume(name, rest, stop)
-            config = parse_config(arguments, prog="apex train", description=about, kind=kind)
+            config = parse_config(rest, prog="apex train", description=about, kind=kind)
             return train(config, stop, arguments)
     except ConfigError as error:
         say(f"apex train: {error}", sys.stderr)
@@ -261,27 +266,3 @@ def tensorboard_url(config: Config) -> str:
     """Where to point a browser."""
     host = config.run.tensorboard_bind
     return f"http://{socket.gethostname() if host == '0.0.0.0' else host}:{config.run.tensorboard_port}"
-
-
-@contextmanager
-def log_to(path: Path, role: str = "launcher") -> Iterator[None]:
-    """Within it this process's own log goes to a file: the terminal belongs to the view."""
-    raises, level = logging.raiseExceptions, log.level
-    logging.raiseExceptions = False  # A full disk would be told on the terminal, line by line.
-    handler: logging.Handler
-    try:
-        handler = logging.FileHandler(path)
-    except OSError as error:
-        say(f"cannot write {path}: {error.strerror}; what the launcher does is not noted", sys.stderr)
-        handler = logging.NullHandler()
-    handler.setFormatter(logging.Formatter(f"%(asctime)s {role} %(levelname)s %(message)s", "%H:%M:%S"))
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-        with suppress(OSError):  # What it could not write until now.
-            handler.close()
-        logging.raiseExceptions = raises
-        log.setLevel(level)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
 from apex.watchdog import Notifier
@@ -153,3 +154,27 @@ def configure_logging(role: str) -> None:
         datefmt="%H:%M:%S",
         force=True,
     )
+
+
+@contextmanager
+def log_to(path: Path, role: str = "launcher") -> Iterator[None]:
+    """Within it this process's own log goes to a file: the terminal belongs to the view."""
+    raises, level = logging.raiseExceptions, log.level
+    logging.raiseExceptions = False  # A full disk would be told on the terminal, line by line.
+    handler: logging.Handler
+    try:
+        handler = logging.FileHandler(path)
+    except OSError as error:
+        complain(f"cannot write {path}: {error.strerror}; what the {role} does is not noted")
+        handler = logging.NullHandler()
+    handler.setFormatter(logging.Formatter(f"%(asctime)s {role} %(levelname)s %(message)s", "%H:%M:%S"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        with suppress(OSError):  # What it could not write until now.
+            handler.close()
+        logging.raiseExceptions = raises
+        log.setLevel(level)

@@ -41,14 +41,19 @@ FIXED = (
 
 def take_resume(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     """The run that `--resume` names, if it is there, and all other arguments."""
+    return take_option(OPTION, arguments, f"a run folder, as in {OPTION} runs/pong-20250131-235959")
+
+
+def take_option(wanted: str, arguments: Sequence[str], needs: str) -> tuple[str | None, list[str]]:
+    """What follows an option that is no knob, if it is there, and all other arguments."""
     rest = list(arguments)
     for at, word in enumerate(rest):
         option, equals, name = word.partition("=")
-        if option == OPTION:
+        if option == wanted:
             del rest[at]
             if not equals and at < len(rest) and not rest[at].startswith("--"):
                 name = rest.pop(at)
-            require(bool(name), f"{OPTION} needs a run folder, as in {OPTION} runs/pong-20250131-235959")
+            require(bool(name), f"{wanted} needs {needs}")
             return name, rest
     return None, rest
 

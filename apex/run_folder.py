@@ -124,7 +124,7 @@ class RunFolder:
     ) -> Self:
         """Makes the folder of a new run, called `config.run.name`, or by its game and the time; never an old one."""
         started = (started or datetime.now()).astimezone()
-        path = _make_folder(config, started)
+        path = make_folder(config, started)
         manifest = {
             "format": FORMAT,
             "run_id": secrets.randbelow(2**64 - 1) + 1,
@@ -258,9 +258,9 @@ def describe_hardware() -> dict[str, Any]:
     }
 
 
-def _make_folder(config: Config, started: datetime) -> Path:
-    """A new, empty folder. Names that were given are taken as they are, or refused; others get a number."""
-    folder = Path(config.run.folder)
+def make_folder(config: Config, started: datetime | None = None) -> Path:
+    """A new, empty folder with a run's name. Names that were given are taken or refused; others get a number."""
+    folder, started = Path(config.run.folder), started or datetime.now()
     name = config.run.name or f"{_game(config.environment.id)}-{started:%Y%m%d-%H%M%S}"
     number = 1
     while True:

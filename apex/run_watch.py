@@ -14,7 +14,8 @@ from apex.terminal_view import LogTail, View
 
 log = logging.getLogger("apex")
 
-WAIT = re.compile(r"\S+ \S+ WARNING (?P<wait>\S.* waits .*) \((?P<seconds>\d+) s\)")  # see `lifecycle.Wait`
+# Host, if there are several, then time and role: see `lifecycle.Wait`.
+WAIT = re.compile(r"(\S+ )?\S+ \S+ WARNING (?P<wait>\S.* waits .*) \((?P<seconds>\d+) s\)")
 LATE_SECONDS = 5.0  # a wait that was not said again by then, although its time has doubled, is over
 STATUS_SECONDS = 1.0  # between two questions to the learner, and at most between two pictures
 ANSWER_SECONDS = 3.0  # a question that was not answered by then is asked again

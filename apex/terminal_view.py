@@ -114,7 +114,11 @@ class LogTail:
 
     def warnings(self) -> list[str]:
         """Lines of a warning or worse that were finished since the last call."""
-        found: list[str] = []
+        return [line for _, line in self.new_lines() if WARNING.match(line)]
+
+    def new_lines(self) -> list[tuple[Path, str]]:
+        """Every line that was finished since the last call, with its log."""
+        found: list[tuple[Path, str]] = []
         for path in sorted(self._folder.glob("*.log")):
             try:
                 with path.open("rb") as file:
@@ -123,5 +127,5 @@ class LogTail:
             except OSError:  # Removed since, or this process has too many files open: the next look finds it.
                 continue
             self._offsets[path] = self._offsets.get(path, 0) + len(finished) + len(newline)
-            found += [line for line in finished.decode(errors="replace").splitlines() if WARNING.match(line)]
+            found += [(path, line) for line in finished.decode(errors="replace").splitlines()]
         return found

@@ -20,6 +20,7 @@ PROGRAMS = (
     "open_programs(",
     "gpu.sh",
     "test_bench import",
+    "machines import",
     "test_smoke import",
     "EXAMPLES",
 )

@@ -1,0 +1,166 @@
+"""Machines of a test: network namespaces with addresses of their own on one bridge, each with its own name, /dev/shm,
+home folder and installation of this package. Needs root on Linux."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import apex
+from apex.lifecycle import die_with_parent
+
+ROOT = Path(apex.__file__).parent.parent
+NETWORK = "10.77.0"
+INSTALLED = {"python": 'exec {python} "$@"', "apex": 'exec {python} -m apex "$@"'}
+# Runs what ssh would on a machine, which goes on for its own part when this is killed, as beyond a connection.
+SSH = """#!/bin/sh
+while :; do case $1 in -T) shift ;; -o | -L) shift 2 ;; *) break ;; esac; done
+host=${{1##*@}}
+shift
+pid=$(cat {folder}/$host/pid 2>/dev/null) || {{
+  echo "ssh: connect to host $host port 22: No route to host" >&2
+  exit 255
+}}
+exec 3<&0
+setsid nsenter --target "$pid" --net --mount --uts sh -c "cd {folder}/$host; $*" <&3 &
+wait $!
+"""
+SBIN = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+SSHD = """
+HostKey {home}/key
+AuthorizedKeysFile {folder}/identity.pub
+PidFile none
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+ForceCommand cd {home} && sh -c "$SSH_ORIGINAL_COMMAND"
+"""
+CONFIG = """
+IdentityFile {folder}/identity
+IdentitiesOnly yes
+UserKnownHostsFile {folder}/known
+StrictHostKeyChecking yes
+User root
+"""
+
+
+class Machines:
+    """They, and all that runs on them, end with this object."""
+
+    def __init__(self, folder: Path, *names: str) -> None:
+        """The first is where people sit: it is the bridge too."""
+        self.folder = folder
+        self._holders = {}
+        self._programs = []
+        self.addresses = {name: f"{NETWORK}.{number}" for number, name in enumerate(names, 1)}
+        for name in names:
+            self._make(name)
+        self.here = names[0]
+        self.run(self.here, "ip link add name bridge type bridge && ip link set bridge up")
+        self.run(self.here, f"ip addr add {self.addresses[self.here]}/24 dev bridge")
+        for number, name in enumerate(names[1:]):
+            self.run(self.here, f"ip link add port{number} master bridge up type veth peer eth0 netns {self.pid(name)}")
+            self.run(name, f"ip addr add {self.addresses[name]}/24 dev eth0 && ip link set eth0 up")
+        self.ssh = folder / "ssh"
+        self.ssh.write_text(SSH.format(folder=folder))
+        self.ssh.chmod(0o755)
+
+    def _make(self, name):
+        binaries = self.folder / name / "apex-zeromq" / ".venv" / "bin"
+        binaries.mkdir(parents=True)
+        for program, line in INSTALLED.items():
+            path = binaries / program
+            path.write_text(f"#!/bin/sh\nexport PYTHONPATH={ROOT}\n{line.format(python=sys.executable)}\n")
+            path.chmod(0o755)
+        script = f"hostname {name}; mount -t tmpfs tmpfs /dev/shm && ip link set lo up && echo ready && exec sleep 1000"
+        holder = subprocess.Popen(
+            ["unshare", "--net", "--mount", "--uts", "sh", "-c", script],
+            stdout=subprocess.PIPE,
+            preexec_fn=die_with_parent,
+        )
+        self._holders[name] = holder
+        assert holder.stdout.readline() == b"ready\n"
+        (self.folder / name / "pid").write_text(str(holder.pid))
+
+    def serve_ssh(self):
+        """Puts a real ssh and a real sshd on each machine in the place of the stand-in."""
+        hosts, known = [], []
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / "identity"], check=True)
+        for name, address in list(self.addresses.items())[1:]:
+            home = self.folder / name
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", home / "key"], check=True)
+            known.append(f"{address} {(home / 'key.pub').read_text()}")
+            hosts.append(f"Host {name}\n HostName {address}\n")
+            (home / "config").write_text(SSHD.format(home=home, folder=self.folder))
+            self.run(name, "mount -t tmpfs tmpfs /run && mkdir -m 755 /run/sshd")
+            self.start(name, f"{shutil.which('sshd', path=SBIN)} -D -e -f {home}/config", home / "sshd.log")
+        (self.folder / "known").write_text("".join(known))
+        (self.folder / "config").write_text(CONFIG.format(folder=self.folder) + "".join(hosts))
+        self.ssh.write_text(f'#!/bin/sh\nexec ssh -F {self.folder}/config "$@"\n')
+
+    def pid(self, name):
+        return self._holders[name].pid
+
+    def home(self, name):
+        return self.folder / name / "apex-zeromq"
+
+    def command(self, name, script):
+        where = ["nsenter", "--target", str(self.pid(name)), "--net", "--mount", "--uts"]
+        return [*where, "sh", "-c", f"cd {self.home(name)} && {script}"]
+
+    def run(self, name, script):
+        """Runs it there to its end."""
+        return subprocess.run(
+            self.command(name, script), check=True, capture_output=True, text=True, timeout=100
+        ).stdout
+
+    def start(self, name, script, log):
+        """Starts it there, in the installation's folder; returns the process, which writes to `log`."""
+        with open(log, "w") as file:
+            process = subprocess.Popen(self.command(name, f"exec {script}"), stdout=file, stderr=subprocess.STDOUT)
+        self._programs.append(process)
+        return process
+
+    def processes(self, name, *words):
+        """Those on a machine that are not the test's own, with all `words` on their command line."""
+        own = os.readlink(f"/proc/{self.pid(name)}/ns/net")
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                line = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                is_there = os.readlink(path / "ns" / "net") == own and int(path.name) != self.pid(name)
+                if is_there and line and all(word in line for word in words):
+                    found.append(int(path.name))
+        return sorted(found)
+
+    def close(self):
+        for name, holder in self._holders.items():
+            for pid in self.processes(name):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            holder.kill()
+            holder.wait()
+            holder.stdout.close()
+        for process in self._programs:
+            process.kill()
+            process.wait()
+
+
+def can_make_machines():
+    """Whether this user may, and has the programs."""
+    if os.geteuid() or not all(map(shutil.which, ("unshare", "nsenter", "ip", "setsid"))):
+        return False
+    script = "ip link add name bridge type bridge && ip link add one type veth peer two && hostname trial"
+    trial = ["unshare", "--net", "--mount", "--uts", "sh", "-c", script]
+    return not subprocess.run(trial, capture_output=True).returncode
+
+
+def has_sshd():
+    """Whether a real one can be started: the package makes a user for it."""
+    users = Path("/etc/passwd").read_text()
+    return "\nsshd:" in users and all(shutil.which(name, path=SBIN) for name in ("sshd", "ssh", "ssh-keygen"))
