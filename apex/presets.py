@@ -120,6 +120,8 @@ CARTPOLE = replace(
     VECTOR,
     environment=EnvironmentConfig(id="CartPole-v1", clip_rewards=False),
     actor=replace(VECTOR.actor, n_step=5),  # paper: 3; an episode is long beside what one step tells
+    # Samples are scarce, not steps: actors that ran freely would take the core that the learner needs.
+    replay=replace(VECTOR.replay, samples_per_insert=16.0, inserts_wait=True),
     # A batch of 256 costs little more than 128: an update of so small a network is overhead.
     learner=replace(VECTOR.learner, batch_size=256, learning_rate=3e-3, target_period=25),
     evaluator=replace(VECTOR.evaluator, period_updates=250, episodes=10, num_envs=100),
