@@ -251,6 +251,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print one JSON object only")
     options = parser.parse_args(argv)
+    for name in ("kills", "flips", "truncations"):
+        if getattr(options, name) < 0:
+            parser.error(f"--{name} must be >= 0, got {getattr(options, name)}")
+    if not options.kills + options.flips + options.truncations:
+        parser.error("--kills, --flips and --truncations are all 0: there is nothing to do")
     log.propagate = False
     began = time.monotonic()
 

@@ -71,6 +71,7 @@ def test_the_words_hostile_and_saves_start_programs_of_their_own(monkeypatch):
         (["--faults", "flood"], "--faults must be among"),
         (["--minutes", "0"], "--minutes must be > 0"),
         (["--scenario", "recovery", "--size", "0"], "--size must be > 0, got 0"),
+        (["--scenario", "kills", "--minutes", "1"], "the scenario kills has no use for --minutes"),
         (["--nonsense", "1"], "unknown option --nonsense"),
     ],
 )

@@ -15,12 +15,13 @@ from test_transport import until
 from apex import chaos_processes
 from apex.chaos_audit import Follower
 from apex.chaos_faults import Fault
+from apex.chaos_growth import growth_figures
 from apex.chaos_launcher import programs
 from apex.chaos_processes import Footprint, Process, find, footprints, is_alive, kill, send
 from apex.chaos_proxy import ADDRESSES
 from apex.chaos_recovery import Hand
 from apex.chaos_report import Reporter
-from apex.chaos_scenarios import GOES_ON, SCENARIOS, Order, growth_figures
+from apex.chaos_scenarios import GOES_ON, SCENARIOS, Order
 from apex.config import Config
 from apex.launch import make_programs
 from apex.run_folder import RunFolder
@@ -175,7 +176,7 @@ def test_a_victim_that_gives_nothing_more_is_never_back(run):
 def test_a_scenario_heals_everything_and_says_whether_all_goes_on(run, name, capsys):
     roads = Roads()
     order = Order(minutes=0.001, period=0.02, rounds=1, size=10, faults=("kill", "garbage"))
-    figures = SCENARIOS[name][0](run, roads, Hand(run, roads, 0), Reporter(as_json=False), order)
+    figures = SCENARIOS[name].play(run, roads, Hand(run, roads, 0), Reporter(as_json=False), order)
     assert roads.tape[-1] == ("healed", {})
     assert figures[-1].name == GOES_ON
     assert figures[-1].value is not None

@@ -52,3 +52,17 @@ def test_kills_wait_until_there_is_a_save_to_kill(tmp_path, monkeypatch):
     assert (tally.count, tally.unreadable, tally.wrong) == (4, 0, 0)
     (run,) = (path for path in tmp_path.iterdir() if path.is_dir())
     assert RunFolder.open(run).next_epoch() >= 1 + 3 + 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--kills", "-5"], "--kills must be >= 0, got -5"),
+        (["--kills", "0", "--flips", "0", "--truncations", "0"], "all 0"),
+    ],
+)
+def test_an_order_of_nothing_is_refused(capsys, arguments, words):
+    with pytest.raises(SystemExit) as ended:
+        chaos_saves.main(arguments)
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
