@@ -15,13 +15,12 @@ from datetime import datetime
 from pathlib import Path
 
 from apex.chaos_audit import Verdict
-from apex.chaos_environment import ID
-from apex.chaos_faults import KINDS
+from apex.chaos_environment import ID, PACED_ID
 from apex.chaos_proxy import Proxy
 from apex.chaos_recovery import Hand
 from apex.chaos_report import Figure, Reporter, audit_figures
 from apex.chaos_run import ChaosRun
-from apex.chaos_scenarios import GOES_ON, HOSTS, OPTIONS, SCENARIOS, Order
+from apex.chaos_scenarios import DEFAULTS, GOES_ON, HOSTS, OPTIONS, SCENARIOS, Order
 from apex.config import Config, ConfigError, require
 from apex.environment import kind
 from apex.lifecycle import FAILED, FINISHED, REFUSED
@@ -30,6 +29,13 @@ from apex.ports import choose_ports, is_free
 from apex.sockets import open_context
 
 PROGRAMS = {"hostile": "apex.chaos_hostile", "saves": "apex.chaos_saves"}
+KNOBS: dict[str, tuple[type, str, str]] = {  # of an Order: type, placeholder, meaning
+    "minutes": (float, "M", "how long"),
+    "period": (float, "SECONDS", "between two faults"),
+    "faults": (str, "KINDS", "which"),
+    "rounds": (int, "N", "kills of each role"),
+    "size": (int, "N", "transitions in memory before the first kill"),
+}
 # What `apex train` is told before what the scenario and the user say. The memory holds some minutes; beyond that the
 # audit reads each transition before it is overwritten.
 TRAIN = (
@@ -46,16 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         program: int = importlib.import_module(PROGRAMS[words[0]]).main(words[1:])
         return program
     arguments, rest = _parser().parse_known_args(words)
-    defaults = Order()
     try:
-        order = Order(
-            seed=arguments.seed,
-            minutes=arguments.minutes,
-            period=arguments.period,
-            faults=tuple(word for word in arguments.faults.split(",") if word),
-            rounds=arguments.rounds or (5 if arguments.scenario == "recovery" else defaults.rounds),
-            size=arguments.size,
-        )
+        order = _order(arguments)
         return run_scenario(arguments.scenario, order, rest, Reporter(arguments.json))
     except ConfigError as error:
         print(f"apex chaos: {str(error).removeprefix('apex chaos: ')}", file=sys.stderr)
@@ -64,10 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_scenario(name: str, order: Order, train: Sequence[str], reporter: Reporter) -> int:
     """Starts a run with the options `train`, does the scenario to it, and audits it alive and after its end."""
-    scenario, _ = SCENARIOS[name]
     options = [*TRAIN, "--seed", str(order.seed), *OPTIONS.get(name, ()), *train]
     config = parse_config(options, prog="apex chaos", description="", kind=kind)
-    require(config.environment.id == ID, f"apex chaos plays {ID} only: of another game no two transitions need differ")
+    own = config.environment.id in (ID, PACED_ID)
+    require(own, f"apex chaos plays {ID} only: of another game no two transitions need differ")
     config = choose_ports(config, is_free, reporter.say)
     folder = _make_folder(config)
     options += ["--transport.port-offset", str(config.transport.port_offset)]
@@ -83,7 +81,7 @@ def run_scenario(name: str, order: Order, train: Sequence[str], reporter: Report
             run = ChaosRun(config, folder, options, HOSTS.get(name, ()), context)
             try:
                 run.start()
-                figures += scenario(run, proxy, Hand(run, proxy, order.seed), reporter, order)
+                figures += SCENARIOS[name].play(run, proxy, Hand(run, proxy, order.seed), reporter, order)
                 alive = run.look()
                 run.end()
                 verdicts = [alive.judge(), run.look_at_end().judge()]
@@ -112,8 +110,18 @@ def _make_folder(config: Config) -> Path:
     return path.absolute()
 
 
+def _order(arguments: argparse.Namespace) -> Order:
+    name = arguments.scenario
+    given = {knob: getattr(arguments, knob) for knob in KNOBS if getattr(arguments, knob) is not None}
+    for knob in given:
+        require(knob in SCENARIOS[name].knobs, f"the scenario {name} has no use for --{knob}")
+    if "faults" in given:
+        given["faults"] = tuple(word for word in given["faults"].split(",") if word)
+    return Order(seed=arguments.seed, **{**DEFAULTS.get(name, {}), **given})
+
+
 def _parser() -> argparse.ArgumentParser:
-    known = "\n".join(f"  {name:<12} {summary}" for name, (_, summary) in SCENARIOS.items())
+    known = "\n".join(f"  {name:<12} {scenario.summary}" for name, scenario in SCENARIOS.items())
     defaults = Order()
     parser = argparse.ArgumentParser(
         prog="apex chaos",
@@ -123,18 +131,15 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--scenario", choices=list(SCENARIOS), default="random", help="what is done; default: random")
-    parser.add_argument("--minutes", type=float, default=defaults.minutes, metavar="M", help="how long; default: 5")
     parser.add_argument("--seed", type=int, default=defaults.seed, metavar="S", help="of faults and run; default: 0")
-    parser.add_argument(
-        "--period", type=float, default=defaults.period, metavar="SECONDS", help="between two faults; default: 30"
-    )
-    parser.add_argument("--faults", default=",".join(KINDS), metavar="KINDS", help=f"default: {','.join(KINDS)}")
-    parser.add_argument(
-        "--rounds", type=int, default=0, metavar="N", help="kills of each role; default: 50 (recovery: 5)"
-    )
-    parser.add_argument(
-        "--size", type=int, default=defaults.size, metavar="N", help="recovery: transitions; default: 1000000"
-    )
+    for knob, (kind_of, metavar, words) in KNOBS.items():
+        users = [name for name, scenario in SCENARIOS.items() if knob in scenario.knobs]
+        values = {name: DEFAULTS.get(name, {}).get(knob, getattr(defaults, knob)) for name in users}
+        usual = getattr(defaults, knob)
+        default = ",".join(usual) if knob == "faults" else f"{usual:,.12g}"
+        others = "".join(f"; {name}: {value:g}" for name, value in values.items() if value != usual)
+        text = f"{words} ({', '.join(users)}); default: {default}{others}"
+        parser.add_argument(f"--{knob}", type=kind_of, metavar=metavar, help=text)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     return parser
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from apex.store_layout import COMMIT, Regions
 from apex.types import Schema
 
 CHUNK = 4_096  # transitions that are read between two looks at the watermark
+WRITE_LOOKS, WRITE_SECONDS = 10, 0.2  # at keys without a weight, and between two, until the audit believes it
 Digests = NDArray[np.uint64]
 
 
@@ -35,6 +37,7 @@ class Verdict(NamedTuple):
     unseen: int  # overwritten before the audit had read them: then it cannot tell either
     changed: int  # keys that a later look found to hold something else
     wrong: int  # entries of the ledgers that no honest actor makes
+    weightless: int  # stored, and never drawn: as good as lost
 
     @property
     def passed(self) -> bool:
@@ -45,7 +48,7 @@ class Verdict(NamedTuple):
         """The verdict for people."""
         words = [f"{self.acknowledged:,} acknowledged, {self.stored:,} stored", f"lost {self.lost}"]
         words += [f"stored twice {self.twice}", f"stored and never sent {self.never_sent}"]
-        rest = ("gone_with_memory", "alike", "unseen", "changed", "wrong")
+        rest = ("gone_with_memory", "alike", "unseen", "changed", "wrong", "weightless")
         words += [f"{name.replace('_', ' ')} {getattr(self, name)}" for name in rest if getattr(self, name)]
         return f"{'passed' if self.passed else 'FAILED'}: " + ", ".join(words)
 
@@ -58,11 +61,22 @@ class Content(NamedTuple):
     digests: Digests  # of the keys from `first_key` on; 0 stands for what nobody has read
     unseen: int
     changed: int
+    weightless: int
 
     def on_top_of(self, before: Content) -> Content:
-        """This store was made of a snapshot of `before`, which knows what had been overwritten by then."""
+        """This store was made of a snapshot of `before`, which knows what had been overwritten by then.
+
+        It stands for that one: what `before` has acknowledged must be here.
+        """
         overwritten = before.digests[: max(0, self.first_key - before.first_key)]
-        return self._replace(first_key=before.first_key, digests=np.concatenate([overwritten, self.digests]))
+        return Content(
+            before.store_incarnation,
+            before.first_key,
+            np.concatenate([overwritten, self.digests]),
+            before.unseen + self.unseen,
+            before.changed + self.changed,
+            self.weightless,
+        )
 
 
 class Follower:
@@ -83,11 +97,13 @@ class Follower:
         self.end_key = 0
         self.unseen = 0
         self.changed = 0
+        self.weightless = 0
 
     @property
     def content(self) -> Content:
         """All that was read."""
-        return Content(self.store_incarnation, self.first_key, _join(self._parts), self.unseen, self.changed)
+        digests = _join(self._parts)
+        return Content(self.store_incarnation, self.first_key, digests, self.unseen, self.changed, self.weightless)
 
     def read(self) -> bool:
         """Takes what is new; False if there is no store at present."""
@@ -133,6 +149,17 @@ class Follower:
             live = np.arange(keys.start, keys.stop) >= first_live(regions)
             differs = found != before[keys.start - self.first_key : keys.stop - self.first_key]
             self.changed += int((differs & live).sum())
+        for _ in range(WRITE_LOOKS):  # A writer gives weights last, and may be held up before it does.
+            self.weightless = self._count_weightless(regions)
+            if not self.weightless:
+                return
+            time.sleep(WRITE_SECONDS)
+
+    def _count_weightless(self, regions: Regions) -> int:
+        """Keys without a weight in the sum-tree's leaves."""
+        keys = np.arange(max(first_live(regions), self.first_key), self.end_key)
+        bare = keys[regions.tree.weights(keys % regions.sizes.capacity) <= 0]
+        return int((bare >= first_live(regions)).sum())  # A key loses its weight after it is dead.
 
     def _open(self) -> Regions | None:
         try:
@@ -151,7 +178,7 @@ class Follower:
 
 
 def judge(entries: Entries, stores: Sequence[Content]) -> Verdict:
-    """Compares. The ledgers must have been read before the stores: what is acknowledged was stored before."""
+    """Compares. Of a living run what is acknowledged must be older than the stores' content, what is sent newer."""
     incarnations = {store.store_incarnation for store in stores}
     sent = _join(list(entries.sent.values()))
     acknowledged = {key: digests for key, digests in entries.sent.items() if key in entries.acknowledged}
@@ -172,6 +199,7 @@ def judge(entries: Entries, stores: Sequence[Content]) -> Verdict:
         unseen=sum(store.unseen for store in stores),
         changed=sum(store.changed for store in stores),
         wrong=len(entries.wrong),
+        weightless=sum(store.weightless for store in stores),
     )
 
 

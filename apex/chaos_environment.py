@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from typing import Any
 
 import gymnasium
@@ -12,7 +13,9 @@ from gymnasium import spaces
 from apex.types import Array
 
 ID = "apex.chaos_environment:AuditEnvironment"
+PACED_ID = "apex.chaos_environment:PacedEnvironment"
 LONGEST_EPISODE = 200  # steps
+PACE_SECONDS = 0.002
 _DIGITS = 2**24  # A float32 holds every multiple of 2^-24 below 1 exactly.
 
 
@@ -51,3 +54,12 @@ class AuditEnvironment(gymnasium.Env[Any, Any]):
         high, low = self._name
         count = self._num_steps % _DIGITS
         return np.array([high / _DIGITS, low / _DIGITS, count / _DIGITS, self._right], np.float32)
+
+
+class PacedEnvironment(AuditEnvironment):
+    """The same, with steps that take a while and no core: its actors go no faster when others stand still."""
+
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        """See AuditEnvironment."""
+        time.sleep(PACE_SECONDS)
+        return super().step(action)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from statistics import median
@@ -41,15 +42,19 @@ def audit_figures(verdict: Verdict, when: str) -> list[Figure]:
 
 
 def recovery_figures(seconds: dict[str, list[float | None]], bars: dict[str, float]) -> list[Figure]:
-    """The median and the longest time of each role, in seconds."""
+    """The median and the longest time of each role, in seconds; of all its times, None if that one never came back."""
     rows = []
     for role, times in sorted(seconds.items()):
-        came = [time for time in times if time is not None]
+        came = [math.inf if time is None else time for time in times]  # Who never came took longer than all others.
         bar = f"<= {bars[role]:g}" if role in bars else ""
         words = f"{role} back after kill -9"
-        rows.append(Figure(f"{words}, median of {len(times)}", median(came) if came else None, "s", bar))
-        rows.append(Figure(f"{words}, longest", max(came) if len(came) == len(times) else None, "s"))
+        rows.append(Figure(f"{words}, median of {len(times)}", _if_ever(median(came)), "s", bar))
+        rows.append(Figure(f"{words}, longest", _if_ever(max(came)), "s"))
     return rows
+
+
+def _if_ever(seconds: float) -> float | None:
+    return seconds if seconds < math.inf else None
 
 
 class Reporter:

@@ -127,11 +127,18 @@ class ChaosRun:
         return [] if self._launcher is None else find(self._launcher.pid)
 
     def look(self) -> Look:
-        """What the ledgers say and what is stored, now."""
-        self.read()
+        """What the ledgers say and what is stored, now.
+
+        What counts as acknowledged was so before the stores were read, what counts as sent may be newer than they are.
+        """
+        self.ledger.read()
+        acknowledged = dict(self.ledger.entries.acknowledged)
         for store in self.stores:
+            store.read()
             store.look_again()
-        return Look(self.ledger.entries.copy(), [store.content for store in self.stores])
+        contents = [store.content for store in self.stores]
+        self.ledger.read()
+        return Look(self.ledger.entries.copy()._replace(acknowledged=acknowledged), contents)
 
     def look_at_end(self) -> Look:
         """What the ledgers say, and what the ended run has left: in memory, else in its newest snapshot."""

@@ -90,8 +90,13 @@ def kill_saves(place: Path, count: int, seed: int, tell: Callable[[str], None]) 
     first.store.close()
     for trial in range(count):
         step, nth = ("", 0) if trial % 2 else (STEPS[trial // 2 % len(STEPS)], int(rng.integers(0, 4)))
+        before = progress[EPOCH]
         child = start_child("saver", _save_until_killed, folder.path, memory, step, nth, progress)
         if not step:
+            while trial % 16 != 1 and progress[EPOCH] == before and child.exitcode is None:
+                time.sleep(
+                    0.001
+                )  # It saves from then on; one in eight may be killed while it still goes on from before.
             time.sleep(float(rng.uniform(0, 3 * save_seconds)))
             with suppress(ProcessLookupError):
                 os.kill(child.pid or 0, signal.SIGKILL)
@@ -246,6 +251,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print one JSON object only")
     options = parser.parse_args(argv)
+    for name in ("kills", "flips", "truncations"):
+        if getattr(options, name) < 0:
+            parser.error(f"--{name} must be >= 0, got {getattr(options, name)}")
+    if not options.kills + options.flips + options.truncations:
+        parser.error("--kills, --flips and --truncations are all 0: there is nothing to do")
     log.propagate = False
     began = time.monotonic()
 

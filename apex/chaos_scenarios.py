@@ -6,10 +6,12 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
+from typing import NamedTuple
 
+from apex.chaos_environment import PACED_ID
 from apex.chaos_faults import KINDS, ROUND_TRIP_SECONDS, draw, draw_kills
-from apex.chaos_processes import Footprint, Process, footprints, kill, send
+from apex.chaos_growth import growth_figures, settled_footprints
+from apex.chaos_processes import Process, kill, send
 from apex.chaos_proxy import Proxy
 from apex.chaos_recovery import Hand
 from apex.chaos_report import Figure, Reporter, recovery_figures
@@ -21,9 +23,7 @@ CALM_SECONDS = 30.0  # without a fault, to compare with
 PARTITION_SECONDS = 10.0
 KILL_SECONDS = 7.0  # after which the next one is killed, whether the one before is back or not
 AUDIT_EVERY = 20  # kills
-SAMPLES = 13  # footprints, of which the median counts: they span a snapshot of the replay memory
-SAMPLE_SECONDS = 5.0
-SETTLE_SECONDS = 60.0  # before the first of them: who was just started again holds less than who has worked a while
+SETTLE_SECONDS = 60.0  # before memory is looked at: who was just started again holds less than who has worked a while
 GOES_ON = "all goes on after the last fault"  # the figure without which no run passes
 SLOW_HOSTS = (1, 1, 1)  # streams of the slow, the stopped and the vanished host
 SLOW_SHARE = 0.1  # of the time that a slow actor runs
@@ -34,7 +34,7 @@ class Order:
     """What was asked for."""
 
     seed: int = 0
-    minutes: float = 5.0
+    minutes: float = 5.0  # of faults; far-actor, slow-actors: of each measurement
     period: float = 30.0  # seconds between two faults
     faults: tuple[str, ...] = KINDS
     rounds: int = 50  # kills of each role
@@ -135,7 +135,7 @@ def far_actor(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, order
         proxy.set(pair, delay=ROUND_TRIP_SECONDS / 2)
     reporter.say(f"{1000 * ROUND_TRIP_SECONDS:.0f} ms round trip between the actors and everybody")
     run.wait(10.0)
-    seconds = 60 * min(order.minutes, 1.0)
+    seconds = 60 * order.minutes
     rate = _acknowledged(run, lambda: run.wait(seconds)) / seconds
     return [Figure("from one actor host at 250 ms", rate, "transitions/s", ">= 1300"), *_calm_down(run, proxy, hand)]
 
@@ -149,7 +149,7 @@ def slow_actors(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, ord
     many, slow, stopped, gone = hosts
     pids = {process.pid for process in many}
     ids = set().union(*(run.ledger.actors.get(pid, set()) for pid in pids))
-    seconds = 60 * min(order.minutes, 0.5)
+    seconds = 60 * order.minutes
 
     def rate(look: Callable[[], object]) -> float:
         before, began = _count(run, ids), time.monotonic()
@@ -193,36 +193,47 @@ def soak(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, order: Ord
     status = run.status or {}
     full = status["replay"]["size"] >= 0.99 * status["replay"]["capacity"] if status else False
     settle = min(SETTLE_SECONDS, 6 * order.minutes)
-    middle = _footprints(run, settle)
+    middle = settled_footprints(run, settle)
     second = random_faults(run, proxy, hand, reporter, _half(order, 1))
-    end = _footprints(run, settle)
+    end = settled_footprints(run, settle)
     figures = [Figure("replay was full at half time", float(full), "", "= 1")]
-    for role, before in sorted(middle.items()):
-        after = end.get(role, Footprint(0, 0, 0))
-        growth = 100 * (after.memory_bytes / before.memory_bytes - 1)
-        figures.append(Figure(f"{role}: memory at half time", before.memory_bytes / 2**20, "MiB"))
-        figures.append(Figure(f"{role}: growth in {half / 60:g} min", growth, "%", "<= 1"))
-        figures.append(Figure(f"{role}: more descriptors", after.num_files - before.num_files, "", "<= 0"))
-    then, now = (sum(footprint.memory_bytes for footprint in half.values()) for half in (middle, end))
-    figures.append(Figure(f"all roles: growth in {half / 60:g} min", 100 * (now / then - 1), "%", "<= 1"))
+    figures += growth_figures(middle, end, f"in {half / 60:g} min")
     halves = [figure._replace(name=f"first half: {figure.name}") for figure in first]
     halves += [figure._replace(name=f"second half: {figure.name}") for figure in second]
     return [*halves, *figures]
 
 
-SCENARIOS: dict[str, tuple[Scenario, str]] = {
-    "random": (random_faults, "faults of every kind, drawn from --seed (the default)"),
-    "kills": (kills, "kill -9 of every role --rounds times, 50 unless told otherwise"),
-    "recovery": (recoveries, "how long a role is away after kill -9, with --size transitions in memory"),
-    "partition": (partition, "10 s between actors and replay"),
-    "far-actor": (far_actor, "one actor host at 250 ms round trip"),
-    "slow-actors": (slow_actors, "a slow, a stopped and a vanished actor among 32"),
-    "soak": (soak, "faults for --minutes, and what memory and descriptors grow by"),
+class Known(NamedTuple):
+    """A scenario, what it is for in one line, and which of Order's knobs it heeds."""
+
+    play: Scenario
+    summary: str
+    knobs: tuple[str, ...]
+
+
+RANDOM = ("minutes", "period", "faults")
+SCENARIOS: dict[str, Known] = {
+    "random": Known(random_faults, "faults of every kind, drawn from --seed (the default)", RANDOM),
+    "kills": Known(kills, "kill -9 of every role, --rounds times each", ("rounds",)),
+    "recovery": Known(
+        recoveries,
+        "how long a role is away after kill -9, --rounds times, with --size transitions in memory",
+        ("rounds", "size", "period"),
+    ),
+    "partition": Known(partition, "10 s between actors and replay", ()),
+    "far-actor": Known(far_actor, "one actor host at 250 ms round trip", ("minutes",)),
+    "slow-actors": Known(slow_actors, "a slow, a stopped and a vanished actor among 32", ("minutes",)),
+    "soak": Known(soak, "faults for --minutes, and what memory and descriptors grow by", RANDOM),
+}
+DEFAULTS: dict[str, dict[str, float]] = {  # of a scenario's knobs, where they are not Order's
+    "recovery": {"rounds": 5},
+    "far-actor": {"minutes": 1.0},
+    "slow-actors": {"minutes": 0.5},
 }
 HOSTS: dict[str, tuple[int, ...]] = {"slow-actors": (29, *SLOW_HOSTS)}  # streams of each actor host
 OPTIONS: dict[str, tuple[str, ...]] = {  # of `apex train`, where a scenario wants other ones
     "far-actor": ("--actors", "16"),
-    "slow-actors": ("--actors", "32"),
+    "slow-actors": ("--actors", "32", "--env", PACED_ID),  # Cores that stand still have none to win from the others.
     "soak": ("--replay.capacity", "100000"),
 }
 
@@ -268,20 +279,6 @@ def _actor_hosts(run: ChaosRun) -> list[list[Process]]:
 
 def _half(order: Order, number: int) -> Order:
     return Order(seed=order.seed + number, minutes=order.minutes / 2, period=order.period, faults=order.faults)
-
-
-def _footprints(run: ChaosRun, settle: float) -> dict[str, Footprint]:
-    """Of each role, the median of several looks after `settle` seconds without a fault."""
-    run.wait(settle)
-    samples: list[dict[str, Footprint]] = []
-    while len(samples) < SAMPLES:
-        run.wait(SAMPLE_SECONDS)
-        samples.append(footprints(run.processes()))
-    return {
-        role: Footprint(*(int(median(sample[role][i] for sample in samples)) for i in range(3)))
-        for role in samples[-1]
-        if all(role in sample for sample in samples)
-    }
 
 
 def _calm_down(run: ChaosRun, proxy: Proxy, hand: Hand) -> list[Figure]:

@@ -12,7 +12,7 @@ from apex.sampler import SamplerBoard, board_rows
 from apex.session import Welcome
 from apex.snapshot_folder import SnapshotFolder
 from apex.snapshot_restore import restore
-from apex.store_file import is_whole
+from apex.store_file import DamagedMemoryError, is_whole
 from apex.store_place import board_path, has_owner, is_same_run, is_wanted, remove
 from apex.store_writer import StoreWriter
 
@@ -22,18 +22,25 @@ log = logging.getLogger("apex")
 def open_store(
     path: Path, welcome: Welcome, snapshots: SnapshotFolder | None = None
 ) -> tuple[StoreWriter, SamplerBoard]:
-    """Goes on with the run's store if it is there, else with its newest snapshot, else makes a new one.
+    """Goes on with the run's store if it is there and sound, else with its newest snapshot, else makes a new one.
 
-    With it comes the board of those who draw from it.
+    With it comes the board of those who draw from it. Raises ConfigError where the store is damaged and there is no
+    snapshot: the choice to begin with nothing is not made here.
     """
     config, schema, sizes = welcome.config, welcome.schema, store_sizes(welcome.config)
     if path.exists() and not is_whole(path) and not has_owner(path):
         log.error("removed %s, which was no replay memory: its making was cut short", path)
         remove(path)
     if path.exists():
-        store = StoreWriter.attach(path, schema, **sizes)
-        log.info("goes on with %s: %d transitions", path, store.size)
-        return store, SamplerBoard(board_rows(config), board_path(path))
+        try:
+            store = StoreWriter.attach(path, schema, **sizes)
+        except DamagedMemoryError as error:
+            require_snapshot(error, snapshots)
+            log.error("%s; removed: going on with the newest snapshot, without what was stored after it", error)
+            remove(path)
+        else:
+            log.info("goes on with %s: %d transitions", path, store.size)
+            return store, SamplerBoard(board_rows(config), board_path(path))
     board_path(path).unlink(missing_ok=True)  # It counted what was drawn from another store.
     sizes["store_incarnation"] = secrets.randbits(62) + 1
     log.info("reserving %.1f GB in %s, and filling it if there is a snapshot", sizes["max_bytes"] / 1e9, path)
@@ -46,6 +53,12 @@ def open_store(
     else:
         log.info("made %s", path)
     return store, board
+
+
+def require_snapshot(damage: DamagedMemoryError, snapshots: SnapshotFolder | None) -> None:
+    """Raises ConfigError unless there is a snapshot to go on from instead of a damaged memory."""
+    if snapshots is None or snapshots.newest() is None:
+        raise ConfigError(f"{damage}, and there is no snapshot: remove it to begin with an empty memory") from damage
 
 
 def store_sizes(config: Config) -> dict[str, Any]:

@@ -65,6 +65,11 @@ def reopen(name: str, arguments: Sequence[str]) -> tuple[RunFolder, Config]:
         f"{OPTION} {name}: a run of --single-process has one curve from its first step, and cannot go on: a checkpoint "
         "has neither its games nor its memory. Start it anew with higher limits: it passes through the same states",
     )
+    require(
+        not any(word.partition("=")[0] == "--preset" for word in arguments),
+        f"{OPTION} {name}: the run keeps its own configuration, whatever --preset says: leave that out, "
+        "name the knobs that are to change, or start a new run",
+    )
     folder.mend_config_file()
     own = ["--config", str(folder.config_file)]
     config = parse_config([*own, *without_accept(arguments)], prog="apex train", description="", kind=kind)

@@ -6,16 +6,20 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from apex.checkpoint_folder import Found, find_latest
 from apex.config import Config, require
+from apex.replay_memory import require_snapshot
 from apex.resume import ACCEPT, OPTION
 from apex.run_folder import RunFolder
 from apex.saves import snapshot_folder
+from apex.snapshot_folder import SnapshotFolder
 from apex.snapshot_restore import require_room
-from apex.store_file import is_whole, open_file
-from apex.store_layout import Store
+from apex.store_file import DamagedMemoryError, is_whole, open_file, require_sound
+from apex.store_layout import Regions, Store
 from apex.store_place import store_path
+from apex.types import Schema
 
 log = logging.getLogger("apex")
 
@@ -52,8 +56,9 @@ def _survey_replay(folder: RunFolder, config: Config, shard: int, found: Found, 
     snapshots = snapshot_folder(folder.checkpoints, config.replay.num_shards, shard)
     sizes = config.replay.per_shard()
     max_bytes = sizes.max_bytes or sys.maxsize  # 0: by what there is room for, which is not known here
-    if path.exists() and is_whole(path):
-        store = Store(open_file(path, folder.schema, writable=False))
+    regions = _open_memory(path, folder.schema, snapshots if config.checkpoint.replay else None)
+    if regions is not None:
+        store = Store(regions)
         made = store.capacity, store.max_bytes if sizes.max_bytes else 0
         require(
             made == (sizes.capacity, sizes.max_bytes),
@@ -80,6 +85,20 @@ def _survey_replay(folder: RunFolder, config: Config, shard: int, found: Found, 
     if found.state is None and not folder.has_saved:
         return f"{name}: no snapshot was ever finished; it begins with an empty memory"
     return f"{name}: nothing here; a replay server elsewhere goes on from its own --snapshots, or begins empty"
+
+
+def _open_memory(path: Path, schema: Schema, snapshots: SnapshotFolder | None) -> Regions | None:
+    """The replay memory that is still there; None where there is none, or the replay server will do without it."""
+    if not path.exists() or not is_whole(path):
+        return None
+    try:
+        regions = open_file(path, schema, writable=False)
+        require_sound(path, regions)
+    except DamagedMemoryError as error:
+        require_snapshot(error, snapshots)
+        log.warning("%s; the replay server removes it", error)
+        return None
+    return regions
 
 
 class _Ear(logging.Handler):

@@ -10,12 +10,16 @@ from pathlib import Path
 import numpy as np
 
 from apex.config import ConfigError, require
-from apex.store_layout import HEADER, Regions, Sizes
+from apex.store_layout import COMMIT, FIRST_KEY, HEADER, Regions, Sizes
 from apex.store_place import OWNER_ATTEMPTS, Ownership, beside, remove
 from apex.types import Schema
 
 MAGIC = int.from_bytes(b"ApeXrepl", "little")
 FORMAT = 1
+
+
+class DamagedMemoryError(ConfigError):
+    """What is at a replay memory's place cannot be gone on with, whatever the configuration."""
 
 
 def create_file(
@@ -62,7 +66,10 @@ def create_file(
 
 
 def open_file(path: Path, schema: Schema, *, writable: bool) -> Regions:
-    """Maps an existing file; raises ConfigError unless it is a store of this format and schema."""
+    """Maps an existing file; raises ConfigError unless it is a store of this format and schema.
+
+    That is a DamagedMemoryError where no configuration would fit.
+    """
     require_processor(platform.machine())
     try:
         descriptor = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
@@ -70,9 +77,11 @@ def open_file(path: Path, schema: Schema, *, writable: bool) -> Regions:
         raise ConfigError(f"cannot open the replay memory {path}: {error.strerror}") from error
     try:
         num_bytes = os.fstat(descriptor).st_size
-        require(num_bytes >= mmap.PAGESIZE, f"{path} is not a replay memory: it has {num_bytes} bytes. Remove it")
+        if num_bytes < mmap.PAGESIZE:
+            raise DamagedMemoryError(f"{path} is not a replay memory: it has {num_bytes} bytes")
         header = np.frombuffer(os.pread(descriptor, HEADER.itemsize, 0), HEADER)[0]
-        require(header["magic"] == MAGIC, f"{path} is not a replay memory, or its making was cut short: remove it")
+        if header["magic"] != MAGIC:
+            raise DamagedMemoryError(f"{path} is not a replay memory, or its making was cut short")
         require(header["format"] == FORMAT, f"{path} has format {header['format']}, but this is {FORMAT}: remove it")
         require(
             header["schema"] == schema.fingerprint,
@@ -80,14 +89,23 @@ def open_file(path: Path, schema: Schema, *, writable: bool) -> Regions:
             f"but this is {schema.fingerprint:08x}): use the same environment, or remove it",
         )
         sizes = Sizes(*(int(header[name]) for name in Sizes._fields))
-        require(
-            min(sizes) >= 1 and sizes.file_bytes == num_bytes,
-            f"{path} is damaged: it has {num_bytes} bytes, which is not what its header says. Remove it",
-        )
+        if min(sizes) < 1 or sizes.file_bytes != num_bytes:
+            raise DamagedMemoryError(f"{path} is damaged: it has {num_bytes} bytes, which is not what its header says")
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
         return Regions(mmap.mmap(descriptor, num_bytes, access=access), sizes)
     finally:
         os.close(descriptor)
+
+
+def require_sound(path: Path, regions: Regions) -> None:
+    """Raises DamagedMemoryError unless every slot that should be live holds its key. Nobody may write meanwhile."""
+    first_key, commit, capacity = int(regions.cells[FIRST_KEY]), int(regions.cells[COMMIT]), regions.sizes.capacity
+    if not max(0, commit - capacity) <= first_key <= commit:
+        raise DamagedMemoryError(f"{path} is damaged: keys {first_key} ... {commit - 1} cannot be live")
+    keys = np.arange(first_key, commit)
+    num_wrong = int((regions.records["key"][keys % capacity] != keys).sum())
+    if num_wrong:
+        raise DamagedMemoryError(f"{path} is damaged: of {len(keys)} transitions {num_wrong} are not in their place")
 
 
 def is_whole(path: Path) -> bool:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from apex.config import require
 from apex.files import go_on
 from apex.store_admission import Outcome, Row, check_segment
-from apex.store_file import create_file, open_file
+from apex.store_file import create_file, open_file, require_sound
 from apex.store_layout import COMMIT, END_BYTE, FIRST_BYTE, FIRST_KEY, STORED_RECORD, Regions, Sizes, Store
 from apex.store_place import OWNER_ATTEMPTS, Ownership, beside
 from apex.types import RECORD, Array, PriorityUpdate, Receipt, Schema, Segment, Stream
@@ -117,7 +117,10 @@ class StoreWriter(Store):
         min_priority: float,
         pause: Callable[[str], None] = go_on,
     ) -> Self:
-        """Goes on with the store that an earlier writer left at `path`, however it ended."""
+        """Goes on with the store that an earlier writer left at `path`, however it ended.
+
+        Raises ConfigError where it is another store, DamagedMemoryError where it is none any more.
+        """
         _require_positive_weights(min_priority, priority_exponent)
         regions = open_file(path, schema, writable=True)
         expected = {**Sizes(capacity, max_bytes, num_streams)._asdict(), "priority_exponent": priority_exponent}
@@ -275,10 +278,9 @@ class StoreWriter(Store):
 
     def _recover(self, path: Path) -> None:
         """Keeps what is committed, and makes everything else agree with it."""
+        require_sound(path, self._regions)
         cells, tree = self._cells, self._regions.tree
         commit, first_key = self.num_inserted, self.first_key
-        sound = max(0, commit - self.capacity) <= first_key <= commit
-        require(sound, f"{path} is damaged: keys {first_key} ... {commit - 1} cannot be live. Remove it")
         cells[FIRST_BYTE] = self._byte(first_key) if first_key < commit else cells[END_BYTE]
         tags = self._regions.streams["commit"]
         tags[tags > commit] = -1  # Else such a version would come to hold as the commit number grows.

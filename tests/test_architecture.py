@@ -105,6 +105,7 @@ FLOORS = [
     {"chaos_audit", "chaos_actor", "chaos_launcher"},
     {"chaos_run", "chaos_report"},
     {"chaos_recovery"},
+    {"chaos_growth"},
     {"chaos_scenarios"},
     {"chaos"},
     {"command_line"},

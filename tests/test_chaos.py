@@ -71,6 +71,7 @@ def test_the_words_hostile_and_saves_start_programs_of_their_own(monkeypatch):
         (["--faults", "flood"], "--faults must be among"),
         (["--minutes", "0"], "--minutes must be > 0"),
         (["--scenario", "recovery", "--size", "0"], "--size must be > 0, got 0"),
+        (["--scenario", "kills", "--minutes", "1"], "the scenario kills has no use for --minutes"),
         (["--nonsense", "1"], "unknown option --nonsense"),
     ],
 )
@@ -105,9 +106,16 @@ def test_a_figure_keeps_to_its_bar_or_not(value, bar, reached):
 
 
 def test_a_role_that_never_came_back_has_no_longest_time():
-    median, longest = recovery_figures({"replay": [1.0, 3.0, None]}, {"replay": 2.0})
-    assert (median.value, median.reached) == (2.0, True)
+    median, longest = recovery_figures({"replay": [1.0, None, 1.5]}, {"replay": 2.0})
+    assert (median.value, median.reached) == (1.5, True)
     assert longest.value is None
+
+
+def test_those_that_never_came_back_count_in_the_median():
+    median, _ = recovery_figures({"replay": [1.0, None, None]}, {"replay": 2.0})
+    assert (median.value, median.reached) == (None, False)
+    median, longest = recovery_figures({"replay": [1.0, 3.0, 2.5]}, {"replay": 2.0})
+    assert (median.value, median.reached, longest.value) == (2.5, False, 3.0)
 
 
 def test_the_last_lines_name_the_bars_that_were_missed(capsys):

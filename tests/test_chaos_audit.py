@@ -12,8 +12,12 @@ import pytest
 from builders import VECTORS, make_records
 from builders import make_segment as build_segment
 
+from apex import chaos_audit
 from apex.chaos_audit import Follower, judge
 from apex.chaos_ledger import ENTRY, Ledger, LedgerReader
+from apex.chaos_run import ChaosRun
+from apex.config import Config
+from apex.store_file import open_file
 from apex.store_layout import Sizes
 from apex.store_writer import Outcome, StoreWriter
 from apex.types import Receipt, Stream
@@ -94,6 +98,19 @@ def test_what_was_acknowledged_and_is_not_there_is_lost(bench):
     assert not verdict.passed
     assert verdict.lost == COUNT
     assert "FAILED" in verdict.sentence()
+
+
+def test_what_is_sent_and_stored_during_a_look_is_no_fault(bench, tmp_path, monkeypatch):
+    bench.send(0)
+    read = bench.follower.read
+    # Between the ledgers and the stores another segment goes its way, and one whose receipt counts at the next look.
+    monkeypatch.setattr(bench.follower, "read", lambda: (bench.send(1, acknowledge=False), bench.send(2), read())[-1])
+    monkeypatch.setattr(bench.follower, "look_again", lambda: bench.send(3))
+    run = ChaosRun(Config(), tmp_path / "run", [], (), None)
+    run.ledger, run.stores = bench.reader, [bench.follower]
+    verdict = run.look().judge()
+    assert verdict.passed, verdict.sentence()
+    assert (verdict.sent, verdict.acknowledged, verdict.stored) == (4 * COUNT, COUNT, 3 * COUNT)
 
 
 def test_what_is_there_twice_is_counted_once_too_often(bench):
@@ -215,3 +232,32 @@ def test_committed_keys_that_are_gone_are_seen(bench):
         file.seek(512)  # The commit number.
         file.write(struct.pack("<q", COUNT))
     assert bench.audit().changed == COUNT
+
+
+def test_what_the_last_snapshot_lacks_is_lost(bench):
+    bench.restart(capacity=12)
+    for number in range(4):
+        bench.send(number)
+        bench.follower.read()
+    bench.reader.read()
+    live = bench.follower.content._replace(store_incarnation=77)  # As the receipts of this bench say.
+    first = bench.store.first_key
+    whole = live._replace(store_incarnation=99, first_key=first, digests=live.digests[first:])
+    assert judge(bench.reader.entries, [whole.on_top_of(live)]).passed
+    short = whole._replace(digests=whole.digests[:-COUNT])  # It was taken before the last segment.
+    verdict = judge(bench.reader.entries, [short.on_top_of(live._replace(unseen=1, changed=2))])
+    assert (verdict.lost, verdict.gone_with_memory, verdict.unseen, verdict.changed) == (COUNT, 0, 1, 2)
+
+
+def test_what_would_never_be_drawn_is_seen(bench, monkeypatch):
+    monkeypatch.setattr(chaos_audit, "WRITE_SECONDS", 0.0)
+    bench.send(0, 1)
+    regions = open_file(bench.path, VECTORS, writable=True)
+    weight = regions.tree.weights(np.array([3]))
+    regions.tree.set(np.array([3]), np.zeros(1))  # As a recovery would leave it that forgets who had no weight yet.
+    verdict = bench.audit()
+    assert not verdict.passed
+    assert (verdict.weightless, verdict.lost) == (1, 0)
+    assert "weightless 1" in verdict.sentence()
+    regions.tree.set(np.array([3]), weight)
+    assert bench.audit().passed

@@ -15,8 +15,9 @@ from test_transport import until
 from apex import chaos_processes
 from apex.chaos_audit import Follower
 from apex.chaos_faults import Fault
+from apex.chaos_growth import growth_figures
 from apex.chaos_launcher import programs
-from apex.chaos_processes import Process, find, footprints, is_alive, kill, send
+from apex.chaos_processes import Footprint, Process, find, footprints, is_alive, kill, send
 from apex.chaos_proxy import ADDRESSES
 from apex.chaos_recovery import Hand
 from apex.chaos_report import Reporter
@@ -175,7 +176,7 @@ def test_a_victim_that_gives_nothing_more_is_never_back(run):
 def test_a_scenario_heals_everything_and_says_whether_all_goes_on(run, name, capsys):
     roads = Roads()
     order = Order(minutes=0.001, period=0.02, rounds=1, size=10, faults=("kill", "garbage"))
-    figures = SCENARIOS[name][0](run, roads, Hand(run, roads, 0), Reporter(as_json=False), order)
+    figures = SCENARIOS[name].play(run, roads, Hand(run, roads, 0), Reporter(as_json=False), order)
     assert roads.tape[-1] == ("healed", {})
     assert figures[-1].name == GOES_ON
     assert figures[-1].value is not None
@@ -248,3 +249,23 @@ def test_a_store_that_is_not_there_is_waited_for(tmp_path):
     follower.look_again()
     assert len(follower.content.digests) == 0
     assert os.listdir(tmp_path) == []
+
+
+def test_growth_is_that_of_roles_that_were_there_at_both_times():
+    middle = {"actor": Footprint(1_000, 10, 2), "replay": Footprint(2_000, 20, 1)}
+    end = {"actor": Footprint(1_005, 10, 2), "replay": Footprint(2_100, 21, 1)}
+    rows = {figure.name: (figure.value, figure.reached) for figure in growth_figures(middle, end, "at last")}
+    assert rows["actor: growth at last"] == (pytest.approx(0.5), True)
+    assert rows["actor: more descriptors"] == (0, True)
+    assert rows["replay: growth at last"] == (pytest.approx(5.0), False)
+    assert rows["replay: more descriptors"] == (1, False)
+    assert rows["all roles: growth at last"] == (pytest.approx(3.5), False)
+
+
+def test_a_role_that_is_gone_has_not_kept_to_its_memory():
+    held = {"actor": Footprint(1_000, 10, 2), "replay": Footprint(2_000, 20, 1)}
+    for middle, end in ((held, {"actor": held["actor"]}), ({"actor": held["actor"]}, held)):
+        rows = {figure.name: (figure.value, figure.reached) for figure in growth_figures(middle, end, "at last")}
+        assert rows["actor: growth at last"] == (0.0, True)
+        for name in ("replay: growth at last", "replay: more descriptors", "all roles: growth at last"):
+            assert rows[name] == (None, False)

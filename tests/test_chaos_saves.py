@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 
 from apex import chaos_saves
+from apex.chaos_saver import Saver
 from apex.lifecycle import FAILED, FINISHED
+from apex.run_folder import RunFolder
 
 
 def run(capsys, *arguments):
@@ -34,3 +37,32 @@ def test_what_goes_unseen_fails_it(capsys, monkeypatch):
 def test_a_table_is_for_people(capsys):
     chaos_saves.main(["--kills", "0", "--flips", "1", "--truncations", "0"])
     assert "unreadable" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_kills_wait_until_there_is_a_save_to_kill(tmp_path, monkeypatch):
+    """However long a saver takes to go on from what is there; the second trial alone may find it at that."""
+
+    class Slow(Saver):
+        def __init__(self, *arguments):
+            time.sleep(1.0)
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(chaos_saves, "Saver", Slow)
+    tally = chaos_saves.kill_saves(tmp_path, 4, 1, lambda sentence: None)
+    assert (tally.count, tally.unreadable, tally.wrong) == (4, 0, 0)
+    (run,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    assert RunFolder.open(run).next_epoch() >= 1 + 3 + 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--kills", "-5"], "--kills must be >= 0, got -5"),
+        (["--kills", "0", "--flips", "0", "--truncations", "0"], "all 0"),
+    ],
+)
+def test_an_order_of_nothing_is_refused(capsys, arguments, words):
+    with pytest.raises(SystemExit) as ended:
+        chaos_saves.main(arguments)
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err

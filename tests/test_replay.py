@@ -19,6 +19,7 @@ from apex.session import Welcome
 from apex.snapshot import Snapshotter
 from apex.snapshot_folder import SnapshotFolder
 from apex.sockets import bind, open_context
+from apex.store_file import open_file
 from apex.store_place import Ownership, beside, board_path
 from apex.store_reader import StoreReader
 from apex.store_writer import StoreWriter
@@ -297,6 +298,28 @@ def test_a_store_is_made_then_gone_on_with_and_then_restored_from_its_snapshot(t
     without, board = open_store(path, welcome)
     assert (without.num_inserted, board.num_drawn) == (0, 0)
     without.close()
+
+
+def test_a_damaged_store_is_removed_for_its_snapshot_and_for_nothing_less(tmp_path, caplog):
+    path, folder, welcome = tmp_path / "store", SnapshotFolder(tmp_path / "snapshots"), make_welcome()
+    store, _ = open_store(path, welcome, folder)
+    store.insert(make_segment(PIXELS, number=0, base=0))
+    whole = path.read_bytes()
+    open_file(path, PIXELS, writable=True).records["key"][3] = 9
+    store.close()
+    for snapshots in (None, folder):
+        with pytest.raises(ConfigError, match="of 5 transitions 1 are not in their place, and there is no snapshot"):
+            open_store(path, welcome, snapshots)
+    damaged = path.read_bytes()
+    path.write_bytes(whole)
+    Snapshotter(path, PIXELS, folder, run_id=RUN, num_drawn=lambda: 12).take()
+    path.write_bytes(damaged)
+    restored, board = open_store(path, welcome, folder)
+    assert (restored.num_inserted, board.num_drawn) == (5, 12)
+    assert restored.store_incarnation != store.store_incarnation
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert said.endswith("removed: going on with the newest snapshot, without what was stored after it")
+    restored.close()
 
 
 @pytest.mark.parametrize("num_bytes", [0, 8_192])

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import mmap
+import os
 import shutil
 
+import numpy as np
 import pytest
 
 from apex.chaos_saver import SIZES, Saver, make_run
@@ -70,6 +73,8 @@ def test_limits_may_change_and_are_kept(folder):
         (["--name", "other"], ["run.name"]),
         (["--replay.num-shards", "4"], ["replay.num_shards 2 -> 4"]),
         (["--no-such-knob", "1"], ["no-such-knob"]),
+        (["--preset", "lunarlander"], ["keeps its own configuration", "--preset"]),
+        (["--preset=cartpole"], ["keeps its own configuration", "--preset"]),
     ],
 )
 def test_what_would_make_it_another_run_is_refused_by_name(folder, arguments, words):
@@ -202,6 +207,29 @@ def test_a_memory_whose_making_was_cut_short_is_passed_over(saved, num_bytes):
         path.unlink()
     assert passed_over.startswith(f"passed over: {path}: no replay memory, its making was cut short")
     assert replay == "replay: 600 transitions of snapshot 4"
+
+
+def truncate(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def write_noise(path):
+    """Over everything but the header, as a broken memory module might."""
+    with path.open("r+b") as file:
+        file.seek(mmap.PAGESIZE)
+        file.write(np.random.default_rng(1).bytes(path.stat().st_size - mmap.PAGESIZE))
+
+
+@pytest.mark.parametrize("damage", [truncate, write_noise])
+def test_a_damaged_memory_is_passed_over_for_its_snapshot_and_for_nothing_less(saved, memory, damage):
+    damage(memory)
+    passed_over, _, replay = survey(saved, with_sizes(saved), accept=False)
+    assert passed_over.startswith(f"passed over: {memory} is damaged: ")
+    assert passed_over.endswith("; the replay server removes it")
+    assert replay == "replay: 600 transitions of snapshot 4"
+    shutil.rmtree(saved.checkpoints / "replay")
+    with pytest.raises(ConfigError, match=r"is damaged: .*, and there is no snapshot: remove it to begin"):
+        survey(saved, with_sizes(saved), accept=False)
 
 
 def test_the_user_is_told_what_was_passed_over_and_why(saved):
