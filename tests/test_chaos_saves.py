@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 
+import pytest
+
 from apex import chaos_saves
 from apex.chaos_saver import Saver
 from apex.lifecycle import FAILED, FINISHED
