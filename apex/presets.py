@@ -131,9 +131,9 @@ CARTPOLE = replace(
 LUNARLANDER = replace(
     VECTOR,
     environment=EnvironmentConfig(id="LunarLander-v3", clip_rewards=False),
-    actor=replace(VECTOR.actor, num_actors=16, segment_length=50),
-    replay=ReplayConfig(capacity=200_000, min_size_to_sample=5_000),
-    learner=replace(VECTOR.learner, learning_rate=5e-4, target_period=250),
+    actor=replace(VECTOR.actor, num_actors=16, segment_length=50, n_step=5),
+    replay=ReplayConfig(capacity=200_000, min_size_to_sample=5_000, samples_per_insert=16.0, inserts_wait=True),
+    learner=replace(VECTOR.learner, batch_size=256),
     network=NetworkConfig(hidden=256, body_hidden=256),
     evaluator=replace(VECTOR.evaluator, period_seconds=10.0, num_envs=10),
     run=RunConfig(stop_score=200.0),  # the environment's own threshold
