@@ -120,6 +120,8 @@ CARTPOLE = replace(
     VECTOR,
     environment=EnvironmentConfig(id="CartPole-v1", clip_rewards=False),
     actor=replace(VECTOR.actor, n_step=5),  # paper: 3; an episode is long beside what one step tells
+    # Samples are scarce, not steps: actors that ran freely would take the core that the learner needs.
+    replay=replace(VECTOR.replay, samples_per_insert=16.0, inserts_wait=True),
     # A batch of 256 costs little more than 128: an update of so small a network is overhead.
     learner=replace(VECTOR.learner, batch_size=256, learning_rate=3e-3, target_period=25),
     evaluator=replace(VECTOR.evaluator, period_updates=250, episodes=10, num_envs=100),
@@ -129,9 +131,9 @@ CARTPOLE = replace(
 LUNARLANDER = replace(
     VECTOR,
     environment=EnvironmentConfig(id="LunarLander-v3", clip_rewards=False),
-    actor=replace(VECTOR.actor, num_actors=16, segment_length=50),
-    replay=ReplayConfig(capacity=200_000, min_size_to_sample=5_000),
-    learner=replace(VECTOR.learner, learning_rate=5e-4, target_period=250),
+    actor=replace(VECTOR.actor, num_actors=16, segment_length=50, n_step=5),
+    replay=ReplayConfig(capacity=200_000, min_size_to_sample=5_000, samples_per_insert=16.0, inserts_wait=True),
+    learner=replace(VECTOR.learner, batch_size=256),
     network=NetworkConfig(hidden=256, body_hidden=256),
     evaluator=replace(VECTOR.evaluator, period_seconds=10.0, num_envs=10),
     run=RunConfig(stop_score=200.0),  # the environment's own threshold

@@ -31,6 +31,7 @@ from apex.store_place import store_path
 pytestmark = pytest.mark.timeout(400)  # Beyond a test's own deadlines.
 DEADLINE = 120.0
 TINY = ["--preset", "cartpole", "--actors", "4", "--replay.min-size-to-sample", "300", "--learner.batch-size", "32"]
+TINY += ["--replay.samples-per-insert", "0", "--replay.no-inserts-wait"]  # Nobody waits for a learner that is done.
 
 
 @pytest.fixture
