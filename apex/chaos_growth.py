@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from statistics import median
 
 from apex.chaos_processes import Footprint, footprints
@@ -10,11 +11,21 @@ from apex.chaos_run import ChaosRun
 
 SAMPLES = 13  # footprints, of which the median counts: they span a snapshot of the replay memory
 SAMPLE_SECONDS = 5.0
+PATIENCE = 5  # times as long as it is to have settled for
 
 
 def settled_footprints(run: ChaosRun, settle: float) -> dict[str, Footprint]:
-    """Of each role, the median of several looks after `settle` seconds without a fault."""
-    run.wait(settle)
+    """Of each role, the median of several looks once no descriptor has come or gone for `settle` seconds.
+
+    After a last fault a program may still be starting, on a busy machine for minutes: it would count as growth later.
+    """
+    began = unchanged = time.monotonic()
+    held: list[tuple[str, int]] = []
+    while max(time.monotonic() - unchanged, (time.monotonic() - began) / PATIENCE) < settle:
+        run.wait(min(SAMPLE_SECONDS, settle))
+        now = sorted((role, footprint.num_files) for role, footprint in footprints(run.processes()).items())
+        if now != held:
+            held, unchanged = now, time.monotonic()
     samples: list[dict[str, Footprint]] = []
     while len(samples) < SAMPLES:
         run.wait(SAMPLE_SECONDS)

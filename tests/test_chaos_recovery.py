@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test_transport import until
 
-from apex import chaos_processes
+from apex import chaos_growth, chaos_processes
 from apex.chaos_audit import Follower
 from apex.chaos_faults import Fault
 from apex.chaos_growth import growth_figures
@@ -269,3 +271,19 @@ def test_a_role_that_is_gone_has_not_kept_to_its_memory():
         assert rows["actor: growth at last"] == (0.0, True)
         for name in ("replay: growth at last", "replay: more descriptors", "all roles: growth at last"):
             assert rows[name] == (None, False)
+
+
+@pytest.mark.parametrize("settles", [True, False])
+def test_what_is_held_is_looked_at_once_nobody_starts_any_more(monkeypatch, settles):
+    """Descriptors come at every look for half a second, or for ever: then patience ends it."""
+    run, began, looks = SimpleNamespace(wait=time.sleep, processes=list), time.monotonic(), []
+
+    def look(processes):
+        looks.append(len(looks) if not settles or time.monotonic() < began + 0.5 else 1_000)
+        return {"actor": Footprint(1, looks[-1], 1)}
+
+    for name, value in (("footprints", look), ("SAMPLES", 3), ("SAMPLE_SECONDS", 0.01)):
+        monkeypatch.setattr(chaos_growth, name, value)
+    held = chaos_growth.settled_footprints(run, 0.2)["actor"].num_files
+    assert held == (1_000 if settles else looks[-2])  # The median of the last three.
+    assert time.monotonic() - began > (0.7 if settles else 1.0)
