@@ -1,4 +1,4 @@
-"""The first process of a machine in namespaces: the image's folders, and as much of systemd as the units of a role need.
+"""The first process of a machine in namespaces: the image's folders, and as much of systemd as a role's units need.
 
     machine_init.py FOLDER    reads "start UNIT" from its standard input, and ends with it
 

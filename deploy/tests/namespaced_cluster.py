@@ -15,7 +15,7 @@ from namespaces import Machine, Switch
 from security_groups import METADATA, Passage, closed, opened, passages
 
 INIT = Path(__file__).with_name("machine_init.py")
-STANDS_BACK = ("nice", "-n", "10")  # an actor host has cores of its own; here the learner goes before it
+ACTORS_NICE = 10  # an actor host has cores of its own; here the learner goes before it
 # What the hosts' programs need beside their user data to believe in this AWS, and to be of this tree.
 ENVIRONMENT = {
     **emulator.environment(ENDPOINT),
@@ -27,8 +27,8 @@ ENVIRONMENT = {
 class Host(Machine):
     """A machine that boots as an instance does."""
 
-    def __init__(self, instance: dict[str, Any], folder: Path, user_data: str) -> None:
-        """`folder` is made; what the machine leaves is there."""
+    def __init__(self, instance: dict[str, Any], folder: Path, user_data: str, nice: int) -> None:
+        """`folder` is made; what the machine leaves is there. `nice` is an actor host's."""
         self.id: str = instance["InstanceId"]
         self.role = {tag["Key"]: tag["Value"] for tag in instance["Tags"]}["Role"]
         self.groups = {group["GroupId"] for group in instance["SecurityGroups"]}
@@ -37,7 +37,7 @@ class Host(Machine):
         self._user_data = yaml.safe_load(user_data)
         for name in ("etc", "home", "log"):
             (folder / name).mkdir(parents=True)
-        command = [*(STANDS_BACK if self.role == "actor" else ()), sys.executable, str(INIT), str(folder)]
+        command = ["nice", "-n", str(nice if self.role == "actor" else 0), sys.executable, str(INIT), str(folder)]
         address = instance["PrivateIpAddress"]
         super().__init__(f"{self.role} {self.id}", address, command, folder / "log/init", ENVIRONMENT)
 
@@ -61,6 +61,11 @@ class Host(Machine):
         lines = path.read_text().splitlines() if path.exists() else []
         return [line.split()[-1] for line in lines if line.startswith(f"{unit} ")]
 
+    def asked_of_systemd(self) -> list[str]:
+        """What the units' own scripts have said to systemctl."""
+        path = self.folder / "home/systemctl"
+        return path.read_text().splitlines() if path.exists() else []
+
     def said(self) -> str:
         """The end of what each unit has logged."""
         logs = sorted((self.folder / "log").iterdir())
@@ -81,11 +86,11 @@ class NamespacedCluster:
         self._stack.callback(self.switch.kill)
         self._stack.enter_context(cloud(self.switch, self._ids))
 
-    def add_new(self) -> list[Host]:
+    def add_new(self, nice: int = ACTORS_NICE) -> list[Host]:
         """Makes a machine of every instance that is new; not one of them boots yet."""
         pages = self._ec2.describe_instances(Filters=[{"Name": "instance-state-name", "Values": ["running"]}])
         instances = [instance for page in pages["Reservations"] for instance in page["Instances"]]
-        new = [self._make(instance) for instance in instances if instance["InstanceId"] not in self.hosts]
+        new = [self._make(instance, nice) for instance in instances if instance["InstanceId"] not in self.hosts]
         self._open()
         return new
 
@@ -117,10 +122,10 @@ class NamespacedCluster:
         """For whoever must find out what went wrong."""
         return "".join(host.said() for host in self.hosts.values())
 
-    def _make(self, instance: dict[str, Any]) -> Host:
+    def _make(self, instance: dict[str, Any], nice: int) -> Host:
         identity = instance["InstanceId"]
         told = self._ec2.describe_instance_attribute(InstanceId=identity, Attribute="userData")["UserData"]["Value"]
-        host = Host(instance, self._folder / identity, base64.b64decode(told).decode())
+        host = Host(instance, self._folder / identity, base64.b64decode(told).decode(), nice)
         self.hosts[identity] = host
         self._ids[host.address] = identity
         self.switch.plug(host)

@@ -1,4 +1,4 @@
-"""One run of a cluster in namespaces, from the hosts' first boot to the learner's end, and what befalls it on the way."""
+"""One run of a cluster in namespaces, from the hosts' first boot to the learner's end, and what befalls it."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from apex.status import ask
 ADMIN, STRANGER = "203.0.113.7", "203.0.113.8"
 SSH, TENSORBOARD = 22, 6006
 SOCKETS = ("experience", "priorities", "receipts", "parameters", "batches", "control", "metrics")
+END = "start --no-block apex-end.service"  # the learner's host ends the cluster
 CUT_SECONDS = 10.0
 ANSWER_SECONDS = 2.0  # after which nobody answers who has not
 START_SECONDS, SCORE_SECONDS, BUSY_SECONDS = 240.0, 400.0, 90.0  # deadlines, for a busy machine
@@ -35,8 +36,9 @@ class Told(NamedTuple):
     """What was seen."""
 
     hosts: dict[str, Host]  # those of the end, by id
-    replay: Host
     learner: Host
+    roles: dict[str, str]  # those of the beginning, by address
+    addresses: dict[str, str]  # of the hosts that are alone in their role
     open: dict[str, set[Door]]  # by whose address it was tried from
     refused: dict[str, set[Door]]  # the same: let through, but nobody listens there
     dead_ids: set[int]
@@ -61,7 +63,7 @@ def tell(cluster: NamespacedCluster, ssm: Any, name: str) -> Told:
     memory = partial(read_memory, replay.root, run)
 
     def boot(*new: Host) -> None:
-        """Boots hosts that the others have yet to let in: apex-keys.timer, which comes round every minute, comes now."""
+        """Boots hosts, and has the others let them in: apex-keys.timer comes round every minute, and here now."""
         for host in new:
             host.boot()
         paths = [f"/apex/{name}/keys/{host.role}/{host.id}" for host in new]
@@ -77,6 +79,7 @@ def tell(cluster: NamespacedCluster, ssm: Any, name: str) -> Told:
     wait_until(lambda: status_of(learner)["updates"] > 20, "updates", START_SECONDS)
     num_actors = status_of(learner)["actors"]["configured"]
 
+    roles = {host.address: host.role for host in cluster.hosts.values()}
     knockers = {**{host.address: host for host in cluster.hosts.values()}, **people}
     ports = (*map(TransportConfig().port, SOCKETS), SSH, TENSORBOARD)
     doors = [(host.address, port) for host in cluster.hosts.values() for port in ports]
@@ -89,7 +92,7 @@ def tell(cluster: NamespacedCluster, ssm: Any, name: str) -> Told:
     cluster.lose(dead)
     wait_until(lambda: leased() < num_actors, "the dead host's leases to end", BUSY_SECONDS)
     num_heirless = num_actors - leased()
-    boot(*cluster.add_new())
+    boot(*cluster.add_new(nice=0))  # with the other actors before it on the same cores, its start would be theirs
     wait_until(lambda: leased() == num_actors, "all ids to be leased", BUSY_SECONDS)
     heirless_seconds = time.monotonic() - died_at
     lives = [stream.incarnation for stream in before_death.streams]
@@ -111,15 +114,17 @@ def tell(cluster: NamespacedCluster, ssm: Any, name: str) -> Told:
 
     # Now the evaluator looks at what has been learned, and the run ends.
     boot(evaluator)
-    wait_until(lambda: learner.ended("apex@learner.service"), "the end of the run", SCORE_SECONDS)
+    wait_until(lambda: END in learner.asked_of_systemd(), "the end of the run", SCORE_SECONDS)
     evaluator.start("apex-fetch.service")  # as apex-fetch.timer does
     wait_until(lambda: shown(evaluator, evaluator.address), "curves in TensorBoard", BUSY_SECONDS)
+    del knockers[dead.address]
     for address, network in knockers.items():
         answers[address] |= knock(network, [(evaluator.address, TENSORBOARD)])
     return Told(
         hosts=cluster.hosts,
-        replay=replay,
         learner=learner,
+        roles=roles,
+        addresses={host.role: host.address for host in (replay, learner, evaluator)},
         open={address: doors_with(found, 0) for address, found in answers.items()},
         refused={address: doors_with(found, errno.ECONNREFUSED) for address, found in answers.items()},
         dead_ids=renewed(after_death, lives),

@@ -19,6 +19,14 @@ NEW_NETWORK = 0x4000_0000  # <linux/sched.h>
 PROGRAMS = ("ip", "unshare", "setpriv", "nsenter", "mount")
 LOOK_SECONDS = 0.2
 SECONDS = 20.0  # that the kernel may take for anything here
+ATTEMPT = """
+ip link add bridge0 type bridge
+ip link add port0 type veth peer name eth0
+ip rule add ipproto tcp dport 51001 blackhole
+mount -t tmpfs tmpfs /mnt
+mkdir /mnt/above /mnt/work
+mount -t overlay -o lowerdir=/opt,upperdir=/mnt/above,workdir=/mnt/work overlay /opt
+"""
 
 Result = TypeVar("Result")
 
@@ -142,7 +150,7 @@ class Machine(Network):
         self.name = name
         self.address = address
         self.port = ""
-        self._processes = 0
+        self.processes = 0  # their namespace
         words = ["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
         super().__init__(words, command, log, environment)
 
@@ -150,7 +158,7 @@ class Machine(Network):
         super()._settle()
         made = Path(f"/proc/{self.pid}/ns/pid_for_children")
         wait_until(made.exists, "the first process of a machine")  # The link leads nowhere before.
-        self._processes = made.stat().st_ino
+        self.processes = made.stat().st_ino
 
     @property
     def root(self) -> Path:
@@ -166,7 +174,7 @@ class Machine(Network):
     def kill(self) -> None:
         """See Network; returns when none of its processes is left."""
         super().kill()
-        wait_until(lambda: self._processes not in process_namespaces(), f"{self.name}'s processes to be gone")
+        wait_until(lambda: self.processes not in process_namespaces(), f"{self.name}'s processes to be gone")
 
 
 def process_namespaces() -> set[int]:
@@ -190,12 +198,12 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float = SECO
 
 
 def missing() -> str:
-    """Why there can be no namespaces here; "" if there can."""
+    """Why there can be no such machines here; "" if there can."""
     absent = [program for program in PROGRAMS if shutil.which(program) is None]
     if absent:
         return f"not installed: {', '.join(absent)}"
     if os.geteuid() != 0:
         return "not root"
-    attempt = ["unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "ip", "link", "add", "bridge0", "type"]
-    done = subprocess.run([*attempt, "bridge"], capture_output=True, text=True, timeout=SECONDS)
-    return f"no namespace with a bridge can be made: {done.stderr.strip()}" if done.returncode else ""
+    attempt = ["unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "sh", "-euc", ATTEMPT]
+    done = subprocess.run(attempt, capture_output=True, text=True, timeout=SECONDS)
+    return f"the kernel lets nobody make them: {done.stderr.strip()}" if done.returncode else ""

@@ -7,7 +7,6 @@ reached. Only TCP is held back, as the groups speak of nothing else.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -54,21 +53,11 @@ def closed() -> list[str]:
 
 
 def opened(passage: Passage) -> list[str]:
-    """Routing rules for the connections of one passage: what asks, and what answers."""
-    asks, answers = ("from {} ipproto tcp dport {}", "iif lo to {} ipproto tcp sport {}")
-    if not passage.inward:
-        asks, answers = ("iif lo to {} ipproto tcp dport {}", "from {} ipproto tcp sport {}")
+    """Routing rules for the connections of one passage: for what asks, and for what answers."""
+    ways = {"in": f"from {passage.other} {{}} lookup local", "out": f"iif lo to {passage.other} {{}} lookup main"}
+    asks, answers = ("in", "out") if passage.inward else ("out", "in")
+    port = passage.port
     return [
-        f"rule add pref 100 {words.format(passage.other, passage.port)} lookup {'main' if 'iif lo' in words else 'local'}"
-        for words in (asks, answers)
+        f"rule add pref 100 {ways[asks].format(f'ipproto tcp dport {port}')}",
+        f"rule add pref 100 {ways[answers].format(f'ipproto tcp sport {port}')}",
     ]
-
-
-def lets_through(passage: set[Passage], inward: bool, address: str, port: int) -> bool:
-    """Whether one of the passages lets a connection with that address through."""
-    return any(
-        open_.inward == inward
-        and open_.port == port
-        and ipaddress.ip_address(address) in ipaddress.ip_network(open_.other)
-        for open_ in passage
-    )
