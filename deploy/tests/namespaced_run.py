@@ -8,9 +8,10 @@ import select
 import socket
 import time
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from namespaced_cluster import Host, NamespacedCluster
 from namespaces import Network, wait_until
@@ -30,6 +31,7 @@ ANSWER_SECONDS = 2.0  # after which nobody answers who has not
 START_SECONDS, SCORE_SECONDS, BUSY_SECONDS = 240.0, 400.0, 90.0  # deadlines, for a busy machine
 
 Door = tuple[str, int]  # address and port
+Seen = TypeVar("Seen")
 
 
 class Told(NamedTuple):
@@ -83,15 +85,15 @@ def tell(cluster: NamespacedCluster, ssm: Any, name: str) -> Told:
     knockers = {**{host.address: host for host in cluster.hosts.values()}, **people}
     ports = (*map(TransportConfig().port, SOCKETS), SSH, TENSORBOARD)
     doors = [(host.address, port) for host in cluster.hosts.values() for port in ports]
-    answers = {address: knock(network, doors) for address, network in knockers.items()}
+    answers = each(knockers, lambda network: knock(network, doors))
 
     # A host of actors dies, and the group has another one in its place.
     dead = cluster.of("actor")[-1]
+    num_heirless = num_actors // len(cluster.of("actor"))
     before_death = memory()
     died_at = time.monotonic()
     cluster.lose(dead)
     wait_until(lambda: leased() < num_actors, "the dead host's leases to end", BUSY_SECONDS)
-    num_heirless = num_actors - leased()
     boot(*cluster.add_new(nice=0))  # with the other actors before it on the same cores, its start would be theirs
     wait_until(lambda: leased() == num_actors, "all ids to be leased", BUSY_SECONDS)
     heirless_seconds = time.monotonic() - died_at
@@ -118,8 +120,8 @@ def tell(cluster: NamespacedCluster, ssm: Any, name: str) -> Told:
     evaluator.start("apex-fetch.service")  # as apex-fetch.timer does
     wait_until(lambda: shown(evaluator, evaluator.address), "curves in TensorBoard", BUSY_SECONDS)
     del knockers[dead.address]
-    for address, network in knockers.items():
-        answers[address] |= knock(network, [(evaluator.address, TENSORBOARD)])
+    for address, found in each(knockers, lambda network: knock(network, [(evaluator.address, TENSORBOARD)])).items():
+        answers[address] |= found
     return Told(
         hosts=cluster.hosts,
         learner=learner,
@@ -135,7 +137,7 @@ def tell(cluster: NamespacedCluster, ssm: Any, name: str) -> Told:
         in_cut=in_cut,
         after_cut=after_cut,
         status=status,
-        curves={address: shown(network, evaluator.address) for address, network in knockers.items()},
+        curves=each(knockers, lambda network: shown(network, evaluator.address)),
     )
 
 
@@ -159,6 +161,12 @@ def gone_on(before: Memory, now: Memory, window: int) -> bool:
         new.incarnation == old.incarnation and new.contiguous > old.contiguous + window and not new.bitmap
         for old, new in zip(before.streams, now.streams, strict=True)
     )
+
+
+def each(networks: Mapping[str, Network], look: Callable[[Network], Seen]) -> dict[str, Seen]:
+    """What is seen from each, all at once: who is not answered waits."""
+    with ThreadPoolExecutor(len(networks)) as pool:
+        return dict(zip(networks, pool.map(look, networks.values()), strict=True))
 
 
 def knock(network: Network, doors: Iterable[Door]) -> dict[Door, int]:

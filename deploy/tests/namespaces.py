@@ -18,7 +18,7 @@ from typing import TypeVar
 NEW_NETWORK = 0x4000_0000  # <linux/sched.h>
 PROGRAMS = ("ip", "unshare", "setpriv", "nsenter", "mount")
 LOOK_SECONDS = 0.2
-SECONDS = 20.0  # that the kernel may take for anything here
+SECONDS = 60.0  # that the kernel may take for anything here
 ATTEMPT = """
 ip link add bridge0 type bridge
 ip link add port0 type veth peer name eth0
