@@ -28,7 +28,7 @@ SOCKETS = ("experience", "priorities", "receipts", "parameters", "batches", "con
 END = "start --no-block apex-end.service"  # the learner's host ends the cluster
 CUT_SECONDS = 10.0
 ANSWER_SECONDS = 2.0  # after which nobody answers who has not
-START_SECONDS, SCORE_SECONDS, BUSY_SECONDS = 240.0, 400.0, 90.0  # deadlines, for a busy machine
+START_SECONDS, SCORE_SECONDS, BUSY_SECONDS = 240.0, 400.0, 120.0  # deadlines, for a busy machine
 
 Door = tuple[str, int]  # address and port
 Seen = TypeVar("Seen")
@@ -79,6 +79,7 @@ def tell(cluster: NamespacedCluster, ssm: Any, name: str) -> Told:
     # The evaluator's machine is there, and boots last: without a score nothing ends before its time.
     boot(*(host for host in cluster.hosts.values() if host is not evaluator))
     wait_until(lambda: status_of(learner)["updates"] > 20, "updates", START_SECONDS)
+    wait_until(lambda: all(stream.contiguous for stream in memory().streams), "experience of all", BUSY_SECONDS)
     num_actors = status_of(learner)["actors"]["configured"]
 
     roles = {host.address: host.role for host in cluster.hosts.values()}
@@ -110,7 +111,11 @@ def tell(cluster: NamespacedCluster, ssm: Any, name: str) -> Told:
     in_cut = still, memory()
     cluster.switch.mend(replay)
     window = RunFolder.open(run).config.actor.window
-    wait_until(lambda: gone_on(before_cut, memory(), window), "every stream to go on", BUSY_SECONDS)
+
+    def behind() -> list[str]:
+        return who_is_behind(before_cut, memory(), window)
+
+    wait_until(lambda: not behind(), "every stream to go on", BUSY_SECONDS, behind)
     after_cut = memory()
     status = status_of(learner)
 
@@ -155,12 +160,13 @@ def renewed(memory: Memory, lives: list[int]) -> set[int]:
     return {i for i, stream in enumerate(memory.streams) if stream.incarnation != lives[i]}
 
 
-def gone_on(before: Memory, now: Memory, window: int) -> bool:
-    """Whether each stream has, in the same life, all that was under way then, more than that, and no gap."""
-    return all(
-        new.incarnation == old.incarnation and new.contiguous > old.contiguous + window and not new.bitmap
-        for old, new in zip(before.streams, now.streams, strict=True)
-    )
+def who_is_behind(before: Memory, now: Memory, window: int) -> list[str]:
+    """The streams that have not, in the same life, all that was under way then, more than that, and no gap."""
+    return [
+        f"actor {actor_id} had {old} and has {new}"
+        for actor_id, (old, new) in enumerate(zip(before.streams, now.streams, strict=True))
+        if new.incarnation != old.incarnation or new.contiguous <= old.contiguous + window or new.bitmap
+    ]
 
 
 def each(networks: Mapping[str, Network], look: Callable[[Network], Seen]) -> dict[str, Seen]:

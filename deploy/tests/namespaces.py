@@ -189,11 +189,13 @@ def process_namespaces() -> set[int]:
     return found
 
 
-def wait_until(condition: Callable[[], object], what: str, seconds: float = SECONDS) -> None:
-    """Looks until it holds; fails after so many seconds."""
+def wait_until(
+    condition: Callable[[], object], what: str, seconds: float = SECONDS, why: Callable[[], object] = str
+) -> None:
+    """Looks until it holds; fails after so many seconds, and says `why`."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what} {why()}"
         time.sleep(LOOK_SECONDS)
 
 
