@@ -116,6 +116,7 @@ class NamespacedCluster:
         """Ends everything; raises if a process is left."""
         with self._stack:
             for host in self.hosts.values():
+                host.process.kill()  # All at once, and then each is waited for.
                 self._stack.callback(host.kill)
 
     def said(self) -> str:
