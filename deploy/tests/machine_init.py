@@ -137,6 +137,7 @@ def note(words: str) -> None:
 
 
 def mount(*words: str) -> None:
+    """As the program does; fails with it."""
     subprocess.run(["mount", *words], check=True)
 
 
@@ -154,7 +155,9 @@ def furnish(folder: Path) -> None:
         Path(place).mkdir(exist_ok=True)
         mount("--bind", str(folder / source), place)
     image = Path("/opt/apex")
-    (image / "bin").mkdir(parents=True)
+    image.mkdir(exist_ok=True)
+    mount("-t", "tmpfs", "tmpfs", str(image))
+    (image / "bin").mkdir()
     for script in (UNITS / "bin").iterdir():
         (image / "bin" / script.name).symlink_to(script)
     (image / "bin/systemctl").write_text(SYSTEMCTL)
