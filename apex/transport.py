@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import zmq
@@ -155,7 +156,10 @@ class BatchReceiver(Reader):
         """The next batch, or None after `timeout` seconds without one; what is no batch is counted and dropped."""
         if not self._socket.poll(int(timeout * 1000)):
             return None
-        frames = self._socket.recv_multipart(copy=False)
+        try:
+            frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:  # With keys, a connection's first ping lets poll say that there is something.
+            return None
         if not self.peers.hears(frames):
             return None
         try:
@@ -228,8 +232,10 @@ class ParameterPublisher:
     def serve(self, timeout: float) -> None:
         """Answers new subscriptions, those of 200 ms together; waits up to `timeout` seconds for one."""
         timeout = min(timeout, max(0.0, self._answer_at - time.monotonic()))
-        if self._socket.poll(int(timeout * 1000)) and self._socket.recv()[:1] == b"\x01":
-            self._answer_at = min(self._answer_at, time.monotonic() + COALESCE_SECONDS)
+        if self._socket.poll(int(timeout * 1000)):
+            with suppress(zmq.Again):  # With keys, a connection's first ping lets poll say that there is something.
+                if self._socket.recv(zmq.NOBLOCK)[:1] == b"\x01":
+                    self._answer_at = min(self._answer_at, time.monotonic() + COALESCE_SECONDS)
         if time.monotonic() >= self._answer_at:
             self._send()
 

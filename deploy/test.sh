@@ -13,7 +13,7 @@ source ../venv.sh
 ensure_venv "$(dirname "$PWD")" dev,cloud
 PATH="$(dirname "$PWD")/.venv/bin:$PATH"
 
-PARTS=(shell units cluster terraform policy)
+PARTS=(shell units cluster terraform policy namespaces)
 VENV="$PWD/.venv"
 SCRATCH="$(mktemp -d)"
 trap 'rm -rf "$SCRATCH"' EXIT
@@ -105,6 +105,18 @@ part_policy() {
   else
     skip "policy: checkov on the plan" "the part terraform did not make one"
   fi
+}
+
+# The cluster, run: as root, because it makes its machines of namespaces.
+part_namespaces() {
+  local missing
+  missing="$(cd tests && python -c 'import namespaces; print(namespaces.missing())')"
+  if ! have terraform; then missing="terraform is not installed"; fi
+  if [[ -n $missing ]]; then
+    skip "namespaces: the cluster trains, bears faults, is open to nobody else" "$missing"
+    return
+  fi
+  python -m pytest -q -rs -p no:cacheprovider tests/test_cluster_namespaces.py
 }
 
 for part in "${@:-${PARTS[@]}}"; do

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket as network
+import threading
+import time
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -21,8 +23,8 @@ from apex.keys import new_folder
 from apex.learner import PublishingThread
 from apex.lifecycle import Stop
 from apex.session import Route, greet, read_welcome
-from apex.sockets import OpenDoorWarning, bind, connect, open_context, prepare
-from apex.transport import ExperienceSender, ParameterPublisher, ParameterSubscriber
+from apex.sockets import KEEPALIVE_SECONDS, OpenDoorWarning, bind, connect, open_context, prepare
+from apex.transport import BatchReceiver, ExperienceSender, ParameterPublisher, ParameterSubscriber
 from apex.types import Parameters
 from apex.wire import Codec, decode_control, encode_control
 
@@ -360,3 +362,32 @@ def test_open_doors_without_keys_are_warned_of_every_minute(caplog):
             warning.check()
             now[0] += 1.0
         assert [record.getMessage().split(":")[0] for record in caplog.records] == ["--insecure-no-auth"] * count
+
+
+def test_a_sampler_that_has_connected_and_is_silent_keeps_nobody_waiting(folder):
+    """At the first ping of a connection with a key, the library says that something has arrived."""
+    endpoint, connected, told = free_endpoint(), threading.Event(), threading.Event()
+
+    def connect_and_speak_late():
+        with open_context(Keys(folder, "replay")) as context:
+            client = context.socket(zmq.PUSH)
+            prepare(client, high_water_mark=10, linger=1.0)
+            monitor = client.get_monitor_socket(OUTCOMES)
+            connect(client, endpoint, "batches")
+            if monitor.poll(DEADLINE * 1000):
+                connected.set()
+            if not told.wait(DEADLINE):
+                client.send(b"at last")
+
+    with open_context(Keys(folder, "learner")) as context:
+        receiver = BatchReceiver(context, endpoint, CODEC, batch_size=4, max_bytes=1_000)
+        sampler = threading.Thread(target=connect_and_speak_late)
+        sampler.start()
+        assert connected.wait(DEADLINE)
+        until_pinged = time.monotonic() + KEEPALIVE_SECONDS[0] + 1.0
+        while time.monotonic() < until_pinged:
+            assert receiver.receive(0.1) is None
+        told.set()
+        sampler.join()
+        assert receiver.receive(0.0) is None
+        assert receiver.refused == {}  # It would have waited for these words.

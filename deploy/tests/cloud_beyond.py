@@ -1,0 +1,78 @@
+"""What lies beyond the machines of an emulated cluster: AWS's interfaces on port 443, and each machine's metadata."""
+
+from __future__ import annotations
+
+import http.server
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from namespaces import Network
+from security_groups import METADATA
+from werkzeug.serving import make_server
+
+AWS = "198.51.100.1"
+ENDPOINT = f"http://{AWS}:443"  # without TLS, but on the one port to the outside that a machine has
+
+
+@contextmanager
+def cloud(network: Network, instances: Mapping[str, str]) -> Iterator[None]:
+    """Serves both in `network`, which has the addresses. `instances` has ids by address, and may grow.
+
+    The AWS is that of this process: what Terraform has made through another door is there.
+    """
+    interfaces, metadata = (network.within(lambda at=at: _listen(*at)) for at in ((AWS, 443), (METADATA, 80)))
+    with interfaces, metadata:
+        application = DomainDispatcherApplication(create_backend_app)
+        aws = make_server(
+            AWS, 443, application, threaded=True, request_handler=MotoRequestHandler, fd=interfaces.fileno()
+        )
+        told = http.server.ThreadingHTTPServer((METADATA, 80), _handler(instances), bind_and_activate=False)
+        told.socket.close()
+        told.socket = metadata
+        threads = [threading.Thread(target=server.serve_forever, args=[0.1]) for server in (aws, told)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            aws.shutdown()
+            told.shutdown()
+            for thread in threads:
+                thread.join()
+            aws.server_close()
+            told.server_close()
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((address, port))
+    listener.listen(64)
+    return listener
+
+
+def _handler(instances: Mapping[str, str]) -> type[http.server.BaseHTTPRequestHandler]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        """Version 2 of the metadata service: a token first. It knows who asks by the address, as AWS does."""
+
+        def do_PUT(self) -> None:
+            self._answer(200 if self.path == "/latest/api/token" else 404, "token")
+
+        def do_GET(self) -> None:
+            known = self.headers["X-aws-ec2-metadata-token"] == "token"
+            found = self.path == "/latest/meta-data/instance-id"
+            self._answer(401 if not known else 200 if found else 404, instances.get(self.client_address[0], ""))
+
+        def _answer(self, status: int, text: str) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *words: object) -> None:
+            """Says nothing."""
+
+    return Handler

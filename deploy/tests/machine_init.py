@@ -1,0 +1,177 @@
+"""The first process of a machine in namespaces: the image's folders, and as much of systemd as a role's units need.
+
+    machine_init.py FOLDER    reads "start UNIT" from its standard input, and ends with it
+
+FOLDER has `etc` (/etc/apex), `home` (/var/lib/apex) and `log`, a file for each unit. Units, drop-ins and their scripts
+are those of deploy/units. Whatever they want and wait for is started first. Not done: User= (all run as root, without
+any capability unless a command has "+"), the rest of the sandbox, and units that need the journal or systemd itself.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+UNITS = Path(__file__).parents[1] / "units"
+LEFT_OUT = {"apex-logs.service", "apex-spot.service"}  # read the journal; wait for the market, then call systemctl
+SYSTEMCTL = """#!/bin/sh
+echo "$*" >> /var/lib/apex/systemctl
+"""
+WITHOUT_CAPABILITIES = ("setpriv", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all")
+
+
+class Unit:
+    """What a unit's file and its drop-ins say."""
+
+    def __init__(self, name: str) -> None:
+        """`name` as in `systemctl start name`."""
+        self.name = name
+        stem, at, self.instance = name.removesuffix(".service").partition("@")
+        self._values: dict[str, list[str]] = {}
+        for path in (UNITS / f"{stem}{at}.service", *sorted((UNITS / f"{name}.d").glob("*.conf"))):
+            for line in path.read_text().splitlines():
+                key, equals, value = line.partition("=")
+                if equals and not line.startswith(("#", ";")):
+                    self._values.setdefault(key, []).append(value)
+
+    def all(self, key: str) -> list[str]:
+        """Everything that is said of `key`, with %i and %n put in."""
+        return [value.replace("%i", self.instance).replace("%n", self.name) for value in self._values.get(key, [])]
+
+    def last(self, key: str, default: str = "") -> str:
+        """What holds where only one can."""
+        return (self.all(key) or [default])[-1]
+
+    def before(self) -> list[str]:
+        """The services that it wants, and of these those that it waits for."""
+        wanted = {name for words in self.all("Wants") for name in words.split() if name.endswith(".service")}
+        return sorted(wanted - LEFT_OUT)
+
+    def waits_for(self, name: str) -> bool:
+        """Whether `name` is to be up, or done, first."""
+        return name in {word for words in self.all("After") for word in words.split()}
+
+    def environment(self) -> dict[str, str]:
+        """Of its programs."""
+        lines = [line for words in self.all("Environment") for line in shlex.split(words)]
+        for path in self.all("EnvironmentFile"):
+            lines += Path(path.removeprefix("-")).read_text().splitlines()
+        return {**os.environ, **dict(line.split("=", 1) for line in lines if "=" in line)}
+
+    def restarts(self, status: int) -> bool:
+        """Whether it begins again after this exit status."""
+        if str(status) in self.last("RestartPreventExitStatus").split():
+            return False
+        return {"always": True, "on-failure": status != 0}.get(self.last("Restart"), False)
+
+
+def run(unit: Unit, line: str, extra: dict[str, str]) -> int:
+    """One command of a unit, to its end; its status, 0 where the unit does not care."""
+    words = line.lstrip("+-")
+    privileged, forgiven = "+" in line[: len(line) - len(words)], "-" in line[: len(line) - len(words)]
+    environment = {**unit.environment(), **extra}
+    command = [expand(word, environment) for word in shlex.split(words)]
+    with (LOG / unit.name).open("ab") as log:
+        status = subprocess.call(
+            command if privileged else [*WITHOUT_CAPABILITIES, *command],
+            cwd=unit.last("WorkingDirectory", "/"),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            umask=int(unit.last("UMask", "0022"), 8),
+            preexec_fn=lambda: prepare(unit),
+        )
+    return 0 if forgiven else status
+
+
+def prepare(unit: Unit) -> None:
+    """Nice= and LimitNOFILE=, in the child."""
+    os.nice(int(unit.last("Nice", "0")))
+    if limit := unit.last("LimitNOFILE"):
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # which the tests' own root may not be allowed to raise
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(int(limit), most), most))
+
+
+def expand(word: str, environment: dict[str, str]) -> str:
+    """The word with its ${NAME}s put in."""
+    for name, value in environment.items():
+        word = word.replace(f"${{{name}}}", value)
+    return word
+
+
+def start(name: str) -> None:
+    """Brings a unit up, as often as it says, with what it wants."""
+    unit = Unit(name)
+    for other in unit.before():
+        if unit.waits_for(other):
+            start(other)
+        else:
+            threading.Thread(target=start, args=[other], daemon=True).start()
+    while True:
+        status = 0
+        for line in [*unit.all("ExecStartPre"), *unit.all("ExecStart")]:
+            status = run(unit, line, {})
+            if status:
+                break
+        ended = {"EXIT_CODE": "exited" if status >= 0 else "killed", "EXIT_STATUS": str(status)}
+        note(f"{name} ended with {status}")
+        for line in unit.all("ExecStopPost"):
+            run(unit, line, ended)
+        if not unit.restarts(status):
+            return
+        time.sleep(float(unit.last("RestartSec", "0.1")))
+
+
+def note(words: str) -> None:
+    """Writes down what became of a unit."""
+    with (LOG / "ended").open("a") as file:
+        file.write(words + "\n")
+
+
+def mount(*words: str) -> None:
+    """As the program does; fails with it."""
+    subprocess.run(["mount", *words], check=True)
+
+
+def furnish(folder: Path) -> None:
+    """Puts the image's folders where they belong. Nothing of it is seen, or stays, outside of this machine."""
+    upper = folder / "upper"
+    upper.mkdir()
+    mount("-t", "tmpfs", "tmpfs", str(upper))
+    for place in ("etc", "opt", "var/lib"):
+        above, work = upper / place / "above", upper / place / "work"
+        above.mkdir(parents=True)
+        work.mkdir()
+        mount("-t", "overlay", "-o", f"lowerdir=/{place},upperdir={above},workdir={work}", "overlay", f"/{place}")
+    for place, source in (("/etc/apex", "etc"), ("/var/lib/apex", "home")):
+        Path(place).mkdir(exist_ok=True)
+        mount("--bind", str(folder / source), place)
+    image = Path("/opt/apex")
+    image.mkdir(exist_ok=True)
+    mount("-t", "tmpfs", "tmpfs", str(image))
+    (image / "bin").mkdir()
+    for script in (UNITS / "bin").iterdir():
+        (image / "bin" / script.name).symlink_to(script)
+    (image / "bin/systemctl").write_text(SYSTEMCTL)
+    (image / "bin/systemctl").chmod(0o755)
+    (image / "venv").symlink_to(sys.prefix)
+    mount("-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/dev/shm")
+    os.environ["PATH"] = f"{image / 'bin'}:{os.environ['PATH']}"
+
+
+if __name__ == "__main__":
+    LOG = Path(sys.argv[1]) / "log"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    furnish(Path(sys.argv[1]))
+    for asked in sys.stdin:
+        verb, asked_unit = asked.split()
+        assert verb == "start", asked
+        threading.Thread(target=start, args=[asked_unit], daemon=True).start()

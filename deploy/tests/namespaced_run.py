@@ -1,0 +1,219 @@
+"""One run of a cluster in namespaces, from the hosts' first boot to the learner's end, and what befalls it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import select
+import socket
+import time
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from namespaced_cluster import Host, NamespacedCluster
+from namespaces import Network, wait_until
+from stored_streams import Memory, read_memory
+
+from apex.config import TransportConfig
+from apex.key_folder import Keys
+from apex.run_folder import RunFolder
+from apex.status import ask
+
+ADMIN, STRANGER = "203.0.113.7", "203.0.113.8"
+SSH, TENSORBOARD = 22, 6006
+SOCKETS = ("experience", "priorities", "receipts", "parameters", "batches", "control", "metrics")
+END = "start --no-block apex-end.service"  # the learner's host ends the cluster
+CUT_SECONDS = 10.0
+ANSWER_SECONDS = 2.0  # after which nobody answers who has not
+START_SECONDS, SCORE_SECONDS, BUSY_SECONDS = 240.0, 400.0, 120.0  # deadlines, for a busy machine
+
+Door = tuple[str, int]  # address and port
+Seen = TypeVar("Seen")
+
+
+class Told(NamedTuple):
+    """What was seen."""
+
+    hosts: dict[str, Host]  # those of the end, by id
+    learner: Host
+    roles: dict[str, str]  # those of the beginning, by address
+    addresses: dict[str, str]  # of the hosts that are alone in their role
+    open: dict[str, set[Door]]  # by whose address it was tried from
+    refused: dict[str, set[Door]]  # the same: let through, but nobody listens there
+    dead_ids: set[int]
+    heirless_seconds: float  # from a host's death until all ids were leased again
+    before_death: Memory
+    after_death: Memory
+    before_cut: Memory
+    in_cut: tuple[Memory, Memory]  # once nothing was under way any more, and when the cable was back
+    after_cut: Memory
+    status: dict[str, Any]  # the learner's own, when all of that was over
+    curves: dict[str, list[str]]  # by who asks: the runs that TensorBoard shows
+
+
+def tell(cluster: NamespacedCluster, ssm: Any, name: str) -> Told:
+    """Boots everything, has a host die, cuts another off, lets the run come to its end. Fails by deadlines."""
+    cluster.add_new()
+    (learner,), (replay,), (evaluator,) = (cluster.of(role) for role in ("learner", "replay", "evaluator"))
+    people = {
+        address: cluster.add_person(name, address) for name, address in (("admin", ADMIN), ("stranger", STRANGER))
+    }
+    run = learner.folder / "home/runs" / name
+    memory = partial(read_memory, replay.root, run)
+
+    def boot(*new: Host) -> None:
+        """Boots hosts, and has the others let them in: apex-keys.timer comes round every minute, and here now."""
+        for host in new:
+            host.boot()
+        paths = [f"/apex/{name}/keys/{host.role}/{host.id}" for host in new]
+        wait_until(lambda: not ssm.get_parameters(Names=paths)["InvalidParameters"], "the keys of hosts", BUSY_SECONDS)
+        for host in (learner, replay):
+            host.start("apex-keys.service")
+
+    def leased() -> int:
+        return int(status_of(learner)["actors"]["leased"])
+
+    # The evaluator's machine is there, and boots last: without a score nothing ends before its time.
+    boot(*(host for host in cluster.hosts.values() if host is not evaluator))
+    wait_until(lambda: status_of(learner)["updates"] > 20, "updates", START_SECONDS)
+    wait_until(lambda: all(stream.contiguous for stream in memory().streams), "experience of all", BUSY_SECONDS)
+    num_actors = status_of(learner)["actors"]["configured"]
+
+    roles = {host.address: host.role for host in cluster.hosts.values()}
+    knockers = {**{host.address: host for host in cluster.hosts.values()}, **people}
+    ports = (*map(TransportConfig().port, SOCKETS), SSH, TENSORBOARD)
+    doors = [(host.address, port) for host in cluster.hosts.values() for port in ports]
+    answers = each(knockers, lambda network: knock(network, doors))
+
+    # A host of actors dies, and the group has another one in its place.
+    dead = cluster.of("actor")[-1]
+    num_heirless = num_actors // len(cluster.of("actor"))
+    before_death = memory()
+    died_at = time.monotonic()
+    cluster.lose(dead)
+    wait_until(lambda: leased() < num_actors, "the dead host's leases to end", BUSY_SECONDS)
+    boot(*cluster.add_new(nice=0))  # with the other actors before it on the same cores, its start would be theirs
+    wait_until(lambda: leased() == num_actors, "all ids to be leased", BUSY_SECONDS)
+    heirless_seconds = time.monotonic() - died_at
+    lives = [stream.incarnation for stream in before_death.streams]
+    wait_until(lambda: len(renewed(memory(), lives)) == num_heirless, "the new host's experience", BUSY_SECONDS)
+    after_death = memory()
+
+    # The replay server's cable is out for a while, in the middle of everything.
+    before_cut = memory()
+    cluster.switch.cut(replay)
+    time.sleep(CUT_SECONDS / 2)
+    still = memory()
+    time.sleep(CUT_SECONDS / 2)
+    in_cut = still, memory()
+    cluster.switch.mend(replay)
+    window = RunFolder.open(run).config.actor.window
+
+    def behind() -> list[str]:
+        return who_is_behind(before_cut, memory(), window)
+
+    wait_until(lambda: not behind(), "every stream to go on", BUSY_SECONDS, behind)
+    after_cut = memory()
+    status = status_of(learner)
+
+    # Now the evaluator looks at what has been learned, and the run ends.
+    boot(evaluator)
+    wait_until(lambda: END in learner.asked_of_systemd(), "the end of the run", SCORE_SECONDS)
+    evaluator.start("apex-fetch.service")  # as apex-fetch.timer does
+    wait_until(lambda: shown(evaluator, evaluator.address), "curves in TensorBoard", BUSY_SECONDS)
+    del knockers[dead.address]
+    for address, found in each(knockers, lambda network: knock(network, [(evaluator.address, TENSORBOARD)])).items():
+        answers[address] |= found
+    return Told(
+        hosts=cluster.hosts,
+        learner=learner,
+        roles=roles,
+        addresses={host.role: host.address for host in (replay, learner, evaluator)},
+        open={address: doors_with(found, 0) for address, found in answers.items()},
+        refused={address: doors_with(found, errno.ECONNREFUSED) for address, found in answers.items()},
+        dead_ids=renewed(after_death, lives),
+        heirless_seconds=heirless_seconds,
+        before_death=before_death,
+        after_death=after_death,
+        before_cut=before_cut,
+        in_cut=in_cut,
+        after_cut=after_cut,
+        status=status,
+        curves=each(knockers, lambda network: shown(network, evaluator.address)),
+    )
+
+
+def status_of(learner: Host) -> dict[str, Any]:
+    """What `apex status` shows on the learner's host, with the key that this host made for it."""
+    keys = learner.folder / "home/keys"
+    endpoint = TransportConfig().endpoint("control", learner.address)
+    status = learner.within(lambda: ask(endpoint, BUSY_SECONDS, Keys(keys, "observer")))
+    assert status is not None, "the learner is silent"
+    return status
+
+
+def renewed(memory: Memory, lives: list[int]) -> set[int]:
+    """The actors that have stored something in another life than this one."""
+    return {i for i, stream in enumerate(memory.streams) if stream.incarnation != lives[i]}
+
+
+def who_is_behind(before: Memory, now: Memory, window: int) -> list[str]:
+    """The streams that have not, in the same life, all that was under way then, more than that, and no gap."""
+    return [
+        f"actor {actor_id} had {old} and has {new}"
+        for actor_id, (old, new) in enumerate(zip(before.streams, now.streams, strict=True))
+        if new.incarnation != old.incarnation or new.contiguous <= old.contiguous + window or new.bitmap
+    ]
+
+
+def each(networks: Mapping[str, Network], look: Callable[[Network], Seen]) -> dict[str, Seen]:
+    """What is seen from each, all at once: who is not answered waits."""
+    with ThreadPoolExecutor(len(networks)) as pool:
+        return dict(zip(networks, pool.map(look, networks.values()), strict=True))
+
+
+def knock(network: Network, doors: Iterable[Door]) -> dict[Door, int]:
+    """Who answers to whoever is in `network`: 0 for a connection, else the error; the silent are left out."""
+
+    def knock_at_all() -> dict[Door, int]:
+        answers, waiting, poller = {}, {}, select.poll()
+        for door in doors:
+            knocker = socket.socket()
+            knocker.setblocking(False)
+            answers[door] = knocker.connect_ex(door)
+            waiting[knocker.fileno()] = door, knocker
+            if answers[door] == errno.EINPROGRESS:
+                poller.register(knocker, select.POLLOUT)
+        until = time.monotonic() + ANSWER_SECONDS
+        while (left := until - time.monotonic()) > 0:
+            for descriptor, _ in poller.poll(1000 * left):
+                door, knocker = waiting[descriptor]
+                answers[door] = knocker.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                poller.unregister(descriptor)
+        for _, knocker in waiting.values():
+            knocker.close()
+        return {door: answer for door, answer in answers.items() if answer != errno.EINPROGRESS}
+
+    return network.within(knock_at_all)
+
+
+def doors_with(answers: dict[Door, int], answer: int) -> set[Door]:
+    """Those that answered so."""
+    return {door for door, found in answers.items() if found == answer}
+
+
+def shown(network: Network, address: str) -> list[str]:
+    """The runs that the TensorBoard at `address` shows to whoever is in `network`."""
+
+    def get() -> list[str]:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(f"http://{address}:{TENSORBOARD}/data/runs", timeout=ANSWER_SECONDS) as answer:
+                return list(json.load(answer))
+        except OSError:
+            return []
+
+    return network.within(get)

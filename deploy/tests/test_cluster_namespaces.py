@@ -1,0 +1,156 @@
+"""The cluster that Terraform applies, run: every instance is a machine in namespaces, with its address and its groups.
+
+The hosts boot from their user data and run the units' own commands, from making keys to the learner's end. One run is
+told, with a host that dies and another that is cut off; each test is a claim about it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import emulator
+import namespaces
+import pytest
+from namespaced_cluster import NamespacedCluster
+from namespaced_run import ADMIN, SOCKETS, SSH, STRANGER, TENSORBOARD, Door, Told, tell
+from rules import BOUND_BY, MAY_REACH
+from terraform_program import Terraform
+
+from apex.config import Config, TransportConfig, flatten
+from apex.presets import PRESETS
+
+NAME = "cartpole-1"
+NUM_ACTORS, PER_HOST = 12, 4  # 3 hosts of 2 cores with 2 streams each
+HEIRLESS_SECONDS = 30.0
+NO_KNOBS = ("environment.id", "actor.num_actors")  # variables of their own
+
+MISSING = namespaces.missing() or ("" if shutil.which("terraform") else "not installed: terraform")
+
+pytestmark = [pytest.mark.skipif(bool(MISSING), reason=MISSING), pytest.mark.timeout(1200)]
+
+
+def knobs() -> dict[str, dict[str, Any]]:
+    """The preset as the variable `settings` has it: what differs from the defaults."""
+    default, settings = flatten(Config()), {}
+    for name, value in flatten(PRESETS["cartpole"].config).items():
+        section, _, knob = name.partition(".")
+        if value != default[name] and name not in NO_KNOBS:
+            settings.setdefault(section, {})[knob] = value
+    return settings
+
+
+@pytest.fixture(scope="module")
+def applied(scratch: Path, installed: tuple[dict[str, str], Path], endpoint: str) -> str:
+    """The AWS, with the cluster."""
+    settings, data = installed
+    terraform = Terraform(scratch / "cartpole", {**settings, **emulator.environment(endpoint)}, data)
+    terraform.set(
+        name=NAME,
+        admin_cidrs=[f"{ADMIN}/32"],
+        bucket=emulator.BUCKET,
+        environment="CartPole-v1",
+        settings=knobs(),
+        actor_instance_types=["c7i.large"],
+        streams_per_core=2,
+    )
+    terraform.run("apply", "-auto-approve", "-input=false", "-no-color")
+    return endpoint
+
+
+@pytest.fixture(scope="module")
+def told(applied: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+    """The whole run. Every wait has a deadline, and whatever happens every machine ends."""
+    cluster = NamespacedCluster(applied, tmp_path_factory.mktemp("hosts"))
+    try:
+        yield tell(cluster, emulator.client("ssm", applied), NAME)
+    except BaseException:
+        print(cluster.said())
+        raise
+    finally:
+        cluster.close()  # Fails if a process is left; namespaces and memory files go with the last one.
+
+
+def elsewhere(doors: dict[str, set[Door]]) -> dict[str, set[Door]]:
+    """By whose address it was tried from, without that address's own doors."""
+    return {address: {door for door in found if door[0] != address} for address, found in doors.items()}
+
+
+def test_it_learns_and_ends_the_cluster(told: Told) -> None:
+    assert told.learner.ended("apex@learner.service") == ["0"]
+    assert f"reached the score {PRESETS['cartpole'].config.run.stop_score:g}" in told.learner.said()
+
+
+def test_its_weights_are_kept(told: Told, applied: str) -> None:
+    found = emulator.client("s3", applied).list_objects_v2(Bucket=emulator.BUCKET, Prefix=f"{NAME}/checkpoints/")
+    assert any(entry["Key"].endswith("best.safetensors") for entry in found["Contents"])
+
+
+def test_a_socket_is_open_to_the_roles_that_use_it_and_to_nobody_else(told: Told) -> None:
+    transport = TransportConfig()
+    bound = {name: (told.addresses[BOUND_BY[name]], transport.port(name)) for name in SOCKETS}
+    found = elsewhere(told.open)
+    assert len(found) == 8  # six hosts and two people
+    for address, doors in found.items():
+        expected = {bound[name] for name in SOCKETS if told.roles.get(address) in MAY_REACH[name]}
+        assert {door for door in doors if door[1] != TENSORBOARD} == expected, address
+
+
+def test_tensorboard_is_the_admins_alone(told: Told) -> None:
+    door = told.addresses["evaluator"], TENSORBOARD
+    assert {address for address, doors in elsewhere(told.open).items() if door in doors} == {ADMIN}
+    assert told.curves[ADMIN] != []
+    assert told.curves[STRANGER] == []
+
+
+def test_nobody_but_the_admin_is_let_through_where_nobody_listens(told: Told) -> None:
+    """As SSH: the machines here have none, so who gets there is refused, and hears of it."""
+    refused = elsewhere(told.refused)
+    assert refused.pop(ADMIN) >= {(address, SSH) for address in told.roles}
+    assert set().union(*refused.values()) == set()
+
+
+def test_the_ids_of_a_host_that_died_are_leased_again(told: Told) -> None:
+    assert told.heirless_seconds <= HEIRLESS_SECONDS
+    assert len(told.dead_ids) == PER_HOST
+    assert told.status["actors"]["leased"] == told.status["actors"]["configured"] == NUM_ACTORS
+    for actor_id, (before, after) in enumerate(zip(told.before_death.streams, told.after_death.streams, strict=True)):
+        assert (after.incarnation > before.incarnation) == (actor_id in told.dead_ids)
+
+
+def test_a_replay_server_that_was_cut_off_goes_on_and_has_lost_nothing(told: Told) -> None:
+    """All that was under way came: each stream is stored up to a segment that no window held then, without a gap."""
+    assert told.in_cut[0].num_inserted == told.in_cut[1].num_inserted
+    before, after = told.before_cut, told.after_cut
+    assert after.num_inserted > told.in_cut[1].num_inserted
+    assert after.incarnation == told.before_death.incarnation
+    window = PRESETS["cartpole"].config.actor.window
+    for old, new in zip(before.streams, after.streams, strict=True):
+        assert new.incarnation == old.incarnation
+        assert new.contiguous > old.contiguous + window
+        assert new.bitmap == 0
+
+
+def test_no_program_failed(told: Told) -> None:
+    ended = {host.name: host.ended(f"apex@{host.role}.service") for host in told.hosts.values()}
+    assert set().union(*ended.values()) == {"0"}, ended
+
+
+def test_machines_end_with_the_tests_even_where_these_are_killed(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from namespaces import Machine\n"
+        "machine = Machine('m', '10.0.0.1', ['sh', '-c', 'sleep 600 & sleep 600'], Path(sys.argv[1]))\n"
+        "print(machine.processes, flush=True); time.sleep(600)"
+    )
+    folder = Path(__file__).parent
+    tests = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "log")], cwd=folder, stdout=subprocess.PIPE)
+    with tests:
+        assert tests.stdout is not None
+        machine = int(tests.stdout.readline())
+        assert machine in namespaces.process_namespaces()
+        tests.kill()
+    namespaces.wait_until(lambda: machine not in namespaces.process_namespaces(), "the machine's end")
