@@ -93,10 +93,9 @@ def kill_saves(place: Path, count: int, seed: int, tell: Callable[[str], None]) 
         before = progress[EPOCH]
         child = start_child("saver", _save_until_killed, folder.path, memory, step, nth, progress)
         if not step:
+            # It saves once its epoch has begun; one in eight may be killed while it still goes on from what was there.
             while trial % 16 != 1 and progress[EPOCH] == before and child.exitcode is None:
-                time.sleep(
-                    0.001
-                )  # It saves from then on; one in eight may be killed while it still goes on from before.
+                time.sleep(0.001)
             time.sleep(float(rng.uniform(0, 3 * save_seconds)))
             with suppress(ProcessLookupError):
                 os.kill(child.pid or 0, signal.SIGKILL)

@@ -9,7 +9,7 @@ from typing import Any
 import zmq
 
 from apex.header import MAX_JSON_BYTES, WireError
-from apex.sockets import GOODBYE_SECONDS, Context, Reader, connect, prepare
+from apex.sockets import GOODBYE_SECONDS, Context, Reader, connect, prepare, receive
 from apex.wire import Codec, decode_control, encode_control
 
 TELL_SECONDS = 60.0  # between two warnings about answers that are none
@@ -41,10 +41,11 @@ class ControlClient(Reader):
 
     def receive(self, timeout: float) -> dict[str, Any] | None:
         """The next message, or None after `timeout` seconds without one."""
-        if not self._socket.poll(int(timeout * 1000)):
+        frames = receive(self._socket, timeout)
+        if frames is None:
             return None
         try:
-            return decode_control(self._socket.recv_multipart())
+            return decode_control(frames)
         except WireError as error:
             self.refuse(error)
             if time.monotonic() >= self._tell_at:

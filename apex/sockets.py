@@ -209,6 +209,19 @@ class OpenDoorWarning:
             )
 
 
+def receive(socket: Any, timeout: float, *, copy: bool = True) -> list[Any] | None:
+    """The parts of the next message, or None after `timeout` seconds without one.
+
+    With keys, a connection's first ping makes poll report input although there is no message: nothing waits here then.
+    """
+    if not socket.poll(int(timeout * 1000)):
+        return None
+    with suppress(zmq.Again):
+        parts: list[Any] = socket.recv_multipart(zmq.NOBLOCK, copy=copy)
+        return parts
+    return None
+
+
 def local_address(peer: str) -> str:
     """This host's address as `peer` sees it: the one that packets to it leave from. Nothing is sent."""
     with network.socket(network.AF_INET, network.SOCK_DGRAM) as probe:

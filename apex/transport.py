@@ -8,14 +8,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import zmq
 
 from apex.header import HEADER, WireError, receipt_topic
 from apex.peers import Peers
-from apex.sockets import Context, Reader, Socket, bind, connect, prepare
+from apex.sockets import Context, Reader, Socket, bind, connect, prepare, receive
 from apex.types import Parameters, PriorityUpdate, Receipt, SampleBatch, Schema, Stream
 from apex.wire import Codec
 
@@ -154,13 +153,8 @@ class BatchReceiver(Reader):
 
     def receive(self, timeout: float) -> SampleBatch | None:
         """The next batch, or None after `timeout` seconds without one; what is no batch is counted and dropped."""
-        if not self._socket.poll(int(timeout * 1000)):
-            return None
-        try:
-            frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        except zmq.Again:  # With keys, a connection's first ping lets poll say that there is something.
-            return None
-        if not self.peers.hears(frames):
+        frames = receive(self._socket, timeout, copy=False)
+        if frames is None or not self.peers.hears(frames):
             return None
         try:
             return self._codec.decode_batch(_buffers(frames), self._batch_size, self._num_shards)
@@ -232,10 +226,8 @@ class ParameterPublisher:
     def serve(self, timeout: float) -> None:
         """Answers new subscriptions, those of 200 ms together; waits up to `timeout` seconds for one."""
         timeout = min(timeout, max(0.0, self._answer_at - time.monotonic()))
-        if self._socket.poll(int(timeout * 1000)):
-            with suppress(zmq.Again):  # With keys, a connection's first ping lets poll say that there is something.
-                if self._socket.recv(zmq.NOBLOCK)[:1] == b"\x01":
-                    self._answer_at = min(self._answer_at, time.monotonic() + COALESCE_SECONDS)
+        if (parts := receive(self._socket, timeout)) and parts[0][:1] == b"\x01":
+            self._answer_at = min(self._answer_at, time.monotonic() + COALESCE_SECONDS)
         if time.monotonic() >= self._answer_at:
             self._send()
 
@@ -261,10 +253,11 @@ class ParameterSubscriber(Reader):
 
     def receive(self, timeout: float) -> Parameters | None:
         """The newest parameters since the last call, or None after `timeout` seconds without any."""
-        if not self._socket.poll(int(timeout * 1000)):
+        frames = receive(self._socket, timeout, copy=False)
+        if frames is None:
             return None
         try:
-            return self._codec.decode_parameters(_buffers([self._socket.recv(copy=False)]), self._num_parameters)
+            return self._codec.decode_parameters(_buffers(frames), self._num_parameters)
         except WireError as error:
             self.refuse(error)
             return None
