@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ def make_optimizer(config: LearnerConfig, parameters: Iterable[nn.Parameter]) ->
     """The optimizer that the configuration names, over `parameters`, which lie on their device already."""
     parameters = list(parameters)
     if config.optimizer == "adam":
-        return torch.optim.Adam(
+        return Adam(
             parameters,
             lr=config.learning_rate,
             betas=(config.adam_beta1, config.adam_beta2),
@@ -43,7 +44,22 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -
                 values[name] = torch.empty_like(parameter).copy_(value)
 
 
-class CenteredRMSProp(torch.optim.Optimizer):
+class _NotCompiled(torch.optim.Optimizer):
+    """Without what torch.compile is told about an optimizer: to tell it anything, torch loads a second of modules."""
+
+    add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = unwrap(torch.optim.Optimizer.zero_grad)
+    state_dict = unwrap(torch.optim.Optimizer.state_dict)
+    load_state_dict = unwrap(torch.optim.Optimizer.load_state_dict)
+
+
+class Adam(_NotCompiled, torch.optim.Adam):
+    """torch's own."""
+
+    step = torch.no_grad()(unwrap(torch.optim.Adam.step))
+
+
+class CenteredRMSProp(_NotCompiled):
     """x <- x - lr * g / sqrt(E[g^2] - E[g]^2 + epsilon), with epsilon inside the root, as DQN has it.
 
     torch.optim.RMSprop adds epsilon after the root: with 1.5e-7 a quiet gradient is then divided by no less than
