@@ -111,7 +111,7 @@ def _own_memory(pid: int) -> int:
 
 def _program(pid: int) -> str:
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ").split(" ")
     except OSError:
         return ""
     return next((role for module, role in PROGRAMS.items() if module in words), "")

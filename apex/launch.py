@@ -20,6 +20,7 @@ from apex.hosts_file import OPTION as HOSTS
 from apex.key_folder import ROLES, read_keys
 from apex.launch_hosts import train_on_hosts
 from apex.lifecycle import FAILED, FINISHED, REFUSED, Stop, log_to, stop_on_signals
+from apex.nursery import Nursery
 from apex.options import parse_config
 from apex.ports import PortClaims
 from apex.resume import ACCEPT, reopen, take_option, take_resume
@@ -96,17 +97,18 @@ def run(
 
     `out` is where it is shown, standard output if None; `environment` goes to the programs on top of this one's.
     """
-    schema = describe(config.environment, config.actor.n_step)
     if config.run.single_process:
-        return run_here(config, schema, stop, argv, out)
-    with PortClaims() as claims:
+        return run_here(config, describe(config.environment, config.actor.n_step), stop, argv, out)
+    # The nursery loads while the rest is being prepared.
+    with Nursery(environment or {}) as nursery, PortClaims() as claims:
+        schema = describe(config.environment, config.actor.n_step)
         config, sizes = fit(config, schema, partial(say, stream=out), free=claims.claim)
         _check_keys(config)
         if stop.requested:
             return None
         folder = RunFolder.create(config, schema, argv=argv)
         with hold(folder.path):
-            return _run(folder, config, sizes, stop, compose, out, environment)
+            return _run(folder, config, sizes, stop, nursery, compose, out, environment)
 
 
 def run_here(config: Config, schema: Schema, stop: Stop, argv: Sequence[str], out: TextIO | None) -> Outcome:
@@ -147,14 +149,14 @@ def resume(name: str, argv: Sequence[str], stop: Stop, compose: Composer | None 
     _check_keys(config)
     from apex.resume_survey import survey  # It reads tensors; a run that begins need not wait for torch.
 
-    with hold(folder.path), PortClaims() as claims:
+    with hold(folder.path), Nursery({}) as nursery, PortClaims() as claims:
         for line in survey(folder, config, accept=ACCEPT in argv):
             say(line)
         config, sizes = fit(config, folder.schema, say, store_path(folder.run_id), free=claims.claim)
         if stop.requested:
             return FINISHED
         folder.go_on(config, argv=argv)
-        return _tell(_run(folder, config, sizes, stop, compose))
+        return _tell(_run(folder, config, sizes, stop, nursery, compose))
 
 
 def _tell(outcome: Outcome | None) -> int:
@@ -178,6 +180,7 @@ def _run(
     config: Config,
     sizes: list[str],
     stop: Stop,
+    nursery: Nursery,
     compose: Composer | None,
     out: TextIO | None = None,
     environment: Mapping[str, str] | None = None,
@@ -204,7 +207,15 @@ def _run(
             watch.tick()
             disk.look()
 
-        ending = supervise(programs, stop, logs=folder.logs, tell=watch.tell, tick=tick, environment=environment or {})
+        ending = supervise(
+            programs,
+            stop,
+            logs=folder.logs,
+            tell=watch.tell,
+            tick=tick,
+            environment=environment or {},
+            nursery=nursery,
+        )
     return Outcome(folder, ending, watch.status)
 
 
@@ -229,7 +240,8 @@ def make_programs(config: Config, folder: RunFolder, watch: Watch) -> list[Progr
 
     def ours(role: str, module: str, *arguments: str, **options: Any) -> Program:
         command = (*python, module, *arguments)
-        return Program(role=role, command=command, stuck_seconds=config.run.stuck_seconds, **options)
+        copied = module != "apex.replay"  # It needs no torch, and is there sooner without.
+        return Program(role=role, command=command, stuck_seconds=config.run.stuck_seconds, copied=copied, **options)
 
     programs = []
     for shard in range(num_shards):

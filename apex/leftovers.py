@@ -51,7 +51,7 @@ def find_orphans(processes: Path) -> list[Orphan]:
     roles: dict[int, tuple[str, int]] = {}
     for folder in processes.glob("[0-9]*"):
         try:
-            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            words = (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").split(" ")
             status = (folder / "status").read_text(errors="replace")
         except OSError:  # It has ended.
             continue

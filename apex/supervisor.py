@@ -24,8 +24,8 @@ from apex.lifecycle import (
     REFUSED,
     Stop,
     Wait,
-    die_with_parent,
 )
+from apex.nursery import Nursery, Process, be_nice, belong_to
 from apex.watchdog import Listener, Silence, is_traced
 
 log = logging.getLogger("apex")
@@ -53,6 +53,7 @@ class Program:
     niceness: int = 0  # above 0: runs when nobody else wants the core
     stuck_seconds: float = 0.0  # without a sign of life by sd_notify; past it, it is killed; 0: it need give none
     ready: Callable[[], bool] = lambda: True  # it is started, and started again, once this holds
+    copied: bool = False  # started by the nursery, where there is one; its command is PYTHON -u -m MODULE ...
 
 
 class Ending(NamedTuple):
@@ -88,13 +89,14 @@ def supervise(
     tell: Callable[[str], None] = lambda sentence: None,
     tick: Callable[[], None] = lambda: None,
     environment: Mapping[str, str] = MappingProxyType({}),
+    nursery: Nursery | None = None,
 ) -> Ending:
     """Runs until asked to stop or until a program that matters ends; nothing is left running whatever is raised.
 
     Each program writes to `logs`/ROLE.log. `tell` hears of what a person wants to know; `tick` is called every 0.2 s.
-    `environment` is added to this program's own for them.
+    `environment` is added to this program's own for them. `nursery` starts those that are to be copied.
     """
-    running = [_Running(program, logs / f"{program.role}.log", tell, environment) for program in programs]
+    running = [_Running(program, logs / f"{program.role}.log", tell, environment, nursery) for program in programs]
     standstill = Wait("launcher")
     try:
         while not stop.requested:
@@ -125,7 +127,12 @@ class _Running:
     """A program in all its lives."""
 
     def __init__(
-        self, program: Program, log: Path, tell: Callable[[str], None], environment: Mapping[str, str]
+        self,
+        program: Program,
+        log: Path,
+        tell: Callable[[str], None],
+        environment: Mapping[str, str],
+        nursery: Nursery | None,
     ) -> None:
         self.program = program
         self.num_endings = 0
@@ -133,8 +140,9 @@ class _Running:
         self._log = log
         self._tell = tell
         self._environment = environment
+        self._nursery = nursery if program.copied else None
         self._budget = CrashBudget(program.crash_budget)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._start_at: float | None = 0.0  # None: given up
         self._ended_well = False  # the last time: what is said of it waits until it is seen to be missed
         self._listener: Listener | None = None
@@ -145,7 +153,8 @@ class _Running:
     def check(self, now: float) -> Ending | None:
         """Starts what is due, and looks after what has ended; returns an ending if it is the run's."""
         if self._process is None:
-            if self._start_at is not None and now >= self._start_at and self.program.ready():
+            is_due = self._start_at is not None and now >= self._start_at and self.program.ready()
+            if is_due and not (self._nursery is not None and self._nursery.loading):
                 self._start()
             return None
         status = self._process.poll()
@@ -191,7 +200,7 @@ class _Running:
         if self.program.stuck_seconds:
             self._listener = Listener(self.program.stuck_seconds)
         own = self._listener.environment if self._listener else {}
-        self._process = _spawn(self.program, self._log, {**self._environment, **own})
+        self._process = _spawn(self.program, self._log, {**self._environment, **own}, self._nursery)
 
     def _words(self) -> str:
         if self._stuck_for:
@@ -224,7 +233,7 @@ class _Running:
         """Asks the program to end."""
         if self._process is not None and self.alive:
             self._tell(f"stopping {self.program.role}")
-            self._process.terminate()
+            self._process.send_signal(signal.SIGTERM)
 
     def stop(self, asked_at: float) -> None:
         """Waits for the grace of a program that was asked to end, and kills what is left of it."""
@@ -249,25 +258,21 @@ class _Running:
             self._listener.close()
 
 
-def _spawn(program: Program, log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    parent = os.getpid()
+def _spawn(program: Program, log: Path, environment: dict[str, str], nursery: Nursery | None) -> Process:
+    parent, environment = os.getpid(), {**os.environ, **environment}
 
     def before_exec() -> None:
-        die_with_parent()  # By SIGKILL: nothing else ends a program that is stuck, or was stopped.
-        if os.getppid() != parent:  # It died before the line above.
-            os._exit(NEIGHBOUR_GONE)
-        os.nice(program.niceness)
-        if program.niceness:
-            with suppress(OSError):  # Where the kernel groups sessions, a process is nice to its own session alone.
-                Path("/proc/self/autogroup").write_text(str(program.niceness))
+        belong_to(parent)
+        be_nice(program.niceness)
 
     with _open_log(log) as output:
-        return subprocess.Popen(
+        process = nursery and nursery.start(program.command, environment, program.niceness, output.fileno())
+        return process or subprocess.Popen(
             program.command,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
+            env=environment,
             start_new_session=True,  # Ctrl-C reaches the supervisor alone, which then stops the roles in order.
             preexec_fn=before_exec,
         )

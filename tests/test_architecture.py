@@ -76,7 +76,7 @@ FLOORS = [
     {"learner_loop", "chaos_saves"},
     {"actor", "replay", "learner", "evaluator"},
     # 6: what people start.
-    {"newest_policy", "single_process"},
+    {"newest_policy", "single_process", "nursery"},
     {"supervisor", "evaluation", "watch", "status", "resume", "keys", "learning_curves", "run_facts", "report_video"},
     {"curve_picture", "report_page"},
     {"plot", "report"},
@@ -123,6 +123,7 @@ OWNERS = {
     "cv2": {"environment", "gymnasium_environment", "video", "report_video"},
     "PIL": {"video", "caption"},
     "pygame": {"window"},
+    "setproctitle": {"nursery"},
     "tensorboardX": {"metrics"},
     "torch": {
         "networks",
@@ -153,6 +154,7 @@ OWNERS = {
     "subprocess": {
         "launch",
         "supervisor",
+        "nursery",
         "run_folder",
         "replay_bed",
         "bench_report",

@@ -367,7 +367,7 @@ def learner_of(folder):
     """The process id of the learner itself, not of its children."""
     learners = {}
     for pid in running_in(folder):
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").split(b" ")
         if b"apex.learner" in command:
             parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
             learners[pid] = parent
