@@ -209,7 +209,7 @@ class ParameterPublisher:
 
     def __init__(self, context: Context, endpoint: str, codec: Codec, *, repeat_seconds: float = 5.0) -> None:
         self._codec = codec
-        self._socket = context.socket(zmq.PUB)  # An XPUB keeps every subscription until somebody reads it.
+        self._socket = context.socket(zmq.XPUB)  # It tells of subscriptions, which a PUB does not.
         prepare(self._socket, high_water_mark=2, max_bytes=1_024, linger=0.2)
         self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)
         bind(self._socket, endpoint, "parameters")

@@ -94,7 +94,7 @@ def test_a_message_above_the_limit_never_reaches_the_program(context, endpoint):
 
 
 def test_parameters_a_newcomer_gets_the_newest_at_once(context, endpoint):
-    publisher = ParameterPublisher(context, endpoint, CODEC)
+    publisher = ParameterPublisher(context, endpoint, CODEC, repeat_seconds=1_000.0)
     for version in (1, 2):
         publisher.publish(Parameters(version, VALUES))
     subscriber = ParameterSubscriber(context, endpoint, CODEC, num_parameters=10)
@@ -130,7 +130,7 @@ def test_parameters_a_slow_reader_skips_what_is_old_and_ends_with_the_newest(con
 
 
 def test_parameters_of_another_network_are_refused(context, endpoint):
-    publisher = ParameterPublisher(context, endpoint, CODEC)
+    publisher = ParameterPublisher(context, endpoint, CODEC, repeat_seconds=1_000.0)
     publisher.publish(Parameters(1, VALUES[:5]))
     subscriber = ParameterSubscriber(context, endpoint, CODEC, num_parameters=10)
 
