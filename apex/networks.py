@@ -100,8 +100,12 @@ class Head(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """[B, num_features] -> float32 [B, num_outputs]."""
         hidden = torch.relu(self.hidden(features))
-        with torch.autocast(hidden.device.type, enabled=False):
-            output: Tensor = self.output(hidden.float())
+        device = hidden.device.type
+        if not torch.is_autocast_enabled(device):  # To say so again would take a small network as long as a layer.
+            output: Tensor = self.output(hidden)
+            return output
+        with torch.autocast(device, enabled=False):
+            output = self.output(hidden.float())
         return output
 
 

@@ -7,7 +7,8 @@ back, because to look would be to wait.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import NamedTuple, Protocol
 
 import torch
@@ -73,6 +74,7 @@ class EagerUpdate:
         self._one_pass = one_pass
         self._config = config
         self._online = online
+        self._parameters = list(online.parameters())
         self._target = target
         self._optimizer = optimizer
 
@@ -80,7 +82,8 @@ class EagerUpdate:
         """Changes the online network, if loss and gradient are finite."""
         device, fast = batch.stacks.device.type, self._config.bfloat16 == "on"
         # A cache of converted weights would outlive a captured graph's memory.
-        with torch.autocast(device, torch.bfloat16, enabled=fast, cache_enabled=device == "cpu"):
+        autocast = torch.autocast(device, torch.bfloat16, cache_enabled=device == "cpu") if fast else nullcontext()
+        with autocast:
             q, next_q = self._online_q(batch.stacks)
             with torch.no_grad():
                 next_q_target = self._target(batch.stacks[1])
@@ -94,16 +97,17 @@ class EagerUpdate:
             batch.weights,
             kind=self._config.loss,
         )
-        self._optimizer.zero_grad(set_to_none=True)
+        for parameter in self._parameters:
+            parameter.grad = None
         loss.loss.backward()  # type: ignore[no-untyped-call]
-        norm = nn.utils.clip_grad_norm_(self._online.parameters(), self._config.max_gradient_norm)
+        norm = clip_gradients(self._parameters, self._config.max_gradient_norm)
         finite = torch.isfinite(loss.loss.detach()) & torch.isfinite(norm)
         if device == "cpu":
             if finite:
                 self._optimizer.step()
         else:
             step_or_undo(self._optimizer, finite)
-        figures = Figures(loss.loss.detach(), q.detach().max(1).values.mean(), loss.td_errors.mean(), norm.detach())
+        figures = Figures(loss.loss.detach(), q.detach().amax(1).mean(), loss.td_errors.mean(), norm.detach())
         return Updated(loss.td_errors, finite, figures)
 
     def _online_q(self, stacks: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,6 +118,18 @@ class EagerUpdate:
         q = self._online(stacks[0])
         with torch.no_grad():
             return q, self._online(stacks[1])
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
+    """Scales all gradients so that their joint norm is `max_norm` at most; returns what it was, float32[].
+
+    What `nn.utils.clip_grad_norm_` computes, without its sorting by device and type, which takes four times as long.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+    return norm
 
 
 @torch.no_grad()

@@ -22,6 +22,7 @@ from apex.update import (
     GraphUpdate,
     Updated,
     _changed_by,
+    clip_gradients,
     make_update,
     place,
     step_or_undo,
@@ -133,7 +134,7 @@ def test_no_converted_weight_outlives_a_graph(monkeypatch, device, cached):
     stacks = SimpleNamespace(device=torch.device(device))
     with pytest.raises(InterruptedError):
         step(make_batch()._replace(stacks=stacks))
-    assert asked == [((device, torch.bfloat16), {"enabled": True, "cache_enabled": cached})]
+    assert asked == [((device, torch.bfloat16), {"cache_enabled": cached})]
 
 
 def test_the_figures_are_what_their_names_say():
@@ -292,3 +293,17 @@ def test_a_step_can_be_taken_back_without_a_look_also_the_first_one(optimizer, f
     plain.step()
     for one, other in zip(*(network.parameters() for network in networks), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 1e6])
+def test_gradients_are_clipped_as_torch_does_it(max_norm):
+    torch.manual_seed(0)
+    ours, theirs = ([nn.Parameter(torch.zeros(shape)) for shape in ((3, 4), (5,), (2, 2))] for _ in range(2))
+    for own, other in zip(ours[:2], theirs[:2], strict=True):  # The last one has no gradient.
+        own.grad = torch.randn_like(own)
+        other.grad = own.grad.clone()
+    norm = clip_gradients(ours, max_norm)
+    assert torch.equal(norm, nn.utils.clip_grad_norm_(theirs, max_norm))
+    for own, other in zip(ours[:2], theirs[:2], strict=True):
+        assert torch.equal(own.grad, other.grad)
+    assert ours[2].grad is None
