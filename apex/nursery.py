@@ -29,9 +29,11 @@ from apex.lifecycle import FAILED, FINISHED, NEIGHBOUR_GONE, become_subreaper, d
 
 MODULES = ("torch", "gymnasium", "apex.learner", "apex.evaluator", "apex.actor")  # loaded once for all
 LOAD_SECONDS = 60.0  # that a nursery may take to load; past them nobody waits for it any more
-FORK_SECONDS = 5.0  # that it may take to start a program
+FORK_SECONDS = 2.0  # that it may take to start a program
+KILL_SECONDS = 1.0  # the kernel's time to end what was sent SIGKILL
 ADOPT_SECONDS = 2.0  # that a program waits for the supervisor to become its parent
 MAX_BYTES = 1 << 20  # of a request: mostly the environment's variables
+GO = b"!"  # what a copy waits for: its supervisor knows of it
 
 log = logging.getLogger("apex")
 
@@ -95,19 +97,24 @@ class Nursery:
         self._give_up_at = time.monotonic() + LOAD_SECONDS
         self._ready = False
         parent = os.getpid()
-        with theirs:
-            command = (sys.executable, "-u", "-m", "apex.nursery", str(theirs.fileno()), str(parent))
-            self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, **environment},
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-                preexec_fn=lambda: belong_to(parent),
-            )
-        self._link.send(json.dumps(list(modules)).encode())  # Not by its command line, which would look like theirs.
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    (sys.executable, "-u", "-m", "apex.nursery", str(theirs.fileno()), str(parent)),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env={**os.environ, **environment},
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                    preexec_fn=lambda: belong_to(parent),
+                )
+            self._link.send(
+                json.dumps(list(modules)).encode()
+            )  # Not by its command line, which would look like theirs.
+        except OSError as error:
+            self._lose(str(error))
 
     def __enter__(self) -> Nursery:
         return self
@@ -138,26 +145,32 @@ class Nursery:
         if self._process is None or self.loading:
             return None
         request = {"command": list(command), "environment": dict(environment), "niceness": niceness}
+        reader, writer = os.pipe()
         try:
             become_subreaper(True)
-            socket.send_fds(self._link, [json.dumps(request).encode()], [output])
+            socket.send_fds(self._link, [json.dumps(request).encode()], [output, reader])
             if not select.select([self._link], [], [], FORK_SECONDS)[0]:
                 raise TimeoutError(f"no answer within {FORK_SECONDS:.0f} s")
             answer = self._receive()
             if not answer:
                 raise ConnectionError("it has ended")
-            return Copy(json.loads(answer)["pid"])
+            copy = Copy(json.loads(answer)["pid"])
+            os.write(writer, GO)
+            return copy
         except OSError as error:
             self._lose(str(error))
             return None
         finally:
             become_subreaper(False)
+            os.close(reader)
+            os.close(writer)  # A copy that nobody knows of ends here: the program is started the slow way.
 
     def close(self) -> None:
         """Ends it; the programs that it has started go on."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(KILL_SECONDS)
         self._process = None
         self._link.close()
 
@@ -211,7 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(link: socket.socket, parent: int) -> Callable[[], int] | None:
     """Returns in the nursery with None, in each copy with what that should run."""
     while True:
-        message, fds, _, _ = socket.recv_fds(link, MAX_BYTES, 1)
+        message, fds, _, _ = socket.recv_fds(link, MAX_BYTES, 2)
         if not message:
             return None
         request = _Request(**json.loads(message))
@@ -220,13 +233,14 @@ def _serve(link: socket.socket, parent: int) -> Callable[[], int] | None:
             _fork_orphan(writer)
             for each in (reader, writer):
                 os.close(each)
-            _prepare(request, parent, fds[0])
+            _prepare(request, parent, *fds)
             return lambda: _run(request.command)
         os.close(writer)
         os.wait()  # So the program is the supervisor's when that hears of it.
         with os.fdopen(reader, "rb") as pipe:
             link.send(json.dumps({"pid": int(pipe.read())}).encode())
-        os.close(fds[0])
+        for each in fds:
+            os.close(each)
 
 
 def _fork_orphan(writer: int) -> None:
@@ -237,13 +251,16 @@ def _fork_orphan(writer: int) -> None:
         os._exit(FINISHED)
 
 
-def _prepare(request: _Request, parent: int, output: int) -> None:
+def _prepare(request: _Request, parent: int, output: int, go: int) -> None:
     """What `subprocess.Popen` would do between fork and exec."""
     os.setsid()  # Ctrl-C reaches the supervisor alone, which then stops the roles in order.
     deadline = time.monotonic() + ADOPT_SECONDS
     while os.getppid() != parent and time.monotonic() < deadline:
         time.sleep(0.0005)
     belong_to(parent)
+    if os.read(go, 1) != GO:
+        os._exit(NEIGHBOUR_GONE)
+    os.close(go)
     be_nice(request.niceness)
     for standard in (1, 2):
         os.dup2(output, standard)

@@ -18,6 +18,7 @@ from apex.sockets import Context, Reader, Socket, bind, connect, prepare, receiv
 from apex.types import Parameters, PriorityUpdate, Receipt, SampleBatch, Schema, Stream
 from apex.wire import Codec
 
+MAX_SUBSCRIPTIONS = 1_000  # read at a time
 COALESCE_SECONDS = 0.2  # new subscriptions within this time are answered by one publish
 CONTROL_MARGIN = 4_096
 
@@ -226,8 +227,13 @@ class ParameterPublisher:
     def serve(self, timeout: float) -> None:
         """Answers new subscriptions, those of 200 ms together; waits up to `timeout` seconds for one."""
         timeout = min(timeout, max(0.0, self._answer_at - time.monotonic()))
-        if (parts := receive(self._socket, timeout)) and parts[0][:1] == b"\x01":
-            self._answer_at = min(self._answer_at, time.monotonic() + COALESCE_SECONDS)
+        for _ in range(MAX_SUBSCRIPTIONS):
+            parts = receive(self._socket, timeout)
+            if not parts:
+                break
+            timeout = 0.0
+            if parts[0][:1] == b"\x01":
+                self._answer_at = min(self._answer_at, time.monotonic() + COALESCE_SECONDS)
         if time.monotonic() >= self._answer_at:
             self._send()
 

@@ -171,6 +171,23 @@ def test_a_nursery_that_does_not_answer_is_waited_for_no_more(nursery, tmp_path,
     assert "no answer within" in caplog.text
 
 
+def test_a_copy_that_nobody_knows_of_runs_nothing(nursery, tmp_path, monkeypatch):
+    """The answer came too late: the program was started the slow way by then."""
+    monkeypatch.setattr("apex.nursery.Copy", lambda pid: (_ for _ in ()).throw(OSError(f"lost sight of {pid}")))
+    assert start(nursery, tmp_path / "log", "sleeper") is None
+    monkeypatch.undo()
+    time.sleep(0.5)
+    assert (tmp_path / "log").read_text() == ""
+
+
+def test_a_nursery_that_cannot_be_started_is_done_without(modules, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "nowhere"))
+    with Nursery(modules, ["early"]) as nursery:
+        assert not nursery.loading
+        assert start(nursery, tmp_path / "log", "facts") is None
+    assert "the nursery is lost" in caplog.text
+
+
 class UntilLogged(Stop):
     """A Stop that is requested once a log has some words."""
 
