@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
+from test_supervisor import DEADLINE_SECONDS, is_running, wait_until
 
 from apex.lifecycle import FINISHED, Stop
 from apex.nursery import Nursery
 from apex.supervisor import Program, supervise
 
-DEADLINE_SECONDS = 30.0
 FACTS = """
 import json, os, sys, threading
 
@@ -57,13 +57,6 @@ def nursery(modules):
         yield nursery
 
 
-def wait_until(condition):
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never held"
-        time.sleep(0.01)
-
-
 def command(module, *arguments):
     return (sys.executable, "-u", "-m", module, *arguments)
 
@@ -71,13 +64,6 @@ def command(module, *arguments):
 def start(nursery, log, module, *arguments, environment=None, niceness=0):
     with log.open("ab") as output:
         return nursery.start(command(module, *arguments), environment or dict(os.environ), niceness, output.fileno())
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
-        return False
 
 
 def test_a_copy_has_all_that_a_program_of_its_own_has(nursery, tmp_path):
