@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Checks everything: format, lint, types, shell scripts, tests, coverage. Sets up .venv the first time.
 #
-#   ./test.sh                    all of it
-#   ./test.sh -k sum_tree -x     arguments go to pytest, and the coverage bars are left out
+#   ./test.sh                    all of it, and that every statement of the parts that learn is tested
+#   ./test.sh --coverage         the same with the coverage of every part, which takes a third longer
+#   ./test.sh -k sum_tree -x     arguments go to pytest, and coverage is left out
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 # shellcheck source=venv.sh
@@ -12,6 +13,10 @@ PATH="$PWD/.venv/bin:$PATH"
 
 # Every statement and branch of these is tested: the parts in which a mistake would be learned from.
 LEARNING=(types config sum_tree n_step rate_limiter exploration networks losses optimizers sizing segments 'store*')
+TESTS_OF_LEARNING=(
+  tests/test_{allocator,blocks,config,direct_draws,exploration,losses,n_step,networks,optimizers,rate_limiter}.py
+  tests/test_{segments,sizing,stacks,sum_tree,window}.py tests/test_store*.py
+)
 
 ruff format --check .
 ruff check .
@@ -22,15 +27,20 @@ else
   echo "shellcheck is not installed: the shell scripts were not checked" >&2
 fi
 
-if (($#)); then
+if (($#)) && [[ $1 != --coverage ]]; then
   exec pytest "$@"
 fi
+# One process more than cores: those that start whole runs (tests/conftest.py) wait for them most of the time.
+processes=$(($(nproc) < 4 ? $(nproc) + 1 : 4))
+run() { pytest --numprocesses "$processes" --dist loadfile --no-loadscope-reorder "$@"; }
+include="$(printf 'apex/%s.py,' "${LEARNING[@]}")"
 export COVERAGE_FILE="$PWD/.coverage" # Programs that the tests start elsewhere write here, and nowhere else.
 coverage erase
-# One process more than cores: those that start whole runs (tests/conftest.py) wait for them most of the time. The two
-# reports say what was covered.
-processes=$(($(nproc) < 4 ? $(nproc) + 1 : 4))
-pytest --numprocesses "$processes" --dist loadfile --no-loadscope-reorder --cov --cov-report=
-coverage report --fail-under=90
-include="$(printf 'apex/%s.py,' "${LEARNING[@]}")"
+if (($#)); then
+  run --cov --cov-report=
+  coverage report --fail-under=90
+else
+  run --cov --cov-report= "${TESTS_OF_LEARNING[@]}"
+  run "${TESTS_OF_LEARNING[@]/#/--ignore=}"
+fi
 coverage report --include="${include%,}" --fail-under=100

@@ -57,29 +57,29 @@ ATARI = Config(
     ),
 )
 
-# Pong, made for small machines: the fewest samples per unit of learning. A network of half the width and, on few cores,
-# a batch of a quarter make an update about twelve times cheaper. How many actors explore, and how large a batch is,
-# follows from the machine: 16 and 128 on two cores.
+# Pong, made for small machines: as many small updates as the cores can make. With a network of a quarter of the width
+# and, on few cores, a batch of an eighth an update costs about a twentieth. How many actors explore, and how large a
+# batch is, follows from the machine: 16 and 64 on two cores.
 PONG = Config(
     environment=EnvironmentConfig(id="ALE/Pong-v5"),
     actor=ATARI.actor,
     replay=ReplayConfig(
         capacity=200_000,  # paper: 2 M; some games of every actor are enough here
         min_size_to_sample=10_000,  # paper: 50,000; about 5 s of two cores
-        # Paper: free running, about 0.8. On few cores samples are scarce, not steps: a crude trial with this network,
-        # batch and rate was at 18 after 28 minutes and 0.97 M steps with 6, and with 0.6 still at -21 after 2.4 M.
-        samples_per_insert=6.0,
+        # Paper: free running, about 0.8. On few cores samples are scarce, not steps: a crude trial was at 18 after 28
+        # minutes and 0.97 M steps with 6, and with 0.6 still at -21 after 2.4 M.
+        samples_per_insert=4.0,
         inserts_wait=True,  # what the actors leave of their core goes to sampling, loading and the evaluator
     ),
     learner=replace(
         ATARI.learner,
-        batch_size=0,  # paper: 512; by the machine, which is 128 on few cores
+        batch_size=0,  # paper: 512; by the machine, which is 64 on few cores
         learning_rate=3e-4,  # Adam; the smaller network and game bear it
         optimizer_epsilon=1e-5,
         target_period=500,  # paper: 2,500; updates are as few as the cores are
         publish_period=10,  # paper: not said; three times a second
     ),
-    network=NetworkConfig(width=0.5, hidden=256),  # paper: 1 and 512
+    network=NetworkConfig(width=0.25),  # paper: 1
     evaluator=replace(ATARI.evaluator, confirm_episodes=10, num_envs=10),  # where it is to end at a score
     checkpoint=CheckpointConfig(period=1_000),
 )
@@ -104,6 +104,7 @@ VECTOR = Config(
         target_period=100,
         publish_period=5,
         publish_seconds=0.0,  # the network is tiny
+        num_threads=1,  # and several threads would wait for each other, however many cores there are
     ),
     network=NetworkConfig(hidden=64, body_hidden=64),
     evaluator=EvaluatorConfig(

@@ -31,9 +31,9 @@ NODE_BYTES = 8  # of the sum-tree, which has two nodes for each of the next powe
 
 SAMPLES_PER_THREAD = 8  # A guess, not a measurement: with fewer, a thread mostly waits for the others.
 
-# A batch by the machine. 128 learned Pong on two cores, where its update takes 62 ms of one; 512 is the paper's. In
-# between a thread has 32 samples, so that an update takes about as long on any number of cores.
-SMALLEST_BATCH, LARGEST_BATCH = 128, 512
+# A batch by the machine. On two cores 64 learns Pong, where an update of a quarter of the width takes 27 ms; 512 is the
+# paper's. In between a thread has 32 samples, so that an update takes about as long on any number of cores.
+SMALLEST_BATCH, LARGEST_BATCH = 64, 512
 BATCH_PER_THREAD = 32
 
 # To draw and decode a batch of 512 takes 5 to 7 ms of a core (docs/performance.md). On a CPU its update takes a hundred
@@ -99,11 +99,13 @@ def explain(config: Config, machine: Machine, schema: Schema) -> list[str]:
             f"  {_count(missing, 'actor id')} must come from other hosts, or raise actor.num_processes "
             "or actor.envs_per_process"
         )
-    busy = actor.num_processes * actor.num_threads
+    cores = actor.num_processes * actor.num_threads
+    busy = _busy_cores(sized, actor, machine) / cores
+    waiting = f" that are busy for {busy:.0%} of the time" if busy < 1 and not _uses_gpu(learner, machine) else ""
     lines += [
         f"learner: {'GPU, ' if _uses_gpu(learner, machine) else ''}{_count(learner.num_threads, 'thread')} beside "
-        f"{_count(busy, 'core')} of actors; replay, {_count(learner.num_loaders, 'loader')} and evaluator share what "
-        f"is left of {machine.cores}",
+        f"{_count(cores, 'core')} of actors{waiting}; "
+        f"replay, {_count(learner.num_loaders, 'loader')} and evaluator share what is left of {machine.cores}",
         f"  batches of {learner.batch_size}; {_explain_format(config.learner, machine)}",
     ]
     lines += _explain_idle_cores(config, sized, machine)
@@ -191,6 +193,15 @@ def _actor_cores(config: Config, machine: Machine) -> int:
     return half
 
 
+def _busy_cores(config: Config, actor: ActorConfig, machine: Machine) -> float:
+    """How many cores the actors keep busy: where inserts wait for samples, a process may work for a part of the time.
+
+    On two cores Pong's actors do, and the learner makes 30 updates/s with a second thread where it makes 25 with one.
+    """
+    cores, replay = actor.num_processes * actor.num_threads, config.replay
+    return min(cores, machine.cores / (1 + replay.samples_per_insert)) if replay.inserts_wait else cores
+
+
 def _replay_cores(config: Config) -> int:
     """One for each shard's writer, and for each sampler: there are some where loaders do not draw for themselves."""
     samplers = 0 if config.transport.shared_memory else config.replay.num_samplers
@@ -203,7 +214,7 @@ def _size_learner(config: Config, actor: ActorConfig, machine: Machine) -> Learn
     Below 8 cores these have none of their own: they are busy for a fraction of the time, and fill the learner's gaps.
     """
     learner, on_gpu = config.learner, _uses_gpu(config.learner, machine)
-    left = max(1, machine.cores - actor.num_processes * actor.num_threads - machine.cores // 8)
+    left = max(1, round(machine.cores - _busy_cores(config, actor, machine) - machine.cores // 8))
     batch_size = learner.batch_size
     if not batch_size:
         threads = min(learner.num_threads or left, machine.cores)  # More than cores make no update wider.

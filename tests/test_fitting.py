@@ -41,7 +41,7 @@ def run_limited(config):
 def test_every_size_is_a_number_and_the_arithmetic_is_told():
     config, sizes = fit(CONFIG, SCHEMA, lambda sentence: None)
     assert min(config.actor.num_processes, config.actor.envs_per_process, config.learner.num_threads) >= 1
-    assert config.learner.batch_size >= 128
+    assert config.learner.batch_size >= 64
     assert config.learner.bfloat16 != "auto"
     assert sizes[0].startswith("machine: ")
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from apex.config import LearnerConfig
-from apex.optimizers import make_optimizer
+from apex.optimizers import make_optimizer, restore_optimizer
 
 PAPER = {"learning_rate": 6.25e-5, "rmsprop_decay": 0.95, "optimizer_epsilon": 1.5e-7}
 
@@ -125,6 +125,22 @@ def test_goes_on_after_a_restore_as_if_nothing_had_happened(make):
         step(optimizer, [x], [gradient])
         step(restored, [y], [gradient])
     assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("make", [rmsprop, adam])
+def test_a_state_from_elsewhere_gets_this_ones_order_of_memory_and_rate(make):
+    last = nn.Parameter(torch.ones(2, 3, 4, 4).contiguous(memory_format=torch.channels_last))
+    optimizer = make([last], learning_rate=0.1)
+    step(optimizer, [last], [np.arange(96.0).reshape(2, 3, 4, 4)])
+    plain = nn.Parameter(last.detach().clone(memory_format=torch.contiguous_format))
+    restored = make([plain], learning_rate=0.2)
+    restore_optimizer(restored, copy.deepcopy(optimizer.state_dict()))
+    assert restored.param_groups[0]["lr"] == 0.2
+    averages = [(restored.state[plain][name], value) for name, value in optimizer.state[last].items() if value.dim()]
+    assert len(averages) == 2
+    for own, saved in averages:
+        assert torch.equal(own, saved)
+        assert own.is_contiguous()
 
 
 def test_the_state_holds_both_averages_by_name():

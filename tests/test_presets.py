@@ -73,8 +73,8 @@ def test_pong_leaves_to_the_machine_what_depends_on_it():
     assert (ATARI.actor.num_actors, ATARI.learner.batch_size, ATARI.learner.bfloat16) == (0, 512, "auto")
 
 
-def test_pong_is_played_at_half_width_and_cartpole_until_it_is_solved():
-    assert PONG.network.width == 0.5
+def test_pong_is_played_at_a_quarter_of_the_width_and_cartpole_until_it_is_solved():
+    assert PONG.network.width == 0.25
     assert (CARTPOLE.run.stop_score, CARTPOLE.evaluator.confirm_episodes) == (475.0, 100)
     assert LUNARLANDER.run.stop_score == 200.0
 

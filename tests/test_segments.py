@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from ale_py.vector_env import AtariVectorEnv
 
-from apex.config import ConfigError
+from apex.config import ActorConfig, Config, ConfigError
 from apex.segments import SegmentBuilder
 from apex.types import Schema, Step
 
@@ -293,6 +293,19 @@ def counted_compressions():
         yield calls
     finally:
         sys.setprofile(None)
+
+
+def test_takes_its_knobs_from_the_configuration():
+    knobs = ActorConfig(gamma=0.5, segment_length=2)
+    schema = make_schema(n_step=1)
+    builder = SegmentBuilder.configured(Config(actor=knobs), schema, 1)  # Its environment's rewards are clipped.
+    twin = make_builder(schema, segment_length=2, clip=True, life_loss_terminates=True)
+    script = [make_episode([4.0, -3.0, 0.5], lives_lost=[1], terminated=True), make_episode([2.0], episode=1)]
+    cuts, wanted = drive([script], schema, builder), drive([script], schema, twin)
+    assert [cut.records.tolist() for now in cuts for cut in now] == [
+        cut.records.tolist() for now in wanted for cut in now
+    ]
+    assert [len(now) for now in cuts] == [1, 1]  # after two steps, and after four
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -45,13 +45,13 @@ def layout(result):
 @pytest.mark.parametrize(
     ("preset", "cores", "gpu", "expected"),
     [  # processes, environments of each, actors; the learner's threads, loaders, batch
-        ("pong", 1, False, (1, 16, 16, 1, 1, 128)),
-        ("pong", 2, False, (1, 16, 16, 1, 1, 128)),
-        ("pong", 4, False, (1, 16, 16, 3, 1, 128)),  # One actor process keeps three threads waiting for it no longer.
-        ("pong", 8, False, (2, 16, 32, 5, 1, 128)),
-        ("pong", 16, False, (4, 16, 64, 10, 1, 256)),
-        ("pong", 64, False, (17, 12, 200, 39, 1, 512)),  # 200,000 transitions hold a game of 200 actors.
-        ("pong", 192, False, (50, 4, 200, 64, 1, 512)),
+        ("pong", 1, False, (1, 16, 16, 1, 1, 64)),
+        ("pong", 2, False, (1, 16, 16, 2, 1, 64)),  # Its actors wait for the most part.
+        ("pong", 4, False, (1, 16, 16, 3, 1, 64)),
+        ("pong", 8, False, (1, 16, 16, 6, 1, 128)),
+        ("pong", 16, False, (3, 16, 48, 11, 1, 256)),
+        ("pong", 64, False, (12, 16, 192, 44, 1, 512)),
+        ("pong", 192, False, (34, 6, 200, 64, 1, 512)),
         ("pong", 2, True, (1, 16, 16, 1, 1, 512)),
         ("pong", 4, True, (2, 16, 32, 1, 1, 512)),
         ("pong", 16, True, (11, 16, 176, 1, 3, 512)),  # 16 - trainer - writer - 3 loaders
@@ -197,6 +197,27 @@ def test_actors_that_wait_for_samples_leave_their_cores_to_the_learner(samples_p
     assert layout(sized(config(replay={**ratio, "inserts_wait": True}), machine(16, gpu=True)))[0] == 11
 
 
+@pytest.mark.parametrize(
+    ("cores", "samples_per_insert", "threads"),
+    [(1, 6.0, 1), (2, 0.5, 1), (2, 6.0, 2), (4, 3.0, 3), (4, 9.0, 4), (8, 6.0, 6), (16, 6.0, 12)],
+)
+def test_the_learner_computes_on_the_cores_of_actors_that_wait_for_it(cores, samples_per_insert, threads):
+    ratio = {"samples_per_insert": samples_per_insert}
+    assert sized(config(replay={**ratio, "inserts_wait": True}), machine(cores)).learner.num_threads == threads
+    actors = layout(sized(config(replay=ratio), machine(cores)))[0]
+    assert sized(config(replay=ratio), machine(cores)).learner.num_threads == max(1, cores - actors - cores // 8)
+    assert sized(config(replay={**ratio, "inserts_wait": True}), machine(cores, gpu=True)).learner.num_threads == 1
+
+
+def test_explains_why_there_are_more_threads_than_cores():
+    tree = config(replay={"samples_per_insert": 7.0, "inserts_wait": True})
+    assert explain(tree, machine(2), images())[2] == (
+        "learner: 2 threads beside 1 core of actors that are busy for 25% of the time; replay, 1 loader and evaluator "
+        "share what is left of 2"
+    )
+    assert "busy" not in "\n".join(explain(tree, machine(16, gpu=True), images()))
+
+
 @pytest.mark.parametrize(("capacity", "expected"), [(60_000, 60), (160_000, 128), (50_000, 50)])
 def test_the_memory_holds_a_game_of_every_actor(capacity, expected):
     assert layout(sized(config(replay={"capacity": capacity}), machine(16)))[2] == expected
@@ -208,14 +229,14 @@ def test_the_memory_holds_a_game_of_every_actor(capacity, expected):
 @pytest.mark.parametrize(
     ("cores", "gpu", "num_threads", "batch"),
     [
-        (2, False, 0, 128),
+        (2, False, 0, 64),
         (16, False, 0, 128),  # 6 threads
         (32, False, 0, 256),  # 12
         (64, False, 0, 512),  # 24
         (192, False, 0, 512),
         (16, False, 8, 256),
-        (2, False, 64, 128),  # Threads beyond the cores make no update wider.
-        (64, False, 1, 128),
+        (2, False, 64, 64),  # Threads beyond the cores make no update wider.
+        (64, False, 1, 64),
         (2, True, 0, 512),
         (64, True, 0, 512),
     ],
@@ -433,7 +454,7 @@ def test_says_why_a_part_of_a_large_machine_has_nothing_to_do_and_what_would_cha
         "about 84 of 192 cores have no work: 100 actors in 100 processes; a higher --actors gives them some"
     ]
     assert idle_cores(pong, machine(192, gib=512)) == [
-        "about 75 of 192 cores have no work: the learner's batch is too small for more than 64 threads; a higher "
+        "about 91 of 192 cores have no work: the learner's batch is too small for more than 64 threads; a higher "
         "--learner.batch-size gives them some"
     ]
 

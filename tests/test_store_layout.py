@@ -13,15 +13,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from store_builders import SIZES, attach, create, make_segment, open_reader
+from store_builders import SIZES, attach, create, make_segment, open_reader, write_number
 
 from apex import store_file, store_place
 from apex.config import ConfigError
-from apex.store_file import require_processor
+from apex.store_file import DamagedMemoryError, require_processor
 from apex.store_layout import HEADER, STORED_RECORD, Sizes
-from apex.store_place import Ownership, beside, board_path, has_owner, is_wanted, remove
+from apex.store_place import (
+    Ownership,
+    beside,
+    board_path,
+    has_owner,
+    is_same_run,
+    is_wanted,
+    memory_id,
+    remove,
+    store_path,
+)
 from apex.store_reader import StoreReader
-from apex.types import Schema
+from apex.types import Schema, Stream
 
 FORK = multiprocessing.get_context("fork")
 
@@ -161,6 +171,32 @@ def test_what_cannot_be_read_counts_as_whole_so_that_who_opens_it_says_why(path)
     assert store_file.is_whole(path)
 
 
+def test_what_was_made_to_its_end_is_whole_and_nothing_else(path):
+    path.write_bytes(b"half")
+    assert not store_file.is_whole(path)
+    path.unlink()
+    create(path).close()
+    assert store_file.is_whole(path)
+
+
+def test_a_transition_out_of_its_place_is_named_as_damage(path):
+    writer = create(path)
+    writer.insert(make_segment(0, count=5))
+    writer.close()
+    offset = Sizes(SIZES["capacity"], SIZES["max_bytes"], SIZES["num_streams"]).offsets[2]
+    offset += 2 * STORED_RECORD.itemsize + STORED_RECORD.fields["key"][1]
+    write_number(path, offset, 40_002)
+    with pytest.raises(DamagedMemoryError, match="is damaged: of 5 transitions 1 are not in their place"):
+        attach(path)
+
+
+def test_tells_the_weight_of_every_live_key(path):
+    writer = create(path, priority_exponent=2.0)
+    writer.insert(make_segment(0, count=3, priority=[1, 2, 3]))
+    assert writer.weights(np.arange(3)).tolist() == [1.0, 4.0, 9.0]
+    writer.close()
+
+
 def test_a_store_appears_when_it_is_whole_and_has_an_owner_before(path):
     seen = []
     create(path, fill=lambda regions: seen.append((path.exists(), beside(path).exists(), has_owner(path)))).close()
@@ -267,6 +303,23 @@ def test_works_on_x86_whichever_its_name(path, monkeypatch, machine):
     monkeypatch.setattr(store_file.platform, "machine", lambda: machine)
     create(path).close()
     assert open_reader(path).size == 0
+
+
+def test_shards_of_one_run_know_each_other_by_name():
+    assert is_same_run(store_path(7, 0), store_path(7, 3))
+    assert not is_same_run(store_path(7, 0), store_path(8, 0))
+
+
+def test_a_stream_stays_in_its_shard_in_every_life():
+    assert [Stream(actor_id, incarnation=5).shard(3) for actor_id in range(5)] == [0, 1, 2, 0, 1]
+    assert Stream(4, incarnation=6).shard(3) == 1
+
+
+def test_a_memory_is_known_by_this_boot_and_this_mount(tmp_path, monkeypatch):
+    here = memory_id()
+    assert here == memory_id()
+    monkeypatch.setattr(store_place, "MEMORY", tmp_path)
+    assert memory_id() != here
 
 
 def test_a_store_is_wanted_while_somebody_holds_its_board(path):
