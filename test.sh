@@ -10,6 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 source ./venv.sh
 ensure_venv "$PWD" dev
 PATH="$PWD/.venv/bin:$PATH"
+unset PYTHONDONTWRITEBYTECODE # Hundreds of programs are started, and each would compile the package anew.
 
 # Every statement and branch of these is tested: the parts in which a mistake would be learned from.
 LEARNING=(types config sum_tree n_step rate_limiter exploration networks losses optimizers sizing segments 'store*')

@@ -156,7 +156,7 @@ def _start_children(
 
 
 def prepare_torch(config: LearnerConfig, device: torch.device) -> None:
-    """Sets this process up as a learner's: its threads, its stream or its allocator."""
+    """Sets this process up as a learner's: its threads (see also `make_update`), its stream or its allocator."""
     torch.set_num_threads(max(1, config.num_threads))
     if device.type == "cuda":
         # A graph cannot be captured on the default one.

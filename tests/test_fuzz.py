@@ -31,7 +31,7 @@ from apex.wire import Codec
 
 pytestmark = pytest.mark.no_cover  # Coverage, which would take half of the time, is test_wire's.
 
-MESSAGES = 50_000  # of each type
+MESSAGES = 20_000  # of each type; a million: python -m tests.fuzz
 ROOT = Path(__file__).parents[1]
 
 

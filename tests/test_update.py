@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from apex.config import LearnerConfig, NetworkConfig
-from apex.networks import flatten_parameters, make_network
+from apex.networks import QNetwork, flatten_parameters, make_network
 from apex.optimizers import make_optimizer
 from apex.types import Schema
 from apex.update import (
@@ -42,6 +43,10 @@ def make_batch(seed=0):
         discount=torch.full((B,), 0.97),
         weights=torch.from_numpy(rng.uniform(0.1, 1, B).astype(np.float32)),
     )
+
+
+def cut(batch, size):
+    return DeviceBatch(batch.stacks[:, :size], *(row[:size] for row in batch[1:]))
 
 
 def make_step(**knobs):
@@ -105,6 +110,79 @@ def test_both_states_in_one_pass_give_the_same_loss_td_errors_and_gradients(opti
         torch.testing.assert_close(gradient(one_network), gradient(plain_network), rtol=1e-3, atol=1e-6)
     assert passes == [2 * B] * 2
     assert all(parameter.grad is None for parameter in target.parameters())
+
+
+def test_halves_on_two_threads_are_the_same_step(monkeypatch):
+    """Within the rounding of float32, step after step, for an odd batch and for one that has no halves."""
+    plain, plain_network, _ = make_step(optimizer="adam", loss="huber", max_gradient_norm=1.0)
+    halves, network, target = make_step(optimizer="adam", loss="huber", max_gradient_norm=1.0, num_threads=2)
+    passes, whole = [], make_batch(3)
+    own_pass = QNetwork.forward
+    monkeypatch.setattr(
+        QNetwork, "forward", lambda self, x: passes.append((threading.get_ident(), len(x))) or own_pass(self, x)
+    )
+    for batch in (make_batch(0), make_batch(1), cut(whole, 7), cut(whole, 1), make_batch(2)):
+        expected = plain(batch)
+        passes.clear()
+        got = halves(batch)
+        size = len(batch.action)
+        assert sorted(rows for _, rows in passes) == sorted(3 * [size // 2, size - size // 2] if size > 1 else 3 * [1])
+        assert len({thread for thread, _ in passes}) == min(2, size)
+        torch.testing.assert_close(got.figures, expected.figures, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(got.td_errors, expected.td_errors, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(gradient(network), gradient(plain_network), rtol=1e-2, atol=1e-5)
+    assert flatten_parameters(network) == pytest.approx(flatten_parameters(plain_network), rel=1e-2, abs=1e-4)
+    assert all(parameter.grad is None for parameter in target.parameters())
+
+
+def test_what_one_half_cannot_use_changes_nothing():
+    halves, network, _ = make_step(num_threads=2)
+    before = flatten_parameters(network)
+    batch = make_batch()
+    batch.n_step_return[-1] = float("nan")
+    assert not halves(batch).finite
+    assert (flatten_parameters(network) == before).all()
+
+
+class Unused(nn.Module):
+    """One layer that gives the values, and one that nobody asks."""
+
+    def __init__(self):
+        super().__init__()
+        self.values, self.idle = nn.Linear(2, 3), nn.Linear(2, 3)
+
+    def forward(self, observation):
+        return self.values(observation.flatten(1))
+
+
+def test_a_parameter_that_no_half_uses_stays_without_a_gradient():
+    network, target = Unused(), Unused().requires_grad_(False)
+    config = LearnerConfig(num_threads=2)
+    update = make_update(config, network, target, torch.optim.SGD(network.parameters(), 0.1), CPU)
+    before = network.idle.weight.clone()
+    row = torch.ones(4)
+    assert update(DeviceBatch(torch.ones(2, 4, 1, 2), row.long(), row, row, row)).finite
+    assert network.idle.weight.grad is None
+    assert torch.equal(network.idle.weight, before)
+    assert network.values.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("num_threads", "buffers", "parts", "shared_by"),
+    [(0, 0, 1, 1), (1, 0, 1, 1), (2, 0, 2, 1), (2, 1, 1, 2), (3, 0, 1, 3)],
+)
+def test_two_threads_take_halves_and_more_share_every_operation(num_threads, buffers, parts, shared_by):
+    network = nn.Linear(1, 1)
+    for index in range(buffers):
+        network.register_buffer(f"buffer{index}", torch.zeros(1))
+    before = torch.get_num_threads()
+    try:
+        config = LearnerConfig(num_threads=num_threads)
+        update = make_update(config, network, network, torch.optim.SGD(network.parameters()), CPU)
+        assert len(update._networks) == parts
+        assert torch.get_num_threads() == shared_by
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(("device", "one_pass"), [("cpu", False), ("cuda", True)])
