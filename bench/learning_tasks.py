@@ -33,5 +33,5 @@ TASKS = {
     "cartpole": Task("CartPole-v1", ("--preset", "cartpole"), 100, 475.0, 20.0, 3.0, 3),
     "lunarlander": Task("LunarLander-v3", ("--preset", "lunarlander"), 100, 200.0, 120.0, 10.0, 3),
     "pong": Task("ALE/Pong-v5", ("--preset", "pong", "--stop-score", "18"), 10, 18.0, 1_800.0, 30.0, 2),
-    "breakout": Task("ALE/Breakout-v5", ("--env", "ALE/Breakout-v5"), 10, None, 3_600.0, 60.0, 2),
+    "breakout": Task("ALE/Breakout-v5", ("--preset", "pong", "--env", "ALE/Breakout-v5"), 10, None, 3_600.0, 60.0, 2),
 }
