@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import itertools
 import json
 import os
 import threading
@@ -419,7 +420,26 @@ def test_the_journal_goes_on_after_what_was_sent_last(aws, tmp_path, monkeypatch
             assert host.logs(settings, aws, metadata, Stop()) == FAILED
     first, second = tape.read_text().splitlines()
     assert "--after-cursor" not in first
+    assert "--unit=apex@actor.service" in first.split()
+    assert "*" not in first, "journalctl takes a pattern for what is in the journal when it starts"
     assert f"--after-cursor=c{now + 1}" in second
+
+
+def test_lines_that_come_together_are_told_together():
+    first, second = line(1), line(2)
+    reader, writer = os.pipe()
+    with open(reader, "rb") as journal, open(writer, "wb", buffering=0) as sender:
+        entries = host._entries(journal, Stop())
+        sender.write(f"{first}\n{second}\n{first[:9]}".encode())
+        assert [next(entries), next(entries)] == [host_logs.parse(first), host_logs.parse(second)]
+        sender.write(f"{first[9:]}\n".encode())
+        assert next(entries) == host_logs.parse(first)
+
+
+def test_a_journal_that_never_rests_is_sent_all_the_same(monkeypatch):
+    monkeypatch.setattr(host, "FLUSH_SECONDS", 0.0)
+    with open(os.devnull, "rb") as journal:
+        assert list(itertools.islice(host._entries(journal, Stop()), 1)) == [None]
 
 
 def test_the_learners_machine_ends_replay_and_evaluator_by_their_keys(aws, tmp_path):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from apex import host_logs
 from apex.config import TransportConfig
 from apex.environment import kind
 from apex.evaluator import main as evaluator
@@ -164,6 +165,11 @@ def test_a_service_may_write_only_where_it_must(path):
 def test_only_who_stops_other_units_is_root():
     root = {path.stem for path in SERVICES if not values(path, "User")}
     assert root == {"apex-end", "apex-max-hours", "apex-spot"}
+
+
+def test_what_every_unit_says_goes_to_cloudwatch():
+    followed = {word.removeprefix("--unit=") for word in host_logs.command("%i") if word.startswith("--unit=")}
+    assert followed == {path.name.replace("apex@", "apex@%i") for path in SERVICES}
 
 
 def test_enabling_a_role_brings_all_that_its_machine_needs():
