@@ -34,6 +34,8 @@ from apex.lifecycle import (
 )
 
 LOOK_SECONDS = 5.0  # between two looks, at the market's notice and for keys that are missing
+# What ends with a spot machine. The keys' too: within a minute they would tell the key again that is taken back.
+ACTOR_UNITS = ("apex@actor.service", "apex-keys.timer", "apex-keys.service")
 FLUSH_SECONDS = 5.0  # a line of the journal waits no longer for others
 
 Client = Callable[[str], Any]  # an AWS service's name -> its client
@@ -186,7 +188,7 @@ def spot(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop)
             notice = ""
         if notice:
             log.warning("the market takes this machine back: %s", notice)
-            status = subprocess.run(["systemctl", "stop", "apex@actor.service"], check=False).returncode
+            status = subprocess.run(["systemctl", "stop", *ACTOR_UNITS], check=False).returncode
             host_keys.leave(client("ssm"), settings, metadata.instance_id())
             return status
         _sleep(LOOK_SECONDS, stop)

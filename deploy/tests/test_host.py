@@ -407,7 +407,7 @@ def test_on_the_markets_notice_the_actors_stop_and_the_key_is_taken_back(aws, tm
     tape = give(monkeypatch, tmp_path, "systemctl", "")
     with metadata_service('{"action": "terminate"}') as metadata:
         assert host.spot(settings, aws, metadata, Stop()) == FINISHED
-    assert tape.read_text() == "stop apex@actor.service\n"
+    assert tape.read_text() == "stop apex@actor.service apex-keys.timer apex-keys.service\n"
     assert aws("ssm").get_parameters_by_path(Path="/apex/pong/", Recursive=True)["Parameters"] == []
 
 
