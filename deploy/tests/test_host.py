@@ -169,6 +169,20 @@ def test_a_learner_that_was_replaced_is_believed_alone(aws, tmp_path):
     assert listed(actor, "learner") == {"i-new"}
 
 
+def test_a_program_that_began_with_another_learners_key_is_to_begin_anew(aws, tmp_path):
+    """As that of an earlier cluster of the same name: Terraform knows nothing of what hosts have told."""
+    ssm, actor = aws("ssm"), machine(tmp_path, "actor")
+    boot(ssm, machine(tmp_path, "replay"), "i-r")
+    boot(ssm, machine(tmp_path, "learner", "old"), "i-old")
+    now = boot(ssm, actor, "i-a")
+    told, mark = host_keys.ask(ssm, actor, now), actor.keys / host_keys.CHANGED
+    for _ in range(2):
+        host_keys.believe(told, actor)
+        assert not mark.exists()
+    host_keys.believe([host_keys.Told("learner", "i-new", "0" * 64, now)], actor)
+    assert mark.exists()
+
+
 @pytest.mark.parametrize("value", ["00", "x" * 64, "0" * 64 + "\n" + "1" * 64])
 def test_what_is_no_key_becomes_no_line_of_a_list(aws, tmp_path, value):
     ssm, replay = aws("ssm"), machine(tmp_path, "replay")

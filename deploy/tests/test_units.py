@@ -17,6 +17,7 @@ from apex.config import TransportConfig
 from apex.environment import kind
 from apex.evaluator import main as evaluator
 from apex.host import make_parser
+from apex.host_keys import CHANGED
 from apex.host_role import role_command
 from apex.host_settings import ROLES, HostSettings
 from apex.lifecycle import HOPELESS, NEIGHBOUR_GONE, REFUSED
@@ -37,7 +38,7 @@ def values(path: Path, name: str) -> list[str]:
 def commands() -> list[str]:
     """Every command of every unit, without systemd's prefixes."""
     files = [*SERVICES, *UNITS.glob("*.service.d/*.conf")]
-    names = ("ExecStart", "ExecStartPre", "ExecStop", "ExecStopPost")
+    names = ("ExecStart", "ExecStartPre", "ExecStartPost", "ExecStop", "ExecStopPost")
     return [value.lstrip("+-!@:") for path in files for name in names for value in values(path, name)]
 
 
@@ -192,7 +193,7 @@ def test_enabling_a_role_brings_all_that_its_machine_needs():
 def call(tmp_path: Path, script: str, *words: str, systemctl: str = "", **environment: str) -> list[str]:
     """Runs a host script beside a systemctl that notes what it was asked; returns those calls."""
     tools = tmp_path / "tools"
-    tools.mkdir()
+    tools.mkdir(exist_ok=True)
     tape = tmp_path / "tape"
     tape.touch()
     (tools / "systemctl").write_text(f'#!/bin/sh\necho "$*" >>{tape}\n{systemctl}\n')
@@ -234,3 +235,10 @@ def test_a_machine_whose_end_fails_goes_off_all_the_same(tmp_path):
 
 def test_a_machine_stays_within_its_hours(tmp_path):
     assert call(tmp_path, "apex-max-hours", APEX_MAX_HOURS="1000000") == []
+
+
+def test_a_role_begins_anew_where_the_key_that_it_talks_to_has_changed(tmp_path):
+    assert call(tmp_path, "apex-rekeyed", str(tmp_path)) == []
+    (tmp_path / CHANGED).touch()
+    assert call(tmp_path, "apex-rekeyed", str(tmp_path)) == ["--no-block try-restart apex@*.service"]
+    assert not (tmp_path / CHANGED).exists()
