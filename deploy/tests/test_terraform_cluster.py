@@ -26,6 +26,14 @@ MUTATIONS = {
     "the older metadata service": ("replay.tf", '"required"', '"optional"', "answers IMDSv1"),
     "a policy for every resource": (
         "iam.tf", 'resources = ["${local.keys}/${each.key}/*"]', 'resources = ["*"]', "PublishOwnKey has Resource *"),
+    "a learner that ends anybody's hosts": (
+        "iam.tf", 'only     = { for key, value in local.tags : "aws:ResourceTag/${key}" => value }', "only     = {}",
+        "EndHosts has Resource arn:aws:ec2:"),
+    "a rule inside a group": (
+        "security.tf", 'description = "Ape-X ${var.name}: ${each.key}"\n',
+        'description = "Ape-X ${var.name}: ${each.key}"\n'
+        '  ingress {\n from_port = 0\n to_port = 0\n protocol = "-1"\n cidr_blocks = ["0.0.0.0/0"]\n }\n',
+        "has a rule of its own"),
     "a key in user data": (
         "boot.tf", "APEX_BUCKET      = var.bucket", 'APEX_BUCKET      = var.bucket, APEX_SECRET = sha256("")',
         "user data of learner has"),
