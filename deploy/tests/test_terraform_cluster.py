@@ -101,6 +101,18 @@ def test_the_rules_notice(what: str, found_in_mutant: list[str]) -> None:
     assert any(MUTATIONS[what][3] in violation for violation in found_in_mutant), found_in_mutant
 
 
+def test_the_learner_is_destroyed_before_its_way_to_the_bucket(cluster: Cluster) -> None:
+    configured = cluster.first_plan["configuration"]["root_module"]["resources"]
+    (learner,) = (item for item in configured if item["address"] == "aws_instance.learner")
+    way = {
+        item["address"]
+        for item in configured
+        if item["type"] in ("aws_route", "aws_route_table_association", "aws_vpc_endpoint", "aws_iam_role_policy")
+        or item["address"] == "aws_vpc_security_group_egress_rule.aws"
+    } - {"aws_iam_role_policy.flow_logs"}
+    assert set(learner["depends_on"]) == way
+
+
 def test_without_the_ladder_a_bound_would_restart_the_learner(cluster: Cluster, tmp_path: Path) -> None:
     mutant = cluster.terraform.copy(tmp_path / "mutant")
     mutant.edit("boot.tf", "    ignore_changes = [input]\n", "")
