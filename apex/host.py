@@ -21,9 +21,21 @@ from apex.host_end import end_cluster, leave_group
 from apex.host_metadata import Metadata
 from apex.host_role import role_command
 from apex.host_settings import ETC, HOME, ROLES, HostSettings, read_settings
-from apex.lifecycle import FAILED, FINISHED, REFUSED, Stop, Wait, complain, configure_logging, stop_on_signals
+from apex.lifecycle import (
+    FAILED,
+    FINISHED,
+    POLL_SECONDS,
+    REFUSED,
+    Stop,
+    Wait,
+    complain,
+    configure_logging,
+    stop_on_signals,
+)
 
 LOOK_SECONDS = 5.0  # between two looks, at the market's notice and for keys that are missing
+# What ends with a spot machine. The keys' too: within a minute they would tell the key again that is taken back.
+ACTOR_UNITS = ("apex@actor.service", "apex-keys.timer", "apex-keys.service")
 FLUSH_SECONDS = 5.0  # a line of the journal waits no longer for others
 
 Client = Callable[[str], Any]  # an AWS service's name -> its client
@@ -135,7 +147,7 @@ def logs(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop)
     host_logs.make_stream(api, group, stream)
     place = settings.home / "logs.cursor"
     after = [f"--after-cursor={place.read_text()}"] if place.exists() else []
-    with subprocess.Popen([*host_logs.COMMAND, *after], stdout=subprocess.PIPE, text=True, errors="replace") as journal:
+    with subprocess.Popen([*host_logs.command(settings.role), *after], stdout=subprocess.PIPE) as journal:
         try:
             assert journal.stdout is not None
             for batch in host_logs.batches(_entries(journal.stdout, stop)):
@@ -146,17 +158,22 @@ def logs(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop)
     return FINISHED if stop.requested else FAILED
 
 
-def _entries(lines: IO[str], stop: Stop) -> Iterator[host_logs.Entry | None]:
-    """Entries as they come, and None where there was nothing for a while."""
+def _entries(journal: IO[bytes], stop: Stop) -> Iterator[host_logs.Entry | None]:
+    """Entries as they come, and None now and then: those before it wait no longer."""
+    rest, flush_at = b"", time.monotonic() + FLUSH_SECONDS
     while not stop.requested:
-        if not select.select([lines], [], [], min(FLUSH_SECONDS, 0.2))[0]:
+        if time.monotonic() >= flush_at:
+            flush_at = time.monotonic() + FLUSH_SECONDS
             yield None
+        if not select.select([journal], [], [], POLL_SECONDS)[0]:
             continue
-        line = lines.readline()
-        if not line:
+        data = os.read(journal.fileno(), 65_536)  # readline would read ahead, which select does not see.
+        if not data:
             return
-        if (entry := host_logs.parse(line)) is not None:
-            yield entry
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if (entry := host_logs.parse(line.decode(errors="replace"))) is not None:
+                yield entry
 
 
 def spot(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) -> int:
@@ -171,7 +188,7 @@ def spot(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop)
             notice = ""
         if notice:
             log.warning("the market takes this machine back: %s", notice)
-            status = subprocess.run(["systemctl", "stop", "apex@actor.service"], check=False).returncode
+            status = subprocess.run(["systemctl", "stop", *ACTOR_UNITS], check=False).returncode
             host_keys.leave(client("ssm"), settings, metadata.instance_id())
             return status
         _sleep(LOOK_SECONDS, stop)

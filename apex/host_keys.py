@@ -21,6 +21,7 @@ from apex.key_folder import KEY_DIGITS, PINNED, lists_for, write_private
 from apex.sockets import new_key_pair, public_key
 
 STALE_SECONDS = 600.0  # ten times in a row that a machine could not write
+CHANGED = ".changed"  # beside the keys: another machine is learner or replay server now (units/bin/apex-rekeyed)
 
 log = logging.getLogger("apex")
 
@@ -85,7 +86,10 @@ def believe(told: list[Told], settings: HostSettings) -> str:
     for role in _needed(settings):
         items = [item for item in told if item.role == role]
         if items or role not in PINNED:  # Of who is pinned, what was believed before is better than nobody.
-            _write_list(settings.keys / f"{role}.public", items)
+            path = settings.keys / f"{role}.public"
+            is_first = not path.exists()
+            if _write_list(path, items) and role in PINNED and not is_first:
+                (settings.keys / CHANGED).touch()  # A program talks to whose key was there when it began.
     missing = [role for role in _needed(settings) if role in PINNED and not (settings.keys / f"{role}.public").exists()]
     return " and ".join(missing)
 
@@ -116,12 +120,13 @@ def _is_key(item: Told) -> bool:
     return is_key
 
 
-def _write_list(path: Path, items: list[Told]) -> None:
-    """Writes a list where it differs: roles look at what has changed, and cut who is not there any more."""
+def _write_list(path: Path, items: list[Told]) -> bool:
+    """Writes a list where it differs, and says whether: roles look at what has changed, and cut who is gone."""
     lines = sorted(f"{item.key} {item.host}\n" for item in items)
     data = "".join(lines).encode()
     if path.exists() and path.read_bytes() == data:
-        return
+        return False
     replace_file(path, data)
     path.chmod(0o600)
     log.info("%s now lists %d: %s", path, len(items), ", ".join(item.host for item in items))
+    return True

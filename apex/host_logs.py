@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-COMMAND = ("journalctl", "--follow", "--output=json", "--unit=apex*", "--no-tail")
+UNITS = ("end", "fetch", "keys", "logs", "max-hours", "spot", "tensorboard", "upload")  # beside the role's: apex-NAME
 MAX_EVENTS = 1_000  # in one call; CloudWatch takes 10,000 events and 1 MiB
 MAX_BYTES = 900_000
 MAX_MILLISECONDS = 23 * 3_600_000  # from the first to the last; CloudWatch refuses a call that spans a day
@@ -23,6 +23,16 @@ class Entry(NamedTuple):
     milliseconds: int  # since 1970
     text: str
     cursor: str
+
+
+def command(role: str) -> list[str]:
+    """Tells what the units of a machine of this role say, from the beginning on.
+
+    Each by its name: a pattern stands for those alone that are in the journal when journalctl starts, and at the first
+    boot the role's is not there yet.
+    """
+    units = (f"--unit={name}.service" for name in (f"apex@{role}", *(f"apex-{name}" for name in UNITS)))
+    return ["journalctl", "--follow", "--output=json", "--no-tail", *units]
 
 
 def parse(line: str) -> Entry | None:

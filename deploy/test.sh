@@ -58,8 +58,9 @@ part_shell() {
   shellcheck -x "${scripts[@]}" units/bin/*
 }
 
-# pytest lists what it skips, and why.
+# pytest lists what it skips, and why; the end of all names it again.
 part_units() {
+  if ! have systemd-analyze; then skip "units: systemd-analyze verify" "systemd-analyze is not installed"; fi
   python -m pytest -q -rs -p no:cacheprovider tests/test_units.py tests/test_host.py
   if have packer; then
     python -m pytest -q -rs -p no:cacheprovider tests/test_packer.py -m "not build"
@@ -71,6 +72,10 @@ part_units() {
 part_images() {
   if ! have packer; then
     skip "images: builds and what is in them" "packer is not installed"
+    return
+  fi
+  if ((EUID)) || ! have unshare; then
+    skip "images: builds and what is in them" "a changed root needs root, and unshare"
     return
   fi
   python -m pytest -q -rs -p no:cacheprovider tests/test_packer.py -m build

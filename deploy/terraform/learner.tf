@@ -33,5 +33,11 @@ resource "aws_instance" "learner" {
     ignore_changes = [ami] # images.tf
   }
 
-  depends_on = [aws_iam_role_policy.role] # Its first boot publishes a key.
+  depends_on = [ # Its first boot publishes a key. Destroyed before its way out, it still saves and uploads what it has.
+    aws_iam_role_policy.role,
+    aws_route.out,
+    aws_route_table_association.this,
+    aws_vpc_endpoint.s3,
+    aws_vpc_security_group_egress_rule.aws,
+  ]
 }

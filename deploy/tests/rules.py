@@ -47,8 +47,10 @@ UNTAGGED = {  # AWS knows no tags for these.
 def violations(plan: Plan, admin_cidrs: set[str]) -> list[str]:
     """One sentence for each thing in the planned state that breaks a rule."""
     found = resources(plan["planned_values"])
-    checks = (_doors, _disks, _metadata, _policies, _user_data, _tags, _ends)
-    return [*_admin(found, admin_cidrs), *(sentence for check in checks for sentence in check(found))]
+    checks = (_doors, _disks, _metadata, _user_data, _tags, _ends)
+    name = plan["variables"]["name"]["value"]
+    given = (*_admin(found, admin_cidrs), *_policies(found, name))
+    return [*given, *(sentence for check in checks for sentence in check(found))]
 
 
 def user_data(found: list[dict[str, Any]]) -> dict[str, str]:
@@ -99,7 +101,7 @@ def _is_separate(rule: dict[str, Any], found: list[dict[str, Any]]) -> bool:
     descriptions = {
         item["values"]["description"] for item in found if item["type"].startswith("aws_vpc_security_group_")
     }
-    return not rule.get("description") or rule["description"] in descriptions
+    return rule.get("description") in descriptions
 
 
 def _admin(found: list[dict[str, Any]], admin_cidrs: set[str]) -> Iterator[str]:
@@ -135,13 +137,14 @@ def _metadata(found: list[dict[str, Any]]) -> Iterator[str]:
                 yield f"{item['address']} answers IMDSv1"
 
 
-def _policies(found: list[dict[str, Any]]) -> Iterator[str]:
+def _policies(found: list[dict[str, Any]], name: str) -> Iterator[str]:
     for item in _of(found, "aws_iam_role_policy"):
         for statement in json.loads(item["values"]["policy"])["Statement"]:
             for key in ("Resource", "Action"):
                 entries = statement[key] if isinstance(statement[key], list) else [statement[key]]
                 for entry in entries:
-                    if entry == "*" or (key == "Action" and "*" in entry):
+                    anybodys = key == "Resource" and name not in entry and not statement.get("Condition")
+                    if entry == "*" or (key == "Action" and "*" in entry) or anybodys:
                         yield f"{item['address']}: {statement['Sid']} has {key} {entry}"
         if "NotResource" in item["values"]["policy"] or "NotAction" in item["values"]["policy"]:
             yield f"{item['address']} says what is not meant"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import itertools
 import json
 import os
 import threading
@@ -166,6 +167,20 @@ def test_a_learner_that_was_replaced_is_believed_alone(aws, tmp_path):
     late = host_keys.Told("learner", "i-new", "0" * 64, now + timedelta(seconds=60))
     assert host_keys.believe([*(item for item in found if item.role != "learner"), late], actor) == ""
     assert listed(actor, "learner") == {"i-new"}
+
+
+def test_a_program_that_began_with_another_learners_key_is_to_begin_anew(aws, tmp_path):
+    """As that of an earlier cluster of the same name: Terraform knows nothing of what hosts have told."""
+    ssm, actor = aws("ssm"), machine(tmp_path, "actor")
+    boot(ssm, machine(tmp_path, "replay"), "i-r")
+    boot(ssm, machine(tmp_path, "learner", "old"), "i-old")
+    now = boot(ssm, actor, "i-a")
+    told, mark = host_keys.ask(ssm, actor, now), actor.keys / host_keys.CHANGED
+    for _ in range(2):
+        host_keys.believe(told, actor)
+        assert not mark.exists()
+    host_keys.believe([host_keys.Told("learner", "i-new", "0" * 64, now)], actor)
+    assert mark.exists()
 
 
 @pytest.mark.parametrize("value", ["00", "x" * 64, "0" * 64 + "\n" + "1" * 64])
@@ -406,7 +421,7 @@ def test_on_the_markets_notice_the_actors_stop_and_the_key_is_taken_back(aws, tm
     tape = give(monkeypatch, tmp_path, "systemctl", "")
     with metadata_service('{"action": "terminate"}') as metadata:
         assert host.spot(settings, aws, metadata, Stop()) == FINISHED
-    assert tape.read_text() == "stop apex@actor.service\n"
+    assert tape.read_text() == "stop apex@actor.service apex-keys.timer apex-keys.service\n"
     assert aws("ssm").get_parameters_by_path(Path="/apex/pong/", Recursive=True)["Parameters"] == []
 
 
@@ -419,7 +434,26 @@ def test_the_journal_goes_on_after_what_was_sent_last(aws, tmp_path, monkeypatch
             assert host.logs(settings, aws, metadata, Stop()) == FAILED
     first, second = tape.read_text().splitlines()
     assert "--after-cursor" not in first
+    assert "--unit=apex@actor.service" in first.split()
+    assert "*" not in first, "journalctl takes a pattern for what is in the journal when it starts"
     assert f"--after-cursor=c{now + 1}" in second
+
+
+def test_lines_that_come_together_are_told_together():
+    first, second = line(1), line(2)
+    reader, writer = os.pipe()
+    with open(reader, "rb") as journal, open(writer, "wb", buffering=0) as sender:
+        entries = host._entries(journal, Stop())
+        sender.write(f"{first}\n{second}\n{first[:9]}".encode())
+        assert [next(entries), next(entries)] == [host_logs.parse(first), host_logs.parse(second)]
+        sender.write(f"{first[9:]}\n".encode())
+        assert next(entries) == host_logs.parse(first)
+
+
+def test_a_journal_that_never_rests_is_sent_all_the_same(monkeypatch):
+    monkeypatch.setattr(host, "FLUSH_SECONDS", 0.0)
+    with open(os.devnull, "rb") as journal:
+        assert list(itertools.islice(host._entries(journal, Stop()), 1)) == [None]
 
 
 def test_the_learners_machine_ends_replay_and_evaluator_by_their_keys(aws, tmp_path):

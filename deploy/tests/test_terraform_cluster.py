@@ -26,6 +26,14 @@ MUTATIONS = {
     "the older metadata service": ("replay.tf", '"required"', '"optional"', "answers IMDSv1"),
     "a policy for every resource": (
         "iam.tf", 'resources = ["${local.keys}/${each.key}/*"]', 'resources = ["*"]', "PublishOwnKey has Resource *"),
+    "a learner that ends anybody's hosts": (
+        "iam.tf", 'only     = { for key, value in local.tags : "aws:ResourceTag/${key}" => value }', "only     = {}",
+        "EndHosts has Resource arn:aws:ec2:"),
+    "a rule inside a group": (
+        "security.tf", 'description = "Ape-X ${var.name}: ${each.key}"\n',
+        'description = "Ape-X ${var.name}: ${each.key}"\n'
+        '  ingress {\n from_port = 0\n to_port = 0\n protocol = "-1"\n cidr_blocks = ["0.0.0.0/0"]\n }\n',
+        "has a rule of its own"),
     "a key in user data": (
         "boot.tf", "APEX_BUCKET      = var.bucket", 'APEX_BUCKET      = var.bucket, APEX_SECRET = sha256("")',
         "user data of learner has"),
@@ -91,6 +99,18 @@ def found_in_mutant(cluster: Cluster, scratch: Path) -> list[str]:
 @pytest.mark.parametrize("what", MUTATIONS)
 def test_the_rules_notice(what: str, found_in_mutant: list[str]) -> None:
     assert any(MUTATIONS[what][3] in violation for violation in found_in_mutant), found_in_mutant
+
+
+def test_the_learner_is_destroyed_before_its_way_to_the_bucket(cluster: Cluster) -> None:
+    configured = cluster.first_plan["configuration"]["root_module"]["resources"]
+    (learner,) = (item for item in configured if item["address"] == "aws_instance.learner")
+    way = {
+        item["address"]
+        for item in configured
+        if item["type"] in ("aws_route", "aws_route_table_association", "aws_vpc_endpoint", "aws_iam_role_policy")
+        or item["address"] == "aws_vpc_security_group_egress_rule.aws"
+    } - {"aws_iam_role_policy.flow_logs"}
+    assert set(learner["depends_on"]) == way
 
 
 def test_without_the_ladder_a_bound_would_restart_the_learner(cluster: Cluster, tmp_path: Path) -> None:

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from apex import host_logs
 from apex.config import TransportConfig
 from apex.environment import kind
 from apex.evaluator import main as evaluator
 from apex.host import make_parser
+from apex.host_keys import CHANGED
 from apex.host_role import role_command
 from apex.host_settings import ROLES, HostSettings
 from apex.lifecycle import HOPELESS, NEIGHBOUR_GONE, REFUSED
@@ -36,7 +38,7 @@ def values(path: Path, name: str) -> list[str]:
 def commands() -> list[str]:
     """Every command of every unit, without systemd's prefixes."""
     files = [*SERVICES, *UNITS.glob("*.service.d/*.conf")]
-    names = ("ExecStart", "ExecStartPre", "ExecStop", "ExecStopPost")
+    names = ("ExecStart", "ExecStartPre", "ExecStartPost", "ExecStop", "ExecStopPost")
     return [value.lstrip("+-!@:") for path in files for name in names for value in values(path, name)]
 
 
@@ -166,6 +168,11 @@ def test_only_who_stops_other_units_is_root():
     assert root == {"apex-end", "apex-max-hours", "apex-spot"}
 
 
+def test_what_every_unit_says_goes_to_cloudwatch():
+    followed = {word.removeprefix("--unit=") for word in host_logs.command("%i") if word.startswith("--unit=")}
+    assert followed == {path.name.replace("apex@", "apex@%i") for path in SERVICES}
+
+
 def test_enabling_a_role_brings_all_that_its_machine_needs():
     def wants(*paths: str) -> set[str]:
         return {word for path in paths for value in values(UNITS / path, "Wants") for word in value.split()}
@@ -186,7 +193,7 @@ def test_enabling_a_role_brings_all_that_its_machine_needs():
 def call(tmp_path: Path, script: str, *words: str, systemctl: str = "", **environment: str) -> list[str]:
     """Runs a host script beside a systemctl that notes what it was asked; returns those calls."""
     tools = tmp_path / "tools"
-    tools.mkdir()
+    tools.mkdir(exist_ok=True)
     tape = tmp_path / "tape"
     tape.touch()
     (tools / "systemctl").write_text(f'#!/bin/sh\necho "$*" >>{tape}\n{systemctl}\n')
@@ -228,3 +235,10 @@ def test_a_machine_whose_end_fails_goes_off_all_the_same(tmp_path):
 
 def test_a_machine_stays_within_its_hours(tmp_path):
     assert call(tmp_path, "apex-max-hours", APEX_MAX_HOURS="1000000") == []
+
+
+def test_a_role_begins_anew_where_the_key_that_it_talks_to_has_changed(tmp_path):
+    assert call(tmp_path, "apex-rekeyed", str(tmp_path)) == []
+    (tmp_path / CHANGED).touch()
+    assert call(tmp_path, "apex-rekeyed", str(tmp_path)) == ["--no-block try-restart apex@*.service"]
+    assert not (tmp_path / CHANGED).exists()
