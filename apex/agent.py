@@ -105,7 +105,9 @@ class Policy:
 def find_policy(run: str | os.PathLike[str], checkpoint: str | os.PathLike[str] | None = None) -> Path:
     """Where a policy lies, as `load_policy` finds it; raises ConfigError where there is none."""
     path = Path(run)
-    if path.is_file() or (path.name.isdecimal() and (path / MANIFEST).is_file()):
+    # A run that was named 7 has a manifest too, and checkpoints.
+    is_checkpoint = path.name.isdecimal() and (path / MANIFEST).is_file() and not (path / "checkpoints").is_dir()
+    if path.is_file() or is_checkpoint:
         require(checkpoint is None, f"{path} is one policy: checkpoint chooses among those of a run")
         return path
     folder = RunFolder.open(path)

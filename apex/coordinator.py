@@ -334,9 +334,16 @@ class Coordinator:
         self._metrics.flush()
 
     def _note(self, result: dict[str, Any], parameters: Parameters | None) -> None:
-        """Keeps an evaluation, and its parameters when they are the best so far."""
+        """Keeps an evaluation, and its parameters when they are the best so far.
+
+        The first confirmed score ends the run at once, and is its last: the evaluator plays on until it is told, and
+        what comes with it or right after it must not take its place.
+        """
+        if self._status.reason and self._status.evaluation.get("confirmed"):
+            return
         best = self._best_policy.keep(result["mean"], parameters, games_of(result))
         self._status.evaluation = {**result, "best": best}
+        self._status.reason = self._status.reason or self._status.end_reason()
         if self._begin_curves():
             self._metrics.accept(evaluation_row(self._status.num_steps, result, best))
 

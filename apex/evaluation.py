@@ -242,9 +242,10 @@ def _make_player(options: argparse.Namespace) -> Player:
             raise ConfigError(f"{path} does not tell which games it was evaluated by: leave out --again")
         seed, score = info.games.seed, info.score
         options.episodes, options.envs, options.epsilon = info.games.episodes, info.games.num_envs, info.games.epsilon
-        torch.set_num_threads(
-            RunFolder.open(options.run).config.evaluator.num_threads
-        )  # Sums in another order may differ in the last bit.
+        if not Path(options.run).is_file():  # Weights alone do not tell; nearly every evaluator has one thread.
+            torch.set_num_threads(
+                RunFolder.open(options.run).config.evaluator.num_threads
+            )  # Sums in another order may differ in the last bit.
     policy = make_policy(network, options.epsilon, np.random.default_rng(seed))
     return Player(policy, info.environment, options.epsilon, seed, path, info.num_updates, score)
 

@@ -36,7 +36,7 @@ PAPER = Config(
 )
 
 # Any Atari game, with the paper's network, batch, replay ratio (none) and schedule. What differs makes it learn sooner
-# on one machine, and needs a tenth of the memory.
+# on one machine, and needs half of the memory. How many actors explore follows from the machine; the paper had 360.
 ATARI = Config(
     actor=ActorConfig(bfloat16="auto"),  # paper: not said; where the processor has it, acting takes half of the time
     replay=ReplayConfig(
@@ -77,7 +77,6 @@ PONG = Config(
         learning_rate=3e-4,  # Adam; the smaller network and game bear it
         optimizer_epsilon=1e-5,
         target_period=500,  # paper: 2,500; updates are as few as the cores are
-        publish_period=10,  # paper: not said; three times a second
     ),
     network=NetworkConfig(width=0.25),  # paper: 1
     evaluator=replace(ATARI.evaluator, confirm_episodes=10, num_envs=10),  # where it is to end at a score

@@ -19,6 +19,7 @@ from apex.run_facts import (
     find_limits,
     find_scores,
     find_state,
+    is_from_python,
     next_commands,
     typed_command,
 )
@@ -263,11 +264,8 @@ def _origin(run: RunFolder) -> Markup:
     git = run.manifest["git"]
     lines = [] if git is None else [f"git checkout {git['commit']}"]
     typed = "\n".join([*lines, typed_command(run)])
-    note = (
-        "What was typed; a name that was given is taken now, so choose another."
-        if run.config.run.name
-        else "What was typed."
-    )
+    note = "Started by apex.train: this trains by the same configuration" if is_from_python(run) else "What was typed"
+    note += "; a name that was given is taken now, so choose another." * bool(run.config.run.name) or "."
     commands = [
         tag("div", tag("h3", "Run it again"), tag("pre", typed), tag("p", note, class_="soft"), class_="card"),
         tag("div", tag("h3", "Go on"), *[_command(*row) for row in next_commands(run)], class_="card"),

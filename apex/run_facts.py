@@ -145,24 +145,33 @@ def describe_machine(run: RunFolder) -> Rows:
     return rows
 
 
+def is_from_python(run: RunFolder) -> bool:
+    """Whether `apex.train` started the run: no command was typed then."""
+    return list(run.manifest["argv"]) == ["apex.train"]
+
+
 def typed_command(run: RunFolder) -> str:
-    """What was typed to start the run."""
+    """What was typed to start the run; of one that a program has started, what trains by the same configuration."""
     words: Sequence[str] = run.manifest["argv"]
+    if is_from_python(run):
+        return shlex.join(["apex", "train", "--config", str(run.config_file)])
     if words and not words[0].startswith("-"):
         return shlex.join(words)  # It was not typed at a shell's `apex train`; as it is noted.
-    program = "train" if (run.logs / "launcher.log").exists() else "learner"
-    return shlex.join(["apex", program, *words])
+    is_whole = run.config.run.single_process or (run.logs / "launcher.log").exists()
+    return shlex.join(["apex", "train" if is_whole else "learner", *words])
 
 
 def next_commands(run: RunFolder) -> Rows:
     """What to type to play the policy, and to go on with the run."""
     where = shlex.quote(str(run.path))
-    ended = find_state(run).word == "finished"
-    return [
+    rows = [
         ("score it", f"apex evaluate {where} --episodes 100"),
         ("see it play", f"apex evaluate {where} --video game.mp4"),
-        (f"train on{', with another limit' * ended}", f"apex train --resume {where}"),
     ]
+    if run.config.run.single_process:
+        return rows  # It cannot go on.
+    ended = find_state(run).word == "finished"
+    return [*rows, (f"train on{', with another limit' * ended}", f"apex train --resume {where}")]
 
 
 def show(value: Any) -> str:

@@ -18,6 +18,7 @@ from apex.files import replace_file
 BEGIN, END = "<!-- learning results -->", "<!-- end of learning results -->"
 DOCUMENTS = (Path("README.md"), Path("docs/learning.md"))
 PLOT_SECONDS = 120.0  # that one picture may take
+SAME_TIME = 0.95  # of our seconds, which another must have had to be compared after the same wall clock
 
 Group = list[Record]  # the seeds of one command on one kind of machine
 
@@ -158,11 +159,15 @@ def _verdict(task: Task, group: Group, groups: Sequence[Group]) -> str:
 
 
 def _comparison(task: Task, group: Group, groups: Sequence[Group]) -> str:
-    """Against all others on such a machine; only our own system has this bar."""
+    """Against all others on such a machine that ran as long; only our own system has this bar."""
     if group[0].system != "apex":
         return ""
     others = [
-        other for other in groups if other[0].system != group[0].system and _machine(other[0]) == _machine(group[0])
+        other
+        for other in groups
+        if other[0].system != group[0].system
+        and _machine(other[0]) == _machine(group[0])
+        and min(record.seconds for record in other) >= SAME_TIME * max(record.seconds for record in group)
     ]
     if not others:
         return "not compared yet"

@@ -162,6 +162,7 @@ def test_the_evaluators_own_games_again_give_its_score_to_the_last_bit(tmp_path,
     again = evaluate(capsys, run.path, "--again")
     assert (again["mean"], sorted(again["scores"])) == (result.mean, sorted(result.scores))
     assert (again["episodes"], again["epsilon"], again["evaluators_score"]) == (4, 0.5, result.mean)
+    assert evaluate(capsys, run.checkpoints / BEST, "--again")["mean"] == result.mean  # by the file alone
     fresh = evaluate(capsys, run.path, "--episodes", 4, "--envs", 2, "--epsilon", 0.5, "--seed", 1)
     assert sorted(fresh["scores"]) != sorted(result.scores)  # Else nothing would have been shown.
 
@@ -237,6 +238,12 @@ def test_the_function_refuses_what_the_command_does(tmp_path, options, message):
 def test_plays_the_best_policy_if_there_is_one_or_what_it_is_told_to(tmp_path, capsys, best, options, updates):
     run = make_run(tmp_path, best=best, last=[80, 90])
     assert evaluate(capsys, run.path, "--episodes", 1, *options)["updates"] == updates
+
+
+def test_a_run_whose_name_is_a_number_is_no_checkpoint(tmp_path, capsys):
+    run = make_run(tmp_path, name="7", best=70, last=[80])
+    assert evaluate(capsys, run.path, "--episodes", 1)["updates"] == 70
+    assert evaluate(capsys, run.checkpoints / "000000080", "--episodes", 1)["updates"] == 80
 
 
 def test_a_checkpoint_may_be_given_by_its_path(tmp_path, capsys):

@@ -268,12 +268,12 @@ class FrontDesk:
         return until(found, "news")
 
 
-def open_desk(tmp_path, transport, num_shards):
+def open_desk(tmp_path, transport, num_shards, **limits):
     config = Config(
         transport=transport,
         network=NETWORK,
         replay=ReplayConfig(num_shards=num_shards),
-        run=RunConfig(folder=str(tmp_path), name="run", max_steps=1_000),
+        run=RunConfig(folder=str(tmp_path), name="run", max_steps=1_000, **limits),
     )
     front = FrontDesk(RunFolder.create(config, SCHEMA), config, num_actors=6)
     network = make_network(NETWORK, SCHEMA, seed=0)
@@ -493,6 +493,25 @@ def test_the_best_evaluation_is_kept_and_shown(desk):
     kept = load_policy(desk.folder.checkpoints / BEST)[0]
     assert (kept.num_updates, kept.games) == (7, PlayedGames(seed=12, episodes=5, num_envs=5, epsilon=0.5))
     session.close()
+
+
+def test_the_first_confirmed_score_ends_the_run_whatever_evaluation_comes_with_it(tmp_path, transport):
+    front = open_desk(tmp_path, transport, 1, stop_score=10.0)
+    codec = Codec(front.folder.run_id, SCHEMA)
+    result = {"median": 2.0, "length": 10.0, "episodes": 5, "updates": 7}
+    try:
+        with open_context() as context:
+            client = ControlClient(context, transport.endpoint("control"))
+            for mean, confirmed in ((9.0, False), (12.0, True), (1.0, False)):  # In one burst.
+                client.send_frames(codec.encode_evaluation({**result, "mean": mean, "confirmed": confirmed}, None))
+            assert front.news(lambda news: news["end"])["end"] == "reached the score 10"
+        assert front.status()["evaluator"]["score"] == 12.0
+        front.report(finished="reached the score 10", updates=5)
+        until(lambda: front.child.exitcode is not None, "coordinator's end")
+    finally:
+        stop_children([front.child])
+    rows = read_curve(front.folder.curves / "evaluator.jsonl")
+    assert [row["scalars"]["evaluator/score"] for row in rows] == [9.0, 12.0]
 
 
 def test_metrics_reach_the_curves_with_the_steps_that_are_known(desk):

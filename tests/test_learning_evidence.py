@@ -136,6 +136,13 @@ def test_where_there_is_no_bar_the_other_system_is_it(ours, theirs, verdict):
     assert [row[7] for row in table[1:]] == [""] * bool(theirs)
 
 
+def test_who_had_less_time_is_not_compared():
+    ours = make_record("breakout", "apex", 1, mean=50.0, seconds=3_600.0)
+    theirs = make_record("breakout", "sb3", 1, mean=20.0, seconds=300.0)
+    assert rows(ours, theirs)[0][7] == "not compared yet"
+    assert rows(ours, replace(theirs, seconds=3_590.0))[0][7] == "met so far: 1 of 2 seeds"
+
+
 def test_other_options_and_other_machines_have_rows_of_their_own():
     many = MACHINE | {"cores": 16, "gpus": ["NVIDIA H200"]}
     table = rows(

@@ -6,6 +6,7 @@ import base64
 import html
 import json
 import re
+import shlex
 from html.parser import HTMLParser
 
 import cv2
@@ -15,6 +16,7 @@ from run_builders import ACTOR, EVALUATOR, SCHEMA, add_rows, make_run
 
 from apex.command_line import main
 from apex.networks import flatten_parameters, make_network
+from apex.options import parse_config
 from apex.policies import PolicyInfo, save_best
 from apex.report import main as report
 from apex.report_page import build_page
@@ -140,6 +142,18 @@ def test_the_command_is_what_was_typed(tmp_path):
     (run.logs / "launcher.log").touch()
     assert typed_command(run) == "apex train --preset cartpole --name 'a b'"
     assert typed_command(make_run(tmp_path, argv=["apex", "chaos"])) == "apex chaos"
+    alone = make_run(tmp_path, argv=["--single-process"], run={"single_process": True})
+    assert typed_command(alone) == "apex train --single-process"  # It has no launcher.
+    assert [name for name, _ in next_commands(alone)] == ["score it", "see it play"]  # It cannot go on.
+
+
+def test_the_command_of_a_run_that_a_program_has_started_is_one_that_can_be_typed(tmp_path):
+    run = make_run(tmp_path, argv=["apex.train"], seed=7)
+    command = typed_command(run)
+    assert command == f"apex train --config {run.config_file}"
+    words = shlex.split(command)[2:]
+    assert parse_config(words, prog="apex train", description="", kind=lambda _: "vector") == run.config
+    assert "Started by apex.train: this trains by the same configuration." in Page(build_page(run, "")).text
 
 
 def test_a_run_that_has_reached_its_limit_goes_on_with_another(tmp_path):

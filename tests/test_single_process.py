@@ -218,7 +218,7 @@ def fit(preset, **branches):
 
 def test_it_has_a_core_to_itself_and_a_ratio_where_programs_run_free():
     config = fit("pong")
-    assert (config.actor.num_actors, config.actor.num_processes, config.learner.batch_size) == (16, 1, 128)
+    assert (config.actor.num_actors, config.actor.num_processes, config.learner.batch_size) == (16, 1, 64)
     assert (config.learner.num_threads, config.learner.device, config.learner.publish_seconds) == (1, "cpu", 0.0)
     assert config.replay.samples_per_insert == PRESETS["pong"].config.replay.samples_per_insert
     cartpole = PRESETS["cartpole"].config
