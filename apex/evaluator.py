@@ -41,6 +41,10 @@ from apex.wire import Codec
 
 log = logging.getLogger("apex")
 
+REST_SECONDS = (
+    5.0  # after a confirmed score: the run ends, and those who end it want the core; if it does not, it goes on
+)
+
 
 class EvaluationResult(NamedTuple):
     """What one evaluation says; as a dictionary it is ready for JSON."""
@@ -171,6 +175,8 @@ class Evaluator:
             self.best = result.mean
         self.num_evaluations += 1
         self._results.send(result, parameters if is_best else None)
+        if result.confirmed:
+            self._start_at = max(self._start_at, self._clock() + REST_SECONDS)
 
     def _reached(self, played: list[Game]) -> bool:
         return self._stop_score is not None and bool(played) and summarize(played).mean >= self._stop_score

@@ -221,6 +221,15 @@ def test_the_next_evaluation_starts_a_period_after_the_last_one_started():
     assert [round(start - starts[0], 6) for start in starts] == [0.0, 60.0, 120.0]
 
 
+@pytest.mark.parametrize(("period", "starts"), [(1.0, [0.0, 5.0, 6.0]), (60.0, [0.0, 60.0, 120.0])])
+def test_rests_when_a_confirmed_score_should_end_the_run(period, starts):
+    parameters = [make_parameters(version) for version in (1, 2)]
+    trial = Trial(*parameters, scores=[[9.0, 11.0], [1.0, 1.0]], stop_score=10.0, period_seconds=period)
+    trial.run()
+    assert [result.confirmed for result in trial.outbox.results] == [True, False]
+    assert [round(start - trial.inbox.asked_at[0], 6) for start in trial.inbox.asked_at] == starts
+
+
 def test_evaluates_at_once_when_parameters_come_late():
     trial = Trial(make_parameters(1), None, None, make_parameters(2), period_seconds=60.0)
     trial.run()
