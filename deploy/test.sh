@@ -95,7 +95,7 @@ part_terraform() {
   cloud_init="$(cloud_init || true)"
   if [[ -z $cloud_init ]]; then skip "cloud-init schema" "cloud-init is not to be had"; fi
   APEX_CLOUD_INIT="$cloud_init" APEX_KEEP_PLAN="$SCRATCH/plan.json" \
-    python -m pytest -q -p no:cacheprovider tests/test_terraform_*.py
+    python -m pytest -q -p no:cacheprovider --numprocesses 3 --dist loadfile tests/test_terraform_*.py # They wait a lot.
 }
 
 part_policy() {
