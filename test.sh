@@ -40,8 +40,9 @@ coverage erase
 if (($#)); then
   run --cov --cov-report=
   coverage report --fail-under=90
+  coverage report --include="${include%,}" --fail-under=100
 else
   run --cov --cov-report= "${TESTS_OF_LEARNING[@]}"
+  coverage report --include="${include%,}" --fail-under=100
   run "${TESTS_OF_LEARNING[@]/#/--ignore=}"
 fi
-coverage report --include="${include%,}" --fail-under=100

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import multiprocessing
 import os
 import resource
 import signal
 import tempfile
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -303,6 +305,15 @@ def test_works_on_x86_whichever_its_name(path, monkeypatch, machine):
     monkeypatch.setattr(store_file.platform, "machine", lambda: machine)
     create(path).close()
     assert open_reader(path).size == 0
+
+
+def test_a_schema_is_the_same_after_json_and_in_every_process():
+    schema = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=6, n_step=3, codec="lz4")
+    again = Schema.from_dict(json.loads(json.dumps(schema.to_dict())))
+    assert again == schema
+    assert again.frame_shape == (84, 84)  # JSON has lists alone.
+    assert again.fingerprint == schema.fingerprint
+    assert replace(schema, n_step=5).fingerprint != schema.fingerprint
 
 
 def test_shards_of_one_run_know_each_other_by_name():
