@@ -31,8 +31,8 @@ NODE_BYTES = 8  # of the sum-tree, which has two nodes for each of the next powe
 
 SAMPLES_PER_THREAD = 8  # A guess, not a measurement: with fewer, a thread mostly waits for the others.
 
-# A batch by the machine. On two cores 64 learns Pong, where an update of a quarter of the width takes 27 ms; 512 is the
-# paper's. In between a thread has 32 samples, so that an update takes about as long on any number of cores.
+# A batch by the machine. 64 is what two cores can afford: at a quarter of the width Pong's update takes 24 ms of both;
+# 512 is the paper's. In between a thread has 32 samples, so that an update takes about as long on any number of cores.
 SMALLEST_BATCH, LARGEST_BATCH = 64, 512
 BATCH_PER_THREAD = 32
 
@@ -196,7 +196,7 @@ def _actor_cores(config: Config, machine: Machine) -> int:
 def _busy_cores(config: Config, actor: ActorConfig, machine: Machine) -> float:
     """How many cores the actors keep busy: where inserts wait for samples, a process may work for a part of the time.
 
-    On two cores Pong's actors do, and the learner makes 30 updates/s with a second thread where it makes 25 with one.
+    On two cores Pong's actors do, and the learner makes 26 updates/s with a second thread where it makes 23 with one.
     """
     cores, replay = actor.num_processes * actor.num_threads, config.replay
     return min(cores, machine.cores / (1 + replay.samples_per_insert)) if replay.inserts_wait else cores

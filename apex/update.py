@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from apex.config import LearnerConfig
 from apex.losses import double_q_loss
 
-# On two threads two halves of a batch take less time than the whole with every operation shared by both: 23.6 ms and
-# 25.8 (Pong, 64). In a run, where actors want a part of the second core, 33 updates/s and 24: threads that share every
-# operation wait for each other fifty times an update. More than two have not been measured.
+# Two threads with a half of the batch each are as fast as two that share every operation, on cores of their own: 23 to
+# 25 ms (Pong, 64). In a run, where actors want a part of the second core, those that share wait for each other fifty
+# times an update: 19 updates/s over four minutes, and 26 over half an hour with halves. More have not been measured.
 MOST_PARTS = 2
 
 WARM_UP_STEPS = 3  # before the capture: libraries choose their algorithms and allocate in the first ones
