@@ -1,6 +1,11 @@
-"""The one part that is compiled; everything else stands in pyproject.toml."""
+"""The parts that are compiled; everything else stands in pyproject.toml."""
 
 from setuptools import Extension, setup
 
-# Plain C without Python.h, loaded by apex/blocks.py, which does without where there is no compiler.
-setup(ext_modules=[Extension("apex._decompress", ["apex/decompress.c"], extra_compile_args=["-O3"], optional=True)])
+# Plain C without Python.h, loaded by apex/native.py; apex does without where there is no compiler.
+setup(
+    ext_modules=[
+        Extension(f"apex._{name}", [f"apex/{name}.c"], extra_compile_args=["-O3"], optional=True)
+        for name in ("decompress", "convolution")
+    ]
+)

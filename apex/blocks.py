@@ -5,14 +5,13 @@ from __future__ import annotations
 import ctypes
 import logging
 from functools import cache
-from importlib.machinery import EXTENSION_SUFFIXES
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import cramjam
 import numpy as np
 from numpy.typing import NDArray
 
+from apex.native import open_native
 from apex.types import Array, Image
 
 STORED = np.dtype(  # `struct stored` of decompress.c
@@ -158,21 +157,14 @@ def load_native() -> Native | None:
 def find_native() -> Native | str:
     """The native loops, or why there are none and what that costs."""
     costs = "loaders take about 1.8 times as long"  # docs/adr/0010
-    paths = [Path(__file__).with_name(f"_decompress{suffix}") for suffix in EXTENSION_SUFFIXES]
-    path = next((path for path in paths if path.exists()), None)
-    if path is None:
-        return f"no C compiler at installation; {costs}"
     try:
-        loops = ctypes.CDLL(str(path))
-        interface = ctypes.c_int64.in_dll(loops, "apex_interface").value
-        if interface != INTERFACE:
-            raise OSError(f"{path} is of another version ({interface}, but this is {INTERFACE})")
+        loops = open_native("decompress", INTERFACE)
         liblz4 = ctypes.CDLL(LIBRARY)
         lz4 = ctypes.cast(liblz4.LZ4_decompress_safe, ctypes.c_void_p)
         liblz4.LZ4_versionString.restype = ctypes.c_char_p
         version = liblz4.LZ4_versionString().decode()
         native = Native(loops.apex_decompress, loops.apex_decode_stored, lz4, version)
-    except (OSError, AttributeError, ValueError) as error:
+    except (OSError, AttributeError) as error:
         return f"{error}; {costs}"
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     native.decompress.argtypes = [pointer, pointer, pointer, pointer, pointer, number, pointer, number]

@@ -96,11 +96,13 @@ def check_packages(versions: Mapping[str, str | None], requirements: Sequence[st
     return Check("software", told)
 
 
-def check_native(native: str) -> Check:
-    """`native` as `blocks.describe_native` says it. Without them everything works, more slowly."""
-    if native.startswith("none"):
-        return Check("native loops", native, "warning", "install a C compiler and liblz4, then pip install -e . again")
-    return Check("native loops", native)
+def check_native(*native: str) -> Check:
+    """What `describe_native` and its like say. Without the loops everything works, more slowly."""
+    absent = [told.removeprefix("none: ") for told in native if told.startswith("none")]
+    if absent:
+        remedy = "install a C compiler and liblz4, then pip install -e . again"
+        return Check("native loops", f"none: {'; '.join(absent)}", "warning", remedy)
+    return Check("native loops", ", ".join(native))
 
 
 def check_processor(architecture: str, learner: LearnerConfig, *, has_bfloat16: bool, on_gpu: bool) -> Check:

@@ -34,6 +34,7 @@ from apex.checks import (
     read_room,
 )
 from apex.config import Config, ConfigError, flatten
+from apex.convolution import describe_convolution
 from apex.cuda import read_cuda
 from apex.environment import describe, kind
 from apex.leftovers import find_leftovers
@@ -103,7 +104,7 @@ def examine(config: Config, own: Path | None = None) -> Report:
     environment, schema = check_environment(config)
     checks = [
         check_packages(versions, _requirements()),
-        check_native(describe_native()),
+        check_native(describe_native(), describe_convolution()),
         check_processor(platform.machine(), config.learner, has_bfloat16=machine.cpu_bfloat16, on_gpu=on_gpu),
         check_cores(
             machine.cores,

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from apex.config import ConfigError, NetworkConfig, require
+from apex.pixel_convolution import PixelConvolution, scale
 from apex.types import Schema
 
 CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # channels, kernel, stride of each layer [DQN]
@@ -78,12 +79,20 @@ class QNetwork(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """uint8 or float32 [B, S, *F] -> float32 [B, A]."""
-        features = self.body(_scale(observation))
+        features = self.body(observation)
         advantage: Tensor = self.advantage(features)
         if self.value is None:
             return advantage
         value: Tensor = self.value(features)
         return value + advantage - advantage.mean(1, keepdim=True)
+
+
+class ScaledFlatten(nn.Flatten):
+    """Flattens, and scales uint8 to 0 ... 1."""
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """uint8 or float32 [B, S, *F] -> [B, all of it]."""
+        return super().forward(scale(observation))
 
 
 class Head(nn.Module):
@@ -109,15 +118,6 @@ class Head(nn.Module):
         return output
 
 
-def _scale(observation: Tensor) -> Tensor:
-    """uint8 0 ... 255 becomes 0 ... 1 in the type that the first layer computes in; anything else passes."""
-    if observation.dtype is not torch.uint8:
-        return observation
-    device = observation.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
-    return observation.to(dtype).mul_(1 / 255)  # One copy, scaled in place: 512 stacks of pixels are 58 MB.
-
-
 def _make_own(config: NetworkConfig, schema: Schema) -> QNetwork:
     axes = len(schema.frame_shape)
     if axes == 2:
@@ -132,7 +132,11 @@ def _make_own(config: NetworkConfig, schema: Schema) -> QNetwork:
     )
     units = config.body_hidden
     body = nn.Sequential(
-        nn.Flatten(), nn.Linear(prod(schema.observation_shape), units), nn.ReLU(), nn.Linear(units, units), nn.ReLU()
+        ScaledFlatten(),
+        nn.Linear(prod(schema.observation_shape), units),
+        nn.ReLU(),
+        nn.Linear(units, units),
+        nn.ReLU(),
     )
     return QNetwork(body, units, schema.num_actions, hidden=config.hidden, dueling=config.dueling)
 
@@ -151,7 +155,8 @@ def _convolutional_body(config: NetworkConfig, schema: Schema) -> tuple[nn.Seque
     )
     for channels, kernel, stride in CONVOLUTIONS:
         out_channels = _scaled(channels, config.width)
-        layers += [nn.Conv2d(in_channels, out_channels, kernel, stride), nn.ReLU()]
+        convolution = nn.Conv2d if layers else PixelConvolution
+        layers += [convolution(in_channels, out_channels, kernel, stride), nn.ReLU()]
         in_channels, height, width = out_channels, (height - kernel) // stride + 1, (width - kernel) // stride + 1
     return nn.Sequential(*layers, nn.Flatten()), in_channels * height * width
 

@@ -14,7 +14,9 @@ PACKAGE = Path(apex.__file__).parent
 # A module imports from the floors above its line only; modules of one line never import one another.
 FLOORS = [
     # 0 and 1: the standard library, NumPy and, where its owners are, torch.
-    {"types", "config"},
+    {"types", "config", "native"},
+    {"convolution"},
+    {"pixel_convolution"},
     {
         "sum_tree",
         "n_step",
@@ -126,6 +128,7 @@ OWNERS = {
     "setproctitle": {"nursery"},
     "tensorboardX": {"metrics"},
     "torch": {
+        "pixel_convolution",
         "networks",
         "losses",
         "optimizers",

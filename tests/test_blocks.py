@@ -9,7 +9,7 @@ import lz4.block
 import numpy as np
 import pytest
 
-from apex import blocks
+from apex import blocks, native
 from apex.blocks import BlockError, Blocks, NativeBlocks
 
 FRAME_BYTES = 600
@@ -114,7 +114,7 @@ def test_the_native_loop_is_there_where_it_can_be():
 
 
 def test_does_without_where_it_was_not_built_and_says_so_once(monkeypatch, caplog):
-    monkeypatch.setattr(blocks, "EXTENSION_SUFFIXES", [".not-built"])
+    monkeypatch.setattr(native, "EXTENSION_SUFFIXES", [".not-built"])
     blocks.load_native.cache_clear()
     try:
         assert type(blocks.make_blocks(empty_target())) is Blocks

@@ -75,10 +75,11 @@ def test_version_numbers_are_compared_as_numbers():
     assert check_packages({"ale-py": "0.12.10"}, ["ale-py>=0.12.9"]).verdict == "ok"
 
 
-def test_native_loops_are_told_and_their_absence_is_a_warning():
-    assert check_native("liblz4 1.9.4") == Check("native loops", "liblz4 1.9.4")
-    without = check_native("none: no C compiler at installation; loaders take about 1.8 times as long")
+def test_native_loops_are_told_and_the_absence_of_any_is_a_warning():
+    assert check_native("liblz4 1.9.4", "convolution") == Check("native loops", "liblz4 1.9.4, convolution")
+    without = check_native("liblz4 1.9.4", "none: no C compiler at installation; an update takes longer")
     assert (without.verdict, "C compiler" in without.remedy) == ("warning", True)
+    assert without.figures == "none: no C compiler at installation; an update takes longer"
 
 
 # The processor

@@ -1,0 +1,98 @@
+"""The first convolution of a network that sees pixels, by convolution.c where that is faster, else by torch.
+
+It scales uint8 to 0 ... 1 as it goes: by the weights, which are a thousandth as many as the pixels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from apex.convolution import KERNEL, LANES, STRIDE, load_convolution
+
+
+def scale(observation: Tensor) -> Tensor:
+    """uint8 0 ... 255 becomes 0 ... 1 in the type that the first layer computes in; anything else passes."""
+    if observation.dtype is not torch.uint8:
+        return observation
+    device = observation.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
+    return observation.to(dtype).mul_(1 / 255)  # One copy, scaled in place: 512 stacks of pixels are 58 MB.
+
+
+class PixelConvolution(nn.Conv2d):
+    """A convolution that scales uint8 to 0 ... 1 first."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """uint8 or float32 [B, C, H, W] -> [B, outputs, ...]; in which order of memory may differ."""
+        if not self._suits(images):
+            return super().forward(scale(images))
+        assert self.bias is not None
+        if torch.is_grad_enabled() and self.weight.requires_grad:
+            result: Tensor = _Differentiable.apply(images, self.weight, self.bias)  # type: ignore[no-untyped-call]
+            return result
+        return _convolve(images, self.weight, self.bias)
+
+    def _suits(self, images: Tensor) -> bool:
+        """Whether the native loop does it, and does it faster: it has one thread, and is no operation of a graph."""
+        return (
+            images.dtype is torch.uint8
+            and images.device.type == "cpu"
+            and self.weight.dtype is torch.float32
+            and self.out_channels % LANES == 0
+            and (self.kernel_size, self.stride) == ((KERNEL, KERNEL), (STRIDE, STRIDE))
+            and torch.get_num_threads() == 1
+            and not torch.is_autocast_enabled("cpu")
+            and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+            and load_convolution() is not None
+        )
+
+
+class _Differentiable(torch.autograd.Function):
+    """`_convolve` with gradients for weight and bias; bytes have none."""
+
+    @staticmethod
+    def forward(context: Any, images: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        context.save_for_backward(images)
+        return _convolve(images, weight, bias)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[None, Tensor, Tensor]:
+        (images,) = context.saved_tensors
+        gradient = gradients[0].permute(0, 2, 3, 1).contiguous()  # as `_convolve` lays it out, so mostly no copy
+        return None, _weight_gradient(images, gradient), gradient.sum((0, 1, 2))
+
+
+def _convolve(images: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """uint8 [B, C, H, W] -> float32 [B, outputs, ...], channels last in memory, where the next layer is fastest."""
+    native = load_convolution()
+    assert native is not None
+    images = images.contiguous()
+    shape = _shape(images, len(weight))
+    packed = weight.permute(1, 2, 3, 0).mul(1 / 255).contiguous()
+    height, width = ((size - KERNEL) // STRIDE + 1 for size in images.shape[2:])
+    scratch = torch.empty(images.shape[1:].numel())
+    out = torch.empty(len(images), height, width, len(weight))
+    operands = (images, packed, bias.contiguous(), scratch, out)
+    native.convolve(shape, *(operand.data_ptr() for operand in operands))
+    return out.permute(0, 3, 1, 2)
+
+
+def _weight_gradient(images: Tensor, gradient: Tensor) -> Tensor:
+    """Of images uint8 [B, C, H, W] and a gradient float32 [B, ..., outputs]: float32 [outputs, C, KERNEL, KERNEL]."""
+    native = load_convolution()
+    assert native is not None
+    images = images.contiguous()
+    num_outputs = gradient.shape[3]
+    total = torch.zeros(images.shape[1], KERNEL, KERNEL, num_outputs)
+    operands = (images, gradient, torch.empty(images.shape[1:].numel()), total)
+    native.weight_gradient(_shape(images, num_outputs), *(operand.data_ptr() for operand in operands))
+    return total.permute(3, 0, 1, 2).mul(1 / 255)
+
+
+def _shape(images: Tensor, num_outputs: int) -> Any:
+    """`struct shape` of convolution.c."""
+    return (ctypes.c_int64 * 5)(*images.shape, num_outputs)

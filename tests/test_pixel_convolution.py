@@ -1,0 +1,237 @@
+"""Claims about `apex.pixel_convolution` and `apex.convolution`: the native loop computes what a convolution is.
+
+Where it is not fit, torch does it.
+What the native loop gives has the channels last in memory, which tells it from torch's.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from apex import convolution, native
+from apex.convolution import describe_convolution, load_convolution
+from apex.pixel_convolution import PixelConvolution
+
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}  # sums of up to 1,200 products in float32
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def found():
+    """What is found is looked for again, before and after."""
+    load_convolution.cache_clear()
+    yield
+    load_convolution.cache_clear()
+
+
+def needs_the_loop():
+    if load_convolution() is None:
+        pytest.skip("installed without a C compiler, or the processor has no AVX2")
+
+
+def make_layer(channels=4, outputs=8, *, kernel=8, stride=4):
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return PixelConvolution(channels, outputs, kernel, stride)
+
+
+def make_images(batch=3, channels=4, height=84, width=84, seed=0):
+    return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, (batch, channels, height, width), np.uint8))
+
+
+def convolve_naively(layer, images):
+    """Place by place, in float64."""
+    weight, bias, pixels = layer.weight.detach().double(), layer.bias.detach().double(), images.double() / 255
+    rows, columns = ((size - 8) // 4 + 1 for size in images.shape[2:])
+    out = torch.empty(len(images), len(weight), rows, columns, dtype=torch.float64)
+    for i in range(rows):
+        for j in range(columns):
+            patch = pixels[:, :, 4 * i : 4 * i + 8, 4 * j : 4 * j + 8]
+            out[:, :, i, j] = torch.einsum("bcyx,ocyx->bo", patch, weight) + bias
+    return out
+
+
+def differentiate_naively(images, gradient):
+    """The gradients of weight and bias, place by place, in float64."""
+    pixels, gradient = images.double() / 255, gradient.double()
+    weight = torch.zeros(gradient.shape[1], images.shape[1], 8, 8, dtype=torch.float64)
+    for i in range(gradient.shape[2]):
+        for j in range(gradient.shape[3]):
+            patch = pixels[:, :, 4 * i : 4 * i + 8, 4 * j : 4 * j + 8]
+            weight += torch.einsum("bcyx,bo->ocyx", patch, gradient[:, :, i, j])
+    return weight, gradient.sum((0, 2, 3))
+
+
+def is_native(out):
+    return out.permute(0, 2, 3, 1).is_contiguous()
+
+
+SHAPES = [  # batch, channels, height, width, outputs
+    (3, 4, 84, 84, 8),
+    (2, 4, 84, 84, 32),
+    (1, 1, 8, 8, 8),  # a single place
+    (2, 3, 11, 15, 16),  # pixels that no place sees
+    (5, 2, 47, 61, 24),  # two vectors of channels, then one; ten places, then four, one by one
+    (1, 16, 36, 52, 40),
+]
+
+
+@pytest.mark.parametrize(("batch", "channels", "height", "width", "outputs"), SHAPES)
+def test_it_is_a_convolution_of_pixels_scaled_to_one(batch, channels, height, width, outputs):
+    needs_the_loop()
+    layer, images = make_layer(channels, outputs), make_images(batch, channels, height, width)
+    with torch.no_grad():
+        out = layer(images)
+    assert is_native(out)
+    torch.testing.assert_close(out.double(), convolve_naively(layer, images), **TOLERANCE)
+
+
+@pytest.mark.parametrize("order", ["channels first", "channels last"])
+@pytest.mark.parametrize(("batch", "channels", "height", "width", "outputs"), SHAPES)
+def test_its_gradients_are_those_of_the_formula(batch, channels, height, width, outputs, order):
+    needs_the_loop()
+    layer, images = make_layer(channels, outputs), make_images(batch, channels, height, width)
+    out = layer(images)
+    assert is_native(out)
+    torch.testing.assert_close(out.double(), convolve_naively(layer, images), **TOLERANCE)
+    gradient = torch.randn(out.shape, generator=torch.Generator().manual_seed(2))
+    if order == "channels last":
+        gradient = gradient.to(memory_format=torch.channels_last)
+    out.backward(gradient)
+    weight, bias = differentiate_naively(images, gradient)
+    torch.testing.assert_close(layer.weight.grad.double(), weight, **TOLERANCE)
+    torch.testing.assert_close(layer.bias.grad.double(), bias, **TOLERANCE)
+
+
+def test_gradients_add_up_over_several_calls_as_torchs_do():
+    layer, twin = make_layer(), make_layer()
+    images = [make_images(seed=seed) for seed in (1, 2)]
+    for layer_or_twin, threads in ((layer, 1), (twin, 2)):  # Of two threads, torch does it.
+        torch.set_num_threads(threads)
+        for each in images:
+            layer_or_twin(each).square().mean().backward()
+    torch.testing.assert_close(layer.weight.grad, twin.weight.grad)
+    torch.testing.assert_close(layer.bias.grad, twin.bias.grad)
+
+
+def test_a_frozen_layer_and_an_empty_batch_are_no_exceptions():
+    layer, images = make_layer().requires_grad_(False), make_images()
+    out = layer(images)
+    assert not out.requires_grad
+    torch.testing.assert_close(out.double(), convolve_naively(layer, images), **TOLERANCE)
+    assert layer(images[:0]).shape == (0, 8, 20, 20)
+
+
+def test_images_may_lie_in_memory_in_any_order():
+    layer, images = make_layer(), make_images(6, 4, 84, 61)
+    turned = images.permute(3, 1, 2, 0).contiguous().permute(3, 1, 2, 0)
+    assert not turned.is_contiguous()
+    assert torch.equal(layer(turned), layer(images))
+    assert torch.equal(layer(images[::2]), layer(images)[::2])
+
+
+def test_images_are_not_written_to():
+    images = make_images()
+    make_layer()(images).sum().backward()
+    assert torch.equal(images, make_images())
+
+
+UNFIT = {
+    "floats": (make_layer, lambda images: images.float() / 255, 1),
+    "more threads than one": (make_layer, lambda images: images, 2),
+    "channels that fill no vector": (lambda: make_layer(outputs=12), lambda images: images, 1),
+    "another kernel": (lambda: make_layer(kernel=6), lambda images: images, 1),
+    "another stride": (lambda: make_layer(stride=2), lambda images: images, 1),
+}
+
+
+@pytest.mark.parametrize(("make", "prepare", "threads"), UNFIT.values(), ids=UNFIT)
+def test_torch_does_what_the_loop_is_not_made_for(make, prepare, threads):
+    torch.set_num_threads(threads)
+    layer, images = make(), make_images()
+    out = layer(prepare(images))
+    wanted = nn.functional.conv2d(images.double() / 255, layer.weight.double(), layer.bias.double(), layer.stride)
+    torch.testing.assert_close(out.double(), wanted, **TOLERANCE)
+    assert not is_native(out)
+
+
+def test_torch_does_it_under_autocast():
+    layer, images = make_layer(), make_images()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = layer(images)
+    assert out.dtype is torch.bfloat16
+    torch.testing.assert_close(out.double(), convolve_naively(layer, images), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning")
+def test_what_is_traced_knows_no_native_loop():
+    layer, images = make_layer(), make_images()
+    traced = torch.jit.trace(layer, (images,))
+    names = {node.kind() for node in traced.inlined_graph.nodes()}
+    assert "aten::_convolution" in names
+    torch.testing.assert_close(traced(make_images(seed=3)), layer(make_images(seed=3)), **TOLERANCE)
+
+
+# Where there is none
+
+
+def test_the_loop_is_there_where_it_can_be():
+    """So that nobody loses it without noticing."""
+    if shutil.which("cc") is None or not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
+        pytest.skip("no C compiler, or no AVX2")
+    assert describe_convolution() == "convolution"
+    assert is_native(make_layer()(make_images()))
+
+
+def test_torch_does_it_where_nothing_was_built_and_that_is_said_once(found, monkeypatch, caplog):
+    monkeypatch.setattr(native, "EXTENSION_SUFFIXES", [".not-built"])
+    layer, images = make_layer(), make_images()
+    for _ in range(2):
+        out = layer(images)
+    assert not is_native(out)
+    torch.testing.assert_close(out.double(), convolve_naively(layer, images), **TOLERANCE)
+    assert describe_convolution().startswith("none: no C compiler at installation; an update")
+    assert len(caplog.records) == 1
+    assert "convolved by torch: no C compiler at installation" in caplog.text
+
+
+def test_torch_does_it_where_the_loop_is_of_another_version(found, monkeypatch):
+    was_there = load_convolution() is not None
+    monkeypatch.setattr(convolution, "INTERFACE", 1_000)
+    load_convolution.cache_clear()
+    assert not is_native(make_layer()(make_images()))
+    assert ("of another version (1, but this is 1000)" in describe_convolution()) == was_there
+
+
+def test_torch_does_it_where_the_processor_is_not_made_for_the_loop(found, monkeypatch):
+    class Library:
+        apex_convolution_works = staticmethod(lambda: 0)
+
+    monkeypatch.setattr(convolution, "open_native", lambda name, interface: Library())
+    assert not is_native(make_layer()(make_images()))
+    assert "has no AVX2 and FMA" in describe_convolution()
+
+
+def test_a_library_that_does_not_say_its_version_is_not_called(monkeypatch, tmp_path):
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    (tmp_path / "empty.c").write_text("int nothing;")
+    path = tmp_path / "_empty.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", path, tmp_path / "empty.c"], check=True, timeout=60)
+    monkeypatch.setattr(native, "EXTENSION_SUFFIXES", [".so"])
+    monkeypatch.setattr(native, "__file__", str(tmp_path / "native.py"))
+    with pytest.raises(OSError, match="does not say of which version"):
+        native.open_native("empty", 1)
