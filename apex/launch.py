@@ -36,7 +36,7 @@ from apex.types import Schema
 
 log = logging.getLogger("apex")
 
-NICE = 10  # of what only watches the run
+NICE = 10  # of what only watches the run, or has time
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -252,7 +252,9 @@ def make_programs(config: Config, folder: RunFolder, watch: Watch) -> list[Progr
         # Who says when the run is over does more than watch: beside busy actors it would take ten times as long.
         niceness = NICE if config.run.stop_score is None else 0
         programs.append(ours("evaluator", "apex.evaluator", *join, grace_seconds=1.0, niceness=niceness, ready=goes_on))
-    programs.append(ours("actor", "apex.actor", *join, grace_seconds=2.0, ready=goes_on))
+    # Where inserts wait for samples, the learner's updates are what is scarce, and actors take the cores in between.
+    niceness = NICE if config.replay.inserts_wait else 0
+    programs.append(ours("actor", "apex.actor", *join, grace_seconds=2.0, niceness=niceness, ready=goes_on))
     if config.run.tensorboard:
         host, port = config.run.tensorboard_bind, str(config.run.tensorboard_port)
         where = ("--logdir", str(folder.tensorboard), "--host", host, "--port", port)
