@@ -15,6 +15,10 @@ from apex.types import Schema
 # and 32 make 2,500: beyond 16 each stream only gets slower, and its segments older.
 ENVS_PER_PROCESS = 16
 
+# What a step costs its actor, in what a sample costs the learner: in a run of Pong on two cores 1.1 ms, nearly all of
+# it emulation, against 0.45 ms at a quarter of the width.
+SAMPLES_PER_STEP = 2.5
+
 # About one game of Pong. With fewer transitions of each actor the memory would hold one moment of every game, and no
 # game. The paper's 360 actors had 5,500 each.
 TRANSITIONS_PER_ACTOR = 1_000
@@ -31,7 +35,7 @@ NODE_BYTES = 8  # of the sum-tree, which has two nodes for each of the next powe
 
 SAMPLES_PER_THREAD = 8  # A guess, not a measurement: with fewer, a thread mostly waits for the others.
 
-# A batch by the machine. 64 is what two cores can afford: at a quarter of the width Pong's update takes 24 ms of both;
+# A batch by the machine. 64 is what two cores can afford: at a quarter of the width Pong's update takes 25 ms of both;
 # 512 is the paper's. In between a thread has 32 samples, so that an update takes about as long on any number of cores.
 SMALLEST_BATCH, LARGEST_BATCH = 64, 512
 BATCH_PER_THREAD = 32
@@ -186,20 +190,23 @@ def _actor_cores(config: Config, machine: Machine) -> int:
     if _uses_gpu(config.learner, machine):
         trainer = 1
         return max(half, machine.cores - trainer - _num_loaders(config, machine) - _replay_cores(config))
-    if replay.inserts_wait:
-        # A sample costs the learner about what a step costs its actor: 0.3 to 0.5 ms of a core against 0.43 (Pong at
-        # half width). Actors on more than this share of the cores would wait, and the learner with them.
-        return max(1, min(half, int(machine.cores / (1 + replay.samples_per_insert))))
+    if replay.inserts_wait:  # Actors on more than their share of the cores would wait, and the learner with them.
+        return max(1, min(half, int(machine.cores * _share_of_actors(config))))
     return half
+
+
+def _share_of_actors(config: Config) -> float:
+    """Of all cores, where inserts wait for samples: a step's cost to its share of samples' cost."""
+    return SAMPLES_PER_STEP / (SAMPLES_PER_STEP + config.replay.samples_per_insert)
 
 
 def _busy_cores(config: Config, actor: ActorConfig, machine: Machine) -> float:
     """How many cores the actors keep busy: where inserts wait for samples, a process may work for a part of the time.
 
-    On two cores Pong's actors do, and the learner makes 26 updates/s with a second thread where it makes 23 with one.
+    On two cores Pong's actors do, and the learner makes 40 updates/s with a second thread where it makes 34 with one.
     """
-    cores, replay = actor.num_processes * actor.num_threads, config.replay
-    return min(cores, machine.cores / (1 + replay.samples_per_insert)) if replay.inserts_wait else cores
+    cores = actor.num_processes * actor.num_threads
+    return min(cores, machine.cores * _share_of_actors(config)) if config.replay.inserts_wait else cores
 
 
 def _replay_cores(config: Config) -> int:

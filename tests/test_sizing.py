@@ -50,8 +50,8 @@ def layout(result):
         ("pong", 4, False, (1, 16, 16, 3, 1, 64)),
         ("pong", 8, False, (1, 16, 16, 6, 1, 128)),
         ("pong", 16, False, (3, 16, 48, 11, 1, 256)),
-        ("pong", 64, False, (12, 16, 192, 44, 1, 512)),
-        ("pong", 192, False, (34, 6, 200, 64, 1, 512)),
+        ("pong", 64, False, (15, 14, 200, 41, 1, 512)),
+        ("pong", 192, False, (40, 5, 200, 64, 1, 512)),
         ("pong", 2, True, (1, 16, 16, 1, 1, 512)),
         ("pong", 4, True, (2, 16, 32, 1, 1, 512)),
         ("pong", 16, True, (11, 16, 176, 1, 3, 512)),  # 16 - trainer - writer - 3 loaders
@@ -188,7 +188,7 @@ def test_samplers_and_loaders_take_cores_from_actors_beside_a_gpu():
 
 @pytest.mark.parametrize(
     ("samples_per_insert", "processes"),
-    [(0.1, 8), (1.0, 8), (3.0, 4), (7.0, 2), (100.0, 1)],
+    [(0.25, 8), (2.5, 8), (7.5, 4), (17.5, 2), (250.0, 1)],  # An insert costs as much as 2.5 samples.
 )
 def test_actors_that_wait_for_samples_leave_their_cores_to_the_learner(samples_per_insert, processes):
     ratio = {"samples_per_insert": samples_per_insert}
@@ -199,7 +199,7 @@ def test_actors_that_wait_for_samples_leave_their_cores_to_the_learner(samples_p
 
 @pytest.mark.parametrize(
     ("cores", "samples_per_insert", "threads"),
-    [(1, 6.0, 1), (2, 0.5, 1), (2, 6.0, 2), (4, 3.0, 3), (4, 9.0, 4), (8, 6.0, 6), (16, 6.0, 12)],
+    [(1, 15.0, 1), (2, 1.25, 1), (2, 15.0, 2), (4, 7.5, 3), (4, 22.5, 4), (8, 15.0, 6), (16, 15.0, 12)],
 )
 def test_the_learner_computes_on_the_cores_of_actors_that_wait_for_it(cores, samples_per_insert, threads):
     ratio = {"samples_per_insert": samples_per_insert}
@@ -210,7 +210,7 @@ def test_the_learner_computes_on_the_cores_of_actors_that_wait_for_it(cores, sam
 
 
 def test_explains_why_there_are_more_threads_than_cores():
-    tree = config(replay={"samples_per_insert": 7.0, "inserts_wait": True})
+    tree = config(replay={"samples_per_insert": 17.5, "inserts_wait": True})
     assert explain(tree, machine(2), images())[2] == (
         "learner: 2 threads beside 1 core of actors that are busy for 25% of the time; replay, 1 loader and evaluator "
         "share what is left of 2"
@@ -454,7 +454,7 @@ def test_says_why_a_part_of_a_large_machine_has_nothing_to_do_and_what_would_cha
         "about 84 of 192 cores have no work: 100 actors in 100 processes; a higher --actors gives them some"
     ]
     assert idle_cores(pong, machine(192, gib=512)) == [
-        "about 91 of 192 cores have no work: the learner's batch is too small for more than 64 threads; a higher "
+        "about 85 of 192 cores have no work: the learner's batch is too small for more than 64 threads; a higher "
         "--learner.batch-size gives them some"
     ]
 
