@@ -3,6 +3,8 @@
 # measured is named at the end, and the status is 1; the others are measured and written all the same.
 #
 #   bench/gpu.sh                   on a machine with a GPU
+#   bench/gpu.sh learn [SEED]      what it learns there (16 cores): Pong for 8 minutes, Breakout, Seaquest and Q*bert for
+#                                  7 each, as docs/results/learning/*-gpu; half an hour, and their last games
 #   bench/gpu.sh --rehearse DIR    the same commands on a CPU, small and short, into DIR: shows that they work, no more
 #
 # APEX_PYTHON=/path/to/python names an interpreter that has what apex needs; nothing is installed then.
@@ -11,7 +13,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=venv.sh
 source ./venv.sh
 
-if (($# == 0)); then
+learn=false
+if (($# > 0 && $# <= 2)) && [[ $1 == learn && ${2:-1} =~ ^[0-9]+$ ]]; then
+  learn=true
+elif (($# == 0)); then
   options=(--env ALE/Seaquest-v5 --device cuda --json)
   out=docs/results prefix=gpu learner=45 narrow=20 actor=15 system=(30) patience=1
 elif (($# == 2)) && [[ $1 == --rehearse && -n $2 ]]; then
@@ -19,10 +24,23 @@ elif (($# == 2)) && [[ $1 == --rehearse && -n $2 ]]; then
   options=(--preset cartpole --actor.segment-length 10 --device cpu --json)
   out=$2 prefix=rehearsal learner=1 narrow=1 actor=2 system=(4 --no-alone) patience=3  # What it is beside, the other parts have shown.
 else
-  fail "usage: bench/gpu.sh [--rehearse DIR]"
+  fail "usage: bench/gpu.sh [--rehearse DIR | learn [SEED]]"
 fi
 python=${APEX_PYTHON:-$PWD/.venv/bin/python}
 if [[ -z ${APEX_PYTHON:-} ]]; then ensure_venv "$PWD"; fi
+trap 'exit 130' INT
+failed=()
+
+if $learn; then
+  for task in pong breakout seaquest qbert; do
+    "$python" bench/learning.py run --task "$task-gpu" --system apex --seed "${2:-1}" || failed+=("$task")
+  done
+  if ((${#failed[@]})); then
+    fail "not measured: ${failed[*]}; what was is in docs/results/learning"
+  fi
+  echo "wrote docs/results/learning/*-gpu; bench/learning.py tables makes tables and plots of it" >&2
+  exit
+fi
 mkdir -p "$out"
 
 # Before the first figure is written: that changes the checkout.
@@ -58,8 +76,6 @@ PYTHON
 }
 
 # All limits, ten seconds for each to end, and some for this script: less than 8 minutes.
-trap 'exit 130' INT
-failed=()
 measure learner 115 learner --seconds "$learner" || failed+=(learner)
 measure learner-batch-128 70 learner --batch-size 128 --seconds "$narrow" || failed+=(learner-batch-128)
 measure actor 65 actor --seconds "$actor" || failed+=(actor)

@@ -144,6 +144,8 @@ def _score(group: Group) -> float:
 
 
 def _bar(task: Task) -> str:
+    if not task.num_seeds:
+        return f"none, a curve of {task.minutes:g} min"
     if task.bar is None:
         return f"above the other after {task.minutes:g} min"
     return f"{task.bar:g} in {task.limit_seconds:g} s"
@@ -160,7 +162,7 @@ def _verdict(task: Task, group: Group, groups: Sequence[Group]) -> str:
 
 def _comparison(task: Task, group: Group, groups: Sequence[Group]) -> str:
     """Against all others on such a machine that ran as long; only our own system has this bar."""
-    if group[0].system != "apex":
+    if group[0].system != "apex" or not task.num_seeds:
         return ""
     others = [
         other
@@ -184,9 +186,8 @@ def _provenance(records: Sequence[Record]) -> str:
     commits = sorted({(record.commit or "unknown")[:10] + " with changes" * bool(record.dirty) for record in records})
     dates = sorted(record.date[:10] for record in records)
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} ... {dates[-1]}"
-    episodes = "; ".join(
-        f"{task.name} {task.episodes}" for name, task in TASKS.items() if any(record.task == name for record in records)
-    )
+    measured = [task for name, task in TASKS.items() if any(record.task == name for record in records)]
+    episodes = "; ".join(dict.fromkeys(f"{task.name} {task.episodes}" for task in measured))
     return (
         f"Measured {when} on {' and on '.join(machines)}; commit {', '.join(commits)}. "
         f"Full games, raw scores, seeds that nothing else has played; games per seed: {episodes}."

@@ -8,15 +8,15 @@ SYSTEMS = {"apex": "Ape-X over ZeroMQ", "sb3": "Stable-Baselines3 DQN"}  # as ta
 
 
 class Task(NamedTuple):
-    """One task on a small machine (2 cores, no GPU), for every system."""
+    """One task on one kind of machine (2 cores and no GPU, or 16 and one), for every system."""
 
     environment: str
     options: tuple[str, ...]  # of apex train, beside the seed and the time limit
     episodes: int  # full games of the evaluation that counts
-    bar: float | None  # their mean, to be reached in `limit_seconds`; None: to be above every other system's
+    bar: float | None  # their mean, to be reached in `limit_seconds`; None: to be above every other system's, or none
     limit_seconds: float  # from the command to its exit
     minutes: float  # after which a run is ended; where a bar is hard to reach, one learns when it was
-    num_seeds: int  # that the claim needs: all of them must reach the bar
+    num_seeds: int  # that the claim needs: all of them must reach the bar; 0: nothing is claimed, it is a curve
 
     @property
     def name(self) -> str:
@@ -29,9 +29,17 @@ class Task(NamedTuple):
         return None if self.bar is None else score >= self.bar and seconds <= self.limit_seconds
 
 
+_GPU = ("--device", "cuda")
+_CURVE = (10, None, 420.0, 7.0, 0)
+
 TASKS = {
     "cartpole": Task("CartPole-v1", ("--preset", "cartpole"), 100, 475.0, 20.0, 3.0, 3),
     "lunarlander": Task("LunarLander-v3", ("--preset", "lunarlander"), 100, 200.0, 120.0, 10.0, 3),
     "pong": Task("ALE/Pong-v5", ("--preset", "pong", "--stop-score", "18"), 10, 18.0, 1_800.0, 30.0, 2),
     "breakout": Task("ALE/Breakout-v5", ("--preset", "pong", "--env", "ALE/Breakout-v5"), 10, None, 3_600.0, 60.0, 2),
+    # With 16 cores and a GPU, by `bench/gpu.sh learn`.
+    "pong-gpu": Task("ALE/Pong-v5", (*_GPU, "--preset", "pong", "--stop-score", "18"), 10, 18.0, 480.0, 8.0, 2),
+    "breakout-gpu": Task("ALE/Breakout-v5", (*_GPU, "--preset", "atari", "--env", "ALE/Breakout-v5"), *_CURVE),
+    "seaquest-gpu": Task("ALE/Seaquest-v5", (*_GPU, "--preset", "atari", "--env", "ALE/Seaquest-v5"), *_CURVE),
+    "qbert-gpu": Task("ALE/Qbert-v5", (*_GPU, "--preset", "atari", "--env", "ALE/Qbert-v5"), *_CURVE),
 }

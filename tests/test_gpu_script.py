@@ -144,6 +144,27 @@ def test_what_cannot_be_measured_is_named_and_costs_no_other_figure(tmp_path):
     assert written == {f"rehearsal-{name}.json": {"figure_of": name} for name in ("actor", "system")}
 
 
+LEARNER = """#!/bin/sh
+echo "$@"
+if [ "$4" = breakout-gpu ]; then exit 1; fi
+"""
+
+
+@pytest.mark.parametrize(("arguments", "seed"), [(["learn"], 1), (["learn", "7"], 7)])
+def test_what_is_learned_is_measured_game_by_game_and_one_that_fails_costs_no_other(tmp_path, arguments, seed):
+    python = tmp_path / "python"
+    python.write_text(LEARNER)
+    python.chmod(0o755)
+    environment = {**os.environ, "APEX_PYTHON": str(python)}
+    answer = subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, env=environment, timeout=60)
+    games = ("pong", "breakout", "seaquest", "qbert")
+    assert answer.stdout.splitlines() == [
+        f"bench/learning.py run --task {game}-gpu --system apex --seed {seed}" for game in games
+    ]
+    assert answer.returncode == 1
+    assert answer.stderr == "not measured: breakout; what was is in docs/results/learning\n"
+
+
 def test_all_limits_together_are_less_than_eight_minutes():
     text = SCRIPT.read_text()
     limits = [int(limit) for limit in re.findall(r"^measure [\w-]+ (\d+) ", text, re.MULTILINE)]
@@ -152,7 +173,17 @@ def test_all_limits_together_are_less_than_eight_minutes():
     assert sum(limits) + len(limits) * grace < 8 * 60
 
 
-@pytest.mark.parametrize("arguments", [["--rehearse"], ["--rehearse", ""], ["--rehearse", "a", "b"], ["everything"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--rehearse"],
+        ["--rehearse", ""],
+        ["--rehearse", "a", "b"],
+        ["learn", "much"],
+        ["learn", "1", "2"],
+        ["everything"],
+    ],
+)
 def test_other_arguments_are_refused_with_the_usage(tmp_path, arguments):
     script = start(tmp_path, *arguments)
     try:
@@ -160,4 +191,4 @@ def test_other_arguments_are_refused_with_the_usage(tmp_path, arguments):
     finally:
         with suppress(ProcessLookupError):
             os.killpg(script.pid, signal.SIGKILL)
-    assert (tmp_path / "said").read_text() == "usage: bench/gpu.sh [--rehearse DIR]\n"
+    assert (tmp_path / "said").read_text() == "usage: bench/gpu.sh [--rehearse DIR | learn [SEED]]\n"

@@ -143,6 +143,11 @@ def test_who_had_less_time_is_not_compared():
     assert rows(ours, replace(theirs, seconds=3_590.0))[0][7] == "met so far: 1 of 2 seeds"
 
 
+def test_a_curve_claims_nothing():
+    table = rows(make_record("qbert-gpu"), make_record("qbert-gpu", "sb3", seconds=400.0))
+    assert [row[6:8] for row in table] == [["none, a curve of 7 min", ""]] * 2
+
+
 def test_other_options_and_other_machines_have_rows_of_their_own():
     many = MACHINE | {"cores": 16, "gpus": ["NVIDIA H200"]}
     table = rows(
