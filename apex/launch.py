@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from apex.config import Config, ConfigError, TransportConfig
+from apex.config import Config, ConfigError
 from apex.control_client import ControlClient
 from apex.disk_watch import DiskWatch
 from apex.environment import EnvironmentFailure, describe, kind
@@ -27,6 +27,7 @@ from apex.resume import ACCEPT, reopen, take_option, take_resume
 from apex.run_folder import RunFolder
 from apex.run_lock import hold
 from apex.run_watch import StatusClient, Watch
+from apex.session import local_host
 from apex.sockets import open_context
 from apex.store_place import store_path
 from apex.supervisor import Ending, Program, supervise
@@ -269,11 +270,6 @@ def make_programs(config: Config, folder: RunFolder, watch: Watch) -> list[Progr
         )
         programs.insert(0, curves)
     return programs
-
-
-def local_host(transport: TransportConfig) -> str:
-    """Where this host's own programs reach what is bound."""
-    return "127.0.0.1" if transport.bind in ("0.0.0.0", "localhost", "*") else transport.bind
 
 
 def tensorboard_url(config: Config) -> str:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from apex.config import Config, ConfigError, from_dict
+from apex.config import Config, ConfigError, TransportConfig, from_dict
 from apex.control_client import ControlClient
 from apex.fields import printable
 from apex.header import VERSION
@@ -63,6 +63,11 @@ class Route(NamedTuple):
     def endpoint(self) -> str:
         """The learner's control socket."""
         return f"tcp://{self.host}:{self.port}"
+
+
+def local_host(transport: TransportConfig) -> str:
+    """Where this host's own programs reach what is bound."""
+    return "127.0.0.1" if transport.bind in ("0.0.0.0", "localhost", "*") else transport.bind
 
 
 def add_route_options(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +29,8 @@ from apex.key_folder import read_keys
 from apex.lifecycle import FAILED, FINISHED, POLL_SECONDS, REFUSED, Stop, stop_on_signals
 from apex.newest_policy import NewestPolicy, Policies, PoliciesOfFolder, PoliciesOfLearner
 from apex.run_folder import RunFolder
-from apex.session import add_route_options, greet, read_route, read_welcome
+from apex.run_lock import is_held
+from apex.session import Route, add_route_options, greet, local_host, read_route, read_welcome
 from apex.sockets import open_context
 from apex.transport import ParameterSubscriber
 from apex.types import Array
@@ -186,19 +187,42 @@ def _open_source(options: argparse.Namespace, stop: Stop) -> Iterator[Source | N
         if options.run is None:
             latest = RunFolder.find_latest()
             raise ConfigError(f"which run? The latest: apex watch {latest.path}")
-        run = RunFolder.open(options.run)
-        yield Source(str(run.path), PoliciesOfFolder(run.checkpoints), 0.0)
+        with _open_run(RunFolder.open(options.run), stop) as source:
+            yield source
         return
     if options.run is not None:
         raise ConfigError(f"--learner {options.learner} or the run {options.run}: give one of the two")
     route = read_route(options)
-    patience = _Patience(stop, ONCE_SECONDS) if options.once else stop
-    answer = greet(route, "evaluator", patience)
-    if not answer:
-        if options.once and not stop.requested:
-            raise ConfigError(f"no run at {route.endpoint} has answered in {ONCE_SECONDS:g} s")
+    answer = greet(route, "evaluator", _Patience(stop, ONCE_SECONDS) if options.once else stop)
+    if answer:
+        with _listen(route, answer, f"the learner at {route.endpoint}") as source:
+            yield source
+    elif options.once and not stop.requested:
+        raise ConfigError(f"no run at {route.endpoint} has answered in {ONCE_SECONDS:g} s")
+    else:
         yield None
-        return
+
+
+@contextmanager
+def _open_run(run: RunFolder, stop: Stop) -> Iterator[Source]:
+    """What the learner publishes, while it goes on on this host; else what the run has left on its disk."""
+    transport, answer = run.config.transport, {}
+    route = Route(local_host(transport), transport.port("control"), transport.keys, transport.insecure_no_auth)
+    if is_held(run.path):
+        try:
+            answer = greet(route, "evaluator", _Patience(stop, ONCE_SECONDS))
+        except ConfigError as error:
+            print(f"{error}; this shows checkpoints", file=sys.stderr)
+    if answer and answer["run_id"] == run.run_id:
+        with _listen(route, answer, str(run.path)) as source:
+            yield source
+    else:
+        yield Source(str(run.path), PoliciesOfFolder(run.checkpoints), 0.0)
+
+
+@contextmanager
+def _listen(route: Route, answer: dict[str, Any], name: str) -> Iterator[Source]:
+    """The parameters of the learner that has answered."""
     welcome = read_welcome(answer)
     with open_context(read_keys(route.keys, "evaluator")) as context:
         subscriber = ParameterSubscriber(
@@ -207,7 +231,7 @@ def _open_source(options: argparse.Namespace, stop: Stop) -> Iterator[Source | N
             Codec(welcome.run_id, welcome.schema),
             num_parameters=welcome.num_parameters,
         )
-        yield Source(f"the learner at {route.endpoint}", PoliciesOfLearner(welcome, subscriber), ONCE_SECONDS)
+        yield Source(name, PoliciesOfLearner(welcome, subscriber), ONCE_SECONDS)
 
 
 class _Patience(Stop):

@@ -21,10 +21,11 @@ from apex.config import (
     load_toml,
 )
 from apex.farewell import command_name, farewell
-from apex.launch import local_host, main, make_programs, resume, train
+from apex.launch import main, make_programs, resume, train
 from apex.lifecycle import FAILED, FINISHED, REFUSED, Stop
 from apex.run_folder import RunFolder
 from apex.run_watch import StatusClient, Watch
+from apex.session import local_host
 from apex.supervisor import Ending, Program
 from apex.terminal_picture import History
 from apex.terminal_view import LogTail

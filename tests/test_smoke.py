@@ -144,11 +144,15 @@ def test_an_actor_that_comes_late_gets_the_ids_that_are_free_and_contributes(pro
         assert programs.wait(name) == 0, programs.said(name)
 
 
-def test_a_game_is_watched_by_the_learners_address_alone(programs):
-    programs.start("learner", "learner", *TINY, *programs.offset)
+def test_a_game_is_watched_by_the_learners_address_or_the_run(programs):
+    programs.start("learner", "learner", *TINY, *programs.offset, "--run.name", "by-hand")
     programs.start("watch", "watch", *programs.learner, "--out", "game.gif", "--seconds", "1")
     assert programs.wait("watch") == 0, programs.said("watch")
     assert "game.gif: " in programs.said("watch")
+    # It has saved nothing yet, so these are the parameters that it publishes.
+    programs.start("live", "watch", "runs/by-hand", "--once", "--out", "live.gif", "--seconds", "1")
+    assert programs.wait("live") == 0, programs.said("live")
+    assert not list((programs.folder / "runs" / "by-hand" / "checkpoints").glob("0*"))
     programs.running["learner"].send_signal(signal.SIGTERM)
     assert programs.wait("learner") == 0, programs.said("learner")
 
