@@ -39,6 +39,8 @@ MUTATIONS = {
         "user data of learner has"),
     "a host that nobody would find": (
         "locals.tf", ', Cluster = var.name }', " }", "is not tagged"),
+    "a learner whose disk goes with it": (
+        "learner.tf", '"stop"', '"terminate"', "aws_instance.learner loses what it has not uploaded"),
     "a group that cannot end": (
         "actors.tf", "min_size                  = 0", "min_size                  = 1", "cannot be set to 0"),
 }  # fmt: skip
