@@ -85,9 +85,9 @@ variable "settings" {
   validation {
     condition = length(setintersection(
       flatten([for section, knobs in var.settings : [for knob in keys(knobs) : "${section}.${knob}"]]),
-      ["environment.id", "actor.num_actors", "actor.num_processes", "actor.envs_per_process", "replay.num_shards", "run.name", "run.folder"],
+      ["environment.id", "actor.num_actors", "actor.num_processes", "actor.envs_per_process", "replay.num_shards", "replay.host_bytes", "run.name", "run.folder"],
     )) == 0
-    error_message = "settings must not have environment.id, actor.num_actors, actor.num_processes, actor.envs_per_process, replay.num_shards, run.name or run.folder: they follow from environment, num_actors, streams_per_core, actor_instance_types and name."
+    error_message = "settings must not have environment.id, actor.num_actors, actor.num_processes, actor.envs_per_process, replay.num_shards, replay.host_bytes, run.name or run.folder: they follow from environment, num_actors, streams_per_core, the instance types and name."
   }
 }
 

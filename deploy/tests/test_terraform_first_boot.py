@@ -16,6 +16,8 @@ from terraform_program import resources
 
 from apex.config import Config, load_toml
 from apex.key_folder import lists_for
+from apex.sizing import Machine, bytes_per_transition, size_to_machine
+from apex.types import Schema
 
 ROLES = ("replay", "learner", "evaluator", "actor")
 
@@ -90,6 +92,14 @@ def test_the_learner_trains_what_was_asked(told: dict[str, str], tmp_path: Path)
     assert learner.run.name == NAME
     assert learner.actor.num_actors == 3 * 8 * 16
     assert (learner.transport.bind, learner.transport.keys) == ("10.77.0.11", "/var/lib/apex/keys")
+
+
+def test_the_replay_memory_is_sized_by_its_own_host(told: dict[str, str], tmp_path: Path) -> None:
+    learner = config("learner", told, tmp_path)
+    assert learner.replay.host_bytes == 64 * 2**30  # an r7i.2xlarge; the learner's g6.2xlarge has half of it
+    schema = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=4, n_step=3, codec="lz4")
+    sized = size_to_machine(learner, Machine(cores=8, memory_bytes=2**30, gpu=True), schema)
+    assert sized.replay.max_bytes // bytes_per_transition(sized, schema) == learner.replay.capacity == 2_000_000
 
 
 def test_actor_hosts_step_what_their_cores_bear(told: dict[str, str], tmp_path: Path) -> None:
