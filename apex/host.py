@@ -114,10 +114,10 @@ def keys(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop)
     wait = Wait("host")
     while not stop.requested:
         try:
-            host = metadata.instance_id()
             ssm = client("ssm")
-            now = host_keys.tell(ssm, settings, host)
-            missing = host_keys.believe(host_keys.ask(ssm, settings, now), settings)
+            told, now = host_keys.ask(ssm, settings)
+            host_keys.tell(ssm, settings, metadata.instance_id(), now)
+            missing = host_keys.believe(host_keys.fresh(told, now), settings)
             if not missing:
                 return FINISHED
             wait.on(f"the key of the {missing} in the parameter store")
@@ -234,8 +234,8 @@ def end(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) 
         own, ssm = metadata.instance_id(), client("ssm")
 
         def others() -> list[str]:
-            now = host_keys.tell(ssm, settings, own)
-            return [told.host for told in host_keys.ask(ssm, settings, now) if told.role != "actor"]
+            told = host_keys.fresh(*host_keys.ask(ssm, settings))
+            return [item.host for item in told if item.role != "actor"]
 
         done = end_cluster(
             client("autoscaling"),

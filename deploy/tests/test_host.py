@@ -63,11 +63,14 @@ def machine(folder: Path, role: str, name: str = "") -> HostSettings:
 
 def boot(ssm, settings: HostSettings, host: str):
     host_keys.make_pair(settings.keys, settings.role)
-    return host_keys.tell(ssm, settings, host)
+    _, now = host_keys.ask(ssm, settings)
+    host_keys.tell(ssm, settings, host, now)
+    return now
 
 
 def look(ssm, settings: HostSettings, now) -> str:
-    return host_keys.believe(host_keys.ask(ssm, settings, now), settings)
+    told, _ = host_keys.ask(ssm, settings)
+    return host_keys.believe(host_keys.fresh(told, now), settings)
 
 
 def listed(settings: HostSettings, role: str) -> set[str]:
@@ -163,9 +166,9 @@ def test_a_learner_that_was_replaced_is_believed_alone(aws, tmp_path):
     boot(ssm, machine(tmp_path, "replay"), "i-r")
     boot(ssm, machine(tmp_path, "learner", "old"), "i-old")
     now = boot(ssm, actor, "i-a")
-    found = host_keys.ask(ssm, actor, now)
+    found, _ = host_keys.ask(ssm, actor)
     late = host_keys.Told("learner", "i-new", "0" * 64, now + timedelta(seconds=60))
-    assert host_keys.believe([*(item for item in found if item.role != "learner"), late], actor) == ""
+    assert host_keys.believe(host_keys.fresh([late, *found], now), actor) == ""
     assert listed(actor, "learner") == {"i-new"}
 
 
@@ -175,7 +178,7 @@ def test_a_program_that_began_with_another_learners_key_is_to_begin_anew(aws, tm
     boot(ssm, machine(tmp_path, "replay"), "i-r")
     boot(ssm, machine(tmp_path, "learner", "old"), "i-old")
     now = boot(ssm, actor, "i-a")
-    told, mark = host_keys.ask(ssm, actor, now), actor.keys / host_keys.CHANGED
+    (told, _), mark = host_keys.ask(ssm, actor), actor.keys / host_keys.CHANGED
     for _ in range(2):
         host_keys.believe(told, actor)
         assert not mark.exists()
@@ -201,6 +204,44 @@ def test_a_list_that_says_the_same_is_not_written_again(aws, tmp_path):
     before = Keys(replay.keys, "replay").signature()
     look(ssm, replay, now)
     assert Keys(replay.keys, "replay").signature() == before
+
+
+def test_a_machine_that_waits_asks_often_and_tells_once(aws, tmp_path, monkeypatch):
+    """The store takes three writes a second of an account, and a hundred machines may wait for one."""
+    monkeypatch.setattr(host, "LOOK_SECONDS", 0.0)
+    boot(aws("ssm"), machine(tmp_path, "learner"), "i-l")
+    settings, looks = machine(tmp_path, "actor"), []
+
+    def client(service: str):
+        looks.append(service)
+        if len(looks) == 4:
+            boot(aws("ssm"), machine(tmp_path, "replay"), "i-r")
+        return aws(service)
+
+    with metadata_service(None) as metadata:
+        for _ in range(2):  # Then the timer comes round.
+            assert host.keys(settings, client, metadata, Stop()) == FINISHED
+    assert len(looks) == 5
+    assert version(aws("ssm"), "/apex/pong/keys/actor/i-1") == 1
+
+
+def version(ssm, name: str) -> int:
+    return ssm.get_parameter(Name=name)["Parameter"]["Version"]
+
+
+def test_a_key_is_told_again_before_it_is_stale_and_when_it_is_another(aws, tmp_path):
+    ssm, settings = aws("ssm"), machine(tmp_path, "actor")
+    now = boot(ssm, settings, "i-1")
+    for seconds, expected in ((0, 1), (host_keys.TELL_SECONDS - 1, 1), (host_keys.TELL_SECONDS, 2)):
+        host_keys.tell(ssm, settings, "i-1", now + timedelta(seconds=seconds))
+        assert version(ssm, "/apex/pong/keys/actor/i-1") == expected
+    (settings.keys / "actor.secret").write_text("11" * 32)
+    host_keys.tell(ssm, settings, "i-1", now + timedelta(seconds=host_keys.TELL_SECONDS))
+    assert version(ssm, "/apex/pong/keys/actor/i-1") == 3
+    (settings.keys / host_keys.TOLD).write_text("torn")
+    host_keys.tell(ssm, settings, "i-1", now)
+    assert version(ssm, "/apex/pong/keys/actor/i-1") == 4
+    assert host_keys.STALE_SECONDS >= 2 * host_keys.TELL_SECONDS
 
 
 def make_run(folder: Path) -> Path:
