@@ -137,8 +137,7 @@ def claim(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop
     place, said, until = f"s3://{settings.bucket}/{settings.cluster}", "", time.monotonic() + BUCKET_SECONDS
     while not stop.requested:
         try:
-            own = metadata.instance_id()
-            host = host_bucket.begin(client("s3"), settings.bucket, settings.cluster, own)
+            is_free = host_bucket.begin(client("s3"), settings.bucket, settings.cluster, metadata.instance_id())
         except Exception as error:  # Whatever keeps it from writing would keep it from it at the end.
             if str(error) != said:
                 log.error("cannot write to %s, where the weights are to go; tries on: %s", place, error)
@@ -146,10 +145,7 @@ def claim(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop
             require(time.monotonic() < until, f"cannot write to {place}, where the weights are to go: {error}")
             sleep(LOOK_SECONDS, stop)
             continue
-        require(
-            host == own,
-            f"{place} has an earlier run, of {host}: give this cluster another name, or move what is there elsewhere",
-        )
+        require(is_free, f"{place} has an earlier run: give this cluster another name, or move what is there elsewhere")
         log.info("the weights go to %s", place)
         return True
     return False

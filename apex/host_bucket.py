@@ -16,7 +16,8 @@ from typing import Any
 from apex.files import replace_file
 
 SENT = "sent.json"  # beside the run folders: what the bucket has, by size and time of change
-BEGUN = "begun.json"  # in the bucket alone, below the cluster's name: which machine writes there
+BEGUN = "begun.json"  # in the bucket alone: which machine has begun to write there
+MANIFEST = "manifest.json"  # every run has it, and no more than one
 CURVES = "tensorboard"  # the folder that comes back
 
 _LEFT_OUT = {"logs", "replay"}  # folders
@@ -26,19 +27,16 @@ Sent = dict[str, list[int]]
 log = logging.getLogger("apex")
 
 
-def begin(s3: Any, bucket: str, cluster: str, host: str) -> str:
-    """Says in the bucket which machine writes below `cluster`, unless one has said so before; returns which it is.
+def begin(s3: Any, bucket: str, cluster: str, host: str) -> bool:
+    """Writes below `cluster`, before a run begins, which machine does; False, and nothing, where an earlier run is.
 
-    Raises what keeps this machine from writing there. It must do so before a run begins, not when it ends.
+    Raises what keeps this machine from writing there: that must be known before a run, not when it ends.
     """
-    key = f"{cluster}/{BEGUN}"
-    try:
-        s3.put_object(Bucket=bucket, Key=key, Body=json.dumps({"host": host}).encode(), IfNoneMatch="*")
-    except s3.exceptions.ClientError as error:
-        if error.response["Error"]["Code"] != "PreconditionFailed":
-            raise
-        return str(json.loads(s3.get_object(Bucket=bucket, Key=key)["Body"].read())["host"])
-    return host
+    with suppress(s3.exceptions.ClientError):  # Of what is not there it says "forbidden": this machine may not list.
+        s3.head_object(Bucket=bucket, Key=f"{cluster}/{MANIFEST}")
+        return False
+    s3.put_object(Bucket=bucket, Key=f"{cluster}/{BEGUN}", Body=json.dumps({"host": host}).encode())
+    return True
 
 
 def upload(s3: Any, bucket: str, run: Path, sent_file: Path) -> int:

@@ -35,7 +35,7 @@ locals {
       WriteRun = {
         actions = ["s3:PutObject", "s3:AbortMultipartUpload"], resource = "${local.bucket}/${var.name}/*", only = {}
       }
-      ReadBegun = { actions = ["s3:GetObject"], resource = "${local.bucket}/${var.name}/begun.json", only = {} }
+      FindRun   = { actions = ["s3:GetObject"], resource = "${local.bucket}/${var.name}/manifest.json", only = {} }
       EndActors = { actions = ["autoscaling:SetDesiredCapacity"], resource = local.group, only = {} }
       EndHosts = {
         actions  = ["ec2:TerminateInstances"]

@@ -559,8 +559,10 @@ def test_a_run_begins_once_the_bucket_can_be_written(aws, tmp_path):
 def test_no_run_begins_where_its_weights_would_mix_with_anothers(aws, tmp_path):
     aws("s3").create_bucket(Bucket="weights")
     settings = machine(tmp_path, "learner")
-    claim(aws, settings, "i-earlier")
-    with pytest.raises(ConfigError, match=r"s3://weights/pong has an earlier run, of i-earlier: give .* another name"):
+    assert claim(aws, settings, "i-earlier")
+    assert claim(aws, settings)  # That one was refused by its settings, say, and has made no run.
+    host_bucket.upload(aws("s3"), "weights", make_run(settings.home), settings.home / "sent.json")
+    with pytest.raises(ConfigError, match=r"s3://weights/pong has an earlier run: give this cluster another name"):
         claim(aws, settings)
 
 
