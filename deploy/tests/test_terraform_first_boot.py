@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import NAME, Cluster
+from conftest import NAME, Planned
 from rules import user_data
 from terraform_program import resources
 
@@ -23,8 +23,8 @@ ROLES = ("replay", "learner", "evaluator", "actor")
 
 
 @pytest.fixture(scope="module")
-def told(cluster: Cluster) -> dict[str, str]:
-    return user_data(resources(cluster.first_plan["planned_values"]))
+def told(planned: Planned) -> dict[str, str]:
+    return user_data(resources(planned.first_plan["planned_values"]))
 
 
 def files(text: str) -> dict[str, str]:
@@ -109,11 +109,11 @@ def test_actor_hosts_step_what_their_cores_bear(told: dict[str, str], tmp_path: 
 
 @pytest.mark.parametrize(("role", "address"), [("replay", "10.77.0.10"), ("learner", "10.77.0.11")])
 def test_who_binds_binds_the_address_that_is_fixed(
-    role: str, address: str, told: dict[str, str], tmp_path: Path, cluster: Cluster
+    role: str, address: str, told: dict[str, str], tmp_path: Path, planned: Planned
 ) -> None:
     assert config(role, told, tmp_path).transport.bind == address
     (host,) = (
-        item for item in resources(cluster.first_plan["planned_values"]) if item["address"] == f"aws_instance.{role}"
+        item for item in resources(planned.first_plan["planned_values"]) if item["address"] == f"aws_instance.{role}"
     )
     assert host["values"]["private_ip"] == address
 
@@ -124,10 +124,10 @@ def test_no_socket_is_without_keys(role: str, told: dict[str, str], tmp_path: Pa
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_a_host_may_read_the_keys_that_it_checks_and_write_its_own_alone(role: str, cluster: Cluster) -> None:
+def test_a_host_may_read_the_keys_that_it_checks_and_write_its_own_alone(role: str, planned: Planned) -> None:
     (policy,) = (
         item["values"]["policy"]
-        for item in resources(cluster.first_plan["planned_values"])
+        for item in resources(planned.first_plan["planned_values"])
         if item["type"] == "aws_iam_role_policy" and item.get("index") == role
     )
     statements = {item["Sid"]: item["Resource"] for item in yaml.safe_load(policy)["Statement"]}
