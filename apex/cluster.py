@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
@@ -19,7 +18,7 @@ from apex.cluster_resize import resize
 from apex.cluster_tail import GROUPS, Tail, duration, groups_for
 from apex.cluster_view import as_json, show
 from apex.config import ConfigError
-from apex.lifecycle import FAILED, FINISHED, POLL_SECONDS, REFUSED, Stop, complain, stop_on_signals
+from apex.lifecycle import FAILED, FINISHED, REFUSED, complain, sleep, stop_on_signals
 from apex.options import reader_may_leave
 
 FOLLOW_SECONDS = 3.0  # between two looks at a log; CloudWatch allows few
@@ -95,7 +94,7 @@ def _tail(arguments: argparse.Namespace, aws: Aws, ask: Callable[[str], str]) ->
             sys.stdout.flush()
             if not arguments.follow:
                 break
-            _sleep(FOLLOW_SECONDS, stop)
+            sleep(FOLLOW_SECONDS, stop)
     return FINISHED
 
 
@@ -156,12 +155,6 @@ def _audit(arguments: argparse.Namespace, aws: Aws, ask: Callable[[str], str]) -
     with reader_may_leave():
         print(show_audit(audit, prices, where))
     return FINISHED if audit.is_clean else FAILED
-
-
-def _sleep(seconds: float, stop: Stop) -> None:
-    until = time.monotonic() + seconds
-    while not stop.requested and time.monotonic() < until:
-        time.sleep(POLL_SECONDS)
 
 
 _WORDS = {"list": _list, "tail": _tail, "resize": _resize, "kill": _kill, "audit": _audit}

@@ -87,6 +87,8 @@ class Auditor:
                 detail = f"{item['InstanceType']}{', spot' if spot else ''}, {state}"
                 if state == "stopped":  # Its volumes bill on.
                     hour = 0.0
+                    if tags(item).get("Role") == "learner":
+                        detail += ", and its disk has what could not be uploaded: start it again"
                 yield Finding("instance", item["InstanceId"], _owner(item), detail, hour)
 
     def _volumes(self) -> Iterator[Finding]:

@@ -115,7 +115,7 @@ def problems(cluster: Cluster) -> list[str]:
         hosts = cluster.of(role)
         if len(hosts) != 1:
             found.append(f"{plural(len(hosts), f'{role} host')}, and there should be one" if hosts else f"no {role}")
-    found += [f"{host.role} {host.id} is {host.state}" for host in cluster.hosts if host.state not in UP]
+    found += [f"{host.role} {host.id} is {host.state}{_hint(host)}" for host in cluster.hosts if host.state not in UP]
     if group is None:
         found.append("no group of actors")
     elif group.status:
@@ -126,6 +126,12 @@ def problems(cluster: Cluster) -> list[str]:
         why = f": {group.trouble}" if group.trouble else ""
         found.append(f"{group.in_service} of {plural(group.desired, 'actor host')} in service{why}")
     return found
+
+
+def _hint(host: Host) -> str:
+    """A learner's host that is done terminates itself; it is stopped where the last upload has failed."""
+    is_left = host.role == "learner" and host.state == "stopped"
+    return ": its disk has what could not be uploaded. Start it again, and it uploads" if is_left else ""
 
 
 def cost(cluster: Cluster, prices: Prices, now: datetime) -> Cost:

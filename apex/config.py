@@ -97,6 +97,7 @@ class ReplayConfig:
     num_shards: int = 1  # R: replay servers, each with 1/R of the memory; a batch has a part from every one
     capacity: int = 2_000_000  # transitions kept; the oldest segments go first [section 4.1]
     max_bytes: int = 0  # bytes of compressed frames kept; 0: by capacity, and half of the memory at most
+    host_bytes: int = 0  # memory of the hosts that replay servers have to themselves; 0: they share the learner's
     min_size_to_sample: int = 50_000  # nothing is sampled before this many arrived [section 4.1]
     priority_exponent: float = 0.6  # alpha [section 4.1]; 0 draws uniformly
     min_priority: float = 1e-6  # a live transition is never impossible to draw [PER 3.3]
@@ -114,6 +115,7 @@ class ReplayConfig:
         )
         require(self.capacity <= 2**31, f"replay.capacity must be <= 2147483648, got {self.capacity}")
         require(self.max_bytes >= 0, f"replay.max_bytes must be >= 0, got {self.max_bytes}")
+        require(self.host_bytes >= 0, f"replay.host_bytes must be >= 0, got {self.host_bytes}")
         require(
             0 <= self.priority_exponent <= 2, f"replay.priority_exponent must be 0 ... 2, got {self.priority_exponent}"
         )

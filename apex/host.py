@@ -11,15 +11,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from apex import host_bucket, host_keys, host_logs
-from apex.config import ConfigError
+from apex.config import ConfigError, require
 from apex.extras import remedy
 from apex.host_end import end_cluster, leave_group
 from apex.host_metadata import Metadata
-from apex.host_role import role_command
+from apex.host_role import is_new, role_command
 from apex.host_settings import ETC, HOME, ROLES, HostSettings, read_settings
 from apex.lifecycle import (
     FAILED,
@@ -30,12 +31,14 @@ from apex.lifecycle import (
     Wait,
     complain,
     configure_logging,
+    sleep,
     stop_on_signals,
 )
 
 LOOK_SECONDS = 5.0  # between two looks, at the market's notice and for keys that are missing
 # What ends with a spot machine. The keys' too: within a minute they would tell the key again that is taken back.
 ACTOR_UNITS = ("apex@actor.service", "apex-keys.timer", "apex-keys.service")
+BUCKET_SECONDS = 300.0  # for which a bucket may refuse a new cluster: rights take a minute to be known everywhere
 FLUSH_SECONDS = 5.0  # a line of the journal waits no longer for others
 
 Client = Callable[[str], Any]  # an AWS service's name -> its client
@@ -50,6 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = read_settings(arguments.etc, arguments.home)
         if arguments.word == "role":
+            if arguments.role == "learner" and is_new(settings) and not arguments.print:
+                with stop_on_signals(lambda: None) as stop:  # The unit is not up yet.
+                    if not claim(settings, aws_clients(settings), Metadata(), stop):
+                        return FINISHED
             return _become(settings, arguments.role, arguments.print)
         with stop_on_signals() as stop:
             return _WORDS[arguments.word](settings, aws_clients(settings), Metadata(), stop)
@@ -107,10 +114,10 @@ def keys(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop)
     wait = Wait("host")
     while not stop.requested:
         try:
-            host = metadata.instance_id()
             ssm = client("ssm")
-            now = host_keys.tell(ssm, settings, host)
-            missing = host_keys.believe(host_keys.ask(ssm, settings, now), settings)
+            told, now = host_keys.ask(ssm, settings)
+            host_keys.tell(ssm, settings, metadata.instance_id(), now)
+            missing = host_keys.believe(host_keys.fresh(told, now), settings)
             if not missing:
                 return FINISHED
             wait.on(f"the key of the {missing} in the parameter store")
@@ -118,8 +125,30 @@ def keys(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop)
             raise
         except Exception as error:  # The network, the metadata service, AWS: the lists stay as they are meanwhile.
             wait.on(f"AWS: {error}")
-        _sleep(LOOK_SECONDS, stop)
+        sleep(LOOK_SECONDS, stop)
     return FINISHED
+
+
+def claim(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) -> bool:
+    """Before a run begins: nobody trains for hours whose weights have nowhere to go. False: it was told to stop.
+
+    Raises ConfigError where the bucket cannot be written, or has an earlier run of this name.
+    """
+    place, said, until = f"s3://{settings.bucket}/{settings.cluster}", "", time.monotonic() + BUCKET_SECONDS
+    while not stop.requested:
+        try:
+            is_free = host_bucket.begin(client("s3"), settings.bucket, settings.cluster, metadata.instance_id())
+        except Exception as error:  # Whatever keeps it from writing would keep it from it at the end.
+            if str(error) != said:
+                log.error("cannot write to %s, where the weights are to go; tries on: %s", place, error)
+            said = str(error)
+            require(time.monotonic() < until, f"cannot write to {place}, where the weights are to go: {error}")
+            sleep(LOOK_SECONDS, stop)
+            continue
+        require(is_free, f"{place} has an earlier run: give this cluster another name, or move what is there elsewhere")
+        log.info("the weights go to %s", place)
+        return True
+    return False
 
 
 def upload(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) -> int:
@@ -191,7 +220,7 @@ def spot(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop)
             status = subprocess.run(["systemctl", "stop", *ACTOR_UNITS], check=False).returncode
             host_keys.leave(client("ssm"), settings, metadata.instance_id())
             return status
-        _sleep(LOOK_SECONDS, stop)
+        sleep(LOOK_SECONDS, stop)
     return FINISHED
 
 
@@ -201,21 +230,24 @@ def end(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) 
         own, ssm = metadata.instance_id(), client("ssm")
 
         def others() -> list[str]:
-            now = host_keys.tell(ssm, settings, own)
-            return [told.host for told in host_keys.ask(ssm, settings, now) if told.role != "actor"]
+            told = host_keys.fresh(*host_keys.ask(ssm, settings))
+            return [item.host for item in told if item.role != "actor"]
 
-        done = end_cluster(client("autoscaling"), client("ec2"), settings, lambda: _upload(settings, client), others)
+        done = end_cluster(
+            client("autoscaling"),
+            client("ec2"),
+            settings,
+            own,
+            others,
+            partial(_upload, settings, client),
+            partial(host_bucket.only_here, settings.run, settings.home / host_bucket.SENT),
+            stop,
+        )
     elif settings.role == "actor":
         done = leave_group(client("autoscaling"), metadata.instance_id())
     else:
         done = True
     return FINISHED if done else FAILED
-
-
-def _sleep(seconds: float, stop: Stop) -> None:
-    until = time.monotonic() + seconds
-    while not stop.requested and time.monotonic() < until:
-        time.sleep(0.2)
 
 
 _WORDS = {"keys": keys, "upload": upload, "fetch": fetch, "logs": logs, "spot": spot, "end": end}

@@ -16,6 +16,8 @@ from typing import Any
 from apex.files import replace_file
 
 SENT = "sent.json"  # beside the run folders: what the bucket has, by size and time of change
+BEGUN = "begun.json"  # in the bucket alone: which machine has begun to write there
+MANIFEST = "manifest.json"  # every run has it, and no more than one
 CURVES = "tensorboard"  # the folder that comes back
 
 _LEFT_OUT = {"logs", "replay"}  # folders
@@ -25,16 +27,24 @@ Sent = dict[str, list[int]]
 log = logging.getLogger("apex")
 
 
+def begin(s3: Any, bucket: str, cluster: str, host: str) -> bool:
+    """Writes below `cluster`, before a run begins, which machine does; False, and nothing, where an earlier run is.
+
+    Raises what keeps this machine from writing there: that must be known before a run, not when it ends.
+    """
+    with suppress(s3.exceptions.ClientError):  # Of what is not there it says "forbidden": this machine may not list.
+        s3.head_object(Bucket=bucket, Key=f"{cluster}/{MANIFEST}")
+        return False
+    s3.put_object(Bucket=bucket, Key=f"{cluster}/{BEGUN}", Body=json.dumps({"host": host}).encode())
+    return True
+
+
 def upload(s3: Any, bucket: str, run: Path, sent_file: Path) -> int:
     """Copies what is new or has changed below `run`; returns how many files. Nothing is ever deleted in the bucket."""
     sent = _read_sent(sent_file)
     num_sent = 0
-    for name, path in sorted(_files(run), key=lambda item: _rank(item[0])):
+    for name, path, mark in _unsent(run, sent):
         try:
-            found = path.stat()
-            mark = [found.st_size, found.st_mtime_ns]
-            if sent.get(name) == mark:
-                continue
             s3.upload_file(str(path), bucket, f"{run.name}/{name}")
         except FileNotFoundError:  # An older checkpoint, removed meanwhile.
             continue
@@ -42,6 +52,11 @@ def upload(s3: Any, bucket: str, run: Path, sent_file: Path) -> int:
         num_sent += 1
         _write_sent(sent_file, sent)
     return num_sent
+
+
+def only_here(run: Path, sent_file: Path) -> list[str]:
+    """The files that the bucket lacks, or has as they were before."""
+    return [name for name, _, _ in _unsent(run, _read_sent(sent_file))]
 
 
 def fetch_curves(s3: Any, bucket: str, run: Path) -> int:
@@ -70,6 +85,16 @@ def fetch_curves(s3: Any, bucket: str, run: Path) -> int:
                 file.write(data)
             num_bytes += len(data)
     return num_bytes
+
+
+def _unsent(run: Path, sent: Sent) -> Iterator[tuple[str, Path, list[int]]]:
+    """What is new or has changed: its name, where it is, its mark."""
+    for name, path in sorted(_files(run), key=lambda item: _rank(item[0])):
+        with suppress(FileNotFoundError):
+            found = path.stat()
+            mark = [found.st_size, found.st_mtime_ns]
+            if sent.get(name) != mark:
+                yield name, path, mark
 
 
 def _files(run: Path) -> Iterator[tuple[str, Path]]:

@@ -1,15 +1,18 @@
 """The keys of a machine of a cluster: its own pair, and whose public halves it believes.
 
 Secrets never leave the machine. Public halves are parameters of AWS's parameter store, /apex/CLUSTER/keys/ROLE/HOST,
-and a machine's role may write its own ROLE's only. Each machine writes its own once a minute; whose was not written for
-STALE_SECONDS is gone, and its key is believed no more. All times are the store's: no clock of a machine matters.
+and a machine's role may write its own ROLE's only. The store takes few writes a second from all machines together, so
+each writes its own once, and again after TELL_SECONDS; whose was not written for STALE_SECONDS is gone, and its key is
+believed no more. All times are the store's: no clock of a machine matters.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
+from contextlib import suppress
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -20,7 +23,9 @@ from apex.host_settings import HostSettings
 from apex.key_folder import KEY_DIGITS, PINNED, lists_for, write_private
 from apex.sockets import new_key_pair, public_key
 
-STALE_SECONDS = 600.0  # ten times in a row that a machine could not write
+TELL_SECONDS = 240.0  # between two times that a machine writes its key
+STALE_SECONDS = 600.0  # five more times in a row, a minute apart, that it could not
+TOLD = ".told"  # beside the keys: what this machine has written last
 CHANGED = ".changed"  # beside the keys: another machine is learner or replay server now (units/bin/apex-rekeyed)
 
 log = logging.getLogger("apex")
@@ -51,34 +56,42 @@ def make_pair(folder: Path, role: str) -> None:
     log.info("made the keys of this %s in %s", role, folder)
 
 
-def tell(ssm: Any, settings: HostSettings, host: str) -> datetime:
-    """Writes this machine's public half into the parameter store; returns when, by the store's clock."""
+def tell(ssm: Any, settings: HostSettings, host: str, now: datetime) -> None:
+    """Writes this machine's public half into the parameter store, unless it did a while ago; `now` by the store."""
     secret = bytes.fromhex((settings.keys / f"{settings.role}.secret").read_text())
-    answer = ssm.put_parameter(
-        Name=_name(settings, settings.role, host), Value=public_key(secret).hex(), Type="String", Overwrite=True
-    )
-    return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+    name, key, note = _name(settings, settings.role, host), public_key(secret).hex(), settings.keys / TOLD
+    with suppress(OSError, ValueError, TypeError):  # Nothing was told, or nobody knows: it is told again.
+        last_name, last_key, at = json.loads(note.read_text())
+        if (last_name, last_key) == (name, key) and now - datetime.fromisoformat(at) < timedelta(seconds=TELL_SECONDS):
+            return
+    ssm.put_parameter(Name=name, Value=key, Type="String", Overwrite=True)
+    replace_file(note, json.dumps([name, key, now.isoformat()]).encode())
 
 
-def ask(ssm: Any, settings: HostSettings, now: datetime) -> list[Told]:
-    """What the machines have told whose keys this one needs; of those only whose word is fresh.
-
-    Of learner and replay server the newest key counts, however old: there is one machine of each, and while it is away
-    nobody else may take its place.
-    """
+def ask(ssm: Any, settings: HostSettings) -> tuple[list[Told], datetime]:
+    """What the machines have ever told whose keys this one needs, and when that was so, by the store's clock."""
     told: list[Told] = []
+    now = datetime.min
     for role in _needed(settings):
         path = f"{settings.parameters}/keys/{role}"
-        pages = ssm.get_paginator("get_parameters_by_path").paginate(Path=path, Recursive=False)
-        found = [
-            Told(role, item["Name"].removeprefix(f"{path}/"), item["Value"], item["LastModifiedDate"])
-            for page in pages
-            for item in page["Parameters"]
-        ]
-        found = sorted(filter(_is_key, found), key=lambda item: item.at)
-        fresh = [item for item in found if now - item.at <= timedelta(seconds=STALE_SECONDS)]
-        told += found[-1:] if role in PINNED else fresh
-    return told
+        for page in ssm.get_paginator("get_parameters_by_path").paginate(Path=path, Recursive=False):
+            now = parsedate_to_datetime(page["ResponseMetadata"]["HTTPHeaders"]["date"])
+            told += [
+                Told(role, item["Name"].removeprefix(f"{path}/"), item["Value"], item["LastModifiedDate"])
+                for item in page["Parameters"]
+            ]
+    return list(filter(_is_key, told)), now
+
+
+def fresh(told: list[Told], now: datetime) -> list[Told]:
+    """Of what was told what counts now.
+
+    Of learner and replay server that is the newest key, however old: there is one machine of each, and while it is away
+    nobody else may take its place.
+    """
+    young = [item for item in told if item.role not in PINNED and now - item.at <= timedelta(seconds=STALE_SECONDS)]
+    newest = {item.role: item for item in sorted(told, key=lambda item: item.at) if item.role in PINNED}
+    return [*newest.values(), *young]
 
 
 def believe(told: list[Told], settings: HostSettings) -> str:

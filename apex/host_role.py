@@ -30,11 +30,15 @@ def role_command(settings: HostSettings, role: str, num_cores: int) -> list[str]
     return [role, *join]
 
 
+def is_new(settings: HostSettings) -> bool:
+    """Whether this machine has no run yet, so that a learner begins one."""
+    return not any((settings.run / name).exists() for name in ("manifest.json", f"manifest.json{COPY}"))
+
+
 def _learner(settings: HostSettings, file: Path) -> list[str]:
     """A new run, or the one that is there: a program that is started again goes on with it."""
     run = settings.run
-    manifests = (run / "manifest.json", run / f"manifest.json{COPY}")
-    if any(path.exists() for path in manifests):
+    if not is_new(settings):
         return ["learner", "--run-folder", str(run)]
     if run.exists():  # Its making was cut short, and a run is never made over a folder that is there.
         aside = run.with_name(f"{run.name}.unfinished-{os.getpid()}")

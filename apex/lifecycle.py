@@ -78,6 +78,13 @@ def stop_on_signals(turned: Callable[[], None] | None = None) -> Iterator[Stop]:
             signal.signal(s, handler)
 
 
+def sleep(seconds: float, stop: Stop) -> None:
+    """Waits for as long, or until it is told to stop."""
+    until = time.monotonic() + seconds
+    while not stop.requested and time.monotonic() < until:
+        time.sleep(POLL_SECONDS)
+
+
 class Wait:
     """Explains a wait that has gone on for 10 s, and again each time it has doubled."""
 

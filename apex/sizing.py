@@ -75,10 +75,10 @@ def size_to_machine(config: Config, machine: Machine, schema: Schema) -> Config:
     actor = _size_actors(config, machine)
     learner = _size_learner(config, actor, machine)
     replay = replace(config.replay, max_bytes=config.replay.max_bytes or _frame_bytes(config, machine, schema))
-    needed = replay.max_bytes + table_bytes(config)
+    needed, there = replay.max_bytes + table_bytes(config), _replay_memory(config, machine)
     require(
-        needed <= machine.memory_bytes,
-        f"replay needs {_size(needed)} of memory, but there are {_size(machine.memory_bytes)}: "
+        needed <= there,
+        f"replay needs {_size(needed)} of memory, but there are {_size(there)}: "
         f"{_size(replay.max_bytes)} of frames (lower replay.max_bytes) and "
         f"{_size(table_bytes(config))} of records and sum-tree (lower replay.capacity {replay.capacity:,})",
     )
@@ -117,7 +117,7 @@ def explain(config: Config, machine: Machine, schema: Schema) -> list[str]:
     tables = table_bytes(sized)
     lines.append(
         f"replay: {_size(replay.max_bytes)} of frames + {_size(tables)} of records and sum-tree = "
-        f"{(replay.max_bytes + tables) / machine.memory_bytes:.0%} of memory"
+        f"{(replay.max_bytes + tables) / _replay_memory(config, machine):.0%} of memory"
         f"{f', in {replay.num_shards} shards' * (replay.num_shards > 1)}"
     )
     fit = replay.max_bytes // each
@@ -259,7 +259,7 @@ def _explain_format(learner: LearnerConfig, machine: Machine) -> str:
 def _frame_bytes(config: Config, machine: Machine, schema: Schema) -> int:
     """What the capacity takes, and half of the memory at most, tables included: a tmpfs is that large by default."""
     replay, each, tables = config.replay, bytes_per_transition(config, schema), table_bytes(config)
-    half = machine.memory_bytes // 2
+    half = _replay_memory(config, machine) // 2
     needed = replay.min_size_to_sample * each + tables
     require(
         needed <= half,
@@ -269,6 +269,11 @@ def _frame_bytes(config: Config, machine: Machine, schema: Schema) -> int:
         "or set replay.max_bytes",
     )
     return min(replay.capacity * each, half - tables)
+
+
+def _replay_memory(config: Config, machine: Machine) -> int:
+    """Bytes of the memory that the replay memory is a part of: this machine's, or that of another."""
+    return config.replay.host_bytes or machine.memory_bytes
 
 
 def _uses_gpu(learner: LearnerConfig, machine: Machine) -> bool:

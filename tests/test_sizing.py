@@ -493,3 +493,16 @@ def test_cuda_without_a_gpu_is_refused_never_a_silent_cpu():
 def test_a_gpu_gets_more_loaders_and_what_was_asked_for_stays(gpu, asked, loaders):
     tree = Config(learner=LearnerConfig(num_loaders=asked))
     assert sized(tree, machine(cores=16, gpu=gpu)).learner.num_loaders == loaders
+
+
+# A replay server on a host of its own
+
+
+def test_the_memory_of_replays_own_host_bounds_it_and_not_the_learners():
+    small, large = machine(gib=1), 64 * GIB
+    apart = sized(config(replay={"host_bytes": large}), small)
+    assert apart.replay.max_bytes == sized(box=machine(gib=64)).replay.max_bytes > sized(box=small).replay.max_bytes
+    given = {"host_bytes": large, "max_bytes": 40 * GIB}
+    assert sized(config(replay=given), small).replay.max_bytes == 40 * GIB
+    with pytest.raises(ConfigError, match=r"needs 65.* of memory, but there are 64\.0 GiB"):
+        sized(config(replay={**given, "max_bytes": 65 * GIB}), machine(gib=512))

@@ -20,7 +20,7 @@ locals {
       transport = { keys = "/var/lib/apex/keys" }
     }
     learner = {
-      for section in distinct(concat(keys(var.settings), ["environment", "actor", "run", "transport"])) :
+      for section in distinct(concat(keys(var.settings), ["environment", "actor", "replay", "run", "transport"])) :
       section => merge(lookup(var.settings, section, {}), lookup(local.learner_settings, section, {}))
     }
   }
@@ -32,6 +32,7 @@ locals {
       num_processes    = local.actor_cores
       envs_per_process = var.streams_per_core
     }
+    replay    = { host_bytes = local.replay_gib * 1024 * 1024 * 1024 } # The learner sizes it, and would by its own memory.
     run       = { name = var.name, folder = "/var/lib/apex/runs" }
     transport = { bind = local.address.learner, keys = "/var/lib/apex/keys" }
   }

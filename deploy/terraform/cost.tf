@@ -7,7 +7,8 @@ locals {
   spot_share            = local.table.spot_share
   price_disk_gb_hour    = local.table.disk_gb_month / 730 # gp3
   price_public_address  = local.table.address_hour
-  disk_gb               = { replay = 100, learner = 200, evaluator = 100, actor = 30 }
+  replay_disk_gb        = max(100, 20 + 3 * local.replay_gib / 2) # three snapshots of half of the memory
+  disk_gb               = { replay = local.replay_disk_gb, learner = 200, evaluator = 100, actor = 30 }
   fixed_hosts_cost      = [for type in [var.replay_instance_type, var.learner_instance_type, var.evaluator_instance_type] : lookup(local.prices, type, null)]
   actor_host_cost       = lookup(local.prices, var.actor_instance_types[0], null)
   unpriced              = [for type in [var.replay_instance_type, var.learner_instance_type, var.evaluator_instance_type, var.actor_instance_types[0]] : type if !contains(keys(local.prices), type)]

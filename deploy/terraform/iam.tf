@@ -35,6 +35,7 @@ locals {
       WriteRun = {
         actions = ["s3:PutObject", "s3:AbortMultipartUpload"], resource = "${local.bucket}/${var.name}/*", only = {}
       }
+      FindRun   = { actions = ["s3:GetObject"], resource = "${local.bucket}/${var.name}/manifest.json", only = {} }
       EndActors = { actions = ["autoscaling:SetDesiredCapacity"], resource = local.group, only = {} }
       EndHosts = {
         actions  = ["ec2:TerminateInstances"]

@@ -12,7 +12,7 @@ resource "aws_instance" "learner" {
   user_data_base64                     = local.user_data["learner"]
   user_data_replace_on_change          = true
   ebs_optimized                        = true
-  instance_initiated_shutdown_behavior = "terminate" # A host that is done powers itself off, and bills no more.
+  instance_initiated_shutdown_behavior = "stop" # Its disk may have what the bucket lacks; else it terminates itself.
   tags                                 = { Name = "${local.prefix}-learner", Role = "learner" }
 
   metadata_options {

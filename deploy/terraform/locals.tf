@@ -11,7 +11,12 @@ locals {
   }
 
   # The names of types tell their cores in the families that variables.tf lets in: large 2, xlarge 4, 2xlarge 8 ...
-  actor_size       = element(split(".", var.actor_instance_types[0]), 1)
-  actor_cores      = local.actor_size == "large" ? 2 : 4 * tonumber(coalesce(trimsuffix(local.actor_size, "xlarge"), "1"))
+  sizes = { for role, type in { actor = var.actor_instance_types[0], replay = var.replay_instance_type } : role => element(split(".", type), 1) }
+  cores = { for role, size in local.sizes : role => size == "large" ? 2 : 4 * tonumber(coalesce(trimsuffix(size, "xlarge"), "1")) }
+
+  actor_cores      = local.cores.actor
   streams_per_host = local.actor_cores * var.streams_per_core
+
+  # And their memory: 8 GiB a core in the families r, 16 or more in x.
+  replay_gib = local.cores.replay * (startswith(var.replay_instance_type, "x") ? 16 : 8)
 }

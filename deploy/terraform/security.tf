@@ -70,8 +70,7 @@ resource "aws_vpc_security_group_ingress_rule" "admin" {
   for_each = local.admin_doors
 
   security_group_id = aws_security_group.role[each.value.role].id
-  cidr_ipv4         = strcontains(each.value.cidr, ":") ? null : each.value.cidr
-  cidr_ipv6         = strcontains(each.value.cidr, ":") ? each.value.cidr : null
+  cidr_ipv4         = each.value.cidr
   ip_protocol       = "tcp"
   from_port         = each.value.port
   to_port           = each.value.port

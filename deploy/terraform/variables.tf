@@ -11,7 +11,7 @@ variable "name" {
 }
 
 variable "admin_cidrs" {
-  description = "The networks that may reach SSH (22) and TensorBoard (6006), IPv4 or IPv6. No default: say who you are."
+  description = "The networks that may reach SSH (22) and TensorBoard (6006), IPv4. No default: say who you are."
   type        = set(string)
 
   validation {
@@ -20,13 +20,13 @@ variable "admin_cidrs" {
   }
 
   validation {
-    condition     = alltrue([for cidr in var.admin_cidrs : can(cidrnetmask(cidr)) || can(cidrhost(cidr, 0))])
-    error_message = "admin_cidrs must hold CIDR blocks, as in [\"203.0.113.7/32\"]."
+    condition     = alltrue([for cidr in var.admin_cidrs : can(cidrnetmask(cidr))])
+    error_message = "admin_cidrs must hold CIDR blocks of IPv4, as in [\"203.0.113.7/32\"]: the cluster's network has no IPv6, so nobody would get in by it."
   }
 
   validation {
-    condition     = alltrue([for cidr in var.admin_cidrs : try(tonumber(split("/", cidr)[1]), 0) >= (strcontains(cidr, ":") ? 16 : 8)])
-    error_message = "admin_cidrs must not be the whole Internet or a great part of it: /8 or longer for IPv4, /16 or longer for IPv6."
+    condition     = alltrue([for cidr in var.admin_cidrs : try(tonumber(split("/", cidr)[1]), 0) >= 8])
+    error_message = "admin_cidrs must not be the whole Internet or a great part of it: /8 or longer."
   }
 }
 
@@ -85,9 +85,9 @@ variable "settings" {
   validation {
     condition = length(setintersection(
       flatten([for section, knobs in var.settings : [for knob in keys(knobs) : "${section}.${knob}"]]),
-      ["environment.id", "actor.num_actors", "actor.num_processes", "actor.envs_per_process", "replay.num_shards", "run.name", "run.folder"],
+      ["environment.id", "actor.num_actors", "actor.num_processes", "actor.envs_per_process", "replay.num_shards", "replay.host_bytes", "run.name", "run.folder"],
     )) == 0
-    error_message = "settings must not have environment.id, actor.num_actors, actor.num_processes, actor.envs_per_process, replay.num_shards, run.name or run.folder: they follow from environment, num_actors, streams_per_core, actor_instance_types and name."
+    error_message = "settings must not have environment.id, actor.num_actors, actor.num_processes, actor.envs_per_process, replay.num_shards, replay.host_bytes, run.name or run.folder: they follow from environment, num_actors, streams_per_core, the instance types and name."
   }
 }
 

@@ -171,8 +171,10 @@ def _tags(found: list[dict[str, Any]]) -> Iterator[str]:
 
 def _ends(found: list[dict[str, Any]]) -> Iterator[str]:
     for item in [*_of(found, "aws_instance"), *_of(found, "aws_launch_template")]:
-        if item["values"]["instance_initiated_shutdown_behavior"] != "terminate":
-            yield f"{item['address']} goes on billing for its disk when it is off"
+        is_learner = item["address"] == "aws_instance.learner"
+        if item["values"]["instance_initiated_shutdown_behavior"] != ("stop" if is_learner else "terminate"):
+            loses = "loses what it has not uploaded" if is_learner else "goes on billing for its disk"
+            yield f"{item['address']} {loses} when it is off"
     for item in _of(found, "aws_autoscaling_group"):
         if item["values"]["min_size"] != 0:
             yield f"{item['address']} cannot be set to 0 when the run ends"

@@ -310,6 +310,13 @@ def test_two_clusters_from_launch_to_nothing(aws: None, capsys: pytest.CaptureFi
     client("ec2").terminate_instances(InstanceIds=[evaluator])
     assert listed(capsys)["pong"]["problems"] == ["no evaluator"]
 
+    # A learner that was done would be gone; one that is only off has what is nowhere else.
+    learner = next(host["id"] for host in listed(capsys)["pong"]["hosts"] if host["role"] == "learner")
+    client("ec2").stop_instances(InstanceIds=[learner])
+    assert f"learner {learner} is stopped: its disk has what could not" in listed(capsys)["pong"]["problems"][1]
+    bills = apex(capsys, "audit", "pong")[1]
+    assert f"instance {learner} of pong: g6.2xlarge, stopped, and its disk has what could not be uploaded" in bills
+
     # It bills, and whoever asks is told; then it goes, and the other stays as it was.
     status, bills, _ = apex(capsys, "audit", "pong")
     assert status == 1

@@ -16,7 +16,7 @@ import boto3
 import pytest
 from moto import mock_aws
 
-from apex import host, host_bucket, host_keys, host_logs
+from apex import host, host_bucket, host_end, host_keys, host_logs
 from apex.config import ConfigError
 from apex.host_end import end_cluster, leave_group
 from apex.host_metadata import Metadata
@@ -63,11 +63,14 @@ def machine(folder: Path, role: str, name: str = "") -> HostSettings:
 
 def boot(ssm, settings: HostSettings, host: str):
     host_keys.make_pair(settings.keys, settings.role)
-    return host_keys.tell(ssm, settings, host)
+    _, now = host_keys.ask(ssm, settings)
+    host_keys.tell(ssm, settings, host, now)
+    return now
 
 
 def look(ssm, settings: HostSettings, now) -> str:
-    return host_keys.believe(host_keys.ask(ssm, settings, now), settings)
+    told, _ = host_keys.ask(ssm, settings)
+    return host_keys.believe(host_keys.fresh(told, now), settings)
 
 
 def listed(settings: HostSettings, role: str) -> set[str]:
@@ -163,9 +166,9 @@ def test_a_learner_that_was_replaced_is_believed_alone(aws, tmp_path):
     boot(ssm, machine(tmp_path, "replay"), "i-r")
     boot(ssm, machine(tmp_path, "learner", "old"), "i-old")
     now = boot(ssm, actor, "i-a")
-    found = host_keys.ask(ssm, actor, now)
+    found, _ = host_keys.ask(ssm, actor)
     late = host_keys.Told("learner", "i-new", "0" * 64, now + timedelta(seconds=60))
-    assert host_keys.believe([*(item for item in found if item.role != "learner"), late], actor) == ""
+    assert host_keys.believe(host_keys.fresh([late, *found], now), actor) == ""
     assert listed(actor, "learner") == {"i-new"}
 
 
@@ -175,7 +178,7 @@ def test_a_program_that_began_with_another_learners_key_is_to_begin_anew(aws, tm
     boot(ssm, machine(tmp_path, "replay"), "i-r")
     boot(ssm, machine(tmp_path, "learner", "old"), "i-old")
     now = boot(ssm, actor, "i-a")
-    told, mark = host_keys.ask(ssm, actor, now), actor.keys / host_keys.CHANGED
+    (told, _), mark = host_keys.ask(ssm, actor), actor.keys / host_keys.CHANGED
     for _ in range(2):
         host_keys.believe(told, actor)
         assert not mark.exists()
@@ -201,6 +204,44 @@ def test_a_list_that_says_the_same_is_not_written_again(aws, tmp_path):
     before = Keys(replay.keys, "replay").signature()
     look(ssm, replay, now)
     assert Keys(replay.keys, "replay").signature() == before
+
+
+def test_a_machine_that_waits_asks_often_and_tells_once(aws, tmp_path, monkeypatch):
+    """The store takes three writes a second of an account, and a hundred machines may wait for one."""
+    monkeypatch.setattr(host, "LOOK_SECONDS", 0.0)
+    boot(aws("ssm"), machine(tmp_path, "learner"), "i-l")
+    settings, looks = machine(tmp_path, "actor"), []
+
+    def client(service: str):
+        looks.append(service)
+        if len(looks) == 4:
+            boot(aws("ssm"), machine(tmp_path, "replay"), "i-r")
+        return aws(service)
+
+    with metadata_service(None) as metadata:
+        for _ in range(2):  # Then the timer comes round.
+            assert host.keys(settings, client, metadata, Stop()) == FINISHED
+    assert len(looks) == 5
+    assert version(aws("ssm"), "/apex/pong/keys/actor/i-1") == 1
+
+
+def version(ssm, name: str) -> int:
+    return ssm.get_parameter(Name=name)["Parameter"]["Version"]
+
+
+def test_a_key_is_told_again_before_it_is_stale_and_when_it_is_another(aws, tmp_path):
+    ssm, settings = aws("ssm"), machine(tmp_path, "actor")
+    now = boot(ssm, settings, "i-1")
+    for seconds, expected in ((0, 1), (host_keys.TELL_SECONDS - 1, 1), (host_keys.TELL_SECONDS, 2)):
+        host_keys.tell(ssm, settings, "i-1", now + timedelta(seconds=seconds))
+        assert version(ssm, "/apex/pong/keys/actor/i-1") == expected
+    (settings.keys / "actor.secret").write_text("11" * 32)
+    host_keys.tell(ssm, settings, "i-1", now + timedelta(seconds=host_keys.TELL_SECONDS))
+    assert version(ssm, "/apex/pong/keys/actor/i-1") == 3
+    (settings.keys / host_keys.TOLD).write_text("torn")
+    host_keys.tell(ssm, settings, "i-1", now)
+    assert version(ssm, "/apex/pong/keys/actor/i-1") == 4
+    assert host_keys.STALE_SECONDS >= 2 * host_keys.TELL_SECONDS
 
 
 def make_run(folder: Path) -> Path:
@@ -302,7 +343,7 @@ def test_a_call_takes_no_more_than_cloudwatch_does():
 
 
 @contextmanager
-def metadata_service(notice: str | None):
+def metadata_service(notice: str | None, own: str = "i-1"):
     """Version 2 only: who brings no token is refused."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -316,7 +357,7 @@ def metadata_service(notice: str | None):
             self.answer(200 if good else 400, "a token")
 
         def do_GET(self) -> None:
-            known = {"/latest/meta-data/instance-id": "i-1", "/latest/meta-data/spot/instance-action": notice}
+            known = {"/latest/meta-data/instance-id": own, "/latest/meta-data/spot/instance-action": notice}
             if self.headers["X-aws-ec2-metadata-token"] != "a token":
                 return self.answer(401)
             found = known.get(self.path)
@@ -357,7 +398,7 @@ def make_group(aws, size: int):
         AutoScalingGroupName="apex-pong-actors", MinSize=0, MaxSize=9, DesiredCapacity=size,
         LaunchTemplate={"LaunchTemplateId": template}, **zone,
     )  # fmt: skip
-    others = ec2.run_instances(ImageId=image, MinCount=2, MaxCount=2)["Instances"]
+    others = ec2.run_instances(ImageId=image, MinCount=3, MaxCount=3)["Instances"]
     return ec2, scaling, [instance["InstanceId"] for instance in others]
 
 
@@ -369,24 +410,54 @@ def state(ec2, host: str) -> str:
     return ec2.describe_instances(InstanceIds=[host])["Reservations"][0]["Instances"][0]["State"]["Name"]
 
 
-def test_the_end_uploads_scales_to_zero_and_ends_the_other_machines(aws, tmp_path):
-    ec2, scaling, others = make_group(aws, 3)
+def the_end(scaling, ec2, folder: Path, own: str, others: list[str], upload) -> bool:
+    settings = machine(folder, "learner")
+    return end_cluster(scaling, ec2, settings, own, lambda: others, upload, lambda: ["a.safetensors"], Stop())
+
+
+def test_the_end_uploads_scales_to_zero_and_ends_all_machines(aws, tmp_path):
+    ec2, scaling, (own, *others) = make_group(aws, 3)
     tape = []
-    assert end_cluster(scaling, ec2, machine(tmp_path, "learner"), lambda: tape.append("upload"), lambda: others)
+    assert the_end(scaling, ec2, tmp_path, own, others, lambda: tape.append("upload"))
     assert tape == ["upload"]
     assert group(scaling)["DesiredCapacity"] == 0
-    assert [state(ec2, host) for host in others] == ["terminated"] * 2
+    assert [state(ec2, host) for host in (own, *others)] == ["terminated"] * 3
 
 
 def test_an_end_of_which_a_part_fails_does_the_rest(aws, tmp_path):
-    ec2, scaling, others = make_group(aws, 3)
+    ec2, scaling, (own, *others) = make_group(aws, 3)
+    assert not the_end(scaling, ec2, tmp_path, own, ["i-0123456789abcdef0", *others], lambda: None)
+    assert group(scaling)["DesiredCapacity"] == 0
+    assert [state(ec2, host) for host in (own, *others)] == ["terminated"] * 3
 
-    def fail() -> None:
+
+def test_the_last_upload_is_tried_again_when_nobody_else_bills_any_more(aws, tmp_path, monkeypatch):
+    monkeypatch.setattr(host_end, "FIRST_WAIT_SECONDS", 0.01)
+    ec2, scaling, (own, *others) = make_group(aws, 3)
+    seen = []
+
+    def upload() -> None:
+        seen.append({state(ec2, host) for host in others})
+        if len(seen) < 3:
+            raise OSError("no network")
+
+    assert the_end(scaling, ec2, tmp_path, own, others, upload)
+    assert seen == [{"running"}, {"terminated"}, {"terminated"}]
+    assert state(ec2, own) == "terminated"
+
+
+def test_a_machine_whose_last_upload_fails_for_good_keeps_its_disk_and_says_so(aws, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(host_end, "FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(host_end, "TRY_SECONDS", 0.05)
+    ec2, scaling, (own, *others) = make_group(aws, 3)
+
+    def upload() -> None:
         raise OSError("no network")
 
-    assert not end_cluster(scaling, ec2, machine(tmp_path, "learner"), fail, lambda: ["i-0123456789abcdef0", *others])
+    assert not the_end(scaling, ec2, tmp_path, own, others, upload)
     assert group(scaling)["DesiredCapacity"] == 0
-    assert [state(ec2, host) for host in others] == ["terminated"] * 2
+    assert [state(ec2, host) for host in (own, *others)] == ["running", "terminated", "terminated"]
+    assert "not in s3://weights/pong: a.safetensors. It is stopped" in caplog.messages[-1]
 
 
 def test_an_actors_machine_that_leaves_is_not_replaced(aws):
@@ -457,16 +528,84 @@ def test_a_journal_that_never_rests_is_sent_all_the_same(monkeypatch):
 
 
 def test_the_learners_machine_ends_replay_and_evaluator_by_their_keys(aws, tmp_path):
-    ec2, scaling, (replay, evaluator) = make_group(aws, 2)
+    ec2, scaling, (own, replay, evaluator) = make_group(aws, 2)
     aws("s3").create_bucket(Bucket="weights")
     boot(aws("ssm"), machine(tmp_path, "replay"), replay)
     boot(aws("ssm"), machine(tmp_path, "evaluator"), evaluator)
     settings = machine(tmp_path, "learner")
     host_keys.make_pair(settings.keys, "learner")
     run = make_run(settings.home)
-    with metadata_service(None) as metadata:
+    with metadata_service(None, own) as metadata:
         assert host.end(settings, aws, metadata, Stop()) == FINISHED
     assert group(scaling)["DesiredCapacity"] == 0
-    assert [state(ec2, name) for name in (replay, evaluator)] == ["terminated"] * 2
+    assert [state(ec2, name) for name in (own, replay, evaluator)] == ["terminated"] * 3
     assert len(objects(aws("s3"))) == 4
     assert run.exists()
+
+
+def claim(aws, settings: HostSettings, own: str = "i-1") -> bool:
+    with metadata_service(None, own) as metadata:
+        return host.claim(settings, aws, metadata, Stop())
+
+
+def test_a_run_begins_once_the_bucket_can_be_written(aws, tmp_path):
+    settings = machine(tmp_path, "learner")
+    aws("s3").create_bucket(Bucket="weights")
+    assert claim(aws, settings)
+    assert objects(aws("s3")) == {"pong/begun.json"}
+    assert claim(aws, settings)  # The learner's program began, and was started again before it had made its run.
+
+
+def test_no_run_begins_where_its_weights_would_mix_with_anothers(aws, tmp_path):
+    aws("s3").create_bucket(Bucket="weights")
+    settings = machine(tmp_path, "learner")
+    assert claim(aws, settings, "i-earlier")
+    assert claim(aws, settings)  # That one was refused by its settings, say, and has made no run.
+    host_bucket.upload(aws("s3"), "weights", make_run(settings.home), settings.home / "sent.json")
+    with pytest.raises(ConfigError, match=r"s3://weights/pong has an earlier run: give this cluster another name"):
+        claim(aws, settings)
+
+
+def test_no_run_begins_whose_weights_have_nowhere_to_go(aws, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(host, "BUCKET_SECONDS", 0.1)
+    monkeypatch.setattr(host, "LOOK_SECONDS", 0.1)
+    with pytest.raises(ConfigError, match=r"cannot write to s3://weights/pong.*NoSuchBucket"):
+        claim(aws, machine(tmp_path, "learner"))
+    assert len(caplog.messages) == 1, "said at once, and once"
+
+
+def test_a_bucket_that_is_not_open_yet_is_asked_again(aws, tmp_path, monkeypatch):
+    monkeypatch.setattr(host, "LOOK_SECONDS", 0.1)
+    made = []
+
+    def client(service: str):
+        made.append(service)
+        if len(made) == 3:
+            aws("s3").create_bucket(Bucket="weights")
+        return aws(service)
+
+    assert claim(client, machine(tmp_path, "learner"))
+    assert len(made) == 3
+
+
+def test_only_a_learner_that_begins_a_run_asks_for_its_place(tmp_path, monkeypatch):
+    (tmp_path / "cluster.env").write_text(ENV.replace("=actor", "=learner", 1))
+    tape = []
+    monkeypatch.setattr(host, "aws_clients", lambda settings: None)
+    monkeypatch.setattr(host, "claim", lambda *_: bool(tape.append("claim")))
+    monkeypatch.setattr(host, "_become", lambda settings, role, only_print: tape.append(role))
+    command = ["--etc", str(tmp_path), "--home", str(tmp_path), "role"]
+    assert host.main([*command, "learner"]) == FINISHED  # It was told to stop while it waited.
+    host.main([*command, "replay"])
+    make_run(tmp_path)
+    host.main([*command, "learner"])
+    assert tape == ["claim", "replay", "learner"]
+
+
+def test_what_is_only_on_the_disk_is_named(aws, tmp_path):
+    s3, run, sent = aws("s3"), make_run(tmp_path), tmp_path / "sent.json"
+    s3.create_bucket(Bucket="weights")
+    assert len(host_bucket.only_here(run, sent)) == 4
+    host_bucket.upload(s3, "weights", run, sent)
+    (run / "tensorboard/pong/events").write_text("more")
+    assert host_bucket.only_here(run, sent) == ["tensorboard/pong/events"]

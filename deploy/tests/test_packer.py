@@ -11,13 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from packer_program import NEWER, for_this_packer, why_not
 
 DEPLOY = Path(__file__).parents[1]
 TEMPLATE = (DEPLOY / "packer/apex.pkr.hcl").read_text()
 VARIABLES = ("-var", 'only_from=["198.51.100.0/24"]', "-var", "cpu_wheels=", "-var", "check_gpu=false")
 BASES = {"cpu": ("ami-0deb000000000002b", "136693071363"), "gpu": ("ami-0d1a000000000001a", "898082745236")}
 TYPES = {"cpu": "c7i.large", "gpu": "g6.xlarge"}
-NEWER = re.compile(r"\n *# Only with packer >= 1\.7: begin\n(.*?)\n *# end\n", re.DOTALL)
 SECRET = re.compile(
     r"AKIA[0-9A-Z]{16}|\b(?:access_key|secret_key|password|token) *=|BEGIN [A-Z ]*PRIVATE KEY|\b[0-9a-f]{64}\b"
 )
@@ -45,14 +45,11 @@ LOOKS = {
 }
 
 
-def for_this_packer(text: str) -> str:
-    """The template for the emulator; without the marked blocks where Packer is older than they are."""
-    version = subprocess.run(["packer", "version"], capture_output=True, text=True, check=True).stdout
-    if tuple(map(int, re.findall(r"\d+", version)[:2])) < (1, 7):
-        text = NEWER.sub("\n", text)
+def for_the_emulator(text: str) -> str:
+    """The template as this Packer takes it, with an AWS on loopback."""
     emulator = '  custom_endpoint_ec2 = "http://127.0.0.1:5000"\n  skip_credential_validation = true\n'
     emulator += '  skip_region_validation = true\n  ssh_timeout = "60s"\n'
-    return text.replace('source "amazon-ebs" "apex" {\n', f'source "amazon-ebs" "apex" {{\n{emulator}')
+    return for_this_packer(text).replace('source "amazon-ebs" "apex" {\n', f'source "amazon-ebs" "apex" {{\n{emulator}')
 
 
 def lay_out(folder: Path, text: str = TEMPLATE) -> Path:
@@ -61,7 +58,7 @@ def lay_out(folder: Path, text: str = TEMPLATE) -> Path:
     shutil.copytree(DEPLOY / "packer", folder / "packer", ignore=shutil.ignore_patterns("build"))
     (folder / "packer/build").mkdir()
     shutil.copytree(DEPLOY / "packer/build", folder / "packer/build", dirs_exist_ok=True)
-    (folder / "packer/apex.pkr.hcl").write_text(for_this_packer(text))
+    (folder / "packer/apex.pkr.hcl").write_text(for_the_emulator(text))
     return folder / "packer"
 
 
@@ -110,7 +107,14 @@ def build(state: Path, begun: Path | None, template: Path | None, kind: str = "c
 
 
 @pytest.fixture(scope="session")
-def source() -> None:
+def plugins() -> None:
+    """What this Packer wants before it takes the template; where that cannot be had, there is nothing to be tried."""
+    if reason := why_not(DEPLOY / "packer"):
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def source(plugins) -> None:
     """The packed commit."""
     subprocess.run([DEPLOY / "packer/source.sh"], check=True, capture_output=True)
 
@@ -173,6 +177,46 @@ def complaints(text: str, facts: dict, kind: str) -> list[str]:
 
 
 ACTIONS = ("RunInstances", "DescribeImages", "CopyImage", "AuthorizeSecurityGroupIngress")
+
+
+def give_packer(monkeypatch, folder: Path, version: str, init: str) -> Path:
+    """A program in Packer's place; returns the file in which it notes its arguments."""
+    tape, program = folder / "tape", folder / "packer"
+    program.write_text(
+        f'#!/bin/sh\necho "$*" >>{tape}\ncase $1 in\nversion) echo "{version}" ;;\ninit) {init} ;;\nesac\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return tape
+
+
+OUTDATED = "Your version of Packer is out of date! The latest version is 1.99.0."
+
+
+def test_an_older_packer_takes_the_template_without_what_it_does_not_know(tmp_path, monkeypatch):
+    tape = give_packer(monkeypatch, tmp_path, f"Packer v1.6.6\n\n{OUTDATED}", "exit 1")
+    assert why_not(DEPLOY / "packer") == ""
+    assert "init" not in tape.read_text()
+    assert "required_plugins" in TEMPLATE
+    assert "required_plugins" not in for_this_packer(TEMPLATE)
+
+
+def test_a_newer_packer_gets_the_plugins_that_the_template_requires(tmp_path, monkeypatch):
+    tape = give_packer(monkeypatch, tmp_path, f"Packer v1.11.2\n\n{OUTDATED}", "exit 0")
+    assert why_not(DEPLOY / "packer") == ""
+    assert tape.read_text().splitlines() == ["version", f"init {DEPLOY / 'packer'}"]
+    assert for_this_packer(TEMPLATE) == TEMPLATE
+
+
+def test_where_plugins_cannot_be_had_the_reason_is_named(tmp_path, monkeypatch):
+    give_packer(monkeypatch, tmp_path, "Packer v1.7.0", "echo 'Error: no route to host' >&2; exit 1")
+    assert why_not(DEPLOY / "packer") == "packer init cannot fetch the template's plugins: Error: no route to host"
+
+
+def test_what_requires_no_plugins_needs_none(tmp_path, monkeypatch):
+    tape = give_packer(monkeypatch, tmp_path, "Packer v1.11.2", "exit 1")
+    assert why_not(tmp_path) == ""
+    assert "init" not in tape.read_text()
 
 
 @tools

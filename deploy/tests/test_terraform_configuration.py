@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import emulator
-from conftest import Cluster
+from conftest import Planned
 from terraform_program import ROOT, Terraform
 
 Installed = tuple[dict[str, str], Path]
@@ -19,8 +19,8 @@ def test_its_own_tests_pass(installed: Installed, tmp_path: Path) -> None:
     assert said.splitlines()[-1].startswith("Success!"), said
 
 
-def test_a_bucket_that_is_not_there_is_refused_at_plan(cluster: Cluster) -> None:
-    done = cluster.terraform.run(
+def test_a_bucket_that_is_not_there_is_refused_at_plan(planned: Planned) -> None:
+    done = planned.terraform.run(
         "plan",
         "-input=false",
         "-no-color",

@@ -10,19 +10,21 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import NAME, Cluster
+from conftest import NAME, Planned
 from rules import user_data
 from terraform_program import resources
 
 from apex.config import Config, load_toml
 from apex.key_folder import lists_for
+from apex.sizing import Machine, bytes_per_transition, size_to_machine
+from apex.types import Schema
 
 ROLES = ("replay", "learner", "evaluator", "actor")
 
 
 @pytest.fixture(scope="module")
-def told(cluster: Cluster) -> dict[str, str]:
-    return user_data(resources(cluster.first_plan["planned_values"]))
+def told(planned: Planned) -> dict[str, str]:
+    return user_data(resources(planned.first_plan["planned_values"]))
 
 
 def files(text: str) -> dict[str, str]:
@@ -92,6 +94,14 @@ def test_the_learner_trains_what_was_asked(told: dict[str, str], tmp_path: Path)
     assert (learner.transport.bind, learner.transport.keys) == ("10.77.0.11", "/var/lib/apex/keys")
 
 
+def test_the_replay_memory_is_sized_by_its_own_host(told: dict[str, str], tmp_path: Path) -> None:
+    learner = config("learner", told, tmp_path)
+    assert learner.replay.host_bytes == 64 * 2**30  # an r7i.2xlarge; the learner's g6.2xlarge has half of it
+    schema = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=4, n_step=3, codec="lz4")
+    sized = size_to_machine(learner, Machine(cores=8, memory_bytes=2**30, gpu=True), schema)
+    assert sized.replay.max_bytes // bytes_per_transition(sized, schema) == learner.replay.capacity == 2_000_000
+
+
 def test_actor_hosts_step_what_their_cores_bear(told: dict[str, str], tmp_path: Path) -> None:
     actor = config("actor", told, tmp_path).actor
     assert (actor.num_processes, actor.envs_per_process) == (8, 16)
@@ -99,11 +109,11 @@ def test_actor_hosts_step_what_their_cores_bear(told: dict[str, str], tmp_path: 
 
 @pytest.mark.parametrize(("role", "address"), [("replay", "10.77.0.10"), ("learner", "10.77.0.11")])
 def test_who_binds_binds_the_address_that_is_fixed(
-    role: str, address: str, told: dict[str, str], tmp_path: Path, cluster: Cluster
+    role: str, address: str, told: dict[str, str], tmp_path: Path, planned: Planned
 ) -> None:
     assert config(role, told, tmp_path).transport.bind == address
     (host,) = (
-        item for item in resources(cluster.first_plan["planned_values"]) if item["address"] == f"aws_instance.{role}"
+        item for item in resources(planned.first_plan["planned_values"]) if item["address"] == f"aws_instance.{role}"
     )
     assert host["values"]["private_ip"] == address
 
@@ -114,10 +124,10 @@ def test_no_socket_is_without_keys(role: str, told: dict[str, str], tmp_path: Pa
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_a_host_may_read_the_keys_that_it_checks_and_write_its_own_alone(role: str, cluster: Cluster) -> None:
+def test_a_host_may_read_the_keys_that_it_checks_and_write_its_own_alone(role: str, planned: Planned) -> None:
     (policy,) = (
         item["values"]["policy"]
-        for item in resources(cluster.first_plan["planned_values"])
+        for item in resources(planned.first_plan["planned_values"])
         if item["type"] == "aws_iam_role_policy" and item.get("index") == role
     )
     statements = {item["Sid"]: item["Resource"] for item in yaml.safe_load(policy)["Statement"]}

@@ -17,6 +17,7 @@ from apex.config import TransportConfig
 from apex.environment import kind
 from apex.evaluator import main as evaluator
 from apex.host import make_parser
+from apex.host_end import LONGEST_WAIT_SECONDS, TRY_SECONDS
 from apex.host_keys import CHANGED
 from apex.host_role import role_command
 from apex.host_settings import ROLES, HostSettings
@@ -161,6 +162,15 @@ def test_a_service_may_write_only_where_it_must(path):
     assert values(path, "NoNewPrivileges") == values(path, "PrivateTmp") == ["yes"]
     assert values(path, "ProtectSystem") == ["strict"]
     assert set(" ".join(values(path, "ReadWritePaths")).split()) <= {"/var/lib/apex", "/dev/shm"}
+
+
+def test_the_end_may_take_longer_than_the_last_upload_is_tried_for():
+    (end,), (hours,) = (values(UNITS / f"{name}.service", "TimeoutStartSec") for name in ("apex-end", "apex-max-hours"))
+    minutes = [int(text.removesuffix("min")) for text in (end, hours)]
+    assert 60 * minutes[0] >= TRY_SECONDS + 2 * LONGEST_WAIT_SECONDS + 300  # and the last of the tries itself
+    assert minutes[1] > minutes[0]
+    # Where the learner still runs, what it saves must be there before the last upload, not after.
+    assert values(UNITS / "apex-end.service", "ExecStartPre") == ["-/usr/bin/systemctl stop apex@learner.service"]
 
 
 def test_only_who_stops_other_units_is_root():

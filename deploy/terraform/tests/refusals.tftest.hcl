@@ -1,4 +1,7 @@
-# What is refused at plan, each with one variable wrong. Nothing is asked of AWS: the provider is a stand-in.
+# What is refused at plan, and what is accepted. Nothing is asked of AWS: the provider is a stand-in.
+#
+# A run takes as long as a plan, so each has several claims. One that refuses has several variables wrong, each of which
+# must be refused: Terraform looks at them all, and a run fails unless all that it expects do.
 
 mock_provider "aws" {
   mock_data "aws_iam_policy_document" {
@@ -31,65 +34,43 @@ run "accepts_what_is_right" {
   }
 }
 
-run "accepts_both_kinds_of_addresses" {
+run "accepts_what_is_not_the_default" {
   command = plan
 
   variables {
-    admin_cidrs = ["203.0.113.0/24", "2001:db8::/48"]
+    admin_cidrs           = ["203.0.113.0/24", "198.51.100.7/32"]
+    num_actors            = 3072
+    budget_usd            = 50
+    budget_email          = "somebody@example.org"
+    learner_instance_type = "p5.48xlarge"
+    replay_instance_type  = "x8i.4xlarge"
+    flow_logs             = false
+    end_schedule          = false
   }
 
   assert {
     condition     = length(aws_vpc_security_group_ingress_rule.admin) == 10
     error_message = "Two networks reach SSH on four roles, and TensorBoard."
   }
-}
-
-run "a_ladder_longer_than_the_hosts_of_the_beginning" {
-  command = plan
-
-  variables {
-    num_actors = 3072
-  }
 
   assert {
     condition     = terraform_data.ladder.input == 3072 && strcontains(local.toml.learner, "num_actors = 3072")
     error_message = "num_actors is N."
-  }
-}
-
-run "an_alarm_where_there_is_a_budget" {
-  command = plan
-
-  variables {
-    budget_usd   = 50
-    budget_email = "somebody@example.org"
   }
 
   assert {
     condition     = aws_budgets_budget.this[0].limit_amount == "50" && length(aws_budgets_budget.this[0].notification) == 2
     error_message = "Letters at 80 and at 100 percent."
   }
-}
 
-run "says_when_it_knows_no_price" {
-  command = plan
-
-  variables {
-    learner_instance_type = "p5.48xlarge"
+  assert {
+    condition     = startswith(output.cost, "unknown: no price of") && strcontains(output.cost, "p5.48xlarge")
+    error_message = "No price is made up."
   }
 
   assert {
-    condition     = startswith(output.cost, "unknown: no price of p5.48xlarge")
-    error_message = "No price is made up."
-  }
-}
-
-run "what_an_emulator_lacks_can_be_left_out" {
-  command = plan
-
-  variables {
-    flow_logs    = false
-    end_schedule = false
+    condition     = strcontains(local.toml.learner, "host_bytes = ${256 * 1024 * 1024 * 1024}\n") && aws_instance.replay.root_block_device[0].volume_size == 404
+    error_message = "The replay memory is its host's, and the disk has room for three snapshots of half of it."
   }
 
   assert {
@@ -98,21 +79,54 @@ run "what_an_emulator_lacks_can_be_left_out" {
   }
 }
 
-run "refuses_no_admin" {
+run "refuses_no_admin_and_more" {
   command = plan
 
   variables {
-    admin_cidrs = []
+    admin_cidrs           = []
+    actor_hosts           = 0
+    learner_instance_type = "c7i.4xlarge"
+    replay_instance_type  = "r7g.2xlarge"
+    actor_instance_types  = ["c7gn.2xlarge"]
+    name                  = "Pong 1"
+    settings              = { transport = { control_port = 1 } }
+    max_hours             = 0
   }
 
-  expect_failures = [var.admin_cidrs]
+  expect_failures = [var.admin_cidrs, var.actor_hosts, var.learner_instance_type, var.replay_instance_type, var.actor_instance_types, var.name, var.settings, var.max_hours]
 }
 
-run "refuses_the_whole_internet" {
+run "refuses_the_whole_internet_and_more" {
   command = plan
 
   variables {
-    admin_cidrs = ["203.0.113.7/32", "0.0.0.0/0"]
+    admin_cidrs           = ["203.0.113.7/32", "0.0.0.0/0"]
+    learner_instance_type = "g4ad.xlarge"
+    actor_instance_types  = ["c7i.2xlarge", "c7i.4xlarge"]
+    name                  = "pong-with-a-name-of-more-than-thirty"
+    settings              = { actor = { num_actors = 8 } }
+  }
+
+  expect_failures = [var.admin_cidrs, var.learner_instance_type, var.actor_instance_types, var.name, var.settings]
+}
+
+run "refuses_the_internet_in_two_halves_and_more" {
+  command = plan
+
+  variables {
+    admin_cidrs = ["0.0.0.0/1", "128.0.0.0/1"]
+    settings    = { replay = { host_bytes = 8 } }
+    budget_usd  = 50
+  }
+
+  expect_failures = [var.admin_cidrs, var.settings, var.budget_email]
+}
+
+run "refuses_an_address_without_a_length" {
+  command = plan
+
+  variables {
+    admin_cidrs = ["203.0.113.7"]
   }
 
   expect_failures = [var.admin_cidrs]
@@ -128,142 +142,12 @@ run "refuses_the_whole_internet_of_ipv6" {
   expect_failures = [var.admin_cidrs]
 }
 
-run "refuses_the_internet_in_two_halves" {
+run "refuses_ipv6_which_the_network_does_not_have" {
   command = plan
 
   variables {
-    admin_cidrs = ["0.0.0.0/1", "128.0.0.0/1"]
+    admin_cidrs = ["203.0.113.7/32", "2001:db8::/48"]
   }
 
   expect_failures = [var.admin_cidrs]
-}
-
-run "refuses_an_address_without_a_length" {
-  command = plan
-
-  variables {
-    admin_cidrs = ["203.0.113.7"]
-  }
-
-  expect_failures = [var.admin_cidrs]
-}
-
-run "refuses_no_actors" {
-  command = plan
-
-  variables {
-    actor_hosts = 0
-  }
-
-  expect_failures = [var.actor_hosts]
-}
-
-run "refuses_a_learner_without_a_gpu" {
-  command = plan
-
-  variables {
-    learner_instance_type = "c7i.4xlarge"
-  }
-
-  expect_failures = [var.learner_instance_type]
-}
-
-run "refuses_a_learner_with_a_gpu_of_another_make" {
-  command = plan
-
-  variables {
-    learner_instance_type = "g4ad.xlarge"
-  }
-
-  expect_failures = [var.learner_instance_type]
-}
-
-run "refuses_graviton_replay" {
-  command = plan
-
-  variables {
-    replay_instance_type = "r7g.2xlarge"
-  }
-
-  expect_failures = [var.replay_instance_type]
-}
-
-run "refuses_graviton_actors" {
-  command = plan
-
-  variables {
-    actor_instance_types = ["c7gn.2xlarge"]
-  }
-
-  expect_failures = [var.actor_instance_types]
-}
-
-run "refuses_actors_of_two_sizes" {
-  command = plan
-
-  variables {
-    actor_instance_types = ["c7i.2xlarge", "c7i.4xlarge"]
-  }
-
-  expect_failures = [var.actor_instance_types]
-}
-
-run "refuses_a_bad_name" {
-  command = plan
-
-  variables {
-    name = "Pong 1"
-  }
-
-  expect_failures = [var.name]
-}
-
-run "refuses_a_name_that_is_too_long" {
-  command = plan
-
-  variables {
-    name = "pong-with-a-name-of-more-than-thirty"
-  }
-
-  expect_failures = [var.name]
-}
-
-run "refuses_a_port_among_the_settings" {
-  command = plan
-
-  variables {
-    settings = { transport = { control_port = 1 } }
-  }
-
-  expect_failures = [var.settings]
-}
-
-run "refuses_a_setting_that_follows_from_others" {
-  command = plan
-
-  variables {
-    settings = { actor = { num_actors = 8 } }
-  }
-
-  expect_failures = [var.settings]
-}
-
-run "refuses_a_budget_without_a_reader" {
-  command = plan
-
-  variables {
-    budget_usd = 50
-  }
-
-  expect_failures = [var.budget_email]
-}
-
-run "refuses_to_run_for_ever" {
-  command = plan
-
-  variables {
-    max_hours = 0
-  }
-
-  expect_failures = [var.max_hours]
 }
