@@ -10,8 +10,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
-from typing import NamedTuple, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,13 @@ from torch import Tensor, nn
 from apex.config import LearnerConfig
 from apex.losses import double_q_loss
 
-# Two threads with a half of the batch each are as fast as two that share every operation, on cores of their own: 23 to
-# 25 ms (Pong, 64). In a run, where actors want a part of the second core, those that share wait for each other fifty
-# times an update: 19 updates/s over four minutes, and 26 over half an hour with halves. More have not been measured.
+# Two threads with a half of the batch each are as fast as two that share every operation, on cores of their own: 0.5 s
+# (Pong, 512, the paper's width). In a run, where actors want a part of the second core, those that share wait for each
+# other fifty times an update: 19 updates/s (64, a quarter of the width), where halves made 26. More were not measured.
 MOST_PARTS = 2
+# A pass takes some milliseconds whatever the batch. So with less for each thread one takes all of it, and the other
+# computes what the target network says meanwhile: 43 updates/s (Pong, 64) where halves make 37, and one alone 40.
+SMALLEST_PART = 64
 
 WARM_UP_STEPS = 3  # before the capture: libraries choose their algorithms and allocate in the first ones
 
@@ -81,6 +84,7 @@ class EagerUpdate:
         *,
         one_pass: bool = False,
         num_parts: int = 1,
+        judge_aside: bool = False,
     ) -> None:
         """`one_pass`: s_t and s_{t+m} go through the online network together; else one after the other.
 
@@ -89,6 +93,8 @@ class EagerUpdate:
 
         `num_parts` parts of the batch are differentiated side by side, each on a thread of its own, and their gradients
         added: the same step, but for the last bits of sums.
+
+        `judge_aside`: the target network, which waits for nothing, computes on a thread of its own meanwhile.
         """
         self._one_pass = one_pass
         self._config = config
@@ -96,6 +102,7 @@ class EagerUpdate:
         self._parameters = [list(network.parameters()) for network in self._networks]
         self._target = target
         self._optimizer = optimizer
+        self._judge_aside = judge_aside
         self._others = ThreadPoolExecutor(max(1, num_parts - 1), "part", torch.set_num_threads, (1,))
 
     def __call__(self, batch: DeviceBatch) -> Updated:
@@ -131,13 +138,10 @@ class EagerUpdate:
 
     def _differentiate(self, index: int, batch: DeviceBatch, share: float) -> _Part:
         """Leaves the gradients of `share` of the batch's mean loss in one of the networks."""
-        device, fast = batch.stacks.device.type, self._config.bfloat16 == "on"
-        # A cache of converted weights would outlive a captured graph's memory.
-        autocast = torch.autocast(device, torch.bfloat16, cache_enabled=device == "cpu") if fast else nullcontext()
-        with autocast:
+        judged = self._others.submit(self._judge, batch.stacks[1]) if self._judge_aside else None
+        with self._precision(batch.stacks.device.type):
             q, next_q = self._online_q(self._networks[index], batch.stacks)
-            with torch.no_grad():
-                next_q_target = self._target(batch.stacks[1])
+        next_q_target = self._judge(batch.stacks[1]) if judged is None else judged.result()
         loss, td_errors = double_q_loss(
             q.float(),
             next_q.float(),
@@ -154,6 +158,19 @@ class EagerUpdate:
             parameter.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
         return _Part(loss.detach(), td_errors, q.detach())
+
+    def _precision(self, device: str) -> AbstractContextManager[Any]:
+        if self._config.bfloat16 != "on":
+            return nullcontext()
+        # A cache of converted weights would outlive a captured graph's memory.
+        return torch.autocast(device, torch.bfloat16, cache_enabled=device == "cpu")
+
+    @torch.no_grad()
+    def _judge(self, observation: Tensor) -> Tensor:
+        """Q(s_{t+m}) of the target network."""
+        with self._precision(observation.device.type):
+            q: Tensor = self._target(observation)
+        return q
 
     def _online_q(self, online: nn.Module, stacks: Tensor) -> tuple[Tensor, Tensor]:
         """Q(s_t), and Q(s_{t+m}), from which the loss takes no gradient."""
@@ -257,6 +274,10 @@ def make_update(
         return GraphUpdate(EagerUpdate(config, online, target, optimizer, one_pass=True))
     threads = max(1, config.num_threads)
     # Buffers are a state beside the parameters, of which every part would have its own.
-    num_parts = threads if threads <= MOST_PARTS and not any(True for _ in online.buffers()) else 1
-    torch.set_num_threads(threads // num_parts)
-    return EagerUpdate(config, online, target, optimizer, num_parts=num_parts)
+    if not 2 <= threads <= MOST_PARTS or any(True for _ in online.buffers()):
+        torch.set_num_threads(threads)
+        return EagerUpdate(config, online, target, optimizer)
+    torch.set_num_threads(1)
+    if config.batch_size < MOST_PARTS * SMALLEST_PART:
+        return EagerUpdate(config, online, target, optimizer, judge_aside=True)
+    return EagerUpdate(config, online, target, optimizer, num_parts=threads)

@@ -114,8 +114,9 @@ def test_both_states_in_one_pass_give_the_same_loss_td_errors_and_gradients(opti
 
 def test_halves_on_two_threads_are_the_same_step(monkeypatch):
     """Within the rounding of float32, step after step, for an odd batch and for one that has no halves."""
-    plain, plain_network, _ = make_step(optimizer="adam", loss="huber", max_gradient_norm=1.0)
-    halves, network, target = make_step(optimizer="adam", loss="huber", max_gradient_norm=1.0, num_threads=2)
+    knobs = {"optimizer": "adam", "loss": "huber", "max_gradient_norm": 1.0}
+    plain, plain_network, _ = make_step(**knobs)
+    halves, network, target = make_step(**knobs, num_threads=2, batch_size=128)
     passes, whole = [], make_batch(3)
     own_pass = QNetwork.forward
     monkeypatch.setattr(
@@ -135,8 +136,28 @@ def test_halves_on_two_threads_are_the_same_step(monkeypatch):
     assert all(parameter.grad is None for parameter in target.parameters())
 
 
+@pytest.mark.parametrize("bfloat16", ["off", "on"])
+def test_a_target_network_that_judges_aside_makes_the_very_same_step(monkeypatch, bfloat16):
+    plain, plain_network, _ = make_step(optimizer="adam", bfloat16=bfloat16)
+    aside, network, target = make_step(optimizer="adam", bfloat16=bfloat16, num_threads=2, batch_size=B)
+    threads = []
+    own_pass = QNetwork.forward
+    monkeypatch.setattr(
+        QNetwork, "forward", lambda self, x: threads.append((self, threading.get_ident())) or own_pass(self, x)
+    )
+    for seed in range(3):
+        expected = plain(make_batch(seed))
+        threads.clear()
+        got = aside(make_batch(seed))
+        assert len({thread for module, thread in threads if module is network}) == 1
+        assert len({thread for _, thread in threads}) == 2
+        assert torch.equal(got.td_errors, expected.td_errors)
+        assert torch.equal(gradient(network), gradient(plain_network))
+    assert all(parameter.grad is None for parameter in target.parameters())
+
+
 def test_what_one_half_cannot_use_changes_nothing():
-    halves, network, _ = make_step(num_threads=2)
+    halves, network, _ = make_step(num_threads=2, batch_size=128)
     before = flatten_parameters(network)
     batch = make_batch()
     batch.n_step_return[-1] = float("nan")
@@ -157,7 +178,7 @@ class Unused(nn.Module):
 
 def test_a_parameter_that_no_half_uses_stays_without_a_gradient():
     network, target = Unused(), Unused().requires_grad_(False)
-    config = LearnerConfig(num_threads=2)
+    config = LearnerConfig(num_threads=2, batch_size=128)
     update = make_update(config, network, target, torch.optim.SGD(network.parameters(), 0.1), CPU)
     before = network.idle.weight.clone()
     row = torch.ones(4)
@@ -168,18 +189,28 @@ def test_a_parameter_that_no_half_uses_stays_without_a_gradient():
 
 
 @pytest.mark.parametrize(
-    ("num_threads", "buffers", "parts", "shared_by"),
-    [(0, 0, 1, 1), (1, 0, 1, 1), (2, 0, 2, 1), (2, 1, 1, 2), (3, 0, 1, 3)],
+    ("num_threads", "batch_size", "buffers", "parts", "aside", "shared_by"),
+    [
+        (0, 512, 0, 1, False, 1),
+        (1, 512, 0, 1, False, 1),
+        (2, 512, 0, 2, False, 1),
+        (2, 128, 0, 2, False, 1),
+        (2, 127, 0, 1, True, 1),
+        (2, 512, 1, 1, False, 2),
+        (3, 512, 0, 1, False, 3),
+    ],
 )
-def test_two_threads_take_halves_and_more_share_every_operation(num_threads, buffers, parts, shared_by):
+def test_two_threads_take_halves_or_one_judges_and_more_share_every_operation(
+    num_threads, batch_size, buffers, parts, aside, shared_by
+):
     network = nn.Linear(1, 1)
     for index in range(buffers):
         network.register_buffer(f"buffer{index}", torch.zeros(1))
     before = torch.get_num_threads()
     try:
-        config = LearnerConfig(num_threads=num_threads)
+        config = LearnerConfig(num_threads=num_threads, batch_size=batch_size)
         update = make_update(config, network, network, torch.optim.SGD(network.parameters()), CPU)
-        assert len(update._networks) == parts
+        assert (len(update._networks), update._judge_aside) == (parts, aside)
         assert torch.get_num_threads() == shared_by
     finally:
         torch.set_num_threads(before)
