@@ -124,13 +124,18 @@ part_namespaces() {
   python -m pytest -q -rs -p no:cacheprovider tests/test_cluster_namespaces.py
 }
 
-for part in "${@:-${PARTS[@]}}"; do
+asked=" ${*:-${PARTS[*]}} "
+for part in $asked; do
   if ! declare -F "part_$part" >/dev/null; then
     echo "there is no part $part; there are ${PARTS[*]} images" >&2
     exit 2
   fi
-  say "$part"
-  "part_$part"
+done
+for part in "${PARTS[@]}" images; do # In this order whatever was typed: policy looks at the plan that terraform made.
+  if [[ $asked == *" $part "* ]]; then
+    say "$part"
+    "part_$part"
+  fi
 done
 
 say "${#SKIPPED[@]} left out"
