@@ -104,7 +104,7 @@ class ReplayConfig:
     num_samplers: int = 1  # processes of one server that draw and send
     batches_in_flight: int = 8  # batches (parts of them) per sampler whose priorities have not come back
     samples_per_insert: float = 0.0  # samplers wait above this replay ratio; 0: free running, as in the paper
-    inserts_wait: bool = False  # two-sided: inserts wait too, when sampling falls behind the ratio
+    inserts_wait: bool = False  # two-sided: inserts wait too, when sampling falls behind; actors here are nice then
     samples_per_insert_tolerance: float = 0.1  # slack of either side, as a fraction of min_size_to_sample's worth
 
     def __post_init__(self) -> None:

@@ -42,7 +42,7 @@ def load_convolution() -> Convolution | None:
 
 def find_convolution() -> Convolution | str:
     """The native loop, or why there is none and what that costs."""
-    costs = "an update of a small network takes up to 1.7 times as long"  # docs/adr/0017
+    costs = "an update of a small network takes up to 1.6 times as long"  # docs/learning.md
     try:
         library = open_native("convolution", INTERFACE)
     except OSError as error:

@@ -110,5 +110,5 @@ void apex_decode_stored(lz4_decompress decompress, const struct memory *memory, 
         good[i] = (uint8_t)decode_one(decompress, memory, &transitions[i], stacks);
 }
 
-/* Of the functions' arguments: apex/blocks.py takes no other, so that a file of an older installation is not called. */
+/* Of the functions' arguments: apex/native.py takes no other, so that a file of an older installation is not called. */
 const int64_t apex_interface = 2;

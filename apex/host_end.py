@@ -50,16 +50,23 @@ def end_cluster(
     is_kept = _try("the last upload", upload)
     is_done = [_try("actors to 0", no_actors), _try("the end of the other machines", terminate)]
     if not is_kept:
-        log.error("only on this machine's disk: %s", ", ".join(only_here()))
+        log.error("only on this machine's disk: %s", _names(only_here))
         is_kept = _try_again("the last upload", upload, stop)
     if not is_kept:
         log.error(
             "only on this machine's disk, and not in s3://%s/%s: %s. It is stopped and not terminated; its disk bills. "
             "When the bucket can be written, start %s again: it uploads them, and ends with its hours",
-            settings.bucket, settings.cluster, ", ".join(only_here()), own,
+            settings.bucket, settings.cluster, _names(only_here), own,
         )  # fmt: skip
         return False
     return all([*is_done, _try("the end of this machine", partial(_terminate, ec2, own))])
+
+
+def _names(files: Callable[[], list[str]]) -> str:
+    try:
+        return ", ".join(files())
+    except OSError as error:  # A disk that cannot be read keeps nothing else from being done.
+        return f"what cannot be listed: {error}"
 
 
 def _try_again(what: str, step: Callable[[], object], stop: Stop) -> bool:

@@ -69,7 +69,7 @@ def q_values(network: nn.Module, observation: NDArray[Any], *, bfloat16: bool = 
 
 
 class QNetwork(nn.Module):
-    """Q = V + A - mean A with dueling heads; else one head, which is Q."""
+    """Q = V + A - mean A with dueling heads; else one head, which is Q. The body scales uint8."""
 
     def __init__(self, body: nn.Module, num_features: int, num_actions: int, *, hidden: int, dueling: bool) -> None:
         super().__init__()

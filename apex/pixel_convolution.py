@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from apex.convolution import KERNEL, LANES, STRIDE, load_convolution
 
@@ -28,31 +29,39 @@ class PixelConvolution(nn.Conv2d):
 
     def forward(self, images: Tensor) -> Tensor:
         """uint8 or float32 [B, C, H, W] -> [B, outputs, ...]; in which order of memory may differ."""
-        if not self._suits(images):
+        weight, bias = self.weight, self.bias
+        if bias is None or not self._suits(images):
             return super().forward(scale(images))
-        assert self.bias is not None
-        if torch.is_grad_enabled() and self.weight.requires_grad:
-            result: Tensor = _Differentiable.apply(images, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        if torch.is_grad_enabled() and (weight.requires_grad or bias.requires_grad):
+            result: Tensor = _Differentiable.apply(images, weight, bias)  # type: ignore[no-untyped-call]
             return result
-        return _convolve(images, self.weight, self.bias)
+        return _convolve(images, weight, bias)
 
     def _suits(self, images: Tensor) -> bool:
-        """Whether the native loop does it, and does it faster: it has one thread, and is no operation of a graph."""
+        """Whether the native loop does it, and does it faster: it has one thread, and is no operation of a graph.
+
+        What torch would refuse is left to it: the loop looks at no bounds.
+        """
         return (
-            images.dtype is torch.uint8
-            and images.device.type == "cpu"
-            and self.weight.dtype is torch.float32
-            and self.out_channels % LANES == 0
+            not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+            and not torch.compiler.is_compiling()
+            and images.dtype is torch.uint8
+            and images.dim() == 4
+            and images.shape[1] == self.in_channels
+            and min(images.shape[2:]) >= KERNEL
             and (self.kernel_size, self.stride) == ((KERNEL, KERNEL), (STRIDE, STRIDE))
+            and (self.padding, self.dilation, self.groups) == ((0, 0), (1, 1), 1)
+            and self.out_channels % LANES == 0
+            and self.weight.dtype is torch.float32
+            and images.device.type == self.weight.device.type == "cpu"
             and torch.get_num_threads() == 1
             and not torch.is_autocast_enabled("cpu")
-            and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
             and load_convolution() is not None
         )
 
 
 class _Differentiable(torch.autograd.Function):
-    """`_convolve` with gradients for weight and bias; bytes have none."""
+    """`_convolve` with gradients for weight and bias; bytes have none. The images must stay until then."""
 
     @staticmethod
     def forward(context: Any, images: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -60,6 +69,7 @@ class _Differentiable(torch.autograd.Function):
         return _convolve(images, weight, bias)
 
     @staticmethod
+    @once_differentiable
     def backward(context: Any, *gradients: Tensor) -> tuple[None, Tensor, Tensor]:
         (images,) = context.saved_tensors
         gradient = gradients[0].permute(0, 2, 3, 1).contiguous()  # as `_convolve` lays it out, so mostly no copy
@@ -74,8 +84,8 @@ def _convolve(images: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     shape = _shape(images, len(weight))
     packed = weight.permute(1, 2, 3, 0).mul(1 / 255).contiguous()
     height, width = ((size - KERNEL) // STRIDE + 1 for size in images.shape[2:])
-    scratch = torch.empty(images.shape[1:].numel())
-    out = torch.empty(len(images), height, width, len(weight))
+    scratch = weight.new_empty(images.shape[1:].numel())
+    out = weight.new_empty(len(images), height, width, len(weight))
     operands = (images, packed, bias.contiguous(), scratch, out)
     native.convolve(shape, *(operand.data_ptr() for operand in operands))
     return out.permute(0, 3, 1, 2)
@@ -87,8 +97,8 @@ def _weight_gradient(images: Tensor, gradient: Tensor) -> Tensor:
     assert native is not None
     images = images.contiguous()
     num_outputs = gradient.shape[3]
-    total = torch.zeros(images.shape[1], KERNEL, KERNEL, num_outputs)
-    operands = (images, gradient, torch.empty(images.shape[1:].numel()), total)
+    total = gradient.new_zeros(images.shape[1], KERNEL, KERNEL, num_outputs)
+    operands = (images, gradient, gradient.new_empty(images.shape[1:].numel()), total)
     native.weight_gradient(_shape(images, num_outputs), *(operand.data_ptr() for operand in operands))
     return total.permute(3, 0, 1, 2).mul(1 / 255)
 

@@ -69,7 +69,7 @@ PONG = Config(
         # Paper: free running, about 0.8; DQN's own is 8. On few cores samples are scarce, not steps: a crude trial was
         # at 18 after 28 minutes and 0.97 M steps with 6, and with 0.6 still at -21 after 2.4 M.
         samples_per_insert=8.0,
-        inserts_wait=True,  # what the actors leave of their core goes to sampling, loading and the evaluator
+        inserts_wait=True,  # what actors leave of their core: the learner's second thread, loading, evaluator
     ),
     learner=replace(
         ATARI.learner,

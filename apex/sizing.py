@@ -35,7 +35,7 @@ NODE_BYTES = 8  # of the sum-tree, which has two nodes for each of the next powe
 
 SAMPLES_PER_THREAD = 8  # A guess, not a measurement: with fewer, a thread mostly waits for the others.
 
-# A batch by the machine. 64 is what two cores can afford: at a quarter of the width Pong's update takes 25 ms of both;
+# A batch by the machine. 64 is what two cores can afford: at a quarter of the width Pong's update takes 23 ms in a run;
 # 512 is the paper's. In between a thread has 32 samples, so that an update takes about as long on any number of cores.
 SMALLEST_BATCH, LARGEST_BATCH = 64, 512
 BATCH_PER_THREAD = 32
@@ -203,7 +203,7 @@ def _share_of_actors(config: Config) -> float:
 def _busy_cores(config: Config, actor: ActorConfig, machine: Machine) -> float:
     """How many cores the actors keep busy: where inserts wait for samples, a process may work for a part of the time.
 
-    On two cores Pong's actors do, and the learner makes 40 updates/s with a second thread where it makes 34 with one.
+    On two cores Pong's actors do, and the learner makes 43 updates/s with a second thread where it makes 40 with one.
     """
     cores = actor.num_processes * actor.num_threads
     return min(cores, machine.cores * _share_of_actors(config)) if config.replay.inserts_wait else cores

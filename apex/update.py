@@ -94,7 +94,8 @@ class EagerUpdate:
         `num_parts` parts of the batch are differentiated side by side, each on a thread of its own, and their gradients
         added: the same step, but for the last bits of sums.
 
-        `judge_aside`: the target network, which waits for nothing, computes on a thread of its own meanwhile.
+        `judge_aside`: the target network, which waits for nothing, computes on a thread of its own meanwhile. It is for
+        one part: several have every thread at work.
         """
         self._one_pass = one_pass
         self._config = config

@@ -206,18 +206,18 @@ def _open_source(options: argparse.Namespace, stop: Stop) -> Iterator[Source | N
 @contextmanager
 def _open_run(run: RunFolder, stop: Stop) -> Iterator[Source]:
     """What the learner publishes, while it goes on on this host; else what the run has left on its disk."""
-    transport, answer = run.config.transport, {}
-    route = Route(local_host(transport), transport.port("control"), transport.keys, transport.insecure_no_auth)
-    if is_held(run.path):
+    if is_held(run.path) and not run.config.run.single_process:
+        transport, answer = run.config.transport, {}
+        route = Route(local_host(transport), transport.port("control"), transport.keys, transport.insecure_no_auth)
         try:
             answer = greet(route, "evaluator", _Patience(stop, ONCE_SECONDS))
         except ConfigError as error:
             print(f"{error}; this shows checkpoints", file=sys.stderr)
-    if answer and answer["run_id"] == run.run_id:
-        with _listen(route, answer, str(run.path)) as source:
-            yield source
-    else:
-        yield Source(str(run.path), PoliciesOfFolder(run.checkpoints), 0.0)
+        if answer and answer["run_id"] == run.run_id:
+            with _listen(route, answer, str(run.path)) as source:
+                yield source
+            return
+    yield Source(str(run.path), PoliciesOfFolder(run.checkpoints), 0.0)
 
 
 @contextmanager

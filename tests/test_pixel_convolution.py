@@ -42,10 +42,10 @@ def needs_the_loop():
         pytest.skip("installed without a C compiler, or the processor has no AVX2")
 
 
-def make_layer(channels=4, outputs=8, *, kernel=8, stride=4):
+def make_layer(channels=4, outputs=8, *, kernel=8, stride=4, **knobs):
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        return PixelConvolution(channels, outputs, kernel, stride)
+        return PixelConvolution(channels, outputs, kernel, stride, **knobs)
 
 
 def make_images(batch=3, channels=4, height=84, width=84, seed=0):
@@ -155,17 +155,62 @@ UNFIT = {
     "channels that fill no vector": (lambda: make_layer(outputs=12), lambda images: images, 1),
     "another kernel": (lambda: make_layer(kernel=6), lambda images: images, 1),
     "another stride": (lambda: make_layer(stride=2), lambda images: images, 1),
+    "padding": (lambda: make_layer(padding=2), lambda images: images, 1),
+    "dilation": (lambda: make_layer(dilation=2), lambda images: images, 1),
+    "groups": (lambda: make_layer(groups=2), lambda images: images, 1),
+    "no bias": (lambda: make_layer(bias=False), lambda images: images, 1),
+    "one image without a batch": (make_layer, lambda images: images[0], 1),
 }
 
 
 @pytest.mark.parametrize(("make", "prepare", "threads"), UNFIT.values(), ids=UNFIT)
 def test_torch_does_what_the_loop_is_not_made_for(make, prepare, threads):
     torch.set_num_threads(threads)
-    layer, images = make(), make_images()
-    out = layer(prepare(images))
-    wanted = nn.functional.conv2d(images.double() / 255, layer.weight.double(), layer.bias.double(), layer.stride)
+    layer, images = make(), prepare(make_images())
+    out = layer(images)
+    bias = None if layer.bias is None else layer.bias.double()
+    knobs = (layer.stride, layer.padding, layer.dilation, layer.groups)
+    pixels = images.double() / (1 if images.is_floating_point() else 255)
+    wanted = nn.functional.conv2d(pixels, layer.weight.double(), bias, *knobs)
     torch.testing.assert_close(out.double(), wanted, **TOLERANCE)
-    assert not is_native(out)
+    assert images.dim() == 3 or not is_native(out)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 7, 84), (2, 4, 84, 5), (2, 4, 3, 3), (2, 3, 84, 84), (2, 5, 84, 84)])
+def test_what_is_no_image_for_the_layer_is_refused_as_torch_does(shape):
+    with pytest.raises(RuntimeError):
+        make_layer()(torch.zeros(shape, dtype=torch.uint8))
+
+
+def test_a_default_type_of_numbers_elsewhere_changes_nothing():
+    layer, images = make_layer(), make_images()
+    expected = layer(images)
+    expected.sum().backward()
+    gradient, layer.weight.grad = layer.weight.grad, None
+    torch.set_default_dtype(torch.float64)
+    try:
+        out = layer(images)
+        out.sum().backward()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(out, expected)
+    assert torch.equal(layer.weight.grad, gradient)
+
+
+def test_a_bias_learns_beside_a_frozen_weight():
+    layer = make_layer()
+    layer.weight.requires_grad_(False)
+    layer(make_images()).sum().backward()
+    assert layer.weight.grad is None
+    assert layer.bias.grad.tolist() == [3 * 20 * 20] * 8
+
+
+def test_a_gradient_of_the_gradient_is_refused_and_not_left_out():
+    needs_the_loop()
+    layer = make_layer()
+    (gradient,) = torch.autograd.grad(layer(make_images()).square().sum(), layer.weight, create_graph=True)
+    with pytest.raises(RuntimeError):
+        gradient.sum().backward()
 
 
 def test_torch_does_it_under_autocast():
