@@ -30,11 +30,15 @@ log = logging.getLogger("apex")
 def begin(s3: Any, bucket: str, cluster: str, host: str) -> bool:
     """Writes below `cluster`, before a run begins, which machine does; False, and nothing, where an earlier run is.
 
-    Raises what keeps this machine from writing there: that must be known before a run, not when it ends.
+    Raises what keeps this machine from looking or writing there: that must be known before a run, not when it ends.
     """
-    with suppress(s3.exceptions.ClientError):  # Of what is not there it says "forbidden": this machine may not list.
+    try:
         s3.head_object(Bucket=bucket, Key=f"{cluster}/{MANIFEST}")
         return False
+    except s3.exceptions.ClientError as error:
+        # Of what is not there it says "forbidden" too, as this machine may not list. A busy service says neither.
+        if error.response["ResponseMetadata"]["HTTPStatusCode"] not in (403, 404):
+            raise
     s3.put_object(Bucket=bucket, Key=f"{cluster}/{BEGUN}", Body=json.dumps({"host": host}).encode())
     return True
 

@@ -11,6 +11,7 @@ import time
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import boto3
 import pytest
@@ -564,6 +565,19 @@ def test_no_run_begins_where_its_weights_would_mix_with_anothers(aws, tmp_path):
     host_bucket.upload(aws("s3"), "weights", make_run(settings.home), settings.home / "sent.json")
     with pytest.raises(ConfigError, match=r"s3://weights/pong has an earlier run: give this cluster another name"):
         claim(aws, settings)
+
+
+def test_a_busy_bucket_does_not_say_that_there_is_no_earlier_run(aws, tmp_path):
+    s3, written = aws("s3"), []
+
+    def busy(**_):
+        status = {"Error": {"Code": "SlowDown"}, "ResponseMetadata": {"HTTPStatusCode": 503}}
+        raise s3.exceptions.ClientError(status, "HeadObject")
+
+    stand_in = SimpleNamespace(exceptions=s3.exceptions, head_object=busy, put_object=lambda **put: written.append(put))
+    with pytest.raises(s3.exceptions.ClientError, match="SlowDown"):
+        host_bucket.begin(stand_in, "weights", "pong", "i-1")
+    assert written == []
 
 
 def test_no_run_begins_whose_weights_have_nowhere_to_go(aws, tmp_path, monkeypatch, caplog):
