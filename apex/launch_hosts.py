@@ -73,7 +73,8 @@ def _begin(hosts: Hosts, arguments: Sequence[str]) -> Launch:
             f"--name {name}: {learner.host} has such a run already; take another name, or --resume {name}"
         )
     cores = [actor.processes or facts[actor].cores for actor in hosts.actors]
-    config = _size(config, sum(cores))
+    replay_bytes = facts[hosts.replay].memory_bytes if hosts.replay.host != learner.host else 0
+    config = _size(config, sum(cores), replay_bytes)
     divide(config.actor.num_actors, cores)  # Or it says why not.
     folder = make_folder(replace(config, run=replace(config.run, folder=f"{config.run.folder}/{BELOW}")))
     config = replace(config, run=replace(config.run, name=folder.name))
@@ -103,13 +104,21 @@ def _reopen(hosts: Hosts, name: str, arguments: Sequence[str]) -> Launch:
     return Launch(hosts, config, folder, [actor.processes or facts[actor].cores for actor in hosts.actors])
 
 
-def _size(config: Config, cores: int) -> Config:
-    """With a number of actors, if none was given: what the actor hosts bear, by the rule of one machine."""
-    actor = config.actor
-    most = max(1, config.replay.capacity // TRANSITIONS_PER_ACTOR)
+def _size(config: Config, cores: int, replay_bytes: int) -> Config:
+    """With a number of actors, if none was given: what the actor hosts bear, by the rule of one machine.
+
+    `replay_bytes`: of the machine that the replay server has to itself, or 0; the learner, which sizes the rest, cannot
+    know it.
+    """
+    actor, replay = config.actor, config.replay
+    most = max(1, replay.capacity // TRANSITIONS_PER_ACTOR)
     fitting = cores * actor.envs_per_process if actor.envs_per_process else min(cores * ENVS_PER_PROCESS, most)
     # The learner's machine has no actors: what it would leave to them is its own.
-    return replace(config, actor=replace(actor, num_actors=actor.num_actors or fitting, num_processes=1))
+    return replace(
+        config,
+        actor=replace(actor, num_actors=actor.num_actors or fitting, num_processes=1),
+        replay=replace(replay, host_bytes=replay.host_bytes or replay_bytes),
+    )
 
 
 def _run(launch: Launch, stop: Stop, argv: Sequence[str]) -> tuple[Ending, Status | None]:

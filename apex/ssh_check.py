@@ -19,13 +19,15 @@ NO_FOLDER, NO_APEX = 3, 4  # statuses of the question below
 QUESTION = """\
 cd {folder} || exit 3
 test -x .venv/bin/apex || exit 4
-.venv/bin/apex --version && nproc && if test -e {run}; then echo there; else echo new; fi"""
+.venv/bin/apex --version && nproc && echo $(($(getconf _PHYS_PAGES) * $(getconf PAGE_SIZE)))
+if test -e {run}; then echo there; else echo new; fi"""
 
 
 class Facts(NamedTuple):
     """What a machine has."""
 
     cores: int
+    memory_bytes: int
     has_run: bool  # of the name that was asked for
 
 
@@ -83,12 +85,12 @@ def _ask(hosts: Hosts, place: Place, run: str) -> Facts:
     if answer.returncode in (NO_FOLDER, NO_APEX):
         missing = folder if answer.returncode == NO_FOLDER else f"{folder}/.venv/bin/apex"
         raise ConfigError(f"{host} has no {missing}: name its folder, or {install}")
-    lines = answer.stdout.splitlines()[-3:]  # A shell may greet before.
-    if answer.returncode or len(lines) < 3 or not lines[1].isdecimal():
+    lines = answer.stdout.splitlines()[-4:]  # A shell may greet before.
+    if answer.returncode or len(lines) < 4 or not (lines[1].isdecimal() and lines[2].isdecimal()):
         raise ConfigError(f"{host} cannot run {folder}/.venv/bin/apex (status {answer.returncode}: {said}): {install}")
     if lines[0] != f"apex {__version__}":
         raise ConfigError(f"{host} has {lines[0]} in {folder}, here is apex {__version__}: bring both to one version")
-    return Facts(int(lines[1]), lines[2] == "there")
+    return Facts(int(lines[1]), int(lines[2]), lines[3] == "there")
 
 
 def guard_script(place: Place) -> str:

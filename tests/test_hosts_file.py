@@ -124,9 +124,11 @@ def answer_by(folder, script):
 
 
 def test_machines_are_asked_once_each_and_answer_with_what_they_have(tmp_path):
-    hosts = answer_by(tmp_path, f'echo "$1" >> {tmp_path}/asked; printf "Hello\\napex {__version__}\\n6\\nthere\\n"')
+    hosts = answer_by(
+        tmp_path, f'echo "$1" >> {tmp_path}/asked; printf "Hello\\napex {__version__}\\n6\\n64000\\nthere\\n"'
+    )
     facts = ask_hosts(hosts, "runs/one")
-    assert {(fact.cores, fact.has_run) for fact in facts.values()} == {(6, True)}
+    assert {tuple(fact) for fact in facts.values()} == {(6, 64000, True)}
     assert list(facts) == hosts.places
     assert sorted((tmp_path / "asked").read_text().split()) == ["ada@gpu1", "box2", "box4", "ssh://ada@box3:2222"]
 
@@ -141,15 +143,16 @@ def test_machines_are_asked_once_each_and_answer_with_what_they_have(tmp_path):
         ("exit 3", "box4 has no work/apex: name its folder, or on box4 do: git clone"),
         ("exit 4", "box4 has no work/apex/.venv/bin/apex: name its folder, or on box4 do"),
         (
-            "echo apex 0.0.9; echo 4; echo new",
+            "echo apex 0.0.9; echo 4; echo 64000; echo new",
             f"box4 has apex 0.0.9 in work/apex, here is apex {__version__}: bring both",
         ),
         ("echo 'No module named apex' >&2; exit 1", r"box4 cannot run work/apex/.venv/bin/apex \(status 1: No module"),
+        (f"echo apex {__version__}; echo 4; echo much; echo new", r"box4 cannot run .* \(status 0: nothing\)"),
         ("echo Welcome to box4; exit 0", r"box4 cannot run .* \(status 0: nothing\)"),
     ],
 )
 def test_a_machine_that_cannot_take_part_is_named_with_the_remedy(tmp_path, script, words):
-    well = f'printf "apex {__version__}\\n6\\nnew\\n"'
+    well = f'printf "apex {__version__}\\n6\\n64000\\nnew\\n"'
     hosts = answer_by(tmp_path, f'if [ "$1" = box4 ]; then {script}; else {well}; fi')
     with pytest.raises(ConfigError, match=words):
         ask_hosts(hosts, "runs/one")
@@ -194,7 +197,7 @@ def test_an_ssh_that_is_not_there_is_named(tmp_path):
 )
 def test_what_is_typed_beside_is_refused_before_anything_starts(tmp_path, monkeypatch, capsys, options, words):
     monkeypatch.chdir(tmp_path)
-    answer_by(tmp_path, f'printf "apex {__version__}\\n6\\nthere\\n"')
+    answer_by(tmp_path, f'printf "apex {__version__}\\n6\\n64000\\nthere\\n"')
     assert main(["--preset", "cartpole", *options] if "--resume" not in options else options) == REFUSED
     assert words in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()

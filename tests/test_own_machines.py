@@ -13,6 +13,7 @@ import pytest
 from machines import Machines, can_make_machines, has_sshd
 from test_transport import until
 
+from apex.config import load_toml
 from apex.metrics import read_curve
 
 pytestmark = [
@@ -99,6 +100,8 @@ def lose_a_connection_then_the_launcher(machines, begun):
     """A run takes back a host whose connection was lost, and leaves nothing when its launcher is killed."""
     run = Launcher(machines, f"{TINY} --name one")
     run.until(lambda: begun(machines), "beginning")
+    config = load_toml(machines.home("gpu1") / "runs" / "one" / "config.toml")
+    assert config.replay.host_bytes == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # box2's
     keys = {path.name: path.stat().st_mode & 0o777 for path in machines.home("box3").rglob("keys/*")}
     assert keys == {"actor.secret": 0o600, "learner.public": 0o600, "replay.public": 0o600}
     secrets = [path.read_text().strip() for path in secrets_in(machines) if path.suffix == ".secret"]
