@@ -101,6 +101,8 @@ def check_native(*native: str) -> Check:
     absent = [told.removeprefix("none: ") for told in native if told.startswith("none")]
     if absent:
         remedy = "install a C compiler and liblz4, then pip install -e . again"
+        if all(told.startswith("the processor") for told in absent):
+            remedy = "nothing can be installed for it; a newer processor has them"
         return Check("native loops", f"none: {'; '.join(absent)}", "warning", remedy)
     return Check("native loops", ", ".join(native))
 

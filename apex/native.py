@@ -12,7 +12,7 @@ def open_native(name: str, interface: int) -> ctypes.CDLL:
     paths = [Path(__file__).with_name(f"_{name}{suffix}") for suffix in EXTENSION_SUFFIXES]
     path = next((path for path in paths if path.exists()), None)
     if path is None:
-        raise OSError("no C compiler at installation")
+        raise OSError("not built: no C compiler, or not installed since an update")
     library = ctypes.CDLL(str(path))
     try:
         found = ctypes.c_int64.in_dll(library, "apex_interface").value

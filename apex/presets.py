@@ -53,6 +53,7 @@ ATARI = Config(
     evaluator=EvaluatorConfig(
         period_seconds=120.0,  # a full game takes tens of seconds of a core
         episodes=2,
+        confirm_episodes=10,  # where it is to end at a score
         num_envs=2,
     ),
 )
@@ -79,7 +80,7 @@ PONG = Config(
         target_period=500,  # paper: 2,500; updates are as few as the cores are
     ),
     network=NetworkConfig(width=0.25),  # paper: 1
-    evaluator=replace(ATARI.evaluator, confirm_episodes=10, num_envs=10),  # where it is to end at a score
+    evaluator=replace(ATARI.evaluator, num_envs=10),
     checkpoint=CheckpointConfig(period=1_000),
 )
 

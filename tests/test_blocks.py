@@ -118,13 +118,16 @@ def test_does_without_where_it_was_not_built_and_says_so_once(monkeypatch, caplo
     blocks.load_native.cache_clear()
     try:
         assert type(blocks.make_blocks(empty_target())) is Blocks
-        assert blocks.describe_native().startswith("none: no C compiler at installation; loaders take about 1.8 times")
+        assert blocks.describe_native().startswith(
+            "none: not built: no C compiler, or not installed since an update; loaders take about 1.8 times"
+        )
         with pytest.raises(RuntimeError, match="was not built"):
             NativeBlocks(empty_target())
     finally:
         blocks.load_native.cache_clear()
     assert [record.getMessage() for record in caplog.records] == [
-        "frames are decompressed one by one: no C compiler at installation; loaders take about 1.8 times as long; "
+        "frames are decompressed one by one: not built: no C compiler, or not installed since an update; "
+        "loaders take about 1.8 times as long; "
         "install again (pip install -e .) with a compiler"
     ]
 

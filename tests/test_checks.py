@@ -77,9 +77,11 @@ def test_version_numbers_are_compared_as_numbers():
 
 def test_native_loops_are_told_and_the_absence_of_any_is_a_warning():
     assert check_native("liblz4 1.9.4", "convolution") == Check("native loops", "liblz4 1.9.4, convolution")
-    without = check_native("liblz4 1.9.4", "none: no C compiler at installation; an update takes longer")
+    without = check_native("liblz4 1.9.4", "none: not built: no C compiler; an update takes longer")
     assert (without.verdict, "C compiler" in without.remedy) == ("warning", True)
-    assert without.figures == "none: no C compiler at installation; an update takes longer"
+    older = check_native("liblz4 1.9.4", "none: the processor has no AVX2 and FMA; an update takes longer")
+    assert (older.verdict, "newer processor" in older.remedy) == ("warning", True)
+    assert without.figures == "none: not built: no C compiler; an update takes longer"
 
 
 # The processor

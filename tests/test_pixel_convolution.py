@@ -248,9 +248,11 @@ def test_torch_does_it_where_nothing_was_built_and_that_is_said_once(found, monk
         out = layer(images)
     assert not is_native(out)
     torch.testing.assert_close(out.double(), convolve_naively(layer, images), **TOLERANCE)
-    assert describe_convolution().startswith("none: no C compiler at installation; an update")
+    assert describe_convolution().startswith(
+        "none: not built: no C compiler, or not installed since an update; an update"
+    )
     assert len(caplog.records) == 1
-    assert "convolved by torch: no C compiler at installation" in caplog.text
+    assert "convolved by torch: not built: no C compiler, or not installed since an update" in caplog.text
 
 
 def test_torch_does_it_where_the_loop_is_of_another_version(found, monkeypatch):
