@@ -12,6 +12,7 @@ from apex.header import MAX_JSON_BYTES, WireError
 from apex.sockets import GOODBYE_SECONDS, Context, Reader, connect, prepare, receive
 from apex.wire import Codec, decode_control, encode_control
 
+LATEST_SECONDS = 0.2  # between two attempts to connect: a run begins when all have found the learner
 TELL_SECONDS = 60.0  # between two warnings about answers that are none
 
 log = logging.getLogger("apex")
@@ -20,12 +21,14 @@ log = logging.getLogger("apex")
 class ControlClient(Reader):
     """A program's end of the control socket."""
 
-    def __init__(self, context: Context, endpoint: str) -> None:
+    def __init__(self, context: Context, endpoint: str, *, linger: float = GOODBYE_SECONDS) -> None:
+        """`linger`: seconds that what was said last may take to leave, after it is closed."""
         super().__init__()
         self.endpoint = endpoint
         self._tell_at = 0.0
         self._socket = context.socket(zmq.DEALER)
-        prepare(self._socket, high_water_mark=64, max_bytes=MAX_JSON_BYTES, linger=GOODBYE_SECONDS)
+        prepare(self._socket, high_water_mark=64, max_bytes=MAX_JSON_BYTES, linger=linger)
+        self._socket.reconnect_ivl_max = int(1000 * LATEST_SECONDS)
         connect(self._socket, endpoint, "control")
 
     def send(self, message: dict[str, Any], run_id: int = 0) -> None:
@@ -54,7 +57,7 @@ class ControlClient(Reader):
             return None
 
     def close(self) -> None:
-        """Closes; what was said last has a second to leave."""
+        """Closes."""
         self._socket.close()
 
 

@@ -36,6 +36,7 @@ from apex.wire import Codec, decode_request, encode_control
 log = logging.getLogger("apex")
 
 METRICS_PERIOD = 1.0  # seconds between two rows of curves
+END = {"type": "state", "stop": True}  # what is said of a run that is over
 FAREWELL_SECONDS = 3.0  # how long the end of the run is told to whoever still asks
 MAX_ASKING = 1_000  # replay servers that wait for a shard
 FORGET_SECONDS = 30.0  # a program that is silent for so long is shown no more
@@ -86,6 +87,7 @@ class Coordinator:
         self._curves_began = False  # whether it is known how many steps they go on from
         self._num_parameters = 0  # unknown until the trainer has built its network; nobody is welcome before
         self._told: dict[str, Any] = {}
+        self._ways: dict[int, bytes] = {}  # by session: to whom a state that nobody asked for is sent
         self._asked: dict[int, float] = {}  # when a replay server first asked for a shard that another one may hold
 
     async def run(self) -> None:
@@ -145,16 +147,24 @@ class Coordinator:
                 self._write_row()
                 self._folder.elapsed_seconds = self._status.elapsed_seconds
                 self._status.forget_silent(FORGET_SECONDS)
+                self._ways = {session: way for session, way in self._ways.items() if session in self._status.members}
                 self._leases.expire(time.monotonic())
             if not self._status.reason:
                 self._status.reason = self._status.end_reason()
             self._tell_trainer()
             if self._status.finished:
                 if not farewell_at:
+                    self._tell_members()
                     self._write_row()  # The curves end with the last update.
                 farewell_at = farewell_at or time.monotonic() + FAREWELL_SECONDS
                 if not self._status.members or time.monotonic() >= farewell_at:
                     return
+
+    def _tell_members(self) -> None:
+        """Says that the run is over: to wait until each asks would take up to a heartbeat."""
+        for session in self._status.members:
+            if session in self._ways:
+                self._control.reply(self._ways[session], encode_control(END, self._desk.run_id))
 
     # --- the trainer ------------------------------------------------------------------------------------------------
 
@@ -212,6 +222,8 @@ class Coordinator:
                 except (KeyError, TypeError, ValueError) as error:
                     self._control.blame(WireError("fields", repr(error)), frames)
                     continue
+                if message["type"] == "heartbeat":
+                    self._ways[int(message["session"])] = bytes(identity)
                 if answer is not None:
                     self._control.reply(identity, encode_control(answer, self._desk.run_id))
 
@@ -228,7 +240,7 @@ class Coordinator:
             if message.get("wire") != VERSION:
                 return {"type": "refused", "reason": f"wire version {message.get('wire')}, but this is {VERSION}"}
             if self._status.finished:
-                return {"type": "state", "stop": True}
+                return END
             if message["role"] == "replay":
                 shard, num_shards = int(message["shard"]), self._config.replay.num_shards
                 if not 0 <= shard < num_shards:

@@ -198,7 +198,7 @@ def _run(
         open_context(observer) as context,
         open_view(out or sys.stdout) as view,
     ):
-        source = StatusClient(ControlClient(context, transport.endpoint("control", local_host(transport))))
+        source = StatusClient(ControlClient(context, transport.endpoint("control", local_host(transport)), linger=0.0))
         history = History(footer=f"{curves}   logs {folder.logs}   Ctrl-C stops")
         watch = Watch(source, view, LogTail(folder.logs), history)
         disk = DiskWatch(folder.path, watch.tell)

@@ -140,7 +140,8 @@ def _run(launch: Launch, stop: Stop, argv: Sequence[str]) -> tuple[Ending, Statu
         open_context(Keys(secrets / "keys", "observer")) as context,
         open_view(sys.stdout) as view,
     ):
-        source = StatusClient(ControlClient(context, config.transport.endpoint("control", hosts.learner.address)))
+        endpoint = config.transport.endpoint("control", hosts.learner.address)
+        source = StatusClient(ControlClient(context, endpoint, linger=0.0))
         history = History(footer=f"{curves}   logs {logs}   Ctrl-C stops")
         watch = Watch(source, view, HostLogs(logs, everything=not sys.stdout.isatty()), history)
         programs = make_programs(hosts, config, secrets, blocks, argv, lambda: not watch.ending)

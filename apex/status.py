@@ -46,7 +46,7 @@ def ask(endpoint: str, timeout: float, keys: Keys | None = None) -> dict[str, An
     """The status object of the learner at `endpoint`, or None after `timeout` seconds without an answer."""
     deadline = time.monotonic() + timeout
     with open_context(keys) as context:
-        client = ControlClient(context, endpoint)
+        client = ControlClient(context, endpoint, linger=0.0)
         client.send({"type": "status"})
         while (remaining := deadline - time.monotonic()) > 0:
             answer = client.receive(remaining)

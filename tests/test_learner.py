@@ -594,6 +594,20 @@ def test_the_end_is_told_to_the_trainer_and_then_to_everybody(desk):
     assert desk.child.exitcode == 0
 
 
+def test_the_end_is_told_to_who_has_not_asked_again(tmp_path, transport):
+    """To wait for the next heartbeat of each would be the longest part of the goodbye."""
+    front = open_desk(tmp_path, replace(transport, heartbeat_seconds=60.0, lease_seconds=200.0), 1)
+    try:
+        replay, stop = session_of(front.welcome("replay"), "replay")
+        until(lambda: front.status()["roles"], "heartbeat")
+        front.report(finished="reached 1000 steps", updates=5)
+        until(lambda: stop.requested, "end", seconds=5.0)
+        assert replay.finished
+        replay.close()
+    finally:
+        stop_children([front.child])
+
+
 def test_without_its_trainer_the_coordinator_ends(desk):
     desk.status()
     desk.pipe.close()
