@@ -97,6 +97,9 @@ class AtariEnvironment:
         final_observation = info.get("final_obs", observation)  # Absent while nothing ends.
         return Step(observation, reward.astype(np.float32), terminated, truncated, life_lost, final_observation)
 
+    def rest(self, i: int) -> None:
+        """ALE steps all of its games or none, so this one goes on."""
+
     def picture(self) -> NDArray[np.uint8]:
         """uint8[210, 160, 3], RGB: the screen of environment 0 after the last `reset` or `step`."""
         if self._picture is None:

@@ -31,6 +31,7 @@ from apex.bench_command import (
 from apex.bench_report import Line, print_rows
 from apex.config import Config, require
 from apex.environment import describe
+from apex.gradient_step import DeviceBatch
 from apex.learner import choose_device, prepare_torch
 from apex.lifecycle import Stop
 from apex.networks import make_network
@@ -39,7 +40,7 @@ from apex.replay_bed import open_bed
 from apex.sample_ring import Part, Sample, SampleRing
 from apex.trainer import Samples, Trainer
 from apex.types import Array, PriorityUpdate, Schema
-from apex.update import DeviceBatch, EagerUpdate
+from apex.update import EagerUpdate
 
 PIECES = 5  # a rate is the median of so many
 BATCH_SIZE = 512  # of the bars; --batch-size names another

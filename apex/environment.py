@@ -51,6 +51,9 @@ class VectorEnvironment(Protocol):
     def step(self, actions: NDArray[np.int64]) -> Step:
         """Takes actions [E], 0 ... A - 1; raises EnvironmentFailure where faults are no exception any more."""
 
+    def rest(self, i: int) -> None:
+        """Says that environment i is of no use before the next reset: it may stand still, and gives no reward then."""
+
     def picture(self) -> NDArray[np.uint8]:
         """uint8[H, W, 3], RGB: what environment 0 looks like now. Only if made with pictures=True."""
 

@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from apex.gradient_step import DeviceBatch
 from apex.sample_ring import MAX_BEHIND, Sample
 from apex.types import Array
-from apex.update import DeviceBatch
 
 log = logging.getLogger("apex")
 

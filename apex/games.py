@@ -35,6 +35,9 @@ class Environment(Protocol):
     def step(self, actions: NDArray[np.int64]) -> Step:
         """Plays one step of each; a game that ends is followed by the next one."""
 
+    def rest(self, i: int) -> None:
+        """Says that the games of environment i do not count any more: it may stand still."""
+
 
 class Game(NamedTuple):
     """One full game."""
@@ -92,6 +95,8 @@ def play(
                 games.append(Game(float(scores[i]), int(lengths[i])))
                 on_game(games[-1])
                 missing[i] -= 1
+                if not missing[i]:
+                    environment.rest(int(i))  # As long as the longest game goes on; most are over by then.
             scores[i], lengths[i] = 0.0, 0
         if step.failed is not None:
             scores[step.failed], lengths[step.failed] = 0.0, 0

@@ -58,6 +58,7 @@ class GymnasiumEnvironment:
         self._form = read_spaces(self._envs[0], config)
         shape = (self.num_envs, self._form.stack, *self._form.shape)
         self._observation: Array = np.zeros(shape, self._form.dtype)
+        self._resting: NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
         self._patience = Patience(config.id, self.num_envs)
 
     def reset(self) -> Array:
@@ -66,6 +67,7 @@ class GymnasiumEnvironment:
         for i, seed in enumerate(self._seeds):  # A second reset goes on with the environments' own random numbers.
             self._begin(i, observation, seed=None if self._has_begun else seed)
         self._has_begun = True
+        self._resting[:] = False
         self._observation = observation
         return observation
 
@@ -80,6 +82,9 @@ class GymnasiumEnvironment:
         for i, action in enumerate(actions.tolist()):
             if not 0 <= action < num_actions:
                 raise ValueError(f"actions must be 0 ... {num_actions - 1}, got {actions.tolist()}")
+            if self._resting[i]:
+                observation[i] = self._observation[i]
+                continue
             try:
                 frame, reward[i], terminated[i], truncated[i] = self._ask(i, first_action + action)
                 _write(frame, observation[i])
@@ -97,6 +102,10 @@ class GymnasiumEnvironment:
         return Step(
             observation, reward, terminated, truncated, life_lost, final_observation, failed if failed.any() else None
         )
+
+    def rest(self, i: int) -> None:
+        """See VectorEnvironment."""
+        self._resting[i] = True
 
     def picture(self) -> NDArray[np.uint8]:
         """See VectorEnvironment."""

@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+Kind = Literal["squared", "huber"]
+
 
 class Loss(NamedTuple):
     """One batch: what to differentiate, and the new priorities."""
@@ -26,29 +28,46 @@ def double_q_loss(
     discount: Tensor,  # float32[B]
     importance_weights: Tensor,  # float32[B]
     *,
-    kind: Literal["squared", "huber"],
+    kind: Kind,
 ) -> Loss:
     """Loss of the TD errors delta = n_step_return + discount * Q(next) - Q(s_t, a_t), scaled by importance.
 
     squared is delta^2 / 2, as in the paper; huber equals it within |delta| <= 1 and is |delta| - 1/2 beyond. Only `q`
     receives a gradient.
     """
-    for name, row in (
-        ("action", action),
-        ("n_step_return", n_step_return),
-        ("discount", discount),
-        ("importance_weights", importance_weights),
-    ):
+    if importance_weights.shape != q.shape[:1]:
+        raise ValueError(_mismatch("importance_weights", importance_weights, q))
+    delta = double_q_errors(q, next_q, next_q_target, action, n_step_return, discount)
+    return Loss((importance_weights * _losses(delta, kind)).mean(), delta.detach().abs())
+
+
+def double_q_errors(
+    q: Tensor, next_q: Tensor, next_q_target: Tensor, action: Tensor, n_step_return: Tensor, discount: Tensor
+) -> Tensor:
+    """float32[B]: delta = n_step_return + discount * Q(next) - Q(s_t, a_t), of arguments as of `double_q_loss`."""
+    for name, row in (("action", action), ("n_step_return", n_step_return), ("discount", discount)):
         if row.shape != q.shape[:1]:  # [B, 1] would broadcast to [B, B], and learn nonsense in silence.
-            raise ValueError(f"{name} has shape {list(row.shape)}, but there are {len(q)} values")
+            raise ValueError(_mismatch(name, row, q))
     with torch.no_grad():
         next_action = next_q.argmax(1, keepdim=True)
         target = n_step_return + discount * next_q_target.gather(1, next_action).squeeze(1)
-    value = q.gather(1, action.unsqueeze(1)).squeeze(1)
-    delta = target - value
-    zero = torch.zeros_like(delta)
-    losses = 0.5 * delta.square() if kind == "squared" else nn.functional.huber_loss(delta, zero, reduction="none")
-    return Loss((importance_weights * losses).mean(), delta.detach().abs())
+    return target - q.gather(1, action.unsqueeze(1)).squeeze(1)
+
+
+def loss_and_slopes(delta: Tensor, importance_weights: Tensor, *, kind: Kind) -> tuple[Tensor, Tensor]:
+    """The loss, float32[], and its derivatives by each Q(s_t, a_t), float32[B], where autograd is not asked."""
+    slopes = delta if kind == "squared" else delta.clamp(-1.0, 1.0)
+    return (importance_weights * _losses(delta, kind)).mean(), slopes * importance_weights / -len(delta)
+
+
+def _losses(delta: Tensor, kind: Kind) -> Tensor:
+    if kind == "squared":
+        return 0.5 * delta.square()
+    return nn.functional.huber_loss(delta, torch.zeros_like(delta), reduction="none")
+
+
+def _mismatch(name: str, row: Tensor, q: Tensor) -> str:
+    return f"{name} has shape {list(row.shape)}, but there are {len(q)} values"
 
 
 def importance_weights(probability: NDArray[np.float64], num_transitions: int, exponent: float) -> NDArray[np.float32]:

@@ -14,12 +14,13 @@ from torch import nn
 from apex.bad_batches import without_nonfinite
 from apex.config import LearnerConfig
 from apex.feed import make_feed
+from apex.gradient_step import Figures
 from apex.losses import importance_weights
 from apex.networks import flatten_parameters
 from apex.optimizers import make_optimizer, restore_optimizer
 from apex.sample_ring import Sample
 from apex.types import Array, Parameters, PriorityUpdate
-from apex.update import Figures, make_update, place
+from apex.update import make_update, place
 
 COLLECT_SECONDS = 0.001  # between two looks for results, while no sample comes
 

@@ -11,13 +11,15 @@ import copy
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from apex.config import LearnerConfig
+from apex.gradient_step import DeviceBatch, Figures, Update, Updated
 from apex.losses import double_q_loss
+from apex.vector_update import VectorUpdate, is_for_vectors
 
 # Two threads with a half of the batch each are as fast as two that share every operation, on cores of their own: 0.5 s
 # (Pong, 512, the paper's width). In a run, where actors want a part of the second core, those that share wait for each
@@ -28,40 +30,6 @@ MOST_PARTS = 2
 SMALLEST_PART = 64
 
 WARM_UP_STEPS = 3  # before the capture: libraries choose their algorithms and allocate in the first ones
-
-
-class DeviceBatch(NamedTuple):
-    """A batch on the device."""
-
-    stacks: Tensor  # frame_dtype[2, B, S, *F]: s_t, s_{t+m}
-    action: Tensor  # int64[B]
-    n_step_return: Tensor  # float32[B]
-    discount: Tensor  # float32[B]
-    weights: Tensor  # float32[B]  importance weights
-
-
-class Figures(NamedTuple):
-    """What one update tells, still on its device."""
-
-    loss: Tensor
-    mean_q: Tensor
-    td_error: Tensor
-    gradient_norm: Tensor
-
-
-class Updated(NamedTuple):
-    """What comes of a step, on the device. The next step of a `GraphUpdate` overwrites it."""
-
-    td_errors: Tensor  # float32[B]  |delta|
-    finite: Tensor  # bool[]  loss and gradient were; else parameters and optimizer are as they were before
-    figures: Figures
-
-
-class Update(Protocol):
-    """One gradient step."""
-
-    def __call__(self, batch: DeviceBatch) -> Updated:
-        """Changes the online network; waits for nothing on CUDA."""
 
 
 class _Part(NamedTuple):
@@ -274,6 +242,9 @@ def make_update(
     if device.type == "cuda":
         return GraphUpdate(EagerUpdate(config, online, target, optimizer, one_pass=True))
     threads = max(1, config.num_threads)
+    if is_for_vectors(online) and config.bfloat16 != "on":
+        torch.set_num_threads(threads)
+        return VectorUpdate(config, online, target, optimizer)
     # Buffers are a state beside the parameters, of which every part would have its own.
     if not 2 <= threads <= MOST_PARTS or any(True for _ in online.buffers()):
         torch.set_num_threads(threads)

@@ -16,6 +16,7 @@ class ScriptedEnvironment:
     def __init__(self, games, *, truncates=False, loses_lives=False):
         self.num_envs = len(games)
         self.actions = []  # the tape
+        self.rested = []  # (environment, steps of all until then)
         self.closed = False
         self._games = games
         self._truncates = truncates
@@ -40,6 +41,9 @@ class ScriptedEnvironment:
         none = np.zeros_like(ended)
         terminated, truncated = (none, ended) if self._truncates else (ended, none)
         return Step(self._observe(), reward, terminated, truncated, ~ended & self._loses_lives, final)
+
+    def rest(self, i):
+        self.rested.append((i, len(self.actions)))
 
     def close(self):
         self.closed = True

@@ -519,6 +519,23 @@ def test_an_episode_of_one_step_ends_at_each_step():
         assert step.observation.tolist() == [[[t + 1, 0]]] * 2
 
 
+def test_who_rests_stands_still_until_the_next_reset_and_disturbs_nobody():
+    environment, twin = (make(here(make_counter), 2) for _ in "ab")
+    first, expected = play(twin, np.zeros((4, 2), np.int64))
+    assert np.array_equal(environment.reset(), first)
+    action = np.zeros(2, np.int64)
+    environment.step(action)
+    environment.rest(1)
+    for step in expected[1:]:
+        got = environment.step(action)
+        assert got.observation[1].tolist() == [[1, 1]]
+        assert (got.reward[1], bool(got.terminated[1]), bool(got.truncated[1])) == (0.0, False, False)
+        assert np.array_equal(got.observation[0], step.observation[0])
+        assert (got.reward[0], got.terminated[0]) == (step.reward[0], step.terminated[0])
+    environment.reset()
+    assert environment.step(action).observation[1].tolist() == [[2, 1]]
+
+
 def test_a_limit_is_truncation_with_the_true_last_observation():
     _, steps = play(make(here(make_truncated_counter), 1), np.zeros((3, 1), np.int64))
     assert (steps[2].terminated.tolist(), steps[2].truncated.tolist()) == ([False], [True])

@@ -138,6 +138,12 @@ def test_a_game_in_which_the_environment_failed_is_played_again():
     assert len(environment.actions) == 5
 
 
+def test_who_has_played_its_games_may_rest_while_others_play_on():
+    environment = ScriptedEnvironment([[[1.0] * 5], [[2.0] * 2], [[4.0] * 3]])
+    assert play(environment, forward, 5) == [Game(4.0, 2), Game(12.0, 3), Game(4.0, 2), Game(5.0, 5), Game(5.0, 5)]
+    assert environment.rested == [(2, 3), (1, 4), (0, 10)]
+
+
 def test_a_game_that_does_not_end_is_told(caplog, monkeypatch):
     monkeypatch.setattr(games_module, "ENDLESS_STEPS", 40)
     play(ScriptedEnvironment([[[0.0] * 39], [[0.0] * 90]]), forward, 2)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from apex.losses import double_q_loss, importance_weights
+from apex.losses import double_q_errors, double_q_loss, importance_weights, loss_and_slopes
 
 
 def batch(size=1, seed=0):
@@ -87,6 +87,22 @@ def test_matches_the_definition_with_its_gradient(kind, seed):
     torch.testing.assert_close(gradient, expected_gradient)
     assert td_errors.tolist() == pytest.approx(expected_td_errors, rel=1e-4, abs=1e-6)
     assert td_errors.dtype is torch.float32
+
+
+@pytest.mark.parametrize("kind", ["squared", "huber"])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_slopes_are_the_derivatives_of_the_loss(kind, seed):
+    arguments = batch(17, seed=seed)
+    q = arguments["q"].requires_grad_()
+    expected, td_errors = double_q_loss(**arguments, kind=kind)
+    (gradient,) = torch.autograd.grad(expected, q)
+    weights = arguments.pop("importance_weights")
+    with torch.no_grad():
+        errors = double_q_errors(**arguments)
+        loss, slopes = loss_and_slopes(errors, weights, kind=kind)
+    assert torch.equal(loss, expected)
+    assert torch.equal(errors.abs(), td_errors)
+    torch.testing.assert_close(slopes, gradient.gather(1, arguments["action"].unsqueeze(1)).squeeze(1))
 
 
 @pytest.mark.parametrize("kind", ["squared", "huber"])

@@ -175,3 +175,25 @@ def test_descends_a_valley(make):
         (x - torch.tensor([1.0, 1.0])).square().sum().backward()
         optimizer.step()
     assert x.tolist() == pytest.approx([1.0, 1.0], abs=0.1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_adam_is_torchs_own_to_the_bit_and_keeps_the_same_state(seed):
+    """On a CPU, where its kernel is called without torch's way to it; a parameter now and then has no gradient."""
+    rng = np.random.default_rng(seed)
+    starts = [rng.normal(size=shape).astype(np.float32) for shape in [(3, 4), (5,), ()]]
+    knobs = {"learning_rate": 1e-2, "adam_beta1": 0.8, "adam_beta2": 0.99, "optimizer_epsilon": 1e-5}
+    own, theirs = ([nn.Parameter(torch.from_numpy(start.copy())) for start in starts] for _ in range(2))
+    optimizer = adam(own, **knobs)
+    twin = torch.optim.Adam(theirs, lr=1e-2, betas=(0.8, 0.99), eps=1e-5, fused=True)
+    for _ in range(20):
+        gradients = [None if rng.random() < 0.2 else rng.normal(size=start.shape) for start in starts]
+        step(optimizer, own, gradients)
+        step(twin, theirs, gradients)
+        assert all(torch.equal(one, other) for one, other in zip(own, theirs, strict=True))
+    states = optimizer.state_dict()["state"], twin.state_dict()["state"]
+    assert states[0].keys() == states[1].keys()
+    for one, other in zip(*(state.values() for state in states), strict=True):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+        assert all(one[name].dtype == other[name].dtype for name in one)

@@ -12,16 +12,14 @@ import torch
 from torch import nn
 
 from apex.config import LearnerConfig, NetworkConfig
+from apex.gradient_step import DeviceBatch, Figures, Updated
 from apex.networks import QNetwork, flatten_parameters, make_network
 from apex.optimizers import make_optimizer
 from apex.types import Schema
 from apex.update import (
     WARM_UP_STEPS,
-    DeviceBatch,
     EagerUpdate,
-    Figures,
     GraphUpdate,
-    Updated,
     _changed_by,
     clip_gradients,
     make_update,
