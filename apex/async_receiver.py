@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
@@ -24,7 +24,7 @@ class Peer(bytes):
 class AsyncReceiver(Reader):
     """A bound socket that is read in bursts: one wait, then all that has arrived, without a wait for each.
 
-    One task reads it and answers. zmq.asyncio is not used: its wait for one message costs half as much again.
+    One task reads it; any may answer. zmq.asyncio is not used: its wait for one message costs half as much again.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class AsyncReceiver(Reader):
         super().__init__()
         self.peers = peers or Peers()
         self._more = False  # whether messages may be left to receive
+        self._wake: Callable[[], None] = lambda: None  # who waits for a message looks again
         self._socket = context.socket(kind)
         prepare(self._socket, high_water_mark=high_water_mark, max_bytes=max_bytes, linger=GOODBYE_SECONDS)
         self._kind = kind
@@ -93,6 +94,7 @@ class AsyncReceiver(Reader):
             if not woken.done():
                 woken.set_result(None)
 
+        self._wake = wake
         timer = loop.call_later(timeout, wake)
         loop.add_reader(self._descriptor, wake)
         try:
@@ -107,6 +109,7 @@ class AsyncReceiver(Reader):
             self._socket.send_multipart([bytes(identity), *frames], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             self.refuse(WireError("unanswered", str(error)))
+        self._wake()  # To send takes from the descriptor that a message came before.
 
 
 def _peer(frames: Sequence[Any]) -> Peer:

@@ -57,7 +57,7 @@ class ControlClient(Reader):
             return None
 
     def close(self) -> None:
-        """Closes."""
+        """Closes; what was said last has `linger` seconds to leave."""
         self._socket.close()
 
 

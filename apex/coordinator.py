@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import time
+from collections import deque
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ from apex.wire import Codec, decode_request, encode_control
 log = logging.getLogger("apex")
 
 METRICS_PERIOD = 1.0  # seconds between two rows of curves
+MAX_OBSERVERS = 64  # who are sent the last status without asking
 END = {"type": "state", "stop": True}  # what is said of a run that is over
 FAREWELL_SECONDS = 3.0  # how long the end of the run is told to whoever still asks
 MAX_ASKING = 1_000  # replay servers that wait for a shard
@@ -88,6 +90,7 @@ class Coordinator:
         self._num_parameters = 0  # unknown until the trainer has built its network; nobody is welcome before
         self._told: dict[str, Any] = {}
         self._ways: dict[int, bytes] = {}  # by session: to whom a state that nobody asked for is sent
+        self._observers: deque[bytes] = deque(maxlen=MAX_OBSERVERS)  # who has asked for the status, the latest last
         self._asked: dict[int, float] = {}  # when a replay server first asked for a shard that another one may hold
 
     async def run(self) -> None:
@@ -154,14 +157,17 @@ class Coordinator:
             self._tell_trainer()
             if self._status.finished:
                 if not farewell_at:
-                    self._tell_members()
                     self._write_row()  # The curves end with the last update.
+                    self._tell_all()
                 farewell_at = farewell_at or time.monotonic() + FAREWELL_SECONDS
                 if not self._status.members or time.monotonic() >= farewell_at:
                     return
 
-    def _tell_members(self) -> None:
-        """Says that the run is over: to wait until each asks would take up to a heartbeat."""
+    def _tell_all(self) -> None:
+        """Says that the run is over: programs would ask a heartbeat later, and observers too late."""
+        status = {"type": "status", **self._status.report(self._metrics.latest)}
+        for observer in self._observers:
+            self._control.reply(observer, encode_control(status, self._desk.run_id))
         for session in self._status.members:
             if session in self._ways:
                 self._control.reply(self._ways[session], encode_control(END, self._desk.run_id))
@@ -224,6 +230,8 @@ class Coordinator:
                     continue
                 if message["type"] == "heartbeat":
                     self._ways[int(message["session"])] = bytes(identity)
+                elif message["type"] == "status" and bytes(identity) not in self._observers:
+                    self._observers.append(bytes(identity))
                 if answer is not None:
                     self._control.reply(identity, encode_control(answer, self._desk.run_id))
 

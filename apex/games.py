@@ -85,7 +85,7 @@ def play(
         scores += step.reward
         lengths += 1
         on_step(step)
-        for i in np.flatnonzero(lengths == ENDLESS_STEPS):
+        for i in np.flatnonzero((lengths == ENDLESS_STEPS) & (missing > 0)):
             log.warning(
                 "game %d of %d has not ended in %s steps: without a time limit in the environment there is no score",
                 *(i, num_envs, f"{ENDLESS_STEPS:,}"),

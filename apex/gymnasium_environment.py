@@ -144,7 +144,7 @@ class GymnasiumEnvironment:
                     self._close(i)
                     self._envs[i] = self._make(i)
                     # Another game than the one that failed, and the same one in every run.
-                    seed = int(np.random.SeedSequence([self._seeds[i], self._patience.num_faults]).generate_state(1)[0])
+                    seed = int(np.random.SeedSequence([self._seeds[i], self._patience.faults[i]]).generate_state(1)[0])
                 answer: Any = self._envs[i].reset(seed=None if seed is None else seed % 2**31)
                 if not (isinstance(answer, tuple) and len(answer) == 2):
                     raise BadAnswerError(f"returned {_tell(answer)}, where (observation, info) was asked for")

@@ -217,6 +217,7 @@ def _run(
             environment=environment or {},
             nursery=nursery,
         )
+        watch.tick()  # The last status comes without a question.
     return Outcome(folder, ending, watch.status)
 
 

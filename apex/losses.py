@@ -35,10 +35,8 @@ def double_q_loss(
     squared is delta^2 / 2, as in the paper; huber equals it within |delta| <= 1 and is |delta| - 1/2 beyond. Only `q`
     receives a gradient.
     """
-    if importance_weights.shape != q.shape[:1]:
-        raise ValueError(_mismatch("importance_weights", importance_weights, q))
     delta = double_q_errors(q, next_q, next_q_target, action, n_step_return, discount)
-    return Loss((importance_weights * _losses(delta, kind)).mean(), delta.detach().abs())
+    return Loss(_mean_loss(delta, importance_weights, kind), delta.detach().abs())
 
 
 def double_q_errors(
@@ -47,7 +45,7 @@ def double_q_errors(
     """float32[B]: delta = n_step_return + discount * Q(next) - Q(s_t, a_t), of arguments as of `double_q_loss`."""
     for name, row in (("action", action), ("n_step_return", n_step_return), ("discount", discount)):
         if row.shape != q.shape[:1]:  # [B, 1] would broadcast to [B, B], and learn nonsense in silence.
-            raise ValueError(_mismatch(name, row, q))
+            raise ValueError(_mismatch(name, row, len(q)))
     with torch.no_grad():
         next_action = next_q.argmax(1, keepdim=True)
         target = n_step_return + discount * next_q_target.gather(1, next_action).squeeze(1)
@@ -56,18 +54,23 @@ def double_q_errors(
 
 def loss_and_slopes(delta: Tensor, importance_weights: Tensor, *, kind: Kind) -> tuple[Tensor, Tensor]:
     """The loss, float32[], and its derivatives by each Q(s_t, a_t), float32[B], where autograd is not asked."""
+    loss = _mean_loss(delta, importance_weights, kind)
     slopes = delta if kind == "squared" else delta.clamp(-1.0, 1.0)
-    return (importance_weights * _losses(delta, kind)).mean(), slopes * importance_weights / -len(delta)
+    return loss, slopes * importance_weights / -len(delta)
 
 
-def _losses(delta: Tensor, kind: Kind) -> Tensor:
+def _mean_loss(delta: Tensor, importance_weights: Tensor, kind: Kind) -> Tensor:
+    if importance_weights.shape != delta.shape:
+        raise ValueError(_mismatch("importance_weights", importance_weights, len(delta)))
     if kind == "squared":
-        return 0.5 * delta.square()
-    return nn.functional.huber_loss(delta, torch.zeros_like(delta), reduction="none")
+        losses = 0.5 * delta.square()
+    else:
+        losses = nn.functional.huber_loss(delta, torch.zeros_like(delta), reduction="none")
+    return (importance_weights * losses).mean()
 
 
-def _mismatch(name: str, row: Tensor, q: Tensor) -> str:
-    return f"{name} has shape {list(row.shape)}, but there are {len(q)} values"
+def _mismatch(name: str, row: Tensor, num_values: int) -> str:
+    return f"{name} has shape {list(row.shape)}, but there are {num_values} values"
 
 
 def importance_weights(probability: NDArray[np.float64], num_transitions: int, exponent: float) -> NDArray[np.float32]:

@@ -38,14 +38,18 @@ def read_machine(cuda: Cuda | None = None) -> Machine:
     cuda = read_cuda() if cuda is None else cuda
     membership = read_membership()
     cores = [float(len(os.sched_getaffinity(0))), *core_limits(membership, ROOT)]
-    memory = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *memory_limits(membership, ROOT)]
     return Machine(
         cores=max(1, math.ceil(min(cores))),
-        memory_bytes=min(memory),
+        memory_bytes=read_memory(),
         gpu=cuda.usable,
         cpu_bfloat16=read_bfloat16(),
         gpu_bfloat16=bool(cuda.gpus) and cuda.gpus[0].has_bfloat16,  # the first is the learner's
     )
+
+
+def read_memory() -> int:
+    """Bytes, within the limits of control groups."""
+    return min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *memory_limits(read_membership(), ROOT))
 
 
 def read_membership() -> str:

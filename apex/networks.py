@@ -87,6 +87,10 @@ class QNetwork(nn.Module):
         return value + advantage - advantage.mean(1, keepdim=True)
 
 
+class VectorQNetwork(QNetwork):
+    """As `make_network` makes it for vectors, and nobody else: flatten, linear, ReLU, linear, ReLU, and the heads."""
+
+
 class ScaledFlatten(nn.Flatten):
     """Flattens, and scales uint8 to 0 ... 1."""
 
@@ -138,7 +142,7 @@ def _make_own(config: NetworkConfig, schema: Schema) -> QNetwork:
         nn.Linear(units, units),
         nn.ReLU(),
     )
-    return QNetwork(body, units, schema.num_actions, hidden=config.hidden, dueling=config.dueling)
+    return VectorQNetwork(body, units, schema.num_actions, hidden=config.hidden, dueling=config.dueling)
 
 
 def _convolutional_body(config: NetworkConfig, schema: Schema) -> tuple[nn.Sequential, int]:

@@ -91,7 +91,7 @@ class Adam(_NotCompiled, torch.optim.Adam):
     def _begin(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         """The state that torch's own makes at a parameter's first step."""
         averages = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-        self.state[parameter] = {"step": torch.zeros(()), **averages}
+        self.state[parameter] = {"step": torch.zeros((), dtype=torch.float32), **averages}
         state: dict[str, Tensor] = self.state[parameter]
         return state
 

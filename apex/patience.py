@@ -27,6 +27,7 @@ class Patience:
     def __init__(self, name: str, num_envs: int) -> None:
         """`name` of the environment, as the user wrote it."""
         self.num_faults = 0
+        self.faults = [0] * num_envs  # of each: what befalls one says nothing of another
         self._name = name
         self._num_envs = num_envs
         self._num_steps = 0
@@ -44,6 +45,7 @@ class Patience:
         if self._level == 0:
             self._first = str(failure)
         self.num_faults += 1
+        self.faults[i] += 1
         self._level += 1
         if self._level > MAX_FAULTS:
             raise EnvironmentFailure(

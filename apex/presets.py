@@ -80,7 +80,7 @@ PONG = Config(
         target_period=500,  # paper: 2,500; updates are as few as the cores are
     ),
     network=NetworkConfig(width=0.25),  # paper: 1
-    # There are 30 ways for a game to begin, by its no-ops, and a policy that wins most may lose one of them 0 to 20.
+    # There are 30 ways for a game to begin, by its no-ops, and a policy that wins most may lose one of them by 20.
     evaluator=replace(ATARI.evaluator, confirm_episodes=30, num_envs=30),
     checkpoint=CheckpointConfig(period=1_000),
 )

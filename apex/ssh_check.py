@@ -19,7 +19,8 @@ NO_FOLDER, NO_APEX = 3, 4  # statuses of the question below
 QUESTION = """\
 cd {folder} || exit 3
 test -x .venv/bin/apex || exit 4
-.venv/bin/apex --version && nproc && echo $(($(getconf _PHYS_PAGES) * $(getconf PAGE_SIZE)))
+.venv/bin/apex --version && nproc &&
+.venv/bin/python -c "from apex.machine import read_memory; print(read_memory())" &&
 if test -e {run}; then echo there; else echo new; fi"""
 
 

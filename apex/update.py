@@ -242,8 +242,8 @@ def make_update(
     if device.type == "cuda":
         return GraphUpdate(EagerUpdate(config, online, target, optimizer, one_pass=True))
     threads = max(1, config.num_threads)
-    if is_for_vectors(online) and config.bfloat16 != "on":
-        torch.set_num_threads(threads)
+    if is_for_vectors(online) and config.bfloat16 != "on" and threads == 1:  # Too small for several to share.
+        torch.set_num_threads(1)
         return VectorUpdate(config, online, target, optimizer)
     # Buffers are a state beside the parameters, of which every part would have its own.
     if not 2 <= threads <= MOST_PARTS or any(True for _ in online.buffers()):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from apex.config import LearnerConfig
 from apex.gradient_step import DeviceBatch, Figures, Updated
 from apex.losses import double_q_errors, loss_and_slopes
-from apex.networks import Head, QNetwork, ScaledFlatten
+from apex.networks import Head, QNetwork, VectorQNetwork
 
 
 class _Linear(NamedTuple):
@@ -25,6 +25,8 @@ class _Linear(NamedTuple):
 
     weight: Tensor  # float32[H, D]
     bias: Tensor  # float32[H]
+    weight_gradient: Tensor | None = None  # likewise; None of a network that does not learn
+    bias_gradient: Tensor | None = None
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """float32[B, D] -> float32[B, H]."""
@@ -32,8 +34,8 @@ class _Linear(NamedTuple):
 
     def differentiate(self, inputs: Tensor, slopes: Tensor) -> None:
         """Leaves the gradients of both parameters in their places; `slopes`: of the loss by the outputs."""
-        torch.mm(slopes.t(), inputs, out=self.weight.grad)
-        torch.sum(slopes, 0, out=self.bias.grad)
+        torch.mm(slopes.t(), inputs, out=self.weight_gradient)
+        torch.sum(slopes, 0, out=self.bias_gradient)
 
 
 class _Head(NamedTuple):
@@ -72,12 +74,12 @@ class VectorUpdate:
         self._config = config
         self._optimizer = optimizer
         self._flatten = cast(nn.Sequential, online.body)[0]
-        self._online, self._target = (_take_apart(cast(QNetwork, network)) for network in (online, target))
         parameters = list(online.parameters())
         sizes = [parameter.numel() for parameter in parameters]
         self._gradient = torch.zeros(sum(sizes))
         for parameter, part in zip(parameters, torch.split(self._gradient, sizes), strict=True):
             parameter.grad = part.view_as(parameter)
+        self._online, self._target = (_take_apart(cast(QNetwork, network)) for network in (online, target))
 
     @torch.no_grad()
     def __call__(self, batch: DeviceBatch) -> Updated:
@@ -101,10 +103,8 @@ class VectorUpdate:
 
 
 def is_for_vectors(network: nn.Module) -> bool:
-    """Whether `networks.make_network` has made it, and for vectors."""
-    if type(network) is not QNetwork or not isinstance(network.body, nn.Sequential):
-        return False
-    return [type(layer) for layer in network.body] == [ScaledFlatten, nn.Linear, nn.ReLU, nn.Linear, nn.ReLU]
+    """Whether `networks.make_network` has made it, for vectors, and nothing of it is frozen."""
+    return type(network) is VectorQNetwork and all(parameter.requires_grad for parameter in network.parameters())
 
 
 def _take_apart(network: QNetwork) -> _Network:
@@ -119,7 +119,7 @@ def _head(head: Head) -> _Head:
 
 def _linear(layer: nn.Module) -> _Linear:
     assert isinstance(layer, nn.Linear)
-    return _Linear(layer.weight, layer.bias)
+    return _Linear(layer.weight, layer.bias, layer.weight.grad, layer.bias.grad)
 
 
 def _forward(network: _Network, states: Tensor) -> _Passed:

@@ -38,6 +38,8 @@ FLOORS = [
         "plain_parser",
     },
     {"header", "leases", "send_window", "stacks", "terminal_layout", "cuda", "sample_ring", "svg_chart"},
+    {"gradient_step"},
+    {"vector_update"},
     # 2: memory that processes share. No I/O beyond the mapped file.
     {"store_layout", "store_place", "parameter_board"},
     {"store_file"},
@@ -141,6 +143,8 @@ OWNERS = {
         "saves",
         "tensor_file",
         "trainer",
+        "gradient_step",
+        "vector_update",
         "update",
         "feed",
         "bench_actor",

@@ -144,6 +144,13 @@ def test_who_has_played_its_games_may_rest_while_others_play_on():
     assert environment.rested == [(2, 3), (1, 4), (0, 10)]
 
 
+def test_who_rests_has_no_game_that_does_not_end(caplog, monkeypatch):
+    monkeypatch.setattr(games_module, "ENDLESS_STEPS", 40)
+    environment = ScriptedEnvironment([[[0.0] * 30, [0.0] * 30], [[0.0] * 3, [0.0] * 500]])
+    assert len(play(environment, forward, 3)) == 3
+    assert not caplog.records
+
+
 def test_a_game_that_does_not_end_is_told(caplog, monkeypatch):
     monkeypatch.setattr(games_module, "ENDLESS_STEPS", 40)
     play(ScriptedEnvironment([[[0.0] * 39], [[0.0] * 90]]), forward, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from apex.launch import main
 from apex.launch_hosts import HostLogs
 from apex.lifecycle import REFUSED
 from apex.run_watch import WAIT
-from apex.ssh_check import ask_hosts
+from apex.ssh_check import QUESTION, ask_hosts
 
 WHOLE = """
 folder = "~/work/apex"
@@ -161,6 +162,21 @@ def test_a_machine_that_cannot_take_part_is_named_with_the_remedy(tmp_path, scri
 def test_all_machines_that_cannot_take_part_are_named_at_once(tmp_path):
     with pytest.raises(ConfigError, match=r"(?s)these machines cannot take part:\n  .*box2.*\n  .*gpu1.*\n  .*box3"):
         ask_hosts(answer_by(tmp_path, "exit 3"), "runs/one")
+
+
+@pytest.mark.parametrize(("fails", "status"), [("", 0), ("apex", 7), ("python", 7)])
+def test_the_question_is_answered_by_a_real_shell_and_what_fails_there_is_its_status(tmp_path, fails, status):
+    for name, answer in (("apex", f"apex {__version__}"), ("python", "64000")):
+        path = tmp_path / ".venv" / "bin" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("#!/bin/sh\n" + ("exit 7\n" if name == fails else f"echo {answer}\n"))
+        path.chmod(0o755)
+    question = QUESTION.format(folder=tmp_path, run="runs/one")
+    told = subprocess.run(["sh", "-c", question], capture_output=True, text=True, timeout=20)
+    assert told.returncode == status
+    if not fails:
+        version, cores, memory, run = told.stdout.splitlines()
+        assert (version, int(cores) >= 1, memory, run) == (f"apex {__version__}", True, "64000", "new")
 
 
 def test_an_ssh_that_is_not_there_is_named(tmp_path):

@@ -608,6 +608,19 @@ def test_the_end_is_told_to_who_has_not_asked_again(tmp_path, transport):
         stop_children([front.child])
 
 
+def test_who_has_asked_for_the_status_is_sent_the_last_one_with_the_reason(desk):
+    """The coordinator may be gone before an observer asks again."""
+    with open_context(None) as context:
+        observer = ControlClient(context, desk.transport.endpoint("control"), linger=0.0)
+        observer.send({"type": "status"})
+        assert observer.receive(5.0)["phase"] != "finished"
+        desk.report(finished="reached 60 updates", updates=60)
+        last = observer.receive(5.0)
+        observer.close()
+    assert (last["type"], last["phase"], last["reason"]) == ("status", "finished", "reached 60 updates")
+    assert last["updates"] == 60
+
+
 def test_without_its_trainer_the_coordinator_ends(desk):
     desk.status()
     desk.pipe.close()

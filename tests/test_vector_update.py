@@ -163,27 +163,35 @@ def test_equal_steps_give_equal_bits():
     assert all(one != other for one, other in pairwise(curves[0]))
 
 
-class Twice(QNetwork):
-    """A user's network, made of ours."""
-
-    def forward(self, observation):
-        return 2 * super().forward(observation)
+def test_gradients_are_there_although_somebody_has_cleared_them():
+    schema = make_schema()
+    update, network, _, optimizer = make(VectorUpdate, schema)
+    plain, plain_network, _, _ = make(EagerUpdate, schema)
+    optimizer.zero_grad(set_to_none=False)
+    for step in (plain, update):
+        step(make_batch(schema, 8, 0))
+    torch.testing.assert_close(gradients(network), gradients(plain_network), rtol=1e-3, atol=1e-6)
 
 
 def chosen_for(online, **knobs):
-    config = LearnerConfig(batch_size=8, num_threads=1, **knobs)
-    target = online.requires_grad_(True)
-    return type(make_update(config, online, target, make_optimizer(config, online.parameters()), CPU))
+    config = LearnerConfig(**{"batch_size": 8, "num_threads": 1, **knobs})
+    optimizer = make_optimizer(config, [parameter for parameter in online.parameters() if parameter.requires_grad])
+    return type(make_update(config, online, copy.deepcopy(online), optimizer, CPU))
 
 
 def test_it_is_chosen_for_our_own_networks_for_vectors_and_nothing_else():
     own = NetworkConfig(hidden=7, body_hidden=6, width=0.25)
     assert chosen_for(make_network(own, make_schema(), seed=1)) is VectorUpdate
     assert chosen_for(make_network(own, make_schema(), seed=1), bfloat16="on") is EagerUpdate
+    assert chosen_for(make_network(own, make_schema(), seed=1), num_threads=2) is EagerUpdate
     images = make_schema(4, "uint8", (84, 84))
     assert chosen_for(make_network(own, images, seed=1)) is EagerUpdate
     assert chosen_for(nn.Sequential(nn.Flatten(), nn.Linear(5, NUM_ACTIONS))) is EagerUpdate
-    ours = make_network(own, make_schema(), seed=1)
-    assert chosen_for(Twice(ours.body, 6, NUM_ACTIONS, hidden=7, dueling=True)) is EagerUpdate
-    deeper = nn.Sequential(*ours.body, nn.Linear(6, 6), nn.ReLU())
-    assert chosen_for(QNetwork(deeper, 6, NUM_ACTIONS, hidden=7, dueling=True)) is EagerUpdate
+
+
+def test_a_users_network_goes_by_autograd_however_much_it_is_like_ours():
+    """Whatever is changed in it, autograd knows: layers that are frozen, tied, hooked, or other than they seem."""
+    ours = make_network(NetworkConfig(hidden=7, body_hidden=6), make_schema(), seed=1)
+    assert chosen_for(QNetwork(ours.body, 6, NUM_ACTIONS, hidden=7, dueling=True)) is EagerUpdate
+    ours.body.requires_grad_(False)
+    assert chosen_for(ours) is EagerUpdate
