@@ -197,3 +197,15 @@ def test_adam_is_torchs_own_to_the_bit_and_keeps_the_same_state(seed):
         assert one.keys() == other.keys()
         assert all(torch.equal(one[name], other[name]) for name in one)
         assert all(one[name].dtype == other[name].dtype for name in one)
+
+
+def test_on_a_gpu_whose_graph_captures_the_step_it_is_torchs_own(monkeypatch):
+    x = parameter([1.0])
+    optimizer = adam([x])
+    (group,) = optimizer.param_groups
+    group["capturable"] = True  # as `make_optimizer` says it of parameters that lie on a GPU
+    called = []
+    monkeypatch.setattr(type(optimizer), "_step_on_gpu", lambda self: called.append(self))
+    step(optimizer, [x], [[1.0]])
+    assert called == [optimizer]
+    assert x.item() == 1.0
