@@ -34,8 +34,11 @@ _CURVE = (10, None, 420.0, 7.0, 0)
 
 TASKS = {
     "cartpole": Task("CartPole-v1", ("--preset", "cartpole"), 100, 475.0, 20.0, 3.0, 3),
-    "lunarlander": Task("LunarLander-v3", ("--preset", "lunarlander"), 100, 200.0, 120.0, 10.0, 3),
-    # Above the bar: it has to hold for 10 games that nobody has seen, and one that is lost of these takes 4 points.
+    # Both end above their bars, which have to hold for games that nobody has seen: of LunarLander the mean of a hundred
+    # differs from the next hundred's by 15, and of Pong one game that is lost of ten takes 4 points.
+    "lunarlander": Task(
+        "LunarLander-v3", ("--preset", "lunarlander", "--stop-score", "215"), 100, 200.0, 120.0, 10.0, 3
+    ),
     "pong": Task("ALE/Pong-v5", ("--preset", "pong", "--stop-score", "18.5"), 10, 18.0, 1_800.0, 30.0, 2),
     "breakout": Task("ALE/Breakout-v5", ("--preset", "pong", "--env", "ALE/Breakout-v5"), 10, None, 3_600.0, 60.0, 2),
     # With 16 cores and a GPU, by `bench/gpu.sh learn`.
