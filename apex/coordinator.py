@@ -158,19 +158,23 @@ class Coordinator:
             if self._status.finished:
                 if not farewell_at:
                     self._write_row()  # The curves end with the last update.
-                    self._tell_all()
+                    self._tell_members()
                 farewell_at = farewell_at or time.monotonic() + FAREWELL_SECONDS
                 if not self._status.members or time.monotonic() >= farewell_at:
+                    self._tell_observers()
                     return
 
-    def _tell_all(self) -> None:
-        """Says that the run is over: programs would ask a heartbeat later, and observers too late."""
-        status = {"type": "status", **self._status.report(self._metrics.latest)}
-        for observer in self._observers:
-            self._control.reply(observer, encode_control(status, self._desk.run_id))
+    def _tell_members(self) -> None:
+        """Says that the run is over: to wait until each asks would take up to a heartbeat."""
         for session in self._status.members:
             if session in self._ways:
                 self._control.reply(self._ways[session], encode_control(END, self._desk.run_id))
+
+    def _tell_observers(self) -> None:
+        """Says how it ended: the next time that one asks, nobody is here any more."""
+        status = {"type": "status", **self._status.report(self._metrics.latest)}
+        for observer in self._observers:
+            self._control.reply(observer, encode_control(status, self._desk.run_id))
 
     # --- the trainer ------------------------------------------------------------------------------------------------
 

@@ -239,7 +239,9 @@ class Session:
                 if answer is not None:
                     heard = time.monotonic()
                     wait.over()
-                    self._hear(answer)
+                    if not self.finished:
+                        self._hear(answer)
+                        beat_at = 0.0 if self.finished else beat_at  # Its last figures are wanted before it goes.
                 elif time.monotonic() - heard > 3 * period:
                     wait.on(f"the learner at {welcome.control}")
             self._flush(client)
