@@ -1,7 +1,7 @@
 """The gradient step of our own networks for vectors, with the gradients written out.
 
 So small a network computes for tens of microseconds a layer, and autograd wants several times that to keep account of
-it. Here a step is 129 operations of torch, where it was 203 and autograd's account of them; s_t and s_{t+m} pass through
+it. Here a step is 129 operations of torch, where it was 203 and autograd's account of them; s_t and s_{t+m} go through
 the online network together, and gradients through s_t alone; all gradients lie side by side in one tensor.
 
 Axes: B batch, D numbers of an observation, H units of a layer, A actions.
