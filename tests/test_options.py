@@ -121,9 +121,9 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_preset(tmp_pa
 
 
 def test_file_and_command_line_are_judged_together(tmp_path):
-    path = write(tmp_path, "[replay]\nmin_size_to_sample = 100\n")  # Less than the preset's batch of 256.
+    path = write(tmp_path, "[replay]\nmin_size_to_sample = 100\n")  # Less than the preset's batch.
     words = ["--preset", "cartpole", "--config", path]
-    assert "learner.batch_size 256 must be <=" in refusal(*words)
+    assert f"learner.batch_size {CARTPOLE.learner.batch_size} must be <=" in refusal(*words)
     assert parse(*words, "--batch-size", "32").replay.min_size_to_sample == 100
 
 

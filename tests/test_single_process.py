@@ -168,7 +168,7 @@ def test_limits_end_it_with_a_checkpoint(tmp_path, capsys, option, reason):
     assert train(small(tmp_path, option, "--evaluator.confirm-episodes=0")) == FINISHED
     said = capsys.readouterr().out
     assert f"finished: {reason}" in said
-    assert "8 actors, batches of 32, 2 samples per insert" in said
+    assert f"{PRESETS['cartpole'].config.actor.num_actors} actors, batches of 32, 2 samples per insert" in said
     assert load_latest(tmp_path / "mine" / "checkpoints") is not None
     assert "go on:" not in said
 
@@ -225,7 +225,7 @@ def test_it_has_a_core_to_itself_and_a_ratio_where_programs_run_free():
     replay = dataclasses.replace(cartpole.replay, samples_per_insert=0.0, inserts_wait=False)
     free = fit("cartpole", actor=dataclasses.replace(cartpole.actor, num_processes=4), replay=replay)
     assert free.replay.samples_per_insert == FREE_RATIO
-    assert (free.actor.num_actors, free.actor.envs_per_process) == (8, 8)
+    assert free.actor.num_actors == free.actor.envs_per_process == cartpole.actor.num_actors
 
 
 @pytest.mark.parametrize(
