@@ -49,7 +49,8 @@ def read_machine(cuda: Cuda | None = None) -> Machine:
 
 def read_memory() -> int:
     """Bytes, within the limits of control groups."""
-    return min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *memory_limits(read_membership(), ROOT))
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([whole, *memory_limits(read_membership(), ROOT)])
 
 
 def read_membership() -> str:

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from apex.cuda import Cuda, Gpu
-from apex.machine import available_memory, core_limits, has_bfloat16, memory_limits, read_machine, read_space
+from apex.machine import (
+    available_memory,
+    core_limits,
+    has_bfloat16,
+    memory_limits,
+    read_machine,
+    read_memory,
+    read_space,
+)
 
 
 def write(root, **files):
@@ -135,3 +143,10 @@ print([raise_file_limit(n) for n in (60, 100, 100, 200)], list(read_file_limit()
 def test_the_soft_limit_of_open_files_is_raised_as_far_as_the_hard_one_allows():
     done = subprocess.run([sys.executable, "-c", RAISE], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[False, True, False, False] [100, 128]\n"
+
+
+def test_where_no_control_group_limits_it_memory_is_the_machines(tmp_path, monkeypatch):
+    monkeypatch.setattr("apex.machine.ROOT", tmp_path)
+    monkeypatch.setattr("apex.machine.PROCESS", tmp_path / "cgroup")
+    assert read_memory() == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert read_machine().memory_bytes == read_memory()
