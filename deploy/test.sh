@@ -2,7 +2,7 @@
 # Checks what deploy/ brings up, without an account: real Terraform and Packer against an AWS emulated on loopback.
 #
 #   deploy/test.sh                    every part but the images
-#   deploy/test.sh images             builds every image, which takes 8 minutes by itself
+#   deploy/test.sh images             builds every image, which takes 3 to 8 minutes more
 #   deploy/test.sh terraform policy   these parts
 #
 # Installs what it needs into .venv and deploy/.venv. What cannot be had here is left out, and listed by name at the end.
