@@ -14,10 +14,10 @@ unset PYTHONDONTWRITEBYTECODE # Hundreds of programs are started, and each would
 
 # Every statement and branch of these is tested: the parts in which a mistake would be learned from.
 LEARNING=(types config sum_tree n_step rate_limiter exploration networks '*convolution' losses optimizers sizing segments
-  gradient_step vector_update 'store*')
+  gradient_step 'written_*' '*_body' 'store*')
 TESTS_OF_LEARNING=(
-  tests/test_{allocator,blocks,config,direct_draws,exploration,losses,n_step,networks,optimizers,pixel_convolution}.py
-  tests/test_{rate_limiter,segments,sizing,stacks,sum_tree,vector_update,window}.py tests/test_store*.py
+  tests/test_{allocator,blocks,config,direct_draws,exploration,losses,n_step,networks,optimizers,pixel_body,pixel_convolution}.py
+  tests/test_{rate_limiter,segments,sizing,stacks,sum_tree,window,written_update}.py tests/test_store*.py
 )
 
 ruff format --check .

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from apex.actor_host import WorkerFigures
-from apex.config import ActorConfig, Config
+from apex.config import Config
 from apex.control_client import MetricsSender
 from apex.environment import EnvironmentFailure, VectorEnvironment, make_environment
 from apex.experience_link import ExperienceLink, Outlet, Receipts
@@ -25,6 +25,7 @@ from apex.parameter_board import ParameterBoard
 from apex.scores import ScoreBoard
 from apex.segments import SegmentBuilder
 from apex.session import Welcome
+from apex.sizing import bfloat16_pays
 from apex.sockets import open_context
 from apex.transport import ExperienceSender, ReceiptReceiver
 from apex.types import Array, Parameters, Schema, Stream
@@ -211,7 +212,7 @@ def make_actor(
         parameters=parameters,
         num_actors=num_actors,
         rng=rng,
-        bfloat16=acts_in_bfloat16(config.actor, has_bfloat16=read_bfloat16()),
+        bfloat16=acts_in_bfloat16(config, has_bfloat16=read_bfloat16()),
     )
 
 
@@ -219,9 +220,10 @@ def _connect(task: Task, codec: Codec, outlets: Sequence[Outlet], receipts: Rece
     return ExperienceLink(task.streams, codec, outlets, receipts, window=task.welcome.config.actor.window)
 
 
-def acts_in_bfloat16(config: ActorConfig, *, has_bfloat16: bool) -> bool:
+def acts_in_bfloat16(config: Config, *, has_bfloat16: bool) -> bool:
     """Whether this host's actors compute in bfloat16. Each decides for itself: hosts may differ."""
-    return config.bfloat16 == "on" or (config.bfloat16 == "auto" and has_bfloat16)
+    pays = has_bfloat16 and bfloat16_pays(config.network)
+    return config.actor.bfloat16 == "on" or (config.actor.bfloat16 == "auto" and pays)
 
 
 def _explore(stop: Stop, actor: Actor, metrics: MetricsSender, figures: NDArray[np.float64]) -> None:

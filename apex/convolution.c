@@ -1,8 +1,9 @@
-/* The first convolution of a network that sees pixels: 8 x 8 with stride 4, straight from uint8, one thread.
+/* The convolutions of a network that sees pixels. For x86-64 with AVX2 and FMA; torch does the same without.
  *
- * torch's takes two thirds of an update of a small network: its kernels want many channels, and pixels as float32 in
- * memory first. Here a vector holds 8 output channels, so that each multiplication takes one pixel for all of them, and
- * 10 sums stay in registers. For x86-64 with AVX2 and FMA; apex/pixel_convolution.py does the same by torch without.
+ * The first one is 8 x 8 with stride 4, straight from uint8. torch's takes two thirds of an update of a small network:
+ * its kernels want many channels, and pixels as float32 in memory first. Here a vector holds 8 output channels, so that
+ * each multiplication takes one pixel for all of them, and 10 sums stay in registers. The others are products of small
+ * matrices that lie in the images as they are. Each call is one thread's.
  */
 #include <stdint.h>
 
@@ -12,6 +13,7 @@
 
 struct shape {
     int64_t batch, channels, height, width, outputs; /* outputs: a multiple of LANES */
+    int64_t rectified;                               /* whether a ReLU follows, which is computed too */
 };
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -19,6 +21,7 @@ struct shape {
 #define FAST __attribute__((target("avx2,fma")))
 #define PART static inline __attribute__((always_inline, target("avx2,fma")))
 #define MOST_SUMS 10 /* vectors that stay in registers beside weights and pixels */
+#define MOST_ROWS 6  /* the same, of two vectors each */
 #define VECTOR(floats, number) (*(vector *)(uintptr_t)((floats) + (number) * LANES))
 typedef float vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
@@ -29,6 +32,13 @@ FAST static void convert(const uint8_t *image, float *pixels, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
         pixels[i] = (float)image[i];
+}
+
+/* A ReLU; what is not a number stays so. */
+FAST static void rectify(float *numbers, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        numbers[i] = numbers[i] < 0 ? 0 : numbers[i];
 }
 
 /* `num` neighbouring places of a row, `vectors` vectors of channels; both are constants wherever this is called.
@@ -99,8 +109,8 @@ FAST static void forward_two_vectors(const struct shape *shape, const float *pix
  * scratch: float32[channels, height, width]
  * out:     float32[batch, places of height, places of width, outputs]
  */
-void apex_convolve(const struct shape *shape, const uint8_t *images, const float *weight, const float *bias,
-                   float *scratch, float *out)
+FAST void apex_convolve(const struct shape *shape, const uint8_t *images, const float *weight, const float *bias,
+                        float *scratch, float *out)
 {
     int64_t size = shape->channels * shape->height * shape->width, outputs = shape->outputs;
     int64_t rows = places(shape->height), row_size = places(shape->width) * outputs;
@@ -113,6 +123,8 @@ void apex_convolve(const struct shape *shape, const uint8_t *images, const float
                 forward_two_vectors(shape, pixels, weight + o, bias + o, out + o);
             if (o < outputs)
                 forward_one_vector(shape, pixels, weight + o, bias + o, out + o);
+            if (shape->rectified)
+                rectify(out, row_size);
         }
     }
 }
@@ -192,15 +204,147 @@ void apex_convolve_weight_gradient(const struct shape *shape, const uint8_t *ima
     }
 }
 
+/* --- the layers after the first: float32, channels last ---------------------------------------------------------- */
+
+struct layer {
+    int64_t batch, height, width, inputs, outputs, kernel, stride; /* outputs, kernel * inputs: multiples of LANES */
+};
+
+/* Where the factors of a sum of products lie: c[row] += a[row, turn, step] * b[turn, step], over all turns and steps. */
+struct product {
+    int64_t turns, steps;
+    int64_t a_row, a_turn, a_step; /* from one number to the next, in floats */
+    int64_t b_turn, b_step, c_row;
+};
+
+PART void multiply(const int rows, const int vectors, const struct product *product, const float *a, const float *b,
+                   float *c)
+{
+    vector sums[MOST_ROWS * 2] = {{0}};
+    for (int64_t turn = 0; turn < product->turns; turn++, a += product->a_turn, b += product->b_turn) {
+        const float *left = a, *right = b;
+        for (int64_t step = 0; step < product->steps; step++, left += product->a_step, right += product->b_step) {
+            vector factors[2];
+            for (int v = 0; v < vectors; v++)
+                factors[v] = VECTOR(right, v);
+#pragma GCC unroll 6
+            for (int row = 0; row < rows; row++) {
+                float factor = left[row * product->a_row];
+                for (int v = 0; v < vectors; v++)
+                    sums[row * vectors + v] += factors[v] * factor;
+            }
+        }
+    }
+    for (int row = 0; row < rows; row++) /* One after the other: rows of `c` may overlap. */
+        for (int v = 0; v < vectors; v++)
+            VECTOR(c + row * product->c_row, v) += sums[row * vectors + v];
+}
+
+/* As many rows and columns as one likes, in blocks of nearly one size that registers hold. */
+#define BLOCK(rows, vectors) \
+    case (rows) * 2 + (vectors) - 1: \
+        multiply(rows, vectors, product, left, right, to); \
+        break;
+
+FAST static void multiply_all(int64_t rows, int64_t columns, const struct product *product, const float *a,
+                              const float *b, float *c)
+{
+    int64_t blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
+    for (int64_t block = 0; block < blocks; block++) {
+        int64_t first = rows * block / blocks, num = rows * (block + 1) / blocks - first;
+        const float *left = a + first * product->a_row;
+        for (int64_t column = 0; column < columns; column += 2 * LANES) {
+            const float *right = b + column;
+            float *to = c + first * product->c_row + column;
+            switch (num * 2 + (column + LANES < columns)) {
+                BLOCK(1, 1) BLOCK(1, 2) BLOCK(2, 1) BLOCK(2, 2) BLOCK(3, 1) BLOCK(3, 2)
+                BLOCK(4, 1) BLOCK(4, 2) BLOCK(5, 1) BLOCK(5, 2) BLOCK(6, 1) BLOCK(6, 2)
+            }
+        }
+    }
+}
+
+static int64_t layer_places(const struct layer *layer, int64_t pixels)
+{
+    return (pixels - layer->kernel) / layer->stride + 1;
+}
+
+/* The layer and its ReLU.
+ *
+ * in:     float32[batch, height, width, inputs]
+ * weight: float32[kernel, kernel, inputs, outputs]
+ * bias:   float32[outputs]
+ * out:    float32[batch, places of height, places of width, outputs]
+ */
+FAST void apex_layer(const struct layer *layer, const float *in, const float *weight, const float *bias, float *out)
+{
+    int64_t rows = layer_places(layer, layer->height), columns = layer_places(layer, layer->width);
+    int64_t line = layer->width * layer->inputs, window = layer->kernel * layer->inputs, outputs = layer->outputs;
+    struct product product = {
+        layer->kernel, window, layer->stride * layer->inputs, line, 1, window * outputs, outputs, outputs};
+    for (int64_t b = 0; b < layer->batch; b++, in += layer->height * line)
+        for (int64_t i = 0; i < rows; i++, out += columns * outputs) {
+            for (int64_t at = 0; at < columns * outputs; at += outputs)
+                for (int64_t o = 0; o < outputs; o += LANES)
+                    VECTOR(out + at + o, 0) = VECTOR(bias + o, 0);
+            multiply_all(columns, outputs, &product, in + i * layer->stride * line, weight, out);
+            rectify(out, columns * outputs);
+        }
+}
+
+/* in:              as above
+ * gradient:        float32[batch, places of height, places of width, outputs], of what `apex_layer` gave
+ * weight_gradient: float32[kernel, kernel, inputs, outputs], to which it is added
+ */
+FAST void apex_layer_weight_gradient(const struct layer *layer, const float *in, const float *gradient,
+                                     float *weight_gradient)
+{
+    int64_t rows = layer_places(layer, layer->height), columns = layer_places(layer, layer->width);
+    int64_t line = layer->width * layer->inputs, window = layer->kernel * layer->inputs, outputs = layer->outputs;
+    struct product product = {rows,     columns, 1, layer->stride * line, layer->stride * layer->inputs, columns * outputs,
+                              outputs, outputs};
+    for (int64_t b = 0; b < layer->batch; b++, in += layer->height * line, gradient += rows * columns * outputs)
+        for (int64_t y = 0; y < layer->kernel; y++)
+            multiply_all(window, outputs, &product, in + y * line, gradient, weight_gradient + y * window * outputs);
+}
+
+/* Through the layer, and through the ReLU that `in` came of: where that is 0 nothing passes.
+ *
+ * in, gradient: as above
+ * turned:       float32[kernel, outputs, kernel, inputs], the weights
+ * in_gradient:  float32[batch, height, width, inputs]
+ */
+FAST void apex_layer_input_gradient(const struct layer *layer, const float *in, const float *gradient,
+                                    const float *turned, float *in_gradient)
+{
+    int64_t rows = layer_places(layer, layer->height), columns = layer_places(layer, layer->width);
+    int64_t line = layer->width * layer->inputs, window = layer->kernel * layer->inputs, outputs = layer->outputs;
+    struct product product = {1, outputs, outputs, 0, 1, 0, window, layer->stride * layer->inputs};
+    int64_t size = layer->height * line;
+    for (int64_t b = 0; b < layer->batch; b++, in += size, in_gradient += size) {
+        for (int64_t at = 0; at < size; at++)
+            in_gradient[at] = 0;
+        for (int64_t i = 0; i < rows; i++, gradient += columns * outputs)
+            for (int64_t y = 0; y < layer->kernel; y++)
+                multiply_all(columns, window, &product, gradient, turned + y * outputs * window,
+                             in_gradient + (i * layer->stride + y) * line);
+        for (int64_t at = 0; at < size; at++)
+            in_gradient[at] = in[at] > 0 ? in_gradient[at] : 0;
+    }
+}
+
 int64_t apex_convolution_works(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
 #else
 
 void apex_convolve(void) {}
 void apex_convolve_weight_gradient(void) {}
+void apex_layer(void) {}
+void apex_layer_weight_gradient(void) {}
+void apex_layer_input_gradient(void) {}
 int64_t apex_convolution_works(void) { return 0; }
 
 #endif
 
 /* Of the functions' arguments, as in decompress.c. */
-const int64_t apex_interface = 1;
+const int64_t apex_interface = 2;

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from apex.native import open_native
 
-INTERFACE = 1  # `apex_interface` of convolution.c
-KERNEL, STRIDE = 8, 4  # that it knows
+INTERFACE = 2  # `apex_interface` of convolution.c
+KERNEL, STRIDE = 8, 4  # of the first layer, that it knows
 LANES = 8  # it computes so many output channels at once
 
 log = logging.getLogger("apex")
@@ -22,6 +22,9 @@ class Convolution(NamedTuple):
 
     convolve: Callable[..., Any]
     weight_gradient: Callable[..., Any]
+    layer: Callable[..., Any]
+    layer_weight_gradient: Callable[..., Any]
+    layer_input_gradient: Callable[..., Any]
 
 
 def describe_convolution() -> str:
@@ -49,9 +52,14 @@ def find_convolution() -> Convolution | str:
         return f"{error}; {costs}"
     if not library.apex_convolution_works():
         return f"the processor has no AVX2 and FMA; {costs}"
-    native = Convolution(library.apex_convolve, library.apex_convolve_weight_gradient)
-    library.apex_convolve.argtypes = [ctypes.c_void_p] * 6
-    library.apex_convolve.restype = None
-    library.apex_convolve_weight_gradient.argtypes = [ctypes.c_void_p] * 5
-    library.apex_convolve_weight_gradient.restype = None
-    return native
+    functions = (
+        library.apex_convolve,
+        library.apex_convolve_weight_gradient,
+        library.apex_layer,
+        library.apex_layer_weight_gradient,
+        library.apex_layer_input_gradient,
+    )
+    for function, num_pointers in zip(functions, (6, 5, 5, 4, 5), strict=True):
+        function.argtypes = [ctypes.c_void_p] * num_pointers
+        function.restype = None
+    return Convolution(*functions)

@@ -91,6 +91,10 @@ class VectorQNetwork(QNetwork):
     """As `make_network` makes it for vectors, and nobody else: flatten, linear, ReLU, linear, ReLU, and the heads."""
 
 
+class PixelQNetwork(QNetwork):
+    """As `make_network` makes it for bytes of images: `CONVOLUTIONS`, a ReLU after each, flatten, and the heads."""
+
+
 class ScaledFlatten(nn.Flatten):
     """Flattens, and scales uint8 to 0 ... 1."""
 
@@ -126,7 +130,8 @@ def _make_own(config: NetworkConfig, schema: Schema) -> QNetwork:
     axes = len(schema.frame_shape)
     if axes == 2:
         body, num_features = _convolutional_body(config, schema)
-        return QNetwork(
+        kind = PixelQNetwork if schema.frame_dtype == "uint8" else QNetwork
+        return kind(
             body, num_features, schema.num_actions, hidden=_scaled(config.hidden, config.width), dueling=config.dueling
         )
     require(

@@ -6,6 +6,7 @@ It scales uint8 to 0 ... 1 as it goes: by the weights, which are a thousandth as
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -73,25 +74,38 @@ class _Differentiable(torch.autograd.Function):
     def backward(context: Any, *gradients: Tensor) -> tuple[None, Tensor, Tensor]:
         (images,) = context.saved_tensors
         gradient = gradients[0].permute(0, 2, 3, 1).contiguous()  # as `_convolve` lays it out, so mostly no copy
-        return None, _weight_gradient(images, gradient), gradient.sum((0, 1, 2))
+        return None, weight_gradient(images, gradient), gradient.sum((0, 1, 2))
 
 
 def _convolve(images: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """uint8 [B, C, H, W] -> float32 [B, outputs, ...], channels last in memory, where the next layer is fastest."""
+    out = weight.new_empty(len(images), *places(images.shape[2:]), len(weight))
+    return convolve(images, weight, bias, out).permute(0, 3, 1, 2)
+
+
+def places(pixels: Sequence[int]) -> list[int]:
+    """How many places the kernel has along axes of so many pixels."""
+    return [(size - KERNEL) // STRIDE + 1 for size in pixels]
+
+
+def convolve(images: Tensor, weight: Tensor, bias: Tensor, out: Tensor, *, rectified: bool = False) -> Tensor:
+    """uint8 [B, C, H, W], scaled to 0 ... 1, into float32 [B, places of H, places of W, outputs], which it returns.
+
+    `rectified`: with the ReLU that follows.
+
+    By the native loop, which must be there, for a weight float32 [outputs, C, KERNEL, KERNEL] and a bias that suit it.
+    """
     native = load_convolution()
     assert native is not None
     images = images.contiguous()
-    shape = _shape(images, len(weight))
     packed = weight.permute(1, 2, 3, 0).mul(1 / 255).contiguous()
-    height, width = ((size - KERNEL) // STRIDE + 1 for size in images.shape[2:])
     scratch = weight.new_empty(images.shape[1:].numel())
-    out = weight.new_empty(len(images), height, width, len(weight))
     operands = (images, packed, bias.contiguous(), scratch, out)
-    native.convolve(shape, *(operand.data_ptr() for operand in operands))
-    return out.permute(0, 3, 1, 2)
+    native.convolve(_shape(images, len(weight), rectified), *(operand.data_ptr() for operand in operands))
+    return out
 
 
-def _weight_gradient(images: Tensor, gradient: Tensor) -> Tensor:
+def weight_gradient(images: Tensor, gradient: Tensor) -> Tensor:
     """Of images uint8 [B, C, H, W] and a gradient float32 [B, ..., outputs]: float32 [outputs, C, KERNEL, KERNEL]."""
     native = load_convolution()
     assert native is not None
@@ -103,6 +117,6 @@ def _weight_gradient(images: Tensor, gradient: Tensor) -> Tensor:
     return total.permute(3, 0, 1, 2).mul(1 / 255)
 
 
-def _shape(images: Tensor, num_outputs: int) -> Any:
+def _shape(images: Tensor, num_outputs: int, rectified: bool = False) -> Any:
     """`struct shape` of convolution.c."""
-    return (ctypes.c_int64 * 5)(*images.shape, num_outputs)
+    return (ctypes.c_int64 * 6)(*images.shape, num_outputs, rectified)

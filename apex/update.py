@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from apex.config import LearnerConfig
 from apex.gradient_step import DeviceBatch, Figures, Update, Updated
 from apex.losses import double_q_loss
-from apex.vector_update import VectorUpdate, is_for_vectors
+from apex.written_update import WrittenUpdate, is_written_out
 
 # Two threads with a half of the batch each are as fast as two that share every operation, on cores of their own: 0.5 s
 # (Pong, 512, the paper's width). In a run, where actors want a part of the second core, those that share wait for each
@@ -242,14 +242,15 @@ def make_update(
     if device.type == "cuda":
         return GraphUpdate(EagerUpdate(config, online, target, optimizer, one_pass=True))
     threads = max(1, config.num_threads)
-    if is_for_vectors(online) and config.bfloat16 != "on" and threads == 1:  # Too small for several to share.
+    whole = threads == 1 or (threads == 2 and config.batch_size < MOST_PARTS * SMALLEST_PART)  # by one thread
+    if is_written_out(online) and config.bfloat16 != "on" and whole:
         torch.set_num_threads(1)
-        return VectorUpdate(config, online, target, optimizer)
+        return WrittenUpdate(config, online, target, optimizer, judge_aside=threads == 2)
     # Buffers are a state beside the parameters, of which every part would have its own.
     if not 2 <= threads <= MOST_PARTS or any(True for _ in online.buffers()):
         torch.set_num_threads(threads)
         return EagerUpdate(config, online, target, optimizer)
     torch.set_num_threads(1)
-    if config.batch_size < MOST_PARTS * SMALLEST_PART:
+    if whole:
         return EagerUpdate(config, online, target, optimizer, judge_aside=True)
     return EagerUpdate(config, online, target, optimizer, num_parts=threads)

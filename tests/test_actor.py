@@ -13,7 +13,7 @@ from builders import VECTORS
 from apex import actor_host
 from apex.actor_host import Host, WorkerFigures
 from apex.actor_worker import Actor, acts_in_bfloat16
-from apex.config import ActorConfig, Config, EnvironmentConfig
+from apex.config import ActorConfig, Config, EnvironmentConfig, NetworkConfig
 from apex.lifecycle import Stop
 from apex.scores import ScoreBoard, tags_of
 from apex.segments import SegmentBuilder
@@ -309,11 +309,18 @@ def test_a_host_counts_its_one_copy_of_the_parameters(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("asked", "has", "expected"),
-    [("auto", True, True), ("auto", False, False), ("on", False, True), ("off", True, False)],
+    ("asked", "width", "has", "expected"),
+    [
+        ("auto", 1.0, True, True),
+        ("auto", 0.25, True, False),  # Where it is too narrow, bfloat16 takes longer.
+        ("auto", 1.0, False, False),
+        ("on", 0.25, False, True),
+        ("off", 1.0, True, False),
+    ],
 )
-def test_each_host_chooses_its_number_format(asked, has, expected):
-    assert acts_in_bfloat16(ActorConfig(bfloat16=asked), has_bfloat16=has) == expected
+def test_each_host_chooses_its_number_format(asked, width, has, expected):
+    config = Config(actor=ActorConfig(bfloat16=asked), network=NetworkConfig(width=width))
+    assert acts_in_bfloat16(config, has_bfloat16=has) == expected
 
 
 def test_the_first_words_that_a_worker_left_are_the_hosts_last_ones():

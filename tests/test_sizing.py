@@ -4,7 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from apex.config import ActorConfig, Config, ConfigError, LearnerConfig, ReplayConfig, TransportConfig
+from apex.config import (
+    ActorConfig,
+    Config,
+    ConfigError,
+    LearnerConfig,
+    NetworkConfig,
+    ReplayConfig,
+    TransportConfig,
+)
 from apex.presets import PRESETS
 from apex.sizing import Machine, bytes_per_transition, explain, size_to_machine, table_bytes
 from apex.store_layout import Sizes
@@ -282,6 +290,17 @@ def test_the_learner_computes_in_what_its_hardware_has_and_says_why(asked, devic
     box = machine(gpu=True, **formats)
     said = next(line for line in explain(tree, box, images()) if "batches of" in line)
     assert (sized(tree, box).learner.bfloat16, said) == (expected[0], f"  batches of 512; {expected[1]}")
+
+
+@pytest.mark.parametrize(
+    ("width", "device", "expected"), [(0.25, "cpu", "off"), (0.5, "cpu", "on"), (0.25, "cuda", "on")]
+)
+def test_a_network_that_is_too_narrow_for_a_processors_bfloat16_computes_in_float32(width, device, expected):
+    tree = Config(learner=LearnerConfig(bfloat16="auto", device=device), network=NetworkConfig(width=width))
+    box = machine(gpu=True, cpu_bfloat16=True)
+    assert sized(tree, box).learner.bfloat16 == expected
+    said = any("so narrow" in line for line in explain(tree, box, images()))
+    assert said == (expected == "off")
 
 
 # Memory

@@ -1,0 +1,112 @@
+"""The three convolutions that our own networks have for pixels, by convolution.c, with their gradients written out.
+
+Between them channels come last: float32[B, H, W, C].
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from apex.convolution import LANES, load_convolution
+from apex.pixel_convolution import convolve, places, weight_gradient
+from apex.written_layers import stop_where_silent
+
+CONVOLUTIONS = (0, 2, 4)  # where they are in the body; between them are ReLUs
+
+
+class _Layer(NamedTuple):
+    """A convolution and its ReLU."""
+
+    weight: Tensor  # float32[outputs, inputs, kernel, kernel]
+    bias: Tensor  # float32[outputs]
+    weight_gradient: Tensor | None
+    bias_gradient: Tensor | None
+    stride: int
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """float32[B, H, W, inputs] -> float32[B, places of H, places of W, outputs]."""
+        kernel = self.weight.shape[2]
+        height, width = ((size - kernel) // self.stride + 1 for size in inputs.shape[1:3])
+        out = inputs.new_empty(len(inputs), height, width, len(self.weight))
+        packed = self.weight.permute(2, 3, 1, 0).contiguous()
+        _native().layer(self._shape(inputs), *_pointers(inputs, packed, self.bias, out))
+        return out
+
+    def differentiate(self, inputs: Tensor, slopes: Tensor) -> None:
+        """Leaves the gradients of both parameters in their places; `slopes`: of the loss, before the ReLU."""
+        outputs, channels, kernel, _ = self.weight.shape
+        gradient = inputs.new_zeros(kernel, kernel, channels, outputs)
+        _native().layer_weight_gradient(self._shape(inputs), *_pointers(inputs, slopes, gradient))
+        self.keep(gradient.permute(3, 2, 0, 1), slopes)
+
+    def keep(self, gradient: Tensor, slopes: Tensor) -> None:
+        """Puts the gradient of the weights, and what follows for the bias, where they belong."""
+        assert self.weight_gradient is not None
+        self.weight_gradient.copy_(gradient)
+        torch.sum(slopes.flatten(0, 2), 0, out=self.bias_gradient)
+
+    def back(self, inputs: Tensor, slopes: Tensor) -> Tensor:
+        """The slopes before the ReLU that the inputs came of, of their shape."""
+        turned = self.weight.permute(2, 0, 3, 1).contiguous()
+        gradient = torch.empty_like(inputs)
+        _native().layer_input_gradient(self._shape(inputs), *_pointers(inputs, slopes, turned, gradient))
+        return gradient
+
+    def _shape(self, inputs: Tensor) -> Any:
+        """`struct layer` of convolution.c."""
+        return (ctypes.c_int64 * 7)(*inputs.shape, len(self.weight), self.weight.shape[2], self.stride)
+
+
+class PixelBody:
+    """The body of a `networks.PixelQNetwork` that `suits`: a `written_layers.Body`."""
+
+    def __init__(self, body: nn.Sequential) -> None:
+        self._first, self._second, self._third = (_layer(body[index]) for index in CONVOLUTIONS)
+
+    def forward(self, stacks: Tensor) -> tuple[Tensor, ...]:
+        """What each convolution gives after its ReLU, and the features, in the order of `nn.Flatten`."""
+        weight, bias = self._first.weight, self._first.bias
+        first = weight.new_empty(*stacks.shape[:2], *places(stacks.shape[3:]), len(weight))
+        for images, out in zip(stacks, first, strict=True):
+            convolve(images, weight, bias, out, rectified=True)
+        first = first.flatten(0, 1)
+        second = self._second(first)
+        third = self._third(second)
+        return first, second, third, third.permute(0, 3, 1, 2).flatten(1)
+
+    def backward(self, stacks: Tensor, passed: tuple[Tensor, ...], slopes: Tensor) -> None:
+        """Leaves all gradients in their places."""
+        first, second, third, features = (rows[: len(slopes)] for rows in passed)
+        channels_first = stop_where_silent(slopes, features).view(len(third), third.shape[3], *third.shape[1:3])
+        slopes = channels_first.permute(0, 2, 3, 1).contiguous()
+        self._third.differentiate(second, slopes)
+        slopes = self._third.back(second, slopes)
+        self._second.differentiate(first, slopes)
+        slopes = self._second.back(first, slopes)
+        self._first.keep(weight_gradient(stacks[0], slopes), slopes)
+
+
+def suits(body: nn.Sequential) -> bool:
+    """Whether convolution.c is there, and its vectors are filled by the channels of this body."""
+    channels = [cast(nn.Conv2d, body[index]).out_channels for index in CONVOLUTIONS]
+    return load_convolution() is not None and not any(number % LANES for number in channels)
+
+
+def _layer(layer: nn.Module) -> _Layer:
+    layer = cast(nn.Conv2d, layer)
+    assert layer.bias is not None
+    return _Layer(layer.weight, layer.bias, layer.weight.grad, layer.bias.grad, layer.stride[0])
+
+
+def _native() -> Any:
+    native = load_convolution()
+    assert native is not None
+    return native
+
+
+def _pointers(*tensors: Tensor) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors]

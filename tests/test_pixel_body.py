@@ -1,0 +1,104 @@
+"""Claims about `apex.pixel_body`: each layer is a convolution and its ReLU, forth and back, by the formula."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from apex.convolution import load_convolution
+from apex.pixel_body import _layer, suits
+
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
+SHAPES = [  # batch, height, width, inputs, outputs, kernel, stride
+    (3, 20, 20, 8, 16, 4, 2),  # the second and third layer of Pong's preset
+    (2, 9, 9, 16, 16, 3, 1),
+    (2, 9, 9, 64, 64, 3, 1),  # of the paper's
+    (1, 3, 3, 8, 8, 3, 1),  # a single place
+    (2, 11, 14, 8, 24, 4, 2),  # pixels that no place sees; two vectors of channels, then one
+    (1, 7, 36, 8, 8, 2, 1),  # 35 places in a row: six blocks of five and six
+    (1, 6, 9, 24, 40, 3, 3),  # places that do not overlap
+]
+pytestmark = pytest.mark.skipif(load_convolution() is None, reason="no C compiler at installation, or no AVX2")
+
+
+def make(batch, height, width, inputs, outputs, kernel, stride):
+    """A layer, what goes into it (after a ReLU), and slopes of the loss by what it gives before its own ReLU."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        module = nn.Conv2d(inputs, outputs, kernel, stride)
+        into = torch.randn(batch, height, width, inputs).relu()
+        places = ((size - kernel) // stride + 1 for size in (height, width))
+        slopes = torch.randn(batch, *places, outputs)
+    for parameter in module.parameters():
+        parameter.grad = torch.full_like(parameter, torch.nan)  # What was there before is nobody's.
+    return _layer(module), into, slopes
+
+
+def windows(layer, rows):
+    """Each place's window: float64[B, rows, columns, kernel, kernel, inputs], a view that may be added to."""
+    kernel, stride = layer.weight.shape[2], layer.stride
+    return rows.unfold(1, kernel, stride).unfold(2, kernel, stride).permute(0, 1, 2, 4, 5, 3)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_it_is_a_convolution_and_a_relu(shape):
+    layer, into, _ = make(*shape)
+    weight = layer.weight.detach().double()
+    expected = torch.einsum("bijyxc,ocyx->bijo", windows(layer, into.double()), weight) + layer.bias.detach().double()
+    assert (expected < 0).any()
+    torch.testing.assert_close(layer(into).detach().double(), expected.clamp(min=0), **TOLERANCE)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_gradients_of_its_parameters_are_those_of_the_formula(shape):
+    layer, into, slopes = make(*shape)
+    with torch.no_grad():
+        layer.differentiate(into, slopes)
+    expected = torch.einsum("bijyxc,bijo->ocyx", windows(layer, into.double()), slopes.double())
+    torch.testing.assert_close(layer.weight_gradient.double(), expected, **TOLERANCE)
+    torch.testing.assert_close(layer.bias_gradient.double(), slopes.double().sum((0, 1, 2)), **TOLERANCE)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_way_back_passes_where_the_relu_before_it_was_not_silent(shape):
+    layer, into, slopes = make(*shape)
+    expected = torch.zeros(into.shape, dtype=torch.float64)
+    _, rows, columns, _ = slopes.shape
+    kernel, stride = layer.weight.shape[2], layer.stride
+    for i in range(rows):
+        for j in range(columns):
+            share = torch.einsum("bo,ocyx->byxc", slopes[:, i, j].double(), layer.weight.detach().double())
+            expected[:, i * stride : i * stride + kernel, j * stride : j * stride + kernel] += share
+    expected[into == 0] = 0
+    with torch.no_grad():
+        torch.testing.assert_close(layer.back(into, slopes).double(), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_no_number_is_not_hidden_by_a_relu(value):
+    layer, into, slopes = make(*SHAPES[1])
+    into[1, 4, 4, 3] = value
+    with torch.no_grad():
+        assert not layer(into)[1].isfinite().all()
+        assert layer(into)[0].isfinite().all()
+        slopes[0, 2, 2, 1] = value
+        assert not layer.back(into.nan_to_num(1.0, 1.0), slopes)[0].isfinite().all()
+
+
+def test_an_empty_batch_is_no_exception():
+    layer, into, slopes = make(*SHAPES[0])
+    with torch.no_grad():
+        assert layer(into[:0]).shape == (0, *slopes.shape[1:])
+        assert layer.back(into[:0], slopes[:0]).shape == (0, *into.shape[1:])
+        layer.differentiate(into[:0], slopes[:0])
+    assert (layer.weight_gradient == 0).all()
+
+
+@pytest.mark.parametrize(("outputs", "expected"), [((8, 16, 16), True), ((4, 8, 8), False), ((8, 12, 16), False)])
+def test_only_channels_that_fill_vectors_suit(outputs, expected):
+    layers, inputs = [], 4
+    for each in outputs:
+        layers += [nn.Conv2d(inputs, each, 3), nn.ReLU()]
+        inputs = each
+    assert suits(nn.Sequential(*layers)) == expected
