@@ -15,8 +15,8 @@ from apex.types import Schema
 # and 32 make 2,500: beyond 16 each stream only gets slower, and its segments older.
 ENVS_PER_PROCESS = 16
 
-# What a step costs its actor, in what a sample costs the learner: in a run of Pong on two cores 1.1 ms, nearly all of
-# it emulation, against 0.45 ms at a quarter of the width.
+# What a step costs its actor, in what a sample costs the learner: in a run of Pong on two cores, at a quarter of the
+# width, 1.1 ms, nearly all of it emulation, against 0.45 on one processor (Zen 3), and 0.55 against 0.19 on another (4).
 SAMPLES_PER_STEP = 2.5
 
 # About one game of Pong. With fewer transitions of each actor the memory would hold one moment of every game, and no
@@ -35,7 +35,7 @@ NODE_BYTES = 8  # of the sum-tree, which has two nodes for each of the next powe
 
 SAMPLES_PER_THREAD = 8  # A guess, not a measurement: with fewer, a thread mostly waits for the others.
 
-# A batch by the machine. 64 is what two cores can afford: at a quarter of the width Pong's update takes 23 ms in a run;
+# A batch by the machine. 64 is what two cores can afford: at a quarter of the width Pong's update takes 12 ms in a run;
 # 512 is the paper's. In between a thread has 32 samples, so that an update takes about as long on any number of cores.
 SMALLEST_BATCH, LARGEST_BATCH = 64, 512
 BATCH_PER_THREAD = 32
