@@ -117,7 +117,8 @@ def check_processor(architecture: str, learner: LearnerConfig, *, has_bfloat16: 
     figures = f"{architecture}, which keeps the order of stores; {flags}"
     if learner.bfloat16 == "on" and not has_bfloat16 and not on_gpu:
         return Check("processor", f"{figures}: bfloat16 is emulated, slowly", "warning", "--learner.bfloat16 auto")
-    return Check("processor", f"{figures}: bfloat16 {'pays' if has_bfloat16 else 'would be slower than float32'}")
+    pays = "pays where networks are wide" if has_bfloat16 else "would be slower than float32"
+    return Check("processor", f"{figures}: bfloat16 {pays}")
 
 
 def check_gpu(device: str, cuda: Cuda, torch_version: str) -> Check:

@@ -176,5 +176,5 @@ def preset_for(kind: Kind, environment_id: str) -> Config:
     if kind == "vector":  # CartPole-v0 ends an episode after 200 steps, and never gives 475.
         base = LUNARLANDER if name.startswith("LunarLander-") else CARTPOLE if name == "CartPole-v1" else VECTOR
     else:
-        base = PONG if kind == "atari" and name.startswith("Pong") else ATARI
+        base = PONG if kind == "atari" and name.lower().startswith("pong") else ATARI
     return replace(base, environment=replace(base.environment, id=environment_id))

@@ -84,6 +84,7 @@ def test_pong_is_played_at_a_quarter_of_the_width_and_cartpole_until_it_is_solve
     [
         ("atari", "ALE/Pong-v5", PONG),
         ("atari", "PongNoFrameskip-v4", PONG),
+        ("atari", "pong", PONG),
         ("atari", "ALE/Breakout-v5", ATARI),
         ("image", "CarRacing-v3", ATARI),
         ("image", "my.games:pong", ATARI),
