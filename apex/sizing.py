@@ -16,7 +16,7 @@ from apex.types import Schema
 ENVS_PER_PROCESS = 16
 
 # What a step costs its actor, in what a sample costs the learner: in a run of Pong on two cores, at a quarter of the
-# width, 1.1 ms, nearly all of it emulation, against 0.45 on one processor (Zen 3); 0.55 against 0.19 on another (Zen 4).
+# width, 1.1 ms, nearly all of it emulation, against 0.45 on one processor, and 0.55 against 0.19 on another.
 SAMPLES_PER_STEP = 2.5
 
 # About one game of Pong. With fewer transitions of each actor the memory would hold one moment of every game, and no
