@@ -212,7 +212,7 @@ def make_actor(
         parameters=parameters,
         num_actors=num_actors,
         rng=rng,
-        bfloat16=acts_in_bfloat16(config, has_bfloat16=read_bfloat16()),
+        bfloat16=acts_in_bfloat16(config, schema, has_bfloat16=read_bfloat16()),
     )
 
 
@@ -220,9 +220,9 @@ def _connect(task: Task, codec: Codec, outlets: Sequence[Outlet], receipts: Rece
     return ExperienceLink(task.streams, codec, outlets, receipts, window=task.welcome.config.actor.window)
 
 
-def acts_in_bfloat16(config: Config, *, has_bfloat16: bool) -> bool:
+def acts_in_bfloat16(config: Config, schema: Schema, *, has_bfloat16: bool) -> bool:
     """Whether this host's actors compute in bfloat16. Each decides for itself: hosts may differ."""
-    pays = has_bfloat16 and bfloat16_pays(config.network)
+    pays = has_bfloat16 and bfloat16_pays(config.network, schema)
     return config.actor.bfloat16 == "on" or (config.actor.bfloat16 == "auto" and pays)
 
 

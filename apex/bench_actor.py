@@ -157,7 +157,7 @@ def time_parts(config: Config, schema: Schema, stop: Stop, seconds: float) -> Fi
     network = make_network(config.network, schema, seed=0)
     environment = make_environment(config.environment, count, seed=1, num_threads=1)
     builder = SegmentBuilder.configured(config, schema, count)
-    fast = acts_in_bfloat16(config, has_bfloat16=read_bfloat16())
+    fast = acts_in_bfloat16(config, schema, has_bfloat16=read_bfloat16())
     epsilon = epsilon_ladder(count, config.actor.epsilon_base, config.actor.epsilon_exponent)
     rng = np.random.default_rng(0)
     spent = dict.fromkeys(PARTS, 0.0)

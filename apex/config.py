@@ -73,7 +73,7 @@ class ActorConfig:
     segment_length: int = 50  # steps of a stream between two sends [section 4.1]
     window: int = 8  # segments of a stream that may be unacknowledged; then exploring pauses
     parameters_period: int = 100  # steps between two looks for newer parameters: 400 frames [section 4.1]
-    bfloat16: Literal["auto", "on", "off"] = "off"  # Q-values to act by; auto: where this host's processor has it
+    bfloat16: Literal["auto", "on", "off"] = "off"  # Q-values to act by; auto: where it pays on this host's processor
 
     def __post_init__(self) -> None:
         require(self.num_actors >= 0, f"actor.num_actors must be >= 1 (or 0: by the machine), got {self.num_actors}")
@@ -171,7 +171,7 @@ class LearnerConfig:
     max_skipped_updates: int = 10  # in a row, for a loss or a gradient that is not finite; then the run fails
     num_threads: int = 0  # torch threads; 0: by the machine's cores
     num_loaders: int = 0  # processes that decode batches (and draw them, beside a replay server); 0: by the machine
-    bfloat16: Literal["auto", "on", "off"] = "off"  # autocast to it; auto: where the processor or the GPU has it
+    bfloat16: Literal["auto", "on", "off"] = "off"  # autocast to it; auto: where it pays on the processor or the GPU
 
     def __post_init__(self) -> None:
         require(

@@ -45,7 +45,7 @@ def load_convolution() -> Convolution | None:
 
 def find_convolution() -> Convolution | str:
     """The native loop, or why there is none and what that costs."""
-    costs = "an update of a small network takes up to 1.6 times as long"  # docs/learning.md
+    costs = "an update of a small network takes up to 2.4 times as long"  # docs/adr/0019
     try:
         library = open_native("convolution", INTERFACE)
     except OSError as error:

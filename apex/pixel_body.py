@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from apex.convolution import LANES, load_convolution
+from apex.convolution import KERNEL, LANES, STRIDE, load_convolution
 from apex.pixel_convolution import convolve, places, weight_gradient
 from apex.written_layers import stop_where_silent
 
@@ -68,8 +68,16 @@ class PixelBody:
         self._first, self._second, self._third = (_layer(body[index]) for index in CONVOLUTIONS)
 
     def forward(self, stacks: Tensor) -> tuple[Tensor, ...]:
-        """What each convolution gives after its ReLU, and the features, in the order of `nn.Flatten`."""
+        """What each convolution gives after its ReLU, and the features, in the order of `nn.Flatten`.
+
+        Raises ValueError for what is no uint8[N, B, S, H, W] of this network's S: the loops look at no bounds.
+        """
         weight, bias = self._first.weight, self._first.bias
+        if stacks.dtype is not torch.uint8 or stacks.dim() != 5 or stacks.shape[2] != weight.shape[1]:
+            raise ValueError(
+                f"a batch of {stacks.dtype} and shape {list(stacks.shape)} is none of "
+                f"uint8[N, B, {weight.shape[1]}, H, W], which this network takes"
+            )
         first = weight.new_empty(*stacks.shape[:2], *places(stacks.shape[3:]), len(weight))
         for images, out in zip(stacks, first, strict=True):
             convolve(images, weight, bias, out, rectified=True)
@@ -91,9 +99,10 @@ class PixelBody:
 
 
 def suits(body: nn.Sequential) -> bool:
-    """Whether convolution.c is there, and its vectors are filled by the channels of this body."""
-    channels = [cast(nn.Conv2d, body[index]).out_channels for index in CONVOLUTIONS]
-    return load_convolution() is not None and not any(number % LANES for number in channels)
+    """Whether convolution.c is there, knows the first layer, and has its vectors filled by all channels."""
+    layers = [cast(nn.Conv2d, body[index]) for index in CONVOLUTIONS]
+    known = layers[0].kernel_size == (KERNEL, KERNEL) and layers[0].stride == (STRIDE, STRIDE)
+    return known and load_convolution() is not None and not any(layer.out_channels % LANES for layer in layers)
 
 
 def _layer(layer: nn.Module) -> _Layer:

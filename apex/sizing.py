@@ -77,7 +77,7 @@ def size_to_machine(config: Config, machine: Machine, schema: Schema) -> Config:
         "--device cuda, but there is no GPU here that torch can use: use --device cpu, or see what apex doctor says",
     )
     actor = _size_actors(config, machine)
-    learner = _size_learner(config, actor, machine)
+    learner = _size_learner(config, actor, machine, schema)
     replay = replace(config.replay, max_bytes=config.replay.max_bytes or _frame_bytes(config, machine, schema))
     needed, there = replay.max_bytes + table_bytes(config), _replay_memory(config, machine)
     require(
@@ -89,9 +89,9 @@ def size_to_machine(config: Config, machine: Machine, schema: Schema) -> Config:
     return replace(config, actor=actor, learner=learner, replay=replay)
 
 
-def bfloat16_pays(network: NetworkConfig) -> bool:
-    """Whether a processor that has bfloat16 is faster with it."""
-    return network.width >= WIDE_ENOUGH
+def bfloat16_pays(network: NetworkConfig, schema: Schema) -> bool:
+    """Whether a processor that has bfloat16 is faster with it; a network of the user's own is taken for a wide one."""
+    return bool(network.factory) or (len(schema.frame_shape) == 2 and network.width >= WIDE_ENOUGH)
 
 
 def explain(config: Config, machine: Machine, schema: Schema) -> list[str]:
@@ -119,7 +119,7 @@ def explain(config: Config, machine: Machine, schema: Schema) -> list[str]:
         f"learner: {'GPU, ' if _uses_gpu(learner, machine) else ''}{_count(learner.num_threads, 'thread')} beside "
         f"{_count(cores, 'core')} of actors{waiting}; "
         f"replay, {_count(learner.num_loaders, 'loader')} and evaluator share what is left of {machine.cores}",
-        f"  batches of {learner.batch_size}; {_explain_format(config, machine)}",
+        f"  batches of {learner.batch_size}; {_explain_format(config, machine, schema)}",
     ]
     lines += _explain_idle_cores(config, sized, machine)
     each = bytes_per_transition(sized, schema)
@@ -212,7 +212,7 @@ def _share_of_actors(config: Config) -> float:
 def _busy_cores(config: Config, actor: ActorConfig, machine: Machine) -> float:
     """How many cores the actors keep busy: where inserts wait for samples, a process may work for a part of the time.
 
-    On two cores Pong's actors do, and the learner makes 43 updates/s with a second thread where it makes 40 with one.
+    On two cores Pong's actors do, and the learner's second thread has what they leave.
     """
     cores = actor.num_processes * actor.num_threads
     return min(cores, machine.cores * _share_of_actors(config)) if config.replay.inserts_wait else cores
@@ -224,7 +224,7 @@ def _replay_cores(config: Config) -> int:
     return config.replay.num_shards * (1 + samplers)
 
 
-def _size_learner(config: Config, actor: ActorConfig, machine: Machine) -> LearnerConfig:
+def _size_learner(config: Config, actor: ActorConfig, machine: Machine, schema: Schema) -> LearnerConfig:
     """Without a GPU all cores that actors leave, but an eighth for replay, loaders and evaluator.
 
     Below 8 cores these have none of their own: they are busy for a fraction of the time, and fill the learner's gaps.
@@ -238,7 +238,7 @@ def _size_learner(config: Config, actor: ActorConfig, machine: Machine) -> Learn
         most = min(max(SMALLEST_BATCH, wide), LARGEST_BATCH, config.replay.min_size_to_sample)
         batch_size = 1 << (most.bit_length() - 1)
     threads = 1 if on_gpu else max(1, min(left, batch_size // SAMPLES_PER_THREAD))  # Beside a GPU it only launches.
-    fast = machine.gpu_bfloat16 if on_gpu else machine.cpu_bfloat16 and bfloat16_pays(config.network)
+    fast = machine.gpu_bfloat16 if on_gpu else machine.cpu_bfloat16 and bfloat16_pays(config.network, schema)
     return replace(
         learner,
         batch_size=batch_size,
@@ -255,14 +255,14 @@ def _num_loaders(config: Config, machine: Machine) -> int:
     return config.learner.num_loaders or by_machine
 
 
-def _explain_format(config: Config, machine: Machine) -> str:
+def _explain_format(config: Config, machine: Machine, schema: Schema) -> str:
     """Which numbers an update computes with, and why."""
     learner = config.learner
     on_gpu = _uses_gpu(learner, machine)
     where, has = ("GPU", machine.gpu_bfloat16) if on_gpu else ("processor", machine.cpu_bfloat16)
     if learner.bfloat16 == "auto":
-        if has and not on_gpu and not bfloat16_pays(config.network):
-            return "float32: so narrow a network is slower in bfloat16"
+        if has and not on_gpu and not bfloat16_pays(config.network, schema):
+            return "float32: so small a network is slower in bfloat16"
         return f"bfloat16, which this {where} has" if has else f"float32: this {where} has no bfloat16"
     if learner.bfloat16 == "on":
         return "bfloat16" if has else f"bfloat16, which this {where} only emulates, slowly: --learner.bfloat16 off"

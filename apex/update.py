@@ -26,7 +26,7 @@ from apex.written_update import WrittenUpdate, is_written_out
 # other fifty times an update: 19 updates/s (64, a quarter of the width), where halves made 26. More were not measured.
 MOST_PARTS = 2
 # A pass takes some milliseconds whatever the batch. So with less for each thread one takes all of it, and the other
-# computes what the target network says meanwhile: 43 updates/s (Pong, 64) where halves make 37, and one alone 40.
+# computes what the target network says meanwhile: 43 updates/s (Pong, 64, by autograd) where halves make 37.
 SMALLEST_PART = 64
 
 WARM_UP_STEPS = 3  # before the capture: libraries choose their algorithms and allocate in the first ones
@@ -242,15 +242,15 @@ def make_update(
     if device.type == "cuda":
         return GraphUpdate(EagerUpdate(config, online, target, optimizer, one_pass=True))
     threads = max(1, config.num_threads)
-    whole = threads == 1 or (threads == 2 and config.batch_size < MOST_PARTS * SMALLEST_PART)  # by one thread
-    if is_written_out(online) and config.bfloat16 != "on" and whole:
-        torch.set_num_threads(1)
-        return WrittenUpdate(config, online, target, optimizer, judge_aside=threads == 2)
+    small = config.batch_size < MOST_PARTS * SMALLEST_PART
+    if is_written_out(online) and config.bfloat16 != "on" and (threads == 1 or small):
+        torch.set_num_threads(1)  # More than two threads would have nothing to do.
+        return WrittenUpdate(config, online, target, optimizer, judge_aside=threads > 1)
     # Buffers are a state beside the parameters, of which every part would have its own.
     if not 2 <= threads <= MOST_PARTS or any(True for _ in online.buffers()):
         torch.set_num_threads(threads)
         return EagerUpdate(config, online, target, optimizer)
     torch.set_num_threads(1)
-    if whole:
+    if small:
         return EagerUpdate(config, online, target, optimizer, judge_aside=True)
     return EagerUpdate(config, online, target, optimizer, num_parts=threads)

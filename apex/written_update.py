@@ -69,6 +69,7 @@ class WrittenUpdate:
         self._config = config
         self._optimizer = optimizer
         parameters = list(online.parameters())
+        assert all(parameter.is_contiguous() for parameter in parameters)  # as the places of the gradients are
         sizes = [parameter.numel() for parameter in parameters]
         self._gradient = torch.zeros(sum(sizes))
         for parameter, part in zip(parameters, torch.split(self._gradient, sizes), strict=True):

@@ -17,7 +17,7 @@ from apex.config import ActorConfig, Config, EnvironmentConfig, NetworkConfig
 from apex.lifecycle import Stop
 from apex.scores import ScoreBoard, tags_of
 from apex.segments import SegmentBuilder
-from apex.types import Parameters, Step, Stream
+from apex.types import Parameters, Schema, Step, Stream
 
 E = 2
 STREAMS = [Stream(3, 1), Stream(1, 1)]
@@ -320,7 +320,8 @@ def test_a_host_counts_its_one_copy_of_the_parameters(monkeypatch):
 )
 def test_each_host_chooses_its_number_format(asked, width, has, expected):
     config = Config(actor=ActorConfig(bfloat16=asked), network=NetworkConfig(width=width))
-    assert acts_in_bfloat16(config, has_bfloat16=has) == expected
+    pixels = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=6, n_step=3, codec="lz4")
+    assert acts_in_bfloat16(config, pixels, has_bfloat16=has) == expected
 
 
 def test_the_first_words_that_a_worker_left_are_the_hosts_last_ones():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
 
 from apex.convolution import load_convolution
-from apex.pixel_body import _layer, suits
+from apex.pixel_body import PixelBody, _layer, suits
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
 SHAPES = [  # batch, height, width, inputs, outputs, kernel, stride
@@ -95,10 +97,33 @@ def test_an_empty_batch_is_no_exception():
     assert (layer.weight_gradient == 0).all()
 
 
-@pytest.mark.parametrize(("outputs", "expected"), [((8, 16, 16), True), ((4, 8, 8), False), ((8, 12, 16), False)])
-def test_only_channels_that_fill_vectors_suit(outputs, expected):
-    layers, inputs = [], 4
-    for each in outputs:
+@pytest.mark.parametrize(
+    ("outputs", "kernel", "stride", "expected"),
+    [
+        ((8, 16, 16), 8, 4, True),
+        ((4, 8, 8), 8, 4, False),
+        ((8, 12, 16), 8, 4, False),
+        ((8, 16, 12), 8, 4, False),
+        ((8, 16, 16), 6, 4, False),
+        ((8, 16, 16), 8, 3, False),
+    ],
+)
+def test_only_a_first_layer_that_it_knows_and_channels_that_fill_vectors_suit(outputs, kernel, stride, expected):
+    layers = [nn.Conv2d(4, outputs[0], kernel, stride), nn.ReLU()]
+    for inputs, each in pairwise(outputs):
         layers += [nn.Conv2d(inputs, each, 3), nn.ReLU()]
-        inputs = each
     assert suits(nn.Sequential(*layers)) == expected
+
+
+@pytest.mark.parametrize(
+    "stacks",
+    [
+        torch.zeros(2, 3, 1, 84, 84, dtype=torch.uint8),
+        torch.zeros(2, 3, 4, 84, 84),
+        torch.zeros(3, 4, 84, 84, dtype=torch.uint8),
+    ],
+)
+def test_what_is_no_batch_of_this_network_is_refused_before_any_loop_reads_it(stacks):
+    layers = [nn.Conv2d(4, 8, 8, 4), nn.ReLU(), nn.Conv2d(8, 16, 4, 2), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU()]
+    with pytest.raises(ValueError, match=r"none of uint8\[N, B, 4, H, W\]"):
+        PixelBody(nn.Sequential(*layers)).forward(stacks)

@@ -293,13 +293,20 @@ def test_the_learner_computes_in_what_its_hardware_has_and_says_why(asked, devic
 
 
 @pytest.mark.parametrize(
-    ("width", "device", "expected"), [(0.25, "cpu", "off"), (0.5, "cpu", "on"), (0.25, "cuda", "on")]
+    ("network", "device", "schema", "expected"),
+    [
+        ({"width": 0.25}, "cpu", images(), "off"),
+        ({"width": 0.5}, "cpu", images(), "on"),
+        ({"width": 0.25}, "cuda", images(), "on"),
+        ({"width": 0.25, "factory": "mine:network"}, "cpu", images(), "on"),  # Its width is its own.
+        ({}, "cpu", vectors(4), "off"),
+    ],
 )
-def test_a_network_that_is_too_narrow_for_a_processors_bfloat16_computes_in_float32(width, device, expected):
-    tree = Config(learner=LearnerConfig(bfloat16="auto", device=device), network=NetworkConfig(width=width))
+def test_a_network_that_is_too_small_for_a_processors_bfloat16_computes_in_float32(network, device, schema, expected):
+    tree = Config(learner=LearnerConfig(bfloat16="auto", device=device), network=NetworkConfig(**network))
     box = machine(gpu=True, cpu_bfloat16=True)
-    assert sized(tree, box).learner.bfloat16 == expected
-    said = any("so narrow" in line for line in explain(tree, box, images()))
+    assert size_to_machine(tree, box, schema).learner.bfloat16 == expected
+    said = any("so small" in line for line in explain(tree, box, schema))
     assert said == (expected == "off")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from itertools import pairwise
 
 import numpy as np
@@ -18,6 +19,7 @@ from apex.networks import QNetwork, flatten_parameters, make_network
 from apex.optimizers import make_optimizer, restore_optimizer
 from apex.types import Schema
 from apex.update import EagerUpdate, make_update, place
+from apex.vector_body import VectorBody
 from apex.written_update import WrittenUpdate
 
 CPU = torch.device("cpu")
@@ -161,6 +163,24 @@ def test_an_update_that_is_not_finite_leaves_everything_as_it_was_and_the_next_i
 
 
 @pytest.mark.parametrize("kind", [VECTORS[0], PIXELS[1]])
+def test_a_gradient_that_is_not_finite_is_enough(kind):
+    """The loss is; what the way back multiplies it by overflows."""
+    schema = make_schema(*kind)
+    update, network, _, _ = make(WrittenUpdate, schema)
+    with torch.no_grad():
+        head = network.advantage
+        head.hidden.weight.zero_()
+        head.hidden.bias.fill_(1e-30)
+        head.output.weight.fill_(1e29)
+    before = flatten_parameters(network)
+    updated = update(make_batch(schema, 8, 0))
+    assert torch.isfinite(updated.figures.loss)
+    assert not updated.figures.gradient_norm.isfinite()
+    assert not bool(updated.finite)
+    assert (flatten_parameters(network) == before).all()
+
+
+@pytest.mark.parametrize("kind", [VECTORS[0], PIXELS[1]])
 def test_the_batch_stays_as_it_was(kind):
     """Its memory is a slot of the ring, of which a batch that no update could be made with is kept."""
     schema = make_schema(*kind)
@@ -213,7 +233,7 @@ def test_equal_steps_give_equal_bits(kind):
 
 
 @pytest.mark.parametrize("kind", [VECTORS[0], PIXELS[1]])
-def test_gradients_are_there_although_somebody_has_cleared_them(kind):
+def test_gradients_are_there_although_somebody_has_set_them_to_zero(kind):
     schema = make_schema(*kind)
     update, network, _, optimizer = make(WrittenUpdate, schema)
     plain, plain_network, _, _ = make(EagerUpdate, schema)
@@ -230,15 +250,44 @@ def chosen_for(online, **knobs):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_chosen_for_our_own_networks_and_one_batch_of_one_thread(kind):
+def test_it_is_chosen_for_our_own_networks_and_what_one_thread_differentiates(kind):
     schema = make_schema(*kind)
     needs_the_loop(schema)
     own = make_network(NetworkConfig(hidden=7, body_hidden=6, width=0.25), schema, seed=1)
     assert chosen_for(own) is WrittenUpdate
     assert chosen_for(own, num_threads=2) is WrittenUpdate  # The second one is the target network's.
     assert chosen_for(own, num_threads=2, batch_size=128) is EagerUpdate
-    assert chosen_for(own, num_threads=3) is EagerUpdate
+    assert chosen_for(own, num_threads=3) is WrittenUpdate
+    assert chosen_for(own, num_threads=3, batch_size=128) is EagerUpdate
     assert chosen_for(own, bfloat16="on") is EagerUpdate
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_of_several_threads_one_is_the_target_networks_and_each_operation_has_one(threads, monkeypatch):
+    """It begins before the online network does; beyond two there is nothing to do."""
+    schema = make_schema(*VECTORS[0])
+    config = LearnerConfig(batch_size=8, num_threads=threads)
+    network = NetworkConfig(hidden=7, body_hidden=6)
+    online, target = (make_network(network, schema, seed=seed) for seed in (1, 2))
+    torch.set_num_threads(2)
+    update = make_update(config, online, target.requires_grad_(False), make_optimizer(config, online.parameters()), CPU)
+    assert torch.get_num_threads() == 1
+    passes, judged = [], threading.Event()
+    own_pass = VectorBody.forward
+
+    def forward(self, stacks):
+        passes.append((len(stacks), threading.get_ident(), torch.get_num_threads()))
+        if len(stacks) == 1:
+            judged.set()
+        elif threads > 1:
+            assert judged.wait(10)  # The other thread works meanwhile; one that came after would never begin.
+        return own_pass(self, stacks)
+
+    monkeypatch.setattr(VectorBody, "forward", forward)
+    update(make_batch(schema, 8, 0))
+    here = threading.get_ident()
+    assert {stacks: ident == here for stacks, ident, _ in passes} == {2: True, 1: threads == 1}
+    assert {count for _, _, count in passes} == {1}
 
 
 def test_what_it_does_not_know_goes_by_autograd(monkeypatch):
@@ -257,5 +306,7 @@ def test_a_users_network_goes_by_autograd_however_much_it_is_like_ours(kind):
     schema = make_schema(*kind)
     ours = make_network(NetworkConfig(hidden=7, body_hidden=6, width=0.25), schema, seed=1)
     assert chosen_for(QNetwork(ours.body, 6, NUM_ACTIONS, hidden=7, dueling=True)) is EagerUpdate
+    heir = type("Heir", (type(ours),), {})(ours.body, 6, NUM_ACTIONS, hidden=7, dueling=True)
+    assert chosen_for(heir) is EagerUpdate
     ours.body.requires_grad_(False)
     assert chosen_for(ours) is EagerUpdate
