@@ -18,7 +18,7 @@ from apex.written_layers import stop_where_silent
 CONVOLUTIONS = (0, 2, 4)  # where they are in the body; between them are ReLUs
 
 
-class _Layer(NamedTuple):
+class ConvolutionLayer(NamedTuple):
     """A convolution and its ReLU."""
 
     weight: Tensor  # float32[outputs, inputs, kernel, kernel]
@@ -65,7 +65,7 @@ class PixelBody:
     """The body of a `networks.PixelQNetwork` that `suits`: a `written_layers.Body`."""
 
     def __init__(self, body: nn.Sequential) -> None:
-        self._first, self._second, self._third = (_layer(body[index]) for index in CONVOLUTIONS)
+        self._first, self._second, self._third = (convolution_layer(body[index]) for index in CONVOLUTIONS)
 
     def forward(self, stacks: Tensor) -> tuple[Tensor, ...]:
         """What each convolution gives after its ReLU, and the features, in the order of `nn.Flatten`.
@@ -105,10 +105,11 @@ def suits(body: nn.Sequential) -> bool:
     return known and load_convolution() is not None and not any(layer.out_channels % LANES for layer in layers)
 
 
-def _layer(layer: nn.Module) -> _Layer:
+def convolution_layer(layer: nn.Module) -> ConvolutionLayer:
+    """A module's parameters, and the places of their gradients."""
     layer = cast(nn.Conv2d, layer)
     assert layer.bias is not None
-    return _Layer(layer.weight, layer.bias, layer.weight.grad, layer.bias.grad, layer.stride[0])
+    return ConvolutionLayer(layer.weight, layer.bias, layer.weight.grad, layer.bias.grad, layer.stride[0])
 
 
 def _native() -> Any:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from apex.convolution import load_convolution
-from apex.pixel_body import PixelBody, _layer, suits
+from apex.pixel_body import PixelBody, convolution_layer, suits
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
 SHAPES = [  # batch, height, width, inputs, outputs, kernel, stride
@@ -34,7 +34,7 @@ def make(batch, height, width, inputs, outputs, kernel, stride):
         slopes = torch.randn(batch, *places, outputs)
     for parameter in module.parameters():
         parameter.grad = torch.full_like(parameter, torch.nan)  # What was there before is nobody's.
-    return _layer(module), into, slopes
+    return convolution_layer(module), into, slopes
 
 
 def windows(layer, rows):
