@@ -38,7 +38,7 @@ PAPER = Config(
 # Any Atari game, with the paper's network, batch, replay ratio (none) and schedule. What differs makes it learn sooner
 # on one machine, and needs half of the memory. How many actors explore follows from the machine; the paper had 360.
 ATARI = Config(
-    actor=ActorConfig(bfloat16="auto"),  # paper: not said; where the processor has it, acting takes half of the time
+    actor=ActorConfig(bfloat16="auto"),  # paper: not said; by the processor
     replay=ReplayConfig(
         capacity=1_000_000,  # paper: 2 M; about 1.5 GiB of compressed frames instead of 3
         min_size_to_sample=20_000,  # paper: 50,000, which 360 actors have in seconds
@@ -48,7 +48,7 @@ ATARI = Config(
         learning_rate=1e-4,
         optimizer_epsilon=1.5e-4,  # Adam's denominator; a smaller one makes rare gradients jump [Hessel et al. 2018]
         loss="huber",  # paper: squared; one huge error moves the network no further than a large one
-        bfloat16="auto",  # paper: not said; where the hardware has it, an update takes half of the time
+        bfloat16="auto",  # paper: not said; where the hardware has it, an update takes 0.6 of the time
     ),
     evaluator=EvaluatorConfig(
         period_seconds=120.0,  # a full game takes tens of seconds of a core
