@@ -78,10 +78,9 @@ class PixelBody:
                 f"a batch of {stacks.dtype} and shape {list(stacks.shape)} is none of "
                 f"uint8[N, B, {weight.shape[1]}, H, W], which this network takes"
             )
-        first = weight.new_empty(*stacks.shape[:2], *places(stacks.shape[3:]), len(weight))
-        for images, out in zip(stacks, first, strict=True):
-            convolve(images, weight, bias, out, rectified=True)
-        first = first.flatten(0, 1)
+        images = stacks.flatten(0, 1)
+        out = weight.new_empty(len(images), *places(images.shape[2:]), len(weight))
+        first = convolve(images, weight, bias, out, rectified=True)
         second = self._second(first)
         third = self._third(second)
         return first, second, third, third.permute(0, 3, 1, 2).flatten(1)

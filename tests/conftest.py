@@ -67,3 +67,14 @@ def pytest_xdist_make_scheduler(config, log):
             return "programs" if starts_programs(config.rootpath / name) and not may_isolate() else name
 
     return Files(config, log)
+
+
+@pytest.fixture
+def one_thread():
+    """torch computes each operation on one thread, as the native loops want it; afterwards as before."""
+    import torch  # Most tests do without.
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -18,15 +18,8 @@ from apex import convolution, native
 from apex.convolution import describe_convolution, load_convolution
 from apex.pixel_convolution import PixelConvolution
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}  # sums of up to 1,200 products in float32
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

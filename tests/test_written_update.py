@@ -24,19 +24,12 @@ from apex.written_update import WrittenUpdate
 
 CPU = torch.device("cpu")
 NUM_ACTIONS = 3
-LEARNING_RATE = 1e-3
 
 VECTORS = [(1, "float32", (5,)), (3, "float32", (5,)), (2, "uint8", (5,))]
 PIXELS = [(4, "uint8", (84, 84)), (1, "uint8", (47, 61))]  # 61 columns: some that no place of a kernel sees
 KINDS = [*VECTORS, *PIXELS]
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def needs_the_loop(schema):
@@ -69,7 +62,7 @@ def make_batch(schema, size, seed):
 def make(kind, schema, *, dueling=True, width=0.25, aside=False, **knobs):
     """An update of that kind, its networks and its optimizer; equal for equal arguments but the kind."""
     needs_the_loop(schema)
-    config = LearnerConfig(**{"batch_size": 8, "optimizer": "adam", "learning_rate": LEARNING_RATE, **knobs})
+    config = LearnerConfig(**{"batch_size": 8, "optimizer": "adam", "learning_rate": 1e-2, **knobs})
     network = NetworkConfig(hidden=round(7 / width), body_hidden=6, dueling=dueling, width=width)
     online, target = (place(make_network(network, schema, seed=seed), CPU) for seed in (1, 2))
     optimizer = make_optimizer(config, online.parameters())
@@ -107,25 +100,24 @@ def assert_steps_are_autograds(schema, sizes=(8, 1, 33, 8), aside=False, **knobs
         before = flatten_parameters(network)
         expected = plain(make_batch(schema, size, seed))
         got = update(make_batch(schema, size, seed))
-        torch.testing.assert_close(got.td_errors, expected.td_errors, rtol=1e-4, atol=2e-5)
-        torch.testing.assert_close(got.figures, expected.figures, rtol=1e-4, atol=2e-5)
+        torch.testing.assert_close(got.td_errors, expected.td_errors, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(got.figures, expected.figures, rtol=1e-4, atol=1e-5)
         assert bool(got.finite)
-        for own, other in zip(network.parameters(), plain_network.parameters(), strict=True):
-            scale = float(other.grad.abs().max())
-            torch.testing.assert_close(own.grad, other.grad, rtol=1e-3, atol=1e-4 * scale)
+        torch.testing.assert_close(gradients(network), gradients(plain_network), rtol=1e-3, atol=1e-6)
         assert (flatten_parameters(network) != before).any()
-        # Adam's first steps make of a gradient's sign a whole step: from here on both walk on from the same place.
-        network.load_state_dict(plain_network.state_dict())
+    # Adam makes a step of whole length, 1e-2, of a gradient next to nothing: among many parameters there are some.
+    off = 1e-5 if len(schema.frame_shape) == 1 else 1e-4
+    assert flatten_parameters(network) == pytest.approx(flatten_parameters(plain_network), rel=1e-3, abs=off)
     assert (flatten_parameters(target) == judge).all()
     assert all(parameter.grad is None for parameter in target.parameters())
 
 
-@pytest.mark.parametrize("kind", [VECTORS[0], PIXELS[1]])
-def test_gradients_are_clipped_to_a_joint_norm_of_the_most(kind):
+@pytest.mark.parametrize(("kind", "at_least"), [(VECTORS[0], 0.5), (PIXELS[1], 0.1)])
+def test_gradients_are_clipped_to_a_joint_norm_of_the_most(kind, at_least):
     schema = make_schema(*kind)
     update, network, _, _ = make(WrittenUpdate, schema, max_gradient_norm=0.05)
     told = update(make_batch(schema, 8, 0)).figures.gradient_norm
-    assert told > 0.1
+    assert told > at_least
     assert float(gradients(network).norm()) == pytest.approx(0.05, rel=1e-3)
 
 
