@@ -26,6 +26,7 @@ T = TypeVar("T")
 END_SECONDS = 15.0  # how long a program may take to end in order
 START_SECONDS = 120.0  # until what was started does its work
 GAP_SECONDS = 0.05  # without a change: the next one begins a burst
+LONGER = 5  # times as long as asked for may be measured, where a busy machine has too few bursts until then
 
 
 class Programs:
@@ -128,21 +129,24 @@ def measure_rates(count: Callable[[], int], seconds: float, pieces: int, check: 
 
     What it counts comes in bursts (a process cuts the segments of all its streams at once), so a piece lasts from the
     beginning of one burst to that of another; where they come too fast to be told apart, from one change to another.
-    Raises ChildDiedError when there are too few.
+    A busy machine may take longer over them than `seconds`: then they are waited for, up to LONGER times as long.
+    Raises ChildDiedError when there are too few even so.
     """
     changes: list[tuple[float, int, float]] = []  # when, what was counted before, how long that had not changed
-    began = changed = time.monotonic()
+    began = now = changed = time.monotonic()
     known = count()
-    while (now := time.monotonic()) < began + seconds:
+    starts = changes
+    while now < began + seconds or (len(starts) <= pieces and now < began + LONGER * seconds):
         check()
-        number = count()
+        time.sleep(0.001)
+        now, number = time.monotonic(), count()
         if number != known:
             changes.append((now, known, now - changed))
             known, changed = number, now
-        time.sleep(0.001)
-    dense = sum(silence for *_, silence in changes if silence <= GAP_SECONDS) > seconds / 2
-    starts = [change for change in changes if dense or change[2] > GAP_SECONDS]
+        if now >= began + seconds:
+            dense = sum(silence for *_, silence in changes if silence <= GAP_SECONDS) > (now - began) / 2
+            starts = [change for change in changes if dense or change[2] > GAP_SECONDS]
     if len(starts) <= pieces:
-        raise ChildDiedError(f"only {len(starts)} bursts in {seconds:g} s, too few to measure: take more seconds")
+        raise ChildDiedError(f"only {len(starts)} bursts in {now - began:.3g} s, too few to measure: take more seconds")
     edges = [starts[(len(starts) - 1) * piece // pieces] for piece in range(pieces + 1)]
     return [(then[1] - first[1]) / (then[0] - first[0]) for first, then in pairwise(edges)]
