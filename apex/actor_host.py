@@ -12,6 +12,7 @@ import numpy as np
 from apex.key_folder import read_keys
 from apex.lifecycle import POLL_SECONDS, Stop
 from apex.parameter_board import ParameterBoard
+from apex.rates import Rates
 from apex.session import Welcome
 from apex.sockets import open_context
 from apex.transport import ParameterSubscriber
@@ -55,26 +56,24 @@ class Host:
         self._figures = figures
         self._sizes = np.array(sizes)
         self._received = 0  # bytes of parameters, for all workers
-        self._before = (time.monotonic(), 0.0, 0.0, 0)
+        self._rates = Rates(time.monotonic(), 0.0, 0)
+        self._waited = (time.monotonic(), 0.0)  # at the last heartbeat
 
     def status(self) -> dict[str, Any]:
-        """What the heartbeats say; rates are over the time since the last one."""
+        """What the heartbeats say; `wait_share` is of the time since the last one, rates are of some seconds."""
         now = time.monotonic()
         steps = float((self._figures.rows[:, 0] * self._sizes).sum())
-        waited = self._figures.total("wait_seconds")
-        received = self._received
-        then, steps_then, waited_then, received_then = self._before
-        seconds = max(now - then, 1e-3)
-        self._before = (now, steps, waited, received)
-        share = min(1.0, (waited - waited_then) / seconds / len(self._sizes))
-        rate = (steps - steps_then) / seconds
+        (then, waited_then), waited = self._waited, self._figures.total("wait_seconds")
+        self._waited = (now, waited)
+        share = min(1.0, (waited - waited_then) / max(now - then, 1e-3) / len(self._sizes))
+        rate, received = self._rates.measure(now, steps, self._received)
         return {
             "steps_per_second": rate,
             "rate": f"{rate:,.0f} steps/s",
             "wait_share": share,
             "waiting": "for receipts" if share > 0.5 and steps else "for parameters" if not steps else "",
             "num_steps": steps,
-            "parameter_bytes_per_second": (received - received_then) / seconds,
+            "parameter_bytes_per_second": received,
         }
 
     def run(self, stop: Stop, check: Callable[[], None]) -> None:

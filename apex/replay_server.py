@@ -12,6 +12,7 @@ from apex.header import Frame, WireError
 from apex.peers import Peers
 from apex.priority_histogram import PriorityHistogram
 from apex.rate_limiter import RateLimiter
+from apex.rates import Rates
 from apex.sampler import SamplerBoard
 from apex.store_admission import Outcome
 from apex.store_writer import StoreWriter
@@ -46,7 +47,8 @@ class ReplayServer:
         self.peers = {"experience": Peers(clock), "priorities": Peers(clock)}  # of the sockets that others send to
         self._refused: Counter[str] = Counter()
         self._histogram = PriorityHistogram(store, clock=clock)
-        self._before = (clock(), store.num_inserted, board.num_drawn, time.process_time())
+        self._rates = Rates(clock(), store.num_inserted, board.num_drawn)
+        self._worked = (clock(), time.process_time())  # at the last heartbeat
         self.may_insert = True
         self.inserts_wanted = False  # samplers of another shard wait for inserts: none may wait here
         self.refused_connections: dict[str, int] = {}  # by door and reason
@@ -100,15 +102,14 @@ class ReplayServer:
         return self.may_insert
 
     def status(self) -> dict[str, Any]:
-        """What the heartbeats say; rates are over the time since the last one."""
+        """What the heartbeats say; `busy_share` is of the time since the last one, rates are of some seconds."""
         store, board, now = self._store, self._board, self._clock()
         inserted, drawn = store.num_inserted, board.num_drawn
-        worked = time.process_time()
-        then, inserted_then, drawn_then, worked_then = self._before
+        (then, worked_then), worked = self._worked, time.process_time()
+        self._worked = (now, worked)
         seconds = max(now - then, 1e-3)
-        self._before = (now, inserted, drawn, worked)
         counters = store.counters
-        inserts, samples = (inserted - inserted_then) / seconds, (drawn - drawn_then) / seconds
+        inserts, samples = self._rates.measure(now, inserted, drawn)
         return {
             "num_inserted": inserted,
             "num_drawn": drawn,

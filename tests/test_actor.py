@@ -276,6 +276,7 @@ def test_a_host_counts_the_steps_of_all_its_streams(sizes):
     status = host.status()
     assert status["num_steps"] == 10 * sum(sizes)
     assert status["steps_per_second"] > 0
+    assert status["rate"] == f"{status['steps_per_second']:,.0f} steps/s"
     assert status["waiting"] == ""
 
 
@@ -305,7 +306,6 @@ def test_a_host_counts_its_one_copy_of_the_parameters(monkeypatch):
     rate = host.status()["parameter_bytes_per_second"]
     assert published == [7] * 3
     assert 12_000 / (time.monotonic() - before + 1.0) < rate <= 12_000 / 0.05
-    assert host.status()["parameter_bytes_per_second"] == 0
 
 
 @pytest.mark.parametrize(
