@@ -58,6 +58,11 @@ def read_cuda(load: Callable[[str], Any] = ctypes.CDLL) -> Cuda:
     return Cuda(version, built_for, tuple(Gpu(name, memory, (major, minor)) for name, memory, (major, minor) in gpus))
 
 
+def means_gpu(device: object) -> bool:
+    """Whether a learner that is told `device` computes on a GPU of this host; None stands for "auto"."""
+    return device == "cuda" or (device != "cpu" and read_cuda().usable)
+
+
 def version_name(version: int) -> str:
     """12040 is 12.4."""
     return f"{version // 1000}.{version % 1000 // 10}"

@@ -18,6 +18,7 @@ from types import NoneType
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from apex.config import Config, ConfigError, EnvironmentConfig, dump_toml, flatten, from_dict, read_toml, require
+from apex.cuda import means_gpu
 from apex.presets import DEFAULT, PRESETS, Kind, preset_for
 
 SHORT_NAMES = {
@@ -116,11 +117,18 @@ def _resolve(typed: Typed, kind: Callable[[EnvironmentConfig], Kind]) -> Config:
         return from_dict(tree, PRESETS[typed.preset].config)
     if _is_whole(file):  # As --print-config prints it: what it leaves out is none, whatever a preset says.
         return from_dict(tree)
-    environment = tree.get("environment")
-    name = environment.get("id") if isinstance(environment, dict) else None
+    name = _branch(tree, "environment").get("id")
     if name and isinstance(name, str):
-        return from_dict(tree, preset_for(kind(EnvironmentConfig(id=name)), name))
+        shown = kind(EnvironmentConfig(id=name))
+        gpu = shown != "vector" and means_gpu(_branch(tree, "learner").get("device"))
+        return from_dict(tree, preset_for(shown, name, gpu=gpu))
     return from_dict(tree, PRESETS[DEFAULT].config)
+
+
+def _branch(tree: Tree, name: str) -> Tree:
+    """A branch of the tree; {} for what is none, which from_dict refuses."""
+    branch = tree.get(name)
+    return branch if isinstance(branch, dict) else {}
 
 
 def _lay_over(below: Tree, above: Tree) -> Tree:

@@ -35,8 +35,9 @@ PAPER = Config(
     actor=ActorConfig(num_actors=360),  # [section 4.1]
 )
 
-# Any Atari game, with the paper's network, batch, replay ratio (none) and schedule. What differs makes it learn sooner
-# on one machine, and needs half of the memory. How many actors explore follows from the machine; the paper had 360.
+# Any Atari game on a machine with a GPU: the paper's network, batch, replay ratio (none) and schedule. What differs
+# makes it learn sooner on one machine, and needs half of the memory. How many actors explore follows from the machine;
+# the paper had 360.
 ATARI = Config(
     actor=ActorConfig(bfloat16="auto"),  # paper: not said; by the processor
     replay=ReplayConfig(
@@ -58,9 +59,9 @@ ATARI = Config(
     ),
 )
 
-# Pong, made for small machines: as many small updates as the cores can make. With a network of a quarter of the width
-# and, on few cores, a batch of an eighth an update costs about a twentieth. How many actors explore, and how large a
-# batch is, follows from the machine: 16 and 64 on two cores.
+# Pong, or without a GPU any Atari game: as many small updates as the cores can make. With a network of a quarter of the
+# width and, on few cores, a batch of an eighth an update costs about a twentieth. How many actors explore, and how
+# large a batch is, follows from the machine: 16 and 64 on two cores.
 PONG = Config(
     environment=EnvironmentConfig(id="ALE/Pong-v5"),
     actor=ATARI.actor,
@@ -154,10 +155,10 @@ LUNARLANDER = replace(
 DEFAULT = "pong"
 
 PRESETS: dict[str, Preset] = {
-    "cartpole": Preset(CARTPOLE, "CartPole-v1, until it is solved: about half a minute"),
+    "cartpole": Preset(CARTPOLE, "CartPole-v1, until it is solved: 10 to 20 s on two cores"),
     "lunarlander": Preset(LUNARLANDER, "LunarLander-v3, until it is solved"),
-    "pong": Preset(PONG, "Atari Pong, sized to the machine (the default)"),
-    "atari": Preset(ATARI, "any Atari game, the paper's network and batch"),
+    "pong": Preset(PONG, "the default: Atari Pong, or without a GPU any --env"),
+    "atari": Preset(ATARI, "any Atari game on a GPU: the paper's network and batch"),
     "paper": Preset(PAPER, "the paper's values, 360 actors"),
 }
 
@@ -172,16 +173,16 @@ def preset(name: str, **changes: Any) -> Config:
     return from_dict(changes, PRESETS[name].config)
 
 
-def preset_for(kind: Kind, environment_id: str) -> Config:
-    """The settings for an environment of which only the id is known.
+def preset_for(kind: Kind, environment_id: str, *, gpu: bool) -> Config:
+    """The settings for an environment of which only the id is known, and whether the learner has a GPU.
 
-    Pong, CartPole-v1 and LunarLander have presets of their own. Other Atari games and other images go by `atari`, other
-    vectors by what `cartpole` and `lunarlander` begin with; their scores are on scales of their own, so these runs have
-    no score to end at.
+    Pong, CartPole-v1 and LunarLander have presets of their own. Other Atari games and other images go by `atari` on a
+    GPU, without one by `pong`: of the paper's updates two cores make one a second, of Pong's 70. Other vectors go by
+    what `cartpole` and `lunarlander` begin with. Their scores are on scales of their own: no score ends these runs.
     """
     name = environment_id.rpartition("/")[2]
     if kind == "vector":  # CartPole-v0 ends an episode after 200 steps, and never gives 475.
         base = LUNARLANDER if name.startswith("LunarLander-") else CARTPOLE if name == "CartPole-v1" else VECTOR
     else:
-        base = PONG if kind == "atari" and name.lower().startswith("pong") else ATARI
+        base = PONG if not gpu or (kind == "atari" and name.lower().startswith("pong")) else ATARI
     return replace(base, environment=replace(base.environment, id=environment_id))

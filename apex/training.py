@@ -14,6 +14,7 @@ from typing import Any
 
 from apex import presets
 from apex.config import Config, ConfigError, EnvironmentConfig, from_dict, require
+from apex.cuda import means_gpu
 from apex.environment import kind
 from apex.launch import Composer, Outcome
 from apex.launch import run as run_programs
@@ -54,10 +55,12 @@ class Run:
 def preset_for(environment_id: str, **changes: Any) -> Config:
     """What `apex train --env ID` takes: the settings for any Atari game, Gymnasium id or package.module:factory.
 
-    `changes` are those of `apex.preset`. Raises ConfigError for an environment that cannot be made here.
+    `changes` are those of `apex.preset`; those for pixels go by whether this machine has a GPU, or by learner.device.
+    Raises ConfigError for an environment that cannot be made here.
     """
-    base = presets.preset_for(kind(EnvironmentConfig(id=environment_id)), environment_id)
-    return from_dict(changes, base)
+    shown, learner = kind(EnvironmentConfig(id=environment_id)), changes.get("learner")
+    gpu = shown != "vector" and means_gpu(learner.get("device") if isinstance(learner, dict) else None)
+    return from_dict(changes, presets.preset_for(shown, environment_id, gpu=gpu))
 
 
 def train(config: Config, *, quiet: bool = False, stop: Callable[[], bool] | None = None) -> Run:

@@ -17,7 +17,7 @@ learn=false
 if (($# > 0 && $# <= 2)) && [[ $1 == learn && ${2:-1} =~ ^[0-9]+$ ]]; then
   learn=true
 elif (($# == 0)); then
-  options=(--env ALE/Seaquest-v5 --device cuda --json)
+  options=(--preset atari --env ALE/Seaquest-v5 --device cuda --json)
   out=docs/results prefix=gpu learner=45 narrow=20 actor=15 system=(30) patience=1
 elif (($# == 2)) && [[ $1 == --rehearse && -n $2 ]]; then
   # Short segments: in so short a time there must be some to count.

@@ -187,7 +187,7 @@ def _provenance(records: Sequence[Record]) -> str:
     dates = sorted(record.date[:10] for record in records)
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} ... {dates[-1]}"
     measured = [task for name, task in TASKS.items() if any(record.task == name for record in records)]
-    episodes = "; ".join(dict.fromkeys(f"{task.name} {task.episodes}" for task in measured))
+    episodes = "; ".join(dict.fromkeys(f"{task.game} {task.episodes}" for task in measured))
     return (
         f"Measured {when} on {' and on '.join(machines)}; commit {', '.join(commits)}. "
         f"Full games, raw scores, seeds that nothing else has played; games per seed: {episodes}."

@@ -5,7 +5,7 @@ One Reverb server process (prioritized table, FIFO removal), one writer, one rea
 that a replay server of ours does: items are n-step transitions (7 distinct 84x84 uint8 frames, action, rewards), frames
 are shared between items, batches of 512 arrive in the reader as ready arrays, 512 priorities go back.
 
-    python3 -m venv .peer && .peer/bin/pip install "dm-reverb[tensorflow]==0.14.0"      # 0.7 GB, apart from the project
+    python3.11 -m venv .peer && .peer/bin/pip install "dm-reverb[tensorflow]==0.14.0"      # 0.7 GB, apart from the project
     python3 make_frames.py seaquest frames.npy                                         # in an environment with ale-py
     .peer/bin/python reverb_bench.py frames.npy
 

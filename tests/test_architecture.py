@@ -21,6 +21,7 @@ FLOORS = [
         "sum_tree",
         "n_step",
         "rate_limiter",
+        "rates",
         "exploration",
         "networks",
         "losses",

@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from apex import cuda
 from apex.config import Config, ConfigError, dump_toml, flatten, load_toml
+from apex.cuda import Cuda, Gpu
 from apex.options import SHORT_NAMES, describe_config, parse_config
 from apex.presets import ATARI, CARTPOLE, PONG, PRESETS, VECTOR
 
@@ -130,7 +132,17 @@ def test_file_and_command_line_are_judged_together(tmp_path):
 def test_an_environment_alone_picks_the_preset_by_what_it_shows():
     assert parse("--env", "CartPole-v1") == CARTPOLE
     assert parse("--env", "Acrobot-v1").learner == VECTOR.learner
-    assert parse("--env", "ALE/Breakout-v5").learner == ATARI.learner
+
+
+@pytest.mark.parametrize("usable", [False, True])
+def test_pixels_alone_pick_the_preset_by_what_the_learner_computes_on(monkeypatch, usable):
+    monkeypatch.setattr(cuda, "read_cuda", lambda: Cuda(12_080, 12_060, (Gpu("H200", 2**37, (9, 0)),) * usable))
+    assert parse("--env", "ALE/Breakout-v5").network == (ATARI if usable else PONG).network
+    assert parse("--env", "ALE/Breakout-v5", "--device", "cpu").network == PONG.network
+    assert parse("--env", "ALE/Breakout-v5", "--device", "cuda").network == ATARI.network
+    assert parse("--env", "ALE/Breakout-v5", "--device", "auto").network == (ATARI if usable else PONG).network
+    assert parse("--env", "ALE/Pong-v5").network == PONG.network
+    assert "device" in refusal("--env", "ALE/Breakout-v5", "--device", "gpu")
 
 
 def test_an_environment_in_a_file_picks_the_preset_too(tmp_path):

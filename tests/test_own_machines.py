@@ -161,21 +161,22 @@ def test_every_line_by_hand_is_as_the_document_says(machines):
     options = " --name one --replay.min-size-to-sample 300 --learner.batch-size 32"
     running = {}
     for line, name in start:
-        more = options if "learner --preset" in line else ""
-        running[name] = machines.start(name, line + more, machines.folder / f"{name}.log")
+        role = line.split()[1]
+        more = options if role == "learner" else ""
+        running[name, role] = machines.start(name, line + more, machines.folder / f"{name}-{role}.log")
     (bundle, _), (status, _) = look
     machines.run("gpu1", bundle)
 
     def all_are_there():
         with suppress(subprocess.CalledProcessError):  # It says so when no learner answers.
             roles = json.loads(machines.run("gpu1", f"{status} --json").splitlines()[-1])["roles"]
-            return sorted(row["role"] for row in roles) == ["actor", "actor", "replay"]
+            return sorted(row["role"] for row in roles) == ["actor", "actor", "evaluator", "replay"]
 
     until(all_are_there, "programs", seconds=100.0)
     machines.run("gpu1", status)
     until(lambda: updates(machines, "one") > 10, "training", seconds=100.0)
-    running["gpu1"].send_signal(signal.SIGINT)  # Ctrl-C in the learner's shell ends the others too.
-    assert {name: process.wait(60) for name, process in running.items()} == dict.fromkeys(running, 0)
+    running["gpu1", "learner"].send_signal(signal.SIGINT)  # Ctrl-C in the learner's shell ends the others too.
+    assert {program: process.wait(60) for program, process in running.items()} == dict.fromkeys(running, 0)
     assert nothing_runs(machines)
 
 

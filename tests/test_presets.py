@@ -80,28 +80,29 @@ def test_pong_is_played_at_a_quarter_of_the_width_and_cartpole_until_it_is_solve
 
 
 @pytest.mark.parametrize(
-    ("kind", "environment_id", "expected"),
+    ("kind", "environment_id", "on_gpu", "without"),
     [
-        ("atari", "ALE/Pong-v5", PONG),
-        ("atari", "PongNoFrameskip-v4", PONG),
-        ("atari", "pong", PONG),
-        ("atari", "ALE/Breakout-v5", ATARI),
-        ("image", "CarRacing-v3", ATARI),
-        ("image", "my.games:pong", ATARI),
-        ("image", "Pong3D-v0", ATARI),  # not the Atari game
-        ("vector", "CartPole-v1", CARTPOLE),
-        ("vector", "LunarLander-v3", LUNARLANDER),
-        ("vector", "LunarLander-v2", LUNARLANDER),
+        ("atari", "ALE/Pong-v5", PONG, PONG),
+        ("atari", "PongNoFrameskip-v4", PONG, PONG),
+        ("atari", "pong", PONG, PONG),
+        ("atari", "ALE/Breakout-v5", ATARI, PONG),
+        ("image", "CarRacing-v3", ATARI, PONG),
+        ("image", "my.games:pong", ATARI, PONG),
+        ("image", "Pong3D-v0", ATARI, PONG),  # not the Atari game
+        ("vector", "CartPole-v1", CARTPOLE, CARTPOLE),
+        ("vector", "LunarLander-v3", LUNARLANDER, LUNARLANDER),
+        ("vector", "LunarLander-v2", LUNARLANDER, LUNARLANDER),
     ],
 )
-def test_an_environment_gets_the_preset_of_its_kind_under_its_own_name(kind, environment_id, expected):
-    config = preset_for(kind, environment_id)
-    assert config == replace(expected, environment=replace(expected.environment, id=environment_id))
+def test_an_environment_gets_the_preset_of_its_kind_under_its_own_name(kind, environment_id, on_gpu, without):
+    for expected, gpu in ((on_gpu, True), (without, False)):
+        config = preset_for(kind, environment_id, gpu=gpu)
+        assert config == replace(expected, environment=replace(expected.environment, id=environment_id))
 
 
 @pytest.mark.parametrize("environment_id", ["Acrobot-v1", "CartPole-v0", "my.games:CartPole", "LunarLanderMoon-v0"])
 def test_other_vectors_take_nothing_that_was_found_for_one_of_them_and_have_no_score_to_end_at(environment_id):
-    config = preset_for("vector", environment_id)
+    config = preset_for("vector", environment_id, gpu=True)
     assert config == replace(VECTOR, environment=EnvironmentConfig(id=environment_id, clip_rewards=False))
     assert config.learner.learning_rate < CARTPOLE.learner.learning_rate
     assert config.run.stop_score is None
