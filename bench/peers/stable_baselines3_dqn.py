@@ -137,8 +137,9 @@ def _make_environments(task: Task, environment: str, num_envs: int, *, seed: int
         seed=seed,
         env_kwargs=ATARI_OPTIONS,
         wrapper_class=AtariWrapper,
-        # Only what is learned from is cut at a lost life and clipped; the score is of full games, and raw.
-        wrapper_kwargs={"terminal_on_life_loss": is_training, "clip_reward": is_training},
+        # The zoo evaluates with the wrapper that it trains with: after a lost life it presses FIRE, without which
+        # Breakout stands still. Scores are of full games, and raw, for Monitor counts them below the wrapper.
+        wrapper_kwargs={"terminal_on_life_loss": True, "clip_reward": is_training},
     )
     return VecFrameStack(games, 4)
 
@@ -155,19 +156,17 @@ def _play(
     games = _make_environments(task, environment, num_envs, seed=seed, is_training=False)
     try:
         missing = episodes // num_envs + (np.arange(num_envs) < episodes % num_envs)
-        running, scores = np.zeros(num_envs), []
+        scores = []
         observation = games.reset()
         while missing.any():
             actions, _ = model.predict(observation, deterministic=True)
             at_random = rng.random(num_envs) < epsilon
             actions = np.where(at_random, rng.integers(games.action_space.n, size=num_envs), actions)
-            observation, rewards, ended, _ = games.step(actions)
-            running += rewards
-            for i in np.flatnonzero(ended):
-                if missing[i]:
-                    scores.append(float(running[i]))
+            observation, _, _, infos = games.step(actions)
+            for i, info in enumerate(infos):
+                if missing[i] and "episode" in info:  # Monitor's word at the end of a full game.
+                    scores.append(float(info["episode"]["r"]))
                     missing[i] -= 1
-                running[i] = 0.0
         return scores
     finally:
         games.close()
