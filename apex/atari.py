@@ -1,8 +1,8 @@
 """E Atari games side by side, played by ALE's own C++ vector environment.
 
 ALE does the pixels (gray, the maximum of the last two frames, area-resized, stacked), the no-ops, the FIRE that some
-games wait for, and the limit on frames. Rewards and lives leave here as they are: what the learner makes of them is
-decided above, and the score is counted below that.
+games wait for at their start, and the limit on frames. Rewards and lives leave here as they are: what the learner makes
+of them is decided above, and the score is counted below that.
 """
 
 from __future__ import annotations
@@ -54,6 +54,9 @@ class AtariEnvironment:
 
     With `noop_max` n an episode begins with 0 ... n - 1 no-ops (ALE's own rule), and `max_episode_frames` counts
     emulator frames from the first step on: the step that reaches it is truncated, unless the game ended in it.
+
+    With `fire_after_life_loss` the step after a lost life is FIRE in games that have it, whatever action was chosen:
+    to press it is worth so little more than not to, once, that a policy learns it late and stands still until then.
     """
 
     def __init__(
@@ -68,6 +71,9 @@ class AtariEnvironment:
         )
         self._num_actions: int = self._games.single_action_space.n
         self._lives: NDArray[np.int32] = np.zeros(self.num_envs, np.int32)
+        names = action_names(config, game) if config.fire_after_life_loss else []
+        self._fire = names.index("fire") if "fire" in names else None
+        self._fires_next: NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
         # Environment 0 once more, in colour: with the same seed and the same actions it is the same game.
         colour = {"grayscale": False, "img_height": SCREEN_HEIGHT, "img_width": SCREEN_WIDTH, "stack_num": 1}
         self._shown = _start(config, game, 1, 1, **colour) if pictures else None
@@ -79,6 +85,7 @@ class AtariEnvironment:
         observation: Array
         observation, info = self._games.reset(seed=seeds)
         self._lives = info["lives"]
+        self._fires_next = np.zeros(self.num_envs, np.bool_)
         if self._shown is not None:
             shown, _ = self._shown.reset(seed=None if seeds is None else seeds[:1])
             self._picture = shown[0, 0]
@@ -88,10 +95,12 @@ class AtariEnvironment:
         """Plays `frame_skip` emulator frames everywhere. The arrays are new ones each time."""
         if actions.min() < 0 or actions.max() >= self._num_actions:  # ALE would take it for a no-op.
             raise ValueError(f"actions must be 0 ... {self._num_actions - 1}, got {actions.tolist()}")
+        if self._fire is not None:
+            actions = np.where(self._fires_next, self._fire, actions)
         observation, reward, terminated, truncated, info = self._games.step(actions)
         # The lives of what ended are those of the next game already.
         life_lost = (info["lives"] < self._lives) & ~terminated & ~truncated
-        self._lives = info["lives"]
+        self._lives, self._fires_next = info["lives"], life_lost
         if self._shown is not None:
             self._picture = self._shown.step(actions[:1])[0][0, 0]
         final_observation = info.get("final_obs", observation)  # Absent while nothing ends.

@@ -45,6 +45,7 @@ class EnvironmentConfig:
     max_episode_frames: int = 108_000  # Atari: emulator frames, 30 minutes; then truncated [DQN]
     clip_rewards: bool = True  # learn from the sign-preserving clip to [-1, 1]; the score stays raw [DQN]
     life_loss_terminates: bool = True  # learn as if a lost life were terminal; the game and its score go on [DQN]
+    fire_after_life_loss: bool = False  # Atari: the step after a lost life is FIRE; without it Breakout stands still
 
     def __post_init__(self) -> None:
         require(bool(self.id), "environment.id must name an environment, got ''")

@@ -39,6 +39,7 @@ PAPER = Config(
 # makes it learn sooner on one machine, and needs half of the memory. How many actors explore follows from the machine;
 # the paper had 360.
 ATARI = Config(
+    environment=EnvironmentConfig(fire_after_life_loss=True),  # paper: not said; Stable-Baselines3's wrapper does it
     actor=ActorConfig(bfloat16="auto"),  # paper: not said; by the processor
     replay=ReplayConfig(
         capacity=1_000_000,  # paper: 2 M; about 1.5 GiB of compressed frames instead of 3
@@ -63,7 +64,7 @@ ATARI = Config(
 # width and, on few cores, a batch of an eighth an update costs about a twentieth. How many actors explore, and how
 # large a batch is, follows from the machine: 16 and 64 on two cores.
 PONG = Config(
-    environment=EnvironmentConfig(id="ALE/Pong-v5"),
+    environment=ATARI.environment,
     actor=ATARI.actor,
     replay=ReplayConfig(
         capacity=200_000,  # paper: 2 M; some games of every actor are enough here

@@ -404,6 +404,36 @@ def test_a_lost_life_is_told_apart_from_the_end_of_the_game():
     assert {count for game in games for count in game} == {4}  # Five lives: the last one ends the game.
 
 
+def test_breakout_goes_on_by_itself_only_where_a_lost_life_is_followed_by_fire():
+    nothing = np.zeros((300, 2), np.int64)
+    _, steps = play(make("breakout", 2), nothing)
+    assert sum(step.life_lost.sum() for step in steps) == 2
+    _, steps = play(make("breakout", 2, fire_after_life_loss=True), nothing)
+    assert all(sum(step.life_lost[i] for step in steps) >= 4 for i in range(2))
+    assert all(any(step.terminated[i] for step in steps) for i in range(2))
+
+
+@pytest.mark.parametrize(("game", "fire"), [("breakout", 1), ("ms_pacman", None)])
+def test_fire_takes_the_place_of_the_one_action_after_a_lost_life(game, fire):
+    """As a loop does that presses it by hand; where the game has no FIRE, the action is played."""
+    by_itself, by_hand = (make(game, 3, fire_after_life_loss=knob) for knob in (True, False))
+    assert np.array_equal(by_itself.reset(), by_hand.reset())
+    lost = np.zeros(3, np.bool_)
+    num_lost = 0
+    for t, chosen in enumerate(make_actions(700, 3, 4)):
+        pressed = chosen if fire is None else np.where(lost, fire, chosen)
+        step, other = by_itself.step(chosen), by_hand.step(pressed)
+        check_equal(step, other)
+        lost = other.life_lost
+        num_lost += lost.sum()
+        if lost.any() and t > 500:  # A game that is begun anew owes nothing to the one before.
+            assert np.array_equal(by_itself.reset(), by_hand.reset())
+            lost = np.zeros(3, np.bool_)
+    assert num_lost > 3
+    by_itself.close()
+    by_hand.close()
+
+
 def test_atari_rewards_are_not_clipped():
     _, steps = play(make("ms_pacman", 1), make_actions(100, 1, 9))
     assert max(step.reward[0] for step in steps) == 10
