@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from apex.config import Config
 from apex.lifecycle import POLL_SECONDS, Stop, Wait
+from apex.networks import dormant_share
 from apex.processes import ChildDiedError
 from apex.sample_ring import LoaderFigures
 from apex.trainer import Trainer
@@ -45,6 +46,7 @@ def describe_training(trainer: Trainer) -> dict[str, Any]:
         "updates": trainer.num_updates,
         "policy_lag": trainer.policy_lag,
         "skipped_updates": trainer.num_skipped,
+        "dormant_share": dormant_share(trainer.online),
         **{name: float(value) for name, value in figures.items()},
     }
 

@@ -61,6 +61,21 @@ def load_parameters(module: nn.Module, values: NDArray[np.float32]) -> None:
         tensor.copy_(part.view(tensor.shape))
 
 
+def dormant_share(network: nn.Module) -> float:
+    """Share of the units that the newest gradient passed by, of the hidden layer where it is greatest; else 0.
+
+    A ReLU that no sample of the batch has made fire learns nothing from it, and one that nothing makes fire never does
+    again: the layer gets poorer while the loss stays small (Sokar et al. 2023, The dormant neuron phenomenon in deep
+    reinforcement learning). It shows in the biases, whose gradients are exactly 0 then, and otherwise hardly ever.
+    """
+    shares = [
+        float((parameter.grad == 0).float().mean())
+        for name, parameter in network.named_parameters()
+        if name.endswith("bias") and not name.endswith("output.bias") and parameter.grad is not None
+    ]
+    return max(shares, default=0.0)
+
+
 def q_values(network: nn.Module, observation: NDArray[Any], *, bfloat16: bool = False) -> NDArray[np.float32]:
     """Q of a batch, frame_dtype[B, S, *F] -> float32[B, A], to act by."""
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):

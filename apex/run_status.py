@@ -29,6 +29,7 @@ LEARNER_FIGURES = (
     "wait_share",
     "loader_busy_share",
     "skipped_updates",
+    "dormant_share",
 )
 EPISODES = "actors/episodes"  # the tag of games that were finished since the message before
 MAX_MEMBERS = 2_000  # who is known; more cannot all be real

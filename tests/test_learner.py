@@ -167,6 +167,7 @@ def test_a_loss_that_is_not_finite_is_skipped_and_shown():
     last = loop.reports()[-1]
     assert (last["updates"], last["skipped_updates"]) == (5, 2)
     assert math.isfinite(last["loss"])
+    assert 0 <= last["dormant_share"] < 1
 
 
 def test_too_many_of_them_in_a_row_end_it_with_the_reason_and_without_a_save():

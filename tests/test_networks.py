@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from apex.config import ConfigError, NetworkConfig
-from apex.networks import flatten_parameters, load_parameters, make_network, num_parameters, q_values
+from apex.networks import dormant_share, flatten_parameters, load_parameters, make_network, num_parameters, q_values
 from apex.types import Schema
 
 
@@ -202,6 +202,40 @@ def test_the_global_generator_is_neither_read_nor_moved():
 
 
 # What it refuses
+
+
+@pytest.mark.parametrize(("schema", "layer"), [(vectors(), "value.hidden"), (images(), "body.2"), (images(), "body.0")])
+def test_dormant_units_are_counted_in_the_layer_that_has_most_of_them(schema, layer):
+    network = make_network(small(width=0.25, hidden=64, body_hidden=32), schema, seed=1)
+    assert dormant_share(network) == 0  # before any gradient
+    assert share_after(network, schema) == pytest.approx(naive_share(network, schema))
+    assert dormant_share(network) < 0.5
+    bias = network.get_submodule(layer).bias
+    dead = len(bias) * 3 // 4
+    with torch.no_grad():
+        bias[:dead] = -1e6  # Nothing makes these fire.
+    assert share_after(network, schema) == pytest.approx(naive_share(network, schema))
+    assert dormant_share(network) >= dead / len(bias)
+
+
+def share_after(network, schema):
+    network.zero_grad()
+    weights = torch.randn(64, schema.num_actions, generator=torch.Generator().manual_seed(2))
+    (network(observations(schema, 64)) * weights).sum().backward()
+    return dormant_share(network)
+
+
+def naive_share(network, schema):
+    """By what the units say, layer after layer."""
+    fires, hooks = {}, []
+    for name, module in network.named_modules():
+        if hasattr(module, "bias") and not name.endswith("output"):
+            hooks.append(module.register_forward_hook(lambda _, __, said, name=name: fires.update({name: said > 0})))
+    network(observations(schema, 64))
+    for hook in hooks:
+        hook.remove()
+    asleep = {name: 1 - said.transpose(0, 1).flatten(1).any(1).float().mean().item() for name, said in fires.items()}
+    return max(asleep.values())
 
 
 def test_refuses_images_that_vanish_in_the_convolutions():
