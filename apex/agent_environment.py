@@ -18,7 +18,8 @@ class AgentEnvironment(gymnasium.Env[Array, np.int64]):
     """Observations are frame_dtype[S, *F], of vectors float32[D]; actions are 0 ... A - 1; rewards are raw.
 
     The same seed begins the same game. `info` says whether a life was lost in the step, and whether the environment
-    failed in it: it raised, say. Such an episode is over (`truncated`), and the next `reset` begins a new one.
+    failed in it: it raised, say. Such an episode is over (`truncated`), and the next `reset` begins a new one. With
+    `environment.fire_after_life_loss`, FIRE is played in the place of the one action after a lost life.
     """
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  Gymnasium's own type

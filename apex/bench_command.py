@@ -46,7 +46,7 @@ def make_parser(name: str, about: str) -> argparse.ArgumentParser:
 
 def read_config(arguments: Sequence[str], prog: str) -> Config:
     """The configuration of a benchmark's run: that of `apex train` with these options, sized to this machine."""
-    words = list(arguments) if names(arguments, *NAME_A_GAME) else [*arguments, "--env", GAME]
+    words = list(arguments) if names(arguments, *NAME_A_GAME) else ["--preset", "atari", *arguments, "--env", GAME]
     config = parse_config(words, prog=prog, description="", kind=kind)
     return size_to_machine(config, read_machine(), describe(config.environment, config.actor.n_step))
 

@@ -26,7 +26,7 @@ T = TypeVar("T")
 END_SECONDS = 15.0  # how long a program may take to end in order
 START_SECONDS = 120.0  # until what was started does its work
 GAP_SECONDS = 0.05  # without a change: the next one begins a burst
-LONGER = 5  # times as long as asked for may be measured, where a busy machine has too few bursts until then
+LONGER = 3  # times as long as asked for may be measured, where a busy machine has too few bursts until then
 
 
 class Programs:

@@ -41,12 +41,13 @@ class Pipe(Protocol):
 
 def describe_training(trainer: Trainer) -> dict[str, Any]:
     """What of a report does not depend on any clock."""
-    figures = {} if trainer.figures is None else trainer.figures._asdict()
+    figures: dict[str, Any] = {}
+    if trainer.figures is not None:
+        figures = {**trainer.figures._asdict(), "dormant_share": dormant_share(trainer.online)}
     return {
         "updates": trainer.num_updates,
         "policy_lag": trainer.policy_lag,
         "skipped_updates": trainer.num_skipped,
-        "dormant_share": dormant_share(trainer.online),
         **{name: float(value) for name, value in figures.items()},
     }
 

@@ -192,12 +192,15 @@ def _preprocessing(info: PolicyInfo, kind: Kind, environment: EnvironmentConfig)
     if kind == "image":
         gray = "Frames: gray (OpenCV's RGB2GRAY)"
         return [*lines, f"{gray}, resized to {side} x {side} by INTER_AREA where they are not so large."]
+    fire = "FIRE where the game waits for it"
+    if environment.fire_after_life_loss:
+        fire += ", and in the place of the one action after a lost life"
     start = f"an episode begins with 0 ... {environment.noop_max - 1} no-ops" if environment.noop_max else "no no-ops"
     return [
         *lines,
         f"Frames: the maximum of the last two of every {environment.frame_skip} of the emulator, gray, area-resized "
         f"to {side} x {side}: ALE's own vector environment.",
-        f"Sticky actions {environment.sticky_actions:g}; {start}, and FIRE where the game waits for it; an episode is "
+        f"Sticky actions {environment.sticky_actions:g}; {start}; {fire}; an episode is "
         f"a full game of at most {environment.max_episode_frames:,} emulator frames.",
         f"Actions: {'all 18 of the console' if environment.full_action_space else 'the minimal set of the game'}.",
     ]

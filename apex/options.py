@@ -36,6 +36,7 @@ SHORT_NAMES = {
     "insecure-no-auth": "transport.insecure_no_auth",
 }
 HELP = ("-h", "--help")
+LATER_KNOBS = {"environment.fire_after_life_loss"}  # which a whole file of before lacks; their defaults are as it was
 
 Tree = dict[str, Any]
 
@@ -119,10 +120,13 @@ def _resolve(typed: Typed, kind: Callable[[EnvironmentConfig], Kind]) -> Config:
         return from_dict(tree)
     name = _branch(tree, "environment").get("id")
     if name and isinstance(name, str):
-        shown = kind(EnvironmentConfig(id=name))
-        gpu = shown != "vector" and means_gpu(_branch(tree, "learner").get("device"))
-        return from_dict(tree, preset_for(shown, name, gpu=gpu))
+        return from_dict(tree, preset_for(kind(EnvironmentConfig(id=name)), name, gpu=lambda: trains_on_gpu(tree)))
     return from_dict(tree, PRESETS[DEFAULT].config)
+
+
+def trains_on_gpu(tree: Tree) -> bool:
+    """Whether a learner of this host will compute on a GPU, as far as the knobs of `tree` tell."""
+    return not _branch(tree, "run").get("single_process") and means_gpu(_branch(tree, "learner").get("device"))
 
 
 def _branch(tree: Tree, name: str) -> Tree:
@@ -141,8 +145,8 @@ def _lay_over(below: Tree, above: Tree) -> Tree:
 
 
 def _is_whole(tree: Tree) -> bool:
-    """Whether every knob that can be written down is in `tree`."""
-    flat = set(tree)
+    """Whether every knob that can be written down is in `tree`, but for those that came later."""
+    flat = set(tree) | LATER_KNOBS
     for name, branch in tree.items():
         if isinstance(branch, dict):
             flat |= {f"{name}.{knob}" for knob in branch}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -60,10 +61,10 @@ ATARI = Config(
     ),
 )
 
-# Pong, or without a GPU any Atari game: as many small updates as the cores can make. With a network of a quarter of the
+# Any game of pixels without a GPU: as many small updates as the cores can make. With a network of a quarter of the
 # width and, on few cores, a batch of an eighth an update costs about a twentieth. How many actors explore, and how
 # large a batch is, follows from the machine: 16 and 64 on two cores.
-PONG = Config(
+NARROW = Config(
     environment=ATARI.environment,
     actor=ATARI.actor,
     replay=ReplayConfig(
@@ -77,14 +78,22 @@ PONG = Config(
     learner=replace(
         ATARI.learner,
         batch_size=0,  # paper: 512; by the machine, which is 64 on few cores
-        learning_rate=3e-4,  # Adam; the smaller network and game bear it
-        optimizer_epsilon=1e-5,
         target_period=500,  # paper: 2,500; updates are as few as the cores are
     ),
     network=NetworkConfig(width=0.25),  # paper: 1
+    evaluator=replace(ATARI.evaluator, episodes=5, num_envs=10),
+    checkpoint=CheckpointConfig(period=1_000),
+)
+
+PONG = replace(
+    NARROW,
+    learner=replace(
+        NARROW.learner,
+        learning_rate=3e-4,  # Adam; this game bears it. Of Breakout's advantages it left half dead.
+        optimizer_epsilon=1e-5,
+    ),
     # There are 30 ways for a game to begin, by its no-ops, and a policy that wins most may lose one of them by 20.
     evaluator=replace(ATARI.evaluator, confirm_episodes=30, num_envs=30),
-    checkpoint=CheckpointConfig(period=1_000),
 )
 
 # Vectors of a few numbers. Nothing below is the paper's, which plays Atari only: small networks, quick targets, fresh
@@ -156,9 +165,9 @@ LUNARLANDER = replace(
 DEFAULT = "pong"
 
 PRESETS: dict[str, Preset] = {
-    "cartpole": Preset(CARTPOLE, "CartPole-v1, until it is solved: 10 to 20 s on two cores"),
+    "cartpole": Preset(CARTPOLE, "CartPole-v1, until it is solved: half a minute at most"),
     "lunarlander": Preset(LUNARLANDER, "LunarLander-v3, until it is solved"),
-    "pong": Preset(PONG, "the default: Atari Pong, or without a GPU any --env"),
+    "pong": Preset(PONG, "Atari Pong, sized to the machine (the default)"),
     "atari": Preset(ATARI, "any Atari game on a GPU: the paper's network and batch"),
     "paper": Preset(PAPER, "the paper's values, 360 actors"),
 }
@@ -174,16 +183,19 @@ def preset(name: str, **changes: Any) -> Config:
     return from_dict(changes, PRESETS[name].config)
 
 
-def preset_for(kind: Kind, environment_id: str, *, gpu: bool) -> Config:
-    """The settings for an environment of which only the id is known, and whether the learner has a GPU.
+def preset_for(kind: Kind, environment_id: str, *, gpu: Callable[[], bool]) -> Config:
+    """The settings for an environment of which only the id is known; `gpu` says whether the learner has one.
 
     Pong, CartPole-v1 and LunarLander have presets of their own. Other Atari games and other images go by `atari` on a
-    GPU, without one by `pong`: of the paper's updates two cores make one a second, of Pong's 70. Other vectors go by
-    what `cartpole` and `lunarlander` begin with. Their scores are on scales of their own: no score ends these runs.
+    GPU, and without one by what `pong` begins with, with the optimizer of `atari`: of the paper's updates two cores
+    make one a second, of these 70. Other vectors go by what `cartpole` and `lunarlander` begin with. Their scores are
+    on scales of their own: no score ends these runs.
     """
     name = environment_id.rpartition("/")[2]
     if kind == "vector":  # CartPole-v0 ends an episode after 200 steps, and never gives 475.
         base = LUNARLANDER if name.startswith("LunarLander-") else CARTPOLE if name == "CartPole-v1" else VECTOR
+    elif kind == "atari" and name.lower().startswith("pong"):
+        base = PONG
     else:
-        base = PONG if not gpu or (kind == "atari" and name.lower().startswith("pong")) else ATARI
+        base = ATARI if gpu() else NARROW
     return replace(base, environment=replace(base.environment, id=environment_id))

@@ -27,6 +27,7 @@ from apex.learner_loop import LearnerLoop, describe_training
 from apex.lifecycle import Stop
 from apex.metrics import MetricsWriter
 from apex.networks import make_network
+from apex.rates import Rates
 from apex.replay_memory import reclaim, store_sizes
 from apex.run_folder import RunFolder
 from apex.run_status import RunStatus, Status
@@ -89,17 +90,15 @@ class Desk:
         self._evaluate_at = config.evaluator.period_updates
         self._told: dict[str, Any] = {}
         self._rates: Status = {}  # for people: since the report before
-        self._reported = (0.0, 0)
+        self._steps = Rates(0.0, 0)
 
     # --- the way to the coordinator, as `LearnerLoop` sees it -------------------------------------------------------
 
     def send_bytes(self, buf: bytes, /) -> None:
         """Takes the trainer's report, which comes once a second: only its rates, which nothing but the view needs."""
-        report, now, steps = json.loads(buf), self.status.elapsed_seconds, self._store.num_inserted
-        then, steps_then = self._reported
+        report, now = json.loads(buf), self.status.elapsed_seconds
         self._rates = {name: report[name] for name in ("updates_per_second", "samples_per_second")}
-        self._rates["steps_per_second"] = (steps - steps_then) / max(now - then, 1e-3)
-        self._reported = now, steps
+        (self._rates["steps_per_second"],) = self._steps.measure(now, self._store.num_inserted)
         self._folder.elapsed_seconds = now
 
     def poll(self) -> bool:

@@ -14,11 +14,11 @@ from typing import Any
 
 from apex import presets
 from apex.config import Config, ConfigError, EnvironmentConfig, from_dict, require
-from apex.cuda import means_gpu
 from apex.environment import kind
 from apex.launch import Composer, Outcome
 from apex.launch import run as run_programs
 from apex.lifecycle import FINISHED, REFUSED, Stop, stop_on_signals
+from apex.options import trains_on_gpu
 from apex.terminal_layout import known
 
 GUARD = 'Put what trains below `if __name__ == "__main__":`, so that the module can be imported without training'
@@ -58,9 +58,8 @@ def preset_for(environment_id: str, **changes: Any) -> Config:
     `changes` are those of `apex.preset`; those for pixels go by whether this machine has a GPU, or by learner.device.
     Raises ConfigError for an environment that cannot be made here.
     """
-    shown, learner = kind(EnvironmentConfig(id=environment_id)), changes.get("learner")
-    gpu = shown != "vector" and means_gpu(learner.get("device") if isinstance(learner, dict) else None)
-    return from_dict(changes, presets.preset_for(shown, environment_id, gpu=gpu))
+    shown = kind(EnvironmentConfig(id=environment_id))
+    return from_dict(changes, presets.preset_for(shown, environment_id, gpu=lambda: trains_on_gpu(changes)))
 
 
 def train(config: Config, *, quiet: bool = False, stop: Callable[[], bool] | None = None) -> Run:

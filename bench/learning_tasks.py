@@ -29,7 +29,8 @@ class Task(NamedTuple):
         """The game's; of what is a curve and no more, with the preset that gave it."""
         if self.num_seeds:
             return self.game
-        return f"{self.game}, preset {self.options[self.options.index('--preset') + 1]}"
+        preset = self.options[self.options.index("--preset") + 1]
+        return f"{self.game}, preset {preset}{', GPU' if 'cuda' in self.options else ''}"
 
     def reached(self, score: float, seconds: float) -> bool | None:
         """Whether one run did; None where there is no bar for a run alone."""
@@ -47,7 +48,7 @@ TASKS = {
         "LunarLander-v3", ("--preset", "lunarlander", "--stop-score", "215"), 100, 200.0, 120.0, 10.0, 3
     ),
     "pong": Task("ALE/Pong-v5", ("--preset", "pong", "--stop-score", "18.5"), 10, 18.0, 1_800.0, 30.0, 2),
-    "breakout": Task("ALE/Breakout-v5", ("--preset", "pong", "--env", "ALE/Breakout-v5"), 10, None, 3_600.0, 60.0, 2),
+    "breakout": Task("ALE/Breakout-v5", ("--env", "ALE/Breakout-v5"), 10, None, 3_600.0, 60.0, 2),
     # What the presets give that are for larger machines.
     "atari": Task("ALE/Breakout-v5", ("--preset", "atari", "--env", "ALE/Breakout-v5"), 10, None, 600.0, 10.0, 0),
     "paper": Task("ALE/Pong-v5", ("--preset", "paper"), 10, None, 600.0, 10.0, 0),

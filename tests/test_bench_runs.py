@@ -86,7 +86,9 @@ def test_one_that_is_asked_to_stop_says_no_figure(tmp_path, monkeypatch):
     ],
 )
 def test_the_benchmarks_game_is_another_only_where_one_is_named(arguments, game):
-    assert read_config([*arguments, "--device", "cpu"], "apex bench").environment.id == game
+    config = read_config([*arguments, "--device", "cpu"], "apex bench")
+    assert config.environment.id == game
+    assert game != GAME or (config.network.width, config.learner.batch_size) == (1.0, 512)  # The bars are for these.
 
 
 def test_a_system_without_its_parts_measures_itself_alone(monkeypatch, capsys):

@@ -439,9 +439,10 @@ def test_atari_rewards_are_not_clipped():
     assert max(step.reward[0] for step in steps) == 10
 
 
-def test_the_picture_shows_the_same_atari_game_in_colour():
+@pytest.mark.parametrize("knobs", [{"sticky_actions": 0.25}, {"fire_after_life_loss": True}])
+def test_the_picture_shows_the_same_atari_game_in_colour(knobs):
     # The gray frame that is played must follow from the picture, also through stickiness, lives and new games.
-    plain, drawn = (make("breakout", 2, sticky_actions=0.25, pictures=pictures) for pictures in (False, True))
+    plain, drawn = (make("breakout", 2, **knobs, pictures=pictures) for pictures in (False, True))
     assert np.array_equal(plain.reset(), drawn.reset())
     num_ended = 0
     for row in make_actions(400, 2, 4):

@@ -48,6 +48,7 @@ def test_an_environment_alone_picks_its_settings():
     assert apex.preset_for("CartPole-v1", seed=7) == apex.preset("cartpole", seed=7)
     assert apex.preset_for("ALE/Breakout-v5").environment.id == "ALE/Breakout-v5"
     paper, narrow = (apex.preset(name).network for name in ("atari", "pong"))
+    assert apex.preset_for("ALE/Breakout-v5", run={"single_process": True}).network == narrow
     assert apex.preset_for("ALE/Breakout-v5", learner={"device": "cuda"}).network == paper
     assert apex.preset_for("ALE/Breakout-v5", learner={"device": "cpu"}).network == narrow
     with pytest.raises(apex.ConfigError, match="did you mean CartPole-v1"):

@@ -30,7 +30,7 @@ from apex.coordinator import FORGET_SECONDS, Desk, coordinate
 from apex.cuda import read_cuda
 from apex.header import VERSION
 from apex.learner import choose_device
-from apex.learner_loop import DivergedError, LearnerLoop
+from apex.learner_loop import DivergedError, LearnerLoop, describe_training
 from apex.lifecycle import Stop
 from apex.metrics import read_curve
 from apex.networks import flatten_parameters, make_network
@@ -93,6 +93,12 @@ class Loop:
         while self.pipe.poll():
             found.append(json.loads(self.pipe.recv_bytes()))
         return found
+
+
+def test_a_report_says_nothing_of_units_before_the_first_update():
+    trainer = Loop(1).trainer
+    assert all(parameter.grad is not None for parameter in trainer.online.parameters())  # places, with nothing in them
+    assert "dormant_share" not in describe_training(trainer)
 
 
 def test_ends_after_its_last_update_although_samples_remain():

@@ -11,7 +11,7 @@ from apex import cuda
 from apex.config import Config, ConfigError, dump_toml, flatten, load_toml
 from apex.cuda import Cuda, Gpu
 from apex.options import SHORT_NAMES, describe_config, parse_config
-from apex.presets import ATARI, CARTPOLE, PONG, PRESETS, VECTOR
+from apex.presets import ATARI, CARTPOLE, NARROW, PONG, PRESETS, VECTOR
 
 
 def kind(config):
@@ -137,10 +137,12 @@ def test_an_environment_alone_picks_the_preset_by_what_it_shows():
 @pytest.mark.parametrize("usable", [False, True])
 def test_pixels_alone_pick_the_preset_by_what_the_learner_computes_on(monkeypatch, usable):
     monkeypatch.setattr(cuda, "read_cuda", lambda: Cuda(12_080, 12_060, (Gpu("H200", 2**37, (9, 0)),) * usable))
-    assert parse("--env", "ALE/Breakout-v5").network == (ATARI if usable else PONG).network
-    assert parse("--env", "ALE/Breakout-v5", "--device", "cpu").network == PONG.network
+    by_machine = ATARI if usable else NARROW
+    assert parse("--env", "ALE/Breakout-v5").network == by_machine.network
+    assert parse("--env", "ALE/Breakout-v5", "--device", "auto").network == by_machine.network
     assert parse("--env", "ALE/Breakout-v5", "--device", "cuda").network == ATARI.network
-    assert parse("--env", "ALE/Breakout-v5", "--device", "auto").network == (ATARI if usable else PONG).network
+    assert parse("--env", "ALE/Breakout-v5", "--device", "cpu").network == NARROW.network
+    assert parse("--env", "ALE/Breakout-v5", "--single-process").network == NARROW.network  # It is always on a CPU.
     assert parse("--env", "ALE/Pong-v5").network == PONG.network
     assert "device" in refusal("--env", "ALE/Breakout-v5", "--device", "gpu")
 
@@ -167,7 +169,11 @@ def test_a_refusal_of_the_environment_is_passed_on():
 
 def test_a_whole_file_is_repeated_exactly(tmp_path):
     config = parse("--preset", "cartpole", "--stop-score", "none", "--seed", "5")
-    assert parse("--config", write(tmp_path, dump_toml(config)), kind=None) == config
+    text = dump_toml(config)
+    assert parse("--config", write(tmp_path, text), kind=None) == config
+    before, knob, after = text.partition("fire_after_life_loss = false\n")
+    assert knob  # A run of before there was this one is repeated too, and has it off.
+    assert parse("--config", write(tmp_path, before + after), kind=None) == config
 
 
 @pytest.mark.parametrize(

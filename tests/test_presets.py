@@ -6,7 +6,7 @@ import pytest
 
 from apex.config import ActorConfig, Config, EnvironmentConfig, flatten, load_toml
 from apex.options import describe_config
-from apex.presets import ATARI, CARTPOLE, DEFAULT, LUNARLANDER, PONG, PRESETS, VECTOR, preset_for
+from apex.presets import ATARI, CARTPOLE, DEFAULT, LUNARLANDER, NARROW, PONG, PRESETS, VECTOR, preset_for
 
 
 def test_the_presets_are_the_promised_ones():
@@ -68,6 +68,19 @@ def test_the_paper_preset_holds_the_papers_values(knob, value):
     assert flatten(PRESETS["paper"].config)[knob] == value
 
 
+def test_without_a_gpu_other_games_have_pongs_sizes_and_ataris_optimizer():
+    assert NARROW.network == PONG.network
+    assert replace(NARROW.learner, learning_rate=3e-4, optimizer_epsilon=1e-5) == PONG.learner
+    assert (NARROW.learner.learning_rate, NARROW.learner.optimizer_epsilon) == (1e-4, 1.5e-4)
+    assert (NARROW.actor, NARROW.replay, NARROW.environment) == (PONG.actor, PONG.replay, PONG.environment)
+
+
+def test_fire_follows_a_lost_life_in_the_presets_for_atari_and_not_in_the_papers():
+    assert ATARI.environment.fire_after_life_loss
+    assert PONG.environment.fire_after_life_loss
+    assert not PRESETS["paper"].config.environment.fire_after_life_loss
+
+
 def test_pong_leaves_to_the_machine_what_depends_on_it():
     assert (PONG.actor.num_actors, PONG.learner.batch_size, PONG.learner.bfloat16) == (0, 0, "auto")
     assert (ATARI.actor.num_actors, ATARI.learner.batch_size, ATARI.learner.bfloat16) == (0, 512, "auto")
@@ -85,10 +98,10 @@ def test_pong_is_played_at_a_quarter_of_the_width_and_cartpole_until_it_is_solve
         ("atari", "ALE/Pong-v5", PONG, PONG),
         ("atari", "PongNoFrameskip-v4", PONG, PONG),
         ("atari", "pong", PONG, PONG),
-        ("atari", "ALE/Breakout-v5", ATARI, PONG),
-        ("image", "CarRacing-v3", ATARI, PONG),
-        ("image", "my.games:pong", ATARI, PONG),
-        ("image", "Pong3D-v0", ATARI, PONG),  # not the Atari game
+        ("atari", "ALE/Breakout-v5", ATARI, NARROW),
+        ("image", "CarRacing-v3", ATARI, NARROW),
+        ("image", "my.games:pong", ATARI, NARROW),
+        ("image", "Pong3D-v0", ATARI, NARROW),  # not the Atari game
         ("vector", "CartPole-v1", CARTPOLE, CARTPOLE),
         ("vector", "LunarLander-v3", LUNARLANDER, LUNARLANDER),
         ("vector", "LunarLander-v2", LUNARLANDER, LUNARLANDER),
@@ -96,13 +109,13 @@ def test_pong_is_played_at_a_quarter_of_the_width_and_cartpole_until_it_is_solve
 )
 def test_an_environment_gets_the_preset_of_its_kind_under_its_own_name(kind, environment_id, on_gpu, without):
     for expected, gpu in ((on_gpu, True), (without, False)):
-        config = preset_for(kind, environment_id, gpu=gpu)
+        config = preset_for(kind, environment_id, gpu=lambda gpu=gpu: gpu)
         assert config == replace(expected, environment=replace(expected.environment, id=environment_id))
 
 
 @pytest.mark.parametrize("environment_id", ["Acrobot-v1", "CartPole-v0", "my.games:CartPole", "LunarLanderMoon-v0"])
 def test_other_vectors_take_nothing_that_was_found_for_one_of_them_and_have_no_score_to_end_at(environment_id):
-    config = preset_for("vector", environment_id, gpu=True)
+    config = preset_for("vector", environment_id, gpu=lambda: pytest.fail("a vector's settings do not go by it"))
     assert config == replace(VECTOR, environment=EnvironmentConfig(id=environment_id, clip_rewards=False))
     assert config.learner.learning_rate < CARTPOLE.learner.learning_rate
     assert config.run.stop_score is None
