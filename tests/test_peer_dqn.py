@@ -6,7 +6,9 @@ import io
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import stable_baselines3_dqn as peer
 from training_watch import Watch
@@ -88,6 +90,36 @@ def test_no_evaluation_plays_the_games_of_training_or_of_another():
     seeds = [peer._draw_seed(1, number) for number in range(100)] + [peer._draw_seed(1_000_001, 0)]
     assert len({1, *seeds}) == 102
     assert all(0 <= seed < 2**31 for seed in seeds)
+
+
+class Games:
+    """Two environments; the first ends a life every step and a game every third, the second both every fifth."""
+
+    action_space = SimpleNamespace(n=4)
+
+    def __init__(self):
+        self.t, self.closed = 0, False
+
+    def reset(self):
+        return np.zeros((2, 3))
+
+    def step(self, actions):
+        assert actions.shape == (2,)
+        self.t += 1
+        infos = [{"episode": {"r": 10.0 * e + self.t, "l": self.t}} if self.t % (3, 5)[e] == 0 else {} for e in (0, 1)]
+        return np.zeros((2, 3)), np.ones(2), np.array([True, self.t % 5 == 0]), infos
+
+    def close(self):
+        self.closed = True
+
+
+def test_scores_are_of_full_games_and_each_environment_plays_its_share(monkeypatch):
+    games = Games()
+    monkeypatch.setattr(peer, "_make_environments", lambda *_, **__: games)
+    model = SimpleNamespace(predict=lambda observation, deterministic: (np.zeros(2, int), None))
+    task = TASKS["ALE/Breakout-v5"]
+    assert peer._play(model, task, "ALE/Breakout-v5", 5, seed=1) == [3.0, 15.0, 6.0, 9.0, 20.0]
+    assert games.closed
 
 
 def test_a_setting_for_every_task_and_the_same_one_for_all_of_atari():
