@@ -32,7 +32,7 @@ LAYOUT: Layout = {
     LEARNER: {
         "Updates until now": ["learner/updates$"],
         "Samples per second": ["learner/samples_per_second$"],
-        "Share of a hidden layer's units that no sample of the batch makes fire": ["learner/dormant_share$"],
+        "Dormant share of the worst hidden layer": ["learner/dormant_share$"],
         "Share of its time that a part waits or works": [
             "learner/wait_share$",
             "learner/loader_busy_share$",
