@@ -68,11 +68,10 @@ def test_the_paper_preset_holds_the_papers_values(knob, value):
     assert flatten(PRESETS["paper"].config)[knob] == value
 
 
-def test_without_a_gpu_other_games_have_pongs_sizes_and_ataris_optimizer():
-    assert NARROW.network == PONG.network
-    assert replace(NARROW.learner, learning_rate=3e-4, optimizer_epsilon=1e-5) == PONG.learner
-    assert (NARROW.learner.learning_rate, NARROW.learner.optimizer_epsilon) == (1e-4, 1.5e-4)
-    assert (NARROW.actor, NARROW.replay, NARROW.environment) == (PONG.actor, PONG.replay, PONG.environment)
+def test_without_a_gpu_other_games_have_pongs_settings_but_for_the_evaluator():
+    assert replace(NARROW, evaluator=PONG.evaluator) == PONG
+    assert (NARROW.evaluator.confirm_episodes, PONG.evaluator.confirm_episodes) == (10, 30)
+    assert (PONG.learner.learning_rate, PONG.learner.optimizer_epsilon) == (3e-4, 1e-5)
 
 
 def test_fire_follows_a_lost_life_in_the_presets_for_atari_and_not_in_the_papers():
