@@ -2,7 +2,7 @@
 # Trains: sets up .venv the first time, then starts every part. Ctrl-C stops them in order.
 #
 #   ./run.sh                                 Pong
-#   ./run.sh --preset cartpole               solved within half a minute
+#   ./run.sh --preset cartpole               solved within a minute
 #   ./run.sh --env ALE/Breakout-v5 --actors 32 --max-minutes 60
 #   ./run.sh --hosts hosts.toml              on several machines over ssh, see docs/own-machines.md
 #

@@ -162,7 +162,7 @@ LUNARLANDER = replace(
 DEFAULT = "pong"
 
 PRESETS: dict[str, Preset] = {
-    "cartpole": Preset(CARTPOLE, "CartPole-v1, until it is solved: half a minute at most"),
+    "cartpole": Preset(CARTPOLE, "CartPole-v1, until it is solved: within a minute"),
     "lunarlander": Preset(LUNARLANDER, "LunarLander-v3, until it is solved"),
     "pong": Preset(PONG, "Atari Pong, sized to the machine (the default)"),
     "atari": Preset(ATARI, "any Atari game on a GPU: the paper's network and batch"),

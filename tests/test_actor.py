@@ -10,7 +10,7 @@ import pytest
 import torch
 from builders import VECTORS
 
-from apex import actor_host
+from apex import actor_host, rates
 from apex.actor_host import Host, WorkerFigures
 from apex.actor_worker import Actor, acts_in_bfloat16
 from apex.config import ActorConfig, Config, EnvironmentConfig, NetworkConfig
@@ -306,6 +306,8 @@ def test_a_host_counts_its_one_copy_of_the_parameters(monkeypatch):
     rate = host.status()["parameter_bytes_per_second"]
     assert published == [7] * 3
     assert 12_000 / (time.monotonic() - before + 1.0) < rate <= 12_000 / 0.05
+    monkeypatch.setattr(rates, "WINDOW_SECONDS", 0.0)  # Only what came since the last word.
+    assert host.status()["parameter_bytes_per_second"] == 0
 
 
 @pytest.mark.parametrize(
