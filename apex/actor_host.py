@@ -23,7 +23,7 @@ class WorkerFigures:
     """What the worker processes tell their host: one row each of anonymous shared memory."""
 
     WORDS_BYTES = 2_000
-    COLUMNS = ("num_steps", "wait_seconds", "waiting", "num_resent", "in_flight")
+    COLUMNS = ("num_steps", "wait_seconds")
 
     def __init__(self, num_workers: int) -> None:
         """To be made before the fork."""

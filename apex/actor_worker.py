@@ -62,7 +62,7 @@ class Actor:
         """`bfloat16`: act by Q-values that are computed in it, where the processor multiplies it."""
         self._config = config.actor
         self._environment = environment
-        self._network = network
+        self._network = network.eval()  # A user's may have layers that only train.
         self._builder = builder
         self._link = link
         self._parameters = parameters
@@ -234,7 +234,6 @@ def _explore(stop: Stop, actor: Actor, metrics: MetricsSender, figures: NDArray[
         acted = actor.step()
         now = time.monotonic()
         figures[0] = actor.num_steps
-        figures[2] = not acted
         if not acted:
             figures[1] += now - began
             if not actor.num_steps:

@@ -32,6 +32,7 @@ LAYOUT: Layout = {
     LEARNER: {
         "Updates until now": ["learner/updates$"],
         "Samples per second": ["learner/samples_per_second$"],
+        "Learning rate": ["learner/learning_rate$"],
         "Dormant share of the worst hidden layer": ["learner/dormant_share$"],
         "Share of its time that a part waits or works": [
             "learner/wait_share$",

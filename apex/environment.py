@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import logging
-import os
 import re
-import sys
 from functools import cache
 from typing import Any, Literal, Protocol
 
@@ -18,6 +15,7 @@ from numpy.typing import NDArray
 
 from apex.atari import AtariEnvironment, action_names, count_actions
 from apex.config import ConfigError, EnvironmentConfig, require
+from apex.factories import find_factory
 from apex.gymnasium_environment import Form, GymnasiumEnvironment, read_spaces
 from apex.patience import EnvironmentFailure
 from apex.types import Array, Schema, Step
@@ -131,12 +129,12 @@ def _schema(
 
 def _make(config: EnvironmentConfig, *, pictures: bool = False) -> gymnasium.Env[Any, Any]:
     """One plain environment; raises ConfigError with the reason why there is none."""
-    module_name, colon, name = config.id.partition(":")
+    _, colon, name = config.id.partition(":")
     options: dict[str, Any] = {"render_mode": "rgb_array"} if pictures else {}
     env: Any
     try:
         if colon and name.isidentifier():  # Else it is Gymnasium's own module:Name-v0.
-            env = _import(config, module_name, name)(**options)
+            env = find_factory("environment.id", config.id)(**options)
         else:
             env = gymnasium.make(config.id, disable_env_checker=True, **options)
     except ConfigError:
@@ -153,22 +151,6 @@ def _make(config: EnvironmentConfig, *, pictures: bool = False) -> gymnasium.Env
         f"environment.id {config.id!r} cannot be drawn: asked for render_mode 'rgb_array', got {env.render_mode!r}",
     )
     return env
-
-
-def _import(config: EnvironmentConfig, module_name: str, name: str) -> Any:
-    """The factory module:name; modules in the current directory are found too."""
-    here = os.getcwd()
-    if "" not in sys.path and here not in sys.path:
-        sys.path.append(here)  # A console script's path begins with its own folder.
-    try:
-        factory = getattr(importlib.import_module(module_name), name, None)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ConfigError(
-            f"environment.id {config.id!r}: cannot import {module_name!r} here ({here}): {reason}"
-        ) from error
-    require(callable(factory), f"environment.id {config.id!r}: {module_name!r} has no function or class {name!r}")
-    return factory
 
 
 def _atari_game(name: str) -> str | None:

@@ -31,7 +31,7 @@ from apex.lifecycle import (
     configure_logging,
     stop_on_signals,
 )
-from apex.networks import load_parameters, make_network
+from apex.networks import load_parameters, make_network, q_values
 from apex.session import Session, Welcome, add_route_options, greet, read_route, read_welcome
 from apex.sockets import open_context
 from apex.transport import ParameterSubscriber
@@ -206,8 +206,7 @@ def make_policy(network: nn.Module, epsilon: float, rng: np.random.Generator) ->
     """The greedy policy of a network, but a uniformly random action with probability `epsilon`."""
 
     def act(observation: Array) -> NDArray[np.int64]:
-        with torch.inference_mode():
-            q = network(torch.from_numpy(observation)).numpy()
+        q = q_values(network, observation)
         return epsilon_greedy(q, np.full(len(q), epsilon), rng)
 
     return act

@@ -50,7 +50,6 @@ class ExperienceLink:
         self._clock = clock
         self._windows = [SendWindow(stream, window) for stream in streams]
         self._by_actor = {window.stream.actor_id: window for window in self._windows}
-        self.num_segments = 0
 
     @property
     def blocked(self) -> bool:
@@ -78,7 +77,6 @@ class ExperienceLink:
             message = self._codec.encode_segment(segment, shard)
             window.add(message, now)
             self._outlets[shard].send(message)  # Without room it stays in the window, and is sent again.
-            self.num_segments += 1
 
     def pump(self, timeout: float = 0.0) -> None:
         """Takes receipts, waiting up to `timeout` seconds for one, and sends again what is overdue.

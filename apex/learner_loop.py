@@ -48,6 +48,7 @@ def describe_training(trainer: Trainer) -> dict[str, Any]:
         "updates": trainer.num_updates,
         "policy_lag": trainer.policy_lag,
         "skipped_updates": trainer.num_skipped,
+        "learning_rate": trainer.learning_rate,
         **{name: float(value) for name, value in figures.items()},
     }
 

@@ -7,9 +7,6 @@ which is that of DQN's own code. Axes: B batch, A actions, S stacked frames, *F 
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from math import prod
 from typing import Any
 
@@ -19,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from apex.config import ConfigError, NetworkConfig, require
+from apex.factories import find_factory
 from apex.pixel_convolution import PixelConvolution, scale
 from apex.types import Schema
 
@@ -191,7 +189,7 @@ def _scaled(units: int, width: float) -> int:
 
 def _make_custom(path: str, schema: Schema) -> nn.Module:
     """Calls the user's factory, and refuses what could not learn or travel."""
-    factory = _import(path)
+    factory = find_factory("network.factory", path)
     try:
         module: nn.Module = factory(schema)
     except Exception as error:
@@ -220,25 +218,6 @@ def _make_custom(path: str, schema: Schema) -> nn.Module:
     except ConfigError as error:
         raise ConfigError(f"network.factory {path!r}: {error}") from error
     return module
-
-
-def _import(path: str) -> Any:
-    """The object behind package.module:name; modules in the current directory are found too."""
-    module_name, _, name = path.partition(":")
-    here = os.getcwd()
-    if "" not in sys.path and here not in sys.path:
-        sys.path.append(here)  # A console script's path begins with its own folder. It stays: imports may come late.
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        raise ConfigError(
-            f"network.factory {path!r}: cannot import {module_name!r} here ({here}): {type(error).__name__}: {error}"
-        ) from error
-    factory = getattr(module, name, None)
-    require(
-        callable(factory), f"network.factory {path!r}: {module_name!r} has no function or class {name!r} to be called"
-    )
-    return factory
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Gradient steps: the paper's RMSProp, and Adam."""
+"""Gradient steps: the paper's RMSProp, and Adam; and how long they are, update after update."""
 
 from __future__ import annotations
 
@@ -15,18 +15,36 @@ from apex.config import LearnerConfig
 def make_optimizer(config: LearnerConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """The optimizer that the configuration names, over `parameters`, which lie on their device already."""
     parameters = list(parameters)
+    rate: float | Tensor = config.learning_rate
+    if config.learning_rate_updates and parameters[0].is_cuda:
+        rate = torch.tensor(rate, device=parameters[0].device)  # A captured step would keep a number for ever.
     if config.optimizer == "adam":
         return Adam(
             parameters,
-            lr=config.learning_rate,
+            lr=rate,
             betas=(config.adam_beta1, config.adam_beta2),
             eps=config.optimizer_epsilon,
             fused=True,  # One pass over memory
             capturable=parameters[0].is_cuda,  # Its count of steps lies on the GPU too: see update.GraphUpdate.
         )
-    return CenteredRMSProp(
-        parameters, lr=config.learning_rate, decay=config.rmsprop_decay, epsilon=config.optimizer_epsilon
-    )
+    return CenteredRMSProp(parameters, lr=rate, decay=config.rmsprop_decay, epsilon=config.optimizer_epsilon)
+
+
+def learning_rate_at(config: LearnerConfig, num_updates: int) -> float:
+    """That of the update which follows on `num_updates` others."""
+    if not config.learning_rate_updates:
+        return config.learning_rate
+    done = min(1.0, num_updates / config.learning_rate_updates)
+    return (1 - done) * config.learning_rate + done * config.final_learning_rate
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Takes steps of this length from now on; on a GPU, from what its stream does now."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
@@ -103,7 +121,7 @@ class CenteredRMSProp(_NotCompiled):
     1.5e-7, here by no less than sqrt(1.5e-7) = 3.9e-4. Both averages start at 0 and forget by `decay` a step.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], *, lr: float, decay: float, epsilon: float) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], *, lr: float | Tensor, decay: float, epsilon: float) -> None:
         super().__init__(parameters, {"lr": lr, "decay": decay, "epsilon": epsilon})
 
     @torch.no_grad()
@@ -124,7 +142,12 @@ class CenteredRMSProp(_NotCompiled):
             torch._foreach_clamp_min_(roots, 0.0)  # A variance of 0 is rounded to below 0 now and then.
             torch._foreach_add_(roots, group["epsilon"])
             torch._foreach_sqrt_(roots)
-            torch._foreach_addcdiv_(parameters, gradients, roots, -group["lr"])
+            if isinstance(group["lr"], Tensor):
+                steps = torch._foreach_div(gradients, roots)
+                torch._foreach_mul_(steps, -group["lr"])
+                torch._foreach_add_(parameters, steps)
+            else:
+                torch._foreach_addcdiv_(parameters, gradients, roots, -group["lr"])
 
     def _average(self, parameter: nn.Parameter, name: str) -> Tensor:
         """A running average that `state_dict` carries; it begins at 0."""

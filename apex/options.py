@@ -36,7 +36,12 @@ SHORT_NAMES = {
     "insecure-no-auth": "transport.insecure_no_auth",
 }
 HELP = ("-h", "--help")
-LATER_KNOBS = {"environment.fire_after_life_loss"}  # which a whole file of before lacks; their defaults are as it was
+# Which a whole file of before lacks; their defaults are as it was.
+LATER_KNOBS = {
+    "environment.fire_after_life_loss",
+    "learner.final_learning_rate",
+    "learner.learning_rate_updates",
+}
 
 Tree = dict[str, Any]
 

@@ -15,7 +15,7 @@ from apex.convolution import KERNEL, LANES, STRIDE, load_convolution
 from apex.pixel_convolution import convolve, places, weight_gradient
 from apex.written_layers import stop_where_silent
 
-CONVOLUTIONS = (0, 2, 4)  # where they are in the body; between them are ReLUs
+PLACES_IN_BODY = (0, 2, 4)  # of the convolutions; between them are ReLUs
 
 
 class ConvolutionLayer(NamedTuple):
@@ -65,7 +65,7 @@ class PixelBody:
     """The body of a `networks.PixelQNetwork` that `suits`: a `written_layers.Body`."""
 
     def __init__(self, body: nn.Sequential) -> None:
-        self._first, self._second, self._third = (convolution_layer(body[index]) for index in CONVOLUTIONS)
+        self._first, self._second, self._third = (convolution_layer(body[index]) for index in PLACES_IN_BODY)
 
     def forward(self, stacks: Tensor) -> tuple[Tensor, ...]:
         """What each convolution gives after its ReLU, and the features, in the order of `nn.Flatten`.
@@ -99,7 +99,7 @@ class PixelBody:
 
 def suits(body: nn.Sequential) -> bool:
     """Whether convolution.c is there, knows the first layer, and has its vectors filled by all channels."""
-    layers = [cast(nn.Conv2d, body[index]) for index in CONVOLUTIONS]
+    layers = [cast(nn.Conv2d, body[index]) for index in PLACES_IN_BODY]
     known = layers[0].kernel_size == (KERNEL, KERNEL) and layers[0].stride == (STRIDE, STRIDE)
     return known and load_convolution() is not None and not any(layer.out_channels % LANES for layer in layers)
 

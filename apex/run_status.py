@@ -30,6 +30,7 @@ LEARNER_FIGURES = (
     "loader_busy_share",
     "skipped_updates",
     "dormant_share",
+    "learning_rate",
 )
 EPISODES = "actors/episodes"  # the tag of games that were finished since the message before
 MAX_MEMBERS = 2_000  # who is known; more cannot all be real

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from apex.types import Receipt, Stream
 
-RESEND_SECONDS = 2.0  # without progress of a stream, all that it has in flight is sent again
+# Without progress of a stream for so long, all that it has in flight is sent again. Where inserts wait for a slow
+# learner a stream may progress every few seconds only, and nothing is lost: so it is twice the newest pause, bounded.
+RESEND_SECONDS, MOST_RESEND_SECONDS = 2.0, 10.0
 
 
 class SendWindow:
@@ -21,6 +23,8 @@ class SendWindow:
         self._window = window
         self._unacknowledged: dict[int, list[bytes]] = {}
         self._progress_at = 0.0
+        self._patience = RESEND_SECONDS
+        self._resend_at = 0.0
         self._store_incarnation: int | None = None
 
     @property
@@ -41,7 +45,7 @@ class SendWindow:
     def add(self, message: list[bytes], now: float) -> None:
         """Keeps the message of segment `next_number`, which is being sent."""
         if not self._unacknowledged:
-            self._progress_at = now
+            self._progress_at, self._resend_at = now, now + self._patience
         self._unacknowledged[self.next_number] = message
         self.next_number += 1
 
@@ -58,16 +62,17 @@ class SendWindow:
         for number in arrived:
             del self._unacknowledged[number]
         if arrived:
-            self._progress_at = now
+            self._patience = min(max(RESEND_SECONDS, 2 * (now - self._progress_at)), MOST_RESEND_SECONDS)
+            self._progress_at, self._resend_at = now, now + self._patience
         known, self._store_incarnation = self._store_incarnation, receipt.store_incarnation
         return known is not None and known != receipt.store_incarnation and bool(self._unacknowledged)
 
     def overdue(self, now: float) -> bool:
-        """Whether segments are in flight and none was acknowledged for RESEND_SECONDS."""
-        return bool(self._unacknowledged) and now - self._progress_at >= RESEND_SECONDS
+        """Whether segments are in flight, and none was acknowledged or sent again for too long."""
+        return bool(self._unacknowledged) and now >= self._resend_at
 
     def resend(self, now: float) -> list[list[bytes]]:
         """Everything in flight, lowest number first."""
-        self._progress_at = now
+        self._resend_at = now + self._patience
         self.num_resent += len(self._unacknowledged)
         return [self._unacknowledged[number] for number in sorted(self._unacknowledged)]

@@ -17,7 +17,7 @@ from apex.feed import make_feed
 from apex.gradient_step import Figures
 from apex.losses import importance_weights
 from apex.networks import flatten_parameters
-from apex.optimizers import make_optimizer, restore_optimizer
+from apex.optimizers import learning_rate_at, make_optimizer, restore_optimizer, set_learning_rate
 from apex.sample_ring import Sample
 from apex.types import Array, Parameters, PriorityUpdate
 from apex.update import make_update, place
@@ -68,7 +68,7 @@ class Trainer:
         self._publish = publish
         self._publish_due, self._publish_at = False, 0.0
         self._clock = clock
-        self.online, self.target = place(online, device), place(target, device).requires_grad_(False)
+        self.online, self.target = place(online, device), place(target, device).requires_grad_(False).eval()
         self.target.load_state_dict(self.online.state_dict())
         self.optimizer = make_optimizer(config, self.online.parameters())
         self.num_updates = 0  # batches learned from, those included that were skipped
@@ -103,6 +103,11 @@ class Trainer:
         if self._publish_due and self._clock() >= self._publish_at:
             self._publish_newest()
         return True
+
+    @property
+    def learning_rate(self) -> float:
+        """That of the next update."""
+        return learning_rate_at(self._config, self.num_updates)
 
     def parameters(self) -> Parameters:
         """A clone of the online network, at a step boundary."""
@@ -145,7 +150,10 @@ class Trainer:
         weights = importance_weights(
             sample.probability, sample.num_transitions, self._config.importance_sampling_exponent
         )
-        updated = self._update(self._feed.load(sample, weights))
+        batch = self._feed.load(sample, weights)
+        if self._config.learning_rate_updates:
+            set_learning_rate(self.optimizer, self.learning_rate)
+        updated = self._update(batch)
         self.figures = updated.figures
         self.policy_lag = max(0.0, self.num_updates - float(sample.version.mean()))
         # In one tensor: one copy to the host tells both.

@@ -109,20 +109,6 @@ class Step(NamedTuple):
     failed: NDArray[np.bool_] | None = None  # [E]  not taken: its environment failed and began anew; None: all were
 
 
-class Transition(NamedTuple):
-    """A batch of n-step transitions s_t -> s_{t+m}, with m <= n.
-
-    The whole learning target is `n_step_return + discount * Q(next_observation)`: whoever reads
-    a transition needs neither n, nor gamma, nor a notion of "done".
-    """
-
-    observation: Array  # frame_dtype[B, S, *F]  s_t
-    action: NDArray[np.int64]  # [B]  a_t
-    n_step_return: NDArray[np.float32]  # [B]
-    discount: NDArray[np.float32]  # [B]
-    next_observation: Array  # frame_dtype[B, S, *F]  s_{t+m}
-
-
 class Stream(NamedTuple):
     """Who speaks: one environment stream in one of its lives."""
 

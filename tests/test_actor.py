@@ -130,6 +130,12 @@ def test_waits_for_the_first_parameters():
     assert actor.wait.reason == ""
 
 
+def test_a_users_layers_that_only_train_are_at_rest():
+    network = torch.nn.Sequential(Counting(), torch.nn.Dropout(0.5))
+    make_actor(Tape(), network)
+    assert not any(module.training for module in network.modules())
+
+
 def test_looks_for_newer_parameters_every_period():
     tape = Tape()
     actor = make_actor(tape)

@@ -15,7 +15,7 @@ PACKAGE = Path(apex.__file__).parent
 FLOORS = [
     # 0 and 1: the standard library, NumPy and, where its owners are, torch.
     {"types", "config", "native"},
-    {"convolution"},
+    {"convolution", "factories"},
     {"pixel_convolution"},
     {
         "sum_tree",

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from apex.config import LearnerConfig
-from apex.optimizers import make_optimizer, restore_optimizer
+from apex.optimizers import learning_rate_at, make_optimizer, restore_optimizer, set_learning_rate
 
 PAPER = {"learning_rate": 6.25e-5, "rmsprop_decay": 0.95, "optimizer_epsilon": 1.5e-7}
 
@@ -209,3 +209,40 @@ def test_on_a_gpu_whose_graph_captures_the_step_it_is_torchs_own(monkeypatch):
     step(optimizer, [x], [[1.0]])
     assert called == [optimizer]
     assert x.item() == 1.0
+
+
+def test_the_learning_rate_stays_unless_it_is_told_to_fall_and_then_falls_along_a_line():
+    assert [learning_rate_at(LearnerConfig(learning_rate=0.5), number) for number in (0, 10**9)] == [0.5, 0.5]
+    falls = LearnerConfig(learning_rate=0.5, final_learning_rate=0.1, learning_rate_updates=4)
+    rates = [learning_rate_at(falls, number) for number in range(7)]
+    assert rates == pytest.approx([0.5, 0.4, 0.3, 0.2, 0.1, 0.1, 0.1])
+
+
+@pytest.mark.parametrize("make", [rmsprop, adam])
+def test_a_step_is_as_long_as_was_set(make):
+    """RMSProp's and Adam's steps are proportional to the rate."""
+    steps = []
+    for rate in (None, 3e-3):
+        x = parameter([0.0, 0.0])
+        optimizer = make([x], learning_rate=1e-3)
+        if rate is not None:
+            set_learning_rate(optimizer, rate)
+        step(optimizer, [x], [[1.0, -2.0]])
+        steps.append(x.detach())
+    torch.testing.assert_close(steps[1], 3 * steps[0])
+
+
+def test_rmsprop_takes_the_same_steps_where_the_rate_is_a_tensor_as_on_a_gpu():
+    rng = np.random.default_rng(0)
+    one, other = parameter([1.0, 2.0, 3.0]), parameter([1.0, 2.0, 3.0])
+    plain, captured = rmsprop([one]), rmsprop([other])
+    (group,) = captured.param_groups
+    group["lr"] = kept = torch.tensor(group["lr"])
+    for rate in np.geomspace(1e-2, 1e-5, 20):
+        gradient = rng.normal(size=3)
+        set_learning_rate(plain, rate)
+        set_learning_rate(captured, rate)
+        step(plain, [one], [gradient])
+        step(captured, [other], [gradient])
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
+    assert group["lr"] is kept  # A graph reads it where it is.

@@ -1,6 +1,7 @@
 """The command line of a run: what each way of writing means, which source wins, and what is refused in which words."""
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,7 +11,7 @@ import pytest
 from apex import cuda
 from apex.config import Config, ConfigError, dump_toml, flatten, load_toml
 from apex.cuda import Cuda, Gpu
-from apex.options import SHORT_NAMES, describe_config, parse_config
+from apex.options import LATER_KNOBS, SHORT_NAMES, describe_config, parse_config
 from apex.presets import ATARI, CARTPOLE, NARROW, PONG, PRESETS, VECTOR
 
 
@@ -60,7 +61,7 @@ def test_a_preset_is_taken_as_it_is(name):
 @pytest.mark.parametrize("knob", flatten(PONG))
 def test_every_knob_is_an_option_in_each_spelling(knob):
     value = other_value(flatten(PONG)[knob])
-    if value is None or knob in ("replay.inserts_wait", "transport.insecure_no_auth"):
+    if value is None or knob in ("replay.inserts_wait", "transport.insecure_no_auth", "learner.learning_rate_updates"):
         return  # Words, and knobs that need another one: below.
     for option in (knob, knob.replace("_", "-")):
         assert parsed_value(knob, f"--{option}", str(value)) == value
@@ -81,6 +82,11 @@ def test_every_knob_is_an_option_in_each_spelling(knob):
         (["--max-updates", "7"], "run.max_updates", 7),
         (["--device", "cuda"], "learner.device", "cuda"),
         (["--batch-size", "64"], "learner.batch_size", 64),
+        (
+            ["--learner.learning-rate-updates", "9", "--learner.final-learning-rate=1e-6"],
+            "learner.learning_rate_updates",
+            9,
+        ),
         (["--network", "mine.nets:make"], "network.factory", "mine.nets:make"),
         (["--network", "a=b:c"], "network.factory", "a=b:c"),
         (["--network=a=b:c"], "network.factory", "a=b:c"),
@@ -171,9 +177,10 @@ def test_a_whole_file_is_repeated_exactly(tmp_path):
     config = parse("--preset", "cartpole", "--stop-score", "none", "--seed", "5")
     text = dump_toml(config)
     assert parse("--config", write(tmp_path, text), kind=None) == config
-    before, knob, after = text.partition("fire_after_life_loss = false\n")
-    assert knob  # A run of before there was this one is repeated too, and has it off.
-    assert parse("--config", write(tmp_path, before + after), kind=None) == config
+    for knob in LATER_KNOBS:  # A run of before there were these is repeated too, and has them off.
+        text, count = re.subn(rf"^{knob.rpartition('.')[2]} = .*\n", "", text, flags=re.MULTILINE)
+        assert count == 1
+    assert parse("--config", write(tmp_path, text), kind=None) == config
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from apex.send_window import RESEND_SECONDS, SendWindow
+from apex.send_window import MOST_RESEND_SECONDS, RESEND_SECONDS, SendWindow
 from apex.types import Receipt, Stream
 
 STREAM = Stream(3, 9)
@@ -63,10 +63,34 @@ def test_a_receipt_of_another_life_or_stream_says_nothing():
 def test_is_overdue_only_without_progress():
     window = window_with(3)
     assert not window.overdue(now=RESEND_SECONDS - 0.1)
-    window.acknowledge(receipt(1), now=RESEND_SECONDS - 0.1)
+    window.acknowledge(receipt(1), now=0.9)
     assert not window.overdue(now=RESEND_SECONDS + 0.1)
-    window.acknowledge(receipt(1), now=RESEND_SECONDS + 1.0)  # Nothing new.
-    assert window.overdue(now=2 * RESEND_SECONDS)
+    window.acknowledge(receipt(1), now=RESEND_SECONDS + 0.5)  # Nothing new.
+    assert window.overdue(now=RESEND_SECONDS + 0.9)
+
+
+def test_a_stream_that_progresses_slowly_is_not_taken_for_a_lossy_one():
+    """Where inserts wait for the learner, a receipt may come every 2.5 s. The first of them surprises, no other."""
+    window = window_with(6)
+    resent = []
+    for tick in range(1, 126):
+        now = tick / 10
+        if tick % 25 == 0:
+            window.acknowledge(receipt(tick // 25), now)
+        if window.overdue(now):
+            resent.append(now)
+            window.resend(now)
+    assert resent == [RESEND_SECONDS]
+
+
+def test_patience_is_bounded_and_lost_with_the_first_quick_progress():
+    window = window_with(4)
+    window.acknowledge(receipt(1), now=100.0)
+    assert not window.overdue(now=99.9 + MOST_RESEND_SECONDS)
+    assert window.overdue(now=100.0 + MOST_RESEND_SECONDS)
+    window.acknowledge(receipt(2), now=101.0)
+    window.acknowledge(receipt(3), now=101.1)
+    assert window.overdue(now=101.1 + RESEND_SECONDS)
 
 
 def test_an_empty_window_is_never_overdue_and_begins_its_clock_with_the_next_segment():

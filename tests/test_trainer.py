@@ -106,6 +106,21 @@ def test_publishes_no_sooner_than_it_may_and_then_the_newest():
     assert [parameters.version for parameters in tape.published] == [0, 3, 6]
 
 
+def test_a_users_layers_that_only_train_are_at_rest_in_the_target():
+    class Moody(torch.nn.Sequential):
+        def __init__(self):
+            super().__init__(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(4, 3))
+
+    online, target = Moody(), Moody()
+    tape = Tape(make_sample(0))
+    config = LearnerConfig(batch_size=B, optimizer="adam")
+    trainer = Trainer(
+        config, online, target, device=torch.device("cpu"), samples=tape, priorities=tape, publish=tape.publish
+    )
+    assert trainer.step(0.0)
+    assert [network.training for network in (trainer.online, trainer.target)] == [True, False]
+
+
 def test_priorities_are_the_td_errors_of_these_keys():
     """Straight from the definition, with the parameters from before the update."""
     sample = make_sample(0)
@@ -236,6 +251,25 @@ def test_how_the_optimizer_steps_is_said_by_this_device_and_configuration_and_no
     (group,) = after.optimizer.param_groups
     assert (group["capturable"], group["fused"], group["lr"]) == (True, True, 0.5)
     assert [values["step"].item() for values in after.optimizer.state.values()] == [1.0] * len(group["params"])
+
+
+def test_a_rate_that_falls_falls_from_update_to_update_and_goes_on_after_a_restore():
+    knobs = {"learning_rate": 0.4, "final_learning_rate": 0.1, "learning_rate_updates": 3}
+    before = make_trainer(Tape(*map(make_sample, range(2))), **knobs)
+    rates = []
+
+    def step(trainer):
+        trainer.step(0.0)
+        rates.append(trainer.optimizer.param_groups[0]["lr"])
+
+    step(before)
+    step(before)
+    after = make_trainer(Tape(*map(make_sample, range(2, 5))), **knobs)
+    after.restore(before.state())
+    for _ in range(3):
+        step(after)
+    assert rates == pytest.approx([0.4, 0.3, 0.2, 0.1, 0.1])
+    assert after.learning_rate == pytest.approx(0.1)
 
 
 class LateFeed:

@@ -1,0 +1,29 @@
+"""The user's own code behind a knob that reads package.module:name."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+from apex.config import ConfigError, require
+
+
+def find_factory(knob: str, path: str) -> Any:
+    """The function or class that `path` names; modules in the current directory are found too.
+
+    Raises ConfigError, which names the knob, where there is none.
+    """
+    module_name, _, name = path.partition(":")
+    here = os.getcwd()
+    if "" not in sys.path and here not in sys.path:
+        sys.path.append(here)  # A console script's path begins with its own folder. It stays: imports may come late.
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{knob} {path!r}: cannot import {module_name!r} here ({here}): {reason}") from error
+    factory = getattr(module, name, None)
+    require(callable(factory), f"{knob} {path!r}: {module_name!r} has no function or class {name!r} to be called")
+    return factory
