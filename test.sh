@@ -13,7 +13,7 @@ PATH="$PWD/.venv/bin:$PATH"
 unset PYTHONDONTWRITEBYTECODE # Hundreds of programs are started, and each would compile the package anew.
 
 # Every statement and branch of these is tested: the parts in which a mistake would be learned from.
-LEARNING=(types config sum_tree n_step rate_limiter exploration networks '*convolution' losses optimizers sizing segments
+LEARNING=(types config factories sum_tree n_step rate_limiter exploration networks '*convolution' losses optimizers sizing segments
   gradient_step 'written_*' '*_body' 'store*')
 TESTS_OF_LEARNING=(
   tests/test_{allocator,blocks,config,direct_draws,exploration,losses,n_step,networks,optimizers,pixel_body,pixel_convolution}.py

@@ -154,7 +154,7 @@ def time_parts(config: Config, schema: Schema, stop: Stop, seconds: float) -> Fi
     """Microseconds of each part of a step, per stream, without sockets."""
     count = config.actor.envs_per_process
     torch.set_num_threads(config.actor.num_threads)
-    network = make_network(config.network, schema, seed=0)
+    network = make_network(config.network, schema, seed=0).eval()
     environment = make_environment(config.environment, count, seed=1, num_threads=1)
     builder = SegmentBuilder.configured(config, schema, count)
     fast = acts_in_bfloat16(config, schema, has_bfloat16=read_bfloat16())

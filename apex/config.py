@@ -158,8 +158,8 @@ class LearnerConfig:
     batch_size: int = 512  # [section 4.1]; 0: by the machine
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"  # rmsprop: centered, epsilon inside the root [appendix C]
     learning_rate: float = 6.25e-5  # [appendix C]: 0.00025 / 4
-    final_learning_rate: float = 0.0  # to which it falls along a line ...; 0: it stays as it is
-    learning_rate_updates: int = 0  # ... during so many updates, and then stays
+    learning_rate_updates: int = 0  # in which it falls along a line to a share of that, where it stays; 0: it does not
+    final_learning_rate_share: float = 0.1  # that share
     optimizer_epsilon: float = 1.5e-7  # [appendix C]
     rmsprop_decay: float = 0.95  # [appendix C]
     adam_beta1: float = 0.9
@@ -184,14 +184,12 @@ class LearnerConfig:
         for name in ("learning_rate", "optimizer_epsilon", "max_gradient_norm"):
             require(getattr(self, name) > 0, f"learner.{name} must be > 0, got {getattr(self, name)}")
         require(
-            0 <= self.final_learning_rate <= self.learning_rate,
-            f"learner.final_learning_rate must be 0 ... learner.learning_rate {self.learning_rate}, "
-            f"got {self.final_learning_rate}",
+            0 < self.final_learning_rate_share <= 1,
+            f"learner.final_learning_rate_share must be in (0, 1], got {self.final_learning_rate_share}",
         )
         require(
-            self.learning_rate_updates >= 0 and (self.learning_rate_updates > 0) == (self.final_learning_rate > 0),
-            "learner.learning_rate_updates must be > 0 where learner.final_learning_rate is, and 0 where that is 0, "
-            f"got {self.learning_rate_updates} and {self.final_learning_rate}",
+            self.learning_rate_updates >= 0,
+            f"learner.learning_rate_updates must be >= 0, got {self.learning_rate_updates}",
         )
         for name in ("rmsprop_decay", "adam_beta1", "adam_beta2"):
             require(0 <= getattr(self, name) < 1, f"learner.{name} must be in [0, 1), got {getattr(self, name)}")

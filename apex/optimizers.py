@@ -35,11 +35,11 @@ def learning_rate_at(config: LearnerConfig, num_updates: int) -> float:
     if not config.learning_rate_updates:
         return config.learning_rate
     done = min(1.0, num_updates / config.learning_rate_updates)
-    return (1 - done) * config.learning_rate + done * config.final_learning_rate
+    return config.learning_rate * (1 - done * (1 - config.final_learning_rate_share))
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Takes steps of this length from now on; on a GPU, from what its stream does now."""
+    """Takes steps of this length from now on; on a GPU, in the order of the current stream, which must be its."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)

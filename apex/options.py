@@ -39,8 +39,8 @@ HELP = ("-h", "--help")
 # Which a whole file of before lacks; their defaults are as it was.
 LATER_KNOBS = {
     "environment.fire_after_life_loss",
-    "learner.final_learning_rate",
     "learner.learning_rate_updates",
+    "learner.final_learning_rate_share",
 }
 
 Tree = dict[str, Any]

@@ -89,13 +89,12 @@ PONG = Config(
 )
 
 # Any other game of pixels without a GPU. Breakout, at a quarter of the width and with a rate that does not fall, stood
-# at 16 from its 6th minute to its 22nd.
+# at 16 from its 6th minute to its 22nd (docs/learning.md).
 NARROW = replace(
     PONG,
     learner=replace(
         PONG.learner,
-        final_learning_rate=3e-5,  # paper: it does not fall
-        learning_rate_updates=100_000,  # 35 to 45 minutes of two cores
+        learning_rate_updates=100_000,  # paper: it does not fall; 33 to 45 minutes of two cores
     ),
     network=NetworkConfig(width=0.5),  # paper: 1
     evaluator=replace(ATARI.evaluator, episodes=5, num_envs=10),
@@ -192,7 +191,7 @@ def preset_for(kind: Kind, environment_id: str, *, gpu: Callable[[], bool]) -> C
     """The settings for an environment of which only the id is known; `gpu` says whether the learner has one.
 
     Pong, CartPole-v1 and LunarLander have presets of their own. Other Atari games and other images go by `atari` on a
-    GPU, and without one by `NARROW`: of the paper's updates two cores make one a second, of these 40.
+    GPU, and without one by `NARROW`: of the paper's updates two cores make one a second, of these 37 to 50.
     Other vectors go by what `cartpole` and `lunarlander` begin with. Their scores are on scales of their own: no score
     ends these runs.
     """

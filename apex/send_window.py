@@ -5,8 +5,10 @@ from __future__ import annotations
 from apex.types import Receipt, Stream
 
 # Without progress of a stream for so long, all that it has in flight is sent again. Where inserts wait for a slow
-# learner a stream may progress every few seconds only, and nothing is lost: so it is twice the newest pause, bounded.
+# learner a stream may progress every few seconds only, while receipts say that the store is there and nothing is lost:
+# so it is twice the newest pause, but bounded.
 RESEND_SECONDS, MOST_RESEND_SECONDS = 2.0, 10.0
+SILENCE_SECONDS = 1.0  # A pause with so long a silence in it is no slowness. Receipts come every 0.2 s.
 
 
 class SendWindow:
@@ -23,6 +25,8 @@ class SendWindow:
         self._window = window
         self._unacknowledged: dict[int, list[bytes]] = {}
         self._progress_at = 0.0
+        self._heard_at = 0.0
+        self._silence = 0.0  # the longest since the last progress
         self._patience = RESEND_SECONDS
         self._resend_at = 0.0
         self._store_incarnation: int | None = None
@@ -45,6 +49,7 @@ class SendWindow:
     def add(self, message: list[bytes], now: float) -> None:
         """Keeps the message of segment `next_number`, which is being sent."""
         if not self._unacknowledged:
+            self._heard_at, self._silence = now, 0.0
             self._progress_at, self._resend_at = now, now + self._patience
         self._unacknowledged[self.next_number] = message
         self.next_number += 1
@@ -53,6 +58,8 @@ class SendWindow:
         """Drops what the store has. Returns whether the store is another one, and all else must be sent again."""
         if receipt.stream != self.stream:
             return False
+        self._silence = max(self._silence, now - self._heard_at)
+        self._heard_at = now
         stored = receipt.bitmap << 1  # Now bit 0 is `contiguous` itself, which is not stored.
         arrived = [
             number
@@ -62,7 +69,9 @@ class SendWindow:
         for number in arrived:
             del self._unacknowledged[number]
         if arrived:
-            self._patience = min(max(RESEND_SECONDS, 2 * (now - self._progress_at)), MOST_RESEND_SECONDS)
+            slow = 0.0 if self._silence > SILENCE_SECONDS else now - self._progress_at
+            self._patience = min(max(RESEND_SECONDS, 2 * slow), MOST_RESEND_SECONDS)
+            self._silence = 0.0
             self._progress_at, self._resend_at = now, now + self._patience
         known, self._store_incarnation = self._store_incarnation, receipt.store_incarnation
         return known is not None and known != receipt.store_incarnation and bool(self._unacknowledged)

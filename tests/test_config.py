@@ -85,23 +85,9 @@ BRANCHES = {
         ("learner.batch_size", -1, "learner.batch_size must be 1 ... 65536 (or 0: by the machine), got -1"),
         ("learner.batch_size", 65_537, "learner.batch_size must be 1 ... 65536 (or 0: by the machine), got 65537"),
         ("learner.learning_rate", 0.0, "learner.learning_rate must be > 0, got 0.0"),
-        (
-            "learner.final_learning_rate",
-            1e-3,
-            "learner.final_learning_rate must be 0 ... learner.learning_rate 6.25e-05, got 0.001",
-        ),
-        (
-            "learner.final_learning_rate",
-            1e-5,
-            "learner.learning_rate_updates must be > 0 where learner.final_learning_rate is, and 0 where that is 0, "
-            "got 0 and 1e-05",
-        ),
-        (
-            "learner.learning_rate_updates",
-            10,
-            "learner.learning_rate_updates must be > 0 where learner.final_learning_rate is, and 0 where that is 0, "
-            "got 10 and 0.0",
-        ),
+        ("learner.learning_rate_updates", -1, "learner.learning_rate_updates must be >= 0, got -1"),
+        ("learner.final_learning_rate_share", 0.0, "learner.final_learning_rate_share must be in (0, 1], got 0.0"),
+        ("learner.final_learning_rate_share", 1.1, "learner.final_learning_rate_share must be in (0, 1], got 1.1"),
         ("learner.optimizer_epsilon", 0.0, "learner.optimizer_epsilon must be > 0, got 0.0"),
         ("learner.max_gradient_norm", 0.0, "learner.max_gradient_norm must be > 0, got 0.0"),
         ("learner.rmsprop_decay", 1.0, "learner.rmsprop_decay must be in [0, 1), got 1.0"),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import apex
+from apex import presets
 
 
 def test_what_is_not_asked_for_is_not_loaded():
@@ -47,7 +48,7 @@ def test_a_preset_takes_changes_by_the_door_of_all_knobs():
 def test_an_environment_alone_picks_its_settings():
     assert apex.preset_for("CartPole-v1", seed=7) == apex.preset("cartpole", seed=7)
     assert apex.preset_for("ALE/Breakout-v5").environment.id == "ALE/Breakout-v5"
-    paper, narrow = (apex.preset(name).network for name in ("atari", "pong"))
+    paper, narrow = apex.preset("atari").network, presets.NARROW.network
     assert apex.preset_for("ALE/Breakout-v5", run={"single_process": True}).network == narrow
     assert apex.preset_for("ALE/Breakout-v5", learner={"device": "cuda"}).network == paper
     assert apex.preset_for("ALE/Breakout-v5", learner={"device": "cpu"}).network == narrow

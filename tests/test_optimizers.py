@@ -1,6 +1,7 @@
 """Claims about `apex.optimizers`: RMSProp as DQN wrote it, against a twin in float64, and what the config chooses."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -213,7 +214,7 @@ def test_on_a_gpu_whose_graph_captures_the_step_it_is_torchs_own(monkeypatch):
 
 def test_the_learning_rate_stays_unless_it_is_told_to_fall_and_then_falls_along_a_line():
     assert [learning_rate_at(LearnerConfig(learning_rate=0.5), number) for number in (0, 10**9)] == [0.5, 0.5]
-    falls = LearnerConfig(learning_rate=0.5, final_learning_rate=0.1, learning_rate_updates=4)
+    falls = LearnerConfig(learning_rate=0.5, final_learning_rate_share=0.2, learning_rate_updates=4)
     rates = [learning_rate_at(falls, number) for number in range(7)]
     assert rates == pytest.approx([0.5, 0.4, 0.3, 0.2, 0.1, 0.1, 0.1])
 
@@ -246,3 +247,33 @@ def test_rmsprop_takes_the_same_steps_where_the_rate_is_a_tensor_as_on_a_gpu():
         step(captured, [other], [gradient])
         torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
     assert group["lr"] is kept  # A graph reads it where it is.
+
+
+class OnGpu(nn.Parameter):
+    """Says that it lies on a GPU, where a step is captured: numbers in it stay, tensors are read anew."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize("optimizer", ["rmsprop", "adam"])
+def test_on_a_gpu_a_rate_that_falls_is_a_tensor_that_stays_where_it_is(optimizer):
+    falls = LearnerConfig(optimizer=optimizer, learning_rate=0.5, learning_rate_updates=9)
+    made = make_optimizer(falls, [OnGpu(torch.zeros(2))])
+    (group,) = made.param_groups
+    kept = group["lr"]
+    set_learning_rate(made, 0.25)
+    assert group["lr"] is kept
+    assert kept.item() == 0.25
+    (group,) = make_optimizer(replace(falls, learning_rate_updates=0), [OnGpu(torch.zeros(2))]).param_groups
+    assert group["lr"] == 0.5
+    assert not isinstance(group["lr"], torch.Tensor)
+
+
+def test_a_run_goes_on_between_cpu_and_gpu_with_a_rate_of_this_devices_kind():
+    falls = LearnerConfig(optimizer="rmsprop", learning_rate=0.5, learning_rate_updates=9)
+    on_cpu, on_gpu = make_optimizer(falls, [parameter()]), make_optimizer(falls, [OnGpu(torch.zeros(1))])
+    states = on_cpu.state_dict(), on_gpu.state_dict()
+    restore_optimizer(on_cpu, states[1])
+    restore_optimizer(on_gpu, states[0])
+    assert isinstance(on_gpu.param_groups[0]["lr"], torch.Tensor)
+    assert isinstance(on_cpu.param_groups[0]["lr"], float)

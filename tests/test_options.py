@@ -61,7 +61,7 @@ def test_a_preset_is_taken_as_it_is(name):
 @pytest.mark.parametrize("knob", flatten(PONG))
 def test_every_knob_is_an_option_in_each_spelling(knob):
     value = other_value(flatten(PONG)[knob])
-    if value is None or knob in ("replay.inserts_wait", "transport.insecure_no_auth", "learner.learning_rate_updates"):
+    if value is None or knob in ("replay.inserts_wait", "transport.insecure_no_auth"):
         return  # Words, and knobs that need another one: below.
     for option in (knob, knob.replace("_", "-")):
         assert parsed_value(knob, f"--{option}", str(value)) == value
@@ -82,11 +82,6 @@ def test_every_knob_is_an_option_in_each_spelling(knob):
         (["--max-updates", "7"], "run.max_updates", 7),
         (["--device", "cuda"], "learner.device", "cuda"),
         (["--batch-size", "64"], "learner.batch_size", 64),
-        (
-            ["--learner.learning-rate-updates", "9", "--learner.final-learning-rate=1e-6"],
-            "learner.learning_rate_updates",
-            9,
-        ),
         (["--network", "mine.nets:make"], "network.factory", "mine.nets:make"),
         (["--network", "a=b:c"], "network.factory", "a=b:c"),
         (["--network=a=b:c"], "network.factory", "a=b:c"),

@@ -69,14 +69,19 @@ def test_is_overdue_only_without_progress():
     assert window.overdue(now=RESEND_SECONDS + 0.9)
 
 
+def hear(window, contiguous, *, since, until):
+    """Receipts every 0.2 s that say the same: the store is there."""
+    for tick in range(1, round((until - since) / 0.2)):
+        window.acknowledge(receipt(contiguous), since + 0.2 * tick)
+
+
 def test_a_stream_that_progresses_slowly_is_not_taken_for_a_lossy_one():
-    """Where inserts wait for the learner, a receipt may come every 2.5 s. The first of them surprises, no other."""
+    """Where inserts wait for the learner, one may be stored every 2.5 s. The first of them surprises, no other."""
     window = window_with(6)
     resent = []
     for tick in range(1, 126):
         now = tick / 10
-        if tick % 25 == 0:
-            window.acknowledge(receipt(tick // 25), now)
+        window.acknowledge(receipt(tick // 25), now)
         if window.overdue(now):
             resent.append(now)
             window.resend(now)
@@ -85,12 +90,21 @@ def test_a_stream_that_progresses_slowly_is_not_taken_for_a_lossy_one():
 
 def test_patience_is_bounded_and_lost_with_the_first_quick_progress():
     window = window_with(4)
+    hear(window, 0, since=0.0, until=100.0)
     window.acknowledge(receipt(1), now=100.0)
     assert not window.overdue(now=99.9 + MOST_RESEND_SECONDS)
     assert window.overdue(now=100.0 + MOST_RESEND_SECONDS)
-    window.acknowledge(receipt(2), now=101.0)
-    window.acknowledge(receipt(3), now=101.1)
-    assert window.overdue(now=101.1 + RESEND_SECONDS)
+    window.acknowledge(receipt(2), now=100.5)
+    assert not window.overdue(now=100.4 + RESEND_SECONDS)
+    assert window.overdue(now=100.5 + RESEND_SECONDS)
+
+
+def test_an_outage_makes_nobody_patient():
+    """Nothing was heard meanwhile, so it was no slow store; what the outage has lost is sent again soon."""
+    window = window_with(4)
+    hear(window, 0, since=0.0, until=2.0)
+    window.acknowledge(receipt(1), now=8.0)
+    assert window.overdue(now=8.0 + RESEND_SECONDS)
 
 
 def test_an_empty_window_is_never_overdue_and_begins_its_clock_with_the_next_segment():

@@ -254,7 +254,7 @@ def test_how_the_optimizer_steps_is_said_by_this_device_and_configuration_and_no
 
 
 def test_a_rate_that_falls_falls_from_update_to_update_and_goes_on_after_a_restore():
-    knobs = {"learning_rate": 0.4, "final_learning_rate": 0.1, "learning_rate_updates": 3}
+    knobs = {"learning_rate": 0.4, "final_learning_rate_share": 0.25, "learning_rate_updates": 3}
     before = make_trainer(Tape(*map(make_sample, range(2))), **knobs)
     rates = []
 
