@@ -16,7 +16,8 @@ from apex.types import Schema
 ENVS_PER_PROCESS = 16
 
 # What a step costs its actor, in what a sample costs the learner: in a run of Pong on two cores, at a quarter of the
-# width, 1.1 ms, nearly all of it emulation, against 0.45 on one processor, and 0.55 against 0.19 on another.
+# width, 1.1 ms, nearly all of it emulation, against 0.45 on one processor, and 0.55 against 0.19 on another. A wider
+# network's sample costs more, and its actors get more than they need.
 SAMPLES_PER_STEP = 2.5
 
 # About one game of Pong. With fewer transitions of each actor the memory would hold one moment of every game, and no
