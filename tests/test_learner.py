@@ -522,7 +522,9 @@ def test_the_first_confirmed_score_ends_the_run_whatever_evaluation_comes_with_i
 
 
 def test_metrics_reach_the_curves_with_the_steps_that_are_known(desk):
-    replay, _ = session_of(desk.welcome("replay"), "replay", {"num_inserted": 42, "rate": "x"})
+    # As all that is replay says where it is, curves begin, whichever came first: this heartbeat or the first row.
+    endpoints = {"priorities": "tcp://127.0.0.1:1"}
+    replay, _ = session_of(desk.welcome("replay"), "replay", {"num_inserted": 42, "rate": "x"}, endpoints)
     desk.news(lambda news: news["steps"] == 42)
     scalars = {"actor_highest_id/score": 17.0, "actors/score_0006_epsilon_0.10000": 1.0, "actors/steps_per_second": 2.0}
     with open_context() as context:
