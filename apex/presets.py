@@ -94,7 +94,7 @@ NARROW = replace(
     PONG,
     learner=replace(
         PONG.learner,
-        learning_rate_updates=100_000,  # paper: it does not fall; 33 to 45 minutes of two cores
+        learning_rate_updates=100_000,  # paper: it does not fall; about 40 minutes of two cores
     ),
     network=NetworkConfig(width=0.5),  # paper: 1
     evaluator=replace(ATARI.evaluator, episodes=5, num_envs=10),
@@ -191,7 +191,7 @@ def preset_for(kind: Kind, environment_id: str, *, gpu: Callable[[], bool]) -> C
     """The settings for an environment of which only the id is known; `gpu` says whether the learner has one.
 
     Pong, CartPole-v1 and LunarLander have presets of their own. Other Atari games and other images go by `atari` on a
-    GPU, and without one by `NARROW`: of the paper's updates two cores make one a second, of these 37 to 50.
+    GPU, and without one by `NARROW`: of the paper's updates two cores make one a second, of these 40.
     Other vectors go by what `cartpole` and `lunarlander` begin with. Their scores are on scales of their own: no score
     ends these runs.
     """

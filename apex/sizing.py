@@ -43,7 +43,7 @@ BATCH_PER_THREAD = 32
 
 # On a processor that multiplies bfloat16 an update of Pong (64) takes 28 ms with it and 11 without at a quarter of the
 # width, 26 and 29 at a half, 55 and 85 at the whole; to act for 16 streams 1.2 and 0.8, 1.6 and 1.9, 6.1 and 5.9 ms.
-# A run of Breakout on two cores makes 50 updates a second with it at a half of the width, 37 without.
+# In its first minute a run of Breakout on two cores makes 50 updates a second with it at a half, 37 without.
 WIDE_ENOUGH = 0.5
 
 # To draw and decode a batch of 512 takes 5 to 7 ms of a core (docs/performance.md). On a CPU its update takes a hundred

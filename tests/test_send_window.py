@@ -63,10 +63,10 @@ def test_a_receipt_of_another_life_or_stream_says_nothing():
 def test_is_overdue_only_without_progress():
     window = window_with(3)
     assert not window.overdue(now=RESEND_SECONDS - 0.1)
-    window.acknowledge(receipt(1), now=0.9)
+    window.acknowledge(receipt(1), now=RESEND_SECONDS - 0.1)
     assert not window.overdue(now=RESEND_SECONDS + 0.1)
-    window.acknowledge(receipt(1), now=RESEND_SECONDS + 0.5)  # Nothing new.
-    assert window.overdue(now=RESEND_SECONDS + 0.9)
+    window.acknowledge(receipt(1), now=RESEND_SECONDS + 1.0)  # Nothing new.
+    assert window.overdue(now=2 * RESEND_SECONDS)
 
 
 def hear(window, contiguous, *, since, until):
