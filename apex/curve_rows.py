@@ -51,8 +51,9 @@ def make_row(role: str, steps: int, scalars: dict[str, float]) -> Row:
 
 def evaluation_row(steps: int, result: dict[str, Any], best: float) -> Row:
     """What the curves keep of an `evaluator.EvaluationResult`; `best`: the highest mean so far."""
-    names = {"score": "mean", "score_median": "median", "length": "length", "episodes": "episodes"}
-    scalars = {f"evaluator/{tag}": result[name] for tag, name in names.items()}
+    names = {"score": "mean", "score_median": "median", "score_low": "low", "score_high": "high"}
+    names |= {"length": "length", "episodes": "episodes"}
+    scalars = {f"evaluator/{tag}": result[name] for tag, name in names.items() if name in result}
     return make_row("evaluator", steps, scalars | {"evaluator/best_score": best})
 
 

@@ -1,7 +1,8 @@
 """`apex evaluate`: full games of a run's policy, or of a random one, scored by their raw rewards. Needs no GPU, no run.
 
-The games are not those of training: their seeds come from a sequence of their own (`games.evaluation_seed`), and the
-same --seed plays the same games again.
+The seeds are not those of training: they come from a sequence of their own (`games.evaluation_seed`), and the same
+--seed plays the same games again.
+An Atari game without sticky actions has 30 beginnings, by its no-ops, so one may go as one of another seed did.
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ def evaluate(
 ) -> Evaluation:
     """Plays `episodes` full games with a run's policy, `num_envs` side by side, as `apex evaluate` does.
 
-    `run` and `checkpoint` are those of `apex.load_policy`. The games are not those of training. `video`: where to write
-    the first game, as .mp4 or .gif. Raises ConfigError for what there is not or cannot be, EnvironmentFailure where the
-    environment cannot be played.
+    `run` and `checkpoint` are those of `apex.load_policy`. Their seeds are not those of training. `video`: where to
+    write the first game, as .mp4 or .gif. Raises ConfigError for what there is not or cannot be, EnvironmentFailure
+    where the environment cannot be played.
     """
     for name, value in (("episodes", episodes), ("num_envs", num_envs)):
         require(isinstance(value, int) and value >= 1, f"{name} must be a whole number >= 1, got {value!r}")

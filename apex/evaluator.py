@@ -52,6 +52,8 @@ class EvaluationResult(NamedTuple):
     updates: int  # version of the parameters
     mean: float
     median: float
+    low: float | None  # 95 % interval of the mean, by the bootstrap; None: of one game there is none
+    high: float | None
     length: float  # mean, in steps
     episodes: int
     scores: list[float]
@@ -62,8 +64,8 @@ class EvaluationResult(NamedTuple):
     seconds: float  # that it took
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields by name."""
-        return self._asdict()
+        """The fields by name, but for those that are None."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 class Environment(games.Environment, Protocol):
@@ -157,10 +159,13 @@ class Evaluator:
         if stop.requested:
             return
         summary = summarize(played)
+        low, high = summary.interval or (None, None)
         result = EvaluationResult(
             updates=parameters.version,
             mean=summary.mean,
             median=summary.median,
+            low=low,
+            high=high,
             length=summary.length,
             episodes=summary.episodes,
             scores=[game.score for game in played],

@@ -143,11 +143,10 @@ _RESULT: dict[str, Check] = {
     "confirmed": _is_flag,
 }
 _RESULT_MORE: dict[str, Check] = {
+    **dict.fromkeys(("low", "high", "epsilon", "seconds"), is_number),
     "scores": _is_list(is_number, MAX_EPISODES),
-    "epsilon": is_number,
     "seed": whole(0, 2**31 - 1),
     "num_envs": whole(1, MAX_EPISODES),
-    "seconds": is_number,
 }
 
 

@@ -146,19 +146,15 @@ def _score(info: PolicyInfo, config: Config, evaluation: Evaluation | None) -> s
         return (
             f"mean {evaluation.mean:.2f}, median {evaluation.median:.2f} over {evaluation.episodes} full games"
             f"{interval}; raw rewards, epsilon {evaluation.epsilon:g}, seed {evaluation.seed}: `apex evaluate`, "
-            "on games that were not used in training"
+            "on games of seeds that training does not draw"
         )
     if info.score is None:
         return "not measured"
-    evaluator, stop_score = config.evaluator, config.run.stop_score
-    games = f"{evaluator.episodes} full games"
-    if evaluator.confirm_episodes and stop_score is not None:
-        reached = f"{evaluator.confirm_episodes} others where these had reached {stop_score:g}"
-        games = f"{evaluator.confirm_episodes} full games" if info.score >= stop_score else f"{games}, or {reached}"
+    games = "full games" if info.games is None else f"{info.games.episodes} full games"
     return (
-        f"mean {info.score:.2f} over {games} by the run's evaluator; raw rewards, epsilon {evaluator.epsilon:g}. It "
-        "was chosen as the best of the run's evaluations, which makes such a mean too high: "
-        "`apex export --episodes 30` measures it anew"
+        f"mean {info.score:.2f} over {games} by the run's evaluator; raw rewards, epsilon "
+        f"{config.evaluator.epsilon:g}. It was chosen as the best of the run's evaluations, which makes such a mean "
+        "too high: `apex export --episodes 30` measures it anew"
     )
 
 

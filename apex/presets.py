@@ -48,13 +48,14 @@ ATARI = Config(
     ),
     learner=LearnerConfig(
         optimizer="adam",  # paper: RMSProp; Adam wants no tuning between games
-        learning_rate=1e-4,
-        optimizer_epsilon=1.5e-4,  # Adam's denominator; a smaller one makes rare gradients jump [Hessel et al. 2018]
+        learning_rate=1e-4,  # paper: 2.5e-4 / 4, for RMSProp
+        optimizer_epsilon=1.5e-4,  # paper: 1.5e-7, for RMSProp; this is Adam's [Hessel et al. 2018]
         loss="huber",  # paper: squared; one huge error moves the network no further than a large one
         bfloat16="auto",  # paper: not said; where the hardware has it, an update takes 0.6 of the time
     ),
     evaluator=EvaluatorConfig(
-        period_seconds=120.0,  # a full game takes tens of seconds of a core
+        # The paper says not when: a full game takes tens of seconds of a core, and is taken from training on few.
+        period_seconds=120.0,
         episodes=2,
         confirm_episodes=10,  # where it is to end at a score
         num_envs=2,
@@ -78,8 +79,8 @@ PONG = Config(
     learner=replace(
         ATARI.learner,
         batch_size=0,  # paper: 512; by the machine, which is 64 on few cores
-        learning_rate=3e-4,  # Adam; the smaller network bears it. By 1e-4 and atari's epsilon Breakout learns slowly
-        optimizer_epsilon=1e-5,
+        learning_rate=3e-4,  # paper: 2.5e-4 / 4; the smaller network bears it
+        optimizer_epsilon=1e-5,  # paper: 1.5e-7; with 1e-4 and 1.5e-4, which are atari's, Breakout learned half as much
         target_period=500,  # paper: 2,500; updates are as few as the cores are
     ),
     network=NetworkConfig(width=0.25),  # paper: 1
@@ -97,7 +98,7 @@ NARROW = replace(
         learning_rate_updates=100_000,  # paper: it does not fall; about 40 minutes of two cores
     ),
     network=NetworkConfig(width=0.5),  # paper: 1
-    evaluator=replace(ATARI.evaluator, episodes=5, num_envs=10),
+    evaluator=replace(ATARI.evaluator, episodes=5, num_envs=10),  # by two games a worse policy was taken for the best
 )
 
 # Vectors of a few numbers. Nothing below is the paper's, which plays Atari only: small networks, quick targets, fresh

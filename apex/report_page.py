@@ -125,7 +125,7 @@ def _header(run: RunFolder) -> Markup:
 
 def _summary(run: RunFolder, history: RunHistory) -> Markup:
     cards: list[Markup] = []
-    scores = find_scores(run, history)
+    scores = find_scores(history)
     if scores is None:
         last = actor_scores(history).values
         highest = run.config.actor.num_actors - 1
@@ -154,7 +154,8 @@ def _summary(run: RunFolder, history: RunHistory) -> Markup:
 
 
 def _origin_of(score: Score) -> str:
-    return f"mean of {score.games}, at {number_text(score.steps)} steps, {time_text(score.seconds)}"
+    interval = "" if score.interval is None else " (95 %: {:.4g} ... {:.4g})".format(*score.interval)
+    return f"mean of {score.games}{interval}, at {number_text(score.steps)} steps, {time_text(score.seconds)}"
 
 
 def _card(value: str, name: str, note: str) -> Markup:

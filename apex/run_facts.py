@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from apex.axis import number_text, time_text
-from apex.config import Config, EvaluatorConfig, flatten
+from apex.axis import time_text
+from apex.config import Config, flatten
 from apex.run_folder import RunFolder
 from apex.run_history import EVALUATION, RunHistory, Series
 from apex.run_lock import is_held
@@ -37,6 +37,7 @@ class Score(NamedTuple):
     steps: float
     seconds: float
     games: str  # how many, in words
+    interval: tuple[float, float] | None  # 95 % of the mean; None: one game alone, or a run of before it was kept
 
 
 class Change(NamedTuple):
@@ -60,18 +61,18 @@ def find_state(run: RunFolder) -> State:
     return State("finished" if found[-1].startswith("reached") else "stopped", found[-1])
 
 
-def find_scores(run: RunFolder, history: RunHistory) -> tuple[Score, Score] | None:
+def find_scores(history: RunHistory) -> tuple[Score, Score] | None:
     """The best evaluation, the first one of several, and the last; None if none was finished."""
-    means, episodes = history.series(*EVALUATION), history.series("evaluator", "evaluator/episodes")
-    counts = dict(zip(episodes.steps.tolist(), episodes.values.tolist(), strict=True))
+    means = history.series(*EVALUATION)
+    counts, lows, highs = (_by_step(history, f"evaluator/{tag}") for tag in ("episodes", "score_low", "score_high"))
     if not len(means.values):
         return None
 
     def score(at: int) -> Score:
         seconds, steps, mean = (float(values[at]) for values in means)
-        told = counts.get(steps)
-        games = _count_games(run.config, mean) if told is None else f"{told:.0f} games"
-        return Score(mean, steps, seconds, games)
+        games = f"{counts[steps]:.0f} games" if steps in counts else "full games"
+        interval = (lows[steps], highs[steps]) if steps in lows and steps in highs else None
+        return Score(mean, steps, seconds, games, interval)
 
     return score(int(means.values.argmax())), score(-1)
 
@@ -179,14 +180,9 @@ def show(value: Any) -> str:
     return "none" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def _count_games(config: Config, mean: float) -> str:
-    """How many games an evaluation of this score has played, as far as the configuration tells."""
-    evaluator: EvaluatorConfig = config.evaluator
-    first, again = f"{evaluator.episodes} games", f"{evaluator.confirm_episodes} games"
-    if config.run.stop_score is None or not evaluator.confirm_episodes:
-        return first
-    limit = config.run.stop_score
-    return again if mean >= limit else f"{first} ({again} where these reached {number_text(limit)})"
+def _by_step(history: RunHistory, tag: str) -> dict[float, float]:
+    series = history.series("evaluator", tag)
+    return dict(zip(series.steps.tolist(), series.values.tolist(), strict=True))
 
 
 def _rate(seconds: Any, values: Any) -> float | None:

@@ -246,16 +246,25 @@ def describe_hardware() -> dict[str, Any]:
         facts = Path("/proc/cpuinfo").read_text()
     except OSError:
         facts = ""
-    model = re.search(r"^model name\s*:\s*(.+)$", facts, re.MULTILINE)
+    processor = _fact(facts, "model name") or platform.processor() or platform.machine()
+    family, model = _fact(facts, "cpu family"), _fact(facts, "model")
+    if family and model:  # In a virtual machine several generations have one name.
+        processor += f" (family {family}, model {model})"
     gpus = _ask(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
     return {
         "host": socket.gethostname(),
         "system": platform.platform(),
-        "cpu": model[1].strip() if model else platform.processor() or platform.machine(),
+        "cpu": processor,
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpus": gpus.splitlines() if gpus else [],
     }
+
+
+def _fact(facts: str, name: str) -> str:
+    """Of the first processor in /proc/cpuinfo; empty if it does not tell."""
+    found = re.search(rf"^{name}\s*:\s*(.+)$", facts, re.MULTILINE)
+    return found[1].strip() if found else ""
 
 
 def make_folder(config: Config, started: datetime | None = None) -> Path:

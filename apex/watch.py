@@ -70,7 +70,7 @@ class Source(NamedTuple):
 
 
 class Viewer:
-    """Plays one game after the other ; between two games it looks for a newer policy."""
+    """Plays one game after the other; between two games it looks for a newer policy."""
 
     def __init__(
         self, environment: VectorEnvironment, policies: Policies, policy: NewestPolicy, *, epsilon: float, seed: int

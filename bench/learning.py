@@ -31,6 +31,7 @@ from learning_records import Record, Score, describe_code, describe_machine, rec
 from learning_runs import ROOT, ApexSystem, PeerSystem, RunError, System
 from learning_tables import write
 from learning_tasks import SYSTEMS, TASKS
+from processor_time import OTHERS_SHARE, ProcessorTime
 
 from apex.config import ConfigError, require
 from apex.games import Game, summarize
@@ -119,9 +120,11 @@ def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> Non
         folder = Path(name)
         command = system.train(task, options.seed, minutes, further)
         print(f"learning: {system.show(command)}", file=sys.stderr, flush=True)
-        began, clock = time.time(), time.monotonic()
+        began, clock, processor = time.time(), time.monotonic(), ProcessorTime(available[: options.cores])
         _wait(subprocess.Popen(command, cwd=folder, start_new_session=True), 60 * minutes + GRACE_SECONDS, stop)
-        seconds = time.monotonic() - clock
+        seconds, others = time.monotonic() - clock, processor.others_share()
+        if others > OTHERS_SHARE:
+            print(f"learning: others had {others:.0%} of the cores: its times are no evidence", file=sys.stderr)
         outcome = system.read(folder, began)
         if not outcome.curve:
             raise RunError("the run ended before its first evaluation, so there is no curve")
@@ -143,6 +146,7 @@ def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> Non
         machine=describe_machine(),
         versions=outcome.versions,
         settings=outcome.settings,
+        others_share=round(others, 3),
     )
     path = write_record(options.root, record, outcome.curve)
     told = "" if record.reached is None else ", the bar is reached" if record.reached else ", the bar is not reached"

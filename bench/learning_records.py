@@ -53,6 +53,7 @@ class Record:
     machine: dict[str, Any]
     versions: dict[str, Any]
     settings: dict[str, Any]
+    others_share: float | None = None  # of the cores' time during the run, other processes'; None: not recorded then
 
     @property
     def name(self) -> str:

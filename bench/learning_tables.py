@@ -161,7 +161,7 @@ def _verdict(task: Task, group: Group, groups: Sequence[Group]) -> str:
 
 
 def _comparison(task: Task, group: Group, groups: Sequence[Group]) -> str:
-    """Against all others on such a machine that ran as long; only our own system has this bar."""
+    """Every seed of ours against every seed of all others on such a machine that ran as long. Only ours has it."""
     if group[0].system != "apex" or not task.num_seeds:
         return ""
     others = [
@@ -173,8 +173,10 @@ def _comparison(task: Task, group: Group, groups: Sequence[Group]) -> str:
     ]
     if not others:
         return "not compared yet"
-    if _score(group) <= max(map(_score, others)):
-        return "not met"
+    best = max(record.score.mean for other in others for record in other)
+    met = sum(record.score.mean > best for record in group)
+    if met < len(group):
+        return f"not met: {met} of {len(group)} seeds"
     fewest = min(map(len, [group, *others]))
     return "met" if fewest >= task.num_seeds else f"met so far: {fewest} of {task.num_seeds} seeds"
 
@@ -183,12 +185,20 @@ def _provenance(records: Sequence[Record]) -> str:
     machines = sorted(
         {f"{record.machine['cpu']}, {record.machine['memory_bytes'] / 2**30:.1f} GiB" for record in records}
     )
-    commits = sorted({(record.commit or "unknown")[:10] + " with changes" * bool(record.dirty) for record in records})
     dates = sorted(record.date[:10] for record in records)
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} ... {dates[-1]}"
-    measured = [task for name, task in TASKS.items() if any(record.task == name for record in records)]
-    episodes = "; ".join(dict.fromkeys(f"{task.game} {task.episodes}" for task in measured))
-    return (
-        f"Measured {when} on {' and on '.join(machines)}; commit {', '.join(commits)}. "
-        f"Full games, raw scores, seeds that nothing else has played; games per seed: {episodes}."
+    measured = {name: task for name, task in TASKS.items() if any(record.task == name for record in records)}
+    episodes = "; ".join(dict.fromkeys(f"{task.game} {task.episodes}" for task in measured.values()))
+    commits = "; ".join(
+        f"{task.name} {', '.join(_commits([record for record in records if record.task == name]))}"
+        for name, task in measured.items()
     )
+    return (
+        f"Measured {when} on {' and on '.join(machines)}. Each run by `bench/learning.py run` with the command of its "
+        "line, table and plots by `bench/learning.py tables`. Full games, raw scores, seeds that nothing else has "
+        f"played; games per seed: {episodes}. Commits: {commits}."
+    )
+
+
+def _commits(records: Sequence[Record]) -> list[str]:
+    return sorted({(record.commit or "unknown")[:10] + " with changes" * bool(record.dirty) for record in records})

@@ -12,9 +12,10 @@ from scripted import ScriptedEnvironment
 from torch import nn
 
 from apex.config import ConfigError, EvaluatorConfig
+from apex.curve_rows import evaluation_row
 from apex.environment import EnvironmentFailure
 from apex.evaluator import Evaluator, make_policy
-from apex.games import evaluation_seed
+from apex.games import Game, evaluation_seed, summarize
 from apex.lifecycle import Stop
 from apex.networks import flatten_parameters
 from apex.types import Parameters
@@ -115,6 +116,19 @@ def test_reports_the_games_of_the_parameters_it_was_given():
     (result,) = Trial(make_parameters(30), scores=[[2.0, 7.0, 3.0]], episodes=3, num_envs=3).run()
     assert (result.updates, result.mean, result.median, result.episodes) == (30, 4.0, 3.0, 3)
     assert (result.scores, result.length, result.confirmed) == ([2.0, 7.0, 3.0], 1.0, False)
+
+
+def test_the_interval_is_that_of_the_games_and_one_game_has_none():
+    (result,) = Trial(make_parameters(30), scores=[[2.0, 7.0, 3.0]], episodes=3, num_envs=3).run()
+    assert (result.low, result.high) == summarize([Game(score, 1) for score in (2.0, 7.0, 3.0)]).interval
+    row = evaluation_row(70, result.to_dict(), 9.0)["scalars"]
+    assert (row["evaluator/score_low"], row["evaluator/score_high"]) == (result.low, result.high)
+    (alone,) = Trial(make_parameters(30), scores=[[2.0]], episodes=1, num_envs=1).run()
+    assert not {"low", "high"} & set(alone.to_dict())
+    assert set(row) - set(evaluation_row(70, alone.to_dict(), 9.0)["scalars"]) == {
+        "evaluator/score_low",
+        "evaluator/score_high",
+    }
 
 
 def test_a_result_is_ready_for_json():

@@ -18,6 +18,7 @@ from fuzz.reference import accepts
 from fuzz.seeds import PIXELS, SIDES, TYPES, VECTORS, make_seeds
 
 from apex.config import Config
+from apex.curve_rows import evaluation_row
 from apex.metrics import MetricsWriter
 from apex.priority_histogram import merge
 from apex.run_status import RunStatus
@@ -221,6 +222,7 @@ def test_whatever_evaluation_or_figure_is_accepted_can_be_kept(tmp_path):
         status.evaluation = {**result, "best": result["mean"]}
         assert status.end_reason() == ""
         plain_line(status.report(metrics.latest))
+        metrics.accept(evaluation_row(5, result, result["mean"]))
         kept += 1
     for _, message in accepted_messages("metrics", 10_000, seed=1):
         metrics.accept({**message, "steps": 5})

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import learning
 import pytest
 from learning_records import FOLDER, HEADER, Record, Score, read_records, record_path, without_seed, write_record
 from learning_tables import BEGIN, DOCUMENTS, END, plot_command, plot_path, rebuild, render
 from learning_tasks import SYSTEMS, TASKS
+from processor_time import ProcessorTime
 
 from apex.config import ConfigError
 from apex.games import evaluation_seed
@@ -124,7 +127,9 @@ def test_a_bar_is_met_by_every_seed_in_score_and_in_time(figures, verdict):
     [
         ([50.0, 60.0], [20.0, 30.0], "met"),
         ([50.0], [20.0, 30.0], "met so far: 1 of 2 seeds"),
-        ([30.0, 30.0], [30.0, 30.0], "not met"),
+        ([30.0, 30.0], [30.0, 30.0], "not met: 0 of 2 seeds"),
+        ([90.0, 25.0], [20.0, 30.0], "not met: 1 of 2 seeds"),
+        ([90.0, 25.0], [20.0], "met so far: 1 of 2 seeds"),
         ([50.0, 60.0], [], "not compared yet"),
     ],
 )
@@ -174,7 +179,8 @@ def test_the_seed_alone_is_left_out_of_a_command():
 
 def test_below_the_table_stand_machine_commit_games_and_pictures():
     text = render([make_record(), make_record(seed=2, dirty=True)], Path("results/learning"))
-    assert "Measured 2026-01-02 on AMD EPYC, 24.0 GiB; commit 0123456789, 0123456789 with changes." in text
+    assert "Measured 2026-01-02 on AMD EPYC, 24.0 GiB. Each run by `bench/learning.py run`" in text
+    assert "Commits: CartPole-v1 0123456789, 0123456789 with changes." in text
     assert "games per seed: CartPole-v1 100." in text
     assert text.endswith("](results/learning/cartpole.png)")
     assert "lunarlander" not in text
@@ -273,6 +279,32 @@ def test_a_file_that_is_no_evidence_is_named(tmp_path, mend, message):
         read_records(tmp_path)
 
 
+# --- whose the processor was ----------------------------------------------------------------------------------------
+
+
+def test_what_is_not_this_process_nor_a_child_that_has_ended_is_another(tmp_path, monkeypatch):
+    tick = 1 / os.sysconf("SC_CLK_TCK")
+
+    def say(*busy):
+        """Cores 0, 1 and 2 with so many seconds of user, nice, system, idle, iowait, irq, softirq, steal."""
+        lines = [f"cpu{core} " + " ".join(f"{each / tick:.0f}" for each in times) for core, times in enumerate(busy)]
+        (tmp_path / "stat").write_text("\n".join(["cpu 1 1 1 1 1 1 1 1", *lines, "intr 5"]) + "\n")
+
+    clock, used = [100.0], [3.0]
+    monkeypatch.setattr("processor_time.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(
+        "processor_time.resource.getrusage",
+        lambda who: SimpleNamespace(ru_utime=used[0] * (who == resource.RUSAGE_CHILDREN), ru_stime=0.0),
+    )
+    say([5] * 8, [5] * 8, [5] * 8)
+    processor = ProcessorTime({0, 2}, tmp_path / "stat")
+    clock[0], used[0] = 110.0, 9.0
+    say([9, 6, 6, 50, 5, 5, 5, 5], [99] * 8, [5, 5, 5, 5, 5, 6, 6, 70])  # 8 s of cores 0 and 2, 6 of them ours.
+    assert processor.others_share() == pytest.approx(2 / 20)
+    used[0] = 30.0  # Clocks differ by a tick.
+    assert processor.others_share() == 0.0
+
+
 # --- runs -----------------------------------------------------------------------------------------------------------
 
 # In the place of Python: `train` leaves a run of the true form, and all else is done by the true one.
@@ -338,6 +370,7 @@ def test_a_finished_run_leaves_its_score_its_circumstances_and_its_curve(tmp_pat
     assert not {"seed", "environment.id", "run.folder"} & set(record.settings)
     assert record.machine["cores"] == len(os.sched_getaffinity(0))
     assert record.versions["torch"]
+    assert 0 <= record.others_share <= 1
     text = record_path(tmp_path, "cartpole", "apex", 3).read_text()
     assert os.uname().nodename not in json.loads(text)["machine"].values()
     assert str(tmp_path) not in text

@@ -107,20 +107,19 @@ def test_why_a_run_ended_stands_in_the_log_of_its_last_life(tmp_path, lives, wor
 
 def test_best_and_last_score_tell_where_and_over_how_many_games(tmp_path):
     run = make_run(tmp_path, SCORES)
-    best, last = find_scores(run, RunHistory(run))
-    assert best == (480, 20_000, 60, "100 games")  # It had to be confirmed.
-    assert last == (400, 25_000, 70, "20 games (100 games where these reached 475)")
-
-
-def test_where_the_evaluator_told_how_many_games_that_is_said(tmp_path):
-    run = make_run(tmp_path)
-    add_rows(run, "evaluator", [(5, 1_000, {EVALUATOR: 10, "evaluator/episodes": 33})])
-    assert find_scores(run, RunHistory(run))[1].games == "33 games"
+    best, last = find_scores(RunHistory(run))
+    assert best == (480, 20_000, 60, "full games", None)  # Curves of before do not tell how many.
+    assert last == (400, 25_000, 70, "full games", None)
+    told = {"evaluator/episodes": 33, "evaluator/score_low": 480.5, "evaluator/score_high": 497.25}
+    add_rows(run, "evaluator", [(80, 31_000, {EVALUATOR: 490, **told})])
+    best, last = find_scores(RunHistory(run))
+    assert best == last == (490, 31_000, 80, "33 games", (480.5, 497.25))
+    assert "mean of 33 games (95 %: 480.5 ... 497.2), at 31k steps" in Page(build_page(run, "")).text
 
 
 def test_without_evaluations_there_is_no_score(tmp_path):
     run = make_run(tmp_path)
-    assert find_scores(run, RunHistory(run)) is None
+    assert find_scores(RunHistory(run)) is None
 
 
 def test_figures_are_totals_and_means_over_the_time_in_which_they_were_counted(tmp_path):
@@ -174,7 +173,7 @@ def test_the_page_tells_all_about_the_run(tmp_path):
     for words in (
         "CartPole-v1",
         "seed 7",
-        "best score 480 mean of 100 games, at 20k steps, 1:00",
+        "best score 480 mean of full games, at 20k steps, 1:00",
         "updates 180 20.0 a second",
         "score 21 in 1,600 steps",
         "learner 70%",

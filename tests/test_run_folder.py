@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -249,6 +250,9 @@ def test_the_hardware_is_that_of_this_process():
     assert hardware["memory_bytes"] > 1 << 20
     assert isinstance(hardware["gpus"], list)
     assert hardware["cpu"]
+    facts = dict(re.findall(r"^([^\t:]+)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE))
+    if {"model name", "cpu family", "model"} <= set(facts):
+        assert hardware["cpu"] == "{model name} (family {cpu family}, model {model})".format(**facts)
 
 
 def test_the_versions_are_those_that_are_installed():

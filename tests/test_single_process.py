@@ -144,7 +144,7 @@ def test_it_leaves_curves_and_a_checkpoint_as_every_run_does(runs, name, updates
     assert all(row["scalars"]["actors/mean_score"] for row in rows["actor"])
     steps = [row["steps"] for row in rows["replay"]]
     assert steps == sorted(steps)
-    assert 1_000 <= steps[0] < 1_200  # A row each thousand steps; eight actors store 25 at once.
+    assert 1_000 <= steps[0] < 1_200  # A row each thousand steps; in a turn all actors store.
     assert rows["replay"][-1]["scalars"]["replay/num_inserted"] == steps[-1] == tensors(folder)[1]
     assert not any("second" in tag for role in rows.values() for row in role for tag in row["scalars"])
     assert not store_path(folder.run_id).exists()

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Evaluations(NamedTuple):
-    """When full games are played, how many, and how. Much as apex/presets.py has it for the same task."""
+    """When full games are played, how many, and how; docs/learning.md says where ours differ."""
 
     period_seconds: float
     episodes: int

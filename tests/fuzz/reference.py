@@ -472,7 +472,11 @@ def read_evaluation(header: Header, body: bytes, rest: list[bytes], facts: Facts
             must(is_whole(value, 0, 10_000))
         elif name == "confirmed":
             must(type(value) is bool)
-        elif name in ("mean", "median", "length", "epsilon", "seconds"):
+        elif name == "seed":
+            must(is_whole(value, 0, 2**31 - 1))
+        elif name == "num_envs":
+            must(is_whole(value, 1, 10_000))
+        elif name in ("mean", "median", "low", "high", "length", "epsilon", "seconds"):
             must(is_number(value))
         elif name == "scores":
             must(type(value) is list and len(value) <= 10_000 and all(is_number(each) for each in value))

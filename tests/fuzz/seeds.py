@@ -124,6 +124,7 @@ REQUESTS: list[dict[str, Any]] = [
     {**HEARTBEAT, "role": "actor", "streams": [[0, 1]], "endpoints": {}, "status": {"rate": "9/s", "num_steps": 3.0}},
 ]
 RESULT = {"updates": 12, "mean": 3.5, "median": 3.0, "length": 10, "episodes": 2, "confirmed": False}
+RESULT_MORE = {"scores": [3, 4.0], "low": 3, "high": 4.0, "epsilon": 0.01, "seed": 9, "num_envs": 2, "seconds": 1.0}
 FIGURES = {"role": "actor", "steps": None, "time": 1.5}
 
 
@@ -154,7 +155,7 @@ def make_seeds(kind: str) -> list[Seed]:
             ],
             "evaluation": [
                 codec.encode_evaluation(RESULT, Parameters(12, values)),
-                codec.encode_evaluation({**RESULT, "scores": [3, 4.0], "epsilon": 0.01, "seconds": 1.0}, None),
+                codec.encode_evaluation({**RESULT, **RESULT_MORE}, None),
             ],
         }
         seeds += [Seed(name, [bytes(part) for part in message]) for message in messages[kind]]
