@@ -7,7 +7,7 @@ Layout = dict[str, dict[str, list[str]]]  # category -> title of a chart -> the 
 GLANCE = "1. The run at a glance"
 SCORES, LEARNER, REPLAY, TROUBLE = "2. Games", "3. Learner", "4. Replay memory", "5. Trouble: all of it should be 0"
 
-# TensorBoard asks whether the beginning of a tag matches: a $ keeps evaluator/score from score_median.
+# TensorBoard asks whether the beginning of a tag matches: a $ keeps evaluator/score from score_median and the rest.
 LAYOUT: Layout = {
     GLANCE: {
         "Greedy score, and the best so far": ["evaluator/score$", "evaluator/best_score$"],
@@ -26,7 +26,7 @@ LAYOUT: Layout = {
     SCORES: {
         "Score of every actor, by its epsilon": ["actors/score_"],
         "Mean score of all actors": ["actors/mean_score$"],
-        "Greedy score by the evaluator: mean, median": ["evaluator/score"],
+        "Greedy score: mean, its 95 % interval, median": ["evaluator/score"],
         "Length of a game, in steps": ["evaluator/length$", "actor_highest_id/length$"],
     },
     LEARNER: {

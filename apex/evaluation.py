@@ -64,8 +64,8 @@ def evaluate(
 ) -> Evaluation:
     """Plays `episodes` full games with a run's policy, `num_envs` side by side, as `apex evaluate` does.
 
-    `run` and `checkpoint` are those of `apex.load_policy`. Their seeds are not those of training. `video`: where to
-    write the first game, as .mp4 or .gif. Raises ConfigError for what there is not or cannot be, EnvironmentFailure
+    `run` and `checkpoint` are those of `apex.load_policy`. The games' seeds are not those of training. `video`: where
+    to write the first game, as .mp4 or .gif. Raises ConfigError for what there is not or cannot be, EnvironmentFailure
     where the environment cannot be played.
     """
     for name, value in (("episodes", episodes), ("num_envs", num_envs)):

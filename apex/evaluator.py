@@ -187,7 +187,7 @@ class Evaluator:
         return self._stop_score is not None and bool(played) and summarize(played).mean >= self._stop_score
 
     def _play(self, episodes: int, stop: Stop) -> tuple[int, list[Game]]:
-        """Plays games that were never played before, and returns their seed too.
+        """Plays games by a seed that was never drawn before, and returns that too.
 
         Raises ConfigError if there never were environments for them.
         """

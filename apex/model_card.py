@@ -150,11 +150,13 @@ def _score(info: PolicyInfo, config: Config, evaluation: Evaluation | None) -> s
         )
     if info.score is None:
         return "not measured"
-    games = "full games" if info.games is None else f"{info.games.episodes} full games"
+    games, epsilon = "full games", config.evaluator.epsilon
+    if info.games is not None:
+        games, epsilon = f"{info.games.episodes} full games", info.games.epsilon
     return (
-        f"mean {info.score:.2f} over {games} by the run's evaluator; raw rewards, epsilon "
-        f"{config.evaluator.epsilon:g}. It was chosen as the best of the run's evaluations, which makes such a mean "
-        "too high: `apex export --episodes 30` measures it anew"
+        f"mean {info.score:.2f} over {games} by the run's evaluator; raw rewards, epsilon {epsilon:g}. It was chosen "
+        "as the best of the run's evaluations, which makes such a mean too high: `apex export --episodes 30` measures "
+        "it anew"
     )
 
 

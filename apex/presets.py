@@ -98,7 +98,7 @@ NARROW = replace(
         learning_rate_updates=100_000,  # paper: it does not fall; about 40 minutes of two cores
     ),
     network=NetworkConfig(width=0.5),  # paper: 1
-    evaluator=replace(ATARI.evaluator, episodes=5, num_envs=10),  # by two games a worse policy was taken for the best
+    evaluator=replace(ATARI.evaluator, episodes=5, num_envs=10),  # one game differs from the next by 5
 )
 
 # Vectors of a few numbers. Nothing below is the paper's, which plays Atari only: small networks, quick targets, fresh
@@ -192,7 +192,7 @@ def preset_for(kind: Kind, environment_id: str, *, gpu: Callable[[], bool]) -> C
     """The settings for an environment of which only the id is known; `gpu` says whether the learner has one.
 
     Pong, CartPole-v1 and LunarLander have presets of their own. Other Atari games and other images go by `atari` on a
-    GPU, and without one by `NARROW`: of the paper's updates two cores make one a second, of these 40.
+    GPU, and without one by `NARROW`: of the paper's updates two cores make one or two a second, of these 40.
     Other vectors go by what `cartpole` and `lunarlander` begin with. Their scores are on scales of their own: no score
     ends these runs.
     """

@@ -146,7 +146,8 @@ def _summary(run: RunFolder, history: RunHistory) -> Markup:
             cards.append(_card(figures[name], name, f"{rate} a second" if rate else ""))
     epsilon = run.config.evaluator.epsilon
     note = (
-        f"A score is the evaluator's: the mean raw score of full games of the newest parameters, epsilon {epsilon:g}."
+        f"A score is the evaluator's: the mean raw score of full games of the newest parameters, epsilon {epsilon:g}. "
+        "The best of many is above what it would have again, and an interval of fewer than ten games is too narrow."
         if scores
         else ""
     )
@@ -154,7 +155,10 @@ def _summary(run: RunFolder, history: RunHistory) -> Markup:
 
 
 def _origin_of(score: Score) -> str:
-    interval = "" if score.interval is None else " (95 %: {:.4g} ... {:.4g})".format(*score.interval)
+    interval = ""
+    if score.interval is not None:
+        low, high = map(number_text, score.interval)
+        interval = f" (95 %: {low} ... {high})"
     return f"mean of {score.games}{interval}, at {number_text(score.steps)} steps, {time_text(score.seconds)}"
 
 

@@ -64,14 +64,15 @@ def find_state(run: RunFolder) -> State:
 def find_scores(history: RunHistory) -> tuple[Score, Score] | None:
     """The best evaluation, the first one of several, and the last; None if none was finished."""
     means = history.series(*EVALUATION)
-    counts, lows, highs = (_by_step(history, f"evaluator/{tag}") for tag in ("episodes", "score_low", "score_high"))
+    counts, lows, highs = (_by_place(history, f"evaluator/{tag}") for tag in ("episodes", "score_low", "score_high"))
     if not len(means.values):
         return None
 
     def score(at: int) -> Score:
         seconds, steps, mean = (float(values[at]) for values in means)
-        games = f"{counts[steps]:.0f} games" if steps in counts else "full games"
-        interval = (lows[steps], highs[steps]) if steps in lows and steps in highs else None
+        place = seconds, steps
+        games = f"{counts[place]:.0f} games" if place in counts else "full games"
+        interval = (lows[place], highs[place]) if place in lows and place in highs else None
         return Score(mean, steps, seconds, games, interval)
 
     return score(int(means.values.argmax())), score(-1)
@@ -180,9 +181,10 @@ def show(value: Any) -> str:
     return "none" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def _by_step(history: RunHistory, tag: str) -> dict[float, float]:
-    series = history.series("evaluator", tag)
-    return dict(zip(series.steps.tolist(), series.values.tolist(), strict=True))
+def _by_place(history: RunHistory, tag: str) -> dict[tuple[float, float], float]:
+    """A figure of evaluations by seconds and steps; rows of before may lack it."""
+    seconds, steps, values = (values.tolist() for values in history.series("evaluator", tag))
+    return dict(zip(zip(seconds, steps, strict=True), values, strict=True))
 
 
 def _rate(seconds: Any, values: Any) -> float | None:

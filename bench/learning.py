@@ -6,9 +6,10 @@
     bench/learning.py run --task pong --system apex --seed 2 --minutes 20 -- --learner.learning-rate 2e-4
     bench/learning.py tables
 
-`run` starts the command cold, as a user types it (of `apex train`: live view, TensorBoard and all), and its clock runs
-from there to the command's exit. Then full games on seeds that nothing else has played give the score, and
-docs/results/learning/TASK/ gets SYSTEM-seed-K.json and .csv. A run that was stopped or has failed leaves nothing there.
+`run` starts the command cold, as a user types it (of `apex train`: TensorBoard and live view, which without a terminal
+is plain lines), and its clock runs from there to the command's exit. Then full games on seeds that nothing else has
+played give the score, and docs/results/learning/TASK/ gets SYSTEM-seed-K.json and .csv. A run that was stopped or has
+failed leaves nothing there.
 `tables` rewrites the results in README.md and docs/learning.md, and draws docs/results/learning/TASK.png.
 """
 

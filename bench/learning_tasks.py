@@ -26,11 +26,12 @@ class Task(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The game's; of what is a curve and no more, with the preset that gave it."""
+        """The game's; with the preset where it is a curve and no more, and with the GPU where it has one."""
+        gpu = ", GPU" if "cuda" in self.options else ""
         if self.num_seeds:
-            return self.game
+            return self.game + gpu
         preset = self.options[self.options.index("--preset") + 1]
-        return f"{self.game}, preset {preset}{', GPU' if 'cuda' in self.options else ''}"
+        return f"{self.game}, preset {preset}{gpu}"
 
     def reached(self, score: float, seconds: float) -> bool | None:
         """Whether one run did; None where there is no bar for a run alone."""

@@ -282,27 +282,37 @@ def test_a_file_that_is_no_evidence_is_named(tmp_path, mend, message):
 # --- whose the processor was ----------------------------------------------------------------------------------------
 
 
-def test_what_is_not_this_process_nor_a_child_that_has_ended_is_another(tmp_path, monkeypatch):
-    tick = 1 / os.sysconf("SC_CLK_TCK")
+TICK = 1 / os.sysconf("SC_CLK_TCK")
 
-    def say(*busy):
-        """Cores 0, 1 and 2 with so many seconds of user, nice, system, idle, iowait, irq, softirq, steal."""
-        lines = [f"cpu{core} " + " ".join(f"{each / tick:.0f}" for each in times) for core, times in enumerate(busy)]
-        (tmp_path / "stat").write_text("\n".join(["cpu 1 1 1 1 1 1 1 1", *lines, "intr 5"]) + "\n")
 
-    clock, used = [100.0], [3.0]
-    monkeypatch.setattr("processor_time.time.monotonic", lambda: clock[0])
-    monkeypatch.setattr(
-        "processor_time.resource.getrusage",
-        lambda who: SimpleNamespace(ru_utime=used[0] * (who == resource.RUSAGE_CHILDREN), ru_stime=0.0),
-    )
-    say([5] * 8, [5] * 8, [5] * 8)
-    processor = ProcessorTime({0, 2}, tmp_path / "stat")
-    clock[0], used[0] = 110.0, 9.0
-    say([9, 6, 6, 50, 5, 5, 5, 5], [99] * 8, [5, 5, 5, 5, 5, 6, 6, 70])  # 8 s of cores 0 and 2, 6 of them ours.
-    assert processor.others_share() == pytest.approx(2 / 20)
-    used[0] = 30.0  # Clocks differ by a tick.
+def say(path, *cores):
+    """Of each core its seconds of user, nice, system, idle, iowait, irq, softirq and steal."""
+    lines = [f"cpu{core} " + " ".join(f"{each / TICK:.0f}" for each in times) for core, times in enumerate(cores)]
+    path.write_text("\n".join(["cpu  1 1 1 1 1 1 1 1", *lines, "intr 5", ""]))
+
+
+def test_others_have_what_neither_this_process_nor_its_children_had(tmp_path):
+    stat, clock, used = tmp_path / "stat", [100.0], [0.0, 0.0, 0.0, 0.0]
+
+    def usage(who):
+        mine = used[:2] if who == resource.RUSAGE_SELF else used[2:]
+        return SimpleNamespace(ru_utime=mine[0], ru_stime=mine[1])
+
+    say(stat, [5] * 8, [5] * 8, [5] * 8)
+    processor = ProcessorTime([0, 2], stat=stat, clock=lambda: clock[0], usage=usage)
+    clock[0] = 100_100.0
+    say(stat, [6, 15, 105, 9e4, 9e4, 1_005, 10_005, 9e4], [9e5] * 8, [7, 25, 205, 5, 5, 2_005, 20_005, 5])
+    for used[:] in ([0.0] * 4, [3.0, 0, 0, 0], [0, 30.0, 0, 0], [0, 0, 300.0, 0], [0, 0, 0, 3_000.0]):
+        assert processor.others_share() == pytest.approx((33_333 - sum(used)) / 200_000)
+    used[:] = [40_000.0, 0, 0, 0]  # The two are not counted by the same clock.
     assert processor.others_share() == 0.0
+
+
+@pytest.mark.parametrize("text", ["", "cpu0 1 2 3 4 5 6 7\n", "cpu0 1 2 3 4 5 6 7\ncpu1 1 2 3\n", "cpu0 x\ncpu1 x\n"])
+def test_a_system_that_does_not_tell_of_its_cores_is_no_quiet_one(tmp_path, text):
+    (tmp_path / "stat").write_text(text)
+    with pytest.raises(OSError, match="stat does not tell how busy cpu0, cpu1 were"):
+        ProcessorTime([0, 1], stat=tmp_path / "stat")
 
 
 # --- runs -----------------------------------------------------------------------------------------------------------
@@ -353,9 +363,12 @@ def run(root, *arguments, task="cartpole", system="apex", seed="3"):
     return learning.main(["--root", str(root), "run", "--task", task, "--system", system, "--seed", seed, *arguments])
 
 
-def test_a_finished_run_leaves_its_score_its_circumstances_and_its_curve(tmp_path, capfd):
+def test_a_finished_run_leaves_its_score_its_circumstances_and_its_curve(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(learning, "OTHERS_SHARE", -1.0)
     python = program(tmp_path, APEX.format(python=sys.executable))
-    assert run(tmp_path, "--python", str(python), "--", "--actors", "4") == 0, capfd.readouterr().err
+    status, said = run(tmp_path, "--python", str(python), "--", "--actors", "4"), capfd.readouterr().err
+    assert status == 0, said
+    assert "% of the cores: its times are no evidence" in said
 
     assert evidence(tmp_path) == ["cartpole/apex-seed-3.csv", "cartpole/apex-seed-3.json"]
     (record,) = read_records(tmp_path)
@@ -370,7 +383,7 @@ def test_a_finished_run_leaves_its_score_its_circumstances_and_its_curve(tmp_pat
     assert not {"seed", "environment.id", "run.folder"} & set(record.settings)
     assert record.machine["cores"] == len(os.sched_getaffinity(0))
     assert record.versions["torch"]
-    assert 0 <= record.others_share <= 1
+    assert record.others_share < 1  # The run itself is no other.
     text = record_path(tmp_path, "cartpole", "apex", 3).read_text()
     assert os.uname().nodename not in json.loads(text)["machine"].values()
     assert str(tmp_path) not in text

@@ -114,7 +114,7 @@ def test_best_and_last_score_tell_where_and_over_how_many_games(tmp_path):
     add_rows(run, "evaluator", [(80, 31_000, {EVALUATOR: 490, **told})])
     best, last = find_scores(RunHistory(run))
     assert best == last == (490, 31_000, 80, "33 games", (480.5, 497.25))
-    assert "mean of 33 games (95 %: 480.5 ... 497.2), at 31k steps" in Page(build_page(run, "")).text
+    assert "mean of 33 games (95 %: 480 ... 497), at 31k steps" in Page(build_page(run, "")).text
 
 
 def test_without_evaluations_there_is_no_score(tmp_path):

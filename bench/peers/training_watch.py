@@ -27,7 +27,7 @@ class Watch:
         curve: TextIO,
         clock: Callable[[], float],
     ) -> None:
-        """`play(episodes)` returns the mean raw score of games that were never played before; `keep` the policy."""
+        """`play(episodes)` returns the mean raw score of games by a seed never drawn before; `keep` the policy."""
         self._evaluations = evaluations
         self._stop_score = stop_score
         self._limit_seconds = limit_seconds
