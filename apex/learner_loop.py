@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from apex.config import Config
-from apex.lifecycle import POLL_SECONDS, Stop, Wait
+from apex.lifecycle import INTERRUPTED, POLL_SECONDS, Stop, Wait
 from apex.networks import dormant_share
 from apex.processes import ChildDiedError
 from apex.sample_ring import LoaderFigures
@@ -147,7 +147,7 @@ class LearnerLoop:
                 self._wait.on(f"{self._absent} to say hello" if self._absent else few)
             reason = self._hear()
             if stop.requested:
-                reason = reason or "interrupted"
+                reason = reason or INTERRUPTED
             if 0 < config.run.max_updates <= trainer.num_updates:
                 reason = reason or f"reached {config.run.max_updates} updates"
             if reason or self._reporter.due():

@@ -18,6 +18,7 @@ from apex.watchdog import Notifier
 
 FINISHED, FAILED, REFUSED, NEIGHBOUR_GONE = 0, 1, 2, 75  # exit statuses; 75 (EX_TEMPFAIL): try again
 HOPELESS = 3  # of a role: failed, and would fail again however often it was started; the run's own status is FAILED
+INTERRUPTED = "interrupted"  # why a run ends that somebody has stopped, whoever of its programs says so
 POLL_SECONDS = 0.2  # No call blocks longer, so a role returns within a second of being asked.
 EXPLAIN_SECONDS = 10.0  # A wait longer than this says who waits for whom.
 

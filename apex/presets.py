@@ -148,8 +148,7 @@ CARTPOLE = replace(
         period_seconds=0.5,  # A policy that solves it is another one two seconds later.
         period_updates=250,
         episodes=10,
-        confirm_episodes=50,
-        num_envs=50,
+        num_envs=100,
     ),
     run=RunConfig(stop_score=475.0),  # the environment's own threshold; an episode gives 500 at most
 )

@@ -27,6 +27,7 @@ from apex.key_folder import write_private
 from apex.lifecycle import (
     FINISHED,
     HOPELESS,
+    INTERRUPTED,
     NEIGHBOUR_GONE,
     POLL_SECONDS,
     REFUSED,
@@ -114,7 +115,7 @@ def guard(order: Order, lifeline: Lifeline) -> Ending:
     home.chmod(0o700)
     with (home / "lock").open("a") as lock, log_to(path, "guard"):
         if not _take(lock, stop):
-            return Ending(FINISHED, "asked to stop")
+            return Ending(FINISHED, INTERRUPTED)
         copy = LogCopy(path, sys.stdout.fileno())
         _lay_out(home / "keys", order.keys)
         try:

@@ -19,6 +19,7 @@ from apex.lifecycle import (
     FAILED,
     FINISHED,
     HOPELESS,
+    INTERRUPTED,
     NEIGHBOUR_GONE,
     POLL_SECONDS,
     REFUSED,
@@ -107,7 +108,7 @@ def supervise(
             _kill_the_stuck(running, standstill)
             tick()
             time.sleep(POLL_SECONDS)
-        return Ending(FINISHED, "asked to stop")
+        return Ending(FINISHED, INTERRUPTED)
     finally:
         _stop_in_order(running[::-1])
 

@@ -321,14 +321,14 @@ def test_without_an_evaluator_the_score_is_that_of_the_actor_that_explores_least
 def test_a_run_that_was_stopped_says_how_it_goes_on(tmp_path):
     folder = make_folder(tmp_path)
     (folder.checkpoints / "000000345").mkdir()
-    lines = farewell(Ending(FINISHED, "asked to stop"), {**STATUS, "reason": "interrupted"}, folder)
+    lines = farewell(Ending(FINISHED, "interrupted"), {**STATUS, "reason": ""}, folder)
     assert f"go on: {command_name('apex')} train --resume {folder.path}" in lines
 
 
 def test_what_there_is_not_yet_is_not_offered(tmp_path):
     folder = make_folder(tmp_path)
-    lines = farewell(Ending(FINISHED, "asked to stop"), {}, folder)
-    assert lines[0] == "finished: asked to stop"
+    lines = farewell(Ending(FINISHED, "interrupted"), {}, folder)
+    assert lines[0] == "finished: interrupted"
     assert lines[1] == "score: none yet: no game was over"
     assert lines[-1] == f"run folder: {folder.path}"
 

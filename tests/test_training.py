@@ -77,7 +77,7 @@ def test_control_c_ends_the_run_in_order_and_returns_it(tmp_path):
 
     before = signal.getsignal(signal.SIGINT)
     run = train_as(cartpole(tmp_path), ENDLESS, quiet=True, stop=interrupt)
-    assert (run.interrupted, run.reason) == (True, "asked to stop")
+    assert (run.interrupted, run.reason) == (True, "interrupted")
     assert signal.getsignal(signal.SIGINT) is before
 
 
