@@ -372,7 +372,7 @@ def test_a_finished_run_leaves_its_score_its_circumstances_and_its_curve(tmp_pat
 
     assert evidence(tmp_path) == ["cartpole/apex-seed-3.csv", "cartpole/apex-seed-3.json"]
     (record,) = read_records(tmp_path)
-    assert record.command == "apex train --preset cartpole --seed 3 --max-minutes 3 --actors 4"
+    assert record.command == "apex train --preset cartpole --stop-score 485 --seed 3 --max-minutes 3 --actors 4"
     assert (record.steps, record.updates, record.reached) == (950, 90, False)
     assert len(record.score.scores) == record.score.episodes == 100
     assert record.score.mean == pytest.approx(sum(record.score.scores) / 100)

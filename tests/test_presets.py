@@ -88,7 +88,7 @@ def test_pong_leaves_to_the_machine_what_depends_on_it():
 
 def test_pong_is_played_at_a_quarter_of_the_width_and_cartpole_until_it_is_solved():
     assert PONG.network.width == 0.25
-    assert (CARTPOLE.run.stop_score, CARTPOLE.evaluator.confirm_episodes) == (475.0, 50)
+    assert (CARTPOLE.run.stop_score, CARTPOLE.evaluator.confirm_episodes) == (475.0, 100)
     assert LUNARLANDER.run.stop_score == 200.0
 
 
