@@ -184,7 +184,9 @@ class Evaluator:
             self._start_at = max(self._start_at, self._clock() + REST_SECONDS)
 
     def _reached(self, played: list[Game]) -> bool:
-        return self._stop_score is not None and bool(played) and summarize(played).mean >= self._stop_score
+        if self._stop_score is None or not played:
+            return False
+        return bool(np.mean([game.score for game in played]) >= self._stop_score)  # A summary resamples them too.
 
     def _play(self, episodes: int, stop: Stop) -> tuple[int, list[Game]]:
         """Plays games by a seed that was never drawn before, and returns that too.
