@@ -38,8 +38,11 @@ SAMPLES_PER_THREAD = 8  # A guess, not a measurement: with fewer, a thread mostl
 
 # A batch by the machine. 64 is what two cores can afford: at a quarter of the width Pong's update takes 12 ms in a run;
 # 512 is the paper's. In between a thread has 32 samples, so that an update takes about as long on any number of cores.
+# A wide network's sample costs twice as much, and half as many do: Breakout got further with 32 than with 64 in as long
+# a time (docs/learning.md).
 SMALLEST_BATCH, LARGEST_BATCH = 64, 512
 BATCH_PER_THREAD = 32
+WIDE_SHARE = 2  # A wide network's batches have one in so many of these.
 
 # On a processor that multiplies bfloat16 an update of Pong (64) takes 28 ms with it and 11 without at a quarter of the
 # width, 26 and 29 at a half, 55 and 85 at the whole; to act for 16 streams 1.2 and 0.8, 1.6 and 1.9, 6.1 and 5.9 ms.
@@ -236,8 +239,10 @@ def _size_learner(config: Config, actor: ActorConfig, machine: Machine, schema: 
     batch_size = learner.batch_size
     if not batch_size:
         threads = min(learner.num_threads or left, machine.cores)  # More than cores make no update wider.
-        wide = LARGEST_BATCH if on_gpu else BATCH_PER_THREAD * threads
-        most = min(max(SMALLEST_BATCH, wide), LARGEST_BATCH, config.replay.min_size_to_sample)
+        most = LARGEST_BATCH if on_gpu else max(SMALLEST_BATCH, BATCH_PER_THREAD * threads)
+        if not on_gpu and config.network.width >= WIDE_ENOUGH:
+            most //= WIDE_SHARE
+        most = min(most, LARGEST_BATCH, config.replay.min_size_to_sample)
         batch_size = 1 << (most.bit_length() - 1)
     threads = 1 if on_gpu else max(1, min(left, batch_size // SAMPLES_PER_THREAD))  # Beside a GPU it only launches.
     fast = machine.gpu_bfloat16 if on_gpu else machine.cpu_bfloat16 and bfloat16_pays(config.network, schema)

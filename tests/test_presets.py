@@ -69,7 +69,7 @@ def test_the_paper_preset_holds_the_papers_values(knob, value):
 
 
 def test_without_a_gpu_other_games_have_pongs_settings_but_twice_the_width_and_a_rate_that_falls():
-    learner = replace(PONG.learner, batch_size=32, learning_rate_updates=40_000)
+    learner = replace(PONG.learner, learning_rate_updates=40_000)
     assert replace(PONG, learner=learner, network=NARROW.network, evaluator=NARROW.evaluator) == NARROW
     assert (NARROW.network.width, NARROW.evaluator.confirm_episodes, PONG.evaluator.confirm_episodes) == (0.5, 10, 30)
     assert (PONG.learner.learning_rate, PONG.learner.optimizer_epsilon) == (3e-4, 1e-5)

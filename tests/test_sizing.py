@@ -235,27 +235,30 @@ def test_the_memory_holds_a_game_of_every_actor(capacity, expected):
 
 
 @pytest.mark.parametrize(
-    ("cores", "gpu", "num_threads", "batch"),
+    ("cores", "gpu", "num_threads", "narrow", "wide"),
     [
-        (2, False, 0, 64),
-        (16, False, 0, 128),  # 6 threads
-        (32, False, 0, 256),  # 12
-        (64, False, 0, 512),  # 24
-        (192, False, 0, 512),
-        (16, False, 8, 256),
-        (2, False, 64, 64),  # Threads beyond the cores make no update wider.
-        (64, False, 1, 64),
-        (2, True, 0, 512),
-        (64, True, 0, 512),
+        (2, False, 0, 64, 32),
+        (16, False, 0, 128, 64),  # 6 threads
+        (32, False, 0, 256, 128),  # 12
+        (64, False, 0, 512, 256),  # 24
+        (192, False, 0, 512, 512),
+        (16, False, 8, 256, 128),
+        (2, False, 64, 64, 32),  # Threads beyond the cores make no update wider.
+        (64, False, 1, 64, 32),
+        (2, True, 0, 512, 512),
+        (64, True, 0, 512, 512),
     ],
 )
-def test_a_batch_by_the_machine_is_as_large_as_its_learner_is_wide(cores, gpu, num_threads, batch):
-    result = sized(config(batch_size=0, num_threads=num_threads), machine(cores, gpu=gpu))
-    assert result.learner.batch_size == batch
+def test_a_batch_by_the_machine_follows_its_threads_and_the_networks_width(cores, gpu, num_threads, narrow, wide):
+    tree = config(batch_size=0, num_threads=num_threads)
+    for width, batch in ((0.25, narrow), (0.49, narrow), (0.5, wide), (1.0, wide)):
+        result = sized(replace(tree, network=NetworkConfig(width=width)), machine(cores, gpu=gpu))
+        assert result.learner.batch_size == batch
 
 
 def test_a_batch_is_never_larger_than_what_is_there_when_sampling_begins():
-    assert sized(config(batch_size=0, replay={"min_size_to_sample": 100})).learner.batch_size == 64
+    many = machine(64)
+    assert sized(config(batch_size=0, replay={"min_size_to_sample": 100}), many).learner.batch_size == 64
     assert sized(config(batch_size=0, replay={"min_size_to_sample": 1})).learner.batch_size == 1
 
 
