@@ -25,7 +25,7 @@ from apex.parameter_board import ParameterBoard
 from apex.scores import ScoreBoard
 from apex.segments import SegmentBuilder
 from apex.session import Welcome
-from apex.sizing import bfloat16_pays
+from apex.sizing import is_wide
 from apex.sockets import open_context
 from apex.transport import ExperienceSender, ReceiptReceiver
 from apex.types import Array, Parameters, Schema, Stream
@@ -222,7 +222,7 @@ def _connect(task: Task, codec: Codec, outlets: Sequence[Outlet], receipts: Rece
 
 def acts_in_bfloat16(config: Config, schema: Schema, *, has_bfloat16: bool) -> bool:
     """Whether this host's actors compute in bfloat16. Each decides for itself: hosts may differ."""
-    pays = has_bfloat16 and bfloat16_pays(config.network, schema)
+    pays = has_bfloat16 and is_wide(config.network, schema)
     return config.actor.bfloat16 == "on" or (config.actor.bfloat16 == "auto" and pays)
 
 

@@ -97,7 +97,7 @@ NARROW = replace(
         PONG.learner,
         learning_rate_updates=40_000,  # paper: it does not fall; the first 13 minutes of two cores
     ),
-    network=NetworkConfig(width=0.5),  # paper: 1; batches are half as large for it (sizing.py), 32 on two cores
+    network=NetworkConfig(width=0.5),  # paper: 1
     evaluator=replace(ATARI.evaluator, episodes=10, num_envs=10),  # one game differs from the next by 5
 )
 

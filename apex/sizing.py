@@ -38,15 +38,15 @@ SAMPLES_PER_THREAD = 8  # A guess, not a measurement: with fewer, a thread mostl
 
 # A batch by the machine. 64 is what two cores can afford: at a quarter of the width Pong's update takes 12 ms in a run;
 # 512 is the paper's. In between a thread has 32 samples, so that an update takes about as long on any number of cores.
-# A wide network's sample costs twice as much, and half as many do: Breakout got further with 32 than with 64 in as long
-# a time (docs/learning.md).
+# On cores a wide network's sample costs at least twice as much, and it gets half as many: in one trial of each Breakout
+# did no worse with 32 (docs/learning.md).
 SMALLEST_BATCH, LARGEST_BATCH = 64, 512
 BATCH_PER_THREAD = 32
-WIDE_SHARE = 2  # A wide network's batches have one in so many of these.
+WIDE_DIVISOR = 2
 
 # On a processor that multiplies bfloat16 an update of Pong (64) takes 28 ms with it and 11 without at a quarter of the
 # width, 26 and 29 at a half, 55 and 85 at the whole; to act for 16 streams 1.2 and 0.8, 1.6 and 1.9, 6.1 and 5.9 ms.
-# In its first minute a run of Breakout on two cores makes 50 updates a second with it at a half, 37 without.
+# In its first minute a run of Breakout (64) on two cores makes 50 updates a second with it at a half, 37 without.
 WIDE_ENOUGH = 0.5
 
 # To draw and decode a batch of 512 takes 5 to 7 ms of a core (docs/performance.md). On a CPU its update takes a hundred
@@ -94,8 +94,8 @@ def size_to_machine(config: Config, machine: Machine, schema: Schema) -> Config:
     return replace(config, actor=actor, learner=learner, replay=replay)
 
 
-def bfloat16_pays(network: NetworkConfig, schema: Schema) -> bool:
-    """Whether a processor that has bfloat16 is faster with it; a network of the user's own is taken for a wide one."""
+def is_wide(network: NetworkConfig, schema: Schema) -> bool:
+    """Whether it has, for images, at least half of the paper's width; a network of the user's own is taken for such."""
     return bool(network.factory) or (len(schema.frame_shape) == 2 and network.width >= WIDE_ENOUGH)
 
 
@@ -234,18 +234,16 @@ def _size_learner(config: Config, actor: ActorConfig, machine: Machine, schema: 
 
     Below 8 cores these have none of their own: they are busy for a fraction of the time, and fill the learner's gaps.
     """
-    learner, on_gpu = config.learner, _uses_gpu(config.learner, machine)
+    learner, on_gpu, wide = config.learner, _uses_gpu(config.learner, machine), is_wide(config.network, schema)
     left = max(1, round(machine.cores - _busy_cores(config, actor, machine) - machine.cores // 8))
     batch_size = learner.batch_size
     if not batch_size:
         threads = min(learner.num_threads or left, machine.cores)  # More than cores make no update wider.
-        most = LARGEST_BATCH if on_gpu else max(SMALLEST_BATCH, BATCH_PER_THREAD * threads)
-        if not on_gpu and config.network.width >= WIDE_ENOUGH:
-            most //= WIDE_SHARE
-        most = min(most, LARGEST_BATCH, config.replay.min_size_to_sample)
+        on_cores = max(SMALLEST_BATCH, BATCH_PER_THREAD * threads) // (WIDE_DIVISOR if wide else 1)
+        most = min(LARGEST_BATCH if on_gpu else on_cores, LARGEST_BATCH, config.replay.min_size_to_sample)
         batch_size = 1 << (most.bit_length() - 1)
     threads = 1 if on_gpu else max(1, min(left, batch_size // SAMPLES_PER_THREAD))  # Beside a GPU it only launches.
-    fast = machine.gpu_bfloat16 if on_gpu else machine.cpu_bfloat16 and bfloat16_pays(config.network, schema)
+    fast = machine.gpu_bfloat16 if on_gpu else machine.cpu_bfloat16 and wide
     return replace(
         learner,
         batch_size=batch_size,
@@ -268,7 +266,7 @@ def _explain_format(config: Config, machine: Machine, schema: Schema) -> str:
     on_gpu = _uses_gpu(learner, machine)
     where, has = ("GPU", machine.gpu_bfloat16) if on_gpu else ("processor", machine.cpu_bfloat16)
     if learner.bfloat16 == "auto":
-        if has and not on_gpu and not bfloat16_pays(config.network, schema):
+        if has and not on_gpu and not is_wide(config.network, schema):
             return "float32: so small a network is slower in bfloat16"
         return f"bfloat16, which this {where} has" if has else f"float32: this {where} has no bfloat16"
     if learner.bfloat16 == "on":

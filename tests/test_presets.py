@@ -72,6 +72,7 @@ def test_without_a_gpu_other_games_have_pongs_settings_but_twice_the_width_and_a
     learner = replace(PONG.learner, learning_rate_updates=40_000)
     assert replace(PONG, learner=learner, network=NARROW.network, evaluator=NARROW.evaluator) == NARROW
     assert (NARROW.network.width, NARROW.evaluator.confirm_episodes, PONG.evaluator.confirm_episodes) == (0.5, 10, 30)
+    assert (NARROW.evaluator.episodes, PONG.evaluator.episodes) == (10, 2)
     assert (PONG.learner.learning_rate, PONG.learner.optimizer_epsilon) == (3e-4, 1e-5)
 
 

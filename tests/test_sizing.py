@@ -13,7 +13,7 @@ from apex.config import (
     ReplayConfig,
     TransportConfig,
 )
-from apex.presets import PRESETS
+from apex.presets import NARROW, PRESETS
 from apex.sizing import Machine, bytes_per_transition, explain, size_to_machine, table_bytes
 from apex.store_layout import Sizes
 from apex.types import Schema
@@ -254,6 +254,19 @@ def test_a_batch_by_the_machine_follows_its_threads_and_the_networks_width(cores
     for width, batch in ((0.25, narrow), (0.49, narrow), (0.5, wide), (1.0, wide)):
         result = sized(replace(tree, network=NetworkConfig(width=width)), machine(cores, gpu=gpu))
         assert result.learner.batch_size == batch
+
+
+def test_a_network_of_ones_own_counts_as_wide_and_one_for_vectors_as_narrow():
+    tree = config(batch_size=0)
+    own = replace(tree, network=NetworkConfig(factory="my.networks:small", width=0.25))
+    assert sized(own).learner.batch_size == 32
+    assert sized(tree, schema=vectors()).learner.batch_size == 64
+
+
+def test_without_a_gpu_other_games_get_batches_of_32_and_two_threads_on_two_cores():
+    learner = sized(NARROW).learner
+    assert (learner.batch_size, learner.num_threads) == (32, 2)
+    assert sized(NARROW, machine(16)).learner.batch_size == 128
 
 
 def test_a_batch_is_never_larger_than_what_is_there_when_sampling_begins():
