@@ -15,16 +15,17 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from apex.version import VERSION as __version__
+
 if TYPE_CHECKING:
     from apex.agent import Policy, load_policy
-    from apex.config import Config, ConfigError
+    from apex.config import Config
+    from apex.errors import ConfigError
     from apex.evaluation import Evaluation, evaluate
     from apex.patience import EnvironmentFailure
     from apex.presets import preset
     from apex.training import Run, TrainingError, preset_for, train
     from apex.weights import export
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Config",
@@ -34,6 +35,7 @@ __all__ = [
     "Policy",
     "Run",
     "TrainingError",
+    "__version__",
     "evaluate",
     "export",
     "load_policy",
@@ -44,7 +46,8 @@ __all__ = [
 
 _HOMES = {  # Must not be called as what is in them: importing apex.x binds the name x here to that module.
     "agent": ("Policy", "load_policy"),
-    "config": ("Config", "ConfigError"),
+    "config": ("Config",),
+    "errors": ("ConfigError",),
     "evaluation": ("Evaluation", "evaluate"),
     "patience": ("EnvironmentFailure",),
     "presets": ("preset",),

@@ -16,7 +16,7 @@ from typing import Any
 
 from apex.actor_host import Host, WorkerFigures
 from apex.actor_worker import Task, Work, work
-from apex.config import ConfigError
+from apex.errors import ConfigError
 from apex.lifecycle import FAILED, FINISHED, NEIGHBOUR_GONE, REFUSED, Stop, complain, configure_logging, stop_on_signals
 from apex.parameter_board import ParameterBoard
 from apex.processes import ChildDiedError, call_in_child, check_children, start_child, stop_children

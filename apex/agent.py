@@ -13,7 +13,7 @@ from torch import nn
 from apex.agent_environment import AgentEnvironment
 from apex.checkpoint_folder import latest_good
 from apex.checkpoint_place import MANIFEST
-from apex.config import ConfigError, require
+from apex.errors import ConfigError, require
 from apex.exploration import epsilon_greedy
 from apex.networks import q_values
 from apex.policies import PolicyInfo, find_best

@@ -9,8 +9,9 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from apex.config import EnvironmentConfig, require
+from apex.config import EnvironmentConfig
 from apex.environment import VectorEnvironment, make_environment
+from apex.errors import require
 from apex.types import Array, Schema
 
 

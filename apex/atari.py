@@ -16,7 +16,8 @@ from ale_py import roms
 from ale_py.vector_env import AtariVectorEnv
 from numpy.typing import NDArray
 
-from apex.config import ConfigError, EnvironmentConfig
+from apex.config import EnvironmentConfig
+from apex.errors import ConfigError
 from apex.types import Array, Step
 
 EMULATOR_FPS = 60  # of the console

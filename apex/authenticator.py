@@ -19,7 +19,7 @@ from typing import Any
 
 import zmq
 
-from apex.config import ConfigError
+from apex.errors import ConfigError
 from apex.key_folder import DOORS, ROLES, Keys
 
 ENDPOINT = "inproc://zeromq.zap.01"

@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 
-from apex.config import ConfigError
+from apex.errors import ConfigError
 from apex.lifecycle import FINISHED, REFUSED
 
 BENCHES = {  # word -> module whose main(argv) measures

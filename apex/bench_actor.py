@@ -22,8 +22,9 @@ from apex.actor_worker import acts_in_bfloat16
 from apex.bench_command import Figures, make_parser, measure_in_child, read_config, run_bench
 from apex.bench_programs import address, map_stores, measure_rates, open_programs
 from apex.bench_report import Line, print_rows
-from apex.config import Config, require
+from apex.config import Config
 from apex.environment import describe, make_environment
+from apex.errors import require
 from apex.exploration import epsilon_greedy, epsilon_ladder
 from apex.lifecycle import Stop
 from apex.machine import read_bfloat16

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from apex.config import Config
+from apex.cuda import means_gpu
 from apex.environment import describe, kind
-from apex.evaluator import make_policy
+from apex.evaluator_loop import make_policy
 from apex.lifecycle import FAILED, FINISHED, Stop, stop_on_signals
 from apex.machine import read_machine
 from apex.options import parse_config
@@ -47,7 +48,7 @@ def make_parser(name: str, about: str) -> argparse.ArgumentParser:
 def read_config(arguments: Sequence[str], prog: str) -> Config:
     """The configuration of a benchmark's run: that of `apex train` with these options, sized to this machine."""
     words = list(arguments) if names(arguments, *NAME_A_GAME) else ["--preset", "atari", *arguments, "--env", GAME]
-    config = parse_config(words, prog=prog, description="", kind=kind)
+    config = parse_config(words, prog=prog, description="", kind=kind, means_gpu=means_gpu)
     return size_to_machine(config, read_machine(), describe(config.environment, config.actor.n_step))
 
 

@@ -24,8 +24,9 @@ from apex.bench_command import Figures, make_parser, read_config, record_games, 
 from apex.bench_ledger import MOST_ACTORS, Ledger, tag
 from apex.bench_programs import Programs, address, map_stores, open_programs
 from apex.bench_report import Line, print_rows
-from apex.config import Config, require
+from apex.config import Config
 from apex.environment import describe
+from apex.errors import require
 from apex.experience_link import ExperienceLink
 from apex.lifecycle import POLL_SECONDS, Stop
 from apex.ports import choose_ports, is_free

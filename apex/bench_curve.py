@@ -22,7 +22,9 @@ import numpy as np
 
 from apex.async_receiver import PULL, AsyncReceiver
 from apex.bench_report import Line, print_rows
-from apex.config import Config, require
+from apex.config import Config
+from apex.errors import require
+from apex.frame_blob import make_image
 from apex.key_folder import read_keys
 from apex.keys import new_folder
 from apex.lifecycle import FINISHED, POLL_SECONDS, Stop, stop_on_signals
@@ -30,7 +32,7 @@ from apex.ports import choose_ports, is_free
 from apex.processes import check_children, start_child, stop_children
 from apex.sockets import open_context
 from apex.transport import ExperienceSender, max_segment_bytes
-from apex.types import RECORD, Schema, Segment, Stream, make_image
+from apex.types import RECORD, Schema, Segment, Stream
 from apex.wire import Codec
 
 PIECES = 5  # with and without keys; a rate is the median of so many

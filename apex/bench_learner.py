@@ -29,10 +29,11 @@ from apex.bench_command import (
     run_bench,
 )
 from apex.bench_report import Line, print_rows
-from apex.config import Config, require
+from apex.config import Config
 from apex.environment import describe
+from apex.errors import require
 from apex.gradient_step import DeviceBatch
-from apex.learner import choose_device, prepare_torch
+from apex.learner_setup import choose_device, prepare_torch
 from apex.lifecycle import Stop
 from apex.networks import make_network
 from apex.optimizers import make_optimizer

@@ -13,7 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
-from apex.config import Config, ConfigError
+from apex.config import Config
+from apex.errors import ConfigError
 from apex.lifecycle import FAILED, POLL_SECONDS, Stop, die_with_parent
 from apex.processes import ChildDiedError
 from apex.run_folder import RunFolder

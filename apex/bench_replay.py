@@ -27,17 +27,9 @@ from apex.bench_command import (
 )
 from apex.bench_report import compare, print_budget, print_report, print_sizes, run_peer
 from apex.checkpoint_folder import latest_good
-from apex.config import (
-    ActorConfig,
-    Config,
-    ConfigError,
-    EnvironmentConfig,
-    LearnerConfig,
-    ReplayConfig,
-    TransportConfig,
-    require,
-)
+from apex.config import ActorConfig, Config, EnvironmentConfig, LearnerConfig, ReplayConfig, TransportConfig
 from apex.environment import describe
+from apex.errors import ConfigError, require
 from apex.lifecycle import Stop
 from apex.policies import find_best
 from apex.recording import Recording

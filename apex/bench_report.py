@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from apex.config import ConfigError
+from apex.errors import ConfigError
 from apex.lifecycle import POLL_SECONDS, Stop, die_with_parent
 from apex.replay_timing import StoreTimes
 

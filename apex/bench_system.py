@@ -16,7 +16,8 @@ from apex import bench_actor, bench_learner
 from apex.bench_command import Figures, make_parser, read_config, run_bench
 from apex.bench_programs import address, map_stores, measure_rates, open_programs
 from apex.bench_report import Line, print_rows
-from apex.config import Config, dump_toml, require
+from apex.config import Config, dump_toml
+from apex.errors import require
 from apex.lifecycle import Stop
 from apex.ports import choose_ports, is_free
 from apex.run_folder import RunFolder

@@ -21,8 +21,10 @@ from apex.chaos_recovery import Hand
 from apex.chaos_report import Figure, Reporter, audit_figures
 from apex.chaos_run import ChaosRun
 from apex.chaos_scenarios import DEFAULTS, GOES_ON, HOSTS, OPTIONS, SCENARIOS, Order
-from apex.config import Config, ConfigError, require
+from apex.config import Config
+from apex.cuda import means_gpu
 from apex.environment import kind
+from apex.errors import ConfigError, require
 from apex.lifecycle import FAILED, FINISHED, REFUSED
 from apex.options import parse_config
 from apex.ports import choose_ports, is_free
@@ -63,14 +65,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_scenario(name: str, order: Order, train: Sequence[str], reporter: Reporter) -> int:
     """Starts a run with the options `train`, does the scenario to it, and audits it alive and after its end."""
     options = [*TRAIN, "--seed", str(order.seed), *OPTIONS.get(name, ()), *train]
-    config = parse_config(options, prog="apex chaos", description="", kind=kind)
+    config = parse_config(options, prog="apex chaos", description="", kind=kind, means_gpu=means_gpu)
     own = config.environment.id in (ID, PACED_ID)
     require(own, f"apex chaos plays {ID} only: of another game no two transitions need differ")
     config = choose_ports(config, is_free, reporter.say)
     folder = _make_folder(config)
     options += ["--transport.port-offset", str(config.transport.port_offset)]
     options += ["--run.folder", str(folder), "--run.name", "run"]
-    config = parse_config(options, prog="apex chaos", description="", kind=kind)
+    config = parse_config(options, prog="apex chaos", description="", kind=kind, means_gpu=means_gpu)
     reporter.say(f"chaos {name}, seed {order.seed}, in {folder}")
     figures: list[Figure] = []
     verdicts: list[Verdict] = []

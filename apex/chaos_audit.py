@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from apex.chaos_digests import digest_store, first_live
 from apex.chaos_ledger import Entries
-from apex.config import ConfigError
+from apex.errors import ConfigError
 from apex.store_file import open_file
 from apex.store_layout import COMMIT, Regions
 from apex.types import Schema

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from apex.chaos_proxy import PAIRS
-from apex.config import require
+from apex.errors import require
 
 KINDS = ("kill", "stop", "cut", "delay", "garbage", "storm")
 ROLES = ("launcher", "replay", "learner", "actor")

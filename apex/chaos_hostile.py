@@ -32,9 +32,9 @@ from apex.config import (
     LearnerConfig,
     ReplayConfig,
     TransportConfig,
-    require,
 )
 from apex.environment import describe
+from apex.errors import require
 from apex.key_folder import PINNED, read_keys
 from apex.keys import new_folder
 from apex.lifecycle import FAILED, FINISHED, Stop, stop_on_signals

@@ -10,8 +10,10 @@ from functools import partial
 from pathlib import Path
 
 from apex.chaos_proxy import ADDRESSES
-from apex.config import Config, ConfigError
+from apex.config import Config
+from apex.cuda import means_gpu
 from apex.environment import kind
+from apex.errors import ConfigError
 from apex.launch import make_programs, resume, train
 from apex.lifecycle import FAILED, REFUSED, stop_on_signals
 from apex.options import parse_config
@@ -30,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             name, rest = take_resume(rest)
             if name is not None:
                 return resume(name, rest, stop, compose)
-            config = parse_config(rest, prog="apex chaos", description="", kind=kind)
+            config = parse_config(rest, prog="apex chaos", description="", kind=kind, means_gpu=means_gpu)
             return train(config, stop, rest, compose)
     except ConfigError as error:
         print(f"apex chaos: {error}", file=sys.stderr)

@@ -14,7 +14,8 @@ from contextlib import suppress
 from threading import Thread
 from typing import Any
 
-from apex.config import ConfigError, TransportConfig
+from apex.config import TransportConfig
+from apex.errors import ConfigError
 
 # Where each role finds the learner, and where all find the replay servers.
 ADDRESSES = {"actor": "127.0.0.2", "to replay": "127.0.0.3", "replay": "127.0.0.4", "evaluator": "127.0.0.5"}

@@ -12,7 +12,7 @@ from apex.chaos_faults import ROUND_TRIP_SECONDS, STORM_KILLS, STORM_SECONDS, Fa
 from apex.chaos_processes import Process, kill, send
 from apex.chaos_proxy import Proxy
 from apex.chaos_run import ChaosRun
-from apex.config import ConfigError
+from apex.errors import ConfigError
 
 PATIENCE_SECONDS = 60.0  # after which a run is called stuck
 CHECK_BITS = 2  # turned over in living connections, with each cut

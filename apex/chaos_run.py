@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 from apex.chaos_audit import Content, Follower, Verdict, judge
 from apex.chaos_ledger import Entries, LedgerReader
 from apex.chaos_processes import Process, find, is_alive, kill, send
-from apex.config import Config, ConfigError
+from apex.config import Config
 from apex.control_client import ControlClient
+from apex.errors import ConfigError
 from apex.lifecycle import die_with_parent
 from apex.run_folder import RunFolder
 from apex.snapshot_folder import SnapshotFolder

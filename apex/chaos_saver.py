@@ -12,7 +12,9 @@ import numpy as np
 import torch
 
 from apex.checkpoint_folder import find_latest, set_aside
-from apex.config import CheckpointConfig, Config, ConfigError, EnvironmentConfig, NetworkConfig, RunConfig
+from apex.config import CheckpointConfig, Config, EnvironmentConfig, NetworkConfig, RunConfig
+from apex.errors import ConfigError
+from apex.frame_blob import make_image
 from apex.networks import flatten_parameters, make_network
 from apex.optimizers import make_optimizer
 from apex.policies import PolicyInfo, find_best, load_policy, save_best
@@ -22,7 +24,7 @@ from apex.snapshot import Snapshotter
 from apex.snapshot_folder import SnapshotFolder
 from apex.snapshot_restore import restore
 from apex.store_writer import StoreWriter
-from apex.types import RECORD, Array, Progress, Schema, Segment, Stream, make_image
+from apex.types import RECORD, Array, Progress, Schema, Segment, Stream
 
 SCHEMA = Schema(frame_shape=(16,), frame_dtype="uint8", stack=4, num_actions=3, n_step=3, codec="lz4")
 SIZES: dict[str, Any] = {

@@ -27,7 +27,7 @@ import torch
 
 from apex.chaos_saver import Read, Saver, make_run, make_segment, read_run
 from apex.checkpoint_place import MANIFEST, NEWEST
-from apex.config import ConfigError
+from apex.errors import ConfigError
 from apex.lifecycle import FAILED, FINISHED, Stop
 from apex.policies import BEST
 from apex.processes import start_child

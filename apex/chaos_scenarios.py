@@ -16,7 +16,7 @@ from apex.chaos_proxy import Proxy
 from apex.chaos_recovery import Hand
 from apex.chaos_report import Figure, Reporter, recovery_figures
 from apex.chaos_run import ChaosRun
-from apex.config import ConfigError, require
+from apex.errors import ConfigError, require
 
 BARS = {"replay": 2.0, "learner": 15.0, "actor": 5.0}  # seconds until a role is back
 CALM_SECONDS = 30.0  # without a fault, to compare with

@@ -19,7 +19,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from apex.checkpoint_place import MANIFEST, NEWEST
-from apex.config import Config, ConfigError, from_dict, to_dict
+from apex.config import Config, from_dict, to_dict
+from apex.errors import ConfigError
 from apex.files import go_on, replace_file, seal, sync_folder, unseal, write_beside
 from apex.tensor_file import decode, encode, pack, unpack
 from apex.types import Progress, Schema

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from apex.config import Config, ConfigError, LearnerConfig
+from apex.config import Config, LearnerConfig
 from apex.cuda import Cuda, version_name
+from apex.errors import ConfigError
 from apex.leftovers import Leftovers, bytes_to_come
 from apex.machine import FileLimit, Space, read_available_memory, read_file_limit, read_space
 from apex.needs import Memory, files_needed, gpu_bytes, memory_needed, store_bytes
@@ -20,7 +21,7 @@ from apex.ports import choose_ports
 from apex.sizing import Machine
 from apex.store_file import require_processor
 from apex.store_place import MEMORY
-from apex.terminal_layout import size
+from apex.text import size
 from apex.types import Schema
 
 GIB = 2**30

@@ -17,7 +17,7 @@ from apex.cluster_prices import read_prices
 from apex.cluster_resize import resize
 from apex.cluster_tail import GROUPS, Tail, duration, groups_for
 from apex.cluster_view import as_json, show
-from apex.config import ConfigError
+from apex.errors import ConfigError
 from apex.lifecycle import FAILED, FINISHED, REFUSED, complain, sleep, stop_on_signals
 from apex.options import reader_may_leave
 

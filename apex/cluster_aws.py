@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from apex.config import ConfigError, require
+from apex.errors import ConfigError, require
 from apex.extras import remedy
 
 PROJECT = "apex-zeromq"  # the tag Project of all that is ours; Cluster and Role stand beside it

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from apex.cluster_aws import Aws, Item, only, plural, tags
 from apex.cluster_prices import HOURS, Prices
-from apex.config import ConfigError
+from apex.errors import ConfigError
 
 SINGLE = ("learner", "replay", "evaluator")  # roles with one host each
 ROLES = (*SINGLE, "actor")

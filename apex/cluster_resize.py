@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from apex.cluster_aws import Aws, plural
 from apex.cluster_inventory import Cluster
-from apex.config import ConfigError, require
+from apex.errors import ConfigError, require
 
 
 def resize(aws: Aws, cluster: Cluster, num_hosts: int) -> str:

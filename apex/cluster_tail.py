@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from apex.cluster_aws import Aws, AwsError
 from apex.cluster_inventory import ROLES
-from apex.config import ConfigError, require
+from apex.errors import ConfigError, require
 
 REFUSED = "refused"  # not a role: what the firewall refused
 GROUPS = (*ROLES, REFUSED)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import NamedTuple
 
-from apex import __version__
-from apex.config import ConfigError
+from apex.errors import ConfigError
 from apex.lifecycle import FINISHED, REFUSED
 from apex.options import reader_may_leave
+from apex.version import VERSION
 
 INTERRUPTED = 130  # as a shell reports a program that Ctrl-C ended
 
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None, *, load: Callable[[str], Program] = 
             print(overview())
         return FINISHED
     if words[0] == "--version":
-        print(f"apex {__version__}")
+        print(f"apex {VERSION}")
         return FINISHED
     try:
         return load(_find(words[0]).module)(words[1:])

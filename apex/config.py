@@ -15,20 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-
-class ConfigError(ValueError):
-    """A knob that does not exist, or a value that it may not have. Exit status 2."""
-
+from apex.errors import ConfigError, require
 
 SHARD_STEP = 10  # between a port of one replay shard and the same port of the next
 MAX_EPISODES = 10_000  # of one evaluation: its scores go in one message
 REPLAY_SOCKETS = ("experience", "priorities", "receipts")  # that each replay shard binds
-
-
-def require(condition: bool, message: str) -> None:
-    """Raises ConfigError with `message` unless `condition` holds."""
-    if not condition:
-        raise ConfigError(message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,10 +25,10 @@ from apex.header import MAX_JSON_BYTES, VERSION, Kind, WireError, peek_kind
 from apex.key_folder import read_keys
 from apex.leases import LeaseTable
 from apex.lifecycle import Stop, Wait
+from apex.metric_tags import actor_tags
 from apex.metrics import MetricsWriter
 from apex.run_folder import RunFolder
 from apex.run_status import RunStatus
-from apex.scores import tags_of
 from apex.sockets import Context, OpenDoorWarning, open_context
 from apex.store_place import memory_id
 from apex.types import Parameters, Progress, Schema, Stream
@@ -85,7 +85,7 @@ class Coordinator:
             self._status.evaluation = {"best": self._best_policy.score}
         self._rows = CurveRows(self._status)
         actor = desk.config.actor
-        self._tags = tags_of(epsilon_ladder(desk.num_actors, actor.epsilon_base, actor.epsilon_exponent).tolist())
+        self._tags = actor_tags(epsilon_ladder(desk.num_actors, actor.epsilon_base, actor.epsilon_exponent).tolist())
         self._curves_began = False  # whether it is known how many steps they go on from
         self._num_parameters = 0  # unknown until the trainer has built its network; nobody is welcome before
         self._told: dict[str, Any] = {}

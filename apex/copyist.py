@@ -9,7 +9,7 @@ from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
-from apex.config import ConfigError
+from apex.errors import ConfigError
 from apex.lifecycle import POLL_SECONDS, Stop
 from apex.processes import start_child
 from apex.snapshot import Snapshotter

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apex.axis import number_text, number_ticks, time_axis
-from apex.config import ConfigError, require
+from apex.errors import ConfigError, require
 from apex.extras import remedy
 from apex.learning_curves import Axis, Group, band
 

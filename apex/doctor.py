@@ -33,10 +33,11 @@ from apex.checks import (
     check_threads,
     read_room,
 )
-from apex.config import Config, ConfigError, flatten
+from apex.config import Config, flatten
 from apex.convolution import describe_convolution
-from apex.cuda import read_cuda
+from apex.cuda import means_gpu, read_cuda
 from apex.environment import describe, kind
+from apex.errors import ConfigError
 from apex.leftovers import find_leftovers
 from apex.lifecycle import FAILED, FINISHED, REFUSED
 from apex.machine import ROOT, core_limits, read_machine, read_membership, read_space
@@ -47,7 +48,7 @@ from apex.resume import reopen, take_resume
 from apex.run_folder import describe_versions
 from apex.sizing import Machine, bytes_per_transition, explain, size_to_machine
 from apex.store_place import store_path
-from apex.terminal_layout import clean
+from apex.text import clean
 from apex.types import Schema
 
 JSON = "--json"
@@ -81,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "Says whether apex train could start here with the same options, and what to do if not. "
                 f"{JSON} adds one object as the last line."
             )
-            config = parse_config(rest, prog="apex doctor", description=about, kind=kind)
+            config = parse_config(rest, prog="apex doctor", description=about, kind=kind, means_gpu=means_gpu)
         else:
             folder, config = reopen(name, rest)
             own = store_path(folder.run_id)

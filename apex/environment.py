@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apex.atari import AtariEnvironment, action_names, count_actions
-from apex.config import ConfigError, EnvironmentConfig, require
+from apex.config import EnvironmentConfig
+from apex.errors import ConfigError, require
 from apex.factories import find_factory
 from apex.gymnasium_environment import Form, GymnasiumEnvironment, read_spaces
 from apex.patience import EnvironmentFailure

@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 
 from apex import arguments
 from apex.agent import find_policy
-from apex.config import ConfigError, EnvironmentConfig, require
+from apex.config import EnvironmentConfig
 from apex.environment import EnvironmentFailure, VectorEnvironment, describe, kind, make_environment
-from apex.evaluator import make_policy
+from apex.errors import ConfigError, require
+from apex.evaluator_loop import make_policy
 from apex.games import Game, Policy, Summary, evaluation_seed, play, summarize
 from apex.lifecycle import FAILED, FINISHED, REFUSED, Stop, stop_on_signals
 from apex.newest_policy import require_fit

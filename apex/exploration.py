@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from apex.config import require
+from apex.errors import require
 from apex.types import Array
 
 

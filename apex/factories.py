@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from apex.config import ConfigError, require
+from apex.errors import ConfigError, require
 
 
 def find_factory(knob: str, path: str) -> Any:

@@ -12,8 +12,8 @@ from apex.checkpoint_place import newest_update
 from apex.lifecycle import FINISHED
 from apex.run_folder import RunFolder
 from apex.supervisor import Ending, last_lines
-from apex.terminal_layout import duration, known, number
 from apex.terminal_picture import Status
+from apex.text import duration, known, number
 
 LAST_LINES = 5  # of the log of a program that ended the run
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from apex.config import MAX_EPISODES
 from apex.header import VERSION, WireError, require_field
+from apex.metric_tags import ACTOR_TAG_PREFIXES
 
 MAX_TEXT = 200  # characters of what is shown to people
 MAX_STREAMS = 65_536  # in one heartbeat
@@ -24,7 +25,6 @@ MAX_SCALARS = 4_096  # in one metrics message
 MAX_NUMBER = 1e300  # A few thousand of them can still be added up.
 
 ROLES = ("actor", "replay", "evaluator", "learner")
-TAGS = ("actors/", "actor_highest_id/")  # An actor's curves; the others' are the coordinator's own.
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,127}")
@@ -191,7 +191,7 @@ def check_metrics(message: dict[str, Any]) -> None:
     sound = isinstance(scalars, dict) and len(scalars) <= MAX_SCALARS
     require_field(sound, "fields", "scalars are no object, or too many")
     for tag, value in (scalars or {}).items():
-        known = tag.startswith(TAGS) and _TAG.fullmatch(tag) is not None
+        known = tag.startswith(ACTOR_TAG_PREFIXES) and _TAG.fullmatch(tag) is not None
         require_field(known, "fields", f"the tag {tag[:40]!r}")
         require_field(value is None or is_number(value), "fields", f"{tag} is no number")
 

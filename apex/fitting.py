@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from apex.checks import check_gpu, check_room, read_room, require_all
-from apex.config import Config, require
+from apex.config import Config
 from apex.cuda import read_cuda
+from apex.errors import require
 from apex.leftovers import find_leftovers
 from apex.machine import raise_file_limit, read_machine
 from apex.needs import files_needed

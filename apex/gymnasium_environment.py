@@ -13,7 +13,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from apex.config import ConfigError, EnvironmentConfig, require
+from apex.config import EnvironmentConfig
+from apex.errors import ConfigError, require
 from apex.patience import BadAnswerError, Patience
 from apex.types import Array, Step
 

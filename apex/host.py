@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from apex import host_bucket, host_keys, host_logs
-from apex.config import ConfigError, require
+from apex.errors import ConfigError, require
 from apex.extras import remedy
 from apex.host_end import end_cluster, leave_group
 from apex.host_metadata import Metadata

@@ -6,7 +6,8 @@ import logging
 import os
 from pathlib import Path
 
-from apex.config import Config, load_toml, require
+from apex.config import Config, load_toml
+from apex.errors import require
 from apex.files import COPY
 from apex.host_settings import ROLES, HostSettings
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from apex.config import ConfigError, require
+from apex.errors import ConfigError, require
 
 ROLES = ("learner", "replay", "evaluator", "actor")  # which machines there are
 ETC = Path("/etc/apex")

@@ -11,7 +11,8 @@ from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from apex.config import ConfigError, read_toml, require
+from apex.config import read_toml
+from apex.errors import ConfigError, require
 
 OPTION = "--hosts"
 FOLDER = "apex-zeromq"  # as git clone calls it

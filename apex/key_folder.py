@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
-from apex.config import ConfigError, require
+from apex.errors import ConfigError, require
 
 ROLES = ("learner", "replay", "actor", "evaluator", "observer")  # observer: `apex status` and the live view
 PINNED = ("learner", "replay")  # who binds: all clients expect this one key there

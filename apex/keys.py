@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from apex.config import ConfigError, require
+from apex.errors import ConfigError, require
 from apex.key_folder import PINNED, ROLES, Keys, lists_for, write_private
 from apex.lifecycle import FINISHED, REFUSED
 from apex.sockets import new_key_pair

@@ -10,10 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from apex.config import Config, ConfigError
+from apex.config import Config
 from apex.control_client import ControlClient
+from apex.cuda import means_gpu
 from apex.disk_watch import DiskWatch
 from apex.environment import EnvironmentFailure, describe, kind
+from apex.errors import ConfigError
 from apex.farewell import farewell
 from apex.fitting import fit, fit_one_process
 from apex.hosts_file import OPTION as HOSTS
@@ -56,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return train_on_hosts(Path(hosts), name, rest, stop, arguments)
             if name is not None:
                 return resume(name, rest, stop)
-            config = parse_config(rest, prog="apex train", description=about, kind=kind)
+            config = parse_config(rest, prog="apex train", description=about, kind=kind, means_gpu=means_gpu)
             return train(config, stop, arguments)
     except ConfigError as error:
         say(f"apex train: {error}", sys.stderr)

@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from apex.config import Config, ConfigError, RunConfig, dump_toml, flatten, load_toml, require
+from apex.config import Config, RunConfig, dump_toml, flatten, load_toml
 from apex.control_client import ControlClient
+from apex.cuda import means_gpu
 from apex.environment import kind
+from apex.errors import ConfigError, require
 from apex.farewell import how_it_went
 from apex.host_programs import BELOW, home, make_programs, new_secrets, place_programs
 from apex.hosts_file import OPTION, Hosts, divide, read_hosts
@@ -62,7 +64,7 @@ def train_on_hosts(path: Path, resumed: str | None, arguments: Sequence[str], st
 
 def _begin(hosts: Hosts, arguments: Sequence[str]) -> Launch:
     """A new run, by the options that were typed."""
-    config = parse_config(arguments, prog=f"apex train {OPTION} FILE", description="", kind=kind)
+    config = parse_config(arguments, prog=f"apex train {OPTION} FILE", description="", kind=kind, means_gpu=means_gpu)
     given, default = flatten(config), flatten(Config())
     for knob in SET_HERE:
         require(given[knob] == default[knob], f"{knob} cannot be set with {OPTION}: leave it out")

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apex.axis import number_text
-from apex.config import Config, ConfigError, flatten, require
+from apex.config import Config, flatten
+from apex.errors import ConfigError, require
+from apex.metric_tags import SCORE
 from apex.run_folder import RunFolder
 from apex.run_history import EVALUATION, RunHistory
-from apex.scores import SCORE
 
 HEADER = ["seconds", "steps", "score"]  # of a CSV file
 OWN = "apex"  # what runs are called where nothing tells them apart

@@ -10,7 +10,7 @@ from apex.config import Config, EnvironmentConfig, flatten
 from apex.evaluation import Evaluation
 from apex.policies import PolicyInfo
 from apex.run_folder import RunFolder
-from apex.terminal_layout import duration
+from apex.text import duration
 
 Kind = Literal["atari", "image", "vector"]
 NOT_SHOWN = ("run.", "transport.")  # where a run was, not what it was

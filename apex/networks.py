@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from apex.config import ConfigError, NetworkConfig, require
+from apex.config import NetworkConfig
+from apex.errors import ConfigError, require
 from apex.factories import find_factory
 from apex.pixel_convolution import PixelConvolution, scale
 from apex.types import Schema

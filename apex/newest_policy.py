@@ -11,8 +11,9 @@ from torch import nn
 
 from apex.checkpoint import CheckpointError
 from apex.checkpoint_place import newest_update
-from apex.config import EnvironmentConfig, require
+from apex.config import EnvironmentConfig
 from apex.environment import describe
+from apex.errors import require
 from apex.networks import load_parameters, make_network
 from apex.policies import BEST, PolicyInfo, load_policy
 from apex.session import Welcome

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple, get_args, get_type_hints
 
-from apex.config import Config, ConfigError, EnvironmentConfig, dump_toml, flatten, from_dict, read_toml, require
-from apex.cuda import means_gpu
+from apex.config import Config, EnvironmentConfig, dump_toml, flatten, from_dict, read_toml
+from apex.errors import ConfigError, require
 from apex.presets import DEFAULT, PRESETS, Kind, preset_for
 
 SHORT_NAMES = {
@@ -64,22 +64,28 @@ class Typed(NamedTuple):
 
 
 def parse_config(
-    argv: Sequence[str], *, prog: str, description: str, kind: Callable[[EnvironmentConfig], Kind]
+    argv: Sequence[str],
+    *,
+    prog: str,
+    description: str,
+    kind: Callable[[EnvironmentConfig], Kind],
+    means_gpu: Callable[[object], bool],
 ) -> Config:
     """Returns the tree that the options describe; raises ConfigError for what it does not understand.
 
-    `kind` tells what an environment shows; it is asked where an environment is named and no preset is. --help and
-    --print-config print, and end the program with status 0.
+    `kind` tells what an environment shows, and `means_gpu` whether a `learner.device` is a GPU of this host. Both are
+    called only where an environment is named and no preset is. --help and --print-config print, and end the program
+    with status 0.
     """
     if any(word in HELP for word in argv):
         try:
-            config = _resolve(_read_options([word for word in argv if word not in HELP]), kind)
+            config = _resolve(_read_options([word for word in argv if word not in HELP]), kind, means_gpu)
         except ConfigError:  # Whoever asks for help may have typed half of the rest.
             config = PRESETS[DEFAULT].config
         _print_help(config, prog, description)
         raise SystemExit(0)
     typed = _read_options(argv)
-    config = _resolve(typed, kind)
+    config = _resolve(typed, kind, means_gpu)
     if typed.print_config:
         with reader_may_leave():
             print(describe_config(config), end="")
@@ -114,7 +120,7 @@ def reader_may_leave() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # The interpreter flushes once more at its end.
 
 
-def _resolve(typed: Typed, kind: Callable[[EnvironmentConfig], Kind]) -> Config:
+def _resolve(typed: Typed, kind: Callable[[EnvironmentConfig], Kind], means_gpu: Callable[[object], bool]) -> Config:
     file = read_toml(typed.file) if typed.file else {}
     tree = _lay_over(file, typed.tree)
     if typed.preset is not None:
@@ -125,11 +131,13 @@ def _resolve(typed: Typed, kind: Callable[[EnvironmentConfig], Kind]) -> Config:
         return from_dict(tree)
     name = _branch(tree, "environment").get("id")
     if name and isinstance(name, str):
-        return from_dict(tree, preset_for(kind(EnvironmentConfig(id=name)), name, gpu=lambda: trains_on_gpu(tree)))
+        return from_dict(
+            tree, preset_for(kind(EnvironmentConfig(id=name)), name, gpu=lambda: trains_on_gpu(tree, means_gpu))
+        )
     return from_dict(tree, PRESETS[DEFAULT].config)
 
 
-def trains_on_gpu(tree: Tree) -> bool:
+def trains_on_gpu(tree: Tree, means_gpu: Callable[[object], bool]) -> bool:
     """Whether a learner of this host will compute on a GPU, as far as the knobs of `tree` tell."""
     return not _branch(tree, "run").get("single_process") and means_gpu(_branch(tree, "learner").get("device"))
 

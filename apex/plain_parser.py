@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import NoReturn
 
-from apex.config import ConfigError
+from apex.errors import ConfigError
 
 
 class PlainParser(argparse.ArgumentParser):

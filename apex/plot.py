@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from apex.axis import number_text, time_text
-from apex.config import ConfigError, require
 from apex.curve_picture import check_picture, save_picture
+from apex.errors import ConfigError, require
 from apex.learning_curves import Group, group_runs, reached, read_csv, read_run
 from apex.lifecycle import FINISHED
 from apex.plain_parser import PlainParser

@@ -8,7 +8,8 @@ import socket
 from collections.abc import Callable
 from typing import Self
 
-from apex.config import REPLAY_SOCKETS, Config, ConfigError
+from apex.config import REPLAY_SOCKETS, Config
+from apex.errors import ConfigError
 
 OFFSET_STEP = 100  # between two port offsets that are tried
 

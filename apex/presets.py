@@ -17,8 +17,8 @@ from apex.config import (
     ReplayConfig,
     RunConfig,
     from_dict,
-    require,
 )
+from apex.errors import require
 
 Kind = Literal["atari", "image", "vector"]  # of an environment, by what it shows
 

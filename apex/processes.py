@@ -16,7 +16,8 @@ from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from apex.config import ConfigError, RunConfig
+from apex.config import RunConfig
+from apex.errors import ConfigError
 from apex.lifecycle import FAILED, POLL_SECONDS, REFUSED, Stop, Wait, die_with_parent, stop_on_signals
 from apex.watchdog import Pulse, Silence, is_traced
 

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from apex.config import Config
 from apex.environment import EnvironmentFailure, make_environment
+from apex.frame_blob import make_image
 from apex.lifecycle import Stop
 from apex.segments import COMPRESS, Cut, SegmentBuilder
-from apex.types import RECORD, Array, Schema, make_image
+from apex.types import RECORD, Array, Schema
 
 # Which frames of which stream a segment carries, counted within the stream.
 PIECE = np.dtype([("stream", "<i8"), ("first_frame", "<i8"), ("num_frames", "<i8"), ("first_record", "<i8")])

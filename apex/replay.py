@@ -19,8 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from apex.async_receiver import PULL, AsyncReceiver
-from apex.config import REPLAY_SOCKETS, ConfigError
+from apex.config import REPLAY_SOCKETS
 from apex.copyist import Copyist
+from apex.errors import ConfigError
 from apex.key_folder import read_keys
 from apex.lifecycle import (
     FAILED,
@@ -35,7 +36,7 @@ from apex.lifecycle import (
     stop_on_signals,
 )
 from apex.processes import ChildDiedError, call_in_child, check_children, start_child, stop_children
-from apex.replay_memory import open_store, reclaim
+from apex.replay_memory import open_store, predecessor_is_dead, reclaim
 from apex.replay_server import ReplayServer
 from apex.sampler import SamplerTask, make_limiter, sample
 from apex.session import Session, Welcome, add_route_options, greet, read_route, read_welcome
@@ -139,7 +140,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         route = read_route(arguments)
         with stop_on_signals() as stop:
-            answer = call_in_child("hello", partial(greet, route, "replay", shard=arguments.shard), stop)
+            answer = call_in_child(
+                "hello",
+                partial(
+                    greet,
+                    route,
+                    "replay",
+                    shard=arguments.shard,
+                    holder_is_dead=partial(predecessor_is_dead, arguments.shard),
+                ),
+                stop,
+            )
             if not answer:
                 return FINISHED
             if arguments.bind:

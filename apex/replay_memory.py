@@ -7,13 +7,14 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from apex.config import Config, ConfigError
+from apex.config import Config
+from apex.errors import ConfigError
 from apex.sampler import SamplerBoard, board_rows
-from apex.session import Welcome
+from apex.session import Welcome, host_name
 from apex.snapshot_folder import SnapshotFolder
 from apex.snapshot_restore import restore
 from apex.store_file import DamagedMemoryError, is_whole
-from apex.store_place import board_path, has_owner, is_same_run, is_wanted, remove
+from apex.store_place import beside, board_path, has_owner, is_same_run, is_wanted, remove, store_path
 from apex.store_writer import StoreWriter
 
 log = logging.getLogger("apex")
@@ -90,3 +91,13 @@ def reclaim(own: Path) -> None:
         store = board.with_suffix(".replay")
         if not store.exists() and not is_same_run(store, own) and not is_wanted(store):
             board.unlink(missing_ok=True)
+
+
+def predecessor_is_dead(shard: int, answer: dict[str, Any]) -> bool:
+    """Whether the replay server that holds this shard ran on this host, died and left its memory.
+
+    `answer` is the learner's when it says that the place is taken.
+    """
+    path = store_path(int(answer.get("run_id", 0)), shard)
+    left = path.exists() or beside(path).exists()
+    return answer.get("host") == host_name() and left and not has_owner(path)

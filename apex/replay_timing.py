@@ -15,6 +15,7 @@ import numpy as np
 
 from apex.blocks import make_blocks
 from apex.config import Config
+from apex.frame_blob import make_image
 from apex.loader import Loader
 from apex.ports import OFFSET_STEP, is_free
 from apex.sample_ring import NUM_SLOTS, SampleRing
@@ -26,7 +27,7 @@ from apex.store_reader import StoreReader
 from apex.store_writer import StoreWriter
 from apex.sum_tree import SumTree
 from apex.transport import BatchReceiver, BatchSender, max_batch_bytes
-from apex.types import RECORD, PriorityUpdate, SampleBatch, Schema, Segment, Stream, make_image
+from apex.types import RECORD, PriorityUpdate, SampleBatch, Schema, Segment, Stream
 from apex.wire import Codec
 
 TINY = Schema(frame_shape=(1,), frame_dtype="uint8", stack=1, num_actions=1, n_step=1, codec="raw")

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from apex.config import ConfigError, require
+from apex.errors import ConfigError, require
 from apex.files import replace_file
 from apex.lifecycle import FINISHED
 from apex.plain_parser import PlainParser

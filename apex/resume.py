@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from apex.config import Config, ConfigError, flatten, require
+from apex.config import Config, flatten
+from apex.cuda import means_gpu
 from apex.environment import describe, kind
+from apex.errors import ConfigError, require
 from apex.options import parse_config
 from apex.run_folder import RunFolder
 from apex.store_place import has_owner, store_path
@@ -77,7 +79,9 @@ def reopen(name: str, arguments: Sequence[str]) -> tuple[RunFolder, Config]:
     )
     folder.mend_config_file()
     own = ["--config", str(folder.config_file)]
-    config = parse_config([*own, *without_accept(arguments)], prog="apex train", description="", kind=kind)
+    config = parse_config(
+        [*own, *without_accept(arguments)], prog="apex train", description="", kind=kind, means_gpu=means_gpu
+    )
     old, new = flatten(folder.config), flatten(config)
     differing = [knob for knob in old if old[knob] != new[knob] and knob not in CHANGEABLE]
     fixed = [knob for knob in differing if knob.startswith(FIXED)]

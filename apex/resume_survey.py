@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from apex.checkpoint_folder import Found, find_latest
-from apex.config import Config, require
+from apex.config import Config
+from apex.errors import require
 from apex.replay_memory import require_snapshot
 from apex.resume import ACCEPT, OPTION
 from apex.run_folder import RunFolder

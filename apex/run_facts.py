@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from apex.axis import time_text
 from apex.config import Config, flatten
+from apex.metric_tags import SCORE
 from apex.run_folder import RunFolder
 from apex.run_history import EVALUATION, RunHistory, Series
 from apex.run_lock import is_held
-from apex.scores import SCORE
 
 END = re.compile(r"ends after \d+ updates: (?P<reason>.+)")  # the learner's last words in its log
 START = " INFO run "  # with what a life of the learner begins there

@@ -27,10 +27,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
-from apex import __version__
-from apex.config import Config, ConfigError, dump_toml, from_dict, to_dict
+from apex.config import Config, dump_toml, from_dict, to_dict
+from apex.errors import ConfigError
 from apex.files import COPY, read_twice, replace_file, seal, unseal, write_twice
 from apex.types import Schema
+from apex.version import VERSION
 
 FORMAT = 2  # of the manifest
 PACKAGES = ("torch", "numpy", "pyzmq", "gymnasium", "ale-py", "cramjam", "safetensors", "tensorboardX", "tensorboard")
@@ -218,7 +219,7 @@ class RunFolder:
 
 def describe_versions() -> dict[str, str | None]:
     """Versions of this package, of Python, and of what it stands on; null for what is not installed."""
-    versions: dict[str, str | None] = {"apex": __version__, "python": platform.python_version()}
+    versions: dict[str, str | None] = {"apex": VERSION, "python": platform.python_version()}
     for name in PACKAGES:
         try:
             versions[name] = importlib.metadata.version(name)

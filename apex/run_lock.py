@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from apex.config import ConfigError
-from apex.store_place import OWNER_ATTEMPTS, Ownership, has_owner
+from apex.errors import ConfigError
+from apex.file_lock import LOCK_ATTEMPTS, FileLock, is_owned
 
 LOCK = "run.lock"  # in the run folder: the lock is on this file, its text only says whose it is
 
@@ -22,10 +22,10 @@ def hold(folder: Path, *, or_parent: bool = False) -> Iterator[None]:
     process holds it, unless `or_parent` and it is the one that has started this one; or if the file cannot be written.
     """
     path = folder / LOCK
-    ownership: Ownership | None = None
+    ownership: FileLock | None = None
     try:
         path.touch()
-        ownership = Ownership(path, OWNER_ATTEMPTS)
+        ownership = FileLock(path, LOCK_ATTEMPTS)
         path.write_text(_name(os.getpid()))
     except ConfigError as error:
         holder = path.read_text(errors="replace") or "it has only just begun"
@@ -45,7 +45,7 @@ def hold(folder: Path, *, or_parent: bool = False) -> Iterator[None]:
 def is_held(folder: Path) -> bool:
     """Whether somebody on this host runs what is in `folder` now, as far as this user may know."""
     try:
-        return has_owner(folder / LOCK)
+        return is_owned(folder / LOCK)
     except OSError:
         return False
 

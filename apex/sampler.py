@@ -12,7 +12,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from apex.config import Config, ConfigError
+from apex.config import Config
+from apex.errors import ConfigError
 from apex.key_folder import read_keys
 from apex.lifecycle import POLL_SECONDS, Stop
 from apex.rate_limiter import RateLimiter

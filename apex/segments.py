@@ -9,9 +9,11 @@ import cramjam
 import numpy as np
 from numpy.typing import NDArray
 
-from apex.config import Config, require
+from apex.config import Config
+from apex.errors import require
+from apex.frame_blob import make_image
 from apex.n_step import NStep, n_step_returns
-from apex.types import RECORD, Array, Codec, Schema, Step, make_image
+from apex.types import RECORD, Array, Codec, Schema, Step
 
 
 def _lz4(frame: Array) -> bytes:

@@ -15,14 +15,14 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from apex.config import Config, ConfigError, TransportConfig, from_dict
+from apex.config import Config, TransportConfig, from_dict
 from apex.control_client import ControlClient
+from apex.errors import ConfigError
 from apex.fields import printable
 from apex.header import VERSION
 from apex.key_folder import read_keys
 from apex.lifecycle import EXPLAIN_SECONDS, POLL_SECONDS, Helper, Stop, Wait
 from apex.sockets import RefusedError, open_context, split_address
-from apex.store_place import beside, has_owner, store_path
 from apex.types import Schema, Stream
 from apex.watchdog import Silence, is_traced
 
@@ -86,13 +86,21 @@ def read_route(arguments: argparse.Namespace) -> Route:
 
 
 def greet(
-    route: Route, role: str, stop: Stop, *, shard: int = 0, num_streams: int = 0, needs_replay: bool = False
+    route: Route,
+    role: str,
+    stop: Stop,
+    *,
+    shard: int = 0,
+    num_streams: int = 0,
+    needs_replay: bool = False,
+    holder_is_dead: Callable[[dict[str, Any]], bool] = lambda answer: False,
 ) -> dict[str, Any]:
     """Says hello until the learner answers with all that the role needs.
 
     Returns the welcome as it arrived, but for what this program was told about its own keys. `shard` is a replay
     server's. `num_streams` > 0 leases that many actor ids at most. Returns {} when `stop` is
-    requested or the run is over; raises RefusedError when the learner says no.
+    requested or the run is over; `holder_is_dead` tells from the learner's answer whether the program that holds this
+    one's place has died. Raises RefusedError when the learner says no.
     """
     session = secrets.randbits(63)
     hello = {
@@ -122,7 +130,7 @@ def greet(
             elif answer["type"] == "state" and answer.get("stop"):
                 log.info("the run of the learner at %s is over", endpoint)
                 return {}
-            elif answer["type"] == "wait" and _is_dead(answer, shard):
+            elif answer["type"] == "wait" and holder_is_dead(answer):
                 client.send({"type": "goodbye", "session": int(answer["holder"])}, int(answer["run_id"]))
             elif answer["type"] != "welcome":
                 wait.on(f"the learner at {endpoint} to see whether its place is free")
@@ -142,13 +150,6 @@ def greet(
 def host_name() -> str:
     """This host's, as it is told and shown: a kernel takes any bytes for a name."""
     return printable(socket.gethostname())
-
-
-def _is_dead(answer: dict[str, Any], shard: int) -> bool:
-    """Whether the replay server that this one is to wait for was on this host, and has died and left its memory."""
-    path = store_path(int(answer.get("run_id", 0)), shard)
-    left = path.exists() or beside(path).exists()
-    return answer.get("host") == host_name() and left and not has_owner(path)
 
 
 def silent_learner(route: Route, role: str) -> str:

@@ -21,9 +21,9 @@ from apex.best_policy import BestPolicy, games_of
 from apex.config import Config
 from apex.curve_rows import CurveRows, evaluation_row, make_row
 from apex.environment import make_environment
-from apex.evaluator import EvaluationResult, Evaluator
-from apex.learner import make_trainer, prepare_torch, save_checkpoint
+from apex.evaluator_loop import EvaluationResult, Evaluator
 from apex.learner_loop import LearnerLoop, describe_training
+from apex.learner_setup import make_trainer, prepare_torch, save_checkpoint
 from apex.lifecycle import Stop
 from apex.metrics import MetricsWriter
 from apex.networks import make_network

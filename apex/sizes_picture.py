@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from apex.config import ConfigError, require
+from apex.errors import ConfigError, require
 from apex.extras import remedy
 from apex.replay_timing import StoreTimes
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from apex.config import ActorConfig, Config, LearnerConfig, NetworkConfig, require
+from apex.config import ActorConfig, Config, LearnerConfig, NetworkConfig
+from apex.errors import require
 from apex.types import Schema
 
 # One forward pass serves all streams of a process. On one core 16 Atari streams make 2,300 steps/s, where one makes 764

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from apex.config import ConfigError
+from apex.errors import ConfigError
 from apex.files import go_on
 
 FORMAT = 1  # grows when an older program could no longer read the files

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apex.config import require
+from apex.errors import require
 from apex.snapshot_folder import Snapshot, SnapshotFolder
 from apex.store_layout import COMMIT, END_BYTE, FIRST_BYTE, FIRST_KEY, STORED_RECORD, STREAM_ROW, Regions, Sizes
 from apex.store_writer import StoreWriter

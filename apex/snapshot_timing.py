@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from apex.copyist import Copyist
+from apex.frame_blob import make_image
 from apex.lifecycle import Stop
 from apex.processes import start_child, stop_children
 from apex.snapshot import Snapshotter
@@ -22,7 +23,7 @@ from apex.snapshot_restore import restore
 from apex.store_place import MEMORY
 from apex.store_reader import StoreReader
 from apex.store_writer import StoreWriter
-from apex.types import RECORD, Array, Schema, Segment, Stream, make_image
+from apex.types import RECORD, Array, Schema, Segment, Stream
 
 SCHEMA = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=18, n_step=3, codec="lz4")
 SEGMENT = 50  # transitions

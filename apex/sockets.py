@@ -19,7 +19,8 @@ import zmq
 from zmq.utils import z85
 
 from apex.authenticator import Authenticator
-from apex.config import ConfigError, TransportConfig, require
+from apex.config import TransportConfig
+from apex.errors import ConfigError, require
 from apex.header import WireError
 from apex.key_folder import DOORS, Keys
 from apex.lifecycle import POLL_SECONDS, Wait

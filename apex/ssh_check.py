@@ -7,10 +7,10 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from apex import __version__
-from apex.config import ConfigError
+from apex.errors import ConfigError
 from apex.hosts_file import Hosts, Place
 from apex.ssh_program import CONNECTION_LOST
+from apex.version import VERSION
 
 # No question is asked, as nobody could answer it. Every program has a connection of its own, whose end is soon noticed.
 OPTIONS = ("BatchMode=yes", "ConnectTimeout=5", "ControlPath=none", "ServerAliveInterval=5", "ServerAliveCountMax=3")
@@ -89,8 +89,8 @@ def _ask(hosts: Hosts, place: Place, run: str) -> Facts:
     lines = answer.stdout.splitlines()[-4:]  # A shell may greet before.
     if answer.returncode or len(lines) < 4 or not (lines[1].isdecimal() and lines[2].isdecimal()):
         raise ConfigError(f"{host} cannot run {folder}/.venv/bin/apex (status {answer.returncode}: {said}): {install}")
-    if lines[0] != f"apex {__version__}":
-        raise ConfigError(f"{host} has {lines[0]} in {folder}, here is apex {__version__}: bring both to one version")
+    if lines[0] != f"apex {VERSION}":
+        raise ConfigError(f"{host} has {lines[0]} in {folder}, here is apex {VERSION}: bring both to one version")
     return Facts(int(lines[1]), int(lines[2]), lines[3] == "there")
 
 

@@ -22,7 +22,8 @@ from io import FileIO
 from pathlib import Path
 from typing import TextIO
 
-from apex.config import ConfigError, from_dict, require
+from apex.config import from_dict
+from apex.errors import ConfigError, require
 from apex.key_folder import write_private
 from apex.lifecycle import (
     FINISHED,

@@ -9,8 +9,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from apex.config import Config, ConfigError
+from apex.config import Config
 from apex.control_client import ControlClient
+from apex.errors import ConfigError
 from apex.key_folder import Keys, read_keys
 from apex.lifecycle import FINISHED, NEIGHBOUR_GONE, REFUSED
 from apex.sockets import open_context, split_address

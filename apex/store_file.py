@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from apex.config import ConfigError, require
+from apex.errors import ConfigError, require
+from apex.file_lock import LOCK_ATTEMPTS, FileLock
 from apex.store_layout import COMMIT, FIRST_KEY, HEADER, Regions, Sizes
-from apex.store_place import OWNER_ATTEMPTS, Ownership, beside, remove
+from apex.store_place import beside, in_use, remove
 from apex.types import Schema
 
 MAGIC = int.from_bytes(b"ApeXrepl", "little")
@@ -24,7 +25,7 @@ class DamagedMemoryError(ConfigError):
 
 def create_file(
     path: Path, schema: Schema, sizes: Sizes, *, priority_exponent: float, store_incarnation: int
-) -> tuple[Regions, Ownership]:
+) -> tuple[Regions, FileLock]:
     """Makes a new file at `beside(path)`, all of it allocated. Raises ConfigError, and leaves none, if that cannot be.
 
     It takes minutes for a large one, so it is to be renamed when all is in it: what is at `path` is always whole.
@@ -43,7 +44,7 @@ def create_file(
     try:
         # Asked when nobody else can be making one: what came to be meanwhile is not replaced.
         require(not path.exists(), f"the replay memory {path} exists already: resume with it, or remove it")
-        ownership = Ownership(partial, OWNER_ATTEMPTS)
+        ownership = FileLock(partial, LOCK_ATTEMPTS, in_use(partial))
         try:
             _allocate(descriptor, path, sizes.file_bytes)
             regions = Regions(mmap.mmap(descriptor, sizes.file_bytes), sizes)

@@ -13,12 +13,13 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from apex.config import require
+from apex.errors import require
+from apex.file_lock import LOCK_ATTEMPTS, FileLock
 from apex.files import go_on
 from apex.store_admission import Outcome, Row, check_segment
 from apex.store_file import create_file, open_file, require_sound
 from apex.store_layout import COMMIT, END_BYTE, FIRST_BYTE, FIRST_KEY, STORED_RECORD, Regions, Sizes, Store
-from apex.store_place import OWNER_ATTEMPTS, Ownership, beside
+from apex.store_place import beside, in_use
 from apex.types import RECORD, Array, PriorityUpdate, Receipt, Schema, Segment, Stream
 
 __all__ = ["MAX_PRIORITY", "Counters", "Outcome", "StoreWriter"]
@@ -50,7 +51,7 @@ class StoreWriter(Store):
     def __init__(
         self,
         regions: Regions,
-        ownership: Ownership,
+        ownership: FileLock,
         schema: Schema,
         *,
         min_priority: float,
@@ -127,7 +128,7 @@ class StoreWriter(Store):
         for name, value in expected.items():
             found = regions.header[name][0]
             require(found == value, f"{path} was made with {name} {found}, but this is {value}: use that, or remove it")
-        ownership = Ownership(path, OWNER_ATTEMPTS)
+        ownership = FileLock(path, LOCK_ATTEMPTS, in_use(path))
         writer = cls(regions, ownership, schema, min_priority=min_priority, pause=pause)
         try:
             writer._recover(path)

@@ -8,7 +8,8 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from apex.terminal_layout import Painter, clean, duration, known, number, size
+from apex.terminal_layout import Painter
+from apex.text import clean, duration, known, number, size
 
 Status = dict[str, Any]  # the status object of `run_status`; any field may be missing or null
 

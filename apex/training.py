@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from apex import presets
-from apex.config import Config, ConfigError, EnvironmentConfig, from_dict, require
+from apex.config import Config, EnvironmentConfig, from_dict
+from apex.cuda import means_gpu
 from apex.environment import kind
+from apex.errors import ConfigError, require
 from apex.launch import Composer, Outcome
 from apex.launch import run as run_programs
 from apex.lifecycle import FINISHED, REFUSED, Stop, stop_on_signals
 from apex.options import trains_on_gpu
-from apex.terminal_layout import known
+from apex.text import known
 
 GUARD = 'Put what trains below `if __name__ == "__main__":`, so that the module can be imported without training'
 
@@ -59,7 +61,7 @@ def preset_for(environment_id: str, **changes: Any) -> Config:
     Raises ConfigError for an environment that cannot be made here.
     """
     shown = kind(EnvironmentConfig(id=environment_id))
-    return from_dict(changes, presets.preset_for(shown, environment_id, gpu=lambda: trains_on_gpu(changes)))
+    return from_dict(changes, presets.preset_for(shown, environment_id, gpu=lambda: trains_on_gpu(changes, means_gpu)))
 
 
 def train(config: Config, *, quiet: bool = False, stop: Callable[[], bool] | None = None) -> Run:

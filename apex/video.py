@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from apex.config import require
+from apex.errors import require
 
 MIN_HEIGHT = 400  # pixels of a picture; smaller ones are enlarged by a whole number
 GIF_FPS = 25.0  # at most: of faster games every second picture is left out, or two of three; the speed stays

@@ -21,8 +21,8 @@ import torch
 
 from apex import arguments
 from apex.caption import Caption, Picture, Strip
-from apex.config import ConfigError
 from apex.environment import EnvironmentFailure, VectorEnvironment, make_environment, name_actions
+from apex.errors import ConfigError
 from apex.exploration import epsilon_greedy
 from apex.games import evaluation_seed
 from apex.key_folder import read_keys

@@ -26,8 +26,9 @@ from torch import nn
 
 from apex.agent import find_policy
 from apex.checkpoint import read_manifest
-from apex.config import ConfigError, require, to_dict
+from apex.config import to_dict
 from apex.environment import EnvironmentFailure, kind
+from apex.errors import ConfigError, require
 from apex.evaluation import evaluate
 from apex.extras import remedy
 from apex.files import replace_file

@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
-from apex.config import ConfigError
+from apex.errors import ConfigError
 
 
 def has_display(environment: Mapping[str, str] = os.environ) -> bool:

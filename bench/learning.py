@@ -34,7 +34,7 @@ from learning_tables import write
 from learning_tasks import SYSTEMS, TASKS
 from processor_time import OTHERS_SHARE, ProcessorTime
 
-from apex.config import ConfigError, require
+from apex.errors import ConfigError, require
 from apex.games import Game, summarize
 from apex.lifecycle import FAILED, FINISHED, POLL_SECONDS, REFUSED, Stop, stop_on_signals
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import apex
-from apex.config import ConfigError
+from apex.errors import ConfigError
 from apex.files import replace_file
 from apex.run_folder import describe_checkout, describe_hardware
 

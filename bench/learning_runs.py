@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, Protocol
 
 from learning_tasks import Task
 
-from apex.config import Config, flatten, require
+from apex.config import Config, flatten
+from apex.errors import require
 from apex.metrics import read_curve
 from apex.run_folder import RunFolder, describe_versions
 

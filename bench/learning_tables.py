@@ -12,7 +12,7 @@ from pathlib import Path
 from learning_records import FOLDER, Record, read_records, record_path, without_seed
 from learning_tasks import SYSTEMS, TASKS, Task
 
-from apex.config import require
+from apex.errors import require
 from apex.files import replace_file
 
 BEGIN, END = "<!-- learning results -->", "<!-- end of learning results -->"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from apex.frame_blob import make_image
 from apex.segments import COMPRESS
-from apex.types import RECORD, SAMPLE_RECORD, SampleBatch, Schema, Segment, Stream, make_image
+from apex.types import RECORD, SAMPLE_RECORD, SampleBatch, Schema, Segment, Stream
 
 PIXELS = Schema(frame_shape=(6, 5), frame_dtype="uint8", stack=4, num_actions=3, n_step=3, codec="lz4")
 VECTORS = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")

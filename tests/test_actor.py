@@ -15,7 +15,8 @@ from apex.actor_host import Host, WorkerFigures
 from apex.actor_worker import Actor, acts_in_bfloat16
 from apex.config import ActorConfig, Config, EnvironmentConfig, NetworkConfig
 from apex.lifecycle import Stop
-from apex.scores import ScoreBoard, tags_of
+from apex.metric_tags import actor_tags
+from apex.scores import ScoreBoard
 from apex.segments import SegmentBuilder
 from apex.types import Parameters, Schema, Step, Stream
 
@@ -251,7 +252,7 @@ def test_all_tags_of_a_runs_actors_are_known_beforehand():
     board = ScoreBoard(STREAMS, np.array([0.00066, 0.1]), num_actors=4)
     board.add(step_of([1, 1], [False, False])._replace(failed=np.array([True, True])))
     board.add(step_of([1, 1], [True, True]))
-    known = tags_of([0.4, 0.1, 0.02, 0.00066])
+    known = actor_tags([0.4, 0.1, 0.02, 0.00066])
     assert known - board.take().keys() == {"actors/score_0000_epsilon_0.40000", "actors/score_0002_epsilon_0.02000"}
     assert len(known) == 4 + 5
 

@@ -16,8 +16,9 @@ from zmq.utils.monitor import recv_monitor_message
 
 from apex.async_receiver import PULL, ROUTER, AsyncReceiver
 from apex.authenticator import AuthenticatorError
-from apex.config import Config, ConfigError, TransportConfig, to_dict
+from apex.config import Config, TransportConfig, to_dict
 from apex.control_client import ControlClient
+from apex.errors import ConfigError
 from apex.key_folder import DOORS, Keys
 from apex.keys import new_folder
 from apex.learner import PublishingThread

@@ -15,7 +15,7 @@ from apex.bench import main
 from apex.bench_command import GAME, read_config
 from apex.bench_connections import Sent
 from apex.bench_ledger import Balance
-from apex.learner import choose_device
+from apex.learner_setup import choose_device
 from apex.lifecycle import FAILED, Stop
 
 TINY = ["--preset", "cartpole", "--device", "cpu", "--json"]

@@ -9,7 +9,7 @@ import pytest
 
 from apex.chaos_environment import LONGEST_EPISODE, AuditEnvironment
 from apex.chaos_faults import KINDS, ROLES, draw, draw_kills, make_garbage
-from apex.config import ConfigError
+from apex.errors import ConfigError
 
 
 def test_the_same_seed_draws_the_same_faults_and_another_one_others():

@@ -13,7 +13,7 @@ import zmq
 
 from apex.chaos_hostile import SERVED, main
 from apex.chaos_strangers import attacks, enter, frame, send_without_end
-from apex.config import ConfigError
+from apex.errors import ConfigError
 from apex.sockets import bind, open_context
 
 DEADLINE = 10_000

@@ -11,7 +11,8 @@ import pytest
 from test_transport import until
 
 from apex.chaos_proxy import ADDRESSES, Proxy
-from apex.config import Config, ConfigError
+from apex.config import Config
+from apex.errors import ConfigError
 from apex.ports import choose_ports, is_free
 
 DEADLINE = 10.0

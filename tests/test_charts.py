@@ -9,8 +9,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
 from apex.charts import GLANCE, LAYOUT
+from apex.metric_tags import actor_tags
 from apex.metrics import MetricsWriter
-from apex.scores import tags_of
 
 CHARTS = [(title, tag) for category in LAYOUT.values() for title, tags in category.items() for tag in tags]
 
@@ -53,5 +53,5 @@ def test_a_chart_has_a_short_title_and_a_pattern_that_means_one_tag_or_a_group(t
 
 def test_what_actors_say_of_their_games_is_all_shown():
     shown = re.compile("|".join(tag for _, tag in CHARTS))
-    hidden = {tag for tag in tags_of([0.4, 0.1]) if not shown.match(tag)}
+    hidden = {tag for tag in actor_tags([0.4, 0.1]) if not shown.match(tag)}
     assert hidden == {"actors/episodes"}

@@ -24,8 +24,9 @@ from apex.checks import (
     check_tmpfs,
     require_all,
 )
-from apex.config import ActorConfig, Config, ConfigError, LearnerConfig
+from apex.config import ActorConfig, Config, LearnerConfig
 from apex.cuda import Cuda, Gpu
+from apex.errors import ConfigError
 from apex.leftovers import Leftovers, Orphan
 from apex.machine import FileLimit, Space
 from apex.needs import Memory, files_needed

@@ -18,7 +18,7 @@ from apex.cluster_prices import read_prices
 from apex.cluster_resize import resize
 from apex.cluster_tail import WINDOW, Tail, duration
 from apex.cluster_view import show
-from apex.config import ConfigError
+from apex.errors import ConfigError
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 START = NOW - timedelta(hours=2)

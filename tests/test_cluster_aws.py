@@ -7,7 +7,7 @@ import botocore.exceptions
 import pytest
 
 from apex.cluster_aws import Aws, AwsError, named, only, open_aws
-from apex.config import ConfigError
+from apex.errors import ConfigError
 
 
 @pytest.fixture

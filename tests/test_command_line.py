@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from apex import __version__
 from apex.command_line import COMMANDS, load, main
-from apex.config import ConfigError
+from apex.errors import ConfigError
+from apex.version import VERSION
 
 
 class Tape:
@@ -58,7 +58,7 @@ def test_without_a_command_it_says_what_there_is(words, capsys):
 
 def test_it_tells_its_version(capsys):
     assert main(["--version"], load=Tape()) == 0
-    assert capsys.readouterr().out == f"apex {__version__}\n"
+    assert capsys.readouterr().out == f"apex {VERSION}\n"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_program_is_the_main_of_its_module():
 
 def test_words_come_from_the_command_line_and_programs_from_their_modules():
     done = run("--version")
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"apex {__version__}\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"apex {VERSION}\n", "")
 
 
 def test_what_is_heavy_is_not_imported_before_it_is_asked_for():

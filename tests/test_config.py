@@ -8,7 +8,6 @@ from apex.config import (
     ActorConfig,
     CheckpointConfig,
     Config,
-    ConfigError,
     EnvironmentConfig,
     EvaluatorConfig,
     LearnerConfig,
@@ -22,6 +21,7 @@ from apex.config import (
     load_toml,
     to_dict,
 )
+from apex.errors import ConfigError
 
 BRANCHES = {
     "environment": EnvironmentConfig,

@@ -12,10 +12,11 @@ import cramjam
 import numpy as np
 import pytest
 
+from apex.frame_blob import make_image
 from apex.stacks import StackDecoder
 from apex.store_reader import StoreReader
 from apex.store_writer import StoreWriter
-from apex.types import RECORD, Schema, Segment, Stream, make_image
+from apex.types import RECORD, Schema, Segment, Stream
 
 FORK = multiprocessing.get_context("fork")
 SCHEMA = Schema(frame_shape=(16,), frame_dtype="uint8", stack=4, num_actions=9, n_step=3, codec="lz4")

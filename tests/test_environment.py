@@ -15,8 +15,9 @@ import pytest
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium import spaces
 
-from apex.config import ConfigError, EnvironmentConfig
+from apex.config import EnvironmentConfig
 from apex.environment import describe, kind, make_environment
+from apex.errors import ConfigError
 
 gymnasium.register_envs(ale_py)
 

@@ -16,7 +16,7 @@ from apex.checkpoint import LearnerState, save
 from apex.config import Config, EnvironmentConfig, EvaluatorConfig, NetworkConfig, RunConfig
 from apex.environment import describe, make_environment
 from apex.evaluation import main
-from apex.evaluator import Evaluator
+from apex.evaluator_loop import Evaluator
 from apex.lifecycle import Stop
 from apex.networks import flatten_parameters, make_network
 from apex.policies import BEST, PlayedGames, PolicyInfo, load_policy, save_policy

@@ -11,10 +11,11 @@ import torch
 from scripted import ScriptedEnvironment
 from torch import nn
 
-from apex.config import ConfigError, EvaluatorConfig
+from apex.config import EvaluatorConfig
 from apex.curve_rows import evaluation_row
 from apex.environment import EnvironmentFailure
-from apex.evaluator import Evaluator, make_policy
+from apex.errors import ConfigError
+from apex.evaluator_loop import Evaluator, make_policy
 from apex.games import Game, evaluation_seed, summarize
 from apex.lifecycle import Stop
 from apex.networks import flatten_parameters

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from apex.config import ActorConfig, Config, ConfigError, LearnerConfig, ReplayConfig, RunConfig, to_dict
+from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig, RunConfig, to_dict
 from apex.cuda import read_cuda
+from apex.errors import ConfigError
 from apex.fitting import fit
 from apex.needs import files_needed
 from apex.types import Schema

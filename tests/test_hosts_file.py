@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from apex import __version__
-from apex.config import ConfigError
+from apex.errors import ConfigError
 from apex.hosts_file import Place, divide, read_hosts
 from apex.launch import main
 from apex.launch_hosts import HostLogs
 from apex.lifecycle import REFUSED
 from apex.run_watch import WAIT
 from apex.ssh_check import QUESTION, ask_hosts
+from apex.version import VERSION
 
 WHOLE = """
 folder = "~/work/apex"
@@ -126,7 +126,7 @@ def answer_by(folder, script):
 
 def test_machines_are_asked_once_each_and_answer_with_what_they_have(tmp_path):
     hosts = answer_by(
-        tmp_path, f'echo "$1" >> {tmp_path}/asked; printf "Hello\\napex {__version__}\\n6\\n64000\\nthere\\n"'
+        tmp_path, f'echo "$1" >> {tmp_path}/asked; printf "Hello\\napex {VERSION}\\n6\\n64000\\nthere\\n"'
     )
     facts = ask_hosts(hosts, "runs/one")
     assert {tuple(fact) for fact in facts.values()} == {(6, 64000, True)}
@@ -145,15 +145,15 @@ def test_machines_are_asked_once_each_and_answer_with_what_they_have(tmp_path):
         ("exit 4", "box4 has no work/apex/.venv/bin/apex: name its folder, or on box4 do"),
         (
             "echo apex 0.0.9; echo 4; echo 64000; echo new",
-            f"box4 has apex 0.0.9 in work/apex, here is apex {__version__}: bring both",
+            f"box4 has apex 0.0.9 in work/apex, here is apex {VERSION}: bring both",
         ),
         ("echo 'No module named apex' >&2; exit 1", r"box4 cannot run work/apex/.venv/bin/apex \(status 1: No module"),
-        (f"echo apex {__version__}; echo 4; echo much; echo new", r"box4 cannot run .* \(status 0: nothing\)"),
+        (f"echo apex {VERSION}; echo 4; echo much; echo new", r"box4 cannot run .* \(status 0: nothing\)"),
         ("echo Welcome to box4; exit 0", r"box4 cannot run .* \(status 0: nothing\)"),
     ],
 )
 def test_a_machine_that_cannot_take_part_is_named_with_the_remedy(tmp_path, script, words):
-    well = f'printf "apex {__version__}\\n6\\n64000\\nnew\\n"'
+    well = f'printf "apex {VERSION}\\n6\\n64000\\nnew\\n"'
     hosts = answer_by(tmp_path, f'if [ "$1" = box4 ]; then {script}; else {well}; fi')
     with pytest.raises(ConfigError, match=words):
         ask_hosts(hosts, "runs/one")
@@ -166,7 +166,7 @@ def test_all_machines_that_cannot_take_part_are_named_at_once(tmp_path):
 
 @pytest.mark.parametrize(("fails", "status"), [("", 0), ("apex", 7), ("python", 7)])
 def test_the_question_is_answered_by_a_real_shell_and_what_fails_there_is_its_status(tmp_path, fails, status):
-    for name, answer in (("apex", f"apex {__version__}"), ("python", "64000")):
+    for name, answer in (("apex", f"apex {VERSION}"), ("python", "64000")):
         path = tmp_path / ".venv" / "bin" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("#!/bin/sh\n" + ("exit 7\n" if name == fails else f"echo {answer}\n"))
@@ -176,7 +176,7 @@ def test_the_question_is_answered_by_a_real_shell_and_what_fails_there_is_its_st
     assert told.returncode == status
     if not fails:
         version, cores, memory, run = told.stdout.splitlines()
-        assert (version, int(cores) >= 1, memory, run) == (f"apex {__version__}", True, "64000", "new")
+        assert (version, int(cores) >= 1, memory, run) == (f"apex {VERSION}", True, "64000", "new")
 
 
 def test_an_ssh_that_is_not_there_is_named(tmp_path):
@@ -213,7 +213,7 @@ def test_an_ssh_that_is_not_there_is_named(tmp_path):
 )
 def test_what_is_typed_beside_is_refused_before_anything_starts(tmp_path, monkeypatch, capsys, options, words):
     monkeypatch.chdir(tmp_path)
-    answer_by(tmp_path, f'printf "apex {__version__}\\n6\\n64000\\nthere\\n"')
+    answer_by(tmp_path, f'printf "apex {VERSION}\\n6\\n64000\\nthere\\n"')
     assert main(["--preset", "cartpole", *options] if "--resume" not in options else options) == REFUSED
     assert words in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()

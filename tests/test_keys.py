@@ -7,7 +7,7 @@ import resource
 
 import pytest
 
-from apex.config import ConfigError
+from apex.errors import ConfigError
 from apex.key_folder import DOORS, PINNED, ROLES, Keys, lists_for, read_keys
 from apex.keys import bundle_for, main, new_folder
 from apex.sockets import new_key_pair, public_key

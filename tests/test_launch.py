@@ -11,7 +11,6 @@ import pytest
 from apex.config import (
     CheckpointConfig,
     Config,
-    ConfigError,
     EnvironmentConfig,
     EvaluatorConfig,
     LearnerConfig,
@@ -20,6 +19,7 @@ from apex.config import (
     TransportConfig,
     load_toml,
 )
+from apex.errors import ConfigError
 from apex.farewell import command_name, farewell
 from apex.launch import main, make_programs, resume, train
 from apex.lifecycle import FAILED, FINISHED, REFUSED, Stop

@@ -16,21 +16,15 @@ import pytest
 from test_trainer import NETWORK, SCHEMA, Tape, make_sample, make_trainer
 from test_transport import until
 
-from apex.config import (
-    CheckpointConfig,
-    Config,
-    ConfigError,
-    LearnerConfig,
-    ReplayConfig,
-    RunConfig,
-    TransportConfig,
-)
+from apex.config import CheckpointConfig, Config, LearnerConfig, ReplayConfig, RunConfig, TransportConfig
 from apex.control_client import ControlClient, MetricsSender
 from apex.coordinator import FORGET_SECONDS, Desk, coordinate
 from apex.cuda import read_cuda
+from apex.errors import ConfigError
+from apex.file_lock import FileLock
 from apex.header import VERSION
-from apex.learner import choose_device
 from apex.learner_loop import DivergedError, LearnerLoop, describe_training
+from apex.learner_setup import choose_device
 from apex.lifecycle import Stop
 from apex.metrics import read_curve
 from apex.networks import flatten_parameters, make_network
@@ -43,7 +37,7 @@ from apex.sample_ring import LoaderFigures
 from apex.session import Route, Session, greet, read_welcome
 from apex.sockets import RefusedError, open_context
 from apex.status import ask
-from apex.store_place import Ownership, store_path
+from apex.store_place import store_path
 from apex.transport import ParameterSubscriber
 from apex.types import Parameters, Progress
 from apex.wire import Codec
@@ -406,7 +400,7 @@ def test_a_shard_that_a_living_server_holds_is_refused_and_one_that_fell_silent_
 
 @contextmanager
 def owned(memory):
-    ownership = Ownership(memory)
+    ownership = FileLock(memory)
     try:
         yield
     finally:

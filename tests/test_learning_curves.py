@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from run_builders import ACTOR, make_run
 
-from apex.config import ConfigError
+from apex.errors import ConfigError
 from apex.learning_curves import Curve, Group, band, group_runs, reached, read_csv, read_run
 
 SCORES = [(5, 1_000, 10), (10, 2_000, 100)]

@@ -17,7 +17,7 @@ from learning_tables import BEGIN, DOCUMENTS, END, plot_command, plot_path, rebu
 from learning_tasks import SYSTEMS, TASKS
 from processor_time import ProcessorTime
 
-from apex.config import ConfigError
+from apex.errors import ConfigError
 from apex.games import evaluation_seed
 
 ROOT = Path(__file__).parent.parent

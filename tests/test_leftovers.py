@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from apex.file_lock import FileLock
 from apex.leftovers import Leftovers, Orphan, bytes_to_come, find_leftovers, find_orphans
 from apex.sampler import SamplerBoard
-from apex.store_place import Ownership, beside, board_path, is_wanted
+from apex.store_place import beside, board_path, is_wanted
 
 
 def make_store(folder, name, num_bytes=4_096):
@@ -45,7 +46,7 @@ def test_a_store_without_an_owner_is_dead_and_its_board_with_it(tmp_path):
 def test_a_store_with_an_owner_goes_on(tmp_path):
     store = make_store(tmp_path, "a")
     board_path(store).write_bytes(bytes(64))
-    ownership = Ownership(store)
+    ownership = FileLock(store)
     try:
         assert find(tmp_path) == Leftovers({}, {store: 4_096}, [])
     finally:
@@ -56,7 +57,7 @@ def test_a_store_with_an_owner_goes_on(tmp_path):
 def test_a_store_in_the_making_goes_on_and_one_that_was_cut_short_is_dead(tmp_path):
     store = beside(make_store(tmp_path, "a"))
     (tmp_path / "apex-a-0.replay").rename(store)
-    ownership = Ownership(store)
+    ownership = FileLock(store)
     try:
         assert find(tmp_path) == Leftovers({}, {store: 4_096}, [])
     finally:

@@ -10,12 +10,12 @@ import pytest
 from builders import PIXELS, VECTORS, make_batch, make_frames, make_records, make_segment
 
 from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig
+from apex.frame_blob import make_image
 from apex.loader import LOOK_SECONDS, DirectSource, Loader, RemoteSource, fill
 from apex.processes import start_child, stop_children
 from apex.sample_ring import Part, SampleRing
 from apex.store_place import remove, store_path
 from apex.store_writer import StoreWriter
-from apex.types import make_image
 
 
 def expect(sample, batch):

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from apex.config import ConfigError, NetworkConfig
+from apex.config import NetworkConfig
+from apex.errors import ConfigError
 from apex.networks import dormant_share, flatten_parameters, load_parameters, make_network, num_parameters, q_values
 from apex.types import Schema
 

@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from apex import cuda
-from apex.config import Config, ConfigError, dump_toml, flatten, load_toml
+from apex.config import Config, dump_toml, flatten, load_toml
 from apex.cuda import Cuda, Gpu
+from apex.errors import ConfigError
 from apex.options import LATER_KNOBS, SHORT_NAMES, describe_config, parse_config
 from apex.presets import ATARI, CARTPOLE, NARROW, PONG, PRESETS, VECTOR
 

@@ -10,7 +10,8 @@ from test_checkpoint import NETWORK, SCHEMA, flip_a_bit, make_state, names, same
 
 from apex.checkpoint import CheckpointError, save
 from apex.checkpoint_folder import prune
-from apex.config import Config, ConfigError, EnvironmentConfig, NetworkConfig
+from apex.config import Config, EnvironmentConfig, NetworkConfig
+from apex.errors import ConfigError
 from apex.networks import flatten_parameters, make_network
 from apex.policies import BEFORE, BEST, PolicyInfo, find_best, load_policy, save_best, save_policy
 

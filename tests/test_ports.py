@@ -5,7 +5,8 @@ import socket
 
 import pytest
 
-from apex.config import Config, ConfigError, ReplayConfig, RunConfig, TransportConfig
+from apex.config import Config, ReplayConfig, RunConfig, TransportConfig
+from apex.errors import ConfigError
 from apex.ports import PortClaims, choose_ports, is_free, ports
 
 

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from apex.config import ConfigError
+from apex.errors import ConfigError
 from apex.lifecycle import Stop
 from apex.processes import ChildDiedError, call_in_child, check_children, start_child, stop_children
 

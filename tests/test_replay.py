@@ -9,7 +9,9 @@ import pytest
 import zmq
 from builders import PIXELS, RUN, make_segment
 
-from apex.config import ActorConfig, Config, ConfigError, LearnerConfig, ReplayConfig
+from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig
+from apex.errors import ConfigError
+from apex.file_lock import FileLock
 from apex.peers import TOLERATED
 from apex.rate_limiter import RateLimiter
 from apex.replay_memory import open_store, reclaim
@@ -20,7 +22,7 @@ from apex.snapshot import Snapshotter
 from apex.snapshot_folder import SnapshotFolder
 from apex.sockets import bind, open_context
 from apex.store_file import open_file
-from apex.store_place import Ownership, beside, board_path
+from apex.store_place import beside, board_path
 from apex.store_reader import StoreReader
 from apex.store_writer import StoreWriter
 from apex.types import PriorityUpdate, Receipt, Stream
@@ -255,7 +257,7 @@ def test_what_a_crashed_run_left_in_memory_is_reclaimed_and_what_runs_is_not(tmp
     cut_short, coming, own_coming = (beside(tmp_path / f"apex-{number}-0.replay") for number in (2, 5, 3))
     for path in (cut_short, coming, own_coming):
         path.touch()
-    maker = Ownership(coming)
+    maker = FileLock(coming)
     reclaim(tmp_path / "apex-3-0.replay")
     names = ["apex-1-0.replay", own_coming.name, "apex-3-1.replay", "apex-4-0.board", "apex-4-0.replay", coming.name]
     assert sorted(path.name for path in tmp_path.iterdir()) == [*names, "notes.txt"]
@@ -328,7 +330,7 @@ def test_a_damaged_store_is_removed_for_its_snapshot_and_for_nothing_less(tmp_pa
 def test_a_memory_whose_making_was_cut_short_is_removed_and_said_to_be(tmp_path, caplog, num_bytes):
     path = tmp_path / "store"
     path.write_bytes(bytes(num_bytes))
-    owner = Ownership(path)
+    owner = FileLock(path)
     with pytest.raises(ConfigError, match="is not a replay memory"):
         open_store(path, make_welcome())  # Somebody is at it.
     owner.release()

@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 
 from apex.chaos_saver import SIZES, Saver, make_run
-from apex.config import Config, ConfigError, EnvironmentConfig, ReplayConfig, RunConfig
+from apex.config import Config, EnvironmentConfig, ReplayConfig, RunConfig
 from apex.environment import describe
+from apex.errors import ConfigError
+from apex.file_lock import FileLock
 from apex.files import write_twice
 from apex.resume import ACCEPT, reopen, take_resume
 from apex.resume_survey import survey
 from apex.run_folder import RunFolder
 from apex.saves import snapshot_folder
-from apex.store_place import Ownership, beside, store_path
+from apex.store_place import beside, store_path
 
 
 @pytest.fixture
@@ -116,7 +118,7 @@ def test_an_environment_that_has_changed_is_refused(folder):
 def test_a_run_that_still_goes_is_refused(folder, place):
     path = place(store_path(folder.run_id, 1))  # One shard is enough, and that its memory is being made.
     path.touch()
-    owner = Ownership(path)
+    owner = FileLock(path)
     try:
         with pytest.raises(ConfigError, match="still going"):
             reopen(str(folder.path), [])

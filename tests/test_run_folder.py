@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from apex.config import Config, ConfigError, EnvironmentConfig, RunConfig
+from apex.config import Config, EnvironmentConfig, RunConfig
+from apex.errors import ConfigError
 from apex.files import seal, unseal
 from apex.run_folder import RunFolder, describe_checkout, describe_hardware, describe_versions
 from apex.types import Schema

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from apex.config import ConfigError
+from apex.errors import ConfigError
 from apex.processes import start_child, stop_children
 from apex.run_lock import LOCK, hold
 

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 from ale_py.vector_env import AtariVectorEnv
 
-from apex.config import ActorConfig, Config, ConfigError
+from apex.config import ActorConfig, Config
+from apex.errors import ConfigError
 from apex.segments import SegmentBuilder
 from apex.types import Schema, Step
 

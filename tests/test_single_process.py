@@ -15,12 +15,13 @@ import pytest
 import torch
 
 from apex.checkpoint_folder import load_latest
-from apex.config import ConfigError, LearnerConfig, ReplayConfig
+from apex.config import LearnerConfig, ReplayConfig
 from apex.environment import describe
+from apex.errors import ConfigError
 from apex.evaluation import main as evaluate
 from apex.fitting import FREE_RATIO, fit_one_process
 from apex.launch import main as train
-from apex.learner import open_run
+from apex.learner_setup import open_run
 from apex.lifecycle import FAILED, FINISHED, REFUSED
 from apex.metrics import read_curve
 from apex.networks import flatten_parameters

@@ -8,7 +8,7 @@ import pytest
 
 from apex.bench import main
 from apex.bench_report import print_sizes
-from apex.config import ConfigError
+from apex.errors import ConfigError
 from apex.replay_timing import StoreTimes
 from apex.sizes_picture import check_picture, draw_sizes, save_sizes
 

@@ -4,15 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from apex.config import (
-    ActorConfig,
-    Config,
-    ConfigError,
-    LearnerConfig,
-    NetworkConfig,
-    ReplayConfig,
-    TransportConfig,
-)
+from apex.config import ActorConfig, Config, LearnerConfig, NetworkConfig, ReplayConfig, TransportConfig
+from apex.errors import ConfigError
 from apex.presets import NARROW, PRESETS
 from apex.sizing import Machine, bytes_per_transition, explain, size_to_machine, table_bytes
 from apex.store_layout import Sizes

@@ -28,8 +28,8 @@ from store_builders import (
     weigh,
 )
 
-from apex.config import ConfigError
 from apex.copyist import Copyist, take_snapshots
+from apex.errors import ConfigError
 from apex.lifecycle import Stop
 from apex.processes import stop_children
 from apex.snapshot import Snapshotter

@@ -7,9 +7,10 @@ import pytest
 from builders import PIXELS, VECTORS, make_batch, make_frames
 
 from apex.blocks import STORED
+from apex.frame_blob import make_image
 from apex.segments import COMPRESS
 from apex.stacks import FrameError, StackDecoder
-from apex.types import SAMPLE_RECORD, make_image
+from apex.types import SAMPLE_RECORD
 
 
 def naive_stacks(schema, records, frames):

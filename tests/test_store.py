@@ -27,9 +27,9 @@ from store_builders import (
     write_number,
 )
 
+from apex.frame_blob import make_image
 from apex.store_layout import CELLS_OFFSET, FIRST_BYTE, FIRST_KEY
 from apex.store_writer import MAX_PRIORITY, Counters, Outcome
-from apex.types import make_image
 
 
 @pytest.fixture

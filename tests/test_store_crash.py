@@ -27,7 +27,7 @@ from store_builders import (
     write_number,
 )
 
-from apex.config import ConfigError
+from apex.errors import ConfigError
 from apex.store_layout import CELLS_OFFSET, FIRST_KEY, Sizes
 from apex.store_writer import Outcome
 

@@ -18,20 +18,11 @@ import pytest
 from store_builders import SIZES, attach, create, make_segment, open_reader, write_number
 
 from apex import store_file, store_place
-from apex.config import ConfigError
+from apex.errors import ConfigError
+from apex.file_lock import FileLock
 from apex.store_file import DamagedMemoryError, require_processor
 from apex.store_layout import HEADER, STORED_RECORD, Sizes
-from apex.store_place import (
-    Ownership,
-    beside,
-    board_path,
-    has_owner,
-    is_same_run,
-    is_wanted,
-    memory_id,
-    remove,
-    store_path,
-)
+from apex.store_place import beside, board_path, has_owner, is_same_run, is_wanted, memory_id, remove, store_path
 from apex.store_reader import StoreReader
 from apex.types import Schema, Stream
 
@@ -149,8 +140,8 @@ def test_a_child_that_outlives_the_writer_does_not_hold_the_file(path):
 
 def test_what_a_child_forgets_is_closed_and_no_longer_its_to_release(path):
     path.touch()
-    ownership = Ownership(path)
-    Ownership.forget()  # As after a fork.
+    ownership = FileLock(path)
+    FileLock.forget()  # As after a fork.
     assert not has_owner(path)
     other = os.open(path, os.O_RDWR)  # It gets the number of the descriptor that is closed.
     ownership.release()
@@ -348,7 +339,7 @@ def test_an_owner_is_seen_while_it_lives_and_where_there_is_nothing_there_is_non
     assert not has_owner(path)
     path.write_bytes(b"")
     assert not has_owner(path)
-    ownership = Ownership(path)
+    ownership = FileLock(path)
     assert has_owner(path)
     ownership.release()
     assert not has_owner(path)
@@ -368,7 +359,7 @@ def test_what_is_another_users_counts_as_wanted(tmp_path, monkeypatch):
 
 def test_a_writer_does_not_give_up_because_somebody_looks_whether_it_is_there(path):
     create(path).close()
-    other = Ownership(path)  # As `has_owner` has it, only longer.
+    other = FileLock(path)  # As `has_owner` has it, only longer.
     looker = threading.Timer(0.05, other.release)
     looker.start()
     store = attach(path)

@@ -11,9 +11,10 @@ import sys
 import pytest
 from rich.console import Console
 
-from apex.terminal_layout import Painter, clean, duration, known, number, size
+from apex.terminal_layout import Painter
 from apex.terminal_picture import MAX_SCORES, History, plain_line, render, seconds_to_go
 from apex.terminal_view import LogTail, PlainView, open_view, say, show_once
+from apex.text import clean, duration, known, number, size
 
 SIZES = [(width, height) for width in (1, 5, 20, 40, 59, 60, 80, 120, 300) for height in (1, 3, 10, 24, 60)]
 ESCAPE = "\x1b"

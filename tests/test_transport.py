@@ -13,8 +13,8 @@ import zmq
 from builders import PIXELS, RUN, make_batch, make_segment
 
 from apex.async_receiver import AsyncReceiver
-from apex.config import ConfigError
 from apex.control_client import ControlClient, MetricsSender
+from apex.errors import ConfigError
 from apex.sockets import AddressError, bind, local_address, open_context, prepare, split_address
 from apex.transport import (
     BatchReceiver,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from apex.config import ConfigError
+from apex.errors import ConfigError
 from apex.video import begin_video, check_video_path, enlarge
 
 

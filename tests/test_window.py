@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from apex.config import ConfigError
+from apex.errors import ConfigError
 from apex.window import Window, has_display
 
 

@@ -18,7 +18,7 @@ import pytest
 from moto import mock_aws
 
 from apex import host, host_bucket, host_end, host_keys, host_logs
-from apex.config import ConfigError
+from apex.errors import ConfigError
 from apex.host_end import end_cluster, leave_group
 from apex.host_metadata import Metadata
 from apex.host_settings import ROLES, HostSettings, read_settings

@@ -14,6 +14,7 @@ import pytest
 
 from apex import host_logs
 from apex.config import TransportConfig
+from apex.cuda import means_gpu
 from apex.environment import kind
 from apex.evaluator import main as evaluator
 from apex.host import make_parser
@@ -100,7 +101,7 @@ def test_the_learner_starts_a_run_of_the_clusters_name_by_its_file(tmp_path):
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/learner.toml").write_text('seed = 7\n[environment]\nid = "CartPole-v1"\n')
     word, *options = role_command(settings(tmp_path), "learner", num_cores=8)
-    config = parse_config(options, prog="apex learner", description="", kind=kind)
+    config = parse_config(options, prog="apex learner", description="", kind=kind, means_gpu=means_gpu)
     assert (word, config.seed, config.environment.id, config.run.name) == ("learner", 7, "CartPole-v1", "pong")
     assert config.run.folder == str(tmp_path / "home/runs")
     assert (config.transport.bind, config.transport.keys) == ("10.77.0.11", str(tmp_path / "home/keys"))

@@ -8,20 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from apex.fields import check_request
+from apex.frame_blob import make_image
 from apex.header import VERSION
 from apex.segments import COMPRESS
-from apex.types import (
-    RECORD,
-    SAMPLE_RECORD,
-    Parameters,
-    PriorityUpdate,
-    Receipt,
-    SampleBatch,
-    Schema,
-    Segment,
-    Stream,
-    make_image,
-)
+from apex.types import RECORD, SAMPLE_RECORD, Parameters, PriorityUpdate, Receipt, SampleBatch, Schema, Segment, Stream
 from apex.wire import Codec, decode_control, decode_request, encode_control
 
 from .reference import Facts
