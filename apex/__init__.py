@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from apex.version import VERSION as __version__
+from apex.version import VERSION
 
 if TYPE_CHECKING:
     from apex.agent import Policy, load_policy
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from apex.presets import preset
     from apex.training import Run, TrainingError, preset_for, train
     from apex.weights import export
+
+__version__ = VERSION
 
 __all__ = [
     "Config",
