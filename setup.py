@@ -1,11 +1,15 @@
-"""The parts that are compiled; everything else stands in pyproject.toml."""
+"""The compiled parts; everything else stands in pyproject.toml."""
 
 from setuptools import Extension, setup
 
-# Plain C without Python.h, loaded by apex/native.py; apex does without where there is no compiler.
+# Plain C without Python.h, loaded by apex/runtime/native.py; apex does without where there is no compiler.
+EXTENSIONS = {
+    "apex.dqn.kernels._convolution": "apex/dqn/kernels/convolution.c",
+    "apex.replay_memory.frames._decompress": "apex/replay_memory/frames/decompress.c",
+}
+
 setup(
     ext_modules=[
-        Extension(f"apex._{name}", [f"apex/{name}.c"], extra_compile_args=["-O3"], optional=True)
-        for name in ("decompress", "convolution")
+        Extension(name, [source], extra_compile_args=["-O3"], optional=True) for name, source in EXTENSIONS.items()
     ]
 )

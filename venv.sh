@@ -33,7 +33,7 @@ ensure_venv() {
   local root=$1 extra=${2:-} venv=$1/.venv python what
   local stamp=$venv/.installed unfinished=$venv/.unfinished log=$venv/install.log
   # The path belongs to the stamp: a virtual environment that was moved does not work.
-  what="$(cat "$root/pyproject.toml" "$root/constraints.txt" "$root/setup.py" "$root"/apex/*.c <(echo "$root") | sha256sum | cut -d ' ' -f 1)"
+  what="$(cat "$root/pyproject.toml" "$root/constraints.txt" "$root/setup.py" "$root"/apex/dqn/kernels/*.c "$root"/apex/replay_memory/frames/*.c <(echo "$root") | sha256sum | cut -d ' ' -f 1)"
   grep -qsx "$what $extra" "$stamp" && [[ -x $venv/bin/python ]] && return
 
   echo "Installing into $venv (once, about a minute)" >&2

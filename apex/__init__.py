@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 from apex.version import VERSION
 
 if TYPE_CHECKING:
-    from apex.agent import Policy, load_policy
     from apex.config import Config
+    from apex.config.presets import preset
+    from apex.environments.fault_budget import EnvironmentFailure
     from apex.errors import ConfigError
-    from apex.evaluation import Evaluation, evaluate
-    from apex.patience import EnvironmentFailure
-    from apex.presets import preset
-    from apex.training import Run, TrainingError, preset_for, train
-    from apex.weights import export
+    from apex.evaluation.command import Evaluation, evaluate
+    from apex.evaluation.export.command import export
+    from apex.evaluation.policy import Policy, load_policy
+    from apex.launch.api import Run, TrainingError, preset_for, train
 
 __version__ = VERSION
 
@@ -37,7 +37,6 @@ __all__ = [
     "Policy",
     "Run",
     "TrainingError",
-    "__version__",
     "evaluate",
     "export",
     "load_policy",
@@ -46,15 +45,15 @@ __all__ = [
     "train",
 ]
 
-_HOMES = {  # Must not be called as what is in them: importing apex.x binds the name x here to that module.
-    "agent": ("Policy", "load_policy"),
+_HOMES = {  # module -> what it has of the names above
     "config": ("Config",),
+    "config.presets": ("preset",),
+    "environments.fault_budget": ("EnvironmentFailure",),
     "errors": ("ConfigError",),
-    "evaluation": ("Evaluation", "evaluate"),
-    "patience": ("EnvironmentFailure",),
-    "presets": ("preset",),
-    "training": ("Run", "TrainingError", "preset_for", "train"),
-    "weights": ("export",),
+    "evaluation.command": ("Evaluation", "evaluate"),
+    "evaluation.export.command": ("export",),
+    "evaluation.policy": ("Policy", "load_policy"),
+    "launch.api": ("Run", "TrainingError", "preset_for", "train"),
 }
 
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from apex.command_line import main
+from apex.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

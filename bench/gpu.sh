@@ -33,12 +33,12 @@ failed=()
 
 if $learn; then
   for task in pong breakout seaquest qbert; do
-    "$python" bench/learning.py run --task "$task-gpu" --system apex --seed "${2:-1}" || failed+=("$task")
+    "$python" -m bench learning run --task "$task-gpu" --system apex --seed "${2:-1}" || failed+=("$task")
   done
   if ((${#failed[@]})); then
     fail "not measured: ${failed[*]}; what was is in docs/results/learning"
   fi
-  echo "wrote docs/results/learning/*-gpu; bench/learning.py tables makes tables and plots of it" >&2
+  echo "wrote docs/results/learning/*-gpu; python -m bench learning tables makes tables and plots of it" >&2
   exit
 fi
 mkdir -p "$out"
@@ -47,24 +47,24 @@ mkdir -p "$out"
 facts=$("$python" - <<'PYTHON'
 import json
 from pathlib import Path
-from apex.run_folder import describe_checkout, describe_hardware, describe_versions
+from apex.runs.folder import describe_checkout, describe_hardware, describe_versions
 
 checkout = {"git": describe_checkout(Path("apex"))}
 print(json.dumps(checkout | {"hardware": describe_hardware(), "versions": describe_versions()}))
 PYTHON
 )
 
-# measure NAME LIMIT COMMAND...: runs `apex bench COMMAND` within LIMIT + 10 seconds (a rehearsal, within three
+# measure NAME LIMIT COMMAND...: runs `python -m bench COMMAND` within LIMIT + 10 seconds (a rehearsal, within three
 # times as long: other work may be going on); its last line becomes NAME's figures. Returns 1 where there are none.
 measure() {
   local name=$1 limit=$(($2 * patience)) said
   shift 2
   set -- bench "$@" "${options[@]}"
-  echo "== apex $*" >&2
+  echo "== python -m $*" >&2
   # Called before `||`, so -e does not hold here.
-  said=$(timeout --foreground --signal=INT --kill-after=10 "$limit" "$python" -m apex "$@" | tee >(cat >&2) | tail -n 1) ||
+  said=$(timeout --foreground --signal=INT --kill-after=10 "$limit" "$python" -m "$@" | tee >(cat >&2) | tail -n 1) ||
     return 1
-  "$python" - "$out/$prefix-$name.json" "apex $*" "$facts" "$said" <<'PYTHON'
+  "$python" - "$out/$prefix-$name.json" "python -m $*" "$facts" "$said" <<'PYTHON'
 import json, sys, time
 from pathlib import Path
 

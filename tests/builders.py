@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from apex.acting.segment_builder import COMPRESS
 from apex.frame_blob import make_image
-from apex.segments import COMPRESS
 from apex.types import RECORD, SAMPLE_RECORD, SampleBatch, Schema, Segment, Stream
 
 PIXELS = Schema(frame_shape=(6, 5), frame_dtype="uint8", stack=4, num_actions=3, n_step=3, codec="lz4")

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import apex
-from apex.lifecycle import die_with_parent
+from apex.runtime.lifecycle import die_with_parent
 
 ROOT = Path(apex.__file__).parent.parent
 NETWORK = "10.77.0"

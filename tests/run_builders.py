@@ -6,9 +6,9 @@ from dataclasses import replace
 from datetime import datetime
 
 from apex.config import EnvironmentConfig, RunConfig
-from apex.metrics import MetricsWriter
-from apex.presets import VECTOR
-from apex.run_folder import RunFolder
+from apex.config.presets import VECTOR
+from apex.runs.folder import RunFolder
+from apex.runs.metrics.writer import MetricsWriter
 from apex.types import Schema
 
 SCHEMA = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")

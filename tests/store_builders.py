@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from apex.frame_blob import make_image
-from apex.store_reader import StoreReader
-from apex.store_writer import MAX_PRIORITY, Outcome, StoreWriter
+from apex.replay_memory.store.reader import StoreReader
+from apex.replay_memory.store.writer import MAX_PRIORITY, Outcome, StoreWriter
 from apex.types import RECORD, PriorityUpdate, Schema, Segment, Stream
 
 SCHEMA = Schema(frame_shape=(16,), frame_dtype="uint8", stack=4, num_actions=9, n_step=3, codec="lz4")

@@ -10,14 +10,16 @@ import pytest
 import torch
 from builders import VECTORS
 
-from apex import actor_host, rates
-from apex.actor_host import Host, WorkerFigures
-from apex.actor_worker import Actor, acts_in_bfloat16
+from apex.acting import host as actor_host
+from apex.acting.actor import Actor
+from apex.acting.episode_scores import ScoreBoard
+from apex.acting.host import Host, WorkerFigures
+from apex.acting.segment_builder import SegmentBuilder
+from apex.acting.worker import acts_in_bfloat16
 from apex.config import ActorConfig, Config, EnvironmentConfig, NetworkConfig
-from apex.lifecycle import Stop
 from apex.metric_tags import actor_tags
-from apex.scores import ScoreBoard
-from apex.segments import SegmentBuilder
+from apex.runtime import rates
+from apex.runtime.lifecycle import Stop
 from apex.types import Parameters, Schema, Step, Stream
 
 E = 2

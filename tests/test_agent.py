@@ -10,12 +10,12 @@ from gymnasium.utils.env_checker import check_env
 from test_evaluation import CARTPOLE, make_run
 
 from apex import ConfigError, load_policy
-from apex.agent import Policy
-from apex.agent_environment import AgentEnvironment
 from apex.config import EnvironmentConfig, NetworkConfig
-from apex.environment import describe, make_environment
-from apex.networks import make_network
-from apex.policies import PolicyInfo
+from apex.dqn.networks import make_network
+from apex.environments.factory import describe, make_environment
+from apex.environments.single import AgentEnvironment
+from apex.evaluation.policy import Policy
+from apex.runs.checkpoints.policy_file import PolicyInfo
 from apex.types import Schema
 
 VECTORS = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=3, n_step=3, codec="raw")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from apex import allocator
+from apex.runtime import malloc
 
 FAULTS = """
 import resource, sys
-from apex.allocator import keep_freed_memory
+from apex.runtime.malloc import keep_freed_memory
 import numpy as np
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
@@ -32,5 +32,5 @@ def test_a_freed_block_is_not_cleared_by_the_kernel_again():
 
 
 def test_another_c_library_is_left_as_it_is(monkeypatch):
-    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda _: object())
-    assert not allocator.keep_freed_memory()
+    monkeypatch.setattr(malloc.ctypes, "CDLL", lambda _: object())
+    assert not malloc.keep_freed_memory()

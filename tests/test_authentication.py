@@ -14,20 +14,20 @@ from builders import PIXELS, RUN, make_segment
 from test_transport import DEADLINE, VALUES, until
 from zmq.utils.monitor import recv_monitor_message
 
-from apex.async_receiver import PULL, ROUTER, AsyncReceiver
-from apex.authenticator import AuthenticatorError
 from apex.config import Config, TransportConfig, to_dict
-from apex.control_client import ControlClient
 from apex.errors import ConfigError
-from apex.key_folder import DOORS, Keys
-from apex.keys import new_folder
 from apex.learner import PublishingThread
-from apex.lifecycle import Stop
-from apex.session import Route, greet, read_welcome
-from apex.sockets import KEEPALIVE_SECONDS, OpenDoorWarning, bind, connect, open_context, prepare
-from apex.transport import BatchReceiver, ExperienceSender, ParameterPublisher, ParameterSubscriber
+from apex.runtime.lifecycle import Stop
+from apex.transport.async_receiver import PULL, ROUTER, AsyncReceiver
+from apex.transport.codec import Codec, decode_control, encode_control
+from apex.transport.control_client import ControlClient
+from apex.transport.curve.command import new_folder
+from apex.transport.curve.key_store import DOORS, Keys
+from apex.transport.curve.zap_handler import AuthenticatorError
+from apex.transport.endpoints import BatchReceiver, ExperienceSender, ParameterPublisher, ParameterSubscriber
+from apex.transport.hello import Route, greet, read_welcome
+from apex.transport.sockets import KEEPALIVE_SECONDS, OpenDoorWarning, bind, connect, open_context, prepare
 from apex.types import Parameters
-from apex.wire import Codec, decode_control, encode_control
 
 CODEC = Codec(RUN, PIXELS)
 ANY_PORT = "tcp://127.0.0.1:*"

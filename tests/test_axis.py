@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from apex.axis import number_text, number_ticks, time_axis, time_text
+from apex.runs.plots.ticks import number_ticks, time_axis
+from apex.runtime.text import number_text, time_text
 
 
 @pytest.mark.parametrize(

@@ -13,18 +13,18 @@ import pytest
 from test_evaluation import make_run
 from test_transport import until
 
-from apex.bench import main
-from apex.bench_replay import VerificationError, verify
-from apex.bench_report import compare, print_report, read_peer
 from apex.config import ActorConfig, Config, EnvironmentConfig
-from apex.environment import describe
-from apex.lifecycle import Stop
-from apex.processes import call_in_child
-from apex.recording import Compressor, load, record
-from apex.replay_timing import median_ms, read_memory, time_store
-from apex.sample_ring import Part, Sample
-from apex.stacks import StackDecoder
+from apex.environments.factory import describe
+from apex.learning.batch_ring import Part, Sample
+from apex.replay_memory.frames.stack_decoder import StackDecoder
+from apex.runtime.children import call_in_child
+from apex.runtime.lifecycle import Stop
 from apex.types import SAMPLE_RECORD
+from bench.__main__ import main
+from bench.harness.recording import Compressor, load, record
+from bench.harness.report import compare, print_report, read_peer
+from bench.replay import VerificationError, verify
+from bench.replay_steps import median_ms, read_memory, time_store
 
 CONFIG = Config(environment=EnvironmentConfig(id="ALE/Seaquest-v5"), actor=ActorConfig(num_actors=2, segment_length=10))
 TINY = ["replay", "--transitions", "2000", "--frames", "900", "--seconds", "0.5", "--leaves", "4096", "--json"]
@@ -169,11 +169,14 @@ def test_memory_is_that_of_all_processes_and_a_process_that_is_gone_has_none():
     assert read_memory([2**22 + 1]) == (0, 0)
 
 
+ROOT = Path(__file__).parents[1]
+
+
 def start(tmp_path, *arguments):
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-m", "apex", "bench", *arguments]
+    command = [sys.executable, "-m", "bench", *arguments]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment
     )
 
 
@@ -212,7 +215,7 @@ def test_the_real_programs_are_measured_and_every_figure_has_its_name(tmp_path):
 def test_a_run_without_a_policy_is_refused_before_anything_is_measured(tmp_path, capsys):
     run = make_run(tmp_path / "runs")
     assert main(["replay", "--run", str(run.path)]) == 2
-    assert capsys.readouterr().err == f"apex bench: {run.path} has no policy yet: it was trained too shortly\n"
+    assert capsys.readouterr().err == f"python -m bench: {run.path} has no policy yet: it was trained too shortly\n"
 
 
 def test_one_ctrl_c_ends_it_and_leaves_nothing_behind(tmp_path):

@@ -1,14 +1,14 @@
-"""`apex bench curve` measures with keys and without, by the sockets of a real stream of segments."""
+"""`python -m bench curve` measures with keys and without, by the sockets of a real stream of segments."""
 
 from __future__ import annotations
 
 import json
 
-from apex import bench
+from bench import __main__
 
 
 def test_measures_both_and_their_ratio(capsys):
-    assert bench.main(["curve", "--seconds", "1", "--json"]) == 0
+    assert __main__.main(["curve", "--seconds", "1", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
     off, on = figures["curve_off_transitions_per_s"], figures["curve_on_transitions_per_s"]
     assert min(off, on) > 0
@@ -16,5 +16,5 @@ def test_measures_both_and_their_ratio(capsys):
 
 
 def test_other_benchmarks_refuse_keys(capsys):
-    assert bench.main(["replay", "--transport.keys", "keys"]) == 2
-    assert "apex bench curve" in capsys.readouterr().err
+    assert __main__.main(["replay", "--transport.keys", "keys"]) == 2
+    assert "python -m bench curve" in capsys.readouterr().err

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from store_builders import SCHEMA, create, make_segment
 
-from apex.bench_command import VerificationError
-from apex.bench_ledger import Balance, Ledger, tag
-from apex.store_file import open_file
+from apex.replay_memory.store.file import open_file
+from bench.harness.command import VerificationError
+from bench.harness.segment_ledger import Balance, Ledger, tag
 
 
 @pytest.fixture

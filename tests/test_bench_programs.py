@@ -7,14 +7,14 @@ import signal
 
 import pytest
 
-from apex import bench_programs
-from apex.bench_programs import measure_rates, open_programs
 from apex.config import Config, RunConfig
-from apex.lifecycle import Stop
-from apex.processes import ChildDiedError
-from apex.run_folder import RunFolder
-from apex.store_place import store_path
+from apex.replay_memory.store.location import store_path
+from apex.runs.folder import RunFolder
+from apex.runtime.children import ChildDiedError
+from apex.runtime.lifecycle import Stop
 from apex.types import Schema
+from bench.harness import programs as programs_module
+from bench.harness.programs import measure_rates, open_programs
 
 SCHEMA = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
 
@@ -39,7 +39,7 @@ class Bursts:
 @pytest.mark.parametrize("period", [0.006, 0.03, 0.06, 0.4, 1.3])
 def test_a_rate_is_that_of_whole_bursts(monkeypatch, period):
     bursts = Bursts(800, period)
-    monkeypatch.setattr(bench_programs, "time", bursts)
+    monkeypatch.setattr(programs_module, "time", bursts)
     rates = measure_rates(bursts.count, 20.0, 5, lambda: None)
     assert rates == pytest.approx([800 / period] * 5, rel=0.03)
 
@@ -47,7 +47,7 @@ def test_a_rate_is_that_of_whole_bursts(monkeypatch, period):
 @pytest.mark.parametrize(("period", "lasts"), [(0.006, 4.0), (0.4, 4.0), (1.0, 6.0), (1.8, 11.0)])
 def test_a_measurement_lasts_as_long_as_asked_for_or_until_it_has_enough_bursts(monkeypatch, period, lasts):
     bursts = Bursts(800, period)
-    monkeypatch.setattr(bench_programs, "time", bursts)
+    monkeypatch.setattr(programs_module, "time", bursts)
     assert measure_rates(bursts.count, 4.0, 5, lambda: None) == pytest.approx([800 / period] * 5, rel=0.03)
     assert bursts.now - 100.0 == pytest.approx(lasts, abs=period)
 
@@ -55,7 +55,7 @@ def test_a_measurement_lasts_as_long_as_asked_for_or_until_it_has_enough_bursts(
 @pytest.mark.parametrize("period", [3.0, 100.0, 1000.0])
 def test_too_few_bursts_are_no_figure(monkeypatch, period):
     bursts = Bursts(800, period)
-    monkeypatch.setattr(bench_programs, "time", bursts)
+    monkeypatch.setattr(programs_module, "time", bursts)
     with pytest.raises(ChildDiedError, match=r"only [0-4] bursts in 12 s, .*take more seconds"):
         measure_rates(bursts.count, 4.0, 5, lambda: None)
     assert bursts.now - 100.0 == pytest.approx(12.0, abs=0.01)
@@ -90,8 +90,8 @@ def test_what_does_not_end_is_killed(tmp_path, monkeypatch):
     deaf = tmp_path / "deaf"
     deaf.write_text("#!/bin/sh\ntrap '' TERM\necho here\nwhile :; do sleep 0.05; done\n")
     deaf.chmod(0o700)
-    monkeypatch.setattr(bench_programs, "END_SECONDS", 0.1)
-    monkeypatch.setattr(bench_programs.sys, "executable", str(deaf))
+    monkeypatch.setattr(programs_module, "END_SECONDS", 0.1)
+    monkeypatch.setattr(programs_module.sys, "executable", str(deaf))
     with open_programs(tmp_path, Stop()) as programs:
         process = programs.start("deaf", [])
         programs.wait_for(lambda: "here" in (tmp_path / "deaf.log").read_text(), "word")

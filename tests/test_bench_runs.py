@@ -1,4 +1,4 @@
-"""`apex bench learner`, `system`, `connections`: real programs, every figure by its name, books that balance."""
+"""`python -m bench learner`, `system`, `connections`: real programs, every figure by its name, books that balance."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 import torch
 from test_bench import start
 
-from apex import bench_connections, bench_learner, bench_system
-from apex.bench import main
-from apex.bench_command import GAME, read_config
-from apex.bench_connections import Sent
-from apex.bench_ledger import Balance
-from apex.learner_setup import choose_device
-from apex.lifecycle import FAILED, Stop
+from apex.learning.setup import choose_device
+from apex.runtime.lifecycle import FAILED, Stop
+from bench import connections, learner, system
+from bench.__main__ import main
+from bench.connections import Sent
+from bench.harness.command import GAME, read_config
+from bench.harness.segment_ledger import Balance
 
 TINY = ["--preset", "cartpole", "--device", "cpu", "--json"]
 
@@ -56,22 +56,22 @@ def test_no_process_of_the_learners_benchmark_begins_with_cuda_before_it_forks_a
     def time_fed(config, schema, folder, seconds, stop):
         return time_on_device(config, schema, seconds, stop), 0.0
 
-    monkeypatch.setattr(bench_learner, "time_plain", time_on_device)
-    monkeypatch.setattr(bench_learner, "time_resident", time_on_device)
-    monkeypatch.setattr(bench_learner, "_time_fed", time_fed)
-    config = read_config(["--preset", "cartpole"], "apex bench learner")
-    figures = bench_learner.measure(config, tmp_path, 1.0, Stop())
+    monkeypatch.setattr(learner, "time_plain", time_on_device)
+    monkeypatch.setattr(learner, "time_resident", time_on_device)
+    monkeypatch.setattr(learner, "_time_fed", time_fed)
+    config = read_config(["--preset", "cartpole"], "python -m bench learner")
+    figures = learner.measure(config, tmp_path, 1.0, Stop())
     assert (figures["learner_updates_per_s"], figures["cuda"]) == (2.0, 1.0)
     assert cuda.begun_in == os.getpid()  # The last rate is this process's own.
 
 
 def test_one_that_is_asked_to_stop_says_no_figure(tmp_path, monkeypatch):
     stop = Stop()
-    monkeypatch.setattr(bench_learner, "time_plain", lambda config, schema, seconds, stop: time.sleep(60))
-    config = read_config(["--preset", "cartpole", "--device", "cpu"], "apex bench learner")
+    monkeypatch.setattr(learner, "time_plain", lambda config, schema, seconds, stop: time.sleep(60))
+    config = read_config(["--preset", "cartpole", "--device", "cpu"], "python -m bench learner")
     stop.request()
     with pytest.raises(KeyboardInterrupt):
-        bench_learner.measure(config, tmp_path, 1.0, stop)
+        learner.measure(config, tmp_path, 1.0, stop)
 
 
 @pytest.mark.parametrize(
@@ -86,13 +86,13 @@ def test_one_that_is_asked_to_stop_says_no_figure(tmp_path, monkeypatch):
     ],
 )
 def test_the_benchmarks_game_is_another_only_where_one_is_named(arguments, game):
-    config = read_config([*arguments, "--device", "cpu"], "apex bench")
+    config = read_config([*arguments, "--device", "cpu"], "python -m bench")
     assert config.environment.id == game
     assert game != GAME or (config.network.width, config.learner.batch_size) == (1.0, 512)  # The bars are for these.
 
 
 def test_a_system_without_its_parts_measures_itself_alone(monkeypatch, capsys):
-    monkeypatch.setattr(bench_system, "_time_run", lambda config, folder, seconds, stop: (900.0, 6.0))
+    monkeypatch.setattr(system, "_time_run", lambda config, folder, seconds, stop: (900.0, 6.0))
     assert main(["system", "--seconds", "3", "--no-alone", *TINY]) == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert figures["system_steps_per_s"] == 900
@@ -106,14 +106,14 @@ def test_a_system_is_measured_beside_what_its_parts_give_alone(monkeypatch, caps
     def part(figures):
         return lambda config, folder, seconds, stop: told.append((folder.name, folder.is_dir(), seconds)) or figures
 
-    monkeypatch.setattr(bench_system.bench_actor, "measure", part({"actor_steps_per_s": 500.0}))
-    monkeypatch.setattr(bench_system.bench_learner, "measure", part({"learner_resident_updates_per_s": 8.0}))
+    monkeypatch.setattr(system.actor, "measure", part({"actor_steps_per_s": 500.0}))
+    monkeypatch.setattr(system.learner, "measure", part({"learner_resident_updates_per_s": 8.0}))
 
     def time_run(config, folder, seconds, stop):
         told.append("system")
         return 900.0, 6.0
 
-    monkeypatch.setattr(bench_system, "_time_run", time_run)
+    monkeypatch.setattr(system, "_time_run", time_run)
     arguments = ["--seconds", "3", "--actor.num-processes", "2", "--learner.batch-size", "64"]
     assert main(["system", *arguments, *TINY]) == 0
     # The learner's comes last: it may begin with CUDA, and keep the GPU's memory.
@@ -163,9 +163,9 @@ def test_books_that_do_not_balance_are_a_failure(monkeypatch, capsys, lost, twic
     answers = [Sent([2, 1], [2, 2], pending, 2), Sent([0], [3], 0, 1)]  # 30 + 10, 20 + 30 and 10 + 20 + 30
 
     def measure(*arguments):
-        return bench_connections._account(answers, Games(), Books(lost, twice), [2e6] * 9 + [3e6], 10.0)
+        return connections._account(answers, Games(), Books(lost, twice), [2e6] * 9 + [3e6], 10.0)
 
-    monkeypatch.setattr(bench_connections, "measure", measure)
+    monkeypatch.setattr(connections, "measure", measure)
     assert main(["connections", *TINY]) == status
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (figures["connections_lost"], figures["connections_twice"]) == (lost, twice)
@@ -177,10 +177,10 @@ def test_books_that_do_not_balance_are_a_failure(monkeypatch, capsys, lost, twic
 
 
 def test_memory_is_that_of_the_first_and_last_minute_and_in_a_short_run_of_tenths():
-    assert bench_connections.compare_ends([1.0] * 60 + [9.0] * 60 + [2.0] * 60) == (1.0, 2.0)
-    assert bench_connections.compare_ends([1.0] * 60 + [2.0] * 60) == (1.0, 2.0)
-    assert bench_connections.compare_ends([9.0, 1.0, *[5.0] * 7, 2.0]) == (1.0, 2.0)
-    assert bench_connections.compare_ends([3.0]) == (3.0, 3.0)
+    assert connections.compare_ends([1.0] * 60 + [9.0] * 60 + [2.0] * 60) == (1.0, 2.0)
+    assert connections.compare_ends([1.0] * 60 + [2.0] * 60) == (1.0, 2.0)
+    assert connections.compare_ends([9.0, 1.0, *[5.0] * 7, 2.0]) == (1.0, 2.0)
+    assert connections.compare_ends([3.0]) == (3.0, 3.0)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_memory_is_that_of_the_first_and_last_minute_and_in_a_short_run_of_tenth
     [
         (["actor", "--seconds", "0"], "--seconds must be > 0, got 0.0"),
         (["learner", "--seconds", "-1"], "--seconds must be > 0, got -1.0"),
-        (["repaly"], "known: actor, connections, curve, learner, replay, system"),
+        (["repaly"], "known: actor, connections, curve, learner, learning, replay, system"),
         (["replay", "--transitions", "5"], "--transitions must be >= 512"),
         (["replay", "--samplers", "0"], "--samplers must be 1 ... 64"),
         (["replay", "--seconds", "0"], "--seconds must be > 0"),

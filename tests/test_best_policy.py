@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from apex.best_policy import BestPolicy
 from apex.config import Config, NetworkConfig
-from apex.networks import flatten_parameters, make_network
-from apex.policies import BEST, find_best, load_policy
+from apex.dqn.networks import flatten_parameters, make_network
+from apex.runs.checkpoints.best_policy import BestPolicy
+from apex.runs.checkpoints.policy_file import BEST, find_best, load_policy
 from apex.types import Parameters, Schema
 
 SCHEMA = Schema(frame_shape=(3,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")

@@ -9,8 +9,9 @@ import lz4.block
 import numpy as np
 import pytest
 
-from apex import blocks, native
-from apex.blocks import BlockError, Blocks, NativeBlocks
+from apex.replay_memory.frames import lz4_blocks
+from apex.replay_memory.frames.lz4_blocks import BlockError, Blocks, NativeBlocks
+from apex.runtime import native
 
 FRAME_BYTES = 600
 NUM_PLACES = 12
@@ -18,7 +19,7 @@ NUM_PLACES = 12
 
 @pytest.fixture(params=[Blocks, NativeBlocks])
 def implementation(request):
-    if request.param is NativeBlocks and blocks.load_native() is None:
+    if request.param is NativeBlocks and lz4_blocks.load_native() is None:
         pytest.skip("installed without a C compiler, or there is no liblz4")
     return request.param
 
@@ -109,22 +110,22 @@ def test_the_native_loop_is_there_where_it_can_be():
     """So that nobody loses it without noticing: an installation with a compiler builds it."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
-    assert isinstance(blocks.make_blocks(empty_target()), NativeBlocks)
-    assert re.fullmatch(r"liblz4 \d+\.\d+\.\d+", blocks.describe_native())
+    assert isinstance(lz4_blocks.make_blocks(empty_target()), NativeBlocks)
+    assert re.fullmatch(r"liblz4 \d+\.\d+\.\d+", lz4_blocks.describe_native())
 
 
 def test_does_without_where_it_was_not_built_and_says_so_once(monkeypatch, caplog):
     monkeypatch.setattr(native, "EXTENSION_SUFFIXES", [".not-built"])
-    blocks.load_native.cache_clear()
+    lz4_blocks.load_native.cache_clear()
     try:
-        assert type(blocks.make_blocks(empty_target())) is Blocks
-        assert blocks.describe_native().startswith(
+        assert type(lz4_blocks.make_blocks(empty_target())) is Blocks
+        assert lz4_blocks.describe_native().startswith(
             "none: not built: no C compiler, or not installed since an update; loaders take about 1.8 times"
         )
         with pytest.raises(RuntimeError, match="was not built"):
             NativeBlocks(empty_target())
     finally:
-        blocks.load_native.cache_clear()
+        lz4_blocks.load_native.cache_clear()
     assert [record.getMessage() for record in caplog.records] == [
         "frames are decompressed one by one: not built: no C compiler, or not installed since an update; "
         "loaders take about 1.8 times as long; "
@@ -133,21 +134,21 @@ def test_does_without_where_it_was_not_built_and_says_so_once(monkeypatch, caplo
 
 
 def test_does_without_loops_of_another_version(monkeypatch, caplog):
-    was_there = blocks.load_native() is not None
-    monkeypatch.setattr(blocks, "INTERFACE", 1_000)
-    blocks.load_native.cache_clear()
+    was_there = lz4_blocks.load_native() is not None
+    monkeypatch.setattr(lz4_blocks, "INTERFACE", 1_000)
+    lz4_blocks.load_native.cache_clear()
     try:
-        assert type(blocks.make_blocks(empty_target())) is Blocks
+        assert type(lz4_blocks.make_blocks(empty_target())) is Blocks
     finally:
-        blocks.load_native.cache_clear()
+        lz4_blocks.load_native.cache_clear()
     assert ("of another version" in caplog.text) == was_there
 
 
 def test_does_without_where_there_is_no_liblz4(monkeypatch, caplog):
-    monkeypatch.setattr(blocks, "LIBRARY", "libnowhere.so.9")
-    blocks.load_native.cache_clear()
+    monkeypatch.setattr(lz4_blocks, "LIBRARY", "libnowhere.so.9")
+    lz4_blocks.load_native.cache_clear()
     try:
-        assert type(blocks.make_blocks(empty_target())) is Blocks
+        assert type(lz4_blocks.make_blocks(empty_target())) is Blocks
     finally:
-        blocks.load_native.cache_clear()
+        lz4_blocks.load_native.cache_clear()
     assert "one by one" in caplog.text

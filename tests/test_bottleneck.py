@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from apex.bottleneck import find_limit, find_limit_of_filling
 from apex.config import Config, ReplayConfig
+from apex.runs.bottleneck import find_limit, find_limit_of_filling
 
 RATIO = Config(replay=ReplayConfig(samples_per_insert=6))
 FREE = Config(replay=ReplayConfig(samples_per_insert=0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from apex.caption import CHOSEN, HEIGHT, Caption, Strip
+from apex.evaluation.watch.caption import CHOSEN, HEIGHT, Caption, Strip
 
 
 def caption(*q, action=0, **changes):

@@ -1,4 +1,4 @@
-"""`apex chaos` itself: a real run, a few faults from a seed, and the audit at its end."""
+"""`python -m chaos` itself: a real run, a few faults from a seed, and the audit at its end."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from apex import chaos
-from apex.chaos_audit import Verdict
-from apex.chaos_report import Figure, Reporter, audit_figures, recovery_figures
+from chaos import __main__
+from chaos.audit import Verdict
+from chaos.report import Figure, Reporter, audit_figures, recovery_figures
 
 DEADLINE = 240.0
 SMALL = ["--actors", "2", "--evaluator.no-enabled", "--replay.capacity", "50000", "--replay.min-size-to-sample", "200"]
 
 
+ROOT = Path(__file__).parents[1]
+
+
 def run_chaos(folder, *words):
-    command = [sys.executable, "-m", "apex", "chaos", *words, "--run.folder", str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, cwd=folder)
+    command = [sys.executable, "-m", "chaos", *words, "--run.folder", str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, cwd=ROOT)
 
 
 @pytest.mark.covers_programs
@@ -59,15 +62,15 @@ def test_the_words_hostile_and_saves_start_programs_of_their_own(monkeypatch):
     for word in ("hostile", "saves"):
         tape = []
         program = types.SimpleNamespace(main=lambda argv, tape=tape: tape.append(argv) or 5)
-        monkeypatch.setitem(sys.modules, f"apex.chaos_{word}", program)
-        assert chaos.main([word, "--count", "3"]) == 5
+        monkeypatch.setitem(sys.modules, f"chaos.{word}.command", program)
+        assert __main__.main([word, "--count", "3"]) == 5
         assert tape == [["--count", "3"]]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--env", "CartPole-v1"], "plays apex.chaos_environment:AuditEnvironment only"),
+        (["--env", "CartPole-v1"], "plays chaos.environment:AuditEnvironment only"),
         (["--faults", "flood"], "--faults must be among"),
         (["--minutes", "0"], "--minutes must be > 0"),
         (["--scenario", "recovery", "--size", "0"], "--size must be > 0, got 0"),
@@ -77,7 +80,7 @@ def test_the_words_hostile_and_saves_start_programs_of_their_own(monkeypatch):
 )
 def test_what_makes_no_sense_is_refused_before_anything_starts(tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
-    assert chaos.main(words) == 2
+    assert __main__.main(words) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 

@@ -12,15 +12,15 @@ import pytest
 from builders import VECTORS, make_records
 from builders import make_segment as build_segment
 
-from apex import chaos_audit
-from apex.chaos_audit import Follower, judge
-from apex.chaos_ledger import ENTRY, Ledger, LedgerReader
-from apex.chaos_run import ChaosRun
 from apex.config import Config
-from apex.store_file import open_file
-from apex.store_layout import Sizes
-from apex.store_writer import Outcome, StoreWriter
+from apex.replay_memory.store.file import open_file
+from apex.replay_memory.store.layout import Sizes
+from apex.replay_memory.store.writer import Outcome, StoreWriter
 from apex.types import Receipt, Stream
+from chaos import audit
+from chaos.audit import Follower, judge
+from chaos.ledger import ENTRY, Ledger, LedgerReader
+from chaos.run import ChaosRun
 
 SIZES = {"capacity": 1_000, "max_bytes": 100_000, "num_streams": 4, "priority_exponent": 1.0, "min_priority": 0.5}
 COUNT = 5  # transitions in a segment
@@ -250,7 +250,7 @@ def test_what_the_last_snapshot_lacks_is_lost(bench):
 
 
 def test_what_would_never_be_drawn_is_seen(bench, monkeypatch):
-    monkeypatch.setattr(chaos_audit, "WRITE_SECONDS", 0.0)
+    monkeypatch.setattr(audit, "WRITE_SECONDS", 0.0)
     bench.send(0, 1)
     regions = open_file(bench.path, VECTORS, writable=True)
     weight = regions.tree.weights(np.array([3]))

@@ -7,9 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from apex.chaos_environment import LONGEST_EPISODE, AuditEnvironment
-from apex.chaos_faults import KINDS, ROLES, draw, draw_kills, make_garbage
 from apex.errors import ConfigError
+from chaos.environment import LONGEST_EPISODE, AuditEnvironment
+from chaos.faults import KINDS, ROLES, draw, draw_kills, make_garbage
 
 
 def test_the_same_seed_draws_the_same_faults_and_another_one_others():

@@ -6,15 +6,15 @@ import json
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from random import Random
 
 import pytest
 import zmq
 
-from apex.chaos_hostile import SERVED, main
-from apex.chaos_strangers import attacks, enter, frame, send_without_end
-from apex.errors import ConfigError
-from apex.sockets import bind, open_context
+from apex.transport.sockets import bind, open_context
+from chaos.hostile.command import SERVED, main
+from chaos.hostile.strangers import attacks, enter, frame, send_without_end
 
 DEADLINE = 10_000
 
@@ -67,9 +67,9 @@ def test_every_attack_says_something_of_its_own(receiver):
 
 
 @pytest.mark.parametrize("arguments", [["--connections", "0"], ["--rate", "0"], ["--endless", "-1"], ["--quiet", "0"]])
-def test_refuses_what_cannot_be_measured(arguments):
-    with pytest.raises(ConfigError, match=arguments[0]):
-        main(arguments)
+def test_refuses_what_cannot_be_measured(arguments, capsys):
+    assert main(arguments) == 2
+    assert arguments[0] in capsys.readouterr().err
 
 
 def test_against_keys_strangers_have_more_to_say(tmp_path):
@@ -81,14 +81,17 @@ def test_against_keys_strangers_have_more_to_say(tmp_path):
     assert "an unknown key" in attacks("experience", str(tmp_path))
 
 
+ROOT = Path(__file__).parents[1]
+
+
 @pytest.mark.covers_programs
 @pytest.mark.timeout(320)
 @pytest.mark.parametrize("keys", [[], ["--curve"]], ids=["plain", "curve"])
 def test_a_run_under_siege_stays_up_and_counts_what_came(tmp_path, keys):
-    command = [sys.executable, "-m", "apex.chaos_hostile", "--connections", "120", "--rate", "500", "--quiet", "0.5"]
+    command = [sys.executable, "-m", "chaos", "hostile", "--connections", "120", "--rate", "500", "--quiet", "0.5"]
     endless = "32" if keys else "0"  # MiB: more than the kernel takes on its own before it hears that nobody listens
     process = subprocess.run(
-        [*command, "--endless", endless, "--json", *keys], capture_output=True, text=True, timeout=300, cwd=tmp_path
+        [*command, "--endless", endless, "--json", *keys], capture_output=True, text=True, timeout=300, cwd=ROOT
     )
     figures = json.loads(process.stdout.splitlines()[-1])  # The exit status says whether a busy machine was fast.
     assert figures["server_is_up"]

@@ -10,10 +10,10 @@ from contextlib import closing
 import pytest
 from test_transport import until
 
-from apex.chaos_proxy import ADDRESSES, Proxy
 from apex.config import Config
 from apex.errors import ConfigError
-from apex.ports import choose_ports, is_free
+from apex.runtime.ports import choose_ports, is_free
+from chaos.proxy import ADDRESSES, Proxy
 
 DEADLINE = 10.0
 

@@ -14,20 +14,20 @@ from types import SimpleNamespace
 import pytest
 from test_transport import until
 
-from apex import chaos_growth, chaos_processes
-from apex.chaos_audit import Follower
-from apex.chaos_faults import Fault
-from apex.chaos_growth import growth_figures
-from apex.chaos_launcher import programs
-from apex.chaos_processes import Footprint, Process, find, footprints, is_alive, kill, send
-from apex.chaos_proxy import ADDRESSES
-from apex.chaos_recovery import Hand
-from apex.chaos_report import Reporter
-from apex.chaos_scenarios import GOES_ON, SCENARIOS, Order
 from apex.config import Config
-from apex.launch import make_programs
-from apex.run_folder import RunFolder
+from apex.launch.local import make_programs
+from apex.runs.folder import RunFolder
 from apex.types import Schema
+from chaos import growth, processes
+from chaos.audit import Follower
+from chaos.faults import Fault
+from chaos.growth import growth_figures
+from chaos.processes import Footprint, Process, find, footprints, is_alive, kill, send
+from chaos.programs.launcher import programs
+from chaos.proxy import ADDRESSES
+from chaos.recovery import Hand
+from chaos.report import Reporter
+from chaos.scenarios import GOES_ON, SCENARIOS, Order
 
 SCHEMA = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
 FAMILY = """
@@ -218,7 +218,7 @@ def test_the_processes_of_a_run_are_found_by_role_and_with_what_they_hold(tmp_pa
 def test_memory_leaves_out_what_is_mapped_from_elsewhere(tmp_path, monkeypatch, is_its_own):
     num_bytes = 32 * 2**20
     if not is_its_own:
-        monkeypatch.setattr(chaos_processes, "NOT_ITS_OWN", (str(tmp_path),))
+        monkeypatch.setattr(processes, "NOT_ITS_OWN", (str(tmp_path),))
     me = [Process(os.getpid(), os.getppid(), "actor", False)]
     (tmp_path / "a file").write_bytes(bytes(num_bytes))
     with (tmp_path / "a file").open("r+b") as file, mmap.mmap(file.fileno(), num_bytes) as memory:
@@ -238,7 +238,7 @@ def test_the_programs_of_a_run_reach_one_another_through_the_proxies(tmp_path):
         assert "127.0.0.1:52003" in plain[role].command
     assert made["replay"].command[-2:] == ("--advertise", ADDRESSES["to replay"])
     assert made["learner"].command == plain["learner"].command
-    assert made["actor"].command[3:5] == ("apex.chaos_actor", str(tmp_path))
+    assert made["actor"].command[3:5] == ("chaos.programs.actor", str(tmp_path))
     assert min(program.crash_budget for program in made.values()) == float("inf")
     many = [program for program in programs(tmp_path, [29, 1], folder.config, folder, None) if "actor" in program.role]
     assert [program.role for program in many] == ["actor-0", "actor-1"]
@@ -283,7 +283,7 @@ def test_what_is_held_is_looked_at_once_nobody_starts_any_more(monkeypatch, sett
         return {"actor": Footprint(1, looks[-1], 1)}
 
     for name, value in (("footprints", look), ("SAMPLES", 3), ("SAMPLE_SECONDS", 0.01)):
-        monkeypatch.setattr(chaos_growth, name, value)
-    held = chaos_growth.settled_footprints(run, 0.2)["actor"].num_files
+        monkeypatch.setattr(growth, name, value)
+    held = growth.settled_footprints(run, 0.2)["actor"].num_files
     assert held == (1_000 if settles else looks[-2])  # The median of the last three.
     assert time.monotonic() - began > (0.7 if settles else 1.0)

@@ -7,14 +7,14 @@ import time
 
 import pytest
 
-from apex import chaos_saves
-from apex.chaos_saver import Saver
-from apex.lifecycle import FAILED, FINISHED
-from apex.run_folder import RunFolder
+from apex.runs.folder import RunFolder
+from apex.runtime.lifecycle import FAILED, FINISHED
+from chaos.saves import command
+from chaos.saves.saver import Saver
 
 
 def run(capsys, *arguments):
-    status = chaos_saves.main([*arguments, "--json"])
+    status = command.main([*arguments, "--json"])
     return status, json.loads(capsys.readouterr().out)
 
 
@@ -29,7 +29,7 @@ def test_kills_in_mid_save_and_damage_leave_a_run_that_goes_on(capsys):
 
 def test_what_goes_unseen_fails_it(capsys, monkeypatch):
     """The best policy's check is taken out: a score with a flipped bit is believed then."""
-    monkeypatch.setattr("apex.policies.check_seal", lambda data: None)
+    monkeypatch.setattr("apex.runs.checkpoints.policy_file.check_seal", lambda data: None)
     status, result = run(capsys, "--kills", "0", "--flips", "100", "--truncations", "0", "--seed", "5")
     assert (status, result["passed"]) == (FAILED, False)
     assert result["flips"]["detected"] < 100
@@ -37,7 +37,7 @@ def test_what_goes_unseen_fails_it(capsys, monkeypatch):
 
 
 def test_a_table_is_for_people(capsys):
-    chaos_saves.main(["--kills", "0", "--flips", "1", "--truncations", "0"])
+    command.main(["--kills", "0", "--flips", "1", "--truncations", "0"])
     assert "unreadable" in capsys.readouterr().out.splitlines()[0]
 
 
@@ -49,8 +49,8 @@ def test_kills_wait_until_there_is_a_save_to_kill(tmp_path, monkeypatch):
             time.sleep(1.0)
             super().__init__(*arguments)
 
-    monkeypatch.setattr(chaos_saves, "Saver", Slow)
-    tally = chaos_saves.kill_saves(tmp_path, 4, 1, lambda sentence: None)
+    monkeypatch.setattr(command, "Saver", Slow)
+    tally = command.kill_saves(tmp_path, 4, 1, lambda sentence: None)
     assert (tally.count, tally.unreadable, tally.wrong) == (4, 0, 0)
     (run,) = (path for path in tmp_path.iterdir() if path.is_dir())
     assert RunFolder.open(run).next_epoch() >= 1 + 3 + 1
@@ -65,6 +65,6 @@ def test_kills_wait_until_there_is_a_save_to_kill(tmp_path, monkeypatch):
 )
 def test_an_order_of_nothing_is_refused(capsys, arguments, words):
     with pytest.raises(SystemExit) as ended:
-        chaos_saves.main(arguments)
+        command.main(arguments)
     assert ended.value.code == 2
     assert words in capsys.readouterr().err

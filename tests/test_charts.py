@@ -8,9 +8,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
-from apex.charts import GLANCE, LAYOUT
 from apex.metric_tags import actor_tags
-from apex.metrics import MetricsWriter
+from apex.runs.metrics.tensorboard_layout import GLANCE, LAYOUT
+from apex.runs.metrics.writer import MetricsWriter
 
 CHARTS = [(title, tag) for category in LAYOUT.values() for title, tags in category.items() for tag in tags]
 

@@ -11,12 +11,20 @@ import pytest
 import torch
 from torch import nn
 
-from apex.checkpoint import CheckpointError, LearnerState, ReplayPart, load, load_with_manifest, save, verify
-from apex.checkpoint_folder import find_latest, latest_good, load_latest, prune, set_aside
 from apex.config import Config, LearnerConfig, NetworkConfig
-from apex.networks import flatten_parameters, make_network
-from apex.optimizers import make_optimizer
-from apex.policies import BEST
+from apex.dqn.networks import flatten_parameters, make_network
+from apex.dqn.optimizers import make_optimizer
+from apex.runs.checkpoints.checkpoint import (
+    CheckpointError,
+    LearnerState,
+    ReplayPart,
+    load,
+    load_with_manifest,
+    save,
+    verify,
+)
+from apex.runs.checkpoints.folder import find_latest, latest_good, load_latest, prune, set_aside
+from apex.runs.checkpoints.policy_file import BEST
 from apex.types import Progress, Schema
 
 SCHEMA = Schema(frame_shape=(3,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")

@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from apex.checks import (
+from apex.config import ActorConfig, Config, LearnerConfig
+from apex.config.sizing import Machine, size_to_machine
+from apex.errors import ConfigError
+from apex.launch.preflight.checks import (
     Check,
     Room,
     check_cores,
@@ -24,13 +27,10 @@ from apex.checks import (
     check_tmpfs,
     require_all,
 )
-from apex.config import ActorConfig, Config, LearnerConfig
-from apex.cuda import Cuda, Gpu
-from apex.errors import ConfigError
-from apex.leftovers import Leftovers, Orphan
-from apex.machine import FileLimit, Space
-from apex.needs import Memory, files_needed
-from apex.sizing import Machine, size_to_machine
+from apex.launch.preflight.leftovers import Leftovers, Orphan
+from apex.launch.preflight.requirements import Memory, files_needed
+from apex.runtime.gpu import Cuda, Gpu
+from apex.runtime.hardware import FileLimit, Space
 from apex.types import Schema
 
 GIB = 2**30

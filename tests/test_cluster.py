@@ -9,15 +9,15 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from apex.cluster import main
-from apex.cluster_audit import Auditor
-from apex.cluster_aws import Aws, AwsError, NotReachedError
-from apex.cluster_inventory import Cluster, Disk, Group, Host, cost, find_bucket, find_clusters, problems
-from apex.cluster_kill import LOOK_SECONDS, PATIENCE_SECONDS, Killer, look
-from apex.cluster_prices import read_prices
-from apex.cluster_resize import resize
-from apex.cluster_tail import WINDOW, Tail, duration
-from apex.cluster_view import show
+from apex.cloud.cluster.audit import Auditor
+from apex.cloud.cluster.aws import Aws, AwsError, NotReachedError
+from apex.cloud.cluster.command import main
+from apex.cloud.cluster.inventory import Cluster, Disk, Group, Host, cost, find_bucket, find_clusters, problems
+from apex.cloud.cluster.logs import WINDOW, Tail, duration
+from apex.cloud.cluster.prices import read_prices
+from apex.cloud.cluster.resize import resize
+from apex.cloud.cluster.table import show
+from apex.cloud.cluster.teardown import LOOK_SECONDS, PATIENCE_SECONDS, Killer, look
 from apex.errors import ConfigError
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -291,7 +291,7 @@ def test_following_a_log_goes_on_until_ctrl_c(capsys, monkeypatch):
             self.groups["learner"].append((4 * 10**12 + len(self.asked), "more"))
             return super()._events(**arguments)
 
-    monkeypatch.setattr("apex.cluster.FOLLOW_SECONDS", 0.0)
+    monkeypatch.setattr("apex.cloud.cluster.command.FOLLOW_SECONDS", 0.0)
     logs = Growing(learner=[])
     assert main(["tail", "pong", "--follow"], open_aws=lambda region: logs) == 0
     # One line when the learner's log is first read, four more by the second time, and one after Ctrl-C.
@@ -444,7 +444,7 @@ def test_kill_asks_for_the_name_and_then_says_where_the_weights_are(capsys):
 
 
 def test_kill_ends_with_a_status_and_the_names_of_what_is_left(capsys, monkeypatch):
-    monkeypatch.setattr("apex.cluster_kill.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("apex.cloud.cluster.teardown.LOOK_SECONDS", 0.0)
     assert main(["kill", "pong", "--yes"], open_aws=lambda region: Ending(protected=True)) == 1
     out, err = capsys.readouterr()
     assert f"could not remove the instance i-learner: {DENIED}" in err
@@ -452,7 +452,7 @@ def test_kill_ends_with_a_status_and_the_names_of_what_is_left(capsys, monkeypat
 
 
 def test_a_kind_that_cannot_be_looked_for_is_not_taken_for_gone(capsys, monkeypatch):
-    monkeypatch.setattr("apex.cluster_kill.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("apex.cloud.cluster.teardown.LOOK_SECONDS", 0.0)
     aws = FakeAws(describe_volumes=AwsError("you may not", "UnauthorizedOperation", denied=True))
     assert main(["kill", "pong", "--yes"], open_aws=lambda region: aws) == 1
     assert "could not remove the volume: you may not" in capsys.readouterr().err

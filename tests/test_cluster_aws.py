@@ -6,7 +6,7 @@ import os
 import botocore.exceptions
 import pytest
 
-from apex.cluster_aws import Aws, AwsError, named, only, open_aws
+from apex.cloud.cluster.aws import Aws, AwsError, named, only, open_aws
 from apex.errors import ConfigError
 
 

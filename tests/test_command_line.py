@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from apex.command_line import COMMANDS, load, main
+from apex.cli import COMMANDS, load, main
 from apex.errors import ConfigError
 from apex.version import VERSION
 
@@ -102,7 +102,7 @@ def test_the_module_is_the_command():
 
 
 def test_a_program_is_the_main_of_its_module():
-    assert load("apex.command_line") is main
+    assert load("apex.cli") is main
 
 
 def test_words_come_from_the_command_line_and_programs_from_their_modules():
@@ -112,6 +112,6 @@ def test_words_come_from_the_command_line_and_programs_from_their_modules():
 
 def test_what_is_heavy_is_not_imported_before_it_is_asked_for():
     heavy = ("torch", "gymnasium", "zmq", "tyro")
-    program = f"import sys, apex.command_line; print([name for name in {heavy} if name in sys.modules])"
+    program = f"import sys, apex.cli; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n"

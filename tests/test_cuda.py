@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from apex import cuda as cuda_module
-from apex.cuda import Cuda, Gpu, read_cuda, torch_version, version_name
+from apex.runtime import gpu as cuda_module
+from apex.runtime.gpu import Cuda, Gpu, read_cuda, torch_version, version_name
 
 H200 = Gpu("NVIDIA H200", 140 * 2**30, (9, 0))
 T4 = Gpu("Tesla T4", 15 * 2**30, (7, 5))

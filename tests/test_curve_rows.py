@@ -8,9 +8,9 @@ import time
 import pytest
 
 from apex.config import Config, RunConfig
-from apex.curve_rows import CurveRows
-from apex.metrics import MetricsWriter, read_curve
-from apex.run_status import RunStatus
+from apex.learning.coordinator.metric_rows import CurveRows
+from apex.runs.metrics.writer import MetricsWriter, read_curve
+from apex.runs.status import RunStatus
 
 DAY = 86_400.0
 

@@ -6,8 +6,8 @@ import json
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from apex.curves import cut_curves
-from apex.metrics import MetricsWriter, read_curve
+from apex.runs.metrics.truncate import cut_curves
+from apex.runs.metrics.writer import MetricsWriter, read_curve
 
 
 def write(folder, *steps):

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from apex.frame_blob import make_image
-from apex.stacks import StackDecoder
-from apex.store_reader import StoreReader
-from apex.store_writer import StoreWriter
+from apex.replay_memory.frames.stack_decoder import StackDecoder
+from apex.replay_memory.store.reader import StoreReader
+from apex.replay_memory.store.writer import StoreWriter
 from apex.types import RECORD, Schema, Segment, Stream
 
 FORK = multiprocessing.get_context("fork")

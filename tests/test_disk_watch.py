@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from apex.disk_watch import DiskWatch
-from apex.machine import Space, read_space
+from apex.runtime.disk_monitor import DiskWatch
+from apex.runtime.hardware import Space, read_space
 
 ROOM = Space(10**9, 10**8)
 

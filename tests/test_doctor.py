@@ -7,9 +7,10 @@ import sys
 
 import pytest
 
-from apex.checks import Check
 from apex.config import ActorConfig, Config, EnvironmentConfig, ReplayConfig, RunConfig
-from apex.doctor import (
+from apex.config.sizing import Machine, size_to_machine
+from apex.launch.preflight.checks import Check
+from apex.launch.preflight.doctor import (
     Report,
     check_environment,
     check_sizes,
@@ -19,9 +20,8 @@ from apex.doctor import (
     print_report,
     verdict,
 )
-from apex.lifecycle import FAILED, FINISHED, REFUSED
-from apex.run_folder import RunFolder
-from apex.sizing import Machine, size_to_machine
+from apex.runs.folder import RunFolder
+from apex.runtime.lifecycle import FAILED, FINISHED, REFUSED
 from apex.types import Schema
 
 NAMES = [

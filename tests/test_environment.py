@@ -16,7 +16,7 @@ from ale_py.vector_env import AtariVectorEnv
 from gymnasium import spaces
 
 from apex.config import EnvironmentConfig
-from apex.environment import describe, kind, make_environment
+from apex.environments.factory import describe, kind, make_environment
 from apex.errors import ConfigError
 
 gymnasium.register_envs(ale_py)

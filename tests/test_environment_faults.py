@@ -9,9 +9,9 @@ import pytest
 from gymnasium import spaces
 from test_environment import FACTORY, Counter, Pictures, Tokens, here, made_by_the_test, make, make_config, play
 
-from apex.environment import EnvironmentFailure, describe, make_environment
+from apex.environments.factory import EnvironmentFailure, describe, make_environment
+from apex.environments.fault_budget import FORGIVEN_STEPS, MAX_FAULTS, Patience
 from apex.errors import ConfigError
-from apex.patience import FORGIVEN_STEPS, MAX_FAULTS, Patience
 
 NAME = here(made_by_the_test)
 

@@ -11,16 +11,16 @@ import pytest
 import torch
 
 import apex
-from apex.best_policy import BestPolicy
-from apex.checkpoint import LearnerState, save
 from apex.config import Config, EnvironmentConfig, EvaluatorConfig, NetworkConfig, RunConfig
-from apex.environment import describe, make_environment
-from apex.evaluation import main
-from apex.evaluator_loop import Evaluator
-from apex.lifecycle import Stop
-from apex.networks import flatten_parameters, make_network
-from apex.policies import BEST, PlayedGames, PolicyInfo, load_policy, save_policy
-from apex.run_folder import RunFolder
+from apex.dqn.networks import flatten_parameters, make_network
+from apex.environments.factory import describe, make_environment
+from apex.evaluation.command import main
+from apex.evaluation.evaluator import Evaluator
+from apex.runs.checkpoints.best_policy import BestPolicy
+from apex.runs.checkpoints.checkpoint import LearnerState, save
+from apex.runs.checkpoints.policy_file import BEST, PlayedGames, PolicyInfo, load_policy, save_policy
+from apex.runs.folder import RunFolder
+from apex.runtime.lifecycle import Stop
 from apex.types import Parameters, Progress
 
 NETWORK = NetworkConfig(hidden=4, body_hidden=4)

@@ -12,13 +12,13 @@ from scripted import ScriptedEnvironment
 from torch import nn
 
 from apex.config import EvaluatorConfig
-from apex.curve_rows import evaluation_row
-from apex.environment import EnvironmentFailure
+from apex.dqn.networks import flatten_parameters
+from apex.environments.factory import EnvironmentFailure
 from apex.errors import ConfigError
-from apex.evaluator_loop import Evaluator, make_policy
-from apex.games import Game, evaluation_seed, summarize
-from apex.lifecycle import Stop
-from apex.networks import flatten_parameters
+from apex.evaluation.episodes import Game, evaluation_seed, summarize
+from apex.evaluation.evaluator import Evaluator, make_policy
+from apex.learning.coordinator.metric_rows import evaluation_row
+from apex.runtime.lifecycle import Stop
 from apex.types import Parameters
 
 

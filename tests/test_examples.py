@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from apex.environment import describe, kind
-from apex.options import parse_config
-from apex.run_folder import RunFolder
+from apex.config.command_line import parse_config
+from apex.environments.factory import describe, kind
+from apex.runs.folder import RunFolder
+from apex.runtime.gpu import means_gpu
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SAID = {
@@ -44,6 +45,12 @@ def test_the_notebook_is_of_a_notebooks_size():
 
 def test_the_environment_is_found_by_the_command_too(monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
-    config = parse_config(["--env", "custom_environment:KeyAndDoor"], prog="apex train", description="", kind=kind)
+    config = parse_config(
+        ["--env", "custom_environment:KeyAndDoor"],
+        prog="apex train",
+        description="",
+        kind=kind,
+        means_gpu=means_gpu,
+    )
     assert describe(config.environment, 3).num_actions == 4
     assert config.run.stop_score is None  # That of CartPole's preset would mean nothing.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from builders import PIXELS, RUN, make_segment
 
-from apex.experience_link import ExperienceLink, OutlivedError
-from apex.segments import Cut
-from apex.send_window import RESEND_SECONDS
+from apex.acting.reliable_sender import ExperienceLink, OutlivedError
+from apex.acting.segment_builder import Cut
+from apex.acting.send_window import RESEND_SECONDS
+from apex.transport.codec import Codec
 from apex.types import Receipt, Stream
-from apex.wire import Codec
 
 CODEC = Codec(RUN, PIXELS)
 STREAMS = [Stream(7, 3), Stream(6, 4)]

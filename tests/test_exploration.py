@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from apex.dqn.exploration import epsilon_greedy, epsilon_ladder
 from apex.errors import ConfigError
-from apex.exploration import epsilon_greedy, epsilon_ladder
 
 
 def make_q(num_streams, num_actions=4, best=2):

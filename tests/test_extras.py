@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from apex.extras import EXTRAS, remedy
+from apex.runtime.optional_imports import EXTRAS, remedy
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from test_trainer import SCHEMA, B, make_sample
 
-from apex import feed
 from apex.config import Config, LearnerConfig, ReplayConfig
-from apex.feed import CudaFeed, HostFeed, lock_memory, make_feed
-from apex.sample_ring import MAX_BEHIND, SampleRing
+from apex.learning import device_transfer
+from apex.learning.batch_ring import MAX_BEHIND, SampleRing
+from apex.learning.device_transfer import CudaFeed, HostFeed, lock_memory, make_feed
 
 
 class Device:
@@ -212,7 +212,7 @@ def test_memory_that_cannot_be_locked_is_a_warning_and_copied_all_the_same(monke
     def refuse(memory):
         raise RuntimeError("CUDA cannot lock it: ulimit -l unlimited")
 
-    monkeypatch.setattr(feed, "lock_memory", refuse)
+    monkeypatch.setattr(device_transfer, "lock_memory", refuse)
     tape, sample = Tape(), make_sample(0)
     made = make_feed(torch.device("cuda"), np.zeros(8, np.uint8), tape.send, tape.release)
     made._device = torch.device("cpu")
@@ -222,7 +222,7 @@ def test_memory_that_cannot_be_locked_is_a_warning_and_copied_all_the_same(monke
 
 def test_with_cuda_the_memory_is_locked_first(monkeypatch, device):
     locked = []
-    monkeypatch.setattr(feed, "lock_memory", locked.append)
+    monkeypatch.setattr(device_transfer, "lock_memory", locked.append)
     memory, tape = np.zeros(8, np.uint8), Tape()
     made = make_feed(torch.device("cuda"), memory, tape.send, tape.release)
     assert type(made) is CudaFeed

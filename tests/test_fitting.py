@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig, RunConfig, to_dict
-from apex.cuda import read_cuda
 from apex.errors import ConfigError
-from apex.fitting import fit
-from apex.needs import files_needed
+from apex.launch.preflight.fit import fit
+from apex.launch.preflight.requirements import files_needed
+from apex.runtime.gpu import read_cuda
 from apex.types import Schema
 
 SCHEMA = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
@@ -24,7 +24,7 @@ CONFIG = Config(
 LIMITED = """
 import json, resource, sys
 from apex.config import from_dict
-from apex.fitting import fit
+from apex.launch.preflight.fit import fit
 from apex.types import Schema
 config, schema = json.loads(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 4_096))

@@ -54,7 +54,7 @@ def test_a_full_disk_leaves_whole_lines_and_events_and_goes_on_when_there_is_roo
         """
         import json, logging, os, sys
         from pathlib import Path
-        from apex.metrics import MetricsWriter, read_curve
+        from apex.runs.metrics.writer import MetricsWriter, read_curve
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
         logging.basicConfig(stream=sys.stdout, format="%(message)s")

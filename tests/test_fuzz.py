@@ -17,18 +17,18 @@ from fuzz.mutations import seal
 from fuzz.reference import accepts
 from fuzz.seeds import PIXELS, SIDES, TYPES, VECTORS, make_seeds
 
+from apex.acting.send_window import SendWindow
 from apex.config import Config
-from apex.curve_rows import evaluation_row
-from apex.metrics import MetricsWriter
-from apex.priority_histogram import merge
-from apex.run_status import RunStatus
-from apex.send_window import SendWindow
-from apex.stacks import FrameError, StackDecoder
-from apex.store_reader import StoreReader
-from apex.store_writer import StoreWriter
-from apex.terminal_picture import History, plain_line, render
+from apex.launch.terminal.dashboard import History, plain_line, render
+from apex.learning.coordinator.metric_rows import evaluation_row
+from apex.replay_memory.frames.stack_decoder import FrameError, StackDecoder
+from apex.replay_memory.priority_histogram import merge
+from apex.replay_memory.store.reader import StoreReader
+from apex.replay_memory.store.writer import StoreWriter
+from apex.runs.metrics.writer import MetricsWriter
+from apex.runs.status import RunStatus
+from apex.transport.codec import Codec
 from apex.types import SampleBatch, Stream
-from apex.wire import Codec
 
 pytestmark = pytest.mark.no_cover  # Coverage, which would take half of the time, is test_wire's.
 

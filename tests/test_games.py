@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scripted import ScriptedEnvironment
 
-from apex import games as games_module
-from apex.games import Game, evaluation_seed, play, summarize
-from apex.lifecycle import Stop
+from apex.evaluation import episodes as games_module
+from apex.evaluation.episodes import Game, evaluation_seed, play, summarize
+from apex.runtime.lifecycle import Stop
 
 
 def forward(observation):

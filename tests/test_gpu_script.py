@@ -102,7 +102,7 @@ def test_a_rehearsal_writes_every_file_and_leaves_nothing_behind(tmp_path):
     assert {path.name for path in out.iterdir()} == {f"rehearsal-{name}.json" for name in FIGURES}
     for name, figures in FIGURES.items():
         measured = json.loads((out / f"rehearsal-{name}.json").read_text())
-        assert measured["command"].startswith(f"apex bench {name.partition('-')[0]} --"), measured
+        assert measured["command"].startswith(f"python -m bench {name.partition('-')[0]} --"), measured
         assert measured["git"] is None or len(measured["git"]["commit"]) == 40
         assert measured["hardware"]["cores"] >= 1
         assert measured["versions"]["python"].startswith("3.")
@@ -123,8 +123,8 @@ def test_a_rehearsal_writes_every_file_and_leaves_nothing_behind(tmp_path):
 STAND_IN = """#!/bin/sh
 if [ "$1" != -m ]; then exec %s "$@"; fi
 echo "words before the figures"
-if [ "$4" = learner ]; then echo "apex bench: the GPU is on fire" >&2; exit 1; fi
-echo '{"figure_of": "'"$4"'"}'
+if [ "$3" = learner ]; then echo "python -m bench: the GPU is on fire" >&2; exit 1; fi
+echo '{"figure_of": "'"$3"'"}'
 """
 
 
@@ -146,7 +146,7 @@ def test_what_cannot_be_measured_is_named_and_costs_no_other_figure(tmp_path):
 
 LEARNER = """#!/bin/sh
 echo "$@"
-if [ "$4" = breakout-gpu ]; then exit 1; fi
+if [ "$6" = breakout-gpu ]; then exit 1; fi
 """
 
 
@@ -159,7 +159,7 @@ def test_what_is_learned_is_measured_game_by_game_and_one_that_fails_costs_no_ot
     answer = subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, env=environment, timeout=60)
     games = ("pong", "breakout", "seaquest", "qbert")
     assert answer.stdout.splitlines() == [
-        f"bench/learning.py run --task {game}-gpu --system apex --seed {seed}" for game in games
+        f"-m bench learning run --task {game}-gpu --system apex --seed {seed}" for game in games
     ]
     assert answer.returncode == 1
     assert answer.stderr == "not measured: breakout; what was is in docs/results/learning\n"

@@ -14,16 +14,16 @@ from test_full_disk import needs_mounts
 from test_smoke import TINY, offset, programs  # noqa: F401  fixtures
 
 import apex
-from apex.checks import check_tmpfs, read_room
 from apex.config import Config, EnvironmentConfig, RunConfig, dump_toml, load_toml
-from apex.cuda import Cuda
-from apex.leftovers import Leftovers, find_orphans
-from apex.lifecycle import FINISHED, Stop
-from apex.machine import available_memory, core_limits, has_bfloat16, memory_limits, read_machine, read_space
-from apex.metrics import MetricsWriter, read_curve
-from apex.run_folder import RunFolder
-from apex.supervisor import Program, supervise
-from apex.terminal_view import LogTail
+from apex.launch.preflight.checks import check_tmpfs, read_room
+from apex.launch.preflight.leftovers import Leftovers, find_orphans
+from apex.launch.terminal.view import LogTail
+from apex.runs.folder import RunFolder
+from apex.runs.metrics.writer import MetricsWriter, read_curve
+from apex.runtime.gpu import Cuda
+from apex.runtime.hardware import available_memory, core_limits, has_bfloat16, memory_limits, read_machine, read_space
+from apex.runtime.lifecycle import FINISHED, Stop
+from apex.runtime.supervisor import Program, supervise
 from apex.types import Schema
 
 SCHEMA = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
@@ -47,7 +47,7 @@ def python(script, *, prefix=(), **options):
 def test_a_log_on_a_full_disk_ends_no_program(level):
     script = f"""
         import logging, sys
-        from apex.lifecycle import complain, configure_logging
+        from apex.runtime.lifecycle import complain, configure_logging
         configure_logging("actor")
         for _ in range(3):
             logging.getLogger("apex").{level}("x" * 1_000)
@@ -61,7 +61,7 @@ def test_a_log_on_a_full_disk_ends_no_program(level):
 def test_a_terminal_on_a_full_disk_ends_no_run():
     script = """
         import sys
-        from apex.terminal_view import say
+        from apex.launch.terminal.view import say
         for _ in range(3):
             say("a line")
         try:
@@ -104,8 +104,9 @@ def test_without_descriptors_curves_wait(tmp_path):
 @pytest.mark.parametrize("options", ["ro", "size=4k", "nr_inodes=2"])
 def test_a_run_folder_that_cannot_be_written_is_refused_with_its_name(tmp_path, options):
     script = f"""
-        from apex.config import Config, ConfigError, EnvironmentConfig, RunConfig
-        from apex.run_folder import RunFolder
+        from apex.config import Config, EnvironmentConfig, RunConfig
+        from apex.errors import ConfigError
+        from apex.runs.folder import RunFolder
         from apex.types import Schema
         run = RunConfig(folder={str(tmp_path)!r}, name="x")
         config = Config(environment=EnvironmentConfig(id="CartPole-v1"), run=run)
@@ -187,7 +188,7 @@ def test_a_tmpfs_that_is_missing_or_read_only_is_short_in_words(tmp_path):
 def test_a_read_only_file_system_is_seen_as_one_by_root_too(tmp_path):
     script = f"""
         from pathlib import Path
-        from apex.machine import read_space
+        from apex.runtime.hardware import read_space
         print(read_space(Path({str(tmp_path)!r})).flaw)
     """
     mount = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o ro tmpfs "$1"; shift; exec "$@"', "sh")

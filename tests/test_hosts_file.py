@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from apex.errors import ConfigError
-from apex.hosts_file import Place, divide, read_hosts
-from apex.launch import main
-from apex.launch_hosts import HostLogs
-from apex.lifecycle import REFUSED
-from apex.run_watch import WAIT
-from apex.ssh_check import QUESTION, ask_hosts
+from apex.launch.local import main
+from apex.launch.monitor import WAIT
+from apex.launch.ssh.hosts_file import Place, divide, read_hosts
+from apex.launch.ssh.launcher import HostLogs
+from apex.launch.ssh.preflight import QUESTION, ask_hosts
+from apex.runtime.lifecycle import REFUSED
 from apex.version import VERSION
 
 WHOLE = """

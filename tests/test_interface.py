@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import apex
-from apex import presets
+from apex.config import presets
 
 
 def test_what_is_not_asked_for_is_not_loaded():

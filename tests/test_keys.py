@@ -8,9 +8,9 @@ import resource
 import pytest
 
 from apex.errors import ConfigError
-from apex.key_folder import DOORS, PINNED, ROLES, Keys, lists_for, read_keys
-from apex.keys import bundle_for, main, new_folder
-from apex.sockets import new_key_pair, public_key
+from apex.transport.curve.command import bundle_for, main, new_folder
+from apex.transport.curve.key_store import DOORS, PINNED, ROLES, Keys, lists_for, read_keys
+from apex.transport.sockets import new_key_pair, public_key
 
 
 @pytest.fixture

@@ -20,15 +20,15 @@ from apex.config import (
     load_toml,
 )
 from apex.errors import ConfigError
-from apex.farewell import command_name, farewell
-from apex.launch import main, make_programs, resume, train
-from apex.lifecycle import FAILED, FINISHED, REFUSED, Stop
-from apex.run_folder import RunFolder
-from apex.run_watch import StatusClient, Watch
-from apex.session import local_host
-from apex.supervisor import Ending, Program
-from apex.terminal_picture import History
-from apex.terminal_view import LogTail
+from apex.launch.local import main, make_programs, resume, train
+from apex.launch.monitor import StatusClient, Watch
+from apex.launch.summary import command_name, farewell
+from apex.launch.terminal.dashboard import History
+from apex.launch.terminal.view import LogTail
+from apex.runs.folder import RunFolder
+from apex.runtime.lifecycle import FAILED, FINISHED, REFUSED, Stop
+from apex.runtime.supervisor import Ending, Program
+from apex.transport.hello import local_host
 from apex.types import Schema
 
 SCHEMA = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")

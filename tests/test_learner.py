@@ -17,30 +17,31 @@ from test_trainer import NETWORK, SCHEMA, Tape, make_sample, make_trainer
 from test_transport import until
 
 from apex.config import CheckpointConfig, Config, LearnerConfig, ReplayConfig, RunConfig, TransportConfig
-from apex.control_client import ControlClient, MetricsSender
-from apex.coordinator import FORGET_SECONDS, Desk, coordinate
-from apex.cuda import read_cuda
+from apex.dqn.networks import flatten_parameters, make_network
 from apex.errors import ConfigError
-from apex.file_lock import FileLock
-from apex.header import VERSION
-from apex.learner_loop import DivergedError, LearnerLoop, describe_training
-from apex.learner_setup import choose_device
-from apex.lifecycle import Stop
-from apex.metrics import read_curve
-from apex.networks import flatten_parameters, make_network
-from apex.policies import BEST, PlayedGames, load_policy
-from apex.ports import choose_ports, is_free
-from apex.processes import ChildDiedError, start_child, stop_children
-from apex.publishing import PublishingThread
-from apex.run_folder import RunFolder
-from apex.sample_ring import LoaderFigures
-from apex.session import Route, Session, greet, read_welcome
-from apex.sockets import RefusedError, open_context
-from apex.status import ask
-from apex.store_place import store_path
-from apex.transport import ParameterSubscriber
+from apex.launch.status import ask
+from apex.learning.batch_ring import LoaderFigures
+from apex.learning.coordinator.coordinator import FORGET_SECONDS, Desk, coordinate
+from apex.learning.loop import DivergedError, LearnerLoop, describe_training
+from apex.learning.parameter_publisher import PublishingThread
+from apex.learning.setup import choose_device
+from apex.replay_memory.store.location import store_path
+from apex.runs.checkpoints.policy_file import BEST, PlayedGames, load_policy
+from apex.runs.folder import RunFolder
+from apex.runs.metrics.writer import read_curve
+from apex.runtime.children import ChildDiedError, start_child, stop_children
+from apex.runtime.file_lock import FileLock
+from apex.runtime.gpu import read_cuda
+from apex.runtime.lifecycle import Stop
+from apex.runtime.ports import choose_ports, is_free
+from apex.transport.codec import Codec
+from apex.transport.control_client import ControlClient, MetricsSender
+from apex.transport.endpoints import ParameterSubscriber
+from apex.transport.header import VERSION
+from apex.transport.heartbeat import Session
+from apex.transport.hello import Route, greet, read_welcome
+from apex.transport.sockets import RefusedError, open_context
 from apex.types import Parameters, Progress
-from apex.wire import Codec
 
 CONFIG = Config(checkpoint=CheckpointConfig(period=2), learner=LearnerConfig(batch_size=16))
 
@@ -326,7 +327,7 @@ def test_a_run_folder_and_a_host_whose_names_are_no_text_keep_nobody_out(tmp_pat
 
 
 def test_the_status_tells_of_a_program_whose_main_thread_makes_no_turns(desk, monkeypatch):
-    monkeypatch.setattr("apex.session.EXPLAIN_SECONDS", 0.2)
+    monkeypatch.setattr("apex.transport.heartbeat.EXPLAIN_SECONDS", 0.2)
     evaluator, stop = session_of(desk.welcome("evaluator"), "evaluator")
     stuck = until(lambda: [row for row in desk.status()["roles"] if row["waiting"]], "silence")
     assert stuck[0]["waiting"].startswith("for its own main thread (")

@@ -7,7 +7,7 @@ import pytest
 from run_builders import ACTOR, make_run
 
 from apex.errors import ConfigError
-from apex.learning_curves import Curve, Group, band, group_runs, reached, read_csv, read_run
+from apex.runs.plots.aggregate import Curve, Group, band, group_runs, reached, read_csv, read_run
 
 SCORES = [(5, 1_000, 10), (10, 2_000, 100)]
 

@@ -1,4 +1,4 @@
-"""`bench/learning.py`: what a run leaves as evidence, when it leaves nothing, and tables that come from it alone."""
+"""`python -m bench learning`: the evidence that a run leaves, and the tables made of it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import learning
 import pytest
-from learning_records import FOLDER, HEADER, Record, Score, read_records, record_path, without_seed, write_record
-from learning_tables import BEGIN, DOCUMENTS, END, plot_command, plot_path, rebuild, render
-from learning_tasks import SYSTEMS, TASKS
-from processor_time import ProcessorTime
 
 from apex.errors import ConfigError
-from apex.games import evaluation_seed
+from apex.evaluation.episodes import evaluation_seed
+from bench.learning import command as learning
+from bench.learning.processor_time import ProcessorTime
+from bench.learning.records import FOLDER, HEADER, Record, Score, read_records, record_path, without_seed, write_record
+from bench.learning.tables import BEGIN, DOCUMENTS, END, plot_command, plot_path, rebuild, render
+from bench.learning.tasks import SYSTEMS, TASKS
 
 ROOT = Path(__file__).parent.parent
 MACHINE = {"cores": 2, "cpu": "AMD EPYC", "memory_bytes": 24 * 2**30, "gpus": []}
@@ -58,7 +58,7 @@ def rows(*records):
 
 def test_the_tables_in_the_repository_are_those_of_the_committed_evidence():
     for path, text in rebuild(ROOT).items():
-        assert path.read_text() == text, f"{path.name}: run bench/learning.py tables"
+        assert path.read_text() == text, f"{path.name}: run python -m bench learning tables"
 
 
 def test_what_is_committed_has_its_picture_its_curve_and_the_verdict_of_today():
@@ -179,7 +179,7 @@ def test_the_seed_alone_is_left_out_of_a_command():
 
 def test_below_the_table_stand_machine_commit_games_and_pictures():
     text = render([make_record(), make_record(seed=2, dirty=True)], Path("results/learning"))
-    assert "Measured 2026-01-02 on AMD EPYC, 24.0 GiB. Each run by `bench/learning.py run`" in text
+    assert "Measured 2026-01-02 on AMD EPYC, 24.0 GiB. Each run by `python -m bench learning run`" in text
     assert "Commits: CartPole-v1 0123456789, 0123456789 with changes." in text
     assert "games per seed: CartPole-v1 100." in text
     assert text.endswith("](results/learning/cartpole.png)")
@@ -324,13 +324,14 @@ arguments = sys.argv[1:]
 if arguments[2] != "train":
     os.execv({python!r}, [{python!r}, *arguments])
 from pathlib import Path
-from apex.environment import describe, kind
-from apex.metrics import MetricsWriter
-from apex.networks import flatten_parameters, make_network
-from apex.options import parse_config
-from apex.policies import PolicyInfo, save_best
-from apex.run_folder import RunFolder
-config = parse_config(arguments[3:], prog="apex train", description="", kind=kind)
+from apex.environments.factory import describe, kind
+from apex.runs.metrics.writer import MetricsWriter
+from apex.dqn.networks import flatten_parameters, make_network
+from apex.runtime.gpu import means_gpu
+from apex.config.command_line import parse_config
+from apex.runs.checkpoints.policy_file import PolicyInfo, save_best
+from apex.runs.folder import RunFolder
+config = parse_config(arguments[3:], prog="apex train", description="", kind=kind, means_gpu=means_gpu)
 schema = describe(config.environment, 3)
 run = RunFolder.create(config, schema)
 writer = MetricsWriter(run.path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from apex.leases import LeaseTable
+from apex.learning.coordinator.leases import LeaseTable
 from apex.types import Stream
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from apex.file_lock import FileLock
-from apex.leftovers import Leftovers, Orphan, bytes_to_come, find_leftovers, find_orphans
-from apex.sampler import SamplerBoard
-from apex.store_place import beside, board_path, is_wanted
+from apex.launch.preflight.leftovers import Leftovers, Orphan, bytes_to_come, find_leftovers, find_orphans
+from apex.replay_memory.sampler_counters import SamplerCounters
+from apex.replay_memory.store.location import beside, board_path, is_wanted
+from apex.runtime.file_lock import FileLock
 
 
 def make_store(folder, name, num_bytes=4_096):
@@ -69,7 +69,7 @@ def test_a_store_that_a_loader_draws_from_goes_on(tmp_path):
     store = make_store(tmp_path, "a")
 
     def load():
-        board = SamplerBoard(1, board_path(store))  # It is open for as long as its process lives.
+        board = SamplerCounters(1, board_path(store))  # It is open for as long as its process lives.
         return board.num_drawn == 0 and find(tmp_path).in_use == {store: 4_096}
 
     assert in_child(load)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from apex.lifecycle import Helper, Stop, Wait, stop_on_signals
+from apex.runtime.lifecycle import Helper, Stop, Wait, stop_on_signals
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -59,7 +59,7 @@ def test_a_threads_exception_stops_its_role_and_is_raised_there():
 
 def test_logs_name_the_role():
     program = (
-        "import logging; from apex.lifecycle import configure_logging; "
+        "import logging; from apex.runtime.lifecycle import configure_logging; "
         "configure_logging('replay'); logging.getLogger('apex').info('ready')"
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

@@ -11,11 +11,11 @@ from builders import PIXELS, VECTORS, make_batch, make_frames, make_records, mak
 
 from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig
 from apex.frame_blob import make_image
-from apex.loader import LOOK_SECONDS, DirectSource, Loader, RemoteSource, fill
-from apex.processes import start_child, stop_children
-from apex.sample_ring import Part, SampleRing
-from apex.store_place import remove, store_path
-from apex.store_writer import StoreWriter
+from apex.learning.batch_ring import Part, SampleRing
+from apex.learning.loader import LOOK_SECONDS, DirectSource, Loader, RemoteSource, fill
+from apex.replay_memory.store.location import remove, store_path
+from apex.replay_memory.store.writer import StoreWriter
+from apex.runtime.children import start_child, stop_children
 
 
 def expect(sample, batch):

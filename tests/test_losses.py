@@ -1,10 +1,10 @@
-"""Claims about `apex.losses`: the double-Q loss by hand and by definition, its gradient, and importance weights."""
+"""Claims about `apex.dqn.losses`: the double-Q loss by hand and by definition, its gradient, and importance weights."""
 
 import numpy as np
 import pytest
 import torch
 
-from apex.losses import double_q_errors, double_q_loss, importance_weights, loss_and_slopes
+from apex.dqn.losses import double_q_errors, double_q_loss, importance_weights, loss_and_slopes
 
 
 def batch(size=1, seed=0):

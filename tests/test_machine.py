@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from apex.cuda import Cuda, Gpu
-from apex.machine import (
+from apex.runtime.gpu import Cuda, Gpu
+from apex.runtime.hardware import (
     available_memory,
     core_limits,
     has_bfloat16,
@@ -134,7 +134,7 @@ def test_this_file_system_has_a_size():
 
 RAISE = """
 import resource
-from apex.machine import raise_file_limit, read_file_limit
+from apex.runtime.hardware import raise_file_limit, read_file_limit
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))
 print([raise_file_limit(n) for n in (60, 100, 100, 200)], list(read_file_limit()))
 """
@@ -146,7 +146,7 @@ def test_the_soft_limit_of_open_files_is_raised_as_far_as_the_hard_one_allows():
 
 
 def test_where_no_control_group_limits_it_memory_is_the_machines(tmp_path, monkeypatch):
-    monkeypatch.setattr("apex.machine.ROOT", tmp_path)
-    monkeypatch.setattr("apex.machine.PROCESS", tmp_path / "cgroup")
+    monkeypatch.setattr("apex.runtime.hardware.ROOT", tmp_path)
+    monkeypatch.setattr("apex.runtime.hardware.PROCESS", tmp_path / "cgroup")
     assert read_memory() == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert read_machine().memory_bytes == read_memory()

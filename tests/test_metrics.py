@@ -14,7 +14,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import masked_crc32c
 
-from apex.metrics import MAX_PENDING_BYTES, MetricsWriter, read_curve
+from apex.runs.metrics.writer import MetricsWriter, read_curve
+from apex.runtime.append_file import MAX_PENDING_BYTES
 
 
 def make_message(steps=100, **changes):
@@ -285,7 +286,7 @@ def test_a_removed_file_is_made_again(tmp_path):
 def test_where_there_are_too_many_tags_no_new_ones_from_a_socket_are_begun_and_all_else_goes_on(
     tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr("apex.metrics.MAX_TAGS", 3)
+    monkeypatch.setattr("apex.runs.metrics.writer.MAX_TAGS", 3)
     writer = MetricsWriter(tmp_path)
     writer.accept(make_message(1, role="actor", scalars={"a": 1, "b": 1}), bounded=True)
     writer.accept(make_message(2, role="actor", scalars={"c": 2, "d": 2, "e": 2, "a": 2}), bounded=True)

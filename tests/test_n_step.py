@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from apex.n_step import NStep, n_step_returns
+from apex.dqn.n_step import NStep, n_step_returns
 
 GAMMA = 0.5  # Its powers and their products with small integers are exact.
 

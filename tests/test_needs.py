@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from apex.config import ActorConfig, CheckpointConfig, Config, LearnerConfig, ReplayConfig
-from apex.needs import (
+from apex.config.sizing import table_bytes
+from apex.launch.preflight.requirements import (
     CHECKPOINT_BYTES,
     CUDA_BYTES,
     MIB,
@@ -15,9 +16,8 @@ from apex.needs import (
     memory_needed,
     store_bytes,
 )
-from apex.sample_ring import MAX_BEHIND
-from apex.sizing import table_bytes
-from apex.store_layout import Sizes
+from apex.learning.batch_ring import MAX_BEHIND
+from apex.replay_memory.store.layout import Sizes
 from apex.types import Schema
 
 PIXELS = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=6, n_step=3, codec="lz4")

@@ -1,4 +1,4 @@
-"""Claims about `apex.networks`: what the Q-network computes, what it refuses, and how its parameters travel."""
+"""Claims about `apex.dqn.networks`: what the Q-network computes, what it refuses, and how its parameters travel."""
 
 import subprocess
 import sys
@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from apex.config import NetworkConfig
+from apex.dqn.networks import dormant_share, flatten_parameters, load_parameters, make_network, num_parameters, q_values
 from apex.errors import ConfigError
-from apex.networks import dormant_share, flatten_parameters, load_parameters, make_network, num_parameters, q_values
 from apex.types import Schema
 
 
@@ -413,7 +413,8 @@ def test_the_current_directory_joins_the_path_once(folder):
 
 def test_a_program_started_anywhere_finds_a_factory_beside_it(folder):
     program = (
-        "from apex.config import NetworkConfig; from apex.networks import make_network; from apex.types import Schema; "
+        "from apex.config import NetworkConfig; from apex.dqn.networks import make_network; "
+        "from apex.types import Schema; "
         "schema = Schema(frame_shape=(4,), frame_dtype='float32', stack=1, num_actions=2, n_step=3, codec='raw'); "
         "print(type(make_network(NetworkConfig(factory='my_networks:good'), schema, seed=1)).__name__)"
     )

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from test_supervisor import DEADLINE_SECONDS, is_running, wait_until
 
-from apex.lifecycle import FINISHED, Stop
-from apex.nursery import Nursery
-from apex.supervisor import Program, supervise
+from apex.runtime.fork_server import Nursery
+from apex.runtime.lifecycle import FINISHED, Stop
+from apex.runtime.supervisor import Program, supervise
 
 FACTS = """
 import json, os, sys, threading
@@ -122,7 +122,7 @@ def test_copies_go_on_without_the_nursery(nursery, tmp_path):
 def nursery_of(pid):
     """The process id of the nursery that a process has started."""
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        if b"apex.nursery" in Path(f"/proc/{child}/cmdline").read_bytes():
+        if b"apex.runtime.fork_server" in Path(f"/proc/{child}/cmdline").read_bytes():
             return int(child)
     raise AssertionError("there is no nursery")
 
@@ -143,7 +143,7 @@ def test_a_nursery_that_cannot_load_is_waited_for_no_more(modules, tmp_path, cap
 
 
 def test_a_nursery_that_loads_for_ever_is_waited_for_no_more(modules, monkeypatch, caplog):
-    monkeypatch.setattr("apex.nursery.LOAD_SECONDS", 0.0)
+    monkeypatch.setattr("apex.runtime.fork_server.LOAD_SECONDS", 0.0)
     with Nursery(modules, ["early"]) as nursery:
         os.kill(nursery_of(os.getpid()), signal.SIGSTOP)
         wait_until(lambda: not nursery.loading)
@@ -151,7 +151,7 @@ def test_a_nursery_that_loads_for_ever_is_waited_for_no_more(modules, monkeypatc
 
 
 def test_a_nursery_that_does_not_answer_is_waited_for_no_more(nursery, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("apex.nursery.FORK_SECONDS", 0.2)
+    monkeypatch.setattr("apex.runtime.fork_server.FORK_SECONDS", 0.2)
     os.kill(nursery_of(os.getpid()), signal.SIGSTOP)
     assert start(nursery, tmp_path / "log", "facts") is None
     assert "no answer within" in caplog.text
@@ -159,7 +159,9 @@ def test_a_nursery_that_does_not_answer_is_waited_for_no_more(nursery, tmp_path,
 
 def test_a_copy_that_nobody_knows_of_runs_nothing(nursery, tmp_path, monkeypatch):
     """The answer came too late: the program was started the slow way by then."""
-    monkeypatch.setattr("apex.nursery.Copy", lambda pid: (_ for _ in ()).throw(OSError(f"lost sight of {pid}")))
+    monkeypatch.setattr(
+        "apex.runtime.fork_server.Copy", lambda pid: (_ for _ in ()).throw(OSError(f"lost sight of {pid}"))
+    )
     assert start(nursery, tmp_path / "log", "sleeper") is None
     monkeypatch.undo()
     time.sleep(0.5)
@@ -205,9 +207,9 @@ def test_a_supervisor_starts_programs_with_a_nursery_or_without(modules, tmp_pat
 LAUNCHER = """
 import os, sys
 from pathlib import Path
-from apex.lifecycle import Stop
-from apex.nursery import Nursery
-from apex.supervisor import Program, supervise
+from apex.runtime.lifecycle import Stop
+from apex.runtime.fork_server import Nursery
+from apex.runtime.supervisor import Program, supervise
 
 with Nursery({}, ["early"]) as nursery:
     command = (sys.executable, "-u", "-m", "sleeper")

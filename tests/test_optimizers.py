@@ -1,4 +1,4 @@
-"""Claims about `apex.optimizers`: RMSProp as DQN wrote it, against a twin in float64, and what the config chooses."""
+"""Claims about `apex.dqn.optimizers`: RMSProp of DQN against a float64 twin, and what the config chooses."""
 
 import copy
 from dataclasses import replace
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from apex.config import LearnerConfig
-from apex.optimizers import learning_rate_at, make_optimizer, restore_optimizer, set_learning_rate
+from apex.dqn.optimizers import learning_rate_at, make_optimizer, restore_optimizer, set_learning_rate
 
 PAPER = {"learning_rate": 6.25e-5, "rmsprop_decay": 0.95, "optimizer_epsilon": 1.5e-7}
 

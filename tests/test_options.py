@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from apex import cuda
 from apex.config import Config, dump_toml, flatten, load_toml
-from apex.cuda import Cuda, Gpu
+from apex.config.command_line import LATER_KNOBS, SHORT_NAMES, describe_config, parse_config
+from apex.config.presets import ATARI, CARTPOLE, NARROW, PONG, PRESETS, VECTOR
 from apex.errors import ConfigError
-from apex.options import LATER_KNOBS, SHORT_NAMES, describe_config, parse_config
-from apex.presets import ATARI, CARTPOLE, NARROW, PONG, PRESETS, VECTOR
+from apex.runtime import gpu
+from apex.runtime.gpu import Cuda, Gpu, means_gpu
 
 
 def kind(config):
@@ -21,8 +21,8 @@ def kind(config):
     return "vector" if config.id in ("CartPole-v1", "Acrobot-v1") else "atari"
 
 
-def parse(*words, kind=kind):
-    return parse_config(words, prog="apex train", description="Trains.", kind=kind)
+def parse(*words, kind=kind, means_gpu=means_gpu):
+    return parse_config(words, prog="apex train", description="Trains.", kind=kind, means_gpu=means_gpu)
 
 
 def parsed_value(knob, *words):
@@ -138,7 +138,7 @@ def test_an_environment_alone_picks_the_preset_by_what_it_shows():
 
 @pytest.mark.parametrize("usable", [False, True])
 def test_pixels_alone_pick_the_preset_by_what_the_learner_computes_on(monkeypatch, usable):
-    monkeypatch.setattr(cuda, "read_cuda", lambda: Cuda(12_080, 12_060, (Gpu("H200", 2**37, (9, 0)),) * usable))
+    monkeypatch.setattr(gpu, "read_cuda", lambda: Cuda(12_080, 12_060, (Gpu("H200", 2**37, (9, 0)),) * usable))
     by_machine = ATARI if usable else NARROW
     assert parse("--env", "ALE/Breakout-v5").network == by_machine.network
     assert parse("--env", "ALE/Breakout-v5", "--device", "auto").network == by_machine.network
@@ -156,7 +156,9 @@ def test_an_environment_in_a_file_picks_the_preset_too(tmp_path):
 
 
 def test_an_environment_beside_a_preset_changes_the_environment_only():
-    config = parse("--preset", "paper", "--env", "CartPole-v1", kind=None)  # Nobody is asked what it shows.
+    config = parse(
+        "--preset", "paper", "--env", "CartPole-v1", kind=None, means_gpu=None
+    )  # Nobody is asked what it shows.
     paper = PRESETS["paper"].config
     assert config == replace(paper, environment=replace(paper.environment, id="CartPole-v1"))
 
@@ -279,8 +281,8 @@ def test_help_shows_the_values_of_the_preset(capsys):
 @pytest.mark.parametrize("option", ["--help", "--print-config"])
 def test_a_reader_that_leaves_early_is_no_error(option):
     program = (
-        "import sys; from apex.options import parse_config\n"
-        "parse_config([sys.argv[1]], prog='apex train', description='Trains.', kind=None)"
+        "import sys; from apex.config.command_line import parse_config\n"
+        "parse_config([sys.argv[1]], prog='apex train', description='Trains.', kind=None, means_gpu=None)"
     )
     buffered = {**os.environ, "PYTHONUNBUFFERED": ""}  # The interpreter flushes once more when it ends.
     reader, writer = os.pipe()

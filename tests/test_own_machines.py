@@ -14,7 +14,7 @@ from machines import Machines, can_make_machines, has_sshd
 from test_transport import until
 
 from apex.config import load_toml
-from apex.metrics import read_curve
+from apex.runs.metrics.writer import read_curve
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -111,7 +111,7 @@ def lose_a_connection_then_the_launcher(machines, begun):
     assert not any(secret.encode() in line for secret in secrets for line in lines)
 
     connections = set(machines.processes("desk", "BatchMode=yes", "box3"))
-    (connection,) = connections - set(machines.processes("desk", "apex.ssh_program"))
+    (connection,) = connections - set(machines.processes("desk", "apex.launch.ssh.client"))
     before = set(machines.processes("box3", "apex.actor"))
     os.kill(connection, signal.SIGKILL)
     run.until(lambda: set(machines.processes("box3", "apex.actor")) - before, "actor on box3 again")

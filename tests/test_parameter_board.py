@@ -6,7 +6,7 @@ import multiprocessing
 
 import numpy as np
 
-from apex.parameter_board import ParameterBoard
+from apex.acting.shared_parameters import ParameterBoard
 from apex.types import Parameters
 
 

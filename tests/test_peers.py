@@ -9,11 +9,11 @@ import pytest
 import zmq
 from builders import PIXELS, RUN, make_segment
 
-from apex.async_receiver import AsyncReceiver
-from apex.header import WireError
-from apex.peers import IGNORED_SECONDS, LOG_SECONDS, TOLERATED, Peers
-from apex.sockets import bind, open_context, prepare
-from apex.wire import Codec
+from apex.transport.async_receiver import AsyncReceiver
+from apex.transport.codec import Codec
+from apex.transport.header import WireError
+from apex.transport.peer_bans import IGNORED_SECONDS, LOG_SECONDS, TOLERATED, Peers
+from apex.transport.sockets import bind, open_context, prepare
 
 DEADLINE = 10.0
 

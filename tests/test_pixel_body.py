@@ -1,4 +1,4 @@
-"""Claims about `apex.pixel_body`: each layer is a convolution and its ReLU, forth and back, by the formula."""
+"""Claims about `apex.dqn.manual_backward.pixel_torso`: each layer is a convolution and its ReLU, in both directions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from apex.convolution import load_convolution
-from apex.pixel_body import PixelBody, convolution_layer, suits
+from apex.dqn.kernels.convolution import load_convolution
+from apex.dqn.manual_backward.pixel_torso import PixelBody, convolution_layer, suits
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
 SHAPES = [  # batch, height, width, inputs, outputs, kernel, stride

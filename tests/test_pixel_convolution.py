@@ -1,4 +1,4 @@
-"""Claims about `apex.pixel_convolution` and `apex.convolution`: the native loop computes what a convolution is.
+"""Claims about `apex.dqn.kernels`: the native loop computes what a convolution is.
 
 Where it is not fit, torch does it.
 What the native loop gives has the channels last in memory, which tells it from torch's.
@@ -14,9 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from apex import convolution, native
-from apex.convolution import describe_convolution, load_convolution
-from apex.pixel_convolution import PixelConvolution
+from apex.dqn.kernels import convolution
+from apex.dqn.kernels.convolution import describe_convolution, load_convolution
+from apex.dqn.kernels.pixel_convolution import PixelConvolution
+from apex.runtime import native
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}  # sums of up to 1,200 products in float32
@@ -260,7 +261,7 @@ def test_torch_does_it_where_the_processor_is_not_made_for_the_loop(found, monke
     class Library:
         apex_convolution_works = staticmethod(lambda: 0)
 
-    monkeypatch.setattr(convolution, "open_native", lambda name, interface: Library())
+    monkeypatch.setattr(convolution, "open_native", lambda folder, name, interface: Library())
     assert not is_native(make_layer()(make_images()))
     assert "has no AVX2 and FMA" in describe_convolution()
 
@@ -272,6 +273,5 @@ def test_a_library_that_does_not_say_its_version_is_not_called(monkeypatch, tmp_
     path = tmp_path / "_empty.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", path, tmp_path / "empty.c"], check=True, timeout=60)
     monkeypatch.setattr(native, "EXTENSION_SUFFIXES", [".so"])
-    monkeypatch.setattr(native, "__file__", str(tmp_path / "native.py"))
     with pytest.raises(OSError, match="does not say of which version"):
-        native.open_native("empty", 1)
+        native.open_native(tmp_path, "empty", 1)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from run_builders import ACTOR, make_run
 
-from apex.command_line import main
-from apex.curve_picture import COLORS, draw, save_picture
-from apex.learning_curves import Curve, Group
+from apex.cli import main
+from apex.runs.plots.aggregate import Curve, Group
+from apex.runs.plots.figure import COLORS, draw, save_picture
 
 SCORES = [(5, 1_000, 10), (10, 2_000, 480)]
 CSV = "seconds,steps,score\n6,1000,20\n20,3000,200\n"

@@ -8,12 +8,12 @@ import safetensors.torch
 import torch
 from test_checkpoint import NETWORK, SCHEMA, flip_a_bit, make_state, names, same
 
-from apex.checkpoint import CheckpointError, save
-from apex.checkpoint_folder import prune
 from apex.config import Config, EnvironmentConfig, NetworkConfig
+from apex.dqn.networks import flatten_parameters, make_network
 from apex.errors import ConfigError
-from apex.networks import flatten_parameters, make_network
-from apex.policies import BEFORE, BEST, PolicyInfo, find_best, load_policy, save_best, save_policy
+from apex.runs.checkpoints.checkpoint import CheckpointError, save
+from apex.runs.checkpoints.folder import prune
+from apex.runs.checkpoints.policy_file import BEFORE, BEST, PolicyInfo, find_best, load_policy, save_best, save_policy
 
 
 def make_policy(seed=4, **changes):

@@ -7,7 +7,7 @@ import pytest
 
 from apex.config import Config, ReplayConfig, RunConfig, TransportConfig
 from apex.errors import ConfigError
-from apex.ports import PortClaims, choose_ports, is_free, ports
+from apex.runtime.ports import PortClaims, choose_ports, is_free, ports
 
 
 def all_free_but(*taken):

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from apex.config import ActorConfig, Config, EnvironmentConfig, flatten, load_toml
-from apex.options import describe_config
-from apex.presets import ATARI, CARTPOLE, DEFAULT, LUNARLANDER, NARROW, PONG, PRESETS, VECTOR, preset_for
+from apex.config.command_line import describe_config
+from apex.config.presets import ATARI, CARTPOLE, DEFAULT, LUNARLANDER, NARROW, PONG, PRESETS, VECTOR, preset_for
 
 
 def test_the_presets_are_the_promised_ones():

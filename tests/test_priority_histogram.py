@@ -11,9 +11,9 @@ import pytest
 from store_builders import create, make_segment, make_update
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from apex.metrics import MetricsWriter
-from apex.priority_histogram import BINS_PER_DECADE, MOST_KEYS, PERIOD, PriorityHistogram, merge
-from apex.store_writer import MAX_PRIORITY
+from apex.replay_memory.priority_histogram import BINS_PER_DECADE, MOST_KEYS, PERIOD, PriorityHistogram, merge
+from apex.replay_memory.store.writer import MAX_PRIORITY
+from apex.runs.metrics.writer import MetricsWriter
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import time
 import pytest
 
 from apex.errors import ConfigError
-from apex.lifecycle import Stop
-from apex.processes import ChildDiedError, call_in_child, check_children, start_child, stop_children
+from apex.runtime.children import ChildDiedError, call_in_child, check_children, start_child, stop_children
+from apex.runtime.lifecycle import Stop
 
 DEADLINE = 10.0
 
@@ -130,7 +130,7 @@ def test_a_child_that_is_stuck_is_killed_and_named(get_stuck):
 
 
 def test_a_child_that_makes_no_turn_is_spoken_of_before_it_is_killed(caplog, monkeypatch):
-    monkeypatch.setattr("apex.lifecycle.EXPLAIN_SECONDS", 0.2)
+    monkeypatch.setattr("apex.runtime.lifecycle.EXPLAIN_SECONDS", 0.2)
     child = start_ready(wait_until_stopped)
     os.kill(child.pid, signal.SIGSTOP)
     deadline = time.monotonic() + DEADLINE
@@ -182,7 +182,7 @@ def test_a_stop_ends_the_wait_for_an_answer():
 def test_a_parent_that_forgets_its_children_still_ends():
     program = (
         "import signal, time\n"
-        "from apex.processes import start_child\n"
+        "from apex.runtime.children import start_child\n"
         "start_child('child', lambda stop: [signal.signal(signal.SIGTERM, signal.SIG_IGN), time.sleep(100)])\n"
         "raise SystemExit(3)\n"
     )
@@ -192,7 +192,7 @@ def test_a_parent_that_forgets_its_children_still_ends():
 def test_no_child_outlives_a_parent_that_was_killed():
     program = (
         "import time\n"
-        "from apex.processes import start_child\n"
+        "from apex.runtime.children import start_child\n"
         "child = start_child('child', lambda stop: time.sleep(100))\n"
         "print(child.pid, flush=True)\n"
         "time.sleep(100)\n"

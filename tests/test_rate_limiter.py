@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from apex.rate_limiter import RateLimiter
+from apex.replay_memory.rate_limiter import RateLimiter
 
 # 2 samples an insert, from 100 on, and a slack of 0.1 * 2 * 100 = 20 samples.
 LIMITER = RateLimiter(100, 2.0, 0.1, True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from apex.rates import WINDOW_SECONDS, Rates
+from apex.runtime.rates import WINDOW_SECONDS, Rates
 
 
 def test_what_comes_in_bursts_has_one_rate_all_the_time():

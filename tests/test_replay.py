@@ -11,22 +11,23 @@ from builders import PIXELS, RUN, make_segment
 
 from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig
 from apex.errors import ConfigError
-from apex.file_lock import FileLock
-from apex.peers import TOLERATED
-from apex.rate_limiter import RateLimiter
-from apex.replay_memory import open_store, reclaim
-from apex.replay_server import STREAM_LIFE_SECONDS, ReplayServer
-from apex.sampler import SILENCE_SECONDS, Sampler, SamplerBoard
-from apex.session import Welcome
-from apex.snapshot import Snapshotter
-from apex.snapshot_folder import SnapshotFolder
-from apex.sockets import bind, open_context
-from apex.store_file import open_file
-from apex.store_place import beside, board_path
-from apex.store_reader import StoreReader
-from apex.store_writer import StoreWriter
+from apex.replay_memory.rate_limiter import RateLimiter
+from apex.replay_memory.recovery import open_store, reclaim
+from apex.replay_memory.sampler import SILENCE_SECONDS, Sampler
+from apex.replay_memory.sampler_counters import SamplerCounters
+from apex.replay_memory.server import STREAM_LIFE_SECONDS, ReplayServer
+from apex.replay_memory.snapshots.folder import SnapshotFolder
+from apex.replay_memory.snapshots.writer import Snapshotter
+from apex.replay_memory.store.file import open_file
+from apex.replay_memory.store.location import beside, board_path
+from apex.replay_memory.store.reader import StoreReader
+from apex.replay_memory.store.writer import StoreWriter
+from apex.runtime.file_lock import FileLock
+from apex.transport.codec import Codec
+from apex.transport.hello import Welcome
+from apex.transport.peer_bans import TOLERATED
+from apex.transport.sockets import bind, open_context
 from apex.types import PriorityUpdate, Receipt, Stream
-from apex.wire import Codec
 
 CODEC = Codec(RUN, PIXELS)
 B = 4
@@ -51,7 +52,7 @@ class Scene:
             store_incarnation=77,
         )
         limiter = RateLimiter(min_size, samples_per_insert, 0.1, inserts_wait)
-        self.board = SamplerBoard(1)
+        self.board = SamplerCounters(1)
         self.server = ReplayServer(self.store, CODEC, self.board, limiter, clock=self.clock)
         self.make_sampler = partial(
             Sampler,
@@ -247,7 +248,7 @@ def test_what_a_crashed_run_left_in_memory_is_reclaimed_and_what_runs_is_not(tmp
     running = Scene(tmp_path / "apex-1-0.replay")
     crashed = Scene(tmp_path / "apex-2-0.replay")
     crashed.store.close()
-    SamplerBoard(1, board_path(tmp_path / "apex-4-0.replay"))
+    SamplerCounters(1, board_path(tmp_path / "apex-4-0.replay"))
     restarting = Scene(tmp_path / "apex-4-0.replay")  # A learner draws from it; its writer is away.
     restarting.store.close()
     other = tmp_path / "notes.txt"
@@ -350,9 +351,9 @@ def test_the_sampler_refuses_a_store_that_is_not_there(tmp_path):
 def test_the_replay_ratio_is_remembered_when_the_writer_is_started_again(tmp_path):
     """Else inserts would wait until all that was ever drawn is drawn once more."""
     path = tmp_path / "apex-9-0.board"
-    before = SamplerBoard(2, path)
+    before = SamplerCounters(2, path)
     before.note_sent(1, 500)
-    after = SamplerBoard(2, path)
+    after = SamplerCounters(2, path)
     assert after.num_drawn == 500
     after.activate(1)
     assert after.next_number(1) == 1  # The next batch of that sampler.

@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 from run_builders import ACTOR, EVALUATOR, SCHEMA, add_rows, make_run
 
-from apex.command_line import main
-from apex.networks import flatten_parameters, make_network
-from apex.options import parse_config
-from apex.policies import PolicyInfo, save_best
-from apex.report import main as report
-from apex.report_page import build_page
-from apex.report_video import MAX_HEIGHT, NoVideoError, Video, film, recode
-from apex.run_facts import find_figures, find_limits, find_scores, find_state, next_commands, typed_command
-from apex.run_folder import RunFolder
-from apex.run_history import RunHistory
-from apex.run_lock import hold
+from apex.cli import main
+from apex.config.command_line import parse_config
+from apex.dqn.networks import flatten_parameters, make_network
+from apex.runs.checkpoints.policy_file import PolicyInfo, save_best
+from apex.runs.folder import RunFolder
+from apex.runs.history import RunHistory
+from apex.runs.lock import hold
+from apex.runs.report.command import main as report
+from apex.runs.report.facts import find_figures, find_limits, find_scores, find_state, next_commands, typed_command
+from apex.runs.report.page import build_page
+from apex.runs.report.video import MAX_HEIGHT, NoVideoError, Video, film, recode
 
 SCORES = [(5, 1_000, 10), (60, 20_000, 480), (70, 25_000, 400)]
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -140,7 +140,7 @@ def test_the_command_is_what_was_typed(tmp_path):
     assert typed_command(run) == "apex learner --preset cartpole --name 'a b'"
     (run.logs / "launcher.log").touch()
     assert typed_command(run) == "apex train --preset cartpole --name 'a b'"
-    assert typed_command(make_run(tmp_path, argv=["apex", "chaos"])) == "apex chaos"
+    assert typed_command(make_run(tmp_path, argv=["python", "-m", "chaos"])) == "python -m chaos"
     alone = make_run(tmp_path, argv=["--single-process"], run={"single_process": True})
     assert typed_command(alone) == "apex train --single-process"  # It has no launcher.
     assert [name for name, _ in next_commands(alone)] == ["score it", "see it play"]  # It cannot go on.
@@ -151,7 +151,10 @@ def test_the_command_of_a_run_that_a_program_has_started_is_one_that_can_be_type
     command = typed_command(run)
     assert command == f"apex train --config {run.config_file}"
     words = shlex.split(command)[2:]
-    assert parse_config(words, prog="apex train", description="", kind=lambda _: "vector") == run.config
+    assert (
+        parse_config(words, prog="apex train", description="", kind=lambda _: "vector", means_gpu=lambda _: False)
+        == run.config
+    )
     assert "Started by apex.train: this trains by the same configuration." in Page(build_page(run, "")).text
 
 

@@ -10,17 +10,17 @@ import shutil
 import numpy as np
 import pytest
 
-from apex.chaos_saver import SIZES, Saver, make_run
 from apex.config import Config, EnvironmentConfig, ReplayConfig, RunConfig
-from apex.environment import describe
+from apex.environments.factory import describe
 from apex.errors import ConfigError
-from apex.file_lock import FileLock
-from apex.files import write_twice
-from apex.resume import ACCEPT, reopen, take_resume
-from apex.resume_survey import survey
-from apex.run_folder import RunFolder
-from apex.saves import snapshot_folder
-from apex.store_place import beside, store_path
+from apex.launch.resume import ACCEPT, reopen, take_resume
+from apex.launch.resume_check import survey
+from apex.learning.run_save import snapshot_folder
+from apex.replay_memory.store.location import beside, store_path
+from apex.runs.folder import RunFolder
+from apex.runtime.atomic_files import write_twice
+from apex.runtime.file_lock import FileLock
+from chaos.saves.saver import SIZES, Saver, make_run
 
 
 @pytest.fixture

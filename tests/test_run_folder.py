@@ -13,8 +13,8 @@ import pytest
 
 from apex.config import Config, EnvironmentConfig, RunConfig
 from apex.errors import ConfigError
-from apex.files import seal, unseal
-from apex.run_folder import RunFolder, describe_checkout, describe_hardware, describe_versions
+from apex.runs.folder import RunFolder, describe_checkout, describe_hardware, describe_versions
+from apex.runtime.atomic_files import seal, unseal
 from apex.types import Schema
 
 SCHEMA = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=6, n_step=3, codec="lz4")

@@ -7,8 +7,8 @@ from datetime import datetime
 import pytest
 from run_builders import EVALUATOR, add_rows, make_run
 
-from apex.run_folder import RunFolder
-from apex.run_history import RunHistory
+from apex.runs.folder import RunFolder
+from apex.runs.history import RunHistory
 
 
 def read(run, role="evaluator", tag=EVALUATOR):

@@ -11,14 +11,14 @@ import sys
 import pytest
 
 from apex.errors import ConfigError
-from apex.processes import start_child, stop_children
-from apex.run_lock import LOCK, hold
+from apex.runs.lock import LOCK, hold
+from apex.runtime.children import start_child, stop_children
 
 DEADLINE = 30.0
 LEARNER = """
 import sys
 from pathlib import Path
-from apex.run_lock import hold
+from apex.runs.lock import hold
 with hold(Path(sys.argv[1]), or_parent=sys.argv[2] == "or parent"):
     print("held")
 """

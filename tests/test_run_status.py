@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from apex.config import Config, EvaluatorConfig, ReplayConfig, RunConfig
-from apex.fields import MAX_STATUS, MAX_TEXT
-from apex.header import MAX_JSON_BYTES, dump_json
-from apex.run_status import ABSENT_HEARTBEATS, MAX_MEMBERS, MAX_ROWS, PARTS, RunStatus
+from apex.runs.status import ABSENT_HEARTBEATS, MAX_MEMBERS, MAX_ROWS, PARTS, RunStatus
+from apex.transport.json_codec import MAX_JSON_BYTES, dump_json
+from apex.transport.json_fields import MAX_STATUS, MAX_TEXT
 
 
 class Clock:

@@ -10,11 +10,11 @@ import sys
 import pytest
 import torch
 
-from apex.chaos_saver import SCHEMA, Saver, make_run, read_run
-from apex.checkpoint import ReplayPart, load_with_manifest
-from apex.checkpoint_folder import find_latest
-from apex.saves import NotFiniteError, is_finite, save_run
+from apex.learning.run_save import NotFiniteError, is_finite, save_run
+from apex.runs.checkpoints.checkpoint import ReplayPart, load_with_manifest
+from apex.runs.checkpoints.folder import find_latest
 from apex.types import Progress
+from chaos.saves.saver import SCHEMA, Saver, make_run, read_run
 
 
 def make_saver(tmp_path, num_saves=2):
@@ -59,7 +59,7 @@ def test_whole_numbers_and_plain_values_are_finite():
 FULL = """
 import sys
 from pathlib import Path
-from apex.chaos_saver import Saver, make_run, read_run
+from chaos.saves.saver import Saver, make_run, read_run
 place, memory = Path(sys.argv[1]), Path(sys.argv[2])
 run = make_run(place)
 saver = Saver(run, memory, lambda step: None)

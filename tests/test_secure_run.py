@@ -14,13 +14,13 @@ from test_smoke import TINY, offset, programs, running_in  # noqa: F401  (fixtur
 from test_transport import until
 from zmq.utils import z85
 
-from apex.control_client import ControlClient
-from apex.header import VERSION
-from apex.key_folder import ROLES, Keys
-from apex.keys import new_folder
-from apex.run_folder import RunFolder
-from apex.sockets import open_context
-from apex.status import ask
+from apex.launch.status import ask
+from apex.runs.folder import RunFolder
+from apex.transport.control_client import ControlClient
+from apex.transport.curve.command import new_folder
+from apex.transport.curve.key_store import ROLES, Keys
+from apex.transport.header import VERSION
+from apex.transport.sockets import open_context
 
 # Notes every class that any pickle would make, and every import of a module that pickles. The interpreter reads it at
 # the start of each program; children that are forked have it from their parents.
@@ -104,7 +104,7 @@ def test_a_run_with_keys_trains_and_tells_nobody_and_executes_nothing_that_it_re
     assert [path for path in written for secret in known if secret in path.read_bytes()] == []
 
     noted = audit.read_text().splitlines()
-    for program in ("replay", "nursery"):  # Learner, actors and evaluator are copies of the nursery, hook and all.
+    for program in ("replay", "runtime.fork_server"):  # It starts learner, actors and evaluator, with the audit hook.
         assert any(line.startswith("started") and f"apex.{program}" in line for line in noted)
     assert any(line.startswith("started") and "tensorboard.main" in line for line in noted)
     assert [line for line in noted if not line.startswith("started")] == []

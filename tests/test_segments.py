@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 from ale_py.vector_env import AtariVectorEnv
 
+from apex.acting.segment_builder import SegmentBuilder
 from apex.config import ActorConfig, Config
 from apex.errors import ConfigError
-from apex.segments import SegmentBuilder
 from apex.types import Schema, Step
 
 NUM_ACTIONS = 3

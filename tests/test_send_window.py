@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from apex.send_window import MOST_RESEND_SECONDS, RESEND_SECONDS, SendWindow
+from apex.acting.send_window import MOST_RESEND_SECONDS, RESEND_SECONDS, SendWindow
 from apex.types import Receipt, Stream
 
 STREAM = Stream(3, 9)

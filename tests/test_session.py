@@ -8,15 +8,15 @@ import sys
 
 import pytest
 
-from apex.session import Route, silent_learner
+from apex.transport.hello import Route, silent_learner
 
 DEADLINE = 30.0
 
 PROGRAM = """
 import threading
 from apex.config import Config, RunConfig, TransportConfig
-from apex.lifecycle import configure_logging, stop_on_signals
-from apex.session import Session, Welcome
+from apex.runtime.lifecycle import configure_logging, stop_on_signals
+from apex.transport.session import Session, Welcome
 from apex.types import Schema
 configure_logging("actor")
 config = Config(transport=TransportConfig(heartbeat_seconds=0.1), run=RunConfig(stuck_seconds=0.4))

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from builders import VECTORS, make_records, make_segment
 
-from apex.loader import Loader
-from apex.losses import importance_weights
-from apex.rate_limiter import RateLimiter
-from apex.sample_ring import SampleRing
-from apex.sampler import Sampler, SamplerBoard
-from apex.store_reader import StoreReader
-from apex.store_writer import StoreWriter
+from apex.dqn.losses import importance_weights
+from apex.learning.batch_ring import SampleRing
+from apex.learning.loader import Loader
+from apex.replay_memory.rate_limiter import RateLimiter
+from apex.replay_memory.sampler import Sampler
+from apex.replay_memory.sampler_counters import SamplerCounters
+from apex.replay_memory.store.reader import StoreReader
+from apex.replay_memory.store.writer import StoreWriter
 
 PART = 64  # transitions of a batch from each shard
 SIZES, SCALES = (3, 700, 90), (1e3, 1e-3, 1.0)
@@ -51,7 +52,7 @@ class Shards:
                     0,
                     StoreReader(path, VECTORS),
                     self.loader,
-                    SamplerBoard(1),
+                    SamplerCounters(1),
                     RateLimiter(1, 0.0, 0.1, False),
                     shard=shard,
                     batch_size=PART,

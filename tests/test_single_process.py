@@ -14,21 +14,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from apex.checkpoint_folder import load_latest
 from apex.config import LearnerConfig, ReplayConfig
-from apex.environment import describe
+from apex.config.presets import PRESETS
+from apex.dqn.networks import flatten_parameters
+from apex.environments.factory import describe
 from apex.errors import ConfigError
-from apex.evaluation import main as evaluate
-from apex.fitting import FREE_RATIO, fit_one_process
-from apex.launch import main as train
-from apex.learner_setup import open_run
-from apex.lifecycle import FAILED, FINISHED, REFUSED
-from apex.metrics import read_curve
-from apex.networks import flatten_parameters
-from apex.policies import find_best, load_policy
-from apex.presets import PRESETS
-from apex.run_folder import RunFolder
-from apex.store_place import store_path
+from apex.evaluation.command import main as evaluate
+from apex.launch.local import main as train
+from apex.launch.preflight.fit import FREE_RATIO, fit_one_process
+from apex.learning.setup import open_run
+from apex.replay_memory.store.location import store_path
+from apex.runs.checkpoints.folder import load_latest
+from apex.runs.checkpoints.policy_file import find_best, load_policy
+from apex.runs.folder import RunFolder
+from apex.runs.metrics.writer import read_curve
+from apex.runtime.lifecycle import FAILED, FINISHED, REFUSED
 
 COMMON = ("--single-process", "--evaluator.episodes=2", "--evaluator.num-envs=2")
 CARTPOLE = (
@@ -57,7 +57,7 @@ PONG = (
     "--evaluator.period-updates=20",
 )
 JOBS = {"cartpole": (*CARTPOLE, "--seed=3"), "pong": (*PONG, "--seed=3"), "another": (*CARTPOLE, "--seed=4")}
-SCRIPT = "import json, sys; from apex.launch import main; sys.exit(max(map(main, json.loads(sys.argv[1]))))"
+SCRIPT = "import json, sys; from apex.launch.local import main; sys.exit(max(map(main, json.loads(sys.argv[1]))))"
 
 pytestmark = pytest.mark.timeout(300)  # Of the first one, with the runs that it shares; they take 15 s of two cores.
 

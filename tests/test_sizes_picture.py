@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from apex.bench import main
-from apex.bench_report import print_sizes
 from apex.errors import ConfigError
-from apex.replay_timing import StoreTimes
-from apex.sizes_picture import check_picture, draw_sizes, save_sizes
+from bench.__main__ import main
+from bench.harness.report import print_sizes
+from bench.plots.replay_sizes import check_picture, draw_sizes, save_sizes
+from bench.replay_steps import StoreTimes
 
 TIMES = {2**16: StoreTimes(0.05, 0.07), 2**17: StoreTimes(0.06, 0.08), 2**23: StoreTimes(0.125, 0.14)}
 

@@ -1,14 +1,14 @@
-"""Claims about `apex.sizing`: which numbers stand in for "by the machine", on machines that are not there."""
+"""Claims about `apex.config.sizing`: which numbers stand in for "by the machine", on machines that are not there."""
 
 from dataclasses import replace
 
 import pytest
 
 from apex.config import ActorConfig, Config, LearnerConfig, NetworkConfig, ReplayConfig, TransportConfig
+from apex.config.presets import NARROW, PRESETS
+from apex.config.sizing import Machine, bytes_per_transition, explain, size_to_machine, table_bytes
 from apex.errors import ConfigError
-from apex.presets import NARROW, PRESETS
-from apex.sizing import Machine, bytes_per_transition, explain, size_to_machine, table_bytes
-from apex.store_layout import Sizes
+from apex.replay_memory.store.layout import Sizes
 from apex.types import Schema
 
 GIB = 2**30

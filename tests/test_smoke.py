@@ -18,15 +18,15 @@ from listening import listening
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_transport import until
 
-from apex.charts import GLANCE, LAYOUT
 from apex.config import Config, RunConfig, TransportConfig
-from apex.metrics import read_curve
-from apex.ports import choose_ports, is_free
-from apex.run_folder import RunFolder
-from apex.status import ask
-from apex.store_file import open_file
-from apex.store_layout import COMMIT
-from apex.store_place import store_path
+from apex.launch.status import ask
+from apex.replay_memory.store.file import open_file
+from apex.replay_memory.store.layout import COMMIT
+from apex.replay_memory.store.location import store_path
+from apex.runs.folder import RunFolder
+from apex.runs.metrics.tensorboard_layout import GLANCE, LAYOUT
+from apex.runs.metrics.writer import read_curve
+from apex.runtime.ports import choose_ports, is_free
 
 pytestmark = pytest.mark.timeout(400)  # Beyond a test's own deadlines.
 DEADLINE = 120.0
@@ -402,7 +402,7 @@ def running_in(folder):
 
 COMMANDS = """
 import json, os, sys, traceback
-from apex.command_line import main
+from apex.cli import main
 import apex.actor, apex.evaluation, apex.launch, apex.learner
 
 for line in sys.stdin:

@@ -28,15 +28,15 @@ from store_builders import (
     weigh,
 )
 
-from apex.copyist import Copyist, take_snapshots
 from apex.errors import ConfigError
-from apex.lifecycle import Stop
-from apex.processes import stop_children
-from apex.snapshot import Snapshotter
-from apex.snapshot_folder import SnapshotError, SnapshotFolder
-from apex.snapshot_restore import restore
-from apex.snapshot_timing import measure_snapshot
-from apex.store_writer import Outcome
+from apex.replay_memory.snapshots.folder import SnapshotError, SnapshotFolder
+from apex.replay_memory.snapshots.process import Copyist, take_snapshots
+from apex.replay_memory.snapshots.restore import restore
+from apex.replay_memory.snapshots.writer import Snapshotter
+from apex.replay_memory.store.writer import Outcome
+from apex.runtime.children import stop_children
+from apex.runtime.lifecycle import Stop
+from bench.snapshots import measure_snapshot
 
 RUN = 0xABC
 FORK = multiprocessing.get_context("fork")
@@ -531,7 +531,7 @@ def test_rests_are_asked_for_after_each_file(place):
 def test_a_rest_turns_as_long_as_it_lasts_and_ends_with_a_wish(monkeypatch):
     """Else whoever looks for signs of life kills the process for having rested."""
     monkeypatch.setattr("os.nice", lambda increment: None)
-    monkeypatch.setattr("apex.copyist.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("apex.replay_memory.snapshots.process.POLL_SECONDS", 0.01)
     stop, turns, rested = Stop(), [], []
     pipe, end = multiprocessing.Pipe()
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from test_transport import until
 
-from apex.lifecycle import HOPELESS, NEIGHBOUR_GONE, REFUSED, Stop
-from apex.ssh_guard import Lifeline, LogCopy, Order
+from apex.launch.ssh.remote_guard import Lifeline, LogCopy, Order
+from apex.runtime.lifecycle import HOPELESS, NEIGHBOUR_GONE, REFUSED, Stop
 
 pytestmark = pytest.mark.covers_programs
 ROLE = """
@@ -53,7 +53,7 @@ class Guards:
 
     def start(self, line):
         process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "apex.ssh_guard"],
+            [sys.executable, "-u", "-m", "apex.launch.ssh.remote_guard"],
             cwd=self.folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -185,7 +185,7 @@ def test_a_reader_that_does_not_read_gets_the_rest_later(tmp_path):
 def local_end(tmp_path, script):
     path = tmp_path / "order"
     path.write_text(order(0).encode())
-    return [sys.executable, "-m", "apex.ssh_program", str(path), "sh", "-c", script]
+    return [sys.executable, "-m", "apex.launch.ssh.client", str(path), "sh", "-c", script]
 
 
 @pytest.mark.parametrize(

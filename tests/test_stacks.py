@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from builders import PIXELS, VECTORS, make_batch, make_frames
 
-from apex.blocks import STORED
+from apex.acting.segment_builder import COMPRESS
 from apex.frame_blob import make_image
-from apex.segments import COMPRESS
-from apex.stacks import FrameError, StackDecoder
+from apex.replay_memory.frames.lz4_blocks import STORED
+from apex.replay_memory.frames.stack_decoder import FrameError, StackDecoder
 from apex.types import SAMPLE_RECORD
 
 

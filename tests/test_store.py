@@ -28,8 +28,8 @@ from store_builders import (
 )
 
 from apex.frame_blob import make_image
-from apex.store_layout import CELLS_OFFSET, FIRST_BYTE, FIRST_KEY
-from apex.store_writer import MAX_PRIORITY, Counters, Outcome
+from apex.replay_memory.store.layout import CELLS_OFFSET, FIRST_BYTE, FIRST_KEY
+from apex.replay_memory.store.writer import MAX_PRIORITY, Counters, Outcome
 
 
 @pytest.fixture

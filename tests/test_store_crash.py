@@ -28,8 +28,8 @@ from store_builders import (
 )
 
 from apex.errors import ConfigError
-from apex.store_layout import CELLS_OFFSET, FIRST_KEY, Sizes
-from apex.store_writer import Outcome
+from apex.replay_memory.store.layout import CELLS_OFFSET, FIRST_KEY, Sizes
+from apex.replay_memory.store.writer import Outcome
 
 FORK = multiprocessing.get_context("fork")
 

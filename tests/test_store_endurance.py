@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from store_builders import MIN_PRIORITY, SCHEMA, create, decode, expect, make_segment, make_update, open_reader, weigh
 
-from apex.store_file import open_file
-from apex.store_writer import Outcome
+from apex.replay_memory.store.file import open_file
+from apex.replay_memory.store.writer import Outcome
 
 pytestmark = pytest.mark.no_cover  # Coverage, which would take half of the time, is test_store's.
 

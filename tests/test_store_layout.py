@@ -17,13 +17,22 @@ import numpy as np
 import pytest
 from store_builders import SIZES, attach, create, make_segment, open_reader, write_number
 
-from apex import store_file, store_place
 from apex.errors import ConfigError
-from apex.file_lock import FileLock
-from apex.store_file import DamagedMemoryError, require_processor
-from apex.store_layout import HEADER, STORED_RECORD, Sizes
-from apex.store_place import beside, board_path, has_owner, is_same_run, is_wanted, memory_id, remove, store_path
-from apex.store_reader import StoreReader
+from apex.replay_memory.store import file, location
+from apex.replay_memory.store.file import DamagedMemoryError, require_processor
+from apex.replay_memory.store.layout import HEADER, STORED_RECORD, Sizes
+from apex.replay_memory.store.location import (
+    beside,
+    board_path,
+    has_owner,
+    is_same_run,
+    is_wanted,
+    memory_id,
+    remove,
+    store_path,
+)
+from apex.replay_memory.store.reader import StoreReader
+from apex.runtime.file_lock import FileLock
 from apex.types import Schema, Stream
 
 FORK = multiprocessing.get_context("fork")
@@ -161,15 +170,15 @@ def test_a_store_that_cannot_be_filled_leaves_nothing(path):
 
 def test_what_cannot_be_read_counts_as_whole_so_that_who_opens_it_says_why(path):
     path.mkdir()
-    assert store_file.is_whole(path)
+    assert file.is_whole(path)
 
 
 def test_what_was_made_to_its_end_is_whole_and_nothing_else(path):
     path.write_bytes(b"half")
-    assert not store_file.is_whole(path)
+    assert not file.is_whole(path)
     path.unlink()
     create(path).close()
-    assert store_file.is_whole(path)
+    assert file.is_whole(path)
 
 
 def test_a_transition_out_of_its_place_is_named_as_damage(path):
@@ -293,7 +302,7 @@ def test_refuses_a_processor_that_may_reorder_stores(machine):
 
 @pytest.mark.parametrize("machine", ["x86_64", "AMD64"])
 def test_works_on_x86_whichever_its_name(path, monkeypatch, machine):
-    monkeypatch.setattr(store_file.platform, "machine", lambda: machine)
+    monkeypatch.setattr(file.platform, "machine", lambda: machine)
     create(path).close()
     assert open_reader(path).size == 0
 
@@ -320,7 +329,7 @@ def test_a_stream_stays_in_its_shard_in_every_life():
 def test_a_memory_is_known_by_this_boot_and_this_mount(tmp_path, monkeypatch):
     here = memory_id()
     assert here == memory_id()
-    monkeypatch.setattr(store_place, "MEMORY", tmp_path)
+    monkeypatch.setattr(location, "MEMORY", tmp_path)
     assert memory_id() != here
 
 
@@ -348,13 +357,13 @@ def test_an_owner_is_seen_while_it_lives_and_where_there_is_nothing_there_is_non
 def test_what_is_another_users_counts_as_wanted(tmp_path, monkeypatch):
     """Its board may not be opened: whether anybody draws from the store is not for us to say."""
     store = tmp_path / "apex-1-0.replay"
-    assert not store_place.is_wanted(store)
+    assert not location.is_wanted(store)
 
     def refuse(path, flags):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(store_place.os, "open", refuse)
-    assert store_place.is_wanted(store)
+    monkeypatch.setattr(location.os, "open", refuse)
+    assert location.is_wanted(store)
 
 
 def test_a_writer_does_not_give_up_because_somebody_looks_whether_it_is_there(path):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from builders import chi_square_bound
 
-from apex.sum_tree import SumTree
+from apex.replay_memory.store.sum_tree import SumTree
 
 CAPACITIES = [1, 2, 3, 8, 37, 1000, 5000]
 

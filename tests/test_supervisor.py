@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from apex.lifecycle import FAILED, FINISHED, NEIGHBOUR_GONE, REFUSED, Stop
-from apex.supervisor import FORGET_SECONDS, CrashBudget, Program, last_lines, supervise
+from apex.runtime.lifecycle import FAILED, FINISHED, NEIGHBOUR_GONE, REFUSED, Stop
+from apex.runtime.supervisor import FORGET_SECONDS, CrashBudget, Program, last_lines, supervise
 
 DEADLINE_SECONDS = 30.0
 FOREVER = "exec sleep 600"
@@ -233,7 +233,7 @@ def test_an_observers_whole_session_has_lower_priority(folder):
 
 TURNS = """
 import sys, time
-from apex.lifecycle import configure_logging, stop_on_signals
+from apex.runtime.lifecycle import configure_logging, stop_on_signals
 print("pid", __import__("os").getpid(), flush=True)
 configure_logging("role")
 with stop_on_signals() as stop:
@@ -317,7 +317,7 @@ def test_a_short_stop_harms_nobody(folder):
 
 
 def test_where_all_fall_silent_together_nobody_is_killed_and_the_launcher_says_so(folder, caplog, monkeypatch):
-    monkeypatch.setattr("apex.lifecycle.EXPLAIN_SECONDS", 1.0)
+    monkeypatch.setattr("apex.runtime.lifecycle.EXPLAIN_SECONDS", 1.0)
     stopped = []
 
     def condition():
@@ -416,8 +416,8 @@ def test_a_second_ctrl_c_kills_without_any_grace(folder):
 LAUNCHER = """
 import sys
 from pathlib import Path
-from apex.lifecycle import Stop
-from apex.supervisor import Program, supervise
+from apex.runtime.lifecycle import Stop
+from apex.runtime.supervisor import Program, supervise
 roles = [Program(role=role, command=("sh", "-c", sys.argv[2])) for role in ("replay", "actor")]
 supervise(roles, Stop(), logs=Path(sys.argv[1]))
 """

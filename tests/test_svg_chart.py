@@ -7,8 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from apex.markup import Markup, join, tag
-from apex.svg_chart import MAX_POINTS, Line, chart, thin
+from apex.runs.report.html import Markup, join, tag
+from apex.runs.report.svg_chart import MAX_POINTS, Line, chart, thin
 
 
 def polylines(svg):

@@ -22,12 +22,12 @@ from apex.config import (
     ReplayConfig,
     RunConfig,
 )
-from apex.environment import describe
-from apex.fitting import fit_one_process
-from apex.lifecycle import Stop
-from apex.metrics import read_curve
-from apex.run_folder import RunFolder
-from apex.single_process import open_single_process
+from apex.environments.factory import describe
+from apex.launch.preflight.fit import fit_one_process
+from apex.launch.serial.run import open_single_process
+from apex.runs.folder import RunFolder
+from apex.runs.metrics.writer import read_curve
+from apex.runtime.lifecycle import Stop
 
 NUM_UPDATES = 2_500
 CARTPOLE = Config(

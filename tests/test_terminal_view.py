@@ -11,10 +11,10 @@ import sys
 import pytest
 from rich.console import Console
 
-from apex.terminal_layout import Painter
-from apex.terminal_picture import MAX_SCORES, History, plain_line, render, seconds_to_go
-from apex.terminal_view import LogTail, PlainView, open_view, say, show_once
-from apex.text import clean, duration, known, number, size
+from apex.launch.terminal.dashboard import MAX_SCORES, History, plain_line, render, seconds_to_go
+from apex.launch.terminal.layout import Painter
+from apex.launch.terminal.view import LogTail, PlainView, open_view, say, show_once
+from apex.runtime.text import clean, duration, known, number, size
 
 SIZES = [(width, height) for width in (1, 5, 20, 40, 59, 60, 80, 120, 300) for height in (1, 3, 10, 24, 60)]
 ESCAPE = "\x1b"
@@ -360,7 +360,9 @@ def test_what_an_encoding_cannot_say_is_replaced():
 
 
 def test_a_reader_that_leaves_does_not_end_the_run():
-    script = "from apex.terminal_view import say\nfor i in range(20_000): say('x' * 100)\nimport sys; sys.exit(7)"
+    script = (
+        "from apex.launch.terminal.view import say\nfor i in range(20_000): say('x' * 100)\nimport sys; sys.exit(7)"
+    )
     writer = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert writer.stdout.readline()
     writer.stdout.close()

@@ -7,14 +7,14 @@ import pytest
 import safetensors.numpy
 import torch
 
-from apex.bad_batches import MAX_FILES, BadBatches
-from apex.checkpoint import LearnerState, load, save
 from apex.config import Config, LearnerConfig, NetworkConfig
-from apex.gradient_step import DeviceBatch
-from apex.losses import importance_weights
-from apex.networks import flatten_parameters, make_network
-from apex.sample_ring import Part, Sample
-from apex.trainer import COLLECT_SECONDS, Trainer
+from apex.dqn.gradient_step import DeviceBatch
+from apex.dqn.losses import importance_weights
+from apex.dqn.networks import flatten_parameters, make_network
+from apex.learning.batch_ring import Part, Sample
+from apex.learning.skipped_batches import MAX_FILES, BadBatches
+from apex.learning.trainer import COLLECT_SECONDS, Trainer
+from apex.runs.checkpoints.checkpoint import LearnerState, load, save
 from apex.types import Progress, Schema
 
 SCHEMA = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=3, n_step=3, codec="raw")

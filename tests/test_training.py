@@ -16,8 +16,8 @@ from test_launch import cartpole, stand_in
 
 from apex import ConfigError, TrainingError, train
 from apex.config import EnvironmentConfig
-from apex.run_folder import RunFolder
-from apex.training import Run, train_as
+from apex.launch.api import Run, train_as
+from apex.runs.folder import RunFolder
 
 
 def ends_with(script):

@@ -12,11 +12,11 @@ import pytest
 import zmq
 from builders import PIXELS, RUN, make_batch, make_segment
 
-from apex.async_receiver import AsyncReceiver
-from apex.control_client import ControlClient, MetricsSender
 from apex.errors import ConfigError
-from apex.sockets import AddressError, bind, local_address, open_context, prepare, split_address
-from apex.transport import (
+from apex.transport.async_receiver import AsyncReceiver
+from apex.transport.codec import Codec, decode_control, encode_control
+from apex.transport.control_client import ControlClient, MetricsSender
+from apex.transport.endpoints import (
     BatchReceiver,
     BatchSender,
     ExperienceSender,
@@ -28,8 +28,8 @@ from apex.transport import (
     max_batch_bytes,
     max_segment_bytes,
 )
+from apex.transport.sockets import AddressError, bind, local_address, open_context, prepare, split_address
 from apex.types import Parameters, PriorityUpdate, Receipt, Stream
-from apex.wire import Codec, decode_control, encode_control
 
 CODEC = Codec(RUN, PIXELS)
 DEADLINE = 10.0

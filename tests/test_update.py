@@ -11,13 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-import apex.update
 from apex.config import LearnerConfig, NetworkConfig
-from apex.gradient_step import DeviceBatch, Figures, Updated
-from apex.networks import QNetwork, flatten_parameters, make_network
-from apex.optimizers import make_optimizer
-from apex.types import Schema
-from apex.update import (
+from apex.dqn import autograd_update
+from apex.dqn.autograd_update import (
     WARM_UP_STEPS,
     EagerUpdate,
     GraphUpdate,
@@ -27,6 +23,10 @@ from apex.update import (
     place,
     step_or_undo,
 )
+from apex.dqn.gradient_step import DeviceBatch, Figures, Updated
+from apex.dqn.networks import QNetwork, flatten_parameters, make_network
+from apex.dqn.optimizers import make_optimizer
+from apex.types import Schema
 
 PIXELS = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=6, n_step=3, codec="lz4")
 CPU = torch.device("cpu")
@@ -36,7 +36,7 @@ B = 8
 @pytest.fixture(autouse=True)
 def plainly(monkeypatch):
     """As a user's networks go; what is made of our own is compared with it in test_written_update."""
-    monkeypatch.setattr(apex.update, "is_written_out", lambda network: False)
+    monkeypatch.setattr(autograd_update, "is_written_out", lambda network: False)
 
 
 def make_batch(seed=0):

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from apex.errors import ConfigError
-from apex.video import begin_video, check_video_path, enlarge
+from apex.evaluation.video import begin_video, check_video_path, enlarge
 
 
 def pictures(count, height=40, width=60):
@@ -56,7 +56,7 @@ def test_of_a_fast_game_pictures_are_left_out_but_its_speed_stays(tmp_path, fps,
 
 
 def test_a_gif_ends_where_memory_would(tmp_path, monkeypatch):
-    monkeypatch.setattr("apex.video.MAX_GIF_PICTURES", 5)
+    monkeypatch.setattr("apex.evaluation.video.MAX_GIF_PICTURES", 5)
     assert len(read_gif(film(tmp_path / "game.gif", 10.0, pictures(9)))) == 5
 
 

@@ -12,13 +12,13 @@ from test_evaluation import CARTPOLE, make_run
 from test_video import read_gif
 from torch import nn
 
-from apex.checkpoint import MANIFEST
 from apex.config import EnvironmentConfig, TransportConfig
-from apex.lifecycle import Stop
-from apex.newest_policy import NewestPolicy, PoliciesOfFolder
-from apex.policies import BEST
+from apex.evaluation.policy_sources import NewestPolicy, PoliciesOfFolder
+from apex.evaluation.watch.command import Screening, Viewer, main
+from apex.runs.checkpoints.checkpoint import MANIFEST
+from apex.runs.checkpoints.policy_file import BEST
+from apex.runtime.lifecycle import Stop
 from apex.types import Schema
-from apex.watch import Screening, Viewer, main
 
 SCHEMA = Schema(frame_shape=(1,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
 
@@ -95,7 +95,7 @@ def test_without_a_display_it_writes_a_film_and_says_so(tmp_path, capsys, monkey
 
 def test_a_window_shows_as_many_games_as_it_is_told(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
-    monkeypatch.setattr("apex.watch.HOLD_SECONDS", 0.0)
+    monkeypatch.setattr("apex.evaluation.watch.command.HOLD_SECONDS", 0.0)
     assert watch(make_run(tmp_path, best=1).path, "--episodes", 2) == 0
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["game 1", "game 2"]
 
@@ -234,7 +234,7 @@ def test_once_does_not_wait(tmp_path, capsys):
 
 
 def test_once_does_not_wait_for_a_learner_either(capsys, monkeypatch):
-    monkeypatch.setattr("apex.watch.ONCE_SECONDS", 0.5)
+    monkeypatch.setattr("apex.evaluation.watch.command.ONCE_SECONDS", 0.5)
     port = TransportConfig().control_port + 7  # Nobody's: the tests take others.
     words = f"no run at tcp://127.0.0.1:{port} has answered in 0.5 s"
     assert words in refuse(capsys, "--learner", f"127.0.0.1:{port}", "--once", "--out", "x.gif")

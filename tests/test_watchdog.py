@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from apex.lifecycle import Stop
-from apex.watchdog import START_FACTOR, Listener, Notifier, Pulse, Silence, is_traced
+from apex.runtime.lifecycle import Stop
+from apex.runtime.watchdog import START_FACTOR, Listener, Notifier, Pulse, Silence, is_traced
 
 
 class Clock:

@@ -18,12 +18,12 @@ from torch import nn
 
 from apex import ConfigError, export, load_policy
 from apex.config import Config, EnvironmentConfig, NetworkConfig, RunConfig
-from apex.environment import describe
-from apex.networks import flatten_parameters, make_network
-from apex.policies import BEST, PlayedGames, PolicyInfo, save_policy
-from apex.policies import load_policy as load_policy_file
-from apex.run_folder import RunFolder
-from apex.weights import ExportError, main, to_onnx
+from apex.dqn.networks import flatten_parameters, make_network
+from apex.environments.factory import describe
+from apex.evaluation.export.command import ExportError, main, to_onnx
+from apex.runs.checkpoints.policy_file import BEST, PlayedGames, PolicyInfo, save_policy
+from apex.runs.checkpoints.policy_file import load_policy as load_policy_file
+from apex.runs.folder import RunFolder
 
 README = Path(__file__).parent.parent / "README.md"
 SMALL = NetworkConfig(width=0.5, hidden=32, body_hidden=16)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from apex.errors import ConfigError
-from apex.window import Window, has_display
+from apex.evaluation.watch.window import Window, has_display
 
 
 class Clock:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from builders import PIXELS, RUN, VECTORS, make_batch, make_records, make_segment
 
-from apex.fields import is_text, printable
-from apex.header import HEADER, TOPIC_BYTES, VERSION, Kind, WireError, peek_kind, receipt_topic
+from apex.transport.codec import Codec, decode_control, decode_request, encode_control
+from apex.transport.header import HEADER, TOPIC_BYTES, VERSION, Kind, WireError, peek_kind, receipt_topic
+from apex.transport.json_fields import is_text, printable
 from apex.types import Parameters, PriorityUpdate, Receipt, Stream
-from apex.wire import Codec, decode_control, decode_request, encode_control
 
 CODEC = Codec(RUN, PIXELS)
 UPDATE = PriorityUpdate(0, 77, 1, 9, np.arange(5), np.linspace(0, 1, 5, dtype=np.float32))

@@ -1,4 +1,4 @@
-"""Claims about `apex.written_update`: it is autograd's step, for every shape of our own networks."""
+"""Claims about `apex.dqn.manual_backward.update`: it is autograd's step, for every shape of our own networks."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import nn
 
-from apex import pixel_body
 from apex.config import LearnerConfig, NetworkConfig
-from apex.convolution import load_convolution
-from apex.gradient_step import DeviceBatch
-from apex.networks import QNetwork, flatten_parameters, make_network
-from apex.optimizers import make_optimizer, restore_optimizer
+from apex.dqn.autograd_update import EagerUpdate, make_update, place
+from apex.dqn.gradient_step import DeviceBatch
+from apex.dqn.kernels.convolution import load_convolution
+from apex.dqn.manual_backward import pixel_torso
+from apex.dqn.manual_backward.update import WrittenUpdate
+from apex.dqn.manual_backward.vector_torso import VectorBody
+from apex.dqn.networks import QNetwork, flatten_parameters, make_network
+from apex.dqn.optimizers import make_optimizer, restore_optimizer
 from apex.types import Schema
-from apex.update import EagerUpdate, make_update, place
-from apex.vector_body import VectorBody
-from apex.written_update import WrittenUpdate
 
 CPU = torch.device("cpu")
 NUM_ACTIONS = 3
@@ -288,7 +288,7 @@ def test_what_it_does_not_know_goes_by_autograd(monkeypatch):
     own = NetworkConfig(hidden=7, width=0.25)
     assert chosen_for(make_network(own, make_schema(4, "float32", (84, 84)), seed=1)) is EagerUpdate
     assert chosen_for(nn.Sequential(nn.Flatten(), nn.Linear(5, NUM_ACTIONS))) is EagerUpdate
-    monkeypatch.setattr(pixel_body, "load_convolution", lambda: None)  # no compiler, or another processor
+    monkeypatch.setattr(pixel_torso, "load_convolution", lambda: None)  # no compiler, or another processor
     assert chosen_for(make_network(own, images, seed=1)) is EagerUpdate
 
 

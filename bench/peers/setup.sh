@@ -2,7 +2,7 @@
 # Makes .peer-sb3, apart from the project's own .venv: Stable-Baselines3 from its package, and beside it the very
 # versions of torch, Gymnasium and ALE that constraints.txt gives the project. About 1.2 GB; asked again, it looks and goes.
 #
-#   bench/peers/setup.sh                      then: bench/learning.py run --task cartpole --system sb3 --seed 4
+#   bench/peers/setup.sh                      then: python -m bench learning run --task cartpole --system sb3 --seed 4
 #   PYTHON=/path/to/python bench/peers/setup.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."

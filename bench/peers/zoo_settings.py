@@ -86,7 +86,7 @@ TASKS = {
     "ALE/Pong-v5": ATARI,
     "ALE/Breakout-v5": ATARI,
 }
-# As apex/config.py has it: the name of the game only; no sticky actions, the game's own actions, 30 minutes at most.
+# As in apex/config: the name of the game only; no sticky actions, the game's own actions, 30 minutes at most.
 # AtariWrapper adds the rest of it, which are its defaults: 30 no-ops, 4 frames a step, 84 x 84, life loss, clipping.
 ATARI_OPTIONS = {
     "frameskip": 1,

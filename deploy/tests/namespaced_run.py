@@ -18,9 +18,9 @@ from namespaces import Network, wait_until
 from stored_streams import Memory, read_memory
 
 from apex.config import TransportConfig
-from apex.key_folder import Keys
-from apex.run_folder import RunFolder
-from apex.status import ask
+from apex.launch.status import ask
+from apex.runs.folder import RunFolder
+from apex.transport.curve.key_store import Keys
 
 ADMIN, STRANGER = "203.0.113.7", "203.0.113.8"
 SSH, TENSORBOARD = 22, 6006

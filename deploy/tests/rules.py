@@ -16,7 +16,7 @@ from apex.config import TransportConfig
 PROJECT = "apex-zeromq"
 ADMIN_PORTS = {22, 6006}
 
-# Who opens a connection to whom. The package's own table (apex/key_folder.py) says whose key a door takes; every role
+# Who opens a connection to whom. apex/transport/curve/key_store.py says whose key each socket accepts; every role
 # says hello and reports to the learner.
 MAY_REACH = {
     "experience": {"actor"},

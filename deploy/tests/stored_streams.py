@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from apex.run_folder import RunFolder
-from apex.store_file import open_file
-from apex.store_layout import COMMIT
-from apex.store_place import store_path
+from apex.replay_memory.store.file import open_file
+from apex.replay_memory.store.layout import COMMIT
+from apex.replay_memory.store.location import store_path
+from apex.runs.folder import RunFolder
 
 
 class Stored(NamedTuple):

@@ -20,8 +20,8 @@ from typing import Any
 import boto3
 import pytest
 
-from apex.cluster import main
-from apex.cluster_aws import open_aws
+from apex.cloud.cluster.aws import open_aws
+from apex.cloud.cluster.command import main
 
 BUCKET = "apex-weights"
 ROLES = ("replay", "learner", "evaluator", "actor")

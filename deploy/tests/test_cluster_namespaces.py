@@ -22,7 +22,7 @@ from rules import BOUND_BY, MAY_REACH
 from terraform_program import Terraform
 
 from apex.config import Config, TransportConfig, flatten
-from apex.presets import PRESETS
+from apex.config.presets import PRESETS
 
 NAME = "cartpole-1"
 NUM_ACTORS, PER_HOST = 12, 4  # 3 hosts of 2 cores with 2 streams each

@@ -17,13 +17,16 @@ import boto3
 import pytest
 from moto import mock_aws
 
-from apex import host, host_bucket, host_end, host_keys, host_logs
+from apex.cloud.host import bucket as host_bucket
+from apex.cloud.host import command as host_command
+from apex.cloud.host import journal_upload, key_exchange
+from apex.cloud.host import shutdown as host_shutdown
+from apex.cloud.host.metadata import Metadata
+from apex.cloud.host.settings import ROLES, HostSettings, read_settings
+from apex.cloud.host.shutdown import end_cluster, leave_group
 from apex.errors import ConfigError
-from apex.host_end import end_cluster, leave_group
-from apex.host_metadata import Metadata
-from apex.host_settings import ROLES, HostSettings, read_settings
-from apex.key_folder import Keys, lists_for
-from apex.lifecycle import FAILED, FINISHED, Stop
+from apex.runtime.lifecycle import FAILED, FINISHED, Stop
+from apex.transport.curve.key_store import Keys, lists_for
 
 REGION = "us-east-1"
 ENV = """\
@@ -63,15 +66,15 @@ def machine(folder: Path, role: str, name: str = "") -> HostSettings:
 
 
 def boot(ssm, settings: HostSettings, host: str):
-    host_keys.make_pair(settings.keys, settings.role)
-    _, now = host_keys.ask(ssm, settings)
-    host_keys.tell(ssm, settings, host, now)
+    key_exchange.make_pair(settings.keys, settings.role)
+    _, now = key_exchange.ask(ssm, settings)
+    key_exchange.tell(ssm, settings, host, now)
     return now
 
 
 def look(ssm, settings: HostSettings, now) -> str:
-    told, _ = host_keys.ask(ssm, settings)
-    return host_keys.believe(host_keys.fresh(told, now), settings)
+    told, _ = key_exchange.ask(ssm, settings)
+    return key_exchange.believe(key_exchange.fresh(told, now), settings)
 
 
 def listed(settings: HostSettings, role: str) -> set[str]:
@@ -126,9 +129,9 @@ def test_only_public_halves_leave_a_machine(aws, tmp_path):
 
 
 def test_keys_are_made_once(tmp_path):
-    host_keys.make_pair(tmp_path / "keys", "actor")
+    key_exchange.make_pair(tmp_path / "keys", "actor")
     before = (tmp_path / "keys/actor.secret").read_text()
-    host_keys.make_pair(tmp_path / "keys", "actor")
+    key_exchange.make_pair(tmp_path / "keys", "actor")
     assert (tmp_path / "keys/actor.secret").read_text() == before
     assert (tmp_path / "keys").stat().st_mode & 0o777 == 0o700
 
@@ -154,10 +157,10 @@ def test_late_actors_are_let_in_and_those_that_are_gone_are_not(aws, tmp_path):
     boot(ssm, second, "i-a2")
     look(ssm, replay, now)
     assert listed(replay, "actor") == {"i-a1", "i-a2"}
-    host_keys.leave(ssm, second, "i-a2")
+    key_exchange.leave(ssm, second, "i-a2")
     look(ssm, replay, now)
     assert listed(replay, "actor") == {"i-a1"}
-    look(ssm, replay, now + timedelta(seconds=host_keys.STALE_SECONDS + 2))
+    look(ssm, replay, now + timedelta(seconds=key_exchange.STALE_SECONDS + 2))
     assert listed(replay, "actor") == set()
     assert listed(replay, "learner") == {"i-l"}  # There is one, however long it is silent.
 
@@ -167,9 +170,9 @@ def test_a_learner_that_was_replaced_is_believed_alone(aws, tmp_path):
     boot(ssm, machine(tmp_path, "replay"), "i-r")
     boot(ssm, machine(tmp_path, "learner", "old"), "i-old")
     now = boot(ssm, actor, "i-a")
-    found, _ = host_keys.ask(ssm, actor)
-    late = host_keys.Told("learner", "i-new", "0" * 64, now + timedelta(seconds=60))
-    assert host_keys.believe(host_keys.fresh([late, *found], now), actor) == ""
+    found, _ = key_exchange.ask(ssm, actor)
+    late = key_exchange.Told("learner", "i-new", "0" * 64, now + timedelta(seconds=60))
+    assert key_exchange.believe(key_exchange.fresh([late, *found], now), actor) == ""
     assert listed(actor, "learner") == {"i-new"}
 
 
@@ -179,11 +182,11 @@ def test_a_program_that_began_with_another_learners_key_is_to_begin_anew(aws, tm
     boot(ssm, machine(tmp_path, "replay"), "i-r")
     boot(ssm, machine(tmp_path, "learner", "old"), "i-old")
     now = boot(ssm, actor, "i-a")
-    (told, _), mark = host_keys.ask(ssm, actor), actor.keys / host_keys.CHANGED
+    (told, _), mark = key_exchange.ask(ssm, actor), actor.keys / key_exchange.CHANGED
     for _ in range(2):
-        host_keys.believe(told, actor)
+        key_exchange.believe(told, actor)
         assert not mark.exists()
-    host_keys.believe([host_keys.Told("learner", "i-new", "0" * 64, now)], actor)
+    key_exchange.believe([key_exchange.Told("learner", "i-new", "0" * 64, now)], actor)
     assert mark.exists()
 
 
@@ -209,7 +212,7 @@ def test_a_list_that_says_the_same_is_not_written_again(aws, tmp_path):
 
 def test_a_machine_that_waits_asks_often_and_tells_once(aws, tmp_path, monkeypatch):
     """The store takes three writes a second of an account, and a hundred machines may wait for one."""
-    monkeypatch.setattr(host, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(host_command, "LOOK_SECONDS", 0.0)
     boot(aws("ssm"), machine(tmp_path, "learner"), "i-l")
     settings, looks = machine(tmp_path, "actor"), []
 
@@ -221,7 +224,7 @@ def test_a_machine_that_waits_asks_often_and_tells_once(aws, tmp_path, monkeypat
 
     with metadata_service(None) as metadata:
         for _ in range(2):  # Then the timer comes round.
-            assert host.keys(settings, client, metadata, Stop()) == FINISHED
+            assert host_command.keys(settings, client, metadata, Stop()) == FINISHED
     assert len(looks) == 5
     assert version(aws("ssm"), "/apex/pong/keys/actor/i-1") == 1
 
@@ -233,16 +236,16 @@ def version(ssm, name: str) -> int:
 def test_a_key_is_told_again_before_it_is_stale_and_when_it_is_another(aws, tmp_path):
     ssm, settings = aws("ssm"), machine(tmp_path, "actor")
     now = boot(ssm, settings, "i-1")
-    for seconds, expected in ((0, 1), (host_keys.TELL_SECONDS - 1, 1), (host_keys.TELL_SECONDS, 2)):
-        host_keys.tell(ssm, settings, "i-1", now + timedelta(seconds=seconds))
+    for seconds, expected in ((0, 1), (key_exchange.TELL_SECONDS - 1, 1), (key_exchange.TELL_SECONDS, 2)):
+        key_exchange.tell(ssm, settings, "i-1", now + timedelta(seconds=seconds))
         assert version(ssm, "/apex/pong/keys/actor/i-1") == expected
     (settings.keys / "actor.secret").write_text("11" * 32)
-    host_keys.tell(ssm, settings, "i-1", now + timedelta(seconds=host_keys.TELL_SECONDS))
+    key_exchange.tell(ssm, settings, "i-1", now + timedelta(seconds=key_exchange.TELL_SECONDS))
     assert version(ssm, "/apex/pong/keys/actor/i-1") == 3
-    (settings.keys / host_keys.TOLD).write_text("torn")
-    host_keys.tell(ssm, settings, "i-1", now)
+    (settings.keys / key_exchange.TOLD).write_text("torn")
+    key_exchange.tell(ssm, settings, "i-1", now)
     assert version(ssm, "/apex/pong/keys/actor/i-1") == 4
-    assert host_keys.STALE_SECONDS >= 2 * host_keys.TELL_SECONDS
+    assert key_exchange.STALE_SECONDS >= 2 * key_exchange.TELL_SECONDS
 
 
 def make_run(folder: Path) -> Path:
@@ -321,26 +324,30 @@ def test_the_journal_arrives_in_cloudwatch_by_time(aws):
     logs = aws("logs")
     logs.create_log_group(logGroupName="/apex/pong/actor")
     for _ in range(2):  # A machine that was restarted finds its stream.
-        host_logs.make_stream(logs, "/apex/pong/actor", "i-1")
+        journal_upload.make_stream(logs, "/apex/pong/actor", "i-1")
     now = int(time.time() * 1_000)  # CloudWatch takes nothing that is old.
-    entries = [host_logs.parse(line(now + 1)), host_logs.parse(line(now, list(b"bytes\xff"))), host_logs.parse("{")]
-    for batch in host_logs.batches(entries):
-        host_logs.put(logs, "/apex/pong/actor", "i-1", batch)
+    entries = [
+        journal_upload.parse(line(now + 1)),
+        journal_upload.parse(line(now, list(b"bytes\xff"))),
+        journal_upload.parse("{"),
+    ]
+    for batch in journal_upload.batches(entries):
+        journal_upload.put(logs, "/apex/pong/actor", "i-1", batch)
     found = logs.get_log_events(logGroupName="/apex/pong/actor", logStreamName="i-1", startFromHead=True)["events"]
     assert [event["message"] for event in found] == ["apex@actor: bytes\ufffd", "apex@actor: hello"]
 
 
 def test_a_call_spans_less_than_a_day():
     day = 24 * 3_600_000
-    groups = host_logs.batches([host_logs.parse(line(n)) for n in (day, day + 1, 2 * day)])
+    groups = journal_upload.batches([journal_upload.parse(line(n)) for n in (day, day + 1, 2 * day)])
     assert [len(group) for group in groups] == [2, 1]
 
 
 def test_a_call_takes_no_more_than_cloudwatch_does():
-    big = host_logs.parse(line(1, "x" * 1_000_000))
-    groups = list(host_logs.batches([big] * 10 + [None] + [host_logs.parse(line(n)) for n in range(2_500)]))
+    big = journal_upload.parse(line(1, "x" * 1_000_000))
+    groups = list(journal_upload.batches([big] * 10 + [None] + [journal_upload.parse(line(n)) for n in range(2_500)]))
     assert [len(group) for group in groups] == [4, 4, 2, 1_000, 1_000, 500]
-    assert all(sum(len(e.text) + host_logs.OVERHEAD_BYTES for e in group) < 1_048_576 for group in groups)
+    assert all(sum(len(e.text) + journal_upload.OVERHEAD_BYTES for e in group) < 1_048_576 for group in groups)
 
 
 @contextmanager
@@ -433,7 +440,7 @@ def test_an_end_of_which_a_part_fails_does_the_rest(aws, tmp_path):
 
 
 def test_the_last_upload_is_tried_again_when_nobody_else_bills_any_more(aws, tmp_path, monkeypatch):
-    monkeypatch.setattr(host_end, "FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(host_shutdown, "FIRST_WAIT_SECONDS", 0.01)
     ec2, scaling, (own, *others) = make_group(aws, 3)
     seen = []
 
@@ -448,8 +455,8 @@ def test_the_last_upload_is_tried_again_when_nobody_else_bills_any_more(aws, tmp
 
 
 def test_a_machine_whose_last_upload_fails_for_good_keeps_its_disk_and_says_so(aws, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(host_end, "FIRST_WAIT_SECONDS", 0.01)
-    monkeypatch.setattr(host_end, "TRY_SECONDS", 0.05)
+    monkeypatch.setattr(host_shutdown, "FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(host_shutdown, "TRY_SECONDS", 0.05)
     ec2, scaling, (own, *others) = make_group(aws, 3)
 
     def upload() -> None:
@@ -483,7 +490,7 @@ def test_the_unit_of_the_keys_ends_when_a_role_can_start(aws, tmp_path):
     boot(aws("ssm"), machine(tmp_path, "replay"), "i-r")
     settings = machine(tmp_path, "actor")
     with metadata_service(None) as metadata:
-        assert host.keys(settings, aws, metadata, Stop()) == FINISHED
+        assert host_command.keys(settings, aws, metadata, Stop()) == FINISHED
     Keys(settings.keys, "actor")
 
 
@@ -492,7 +499,7 @@ def test_on_the_markets_notice_the_actors_stop_and_the_key_is_taken_back(aws, tm
     boot(aws("ssm"), settings, "i-1")
     tape = give(monkeypatch, tmp_path, "systemctl", "")
     with metadata_service('{"action": "terminate"}') as metadata:
-        assert host.spot(settings, aws, metadata, Stop()) == FINISHED
+        assert host_command.spot(settings, aws, metadata, Stop()) == FINISHED
     assert tape.read_text() == "stop apex@actor.service apex-keys.timer apex-keys.service\n"
     assert aws("ssm").get_parameters_by_path(Path="/apex/pong/", Recursive=True)["Parameters"] == []
 
@@ -503,7 +510,7 @@ def test_the_journal_goes_on_after_what_was_sent_last(aws, tmp_path, monkeypatch
     tape = give(monkeypatch, tmp_path, "journalctl", f"echo '{line(now)}'; echo '{line(now + 1)}'")
     with metadata_service(None) as metadata:
         for _ in range(2):  # It ends here because the journal does; the unit starts it again.
-            assert host.logs(settings, aws, metadata, Stop()) == FAILED
+            assert host_command.logs(settings, aws, metadata, Stop()) == FAILED
     first, second = tape.read_text().splitlines()
     assert "--after-cursor" not in first
     assert "--unit=apex@actor.service" in first.split()
@@ -515,17 +522,17 @@ def test_lines_that_come_together_are_told_together():
     first, second = line(1), line(2)
     reader, writer = os.pipe()
     with open(reader, "rb") as journal, open(writer, "wb", buffering=0) as sender:
-        entries = host._entries(journal, Stop())
+        entries = host_command._entries(journal, Stop())
         sender.write(f"{first}\n{second}\n{first[:9]}".encode())
-        assert [next(entries), next(entries)] == [host_logs.parse(first), host_logs.parse(second)]
+        assert [next(entries), next(entries)] == [journal_upload.parse(first), journal_upload.parse(second)]
         sender.write(f"{first[9:]}\n".encode())
-        assert next(entries) == host_logs.parse(first)
+        assert next(entries) == journal_upload.parse(first)
 
 
 def test_a_journal_that_never_rests_is_sent_all_the_same(monkeypatch):
-    monkeypatch.setattr(host, "FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr(host_command, "FLUSH_SECONDS", 0.0)
     with open(os.devnull, "rb") as journal:
-        assert list(itertools.islice(host._entries(journal, Stop()), 1)) == [None]
+        assert list(itertools.islice(host_command._entries(journal, Stop()), 1)) == [None]
 
 
 def test_the_learners_machine_ends_replay_and_evaluator_by_their_keys(aws, tmp_path):
@@ -534,10 +541,10 @@ def test_the_learners_machine_ends_replay_and_evaluator_by_their_keys(aws, tmp_p
     boot(aws("ssm"), machine(tmp_path, "replay"), replay)
     boot(aws("ssm"), machine(tmp_path, "evaluator"), evaluator)
     settings = machine(tmp_path, "learner")
-    host_keys.make_pair(settings.keys, "learner")
+    key_exchange.make_pair(settings.keys, "learner")
     run = make_run(settings.home)
     with metadata_service(None, own) as metadata:
-        assert host.end(settings, aws, metadata, Stop()) == FINISHED
+        assert host_command.end(settings, aws, metadata, Stop()) == FINISHED
     assert group(scaling)["DesiredCapacity"] == 0
     assert [state(ec2, name) for name in (own, replay, evaluator)] == ["terminated"] * 3
     assert len(objects(aws("s3"))) == 4
@@ -546,7 +553,7 @@ def test_the_learners_machine_ends_replay_and_evaluator_by_their_keys(aws, tmp_p
 
 def claim(aws, settings: HostSettings, own: str = "i-1") -> bool:
     with metadata_service(None, own) as metadata:
-        return host.claim(settings, aws, metadata, Stop())
+        return host_command.claim(settings, aws, metadata, Stop())
 
 
 def test_a_run_begins_once_the_bucket_can_be_written(aws, tmp_path):
@@ -581,8 +588,8 @@ def test_a_busy_bucket_does_not_say_that_there_is_no_earlier_run(aws, tmp_path):
 
 
 def test_no_run_begins_whose_weights_have_nowhere_to_go(aws, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(host, "BUCKET_SECONDS", 0.1)
-    monkeypatch.setattr(host, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(host_command, "BUCKET_SECONDS", 0.1)
+    monkeypatch.setattr(host_command, "LOOK_SECONDS", 0.1)
     with pytest.raises(ConfigError, match=r"cannot write to s3://weights/pong.*NoSuchBucket"):
         claim(aws, machine(tmp_path, "learner"))
     said = [record for record in caplog.records if record.name == "apex"]  # AWS's own package tells things too.
@@ -590,7 +597,7 @@ def test_no_run_begins_whose_weights_have_nowhere_to_go(aws, tmp_path, monkeypat
 
 
 def test_a_bucket_that_is_not_open_yet_is_asked_again(aws, tmp_path, monkeypatch):
-    monkeypatch.setattr(host, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(host_command, "LOOK_SECONDS", 0.1)
     made = []
 
     def client(service: str):
@@ -606,14 +613,14 @@ def test_a_bucket_that_is_not_open_yet_is_asked_again(aws, tmp_path, monkeypatch
 def test_only_a_learner_that_begins_a_run_asks_for_its_place(tmp_path, monkeypatch):
     (tmp_path / "cluster.env").write_text(ENV.replace("=actor", "=learner", 1))
     tape = []
-    monkeypatch.setattr(host, "aws_clients", lambda settings: None)
-    monkeypatch.setattr(host, "claim", lambda *_: bool(tape.append("claim")))
-    monkeypatch.setattr(host, "_become", lambda settings, role, only_print: tape.append(role))
+    monkeypatch.setattr(host_command, "aws_clients", lambda settings: None)
+    monkeypatch.setattr(host_command, "claim", lambda *_: bool(tape.append("claim")))
+    monkeypatch.setattr(host_command, "_become", lambda settings, role, only_print: tape.append(role))
     command = ["--etc", str(tmp_path), "--home", str(tmp_path), "role"]
-    assert host.main([*command, "learner"]) == FINISHED  # It was told to stop while it waited.
-    host.main([*command, "replay"])
+    assert host_command.main([*command, "learner"]) == FINISHED  # It was told to stop while it waited.
+    host_command.main([*command, "replay"])
     make_run(tmp_path)
-    host.main([*command, "learner"])
+    host_command.main([*command, "learner"])
     assert tape == ["claim", "replay", "learner"]
 
 

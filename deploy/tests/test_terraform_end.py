@@ -13,7 +13,7 @@ import pytest
 from conftest import ADMINS, NAME, Cluster
 from terraform_program import Terraform
 
-from apex.cluster import main
+from apex.cloud.cluster.command import main
 
 OTHER = f"{NAME}-b"
 

@@ -15,8 +15,8 @@ from rules import user_data
 from terraform_program import resources
 
 from apex.config import Config, load_toml
-from apex.key_folder import lists_for
-from apex.sizing import Machine, bytes_per_transition, size_to_machine
+from apex.config.sizing import Machine, bytes_per_transition, size_to_machine
+from apex.transport.curve.key_store import lists_for
 from apex.types import Schema
 
 ROLES = ("replay", "learner", "evaluator", "actor")

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from apex import host_logs
+from apex.cloud.host import logs
+from apex.cloud.host.command import make_parser
+from apex.cloud.host.key_exchange import CHANGED
+from apex.cloud.host.role import role_command
+from apex.cloud.host.settings import ROLES, HostSettings
+from apex.cloud.host.shutdown import LONGEST_WAIT_SECONDS, TRY_SECONDS
 from apex.config import TransportConfig
-from apex.cuda import means_gpu
-from apex.environment import kind
+from apex.config.command_line import parse_config
+from apex.environments.factory import kind
 from apex.evaluator import main as evaluator
-from apex.host import make_parser
-from apex.host_end import LONGEST_WAIT_SECONDS, TRY_SECONDS
-from apex.host_keys import CHANGED
-from apex.host_role import role_command
-from apex.host_settings import ROLES, HostSettings
-from apex.lifecycle import HOPELESS, NEIGHBOUR_GONE, REFUSED
-from apex.options import parse_config
+from apex.runtime.gpu import means_gpu
+from apex.runtime.lifecycle import HOPELESS, NEIGHBOUR_GONE, REFUSED
 
 UNITS = Path(__file__).parents[1] / "units"
 SERVICES = sorted(UNITS.glob("*.service"))
@@ -87,7 +87,7 @@ def test_a_role_gets_a_command_that_its_program_takes(role, tmp_path):
     assert "usage:" not in found.stderr
 
 
-PROGRAM = "import sys; from apex.command_line import main; sys.exit(main(sys.argv[1:]))"
+PROGRAM = "import sys; from apex.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
 def test_the_evaluator_gets_a_command_that_it_takes(tmp_path, capsys):
@@ -180,7 +180,7 @@ def test_only_who_stops_other_units_is_root():
 
 
 def test_what_every_unit_says_goes_to_cloudwatch():
-    followed = {word.removeprefix("--unit=") for word in host_logs.command("%i") if word.startswith("--unit=")}
+    followed = {word.removeprefix("--unit=") for word in logs.command("%i") if word.startswith("--unit=")}
     assert followed == {path.name.replace("apex@", "apex@%i") for path in SERVICES}
 
 

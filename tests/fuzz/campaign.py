@@ -13,15 +13,15 @@ from random import Random
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from apex import fields, header, wire
-from apex.header import WireError
+from apex.transport import codec, header, json_fields
+from apex.transport.header import WireError
 
 from .mutations import Mutator
 from .reference import accepts
 from .seeds import DECODE, SIDES, Seed, make_seeds
 
 CORPUS = Path(__file__).with_name("corpus")
-DECODERS = {module.__file__ for module in (fields, header, wire)}
+DECODERS = {module.__file__ for module in (json_fields, header, codec)}
 TRACED_SHARE = 0.02  # of the messages: tracing makes decoding ten times as slow
 MEASURED_SHARE = 0.005  # of the messages: what decoding them allocates
 MOST_CORPUS = 2_000

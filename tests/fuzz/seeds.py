@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from apex.fields import check_request
+from apex.acting.segment_builder import COMPRESS
 from apex.frame_blob import make_image
-from apex.header import VERSION
-from apex.segments import COMPRESS
+from apex.transport.codec import Codec, decode_control, decode_request, encode_control
+from apex.transport.header import VERSION
+from apex.transport.json_fields import check_request
 from apex.types import RECORD, SAMPLE_RECORD, Parameters, PriorityUpdate, Receipt, SampleBatch, Schema, Segment, Stream
-from apex.wire import Codec, decode_control, decode_request, encode_control
 
 from .reference import Facts
 

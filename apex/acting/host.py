@@ -1,0 +1,94 @@
+"""What stands above the worker processes of one host: their figures, and the one copy of the parameters."""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from apex.acting.shared_parameters import ParameterBoard
+from apex.runtime.lifecycle import POLL_SECONDS, Stop
+from apex.runtime.rates import Rates
+from apex.transport.codec import Codec
+from apex.transport.curve.key_store import read_keys
+from apex.transport.endpoints import ParameterSubscriber
+from apex.transport.hello import Welcome
+from apex.transport.sockets import open_context
+
+
+class WorkerFigures:
+    """What the worker processes tell their host: one row each of anonymous shared memory."""
+
+    WORDS_BYTES = 2_000
+    COLUMNS = ("num_steps", "wait_seconds")
+
+    def __init__(self, num_workers: int) -> None:
+        """To be made before the fork."""
+        memory = mmap.mmap(-1, 8 * num_workers * len(self.COLUMNS))
+        self.rows = np.frombuffer(memory, np.float64).reshape(num_workers, len(self.COLUMNS))
+        self._words = [mmap.mmap(-1, self.WORDS_BYTES) for _ in range(num_workers)]
+
+    def total(self, column: str) -> float:
+        """The sum over the workers."""
+        return float(self.rows[:, self.COLUMNS.index(column)].sum())
+
+    def leave_words(self, row: int, words: str) -> None:
+        """Says why a worker ends: its host repeats it as the last words of the whole program."""
+        data = words.encode(errors="replace")[: self.WORDS_BYTES]
+        self._words[row][: len(data)] = data
+
+    @property
+    def last_words(self) -> str:
+        """Those of the first worker that left some; "" if none did."""
+        every = (memory[:].rstrip(b"\0").decode(errors="replace") for memory in self._words)
+        return next(filter(None, every), "")
+
+
+class Host:
+    """The process above the workers: heartbeats, leases, and the host's one copy of the parameters."""
+
+    def __init__(self, welcome: Welcome, board: ParameterBoard, figures: WorkerFigures, sizes: Sequence[int]) -> None:
+        self._welcome = welcome
+        self._board = board
+        self._figures = figures
+        self._sizes = np.array(sizes)
+        self._received = 0  # bytes of parameters, for all workers
+        self._rates = Rates(time.monotonic(), 0.0, 0)
+        self._waited = (time.monotonic(), 0.0)  # at the last heartbeat
+
+    def status(self) -> dict[str, Any]:
+        """What the heartbeats say; `wait_share` is of the time since the last one, rates are of some seconds."""
+        now = time.monotonic()
+        steps = float((self._figures.rows[:, 0] * self._sizes).sum())
+        (then, waited_then), waited = self._waited, self._figures.total("wait_seconds")
+        self._waited = (now, waited)
+        share = min(1.0, (waited - waited_then) / max(now - then, 1e-3) / len(self._sizes))
+        rate, received = self._rates.measure(now, steps, self._received)
+        return {
+            "steps_per_second": rate,
+            "rate": f"{rate:,.0f} steps/s",
+            "wait_share": share,
+            "waiting": "for receipts" if share > 0.5 and steps else "for parameters" if not steps else "",
+            "num_steps": steps,
+            "parameter_bytes_per_second": received,
+        }
+
+    def run(self, stop: Stop, check: Callable[[], None]) -> None:
+        """Hands on the newest parameters until asked to stop."""
+        welcome = self._welcome
+        with open_context(read_keys(welcome.config.transport.keys, "actor")) as context:
+            subscriber = ParameterSubscriber(
+                context,
+                welcome.endpoint("parameters"),
+                Codec(welcome.run_id, welcome.schema),
+                num_parameters=welcome.num_parameters,
+            )
+            while not stop.requested:
+                parameters = subscriber.receive(POLL_SECONDS)
+                if parameters is not None:
+                    self._received += parameters.values.nbytes
+                    self._board.publish(parameters)
+                check()

@@ -1,0 +1,60 @@
+"""The actor service of one host: leases actor ids and runs the worker processes."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from apex.acting.host import Host, WorkerFigures
+from apex.acting.shared_parameters import ParameterBoard
+from apex.acting.worker import Task, Work
+from apex.runtime.children import ChildDiedError, check_children, start_child, stop_children
+from apex.runtime.lifecycle import (
+    FINISHED,
+    NEIGHBOUR_GONE,
+    Stop,
+)
+from apex.transport.heartbeat import Session
+from apex.transport.hello import Route, Welcome, greet, read_welcome
+
+log = logging.getLogger("apex")
+
+
+def join(stop: Stop, *, route: Route, processes: int, envs: int) -> dict[str, Any]:
+    """Says hello, learns how many streams this host takes, and leases them."""
+    answer = greet(route, "actor", stop, needs_replay=True)
+    if not answer:
+        return {}
+    actor = read_welcome(answer).config.actor
+    num_streams = (processes or actor.num_processes or 1) * (envs or actor.envs_per_process or 1)
+    return greet(route, "actor", stop, num_streams=num_streams, needs_replay=True)
+
+
+def run_service(welcome: Welcome, num_actors: int, envs: int, work: Work, stop: Stop) -> int:
+    streams = welcome.streams
+    size = envs or welcome.config.actor.envs_per_process or len(streams)
+    blocks = [streams[i : i + size] for i in range(0, len(streams), size)]
+    board = ParameterBoard(welcome.num_parameters)
+    figures = WorkerFigures(len(blocks))
+    log.info("actors %d to %d in %d processes", streams[-1].actor_id, streams[0].actor_id, len(blocks))
+    children = [
+        start_child(f"actor-{block[0].actor_id}", work, Task(welcome, num_actors, block, board, figures, row))
+        for row, block in enumerate(blocks)
+    ]
+    session = None
+    try:
+        host = Host(welcome, board, figures, [len(block) for block in blocks])
+        session = Session(welcome, "actor", stop, host.status)
+
+        def check() -> None:
+            check_children(children, welcome.config.run.stuck_seconds)
+            session.check()
+
+        host.run(stop, check)
+        return NEIGHBOUR_GONE if session.lost else FINISHED
+    except ChildDiedError as error:
+        raise ChildDiedError(": ".join(filter(None, [str(error), figures.last_words]))) from error
+    finally:
+        stop_children(children)
+        if session is not None:
+            session.close()

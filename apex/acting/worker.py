@@ -1,0 +1,154 @@
+"""A worker process of an actor host: E environment streams, stepped together with one batched forward pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from apex.acting.actor import Actor, NewestParameters
+from apex.acting.host import WorkerFigures
+from apex.acting.reliable_sender import ExperienceLink, Outlet, Receipts
+from apex.acting.segment_builder import SegmentBuilder
+from apex.acting.shared_parameters import ParameterBoard
+from apex.config import Config
+from apex.config.sizing import is_wide
+from apex.dqn.networks import make_network
+from apex.environments.factory import EnvironmentFailure, make_environment
+from apex.environments.interface import VectorEnvironment
+from apex.runtime.hardware import read_bfloat16
+from apex.runtime.lifecycle import Stop
+from apex.transport.codec import Codec
+from apex.transport.control_client import MetricsSender
+from apex.transport.curve.key_store import read_keys
+from apex.transport.endpoints import ExperienceSender, ReceiptReceiver
+from apex.transport.hello import Welcome
+from apex.transport.sockets import open_context
+from apex.types import Schema, Stream
+
+REPORT_SECONDS = 1.0  # between two reports of scores
+
+
+class Task(NamedTuple):
+    """What a worker process is given."""
+
+    welcome: Welcome
+    num_actors: int
+    streams: list[Stream]
+    board: ParameterBoard
+    figures: WorkerFigures
+    row: int
+
+
+Connect = Callable[[Sequence[Outlet], Receipts], ExperienceLink]
+Work = Callable[[Stop, Task], None]
+
+
+def work(stop: Stop, task: Task, connect: Connect | None = None) -> None:
+    """A worker process: explores until it is told to stop.
+
+    `connect` makes the link to the replay shards of their sockets; if it is None, it is made of nothing else.
+    """
+    welcome, streams = task.welcome, task.streams
+    config, schema = welcome.config, welcome.schema
+    torch.set_num_threads(config.actor.num_threads)
+    codec = Codec(welcome.run_id, schema)
+    environment, rng = make_world(config, streams)
+    connect = connect or partial(_connect, task, codec)
+    with open_context(read_keys(config.transport.keys, "actor")) as context:
+        actor = make_actor(
+            config,
+            schema,
+            environment,
+            streams,
+            link=connect(
+                [
+                    ExperienceSender(context, shard["experience"], num_messages=len(streams) * config.actor.window)
+                    for shard in welcome.replay
+                ],
+                ReceiptReceiver(context, [shard["receipts"] for shard in welcome.replay], codec, streams),
+            ),
+            parameters=task.board,
+            num_actors=task.num_actors,
+            rng=rng,
+        )
+        metrics = MetricsSender(context, welcome.endpoint("metrics"), codec)
+        try:
+            _explore(stop, actor, metrics, task.figures.rows[task.row])
+        except EnvironmentFailure as failure:
+            task.figures.leave_words(task.row, str(failure))
+            raise
+        finally:
+            environment.close()
+
+
+def make_world(config: Config, streams: Sequence[Stream]) -> tuple[VectorEnvironment, np.random.Generator]:
+    """Environments and exploration of a process: by the seed, its lowest actor id and its life."""
+    first = min(stream.actor_id for stream in streams)
+    seeds = np.random.SeedSequence([config.seed, first, streams[0].incarnation])
+    environment_seed, exploration_seed = seeds.spawn(2)
+    environment = make_environment(
+        config.environment, len(streams), seed=int(environment_seed.generate_state(1)[0]) % 2**31, num_threads=1
+    )
+    return environment, np.random.default_rng(exploration_seed)
+
+
+def make_actor(
+    config: Config,
+    schema: Schema,
+    environment: VectorEnvironment,
+    streams: Sequence[Stream],
+    *,
+    link: ExperienceLink,
+    parameters: NewestParameters,
+    num_actors: int,
+    rng: np.random.Generator,
+) -> Actor:
+    """The actor of a process on this host."""
+    return Actor(
+        config,
+        environment,
+        make_network(config.network, schema, seed=config.seed),
+        streams,
+        builder=SegmentBuilder.configured(config, schema, len(streams)),
+        link=link,
+        parameters=parameters,
+        num_actors=num_actors,
+        rng=rng,
+        bfloat16=acts_in_bfloat16(config, schema, has_bfloat16=read_bfloat16()),
+    )
+
+
+def _connect(task: Task, codec: Codec, outlets: Sequence[Outlet], receipts: Receipts) -> ExperienceLink:
+    return ExperienceLink(task.streams, codec, outlets, receipts, window=task.welcome.config.actor.window)
+
+
+def acts_in_bfloat16(config: Config, schema: Schema, *, has_bfloat16: bool) -> bool:
+    """Whether this host's actors compute in bfloat16. Each decides for itself: hosts may differ."""
+    pays = has_bfloat16 and is_wide(config.network, schema)
+    return config.actor.bfloat16 == "on" or (config.actor.bfloat16 == "auto" and pays)
+
+
+def _explore(stop: Stop, actor: Actor, metrics: MetricsSender, figures: NDArray[np.float64]) -> None:
+    actor.begin()
+    report_at = time.monotonic() + REPORT_SECONDS
+    while not stop.requested:
+        began = time.monotonic()
+        acted = actor.step()
+        now = time.monotonic()
+        figures[0] = actor.num_steps
+        if not acted:
+            figures[1] += now - began
+            if not actor.num_steps:
+                time.sleep(0.01)  # First parameters are on their way.
+        if now >= report_at:
+            report_at = now + REPORT_SECONDS
+            scalars = actor.scores.take()
+            if scalars:
+                metrics.send({"role": "actor", "steps": None, "time": time.time(), "scalars": scalars})
+    actor.end()

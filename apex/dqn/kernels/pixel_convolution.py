@@ -1,0 +1,122 @@
+"""The first convolution of a network that sees pixels, by convolution.c where that is faster, else by torch.
+
+It scales uint8 to 0 ... 1 as it goes: by the weights, which are a thousandth as many as the pixels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from apex.dqn.kernels.convolution import KERNEL, LANES, STRIDE, load_convolution
+
+
+def scale(observation: Tensor) -> Tensor:
+    """uint8 0 ... 255 becomes 0 ... 1 in the type that the first layer computes in; anything else passes."""
+    if observation.dtype is not torch.uint8:
+        return observation
+    device = observation.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
+    return observation.to(dtype).mul_(1 / 255)  # One copy, scaled in place: 512 stacks of pixels are 58 MB.
+
+
+class PixelConvolution(nn.Conv2d):
+    """A convolution that scales uint8 to 0 ... 1 first."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """uint8 or float32 [B, C, H, W] -> [B, outputs, ...]; in which order of memory may differ."""
+        weight, bias = self.weight, self.bias
+        if bias is None or not self._suits(images):
+            return super().forward(scale(images))
+        if torch.is_grad_enabled() and (weight.requires_grad or bias.requires_grad):
+            result: Tensor = _Differentiable.apply(images, weight, bias)  # type: ignore[no-untyped-call]
+            return result
+        return _convolve(images, weight, bias)
+
+    def _suits(self, images: Tensor) -> bool:
+        """Whether the native loop does it, and does it faster: it has one thread, and is no operation of a graph.
+
+        What torch would refuse is left to it: the loop looks at no bounds.
+        """
+        return (
+            not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+            and not torch.compiler.is_compiling()
+            and images.dtype is torch.uint8
+            and images.dim() == 4
+            and images.shape[1] == self.in_channels
+            and min(images.shape[2:]) >= KERNEL
+            and (self.kernel_size, self.stride) == ((KERNEL, KERNEL), (STRIDE, STRIDE))
+            and (self.padding, self.dilation, self.groups) == ((0, 0), (1, 1), 1)
+            and self.out_channels % LANES == 0
+            and self.weight.dtype is torch.float32
+            and images.device.type == self.weight.device.type == "cpu"
+            and torch.get_num_threads() == 1
+            and not torch.is_autocast_enabled("cpu")
+            and load_convolution() is not None
+        )
+
+
+class _Differentiable(torch.autograd.Function):
+    """`_convolve` with gradients for weight and bias; bytes have none. The images must stay until then."""
+
+    @staticmethod
+    def forward(context: Any, images: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        context.save_for_backward(images)
+        return _convolve(images, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: Any, *gradients: Tensor) -> tuple[None, Tensor, Tensor]:
+        (images,) = context.saved_tensors
+        gradient = gradients[0].permute(0, 2, 3, 1).contiguous()  # as `_convolve` lays it out, so mostly no copy
+        return None, weight_gradient(images, gradient), gradient.sum((0, 1, 2))
+
+
+def _convolve(images: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """uint8 [B, C, H, W] -> float32 [B, outputs, ...], channels last in memory, where the next layer is fastest."""
+    out = weight.new_empty(len(images), *places(images.shape[2:]), len(weight))
+    return convolve(images, weight, bias, out).permute(0, 3, 1, 2)
+
+
+def places(pixels: Sequence[int]) -> list[int]:
+    """How many places the kernel has along axes of so many pixels."""
+    return [(size - KERNEL) // STRIDE + 1 for size in pixels]
+
+
+def convolve(images: Tensor, weight: Tensor, bias: Tensor, out: Tensor, *, rectified: bool = False) -> Tensor:
+    """uint8 [B, C, H, W], scaled to 0 ... 1, into float32 [B, places of H, places of W, outputs], which it returns.
+
+    `rectified`: with the ReLU that follows.
+
+    By the native loop, which must be there, for a weight float32 [outputs, C, KERNEL, KERNEL] and a bias that suit it.
+    """
+    native = load_convolution()
+    assert native is not None
+    images = images.contiguous()
+    packed = weight.permute(1, 2, 3, 0).mul(1 / 255).contiguous()
+    scratch = weight.new_empty(images.shape[1:].numel())
+    operands = (images, packed, bias.contiguous(), scratch, out)
+    native.convolve(_shape(images, len(weight), rectified), *(operand.data_ptr() for operand in operands))
+    return out
+
+
+def weight_gradient(images: Tensor, gradient: Tensor) -> Tensor:
+    """Of images uint8 [B, C, H, W] and a gradient float32 [B, ..., outputs]: float32 [outputs, C, KERNEL, KERNEL]."""
+    native = load_convolution()
+    assert native is not None
+    images = images.contiguous()
+    num_outputs = gradient.shape[3]
+    total = gradient.new_zeros(images.shape[1], KERNEL, KERNEL, num_outputs)
+    operands = (images, gradient, gradient.new_empty(images.shape[1:].numel()), total)
+    native.weight_gradient(_shape(images, num_outputs), *(operand.data_ptr() for operand in operands))
+    return total.permute(3, 0, 1, 2).mul(1 / 255)
+
+
+def _shape(images: Tensor, num_outputs: int, rectified: bool = False) -> Any:
+    """`struct shape` of convolution.c."""
+    return (ctypes.c_int64 * 6)(*images.shape, num_outputs, rectified)

@@ -1,0 +1,121 @@
+"""The three convolutions that our own networks have for pixels, by convolution.c, with their gradients written out.
+
+Between them channels come last: float32[B, H, W, C].
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from apex.dqn.kernels.convolution import KERNEL, LANES, STRIDE, load_convolution
+from apex.dqn.kernels.pixel_convolution import convolve, places, weight_gradient
+from apex.dqn.manual_backward.layers import stop_where_silent
+
+PLACES_IN_BODY = (0, 2, 4)  # of the convolutions; between them are ReLUs
+
+
+class ConvolutionLayer(NamedTuple):
+    """A convolution and its ReLU."""
+
+    weight: Tensor  # float32[outputs, inputs, kernel, kernel]
+    bias: Tensor  # float32[outputs]
+    weight_gradient: Tensor | None
+    bias_gradient: Tensor | None
+    stride: int
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """float32[B, H, W, inputs] -> float32[B, places of H, places of W, outputs]."""
+        kernel = self.weight.shape[2]
+        height, width = ((size - kernel) // self.stride + 1 for size in inputs.shape[1:3])
+        out = inputs.new_empty(len(inputs), height, width, len(self.weight))
+        packed = self.weight.permute(2, 3, 1, 0).contiguous()
+        _native().layer(self._shape(inputs), *_pointers(inputs, packed, self.bias, out))
+        return out
+
+    def differentiate(self, inputs: Tensor, slopes: Tensor) -> None:
+        """Leaves the gradients of both parameters in their places; `slopes`: of the loss, before the ReLU."""
+        outputs, channels, kernel, _ = self.weight.shape
+        gradient = inputs.new_zeros(kernel, kernel, channels, outputs)
+        _native().layer_weight_gradient(self._shape(inputs), *_pointers(inputs, slopes, gradient))
+        self.keep(gradient.permute(3, 2, 0, 1), slopes)
+
+    def keep(self, gradient: Tensor, slopes: Tensor) -> None:
+        """Puts the gradient of the weights, and what follows for the bias, where they belong."""
+        assert self.weight_gradient is not None
+        self.weight_gradient.copy_(gradient)
+        torch.sum(slopes.flatten(0, 2), 0, out=self.bias_gradient)
+
+    def back(self, inputs: Tensor, slopes: Tensor) -> Tensor:
+        """The slopes before the ReLU that the inputs came of, of their shape."""
+        turned = self.weight.permute(2, 0, 3, 1).contiguous()
+        gradient = torch.empty_like(inputs)
+        _native().layer_input_gradient(self._shape(inputs), *_pointers(inputs, slopes, turned, gradient))
+        return gradient
+
+    def _shape(self, inputs: Tensor) -> Any:
+        """`struct layer` of convolution.c."""
+        return (ctypes.c_int64 * 7)(*inputs.shape, len(self.weight), self.weight.shape[2], self.stride)
+
+
+class PixelBody:
+    """The body of a `networks.PixelQNetwork` that `suits`: a `written_layers.Body`."""
+
+    def __init__(self, body: nn.Sequential) -> None:
+        self._first, self._second, self._third = (convolution_layer(body[index]) for index in PLACES_IN_BODY)
+
+    def forward(self, stacks: Tensor) -> tuple[Tensor, ...]:
+        """What each convolution gives after its ReLU, and the features, in the order of `nn.Flatten`.
+
+        Raises ValueError for what is no uint8[N, B, S, H, W] of this network's S: the loops look at no bounds.
+        """
+        weight, bias = self._first.weight, self._first.bias
+        if stacks.dtype is not torch.uint8 or stacks.dim() != 5 or stacks.shape[2] != weight.shape[1]:
+            raise ValueError(
+                f"a batch of {stacks.dtype} and shape {list(stacks.shape)} is none of "
+                f"uint8[N, B, {weight.shape[1]}, H, W], which this network takes"
+            )
+        images = stacks.flatten(0, 1)
+        out = weight.new_empty(len(images), *places(images.shape[2:]), len(weight))
+        first = convolve(images, weight, bias, out, rectified=True)
+        second = self._second(first)
+        third = self._third(second)
+        return first, second, third, third.permute(0, 3, 1, 2).flatten(1)
+
+    def backward(self, stacks: Tensor, passed: tuple[Tensor, ...], slopes: Tensor) -> None:
+        """Leaves all gradients in their places."""
+        first, second, third, features = (rows[: len(slopes)] for rows in passed)
+        channels_first = stop_where_silent(slopes, features).view(len(third), third.shape[3], *third.shape[1:3])
+        slopes = channels_first.permute(0, 2, 3, 1).contiguous()
+        self._third.differentiate(second, slopes)
+        slopes = self._third.back(second, slopes)
+        self._second.differentiate(first, slopes)
+        slopes = self._second.back(first, slopes)
+        self._first.keep(weight_gradient(stacks[0], slopes), slopes)
+
+
+def suits(body: nn.Sequential) -> bool:
+    """Whether convolution.c is there, knows the first layer, and has its vectors filled by all channels."""
+    layers = [cast(nn.Conv2d, body[index]) for index in PLACES_IN_BODY]
+    known = layers[0].kernel_size == (KERNEL, KERNEL) and layers[0].stride == (STRIDE, STRIDE)
+    return known and load_convolution() is not None and not any(layer.out_channels % LANES for layer in layers)
+
+
+def convolution_layer(layer: nn.Module) -> ConvolutionLayer:
+    """A module's parameters, and the places of their gradients."""
+    layer = cast(nn.Conv2d, layer)
+    assert layer.bias is not None
+    return ConvolutionLayer(layer.weight, layer.bias, layer.weight.grad, layer.bias.grad, layer.stride[0])
+
+
+def _native() -> Any:
+    native = load_convolution()
+    assert native is not None
+    return native
+
+
+def _pointers(*tensors: Tensor) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors]

@@ -1,0 +1,111 @@
+"""The gradient step of our own networks on a CPU, with the gradients written out.
+
+A layer of so small a network takes tens of microseconds, and autograd wants several times that to keep account of it.
+Here s_t and s_{t+m} go through the online network together, gradients through s_t alone, and all gradients lie side by
+side in one tensor.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from apex.config import LearnerConfig
+from apex.dqn.gradient_step import DeviceBatch, Figures, Updated
+from apex.dqn.losses import double_q_errors, loss_and_slopes
+from apex.dqn.manual_backward import pixel_torso
+from apex.dqn.manual_backward.layers import Body, Heads, PassedHeads
+from apex.dqn.manual_backward.pixel_torso import PixelBody
+from apex.dqn.manual_backward.vector_torso import VectorBody
+from apex.dqn.networks import PixelQNetwork, QNetwork, VectorQNetwork
+
+
+class _Passed(NamedTuple):
+    """What a network gave for a batch."""
+
+    body: tuple[Tensor, ...]
+    heads: PassedHeads
+
+
+class _Network:
+    """A network of ours, taken apart into layers."""
+
+    def __init__(self, network: nn.Module) -> None:
+        network = cast(QNetwork, network)
+        body = PixelBody if isinstance(network, PixelQNetwork) else VectorBody
+        self._body: Body = body(cast(nn.Sequential, network.body))
+        self._heads = Heads(network)
+
+    def forward(self, stacks: Tensor) -> _Passed:
+        """frame_dtype[N, B, S, *F] -> Q of N * B rows, and what its way back needs."""
+        body = self._body.forward(stacks)
+        return _Passed(body, self._heads.forward(body[-1]))
+
+    def backward(self, stacks: Tensor, passed: _Passed, action: Tensor, slopes: Tensor) -> None:
+        """Leaves all gradients in their places; `slopes`: float32[B], of the loss by Q(s_t, a_t)."""
+        by_features = self._heads.backward(passed.body[-1], passed.heads, action, slopes)
+        self._body.backward(stacks, passed.body, by_features)
+
+
+class WrittenUpdate:
+    """The step of `update.EagerUpdate` for networks that are `written_out`, but for the last bits of sums."""
+
+    def __init__(
+        self,
+        config: LearnerConfig,
+        online: nn.Module,
+        target: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        judge_aside: bool = False,
+    ) -> None:
+        """The networks' parameters stay where they are from now on.
+
+        `judge_aside`: the target network, which waits for nothing, computes on a thread of its own meanwhile.
+        """
+        self._config = config
+        self._optimizer = optimizer
+        parameters = list(online.parameters())
+        assert all(parameter.is_contiguous() for parameter in parameters)  # as the places of the gradients are
+        sizes = [parameter.numel() for parameter in parameters]
+        self._gradient = torch.zeros(sum(sizes))
+        for parameter, part in zip(parameters, torch.split(self._gradient, sizes), strict=True):
+            parameter.grad = part.view_as(parameter)
+        self._online, self._target = _Network(online), _Network(target)
+        self._aside = ThreadPoolExecutor(1, "target", torch.set_num_threads, (1,)) if judge_aside else None
+
+    @torch.no_grad()
+    def __call__(self, batch: DeviceBatch) -> Updated:
+        """Changes the online network, if loss and gradient are finite."""
+        judged = self._aside.submit(self._judge, batch.stacks[1:]) if self._aside else None
+        passed = self._online.forward(batch.stacks)
+        q, next_q = passed.heads.q.chunk(2)
+        next_q_target = self._judge(batch.stacks[1:]) if judged is None else judged.result()
+        errors = double_q_errors(q, next_q, next_q_target, batch.action, batch.n_step_return, batch.discount)
+        loss, slopes = loss_and_slopes(errors, batch.weights, kind=self._config.loss)
+        self._online.backward(batch.stacks, passed, batch.action, slopes)
+        norm = torch.linalg.vector_norm(self._gradient)
+        finite = torch.isfinite(loss) & torch.isfinite(norm)
+        if finite:
+            if norm > self._config.max_gradient_norm:
+                self._gradient.mul_(self._config.max_gradient_norm / (norm + 1e-6))
+            self._optimizer.step()
+        td_errors = errors.abs()
+        return Updated(td_errors, finite, Figures(loss, q.amax(1).mean(), td_errors.mean(), norm))
+
+    @torch.no_grad()  # which every thread says for itself
+    def _judge(self, stacks: Tensor) -> Tensor:
+        """Q(s_{t+m}) of the target network."""
+        return self._target.forward(stacks).heads.q
+
+
+def is_written_out(network: nn.Module) -> bool:
+    """Whether `networks.make_network` has made it, nothing of it is frozen, and its layers are known here."""
+    if type(network) is PixelQNetwork:
+        known = pixel_torso.suits(cast(nn.Sequential, network.body))
+    else:
+        known = type(network) is VectorQNetwork
+    return known and all(parameter.requires_grad for parameter in network.parameters())

@@ -1,0 +1,120 @@
+"""Environments: E of them side by side, whoever made the game. Nothing else knows ALE or Gymnasium."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Literal
+
+import ale_py
+import gymnasium
+import numpy as np
+
+from apex.config import EnvironmentConfig
+from apex.config.importer import find_factory
+from apex.environments.atari import AtariEnvironment, action_names, count_actions
+from apex.environments.fault_budget import EnvironmentFailure
+from apex.environments.ids import atari_game, suggest
+from apex.environments.interface import VectorEnvironment
+from apex.environments.sync_vector import Form, GymnasiumEnvironment, read_spaces
+from apex.errors import ConfigError, require
+from apex.types import Schema
+
+gymnasium.register_envs(ale_py)  # Importing it has registered its games; this says so.
+
+log = logging.getLogger("apex")
+
+__all__ = ["EnvironmentFailure", "VectorEnvironment", "describe", "kind", "make_environment", "name_actions"]
+
+
+def describe(config: EnvironmentConfig, n_step: int) -> Schema:
+    """What a transition of this environment looks like; raises ConfigError where there can be none.
+
+    Makes one environment at most and closes it again; no thread is left behind.
+    """
+    game = atari_game(config.id)
+    if game is not None:
+        shape = (config.image_size, config.image_size)
+        num_actions = count_actions(config, game)
+        return _schema(shape, "uint8", stack=config.frame_stack, num_actions=num_actions, n_step=n_step)
+    form = _examine(config)
+    return _schema(form.shape, form.dtype, stack=form.stack, num_actions=form.num_actions, n_step=n_step)
+
+
+def name_actions(config: EnvironmentConfig, num_actions: int) -> list[str]:
+    """What a person calls the actions: Atari's own names, for others their numbers."""
+    game = atari_game(config.id)
+    return action_names(config, game) if game is not None else [str(action) for action in range(num_actions)]
+
+
+def kind(config: EnvironmentConfig) -> Literal["atari", "image", "vector"]:
+    """What the agent sees: Atari's images, other images, or vectors."""
+    if atari_game(config.id) is not None:
+        return "atari"
+    return "image" if _examine(config).dtype == "uint8" else "vector"
+
+
+def make_environment(
+    config: EnvironmentConfig, num_envs: int, *, seed: int, num_threads: int = 0, pictures: bool = False
+) -> VectorEnvironment:
+    """Makes `num_envs` environments whose seeds follow from `seed`, and from no neighbour's.
+
+    The same seed plays the same games step for step, and environment i the same one however many stand beside it.
+    `num_threads`: of the Atari emulators, 0 for one per core; all other environments are stepped by the caller's.
+    """
+    seeds = [int(word) >> 1 for word in np.random.SeedSequence(seed).generate_state(num_envs)]  # 31 bits, ALE's range.
+    game = atari_game(config.id)
+    if game is not None:
+        return AtariEnvironment(config, game, seeds, num_threads=num_threads, pictures=pictures)
+    return GymnasiumEnvironment(config, lambda i: _make(config, pictures=pictures and i == 0), seeds)
+
+
+def _examine(config: EnvironmentConfig) -> Form:
+    env = _make(config)
+    try:
+        return read_spaces(env, config)
+    finally:
+        try:
+            env.close()
+        except Exception as error:
+            log.warning(
+                "%s: raised %s: %s (in its close); nothing depends on it", config.id, type(error).__name__, error
+            )
+
+
+def _schema(
+    shape: tuple[int, ...], dtype: Literal["uint8", "float32"], *, stack: int, num_actions: int, n_step: int
+) -> Schema:
+    return Schema(
+        frame_shape=shape,
+        frame_dtype=dtype,
+        stack=stack,
+        num_actions=num_actions,
+        n_step=n_step,
+        codec="lz4" if dtype == "uint8" else "raw",
+    )
+
+
+def _make(config: EnvironmentConfig, *, pictures: bool = False) -> gymnasium.Env[Any, Any]:
+    """One plain environment; raises ConfigError with the reason why there is none."""
+    _, colon, name = config.id.partition(":")
+    options: dict[str, Any] = {"render_mode": "rgb_array"} if pictures else {}
+    env: Any
+    try:
+        if colon and name.isidentifier():  # Else it is Gymnasium's own module:Name-v0.
+            env = find_factory("environment.id", config.id)(**options)
+        else:
+            env = gymnasium.make(config.id, disable_env_checker=True, **options)
+    except ConfigError:
+        raise
+    except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
+        raise ConfigError(f"environment.id {config.id!r} is unknown{suggest(config.id)}") from error
+    except Exception as error:
+        made = "made with render_mode='rgb_array'" if pictures else "made"
+        raise ConfigError(f"environment.id {config.id!r} cannot be {made}: {type(error).__name__}: {error}") from error
+    if not isinstance(env, gymnasium.Env):
+        raise ConfigError(f"environment.id {config.id!r} must return a gymnasium.Env, got {type(env).__name__}")
+    require(
+        not pictures or env.render_mode == "rgb_array",
+        f"environment.id {config.id!r} cannot be drawn: asked for render_mode 'rgb_array', got {env.render_mode!r}",
+    )
+    return env

@@ -1,0 +1,203 @@
+"""The evaluator's loop: plays full games with the newest parameters and reports the scores."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from apex.config import EvaluatorConfig
+from apex.dqn.exploration import epsilon_greedy
+from apex.dqn.networks import load_parameters, q_values
+from apex.environments.factory import EnvironmentFailure
+from apex.errors import ConfigError
+from apex.evaluation.episodes import Environment as PlayableEnvironment
+from apex.evaluation.episodes import Game, Policy, evaluation_seed, play, summarize
+from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait
+from apex.types import Array
+from apex.types import Parameters as ParameterValues
+
+log = logging.getLogger("apex")
+
+
+REST_SECONDS = (
+    5.0  # after a confirmed score: the run ends, and those who end it want the core; if it does not, it goes on
+)
+
+
+class EvaluationResult(NamedTuple):
+    """What one evaluation says; as a dictionary it is ready for JSON."""
+
+    updates: int  # version of the parameters
+    mean: float
+    median: float
+    low: float | None  # 95 % interval of the mean, by the bootstrap; None: of one game there is none
+    high: float | None
+    length: float  # mean, in steps
+    episodes: int
+    scores: list[float]
+    confirmed: bool  # the mean reached the stop score, and again over fresh games where that was asked for
+    epsilon: float
+    seed: int  # of these games: with it, and as many side by side, they can be played again
+    num_envs: int  # games side by side
+    seconds: float  # that it took
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields by name, but for those that are None."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+
+class Environment(PlayableEnvironment, Protocol):
+    """Games that are closed after use."""
+
+    def close(self) -> None:
+        """Frees them."""
+
+
+class Parameters(Protocol):
+    """Where parameters come from."""
+
+    def newest(self, timeout: float) -> ParameterValues | None:
+        """The newest that were not yet returned, or None after `timeout` seconds without any."""
+
+
+class Results(Protocol):
+    """Where results go."""
+
+    def send(self, result: EvaluationResult, parameters: ParameterValues | None) -> None:
+        """Sends a result, with its parameters when no evaluation before was better."""
+
+
+class Evaluator:
+    """Evaluates until it is told to stop. Evaluation k of a seed plays the same games whenever it takes place."""
+
+    def __init__(
+        self,
+        config: EvaluatorConfig,
+        network: nn.Module,
+        *,
+        stop_score: float | None,
+        seed: int,
+        make_environment: Callable[[int, int], Environment],
+        parameters: Parameters,
+        results: Results,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`make_environment(num_envs, seed)` makes the games of one evaluation."""
+        self._config = config
+        self._network = network.eval()
+        self._stop_score = stop_score
+        self._seed = seed
+        self._make_environment = make_environment
+        self._parameters = parameters
+        self._results = results
+        self._clock = clock
+        self._sleep = sleep
+        self._wait = Wait("evaluator", clock)
+        self._start_at = clock()
+        self._num_plays = 0
+        self._has_made = False  # environments: what could be made once is no mistake of the configuration
+        self.num_evaluations = 0
+        self.best: float | None = None
+
+    def run(self, stop: Stop) -> None:
+        """The main loop."""
+        while not stop.requested:
+            pause = self._start_at - self._clock()
+            if pause > 0:
+                self._sleep(min(pause, POLL_SECONDS))
+            else:
+                self.step(stop)
+
+    def step(self, stop: Stop, timeout: float = POLL_SECONDS) -> bool:
+        """Evaluates the newest parameters; False if there are none that are newer within `timeout` seconds."""
+        parameters = self._parameters.newest(timeout)
+        if parameters is None:
+            self._wait.on("newer parameters from the learner")
+            return False
+        self._wait.over()
+        self._start_at = self._clock() + self._config.period_seconds
+        try:
+            self._evaluate(parameters, stop)
+        except EnvironmentFailure:  # Those who train have environments of their own.
+            log.exception("no evaluation of updates %d; the run goes on", parameters.version)
+        return True
+
+    def status(self) -> dict[str, Any]:
+        """What a heartbeat says of it."""
+        return {"rate": f"{self.num_evaluations} done", "waiting": self._wait.reason}
+
+    def _evaluate(self, parameters: ParameterValues, stop: Stop) -> None:
+        """Plays, plays again where the stop score must be confirmed, and sends; nothing if asked to stop meanwhile."""
+        config, since = self._config, self._clock()
+        load_parameters(self._network, parameters.values)
+        seed, played = self._play(config.episodes, stop)
+        if self._reached(played) and config.confirm_episodes and not stop.requested:
+            seed, played = self._play(config.confirm_episodes, stop)  # Alone: the first were chosen for being good.
+        if stop.requested:
+            return
+        summary = summarize(played)
+        low, high = summary.interval or (None, None)
+        result = EvaluationResult(
+            updates=parameters.version,
+            mean=summary.mean,
+            median=summary.median,
+            low=low,
+            high=high,
+            length=summary.length,
+            episodes=summary.episodes,
+            scores=[game.score for game in played],
+            confirmed=self._reached(played),
+            epsilon=config.epsilon,
+            seed=seed,
+            num_envs=min(config.num_envs, summary.episodes),
+            seconds=self._clock() - since,
+        )
+        is_best = self.best is None or result.mean >= self.best
+        if is_best:
+            self.best = result.mean
+        self.num_evaluations += 1
+        self._results.send(result, parameters if is_best else None)
+        if result.confirmed:
+            self._start_at = max(self._start_at, self._clock() + REST_SECONDS)
+
+    def _reached(self, played: list[Game]) -> bool:
+        if self._stop_score is None or not played:
+            return False
+        return bool(np.mean([game.score for game in played]) >= self._stop_score)  # A summary resamples them too.
+
+    def _play(self, episodes: int, stop: Stop) -> tuple[int, list[Game]]:
+        """Plays games by a seed that was never drawn before, and returns that too.
+
+        Raises ConfigError if there never were environments for them.
+        """
+        self._num_plays += 1  # Number 0 is that of `apex evaluate`: its games choose no policy.
+        seed = evaluation_seed(self._seed, self._num_plays)
+        try:
+            environment = self._make_environment(min(self._config.num_envs, episodes), seed)
+        except ConfigError as error:
+            if self._has_made:
+                raise EnvironmentFailure(str(error)) from error
+            raise
+        self._has_made = True
+        try:
+            policy = make_policy(self._network, self._config.epsilon, np.random.default_rng(seed))
+            return seed, play(environment, policy, episodes, stop=stop)
+        finally:
+            environment.close()
+
+
+def make_policy(network: nn.Module, epsilon: float, rng: np.random.Generator) -> Policy:
+    """The greedy policy of a network, but a uniformly random action with probability `epsilon`."""
+
+    def act(observation: Array) -> NDArray[np.int64]:
+        q = q_values(network, observation)
+        return epsilon_greedy(q, np.full(len(q), epsilon), rng)
+
+    return act

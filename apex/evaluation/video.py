@@ -1,0 +1,141 @@
+"""Pictures of a game as a file: mp4 by OpenCV, an animated GIF by Pillow, which TensorBoard brings along anyway."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from apex.environments.interface import VectorEnvironment
+from apex.errors import require
+from apex.evaluation.episodes import Policy
+from apex.types import Array, Step
+
+MIN_HEIGHT = 400  # pixels of a picture; smaller ones are enlarged by a whole number
+GIF_FPS = 25.0  # at most: of faster games every second picture is left out, or two of three; the speed stays
+MAX_GIF_PICTURES = 3_000  # they lie in memory until the end, some 200 kB each
+
+Picture = NDArray[np.uint8]  # [H, W, 3], RGB
+
+
+class Video(Protocol):
+    """A file to which pictures of one size are added."""
+
+    def add(self, picture: Picture) -> None:
+        """The next one."""
+
+    def close(self) -> None:
+        """Ends the file and opens it again: raises ConfigError where what was written cannot be read back."""
+
+
+def check_video_path(path: Path, option: str) -> None:
+    """Refuses what cannot become a video, before any game is played."""
+    require(path.suffix.lower() in (".mp4", ".gif"), f"{option} must end in .mp4 or .gif, got {path}")
+    require(path.parent.is_dir(), f"{option} {path}: there is no folder {path.parent}")
+    require(not path.is_dir(), f"{option} {path} is a folder")
+
+
+def begin_video(path: Path, fps: float, option: str) -> Video:
+    """An empty video of so many pictures a second, of the kind that `path` ends in."""
+    return Gif(path, fps, option) if path.suffix.lower() == ".gif" else Mp4(path, fps, option)
+
+
+def enlarge(picture: Picture) -> Picture:
+    """At least MIN_HEIGHT pixels high, each pixel a square of whole ones."""
+    factor = -(-MIN_HEIGHT // len(picture))
+    return picture.repeat(factor, 0).repeat(factor, 1)
+
+
+class Mp4:
+    """See Video. It is written as the game goes on."""
+
+    def __init__(self, path: Path, fps: float, option: str) -> None:
+        self._path = path
+        self._fps = fps
+        self._option = option
+        self._writer: cv2.VideoWriter | None = None
+        self._num_pictures = 0
+
+    def add(self, picture: Picture) -> None:
+        """See Video."""
+        height, width = (2 * (side // 2) for side in picture.shape[:2])  # The codec takes even sizes only.
+        if self._writer is None:
+            codec = cv2.VideoWriter.fourcc(*"mp4v")
+            self._writer = cv2.VideoWriter(str(self._path), codec, self._fps, (width, height))
+            require(self._writer.isOpened(), f"{self._option} {self._path}: OpenCV cannot write mp4v here")
+        self._writer.write(np.ascontiguousarray(picture[:height, :width, ::-1]))  # It takes BGR.
+        self._num_pictures += 1
+
+    def close(self) -> None:
+        """See Video. OpenCV does not tell when a disk is full."""
+        if self._writer is None:
+            return
+        self._writer.release()
+        video = cv2.VideoCapture(str(self._path))
+        found = int(video.get(cv2.CAP_PROP_FRAME_COUNT)) if video.isOpened() else 0
+        readable = found > 0 and video.read()[0]
+        video.release()
+        require(
+            readable and found == self._num_pictures,
+            f"{self._option} {self._path}: {found} of {self._num_pictures} pictures can be read; is the disk full?",
+        )
+
+
+class Gif:
+    """See Video. All is written at the end; what comes after MAX_GIF_PICTURES is left out."""
+
+    def __init__(self, path: Path, fps: float, option: str) -> None:
+        self._path = path
+        self._option = option
+        self._step = max(1, int(np.ceil(fps / GIF_FPS)))
+        self._seconds_each = self._step / fps
+        self._num_seen = 0
+        self._pictures: list[Image.Image] = []
+
+    def add(self, picture: Picture) -> None:
+        """See Video."""
+        if self._num_seen % self._step == 0 and len(self._pictures) < MAX_GIF_PICTURES:
+            # Of its own 256 colours: games have no more, all but a few; and it takes a third of the memory.
+            whole = Image.fromarray(picture)
+            self._pictures.append(whole.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE))
+        self._num_seen += 1
+
+    def close(self) -> None:
+        """See Video."""
+        if not self._pictures:
+            return
+        # A GIF counts hundredths of a second: each picture ends at the nearest one, so the speed is right on the whole.
+        ends = [round(100 * self._seconds_each * (k + 1)) for k in range(len(self._pictures))]
+        durations = [10 * (end - start) for start, end in zip([0, *ends], ends, strict=False)]
+        first, *others = self._pictures
+        try:
+            first.save(self._path, save_all=True, append_images=others, duration=durations, loop=0)
+            with Image.open(self._path) as written:
+                written.seek(getattr(written, "n_frames", 1) - 1)
+                written.load()
+        except (OSError, EOFError, UnidentifiedImageError) as error:
+            require(False, f"{self._option} {self._path}: the GIF cannot be written, or not be read back: {error}")
+
+
+class Camera:
+    """Films environment 0's first game: a picture of every state that is acted in."""
+
+    def __init__(self, video: Video, environment: VectorEnvironment, policy: Policy) -> None:
+        self._video = video
+        self._environment = environment
+        self._policy = policy
+        self._over = False
+
+    def act(self, observation: Array) -> NDArray[np.int64]:
+        """The policy, seen at work."""
+        if not self._over:
+            self._video.add(enlarge(self._environment.picture()))
+        return self._policy(observation)
+
+    def see(self, step: Step) -> None:
+        """Notes the end of the game."""
+        self._over = self._over or bool(step.terminated[0] or step.truncated[0])

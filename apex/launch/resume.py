@@ -1,0 +1,104 @@
+"""`apex train --resume RUN`: which run goes on, and whether it is the same one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from apex.config import Config, flatten
+from apex.config.command_line import parse_config
+from apex.environments.factory import describe, kind
+from apex.errors import ConfigError, require
+from apex.replay_memory.store.location import has_owner, store_path
+from apex.runs.folder import RunFolder
+from apex.runtime.gpu import means_gpu
+
+log = logging.getLogger("apex")
+
+OPTION = "--resume"
+ACCEPT = "--accept-changes"
+LIMITS = ("run.stop_score", "run.max_steps", "run.max_updates", "run.max_minutes")
+CHANGEABLE = {
+    *LIMITS,
+    "run.stuck_seconds",
+    "run.tensorboard",
+    "run.tensorboard_port",
+    "run.tensorboard_bind",
+    "transport.keys",
+}
+# What is on disk would not fit: no flag accepts a change of these.
+FIXED = (
+    "run.name",
+    "run.folder",
+    "run.single_process",
+    "environment.id",
+    "actor.num_actors",
+    "actor.n_step",
+    "learner.optimizer",
+    "replay.num_shards",
+    "replay.priority_exponent",
+    "network.",  # all of that branch
+)
+
+
+def take_resume(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The run that `--resume` names, if it is there, and all other arguments."""
+    return take_option(OPTION, arguments, f"a run folder, as in {OPTION} runs/pong-20250131-235959")
+
+
+def take_option(wanted: str, arguments: Sequence[str], needs: str) -> tuple[str | None, list[str]]:
+    """What follows an option that is no knob, if it is there, and all other arguments."""
+    rest = list(arguments)
+    for at, word in enumerate(rest):
+        option, equals, name = word.partition("=")
+        if option == wanted:
+            del rest[at]
+            if not equals and at < len(rest) and not rest[at].startswith("--"):
+                name = rest.pop(at)
+            require(bool(name), f"{wanted} needs {needs}")
+            return name, rest
+    return None, rest
+
+
+def reopen(name: str, arguments: Sequence[str]) -> tuple[RunFolder, Config]:
+    """The run's folder, and its configuration with the changes that `arguments` give.
+
+    Raises ConfigError if there is no such run, if it still runs on this host, or if more than limits would change
+    without `--accept-changes` among the arguments.
+    """
+    folder = RunFolder.open(name)
+    require(
+        not folder.config.run.single_process,
+        f"{OPTION} {name}: a run of --single-process has one curve from its first step, and cannot go on: a checkpoint "
+        "has neither its games nor its memory. Start it anew with higher limits: it passes through the same states",
+    )
+    require(
+        not any(word.partition("=")[0] == "--preset" for word in arguments),
+        f"{OPTION} {name}: the run keeps its own configuration, whatever --preset says: leave that out, "
+        "name the knobs that are to change, or start a new run",
+    )
+    folder.mend_config_file()
+    own = ["--config", str(folder.config_file)]
+    config = parse_config(
+        [*own, *without_accept(arguments)], prog="apex train", description="", kind=kind, means_gpu=means_gpu
+    )
+    old, new = flatten(folder.config), flatten(config)
+    differing = [knob for knob in old if old[knob] != new[knob] and knob not in CHANGEABLE]
+    fixed = [knob for knob in differing if knob.startswith(FIXED)]
+    changes = ", ".join(f"{knob} {old[knob]!r} -> {new[knob]!r}" for knob in fixed or differing)
+    require(not fixed, f"{OPTION} {name} would change {changes}: what is saved would not fit. Start a new run")
+    if differing and ACCEPT not in arguments:
+        raise ConfigError(
+            f"{OPTION} {name} would change {changes}; only limits may change: {', '.join(LIMITS)}. "
+            f"Leave the rest out, say {ACCEPT}, or start a new run"
+        )
+    if describe(config.environment, config.actor.n_step) != folder.schema:
+        raise ConfigError(f"{OPTION} {name}: {config.environment.id} is not what it was; install the versions of then")
+    stores = [store_path(folder.run_id, shard) for shard in range(config.replay.num_shards)]
+    require(not any(map(has_owner, stores)), f"{OPTION} {name}: this run is still going; stop it first")
+    return folder, config
+
+
+def without_accept(arguments: Sequence[str]) -> list[str]:
+    """What is left for the knobs."""
+    return [word for word in arguments if word != ACCEPT]

@@ -1,0 +1,101 @@
+"""Acting, storing and drawing by turns: as many steps of the actors as a batch takes, whatever the time.
+
+Where the trainer asks for a batch, one is drawn as soon as the replay ratio allows it; until then every actor takes one
+step, and what they have cut is stored.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from apex.acting.reliable_sender import ExperienceLink
+from apex.acting.shared_parameters import ParameterBoard
+from apex.acting.worker import make_actor, make_world
+from apex.dqn.networks import make_network, num_parameters
+from apex.learning.batch_ring import Sample, SampleRing
+from apex.learning.loader import Loader
+from apex.replay_memory.sampler import make_limiter
+from apex.replay_memory.sampler_counters import SamplerCounters
+from apex.replay_memory.sampler_process import SamplerTask
+from apex.replay_memory.server import ReplayServer
+from apex.replay_memory.store.location import store_path
+from apex.replay_memory.store.writer import StoreWriter
+from apex.runs.folder import RunFolder
+from apex.transport.codec import Codec
+from apex.types import PriorityUpdate, Receipt, Stream
+
+STEPS_PER_ROW = 1_000  # transitions stored between two rows of the curves
+
+
+class Mail:
+    """Both ends of the actors' link."""
+
+    def __init__(self) -> None:
+        self.messages: list[list[bytes]] = []
+        self.receipts: list[Receipt] = []
+
+    def send(self, message: list[bytes]) -> bool:
+        """Takes a segment."""
+        self.messages.append(message)
+        return True
+
+    def receive(self, timeout: float = 0.0) -> list[Receipt]:
+        """All receipts since the last call."""
+        receipts, self.receipts = self.receipts, []
+        return receipts
+
+
+class Experience:
+    """Actors, replay memory and loader: where the trainer's samples come from, and where its priorities go."""
+
+    def __init__(self, folder: RunFolder, store: StoreWriter) -> None:
+        """`store`: the run's, at its place."""
+        config, schema, path = folder.config, folder.schema, store_path(folder.run_id)
+        self._codec = Codec(folder.run_id, schema)
+        board, limiter = SamplerCounters(1), make_limiter(config)
+
+        def clock() -> float:  # A row of the curves counts as a second.
+            return store.num_inserted / STEPS_PER_ROW
+
+        self.server = ReplayServer(store, self._codec, board, limiter, clock=clock)
+        self.ring = SampleRing.configured(config, schema, cuda=False)
+        self.memory = self.ring.memory
+        self._loader = Loader(schema, self.ring)
+        seed = np.random.SeedSequence([config.seed, 0])
+        task = SamplerTask(config, schema, folder.run_id, 0, path, board, limiter, seed)
+        self._sampler = task.make_sampler(0, self._loader)
+        self._mail = Mail()
+        streams = [Stream(actor_id, 1) for actor_id in range(config.actor.num_actors)]
+        self.environment, rng = make_world(config, streams)
+        network = make_network(config.network, schema, seed=config.seed)
+        self.parameters = ParameterBoard(num_parameters(network))
+        self.actor = make_actor(
+            config,
+            schema,
+            self.environment,
+            streams,
+            link=ExperienceLink(
+                streams, self._codec, [self._mail], self._mail, window=config.actor.window, clock=clock
+            ),
+            parameters=self.parameters,
+            num_actors=len(streams),
+            rng=rng,
+        )
+
+    def receive(self, timeout: float) -> Sample | None:
+        """The next batch; or None, where it is the actors' turn: then each has taken one step."""
+        if self._loader.ready(0.0) and self._sampler.step(0.0):
+            return self.ring.receive(0.0)
+        self.actor.step(0.0)
+        if self._mail.messages:
+            self._mail.receipts += self.server.insert(self._mail.messages)
+            self._mail.messages.clear()
+        return None
+
+    def release(self, slot: int) -> None:
+        """Gives a sample's memory back."""
+        self.ring.release(slot)
+
+    def send(self, update: PriorityUpdate) -> None:
+        """Takes new priorities."""
+        self.server.update_priorities([self._codec.encode_priorities(update)])

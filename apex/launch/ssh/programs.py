@@ -1,0 +1,128 @@
+"""The programs of a run on several machines, as the launcher's supervisor starts them: one ssh connection for each."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from apex.config import Config, to_dict
+from apex.launch.ssh.hosts_file import Hosts, Place
+from apex.launch.ssh.preflight import guard_script, ssh_command
+from apex.launch.ssh.remote_guard import Order
+from apex.runtime.supervisor import Program
+from apex.transport.curve.command import bundle_for, new_folder
+from apex.transport.curve.key_store import ROLES, write_private
+
+BELOW = "hosts"  # in the folder of runs, here and there: what belongs to such a run, and is no run folder
+LINK_SECONDS = 4.0  # for the news that a program is to end, and that it has, beside the program's own grace
+NICE = 10  # of what only watches the run
+
+
+def place_programs(hosts: Hosts, config: Config) -> list[Place]:
+    """Where each program runs, in the order of their start."""
+    num_shards = config.replay.num_shards
+    shards = [f"replay-{shard}" if num_shards > 1 else "replay" for shard in range(num_shards)]
+    return [
+        *([hosts.learner._replace(role="tensorboard")] if config.run.tensorboard else []),
+        *(hosts.replay._replace(role=shard) for shard in shards),
+        hosts.learner,
+        *([hosts.evaluator] if hosts.evaluator and config.evaluator.enabled else []),
+        *hosts.actors,
+    ]
+
+
+def home(config: Config, place: Place) -> str:
+    """What a program has for itself on its machine, below the installation's folder; its keys are in home/keys."""
+    return f"{config.run.folder}/{BELOW}/{config.run.name}/{place.name}"
+
+
+@contextmanager
+def new_secrets(folder: Path, places: Sequence[Place]) -> Iterator[Path]:
+    """A folder for its owner alone with new keys, and a bundle for every place; it is removed at the end."""
+    secrets = folder / "secrets"
+    shutil.rmtree(secrets, ignore_errors=True)  # Of a launcher that was killed.
+    try:
+        secrets.mkdir(mode=0o700)
+        new_folder(secrets / "keys")
+        for place in reversed(places):  # Each actor host gets a key of its own, before the lists of all are copied.
+            if (role := _role(place)) in ROLES:
+                bundle_for(secrets / "keys", role, secrets / place.name, place.name if role == "actor" else "")
+        yield secrets
+    finally:
+        shutil.rmtree(secrets, ignore_errors=True)
+
+
+def make_programs(
+    hosts: Hosts,
+    config: Config,
+    secrets: Path,
+    blocks: Mapping[Place, tuple[int, int]],
+    argv: Sequence[str],
+    goes_on: Callable[[], bool],
+) -> list[Program]:
+    """In the order of their start: the last one is stopped first.
+
+    `blocks`: the processes of each actor host, and the environments of each process.
+    """
+    run, transport = config.run, config.transport
+    port = run.tensorboard_port
+    forward = ("-L", f"127.0.0.1:{port}:127.0.0.1:{port}")  # so that one may look from here
+    curves = ("--logdir", f"{run.folder}/{run.name}/tensorboard", "--host", "127.0.0.1", "--port", str(port))
+
+    def program(place: Place, grace: float, *arguments: str, ssh: tuple[str, ...] = (), **options: Any) -> Program:
+        order = Order(
+            role=place.role,
+            arguments=arguments,
+            home=home(config, place),
+            keys={file.name: file.read_text() for file in (secrets / place.name).glob("*.*")},
+            grace_seconds=grace,
+            stuck_seconds=run.stuck_seconds if _role(place) in ROLES else 0.0,
+            niceness=options.pop("niceness", 0),
+            run=to_dict(config) if place is hosts.learner else None,
+            argv=tuple(argv),
+        )
+        path = secrets / f"{place.name}.order"
+        write_private(path, order.encode())
+        return Program(
+            role=place.name,
+            command=(
+                *(sys.executable, "-u", "-m", "apex.launch.ssh.client", str(path)),
+                *ssh_command(hosts, place, guard_script(place), *ssh),
+            ),
+            grace_seconds=grace + LINK_SECONDS,
+            stuck_seconds=run.stuck_seconds,
+            **options,
+        )
+
+    programs = []
+    for place in place_programs(hosts, config):
+        role, _, shard = place.role.partition("-")
+        where = home(config, place)
+        join = ("--learner", f"{hosts.learner.address}:{transport.port('control')}", "--keys", f"{where}/keys")
+        if role == "tensorboard":
+            options: dict[str, Any] = {"ssh": forward, "crash_budget": 1.0, "essential": False, "niceness": NICE}
+            programs.append(program(place, 0.5, "tensorboard.main", *curves, "--reload_interval", "5", **options))
+        elif role == "replay":
+            keep = ("--snapshots", f"{where}/snapshots") if config.checkpoint.replay else ()
+            words = (*join, "--bind", place.address, "--shard", shard or "0", *keep)
+            programs.append(program(place, 1.5, "apex.replay", *words, stops_with="replay", ready=goes_on))
+        elif role == "learner":
+            words = ("--run-folder", f"{run.folder}/{run.name}")
+            programs.append(program(place, 4.0, "apex.learner", *words, ends_run=True))
+        elif role == "evaluator":
+            programs.append(program(place, 1.0, "apex.evaluator", *join, ready=goes_on))
+        else:
+            processes, envs = blocks[place]
+            words = (*join, "--processes", str(processes), "--envs", str(envs))
+            # One of several machines may go: the run goes on with fewer actors.
+            options = {"stops_with": "actors", "essential": len(blocks) == 1, "ready": goes_on}
+            programs.append(program(place, 2.0, "apex.actor", *words, **options))
+    return programs
+
+
+def _role(place: Place) -> str:
+    return place.role.partition("-")[0]

@@ -1,0 +1,203 @@
+"""The learner's loop: it trains, reports once a second, saves every period, and ends when something says enough."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from apex.config import Config
+from apex.dqn.networks import dormant_share
+from apex.errors import ApexError
+from apex.learning.batch_ring import LoaderFigures
+from apex.learning.trainer import Trainer
+from apex.runtime.children import ChildDiedError
+from apex.runtime.lifecycle import HOPELESS, INTERRUPTED, POLL_SECONDS, Stop, Wait
+from apex.types import Progress
+
+REPORT_SECONDS = 1.0  # between two reports to the coordinator
+
+log = logging.getLogger("apex")
+
+
+class DivergedError(ApexError, RuntimeError):
+    """Training makes no progress any more: losses, gradients or parameters are not finite."""
+
+    exit_status = HOPELESS
+
+
+class Pipe(Protocol):
+    """The way to the coordinator and back; messages are JSON."""
+
+    def send_bytes(self, buf: bytes, /) -> None:
+        """Sends a message."""
+
+    def poll(self) -> bool:
+        """Whether a message has come."""
+
+    def recv_bytes(self) -> bytes:
+        """The next message."""
+
+
+def describe_training(trainer: Trainer) -> dict[str, Any]:
+    """What of a report does not depend on any clock."""
+    figures: dict[str, Any] = {}
+    if trainer.figures is not None:
+        figures = {**trainer.figures._asdict(), "dormant_share": dormant_share(trainer.online)}
+    return {
+        "updates": trainer.num_updates,
+        "policy_lag": trainer.policy_lag,
+        "skipped_updates": trainer.num_skipped,
+        "learning_rate": trainer.learning_rate,
+        **{name: float(value) for name, value in figures.items()},
+    }
+
+
+class Reporter:
+    """Rates and means since the last report, for the coordinator."""
+
+    def __init__(self, pipe: Pipe, batch_size: int, loaders: LoaderFigures) -> None:
+        self._pipe = pipe
+        self._batch_size = batch_size
+        self._loaders = loaders
+        self._since = time.monotonic()
+        self._updates = 0
+        self._waited = 0.0
+        self._loaded = loaders.seconds.copy()
+
+    def due(self) -> bool:
+        """Whether a second has passed."""
+        return time.monotonic() - self._since >= REPORT_SECONDS
+
+    def report(self, trainer: Trainer, **more: Any) -> None:
+        """Sends a report and starts the next interval."""
+        now = time.monotonic()
+        seconds = now - self._since
+        rate = (trainer.num_updates - self._updates) / seconds
+        loaded = self._loaders.seconds.copy()
+        message = {
+            **describe_training(trainer),
+            "updates_per_second": rate,
+            "samples_per_second": rate * self._batch_size,
+            "wait_share": min(1.0, (trainer.wait_seconds - self._waited) / seconds),
+            "loader_busy_share": min(1.0, float((loaded - self._loaded).max()) / seconds),  # of the busiest
+            "loaders_draw": float(self._loaders.draws[0]),  # 1 or 0: all do, or none, as they are on one host.
+            "load_per_core": os.getloadavg()[0] / (os.cpu_count() or 1),  # threads of this host that want to run
+            **more,
+        }
+        self._since, self._updates, self._waited, self._loaded = now, trainer.num_updates, trainer.wait_seconds, loaded
+        send(self._pipe, message)
+
+
+def send(pipe: Pipe, message: dict[str, Any]) -> None:
+    """Sends to the coordinator; raises ChildDiedError where it is gone."""
+    try:
+        pipe.send_bytes(json.dumps(message).encode())
+    except BrokenPipeError as error:
+        raise ChildDiedError("the coordinator process is gone") from error
+
+
+class LearnerLoop:
+    """Train, report, save, until something says enough."""
+
+    def __init__(
+        self,
+        config: Config,
+        trainer: Trainer,
+        pipe: Pipe,
+        *,
+        connect: Callable[[str, int], None],
+        save: Callable[[Progress], None],
+        loaders: LoaderFigures,
+        progress: Progress,
+        num_refused: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`connect` is told where the priorities of a shard go; `save` writes a checkpoint, and is told the progress.
+
+        `progress`: how far the run is before it goes on. `num_refused` says how many messages that were no batches the
+        loaders have refused.
+        """
+        self.progress = progress  # as far as is known here
+        self._config = config
+        self._trainer = trainer
+        self._pipe = pipe
+        self._connect = connect
+        self._write = save
+        self._save_due = False  # a period is over; what it has learned is not saved yet
+        self._num_refused = num_refused
+        self._reporter = Reporter(pipe, config.learner.batch_size, loaders)
+        replay = config.replay
+        self._priorities = [""] * replay.num_shards  # endpoints by shard
+        self._absent = ", ".join(map(replay.shard_name, range(replay.num_shards)))  # servers that are not there
+        self._wait = Wait("learner")
+
+    def run(self, stop: Stop, check: Callable[[], None]) -> str:
+        """Trains until stopped; returns why it ended. `check` raises what a child or a thread has run into."""
+        trainer, config = self._trainer, self._config
+        trainer.begin()
+        while True:
+            if trainer.step(POLL_SECONDS):
+                self._wait.over()
+                self._check_skipped()
+                self._save_due |= trainer.num_updates % config.checkpoint.period == 0
+                if self._save_due and not trainer.num_skipped_in_row:
+                    self.save()
+            else:
+                few = "batches: a replay server has fewer transitions than its share of replay.min_size_to_sample"
+                self._wait.on(f"{self._absent} to say hello" if self._absent else few)
+            reason = self._hear()
+            if stop.requested:
+                reason = reason or INTERRUPTED
+            if 0 < config.run.max_updates <= trainer.num_updates:
+                reason = reason or f"reached {config.run.max_updates} updates"
+            if reason or self._reporter.due():
+                check()
+                self._reporter.report(trainer, waiting=self._wait.reason, refused_batches=self._num_refused())
+            if reason:
+                trainer.flush()
+                self._check_skipped()
+                return reason
+
+    def save(self) -> None:
+        """Writes a checkpoint; not while updates are skipped, lest those from before the trouble go in their favour."""
+        count = self._trainer.num_skipped_in_row
+        if count:
+            log.error(
+                "no checkpoint at update %d: the last %d updates were skipped; the older checkpoints stay",
+                self._trainer.num_updates,
+                count,
+            )
+            return
+        self._write(self.progress)
+        self._save_due = False
+
+    def _hear(self) -> str:
+        """Takes the coordinator's news; returns why the run should end, if it should."""
+        reason = ""
+        while self._pipe.poll():
+            try:
+                news = json.loads(self._pipe.recv_bytes())
+            except (EOFError, ConnectionResetError) as error:
+                raise ChildDiedError("the coordinator process is gone") from error
+            for shard, endpoints in enumerate(news["replay"]):
+                endpoint = endpoints.get("priorities", "")
+                if endpoint and endpoint != self._priorities[shard]:
+                    self._priorities[shard] = endpoint
+                    self._connect(endpoint, shard)
+            self._absent = news["absent"]
+            self.progress = Progress(news["steps"], news["episodes"], news["elapsed_seconds"])
+            reason = news["end"]
+        return reason
+
+    def _check_skipped(self) -> None:
+        """Raises DivergedError where too many updates in a row could not be made."""
+        count, most = self._trainer.num_skipped_in_row, self._config.learner.max_skipped_updates
+        if count >= most:
+            raise DivergedError(
+                f"the loss or the gradient of {count} updates in a row was not finite, the last one number "
+                f"{self._trainer.num_updates}: look at bad-batches in the run folder, lower --learner.learning-rate, "
+                "and go on from the last good checkpoint with --resume RUN --accept-changes"
+            )

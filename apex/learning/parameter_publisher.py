@@ -1,0 +1,51 @@
+"""The learner's thread that publishes parameters."""
+
+from __future__ import annotations
+
+from apex.runtime.lifecycle import Helper, Stop
+from apex.transport.codec import Codec
+from apex.transport.curve.key_store import Keys
+from apex.transport.endpoints import ParameterPublisher
+from apex.transport.sockets import open_context
+from apex.types import Parameters
+
+
+class PublishingThread:
+    """Owns the parameters' socket, so that newcomers are answered also during a long gradient step."""
+
+    def __init__(self, endpoint: str, codec: Codec, stop: Stop, keys: Keys | None = None) -> None:
+        self._endpoint = endpoint
+        self._keys = keys
+        self._codec = codec
+        self._newest: Parameters | None = None
+        self._closing = False
+        self._helper = Helper("parameters", self._run, stop)
+        self._helper.start()
+
+    def publish(self, parameters: Parameters) -> None:
+        """Publishes these next; what was not yet published is skipped."""
+        self._newest = parameters
+
+    def check(self) -> None:
+        """Raises what ended the thread, if anything did."""
+        self._helper.check()
+
+    def close(self) -> None:
+        """Publishes what is newest, and ends."""
+        self._closing = True
+        self._helper.join(2.0)
+
+    def _run(self) -> None:
+        published: Parameters | None = None
+        with open_context(self._keys) as context:
+            publisher = ParameterPublisher(context, self._endpoint, self._codec)
+            while True:
+                closing = self._closing
+                newest = self._newest
+                if newest is not None and newest is not published:
+                    publisher.publish(newest)
+                    published = newest
+                if closing:
+                    return
+                context.check()
+                publisher.serve(0.02)

@@ -1,0 +1,83 @@
+"""The learner service: coordinator, loaders, trainer and publisher of one run, until it ends."""
+
+from __future__ import annotations
+
+import logging
+from multiprocessing import Pipe
+
+from apex.dqn.networks import num_parameters
+from apex.learning.batch_ring import SampleRing
+from apex.learning.coordinator.coordinator import FAREWELL_SECONDS
+from apex.learning.loop import LearnerLoop, send
+from apex.learning.parameter_publisher import PublishingThread
+from apex.learning.setup import (
+    choose_device,
+    make_trainer,
+    prepare_torch,
+    restore,
+    save_checkpoint,
+    start_children,
+)
+from apex.runs.checkpoints.folder import find_latest
+from apex.runs.folder import RunFolder
+from apex.runtime.children import ChildDiedError, check_children, stop_children
+from apex.runtime.lifecycle import (
+    FINISHED,
+    Stop,
+)
+from apex.transport.codec import Codec
+from apex.transport.curve.key_store import read_keys
+from apex.transport.endpoints import PrioritySender
+from apex.transport.sockets import open_context
+
+log = logging.getLogger("apex")
+
+
+def run_service(folder: RunFolder, stop: Stop) -> int:
+    config, device = folder.config, choose_device(folder.config.learner)
+    keys = read_keys(config.transport.keys, "learner")
+    found = find_latest(folder.checkpoints)
+    ring = SampleRing.configured(config, folder.schema, cuda=device.type == "cuda")
+    pipe, coordinator_pipe = Pipe()
+    coordinator, loaders = start_children(folder, ring, coordinator_pipe, pipe)
+    coordinator_pipe.close()  # Its other end: who dies is noticed.
+    prepare_torch(config.learner, device)
+    codec = Codec(folder.run_id, folder.schema)
+    publisher = PublishingThread(config.transport.endpoint("parameters"), codec, stop, keys)
+
+    def check() -> None:
+        check_children([coordinator, *loaders], config.run.stuck_seconds)
+        publisher.check()
+
+    try:
+        with open_context(keys) as context:
+            priorities = PrioritySender(context, codec)
+            trainer = make_trainer(folder, device, ring, priorities, publisher.publish)
+            progress = restore(folder, trainer, found)
+            start = {"num_parameters": num_parameters(trainer.online), "updates": trainer.num_updates}
+            send(pipe, {**start, "progress": progress._asdict()})
+            loop = LearnerLoop(
+                config,
+                trainer,
+                pipe,
+                connect=priorities.connect,
+                save=lambda progress: save_checkpoint(folder, trainer, progress),
+                loaders=ring.loaders,
+                progress=progress,
+                num_refused=lambda: int(ring.refused[0]),
+            )
+            log.info("run %s, folder %s, device %s", folder.path.name, folder.path, device)
+            reason = loop.run(stop, check)
+            loop.save()
+            log.info("ends after %d updates: %s", trainer.num_updates, reason)
+            publisher.close()
+            send(pipe, {"finished": reason})
+            coordinator.join(2 * FAREWELL_SECONDS)
+        return FINISHED
+    except ChildDiedError:
+        coordinator.join(1.0)
+        check_children([coordinator, *loaders])  # If one refused, so does the learner: to start it again is no use.
+        raise
+    finally:
+        publisher.close()
+        stop_children([coordinator, *loaders])

@@ -1,0 +1,79 @@
+"""From compressed frames to the stacks that a network reads."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apex.replay_memory.frames.lz4_blocks import MOST_FRAMES, BlockError, NativeBlocks, make_blocks
+from apex.types import Array, Image, Schema
+
+
+class FrameError(ValueError):
+    """A compressed frame that is none."""
+
+
+class StackDecoder:
+    """Decodes the images of samples into the rows of preallocated stacks.
+
+    Each frame is decompressed once, straight into its place; where s_t and s_{t+m} share it (m < S), it is copied to
+    the second. Frames from before an episode's first are zero.
+    """
+
+    def __init__(self, schema: Schema, stacks: Array) -> None:
+        """`stacks`: frame_dtype[2, B, S, *F], contiguous; s_t in the first half, s_{t+m} in the second."""
+        self._schema = schema
+        _, self._batch_size, self._stack = stacks.shape[:3]
+        self._places = stacks.reshape(-1, *schema.frame_shape)
+        self._bytes = stacks.reshape(len(self._places), -1).view(np.uint8)
+        self._blocks = make_blocks(self._bytes)
+
+    def decode(self, records: Array, image: Image, first_row: int = 0) -> None:
+        """Fills the rows from `first_row` on from `records` (SAMPLE_RECORD[b]) and their image; raises FrameError.
+
+        Lengths and counts must have been checked (`wire.Codec.decode_batch`).
+        """
+        rows = np.stack([records["frame"], records["next_frame"]], axis=1).astype(np.int64)
+        depths = np.stack([records["depth"], records["next_depth"]], axis=1).astype(np.int64)
+        # The places before the first of the next row's stack: [b, 2], s_t and s_{t+m}.
+        ends = (first_row + np.arange(len(records))[:, None] + [1, 1 + self._batch_size]) * self._stack
+        self._clear(ends, depths)
+        counts = records["num_frames"].astype(np.int64)
+        owner = np.repeat(np.arange(len(records)), counts)
+        frames = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+        age = rows[owner] - frames[:, None]  # in frames, seen from the newest one of the stack; [N, 2]
+        places = np.where((age >= 0) & (age < depths[owner]), ends[owner] - 1 - age, -1)
+        table = np.frombuffer(image, "<u4", len(owner) + 1).astype(np.int64)
+        if self._schema.codec == "raw":
+            self._copy(image, int(table[0]), places)
+            return
+        try:
+            self._blocks.decompress(image, table[:-1], table[1:], places)
+        except BlockError as error:
+            raise FrameError(str(error)) from error
+
+    @property
+    def reads_stores(self) -> bool:
+        """Whether `decode_stored` can be called here."""
+        return (
+            isinstance(self._blocks, NativeBlocks)
+            and self._schema.codec == "lz4"
+            and self._stack + self._schema.n_step <= MOST_FRAMES
+        )
+
+    def decode_stored(self, arena: NDArray[np.uint8], stored: Array) -> NDArray[np.bool_]:
+        """Fills rows from transitions in a replay memory's arena, blocks.STORED[b]; returns which came out, bool[b]."""
+        assert isinstance(self._blocks, NativeBlocks)
+        return self._blocks.decode_stored(
+            arena, stored, max_frame_bytes=self._schema.max_frame_bytes, stack=self._stack
+        )
+
+    def _clear(self, ends: NDArray[np.int64], depths: NDArray[np.int64]) -> None:
+        back = np.arange(1, self._stack + 1)
+        self._places[(ends[..., None] - back)[back > depths[..., None]]] = 0
+
+    def _copy(self, image: Image, first_byte: int, places: NDArray[np.int64]) -> None:
+        body = np.frombuffer(image, np.uint8, offset=first_byte).reshape(-1, self._schema.frame_bytes)
+        for side in (0, 1):
+            real = places[:, side] >= 0
+            self._bytes[places[real, side]] = body[real]

@@ -1,0 +1,103 @@
+"""Where a replay server's memory comes from: what is there, else a snapshot, else nothing; and who clears up."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from pathlib import Path
+from typing import Any
+
+from apex.config import Config
+from apex.errors import ConfigError
+from apex.replay_memory.sampler_counters import SamplerCounters, counter_rows
+from apex.replay_memory.snapshots.folder import SnapshotFolder
+from apex.replay_memory.snapshots.restore import restore
+from apex.replay_memory.store.file import DamagedMemoryError, is_whole
+from apex.replay_memory.store.location import beside, board_path, has_owner, is_same_run, is_wanted, remove, store_path
+from apex.replay_memory.store.writer import StoreWriter
+from apex.transport.hello import Welcome, host_name
+
+log = logging.getLogger("apex")
+
+
+def open_store(
+    path: Path, welcome: Welcome, snapshots: SnapshotFolder | None = None
+) -> tuple[StoreWriter, SamplerCounters]:
+    """Goes on with the run's store if it is there and sound, else with its newest snapshot, else makes a new one.
+
+    With it comes the board of those who draw from it. Raises ConfigError where the store is damaged and there is no
+    snapshot: the choice to begin with nothing is not made here.
+    """
+    config, schema, sizes = welcome.config, welcome.schema, store_sizes(welcome.config)
+    if path.exists() and not is_whole(path) and not has_owner(path):
+        log.error("removed %s, which was no replay memory: its making was cut short", path)
+        remove(path)
+    if path.exists():
+        try:
+            store = StoreWriter.attach(path, schema, **sizes)
+        except DamagedMemoryError as error:
+            require_snapshot(error, snapshots)
+            log.error("%s; removed: going on with the newest snapshot, without what was stored after it", error)
+            remove(path)
+        else:
+            log.info("goes on with %s: %d transitions", path, store.size)
+            return store, SamplerCounters(counter_rows(config), board_path(path))
+    board_path(path).unlink(missing_ok=True)  # It counted what was drawn from another store.
+    sizes["store_incarnation"] = secrets.randbits(62) + 1
+    log.info("reserving %.1f GB in %s, and filling it if there is a snapshot", sizes["max_bytes"] / 1e9, path)
+    restored = restore(snapshots, path, schema, run_id=welcome.run_id, **sizes) if snapshots is not None else None
+    store = StoreWriter.create(path, schema, **sizes) if restored is None else restored.store
+    board = SamplerCounters(counter_rows(config), board_path(path))
+    if restored is not None:
+        board.go_on_from(restored.num_drawn)  # Else the limiter would see samples to catch up with.
+        log.info("restored %s: %d transitions, %d in all", path, store.size, store.num_inserted)
+    else:
+        log.info("made %s", path)
+    return store, board
+
+
+def require_snapshot(damage: DamagedMemoryError, snapshots: SnapshotFolder | None) -> None:
+    """Raises ConfigError unless there is a snapshot to go on from instead of a damaged memory."""
+    if snapshots is None or snapshots.newest() is None:
+        raise ConfigError(f"{damage}, and there is no snapshot: remove it to begin with an empty memory") from damage
+
+
+def store_sizes(config: Config) -> dict[str, Any]:
+    """What a shard's store is made for, as `StoreWriter.create` and `attach` take it."""
+    replay = config.replay.per_shard()
+    return {
+        "capacity": replay.capacity,
+        "max_bytes": replay.max_bytes,
+        "num_streams": config.actor.num_actors,
+        "priority_exponent": replay.priority_exponent,
+        "min_priority": replay.min_priority,
+    }
+
+
+def reclaim(own: Path) -> None:
+    """Removes what other runs have left in memory that crashed; where an owner or a learner beside it lives, it stays.
+
+    The run's own shards stay too: the server of each goes on with what is there.
+    """
+    for path in own.parent.glob("apex-*.replay"):
+        if not is_same_run(path, own) and not is_wanted(path):
+            try:
+                removed = remove(path)
+            except ConfigError:
+                continue
+            if removed:  # Else it went with its store.
+                log.info("removed %s, which a run that ended badly had left", path)
+    for board in own.parent.glob("apex-*.board"):
+        store = board.with_suffix(".replay")
+        if not store.exists() and not is_same_run(store, own) and not is_wanted(store):
+            board.unlink(missing_ok=True)
+
+
+def predecessor_is_dead(shard: int, answer: dict[str, Any]) -> bool:
+    """Whether the replay server that holds this shard ran on this host, died and left its memory.
+
+    `answer` is the learner's when it says that the place is taken.
+    """
+    path = store_path(int(answer.get("run_id", 0)), shard)
+    left = path.exists() or beside(path).exists()
+    return answer.get("host") == host_name() and left and not has_owner(path)

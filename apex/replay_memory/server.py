@@ -1,0 +1,135 @@
+"""What the replay server does with each message: stores segments, applies priorities, owes receipts. No socket here."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from apex.replay_memory.priority_histogram import PriorityHistogram
+from apex.replay_memory.rate_limiter import RateLimiter
+from apex.replay_memory.sampler_counters import SamplerCounters
+from apex.replay_memory.store.deduplication import Outcome
+from apex.replay_memory.store.writer import StoreWriter
+from apex.runtime.rates import Rates
+from apex.transport.codec import Codec
+from apex.transport.header import Frame, WireError
+from apex.transport.peer_bans import Peers
+from apex.types import Receipt
+
+log = logging.getLogger("apex")
+
+STREAM_LIFE_SECONDS = 60.0  # a stream that was not heard for so long gets no more of them
+
+
+class ReplayServer:
+    """The writer: stores segments, applies priorities, owes receipts."""
+
+    def __init__(
+        self,
+        store: StoreWriter,
+        codec: Codec,
+        board: SamplerCounters,
+        limiter: RateLimiter,
+        *,
+        shard: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.shard = shard
+        self._store = store
+        self._codec = codec
+        self._board = board
+        self._limiter = limiter
+        self._clock = clock
+        self._heard: dict[int, float] = {}  # when a stream was heard last
+        self.peers = {"experience": Peers(clock), "priorities": Peers(clock)}  # of the sockets that others send to
+        self._refused: Counter[str] = Counter()
+        self._histogram = PriorityHistogram(store, clock=clock)
+        self._rates = Rates(clock(), store.num_inserted, board.num_drawn)
+        self._worked = (clock(), time.process_time())  # at the last heartbeat
+        self.may_insert = True
+        self.inserts_wanted = False  # samplers of another shard wait for inserts: none may wait here
+        self.refused_connections: dict[str, int] = {}  # by door and reason
+
+    def insert(self, messages: Sequence[Sequence[Frame]]) -> list[Receipt]:
+        """Stores segments; returns a receipt for each stream that was heard."""
+        owed = set()
+        for frames in messages:
+            try:
+                segment = self._codec.decode_segment(frames, self.shard)
+                outcome = self._store.insert(segment)
+            except WireError as error:
+                self._refuse("experience", frames, error.reason)
+            except ValueError as error:
+                self._refuse("experience", frames, "store")
+                log.warning("refused: %s", error)
+            else:
+                if outcome is Outcome.UNKNOWN_ACTOR:
+                    self.peers["experience"].blame(frames, outcome)  # The store has counted it.
+                else:
+                    owed.add(segment.stream.actor_id)
+        self._heard.update(dict.fromkeys(owed, self._clock()))
+        return [self._store.receipt(actor_id) for actor_id in sorted(owed)]
+
+    def update_priorities(self, messages: Sequence[Sequence[Frame]]) -> None:
+        """Applies new priorities, and with them the credit of the samplers."""
+        for frames in messages:
+            try:
+                update = self._codec.decode_priorities(frames, self.shard)
+            except WireError as error:
+                self._refuse("priorities", frames, error.reason)
+                continue
+            self._store.update_priorities(update)
+            if update.store_incarnation == self._store.store_incarnation:
+                self._board.acknowledge(update.sampler, update.number)
+
+    def _refuse(self, door: str, frames: Sequence[Frame], reason: str) -> None:
+        self._refused[reason] += 1
+        self.peers[door].blame(frames, reason)
+
+    def receipts(self) -> list[Receipt]:
+        """Receipts of all streams that live, to be repeated: a SUB may have missed one."""
+        now = self._clock()
+        self._heard = {actor_id: at for actor_id, at in self._heard.items() if now - at < STREAM_LIFE_SECONDS}
+        return [self._store.receipt(actor_id) for actor_id in sorted(self._heard)]
+
+    def check_limiter(self) -> bool:
+        """Whether inserts may go on; False only with replay.inserts_wait."""
+        keeps_ratio = self._board.limit(self._limiter).may_insert(self._store.num_inserted, self._board.num_drawn)
+        self.may_insert = keeps_ratio or self.inserts_wanted
+        return self.may_insert
+
+    def status(self) -> dict[str, Any]:
+        """What the heartbeats say; `busy_share` is of the time since the last one, rates are of some seconds."""
+        store, board, now = self._store, self._board, self._clock()
+        inserted, drawn = store.num_inserted, board.num_drawn
+        (then, worked_then), worked = self._worked, time.process_time()
+        self._worked = (now, worked)
+        seconds = max(now - then, 1e-3)
+        counters = store.counters
+        inserts, samples = self._rates.measure(now, inserted, drawn)
+        return {
+            "num_inserted": inserted,
+            "num_drawn": drawn,
+            "store_incarnation": str(store.store_incarnation),
+            "size": store.size,
+            "bytes": store.bytes_used,
+            "max_bytes": store.max_bytes,
+            "inserts_per_second": inserts,
+            "samples_per_second": samples,
+            "busy_share": min(1.0, (worked - worked_then) / seconds),  # of the writer: what it waits takes no time
+            "stale_priorities": counters.stale_priorities,
+            "duplicate_segments": counters.duplicates,
+            "refused": sum(self._refused.values()) + sum(counters.refused.values()),
+            "refusals": {**self._refused, **counters.refused},
+            "refused_connections": self.refused_connections,
+            "ignored_messages": sum(peers.num_ignored for peers in self.peers.values()),
+            "ignored_peers": sum(peers.forgive() for peers in self.peers.values()),
+            "samplers_wait_for": board.waits_for,
+            "inserts_wait": not self.may_insert,
+            "rate": f"{inserts:,.0f} in/s, {samples:,.0f} out/s",
+            "waiting": f"for {board.waits_for}" if board.waits_for else "",
+            "priority_histogram": self._histogram.newest(),
+        }

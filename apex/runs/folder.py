@@ -1,0 +1,320 @@
+"""The folder of one run: what was run, on what, by which code, and everything that comes of it.
+
+runs/pong-20250131-235959/
+    manifest.json   who, when, where, which versions, every knob; without it, or its copy, the folder is no run
+    config.toml     every knob with its value, to be read by people
+    curves/         one .jsonl per role
+    logs/           one .log per program
+    tensorboard/    event files, in a folder of the run's name: TensorBoard shows that
+    checkpoints/    000012345/ by updates, best.safetensors, and replay/
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import platform
+import re
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Self
+
+from apex.config import Config, dump_toml, from_dict, to_dict
+from apex.errors import ConfigError
+from apex.runtime.atomic_files import COPY, read_twice, replace_file, seal, unseal, write_twice
+from apex.types import Schema
+from apex.version import VERSION
+
+FORMAT = 2  # of the manifest
+PACKAGES = ("torch", "numpy", "pyzmq", "gymnasium", "ale-py", "cramjam", "safetensors", "tensorboardX", "tensorboard")
+ASK_SECONDS = 5.0  # how long git and nvidia-smi may take to answer
+
+_MANIFEST = "manifest.json"
+_ELAPSED = "elapsed.json"
+_EPOCH = "epoch.json"
+_SAVED = "saved"
+
+log = logging.getLogger("apex")
+
+
+class RunFolder:
+    """An existing run's files; made by `create`, found by `open` and `find_latest`."""
+
+    def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.run_id = int(manifest["run_id"])  # 1 ... 2^64 - 1, drawn at random: no message of another run is taken
+        self.schema = Schema.from_dict(manifest["schema"])
+        self.config_file = path / "config.toml"
+        self.curves = path / "curves"
+        self.logs = path / "logs"
+        self.tensorboard = path / "tensorboard"
+        self.checkpoints = path / "checkpoints"
+
+    @property
+    def name(self) -> str:
+        """The folder's own name."""
+        return self.path.name
+
+    @property
+    def config(self) -> Config:
+        """The resolved configuration."""
+        return from_dict(self.manifest["config"])
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """How long the run had gone on, in all its lives, when this was last noted; 0 if it never was."""
+        path = self.path / _ELAPSED
+        try:
+            return float(unseal(path.read_bytes())["seconds"])
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            if not isinstance(error, FileNotFoundError) or any(self.checkpoints.glob("*")):
+                log.error("%s cannot be read (%s); the clock goes on from the newest checkpoint's", path, error)
+            return 0.0
+
+    @elapsed_seconds.setter
+    def elapsed_seconds(self, seconds: float) -> None:
+        with suppress(OSError):  # A full disk ends no run; the clock of the next start is then a little behind.
+            partial = self.path / f".{_ELAPSED}.partial"
+            partial.write_bytes(seal({"seconds": round(seconds, 1)}))
+            os.replace(partial, self.path / _ELAPSED)
+
+    @property
+    def has_saved(self) -> bool:
+        """Whether a checkpoint was ever finished: then one must be there. It is noted outside their folder."""
+        return (self.path / _SAVED).exists()
+
+    def note_saved(self) -> None:
+        """Notes that a checkpoint was finished."""
+        with suppress(OSError):  # A full disk ends no run; the next checkpoint notes it.
+            (self.path / _SAVED).touch()
+
+    def next_epoch(self) -> int:
+        """Counts the learner's starts in this run: what it leases now is newer than all that it leased before.
+
+        Where the count is lost, the seconds since 1970 take its place, which no run has ever been started as often as.
+        """
+        path = self.path / _EPOCH
+        try:
+            known = read_twice(path)
+            epoch = 1 if known is None else int(known["epoch"]) + 1
+            if known is None and any(self.checkpoints.glob("*")):
+                raise ValueError(f"{path} is missing")
+        except (KeyError, TypeError, ValueError) as error:
+            epoch = int(time.time())
+            log.error("%s; the learner's starts are counted from %d on", error, epoch)
+        write_twice(path, {"epoch": epoch})
+        return epoch
+
+    @classmethod
+    def create(
+        cls,
+        config: Config,
+        schema: Schema,
+        *,
+        argv: Sequence[str] = sys.argv,
+        started: datetime | None = None,
+    ) -> Self:
+        """Makes the folder of a new run, called `config.run.name`, or by its game and the time; never an old one."""
+        started = (started or datetime.now()).astimezone()
+        path = make_folder(config, started)
+        manifest = {
+            "format": FORMAT,
+            "run_id": secrets.randbelow(2**64 - 1) + 1,
+            "name": path.name,
+            "started": started.isoformat(timespec="seconds"),
+            "environment": config.environment.id,
+            "seed": config.seed,
+            "argv": list(argv),
+            "schema": schema.to_dict(),
+            "versions": describe_versions(),
+            "git": describe_checkout(Path(__file__).parent),
+            "hardware": describe_hardware(),
+            "config": to_dict(config),
+        }
+        try:
+            for name in ("curves", "logs", "tensorboard", "checkpoints"):
+                (path / name).mkdir()
+            replace_file(path / "config.toml", dump_toml(config).encode(errors="surrogateescape"))
+            write_twice(path / _MANIFEST, manifest)
+        except OSError as error:
+            raise ConfigError(f"cannot write the run folder {path}: {error.strerror}; set run.folder") from error
+        return cls(path, unseal(seal(manifest)))  # As `open` gives it: JSON has no tuples.
+
+    def go_on(self, config: Config, *, argv: Sequence[str] = sys.argv) -> None:
+        """Notes that the run is started again, and with what; raises ConfigError if that cannot be written."""
+        elapsed = self.elapsed_seconds
+        again = {
+            "elapsed_seconds": elapsed,
+            "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+            "argv": list(argv),
+            "versions": describe_versions(),
+            "git": describe_checkout(Path(__file__).parent),
+        }
+        self.manifest["resumed"] = [*self.manifest.get("resumed", []), again]
+        self.manifest["config"] = to_dict(config)
+        try:
+            write_twice(self.path / _MANIFEST, self.manifest)
+            replace_file(self.config_file, dump_toml(config).encode(errors="surrogateescape"))
+        except OSError as error:
+            raise ConfigError(f"cannot write the run folder {self.path}: {error.strerror}") from error
+
+    def mend_config_file(self) -> None:
+        """Writes config.toml again where it does not say what the manifest does; that is logged, and the file kept.
+
+        Raises ConfigError where it cannot be written.
+        """
+        text, aside = dump_toml(self.config).encode(), self.config_file.with_name("config.toml.damaged")
+        try:
+            if self.config_file.exists():
+                if self.config_file.read_bytes() == text:
+                    return
+                os.replace(self.config_file, aside)
+            replace_file(self.config_file, text)
+        except OSError as error:
+            raise ConfigError(f"cannot write {self.config_file}: {error.strerror}") from error
+        log.error(
+            "%s was not what had been written: the configuration in %s holds, and is written there again. To change "
+            "a knob, name it beside --resume",
+            self.config_file,
+            _MANIFEST,
+        )
+
+    @classmethod
+    def open(cls, path: str | Path, folder: str | Path = "runs") -> Self:
+        """The run at `path`, or else the one of that name below `folder`; raises ConfigError if there is none."""
+        named = Path(path)
+        here = next((p for p in (named, Path(folder) / named) if any(map(Path.is_file, _manifests(p)))), None)
+        if here is None:
+            why = f"no {_MANIFEST}" if named.is_dir() else "no such folder"
+            newest = [path.name for path in _list_runs(Path(folder))[:3]]
+            known = f"; the newest in {folder}: {', '.join(newest)}" if newest else ""
+            raise ConfigError(f"{path} is not a run folder: {why}{known}")
+        try:
+            manifest = read_twice(here / _MANIFEST) or {}
+            if manifest["format"] != FORMAT:
+                raise ValueError(f"its format is {manifest['format']}, but this program reads {FORMAT}")
+            return cls(here, manifest)
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            cause = f"no {error}" if isinstance(error, KeyError) else str(error)
+            raise ConfigError(
+                f"{here / _MANIFEST} cannot be read: {cause}. Put it back from a copy of the run folder"
+            ) from error
+
+    @classmethod
+    def find_latest(cls, folder: str | Path = "runs") -> Self:
+        """The run below `folder` that was started last; raises ConfigError if there is none."""
+        for path in _list_runs(Path(folder)):
+            return cls.open(path)
+        raise ConfigError(f"no run in {folder}: apex train starts one")
+
+
+def describe_versions() -> dict[str, str | None]:
+    """Versions of this package, of Python, and of what it stands on; null for what is not installed."""
+    versions: dict[str, str | None] = {"apex": VERSION, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions
+
+
+def describe_checkout(package: Path) -> dict[str, Any] | None:
+    """The git commit that `package` is checked out from; None if git does not know it.
+
+    A package that is merely installed below somebody's checkout is not taken for a part of it.
+    """
+    git = ["git", "--no-optional-locks", "-C", str(package)]
+    if _ask([*git, "ls-files", "--error-unmatch", "--", "__init__.py"]) is None:
+        return None
+    commit = _ask([*git, "rev-parse", "HEAD"])
+    changes = _ask([*git, "status", "--porcelain"])
+    return None if commit is None else {"commit": commit, "dirty": changes != ""}
+
+
+def describe_hardware() -> dict[str, Any]:
+    """This host: processor, cores that this process may use, memory, GPUs."""
+    try:
+        facts = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        facts = ""
+    processor = _fact(facts, "model name") or platform.processor() or platform.machine()
+    family, model = _fact(facts, "cpu family"), _fact(facts, "model")
+    if family and model:  # In a virtual machine several generations have one name.
+        processor += f" (family {family}, model {model})"
+    gpus = _ask(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
+    return {
+        "host": socket.gethostname(),
+        "system": platform.platform(),
+        "cpu": processor,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "gpus": gpus.splitlines() if gpus else [],
+    }
+
+
+def _fact(facts: str, name: str) -> str:
+    """Of the first processor in /proc/cpuinfo; empty if it does not tell."""
+    found = re.search(rf"^{name}\s*:\s*(.+)$", facts, re.MULTILINE)
+    return found[1].strip() if found else ""
+
+
+def make_folder(config: Config, started: datetime | None = None) -> Path:
+    """A new, empty folder with a run's name. Names that were given are taken or refused; others get a number."""
+    folder, started = Path(config.run.folder), started or datetime.now()
+    name = config.run.name or f"{_game(config.environment.id)}-{started:%Y%m%d-%H%M%S}"
+    number = 1
+    while True:
+        path = folder / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError as error:
+            if config.run.name:
+                raise ConfigError(
+                    f"run.name {name!r}: {path} is there already, and a run is never overwritten; "
+                    "choose another name, or leave it out"
+                ) from error
+            number += 1
+        except OSError as error:
+            raise ConfigError(f"cannot make the run folder {path}: {error.strerror}; set run.folder") from error
+
+
+def _manifests(path: Path) -> tuple[Path, Path]:
+    return path / _MANIFEST, path / (_MANIFEST + COPY)
+
+
+def _game(environment_id: str) -> str:
+    """ALE/MsPacman-v5 -> mspacman; package.module:make_maze -> make-maze."""
+    name = re.split(r"[/:]", environment_id)[-1]
+    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"-v\d+$", "", name).lower()).strip("-") or "run"
+
+
+def _list_runs(folder: Path) -> list[Path]:
+    """Newest first, by when they were started. What has no readable start is none."""
+    runs = []
+    for path in {file.parent for file in folder.glob(f"*/{_MANIFEST}*")}:
+        try:
+            started = datetime.fromisoformat((read_twice(path / _MANIFEST) or {})["started"])
+            runs.append((started.timestamp(), path.stat().st_mtime_ns, path))
+        except (OSError, KeyError, TypeError, ValueError):
+            continue
+    return [path for *_, path in sorted(runs, reverse=True)]
+
+
+def _ask(command: Sequence[str]) -> str | None:
+    """What a program prints; None if there is no such program, or it fails, or is silent for too long."""
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=ASK_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()

@@ -1,0 +1,175 @@
+"""Learning curves of several runs: which of them are seeds of one configuration, and what the seeds have in common."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apex.config import Config, flatten
+from apex.errors import ConfigError, require
+from apex.metric_tags import SCORE
+from apex.runs.folder import RunFolder
+from apex.runs.history import EVALUATION, RunHistory
+from apex.runtime.text import number_text
+
+HEADER = ["seconds", "steps", "score"]  # of a CSV file
+OWN = "apex"  # what runs are called where nothing tells them apart
+MAX_DIFFERENCES = 2  # that a label names
+
+# What makes no other curve of a run: who it is, where it is, and when it ends.
+_SAME = ("seed", "run.", "transport.bind", "transport.keys", "transport.insecure_no_auth", "transport.port_offset")
+
+Array = NDArray[np.float64]
+Axis = Literal["seconds", "steps"]
+
+
+class Curve(NamedTuple):
+    """The scores of one seed, oldest first."""
+
+    seconds: Array  # [N] since the command was typed; of a run, since its folder was made
+    steps: Array  # [N] agent decisions
+    scores: Array  # [N] the mean raw score of one evaluation
+
+
+class Run(NamedTuple):
+    """A run, as far as its curve goes."""
+
+    name: str
+    config: Config
+    curve: Curve
+    is_evaluated: bool  # False: the scores are the exploring games of the actor with the highest id
+
+
+class Group(NamedTuple):
+    """Seeds of the same thing."""
+
+    label: str
+    curves: list[Curve]
+    note: str = ""  # what is to be known of its scores
+
+    @property
+    def title(self) -> str:
+        """The label, how many seeds there are, and the note."""
+        count = len(self.curves)
+        return " · ".join(filter(None, [self.label, f"{count} seeds" * (count > 1), self.note]))
+
+
+class Band(NamedTuple):
+    """What the seeds of a group have in common at each x at which one of them was evaluated.
+
+    Between evaluations a score is interpolated. A seed that has ended keeps its last score; it begins where all have.
+    """
+
+    x: Array
+    median: Array
+    low: Array  # the lowest seed's
+    high: Array  # the highest seed's
+    first_end: float  # up to this x no seed had ended
+
+
+def read_run(folder: RunFolder) -> Run:
+    """The scores of a run: its evaluator's, or else those of the actor that explores least."""
+    history = RunHistory(folder)
+    for role, tag in (EVALUATION, ("actor", SCORE)):
+        curve = Curve(*history.series(role, tag))
+        if len(curve.scores):
+            return Run(folder.name, folder.config, curve, (role, tag) == EVALUATION)
+    raise ConfigError(
+        f"{folder.path} has no scores yet: no evaluation was finished, and no game of its highest actor id either"
+    )
+
+
+def read_csv(path: Path) -> Curve:
+    """The scores in a CSV file with the header seconds,steps,score; raises ConfigError that names the line."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            lines = [(number, row) for number, row in enumerate(csv.reader(file), 1) if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        cause = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"--curve: cannot read {path}: {cause}") from error
+    header = lines[0][1] if lines else []
+    require(header == HEADER, f"{path}, line 1: must be {','.join(HEADER)}, got {','.join(header)!r}")
+    points = [(number, _parse_point(path, number, row)) for number, row in lines[1:]]
+    require(bool(points), f"{path} has no scores: nothing follows its header")
+    for (_, before), (number, after) in pairwise(points):
+        for name, one, other in zip(HEADER[:2], before, after, strict=False):
+            require(one <= other, f"{path}, line {number}: {name} must not go back, got {other:g} after {one:g}")
+    return Curve(*np.array([point for _, point in points], np.float64).T)
+
+
+def group_runs(runs: Sequence[Run]) -> list[Group]:
+    """Runs of one configuration but for the seed are one group, labelled by what it has that the others have not."""
+    groups: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        knobs = {name: value for name, value in flatten(run.config).items() if not _is_same(name)}
+        groups.setdefault((*knobs.items(), run.is_evaluated), []).append(run)
+    firsts = [flatten(group[0].config) for group in groups.values()]
+    differing = [
+        name for name in flatten(Config()) if not _is_same(name) and len({str(knobs[name]) for knobs in firsts}) > 1
+    ]
+    labels = [_label(knobs, differing) for knobs in firsts]
+    return [
+        Group(
+            label if labels.count(label) == 1 else f"{label}, {group[0].name}",
+            [run.curve for run in group],
+            "" if group[0].is_evaluated else f"games of actor {group[0].config.actor.num_actors - 1}, not evaluations",
+        )
+        for label, group in zip(labels, groups.values(), strict=True)
+    ]
+
+
+def band(curves: Sequence[Curve], axis: Axis) -> Band:
+    """Median, lowest and highest of the seeds over `axis`."""
+    xs = [curve.seconds if axis == "seconds" else curve.steps for curve in curves]
+    begin = max(x[0] for x in xs)
+    x = np.unique(np.concatenate([[begin], *xs]))
+    x = x[x >= begin]
+    scores = np.array([np.interp(x, own, curve.scores) for own, curve in zip(xs, curves, strict=True)])
+    return Band(x, np.median(scores, axis=0), scores.min(0), scores.max(0), float(min(own[-1] for own in xs)))
+
+
+def reached(curve: Curve, threshold: float) -> tuple[float, float] | None:
+    """Seconds and steps of the first evaluation that reached a score; None if none did."""
+    found = np.flatnonzero(curve.scores >= threshold)
+    return (float(curve.seconds[found[0]]), float(curve.steps[found[0]])) if len(found) else None
+
+
+def _parse_point(path: Path, number: int, row: Sequence[str]) -> tuple[float, ...]:
+    require(len(row) == 3, f"{path}, line {number}: must be three numbers, got {','.join(row)!r}")
+    values = []
+    for name, text in zip(HEADER, row, strict=True):
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        good = math.isfinite(value) and (value >= 0 or name == "score")
+        least = "" if name == "score" else " >= 0"
+        require(good, f"{path}, line {number}: {name} must be a number{least}, got {text!r}")
+        values.append(value)
+    return tuple(values)
+
+
+def _is_same(knob: str) -> bool:
+    return knob.startswith(_SAME) or (knob.startswith("transport.") and knob.endswith("_port"))
+
+
+def _label(knobs: dict[str, Any], differing: Iterable[str]) -> str:
+    """What tells a group from the others, in few words."""
+    words = [_describe(name, knobs[name]) for name in differing]
+    more = [f"{len(words) - MAX_DIFFERENCES} more"] if len(words) > MAX_DIFFERENCES else []
+    return ", ".join([*words[:MAX_DIFFERENCES], *more]) or OWN
+
+
+def _describe(name: str, value: Any) -> str:
+    if name == "environment.id":
+        return str(value)
+    if isinstance(value, bool) or value is None:
+        return f"{name} {'none' if value is None else 'on' if value else 'off'}"
+    return f"{name} {number_text(value) if isinstance(value, int | float) else value or 'none'}"

@@ -1,0 +1,60 @@
+"""`apex report`: one HTML page about a run, to send to a colleague. It needs nothing else, neither files nor a host."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from apex.config.argument_types import PlainParser
+from apex.errors import ConfigError, require
+from apex.runs.folder import RunFolder
+from apex.runs.report.page import build_page
+from apex.runs.report.video import NoVideoError, Video, film
+from apex.runtime.atomic_files import replace_file
+from apex.runtime.lifecycle import FINISHED
+
+NAME = "report.html"  # in the run's folder, unless --out says otherwise
+
+
+def main(argv: Sequence[str], *, film: Callable[[Path, float], Video] = film) -> int:
+    """Returns the exit status; raises ConfigError for a user's mistake."""
+    options = _make_parser().parse_args(argv)
+    if options.run is None:
+        raise ConfigError(f"which run? The latest: apex report {RunFolder.find_latest().path}")
+    run = RunFolder.open(options.run)
+    out = options.out or run.path / NAME
+    require(out.suffix.lower() in (".html", ".htm"), f"--out must end in .html, got {out}")
+    require(out.parent.is_dir(), f"--out {out}: there is no folder {out.parent}")
+    require(not out.is_dir(), f"--out {out} is a folder")
+    video: Video | str = ""
+    if options.video:
+        if sys.stderr.isatty():
+            print("filming one game of the best policy; --no-video leaves it out", file=sys.stderr)
+        try:
+            video = film(run.path, run.config.evaluator.epsilon)
+        except NoVideoError as error:
+            video = str(error)
+            print(f"without a video: {video}", file=sys.stderr)
+    try:
+        replace_file(out, build_page(run, video).encode())
+    except OSError as error:
+        raise ConfigError(f"cannot write {out}: {error.strerror}") from error
+    size = out.stat().st_size
+    print(f"page: {out} ({size / 1e6:.1f} MB)")
+    if options.json:
+        print(json.dumps({"out": str(out), "bytes": size, "video": isinstance(video, Video)}))
+    return FINISHED
+
+
+def _make_parser() -> PlainParser:
+    parser = PlainParser(prog="apex report", description="Writes one HTML page about a run.", allow_abbrev=False)
+    parser.add_argument("run", nargs="?", metavar="RUN", help="a run folder, or its name below runs/")
+    parser.add_argument("--out", type=Path, metavar="PAGE.html", help=f"default: {NAME} in the run's folder")
+    parser.add_argument(
+        "--video", action=argparse.BooleanOptionalAction, default=True, help="a game of the best policy (default)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    return parser

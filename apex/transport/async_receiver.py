@@ -1,0 +1,121 @@
+"""The bound sockets of the replay server's writer and of the learner's coordinator, for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import zmq
+
+from apex.transport.header import Frame, WireError
+from apex.transport.peer_bans import Peers
+from apex.transport.sockets import GOODBYE_SECONDS, Context, Reader, bind, prepare
+
+PULL, ROUTER = zmq.PULL, zmq.ROUTER
+
+
+class Peer(bytes):
+    """Where to send an answer to. A peer of ours never names itself, so the name is good for one connection."""
+
+    role = ""  # whose key it has; "" without keys
+
+
+class AsyncReceiver(Reader):
+    """A bound socket that is read in bursts: one wait, then all that has arrived, without a wait for each.
+
+    One task reads it; any may answer. zmq.asyncio is not used: its wait for one message costs half as much again.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        kind: int,
+        endpoint: str,
+        door: str,
+        *,
+        high_water_mark: int,
+        max_bytes: int,
+        peers: Peers | None = None,
+    ) -> None:
+        super().__init__()
+        self.peers = peers or Peers()
+        self._more = False  # whether messages may be left to receive
+        self._wake: Callable[[], None] = lambda: None  # who waits for a message looks again
+        self._socket = context.socket(kind)
+        prepare(self._socket, high_water_mark=high_water_mark, max_bytes=max_bytes, linger=GOODBYE_SECONDS)
+        self._kind = kind
+        bind(self._socket, endpoint, door)
+        self._descriptor = int(self._socket.FD)
+
+    async def burst(self, timeout: float, limit: int = 64) -> list[list[Frame]]:
+        """Up to `limit` messages; waits up to `timeout` seconds for the first. Those of a ROUTER begin with a Peer."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        messages = self._arrived(limit)
+        if messages:
+            await asyncio.sleep(0)  # Without a wait between them, bursts would leave no turn to the other tasks.
+        while not messages and (remaining := deadline - loop.time()) > 0:
+            await (asyncio.sleep(0) if self._more else self._wait(loop, remaining))
+            messages = self._arrived(limit)
+        return messages
+
+    def _arrived(self, limit: int) -> list[list[Frame]]:
+        messages: list[list[Frame]] = []
+        self._more = True
+        for _ in range(limit):
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                self._more = False
+                break
+            if not self.peers.hears(frames):
+                continue
+            message: list[Frame] = [frame.buffer for frame in frames]
+            if self._kind == ROUTER:
+                message[0] = _peer(frames)
+            messages.append(message)
+        return messages
+
+    def blame(self, error: WireError, message: Sequence[Frame]) -> None:
+        """Counts a message that was refused, and that its peer has sent it."""
+        self.refuse(error)
+        self.peers.blame(message, error.reason)
+
+    async def _wait(self, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
+        """Waits for a message, or less long: the descriptor also tells of peers.
+
+        To be called where none was left to receive: only then does the next one make the descriptor readable. It is
+        watched during the wait alone: it stays readable until somebody receives, and the loop would spin.
+        """
+        woken = loop.create_future()
+
+        def wake() -> None:
+            if not woken.done():
+                woken.set_result(None)
+
+        self._wake = wake
+        timer = loop.call_later(timeout, wake)
+        loop.add_reader(self._descriptor, wake)
+        try:
+            await woken
+        finally:
+            loop.remove_reader(self._descriptor)
+            timer.cancel()
+
+    def reply(self, identity: Frame, frames: list[bytes]) -> None:
+        """Answers a peer of a ROUTER; one that is gone is not missed."""
+        try:
+            self._socket.send_multipart([bytes(identity), *frames], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            self.refuse(WireError("unanswered", str(error)))
+        self._wake()  # To send takes from the descriptor that a message came before.
+
+
+def _peer(frames: Sequence[Any]) -> Peer:
+    peer = Peer(frames[0].buffer)
+    try:
+        peer.role = frames[-1].get("User-Id")
+    except zmq.ZMQError:  # It came without authentication.
+        peer.role = ""
+    return peer

@@ -1,0 +1,307 @@
+"""What travels, message by message: arrays whose shapes the schema gives, everything else refused.
+
+The layout is described in docs/protocol.md. Nothing is executed, and nothing is allocated by a number that came from
+the wire: lengths are only compared.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from apex.transport.header import Frame, Header, Kind, pack, require_field, unpack
+from apex.transport.json_codec import dump_json, load_json
+from apex.transport.json_fields import check_metrics, check_request, check_result
+from apex.types import (
+    RECORD,
+    SAMPLE_RECORD,
+    Array,
+    Parameters,
+    PriorityUpdate,
+    Receipt,
+    SampleBatch,
+    Schema,
+    Segment,
+    Stream,
+)
+
+_SEGMENT = struct.Struct("<QI")  # base, version
+_RECEIPT = struct.Struct("<QQ")  # store incarnation, bitmap
+_BATCH = struct.Struct("<Q")  # transitions alive
+
+MAX_RECORDS = 4_096  # in one segment
+MAX_FRAMES = 8_192  # in one segment
+MAX_VERSION = 2**32 - 1
+_NUMBERS = 2**63  # Segment numbers and incarnations are below: the store keeps them as i8.
+_LEAST_PROBABILITY = 2.0**-1000  # One over a smaller one may be infinite, divided by the number of shards.
+
+
+class Codec:
+    """Encodes and decodes the messages of one run. Decoders raise WireError; what they return views what they got."""
+
+    def __init__(self, run_id: int, schema: Schema) -> None:
+        self.run_id = run_id
+        self.schema = schema
+        self._fingerprint = schema.fingerprint
+
+    # --- experience -------------------------------------------------------------------------------------------------
+
+    def encode_segment(self, segment: Segment, shard: int = 0) -> list[bytes]:
+        """One frame: header, base and version, records, image. `shard` is where it belongs."""
+        body = b"".join(
+            [_SEGMENT.pack(segment.base, segment.version), segment.records.tobytes(), memoryview(segment.image)]
+        )
+        count = len(segment.records)
+        return [self._head(Kind.SEGMENT, shard, segment.stream, segment.number, count, [body]) + body]
+
+    def decode_segment(self, frames: Sequence[Frame], shard: int = 0) -> Segment:
+        """The inverse of `encode_segment`, checked field by field against the schema; another shard's is refused."""
+        header, (body,) = self._check(frames, Kind.SEGMENT, 1)
+        require_field(header.shard == shard, "shard", f"a segment for shard {header.shard}, but this is {shard}")
+        require_field(0 < header.num_items <= MAX_RECORDS, "count", f"{header.num_items} records in a segment")
+        image_at = _SEGMENT.size + header.num_items * RECORD.itemsize
+        require_field(len(body) >= image_at + 8, "length", f"{len(body)} bytes for {header.num_items} records")
+        base, version = _SEGMENT.unpack_from(body)
+        require_field(base <= header.number, "base", f"base {base} above number {header.number}")
+        require_field(header.number < _NUMBERS, "number", f"segment {header.number}")
+        require_field(header.incarnation < _NUMBERS, "incarnation", f"incarnation {header.incarnation}")
+        records = np.frombuffer(body, RECORD, header.num_items, _SEGMENT.size)
+        image = body[image_at:]
+        num_frames = self._check_image(image, MAX_FRAMES)
+        self._check_records(records, num_frames)
+        require_field(bool(np.isfinite(records["priority"]).all()), "priority", "a priority is not finite")
+        require_field(bool((records["priority"] >= 0).all()), "priority", "a priority is negative")
+        return Segment(Stream(header.sender, header.incarnation), header.number, version, records, image, base)
+
+    def encode_receipt(self, receipt: Receipt, shard: int = 0) -> list[bytes]:
+        """One frame; its first bytes are the stream's topic."""
+        body = _RECEIPT.pack(receipt.store_incarnation, receipt.bitmap)
+        return [self._head(Kind.RECEIPT, shard, receipt.stream, receipt.contiguous, 0, [body], schema=0) + body]
+
+    def decode_receipt(self, frames: Sequence[Frame]) -> Receipt:
+        """The inverse of `encode_receipt`."""
+        header, (body,) = self._check(frames, Kind.RECEIPT, 1, schema=0)
+        require_field(len(body) == _RECEIPT.size, "length", f"{len(body)} bytes in a receipt")
+        _require_nothing(header, "num_items")
+        store_incarnation, bitmap = _RECEIPT.unpack(body)
+        return Receipt(Stream(header.sender, header.incarnation), store_incarnation, header.number, bitmap)
+
+    # --- batches ----------------------------------------------------------------------------------------------------
+
+    def encode_batch(self, batch: SampleBatch) -> list[Any]:
+        """Two frames: header and records; the image, which is not copied."""
+        body = _BATCH.pack(batch.num_transitions) + batch.records.tobytes()
+        if batch.image is None:
+            raise ValueError("a batch whose frames are decoded already does not travel")
+        image = memoryview(batch.image)
+        stream = Stream(batch.sampler, batch.store_incarnation)
+        head = self._head(Kind.BATCH, batch.shard, stream, batch.number, len(batch.records), [body, image])
+        return [head + body, image]
+
+    def decode_batch(self, frames: Sequence[Frame], batch_size: int, num_shards: int = 1) -> SampleBatch:
+        """The inverse of `encode_batch`; the image's frames themselves are checked when they are decompressed."""
+        header, (body, image) = self._check(frames, Kind.BATCH, 2)
+        require_field(header.shard < num_shards, "shard", f"shard {header.shard}, but there are {num_shards}")
+        require_field(
+            header.num_items == batch_size, "count", f"{header.num_items} transitions, but batches hold {batch_size}"
+        )
+        expected = _BATCH.size + batch_size * SAMPLE_RECORD.itemsize
+        require_field(len(body) == expected, "length", f"{len(body)} bytes, but {batch_size} records take {expected}")
+        (num_transitions,) = _BATCH.unpack_from(body)
+        require_field(0 < num_transitions < 2**40, "count", f"{num_transitions} transitions alive")
+        records = np.frombuffer(body, SAMPLE_RECORD, batch_size, _BATCH.size)
+        per_transition = records["num_frames"].astype(np.int64)
+        limit = 2 * self.schema.stack + self.schema.n_step
+        require_field(bool((per_transition <= limit).all()), "count", f"more than {limit} frames in a transition")
+        num_frames = self._check_image(image, batch_size * limit)
+        require_field(
+            int(per_transition.sum()) == num_frames, "count", f"{num_frames} frames, the records say otherwise"
+        )
+        self._check_records(records, per_transition)
+        probability = records["probability"]
+        likely = (probability >= _LEAST_PROBABILITY) & (probability <= 1)
+        require_field(bool(likely.all()), "probability", f"outside [{_LEAST_PROBABILITY:g}, 1]")
+        require_field(not records["unused"].any(), "unused", "is not 0")
+        return SampleBatch(
+            header.shard, header.incarnation, header.sender, header.number, num_transitions, records, image
+        )
+
+    def encode_priorities(self, update: PriorityUpdate) -> list[bytes]:
+        """One frame: header, keys, priorities."""
+        body = update.keys.astype("<i8").tobytes() + update.priorities.astype("<f4").tobytes()
+        stream = Stream(update.sampler, update.store_incarnation)
+        return [self._head(Kind.PRIORITIES, update.shard, stream, update.number, len(update.keys), [body]) + body]
+
+    def decode_priorities(self, frames: Sequence[Frame], shard: int = 0) -> PriorityUpdate:
+        """The inverse of `encode_priorities`. What a priority may be is the store's business."""
+        header, (body,) = self._check(frames, Kind.PRIORITIES, 1)
+        require_field(header.shard == shard, "shard", f"priorities for shard {header.shard}, but this is {shard}")
+        require_field(0 < header.num_items <= 65_536, "count", f"{header.num_items} priorities")
+        require_field(
+            len(body) == 12 * header.num_items, "length", f"{len(body)} bytes for {header.num_items} priorities"
+        )
+        keys = np.frombuffer(body, "<i8", header.num_items)
+        priorities = np.frombuffer(body, "<f4", header.num_items, 8 * header.num_items)
+        return PriorityUpdate(header.shard, header.incarnation, header.sender, header.number, keys, priorities)
+
+    # --- parameters and evaluations ---------------------------------------------------------------------------------
+
+    def encode_parameters(self, parameters: Parameters) -> list[bytes]:
+        """One frame, because CONFLATE keeps the last frame of a message only."""
+        body = parameters.values.astype("<f4", copy=False).tobytes()
+        stream = Stream(0, 0)
+        return [self._head(Kind.PARAMETERS, 0, stream, parameters.version, len(parameters.values), [body]) + body]
+
+    def decode_parameters(self, frames: Sequence[Frame], num_parameters: int) -> Parameters:
+        """The inverse of `encode_parameters`; there must be exactly `num_parameters` finite values."""
+        header, (body,) = self._check(frames, Kind.PARAMETERS, 1)
+        _require_nothing(header, "shard", "sender", "incarnation")
+        return Parameters(_version(header.number), self._values(header, body, num_parameters))
+
+    def encode_evaluation(self, result: dict[str, Any], parameters: Parameters | None) -> list[bytes]:
+        """One frame: header, the values of the parameters that were evaluated (or none), the result as JSON."""
+        values = b"" if parameters is None else parameters.values.astype("<f4", copy=False).tobytes()
+        version = 0 if parameters is None else parameters.version
+        body = values + dump_json(result)
+        return [self._head(Kind.EVALUATION, 0, Stream(0, 0), version, len(values) // 4, [body]) + body]
+
+    def decode_evaluation(
+        self, frames: Sequence[Frame], num_parameters: int
+    ) -> tuple[dict[str, Any], Parameters | None]:
+        """The inverse of `encode_evaluation`."""
+        header, (body,) = self._check(frames, Kind.EVALUATION, 1)
+        _require_nothing(header, "shard", "sender", "incarnation")
+        require_field(
+            header.num_items in (0, num_parameters), "count", f"{header.num_items} values, not {num_parameters}"
+        )
+        cut = 4 * header.num_items
+        require_field(len(body) >= cut, "length", f"{len(body)} bytes for {header.num_items} values")
+        version = _version(header.number)
+        result = load_json(body[cut:])
+        check_result(result)
+        if not header.num_items:
+            return result, None
+        return result, Parameters(version, self._values(header, body[:cut], num_parameters))
+
+    # --- JSON -------------------------------------------------------------------------------------------------------
+
+    def encode_metrics(self, message: dict[str, Any]) -> list[bytes]:
+        """One frame: header, JSON."""
+        body = dump_json(message)
+        return [self._head(Kind.METRICS, 0, Stream(0, 0), 0, 0, [body], schema=0) + body]
+
+    def decode_metrics(self, frames: Sequence[Frame]) -> dict[str, Any]:
+        """The inverse of `encode_metrics`."""
+        header, (body,) = self._check(frames, Kind.METRICS, 1, schema=0)
+        _require_nothing(header, "shard", "sender", "incarnation", "number", "num_items")
+        message = load_json(body)
+        check_metrics(message)
+        scalars = {tag: math.nan if value is None else value for tag, value in message["scalars"].items()}
+        return {**message, "scalars": scalars}
+
+    # --- what all have in common ------------------------------------------------------------------------------------
+
+    def _head(
+        self,
+        kind: Kind,
+        shard: int,
+        stream: Stream,
+        number: int,
+        count: int,
+        bodies: Sequence[Frame],
+        *,
+        schema: int | None = None,
+    ) -> bytes:
+        schema = self._fingerprint if schema is None else schema
+        return pack(kind, shard, self.run_id, stream, schema, number, count, bodies)
+
+    def _check(
+        self, frames: Sequence[Frame], kind: Kind, num_frames: int, *, schema: int | None = None
+    ) -> tuple[Header, list[memoryview]]:
+        header, bodies = unpack(frames, kind, num_frames)
+        require_field(header.run_id == self.run_id, "run", f"run {header.run_id:x}, but this is {self.run_id:x}")
+        expected = self._fingerprint if schema is None else schema
+        require_field(header.schema == expected, "schema", f"schema {header.schema:x}, but this is {expected:x}")
+        return header, bodies
+
+    def _values(self, header: Header, body: memoryview, num_parameters: int) -> Array:
+        require_field(header.num_items == num_parameters, "count", f"{header.num_items} values, not {num_parameters}")
+        require_field(len(body) == 4 * num_parameters, "length", f"{len(body)} bytes for {num_parameters} values")
+        values = np.frombuffer(body, "<f4")
+        require_field(bool(np.isfinite(values).all()), "values", "a parameter is not finite")
+        return values
+
+    def _check_image(self, image: memoryview, limit: int) -> int:
+        """Returns the number of frames of an image whose table is sound."""
+        require_field(len(image) >= 8, "image", f"{len(image)} bytes")
+        start = int.from_bytes(image[:4], "little")
+        require_field(
+            start % 4 == 0 and 8 <= start <= min(len(image), 4 * (limit + 1)), "image", f"a table of {start} bytes"
+        )
+        table = np.frombuffer(image, "<u4", start // 4).astype(np.int64)
+        require_field(int(table[-1]) == len(image), "image", f"{len(image)} bytes, its table says {table[-1]}")
+        lengths = np.diff(table)
+        shortest = self.schema.frame_bytes if self.schema.codec == "raw" else 1
+        sound = (lengths >= shortest) & (lengths <= self.schema.max_frame_bytes)
+        require_field(bool(sound.all()), "image", "a frame is too short or too long")
+        if self.schema.frame_dtype == "float32":
+            require_field(
+                bool(np.isfinite(np.frombuffer(image, "<f4", offset=start)).all()), "image", "a value is not finite"
+            )
+        return len(lengths)
+
+    def _check_records(self, records: Array, num_frames: Array | int) -> None:
+        """Checks what segments and batches have in common; `num_frames` bounds the frame numbers."""
+        schema = self.schema
+        frame, next_frame = records["frame"].astype(np.int64), records["next_frame"].astype(np.int64)
+        depth, next_depth = records["depth"], records["next_depth"]
+        discount = records["discount"]
+        require_field(bool(np.isfinite(records["n_step_return"]).all()), "return", "an n-step return is not finite")
+        require_field(bool(((discount >= 0) & (discount <= 1)).all()), "discount", "outside [0, 1]")
+        require_field(bool((records["action"] < schema.num_actions).all()), "action", f"not below {schema.num_actions}")
+        require_field(bool(((depth >= 1) & (depth <= schema.stack)).all()), "depth", f"outside 1 ... {schema.stack}")
+        require_field(bool(((next_depth >= 1) & (next_depth <= schema.stack)).all()), "depth", "of a next observation")
+        steps = next_frame - frame
+        require_field(
+            bool(((steps >= 1) & (steps <= schema.n_step)).all()), "frames", f"not 1 ... {schema.n_step} apart"
+        )
+        require_field(bool((next_frame < num_frames).all()), "frames", "beyond the last frame")
+        require_field(bool((depth <= frame + 1).all()), "frames", "before the first frame")
+        require_field(bool((next_depth <= next_frame + 1).all()), "frames", "before the first frame")
+
+
+def encode_control(message: dict[str, Any], run_id: int = 0) -> list[bytes]:
+    """One frame: header, JSON. Control messages travel before run and schema are known: 0 stands there."""
+    body = dump_json(message)
+    return [pack(Kind.CONTROL, 0, run_id, Stream(0, 0), 0, 0, 0, [body]) + body]
+
+
+def decode_control(frames: Sequence[Frame]) -> dict[str, Any]:
+    """The inverse of `encode_control`, as far as all control messages are alike."""
+    header, (body,) = unpack(frames, Kind.CONTROL, 1)
+    _require_nothing(header, "shard", "sender", "schema", "incarnation", "number", "num_items")
+    message = load_json(body)
+    require_field(isinstance(message.get("type"), str), "json", "a control message without a type")
+    return message
+
+
+def decode_request(frames: Sequence[Frame], run_id: int) -> dict[str, Any]:
+    """A control message to the coordinator of a run, checked field by field."""
+    message = decode_control(frames)
+    check_request(message, run_id)
+    return message
+
+
+def _require_nothing(header: Header, *fields: str) -> None:
+    """Where nothing is meant stands 0."""
+    for name in fields:
+        require_field(getattr(header, name) == 0, name, f"{getattr(header, name)}, but nothing is meant here")
+
+
+def _version(number: int) -> int:
+    require_field(number <= MAX_VERSION, "number", f"version {number}")
+    return number

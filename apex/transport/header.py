@@ -1,0 +1,110 @@
+"""The header that every message begins with: what it is, whose, how long, and its checksum. See docs/protocol.md."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from apex.types import Stream
+
+MAGIC = b"ApeX"
+VERSION = 1
+# magic, version, kind, shard, run id, sender, schema, incarnation, number, count, length, crc: 52 bytes. The first 20
+# name one stream's receipts, so that a SUB can subscribe to them as a prefix.
+HEADER = struct.Struct("<4sBBHQIIQQIII")
+TOPIC_BYTES = 20
+_CRC_OFFSET = HEADER.size - 4
+
+
+Frame = bytes | memoryview
+
+
+class Kind(IntEnum):
+    """The types of message."""
+
+    SEGMENT = 1
+    RECEIPT = 2
+    BATCH = 3
+    PRIORITIES = 4
+    PARAMETERS = 5
+    CONTROL = 6
+    METRICS = 7
+    EVALUATION = 8
+
+
+class WireError(ValueError):
+    """A message that was refused. `reason` is one of few words, for counting; the text says more."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(f"{reason}: {text}")
+        self.reason = reason
+
+
+class Header(NamedTuple):
+    """The header's fields after the magic and the version."""
+
+    kind: Kind
+    shard: int
+    run_id: int
+    sender: int
+    schema: int
+    incarnation: int
+    number: int
+    num_items: int
+    length: int
+    crc: int
+
+
+def receipt_topic(run_id: int, shard: int, actor_id: int) -> bytes:
+    """The prefix that every receipt of one stream begins with."""
+    header = HEADER.pack(MAGIC, VERSION, Kind.RECEIPT, shard, run_id, actor_id, 0, 0, 0, 0, 0, 0)
+    return header[:TOPIC_BYTES]
+
+
+def peek_kind(frames: Sequence[Frame]) -> int:
+    """The kind that a message claims to be; -1 where it is too short to say."""
+    return frames[0][5] if frames and len(frames[0]) >= HEADER.size else -1
+
+
+def pack(
+    kind: Kind, shard: int, run_id: int, stream: Stream, schema: int, number: int, count: int, bodies: Sequence[Frame]
+) -> bytes:
+    """The header for `bodies`, which follow it."""
+    length = sum(len(body) for body in bodies)
+    actor, incarnation = stream
+    header = HEADER.pack(
+        MAGIC, VERSION, kind, shard, run_id, actor, schema, incarnation, number, count, length, 0
+    )  # fmt: skip
+    crc = zlib.crc32(header[:_CRC_OFFSET])
+    for body in bodies:
+        crc = zlib.crc32(body, crc)
+    return header[:_CRC_OFFSET] + crc.to_bytes(4, "little")
+
+
+def unpack(frames: Sequence[Frame], kind: Kind, num_frames: int) -> tuple[Header, list[memoryview]]:
+    """Returns the header and the bodies: what follows the header in the first frame, then the other frames."""
+    require_field(len(frames) == num_frames, "frames", f"{len(frames)} message parts, not {num_frames}")
+    first = memoryview(frames[0])
+    require_field(len(first) >= HEADER.size, "length", f"{len(first)} bytes are no header")
+    magic, version, *fields = HEADER.unpack_from(first)
+    require_field(magic == MAGIC, "magic", f"{bytes(first[:4])!r} is not {MAGIC!r}")
+    require_field(version == VERSION, "version", f"wire version {version}, but this is {VERSION}")
+    require_field(fields[0] == kind, "kind", f"kind {fields[0]}, but {kind.name} is expected here")
+    header = Header(kind, *fields[1:])
+    bodies = [first[HEADER.size :], *(memoryview(frame) for frame in frames[1:])]
+    length = sum(len(body) for body in bodies)
+    require_field(header.length == length, "length", f"{length} bytes, the header says {header.length}")
+    crc = zlib.crc32(first[:_CRC_OFFSET])
+    for body in bodies:
+        crc = zlib.crc32(body, crc)
+    require_field(header.crc == crc, "crc", f"{crc:08x} is not {header.crc:08x}")
+    return header, bodies
+
+
+def require_field(condition: bool, reason: str, text: str) -> None:
+    """Raises WireError unless `condition` holds."""
+    if not condition:
+        raise WireError(reason, text)

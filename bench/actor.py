@@ -1,0 +1,200 @@
+"""`python -m bench actor`: what one core gives an actor process, beside what the bare environment gives on that core.
+
+The programs are the real ones: a learner that publishes its first parameters and never trains, a replay server, and
+`apex actor` with one process, pinned with its emulator threads and its sockets to one core; the others keep to the
+other cores. Its steps are counted where they are stored. Then the parts of a step, each alone.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from apex.acting.segment_builder import SegmentBuilder
+from apex.acting.worker import acts_in_bfloat16
+from apex.config import Config
+from apex.dqn.exploration import epsilon_greedy, epsilon_ladder
+from apex.dqn.networks import make_network, q_values
+from apex.environments.factory import describe, make_environment
+from apex.errors import require
+from apex.runs.folder import RunFolder
+from apex.runtime.hardware import read_bfloat16
+from apex.runtime.lifecycle import Stop
+from apex.runtime.ports import choose_ports, is_free
+from apex.types import Schema
+from bench.harness.command import Figures, make_parser, measure_in_child, read_config, run_bench
+from bench.harness.programs import address, map_stores, measure_rates, open_programs
+from bench.harness.report import Line, print_rows
+
+PIECES = 5  # a rate is the median of so many
+PARTS = {  # of a step of one stream, in microseconds
+    "forward": "Q-values of all streams, one batch",
+    "choose": "epsilon-greedy",
+    "environment": "the environment's step",
+    "collect": "compress the new frames, note the step",
+    "cut": "n-step returns, priorities, segments",
+}
+LINES = [
+    Line("actor_steps_per_s", "actor on one core: steps stored", "/s", digits=0, bar=2_000),
+    Line("bare_environment_steps_per_s", "the bare environment on that core", "/s", digits=0),
+    Line("actor_share_of_bare", "the one against the other", "%", 100, 0, 65, 75),
+]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit status."""
+    parser = make_parser("actor", "Measures an actor on one core. Other options are those of apex train.")
+    parser.add_argument("--seconds", type=float, default=30.0, metavar="S", help="of the actor; default 30")
+    options, rest = parser.parse_known_args(argv)
+    require(options.seconds > 0, f"--seconds must be > 0, got {options.seconds}")
+    config = read_config(rest, parser.prog)
+
+    def show(figures: Figures) -> None:
+        print_rows(f"{config.environment.id}, {int(figures['envs_per_process'])} environments", LINES, figures)
+        print_parts(figures)
+
+    return run_bench(
+        parser.prog, lambda folder, stop: measure(config, folder, options.seconds, stop), show, as_json=options.json
+    )
+
+
+def measure(config: Config, folder: Path, seconds: float, stop: Stop) -> Figures:
+    """All figures; takes about 2.5 x `seconds`."""
+    core, others = divide_cores()
+    actor = replace(config.actor, num_processes=1, num_actors=config.actor.envs_per_process)
+    # Never trained from, never held up, never full.
+    replay_config = replace(config.replay, min_size_to_sample=config.replay.capacity, inserts_wait=False, num_shards=1)
+    config = replace(
+        config,
+        actor=actor,
+        replay=replay_config,
+        evaluator=replace(config.evaluator, enabled=False),
+        transport=replace(config.transport, port_offset=-26_000),  # away from those of a run on this host
+        run=replace(config.run, folder=str(folder), name="bench-actor", tensorboard=False, stop_score=None),
+    )
+    schema = describe(config.environment, config.actor.n_step)
+
+    def bare(child_stop: Stop) -> dict[str, Any]:
+        os.sched_setaffinity(0, {core})
+        return {"rate": time_bare(config, child_stop, seconds / 3)}
+
+    before = measure_in_child("bare", bare, stop)["rate"]
+    rate = _time_actor(config, schema, folder, seconds, core, others, stop)
+    after = measure_in_child("bare", bare, stop)["rate"]
+    bare_rate = (before + after) / 2  # One before and one after: the machine may have slowed down meanwhile.
+
+    def parts(child_stop: Stop) -> dict[str, Any]:
+        os.sched_setaffinity(0, {core})
+        return dict(time_parts(config, schema, child_stop, seconds / 3))
+
+    figures = {
+        "actor_steps_per_s": rate,
+        "bare_environment_steps_per_s": bare_rate,
+        "actor_share_of_bare": rate / bare_rate,
+        "envs_per_process": float(config.actor.envs_per_process),
+        "network_width": config.network.width,
+        **{f"part_{name}_us": value for name, value in measure_in_child("parts", parts, stop).items()},
+    }
+    return {name: float(f"{value:.6g}") for name, value in figures.items()}
+
+
+def divide_cores() -> tuple[int, set[int]]:
+    """One core for what is measured, the others for the rest; on one core all share it."""
+    cores = sorted(os.sched_getaffinity(0))
+    return cores[-1], set(cores[:-1]) or {cores[-1]}
+
+
+def _time_actor(
+    config: Config, schema: Schema, folder: Path, seconds: float, core: int, others: set[int], stop: Stop
+) -> float:
+    config = choose_ports(config, is_free, lambda sentence: None)
+    run = RunFolder.create(config, schema, argv=[])
+    learner = address(config)
+    with open_programs(folder, stop) as programs:
+        programs.start("learner", ["learner", "--run-folder", str(run.path)], others)
+        programs.start("replay", ["replay", "--learner", learner], others)
+        stores = programs.wait_for(lambda: map_stores(run), "replay memory")
+        programs.start("actor", ["actor", "--learner", learner], {core})
+
+        def count() -> int:
+            return sum(store.num_inserted for store in stores)
+
+        programs.wait_for(count, "first transition")
+        return statistics.median(measure_rates(count, seconds, PIECES, programs.check))
+
+
+def time_bare(config: Config, stop: Stop, seconds: float) -> float:
+    """Steps a second of as many environments with random actions, and nothing else."""
+    count = config.actor.envs_per_process
+    environment = make_environment(config.environment, count, seed=1, num_threads=1)
+    num_actions = describe(config.environment, config.actor.n_step).num_actions
+    rng = np.random.default_rng(0)
+    environment.reset()
+    rates = []
+    for _ in range(PIECES):
+        began, steps = time.perf_counter(), 0
+        while (elapsed := time.perf_counter() - began) < seconds / PIECES:
+            if stop.requested:
+                raise KeyboardInterrupt
+            environment.step(rng.integers(num_actions, size=count))
+            steps += count
+        rates.append(steps / elapsed)
+    environment.close()
+    return statistics.median(rates)
+
+
+def time_parts(config: Config, schema: Schema, stop: Stop, seconds: float) -> Figures:
+    """Microseconds of each part of a step, per stream, without sockets."""
+    count = config.actor.envs_per_process
+    torch.set_num_threads(config.actor.num_threads)
+    network = make_network(config.network, schema, seed=0).eval()
+    environment = make_environment(config.environment, count, seed=1, num_threads=1)
+    builder = SegmentBuilder.configured(config, schema, count)
+    fast = acts_in_bfloat16(config, schema, has_bfloat16=read_bfloat16())
+    epsilon = epsilon_ladder(count, config.actor.epsilon_base, config.actor.epsilon_exponent)
+    rng = np.random.default_rng(0)
+    spent = dict.fromkeys(PARTS, 0.0)
+
+    def timed(part: str, work: Any) -> Any:
+        began = time.perf_counter()
+        result = work()
+        spent[part] += time.perf_counter() - began
+        return result
+
+    observation = environment.reset()
+    builder.begin(observation)
+    steps, began = 0, time.perf_counter()
+    while time.perf_counter() < began + seconds:
+        if stop.requested:
+            raise KeyboardInterrupt
+        seen = observation
+        q = timed("forward", lambda seen=seen: q_values(network, seen, bfloat16=fast))
+        if builder.ready:
+            timed("cut", lambda q=q: builder.cut(q))
+        action = timed("choose", lambda q=q: epsilon_greedy(q, epsilon, rng))
+        step = timed("environment", lambda action=action: environment.step(action))
+        cut_short = (step.truncated & ~step.terminated).any()
+        final_q = q_values(network, step.final_observation, bfloat16=fast) if cut_short else None
+        timed("collect", lambda a=action, q=q, s=step, f=final_q: builder.append(a, q, s, f))
+        observation = step.observation
+        steps += count
+    environment.close()
+    return {name: 1e6 * value / steps for name, value in spent.items()}
+
+
+def print_parts(figures: Figures) -> None:
+    """A table: where the time of a step goes."""
+    values = {name: figures[f"part_{name}_us"] for name in PARTS}
+    whole = sum(values.values())
+    print(f"\n{'one step of one stream, without sockets':<48}{'us':>12}{'share':>9}")
+    for name, value in values.items():
+        print(f"  {PARTS[name]:<46}{value:>12.1f}{value / whole:>9.0%}")
+    print(f"  {'sum':<46}{whole:>12.1f}")

@@ -1,0 +1,309 @@
+"""`python -m bench connections`: as many actors as one replay server can bear, each on its own connection.
+
+Real games are recorded once; then every connection sends their segments again and again, as fast as its window lets it,
+to a real replay server. At the end the books must balance: every segment acknowledged, and of each as many transitions
+stored as it had, none lost and none twice. Fairness is the slowest connection against the fastest. Memory is the
+median of the last minute against that of the first; in runs of less than two minutes, of the last tenth against that
+of the second.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from apex.acting.reliable_sender import ExperienceLink
+from apex.acting.segment_builder import Cut
+from apex.config import Config
+from apex.environments.factory import describe
+from apex.errors import require
+from apex.replay_memory.store.file import open_file
+from apex.replay_memory.store.location import store_path
+from apex.runs.folder import RunFolder
+from apex.runtime.children import check_children, start_child, stop_children
+from apex.runtime.lifecycle import POLL_SECONDS, Stop
+from apex.runtime.ports import choose_ports, is_free
+from apex.transport.codec import Codec
+from apex.transport.endpoints import ExperienceSender, ReceiptReceiver
+from apex.transport.hello import Route, greet, read_welcome
+from apex.transport.sockets import open_context, split_address
+from apex.types import Stream
+from bench.harness.command import Figures, make_parser, read_config, record_games, run_bench
+from bench.harness.programs import Programs, address, map_stores, open_programs
+from bench.harness.recording import Compressor, Recording
+from bench.harness.report import Line, print_rows
+from bench.harness.segment_ledger import MOST_ACTORS, Ledger, tag
+from bench.replay_steps import read_memory
+
+CAPACITY = 200_000  # transitions: it wraps within seconds, so memory that grows shows
+NUM_SENDERS = 2  # processes that the connections are spread over
+NUM_FRAMES = 20_000  # distinct, recorded
+DRAIN_SECONDS = 60.0  # for what is on its way when the time is up
+LOOK_SECONDS = 0.1  # between two looks at what was stored: a million a second would be needed to miss any
+MEMORY_SECONDS = 1.0  # between two looks at the memory
+LINES = [
+    Line("connections", "connections, an actor each", "", digits=0, bar=128, stretch=256),
+    Line("connections_transitions_per_s", "transitions stored", "/s", digits=0),
+    Line("connections_fairness", "slowest connection against the fastest", "%", 100, 0, 80),
+    Line("connections_lost", "transitions lost", "", digits=0, bar=0, less_is_better=True),
+    Line("connections_twice", "transitions stored twice", "", digits=0, bar=0, less_is_better=True),
+    Line("connections_pending", "segments never acknowledged", "", digits=0, bar=0, less_is_better=True),
+    Line("connections_resent", "segments sent again", "", digits=0, less_is_better=True),
+    Line(
+        "connections_memory_growth",
+        "replay's memory, its end against its beginning",
+        "%",
+        100,
+        1,
+        1,
+        less_is_better=True,
+    ),
+]
+
+
+class Sent(NamedTuple):
+    """What one process has done."""
+
+    actors: list[int]  # ids, one of each of its connections
+    segments: list[int]  # that each has sent
+    pending: int  # segments that were not acknowledged
+    resent: int  # segments
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit status: 1 if a transition was lost, or stored twice, or a segment never acknowledged."""
+    parser = make_parser("connections", "Sends from many connections at once. Other options are those of apex train.")
+    parser.add_argument("--connections", type=int, default=128, metavar="N", help="default 128")
+    parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="default 10")
+    options, rest = parser.parse_known_args(argv)
+    number = options.connections
+    require(2 <= number <= MOST_ACTORS, f"--connections must be 2 ... {MOST_ACTORS}, got {number}")
+    require(options.minutes > 0, f"--minutes must be > 0, got {options.minutes}")
+    config = read_config(rest, parser.prog)
+    return run_bench(
+        parser.prog,
+        lambda folder, stop: measure(config, folder, number, 60 * options.minutes, stop),
+        lambda figures: print_rows(f"{config.environment.id}, {options.minutes:g} minutes", LINES, figures),
+        as_json=options.json,
+        passed=lambda figures: not any(figures[f"connections_{what}"] for what in ("lost", "twice", "pending")),
+    )
+
+
+def measure(config: Config, folder: Path, connections: int, seconds: float, stop: Stop) -> Figures:
+    """All figures."""
+    # Never trained from, never held up; nobody's lease ends, for the senders have no heartbeats.
+    config = replace(
+        config,
+        actor=replace(config.actor, num_actors=connections),
+        replay=replace(config.replay, capacity=CAPACITY, min_size_to_sample=CAPACITY, inserts_wait=False, num_shards=1),
+        evaluator=replace(config.evaluator, enabled=False),
+        checkpoint=replace(config.checkpoint, replay=False),
+        transport=replace(config.transport, port_offset=-23_000, lease_seconds=86_400.0),
+        run=replace(config.run, folder=str(folder), name="bench-connections", tensorboard=False, stop_score=None),
+    )
+    schema = describe(config.environment, config.actor.n_step)
+    recording = record_games(folder / "recording", config, schema, NUM_FRAMES, stop)
+    config = choose_ports(config, is_free, lambda sentence: None)
+    run = RunFolder.create(config, schema, argv=[])
+    children, pipes = _start_senders(config, recording, connections)
+    try:
+        with open_programs(folder, stop) as programs:
+            programs.start("learner", ["learner", "--run-folder", str(run.path)])
+            server = programs.start("replay", ["replay", "--learner", address(config)])
+            programs.wait_for(lambda: map_stores(run), "replay memory")
+            ledger = Ledger(open_file(store_path(run.run_id), schema, writable=False))
+            for pipe in pipes:
+                programs.wait_for(pipe.poll, "sender")
+                pipe.recv_bytes()
+            for pipe in pipes:
+                pipe.send_bytes(json.dumps(seconds).encode())
+            began = time.monotonic()
+            memory = _watch(programs, ledger, server.pid, began + seconds)
+            answers = []
+            for pipe in pipes:
+                while not pipe.poll(POLL_SECONDS):
+                    programs.check()
+                    check_children(children)
+                    ledger.look()
+                answers.append(Sent(*json.loads(pipe.recv_bytes())))
+            seconds = time.monotonic() - began
+            ledger.look()
+            return _account(answers, recording, ledger, memory, seconds)
+    finally:
+        stop_children(children)
+
+
+def _start_senders(config: Config, recording: Recording, connections: int) -> tuple[list[Any], list[Connection]]:
+    """Before this process has sockets. They wait for a learner, then say that they are ready, then for the word."""
+    children, pipes = [], []
+    for index in range(NUM_SENDERS):
+        count = connections // NUM_SENDERS + (index < connections % NUM_SENDERS)
+        ours, theirs = Pipe()
+        children.append(start_child(f"sender-{index}", send, recording, address(config), count, theirs, ours))
+        theirs.close()
+        pipes.append(ours)
+    return children, pipes
+
+
+def _watch(programs: Programs, ledger: Ledger, pid: int, until: float) -> list[float]:
+    """Keeps the books; returns bytes of the replay server's processes without the mapped file, now and then."""
+    memory: list[float] = []
+    look_at = 0.0
+    while (now := time.monotonic()) < until:
+        programs.check()
+        ledger.look()
+        if now >= look_at:
+            look_at = now + MEMORY_SECONDS
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            whole, shared = read_memory([pid, *map(int, children)])
+            memory.append(float(whole - shared))
+        time.sleep(min(LOOK_SECONDS, max(0.0, until - time.monotonic())))
+    return memory
+
+
+def list_sent(actor_id: int, num_segments: int, recording: Recording) -> Iterator[tuple[int, int]]:
+    """Tag and number of transitions of each segment that a connection has sent."""
+    for number in range(num_segments):
+        yield tag(actor_id, number), len(recording.records_of(piece_of(actor_id, number, recording)))
+
+
+def piece_of(actor_id: int, number: int, recording: Recording) -> int:
+    """Which piece of the recording a connection sends as this segment: they begin at different places."""
+    return (actor_id + number) % len(recording.pieces)
+
+
+def _account(
+    answers: Sequence[Sent], recording: Recording, ledger: Ledger, memory: list[float], seconds: float
+) -> Figures:
+    """Compares what was sent with what was stored, segment by segment."""
+    connections = [pair for answer in answers for pair in zip(answer.actors, answer.segments, strict=True)]
+    sent = [list(list_sent(actor_id, segments, recording)) for actor_id, segments in connections]
+    transitions = [sum(count for _, count in rows) for rows in sent]
+    balance = ledger.balance(chain.from_iterable(sent))
+    first, last = compare_ends(memory)
+    figures = {
+        "connections": float(len(transitions)),
+        "connections_transitions_per_s": ledger.num_transitions / seconds,
+        "connections_fairness": min(transitions) / max(1, max(transitions)),
+        "connections_lost": float(balance.lost),
+        "connections_twice": float(balance.twice),
+        "connections_pending": float(sum(answer.pending for answer in answers)),
+        "connections_resent": float(sum(answer.resent for answer in answers)),
+        "connections_memory_bytes": last,
+        "connections_memory_growth": last / first - 1,
+        "connections_seconds": seconds,
+    }
+    return {name: float(f"{value:.9g}") for name, value in figures.items()}
+
+
+def compare_ends(memory: Sequence[float]) -> tuple[float, float]:
+    """Medians of the first and of the last minute of what was read once in `MEMORY_SECONDS`.
+
+    Of less than two minutes the second and the last tenth: the first is the server's own start.
+    """
+    minute, tenth = round(60 / MEMORY_SECONDS), max(1, len(memory) // 10)
+    if len(memory) >= 2 * minute:
+        return statistics.median(memory[:minute]), statistics.median(memory[-minute:])
+    return statistics.median(memory[tenth : 2 * tenth] or memory), statistics.median(memory[-tenth:])
+
+
+# --- a process of connections -----------------------------------------------------------------------------------------
+
+
+class Connected:
+    """One actor's connection, which sends a recording's segments round and round, from a place of its own."""
+
+    def __init__(self, link: ExperienceLink, actor_id: int, recording: Recording, cuts: Sequence[Cut]) -> None:
+        """`cuts`: the pieces of the recording."""
+        self._link = link
+        self._recording = recording
+        self._cuts = cuts
+        self.actor_id = actor_id
+        self.num_segments = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Segments that are not acknowledged."""
+        return self._link.in_flight
+
+    @property
+    def num_resent(self) -> int:
+        """Segments that were sent again."""
+        return self._link.num_resent
+
+    def pump(self) -> None:
+        """Takes receipts; sends again what is overdue."""
+        self._link.pump()
+
+    def send(self) -> bool:
+        """Sends the next segment; False while the window is full."""
+        if self._link.blocked:
+            return False
+        cut = self._cuts[piece_of(self.actor_id, self.num_segments, self._recording)]
+        self._link.send([cut], tag(self.actor_id, self.num_segments))
+        self.num_segments += 1
+        return True
+
+
+def send(stop: Stop, recording: Recording, learner: str, count: int, pipe: Connection, bench_end: Connection) -> None:
+    """The child's main function: `count` connections, each with its own sockets and stream."""
+    bench_end.close()
+    compressor = Compressor(recording)
+    cuts = [Cut(0, recording.records_of(piece), compressor.image(piece)) for piece in range(len(recording.pieces))]
+    host, port = split_address(learner, 0)
+    answer = greet(Route(host, port), "actor", stop, num_streams=count, needs_replay=True)
+    if not answer:
+        return
+    welcome = read_welcome(answer)
+    require(len(welcome.streams) == count, f"{count} actor ids were asked for, but {len(welcome.streams)} are free")
+    (replay,), window = welcome.replay, welcome.config.actor.window
+    codec = Codec(welcome.run_id, welcome.schema)
+
+    def connect(stream: Stream) -> Connected:
+        sender = ExperienceSender(context, replay["experience"], num_messages=window)
+        receipts = ReceiptReceiver(context, [replay["receipts"]], codec, [stream])
+        return Connected(
+            ExperienceLink([stream], codec, [sender], receipts, window=window), stream.actor_id, recording, cuts
+        )
+
+    with open_context() as context:
+        connections = [connect(stream) for stream in welcome.streams]
+        pipe.send_bytes(b"ready")
+        while not pipe.poll(POLL_SECONDS):
+            if stop.requested:
+                return
+        seconds = json.loads(pipe.recv_bytes())
+        sent = run(stop, connections, seconds)
+        pipe.send_bytes(json.dumps(sent).encode())
+        while not stop.requested:
+            time.sleep(POLL_SECONDS)  # Sockets close when the books are done.
+
+
+def run(stop: Stop, connections: Sequence[Connected], seconds: float) -> Sent:
+    """Sends for so long, in turn, then waits until all is acknowledged."""
+    end = time.monotonic() + seconds
+    while not stop.requested and time.monotonic() < end:
+        sent = False
+        for connection in connections:
+            connection.pump()
+            sent |= connection.send()
+        if not sent:
+            time.sleep(0.001)
+    while any(connection.in_flight for connection in connections) and time.monotonic() < end + DRAIN_SECONDS:
+        for connection in connections:
+            connection.pump()
+        time.sleep(0.01)
+    return Sent(
+        [connection.actor_id for connection in connections],
+        [connection.num_segments for connection in connections],
+        sum(connection.in_flight for connection in connections),
+        sum(connection.num_resent for connection in connections),
+    )

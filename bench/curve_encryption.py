@@ -1,0 +1,135 @@
+"""`python -m bench curve`: what keys cost, as the rate of one stream of segments with CURVE against the rate without.
+
+One process encodes and sends segments as an actor does, as fast as its socket takes them; another receives and checks
+them as the replay server's writer does. Nothing is played, compressed or stored, which would hide the cost. Rates with
+and without keys are taken in turn, so that other work on the machine meets both alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+
+from apex.config import Config
+from apex.errors import require
+from apex.frame_blob import make_image
+from apex.runtime.children import check_children, start_child, stop_children
+from apex.runtime.lifecycle import FINISHED, POLL_SECONDS, Stop, stop_on_signals
+from apex.runtime.ports import choose_ports, is_free
+from apex.transport.async_receiver import PULL, AsyncReceiver
+from apex.transport.codec import Codec
+from apex.transport.curve.command import new_folder
+from apex.transport.curve.key_store import read_keys
+from apex.transport.endpoints import ExperienceSender, max_segment_bytes
+from apex.transport.sockets import open_context
+from apex.types import RECORD, Schema, Segment, Stream
+from bench.harness.report import Line, print_rows
+
+PIECES = 5  # with and without keys; a rate is the median of so many
+TRANSITIONS = 50  # in a segment [section 4.1 of the paper]
+FRAME_BYTES = 1_000  # compressed, of a transition: about what Atari takes
+SCHEMA = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=18, n_step=3, codec="lz4")
+RUN_ID = 1
+WINDOW = 64  # segments that may be on their way
+LINES = [
+    Line("curve_off_transitions_per_s", "one stream of segments, no keys", "/s", digits=0),
+    Line("curve_on_transitions_per_s", "the same with keys", "/s", digits=0),
+    Line("curve_share", "with keys against without", "%", 100, 0, 35),
+]
+
+Figures = dict[str, float]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m bench curve", description="Measures what keys cost here.")
+    parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="in all; default 20")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    options = parser.parse_args(argv)
+    require(options.seconds > 0, f"--seconds must be > 0, got {options.seconds}")
+    with stop_on_signals() as stop, tempfile.TemporaryDirectory(prefix="apex-bench-") as name:
+        figures = measure(Path(name) / "keys", options.seconds, stop)
+    print_rows(f"segments of {TRANSITIONS} transitions, {TRANSITIONS * FRAME_BYTES:,} bytes", LINES, figures)
+    if options.json:
+        print(json.dumps(figures))
+    return FINISHED
+
+
+def measure(folder: Path, seconds: float, stop: Stop) -> Figures:
+    """Both rates and their ratio; makes keys in `folder`."""
+    new_folder(folder)
+    rates: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(PIECES):
+        for curve, pieces in rates.items():
+            pieces.append(_rate(str(folder) if curve else "", seconds / PIECES / 2, stop))
+    off, on = (statistics.median(rates[curve]) for curve in (False, True))
+    figures = {"curve_off_transitions_per_s": off, "curve_on_transitions_per_s": on, "curve_share": on / off}
+    return {name: float(f"{value:.6g}") for name, value in figures.items()}
+
+
+def _rate(folder: str, seconds: float, stop: Stop) -> float:
+    """Transitions received a second, from the first segment on."""
+    transport = choose_ports(Config(), is_free, lambda sentence: None).transport
+    endpoint = transport.endpoint("experience")
+    pipe, child_pipe = Pipe(duplex=False)
+    children = [
+        start_child("receiver", _receive, folder, endpoint, seconds, child_pipe),
+        start_child("sender", _send, folder, endpoint),
+    ]
+    child_pipe.close()
+    try:
+        while not pipe.poll(POLL_SECONDS):
+            if stop.requested:
+                raise KeyboardInterrupt
+            check_children(children[1:])
+        return float(json.loads(pipe.recv_bytes()))
+    finally:
+        stop_children(children)
+        pipe.close()
+
+
+def _receive(stop: Stop, folder: str, endpoint: str, seconds: float, pipe: Connection) -> None:
+    async def receive() -> float:
+        codec, limit = Codec(RUN_ID, SCHEMA), max_segment_bytes(SCHEMA, TRANSITIONS)
+        with open_context(read_keys(folder, "replay")) as context:
+            receiver = AsyncReceiver(context, PULL, endpoint, "experience", high_water_mark=WINDOW, max_bytes=limit)
+            while not stop.requested and not await receiver.burst(POLL_SECONDS, limit=1):
+                pass
+            began, count = time.perf_counter(), 0
+            while not stop.requested and time.perf_counter() - began < seconds:
+                for frames in await receiver.burst(POLL_SECONDS):
+                    count += len(codec.decode_segment(frames).records)
+            return count / (time.perf_counter() - began)
+
+    pipe.send_bytes(json.dumps(asyncio.run(receive())).encode())
+
+
+def _send(stop: Stop, folder: str, endpoint: str) -> None:
+    codec, segment = Codec(RUN_ID, SCHEMA), _make_segment()
+    with open_context(read_keys(folder, "actor")) as context:
+        sender = ExperienceSender(context, endpoint, num_messages=WINDOW // 2)
+        while not stop.requested:
+            message = codec.encode_segment(segment)
+            while not sender.send(message) and not stop.requested:
+                time.sleep(0.0002)
+
+
+def _make_segment() -> Segment:
+    """The first steps of an episode, with frames that no compressor would make smaller."""
+    rng, steps = np.random.default_rng(0), np.arange(TRANSITIONS)
+    records = np.zeros(TRANSITIONS, RECORD)
+    records["frame"], records["next_frame"] = steps, steps + 1
+    records["depth"] = np.minimum(steps + 1, SCHEMA.stack)
+    records["next_depth"] = np.minimum(steps + 2, SCHEMA.stack)
+    image = make_image([rng.bytes(FRAME_BYTES) for _ in range(TRANSITIONS + 1)])
+    return Segment(Stream(0, 1), 0, 0, records, image, 0)

@@ -1,0 +1,116 @@
+"""A writer that sends a recording as fast as it is told to: one connection, with all that an actor's has."""
+
+from __future__ import annotations
+
+import json
+import time
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+from apex.acting.reliable_sender import ExperienceLink, Outlet
+from apex.acting.segment_builder import Cut
+from apex.config import Config
+from apex.runtime.lifecycle import POLL_SECONDS, Stop
+from apex.transport.codec import Codec
+from apex.transport.curve.key_store import read_keys
+from apex.transport.endpoints import ExperienceSender, ReceiptReceiver
+from apex.transport.hello import Route, greet, read_welcome
+from apex.transport.sockets import open_context
+from bench.harness.recording import Compressor, Recording
+
+IDLE_SECONDS = 0.02  # how late an order may be heard
+PUMP_PERIOD = 16  # segments between two looks for receipts: an actor process of 16 streams looks after each cut
+
+
+class Inserted(NamedTuple):
+    """What was done."""
+
+    transitions: int
+    seconds: float  # from the first frame that was compressed to the last receipt
+    num_bytes: int  # of messages
+    num_resent: int  # segments
+
+
+class _CountedOutlet:
+    """Counts what leaves."""
+
+    def __init__(self, outlet: Outlet) -> None:
+        self._outlet = outlet
+        self.num_bytes = 0
+
+    def send(self, message: list[bytes]) -> bool:
+        self.num_bytes += sum(map(len, message))
+        return self._outlet.send(message)
+
+
+class RecordedWriter:
+    """Sends the recording's segments in their order, again and again."""
+
+    def __init__(self, recording: Recording, link: ExperienceLink, outlet: _CountedOutlet) -> None:
+        self._recording = recording
+        self._link = link
+        self._outlet = outlet
+        self._compressor = Compressor(recording)
+        self._ordinal = 0  # of the next segment
+
+    def idle(self) -> None:
+        """Takes receipts, which go on: what nobody reads piles up."""
+        self._link.pump(IDLE_SECONDS)
+
+    def insert(self, stop: Stop, transitions: int, seconds: float, rate: float) -> Inserted:
+        """Sends so many transitions, or for so long, at `rate` per second (0: unpaced), until all is acknowledged."""
+        link, outlet = self._link, self._outlet
+        began, bytes_before, resent_before, sent = time.monotonic(), outlet.num_bytes, link.num_resent, 0
+        while not stop.requested:
+            elapsed = time.monotonic() - began
+            if sent >= transitions > 0 or elapsed >= seconds > 0:
+                break
+            early = sent / rate - elapsed if rate else 0.0
+            if early > 0:
+                link.pump(min(POLL_SECONDS, max(early, 0.001)))
+            elif link.blocked:
+                link.pump(POLL_SECONDS)
+            else:
+                sent += self._send_next()
+        while link.in_flight and not stop.requested:
+            link.pump(POLL_SECONDS)
+        return Inserted(
+            sent, time.monotonic() - began, outlet.num_bytes - bytes_before, link.num_resent - resent_before
+        )
+
+    def _send_next(self) -> int:
+        """Sends one segment; returns its number of transitions."""
+        piece = self._ordinal % len(self._recording.pieces)
+        records = self._recording.records_of(piece)
+        cut = Cut(int(self._recording.pieces["stream"][piece]), records, self._compressor.image(piece))
+        self._link.send([cut], self._ordinal)  # The version tells the segment: samples are checked by it.
+        self._ordinal += 1
+        if self._ordinal % PUMP_PERIOD == 0:
+            self._link.pump()
+        return len(records)
+
+
+def write(stop: Stop, recording: Recording, config: Config, pipe: Connection, bench_end: Connection) -> None:
+    """The child's main function: greets as an actor, then does what `pipe` says, and says what it did."""
+    bench_end.close()
+    num_streams, window = config.actor.num_actors, config.actor.window
+    port = config.transport.control_port + config.transport.port_offset
+    route = Route(config.transport.bind, port, config.transport.keys)
+    answer = greet(route, "actor", stop, num_streams=num_streams, needs_replay=True)
+    if not answer:
+        return
+    welcome = read_welcome(answer)
+    codec, streams = Codec(welcome.run_id, welcome.schema), welcome.streams
+    with open_context(read_keys(config.transport.keys, "actor")) as context:
+        (replay,) = welcome.replay
+        sender = ExperienceSender(context, replay["experience"], num_messages=num_streams * window)
+        outlet = _CountedOutlet(sender)
+        receipts = ReceiptReceiver(context, [replay["receipts"]], codec, streams)
+        link = ExperienceLink(streams, codec, [outlet], receipts, window=window)
+        writer = RecordedWriter(recording, link, outlet)
+        while not stop.requested:
+            if pipe.poll():
+                inserted = writer.insert(stop, **json.loads(pipe.recv_bytes()))
+                pipe.send_bytes(json.dumps(inserted).encode())
+            else:
+                writer.idle()

@@ -1,0 +1,204 @@
+"""A replay server under test: the real programs around it, but a writer that sends a recording, and no learning.
+
+The server is a subprocess as `apex replay` starts it. Coordinator and loaders are the learner's own children; in the
+place of the trainer stands whoever holds the bed. What is opened here is gone at the end, however that comes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal
+
+from apex.config import Config
+from apex.learning.batch_ring import Sample, SampleRing
+from apex.learning.coordinator.coordinator import Desk, coordinate
+from apex.learning.loader import load
+from apex.replay_memory.store.location import MEMORY
+from apex.runs.folder import RunFolder
+from apex.runtime.children import ChildDiedError, check_children, start_child, stop_children
+from apex.runtime.lifecycle import FAILED, POLL_SECONDS, Stop, die_with_parent
+from apex.runtime.ports import choose_ports, is_free
+from apex.transport.codec import Codec
+from apex.transport.curve.key_store import read_keys
+from apex.transport.endpoints import PrioritySender
+from apex.transport.sockets import open_context
+from bench.harness.recorded_writer import Inserted, write
+from bench.harness.recording import Recording
+
+Link = Literal["tcp", "memory"]  # how batches come: by sockets, or drawn by loaders that map the store
+END_SECONDS = 10.0  # how long the server may take to end
+
+
+class Bed:
+    """What a benchmark holds in its hands."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        ring: SampleRing,
+        priorities: PrioritySender,
+        writer: Connection,
+        server: subprocess.Popen[bytes],
+        check: Callable[[], None],
+    ) -> None:
+        self.config = folder.config
+        self.schema = folder.schema
+        self.run_id = folder.run_id
+        self.longest_wait = 0.0  # for a batch, in seconds
+        self.ring = ring
+        self.priorities = priorities
+        self._writer = writer
+        self._server = server
+        self.check = check
+
+    @property
+    def store(self) -> Path:
+        """The replay memory's file."""
+        return next(MEMORY.glob(f"apex-{self.run_id:016x}*.replay"))
+
+    @property
+    def processes(self) -> list[int]:
+        """Ids of the replay server's processes."""
+        pid = self._server.pid
+        return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+
+    def begin_insert(self, *, transitions: int = 0, seconds: float = 0.0, rate: float = 0.0) -> None:
+        """Has the writer send so many transitions, or for so long; `rate` per second, or 0: as fast as it can."""
+        order = {"transitions": transitions, "seconds": seconds, "rate": rate}
+        self._writer.send_bytes(json.dumps(order).encode())
+
+    def end_insert(self) -> Inserted:
+        """Waits until all that was sent is acknowledged."""
+        while not self._writer.poll(POLL_SECONDS):
+            self.check()
+        return Inserted(*json.loads(self._writer.recv_bytes()))
+
+    def receive(self) -> Sample:
+        """Waits for the next batch."""
+        began = time.monotonic()
+        while True:
+            self.check()  # Each time: batches may never stop coming.
+            sample = self.ring.receive(POLL_SECONDS)
+            if sample is not None:
+                self.longest_wait = max(self.longest_wait, time.monotonic() - began)
+                return sample
+
+    def answer(self, sample: Sample, priorities: Any) -> None:
+        """Returns priorities, float32[B], and the batch's memory."""
+        for update in sample.updates(priorities):
+            self.priorities.send(update)
+        self.ring.release(sample.slot)
+
+
+@contextmanager
+def open_bed(
+    config: Config, recording: Recording, folder: Path, link: Link, stop: Stop, *, cuda: bool = False
+) -> Iterator[Bed]:
+    """Starts the programs. `stop` ends every wait with KeyboardInterrupt; `cuda`: batches go on to a GPU."""
+    config = choose_ports(config, is_free, lambda sentence: None)
+    config = dataclasses.replace(
+        config,
+        # By sockets there is one that listens; more loaders would be idle.
+        learner=dataclasses.replace(config.learner, num_loaders=config.learner.num_loaders if link == "memory" else 1),
+        transport=dataclasses.replace(config.transport, shared_memory=link == "memory"),
+        run=dataclasses.replace(config.run, folder=str(folder), name=f"bench-{link}"),
+    )
+    run = RunFolder.create(config, recording.schema, argv=[])
+    num_loaders = max(1, config.learner.num_loaders)
+    ring = SampleRing.configured(config, run.schema, cuda=cuda)
+    trainer_pipe, coordinator_pipe = Pipe()
+    pipe, writer_pipe = Pipe()
+    desk = Desk(config, run.schema, run.run_id, config.actor.num_actors, 1, run.path)
+    with ExitStack() as started:
+        started.callback(_remove_memory, run.run_id)
+        children = [start_child("coordinator", coordinate, desk, coordinator_pipe, trainer_pipe)]
+        started.callback(stop_children, children)
+        children.append(start_child("writer", write, recording, config, writer_pipe, pipe))
+        coordinator_pipe.close()
+        writer_pipe.close()
+        server = _start_server(config)
+        started.callback(_end_server, server, trainer_pipe)
+
+        def check() -> None:
+            if stop.requested:
+                raise KeyboardInterrupt
+            check_children(children)
+            if server.poll() is not None:
+                raise ChildDiedError(f"the replay server ended with status {server.returncode}")
+
+        _tell(trainer_pipe, {"num_parameters": 1, "updates": 0})
+        endpoint = _find_replay(trainer_pipe, check)
+        # After the store is there, so that none of them looks for it in vain; before this process has a context.
+        for index in range(num_loaders):
+            children.append(start_child(f"loader-{index}", load, index, config, run.schema, ring, run.run_id))
+        keys = read_keys(config.transport.keys, "learner")
+        priorities = PrioritySender(started.enter_context(open_context(keys)), Codec(run.run_id, run.schema))
+        priorities.connect(endpoint)
+        yield Bed(run, ring, priorities, pipe, server, check)
+
+
+# --- beginning and end ------------------------------------------------------------------------------------------------
+
+
+def _start_server(config: Config) -> subprocess.Popen[bytes]:
+    parent = os.getpid()
+
+    def before_exec() -> None:
+        die_with_parent(signal.SIGTERM)
+        if os.getppid() != parent:  # It died before the line above.
+            os._exit(FAILED)
+
+    address = f"{config.transport.bind}:{config.transport.control_port + config.transport.port_offset}"
+    command = [sys.executable, "-m", "apex.replay", "--learner", address]
+    if config.transport.keys:
+        command += ["--keys", config.transport.keys]
+    with (Path(config.run.folder) / "replay.log").open("ab") as output:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches the benchmark alone, which then stops the server.
+            preexec_fn=before_exec,
+        )
+
+
+def _find_replay(pipe: Connection, check: Callable[[], None]) -> str:
+    """Waits for the coordinator to say where priorities go."""
+    while True:
+        check()
+        if pipe.poll(POLL_SECONDS):
+            endpoint = json.loads(pipe.recv_bytes())["replay"][0].get("priorities", "")
+            if endpoint:
+                return str(endpoint)
+
+
+def _tell(pipe: Connection, message: dict[str, Any]) -> None:
+    with suppress(BrokenPipeError):
+        pipe.send_bytes(json.dumps(message).encode())
+
+
+def _end_server(server: subprocess.Popen[bytes], pipe: Connection) -> None:
+    """In order, as at the end of a run; else by force."""
+    _tell(pipe, {"finished": "measured"})
+    with suppress(subprocess.TimeoutExpired):
+        server.wait(END_SECONDS)
+    with suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGKILL)
+    server.wait()
+
+
+def _remove_memory(run_id: int) -> None:
+    for path in MEMORY.glob(f"apex-{run_id:016x}*"):
+        path.unlink(missing_ok=True)

@@ -1,0 +1,233 @@
+"""`python -m bench learner`: updates a second from a real replay server, beside what the same update makes without one.
+
+Three rates of the same network and batch: the plain step, as one writes it down (float32, operation by operation, the
+memory given back each time); the learner's own step on one batch that lies still; and the learner's step fed by loaders
+that draw from a real replay server, with priorities going back. The second against the first is what tuning gave, the
+third against the second what replay costs.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from apex.config import Config
+from apex.dqn.autograd_update import EagerUpdate
+from apex.dqn.gradient_step import DeviceBatch
+from apex.dqn.networks import make_network
+from apex.dqn.optimizers import make_optimizer
+from apex.environments.factory import describe
+from apex.errors import require
+from apex.learning.batch_ring import Part, Sample, SampleRing
+from apex.learning.setup import choose_device, prepare_torch
+from apex.learning.trainer import Samples, Trainer
+from apex.runtime.lifecycle import Stop
+from apex.types import Array, PriorityUpdate, Schema
+from bench.harness.command import (
+    NUM_STREAMS,
+    Figures,
+    make_parser,
+    measure_in_child,
+    names,
+    read_config,
+    record_games,
+    run_bench,
+)
+from bench.harness.replay_fixture import open_bed
+from bench.harness.report import Line, print_rows
+
+PIECES = 5  # a rate is the median of so many
+BATCH_SIZE = 512  # of the bars; --batch-size names another
+NUM_FRAMES = 20_000  # distinct, recorded
+WARM_UP_UPDATES = 5  # of which a graph takes three
+LINES = [
+    Line("learner_updates_per_s", "fed by replay, priorities returned", "/s", digits=2, bar=5.5, stretch=10),
+    Line("learner_resident_updates_per_s", "the same on a batch that lies still", "/s", digits=2),
+    Line("learner_plain_updates_per_s", "plain float32 steps on it", "/s", digits=2),
+    Line("learner_fed_share", "fed by replay against lying still", "%", 100, 0, 95, 99),
+    Line("learner_gain", "fed by replay against plain", "x", 1, 2, 2),
+    Line("learner_wait_share", "of its time the learner waits for batches", "%", 100, 1, less_is_better=True),
+]
+
+
+class Resident:
+    """One batch that is always there."""
+
+    def __init__(self, schema: Schema, batch_size: int) -> None:
+        rng = np.random.default_rng(0)
+        # Where a real one lies, so that a GPU copies from the same kind of memory.
+        ring = SampleRing(schema, batch_size, 1)
+        self.memory: Array = ring.memory
+        stacks = ring.stacks[0]
+        stacks[...] = rng.integers(0, 256, stacks.shape) if schema.frame_dtype == "uint8" else rng.random(stacks.shape)
+        self._sample = Sample(
+            stacks=stacks,
+            keys=np.arange(batch_size),
+            probability=rng.uniform(0.5, 2.0, batch_size) / 1e6,
+            action=rng.integers(0, schema.num_actions, batch_size),
+            n_step_return=rng.normal(size=batch_size).astype(np.float32),
+            discount=np.full(batch_size, 0.97, np.float32),
+            version=np.zeros(batch_size, np.int64),
+            num_transitions=1_000_000,
+            parts=[Part(0, 1, 0, 0)],
+            slot=0,
+        )
+
+    def receive(self, timeout: float) -> Sample | None:
+        """The batch."""
+        return self._sample
+
+    def release(self, slot: int) -> None:
+        """It stays."""
+
+
+class Nowhere:
+    """Where priorities of a benchmark without a replay server go."""
+
+    def send(self, update: PriorityUpdate) -> None:
+        """Nobody wants them."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit status."""
+    parser = make_parser("learner", "Measures the learner. Other options are those of apex train.")
+    parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="of all three rates; default 60")
+    options, rest = parser.parse_known_args(argv)
+    require(options.seconds > 0, f"--seconds must be > 0, got {options.seconds}")
+    typed = names(rest, "--batch-size", "--learner.batch-size", "--config")
+    config = read_config(rest if typed else [*rest, "--batch-size", str(BATCH_SIZE)], parser.prog)
+    title = f"{config.environment.id}, batch {config.learner.batch_size}, {config.learner.num_threads} threads"
+    return run_bench(
+        parser.prog,
+        lambda folder, stop: measure(config, folder, options.seconds, stop),
+        lambda figures: print_rows(title, LINES, figures),
+        as_json=options.json,
+    )
+
+
+def measure(config: Config, folder: Path, seconds: float, stop: Stop) -> Figures:
+    """All figures. The last rate is measured in this process, which so begins with CUDA after it has forked."""
+    schema = describe(config.environment, config.actor.n_step)
+    each = seconds / 3
+    device = choose_device(config.learner)
+    plain = measure_in_child("plain", lambda child_stop: {"rate": time_plain(config, schema, each, child_stop)}, stop)
+    resident = measure_in_child(
+        "resident", lambda child_stop: {"rate": time_resident(config, schema, each, child_stop)}, stop
+    )
+    fed, wait_share = _time_fed(config, schema, folder, each, stop)
+    figures = {
+        "learner_updates_per_s": fed,
+        "learner_resident_updates_per_s": resident["rate"],
+        "learner_plain_updates_per_s": plain["rate"],
+        "learner_fed_share": fed / resident["rate"],
+        "learner_gain": fed / plain["rate"],
+        "learner_wait_share": wait_share,
+        "batch_size": float(config.learner.batch_size),
+        "network_width": config.network.width,
+        "cuda": float(device.type == "cuda"),
+    }
+    return {name: float(f"{value:.6g}") for name, value in figures.items()}
+
+
+def time_plain(config: Config, schema: Schema, seconds: float, stop: Stop) -> float:
+    """Updates a second of a step that nobody tuned: float32, eager, on all cores or on the GPU."""
+    device = choose_device(config.learner)
+    learner = replace(config.learner, bfloat16="off")
+    online, target = (make_network(config.network, schema, seed=config.seed).to(device) for _ in range(2))
+    optimizer = make_optimizer(learner, online.parameters())
+    update = EagerUpdate(learner, online, target.requires_grad_(False), optimizer)
+    sample = Resident(schema, learner.batch_size).receive(0.0)
+    assert sample is not None
+    weights = np.ones(learner.batch_size, np.float32)
+
+    def step() -> None:
+        arrays = sample.stacks, sample.action, sample.n_step_return, sample.discount, weights
+        updated = update(DeviceBatch(*(torch.from_numpy(array).to(device) for array in arrays)))
+        updated.td_errors.cpu()  # As one does who sends the priorities at once.
+
+    return _median_rate(step, lambda: None, seconds, stop)
+
+
+def time_resident(config: Config, schema: Schema, seconds: float, stop: Stop) -> float:
+    """Updates a second of the learner's own step on one batch that lies still."""
+    device = choose_device(config.learner)
+    prepare_torch(config.learner, device)
+    trainer = _make_trainer(config, schema, device, Resident(schema, config.learner.batch_size), Nowhere())
+    return _median_rate(lambda: trainer.step(0.0), trainer.flush, seconds, stop)
+
+
+def _make_trainer(config: Config, schema: Schema, device: torch.device, samples: Samples, priorities: Any) -> Trainer:
+    online, target = (make_network(config.network, schema, seed=config.seed) for _ in range(2))
+    return Trainer(
+        config.learner,
+        online,
+        target,
+        device=device,
+        samples=samples,
+        priorities=priorities,
+        publish=lambda parameters: None,
+    )
+
+
+def _time_fed(config: Config, schema: Schema, folder: Path, seconds: float, stop: Stop) -> tuple[float, float]:
+    """Updates a second from a replay server; and the share of the time that the learner waited."""
+    capacity = max(50_000, 2 * config.learner.batch_size)
+    config = replace(
+        config,
+        actor=replace(config.actor, num_actors=NUM_STREAMS),
+        replay=replace(
+            config.replay,
+            capacity=capacity,
+            min_size_to_sample=capacity // 2,
+            samples_per_insert=0.0,
+            inserts_wait=False,
+            num_shards=1,
+        ),
+        transport=replace(config.transport, port_offset=-25_000, lease_seconds=86_400.0),
+    )
+    recording = record_games(folder / "recording", config, schema, NUM_FRAMES, stop)
+    device = choose_device(config.learner)
+    with open_bed(config, recording, folder, "memory", stop, cuda=device.type == "cuda") as bed:
+        bed.begin_insert(transitions=capacity - 5_000)
+        bed.end_insert()
+        prepare_torch(config.learner, device)
+        trainer = _make_trainer(config, schema, device, bed.ring, bed.priorities)
+
+        def step() -> None:
+            bed.check()
+            while not trainer.step(1.0):
+                bed.check()
+
+        _warm_up(step, trainer.flush)
+        waited, began = trainer.wait_seconds, time.monotonic()
+        rate = _median_rate(step, trainer.flush, seconds, stop)
+        return rate, (trainer.wait_seconds - waited) / (time.monotonic() - began)
+
+
+def _warm_up(step: Callable[[], object], flush: Callable[[], None]) -> None:
+    for _ in range(WARM_UP_UPDATES):
+        step()
+    flush()
+
+
+def _median_rate(step: Callable[[], object], flush: Callable[[], None], seconds: float, stop: Stop) -> float:
+    """Steps a second; a piece ends when the device has done all of its steps."""
+    _warm_up(step, flush)
+    rates = []
+    for _ in range(PIECES):
+        began, count = time.perf_counter(), 0
+        while time.perf_counter() - began < seconds / PIECES or not count:
+            if stop.requested:
+                raise KeyboardInterrupt
+            step()
+            count += 1
+        flush()
+        rates.append(count / (time.perf_counter() - began))
+    return statistics.median(rates)

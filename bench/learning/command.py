@@ -1,0 +1,204 @@
+"""Evidence that it learns, gathered run by run; tables and plots of it are rebuilt from what is committed.
+
+    python -m bench learning run --task cartpole --system apex --seed 4
+    python -m bench learning run --task cartpole --system sb3 --seed 4          # bench/peers/setup.sh first
+    python -m bench learning run --task pong --system apex --seed 2 --minutes 20 -- --learner.learning-rate 2e-4
+    python -m bench learning tables
+
+`run` starts the command cold, as a user types it (of `apex train`: TensorBoard and live view, which without a terminal
+is plain lines), and its clock runs from there to the command's exit. Then full games on seeds that nothing else has
+played give the score, and docs/results/learning/TASK/ gets SYSTEM-seed-K.json and .csv. A run that was stopped or has
+failed leaves nothing there.
+`tables` rewrites the results in README.md and docs/learning.md, and draws docs/results/learning/TASK.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from apex.errors import ConfigError, require
+from apex.evaluation.episodes import Game, summarize
+from apex.runtime.lifecycle import FAILED, FINISHED, POLL_SECONDS, Stop, reports_errors, stop_on_signals
+from bench.learning.processor_time import OTHERS_SHARE, ProcessorTime
+from bench.learning.records import Record, Score, describe_code, describe_machine, record_path, write_record
+from bench.learning.runs import ROOT, ApexSystem, PeerSystem, RunError, System
+from bench.learning.tables import write
+from bench.learning.tasks import SYSTEMS, TASKS
+
+MAX_SEED = 999_999
+FRESH = 1_000_000  # added to a run's seed for the games that count: neither its training nor its evaluator draws there
+GRACE_SECONDS = 300.0  # beyond its time limit, in which a run starts and ends
+KILL_SECONDS = 20.0  # for a command to end after it was asked to
+EVALUATE_SECONDS = 3_600.0  # that the last games may take
+
+
+@reports_errors("python -m bench learning")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status; whatever is wrong is a sentence on standard error."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    own, further = arguments, []
+    if "--" in arguments:
+        place = arguments.index("--")
+        own, further = arguments[:place], arguments[place + 1 :]
+    try:
+        options = _make_parser().parse_args(own)
+        if options.command == "tables":
+            require(not further, "tables takes nothing after --")
+            write(options.root, lambda line: print(line, file=sys.stderr))
+            return FINISHED
+        with stop_on_signals() as stop:
+            _run(options, further, stop)
+        return FINISHED
+    except (RunError, OSError, subprocess.SubprocessError, KeyboardInterrupt) as error:
+        print(f"learning: {error or 'told to stop twice'}; nothing was written", file=sys.stderr)
+        return FAILED
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises what the command line shows."""
+        raise ConfigError(f"{message}; --help tells more")
+
+
+def _make_parser() -> Parser:
+    parser = Parser(
+        prog="python -m bench learning",
+        description="Gathers evidence that it learns, and makes tables and plots of it.",
+    )
+    parser.add_argument("--root", type=Path, default=ROOT, metavar="FOLDER", help="where docs is (the repository)")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("tables", help="rebuild tables and plots from the committed evidence")
+    run = commands.add_parser("run", help="one run, from a cold start to its evaluation; -- OPTIONS go to its command")
+    run.add_argument("--task", choices=list(TASKS), required=True)
+    run.add_argument("--system", choices=list(SYSTEMS), required=True)
+    run.add_argument("--seed", type=int, required=True, metavar="K")
+    run.add_argument("--minutes", type=float, metavar="M", help="time limit of the run (default: by the task)")
+    cores = len(os.sched_getaffinity(0))
+    run.add_argument("--cores", type=int, default=cores, metavar="N", help=f"that it may use (default: all {cores})")
+    run.add_argument("--peer-python", type=Path, default=ROOT / ".peer-sb3/bin/python", metavar="PYTHON")
+    run.add_argument("--python", default=sys.executable, metavar="PYTHON", help="for apex (default: this one)")
+    return parser
+
+
+def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> None:
+    task = TASKS[options.task]
+    available = sorted(os.sched_getaffinity(0))
+    minutes = task.minutes if options.minutes is None else options.minutes
+    require(0 <= options.seed <= MAX_SEED, f"--seed must be 0 ... {MAX_SEED}, got {options.seed}")
+    require(1 <= options.cores <= len(available), f"--cores must be 1 ... {len(available)}, got {options.cores}")
+    require(minutes > 0, f"--minutes must be > 0, got {minutes:g}")
+    there = record_path(options.root, options.task, options.system, options.seed)
+    require(
+        not there.exists(),
+        f"{there.relative_to(options.root)} is there already, and evidence is not replaced by better luck: take "
+        "another seed, or remove it (git rm) and say why",
+    )
+    system: System = ApexSystem(options.python) if options.system == "apex" else PeerSystem(options.peer_python)
+    os.sched_setaffinity(0, available[: options.cores])  # What is started inherits it.
+    # All that describes the circumstances, before the run changes them.
+    commit, dirty = describe_code()
+    load, date = os.getloadavg()[0], datetime.now(UTC).isoformat(timespec="seconds")
+    if load > 0.5 * options.cores:
+        print(
+            f"learning: a load of {load:.1f} before the start: times of a busy machine are no evidence", file=sys.stderr
+        )
+
+    with tempfile.TemporaryDirectory(prefix="apex-learning-") as name:
+        folder = Path(name)
+        command = system.train(task, options.seed, minutes, further)
+        print(f"learning: {system.show(command)}", file=sys.stderr, flush=True)
+        began, clock, processor = time.time(), time.monotonic(), ProcessorTime(available[: options.cores])
+        _wait(subprocess.Popen(command, cwd=folder, start_new_session=True), 60 * minutes + GRACE_SECONDS, stop)
+        seconds, others = time.monotonic() - clock, processor.others_share()
+        if others > OTHERS_SHARE:
+            print(f"learning: others had {others:.0%} of the cores: its times are no evidence", file=sys.stderr)
+        outcome = system.read(folder, began)
+        if not outcome.curve:
+            raise RunError("the run ended before its first evaluation, so there is no curve")
+        score = _evaluate(system, folder, task.episodes, options.seed + FRESH, stop)
+    record = Record(
+        task=options.task,
+        system=options.system,
+        seed=options.seed,
+        command=system.show(command),
+        score=score,
+        reached=task.reached(score.mean, seconds),
+        seconds=round(seconds, 2),
+        steps=outcome.steps,
+        updates=outcome.updates,
+        date=date,
+        commit=commit,
+        dirty=dirty,
+        load=round(load, 2),
+        machine=describe_machine(),
+        versions=outcome.versions,
+        settings=outcome.settings,
+        others_share=round(others, 3),
+    )
+    path = write_record(options.root, record, outcome.curve)
+    told = "" if record.reached is None else ", the bar is reached" if record.reached else ", the bar is not reached"
+    print(f"learning: {score.mean:.1f} after {seconds:.1f} s{told}; wrote {path} and its curve", file=sys.stderr)
+
+
+def _wait(process: subprocess.Popen[Any], limit_seconds: float, stop: Stop) -> None:
+    """Waits for a command's end; raises RunError unless that was its own, and a good one."""
+    deadline, cause = time.monotonic() + limit_seconds, ""
+    try:
+        while process.poll() is None:
+            late = time.monotonic() >= deadline
+            if not cause and (late or stop.requested):
+                cause = f"the command was not over after {limit_seconds:.0f} s" if late else "stopped"
+                process.send_signal(signal.SIGINT)  # One that is asked ends all that it has started.
+                deadline = time.monotonic() + KILL_SECONDS
+            elif cause and late:
+                process.kill()
+            try:
+                process.wait(POLL_SECONDS)
+            except subprocess.TimeoutExpired:
+                continue
+    finally:
+        process.kill()
+        process.wait()
+    if cause or process.returncode:
+        raise RunError(cause or f"the command ended with status {process.returncode}")
+
+
+def _evaluate(system: System, folder: Path, episodes: int, seed: int, stop: Stop) -> Score:
+    """Full games with the policy that the run has left."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as said:
+        command = system.evaluate(folder, episodes, seed)
+        process = subprocess.Popen(command, cwd=folder, stdout=said, start_new_session=True)
+        _wait(process, EVALUATE_SECONDS, stop)
+        said.seek(0)
+        lines = said.read().strip().splitlines()
+    try:
+        answer = json.loads(lines[-1])
+        scores, epsilon = [float(each) for each in answer["scores"]], float(answer["epsilon"])
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        raise RunError(f"the evaluation gave no scores ({type(error).__name__}: {error})") from error
+    if len(scores) != episodes:
+        raise RunError(f"the evaluation gave {len(scores)} games instead of {episodes}")
+    summary = summarize([Game(each, 0) for each in scores])
+    assert summary.interval is not None  # Only one game alone has none.
+    return Score(
+        mean=summary.mean,
+        median=summary.median,
+        interval=summary.interval,
+        episodes=episodes,
+        epsilon=epsilon,
+        seed=seed,
+        scores=scores,
+    )

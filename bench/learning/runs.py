@@ -1,0 +1,137 @@
+"""How a run of each system is started, and what it leaves, in one form."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from apex.config import Config, flatten
+from apex.errors import require
+from apex.runs.folder import RunFolder, describe_versions
+from apex.runs.metrics.writer import read_curve
+from bench.learning.tasks import Task
+
+ROOT = Path(__file__).resolve().parents[2]
+PEER_SCRIPT = Path("bench/peers/stable_baselines3_dqn.py")
+# What is no setting of the learning: who a run is, where its files are, and how its programs reach each other.
+_ASIDE = ("seed", "run.name", "run.folder", "run.tensorboard_port", "transport.", "environment.id")
+
+
+class RunError(Exception):
+    """Why there is no evidence, as a sentence."""
+
+
+class Outcome(NamedTuple):
+    """What a finished run says of itself."""
+
+    curve: list[tuple[float, int, float]]  # seconds since the command was typed, agent decisions, mean raw score
+    steps: int
+    updates: int
+    settings: dict[str, Any]  # Ape-X: every knob that differs from its default, which is the paper's; else all
+    versions: dict[str, Any]
+
+
+class System(Protocol):
+    """One trainer. Its commands are run in a folder of their own, in which they find what the one before has left."""
+
+    def train(self, task: Task, seed: int, minutes: float, further: Sequence[str]) -> list[str]:
+        """The command that trains."""
+
+    def read(self, folder: Path, began: float) -> Outcome:
+        """What it has left in `folder`; `began`: when it was started, in seconds since 1970. Raises RunError."""
+
+    def evaluate(self, folder: Path, episodes: int, seed: int) -> list[str]:
+        """The command that plays full games with the policy, and whose last line is a JSON object with `scores`."""
+
+    def show(self, command: Sequence[str]) -> str:
+        """A command as it is typed in the repository."""
+
+
+class ApexSystem:
+    """`apex train` as a user types it: replay, learner, actors, evaluator, live view and TensorBoard."""
+
+    def __init__(self, python: str) -> None:
+        self._program = [python, "-m", "apex"]
+
+    def train(self, task: Task, seed: int, minutes: float, further: Sequence[str]) -> list[str]:
+        """See System."""
+        end = ("--max-minutes", f"{minutes:g}")
+        return [*self._program, "train", *task.options, "--seed", str(seed), *end, *further]
+
+    def read(self, folder: Path, began: float) -> Outcome:
+        """See System."""
+        run = self._run(folder)
+        evaluations = read_curve(run.curves / "evaluator.jsonl") if (run.curves / "evaluator.jsonl").exists() else []
+        learner = read_curve(run.curves / "learner.jsonl") if (run.curves / "learner.jsonl").exists() else []
+        curve = [
+            (max(0.0, row["time"] - began), int(row["steps"]), float(row["scalars"]["evaluator/score"]))
+            for row in evaluations
+        ]
+        defaults = flatten(Config())
+        return Outcome(
+            curve,
+            steps=max((int(row["steps"]) for row in learner), default=0),
+            updates=int(max((row["scalars"].get("learner/updates") or 0 for row in learner), default=0)),
+            settings={
+                name: value
+                for name, value in flatten(run.config).items()
+                if value != defaults[name] and not name.startswith(_ASIDE)
+            },
+            versions=describe_versions(),
+        )
+
+    def evaluate(self, folder: Path, episodes: int, seed: int) -> list[str]:
+        """See System."""
+        games = ("--episodes", str(episodes), "--seed", str(seed))
+        return [*self._program, "evaluate", str(self._run(folder).path), *games, "--json"]
+
+    def show(self, command: Sequence[str]) -> str:
+        """See System."""
+        return shlex.join(["apex", *command[len(self._program) :]])
+
+    def _run(self, folder: Path) -> RunFolder:
+        found = sorted(folder.glob("runs/*/manifest.json"))
+        if len(found) != 1:
+            raise RunError(f"apex train has left {len(found)} run folders in runs, where one was expected")
+        return RunFolder.open(found[0].parent)
+
+
+class PeerSystem:
+    """Stable-Baselines3's DQN, in an environment of its own."""
+
+    def __init__(self, python: Path) -> None:
+        require(
+            python.exists(), f"{python} is not there: bench/peers/setup.sh makes it; or name another, --peer-python"
+        )
+        self._program = [str(python.absolute()), str(ROOT / PEER_SCRIPT)]
+
+    def train(self, task: Task, seed: int, minutes: float, further: Sequence[str]) -> list[str]:
+        """See System."""
+        end = ["--minutes", f"{minutes:g}"]
+        if task.bar is not None:
+            end += ["--stop-score", f"{task.bar:g}"]
+        return [*self._program, "train", "--env", task.environment, "--seed", str(seed), *end, *further]
+
+    def read(self, folder: Path, began: float) -> Outcome:
+        """See System."""
+        left = folder / "runs" / "sb3"
+        try:
+            result = json.loads((left / "result.json").read_text())
+            rows = [row.split(",") for row in (left / "curve.csv").read_text().splitlines()[1:]]
+            curve = [(float(seconds), int(steps), float(score)) for seconds, steps, score in rows]
+            evaluations = {name: result[name] for name in ("evaluations", "evaluation_seconds")}
+            settings = result["settings"] | evaluations
+            return Outcome(curve, result["steps"], result["updates"], settings, result["versions"])
+        except (OSError, KeyError, ValueError) as error:
+            raise RunError(f"{PEER_SCRIPT} has left no result: {type(error).__name__}: {error}") from error
+
+    def evaluate(self, folder: Path, episodes: int, seed: int) -> list[str]:
+        """See System."""
+        return [*self._program, "evaluate", "--episodes", str(episodes), "--seed", str(seed)]
+
+    def show(self, command: Sequence[str]) -> str:
+        """See System."""
+        return shlex.join([".peer-sb3/bin/python", str(PEER_SCRIPT), *command[len(self._program) :]])

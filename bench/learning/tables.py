@@ -1,0 +1,203 @@
+"""The results table and the plots, from the committed evidence alone."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from apex.errors import require
+from apex.runtime.atomic_files import replace_file
+from bench.learning.records import FOLDER, Record, read_records, record_path, without_seed
+from bench.learning.tasks import SYSTEMS, TASKS, Task
+
+BEGIN, END = "<!-- learning results -->", "<!-- end of learning results -->"
+DOCUMENTS = (Path("README.md"), Path("docs/learning.md"))
+PLOT_SECONDS = 120.0  # that one picture may take
+SAME_TIME = 0.95  # of our seconds, which another must have had to be compared after the same wall clock
+
+Group = list[Record]  # the seeds of one command on one kind of machine
+
+
+def rebuild(root: Path) -> dict[Path, str]:
+    """What the documents must read, by path; raises ConfigError where one has no place for the results."""
+    records = read_records(root)
+    texts = {}
+    for document in DOCUMENTS:
+        text = (root / document).read_text()
+        require(
+            text.count(BEGIN) == text.count(END) == 1 and text.index(BEGIN) < text.index(END),
+            f"{document} must have the line {BEGIN} once, and after it {END} once",
+        )
+        before, _, rest = text.partition(BEGIN)
+        results = render(records, (root / FOLDER).relative_to((root / document).parent))
+        texts[root / document] = f"{before}{BEGIN}\n{results}\n{END}{rest.partition(END)[2]}"
+    return texts
+
+
+def write(root: Path, tell: Callable[[str], None]) -> None:
+    """Rewrites the documents, then the plots; raises ConfigError where a picture cannot be drawn."""
+    for path, text in rebuild(root).items():
+        if path.read_text() != text:
+            replace_file(path, text.encode())
+        tell(f"{path.relative_to(root)}: the results are those of {FOLDER}")
+    records = read_records(root)
+    for name, task in TASKS.items():
+        chosen = [record for record in records if record.task == name]
+        if chosen:
+            command = plot_command(root, name, task, chosen)
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=PLOT_SECONDS, cwd=root)
+            last = (answer.stderr.strip().splitlines() or ["nothing"])[-1]
+            require(answer.returncode == 0, f"{plot_path(name)} was not drawn: apex plot said: {last}")
+            tell(f"drew {plot_path(name)}")
+
+
+def plot_path(name: str) -> Path:
+    """Of a task's picture, below the repository."""
+    return FOLDER / f"{name}.png"
+
+
+def plot_command(root: Path, name: str, task: Task, records: Sequence[Record]) -> list[str]:
+    """Draws a task's curves; the seeds of a row of the table share a name, which makes them a band."""
+    groups = _groups(records)
+    command = [sys.executable, "-m", "apex", "plot"]
+    for group in groups:
+        label = _label(group, [other for other in groups if other[0].system == group[0].system])
+        for record in group:
+            file = record_path(root, name, record.system, record.seed, ".csv").relative_to(root)
+            command += ["--curve", f"{label}={file}"]
+    machines = {_machine(record) for record in records}
+    command += ["--title", f"{task.name}, cores: {machines.pop()}" if len(machines) == 1 else task.name]
+    if task.bar is not None:
+        command += ["--threshold", f"{task.bar:g}"]
+    return [*command, "--out", str(plot_path(name))]
+
+
+def render(records: Sequence[Record], folder: Path) -> str:
+    """The table in Markdown, what it was measured on, and the pictures; `folder`: as the document links to it."""
+    if not records:
+        return "No run is committed yet."
+    lines = [
+        "| task | system | cores | seeds | seconds to exit, median (min ... max) | score, median of the seeds "
+        "| bar | | command |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, task in TASKS.items():
+        groups = _groups([record for record in records if record.task == name])
+        lines += [_row(task, group, groups) for group in groups]
+    lines += ["", _provenance(records)]
+    for name, task in TASKS.items():
+        if any(record.task == name for record in records):
+            lines += ["", f"![{task.name}: score by wall clock and by steps]({folder.as_posix()}/{name}.png)"]
+    return "\n".join(lines)
+
+
+def _label(group: Group, groups: Sequence[Group]) -> str:
+    """The system's name, and what tells this row from its other ones: the machine, and the words of the command."""
+    commands = [without_seed(other[0].command, other[0].seed).split() for other in groups]
+    own = without_seed(group[0].command, group[0].seed).split()
+    words = [word for word in own if not all(word in command for command in commands)]
+    machine = [f"cores: {_machine(group[0])}"] if len({_machine(other[0]) for other in groups}) > 1 else []
+    return ", ".join([SYSTEMS[group[0].system], *machine, *[" ".join(words)] * bool(words)]).replace("=", " ")
+
+
+def _machine(record: Record) -> str:
+    """Cores and GPUs: what a comparison must have in common."""
+    return " + ".join([str(record.machine["cores"]), *record.machine["gpus"]])
+
+
+def _groups(records: Sequence[Record]) -> list[Group]:
+    def key(record: Record) -> tuple[str, int, str, str]:
+        return record.system, record.machine["cores"], _machine(record), without_seed(record.command, record.seed)
+
+    return [list(group) for _, group in groupby(sorted(records, key=key), key)]
+
+
+def _row(task: Task, group: Group, groups: Sequence[Group]) -> str:
+    first = group[0]
+    cells = [
+        task.name,
+        SYSTEMS[first.system],
+        _machine(first),
+        ", ".join(str(record.seed) for record in sorted(group, key=lambda record: record.seed)),
+        _spread([record.seconds for record in group]),
+        f"{_score(group):.1f}",
+        _bar(task),
+        _verdict(task, group, groups),
+        f"`{without_seed(first.command, first.seed)}`",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _spread(seconds: Sequence[float]) -> str:
+    ends = f" ({min(seconds):,.1f} ... {max(seconds):,.1f})" if len(seconds) > 1 else ""
+    return f"{statistics.median(seconds):,.1f}{ends}"
+
+
+def _score(group: Group) -> float:
+    """The median over the seeds, of each seed's mean over its games."""
+    return statistics.median(record.score.mean for record in group)
+
+
+def _bar(task: Task) -> str:
+    if not task.num_seeds:
+        return f"none, a curve of {task.minutes:g} min"
+    if task.bar is None:
+        return f"above the other after {task.minutes:g} min"
+    return f"{task.bar:g} in {task.limit_seconds:g} s"
+
+
+def _verdict(task: Task, group: Group, groups: Sequence[Group]) -> str:
+    if task.bar is None:
+        return _comparison(task, group, groups)
+    met = sum(bool(task.reached(record.score.mean, record.seconds)) for record in group)
+    if met < len(group):
+        return f"not met: {met} of {len(group)} seeds"
+    return "met" if met >= task.num_seeds else f"met so far: {met} of {task.num_seeds} seeds"
+
+
+def _comparison(task: Task, group: Group, groups: Sequence[Group]) -> str:
+    """Every seed of ours against every seed of all others on such a machine that ran as long. Only ours has it."""
+    if group[0].system != "apex" or not task.num_seeds:
+        return ""
+    others = [
+        other
+        for other in groups
+        if other[0].system != group[0].system
+        and _machine(other[0]) == _machine(group[0])
+        and min(record.seconds for record in other) >= SAME_TIME * max(record.seconds for record in group)
+    ]
+    if not others:
+        return "not compared yet"
+    best = max(record.score.mean for other in others for record in other)
+    met = sum(record.score.mean > best for record in group)
+    if met < len(group):
+        return f"not met: {met} of {len(group)} seeds"
+    fewest = min(map(len, [group, *others]))
+    return "met" if fewest >= task.num_seeds else f"met so far: {fewest} of {task.num_seeds} seeds"
+
+
+def _provenance(records: Sequence[Record]) -> str:
+    machines = sorted(
+        {f"{record.machine['cpu']}, {record.machine['memory_bytes'] / 2**30:.1f} GiB" for record in records}
+    )
+    dates = sorted(record.date[:10] for record in records)
+    when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} ... {dates[-1]}"
+    measured = {name: task for name, task in TASKS.items() if any(record.task == name for record in records)}
+    episodes = "; ".join(dict.fromkeys(f"{task.game} {task.episodes}" for task in measured.values()))
+    commits = "; ".join(
+        f"{task.name} {', '.join(_commits([record for record in records if record.task == name]))}"
+        for name, task in measured.items()
+    )
+    return (
+        f"Measured {when} on {' and on '.join(machines)}. Each run by `python -m bench learning run` "
+        "with the command of its line, table and plots by `python -m bench learning tables`. Full games, raw scores, "
+        f"seeds that nothing else has played; games per seed: {episodes}. Commits: {commits}."
+    )
+
+
+def _commits(records: Sequence[Record]) -> list[str]:
+    return sorted({(record.commit or "unknown")[:10] + " with changes" * bool(record.dirty) for record in records})

@@ -1,0 +1,263 @@
+"""`python -m bench replay`: inserts, samples and priorities per second, memory and bytes, with real frames.
+
+Every figure is a median of at least five pieces. Other work on the machine makes all of them worse: compare within one
+run only, as a ratio (--peer).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from apex.config import ActorConfig, Config, EnvironmentConfig, LearnerConfig, ReplayConfig, TransportConfig
+from apex.environments.factory import describe
+from apex.errors import ConfigError, require
+from apex.replay_memory.store.layout import STORED_RECORD
+from apex.replay_memory.store.sum_tree import SumTree
+from apex.runs.checkpoints.folder import latest_good
+from apex.runs.checkpoints.policy_file import find_best
+from apex.runs.folder import RunFolder
+from apex.runtime.lifecycle import Stop
+from apex.types import RECORD
+from bench.harness.command import GAME, NUM_STREAMS, Figures, VerificationError, make_parser, record_games, run_bench
+from bench.harness.recording import Recording
+from bench.harness.replay_fixture import Bed, Link, open_bed
+from bench.harness.report import compare, print_budget, print_report, print_sizes, run_peer
+from bench.plots.replay_sizes import check_picture, save_sizes
+from bench.replay_steps import read_memory, time_batch, time_direct, time_store
+
+PIECES = 5  # a rate is the median of so many
+BATCH_SIZE = 512  # of the bars
+OFFERED = 12_500  # transitions/s in "both": what the paper's 360 actors make
+PAPER_CAPACITY = 2_000_000
+SIZES = [2**power for power in range(16, 24)]
+VERIFIED_BATCHES = 4
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit status."""
+    options = _make_parser().parse_args(argv)
+    _check(options)
+    return run_bench(
+        "python -m bench replay",
+        lambda folder, stop: _measure(options, folder, stop),
+        print_report,
+        as_json=options.json,
+    )
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = make_parser("replay", "Measures the replay server.")
+    parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="of all at once; default 60")
+    parser.add_argument("--run", metavar="FOLDER", help="also with frames that this run's policy plays")
+    parser.add_argument(
+        "--peer", metavar="PYTHON", help="an interpreter that has dm-reverb: measure it in the same run"
+    )
+    parser.add_argument("--transitions", type=int, default=1_000_000, metavar="N", help="stored; default 1,000,000")
+    parser.add_argument("--frames", type=int, default=100_000, metavar="N", help="distinct, recorded; default 100,000")
+    parser.add_argument("--leaves", type=int, default=2**21, metavar="N", help="of draw and update; default 2^21")
+    parser.add_argument("--samplers", type=int, default=1, metavar="K", help="sampler processes, or loaders that draw")
+    parser.add_argument(
+        "--link", choices=("tcp", "memory", "both"), default="both", help="how batches reach the learner"
+    )
+    parser.add_argument(
+        "--sizes", type=Path, metavar="PNG", help="draw and update over 2^16 ... 2^23 slots, as a picture"
+    )
+    return parser
+
+
+def _check(options: argparse.Namespace) -> None:
+    require(options.seconds > 0, f"--seconds must be > 0, got {options.seconds}")
+    require(options.transitions >= BATCH_SIZE, f"--transitions must be >= {BATCH_SIZE}, got {options.transitions}")
+    require(options.leaves >= BATCH_SIZE, f"--leaves must be >= {BATCH_SIZE}, got {options.leaves}")
+    require(options.frames >= 1, f"--frames must be >= 1, got {options.frames}")
+    require(1 <= options.samplers <= 64, f"--samplers must be 1 ... 64, got {options.samplers}")
+    require(not options.peer or Path(options.peer).exists(), f"--peer: there is no {options.peer}")
+    if options.sizes:
+        check_picture(options.sizes)
+
+
+def _measure(options: argparse.Namespace, folder: Path, stop: Stop) -> Figures:
+    figures: Figures = {}
+    for prefix, environment, policy in _sources(options):
+        config = _config(options, environment)
+        schema = describe(environment, config.actor.n_step)
+        place = folder / f"{prefix}recording"
+        _say(f"recording {options.frames:,} frames of {environment.id}, {'trained' if policy else 'random'} policy")
+        recording = record_games(place, config, schema, options.frames, stop, policy)
+        figures[f"{prefix}distinct_frames"] = recording.num_distinct_frames
+        if options.peer and not prefix:
+            np.save(folder / "frames.npy", recording.frames[0][:5_000])
+        links: list[Link] = ["tcp", "memory"] if options.link == "both" else [options.link]
+        for link in links:
+            label = prefix + ("direct_" if link == "memory" else "")
+            measured, budget = _measure_server(config, recording, place, link, options, stop)
+            figures |= {f"{label}{name}": value for name, value in measured.items()}
+            if budget and not prefix:
+                print_budget(budget)
+                figures |= {f"budget_{name}_ms": round(value, 4) for name, value in budget.items()}
+        del recording
+    _say(f"draw and update among {options.leaves:,} leaves")
+    _go_on(stop)
+    times = time_store(options.leaves, BATCH_SIZE)
+    figures |= {"draw_512_ms": times.draw, "update_512_ms": times.update}
+    if options.sizes:
+        curve = {}
+        for size in SIZES:
+            _go_on(stop)
+            curve[size] = time_store(size, BATCH_SIZE)
+        print_sizes(curve)
+        save_sizes(options.sizes, curve, BATCH_SIZE)
+        print(f"wrote {options.sizes}")
+        figures["size_ratio"] = max(big / small for small, big in zip(curve[SIZES[0]], curve[SIZES[-1]], strict=True))
+    if options.peer:
+        _say("Reverb")
+        figures |= compare(figures, run_peer(options.peer, folder / "frames.npy", stop))
+    return {name: float(f"{value:.6g}") for name, value in figures.items()}
+
+
+def _sources(options: argparse.Namespace) -> list[tuple[str, EnvironmentConfig, Path | None]]:
+    """What is recorded: the prefix of its figures, the game, and where its policy lies; None plays at random."""
+    sources: list[tuple[str, EnvironmentConfig, Path | None]] = [("", EnvironmentConfig(id=GAME), None)]
+    if options.run:
+        run = RunFolder.open(options.run)
+        policy = find_best(run.checkpoints) or latest_good(run.checkpoints)
+        if policy is None:
+            raise ConfigError(f"{run.path} has no policy yet: it was trained too shortly")
+        sources.append(("trained_", run.config.environment, policy))
+    return sources
+
+
+def _config(options: argparse.Namespace, environment: EnvironmentConfig) -> Config:
+    capacity = options.transitions + 10_000  # Whole segments are evicted: so many are still there then.
+    return Config(
+        environment=environment,
+        actor=ActorConfig(num_actors=NUM_STREAMS),
+        replay=ReplayConfig(capacity=capacity, min_size_to_sample=options.transitions, num_samplers=options.samplers),
+        learner=LearnerConfig(batch_size=BATCH_SIZE, num_loaders=options.samplers),
+        transport=TransportConfig(port_offset=-27_000, lease_seconds=86_400.0),  # The writer sends no heartbeats.
+    )
+
+
+# --- with the server --------------------------------------------------------------------------------------------------
+
+
+def _measure_server(
+    config: Config, recording: Recording, folder: Path, link: Link, options: argparse.Namespace, stop: Stop
+) -> tuple[Figures, dict[str, float]]:
+    each = recording.image_bytes / len(recording.records)
+    max_bytes = int(1.1 * each * config.replay.capacity) + 2**22
+    config = replace(config, replay=replace(config.replay, max_bytes=max_bytes))
+    figures: Figures = {}
+    budget: dict[str, float] = {}
+    with open_bed(config, recording, folder, link, stop) as bed:
+        _say(f"inserting {options.transitions:,} transitions")
+        figures |= _insert(bed, options.transitions)
+        _say(f"checking samples against the recording ({link})")
+        figures["verified_transitions"] = verify(bed, recording, VERIFIED_BATCHES)
+        _say(f"sampling ({link})")
+        bed.longest_wait = 0.0
+        figures["sample_batches_per_s"] = _sample(bed, max(0.2, options.seconds / 12))
+        figures["sample_longest_wait_ms"] = 1e3 * bed.longest_wait
+        if link == "tcp":
+            figures |= _memory(bed, options.transitions, each)
+        _say(f"all at once for {options.seconds:g} s ({link})")
+        figures |= _both(bed, options.seconds)
+        if link == "tcp":
+            _say("the steps of one batch")
+            budget = time_batch(bed.store, bed.config, bed.schema)
+        else:
+            figures["batch_ms"] = time_direct(bed.store, bed.config, bed.schema)
+    return figures, budget
+
+
+def _insert(bed: Bed, transitions: int) -> Figures:
+    pieces = []
+    for _ in range(PIECES):
+        bed.begin_insert(transitions=-(-transitions // PIECES))
+        pieces.append(bed.end_insert())
+    return {
+        "insert_transitions_per_s": statistics.median(piece.transitions / piece.seconds for piece in pieces),
+        "bytes_per_transition": sum(piece.num_bytes for piece in pieces) / sum(piece.transitions for piece in pieces),
+        "resent_segments": sum(piece.num_resent for piece in pieces),
+    }
+
+
+def verify(bed: Bed, recording: Recording, num_batches: int) -> int:
+    """Compares samples with the recording, by key; returns how many. Raises VerificationError.
+
+    The writer sends the recording's segments in their order, again and again, over one connection, and numbers are
+    never skipped: so key k is the recording's transition k modulo its length.
+    """
+    checked = 0
+    for _ in range(num_batches):
+        sample = bed.receive()
+        rounds, rows = np.divmod(sample.keys, len(recording.records))
+        piece = np.searchsorted(recording.pieces["first_record"], rows, side="right") - 1
+        wanted = recording.records[rows]
+        sound = sample.version == rounds * len(recording.pieces) + piece
+        for name in ("n_step_return", "discount", "action"):
+            sound &= getattr(sample, name) == wanted[name]
+        sound &= (sample.stacks == recording.stacks(rows)).reshape(2, len(rows), -1).all(axis=(0, 2))
+        if not sound.all():
+            wrong = sample.keys[~sound]
+            raise VerificationError(f"{len(wrong)} of {len(rows)} transitions differ from what was sent: keys {wrong}")
+        bed.answer(sample, np.abs(sample.n_step_return) + np.float32(0.1))
+        checked += len(rows)
+    return checked
+
+
+def _sample(bed: Bed, seconds: float) -> float:
+    return statistics.median(_take(bed, seconds) for _ in range(PIECES))
+
+
+def _take(bed: Bed, seconds: float) -> float:
+    """Batches a second, each answered."""
+    priorities = np.random.default_rng(3).random(bed.config.learner.batch_size, np.float32) + np.float32(0.01)
+    began = time.monotonic()
+    count = 0
+    while (elapsed := time.monotonic() - began) < seconds or not count:
+        bed.answer(bed.receive(), priorities)
+        count += 1
+    return count / elapsed
+
+
+def _both(bed: Bed, seconds: float) -> Figures:
+    bed.begin_insert(seconds=seconds, rate=OFFERED)
+    rates = [_take(bed, seconds / PIECES) for _ in range(PIECES)]
+    inserted = bed.end_insert()
+    return {
+        "both_insert_transitions_per_s": inserted.transitions / inserted.seconds,
+        "both_sample_batches_per_s": statistics.fmean(rates),
+        "both_sample_slowest_batches_per_s": min(rates),
+    }
+
+
+def _memory(bed: Bed, transitions: int, image_bytes: float) -> Figures:
+    whole, shared = read_memory(bed.processes)
+    stored = STORED_RECORD.itemsize + image_bytes
+    tables = 8 * SumTree.num_nodes(PAPER_CAPACITY)
+    extrapolated = whole - shared + PAPER_CAPACITY * stored + tables
+    return {
+        "memory_bytes": whole,
+        "memory_transitions": transitions,
+        "memory_bytes_2m": whole if transitions == PAPER_CAPACITY else extrapolated,
+        "store_bytes_per_transition": stored + tables / PAPER_CAPACITY,
+        "record_bytes_per_transition_on_wire": RECORD.itemsize,
+    }
+
+
+def _go_on(stop: Stop) -> None:
+    if stop.requested:
+        raise KeyboardInterrupt
+
+
+def _say(sentence: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {sentence}", file=sys.stderr, flush=True)

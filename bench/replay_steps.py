@@ -1,0 +1,188 @@
+"""How long the parts of replay take, each alone and in this process."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from apex.config import Config
+from apex.frame_blob import make_image
+from apex.learning.batch_ring import NUM_SLOTS, SampleRing
+from apex.learning.loader import Loader
+from apex.replay_memory.frames.lz4_blocks import make_blocks
+from apex.replay_memory.frames.stack_decoder import StackDecoder
+from apex.replay_memory.store.file import open_file
+from apex.replay_memory.store.location import MEMORY, remove
+from apex.replay_memory.store.reader import StoreReader
+from apex.replay_memory.store.sum_tree import SumTree
+from apex.replay_memory.store.writer import StoreWriter
+from apex.runtime.ports import OFFSET_STEP, is_free
+from apex.transport.codec import Codec
+from apex.transport.endpoints import BatchReceiver, BatchSender, max_batch_bytes
+from apex.transport.sockets import open_context
+from apex.types import RECORD, PriorityUpdate, SampleBatch, Schema, Segment, Stream
+
+TINY = Schema(frame_shape=(1,), frame_dtype="uint8", stack=1, num_actions=1, n_step=1, codec="raw")
+SEGMENT_RECORDS = 4_096  # of the store that only the tree is measured in
+ROUNDS, CALLS = 7, 100  # a figure is the median of so many rounds, each the mean of so many calls
+
+
+class StoreTimes(NamedTuple):
+    """Milliseconds for one batch."""
+
+    draw: float
+    update: float
+
+
+def time_store(num_slots: int, batch_size: int) -> StoreTimes:
+    """Draws, and updates priorities of random keys, in a full store of `num_slots` transitions."""
+    path = MEMORY / f"apex-{os.getpid():016x}-t.replay"  # A name that the next run removes if this one is killed.
+    rng = np.random.default_rng(0)
+    length = min(SEGMENT_RECORDS, num_slots)
+    writer = StoreWriter.create(
+        path,
+        TINY,
+        capacity=num_slots,
+        max_bytes=64 * (num_slots // length + 2),
+        num_streams=1,
+        priority_exponent=0.6,
+        min_priority=1e-6,
+        store_incarnation=1,
+    )
+    try:
+        records = np.zeros(length, RECORD)
+        records["next_frame"] = records["depth"] = records["next_depth"] = 1
+        image = make_image([b"\0", b"\1"])
+        for number in range(num_slots // length):
+            records["priority"] = rng.random(length)
+            writer.insert(Segment(Stream(0, 1), number, 0, records, image, number))
+        tree = open_file(path, TINY, writable=False).tree
+        priorities = rng.random(batch_size).astype(np.float32)
+
+        def update() -> None:
+            keys = rng.integers(0, num_slots, batch_size)
+            writer.update_priorities(PriorityUpdate(0, 1, 0, 0, keys, priorities))
+
+        return StoreTimes(draw=time_draw(tree, batch_size, rng), update=median_ms(update))
+    finally:
+        writer.close()
+        remove(path)
+
+
+def time_draw(tree: SumTree, batch_size: int, rng: np.random.Generator) -> float:
+    """Milliseconds to find one transition in each of `batch_size` equal ranges of the sum, with its weight."""
+
+    def draw() -> None:
+        targets = (np.arange(batch_size) + rng.random(batch_size)) * (tree.total / batch_size)
+        tree.weights(tree.find(targets))
+
+    return median_ms(draw)
+
+
+def time_batch(store: Path, config: Config, schema: Schema) -> dict[str, float]:
+    """Milliseconds of one batch on its way from the store at `store` to the trainer, by step."""
+    size, rng = config.learner.batch_size, np.random.default_rng(1)
+    reader, codec = StoreReader(store, schema), Codec(1, schema)
+    drawn = reader.sample(size, rng)
+    if drawn is None or drawn.image is None:
+        raise RuntimeError(f"nothing can be drawn from {store}")
+    records, image = drawn.records, drawn.image
+    batch = SampleBatch(0, 1, 0, 0, drawn.num_transitions, records, image)
+    message = codec.encode_batch(batch)
+    stacks = np.empty((2, size, *schema.observation_shape), schema.frame_dtype)
+    decoder = StackDecoder(schema, stacks)
+    calls = 20
+    times = {"draw": time_draw(open_file(store, schema, writable=False).tree, size, rng)}
+    sample = median_ms(lambda: reader.sample(size, rng), calls)
+    times["gather"] = sample - times["draw"]
+    times["encode"] = median_ms(lambda: codec.encode_batch(batch), calls)
+    check = median_ms(lambda: codec.decode_batch([memoryview(part) for part in message], size), calls)
+    times["send_receive"] = max(0.0, _time_travel(batch, config, codec, size) - times["encode"] - check)
+    times["check"] = check
+    whole = median_ms(lambda: decoder.decode(records, image), calls)
+    times["decompress"] = median_ms(_decompress(image, schema), calls)
+    times["place"] = max(0.0, whole - times["decompress"])
+    return times
+
+
+def time_direct(store: Path, config: Config, schema: Schema) -> float:
+    """Milliseconds to draw a batch and to decode it straight from the store, into the slots of a loader's ring in turn.
+
+    0 where frames are not decoded that way: without the native loop, or for vectors.
+    """
+    size, rng = config.learner.batch_size, np.random.default_rng(1)
+    reader = StoreReader(store, schema)
+    loader = Loader(schema, SampleRing(schema, size))
+    rows = [place for slot in range(NUM_SLOTS) if (place := loader.rows(slot, shard=0)) is not None]
+    turn = cycle(rows)
+    return median_ms(lambda: reader.sample(size, rng, next(turn)), 20) if rows else 0.0
+
+
+def median_ms(call: Callable[[], object], calls: int = CALLS, rounds: int = ROUNDS) -> float:
+    """Milliseconds of one call: the median over rounds of the mean of a round."""
+    call()
+    times = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        for _ in range(calls):
+            call()
+        times.append((time.perf_counter() - began) / calls)
+    return 1e3 * float(np.median(times))
+
+
+def _time_travel(batch: SampleBatch, config: Config, codec: Codec, batch_size: int) -> float:
+    """Milliseconds from before encoding to after checking, over TCP within this process."""
+    transport = config.transport
+    first = transport.batches_port + transport.port_offset + OFFSET_STEP // 2
+    port = next(port for port in range(first, first + 1_000) if is_free("127.0.0.1", port))
+    endpoint = f"tcp://127.0.0.1:{port}"
+    with open_context() as context:
+        limit = max_batch_bytes(codec.schema, batch_size)
+        receiver = BatchReceiver(context, endpoint, codec, batch_size=batch_size, max_bytes=limit)
+        sender = BatchSender(context, endpoint, codec)
+
+        def travel() -> None:
+            sender.send(batch, 1.0)
+            if receiver.receive(10.0) is None:
+                raise RuntimeError("a batch was lost")
+
+        return median_ms(travel, 20)
+
+
+def _decompress(image: bytes | memoryview, schema: Schema) -> Callable[[], None]:
+    """The decoder alone, all frames into one place."""
+    count = int.from_bytes(memoryview(image)[:4], "little") // 4
+    table = np.frombuffer(image, "<u4", count).astype(np.int64)
+    target = np.empty((1, schema.frame_bytes), np.uint8)
+    if schema.codec == "raw":
+        body = np.frombuffer(image, np.uint8, offset=4 * count).reshape(-1, schema.frame_bytes)
+
+        def copy() -> None:
+            for frame in body:
+                target[0] = frame
+
+        return copy
+    blocks, places = make_blocks(target), np.full((count - 1, 2), (0, -1))
+    return partial(blocks.decompress, image, table[:-1], table[1:], places)
+
+
+def read_memory(processes: list[int]) -> tuple[int, int]:
+    """Bytes of all: proportional set size, and how much of it is shared memory (the mapped file)."""
+    whole = shared = 0
+    for pid in processes:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                name, _, rest = line.partition(":")
+                if name == "Pss":
+                    whole += 1024 * int(rest.split()[0])
+                elif name == "Pss_Shmem":
+                    shared += 1024 * int(rest.split()[0])
+    return whole, shared

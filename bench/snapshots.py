@@ -1,0 +1,154 @@
+"""How long a snapshot of the replay memory takes, and how long it keeps an insert or a sample waiting."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from apex.frame_blob import make_image
+from apex.replay_memory.snapshots.folder import SnapshotFolder
+from apex.replay_memory.snapshots.process import Copyist
+from apex.replay_memory.snapshots.restore import restore
+from apex.replay_memory.snapshots.writer import Snapshotter
+from apex.replay_memory.store.location import MEMORY
+from apex.replay_memory.store.reader import StoreReader
+from apex.replay_memory.store.writer import StoreWriter
+from apex.runtime.children import start_child, stop_children
+from apex.runtime.lifecycle import Stop
+from apex.types import RECORD, Array, Schema, Segment, Stream
+
+SCHEMA = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=18, n_step=3, codec="lz4")
+SEGMENT = 50  # transitions
+INSERTS_PER_SECOND = 12_500  # of the paper's 360 actors
+BATCH = 512
+BATCHES_PER_SECOND = 100
+READY_SECONDS = 60.0  # that the sampler may take for its first draw
+LOOK_SECONDS = 0.25  # between two looks at the folder
+BEFORE, DURING = range(2)
+
+
+def measure_snapshot(
+    folder: Path, *, num_transitions: int = 1_000_000, frame_bytes: int = 600, seconds: float = 10.0
+) -> dict[str, Any]:
+    """Fills a store, then inserts and samples at the paper's rates, `seconds` without a snapshot and then with one.
+
+    Snapshots go to `folder`. Longest calls are in milliseconds; what else the machine does is in them, so compare.
+    """
+    with tempfile.TemporaryDirectory(dir=MEMORY, prefix="apex-timing-") as memory:
+        path = Path(memory) / "store"
+        sizes: dict[str, Any] = {
+            "capacity": num_transitions,
+            "max_bytes": num_transitions * (frame_bytes + 16) * (SEGMENT + 4) // SEGMENT,
+            "num_streams": 360,
+            "priority_exponent": 0.6,
+            "min_priority": 1e-6,
+        }
+        store, insert = _make_full_store(path, sizes, frame_bytes)
+        longest = np.frombuffer(mmap.mmap(-1, 16), np.float64)  # of a sample, before and during
+        phase = np.frombuffer(mmap.mmap(-1, 8), np.int64)
+        snapshots = SnapshotFolder(folder)
+        children = [start_child("sampler", _sample, path, longest, phase)]
+        try:
+            _keep_inserting(insert, READY_SECONDS, lambda: longest[BEFORE] > 0)  # A busy machine takes its time.
+            copyist = Copyist(lambda: Snapshotter(path, SCHEMA, snapshots, run_id=1, num_drawn=lambda: 0), seconds)
+            children.append(copyist.process)
+            longest_insert = [_keep_inserting(insert, seconds, lambda: False)]
+            began, phase[0] = time.monotonic(), DURING
+            longest_insert.append(
+                _keep_inserting(insert, 600.0, lambda: snapshots.newest() is not None and longest[DURING] > 0)
+            )
+            took = time.monotonic() - began
+            began = time.monotonic()
+            for _ in range(num_transitions // SEGMENT // 20):
+                insert()
+            asked = time.monotonic()
+            taken = copyist.take_last(60.0)
+            again = time.monotonic() - asked
+        finally:
+            stop_children(children)
+        num_bytes = sum(file.stat().st_size for file in folder.iterdir())
+        store.close()
+        path.unlink()
+        began = time.monotonic()
+        restored = restore(snapshots, path, SCHEMA, run_id=1, **sizes, store_incarnation=2)
+        return {
+            "snapshot_transitions": num_transitions,
+            "snapshot_s": took,
+            "snapshot_mb": num_bytes / 1e6,
+            "snapshot_of_a_twentieth_more_s": again if taken else None,
+            "restore_s": time.monotonic() - began,
+            "restored_transitions": restored.store.size if restored else 0,
+            "longest_insert_ms_without": 1e3 * longest_insert[BEFORE],
+            "longest_insert_ms": 1e3 * longest_insert[DURING],
+            "longest_sample_ms_without": 1e3 * float(longest[BEFORE]),
+            "longest_sample_ms": 1e3 * float(longest[DURING]),
+        }
+
+
+def _make_full_store(path: Path, sizes: dict[str, Any], frame_bytes: int) -> tuple[StoreWriter, Callable[[], None]]:
+    """A store with as many transitions as it takes, and what inserts a segment more."""
+    store = StoreWriter.create(path, SCHEMA, **sizes, store_incarnation=1)
+    segments = _make_segments(frame_bytes)
+    number = count()
+
+    def insert() -> None:
+        n = next(number)
+        store.insert(segments[n % len(segments)]._replace(stream=Stream(n % 360, 1), number=n // 360))
+
+    while store.num_inserted < sizes["capacity"]:
+        insert()
+    return store, insert
+
+
+def _make_segments(frame_bytes: int) -> list[Segment]:
+    rng = np.random.default_rng(0)
+    records: Array = np.zeros(SEGMENT, RECORD)
+    records["frame"] = np.arange(SEGMENT)
+    records["next_frame"] = np.arange(SEGMENT) + 3
+    records["depth"] = np.minimum(np.arange(SEGMENT) + 1, 4)
+    records["next_depth"] = 4
+    segments = []
+    for _ in range(64):
+        records["priority"] = rng.random(SEGMENT)
+        image = make_image([rng.bytes(frame_bytes) for _ in range(SEGMENT + 3)])
+        segments.append(Segment(Stream(0, 1), 0, 0, records.copy(), image))
+    return segments
+
+
+def _keep_inserting(insert: Any, seconds: float, done: Any) -> float:
+    """Inserts at its rate until `done`, or for `seconds`; returns how long the longest insert took."""
+    longest, now = 0.0, time.monotonic()
+    end, look_at, insert_at = now + seconds, now, now
+    while now < end:
+        if now >= look_at:
+            if done():
+                break
+            look_at = now + LOOK_SECONDS
+        time.sleep(max(0.0, insert_at - time.monotonic()))
+        began = time.monotonic()
+        insert()
+        now = time.monotonic()
+        longest = max(longest, now - began)
+        insert_at = max(insert_at + SEGMENT / INSERTS_PER_SECOND, now - 0.1)
+    return longest
+
+
+def _sample(stop: Stop, path: Path, longest: Array, phase: Array) -> None:
+    reader, rng = StoreReader(path, SCHEMA), np.random.default_rng(os.getpid())
+    reader.sample(BATCH, rng)
+    sample_at = time.monotonic()
+    while not stop.requested:
+        time.sleep(max(0.0, sample_at - time.monotonic()))
+        began, at = time.monotonic(), int(phase[0])
+        reader.sample(BATCH, rng)
+        now = time.monotonic()
+        longest[at] = max(longest[at], now - began)
+        sample_at = max(sample_at + 1 / BATCHES_PER_SECOND, now - 0.1)

@@ -1,0 +1,112 @@
+"""`python -m bench system`: what a whole run reaches on this machine, beside what each of its parts reaches alone.
+
+The run is `apex train` with these options, without evaluator and TensorBoard. Steps are counted where they are stored,
+updates as the learner reports them, both after training has begun.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from apex.config import Config, dump_toml
+from apex.errors import require
+from apex.launch.status import ask
+from apex.runs.folder import RunFolder
+from apex.runtime.lifecycle import Stop
+from apex.runtime.ports import choose_ports, is_free
+from bench import actor, learner
+from bench.harness.command import Figures, make_parser, read_config, run_bench
+from bench.harness.programs import address, map_stores, measure_rates, open_programs
+from bench.harness.report import Line, print_rows
+
+PIECES = 5  # the rate of steps is the median of so many
+ANSWER_SECONDS = 3.0
+SETTLE_SECONDS = 5.0  # from the first update on, but no longer than is measured
+LINES = [
+    Line("system_steps_per_s", "steps stored, the learner training", "/s", digits=0, bar=1_300, stretch=2_000),
+    Line("system_updates_per_s", "updates at the same time", "/s", digits=2, bar=2),
+    Line("system_samples_per_s", "samples trained on", "/s", digits=0),
+    Line("actor_steps_per_s", "one actor alone on one core: steps stored", "/s", digits=0),
+    Line("learner_resident_updates_per_s", "the learner alone on a batch that lies still", "/s", digits=2),
+    Line("system_actor_share", "steps against one actor alone, times processes", "%", 100, 0),
+    Line("system_learner_share", "updates against the learner alone", "%", 100, 0),
+]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit status."""
+    parser = make_parser("system", "Measures a whole run here. Other options are those of apex train.")
+    parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="of the run; default 60")
+    parser.add_argument("--no-alone", action="store_true", help="not the actor and the learner alone, the limits")
+    options, rest = parser.parse_known_args(argv)
+    require(options.seconds > 0, f"--seconds must be > 0, got {options.seconds}")
+    config = read_config(rest, parser.prog)
+    actors = f"{config.actor.num_processes} x {config.actor.envs_per_process} environments"
+    title = f"{config.environment.id}, {actors}, batch {config.learner.batch_size}"
+    return run_bench(
+        parser.prog,
+        lambda folder, stop: measure(config, folder, options.seconds, stop, alone=not options.no_alone),
+        lambda figures: print_rows(title, LINES, figures),
+        as_json=options.json,
+    )
+
+
+def measure(config: Config, folder: Path, seconds: float, stop: Stop, *, alone: bool) -> Figures:
+    """All figures. The learner alone comes last: it begins with CUDA in this process, and would hold the GPU's memory.
+
+    `alone`: the parts as well, each of them as long as the system or less.
+    """
+    whole = replace(
+        config,
+        evaluator=replace(config.evaluator, enabled=False),
+        transport=replace(config.transport, port_offset=-24_000),
+        run=replace(config.run, folder=str(folder), name="bench-system", tensorboard=False, stop_score=None),
+    )
+    whole = choose_ports(whole, is_free, lambda sentence: None)
+    steps, updates = _time_run(whole, folder, seconds, stop)
+    figures = {
+        "system_steps_per_s": steps,
+        "system_updates_per_s": updates,
+        "system_samples_per_s": updates * config.learner.batch_size,
+        "batch_size": float(config.learner.batch_size),
+        "network_width": config.network.width,
+    }
+    if alone:
+        for name, part in (("actor", actor.measure), ("learner", learner.measure)):
+            place = folder / name
+            place.mkdir()
+            figures |= part(config, place, seconds / 2, stop)
+        figures |= {
+            "system_actor_share": steps / (figures["actor_steps_per_s"] * config.actor.num_processes),
+            "system_learner_share": updates / figures["learner_resident_updates_per_s"],
+        }
+    return {name: float(f"{value:.6g}") for name, value in figures.items()}
+
+
+def _time_run(config: Config, folder: Path, seconds: float, stop: Stop) -> tuple[float, float]:
+    """Steps and updates a second."""
+    file = folder / "system.toml"
+    file.write_text(dump_toml(config))
+    path = folder / config.run.name
+    with open_programs(folder, stop) as programs:
+        programs.start("train", ["train", "--config", str(file)])
+        programs.wait_for((path / "manifest.json").exists, "run folder")
+        run = RunFolder.open(path)
+        stores = programs.wait_for(lambda: map_stores(run), "replay memory")
+        programs.wait_for(lambda: _updates(run.config), "first update")
+        settled = time.monotonic() + min(SETTLE_SECONDS, seconds)
+        programs.wait_for(lambda: time.monotonic() >= settled, "time")
+        began, before = time.monotonic(), _updates(run.config)
+        rates = measure_rates(lambda: sum(store.num_inserted for store in stores), seconds, PIECES, programs.check)
+        after = _updates(run.config)
+        return statistics.median(rates), (after - before) / (time.monotonic() - began)
+
+
+def _updates(config: Config) -> int:
+    """As the learner reports them, once a second."""
+    status = ask(f"tcp://{address(config)}", ANSWER_SECONDS)
+    return 0 if status is None else int(status["updates"])

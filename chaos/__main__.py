@@ -1,0 +1,147 @@
+"""`python -m chaos`: a real run under faults, and the proof that nothing of it is lost or stored twice.
+
+Actors write down what they send and what is acknowledged to them; at the end that is compared with what is stored, bit
+for bit. `python -m chaos hostile` and `python -m chaos saves` are programs of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import signal
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from apex.config import Config
+from apex.config.command_line import parse_config
+from apex.environments.factory import kind
+from apex.errors import ConfigError, require
+from apex.runtime.gpu import means_gpu
+from apex.runtime.lifecycle import FAILED, FINISHED, reports_errors
+from apex.runtime.ports import choose_ports, is_free
+from apex.transport.sockets import open_context
+from chaos.audit import Verdict
+from chaos.environment import ID, PACED_ID
+from chaos.proxy import Proxy
+from chaos.recovery import Hand
+from chaos.report import Figure, Reporter, audit_figures
+from chaos.run import ChaosRun
+from chaos.scenarios import DEFAULTS, GOES_ON, HOSTS, OPTIONS, SCENARIOS, Order
+
+PROGRAMS = {"hostile": "chaos.hostile.command", "saves": "chaos.saves.command"}
+KNOBS: dict[str, tuple[type, str, str]] = {  # of an Order: type, placeholder, meaning
+    "minutes": (float, "M", "how long"),
+    "period": (float, "SECONDS", "between two faults"),
+    "faults": (str, "KINDS", "which"),
+    "rounds": (int, "N", "kills of each role"),
+    "size": (int, "N", "transitions in memory before the first kill"),
+}
+# What `apex train` is told before what the scenario and the user say. The memory holds some minutes; beyond that the
+# audit reads each transition before it is overwritten.
+TRAIN = (
+    *("--env", ID, "--actors", "8", "--run.no-tensorboard", "--learner.batch-size", "64"),
+    *("--replay.capacity", "1000000", "--checkpoint.period", "500", "--checkpoint.replay-period", "60"),
+    *("--evaluator.period-seconds", "20", "--evaluator.episodes", "5", "--evaluator.num-envs", "5"),
+)
+
+
+@reports_errors("python -m chaos")
+def main(argv: Sequence[str] | None = None) -> int:
+    """The composition root; 1 if the audit fails or the run does not go on."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in PROGRAMS:
+        program: int = importlib.import_module(PROGRAMS[words[0]]).main(words[1:])
+        return program
+    arguments, rest = _parser().parse_known_args(words)
+    order = _order(arguments)
+    return run_scenario(arguments.scenario, order, rest, Reporter(arguments.json))
+
+
+def run_scenario(name: str, order: Order, train: Sequence[str], reporter: Reporter) -> int:
+    """Starts a run with the options `train`, does the scenario to it, and audits it alive and after its end."""
+    options = [*TRAIN, "--seed", str(order.seed), *OPTIONS.get(name, ()), *train]
+    config = parse_config(options, prog="python -m chaos", description="", kind=kind, means_gpu=means_gpu)
+    own = config.environment.id in (ID, PACED_ID)
+    require(own, f"python -m chaos plays {ID} only: of another game no two transitions need differ")
+    config = choose_ports(config, is_free, reporter.say)
+    folder = _make_folder(config)
+    options += ["--transport.port-offset", str(config.transport.port_offset)]
+    options += ["--run.folder", str(folder), "--run.name", "run"]
+    config = parse_config(options, prog="python -m chaos", description="", kind=kind, means_gpu=means_gpu)
+    reporter.say(f"chaos {name}, seed {order.seed}, in {folder}")
+    figures: list[Figure] = []
+    verdicts: list[Verdict] = []
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # As Ctrl-C: what was begun is cleared away.
+    proxy = Proxy(config.transport, config.replay.num_shards, order.seed)
+    try:
+        with open_context() as context:
+            run = ChaosRun(config, folder, options, HOSTS.get(name, ()), context)
+            try:
+                run.start()
+                figures += SCENARIOS[name].play(run, proxy, Hand(run, proxy, order.seed), reporter, order)
+                alive = run.look()
+                run.end()
+                verdicts = [alive.judge(), run.look_at_end().judge()]
+                reporter.say(f"audit of the living run {verdicts[0].sentence()}")
+                reporter.say(f"audit of what is left of it {verdicts[1].sentence()}")
+            finally:
+                run.end()
+                run.clear()
+    finally:
+        proxy.close()
+    for verdict, when in zip(verdicts, ("alive", "after the end"), strict=True):
+        figures += audit_figures(verdict, when)
+    passed = all(verdict.passed for verdict in verdicts) and all(
+        figure.value is not None for figure in figures if figure.name.endswith(GOES_ON)
+    )
+    reporter.end({"scenario": name, "seed": order.seed, "folder": str(folder)}, figures, passed)
+    return FINISHED if passed else FAILED
+
+
+def _make_folder(config: Config) -> Path:
+    path = Path(config.run.folder) / f"chaos-{datetime.now():%Y%m%d-%H%M%S}"
+    try:
+        path.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder {path}: {error.strerror}; --run.folder names another") from error
+    return path.absolute()
+
+
+def _order(arguments: argparse.Namespace) -> Order:
+    name = arguments.scenario
+    given = {knob: getattr(arguments, knob) for knob in KNOBS if getattr(arguments, knob) is not None}
+    for knob in given:
+        require(knob in SCENARIOS[name].knobs, f"the scenario {name} has no use for --{knob}")
+    if "faults" in given:
+        given["faults"] = tuple(word for word in given["faults"].split(",") if word)
+    return Order(seed=arguments.seed, **{**DEFAULTS.get(name, {}), **given})
+
+
+def _parser() -> argparse.ArgumentParser:
+    known = "\n".join(f"  {name:<12} {scenario.summary}" for name, scenario in SCENARIOS.items())
+    defaults = Order()
+    parser = argparse.ArgumentParser(
+        prog="python -m chaos",
+        description="Trains on this machine while things go wrong, and audits what is stored.\n\nscenarios\n" + known,
+        epilog="All other options are those of `apex train`. `python -m chaos hostile` and `... saves` have their own.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--scenario", choices=list(SCENARIOS), default="random", help="what is done; default: random")
+    parser.add_argument("--seed", type=int, default=defaults.seed, metavar="S", help="of faults and run; default: 0")
+    for knob, (kind_of, metavar, words) in KNOBS.items():
+        users = [name for name, scenario in SCENARIOS.items() if knob in scenario.knobs]
+        values = {name: DEFAULTS.get(name, {}).get(knob, getattr(defaults, knob)) for name in users}
+        usual = getattr(defaults, knob)
+        default = ",".join(usual) if knob == "faults" else f"{usual:,.12g}"
+        others = "".join(f"; {name}: {value:g}" for name, value in values.items() if value != usual)
+        text = f"{words} ({', '.join(users)}); default: {default}{others}"
+        parser.add_argument(f"--{knob}", type=kind_of, metavar=metavar, help=text)
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

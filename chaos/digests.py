@@ -1,0 +1,64 @@
+"""What a transition is, bit for bit, in one number: equal when it is made, when it is sent and when it is stored."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apex.replay_memory.store.layout import FIRST_KEY, Regions
+from apex.types import RECORD, Array, Segment
+
+_OWN = ("n_step_return", "discount", "priority", "action", "depth", "next_depth")  # The rest depends on the place.
+_PACKED = np.dtype([(name, RECORD[name]) for name in _OWN] + [("version", "<u4"), ("length", "<u2")])
+
+
+def digest_segment(segment: Segment) -> NDArray[np.uint64]:
+    """uint64[K]: of each transition its record, the version of its parameters, and all frames of both its stacks."""
+    return _digests(segment.records, np.full(len(segment.records), segment.version), memoryview(segment.image))
+
+
+def digest_store(regions: Regions, keys: range) -> NDArray[np.uint64]:
+    """uint64[len(keys)]: of live keys of a store. What is overwritten meanwhile is anything: look at FIRST_KEY after.
+
+    A segment of which some keys are asked for only is read as a whole, for its frames.
+    """
+    slots = np.arange(keys.start, keys.stop) % regions.sizes.capacity
+    records = regions.records[slots]
+    images = records["segment"]
+    cuts = [0, *(np.flatnonzero(np.diff(images)) + 1).tolist(), len(records)]
+    parts = [np.empty(0, np.uint64)]
+    for first, stop in pairwise(cuts):
+        if first < stop:
+            begin = int(images[first]) % regions.sizes.arena_bytes
+            part = records[first:stop]
+            parts.append(_digests(part, part["version"], regions.arena[begin:]))
+    found = np.concatenate(parts)
+    # A record that lies in a slot must be that of its key, or what is found there is something else.
+    found[records["key"] != np.arange(keys.start, keys.stop)] = 0
+    return found
+
+
+def first_live(regions: Regions) -> int:
+    """The oldest key that has not been overwritten."""
+    return int(regions.cells[FIRST_KEY])
+
+
+def _digests(records: Array, version: Array, image: memoryview) -> NDArray[np.uint64]:
+    packed = np.empty(len(records), _PACKED)
+    for name in _OWN:
+        packed[name] = records[name]
+    packed["version"] = version
+    packed["length"] = records["next_frame"] - records["frame"]
+    frame, next_frame = records["frame"].astype(np.int64), records["next_frame"].astype(np.int64)
+    oldest = np.minimum(frame - records["depth"], next_frame - records["next_depth"]) + 1
+    table = np.frombuffer(image, "<u4", int(next_frame.max()) + 2).astype(np.int64)
+    begins, ends = table[oldest].tolist(), table[next_frame + 1].tolist()
+    digests = np.empty(len(records), np.uint64)
+    for i, (row, begin, end) in enumerate(zip(packed, begins, ends, strict=True)):
+        hashed = blake2b(row.tobytes(), digest_size=8)
+        hashed.update(image[begin:end])
+        digests[i] = int.from_bytes(hashed.digest(), "little")
+    return digests

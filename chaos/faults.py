@@ -1,0 +1,96 @@
+"""What happens to a run under `python -m chaos`, drawn from a seed before it begins."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from apex.errors import require
+from chaos.proxy import PAIRS
+
+KINDS = ("kill", "stop", "cut", "delay", "garbage", "storm")
+ROLES = ("launcher", "replay", "learner", "actor")
+ROUND_TRIP_SECONDS = 0.25  # of what is delayed
+STORM_KILLS = 4
+STORM_SECONDS = 1.5  # between two of them
+
+
+class Fault(NamedTuple):
+    """One thing that goes wrong."""
+
+    at: float  # seconds after the run has begun to train
+    kind: str  # one of KINDS
+    target: str  # a role, "ROLE's child", a pair of programs, or "every port"
+    seconds: float = 0.0  # how long it lasts
+
+    def sentence(self) -> str:
+        """For people."""
+        words = {
+            "kill": f"kill -9 {self.target}",
+            "stop": f"SIGSTOP {self.target} for {self.seconds:.1f} s",
+            "cut": f"cut {self.target} for {self.seconds:.1f} s",
+            "delay": f"{1000 * ROUND_TRIP_SECONDS:.0f} ms round trip {self.target} for {self.seconds:.1f} s",
+            "garbage": f"garbage to {self.target}",
+            "storm": f"kill -9 {self.target}, {STORM_KILLS} times, {STORM_SECONDS} s apart",
+        }
+        return f"{self.at:7.1f} s  {words[self.kind]}"
+
+
+def draw(seed: int, seconds: float, period: float, kinds: Sequence[str] = KINDS) -> list[Fault]:
+    """A fault every `period` seconds, give or take a fifth of it; the same for the same arguments.
+
+    Every kind comes once before any comes again. Raises ConfigError for a kind that there is not.
+    """
+    for kind in kinds:
+        require(kind in KINDS, f"--faults must be among {', '.join(KINDS)}, got {kind!r}")
+    require(bool(kinds), f"--faults must name at least one of {', '.join(KINDS)}")
+    rng = random.Random(seed)
+    faults: list[Fault] = []
+    bag: list[str] = []
+    at = period
+    while at < seconds:
+        bag = bag or rng.sample(list(kinds), len(kinds))
+        kind = bag.pop()
+        target, lasts = _target(kind, rng)
+        faults.append(Fault(round(at + rng.uniform(-0.2, 0.2) * period, 1), kind, target, round(lasts, 1)))
+        at += period
+    return faults
+
+
+def draw_kills(seed: int, rounds: int) -> list[str]:
+    """Who is killed, one after the other: every role once a round; of roles with children, these every other time."""
+    rng = random.Random(seed)
+    victims: list[str] = []
+    for number in range(rounds):
+        for role in rng.sample(ROLES, len(ROLES)):
+            child = role != "launcher" and number % 2 == 1
+            victims.append(f"{role}'s child" if child else role)
+    return victims
+
+
+def make_garbage(seed: int) -> list[bytes]:
+    """What is thrown at ports: noise, another protocol, and a good greeting that noise follows."""
+    rng = random.Random(seed)
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\x00" + bytes(31)
+    ready = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x04PUSH"
+    return [
+        rng.randbytes(4_096),
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        greeting + rng.randbytes(2_048),
+        greeting + ready + b"\x00\xff" + rng.randbytes(255),
+        greeting + ready + b"\x02" + bytes([255] * 8) + rng.randbytes(1_024),
+    ]
+
+
+def _target(kind: str, rng: random.Random) -> tuple[str, float]:
+    if kind == "kill":
+        role = rng.choice(ROLES)
+        return (f"{role}'s child" if role != "launcher" and rng.random() < 0.5 else role), 0.0
+    if kind == "storm":
+        return rng.choice([role for role in ROLES if role != "launcher"]), STORM_KILLS * STORM_SECONDS
+    if kind == "stop":
+        return rng.choice(ROLES), rng.uniform(1.0, 8.0)
+    if kind in ("cut", "delay"):
+        return rng.choice(list(PAIRS)), rng.uniform(2.0, 10.0)
+    return "every port", 0.0

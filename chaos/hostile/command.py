@@ -1,0 +1,252 @@
+"""`python -m chaos hostile`: thousands of hostile connections against every port of a run, while honest work goes on.
+
+A real replay server, coordinator and loader; an honest writer that sends a recording at a steady rate, and a stand-in
+for the trainer that takes batches and returns priorities. Then strangers come: garbage, HTTP, silence, half a greeting,
+old greetings, rubbish in well-formed messages, frames of enormous length, messages without an end. With `--curve` the
+honest have keys and the strangers do not: they try without, with a greeting of CURVE and rubbish behind it, and with a
+key that nobody knows. At the end it says whether the programs are up, what was left of the honest rate, and how much
+memory it took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from apex.config import (
+    ActorConfig,
+    CheckpointConfig,
+    Config,
+    EnvironmentConfig,
+    LearnerConfig,
+    ReplayConfig,
+    TransportConfig,
+)
+from apex.environments.factory import describe
+from apex.errors import require
+from apex.launch.status import ask
+from apex.replay_memory.store.file import open_file
+from apex.replay_memory.store.layout import Store
+from apex.runtime.children import call_in_child, check_children, start_child, stop_children
+from apex.runtime.lifecycle import FAILED, FINISHED, Stop, reports_errors, stop_on_signals
+from apex.transport.curve.command import new_folder
+from apex.transport.curve.key_store import PINNED, read_keys
+from apex.types import Schema
+from bench.harness.recording import Recording, load, record
+from bench.harness.replay_fixture import Bed, open_bed
+from bench.replay_steps import read_memory
+from chaos.hostile.strangers import besiege, send_without_end
+
+GAME = "ALE/Pong-v5"
+NUM_FRAMES = 1_000  # recorded
+BATCH_SIZE = 64
+SETTLE_SECONDS = 2.0
+SERVED = ("experience", "priorities", "receipts", "batches", "control", "metrics")  # whose sockets the programs bind
+BAR = 0.9  # of the honest rate
+
+Figures = dict[str, Any]
+
+
+@reports_errors("python -m chaos hostile")
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit status: 1 if a program ended, or the honest rate fell below the bar."""
+    parser = argparse.ArgumentParser(
+        prog="python -m chaos hostile", description="Opens hostile connections to every port while honest work goes on."
+    )
+    parser.add_argument("--connections", type=int, default=10_000, metavar="N", help="in all; default 10,000")
+    parser.add_argument("--rate", type=float, default=2_000.0, metavar="R", help="honest transitions/s; default 2,000")
+    parser.add_argument("--quiet", type=float, default=10.0, metavar="S", help="before and after it; default 10 s")
+    parser.add_argument("--endless", type=int, default=4, metavar="MIB", help="sent as one endless message; default 4")
+    parser.add_argument("--curve", action="store_true", help="with keys, which the strangers do not have")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    options = parser.parse_args(argv)
+    require(options.connections >= 1, f"--connections must be >= 1, got {options.connections}")
+    require(options.rate > 0, f"--rate must be > 0, got {options.rate}")
+    require(options.quiet > 0, f"--quiet must be > 0, got {options.quiet}")
+    require(0 <= options.endless <= 1_024, f"--endless must be 0 ... 1024, got {options.endless}")
+    with stop_on_signals() as stop, tempfile.TemporaryDirectory(prefix="apex-hostile-") as name:
+        figures = measure(
+            Path(name),
+            options.connections,
+            options.rate,
+            options.quiet,
+            options.endless << 20,
+            stop,
+            curve=options.curve,
+        )
+    print_report(figures)
+    if options.json:
+        print(json.dumps(figures))
+    return FINISHED if figures["honest_share"] >= BAR else FAILED
+
+
+def print_report(figures: Figures) -> None:
+    """What came, and what it did."""
+    for name, value in figures.items():
+        shown = ", ".join(f"{key} {count:,}" for key, count in value.items()) if isinstance(value, dict) else value
+        print(f"{name.replace('_', ' '):<34}{shown:,.3f}" if isinstance(shown, float) else f"{name:<34}{shown}")
+
+
+def measure(
+    folder: Path,
+    connections: int,
+    rate: float,
+    quiet_seconds: float,
+    endless_bytes: int,
+    stop: Stop,
+    *,
+    curve: bool = False,
+) -> Figures:
+    """All figures; with `curve` keys are made in `folder`, and the honest use them."""
+    keys, strangers = (str(folder / name) if curve else "" for name in ("keys", "strangers"))
+    if curve:
+        _make_keys(Path(keys), Path(strangers))
+    environment = EnvironmentConfig(id=GAME)
+    config = Config(
+        environment=environment,
+        actor=ActorConfig(num_actors=16),
+        replay=ReplayConfig(capacity=50_000, max_bytes=2**28, min_size_to_sample=BATCH_SIZE),
+        learner=LearnerConfig(batch_size=BATCH_SIZE),
+        checkpoint=CheckpointConfig(replay=False),
+        transport=TransportConfig(
+            port_offset=-21_000,
+            lease_seconds=86_400.0,  # The writer sends no heartbeats.
+            keys=keys,
+        ),
+    )
+    schema = describe(environment, config.actor.n_step)
+    recording = _record(folder, config, schema, stop)
+    ours, theirs = Pipe()
+    with open_bed(config, recording, folder, "tcp", stop) as bed:
+        transport = bed.config.transport
+        ports = {door: int(transport.endpoint(door).rpartition(":")[2]) for door in SERVED}
+        watched = _Watched(bed, Store(open_file(bed.store, bed.schema, writable=False)))
+        bed.begin_insert(seconds=86_400.0, rate=rate)
+        watched.work(SETTLE_SECONDS)
+        before, memory_before = watched.work(quiet_seconds), watched.memory()
+        besiegers = start_child("besieger", besiege, transport.bind, ports, strangers, connections, theirs)
+        try:
+            began, stored, most = time.monotonic(), watched.stored, memory_before
+            while not ours.poll():
+                watched.work(0.5)
+                check_children([besiegers])
+                most = max(most, watched.memory())
+            during = (watched.stored - stored) / (time.monotonic() - began)
+            came = json.loads(ours.recv_bytes())
+        finally:
+            stop_children([besiegers])
+        watched.work(SETTLE_SECONDS)
+        after, memory_after = watched.work(quiet_seconds), watched.memory()
+        status = ask(transport.endpoint("control"), 5.0, read_keys(keys, "observer")) or {}
+        figures: Figures = {
+            "curve": curve,
+            "connections": sum(came["counts"].values()),
+            "connections_by_kind": came["counts"],
+            "connections_not_accepted": came["not_accepted"],
+            "seconds": time.monotonic() - began,
+            "honest_rate_before": before,
+            "honest_rate_during": during,
+            "honest_rate_after": after,
+            "honest_share": during / before,
+            "honest_batches": watched.num_batches,
+            "memory_bytes_before": memory_before,
+            "memory_bytes_most": most,
+            "memory_bytes_after": memory_after,
+            "server_is_up": bool(status),
+            "refusals": {
+                f"{door} {reason}": n for door, all_ in status.get("refusals", {}).items() for reason, n in all_.items()
+            },
+        }
+        if endless_bytes:
+            figures |= _measure_endless(watched, transport.bind, ports["experience"], endless_bytes, curve)
+        return figures
+
+
+def _make_keys(honest: Path, strangers: Path) -> None:
+    """Keys of a run, and others that nobody knows there, whose holders know who it is that they talk to."""
+    for folder in (honest, strangers):
+        new_folder(folder)
+    for role in PINNED:
+        (strangers / f"{role}.public").write_bytes((honest / f"{role}.public").read_bytes())
+
+
+class _Watched:
+    """The bed at its honest work."""
+
+    def __init__(self, bed: Bed, store: Store) -> None:
+        self._bed = bed
+        self._store = store
+        self.num_batches = 0
+
+    @property
+    def stored(self) -> int:
+        """Transitions."""
+        return self._store.num_inserted
+
+    def work(self, seconds: float) -> float:
+        """Takes batches and answers them for so long; returns how many transitions were stored per second."""
+        began, stored = time.monotonic(), self.stored
+        while (elapsed := time.monotonic() - began) < seconds:
+            self._bed.check()
+            sample = self._bed.ring.receive(0.02)
+            if sample is not None:
+                self._bed.answer(sample, np.ones(BATCH_SIZE, np.float32))
+                self.num_batches += 1
+                time.sleep(0.02)
+        return (self.stored - stored) / elapsed
+
+    def memory(self) -> int:
+        """Bytes of the replay server's processes without the mapped file."""
+        whole, shared = read_memory(self._bed.processes)
+        return whole - shared
+
+
+def _measure_endless(watched: _Watched, host: str, port: int, num_bytes: int, curve: bool) -> Figures:
+    """What one message without an end costs while it is open, and after it."""
+    before = watched.memory()
+    peer: socket.socket | None = None
+    sent = num_bytes
+    try:
+        peer = send_without_end(host, port, num_bytes, curve=curve)
+    except OSError:
+        sent = 0  # It was cut off.
+    watched.work(SETTLE_SECONDS)
+    grown = watched.memory() - before
+    if peer is not None:
+        peer.close()
+    watched.work(SETTLE_SECONDS)
+    return {
+        "endless_bytes_sent": sent,
+        "endless_memory_bytes": grown,
+        "endless_memory_bytes_after": watched.memory() - before,
+    }
+
+
+def _record(folder: Path, config: Config, schema: Schema, stop: Stop) -> Recording:
+    """Plays at random in a child: the emulators' threads must not be there when the programs are forked."""
+    place = folder / "recording"
+    place.mkdir()
+
+    def play(child_stop: Stop) -> dict[str, Any]:
+        rng = np.random.default_rng(0)
+        policy = lambda observation: rng.integers(schema.num_actions, size=len(observation))  # noqa: E731
+        return record(child_stop, place, config, schema, policy, NUM_FRAMES)
+
+    facts = call_in_child("recorder", play, stop)
+    if stop.requested:
+        raise KeyboardInterrupt
+    return load(place, schema, facts)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

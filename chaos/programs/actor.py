@@ -1,0 +1,46 @@
+"""The actor of `python -m chaos`: the product's own, with a ledger between it and its sockets."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from apex import actor
+from apex.acting.reliable_sender import ExperienceLink, Outlet, Receipts
+from apex.acting.worker import Task
+from apex.acting.worker import work as act
+from apex.runtime.lifecycle import Stop
+from apex.transport.codec import Codec
+from chaos.ledger import Ledger, WitnessedOutlet, WitnessedReceipts
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The composition root: the folder of the ledgers, then the options of `apex actor`."""
+    folder, *rest = sys.argv[1:] if argv is None else argv
+    return actor.main(rest, work=partial(work, Path(folder)))
+
+
+def work(folder: Path, stop: Stop, task: Task) -> None:
+    """A worker process of the actor, as `actor_worker.work`."""
+    welcome = task.welcome
+    codec = Codec(welcome.run_id, welcome.schema)
+
+    def connect(outlets: Sequence[Outlet], receipts: Receipts) -> ExperienceLink:
+        ledger = Ledger(folder)
+        witnessed = [
+            WitnessedOutlet(outlet, ledger, partial(codec.decode_segment, shard=shard))
+            for shard, outlet in enumerate(outlets)
+        ]
+        return ExperienceLink(
+            task.streams, codec, witnessed, WitnessedReceipts(receipts, ledger), window=welcome.config.actor.window
+        )
+
+    act(stop, task, connect)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())

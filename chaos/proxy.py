@@ -1,0 +1,205 @@
+"""A TCP proxy between the programs of a run: it cuts, holds, delays, throttles, and turns bits over.
+
+Linux takes all of 127.0.0.0/8 for loopback. So each direction has an address of its own, with the ports of the program
+behind it, and no program knows: `--learner` and `--advertise` are all that differs. It needs no root (ADR 14).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from threading import Thread
+from typing import Any
+
+from apex.config import TransportConfig
+from apex.errors import ConfigError
+
+# Where each role finds the learner, and where all find the replay servers.
+ADDRESSES = {"actor": "127.0.0.2", "to replay": "127.0.0.3", "replay": "127.0.0.4", "evaluator": "127.0.0.5"}
+TARGET = "127.0.0.1"
+PAIRS = {  # whose connections to which sockets, by the address that leads there
+    "actor-replay": ("to replay", ("experience", "receipts")),
+    "actor-learner": ("actor", ("parameters", "control", "metrics")),
+    "learner-replay": ("to replay", ("priorities",)),
+    "replay-learner": ("replay", ("batches", "control")),
+    "evaluator-learner": ("evaluator", ("parameters", "control", "metrics")),
+}
+CHUNK_BYTES = 65_536
+CHUNKS_ON_THE_WAY = 4_096
+
+
+class Road:
+    """All connections of one pair, and what is wrong with them at present."""
+
+    def __init__(self) -> None:
+        self.delay = 0.0  # seconds, in each direction
+        self.bytes_per_second = 0.0  # of each connection and direction; 0: no bound
+        self.is_cut = False  # connections are reset, and new ones too
+        self.is_silent = False  # nothing passes, and nobody is told
+        self.bits_to_turn = 0  # one bit in each of so many pieces
+        self.connections: set[asyncio.StreamWriter] = set()
+
+    def break_connections(self) -> None:
+        """Resets all that are open."""
+        for writer in list(self.connections):
+            writer.transport.abort()
+
+
+class Proxy:
+    """The roads of one run, in a thread of their own."""
+
+    def __init__(self, transport: TransportConfig, num_shards: int, seed: int) -> None:
+        """Raises ConfigError where an address cannot be bound."""
+        self._random = random.Random(seed)
+        self._roads = {pair: Road() for pair in PAIRS}
+        self._loop = asyncio.new_event_loop()
+        self._servers: list[asyncio.Server] = []
+        self.ports = sorted(
+            {
+                transport.port(name, shard)
+                for _, names in PAIRS.values()
+                for name in names
+                for shard in _shards(name, num_shards)
+            }
+        )
+        self._thread = Thread(target=self._loop.run_forever, name="proxy", daemon=True)
+        self._thread.start()
+        try:
+            self._call(self._open(transport, num_shards))
+        except OSError as error:
+            self.close()
+            raise ConfigError(
+                f"python -m chaos cannot listen beside the run: {error}; --transport.port-offset"
+            ) from error
+
+    def set(self, pair: str, **values: Any) -> None:
+        """Changes what is wrong with a pair's connections; see Road."""
+
+        async def change() -> None:
+            road = self._roads[pair]
+            for name, value in values.items():
+                setattr(road, name, value)
+            if road.is_cut:
+                road.break_connections()
+
+        self._call(change())
+
+    def heal(self) -> None:
+        """Nothing is wrong any more."""
+        for pair in PAIRS:
+            self.set(pair, delay=0.0, bytes_per_second=0.0, is_cut=False, is_silent=False, bits_to_turn=0)
+
+    def throw_garbage(self, payloads: Sequence[bytes]) -> None:
+        """Sends each payload to each port of the run, past the roads, on a connection of its own."""
+
+        async def throw(port: int, payload: bytes) -> None:
+            with suppress(OSError, asyncio.TimeoutError):
+                _, writer = await asyncio.wait_for(asyncio.open_connection(TARGET, port), 1.0)
+                writer.write(payload)
+                await asyncio.wait_for(writer.drain(), 1.0)
+                await asyncio.sleep(0.2)
+                writer.close()
+
+        async def throw_all() -> None:
+            await asyncio.gather(*(throw(port, payload) for port in self.ports for payload in payloads))
+
+        self._call(throw_all())
+
+    def close(self) -> None:
+        """Ends all connections."""
+
+        async def end() -> None:
+            for server in self._servers:
+                server.close()
+            for road in self._roads.values():
+                road.break_connections()
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+            await asyncio.sleep(0.05)
+
+        self._call(end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _call(self, work: Any) -> None:
+        future: Future[None] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future.result(30.0)
+
+    async def _open(self, transport: TransportConfig, num_shards: int) -> None:
+        for pair, (through, names) in PAIRS.items():
+            for name in names:
+                for shard in _shards(name, num_shards):
+                    port = transport.port(name, shard)
+                    serve = self._serve(self._roads[pair], port)
+                    self._servers.append(await asyncio.start_server(serve, ADDRESSES[through], port))
+
+    def _serve(self, road: Road, port: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if road.is_cut:
+                writer.transport.abort()
+                return
+            try:
+                there = await asyncio.open_connection(TARGET, port)
+            except OSError:
+                writer.transport.abort()  # As the program itself would: nobody listens.
+                return
+            ends = {writer, there[1]}
+            road.connections |= ends
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    for source, sink in ((reader, there[1]), (there[0], writer)):
+                        tasks.create_task(self._carry(road, source, sink))
+            except* (OSError, EOFError):
+                pass  # One end is gone, and so is the connection.
+            finally:
+                road.connections -= ends
+                for end in ends:
+                    end.transport.abort()
+
+        return serve
+
+    async def _carry(self, road: Road, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        """Carries bytes in one direction, each piece `delay` after it came; raises when an end goes."""
+        loop = asyncio.get_running_loop()
+        pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(CHUNKS_ON_THE_WAY)
+
+        async def deliver() -> None:
+            while True:
+                due, data = await pieces.get()
+                if (early := due - loop.time()) > 0:
+                    await asyncio.sleep(early)
+                while road.is_silent:
+                    await asyncio.sleep(0.05)
+                if not data:
+                    raise EOFError
+                sink.write(self._turn_a_bit(road, data))
+                await sink.drain()
+                if road.bytes_per_second:
+                    await asyncio.sleep(len(data) / road.bytes_per_second)
+
+        async def take() -> None:
+            while True:
+                data = await source.read(CHUNK_BYTES)
+                await pieces.put((loop.time() + road.delay, data))
+                if not data:
+                    return
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(deliver())
+            tasks.create_task(take())
+
+    def _turn_a_bit(self, road: Road, data: bytes) -> bytes:
+        if not road.bits_to_turn:
+            return data
+        road.bits_to_turn -= 1
+        changed = bytearray(data)
+        changed[self._random.randrange(len(changed))] ^= 1 << self._random.randrange(8)
+        return bytes(changed)
+
+
+def _shards(name: str, num_shards: int) -> range:
+    return range(num_shards if name in ("experience", "receipts", "priorities") else 1)

@@ -1,0 +1,132 @@
+"""Faults as they are done to a run, and how long it takes to go on after each."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from apex.errors import ConfigError
+from chaos.faults import ROUND_TRIP_SECONDS, STORM_KILLS, STORM_SECONDS, Fault, make_garbage
+from chaos.processes import Process, kill, send
+from chaos.proxy import Proxy
+from chaos.run import ChaosRun
+
+PATIENCE_SECONDS = 60.0  # after which a run is called stuck
+CHECK_BITS = 2  # turned over in living connections, with each cut
+
+
+class Recovery(NamedTuple):
+    """What came of a kill."""
+
+    victim: str
+    seconds: float | None  # until what the victim gives came again; None: it did not within the patience
+
+
+class Hand:
+    """Does faults, one at a time or several at once, and takes them back."""
+
+    def __init__(self, run: ChaosRun, proxy: Proxy, seed: int) -> None:
+        self._run = run
+        self._proxy = proxy
+        self._random = random.Random(seed)
+        self._later: list[tuple[float, Callable[[], None]]] = []
+        self.kills: dict[str, int] = {}
+
+    def do(self, fault: Fault) -> None:
+        """Begins a fault; `tick` ends it."""
+        now = time.monotonic()
+        if fault.kind == "kill":
+            self.kill(fault.target)
+        elif fault.kind == "storm":
+            for number in range(STORM_KILLS):
+                self._later.append((now + number * STORM_SECONDS, lambda: self._kill_again(fault.target)))
+        elif fault.kind == "stop":
+            stopped = [process for process in self._run.processes() if process.role == fault.target]
+            for process in stopped if fault.target != "launcher" else stopped[:1]:
+                send(process.pid, signal.SIGSTOP)
+                self._later.append((now + fault.seconds, lambda pid=process.pid: send(pid, signal.SIGCONT)))  # type: ignore[misc]
+        elif fault.kind == "cut":
+            silent = self._random.random() < 0.5
+            self._proxy.set(fault.target, is_cut=not silent, is_silent=silent, bits_to_turn=CHECK_BITS)
+            self._later.append((now + fault.seconds, lambda: self._mend(fault.target)))
+        elif fault.kind == "delay":
+            self._proxy.set(fault.target, delay=ROUND_TRIP_SECONDS / 2)
+            self._later.append((now + fault.seconds, lambda: self._mend(fault.target)))
+        else:
+            self._proxy.throw_garbage(make_garbage(self._random.randrange(2**32)))
+
+    def tick(self) -> None:
+        """Ends or goes on with what is due."""
+        now = time.monotonic()
+        due = [act for at, act in self._later if at <= now]
+        self._later = [(at, act) for at, act in self._later if at > now]
+        for act in due:
+            act()
+
+    def wait(self, seconds: float) -> None:
+        """Lets the run go on for so long, under what was begun."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self._run.tick()
+            self.tick()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a fault still goes on."""
+        return bool(self._later)
+
+    def kill(self, target: str) -> bool:
+        """kill -9 of a role's program or of one of its children; False if there is none just now."""
+        role, _, child = target.partition("'")
+        candidates = [process for process in self._run.processes() if process.role == role]
+        candidates = [process for process in candidates if process.is_child == bool(child)]
+        if not candidates:
+            return False
+        victim: Process = self._random.choice(candidates)
+        kill(victim)
+        self.kills[role] = self.kills.get(role, 0) + 1
+        return True
+
+    def kill_and_wait(self, target: str, patience: float = PATIENCE_SECONDS) -> Recovery:
+        """kill -9, and until what the victim gives comes again: stored, updated, or accepted from a new life."""
+        if not self._run.wait(PATIENCE_SECONDS, lambda: self.kill(target)):
+            raise ConfigError(f"there is no {target} to kill for {PATIENCE_SECONDS:g} s")
+        began = time.monotonic()
+        self._run.tick()  # What was on its way has arrived.
+        back = self._watch(target.partition("'")[0])
+
+        def again() -> bool:
+            self._run.read()
+            return back()
+
+        came = self._run.wait(patience, again)
+        return Recovery(target, time.monotonic() - began if came else None)
+
+    def _watch(self, role: str) -> Callable[[], bool]:
+        run = self._run
+        run.read()
+        if role == "replay":
+            stored = run.num_stored
+            return lambda: run.num_stored > stored
+        if role == "learner":
+            began, first = time.monotonic(), [-1]
+
+            def updates() -> bool:
+                if run.status is None or run.status_at < began or not run.status["updates"]:
+                    return False
+                if first[0] < 0:
+                    first[0] = int(run.status["updates"])
+                return int(run.status["updates"]) > first[0]
+
+            return updates
+        newest = run.newest_incarnation
+        return lambda: run.newest_incarnation > newest
+
+    def _kill_again(self, target: str) -> None:
+        self.kill(target)
+
+    def _mend(self, pair: str) -> None:
+        self._proxy.set(pair, delay=0.0, is_cut=False, is_silent=False, bits_to_turn=0)

@@ -1,0 +1,85 @@
+"""What `python -m chaos` says: the faults as they come, and a table of figures against their bars at the end."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
+
+from chaos.audit import Verdict
+
+
+class Figure(NamedTuple):
+    """One row of the table."""
+
+    name: str
+    value: float | None  # None: it never came to be
+    unit: str = ""
+    bar: str = ""  # "<= 2", ">= 80", "= 0"; "": none
+
+    @property
+    def reached(self) -> bool:
+        """Whether the value keeps to the bar."""
+        if not self.bar:
+            return True
+        relation, _, bound = self.bar.partition(" ")
+        value = self.value
+        if value is None:
+            return False
+        return {"<=": value <= float(bound), ">=": value >= float(bound), "=": value == float(bound)}[relation]
+
+
+def audit_figures(verdict: Verdict, when: str) -> list[Figure]:
+    """The rows that say what the audit found."""
+    rows = [Figure(f"acknowledged, {when}", verdict.acknowledged, "transitions")]
+    rows += [
+        Figure(f"{name.replace('_', ' ')}, {when}", getattr(verdict, name), "", "= 0") for name in Verdict._fields[3:]
+    ]
+    return [row for row in rows if row.value or row.name.split(",")[0] in ("lost", "twice", "never sent")]
+
+
+def recovery_figures(seconds: dict[str, list[float | None]], bars: dict[str, float]) -> list[Figure]:
+    """The median and the longest time of each role, in seconds; of all its times, None if that one never came back."""
+    rows = []
+    for role, times in sorted(seconds.items()):
+        came = [math.inf if time is None else time for time in times]  # Who never came took longer than all others.
+        bar = f"<= {bars[role]:g}" if role in bars else ""
+        words = f"{role} back after kill -9"
+        rows.append(Figure(f"{words}, median of {len(times)}", _if_ever(median(came)), "s", bar))
+        rows.append(Figure(f"{words}, longest", _if_ever(max(came)), "s"))
+    return rows
+
+
+def _if_ever(seconds: float) -> float | None:
+    return seconds if seconds < math.inf else None
+
+
+class Reporter:
+    """Standard output: for people, or one JSON object at the end (what happens meanwhile goes to standard error)."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+
+    def say(self, sentence: str) -> None:
+        """One line, now."""
+        print(sentence, file=sys.stderr if self._as_json else sys.stdout, flush=True)
+
+    def end(self, head: dict[str, object], figures: Sequence[Figure], passed: bool) -> None:
+        """The table."""
+        if self._as_json:
+            rows = [{**figure._asdict(), "reached": figure.reached} for figure in figures]
+            print(json.dumps({**head, "passed": passed, "figures": rows}), flush=True)
+            return
+        width = max((len(figure.name) for figure in figures), default=0)
+        for figure in figures:
+            value = "never" if figure.value is None else f"{figure.value:,.2f}".removesuffix(".00")
+            mark = "" if not figure.bar else "  reached" if figure.reached else "  MISSED"
+            bar = f"  (bar {figure.bar})" if figure.bar else ""
+            print(f"{figure.name:<{width}}  {value:>12} {figure.unit}{bar}{mark}")
+        missed = [figure for figure in figures if not figure.reached]
+        if missed:
+            print(f"MISSED {len(missed)} bars: {'; '.join(f'{figure.name} {figure.bar}' for figure in missed)}")
+        print("the audit passed" if passed else "the audit FAILED", flush=True)

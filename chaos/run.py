@@ -1,0 +1,256 @@
+"""A real run under test: starts it, watches it, resumes it when its launcher is dead, and audits it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from apex.config import Config
+from apex.errors import ConfigError
+from apex.replay_memory.snapshots.folder import SnapshotFolder
+from apex.replay_memory.snapshots.restore import restore
+from apex.replay_memory.store.location import remove, store_path
+from apex.runs.folder import RunFolder
+from apex.runtime.lifecycle import die_with_parent
+from apex.transport.control_client import ControlClient
+from apex.transport.sockets import Context
+from chaos.audit import Content, Follower, Verdict, judge
+from chaos.ledger import Entries, LedgerReader
+from chaos.processes import Process, find, is_alive, kill, send
+
+TICK_SECONDS = 0.05
+AUDIT_SECONDS = 1.0  # between two looks of the followers: a store that is full must not outrun them
+ASK_SECONDS = 0.25  # between two questions to the learner
+ANSWER_SECONDS = 2.0  # a question that was not answered by then is asked again
+START_SECONDS = 90.0  # until a run trains
+END_SECONDS = 20.0  # until a run that was told to end has ended
+
+
+class Look(NamedTuple):
+    """What there is to compare. It is judged later, as that takes long, and the run stores on meanwhile."""
+
+    entries: Entries
+    contents: list[Content]
+
+    def judge(self) -> Verdict:
+        """Compares."""
+        return judge(self.entries, self.contents)
+
+
+class ChaosRun:
+    """One run, from its first start to its audit."""
+
+    def __init__(self, config: Config, folder: Path, options: Sequence[str], hosts: Sequence[int], context: Context):
+        """`config` is what `options` say; `hosts` are the streams of each actor host, none: as in the product."""
+        self._config = config
+        self._folder = folder
+        self._options = list(options)
+        self._hosts = ",".join(map(str, hosts))
+        self._context = context
+        self._ledgers = folder / "ledgers"
+        self._ledgers.mkdir(parents=True)
+        self.ledger = LedgerReader(self._ledgers)
+        self._launcher: subprocess.Popen[bytes] | None = None
+        self._last_processes: list[Process] = []
+        self._client: ControlClient | None = None
+        self._asked_at = self._look_at = 0.0
+        self.run_folder: RunFolder | None = None
+        self.stores: list[Follower] = []
+        self.status: dict[str, Any] | None = None
+        self.status_at = 0.0
+        self.most_updates = 0  # of the learner: what it does again after a crash counts once
+        self.num_updates = 0  # as they were seen to be done: what it does again counts again
+        self._updates_before = 0
+        self.num_resumes = 0
+
+    def start(self, wanted: Callable[[], bool] | None = None) -> None:
+        """Starts the run, and waits until it trains. Raises ConfigError if it never does."""
+        self._start(self._options)
+        self._client = ControlClient(self._context, self._config.transport.endpoint("control"))
+        deadline = time.monotonic() + START_SECONDS
+        while not (wanted or self._trains)():
+            if time.monotonic() > deadline or self._launcher is None or self._launcher.poll() is not None:
+                raise ConfigError(f"the run does not begin to train; see {self._folder}")
+            self.tick()
+
+    def tick(self, may_resume: bool = True) -> None:
+        """One look at everything; sleeps for a moment."""
+        time.sleep(TICK_SECONDS)
+        now = time.monotonic()
+        if may_resume and self._launcher is not None and self._launcher.poll() is not None:
+            self._resume()
+        self._open()
+        self._hear(now)
+        if now >= self._look_at:
+            self._look_at = now + AUDIT_SECONDS
+            self._last_processes = self.processes() or self._last_processes
+            self.read()
+
+    def wait(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
+        """Ticks for so long; returns early, and True, once `until` holds."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self.tick()
+            if until():
+                return True
+        return False
+
+    def read(self) -> None:
+        """Takes what is new in the ledgers, then in the stores: what was acknowledged was stored before."""
+        self.ledger.read()
+        for store in self.stores:
+            store.read()
+
+    @property
+    def num_stored(self) -> int:
+        """Transitions that were ever stored, as the followers saw it last."""
+        return sum(store.end_key for store in self.stores)
+
+    @property
+    def num_acknowledged(self) -> int:
+        """Transitions of which the actors know that they are stored."""
+        return self.ledger.num_acknowledged
+
+    @property
+    def newest_incarnation(self) -> int:
+        """Of all actors that were ever acknowledged anything."""
+        return self.ledger.newest_incarnation
+
+    def processes(self) -> list[Process]:
+        """All that live."""
+        return [] if self._launcher is None else find(self._launcher.pid)
+
+    def look(self) -> Look:
+        """What the ledgers say and what is stored, now.
+
+        What counts as acknowledged was so before the stores were read, what counts as sent may be newer than they are.
+        """
+        self.ledger.read()
+        acknowledged = dict(self.ledger.entries.acknowledged)
+        for store in self.stores:
+            store.read()
+            store.look_again()
+        contents = [store.content for store in self.stores]
+        self.ledger.read()
+        return Look(self.ledger.entries.copy()._replace(acknowledged=acknowledged), contents)
+
+    def look_at_end(self) -> Look:
+        """What the ledgers say, and what the ended run has left: in memory, else in its newest snapshot."""
+        assert self.run_folder is not None
+        self.ledger.read()
+        contents = []
+        for shard, live in enumerate(self.stores):
+            if live.read():
+                live.look_again()
+                contents.append(live.content)
+            else:
+                contents.append(self._restored(shard).on_top_of(live.content))
+        return Look(self.ledger.entries.copy(), contents)
+
+    def _restored(self, shard: int) -> Content:
+        """What the newest snapshot of a shard holds."""
+        assert self.run_folder is not None
+        folder, config = self.run_folder, self.run_folder.config
+        replay, snapshots = config.replay.per_shard(), folder.checkpoints / "replay"
+        path = store_path(folder.run_id, shard).with_suffix(".audit.replay")
+        restored = restore(
+            SnapshotFolder(snapshots if config.replay.num_shards == 1 else snapshots / f"shard-{shard}"),
+            path,
+            folder.schema,
+            run_id=folder.run_id,
+            capacity=replay.capacity,
+            max_bytes=replay.max_bytes,
+            num_streams=config.actor.num_actors,
+            priority_exponent=replay.priority_exponent,
+            min_priority=replay.min_priority,
+            store_incarnation=secrets.randbits(62) + 1,
+        )
+        if restored is None:
+            raise ConfigError(f"no memory and no snapshot of {folder.path} is left to look into")
+        restored.store.close()
+        try:
+            follower = Follower(path, folder.schema)
+            follower.read()
+            return follower.content
+        finally:
+            remove(path)
+
+    def end(self) -> None:
+        """Tells the run to end, and kills what does not; what it leaves in memory stays."""
+        everybody = self.processes() or self._last_processes
+        if self._launcher is not None:
+            for process in everybody:
+                send(process.pid, signal.SIGCONT)
+            self._launcher.terminate()
+            deadline = time.monotonic() + END_SECONDS
+            while self._launcher.poll() is None:
+                if time.monotonic() > deadline:
+                    self._launcher.kill()
+                self.read()  # It goes on storing until it ends.
+                time.sleep(TICK_SECONDS)
+        _wait_for_death(everybody)
+
+    def clear(self) -> None:
+        """Takes away what the run has left in memory."""
+        if self.run_folder is not None:
+            for shard in range(self._config.replay.num_shards):
+                remove(store_path(self.run_folder.run_id, shard))
+
+    def _trains(self) -> bool:
+        return self.most_updates > 0 and self.num_stored > 0
+
+    def _start(self, options: Sequence[str]) -> None:
+        command = [sys.executable, "-m", "chaos.programs.launcher", str(self._ledgers), self._hosts, *options]
+        with open(self._folder / "run.log", "ab") as log:
+            self._launcher = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, preexec_fn=die_with_parent
+            )
+
+    def _resume(self) -> None:
+        """Goes on as a person would, once the last program of the life before has gone."""
+        _wait_for_death(self._last_processes)
+        self.num_resumes += 1
+        again = self._options if self.run_folder is None else ["--resume", str(self.run_folder.path)]
+        self._start(again)
+
+    def _open(self) -> None:
+        """Finds the run's folder and stores once they are there."""
+        if self.run_folder is not None:
+            return
+        for path in Path(self._config.run.folder).glob(f"{self._config.run.name}/manifest.json"):
+            self.run_folder = RunFolder.open(path.parent)
+            self.stores = [
+                Follower(store_path(self.run_folder.run_id, shard), self.run_folder.schema)
+                for shard in range(self._config.replay.num_shards)
+            ]
+
+    def _hear(self, now: float) -> None:
+        if self._client is None:
+            return
+        while (answer := self._client.receive(0.0)) is not None:
+            if answer["type"] == "status":
+                self.status, self.status_at, self._asked_at = answer, now, min(self._asked_at, now - ANSWER_SECONDS)
+                updates = int(answer["updates"])
+                self.most_updates = max(self.most_updates, updates)
+                self.num_updates += max(0, updates - self._updates_before) if self._updates_before else 0
+                self._updates_before = updates
+        if now - self._asked_at >= ANSWER_SECONDS and now - self.status_at >= ASK_SECONDS:
+            self._client.send({"type": "status"})
+            self._asked_at = now
+
+
+def _wait_for_death(processes: Sequence[Process]) -> None:
+    """Waits until they have gone, and kills what has not after a while (a stopped process hears nothing else)."""
+    deadline = time.monotonic() + END_SECONDS
+    while living := [process for process in processes if process.pid != os.getpid() and is_alive(process.pid)]:
+        if time.monotonic() > deadline:
+            for process in living:
+                kill(process)
+        time.sleep(TICK_SECONDS)

@@ -1,0 +1,289 @@
+"""`python -m chaos saves`: kills a run that saves, and damages what it saved; each time the run must find a good save.
+
+A child saves everything that a run does, in a loop, and is killed at a random moment, or right before a step. Then
+single bits are flipped in the newest save, and its files are cut short and removed: each must be seen, named, and done
+without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import mmap
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from apex.errors import ConfigError
+from apex.learning.run_save import snapshot_folder
+from apex.replay_memory.store.location import MEMORY
+from apex.runs.checkpoints.paths import MANIFEST, NEWEST
+from apex.runs.checkpoints.policy_file import BEST
+from apex.runs.folder import RunFolder
+from apex.runtime.children import start_child
+from apex.runtime.lifecycle import FAILED, FINISHED, Stop
+from apex.types import Array
+from chaos.saves.saver import Read, Saver, make_run, make_segment, read_run
+
+STEPS = (  # of a save, as `pause` is told them
+    "write the learner",
+    "rename the learner",
+    "write the manifest",
+    "rename the manifest",
+    "flush the folder",
+    "note the newest",
+    "remove a manifest",
+    "remove a checkpoint",
+    "copy",
+    "copy weights",
+    "write a file",
+    "flush a file",
+    "remove a file",
+)
+COMPLETED, KEY, EPOCH = range(3)  # what the child has finished for certain: update, end of the snapshot, its start
+
+log = logging.getLogger("apex")
+
+
+# --- kills ------------------------------------------------------------------------------------------------------------
+
+
+class Tally:
+    """What came of one kind of trials."""
+
+    def __init__(self) -> None:
+        self.count = self.detected = self.fallen_back = self.unreadable = self.wrong = 0
+        self.examples: list[str] = []
+
+    def note(self, sentence: str) -> None:
+        """Keeps the first few things that went wrong."""
+        if len(self.examples) < 5:
+            self.examples.append(sentence)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return dict(vars(self))
+
+
+def kill_saves(place: Path, count: int, seed: int, tell: Callable[[str], None]) -> Tally:
+    """Kills a saving child `count` times; after each the run must load, at most one save behind what was finished."""
+    rng, tally = np.random.default_rng(seed), Tally()
+    folder, memory = make_run(place), place / "memory"
+    first = Saver(folder, memory, lambda step: None)
+    first.save()
+    began = time.monotonic()
+    first.save()
+    save_seconds = time.monotonic() - began
+    progress = np.frombuffer(mmap.mmap(-1, 24), np.int64)
+    progress[:] = first.num_updates, first.store.num_inserted, first.epoch
+    first.store.close()
+    for trial in range(count):
+        step, nth = ("", 0) if trial % 2 else (STEPS[trial // 2 % len(STEPS)], int(rng.integers(0, 4)))
+        before = progress[EPOCH]
+        child = start_child("saver", _save_until_killed, folder.path, memory, step, nth, progress)
+        if not step:
+            # It saves once its epoch has begun; one in eight may be killed while it still goes on from what was there.
+            while trial % 16 != 1 and progress[EPOCH] == before and child.exitcode is None:
+                time.sleep(0.001)
+            time.sleep(float(rng.uniform(0, 3 * save_seconds)))
+            with suppress(ProcessLookupError):
+                os.kill(child.pid or 0, signal.SIGKILL)
+        child.join(60)
+        if trial % 8 == 7:
+            memory.unlink(missing_ok=True)  # The host went too.
+        tally.count += 1
+        try:
+            read = read_run(folder.path)
+        except ConfigError as error:
+            tally.unreadable += 1
+            tally.note(f"trial {trial}, {step or 'at a random moment'}: {error}")
+            continue
+        behind = read.num_updates < progress[COMPLETED] or read.end_key < progress[KEY]
+        if behind or child.exitcode != -signal.SIGKILL:
+            tally.wrong += 1
+            tally.note(f"trial {trial}, {step or 'at a random moment'}: {read}, but {progress.tolist()} were finished")
+        if trial % 100 == 99:
+            tell(f"{trial + 1} kills")
+    return tally
+
+
+def _save_until_killed(stop: Stop, path: Path, memory: Path, step: str, nth: int, progress: Array) -> None:
+    left = [nth]
+
+    def pause(name: str) -> None:
+        if name == step:
+            left[0] -= 1
+            if left[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    logging.disable()
+    torch.set_num_threads(1)
+    saver = Saver(RunFolder.open(path), memory, pause)
+    assert saver.epoch > progress[EPOCH], "an epoch was given twice"
+    progress[EPOCH] = saver.epoch
+    while not stop.requested:
+        saver.save()
+        progress[COMPLETED], progress[KEY] = saver.num_updates, saver.store.num_inserted
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+
+def damage_saves(place: Path, flips: int, truncations: int, seed: int, tell: Callable[[str], None]) -> dict[str, Tally]:
+    """Flips bits of a run's newest save, cuts its files and removes them, one thing at a time."""
+    rng, known = np.random.default_rng(seed), set[Read]()
+    folder, memory = make_run(place), place / "memory"
+    saver = Saver(folder, memory, lambda step: None)
+    for number in range(20):
+        saver.store.insert(make_segment(number + 10_000))
+    for _ in range(4):
+        saver.save()
+        known.add(read_run(folder.path))
+    known.add(next(iter(known))._replace(seconds=0.0))  # Then the checkpoint's clock holds.
+    saver.store.close()
+    memory.unlink()
+    content = {path: path.read_bytes() for path in _newest_files(folder)}
+    tallies = {"flips": Tally(), "truncations": Tally(), "removals": Tally()}
+    paths, sizes = list(content), np.array([len(data) for data in content.values()])
+    for trial in range(flips):
+        path = paths[int(rng.choice(len(paths), p=sizes / sizes.sum()))]
+        data = bytearray(content[path])
+        bit = int(rng.integers(0, 8 * len(data)))
+        data[bit // 8] ^= 1 << bit % 8
+        _try(folder, path, partial(path.write_bytes, data), content, known, tallies["flips"])
+        if trial % 1_000 == 999:
+            tell(f"{trial + 1} flips")
+    for _ in range(truncations):
+        path = paths[int(rng.integers(0, len(paths)))]
+        data = bytearray(content[path][: int(rng.integers(0, len(content[path])))])
+        _try(folder, path, partial(path.write_bytes, data), content, known, tallies["truncations"])
+    for path in paths:
+        _try(folder, path, path.unlink, content, known, tallies["removals"])
+    return tallies
+
+
+def _newest_files(folder: RunFolder) -> list[Path]:
+    """All files that the newest save consists of, and those of the run that a resume reads."""
+    newest = max(path for path in folder.checkpoints.iterdir() if path.name.isdigit())
+    snapshots = snapshot_folder(folder.checkpoints, 1, 0)
+    snapshot = snapshots.newest()
+    assert snapshot is not None
+    names = [f"{snapshot.number:09d}.json", snapshot.state.name, *(file.name for file in snapshot.segments)]
+    return [
+        *newest.iterdir(),
+        folder.checkpoints / NEWEST,
+        folder.checkpoints / BEST,
+        *(snapshots.path / name for name in names),
+        *(path for path in folder.path.iterdir() if path.is_file()),
+    ]
+
+
+def _try(
+    folder: RunFolder,
+    path: Path,
+    damage: Callable[[], object],
+    content: dict[Path, bytes],
+    known: set[Read],
+    tally: Tally,
+) -> None:
+    """Damages, reads as a resume does, checks that it was seen and that what was read once was true, and mends."""
+    damage()
+    tally.count += 1
+    try:
+        with _listen() as said:
+            read = read_run(folder.path)
+            RunFolder.open(folder.path).next_epoch()
+    except ConfigError as error:
+        tally.unreadable += 1
+        tally.note(f"{path}: {error}")
+    else:
+        named = path.parent.name if path.name == MANIFEST and path.parent.name.isdigit() else path.name
+        tally.detected += any(named in sentence for sentence in said)
+        if not any(named in sentence for sentence in said):
+            tally.note(f"{path}: nothing was said")
+        # The parts fall back one by one: each must be what some save had.
+        pairs = zip(*known, strict=True)
+        fields = dict(zip(Read._fields, map(set, pairs), strict=True))
+        true = all(value in fields[name] for name, value in read._asdict().items() if name != "size")
+        tally.fallen_back += true and 0 < read.size <= max(fields["size"])
+        if not true:
+            tally.wrong += 1
+            tally.note(f"{path}: {read} was believed")
+    for other, data in content.items():
+        if other.parent == folder.path or other == path:
+            other.write_bytes(data)
+
+
+@contextmanager
+def _listen() -> Iterator[list[str]]:
+    said: list[str] = []
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    ear = Ear()
+    log.addHandler(ear)
+    try:
+        yield said
+    finally:
+        log.removeHandler(ear)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python -m chaos saves`: status 1 if anything was unreadable, unseen or believed wrongly."""
+    parser = argparse.ArgumentParser(
+        prog="python -m chaos saves", description="Kills and damages saves of a small run."
+    )
+    parser.add_argument("--kills", type=int, default=1_000, help="SIGKILLs in mid-save")
+    parser.add_argument("--flips", type=int, default=10_000, help="single bits of the newest save")
+    parser.add_argument("--truncations", type=int, default=1_000, help="files of it cut short")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="print one JSON object only")
+    options = parser.parse_args(argv)
+    for name in ("kills", "flips", "truncations"):
+        if getattr(options, name) < 0:
+            parser.error(f"--{name} must be >= 0, got {getattr(options, name)}")
+    if not options.kills + options.flips + options.truncations:
+        parser.error("--kills, --flips and --truncations are all 0: there is nothing to do")
+    log.propagate = False
+    began = time.monotonic()
+
+    def tell(sentence: str) -> None:
+        print(f"{time.monotonic() - began:6.0f} s  {sentence}", file=sys.stderr, flush=True)
+
+    with tempfile.TemporaryDirectory(dir=MEMORY, prefix="apex-chaos-") as place:
+        for name in ("kills", "damage"):
+            (Path(place) / name).mkdir()
+        with _listen():
+            tallies = {"kills": kill_saves(Path(place) / "kills", options.kills, options.seed, tell)}
+            tallies |= damage_saves(Path(place) / "damage", options.flips, options.truncations, options.seed, tell)
+    result = {name: tally.to_dict() for name, tally in tallies.items()}
+    good = all(tally.unreadable == tally.wrong == 0 for tally in tallies.values())
+    good &= all(
+        tally.detected == tally.fallen_back == tally.count for name, tally in tallies.items() if name != "kills"
+    )
+    if not options.json:
+        print(f"{'':<12} {'trials':>8} {'unreadable':>10} {'detected':>8} {'fallen back':>11} {'wrong':>6}")
+        for name, tally in tallies.items():
+            seen = ("-", "-") if name == "kills" else (str(tally.detected), str(tally.fallen_back))
+            print(f"{name:<12} {tally.count:>8} {tally.unreadable:>10} {seen[0]:>8} {seen[1]:>11} {tally.wrong:>6}")
+            for example in tally.examples:
+                print(f"    {example}")
+    print(json.dumps({"seed": options.seed, "seconds": round(time.monotonic() - began, 1), **result, "passed": good}))
+    return FINISHED if good else FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""A small run that saves all that a run saves, and what a resume would read of it: for whoever damages saves."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from apex.config import CheckpointConfig, Config, EnvironmentConfig, NetworkConfig, RunConfig
+from apex.dqn.networks import flatten_parameters, make_network
+from apex.dqn.optimizers import make_optimizer
+from apex.errors import ConfigError
+from apex.frame_blob import make_image
+from apex.learning.run_save import save_run, snapshot_folder
+from apex.replay_memory.snapshots.folder import SnapshotFolder
+from apex.replay_memory.snapshots.restore import restore
+from apex.replay_memory.snapshots.writer import Snapshotter
+from apex.replay_memory.store.writer import StoreWriter
+from apex.runs.checkpoints.folder import find_latest, set_aside
+from apex.runs.checkpoints.policy_file import PolicyInfo, find_best, load_policy, save_best
+from apex.runs.folder import RunFolder
+from apex.types import RECORD, Array, Progress, Schema, Segment, Stream
+
+SCHEMA = Schema(frame_shape=(16,), frame_dtype="uint8", stack=4, num_actions=3, n_step=3, codec="lz4")
+SIZES: dict[str, Any] = {
+    "capacity": 4_000,
+    "max_bytes": 400_000,
+    "num_streams": 2,
+    "priority_exponent": 0.6,
+    "min_priority": 1e-6,
+}
+SEGMENT = 50  # transitions
+FILE_BYTES = 12_000  # of images in a file of a snapshot: several files
+
+
+class Read(NamedTuple):
+    """All that a resume goes on from."""
+
+    num_updates: int
+    parameters: str  # SHA-256 of the online network
+    num_steps: int
+    end_key: int  # of the snapshot
+    size: int
+    score: float | None  # of the best policy
+    seconds: float  # by the clock of the run
+
+
+class Saver:
+    """A small run that saves all that a run saves."""
+
+    def __init__(self, folder: RunFolder, memory: Path, pause: Callable[[str], None]) -> None:
+        """Goes on with what is there, as a run does."""
+        self._folder = folder
+        self._pause = pause
+        self.epoch = folder.next_epoch()
+        found = find_latest(folder.checkpoints)
+        set_aside(folder.checkpoints, found)
+        self.network = make_network(folder.config.network, SCHEMA, seed=1)
+        self._target = make_network(folder.config.network, SCHEMA, seed=2)
+        self._optimizer = make_optimizer(folder.config.learner, self.network.parameters())
+        self.num_updates = 0
+        if found.state is not None:
+            self.num_updates = found.state.num_updates
+            self.network.load_state_dict(found.state.online)
+        self.snapshots = snapshot_folder(folder.checkpoints, 1, 0)
+        self.store = open_memory(memory, self.snapshots, folder.run_id, self.epoch)
+        self._source = Snapshotter(
+            memory,
+            SCHEMA,
+            SnapshotFolder(self.snapshots.path, pause=pause),
+            run_id=folder.run_id,
+            num_drawn=lambda: 7,
+            file_bytes=FILE_BYTES,
+            pause=pause,
+        )
+        self._number = self.store.receipt(0).contiguous
+
+    def save(self) -> None:
+        """Some experience, an update, then every part of a save."""
+        for _ in range(3):
+            self.store.insert(make_segment(self._number))
+            self._number += 1
+        self._source.take()
+        self.num_updates += 10
+        with torch.no_grad():
+            for parameter in self.network.parameters():
+                parameter.add_(0.001)
+        save_run(
+            self._folder.checkpoints,
+            self._folder.config,
+            SCHEMA,
+            {
+                "num_updates": self.num_updates,
+                "online": self.network.state_dict(),
+                "target": self._target.state_dict(),
+                "optimizer": self._optimizer.state_dict(),
+                "rng": {"torch": torch.get_rng_state()},
+            },
+            Progress(self.store.num_inserted, self.num_updates // 10, float(self.num_updates)),
+            pause=self._pause,
+        )
+        info = PolicyInfo(
+            schema=SCHEMA,
+            network=self._folder.config.network,
+            environment=self._folder.config.environment,
+            num_updates=self.num_updates,
+            score=float(self.num_updates),
+        )
+        save_best(self._folder.checkpoints, flatten_parameters(self.network), info)
+        self._folder.elapsed_seconds = float(self.num_updates)
+        if self.num_updates % 50 == 0:
+            self._folder.go_on(self._folder.config, argv=["chaos"])
+
+
+def make_run(folder: Path) -> RunFolder:
+    """A new run below `folder`."""
+    config = Config(
+        environment=EnvironmentConfig(id="CartPole-v1"),
+        network=NetworkConfig(hidden=8, body_hidden=8),
+        checkpoint=CheckpointConfig(keep=2),
+        run=RunConfig(folder=str(folder), name="chaos"),
+    )
+    return RunFolder.create(dataclasses.replace(config, seed=3), SCHEMA, argv=["python", "-m", "chaos", "saves"])
+
+
+def make_segment(number: int) -> Segment:
+    """A segment of stream 0 that is told by its number."""
+    rng = np.random.default_rng(number)
+    records: Array = np.zeros(SEGMENT, RECORD)
+    records["n_step_return"] = number
+    records["priority"] = rng.uniform(0.1, 1, SEGMENT)
+    records["frame"] = np.arange(SEGMENT)
+    records["next_frame"] = np.arange(SEGMENT) + 3
+    records["depth"] = np.minimum(np.arange(SEGMENT) + 1, 4)
+    records["next_depth"] = 4
+    image = make_image([rng.bytes(16) for _ in range(SEGMENT + 3)])
+    return Segment(Stream(0, 1), number, 0, records, image)
+
+
+def open_memory(path: Path, snapshots: SnapshotFolder, run_id: int, incarnation: int) -> StoreWriter:
+    """The memory if it is there, else its newest snapshot, else a new one: as a replay server has it."""
+    if path.exists():
+        return StoreWriter.attach(path, SCHEMA, **SIZES)
+    restored = restore(snapshots, path, SCHEMA, run_id=run_id, **SIZES, store_incarnation=incarnation)
+    return (
+        StoreWriter.create(path, SCHEMA, **SIZES, store_incarnation=incarnation) if restored is None else restored.store
+    )
+
+
+def read_run(path: Path) -> Read:
+    """Reads a run as a resume does; raises ConfigError where it is refused."""
+    folder = RunFolder.open(path)
+    folder.mend_config_file()
+    found = find_latest(folder.checkpoints)
+    snapshot = snapshot_folder(folder.checkpoints, 1, 0).load_latest()
+    best = find_best(folder.checkpoints)
+    state = found.state
+    if state is None or snapshot is None or best is None:
+        raise ConfigError(f"{path}: gone on from nothing: {state is None}, {snapshot is None}, {best is None}")
+    digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in state.online.values())).hexdigest()
+    return Read(
+        state.num_updates,
+        digest,
+        state.progress.num_steps,
+        snapshot.end_key,
+        snapshot.size,
+        load_policy(best)[0].score,
+        folder.elapsed_seconds,
+    )

@@ -1,0 +1,292 @@
+"""The scenarios of `python -m chaos`, each with its figures: what is done to a run, and what is measured."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from apex.errors import ConfigError, require
+from chaos.environment import PACED_ID
+from chaos.faults import KINDS, ROUND_TRIP_SECONDS, draw, draw_kills
+from chaos.growth import growth_figures, settled_footprints
+from chaos.processes import Process, kill, send
+from chaos.proxy import Proxy
+from chaos.recovery import Hand
+from chaos.report import Figure, Reporter, recovery_figures
+from chaos.run import ChaosRun
+
+BARS = {"replay": 2.0, "learner": 15.0, "actor": 5.0}  # seconds until a role is back
+CALM_SECONDS = 30.0  # without a fault, to compare with
+PARTITION_SECONDS = 10.0
+KILL_SECONDS = 7.0  # after which the next one is killed, whether the one before is back or not
+AUDIT_EVERY = 20  # kills
+SETTLE_SECONDS = 60.0  # before memory is looked at: who was just started again holds less than who has worked a while
+GOES_ON = "all goes on after the last fault"  # the figure without which no run passes
+SLOW_HOSTS = (1, 1, 1)  # streams of the slow, the stopped and the vanished host
+SLOW_SHARE = 0.1  # of the time that a slow actor runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What was asked for."""
+
+    seed: int = 0
+    minutes: float = 5.0  # of faults; far-actor, slow-actors: of each measurement
+    period: float = 30.0  # seconds between two faults
+    faults: tuple[str, ...] = KINDS
+    rounds: int = 50  # kills of each role
+    size: int = 1_000_000  # transitions in memory before replay is killed
+
+    def __post_init__(self) -> None:
+        require(self.minutes > 0, f"--minutes must be > 0, got {self.minutes:g}")
+        require(self.period > 0, f"--period must be > 0, got {self.period:g}")
+        require(self.rounds > 0, f"--rounds must be > 0, got {self.rounds}")
+        require(self.size > 0, f"--size must be > 0, got {self.size}")
+        draw(self.seed, 0.0, self.period, self.faults)  # Refuses kinds that there are not.
+
+
+Scenario = Callable[[ChaosRun, Proxy, Hand, Reporter, Order], list[Figure]]
+
+
+def random_faults(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, order: Order) -> list[Figure]:
+    """Faults drawn from the seed, and the learner's updates beside those of a calm time."""
+    calm_seconds = min(CALM_SECONDS, 30.0 * order.minutes)
+    calm = _updates(run, lambda: run.wait(calm_seconds)) / calm_seconds
+    faults = draw(order.seed, 60 * order.minutes, order.period, order.faults)
+    for fault in faults:
+        reporter.say(fault.sentence())
+    reporter.say(f"{len(faults)} faults, seed {order.seed}")
+    before, began = run.num_acknowledged, time.monotonic()
+
+    def suffer() -> None:
+        for fault in faults:
+            hand.wait(began + fault.at - time.monotonic())
+            hand.do(fault)
+            reporter.say(f"{time.monotonic() - began:7.1f} s  done: {fault.sentence().strip()}")
+        hand.wait(began + 60 * order.minutes - time.monotonic())
+
+    net = _updates(run, suffer)
+    seconds = time.monotonic() - began
+    return [
+        Figure("faults", len(faults)),
+        Figure("the launcher was resumed", run.num_resumes, "times"),
+        Figure("acknowledged under faults", run.num_acknowledged - before, "transitions"),
+        Figure("updates without faults", calm, "/s"),
+        Figure("updates under faults, net of redone ones", net / seconds, "/s"),
+        Figure("share of updates under faults", 100 * net / seconds / calm if calm else None, "%", ">= 80"),
+        *_calm_down(run, proxy, hand),
+    ]
+
+
+def kills(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, order: Order) -> list[Figure]:
+    """kill -9 of every role, its children and the launcher, as many rounds as were asked for."""
+    times: dict[str, list[float | None]] = {}
+    for number, victim in enumerate(draw_kills(order.seed, order.rounds), 1):
+        recovery = hand.kill_and_wait(victim, KILL_SECONDS)
+        times.setdefault(victim.partition("'")[0], []).append(recovery.seconds)
+        came = "not back yet" if recovery.seconds is None else f"back after {recovery.seconds:.1f} s"
+        reporter.say(f"{number:4d}  kill -9 {victim}: {came}")
+        if number % AUDIT_EVERY == 0:
+            reporter.say(f"      audit {run.look().judge().sentence()}")
+    rows = [Figure(f"kill -9 of {role}", count) for role, count in sorted(hand.kills.items())]
+    return [*rows, *recovery_figures(times, {}), *_calm_down(run, proxy, hand)]
+
+
+def recoveries(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, order: Order) -> list[Figure]:
+    """How long each role is away after kill -9, one at a time, with `size` transitions in memory."""
+    reporter.say(f"waits for {order.size:,} transitions")
+    if not run.wait(3_600.0, lambda: run.num_stored >= order.size):
+        raise ConfigError(f"{run.num_stored:,} transitions came in an hour; ask for fewer with --size")
+    times: dict[str, list[float | None]] = {}
+    for _ in range(order.rounds):
+        for role in BARS:
+            recovery = hand.kill_and_wait(role)
+            times.setdefault(role, []).append(recovery.seconds)
+            reporter.say(f"kill -9 {role}: {'never back' if recovery.seconds is None else f'{recovery.seconds:.1f} s'}")
+            run.wait(order.period)
+    return [*recovery_figures(times, BARS), *_calm_down(run, proxy, hand)]
+
+
+def partition(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, order: Order) -> list[Figure]:
+    """10 s in which nothing passes between actors and replay, and nobody is told; then the same with resets."""
+    figures = []
+    for kind, name in (("is_silent", "silent"), ("is_cut", "reset")):
+        run.wait(5.0)
+        calm = _acknowledged(run, lambda: run.wait(PARTITION_SECONDS)) / PARTITION_SECONDS
+        reporter.say(f"partition of {PARTITION_SECONDS:g} s between actors and replay, connections {name}")
+        proxy.set("actor-replay", **{kind: True})
+        run.wait(PARTITION_SECONDS)
+        proxy.set("actor-replay", **{kind: False})
+        began = time.monotonic()
+        back = run.wait(60.0, _more_acknowledged(run))
+        figures.append(Figure(f"{name}: acknowledged again after", time.monotonic() - began if back else None, "s"))
+        run.wait(5.0)
+        after = _acknowledged(run, lambda: run.wait(PARTITION_SECONDS)) / PARTITION_SECONDS
+        figures.append(Figure(f"{name}: rate after against before", 100 * after / calm if calm else None, "%", ">= 90"))
+    return [*figures, *_calm_down(run, proxy, hand)]
+
+
+def far_actor(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, order: Order) -> list[Figure]:
+    """All actors on one host at 250 ms round trip from learner and replay."""
+    for pair in ("actor-replay", "actor-learner"):
+        proxy.set(pair, delay=ROUND_TRIP_SECONDS / 2)
+    reporter.say(f"{1000 * ROUND_TRIP_SECONDS:.0f} ms round trip between the actors and everybody")
+    run.wait(10.0)
+    seconds = 60 * order.minutes
+    rate = _acknowledged(run, lambda: run.wait(seconds)) / seconds
+    return [Figure("from one actor host at 250 ms", rate, "transitions/s", ">= 1300"), *_calm_down(run, proxy, hand)]
+
+
+def slow_actors(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, order: Order) -> list[Figure]:
+    """Of 32 actors one runs a tenth of the time, one is stopped, and one is killed whenever it comes."""
+    run.wait(60.0, lambda: len(set().union(*run.ledger.actors.values())) == sum(HOSTS["slow-actors"]))
+    hosts = _actor_hosts(run)
+    if len(hosts) != 1 + len(SLOW_HOSTS):
+        raise ConfigError(f"{len(hosts)} actor hosts are there, not {1 + len(SLOW_HOSTS)}")
+    many, slow, stopped, gone = hosts
+    pids = {process.pid for process in many}
+    ids = set().union(*(run.ledger.actors.get(pid, set()) for pid in pids))
+    seconds = 60 * order.minutes
+
+    def rate(look: Callable[[], object]) -> float:
+        before, began = _count(run, ids), time.monotonic()
+        while time.monotonic() < began + seconds:
+            look()
+            run.tick()
+        run.read()
+        return (_count(run, ids) - before) / (time.monotonic() - began)
+
+    calm = rate(lambda: None)
+    reporter.say(f"of {len(ids) + len(SLOW_HOSTS)} actors one becomes slow, one is stopped, one vanishes")
+    known = {process.pid for host in (many, slow, stopped) for process in host}
+    for process in stopped:
+        send(process.pid, signal.SIGSTOP)
+
+    def look() -> None:
+        runs = time.monotonic() % 1.0 < SLOW_SHARE
+        for process in slow:
+            send(process.pid, signal.SIGCONT if runs else signal.SIGSTOP)
+        for process in run.processes():
+            if process.role == "actor" and process.pid not in known:
+                kill(process)
+
+    for process in gone:
+        kill(process)
+    faulty = rate(look)
+    for process in (*slow, *stopped):
+        send(process.pid, signal.SIGCONT)
+    return [
+        Figure(f"the other {len(ids)} before", calm, "transitions/s"),
+        Figure(f"the other {len(ids)} meanwhile", faulty, "transitions/s"),
+        Figure("meanwhile against before", 100 * faulty / calm if calm else None, "%", ">= 95"),
+        *_calm_down(run, proxy, hand),
+    ]
+
+
+def soak(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, order: Order) -> list[Figure]:
+    """Faults for a long time; what each role holds at the middle and at the end, once replay is full."""
+    half = 30 * order.minutes
+    first = random_faults(run, proxy, hand, reporter, _half(order, 0))
+    status = run.status or {}
+    full = status["replay"]["size"] >= 0.99 * status["replay"]["capacity"] if status else False
+    settle = min(SETTLE_SECONDS, 6 * order.minutes)
+    middle = settled_footprints(run, settle)
+    second = random_faults(run, proxy, hand, reporter, _half(order, 1))
+    end = settled_footprints(run, settle)
+    figures = [Figure("replay was full at half time", float(full), "", "= 1")]
+    figures += growth_figures(middle, end, f"in {half / 60:g} min")
+    halves = [figure._replace(name=f"first half: {figure.name}") for figure in first]
+    halves += [figure._replace(name=f"second half: {figure.name}") for figure in second]
+    return [*halves, *figures]
+
+
+class Known(NamedTuple):
+    """A scenario, what it is for in one line, and which of Order's knobs it heeds."""
+
+    play: Scenario
+    summary: str
+    knobs: tuple[str, ...]
+
+
+RANDOM = ("minutes", "period", "faults")
+SCENARIOS: dict[str, Known] = {
+    "random": Known(random_faults, "faults of every kind, drawn from --seed (the default)", RANDOM),
+    "kills": Known(kills, "kill -9 of every role, --rounds times each", ("rounds",)),
+    "recovery": Known(
+        recoveries,
+        "how long a role is away after kill -9, --rounds times, with --size transitions in memory",
+        ("rounds", "size", "period"),
+    ),
+    "partition": Known(partition, "10 s between actors and replay", ()),
+    "far-actor": Known(far_actor, "one actor host at 250 ms round trip", ("minutes",)),
+    "slow-actors": Known(slow_actors, "a slow, a stopped and a vanished actor among 32", ("minutes",)),
+    "soak": Known(soak, "faults for --minutes, and what memory and descriptors grow by", RANDOM),
+}
+DEFAULTS: dict[str, dict[str, float]] = {  # of a scenario's knobs, where they are not Order's
+    "recovery": {"rounds": 5},
+    "far-actor": {"minutes": 1.0},
+    "slow-actors": {"minutes": 0.5},
+}
+HOSTS: dict[str, tuple[int, ...]] = {"slow-actors": (29, *SLOW_HOSTS)}  # streams of each actor host
+OPTIONS: dict[str, tuple[str, ...]] = {  # of `apex train`, where a scenario wants other ones
+    "far-actor": ("--actors", "16"),
+    "slow-actors": ("--actors", "32", "--env", PACED_ID),  # Cores that stand still have none to win from the others.
+    "soak": ("--replay.capacity", "100000"),
+}
+
+
+def _more_acknowledged(run: ChaosRun) -> Callable[[], bool]:
+    before = run.num_acknowledged
+    return lambda: run.num_acknowledged > before
+
+
+def _updates(run: ChaosRun, during: Callable[[], object]) -> int:
+    before = run.most_updates
+    during()
+    return run.most_updates - before
+
+
+def _acknowledged(run: ChaosRun, during: Callable[[], object]) -> int:
+    run.read()
+    before = run.num_acknowledged
+    during()
+    run.read()
+    return run.num_acknowledged - before
+
+
+def _count(run: ChaosRun, actor_ids: set[int]) -> int:
+    entries = run.ledger.entries
+    return sum(len(entries.sent[key]) for key in entries.acknowledged if key[0] in actor_ids)
+
+
+def _actor_hosts(run: ChaosRun) -> list[list[Process]]:
+    """The processes of each actor host, the one with the most streams first, then by process id."""
+    processes = [process for process in run.processes() if process.role == "actor"]
+    hosts = [
+        [process, *(child for child in processes if child.parent == process.pid)]
+        for process in processes
+        if not process.is_child
+    ]
+
+    def streams(host: list[Process]) -> int:
+        return len(set().union(*(run.ledger.actors.get(process.pid, set()) for process in host)))
+
+    return sorted(hosts, key=lambda host: (-streams(host), host[0].pid))
+
+
+def _half(order: Order, number: int) -> Order:
+    return Order(seed=order.seed + number, minutes=order.minutes / 2, period=order.period, faults=order.faults)
+
+
+def _calm_down(run: ChaosRun, proxy: Proxy, hand: Hand) -> list[Figure]:
+    """Ends all faults and waits until experience arrives and the learner goes on."""
+    while hand.busy:
+        run.tick()
+        hand.tick()
+    proxy.heal()
+    stored, updates, began = run.num_acknowledged, run.num_updates, time.monotonic()
+    goes_on = run.wait(120.0, lambda: run.num_acknowledged > stored and run.num_updates > updates)
+    return [Figure(GOES_ON, time.monotonic() - began if goes_on else None, "s", "<= 120")]
