@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from apex.acting.service import join, run_service
-from apex.acting.worker import Work, work
+from apex.acting.worker import Work, run_worker
 from apex.errors import ConfigError
 from apex.runtime.children import call_in_child
 from apex.runtime.lifecycle import (
@@ -29,7 +29,7 @@ log = logging.getLogger("apex")
 
 
 @reports_errors("apex actor")
-def main(argv: Sequence[str] | None = None, work: Work = work) -> int:
+def main(argv: Sequence[str] | None = None, work: Work = run_worker) -> int:
     """`apex actor`: the composition root. `work` is what each of its worker processes does."""
     parser = argparse.ArgumentParser(prog="apex actor", description="Explores for the learner at HOST.")
     add_route_options(parser)

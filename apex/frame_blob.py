@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 
-def make_image(frames: list[bytes]) -> bytes:
+def make_blob(frames: list[bytes]) -> bytes:
     """Lays out compressed frames: a table of uint32 byte offsets (F + 1 of them), then the frames.
 
     Offset i is where frame i begins, counted from the image's first byte, so that a reader who knows

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from math import prod
 from typing import Any, Literal, NamedTuple, Self
 
@@ -15,6 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+
+
+class Role(StrEnum):
+    """A program of a run. Its name is also its command, its key and its module: `apex actor`, `actor.public`."""
+
+    LEARNER = "learner"
+    REPLAY = "replay"
+    ACTOR = "actor"
+    EVALUATOR = "evaluator"
+    OBSERVER = "observer"  # only asks the learner for its status: `apex status` and the live view
+
+
+PROGRAMS = (Role.LEARNER, Role.REPLAY, Role.ACTOR, Role.EVALUATOR)  # the roles with a program of their own
+
 
 # One transition inside a segment. `frame` and `next_frame` count from the segment's first frame and
 # name the newest frame of s_t and of s_{t+m}; `depth` and `next_depth` say how many frames of the
@@ -34,7 +49,7 @@ RECORD = np.dtype(
 
 # One transition of a sample on its way to the learner. Its frames `first ... next_frame` lie side by side in
 # the sample's image; `frame` and `next_frame` count from the first of them.
-SAMPLE_RECORD = np.dtype(
+BATCH_RECORD = np.dtype(
     [
         ("key", "<i8"),
         ("probability", "<f8"),  # leaf / root when it was drawn
@@ -51,8 +66,8 @@ SAMPLE_RECORD = np.dtype(
     ]
 )
 
-Codec = Literal["lz4", "raw"]
-Image = bytes | memoryview
+FrameCodec = Literal["lz4", "raw"]
+FrameBlob = bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +79,7 @@ class Schema:
     stack: int  # frames in one observation; 1 for vectors
     num_actions: int
     n_step: int  # no transition is longer
-    codec: Codec  # how each frame is compressed on its own
+    codec: FrameCodec  # how each frame is compressed on its own
 
     @property
     def frame_bytes(self) -> int:
@@ -127,7 +142,7 @@ class Segment(NamedTuple):
     number: int  # 0, 1, 2, ... within the stream's incarnation
     version: int  # newest parameters that chose an action here, as num_updates
     records: Array  # RECORD[K]
-    image: Image  # uint32[F + 1] byte offsets of the frames, then the frames; see `make_image`
+    image: FrameBlob  # uint32[F + 1] byte offsets of the frames, then the frames; see `make_blob`
     base: int = 0  # every segment numbered below this was acknowledged, by this store or by an earlier one
 
 
@@ -140,7 +155,7 @@ class Receipt(NamedTuple):
     bitmap: int  # bit i: segment contiguous + 1 + i is stored too
 
 
-class SampleBatch(NamedTuple):
+class BatchMessage(NamedTuple):
     """What a sampler sends: records and their compressed frames."""
 
     shard: int
@@ -148,8 +163,10 @@ class SampleBatch(NamedTuple):
     sampler: int  # which sampler process drew it ...
     number: int  # ... as its how many-th; comes back with the priorities, and so bounds what is in flight
     num_transitions: int  # transitions alive when it was drawn: N of the importance weights
-    records: Array  # SAMPLE_RECORD[B]
-    image: Image | None  # frames of all, laid out as in `make_image`; None: decoded into the learner's memory already
+    records: Array  # BATCH_RECORD[B]
+    image: (
+        FrameBlob | None
+    )  # frames of all, laid out as in `make_blob`; None: decoded into the learner's memory already
 
 
 class PriorityUpdate(NamedTuple):

@@ -21,6 +21,7 @@ import torch
 from apex.acting.segment_builder import SegmentBuilder
 from apex.acting.worker import acts_in_bfloat16
 from apex.config import Config
+from apex.config.role_command import role_command
 from apex.dqn.exploration import epsilon_greedy, epsilon_ladder
 from apex.dqn.networks import make_network, q_values
 from apex.environments.factory import describe, make_environment
@@ -29,10 +30,10 @@ from apex.runs.folder import RunFolder
 from apex.runtime.hardware import read_bfloat16
 from apex.runtime.lifecycle import Stop
 from apex.runtime.ports import choose_ports, is_free
-from apex.types import Schema
+from apex.types import Role, Schema
 from bench.harness.command import Figures, make_parser, measure_in_child, read_config, run_bench
-from bench.harness.programs import address, map_stores, measure_rates, open_programs
-from bench.harness.report import Line, print_rows
+from bench.harness.programs import control_address, map_stores, measure_rates, open_programs
+from bench.harness.report import ReportRow, print_rows
 
 PIECES = 5  # a rate is the median of so many
 PARTS = {  # of a step of one stream, in microseconds
@@ -43,9 +44,9 @@ PARTS = {  # of a step of one stream, in microseconds
     "cut": "n-step returns, priorities, segments",
 }
 LINES = [
-    Line("actor_steps_per_s", "actor on one core: steps stored", "/s", digits=0, bar=2_000),
-    Line("bare_environment_steps_per_s", "the bare environment on that core", "/s", digits=0),
-    Line("actor_share_of_bare", "the one against the other", "%", 100, 0, 65, 75),
+    ReportRow("actor_steps_per_s", "actor on one core: steps stored", "/s", digits=0, bar=2_000),
+    ReportRow("bare_environment_steps_per_s", "the bare environment on that core", "/s", digits=0),
+    ReportRow("actor_share_of_bare", "the one against the other", "%", 100, 0, 65, 75),
 ]
 
 
@@ -117,12 +118,12 @@ def _time_actor(
 ) -> float:
     config = choose_ports(config, is_free, lambda sentence: None)
     run = RunFolder.create(config, schema, argv=[])
-    learner = address(config)
+    learner = control_address(config)
     with open_programs(folder, stop) as programs:
-        programs.start("learner", ["learner", "--run-folder", str(run.path)], others)
-        programs.start("replay", ["replay", "--learner", learner], others)
+        programs.start("learner", role_command(Role.LEARNER, run_folder=run.path), others)
+        programs.start("replay", role_command(Role.REPLAY, learner=learner), others)
         stores = programs.wait_for(lambda: map_stores(run), "replay memory")
-        programs.start("actor", ["actor", "--learner", learner], {core})
+        programs.start("actor", role_command(Role.ACTOR, learner=learner), {core})
 
         def count() -> int:
             return sum(store.num_inserted for store in stores)

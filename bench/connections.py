@@ -20,9 +20,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from apex.acting.reliable_sender import ExperienceLink
+from apex.acting.reliable_sender import ReliableSender
 from apex.acting.segment_builder import Cut
 from apex.config import Config
+from apex.config.role_command import role_command
 from apex.environments.factory import describe
 from apex.errors import require
 from apex.replay_memory.store.file import open_file
@@ -35,11 +36,11 @@ from apex.transport.codec import Codec
 from apex.transport.endpoints import ExperienceSender, ReceiptReceiver
 from apex.transport.hello import Route, greet, read_welcome
 from apex.transport.sockets import open_context, split_address
-from apex.types import Stream
+from apex.types import Role, Stream
 from bench.harness.command import Figures, make_parser, read_config, record_games, run_bench
-from bench.harness.programs import Programs, address, map_stores, open_programs
+from bench.harness.programs import Programs, control_address, map_stores, open_programs
 from bench.harness.recording import Compressor, Recording
-from bench.harness.report import Line, print_rows
+from bench.harness.report import ReportRow, print_rows
 from bench.harness.segment_ledger import MOST_ACTORS, Ledger, tag
 from bench.replay_steps import read_memory
 
@@ -50,14 +51,14 @@ DRAIN_SECONDS = 60.0  # for what is on its way when the time is up
 LOOK_SECONDS = 0.1  # between two looks at what was stored: a million a second would be needed to miss any
 MEMORY_SECONDS = 1.0  # between two looks at the memory
 LINES = [
-    Line("connections", "connections, an actor each", "", digits=0, bar=128, stretch=256),
-    Line("connections_transitions_per_s", "transitions stored", "/s", digits=0),
-    Line("connections_fairness", "slowest connection against the fastest", "%", 100, 0, 80),
-    Line("connections_lost", "transitions lost", "", digits=0, bar=0, less_is_better=True),
-    Line("connections_twice", "transitions stored twice", "", digits=0, bar=0, less_is_better=True),
-    Line("connections_pending", "segments never acknowledged", "", digits=0, bar=0, less_is_better=True),
-    Line("connections_resent", "segments sent again", "", digits=0, less_is_better=True),
-    Line(
+    ReportRow("connections", "connections, an actor each", "", digits=0, bar=128, stretch=256),
+    ReportRow("connections_transitions_per_s", "transitions stored", "/s", digits=0),
+    ReportRow("connections_fairness", "slowest connection against the fastest", "%", 100, 0, 80),
+    ReportRow("connections_lost", "transitions lost", "", digits=0, bar=0, less_is_better=True),
+    ReportRow("connections_twice", "transitions stored twice", "", digits=0, bar=0, less_is_better=True),
+    ReportRow("connections_pending", "segments never acknowledged", "", digits=0, bar=0, less_is_better=True),
+    ReportRow("connections_resent", "segments sent again", "", digits=0, less_is_better=True),
+    ReportRow(
         "connections_memory_growth",
         "replay's memory, its end against its beginning",
         "%",
@@ -116,8 +117,8 @@ def measure(config: Config, folder: Path, connections: int, seconds: float, stop
     children, pipes = _start_senders(config, recording, connections)
     try:
         with open_programs(folder, stop) as programs:
-            programs.start("learner", ["learner", "--run-folder", str(run.path)])
-            server = programs.start("replay", ["replay", "--learner", address(config)])
+            programs.start("learner", role_command(Role.LEARNER, run_folder=run.path))
+            server = programs.start("replay", role_command(Role.REPLAY, learner=control_address(config)))
             programs.wait_for(lambda: map_stores(run), "replay memory")
             ledger = Ledger(open_file(store_path(run.run_id), schema, writable=False))
             for pipe in pipes:
@@ -147,7 +148,7 @@ def _start_senders(config: Config, recording: Recording, connections: int) -> tu
     for index in range(NUM_SENDERS):
         count = connections // NUM_SENDERS + (index < connections % NUM_SENDERS)
         ours, theirs = Pipe()
-        children.append(start_child(f"sender-{index}", send, recording, address(config), count, theirs, ours))
+        children.append(start_child(f"sender-{index}", send, recording, control_address(config), count, theirs, ours))
         theirs.close()
         pipes.append(ours)
     return children, pipes
@@ -221,7 +222,7 @@ def compare_ends(memory: Sequence[float]) -> tuple[float, float]:
 class Connected:
     """One actor's connection, which sends a recording's segments round and round, from a place of its own."""
 
-    def __init__(self, link: ExperienceLink, actor_id: int, recording: Recording, cuts: Sequence[Cut]) -> None:
+    def __init__(self, link: ReliableSender, actor_id: int, recording: Recording, cuts: Sequence[Cut]) -> None:
         """`cuts`: the pieces of the recording."""
         self._link = link
         self._recording = recording
@@ -271,7 +272,7 @@ def send(stop: Stop, recording: Recording, learner: str, count: int, pipe: Conne
         sender = ExperienceSender(context, replay["experience"], num_messages=window)
         receipts = ReceiptReceiver(context, [replay["receipts"]], codec, [stream])
         return Connected(
-            ExperienceLink([stream], codec, [sender], receipts, window=window), stream.actor_id, recording, cuts
+            ReliableSender([stream], codec, [sender], receipts, window=window), stream.actor_id, recording, cuts
         )
 
     with open_context() as context:

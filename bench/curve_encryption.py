@@ -22,7 +22,7 @@ import numpy as np
 
 from apex.config import Config
 from apex.errors import require
-from apex.frame_blob import make_image
+from apex.frame_blob import make_blob
 from apex.runtime.children import check_children, start_child, stop_children
 from apex.runtime.lifecycle import FINISHED, POLL_SECONDS, Stop, stop_on_signals
 from apex.runtime.ports import choose_ports, is_free
@@ -33,7 +33,7 @@ from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import ExperienceSender, max_segment_bytes
 from apex.transport.sockets import open_context
 from apex.types import RECORD, Schema, Segment, Stream
-from bench.harness.report import Line, print_rows
+from bench.harness.report import ReportRow, print_rows
 
 PIECES = 5  # with and without keys; a rate is the median of so many
 TRANSITIONS = 50  # in a segment [section 4.1 of the paper]
@@ -42,9 +42,9 @@ SCHEMA = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=
 RUN_ID = 1
 WINDOW = 64  # segments that may be on their way
 LINES = [
-    Line("curve_off_transitions_per_s", "one stream of segments, no keys", "/s", digits=0),
-    Line("curve_on_transitions_per_s", "the same with keys", "/s", digits=0),
-    Line("curve_share", "with keys against without", "%", 100, 0, 35),
+    ReportRow("curve_off_transitions_per_s", "one stream of segments, no keys", "/s", digits=0),
+    ReportRow("curve_on_transitions_per_s", "the same with keys", "/s", digits=0),
+    ReportRow("curve_share", "with keys against without", "%", 100, 0, 35),
 ]
 
 Figures = dict[str, float]
@@ -131,5 +131,5 @@ def _make_segment() -> Segment:
     records["frame"], records["next_frame"] = steps, steps + 1
     records["depth"] = np.minimum(steps + 1, SCHEMA.stack)
     records["next_depth"] = np.minimum(steps + 2, SCHEMA.stack)
-    image = make_image([rng.bytes(FRAME_BYTES) for _ in range(TRANSITIONS + 1)])
+    image = make_blob([rng.bytes(FRAME_BYTES) for _ in range(TRANSITIONS + 1)])
     return Segment(Stream(0, 1), 0, 0, records, image, 0)

@@ -47,7 +47,7 @@ mkdir -p "$out"
 facts=$("$python" - <<'PYTHON'
 import json
 from pathlib import Path
-from apex.runs.folder import describe_checkout, describe_hardware, describe_versions
+from apex.runtime.provenance import describe_checkout, describe_hardware, describe_versions
 
 checkout = {"git": describe_checkout(Path("apex"))}
 print(json.dumps(checkout | {"hardware": describe_hardware(), "versions": describe_versions()}))

@@ -25,9 +25,9 @@ from apex.dqn.networks import make_network
 from apex.dqn.optimizers import make_optimizer
 from apex.environments.factory import describe
 from apex.errors import require
-from apex.learning.batch_ring import Part, Sample, SampleRing
+from apex.learning.batch_ring import Batch, BatchPart, BatchRing
 from apex.learning.setup import choose_device, prepare_torch
-from apex.learning.trainer import Samples, Trainer
+from apex.learning.trainer import BatchReceiver, Trainer
 from apex.runtime.lifecycle import Stop
 from apex.types import Array, PriorityUpdate, Schema
 from bench.harness.command import (
@@ -40,20 +40,20 @@ from bench.harness.command import (
     record_games,
     run_bench,
 )
-from bench.harness.replay_fixture import open_bed
-from bench.harness.report import Line, print_rows
+from bench.harness.replay_fixture import open_replay_fixture
+from bench.harness.report import ReportRow, print_rows
 
 PIECES = 5  # a rate is the median of so many
 BATCH_SIZE = 512  # of the bars; --batch-size names another
 NUM_FRAMES = 20_000  # distinct, recorded
 WARM_UP_UPDATES = 5  # of which a graph takes three
 LINES = [
-    Line("learner_updates_per_s", "fed by replay, priorities returned", "/s", digits=2, bar=5.5, stretch=10),
-    Line("learner_resident_updates_per_s", "the same on a batch that lies still", "/s", digits=2),
-    Line("learner_plain_updates_per_s", "plain float32 steps on it", "/s", digits=2),
-    Line("learner_fed_share", "fed by replay against lying still", "%", 100, 0, 95, 99),
-    Line("learner_gain", "fed by replay against plain", "x", 1, 2, 2),
-    Line("learner_wait_share", "of its time the learner waits for batches", "%", 100, 1, less_is_better=True),
+    ReportRow("learner_updates_per_s", "fed by replay, priorities returned", "/s", digits=2, bar=5.5, stretch=10),
+    ReportRow("learner_resident_updates_per_s", "the same on a batch that lies still", "/s", digits=2),
+    ReportRow("learner_plain_updates_per_s", "plain float32 steps on it", "/s", digits=2),
+    ReportRow("learner_fed_share", "fed by replay against lying still", "%", 100, 0, 95, 99),
+    ReportRow("learner_gain", "fed by replay against plain", "x", 1, 2, 2),
+    ReportRow("learner_wait_share", "of its time the learner waits for batches", "%", 100, 1, less_is_better=True),
 ]
 
 
@@ -63,11 +63,11 @@ class Resident:
     def __init__(self, schema: Schema, batch_size: int) -> None:
         rng = np.random.default_rng(0)
         # Where a real one lies, so that a GPU copies from the same kind of memory.
-        ring = SampleRing(schema, batch_size, 1)
+        ring = BatchRing(schema, batch_size, 1)
         self.memory: Array = ring.memory
         stacks = ring.stacks[0]
         stacks[...] = rng.integers(0, 256, stacks.shape) if schema.frame_dtype == "uint8" else rng.random(stacks.shape)
-        self._sample = Sample(
+        self._sample = Batch(
             stacks=stacks,
             keys=np.arange(batch_size),
             probability=rng.uniform(0.5, 2.0, batch_size) / 1e6,
@@ -76,11 +76,11 @@ class Resident:
             discount=np.full(batch_size, 0.97, np.float32),
             version=np.zeros(batch_size, np.int64),
             num_transitions=1_000_000,
-            parts=[Part(0, 1, 0, 0)],
+            parts=[BatchPart(0, 1, 0, 0)],
             slot=0,
         )
 
-    def receive(self, timeout: float) -> Sample | None:
+    def receive(self, timeout: float) -> Batch | None:
         """The batch."""
         return self._sample
 
@@ -163,7 +163,9 @@ def time_resident(config: Config, schema: Schema, seconds: float, stop: Stop) ->
     return _median_rate(lambda: trainer.step(0.0), trainer.flush, seconds, stop)
 
 
-def _make_trainer(config: Config, schema: Schema, device: torch.device, samples: Samples, priorities: Any) -> Trainer:
+def _make_trainer(
+    config: Config, schema: Schema, device: torch.device, samples: BatchReceiver, priorities: Any
+) -> Trainer:
     online, target = (make_network(config.network, schema, seed=config.seed) for _ in range(2))
     return Trainer(
         config.learner,
@@ -194,7 +196,7 @@ def _time_fed(config: Config, schema: Schema, folder: Path, seconds: float, stop
     )
     recording = record_games(folder / "recording", config, schema, NUM_FRAMES, stop)
     device = choose_device(config.learner)
-    with open_bed(config, recording, folder, "memory", stop, cuda=device.type == "cuda") as bed:
+    with open_replay_fixture(config, recording, folder, "memory", stop, cuda=device.type == "cuda") as bed:
         bed.begin_insert(transitions=capacity - 5_000)
         bed.end_insert()
         prepare_torch(config.learner, device)

@@ -28,7 +28,7 @@ from apex.runtime.lifecycle import Stop
 from apex.types import RECORD
 from bench.harness.command import GAME, NUM_STREAMS, Figures, VerificationError, make_parser, record_games, run_bench
 from bench.harness.recording import Recording
-from bench.harness.replay_fixture import Bed, Link, open_bed
+from bench.harness.replay_fixture import Link, ReplayFixture, open_replay_fixture
 from bench.harness.report import compare, print_budget, print_report, print_sizes, run_peer
 from bench.plots.replay_sizes import check_picture, save_sizes
 from bench.replay_steps import read_memory, time_batch, time_direct, time_store
@@ -157,7 +157,7 @@ def _measure_server(
     config = replace(config, replay=replace(config.replay, max_bytes=max_bytes))
     figures: Figures = {}
     budget: dict[str, float] = {}
-    with open_bed(config, recording, folder, link, stop) as bed:
+    with open_replay_fixture(config, recording, folder, link, stop) as bed:
         _say(f"inserting {options.transitions:,} transitions")
         figures |= _insert(bed, options.transitions)
         _say(f"checking samples against the recording ({link})")
@@ -178,7 +178,7 @@ def _measure_server(
     return figures, budget
 
 
-def _insert(bed: Bed, transitions: int) -> Figures:
+def _insert(bed: ReplayFixture, transitions: int) -> Figures:
     pieces = []
     for _ in range(PIECES):
         bed.begin_insert(transitions=-(-transitions // PIECES))
@@ -190,7 +190,7 @@ def _insert(bed: Bed, transitions: int) -> Figures:
     }
 
 
-def verify(bed: Bed, recording: Recording, num_batches: int) -> int:
+def verify(bed: ReplayFixture, recording: Recording, num_batches: int) -> int:
     """Compares samples with the recording, by key; returns how many. Raises VerificationError.
 
     The writer sends the recording's segments in their order, again and again, over one connection, and numbers are
@@ -214,11 +214,11 @@ def verify(bed: Bed, recording: Recording, num_batches: int) -> int:
     return checked
 
 
-def _sample(bed: Bed, seconds: float) -> float:
+def _sample(bed: ReplayFixture, seconds: float) -> float:
     return statistics.median(_take(bed, seconds) for _ in range(PIECES))
 
 
-def _take(bed: Bed, seconds: float) -> float:
+def _take(bed: ReplayFixture, seconds: float) -> float:
     """Batches a second, each answered."""
     priorities = np.random.default_rng(3).random(bed.config.learner.batch_size, np.float32) + np.float32(0.01)
     began = time.monotonic()
@@ -229,7 +229,7 @@ def _take(bed: Bed, seconds: float) -> float:
     return count / elapsed
 
 
-def _both(bed: Bed, seconds: float) -> Figures:
+def _both(bed: ReplayFixture, seconds: float) -> Figures:
     bed.begin_insert(seconds=seconds, rate=OFFERED)
     rates = [_take(bed, seconds / PIECES) for _ in range(PIECES)]
     inserted = bed.end_insert()
@@ -240,7 +240,7 @@ def _both(bed: Bed, seconds: float) -> Figures:
     }
 
 
-def _memory(bed: Bed, transitions: int, image_bytes: float) -> Figures:
+def _memory(bed: ReplayFixture, transitions: int, image_bytes: float) -> Figures:
     whole, shared = read_memory(bed.processes)
     stored = STORED_RECORD.itemsize + image_bytes
     tables = 8 * SumTree.num_nodes(PAPER_CAPACITY)

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from apex.config import Config
-from apex.frame_blob import make_image
-from apex.learning.batch_ring import NUM_SLOTS, SampleRing
+from apex.frame_blob import make_blob
+from apex.learning.batch_ring import NUM_SLOTS, BatchRing
 from apex.learning.loader import Loader
 from apex.replay_memory.frames.lz4_blocks import make_blocks
 from apex.replay_memory.frames.stack_decoder import StackDecoder
@@ -28,7 +28,7 @@ from apex.runtime.ports import OFFSET_STEP, is_free
 from apex.transport.codec import Codec
 from apex.transport.endpoints import BatchReceiver, BatchSender, max_batch_bytes
 from apex.transport.sockets import open_context
-from apex.types import RECORD, PriorityUpdate, SampleBatch, Schema, Segment, Stream
+from apex.types import RECORD, BatchMessage, PriorityUpdate, Schema, Segment, Stream
 
 TINY = Schema(frame_shape=(1,), frame_dtype="uint8", stack=1, num_actions=1, n_step=1, codec="raw")
 SEGMENT_RECORDS = 4_096  # of the store that only the tree is measured in
@@ -60,7 +60,7 @@ def time_store(num_slots: int, batch_size: int) -> StoreTimes:
     try:
         records = np.zeros(length, RECORD)
         records["next_frame"] = records["depth"] = records["next_depth"] = 1
-        image = make_image([b"\0", b"\1"])
+        image = make_blob([b"\0", b"\1"])
         for number in range(num_slots // length):
             records["priority"] = rng.random(length)
             writer.insert(Segment(Stream(0, 1), number, 0, records, image, number))
@@ -95,7 +95,7 @@ def time_batch(store: Path, config: Config, schema: Schema) -> dict[str, float]:
     if drawn is None or drawn.image is None:
         raise RuntimeError(f"nothing can be drawn from {store}")
     records, image = drawn.records, drawn.image
-    batch = SampleBatch(0, 1, 0, 0, drawn.num_transitions, records, image)
+    batch = BatchMessage(0, 1, 0, 0, drawn.num_transitions, records, image)
     message = codec.encode_batch(batch)
     stacks = np.empty((2, size, *schema.observation_shape), schema.frame_dtype)
     decoder = StackDecoder(schema, stacks)
@@ -120,7 +120,7 @@ def time_direct(store: Path, config: Config, schema: Schema) -> float:
     """
     size, rng = config.learner.batch_size, np.random.default_rng(1)
     reader = StoreReader(store, schema)
-    loader = Loader(schema, SampleRing(schema, size))
+    loader = Loader(schema, BatchRing(schema, size))
     rows = [place for slot in range(NUM_SLOTS) if (place := loader.rows(slot, shard=0)) is not None]
     turn = cycle(rows)
     return median_ms(lambda: reader.sample(size, rng, next(turn)), 20) if rows else 0.0
@@ -138,7 +138,7 @@ def median_ms(call: Callable[[], object], calls: int = CALLS, rounds: int = ROUN
     return 1e3 * float(np.median(times))
 
 
-def _time_travel(batch: SampleBatch, config: Config, codec: Codec, batch_size: int) -> float:
+def _time_travel(batch: BatchMessage, config: Config, codec: Codec, batch_size: int) -> float:
     """Milliseconds from before encoding to after checking, over TCP within this process."""
     transport = config.transport
     first = transport.batches_port + transport.port_offset + OFFSET_STEP // 2

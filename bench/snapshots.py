@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from apex.frame_blob import make_image
+from apex.frame_blob import make_blob
 from apex.replay_memory.snapshots.folder import SnapshotFolder
-from apex.replay_memory.snapshots.process import Copyist
+from apex.replay_memory.snapshots.process import SnapshotProcess
 from apex.replay_memory.snapshots.restore import restore
-from apex.replay_memory.snapshots.writer import Snapshotter
+from apex.replay_memory.snapshots.writer import SnapshotWriter
 from apex.replay_memory.store.location import MEMORY
 from apex.replay_memory.store.reader import StoreReader
 from apex.replay_memory.store.writer import StoreWriter
@@ -58,8 +58,10 @@ def measure_snapshot(
         children = [start_child("sampler", _sample, path, longest, phase)]
         try:
             _keep_inserting(insert, READY_SECONDS, lambda: longest[BEFORE] > 0)  # A busy machine takes its time.
-            copyist = Copyist(lambda: Snapshotter(path, SCHEMA, snapshots, run_id=1, num_drawn=lambda: 0), seconds)
-            children.append(copyist.process)
+            snapshot_process = SnapshotProcess(
+                lambda: SnapshotWriter(path, SCHEMA, snapshots, run_id=1, num_drawn=lambda: 0), seconds
+            )
+            children.append(snapshot_process.process)
             longest_insert = [_keep_inserting(insert, seconds, lambda: False)]
             began, phase[0] = time.monotonic(), DURING
             longest_insert.append(
@@ -70,7 +72,7 @@ def measure_snapshot(
             for _ in range(num_transitions // SEGMENT // 20):
                 insert()
             asked = time.monotonic()
-            taken = copyist.take_last(60.0)
+            taken = snapshot_process.take_last(60.0)
             again = time.monotonic() - asked
         finally:
             stop_children(children)
@@ -118,7 +120,7 @@ def _make_segments(frame_bytes: int) -> list[Segment]:
     segments = []
     for _ in range(64):
         records["priority"] = rng.random(SEGMENT)
-        image = make_image([rng.bytes(frame_bytes) for _ in range(SEGMENT + 3)])
+        image = make_blob([rng.bytes(frame_bytes) for _ in range(SEGMENT + 3)])
         segments.append(Segment(Stream(0, 1), 0, 0, records.copy(), image))
     return segments
 

@@ -20,20 +20,20 @@ from apex.runtime.lifecycle import Stop
 from apex.runtime.ports import choose_ports, is_free
 from bench import actor, learner
 from bench.harness.command import Figures, make_parser, read_config, run_bench
-from bench.harness.programs import address, map_stores, measure_rates, open_programs
-from bench.harness.report import Line, print_rows
+from bench.harness.programs import control_address, map_stores, measure_rates, open_programs
+from bench.harness.report import ReportRow, print_rows
 
 PIECES = 5  # the rate of steps is the median of so many
 ANSWER_SECONDS = 3.0
 SETTLE_SECONDS = 5.0  # from the first update on, but no longer than is measured
 LINES = [
-    Line("system_steps_per_s", "steps stored, the learner training", "/s", digits=0, bar=1_300, stretch=2_000),
-    Line("system_updates_per_s", "updates at the same time", "/s", digits=2, bar=2),
-    Line("system_samples_per_s", "samples trained on", "/s", digits=0),
-    Line("actor_steps_per_s", "one actor alone on one core: steps stored", "/s", digits=0),
-    Line("learner_resident_updates_per_s", "the learner alone on a batch that lies still", "/s", digits=2),
-    Line("system_actor_share", "steps against one actor alone, times processes", "%", 100, 0),
-    Line("system_learner_share", "updates against the learner alone", "%", 100, 0),
+    ReportRow("system_steps_per_s", "steps stored, the learner training", "/s", digits=0, bar=1_300, stretch=2_000),
+    ReportRow("system_updates_per_s", "updates at the same time", "/s", digits=2, bar=2),
+    ReportRow("system_samples_per_s", "samples trained on", "/s", digits=0),
+    ReportRow("actor_steps_per_s", "one actor alone on one core: steps stored", "/s", digits=0),
+    ReportRow("learner_resident_updates_per_s", "the learner alone on a batch that lies still", "/s", digits=2),
+    ReportRow("system_actor_share", "steps against one actor alone, times processes", "%", 100, 0),
+    ReportRow("system_learner_share", "updates against the learner alone", "%", 100, 0),
 ]
 
 
@@ -108,5 +108,5 @@ def _time_run(config: Config, folder: Path, seconds: float, stop: Stop) -> tuple
 
 def _updates(config: Config) -> int:
     """As the learner reports them, once a second."""
-    status = ask(f"tcp://{address(config)}", ANSWER_SECONDS)
+    status = ask(f"tcp://{control_address(config)}", ANSWER_SECONDS)
     return 0 if status is None else int(status["updates"])

@@ -25,13 +25,13 @@ from apex.transport.sockets import open_context
 from chaos.audit import Verdict
 from chaos.environment import ID, PACED_ID
 from chaos.proxy import Proxy
-from chaos.recovery import Hand
+from chaos.recovery import FaultInjector
 from chaos.report import Figure, Reporter, audit_figures
 from chaos.run import ChaosRun
-from chaos.scenarios import DEFAULTS, GOES_ON, HOSTS, OPTIONS, SCENARIOS, Order
+from chaos.scenarios import DEFAULTS, GOES_ON, HOSTS, OPTIONS, SCENARIOS, ScenarioOptions
 
 PROGRAMS = {"hostile": "chaos.hostile.command", "saves": "chaos.saves.command"}
-KNOBS: dict[str, tuple[type, str, str]] = {  # of an Order: type, placeholder, meaning
+SETTINGS: dict[str, tuple[type, str, str]] = {  # of an Order: type, placeholder, meaning
     "minutes": (float, "M", "how long"),
     "period": (float, "SECONDS", "between two faults"),
     "faults": (str, "KINDS", "which"),
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_scenario(arguments.scenario, order, rest, Reporter(arguments.json))
 
 
-def run_scenario(name: str, order: Order, train: Sequence[str], reporter: Reporter) -> int:
+def run_scenario(name: str, order: ScenarioOptions, train: Sequence[str], reporter: Reporter) -> int:
     """Starts a run with the options `train`, does the scenario to it, and audits it alive and after its end."""
     options = [*TRAIN, "--seed", str(order.seed), *OPTIONS.get(name, ()), *train]
     config = parse_config(options, prog="python -m chaos", description="", kind=kind, means_gpu=means_gpu)
@@ -80,7 +80,7 @@ def run_scenario(name: str, order: Order, train: Sequence[str], reporter: Report
             run = ChaosRun(config, folder, options, HOSTS.get(name, ()), context)
             try:
                 run.start()
-                figures += SCENARIOS[name].play(run, proxy, Hand(run, proxy, order.seed), reporter, order)
+                figures += SCENARIOS[name].play(run, proxy, FaultInjector(run, proxy, order.seed), reporter, order)
                 alive = run.look()
                 run.end()
                 verdicts = [alive.judge(), run.look_at_end().judge()]
@@ -109,19 +109,19 @@ def _make_folder(config: Config) -> Path:
     return path.absolute()
 
 
-def _order(arguments: argparse.Namespace) -> Order:
+def _order(arguments: argparse.Namespace) -> ScenarioOptions:
     name = arguments.scenario
-    given = {knob: getattr(arguments, knob) for knob in KNOBS if getattr(arguments, knob) is not None}
-    for knob in given:
-        require(knob in SCENARIOS[name].knobs, f"the scenario {name} has no use for --{knob}")
+    given = {setting: getattr(arguments, setting) for setting in SETTINGS if getattr(arguments, setting) is not None}
+    for setting in given:
+        require(setting in SCENARIOS[name].settings, f"the scenario {name} has no use for --{setting}")
     if "faults" in given:
         given["faults"] = tuple(word for word in given["faults"].split(",") if word)
-    return Order(seed=arguments.seed, **{**DEFAULTS.get(name, {}), **given})
+    return ScenarioOptions(seed=arguments.seed, **{**DEFAULTS.get(name, {}), **given})
 
 
 def _parser() -> argparse.ArgumentParser:
     known = "\n".join(f"  {name:<12} {scenario.summary}" for name, scenario in SCENARIOS.items())
-    defaults = Order()
+    defaults = ScenarioOptions()
     parser = argparse.ArgumentParser(
         prog="python -m chaos",
         description="Trains on this machine while things go wrong, and audits what is stored.\n\nscenarios\n" + known,
@@ -131,14 +131,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--scenario", choices=list(SCENARIOS), default="random", help="what is done; default: random")
     parser.add_argument("--seed", type=int, default=defaults.seed, metavar="S", help="of faults and run; default: 0")
-    for knob, (kind_of, metavar, words) in KNOBS.items():
-        users = [name for name, scenario in SCENARIOS.items() if knob in scenario.knobs]
-        values = {name: DEFAULTS.get(name, {}).get(knob, getattr(defaults, knob)) for name in users}
-        usual = getattr(defaults, knob)
-        default = ",".join(usual) if knob == "faults" else f"{usual:,.12g}"
+    for setting, (kind_of, metavar, words) in SETTINGS.items():
+        users = [name for name, scenario in SCENARIOS.items() if setting in scenario.settings]
+        values = {name: DEFAULTS.get(name, {}).get(setting, getattr(defaults, setting)) for name in users}
+        usual = getattr(defaults, setting)
+        default = ",".join(usual) if setting == "faults" else f"{usual:,.12g}"
         others = "".join(f"; {name}: {value:g}" for name, value in values.items() if value != usual)
         text = f"{words} ({', '.join(users)}); default: {default}{others}"
-        parser.add_argument(f"--{knob}", type=kind_of, metavar=metavar, help=text)
+        parser.add_argument(f"--{setting}", type=kind_of, metavar=metavar, help=text)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     return parser
 

@@ -10,7 +10,7 @@ from apex.errors import require
 from chaos.proxy import PAIRS
 
 KINDS = ("kill", "stop", "cut", "delay", "garbage", "storm")
-ROLES = ("launcher", "replay", "learner", "actor")
+VICTIMS = ("launcher", "replay", "learner", "actor")
 ROUND_TRIP_SECONDS = 0.25  # of what is delayed
 STORM_KILLS = 4
 STORM_SECONDS = 1.5  # between two of them
@@ -63,7 +63,7 @@ def draw_kills(seed: int, rounds: int) -> list[str]:
     rng = random.Random(seed)
     victims: list[str] = []
     for number in range(rounds):
-        for role in rng.sample(ROLES, len(ROLES)):
+        for role in rng.sample(VICTIMS, len(VICTIMS)):
             child = role != "launcher" and number % 2 == 1
             victims.append(f"{role}'s child" if child else role)
     return victims
@@ -85,12 +85,12 @@ def make_garbage(seed: int) -> list[bytes]:
 
 def _target(kind: str, rng: random.Random) -> tuple[str, float]:
     if kind == "kill":
-        role = rng.choice(ROLES)
+        role = rng.choice(VICTIMS)
         return (f"{role}'s child" if role != "launcher" and rng.random() < 0.5 else role), 0.0
     if kind == "storm":
-        return rng.choice([role for role in ROLES if role != "launcher"]), STORM_KILLS * STORM_SECONDS
+        return rng.choice([role for role in VICTIMS if role != "launcher"]), STORM_KILLS * STORM_SECONDS
     if kind == "stop":
-        return rng.choice(ROLES), rng.uniform(1.0, 8.0)
+        return rng.choice(VICTIMS), rng.uniform(1.0, 8.0)
     if kind in ("cut", "delay"):
         return rng.choice(list(PAIRS)), rng.uniform(2.0, 10.0)
     return "every port", 0.0

@@ -31,7 +31,7 @@ CHUNK_BYTES = 65_536
 CHUNKS_ON_THE_WAY = 4_096
 
 
-class Road:
+class Link:
     """All connections of one pair, and what is wrong with them at present."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Proxy:
     def __init__(self, transport: TransportConfig, num_shards: int, seed: int) -> None:
         """Raises ConfigError where an address cannot be bound."""
         self._random = random.Random(seed)
-        self._roads = {pair: Road() for pair in PAIRS}
+        self._roads = {pair: Link() for pair in PAIRS}
         self._loop = asyncio.new_event_loop()
         self._servers: list[asyncio.Server] = []
         self.ports = sorted(
@@ -137,7 +137,7 @@ class Proxy:
                     serve = self._serve(self._roads[pair], port)
                     self._servers.append(await asyncio.start_server(serve, ADDRESSES[through], port))
 
-    def _serve(self, road: Road, port: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]:
+    def _serve(self, road: Link, port: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             if road.is_cut:
                 writer.transport.abort()
@@ -162,7 +162,7 @@ class Proxy:
 
         return serve
 
-    async def _carry(self, road: Road, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _carry(self, road: Link, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         """Carries bytes in one direction, each piece `delay` after it came; raises when an end goes."""
         loop = asyncio.get_running_loop()
         pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(CHUNKS_ON_THE_WAY)
@@ -192,7 +192,7 @@ class Proxy:
             tasks.create_task(deliver())
             tasks.create_task(take())
 
-    def _turn_a_bit(self, road: Road, data: bytes) -> bytes:
+    def _turn_a_bit(self, road: Link, data: bytes) -> bytes:
         if not road.bits_to_turn:
             return data
         road.bits_to_turn -= 1

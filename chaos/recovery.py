@@ -25,7 +25,7 @@ class Recovery(NamedTuple):
     seconds: float | None  # until what the victim gives came again; None: it did not within the patience
 
 
-class Hand:
+class FaultInjector:
     """Does faults, one at a time or several at once, and takes them back."""
 
     def __init__(self, run: ChaosRun, proxy: Proxy, seed: int) -> None:

@@ -18,7 +18,7 @@ from apex.replay_memory.snapshots.folder import SnapshotFolder
 from apex.replay_memory.snapshots.restore import restore
 from apex.replay_memory.store.location import remove, store_path
 from apex.runs.folder import RunFolder
-from apex.runtime.lifecycle import die_with_parent
+from apex.runtime.spawn import spawn
 from apex.transport.control_client import ControlClient
 from apex.transport.sockets import Context
 from chaos.audit import Content, Follower, Verdict, judge
@@ -209,9 +209,7 @@ class ChaosRun:
     def _start(self, options: Sequence[str]) -> None:
         command = [sys.executable, "-m", "chaos.programs.launcher", str(self._ledgers), self._hosts, *options]
         with open(self._folder / "run.log", "ab") as log:
-            self._launcher = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, preexec_fn=die_with_parent
-            )
+            self._launcher = spawn(command, output=log)
 
     def _resume(self) -> None:
         """Goes on as a person would, once the last program of the life before has gone."""

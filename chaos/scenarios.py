@@ -14,7 +14,7 @@ from chaos.faults import KINDS, ROUND_TRIP_SECONDS, draw, draw_kills
 from chaos.growth import growth_figures, settled_footprints
 from chaos.processes import Process, kill, send
 from chaos.proxy import Proxy
-from chaos.recovery import Hand
+from chaos.recovery import FaultInjector
 from chaos.report import Figure, Reporter, recovery_figures
 from chaos.run import ChaosRun
 
@@ -30,7 +30,7 @@ SLOW_SHARE = 0.1  # of the time that a slow actor runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class ScenarioOptions:
     """What was asked for."""
 
     seed: int = 0
@@ -48,10 +48,12 @@ class Order:
         draw(self.seed, 0.0, self.period, self.faults)  # Refuses kinds that there are not.
 
 
-Scenario = Callable[[ChaosRun, Proxy, Hand, Reporter, Order], list[Figure]]
+Scenario = Callable[[ChaosRun, Proxy, FaultInjector, Reporter, ScenarioOptions], list[Figure]]
 
 
-def random_faults(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, order: Order) -> list[Figure]:
+def random_faults(
+    run: ChaosRun, proxy: Proxy, hand: FaultInjector, reporter: Reporter, order: ScenarioOptions
+) -> list[Figure]:
     """Faults drawn from the seed, and the learner's updates beside those of a calm time."""
     calm_seconds = min(CALM_SECONDS, 30.0 * order.minutes)
     calm = _updates(run, lambda: run.wait(calm_seconds)) / calm_seconds
@@ -81,7 +83,7 @@ def random_faults(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, o
     ]
 
 
-def kills(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, order: Order) -> list[Figure]:
+def kills(run: ChaosRun, proxy: Proxy, hand: FaultInjector, reporter: Reporter, order: ScenarioOptions) -> list[Figure]:
     """kill -9 of every role, its children and the launcher, as many rounds as were asked for."""
     times: dict[str, list[float | None]] = {}
     for number, victim in enumerate(draw_kills(order.seed, order.rounds), 1):
@@ -95,7 +97,9 @@ def kills(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, order: Or
     return [*rows, *recovery_figures(times, {}), *_calm_down(run, proxy, hand)]
 
 
-def recoveries(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, order: Order) -> list[Figure]:
+def recoveries(
+    run: ChaosRun, proxy: Proxy, hand: FaultInjector, reporter: Reporter, order: ScenarioOptions
+) -> list[Figure]:
     """How long each role is away after kill -9, one at a time, with `size` transitions in memory."""
     reporter.say(f"waits for {order.size:,} transitions")
     if not run.wait(3_600.0, lambda: run.num_stored >= order.size):
@@ -110,7 +114,9 @@ def recoveries(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, orde
     return [*recovery_figures(times, BARS), *_calm_down(run, proxy, hand)]
 
 
-def partition(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, order: Order) -> list[Figure]:
+def partition(
+    run: ChaosRun, proxy: Proxy, hand: FaultInjector, reporter: Reporter, order: ScenarioOptions
+) -> list[Figure]:
     """10 s in which nothing passes between actors and replay, and nobody is told; then the same with resets."""
     figures = []
     for kind, name in (("is_silent", "silent"), ("is_cut", "reset")):
@@ -129,7 +135,9 @@ def partition(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, order
     return [*figures, *_calm_down(run, proxy, hand)]
 
 
-def far_actor(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, order: Order) -> list[Figure]:
+def far_actor(
+    run: ChaosRun, proxy: Proxy, hand: FaultInjector, reporter: Reporter, order: ScenarioOptions
+) -> list[Figure]:
     """All actors on one host at 250 ms round trip from learner and replay."""
     for pair in ("actor-replay", "actor-learner"):
         proxy.set(pair, delay=ROUND_TRIP_SECONDS / 2)
@@ -140,7 +148,9 @@ def far_actor(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, order
     return [Figure("from one actor host at 250 ms", rate, "transitions/s", ">= 1300"), *_calm_down(run, proxy, hand)]
 
 
-def slow_actors(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, order: Order) -> list[Figure]:
+def slow_actors(
+    run: ChaosRun, proxy: Proxy, hand: FaultInjector, reporter: Reporter, order: ScenarioOptions
+) -> list[Figure]:
     """Of 32 actors one runs a tenth of the time, one is stopped, and one is killed whenever it comes."""
     run.wait(60.0, lambda: len(set().union(*run.ledger.actors.values())) == sum(HOSTS["slow-actors"]))
     hosts = _actor_hosts(run)
@@ -186,7 +196,7 @@ def slow_actors(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, ord
     ]
 
 
-def soak(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, order: Order) -> list[Figure]:
+def soak(run: ChaosRun, proxy: Proxy, hand: FaultInjector, reporter: Reporter, order: ScenarioOptions) -> list[Figure]:
     """Faults for a long time; what each role holds at the middle and at the end, once replay is full."""
     half = 30 * order.minutes
     first = random_faults(run, proxy, hand, reporter, _half(order, 0))
@@ -204,11 +214,11 @@ def soak(run: ChaosRun, proxy: Proxy, hand: Hand, reporter: Reporter, order: Ord
 
 
 class Known(NamedTuple):
-    """A scenario, what it is for in one line, and which of Order's knobs it heeds."""
+    """A scenario, what it is for in one line, and which of Order's settings it heeds."""
 
     play: Scenario
     summary: str
-    knobs: tuple[str, ...]
+    settings: tuple[str, ...]
 
 
 RANDOM = ("minutes", "period", "faults")
@@ -225,7 +235,7 @@ SCENARIOS: dict[str, Known] = {
     "slow-actors": Known(slow_actors, "a slow, a stopped and a vanished actor among 32", ("minutes",)),
     "soak": Known(soak, "faults for --minutes, and what memory and descriptors grow by", RANDOM),
 }
-DEFAULTS: dict[str, dict[str, float]] = {  # of a scenario's knobs, where they are not Order's
+DEFAULTS: dict[str, dict[str, float]] = {  # of a scenario's settings, where they are not Order's
     "recovery": {"rounds": 5},
     "far-actor": {"minutes": 1.0},
     "slow-actors": {"minutes": 0.5},
@@ -277,11 +287,13 @@ def _actor_hosts(run: ChaosRun) -> list[list[Process]]:
     return sorted(hosts, key=lambda host: (-streams(host), host[0].pid))
 
 
-def _half(order: Order, number: int) -> Order:
-    return Order(seed=order.seed + number, minutes=order.minutes / 2, period=order.period, faults=order.faults)
+def _half(order: ScenarioOptions, number: int) -> ScenarioOptions:
+    return ScenarioOptions(
+        seed=order.seed + number, minutes=order.minutes / 2, period=order.period, faults=order.faults
+    )
 
 
-def _calm_down(run: ChaosRun, proxy: Proxy, hand: Hand) -> list[Figure]:
+def _calm_down(run: ChaosRun, proxy: Proxy, hand: FaultInjector) -> list[Figure]:
     """Ends all faults and waits until experience arrives and the learner goes on."""
     while hand.busy:
         run.tick()

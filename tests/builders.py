@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from apex.acting.segment_builder import COMPRESS
-from apex.frame_blob import make_image
-from apex.types import RECORD, SAMPLE_RECORD, SampleBatch, Schema, Segment, Stream
+from apex.frame_blob import make_blob
+from apex.types import BATCH_RECORD, RECORD, BatchMessage, Schema, Segment, Stream
 
 PIXELS = Schema(frame_shape=(6, 5), frame_dtype="uint8", stack=4, num_actions=3, n_step=3, codec="lz4")
 VECTORS = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
@@ -40,14 +40,14 @@ def make_segment(schema, count=5, *, actor_id=2, incarnation=7, number=3, versio
     """A segment from an episode's beginning."""
     records = make_records(schema, count) if records is None else records
     frames = make_frames(schema, count + 1, first)
-    image = make_image([COMPRESS[schema.codec](frame) for frame in frames])
+    image = make_blob([COMPRESS[schema.codec](frame) for frame in frames])
     return Segment(Stream(actor_id, incarnation), number, version, records, image, base)
 
 
 def make_batch(schema, count=4, *, sampler=1, number=9, num_transitions=100):
     """A sample of full stacks: frames 0 ... S-1+2 of its own for each transition, two steps apart."""
     num_frames = schema.stack + 2
-    records = np.zeros(count, SAMPLE_RECORD)
+    records = np.zeros(count, BATCH_RECORD)
     records["key"] = 1000 + np.arange(count)
     records["probability"] = 0.25
     records["n_step_return"] = np.arange(count)
@@ -59,8 +59,8 @@ def make_batch(schema, count=4, *, sampler=1, number=9, num_transitions=100):
     records["next_frame"] = schema.stack + 1
     records["depth"] = records["next_depth"] = schema.stack
     frames = make_frames(schema, count * num_frames)
-    image = make_image([COMPRESS[schema.codec](frame) for frame in frames])
-    return SampleBatch(0, 77, sampler, number, num_transitions, records, image)
+    image = make_blob([COMPRESS[schema.codec](frame) for frame in frames])
+    return BatchMessage(0, 77, sampler, number, num_transitions, records, image)
 
 
 def chi_square_bound(degrees_of_freedom):

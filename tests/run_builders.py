@@ -17,14 +17,14 @@ EVALUATOR, ACTOR = "evaluator/score", "actor_highest_id/score"
 
 
 def make_config(folder, *, name="", seed=1, **branches):
-    """CartPole until 475, with what is not tuned for it; `learner={"batch_size": 64}` changes knobs of a branch."""
+    """CartPole until 475, with what is not tuned for it; `learner={"batch_size": 64}` changes settings of a branch."""
     config = replace(
         VECTOR,
         environment=EnvironmentConfig(id="CartPole-v1", clip_rewards=False),
         run=RunConfig(stop_score=475.0),
     )
     branches["run"] = {"name": name, "folder": str(folder), **branches.get("run", {})}
-    changed = {branch: replace(getattr(config, branch), **knobs) for branch, knobs in branches.items()}
+    changed = {branch: replace(getattr(config, branch), **settings) for branch, settings in branches.items()}
     return replace(config, seed=seed, **changed)
 
 

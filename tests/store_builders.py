@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from apex.frame_blob import make_image
+from apex.frame_blob import make_blob
 from apex.replay_memory.store.reader import StoreReader
-from apex.replay_memory.store.writer import MAX_PRIORITY, Outcome, StoreWriter
+from apex.replay_memory.store.writer import MAX_STORED_PRIORITY, Outcome, StoreWriter
 from apex.types import RECORD, PriorityUpdate, Schema, Segment, Stream
 
 SCHEMA = Schema(frame_shape=(16,), frame_dtype="uint8", stack=4, num_actions=9, n_step=3, codec="lz4")
@@ -82,7 +82,7 @@ def make_segment(number, actor_id=0, incarnation=1, base=0, count=None, **fields
     records["next_depth"] = 1 + rng.integers(0, np.minimum(4, records["next_frame"] + 1))
     for name, value in fields.items():
         records[name] = value
-    image = make_image(make_frames(actor_id, number, num_frames))
+    image = make_blob(make_frames(actor_id, number, num_frames))
     return Segment(Stream(actor_id, incarnation), number, 1000 + number, records, image, base)
 
 
@@ -91,7 +91,7 @@ def make_update(keys, priorities, store_incarnation=77):
 
 
 def weigh(priority, exponent=1.0):
-    return min(max(float(priority), MIN_PRIORITY), MAX_PRIORITY) ** exponent
+    return min(max(float(priority), MIN_PRIORITY), MAX_STORED_PRIORITY) ** exponent
 
 
 class NaiveStore:

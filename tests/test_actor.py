@@ -12,8 +12,8 @@ from builders import VECTORS
 
 from apex.acting import host as actor_host
 from apex.acting.actor import Actor
-from apex.acting.episode_scores import ScoreBoard
-from apex.acting.host import Host, WorkerFigures
+from apex.acting.episode_scores import EpisodeScores
+from apex.acting.host import ActorHost, WorkerFigures
 from apex.acting.segment_builder import SegmentBuilder
 from apex.acting.worker import acts_in_bfloat16
 from apex.config import ActorConfig, Config, EnvironmentConfig, NetworkConfig
@@ -96,10 +96,10 @@ class Tape:
         return self.newest
 
 
-def make_actor(tape, network=None, **knobs):
+def make_actor(tape, network=None, **settings):
     config = Config(
         environment=EnvironmentConfig(clip_rewards=False),
-        actor=ActorConfig(num_actors=4, segment_length=2, parameters_period=3, epsilon_base=1e-9, **knobs),
+        actor=ActorConfig(num_actors=4, segment_length=2, parameters_period=3, epsilon_base=1e-9, **settings),
     )
     builder = SegmentBuilder(
         VECTORS, num_streams=E, gamma=0.9, segment_length=2, clip_rewards=False, life_loss_terminates=False
@@ -234,7 +234,7 @@ def step_of(rewards, ended):
 
 
 def test_scores_are_raw_per_actor_and_per_full_game():
-    board = ScoreBoard(STREAMS, np.array([0.00066, 0.1]), num_actors=4)
+    board = EpisodeScores(STREAMS, np.array([0.00066, 0.1]), num_actors=4)
     board.add(step_of([100, 1], [False, False]))
     assert board.take() == {}
     board.add(step_of([-3, 1], [True, False]))
@@ -251,7 +251,7 @@ def test_scores_are_raw_per_actor_and_per_full_game():
 
 
 def test_all_tags_of_a_runs_actors_are_known_beforehand():
-    board = ScoreBoard(STREAMS, np.array([0.00066, 0.1]), num_actors=4)
+    board = EpisodeScores(STREAMS, np.array([0.00066, 0.1]), num_actors=4)
     board.add(step_of([1, 1], [False, False])._replace(failed=np.array([True, True])))
     board.add(step_of([1, 1], [True, True]))
     known = actor_tags([0.4, 0.1, 0.02, 0.00066])
@@ -260,7 +260,7 @@ def test_all_tags_of_a_runs_actors_are_known_beforehand():
 
 
 def test_a_game_that_a_fault_cut_off_has_no_score_and_is_counted():
-    board = ScoreBoard(STREAMS, np.array([0.00066, 0.1]), num_actors=4)
+    board = EpisodeScores(STREAMS, np.array([0.00066, 0.1]), num_actors=4)
     board.add(step_of([100, 1], [False, False]))
     board.add(step_of([7, 1], [False, False])._replace(failed=np.array([True, False])))
     assert board.take() == {}
@@ -271,7 +271,7 @@ def test_a_game_that_a_fault_cut_off_has_no_score_and_is_counted():
 
 
 def test_only_the_highest_id_writes_the_highest_ids_curve():
-    board = ScoreBoard(STREAMS, np.array([0.00066, 0.1]), num_actors=9)
+    board = EpisodeScores(STREAMS, np.array([0.00066, 0.1]), num_actors=9)
     board.add(step_of([1, 1], [True, True]))
     assert "actor_highest_id/score" not in board.take()
 
@@ -279,7 +279,7 @@ def test_only_the_highest_id_writes_the_highest_ids_curve():
 @pytest.mark.parametrize("sizes", [[16], [16, 8]])
 def test_a_host_counts_the_steps_of_all_its_streams(sizes):
     figures = WorkerFigures(len(sizes))
-    host = Host(None, None, figures, sizes)
+    host = ActorHost(None, None, figures, sizes)
     assert host.status()["waiting"] == "for parameters"
     figures.rows[:, 0] = 10
     status = host.status()
@@ -308,7 +308,7 @@ def test_a_host_counts_its_one_copy_of_the_parameters(monkeypatch):
             published.append(parameters.version)
 
     monkeypatch.setattr(actor_host, "ParameterSubscriber", Subscriber)
-    host = Host(WELCOME, Board(), WorkerFigures(4), [16] * 4)
+    host = ActorHost(WELCOME, Board(), WorkerFigures(4), [16] * 4)
     before = time.monotonic()
     host.run(stop, lambda: None)
     time.sleep(0.05)

@@ -22,11 +22,11 @@ from apex.transport.async_receiver import PULL, ROUTER, AsyncReceiver
 from apex.transport.codec import Codec, decode_control, encode_control
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.command import new_folder
-from apex.transport.curve.key_store import DOORS, Keys
-from apex.transport.curve.zap_handler import AuthenticatorError
+from apex.transport.curve.key_store import ENDPOINTS, Keys
+from apex.transport.curve.zap_handler import ZapHandlerError
 from apex.transport.endpoints import BatchReceiver, ExperienceSender, ParameterPublisher, ParameterSubscriber
 from apex.transport.hello import Route, greet, read_welcome
-from apex.transport.sockets import KEEPALIVE_SECONDS, OpenDoorWarning, bind, connect, open_context, prepare
+from apex.transport.sockets import KEEPALIVE_SECONDS, InsecureBindWarning, bind, connect, open_context, prepare
 from apex.types import Parameters
 
 CODEC = Codec(RUN, PIXELS)
@@ -96,14 +96,14 @@ def mixed(folder, other, role):
     return Keys(other, role)
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", ENDPOINTS)
 def test_the_key_of_a_role_opens_the_doors_of_that_role_and_no_others(folder, door):
-    with open_server(Keys(folder, DOORS[door].bound_by), door) as server:
-        for role in DOORS[door].open_to:
+    with open_server(Keys(folder, ENDPOINTS[door].bound_by), door) as server:
+        for role in ENDPOINTS[door].open_to:
             with knock(Keys(folder, role), server, door):
                 assert server.outcome() == "SUCCEEDED"
                 assert server.received() == b"knock"
-        for role in {"actor", "evaluator", "observer", "replay", "learner"} - set(DOORS[door].open_to):
+        for role in {"actor", "evaluator", "observer", "replay", "learner"} - set(ENDPOINTS[door].open_to):
             with knock(Keys(folder, role), server, door):
                 assert server.outcome() == "FAILED_AUTH"
             assert server.received(0.05) is None
@@ -172,7 +172,7 @@ def test_a_role_whose_authenticator_died_ends(folder):
     publishing = PublishingThread(free_endpoint(), CODEC, stop, keys)
     keys.cursed = True
     until(lambda: stop.requested, "request to stop")
-    with pytest.raises(AuthenticatorError, match="cursed"):
+    with pytest.raises(ZapHandlerError, match="cursed"):
         publishing.check()
 
 
@@ -184,7 +184,7 @@ def test_a_dead_authenticator_lets_nobody_in_and_its_role_hears_of_it(folder):
         def dead():
             try:
                 server.context.check()
-            except AuthenticatorError as error:
+            except ZapHandlerError as error:
                 return error
 
         assert "cursed" in str(until(dead, "death"))
@@ -358,7 +358,7 @@ def test_open_doors_without_keys_are_warned_of_every_minute(caplog):
         (TransportConfig(bind="0.0.0.0", keys="keys"), 0),
     ):
         caplog.clear()
-        warning = OpenDoorWarning(transport, clock=lambda: now[0])
+        warning = InsecureBindWarning(transport, clock=lambda: now[0])
         for _ in range(121):
             warning.check()
             now[0] += 1.0

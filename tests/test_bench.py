@@ -15,11 +15,11 @@ from test_transport import until
 
 from apex.config import ActorConfig, Config, EnvironmentConfig
 from apex.environments.factory import describe
-from apex.learning.batch_ring import Part, Sample
+from apex.learning.batch_ring import Batch, BatchPart
 from apex.replay_memory.frames.stack_decoder import StackDecoder
 from apex.runtime.children import call_in_child
 from apex.runtime.lifecycle import Stop
-from apex.types import SAMPLE_RECORD
+from apex.types import BATCH_RECORD
 from bench.__main__ import main
 from bench.harness.recording import Compressor, load, record
 from bench.harness.report import compare, print_report, read_peer
@@ -47,7 +47,7 @@ def sample_of(recording, keys):
     rounds, rows = np.divmod(keys, len(recording.records))
     records = recording.records[rows]
     piece = np.searchsorted(recording.pieces["first_record"], rows, side="right") - 1
-    return Sample(
+    return Batch(
         stacks=recording.stacks(rows),
         keys=keys,
         probability=np.full(len(keys), 0.5),
@@ -56,7 +56,7 @@ def sample_of(recording, keys):
         discount=records["discount"].copy(),
         version=rounds * len(recording.pieces) + piece,
         num_transitions=10,
-        parts=[Part(0, 1, 0, 0)],
+        parts=[BatchPart(0, 1, 0, 0)],
         slot=0,
     )
 
@@ -99,7 +99,7 @@ def decode_segment(schema, records, image):
     for place, row in enumerate(records):
         first = min(int(row["frame"]) - int(row["depth"]), int(row["next_frame"]) - int(row["next_depth"])) + 1
         frames = [image[table[i] : table[i + 1]] for i in range(first, int(row["next_frame"]) + 1)]
-        one = np.zeros(1, SAMPLE_RECORD)
+        one = np.zeros(1, BATCH_RECORD)
         one["num_frames"] = len(frames)
         one["frame"], one["next_frame"] = row["frame"] - first, row["next_frame"] - first
         one["depth"], one["next_depth"] = row["depth"], row["next_depth"]

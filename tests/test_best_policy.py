@@ -8,7 +8,7 @@ import pytest
 from apex.config import Config, NetworkConfig
 from apex.dqn.networks import flatten_parameters, make_network
 from apex.runs.checkpoints.best_policy import BestPolicy
-from apex.runs.checkpoints.policy_file import BEST, find_best, load_policy
+from apex.runs.checkpoints.policy_file import BEST, find_best, read_policy
 from apex.types import Parameters, Schema
 
 SCHEMA = Schema(frame_shape=(3,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
@@ -20,7 +20,7 @@ def parameters(version):
 
 
 def kept(folder):
-    info, _ = load_policy(find_best(folder))
+    info, _ = read_policy(find_best(folder))
     return info.num_updates, info.score
 
 
@@ -61,5 +61,5 @@ def test_what_is_better_still_takes_the_place_of_what_the_disk_refused(full):
 
 def test_values_of_the_best_are_those_that_were_evaluated(tmp_path):
     BestPolicy(tmp_path, CONFIG, SCHEMA).keep(1.0, parameters(6))
-    _, network = load_policy(find_best(tmp_path))
+    _, network = read_policy(find_best(tmp_path))
     assert np.array_equal(flatten_parameters(network), parameters(6).values)

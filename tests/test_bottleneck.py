@@ -1,4 +1,4 @@
-"""Who limits a run: in each state the part that is named is the one that would help, and so is its knob."""
+"""Who limits a run: in each state the part that is named is the one that would help, and so is its setting."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def test_inserts_that_wait_for_a_learner_that_works_name_the_learner_and_the_rat
     found = limit(replay={"inserts_wait": True}, wait_share=0.1)
     assert found["part"] == "learner"
     assert "inserts wait for it at 6 samples per insert" in found["why"]
-    assert "--replay.samples-per-insert" in found["knob"]
+    assert "--replay.samples-per-insert" in found["setting"]
 
 
 def test_actors_that_wait_for_the_learners_sake_do_not_make_the_window_too_small():
-    assert limit(replay={"inserts_wait": True}, actor={"wait_share": 0.9})["knob"] != "--actor.window"
-    assert limit(actor={"wait_share": 0.9})["knob"] == "--actor.window"
+    assert limit(replay={"inserts_wait": True}, actor={"wait_share": 0.9})["setting"] != "--actor.window"
+    assert limit(actor={"wait_share": 0.9})["setting"] == "--actor.window"
 
 
 @pytest.mark.parametrize("busy", [0.9, 0.1])
 def test_more_loaders_are_advised_only_where_each_draws_for_itself(busy):
-    assert "--learner.num-loaders" in limit(loader_busy_share=busy, loaders_draw=True)["knob"]
-    assert "--learner.num-loaders" not in limit(loader_busy_share=busy, loaders_draw=False)["knob"]
+    assert "--learner.num-loaders" in limit(loader_busy_share=busy, loaders_draw=True)["setting"]
+    assert "--learner.num-loaders" not in limit(loader_busy_share=busy, loaders_draw=False)["setting"]
 
 
 def test_where_nobody_works_at_the_limit_but_all_want_a_core_the_processor_is_named():

@@ -9,7 +9,7 @@ import pytest
 
 from apex.errors import ConfigError
 from chaos.environment import LONGEST_EPISODE, AuditEnvironment
-from chaos.faults import KINDS, ROLES, draw, draw_kills, make_garbage
+from chaos.faults import KINDS, VICTIMS, draw, draw_kills, make_garbage
 
 
 def test_the_same_seed_draws_the_same_faults_and_another_one_others():
@@ -42,7 +42,7 @@ def test_every_fault_says_when_and_what():
 
 def test_kills_are_as_many_of_every_role():
     victims = draw_kills(1, 50)
-    assert Counter(victim.partition("'")[0] for victim in victims) == dict.fromkeys(ROLES, 50)
+    assert Counter(victim.partition("'")[0] for victim in victims) == dict.fromkeys(VICTIMS, 50)
     assert "launcher's child" not in victims
     assert Counter(victims)["replay's child"] == 25
 

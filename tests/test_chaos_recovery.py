@@ -25,9 +25,9 @@ from chaos.growth import growth_figures
 from chaos.processes import Footprint, Process, find, footprints, is_alive, kill, send
 from chaos.programs.launcher import programs
 from chaos.proxy import ADDRESSES
-from chaos.recovery import Hand
+from chaos.recovery import FaultInjector
 from chaos.report import Reporter
-from chaos.scenarios import GOES_ON, SCENARIOS, Order
+from chaos.scenarios import GOES_ON, SCENARIOS, ScenarioOptions
 
 SCHEMA = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
 FAMILY = """
@@ -121,7 +121,7 @@ def state(pid):
 
 
 def test_a_kill_kills_and_is_counted_by_role(run):
-    hand, victim = Hand(run, Roads(), 0), run.child
+    hand, victim = FaultInjector(run, Roads(), 0), run.child
     hand.do(Fault(0.0, "kill", "replay's child"))
     assert victim.wait(10) == -signal.SIGKILL
     assert hand.kills == {"replay": 1}
@@ -129,7 +129,7 @@ def test_a_kill_kills_and_is_counted_by_role(run):
 
 
 def test_a_stop_ends_by_itself(run):
-    hand = Hand(run, Roads(), 0)
+    hand = FaultInjector(run, Roads(), 0)
     hand.do(Fault(0.0, "stop", "actor", 0.05))
     until(lambda: state(run.child.pid) == "T", "stop")
     assert hand.busy
@@ -138,7 +138,7 @@ def test_a_stop_ends_by_itself(run):
 
 
 def test_a_storm_kills_several_times(run):
-    hand = Hand(run, Roads(), 0)
+    hand = FaultInjector(run, Roads(), 0)
     hand.do(Fault(0.0, "storm", "learner"))
     hand.tick()
     assert hand.kills == {"learner": 1}
@@ -148,7 +148,7 @@ def test_a_storm_kills_several_times(run):
 @pytest.mark.parametrize("kind", ["cut", "delay"])
 def test_a_road_is_broken_and_mended(run, kind):
     roads = Roads()
-    hand = Hand(run, roads, 0)
+    hand = FaultInjector(run, roads, 0)
     hand.do(Fault(0.0, kind, "actor-replay", 0.0))
     hand.tick()
     assert [pair for pair, _ in roads.tape] == ["actor-replay"] * 2
@@ -158,27 +158,27 @@ def test_a_road_is_broken_and_mended(run, kind):
 
 def test_garbage_is_thrown(run):
     roads = Roads()
-    Hand(run, roads, 0).do(Fault(0.0, "garbage", "every port"))
+    FaultInjector(run, roads, 0).do(Fault(0.0, "garbage", "every port"))
     assert roads.tape[0][0] == "garbage"
 
 
 @pytest.mark.parametrize("victim", ["replay", "learner", "actor", "launcher"])
 def test_a_victim_is_back_when_what_it_gives_comes_again(run, victim):
-    recovery = Hand(run, Roads(), 0).kill_and_wait(victim)
+    recovery = FaultInjector(run, Roads(), 0).kill_and_wait(victim)
     assert recovery.victim == victim
     assert recovery.seconds is not None
 
 
 def test_a_victim_that_gives_nothing_more_is_never_back(run):
     run.tick = lambda: None
-    assert Hand(run, Roads(), 0).kill_and_wait("replay").seconds is None
+    assert FaultInjector(run, Roads(), 0).kill_and_wait("replay").seconds is None
 
 
 @pytest.mark.parametrize("name", ["random", "kills", "recovery", "partition", "far-actor"])
 def test_a_scenario_heals_everything_and_says_whether_all_goes_on(run, name, capsys):
     roads = Roads()
-    order = Order(minutes=0.001, period=0.02, rounds=1, size=10, faults=("kill", "garbage"))
-    figures = SCENARIOS[name].play(run, roads, Hand(run, roads, 0), Reporter(as_json=False), order)
+    order = ScenarioOptions(minutes=0.001, period=0.02, rounds=1, size=10, faults=("kill", "garbage"))
+    figures = SCENARIOS[name].play(run, roads, FaultInjector(run, roads, 0), Reporter(as_json=False), order)
     assert roads.tape[-1] == ("healed", {})
     assert figures[-1].name == GOES_ON
     assert figures[-1].value is not None

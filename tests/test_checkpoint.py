@@ -18,9 +18,9 @@ from apex.runs.checkpoints.checkpoint import (
     CheckpointError,
     LearnerState,
     ReplayPart,
-    load,
+    load_checkpoint,
     load_with_manifest,
-    save,
+    save_checkpoint,
     verify,
 )
 from apex.runs.checkpoints.folder import find_latest, latest_good, load_latest, prune, set_aside
@@ -74,7 +74,7 @@ def make_state(num_updates=7, *, online=None, optimizer=None, **changes):
 
 
 def make_checkpoints(folder, *updates):
-    return [save(folder, make_state(n)) for n in updates]
+    return [save_checkpoint(folder, make_state(n)) for n in updates]
 
 
 def same(a, b):
@@ -116,7 +116,7 @@ def test_everything_comes_back_as_it_was(tmp_path, name):
     optimizer = OPTIMIZERS[name](network.parameters())
     train(network, optimizer, 0, 3)
     state = make_state(online=network, optimizer=optimizer)
-    loaded = load(save(tmp_path, state))
+    loaded = load_checkpoint(save_checkpoint(tmp_path, state))
     for field in ("num_updates", "progress", "config", "schema"):
         assert getattr(loaded, field) == getattr(state, field)
     assert same(dict(state.online), loaded.online)
@@ -130,10 +130,10 @@ def test_a_resumed_training_goes_on_as_if_it_had_never_stopped(tmp_path, name):
     network = make_network(NETWORK, SCHEMA, seed=1)
     optimizer = OPTIMIZERS[name](network.parameters())
     train(network, optimizer, 0, 4)
-    path = save(tmp_path, make_state(online=network, optimizer=optimizer))
+    path = save_checkpoint(tmp_path, make_state(online=network, optimizer=optimizer))
     train(network, optimizer, 4, 8)
 
-    state = load(path)
+    state = load_checkpoint(path)
     resumed = make_network(NETWORK, SCHEMA, seed=2)
     resumed_optimizer = OPTIMIZERS[name](resumed.parameters())
     resumed.load_state_dict(state.online)
@@ -144,7 +144,9 @@ def test_a_resumed_training_goes_on_as_if_it_had_never_stopped(tmp_path, name):
 
 def test_an_optimizer_that_has_not_stepped_yet_round_trips_too(tmp_path):
     optimizer = torch.optim.Adam(make_network(NETWORK, SCHEMA, seed=1).parameters())
-    assert same(optimizer.state_dict(), load(save(tmp_path, make_state(optimizer=optimizer))).optimizer)
+    assert same(
+        optimizer.state_dict(), load_checkpoint(save_checkpoint(tmp_path, make_state(optimizer=optimizer))).optimizer
+    )
 
 
 def test_tensors_of_any_layout_and_names_that_look_alike_round_trip(tmp_path):
@@ -157,26 +159,26 @@ def test_tensors_of_any_layout_and_names_that_look_alike_round_trip(tmp_path):
         "half": torch.ones(2, dtype=torch.bfloat16),
         "numbers": (1, 2.5, float("inf"), True, None, "word", 2**100),
     }
-    assert same(rng, load(save(tmp_path, make_state(rng=rng))).rng)
+    assert same(rng, load_checkpoint(save_checkpoint(tmp_path, make_state(rng=rng))).rng)
 
 
 def test_what_is_saved_is_a_copy(tmp_path):
     network = make_network(NETWORK, SCHEMA, seed=1)
     before = flatten_parameters(network)
-    path = save(tmp_path, make_state(online=network))
+    path = save_checkpoint(tmp_path, make_state(online=network))
     nn.init.zeros_(next(network.parameters()))
-    network.load_state_dict(load(path).online)
+    network.load_state_dict(load_checkpoint(path).online)
     assert np.array_equal(flatten_parameters(network), before)
 
 
 def test_refuses_to_save_what_neither_tensors_nor_json_can_say(tmp_path):
     with pytest.raises(TypeError, match=r"rng\.0 is set: a checkpoint holds tensors, and what JSON can say"):
-        save(tmp_path, make_state(rng=[{1, 2}]))
+        save_checkpoint(tmp_path, make_state(rng=[{1, 2}]))
 
 
 def test_the_folder_is_named_by_its_updates_and_its_manifest_says_the_rest(tmp_path):
     part = ReplayPart(0, 12, 3_456)
-    path = save(tmp_path / "checkpoints", make_state(12345), [part])
+    path = save_checkpoint(tmp_path / "checkpoints", make_state(12345), [part])
     assert path == tmp_path / "checkpoints" / "000012345"
     assert names(path) == ["learner.safetensors", "manifest.json"]
     manifest = load_with_manifest(path)[1]
@@ -185,9 +187,9 @@ def test_the_folder_is_named_by_its_updates_and_its_manifest_says_the_rest(tmp_p
 
 
 def test_the_same_update_saved_again_replaces_the_checkpoint(tmp_path):
-    save(tmp_path, make_state(7))
-    path = save(tmp_path, make_state(7, progress=Progress(1)))
-    assert load(path).progress.num_steps == 1
+    save_checkpoint(tmp_path, make_state(7))
+    path = save_checkpoint(tmp_path, make_state(7, progress=Progress(1)))
+    assert load_checkpoint(path).progress.num_steps == 1
     assert names(tmp_path) == ["000000007", "newest.json"]
     assert len(names(path)) == 2
 
@@ -217,29 +219,29 @@ def test_a_crash_at_any_step_leaves_this_checkpoint_or_the_one_before(tmp_path, 
 
     make_checkpoints(tmp_path, 1, *([2] if again else []))
     with pytest.raises(Crash):
-        save(tmp_path, make_state(2, progress=Progress(1)), pause=crash)
+        save_checkpoint(tmp_path, make_state(2, progress=Progress(1)), pause=crash)
     late = SAVE_STEPS.index(step) > SAVE_STEPS.index("rename the manifest")
     found = find_latest(tmp_path).state
     assert (found.num_updates, found.progress.num_steps) == ((2, 1) if late else (2, 200) if again else (1, 100))
-    path = save(tmp_path, make_state(2, progress=Progress(5)))
-    assert load(path).progress.num_steps == 5
+    path = save_checkpoint(tmp_path, make_state(2, progress=Progress(5)))
+    assert load_checkpoint(path).progress.num_steps == 5
     assert len(names(path)) == 2
 
 
 def test_a_full_disk_leaves_the_older_checkpoints_and_no_rest(tmp_path):
-    path = save(tmp_path, make_state(7))
+    path = save_checkpoint(tmp_path, make_state(7))
     before = names(path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # Stands for a disk with room for 1,000 bytes.
     try:
         for num_updates in (7, 8):
             with pytest.raises(OSError, match="File too large"):
-                save(tmp_path, make_state(num_updates, progress=Progress(1)))
+                save_checkpoint(tmp_path, make_state(num_updates, progress=Progress(1)))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert load(path).progress.num_steps == 700
+    assert load_checkpoint(path).progress.num_steps == 700
     assert (names(path), names(tmp_path)) == (before, ["000000007", "newest.json"])
-    save(tmp_path, make_state(8))
+    save_checkpoint(tmp_path, make_state(8))
     assert load_latest(tmp_path).num_updates == 8
 
 
@@ -275,7 +277,7 @@ def spaced_manifest(path):
 
 
 def anothers_manifest(path):
-    other = save(path.parent.with_name("elsewhere"), make_state(3))
+    other = save_checkpoint(path.parent.with_name("elsewhere"), make_state(3))
     shutil.copy(other / "manifest.json", path)
 
 
@@ -301,7 +303,7 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_cause(tmp_path, damage, mes
     (path,) = make_checkpoints(tmp_path, 2)
     damage(path)
     with pytest.raises(CheckpointError, match=message):
-        load(path)
+        load_checkpoint(path)
 
 
 @pytest.mark.parametrize("damage", [damage for damage, _ in DAMAGES])
@@ -327,7 +329,7 @@ def test_there_is_no_latest_where_there_never_was_one(tmp_path):
 
 def test_a_first_checkpoint_that_was_never_finished_is_named_and_the_run_begins_anew(tmp_path, caplog):
     with pytest.raises(Crash):
-        save(tmp_path, make_state(1), pause=crash_at("rename the manifest"))
+        save_checkpoint(tmp_path, make_state(1), pause=crash_at("rename the manifest"))
     assert load_latest(tmp_path) is None
     assert "000000001 is not a whole checkpoint" in caplog.text
 
@@ -370,7 +372,7 @@ def test_what_was_passed_over_is_set_aside_and_pushes_nothing_out(tmp_path):
     found = find_latest(tmp_path)
     set_aside(tmp_path, found)
     assert names(tmp_path) == ["000000001", "000000002", "damaged-000000003", "newest.json"]
-    save(tmp_path, make_state(5))
+    save_checkpoint(tmp_path, make_state(5))
     prune(tmp_path, keep=2)
     assert names(tmp_path) == ["000000002", "000000005", "damaged-000000003", "newest.json"]
     assert find_latest(tmp_path).passed_over == []

@@ -12,12 +12,21 @@ import pytest
 from apex.cloud.cluster.audit import Auditor
 from apex.cloud.cluster.aws import Aws, AwsError, NotReachedError
 from apex.cloud.cluster.command import main
-from apex.cloud.cluster.inventory import Cluster, Disk, Group, Host, cost, find_bucket, find_clusters, problems
+from apex.cloud.cluster.inventory import (
+    AutoScalingGroup,
+    Cluster,
+    ClusterHost,
+    Disk,
+    cost,
+    find_bucket,
+    find_clusters,
+    problems,
+)
 from apex.cloud.cluster.logs import WINDOW, Tail, duration
 from apex.cloud.cluster.prices import read_prices
 from apex.cloud.cluster.resize import resize
 from apex.cloud.cluster.table import show
-from apex.cloud.cluster.teardown import LOOK_SECONDS, PATIENCE_SECONDS, Killer, look
+from apex.cloud.cluster.teardown import LOOK_SECONDS, PATIENCE_SECONDS, Teardown, look
 from apex.errors import ConfigError
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -60,12 +69,12 @@ def tags(role="learner", cluster="pong"):
 
 
 def make_host(role="learner", **changes):
-    host = Host(f"i-{role}", role, "c7i.xlarge", "running", START, spot=False, private="10.0.0.1", public="")
+    host = ClusterHost(f"i-{role}", role, "c7i.xlarge", "running", START, spot=False, private="10.0.0.1", public="")
     return host._replace(**changes)
 
 
 def make_group(**changes):
-    return Group("apex-pong-actors", 3, 0, 6, 3, "", "")._replace(**changes)
+    return AutoScalingGroup("apex-pong-actors", 3, 0, 6, 3, "", "")._replace(**changes)
 
 
 def make_cluster(group=make_group(), without="", **changes):  # noqa: B008  # immutable
@@ -376,7 +385,7 @@ class Ending(FakeAws):
 
 def killer(aws, said=None, seconds=None):
     clock = iter(range(10**6))
-    return Killer(
+    return Teardown(
         aws,
         "pong",
         (said if said is not None else []).append,

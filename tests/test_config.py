@@ -1,4 +1,4 @@
-"""The tree of knobs: what it refuses, in which words, and that it survives a file."""
+"""The tree of settings: what it refuses, in which words, and that it survives a file."""
 
 from dataclasses import replace
 
@@ -37,7 +37,7 @@ BRANCHES = {
 
 
 @pytest.mark.parametrize(
-    ("knob", "value", "message"),
+    ("setting", "value", "message"),
     [
         ("environment.id", "", "environment.id must name an environment, got ''"),
         ("environment.frame_skip", 0, "environment.frame_skip must be >= 1, got 0"),
@@ -126,8 +126,8 @@ BRANCHES = {
         ("run.name", "..", "run.name must be a plain folder name, got '..'"),
     ],
 )
-def test_a_value_out_of_range_is_refused_with_its_name_and_itself(knob, value, message):
-    branch, _, name = knob.partition(".")
+def test_a_value_out_of_range_is_refused_with_its_name_and_itself(setting, value, message):
+    branch, _, name = setting.partition(".")
     with pytest.raises(ConfigError) as refusal:
         replace(BRANCHES[branch](), **{name: value})
     assert message in str(refusal.value)
@@ -216,9 +216,9 @@ def test_an_endpoint_is_where_to_bind_or_how_to_reach_a_host():
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
-        ({"repaly": {}}, "unknown knob repaly; known here: seed, environment, actor, replay,"),
-        ({"replay": {"capactiy": 1}}, "unknown knob replay.capactiy; known here: num_shards, capacity,"),
-        ({"replay": 5}, "replay must be a table of knobs, got 5"),
+        ({"repaly": {}}, "unknown setting repaly; known here: seed, environment, actor, replay,"),
+        ({"replay": {"capactiy": 1}}, "unknown setting replay.capactiy; known here: num_shards, capacity,"),
+        ({"replay": 5}, "replay must be a table of settings, got 5"),
         ({"replay": {"capacity": "lots"}}, "replay.capacity must be int, got 'lots'"),
         ({"replay": {"capacity": 1e6}}, "replay.capacity must be int, got 1000000.0"),
         ({"replay": {"capacity": True}}, "replay.capacity must be int, got True"),
@@ -246,7 +246,7 @@ def test_a_whole_number_passes_as_a_float():
     assert type(from_dict({"run": {"stop_score": 475}}).run.stop_score) is float
 
 
-def test_none_passes_where_a_knob_may_be_none():
+def test_none_passes_where_a_setting_may_be_none():
     base = Config(run=RunConfig(stop_score=1.0))
     assert from_dict({"run": {"stop_score": None}}, base).run.stop_score is None
 
@@ -256,7 +256,7 @@ def test_dictionaries_round_trip():
     assert from_dict(to_dict(config)) == config
 
 
-def test_every_knob_has_a_dotted_name():
+def test_every_setting_has_a_dotted_name():
     flat = flatten(Config(seed=3))
     assert flat["seed"] == 3
     assert flat["replay.capacity"] == 2_000_000

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from apex.config import Config, RunConfig
-from apex.learning.coordinator.metric_rows import CurveRows
+from apex.learning.coordinator.metric_rows import MetricRows
 from apex.runs.metrics.writer import MetricsWriter, read_curve
 from apex.runs.status import RunStatus
 
@@ -25,13 +25,13 @@ def hear(status, num_inserted, **more):
 
 def test_who_has_said_nothing_has_no_row():
     status = make_status()
-    assert list(CurveRows(status).next()) == []
+    assert list(MetricRows(status).next()) == []
     hear(status, 42, rate="fast")
-    (row,) = CurveRows(status).next()
+    (row,) = MetricRows(status).next()
     assert (row["role"], row["steps"]) == ("replay", 42)
     assert row["scalars"]["replay/num_inserted"] == 42
     status.hear_trainer({"updates": 5, "waiting": "for batches"})
-    learner, _ = CurveRows(status).next()
+    learner, _ = MetricRows(status).next()
     assert learner["scalars"]["learner/updates"] == 5
     assert "learner/waiting" not in learner["scalars"]
 
@@ -40,7 +40,7 @@ def test_a_histogram_that_is_none_does_not_take_the_learners_row_with_it():
     status = make_status()
     status.hear_trainer({"updates": 5})
     hear(status, 42, priority_histogram={"counts": "many"})
-    rows = CurveRows(status).next()
+    rows = MetricRows(status).next()
     assert next(rows)["role"] == "learner"
     with pytest.raises(ValueError, match="histogram"):
         next(rows)
@@ -52,7 +52,7 @@ def test_a_wall_clock_that_jumps_neither_ends_a_run_nor_turns_its_curves_back(tm
     monkeypatch.setattr(time, "time", lambda: 1e9 + next(jumps))
     now = [0.0]
     status = make_status(lambda: now[0], max_minutes=10.0)
-    rows, writer = CurveRows(status), MetricsWriter(tmp_path)
+    rows, writer = MetricRows(status), MetricsWriter(tmp_path)
     for second in range(60):
         now[0] = float(second)
         hear(status, 100 * second)
@@ -70,15 +70,15 @@ def test_a_wall_clock_that_jumps_neither_ends_a_run_nor_turns_its_curves_back(tm
     assert status.end_reason() == "reached 10 minutes"
 
 
-def test_the_knob_is_told_as_a_text_when_it_changes():
+def test_the_setting_is_told_as_a_text_when_it_changes():
     status, told = make_status(), []
     status.replay_endpoints = [{"experience": "tcp://..."}]
-    rows = CurveRows(status)
+    rows = MetricRows(status)
     status.hear(2, "actor", "host", 11, {})
     for size, updates in [(10, 0), (20, 0), (60_000, 0), (60_000, 5), (60_000, 9)]:
         hear(status, size, size=size)
         status.hear_trainer({"updates": updates, "wait_share": 0.0})
-        told.append(next(rows.next()).get("texts", {}).get("limited_by/knob"))
+        told.append(next(rows.next()).get("texts", {}).get("limited_by/setting"))
     assert told[1:3] == [None, None]
     assert told[4] is None
     assert told[0] == "actors: turn --actor.num-processes, --replay.min-size-to-sample"

@@ -12,7 +12,7 @@ import cramjam
 import numpy as np
 import pytest
 
-from apex.frame_blob import make_image
+from apex.frame_blob import make_blob
 from apex.replay_memory.frames.stack_decoder import StackDecoder
 from apex.replay_memory.store.reader import StoreReader
 from apex.replay_memory.store.writer import StoreWriter
@@ -55,7 +55,7 @@ def make_segment(number):
     frames = [
         bytes(cramjam.lz4.compress_block(frame_of(number, i).tobytes(), store_size=False)) for i in range(NUM_FRAMES)
     ]
-    return Segment(Stream(0, 1), number, number, records, make_image(frames), number)
+    return Segment(Stream(0, 1), number, number, records, make_blob(frames), number)
 
 
 def expected(key):
@@ -167,7 +167,7 @@ def test_an_empty_store_gives_nothing(path):
 
 def test_frames_that_are_none_are_passed_over_and_said(path, caplog):
     writer = StoreWriter.create(path, SCHEMA, capacity=50, **SIZES)
-    poison = make_segment(0)._replace(image=make_image([b"\xff\xff\xff"] * NUM_FRAMES))
+    poison = make_segment(0)._replace(image=make_blob([b"\xff\xff\xff"] * NUM_FRAMES))
     writer.insert(poison)
     rows, stacks = make_rows(64)
     reader = StoreReader(path, SCHEMA)

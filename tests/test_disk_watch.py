@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from apex.runtime.disk_monitor import DiskWatch
+from apex.runtime.disk_monitor import DiskMonitor
 from apex.runtime.hardware import Space, read_space
 
 ROOM = Space(10**9, 10**8)
@@ -13,7 +13,7 @@ ROOM = Space(10**9, 10**8)
 def watch(*spaces):
     """What is told while the disk is found to be so, once a second."""
     now, said, left = [0.0], [], list(spaces)
-    disk = DiskWatch(Path("runs/x"), said.append, read=lambda path: left.pop(0), clock=lambda: now[0])
+    disk = DiskMonitor(Path("runs/x"), said.append, read=lambda path: left.pop(0), clock=lambda: now[0])
     while left:
         disk.look()
         disk.look()  # Not twice in one second.

@@ -22,12 +22,12 @@ from apex.errors import ConfigError
 gymnasium.register_envs(ale_py)
 
 
-def make_config(name="ALE/Pong-v5", **knobs):
-    return EnvironmentConfig(id=name, **knobs)
+def make_config(name="ALE/Pong-v5", **settings):
+    return EnvironmentConfig(id=name, **settings)
 
 
-def make(name="ALE/Pong-v5", num_envs=2, seed=1, pictures=False, **knobs):
-    return make_environment(make_config(name, **knobs), num_envs, seed=seed, num_threads=1, pictures=pictures)
+def make(name="ALE/Pong-v5", num_envs=2, seed=1, pictures=False, **settings):
+    return make_environment(make_config(name, **settings), num_envs, seed=seed, num_threads=1, pictures=pictures)
 
 
 def make_actions(num_steps, num_envs, num_actions, seed=0):
@@ -266,7 +266,7 @@ def test_a_factory_in_the_current_directory_is_found(tmp_path, monkeypatch):
 # Schemas
 
 
-def test_describes_an_atari_game_by_the_knobs():
+def test_describes_an_atari_game_by_the_settings():
     schema = describe(make_config("pong", image_size=64, frame_stack=3, full_action_space=True), 5)
     assert (schema.frame_shape, schema.frame_dtype, schema.stack) == ((64, 64), "uint8", 3)
     assert (schema.num_actions, schema.n_step, schema.codec) == (18, 5, "lz4")
@@ -417,7 +417,7 @@ def test_breakout_goes_on_by_itself_only_where_a_lost_life_is_followed_by_fire()
 @pytest.mark.parametrize(("game", "fire"), [("breakout", 1), ("ms_pacman", None)])
 def test_fire_takes_the_place_of_the_one_action_after_a_lost_life(game, fire):
     """As a loop does that presses it by hand; where the game has no FIRE, the action is played."""
-    by_itself, by_hand = (make(game, 3, fire_after_life_loss=knob) for knob in (True, False))
+    by_itself, by_hand = (make(game, 3, fire_after_life_loss=setting) for setting in (True, False))
     assert np.array_equal(by_itself.reset(), by_hand.reset())
     lost = np.zeros(3, np.bool_)
     num_lost = 0
@@ -440,10 +440,10 @@ def test_atari_rewards_are_not_clipped():
     assert max(step.reward[0] for step in steps) == 10
 
 
-@pytest.mark.parametrize("knobs", [{"sticky_actions": 0.25}, {"fire_after_life_loss": True}])
-def test_the_picture_shows_the_same_atari_game_in_colour(knobs):
+@pytest.mark.parametrize("settings", [{"sticky_actions": 0.25}, {"fire_after_life_loss": True}])
+def test_the_picture_shows_the_same_atari_game_in_colour(settings):
     # The gray frame that is played must follow from the picture, also through stickiness, lives and new games.
-    plain, drawn = (make("breakout", 2, **knobs, pictures=pictures) for pictures in (False, True))
+    plain, drawn = (make("breakout", 2, **settings, pictures=pictures) for pictures in (False, True))
     assert np.array_equal(plain.reset(), drawn.reset())
     num_ended = 0
     for row in make_actions(400, 2, 4):

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from test_environment import FACTORY, Counter, Pictures, Tokens, here, made_by_the_test, make, make_config, play
 
 from apex.environments.factory import EnvironmentFailure, describe, make_environment
-from apex.environments.fault_budget import FORGIVEN_STEPS, MAX_FAULTS, Patience
+from apex.environments.fault_budget import FORGIVEN_STEPS, MAX_FAULTS, FaultBudget
 from apex.errors import ConfigError
 
 NAME = here(made_by_the_test)
@@ -277,7 +277,7 @@ def test_an_environment_that_can_not_be_made_again_ends_it_too():
 
 
 def test_a_rare_fault_is_borne_for_ever_and_its_log_has_an_end(caplog):
-    patience = Patience("maze", 2)
+    patience = FaultBudget("maze", 2)
     for _ in range(2 * MAX_FAULTS):
         for _ in range(FORGIVEN_STEPS // 2):
             patience.step()

@@ -17,8 +17,8 @@ from apex.environments.factory import describe, make_environment
 from apex.evaluation.command import main
 from apex.evaluation.evaluator import Evaluator
 from apex.runs.checkpoints.best_policy import BestPolicy
-from apex.runs.checkpoints.checkpoint import LearnerState, save
-from apex.runs.checkpoints.policy_file import BEST, PlayedGames, PolicyInfo, load_policy, save_policy
+from apex.runs.checkpoints.checkpoint import LearnerState, save_checkpoint
+from apex.runs.checkpoints.policy_file import BEST, PlayedGames, PolicyInfo, read_policy, save_policy
 from apex.runs.folder import RunFolder
 from apex.runtime.lifecycle import Stop
 from apex.types import Parameters, Progress
@@ -43,7 +43,9 @@ def make_run(folder, *, environment=CARTPOLE, name="mine", best=None, last=()):
     for num_updates in last:
         online = network.state_dict()
         optimizer = torch.optim.SGD(network.parameters()).state_dict()
-        save(run.checkpoints, LearnerState(num_updates, Progress(), config, schema, online, online, optimizer, {}))
+        save_checkpoint(
+            run.checkpoints, LearnerState(num_updates, Progress(), config, schema, online, online, optimizer, {})
+        )
     return run
 
 
@@ -119,12 +121,14 @@ def test_one_game_has_no_interval(capsys):
 # --- the evaluator's games again ------------------------------------------------------------------------------------
 
 
-def evaluated_run(folder, environment, **knobs):
+def evaluated_run(folder, environment, **settings):
     """A run with a best policy: an untrained network's, by the real evaluator in the real environment."""
     torch.set_num_threads(1)  # As every evaluation does.
-    knobs = EvaluatorConfig(period_seconds=0.0, **knobs)
+    settings = EvaluatorConfig(period_seconds=0.0, **settings)
     network_config = NetworkConfig(hidden=4, body_hidden=4, width=0.1)
-    config = Config(environment=environment, network=network_config, evaluator=knobs, run=RunConfig(folder=str(folder)))
+    config = Config(
+        environment=environment, network=network_config, evaluator=settings, run=RunConfig(folder=str(folder))
+    )
     schema = describe(environment, config.actor.n_step)
     run, stop, best = RunFolder.create(config, schema, argv=[]), Stop(), []
     values = Parameters(70, flatten_parameters(make_network(network_config, schema, seed=1)))
@@ -146,7 +150,7 @@ def evaluated_run(folder, environment, **knobs):
 
     ends, network = Ends(), make_network(network_config, schema, seed=2)
     evaluator = Evaluator(
-        knobs, network, stop_score=None, seed=1, make_environment=make_games, parameters=ends, results=ends
+        settings, network, stop_score=None, seed=1, make_environment=make_games, parameters=ends, results=ends
     )
     evaluator.run(stop)
     return run, best[0]
@@ -169,7 +173,7 @@ def test_the_evaluators_own_games_again_give_its_score_to_the_last_bit(tmp_path,
 
 def test_another_score_than_the_evaluators_is_told_and_is_status_1(tmp_path, capsys):
     run, result = evaluated_run(tmp_path, CARTPOLE, episodes=2, epsilon=0.5)
-    info, network = load_policy(run.checkpoints / BEST)
+    info, network = read_policy(run.checkpoints / BEST)
     save_policy(run.checkpoints / BEST, flatten_parameters(network), replace(info, score=result.mean + 0.25))
     assert main([str(run.path), "--again"]) == 1
     assert f"evaluator's  {result.mean + 0.25:.2f}, NOT the same" in capsys.readouterr().out

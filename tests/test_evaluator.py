@@ -15,7 +15,7 @@ from apex.config import EvaluatorConfig
 from apex.dqn.networks import flatten_parameters
 from apex.environments.factory import EnvironmentFailure
 from apex.errors import ConfigError
-from apex.evaluation.episodes import Game, evaluation_seed, summarize
+from apex.evaluation.episodes import Episode, evaluation_seed, summarize
 from apex.evaluation.evaluator import Evaluator, make_policy
 from apex.learning.coordinator.metric_rows import evaluation_row
 from apex.runtime.lifecycle import Stop
@@ -81,7 +81,7 @@ class Clock:
 class Trial:
     """One evaluator with everything around it. Plays `scores` in order, one list of games per play."""
 
-    def __init__(self, *parameters, scores=(), stop_score=None, seed=3, on_play=lambda trial: None, **knobs):
+    def __init__(self, *parameters, scores=(), stop_score=None, seed=3, on_play=lambda trial: None, **settings):
         self.stop, self.clock, self.outbox = Stop(), Clock(), Outbox()
         self.inbox = Inbox(*parameters, stop=self.stop, clock=self.clock)
         self.made = []  # (num_envs, seed)
@@ -89,7 +89,7 @@ class Trial:
         self._scores = list(scores)
         self._on_play = on_play
         self.evaluator = Evaluator(
-            EvaluatorConfig(**{"period_seconds": 0.0, "episodes": 2, "num_envs": 2, "epsilon": 0.0, **knobs}),
+            EvaluatorConfig(**{"period_seconds": 0.0, "episodes": 2, "num_envs": 2, "epsilon": 0.0, **settings}),
             Table(),
             stop_score=stop_score,
             seed=seed,
@@ -121,7 +121,7 @@ def test_reports_the_games_of_the_parameters_it_was_given():
 
 def test_the_interval_is_that_of_the_games_and_one_game_has_none():
     (result,) = Trial(make_parameters(30), scores=[[2.0, 7.0, 3.0]], episodes=3, num_envs=3).run()
-    assert (result.low, result.high) == summarize([Game(score, 1) for score in (2.0, 7.0, 3.0)]).interval
+    assert (result.low, result.high) == summarize([Episode(score, 1) for score in (2.0, 7.0, 3.0)]).interval
     row = evaluation_row(70, result.to_dict(), 9.0)["scalars"]
     assert (row["evaluator/score_low"], row["evaluator/score_high"]) == (result.low, result.high)
     (alone,) = Trial(make_parameters(30), scores=[[2.0]], episodes=1, num_envs=1).run()

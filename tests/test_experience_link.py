@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from builders import PIXELS, RUN, make_segment
 
-from apex.acting.reliable_sender import ExperienceLink, OutlivedError
+from apex.acting.reliable_sender import ReliableSender, SupersededError
 from apex.acting.segment_builder import Cut
 from apex.acting.send_window import RESEND_SECONDS
 from apex.transport.codec import Codec
@@ -39,7 +39,7 @@ class Tape:
 
 
 def make_link(tape, window=2):
-    return ExperienceLink(STREAMS, CODEC, [tape], tape, window=window, clock=tape.clock)
+    return ReliableSender(STREAMS, CODEC, [tape], tape, window=window, clock=tape.clock)
 
 
 def cut(stream_index):
@@ -119,7 +119,7 @@ class ShardOutlet:
 
 def test_a_stream_goes_to_its_shard_and_nowhere_else_also_when_it_is_sent_again():
     tape, outlets = Tape(), [ShardOutlet(shard) for shard in range(3)]
-    link = ExperienceLink(STREAMS, CODEC, outlets, tape, window=2, clock=tape.clock)
+    link = ReliableSender(STREAMS, CODEC, outlets, tape, window=2, clock=tape.clock)
     link.send([cut(0), cut(1), cut(0)], version=1)
     assert [outlet.sent for outlet in outlets] == [[(6, 0)], [(7, 0), (7, 1)], []]
     tape.receipts = [Receipt(STREAMS[0], 1, 1, 0)]
@@ -139,5 +139,5 @@ def test_a_stream_that_has_a_newer_life_is_over_and_does_not_wait_for_ever():
     link.pump()
     assert link.in_flight == 1
     tape.receipts = [Receipt(Stream(7, 4), 1, 0, 0)]
-    with pytest.raises(OutlivedError, match="actor 7 was leased to somebody else"):
+    with pytest.raises(SupersededError, match="actor 7 was leased to somebody else"):
         link.pump()

@@ -12,8 +12,8 @@ from test_trainer import SCHEMA, B, make_sample
 
 from apex.config import Config, LearnerConfig, ReplayConfig
 from apex.learning import device_transfer
-from apex.learning.batch_ring import MAX_BEHIND, SampleRing
-from apex.learning.device_transfer import CudaFeed, HostFeed, lock_memory, make_feed
+from apex.learning.batch_ring import MAX_BEHIND, BatchRing
+from apex.learning.device_transfer import CudaTransfer, HostTransfer, lock_memory, make_transfer
 
 
 class Device:
@@ -88,7 +88,7 @@ class Tape:
 
 def make_cuda_feed():
     tape = Tape()
-    return CudaFeed(torch.device("cpu"), tape.send, tape.release), tape
+    return CudaTransfer(torch.device("cpu"), tape.send, tape.release), tape
 
 
 def weights():
@@ -97,8 +97,8 @@ def weights():
 
 def test_on_the_host_nothing_is_copied_and_all_leaves_at_once():
     tape, sample = Tape(), make_sample(1)
-    host = make_feed(torch.device("cpu"), np.zeros(0, np.uint8), tape.send, tape.release)
-    assert type(host) is HostFeed
+    host = make_transfer(torch.device("cpu"), np.zeros(0, np.uint8), tape.send, tape.release)
+    assert type(host) is HostTransfer
     batch = host.load(sample, weights())
     assert batch.stacks.data_ptr() == sample.stacks.ctypes.data
     host.give_back(sample, torch.arange(B, dtype=torch.float32))
@@ -163,7 +163,7 @@ def test_a_slot_leaves_after_what_was_made_of_it(device):
 @pytest.mark.parametrize(("cuda", "slots"), [(False, 5), (True, 5 + MAX_BEHIND)])
 def test_the_ring_has_slots_for_every_loader_and_for_what_a_gpu_keeps(cuda, slots):
     config = Config(learner=LearnerConfig(batch_size=8, num_loaders=3), replay=ReplayConfig(num_shards=2))
-    ring = SampleRing.configured(config, SCHEMA, cuda=cuda)
+    ring = BatchRing.configured(config, SCHEMA, cuda=cuda)
     assert (ring.num_slots, ring.num_shards, ring.part_size) == (slots, 2, 4)
 
 
@@ -214,7 +214,7 @@ def test_memory_that_cannot_be_locked_is_a_warning_and_copied_all_the_same(monke
 
     monkeypatch.setattr(device_transfer, "lock_memory", refuse)
     tape, sample = Tape(), make_sample(0)
-    made = make_feed(torch.device("cuda"), np.zeros(8, np.uint8), tape.send, tape.release)
+    made = make_transfer(torch.device("cuda"), np.zeros(8, np.uint8), tape.send, tape.release)
     made._device = torch.device("cpu")
     np.testing.assert_array_equal(made.load(sample, weights()).stacks, sample.stacks)
     assert "ulimit -l unlimited" in caplog.text
@@ -224,6 +224,6 @@ def test_with_cuda_the_memory_is_locked_first(monkeypatch, device):
     locked = []
     monkeypatch.setattr(device_transfer, "lock_memory", locked.append)
     memory, tape = np.zeros(8, np.uint8), Tape()
-    made = make_feed(torch.device("cuda"), memory, tape.send, tape.release)
-    assert type(made) is CudaFeed
+    made = make_transfer(torch.device("cuda"), memory, tape.send, tape.release)
+    assert type(made) is CudaTransfer
     assert locked[0] is memory

@@ -28,7 +28,7 @@ from apex.replay_memory.store.writer import StoreWriter
 from apex.runs.metrics.writer import MetricsWriter
 from apex.runs.status import RunStatus
 from apex.transport.codec import Codec
-from apex.types import SampleBatch, Stream
+from apex.types import BatchMessage, Stream
 
 pytestmark = pytest.mark.no_cover  # Coverage, which would take half of the time, is test_wire's.
 
@@ -111,7 +111,7 @@ def decode_both_ways(schema, reader, rng):
     sample = reader.sample(16, rng)
     if sample is None:
         return 0
-    batch = SampleBatch(0, 1, 0, 0, sample.num_transitions, sample.records, sample.image)
+    batch = BatchMessage(0, 1, 0, 0, sample.num_transitions, sample.records, sample.image)
     codec = Codec(1, schema)
     back = codec.decode_batch([bytes(part) for part in codec.encode_batch(batch)], 16)  # So it may travel too.
     try:

@@ -7,7 +7,7 @@ import pytest
 from scripted import ScriptedEnvironment
 
 from apex.evaluation import episodes as games_module
-from apex.evaluation.episodes import Game, evaluation_seed, play, summarize
+from apex.evaluation.episodes import Episode, evaluation_seed, play, summarize
 from apex.runtime.lifecycle import Stop
 
 
@@ -21,14 +21,14 @@ def naive_games(games, num_envs, episodes):
     for i in range(num_envs):
         quota = len([k for k in range(episodes) if k % num_envs == i])
         played += [
-            Game(float(sum(games[i][k % len(games[i])])), len(games[i][k % len(games[i])])) for k in range(quota)
+            Episode(float(sum(games[i][k % len(games[i])])), len(games[i][k % len(games[i])])) for k in range(quota)
         ]
     return sorted(played)
 
 
 def test_a_score_is_the_sum_of_a_games_raw_rewards_and_its_length_the_steps():
     environment = ScriptedEnvironment([[[1.0, 10.0, 100.0], [-7.0]]])
-    assert play(environment, forward, 3) == [Game(111.0, 3), Game(-7.0, 1), Game(111.0, 3)]
+    assert play(environment, forward, 3) == [Episode(111.0, 3), Episode(-7.0, 1), Episode(111.0, 3)]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -47,12 +47,12 @@ def test_short_games_are_not_favoured():
 
 def test_a_game_that_was_cut_off_by_a_limit_counts_as_it_stands():
     environment = ScriptedEnvironment([[[1.0, 2.0]]], truncates=True)
-    assert play(environment, forward, 1) == [Game(3.0, 2)]
+    assert play(environment, forward, 1) == [Episode(3.0, 2)]
 
 
 def test_a_lost_life_does_not_end_a_game():
     environment = ScriptedEnvironment([[[1.0, 2.0, 4.0]]], loses_lives=True)
-    assert play(environment, forward, 1) == [Game(7.0, 3)]
+    assert play(environment, forward, 1) == [Episode(7.0, 3)]
 
 
 def test_the_policy_sees_each_observation_and_its_action_is_played():
@@ -77,35 +77,35 @@ def test_steps_and_games_are_reported_as_they_happen():
         on_step=lambda step: tape.append(float(step.reward[0])),
         on_game=tape.append,
     )
-    assert tape == [1.0, 2.0, Game(3.0, 2)]
+    assert tape == [1.0, 2.0, Episode(3.0, 2)]
 
 
 def test_returns_what_was_played_when_asked_to_stop():
     stop = Stop()
     games = play(ScriptedEnvironment([[[1.0]]]), forward, 10, stop=stop, on_game=lambda game: stop.request())
-    assert games == [Game(1.0, 1)]
+    assert games == [Episode(1.0, 1)]
 
 
 # --- summaries ------------------------------------------------------------------------------------------------------
 
 
 def test_a_summary_of_known_games():
-    summary = summarize([Game(1.0, 10), Game(2.0, 20), Game(6.0, 60)])
+    summary = summarize([Episode(1.0, 10), Episode(2.0, 20), Episode(6.0, 60)])
     assert (summary.episodes, summary.mean, summary.median, summary.min, summary.max) == (3, 3.0, 2.0, 1.0, 6.0)
     assert summary.length == 30.0
 
 
 def test_one_game_says_nothing_of_its_mean():
-    assert summarize([Game(5.0, 1)]).interval is None
+    assert summarize([Episode(5.0, 1)]).interval is None
 
 
 def test_equal_games_leave_no_doubt():
-    assert summarize([Game(5.0, 1)] * 4).interval == (5.0, 5.0)
+    assert summarize([Episode(5.0, 1)] * 4).interval == (5.0, 5.0)
 
 
 def test_the_interval_is_that_of_the_normal_law_for_many_games():
     scores = np.random.default_rng(0).normal(10.0, 4.0, 400)
-    low, high = summarize([Game(float(score), 1) for score in scores]).interval
+    low, high = summarize([Episode(float(score), 1) for score in scores]).interval
     half = 1.96 * scores.std() / 400**0.5
     # Of 10,000 resamples the 2.5 % quantile stands within 4 * sqrt(p q / n) / density = 0.107 sigmas, four of its own.
     tolerance = 0.107 * scores.std() / 400**0.5
@@ -113,7 +113,7 @@ def test_the_interval_is_that_of_the_normal_law_for_many_games():
 
 
 def test_the_same_games_give_the_same_interval():
-    games = [Game(float(i), 1) for i in range(9)]
+    games = [Episode(float(i), 1) for i in range(9)]
     assert summarize(games) == summarize(games)
 
 
@@ -134,13 +134,19 @@ def test_a_game_in_which_the_environment_failed_is_played_again():
             return step._replace(observation=self._observe(), failed=np.array([False, True]))
 
     environment = Failing([[[1.0, 2.0, 4.0]], [[1.0, 2.0, 4.0]]])
-    assert play(environment, forward, 2) == [Game(7.0, 3), Game(7.0, 3)]
+    assert play(environment, forward, 2) == [Episode(7.0, 3), Episode(7.0, 3)]
     assert len(environment.actions) == 5
 
 
 def test_who_has_played_its_games_may_rest_while_others_play_on():
     environment = ScriptedEnvironment([[[1.0] * 5], [[2.0] * 2], [[4.0] * 3]])
-    assert play(environment, forward, 5) == [Game(4.0, 2), Game(12.0, 3), Game(4.0, 2), Game(5.0, 5), Game(5.0, 5)]
+    assert play(environment, forward, 5) == [
+        Episode(4.0, 2),
+        Episode(12.0, 3),
+        Episode(4.0, 2),
+        Episode(5.0, 5),
+        Episode(5.0, 5),
+    ]
     assert environment.rested == [(2, 3), (1, 4), (0, 10)]
 
 

@@ -11,7 +11,7 @@ import pytest
 from apex.errors import ConfigError
 from apex.launch.local import main
 from apex.launch.monitor import WAIT
-from apex.launch.ssh.hosts_file import Place, divide, read_hosts
+from apex.launch.ssh.hosts_file import HostEntry, divide, read_hosts
 from apex.launch.ssh.launcher import HostLogs
 from apex.launch.ssh.preflight import QUESTION, ask_hosts
 from apex.runtime.lifecycle import REFUSED
@@ -44,8 +44,8 @@ def read(folder, text):
 def test_says_who_runs_where(tmp_path):
     hosts = read(tmp_path, WHOLE)
     assert hosts.ssh == ("ssh", "-F", "my config")
-    assert hosts.learner == Place("learner", "ada@gpu1", "work/apex", "10.0.0.1")
-    assert hosts.replay == Place("replay", "box2", "/opt/apex", "10.0.0.2")
+    assert hosts.learner == HostEntry("learner", "ada@gpu1", "work/apex", "10.0.0.1")
+    assert hosts.replay == HostEntry("replay", "box2", "/opt/apex", "10.0.0.2")
     assert hosts.evaluator is None
     assert [actor.processes for actor in hosts.actors] == [4, 0]
     assert [place.name for place in hosts.places] == ["replay@box2", "learner@gpu1", "actor@box3-2222", "actor@box4"]

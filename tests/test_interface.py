@@ -35,13 +35,13 @@ def test_type_checkers_are_told_that_the_package_is_typed():
     assert (Path(apex.__file__).parent / "py.typed").exists()
 
 
-def test_a_preset_takes_changes_by_the_door_of_all_knobs():
+def test_a_preset_takes_changes_by_the_door_of_all_settings():
     config = apex.preset("pong", seed=2, run={"max_minutes": 5}, learner={"batch_size": 64})
     assert (config.seed, config.run.max_minutes, config.learner.batch_size) == (2, 5.0, 64)
     assert config.learner.target_period == apex.preset("pong").learner.target_period == 500
     with pytest.raises(apex.ConfigError, match=r"the preset must be one of cartpole, .*, got 'pnog'"):
         apex.preset("pnog")
-    with pytest.raises(apex.ConfigError, match=r"unknown knob learner\.batchsize; known here: batch_size"):
+    with pytest.raises(apex.ConfigError, match=r"unknown setting learner\.batchsize; known here: batch_size"):
         apex.preset("pong", learner={"batchsize": 64})
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from apex.errors import ConfigError
 from apex.transport.curve.command import bundle_for, main, new_folder
-from apex.transport.curve.key_store import DOORS, PINNED, ROLES, Keys, lists_for, read_keys
+from apex.transport.curve.key_store import ENDPOINTS, PINNED, Keys, lists_for, read_keys
 from apex.transport.sockets import new_key_pair, public_key
+from apex.types import Role
 
 
 @pytest.fixture
@@ -26,11 +27,11 @@ def modes(folder):
 def test_a_new_folder_has_a_key_of_every_role_that_nobody_else_can_read(folder):
     found = modes(folder)
     assert found.pop("keys") == 0o700
-    assert set(found) == {f"{role}.{half}" for role in ROLES for half in ("secret", "public")}
+    assert set(found) == {f"{role}.{half}" for role in Role for half in ("secret", "public")}
     assert set(found.values()) == {0o600}
-    secrets = {Keys(folder, role).secret for role in ROLES}
-    assert len(secrets) == len(ROLES)
-    for role in ROLES:
+    secrets = {Keys(folder, role).secret for role in Role}
+    assert len(secrets) == len(Role)
+    for role in Role:
         assert list(Keys(folder, role).believed(role)) == [public_key(Keys(folder, role).secret)]
 
 
@@ -43,7 +44,7 @@ def test_nothing_is_made_over_what_is_there(folder, tmp_path, capsys):
     assert {path: path.read_text() for path in folder.iterdir()} == before
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", Role)
 def test_a_bundle_has_what_its_role_needs_and_one_secret_only(folder, tmp_path, role):
     out = tmp_path / "out"
     assert main(["bundle", str(folder), "--role", role, str(out)]) == 0
@@ -52,7 +53,7 @@ def test_a_bundle_has_what_its_role_needs_and_one_secret_only(folder, tmp_path, 
     assert set(found) == {f"{role}.secret", *(f"{other}.public" for other in lists_for(role))}
     assert set(found.values()) == {0o600}
     keys = Keys(out, role)
-    for door, (bound_by, open_to) in DOORS.items():
+    for door, (bound_by, open_to) in ENDPOINTS.items():
         if role in open_to:
             assert keys.server_key(door) == public_key(Keys(folder, bound_by).secret)
         if role == bound_by:
@@ -146,7 +147,7 @@ def test_help_says_what_goes_where(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     said = capsys.readouterr().out
-    for word in (*ROLES, "bundle", "revoke", "scp"):
+    for word in (*Role, "bundle", "revoke", "scp"):
         assert word in said
 
 

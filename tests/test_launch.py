@@ -21,8 +21,8 @@ from apex.config import (
 )
 from apex.errors import ConfigError
 from apex.launch.local import main, make_programs, resume, train
-from apex.launch.monitor import StatusClient, Watch
-from apex.launch.summary import command_name, farewell
+from apex.launch.monitor import RunMonitor, StatusClient
+from apex.launch.summary import command_name, summary
 from apex.launch.terminal.dashboard import History
 from apex.launch.terminal.view import LogTail
 from apex.runs.folder import RunFolder
@@ -56,7 +56,7 @@ class Tape:
 
 
 def make_watch(tape, folder=Path("nowhere")):
-    return Watch(tape.source, tape, LogTail(folder), History(), tape.clock)
+    return RunMonitor(tape.source, tape, LogTail(folder), History(), tape.clock)
 
 
 def make_folder(path, **run):
@@ -200,7 +200,7 @@ def test_warnings_of_the_logs_are_shown(tmp_path):
 
 def test_a_sentence_that_is_said_again_stands_once_in_the_picture():
     history = History()
-    watch = Watch(Tape().source, Tape(), LogTail(Path("nowhere")), history)
+    watch = RunMonitor(Tape().source, Tape(), LogTail(Path("nowhere")), history)
     for sentence in ("first", "second", "first"):
         watch.tell(sentence)
     assert list(history.notes) == ["second", "first"]
@@ -208,7 +208,7 @@ def test_a_sentence_that_is_said_again_stands_once_in_the_picture():
 
 def test_a_wait_stands_once_in_the_picture_and_goes_when_it_is_said_no_more(tmp_path):
     log, history, tape = tmp_path / "replay.log", History(), Tape()
-    watch = Watch(tape.source, tape, LogTail(tmp_path), history, tape.clock)
+    watch = RunMonitor(tape.source, tape, LogTail(tmp_path), history, tape.clock)
     for second, line in ((10, "waits for the learner (10 s)"), (20, "waits for the learner (20 s)"), (21, "is full")):
         tape.now = float(second)
         with log.open("a") as file:
@@ -293,7 +293,7 @@ def test_a_last_checkpoint_that_was_not_written_is_said(tmp_path, saved, there):
     folder = make_folder(tmp_path)
     for num_updates in saved:
         finish_checkpoint(folder, num_updates)
-    lines = farewell(Ending(FINISHED, ""), STATUS, folder)
+    lines = summary(Ending(FINISHED, ""), STATUS, folder)
     said = [line for line in lines if line.startswith("the last checkpoint")]
     expected = f"the last checkpoint was not written: {there}; see {folder.logs / 'learner.log'}"
     assert said == ([expected] if there else [])
@@ -303,7 +303,7 @@ def test_a_finished_run_says_why_how_well_and_what_to_type_next(tmp_path):
     folder = make_folder(tmp_path)
     finish_checkpoint(folder, 345)
     (folder.tensorboard / "events").touch()
-    assert farewell(Ending(FINISHED, ""), STATUS, folder) == [
+    assert summary(Ending(FINISHED, ""), STATUS, folder) == [
         "finished: reached the score 475",
         "score: 497.2 by the evaluator's last games, 500 at best",
         "123,456 steps, 345 updates in 0:01:01",
@@ -314,20 +314,20 @@ def test_a_finished_run_says_why_how_well_and_what_to_type_next(tmp_path):
 
 
 def test_without_an_evaluator_the_score_is_that_of_the_actor_that_explores_least(tmp_path):
-    lines = farewell(Ending(FINISHED, ""), {**STATUS, "evaluator": None}, make_folder(tmp_path))
+    lines = summary(Ending(FINISHED, ""), {**STATUS, "evaluator": None}, make_folder(tmp_path))
     assert "score: 12 by actor 31, which explores least" in lines
 
 
 def test_a_run_that_was_stopped_says_how_it_goes_on(tmp_path):
     folder = make_folder(tmp_path)
     (folder.checkpoints / "000000345").mkdir()
-    lines = farewell(Ending(FINISHED, "interrupted"), {**STATUS, "reason": ""}, folder)
+    lines = summary(Ending(FINISHED, "interrupted"), {**STATUS, "reason": ""}, folder)
     assert f"go on: {command_name('apex')} train --resume {folder.path}" in lines
 
 
 def test_what_there_is_not_yet_is_not_offered(tmp_path):
     folder = make_folder(tmp_path)
-    lines = farewell(Ending(FINISHED, "interrupted"), {}, folder)
+    lines = summary(Ending(FINISHED, "interrupted"), {}, folder)
     assert lines[0] == "finished: interrupted"
     assert lines[1] == "score: none yet: no game was over"
     assert lines[-1] == f"run folder: {folder.path}"
@@ -336,7 +336,7 @@ def test_what_there_is_not_yet_is_not_offered(tmp_path):
 def test_a_failed_run_says_the_cause_and_what_the_log_said_before(tmp_path):
     folder = make_folder(tmp_path)
     (folder.logs / "replay.log").write_text("first\nValueError: bad\n")
-    lines = farewell(Ending(FAILED, "replay ended with status 1 4 times", "replay"), None, folder)
+    lines = summary(Ending(FAILED, "replay ended with status 1 4 times", "replay"), None, folder)
     assert lines == [
         "the run ended with status 1: replay ended with status 1 4 times",
         "    first",

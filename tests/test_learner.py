@@ -21,12 +21,12 @@ from apex.dqn.networks import flatten_parameters, make_network
 from apex.errors import ConfigError
 from apex.launch.status import ask
 from apex.learning.batch_ring import LoaderFigures
-from apex.learning.coordinator.coordinator import FORGET_SECONDS, Desk, coordinate
+from apex.learning.coordinator.coordinator import FORGET_SECONDS, CoordinatorConfig, run_coordinator
 from apex.learning.loop import DivergedError, LearnerLoop, describe_training
 from apex.learning.parameter_publisher import PublishingThread
 from apex.learning.setup import choose_device
 from apex.replay_memory.store.location import store_path
-from apex.runs.checkpoints.policy_file import BEST, PlayedGames, load_policy
+from apex.runs.checkpoints.policy_file import BEST, PlayedGames, read_policy
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
 from apex.runtime.children import ChildDiedError, start_child, stop_children
@@ -37,7 +37,7 @@ from apex.runtime.ports import choose_ports, is_free
 from apex.transport.codec import Codec
 from apex.transport.control_client import ControlClient, MetricsSender
 from apex.transport.endpoints import ParameterSubscriber
-from apex.transport.header import VERSION
+from apex.transport.header import WIRE_VERSION
 from apex.transport.heartbeat import Session
 from apex.transport.hello import Route, greet, read_welcome
 from apex.transport.sockets import RefusedError, open_context
@@ -246,8 +246,8 @@ class FrontDesk:
         self.folder = folder
         self.transport = config.transport
         self.pipe, pipe = multiprocessing.Pipe()
-        desk = Desk(config, SCHEMA, folder.run_id, num_actors, 1, folder.path)
-        self.child = start_child("coordinator", coordinate, desk, pipe, self.pipe)
+        desk = CoordinatorConfig(config, SCHEMA, folder.run_id, num_actors, 1, folder.path)
+        self.child = start_child("coordinator", run_coordinator, desk, pipe, self.pipe)
         pipe.close()
         self.port = self.transport.control_port + self.transport.port_offset
 
@@ -469,8 +469,8 @@ def test_who_lost_its_ids_is_told_and_ends(desk):
 def test_another_wire_version_and_nonsense_are_refused(desk):
     with open_context() as context:
         client = ControlClient(context, desk.transport.endpoint("control"))
-        client.send({"type": "hello", "session": 1, "wire": VERSION + 1, "role": "actor"})
-        assert client.receive(5.0)["reason"] == f"wire version {VERSION + 1}, but this is {VERSION}"
+        client.send({"type": "hello", "session": 1, "wire": WIRE_VERSION + 1, "role": "actor"})
+        assert client.receive(5.0)["reason"] == f"wire version {WIRE_VERSION + 1}, but this is {WIRE_VERSION}"
         for nonsense in ({"type": "hello"}, {"type": "what", "session": 1}, {"type": "heartbeat", "session": "x"}):
             client.send(nonsense)
         client.send_frames([b"garbage"])
@@ -492,7 +492,7 @@ def test_the_best_evaluation_is_kept_and_shown(desk):
     )  # From an evaluator that was started again, and thinks it the best.
     session.post(codec.encode_evaluation({**result, "mean": 2.0, "updates": 9}, worse))
     until(lambda: desk.status()["evaluator"]["score"] == 2.0, "evaluation")
-    kept = load_policy(desk.folder.checkpoints / BEST)[0]
+    kept = read_policy(desk.folder.checkpoints / BEST)[0]
     assert (kept.num_updates, kept.games) == (7, PlayedGames(seed=12, episodes=5, num_envs=5, epsilon=0.5))
     session.close()
 

@@ -7,7 +7,7 @@ import pytest
 from run_builders import ACTOR, make_run
 
 from apex.errors import ConfigError
-from apex.runs.plots.aggregate import Curve, Group, band, group_runs, reached, read_csv, read_run
+from apex.runs.plots.aggregate import Curve, CurveGroup, band, group_runs, reached, read_csv, read_run
 
 SCORES = [(5, 1_000, 10), (10, 2_000, 100)]
 
@@ -88,8 +88,8 @@ def test_a_run_without_any_score_is_refused(tmp_path):
 
 
 def test_a_title_counts_the_seeds():
-    assert Group("DQN", [curve((1, 2, 3))]).title == "DQN"
-    assert Group("DQN", [curve((1, 2, 3))] * 3, "raw").title == "DQN · 3 seeds · raw"
+    assert CurveGroup("DQN", [curve((1, 2, 3))]).title == "DQN"
+    assert CurveGroup("DQN", [curve((1, 2, 3))] * 3, "raw").title == "DQN · 3 seeds · raw"
 
 
 # --- bands ----------------------------------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ import pytest
 from builders import PIXELS, VECTORS, make_batch, make_frames, make_records, make_segment
 
 from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig
-from apex.frame_blob import make_image
-from apex.learning.batch_ring import Part, SampleRing
-from apex.learning.loader import LOOK_SECONDS, DirectSource, Loader, RemoteSource, fill
+from apex.frame_blob import make_blob
+from apex.learning.batch_ring import BatchPart, BatchRing
+from apex.learning.loader import LOOK_SECONDS, Loader, LocalSource, RemoteSource, fill
 from apex.replay_memory.store.location import remove, store_path
 from apex.replay_memory.store.writer import StoreWriter
 from apex.runtime.children import start_child, stop_children
@@ -20,7 +20,7 @@ from apex.runtime.children import start_child, stop_children
 
 def expect(sample, batch):
     assert sample.num_transitions == batch.num_transitions
-    assert sample.parts == [Part(batch.shard, batch.store_incarnation, batch.sampler, batch.number)]
+    assert sample.parts == [BatchPart(batch.shard, batch.store_incarnation, batch.sampler, batch.number)]
     for ours, theirs in [("keys", "key"), ("probability",) * 2, ("action",) * 2, ("version",) * 2, ("discount",) * 2]:
         np.testing.assert_array_equal(getattr(sample, ours), batch.records[theirs])
 
@@ -28,7 +28,7 @@ def expect(sample, batch):
 @pytest.mark.parametrize("schema", [PIXELS, VECTORS])
 def test_a_batch_arrives_whole(schema):
     batch = make_batch(schema, sampler=3)._replace(store_incarnation=2**64 - 2)
-    ring = SampleRing(schema, 4)
+    ring = BatchRing(schema, 4)
     assert Loader(schema, ring).send(batch, 0.0)
     sample = ring.receive(1.0)
     expect(sample, batch)
@@ -46,7 +46,7 @@ def test_a_batch_is_handed_over_when_it_has_a_part_from_each_shard():
     for part in parts:
         part.records["key"] += 10_000 * part.shard
         part.records["probability"] = 0.1 * (part.shard + 1)
-    ring = SampleRing(PIXELS, 12, num_shards=3)
+    ring = BatchRing(PIXELS, 12, num_shards=3)
     loader = Loader(PIXELS, ring)
     for shard in (2, 0):
         assert loader.send(parts[shard], 0.0)
@@ -56,7 +56,7 @@ def test_a_batch_is_handed_over_when_it_has_a_part_from_each_shard():
     assert loader.send(parts[1], 0.0)
     sample = ring.receive(0.0)
     assert sample.num_transitions == 100 + 101 + 102
-    assert sample.parts == [Part(shard, 2**64 - 1 - shard, 1, 9 + shard) for shard in range(3)]
+    assert sample.parts == [BatchPart(shard, 2**64 - 1 - shard, 1, 9 + shard) for shard in range(3)]
     np.testing.assert_array_equal(sample.keys, np.concatenate([part.records["key"] for part in parts]))
     np.testing.assert_allclose(sample.probability, np.repeat([0.1, 0.2, 0.3], 4) / 3)
     np.testing.assert_array_equal(sample.stacks[:, :4], sample.stacks[:, 4:8])
@@ -66,7 +66,7 @@ def test_a_batch_is_handed_over_when_it_has_a_part_from_each_shard():
 
 
 def test_new_priorities_go_to_the_shard_that_each_part_came_from():
-    ring = SampleRing(PIXELS, 8, num_shards=2)
+    ring = BatchRing(PIXELS, 8, num_shards=2)
     loader = Loader(PIXELS, ring)
     for shard in range(2):
         loader.send(make_batch(PIXELS, sampler=5 + shard, number=shard)._replace(shard=shard), 0.0)
@@ -107,7 +107,7 @@ def part_of(shard, number):
 
 
 def test_parts_by_socket_wait_for_the_other_shards_and_keep_their_order():
-    ring = SampleRing(PIXELS, 8, num_shards=2)
+    ring = BatchRing(PIXELS, 8, num_shards=2)
     loader = Loader(PIXELS, ring)
     remote = RemoteSource(Arrivals(part_of(0, 1), part_of(0, 2), part_of(1, 3), part_of(1, 4)), two_shards())
     for _ in range(8):
@@ -127,7 +127,7 @@ def test_beyond_their_credit_the_oldest_parts_are_dropped_and_counted():
 
 
 def test_only_the_first_loader_takes_what_comes_by_socket():
-    ring = SampleRing(PIXELS, 8, num_shards=2)
+    ring = BatchRing(PIXELS, 8, num_shards=2)
     loader = Loader(PIXELS, ring)
     assert loader.ready(0.0)
 
@@ -141,7 +141,7 @@ def test_only_the_first_loader_takes_what_comes_by_socket():
 
 def test_never_overwrites_a_slot_that_was_not_released():
     batches = [make_batch(PIXELS, number=number) for number in range(4)]
-    ring = SampleRing(PIXELS, 4, num_slots=2)
+    ring = BatchRing(PIXELS, 4, num_slots=2)
     loader = Loader(PIXELS, ring)
     assert [loader.send(batch, 0.0) for batch in batches[:3]] == [True, True, False]
     assert not loader.ready(0.0)
@@ -156,8 +156,8 @@ def test_never_overwrites_a_slot_that_was_not_released():
 
 def test_what_does_not_decompress_is_counted_and_dropped():
     batch = make_batch(PIXELS)
-    broken = batch._replace(image=make_image([b"\xff" * 20] * 24))
-    ring = SampleRing(PIXELS, 4)
+    broken = batch._replace(image=make_blob([b"\xff" * 20] * 24))
+    ring = BatchRing(PIXELS, 4)
     loader = Loader(PIXELS, ring)
     assert not loader.send(broken, 0.0)
     assert loader.num_undecodable == 1
@@ -166,7 +166,7 @@ def test_what_does_not_decompress_is_counted_and_dropped():
 
 
 def test_another_process_fills_what_this_one_reads():
-    ring = SampleRing(PIXELS, 4)
+    ring = BatchRing(PIXELS, 4)
     batches = [make_batch(PIXELS, number=number) for number in range(10)]
 
     def fill(stop):
@@ -197,10 +197,10 @@ class Direct:
             replay=ReplayConfig(min_size_to_sample=4 * num_shards, capacity=1_000, num_shards=num_shards),
             learner=LearnerConfig(batch_size=4 * num_shards),
         )
-        self.ring = SampleRing(PIXELS, 4 * num_shards, num_shards=num_shards)
+        self.ring = BatchRing(PIXELS, 4 * num_shards, num_shards=num_shards)
         self.loader = Loader(PIXELS, self.ring)
         self.now = 0.0
-        self.source = DirectSource(self.loader, 0, num_shards - 1, self.config, PIXELS, self.run_id, clock=self.clock)
+        self.source = LocalSource(self.loader, 0, num_shards - 1, self.config, PIXELS, self.run_id, clock=self.clock)
 
     def clock(self):
         self.now += LOOK_SECONDS
@@ -233,7 +233,7 @@ def test_beside_a_replay_server_a_loader_draws_for_itself(direct):
     store = direct.make_store(store_incarnation=9)
     assert direct.source.sampler().step(0.0)
     sample = direct.ring.receive(1.0)
-    assert sample.parts == [Part(0, 9, direct.config.replay.num_samplers, 0)]
+    assert sample.parts == [BatchPart(0, 9, direct.config.replay.num_samplers, 0)]
     records = make_records(PIXELS, 5)
     np.testing.assert_array_equal(sample.action, records["action"][sample.keys])
     np.testing.assert_array_equal(sample.stacks[1, :, -1, 0, 0], sample.keys + 1)  # A frame says its own number.
@@ -282,14 +282,14 @@ def test_a_loader_that_is_started_again_goes_on_with_its_numbers(direct):
     for _ in range(2):
         assert sampler.step(0.0)
         direct.ring.release(direct.ring.receive(1.0).slot)
-    again = DirectSource(Loader(PIXELS, direct.ring), 0, 0, direct.config, PIXELS, direct.run_id, clock=direct.clock)
+    again = LocalSource(Loader(PIXELS, direct.ring), 0, 0, direct.config, PIXELS, direct.run_id, clock=direct.clock)
     assert again.sampler().step(0.0)
     assert direct.ring.receive(1.0).parts[0].number == 2
     store.close()
 
 
 def test_while_one_slot_is_trained_on_another_is_ready_and_a_third_is_filled():
-    ring = SampleRing(PIXELS, 4)
+    ring = BatchRing(PIXELS, 4)
     loader = Loader(PIXELS, ring)
     for number in range(2):
         assert loader.send(make_batch(PIXELS, number=number), 0.0)

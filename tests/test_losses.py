@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from apex.dqn.losses import double_q_errors, double_q_loss, importance_weights, loss_and_slopes
+from apex.dqn.losses import double_q_errors, double_q_loss, importance_weights, loss_and_gradients
 
 
 def batch(size=1, seed=0):
@@ -99,7 +99,7 @@ def test_the_slopes_are_the_derivatives_of_the_loss(kind, seed):
     weights = arguments.pop("importance_weights")
     with torch.no_grad():
         errors = double_q_errors(**arguments)
-        loss, slopes = loss_and_slopes(errors, weights, kind=kind)
+        loss, slopes = loss_and_gradients(errors, weights, kind=kind)
     assert torch.equal(loss, expected)
     assert torch.equal(errors.abs(), td_errors)
     torch.testing.assert_close(slopes, gradient.gather(1, arguments["action"].unsqueeze(1)).squeeze(1))

@@ -65,12 +65,14 @@ def test_tensorboard_reads_tag_value_steps_and_time(tmp_path):
 
 
 def test_tensorboard_reads_texts_and_so_does_the_curve(tmp_path):
-    write(tmp_path, make_message(1), make_message(2, texts={"limited_by/knob": "actors: turn --actor.num-processes"}))
+    write(
+        tmp_path, make_message(1), make_message(2, texts={"limited_by/setting": "actors: turn --actor.num-processes"})
+    )
     shown = EventAccumulator(str(tmp_path / "tensorboard" / tmp_path.name)).Reload()
-    (event,) = shown.Tensors("limited_by/knob/text_summary")
+    (event,) = shown.Tensors("limited_by/setting/text_summary")
     assert (event.step, event.tensor_proto.string_val) == (2, [b"actors: turn --actor.num-processes"])
     told = [message.get("texts") for message in read_curve(tmp_path / "curves/learner.jsonl")]
-    assert told == [None, {"limited_by/knob": "actors: turn --actor.num-processes"}]
+    assert told == [None, {"limited_by/setting": "actors: turn --actor.num-processes"}]
 
 
 def test_each_message_is_one_json_line_in_its_roles_curve(tmp_path):

@@ -26,8 +26,8 @@ def vectors(dimensions=4, *, stack=1, num_actions=2, dtype="float32"):
     )
 
 
-def small(**knobs):
-    return NetworkConfig(**{"width": 0.125, "hidden": 16, "body_hidden": 8, **knobs})
+def small(**settings):
+    return NetworkConfig(**{"width": 0.125, "hidden": 16, "body_hidden": 8, **settings})
 
 
 def observations(schema, batch=3, seed=0):
@@ -310,7 +310,7 @@ def test_parameters_load_from_the_bytes_of_a_message():
 def test_refuses_parameters_of_another_network_and_changes_nothing(shape, text):
     module = nn.Linear(3, 2)
     before = flatten_parameters(module)
-    with pytest.raises(ConfigError, match=rf"{text} do not fit a network of 8.*network\.\* knobs"):
+    with pytest.raises(ConfigError, match=rf"{text} do not fit a network of 8.*network\.\* settings"):
         load_parameters(module, np.zeros(shape, np.float32))
     assert np.array_equal(flatten_parameters(module), before)
 

@@ -14,12 +14,12 @@ from apex.dqn.optimizers import learning_rate_at, make_optimizer, restore_optimi
 PAPER = {"learning_rate": 6.25e-5, "rmsprop_decay": 0.95, "optimizer_epsilon": 1.5e-7}
 
 
-def rmsprop(parameters, **knobs):
-    return make_optimizer(LearnerConfig(optimizer="rmsprop", **{**PAPER, **knobs}), parameters)
+def rmsprop(parameters, **settings):
+    return make_optimizer(LearnerConfig(optimizer="rmsprop", **{**PAPER, **settings}), parameters)
 
 
-def adam(parameters, **knobs):
-    return make_optimizer(LearnerConfig(optimizer="adam", **knobs), parameters)
+def adam(parameters, **settings):
+    return make_optimizer(LearnerConfig(optimizer="adam", **settings), parameters)
 
 
 def parameter(values=(1.0,)):
@@ -48,15 +48,15 @@ def step(optimizer, parameters, gradients):
     optimizer.step()
 
 
-@pytest.mark.parametrize("knobs", [PAPER, {"learning_rate": 0.1, "rmsprop_decay": 0.5, "optimizer_epsilon": 0.01}])
+@pytest.mark.parametrize("settings", [PAPER, {"learning_rate": 0.1, "rmsprop_decay": 0.5, "optimizer_epsilon": 0.01}])
 @pytest.mark.parametrize("seed", range(5))
-def test_rmsprop_matches_its_definition_over_many_steps(knobs, seed):
+def test_rmsprop_matches_its_definition_over_many_steps(settings, seed):
     rng = np.random.default_rng(seed)
     shapes = [(3, 4), (5,), ()]
     starts = [rng.normal(size=shape) for shape in shapes]
     parameters = [nn.Parameter(torch.tensor(start, dtype=torch.float32)) for start in starts]
-    twins = [NaiveRMSProp(start, **knobs) for start in starts]
-    optimizer = rmsprop(parameters, **knobs)
+    twins = [NaiveRMSProp(start, **settings) for start in starts]
+    optimizer = rmsprop(parameters, **settings)
     for _ in range(50):
         gradients = [rng.normal(size=shape) * 10.0 ** rng.integers(-5, 2) for shape in shapes]
         step(optimizer, parameters, gradients)
@@ -155,7 +155,7 @@ def test_the_state_holds_both_averages_by_name():
     }
 
 
-def test_adam_takes_its_knobs_from_the_configuration():
+def test_adam_takes_its_settings_from_the_configuration():
     # First step: both averages are corrected to g and g^2, so the step is lr * g / (|g| + epsilon).
     x = parameter([0.0])
     optimizer = adam([x], learning_rate=0.1, adam_beta1=0.8, adam_beta2=0.9, optimizer_epsilon=1.0)
@@ -183,9 +183,9 @@ def test_adam_is_torchs_own_to_the_bit_and_keeps_the_same_state(seed):
     """On a CPU, where its kernel is called without torch's way to it; a parameter now and then has no gradient."""
     rng = np.random.default_rng(seed)
     starts = [rng.normal(size=shape).astype(np.float32) for shape in [(3, 4), (5,), ()]]
-    knobs = {"learning_rate": 1e-2, "adam_beta1": 0.8, "adam_beta2": 0.99, "optimizer_epsilon": 1e-5}
+    settings = {"learning_rate": 1e-2, "adam_beta1": 0.8, "adam_beta2": 0.99, "optimizer_epsilon": 1e-5}
     own, theirs = ([nn.Parameter(torch.from_numpy(start.copy())) for start in starts] for _ in range(2))
-    optimizer = adam(own, **knobs)
+    optimizer = adam(own, **settings)
     twin = torch.optim.Adam(theirs, lr=1e-2, betas=(0.8, 0.99), eps=1e-5, fused=True)
     for _ in range(20):
         gradients = [None if rng.random() < 0.2 else rng.normal(size=start.shape) for start in starts]

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from apex.config import Config, dump_toml, flatten, load_toml
-from apex.config.command_line import LATER_KNOBS, SHORT_NAMES, describe_config, parse_config
+from apex.config.command_line import LATER_SETTINGS, SHORT_NAMES, describe_config, parse_config
 from apex.config.presets import ATARI, CARTPOLE, NARROW, PONG, PRESETS, VECTOR
 from apex.errors import ConfigError
 from apex.runtime import gpu
@@ -25,8 +25,8 @@ def parse(*words, kind=kind, means_gpu=means_gpu):
     return parse_config(words, prog="apex train", description="Trains.", kind=kind, means_gpu=means_gpu)
 
 
-def parsed_value(knob, *words):
-    return flatten(parse(*words))[knob]
+def parsed_value(setting, *words):
+    return flatten(parse(*words))[setting]
 
 
 def refusal(*words):
@@ -42,7 +42,7 @@ def write(tmp_path, text):
 
 
 def other_value(value):
-    """Some other value of the same type that is in range for every knob of the tree; None if there is none such."""
+    """Some other value of the same type that is in range for every setting of the tree; None if there is none such."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
@@ -59,18 +59,18 @@ def test_a_preset_is_taken_as_it_is(name):
     assert parse("--preset", name) == PRESETS[name].config
 
 
-@pytest.mark.parametrize("knob", flatten(PONG))
-def test_every_knob_is_an_option_in_each_spelling(knob):
-    value = other_value(flatten(PONG)[knob])
-    if value is None or knob in ("replay.inserts_wait", "transport.insecure_no_auth"):
-        return  # Words, and knobs that need another one: below.
-    for option in (knob, knob.replace("_", "-")):
-        assert parsed_value(knob, f"--{option}", str(value)) == value
-        assert parsed_value(knob, f"--{option}={value}") == value
+@pytest.mark.parametrize("setting", flatten(PONG))
+def test_every_setting_is_an_option_in_each_spelling(setting):
+    value = other_value(flatten(PONG)[setting])
+    if value is None or setting in ("replay.inserts_wait", "transport.insecure_no_auth"):
+        return  # Words, and settings that need another one: below.
+    for option in (setting, setting.replace("_", "-")):
+        assert parsed_value(setting, f"--{option}", str(value)) == value
+        assert parsed_value(setting, f"--{option}={value}") == value
 
 
 @pytest.mark.parametrize(
-    ("words", "knob", "value"),
+    ("words", "setting", "value"),
     [
         (["--env", "ALE/Breakout-v5"], "environment.id", "ALE/Breakout-v5"),
         (["--actors", "1"], "actor.num_actors", 1),
@@ -90,11 +90,11 @@ def test_every_knob_is_an_option_in_each_spelling(knob):
         (["--seed", "3", "--seed", "4"], "seed", 4),
     ],
 )
-def test_short_names_stand_for_knobs(words, knob, value):
-    assert parsed_value(knob, *words) == value
+def test_short_names_stand_for_settings(words, setting, value):
+    assert parsed_value(setting, *words) == value
 
 
-def test_every_short_name_stands_for_a_knob_that_there_is():
+def test_every_short_name_stands_for_a_setting_that_there_is():
     assert set(SHORT_NAMES.values()) <= set(flatten(Config()))
 
 
@@ -175,8 +175,8 @@ def test_a_whole_file_is_repeated_exactly(tmp_path):
     config = parse("--preset", "cartpole", "--stop-score", "none", "--seed", "5")
     text = dump_toml(config)
     assert parse("--config", write(tmp_path, text), kind=None) == config
-    for knob in LATER_KNOBS:  # A run of before there were these is repeated too, and has them off.
-        text, count = re.subn(rf"^{knob.rpartition('.')[2]} = .*\n", "", text, flags=re.MULTILINE)
+    for setting in LATER_SETTINGS:  # A run of before there were these is repeated too, and has them off.
+        text, count = re.subn(rf"^{setting.rpartition('.')[2]} = .*\n", "", text, flags=re.MULTILINE)
         assert count == 1
     assert parse("--config", write(tmp_path, text), kind=None) == config
 
@@ -229,9 +229,9 @@ def test_what_is_not_understood_is_refused_with_its_name_and_value(words, messag
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[replay]\ncapactiy = 1\n", "unknown knob replay.capactiy"),
-        ("replay = 5\n", "replay must be a table of knobs, got 5"),
-        ("environment = 5\n", "environment must be a table of knobs, got 5"),
+        ("[replay]\ncapactiy = 1\n", "unknown setting replay.capactiy"),
+        ("replay = 5\n", "replay must be a table of settings, got 5"),
+        ("environment = 5\n", "environment must be a table of settings, got 5"),
         ("[environment]\nid = 5\n", "environment.id must be str, got 5"),
         ("[learner\n", "cannot read the configuration"),
     ],
@@ -260,13 +260,13 @@ def test_what_differs_from_the_default_has_the_default_beside_it():
 
 
 @pytest.mark.parametrize("words", [["--help"], ["-h"], ["--env", "--help"], ["--preset", "nonsense", "--help"]])
-def test_help_shows_presets_short_names_and_every_knob_with_its_sentence(words, capsys):
+def test_help_shows_presets_short_names_and_every_setting_with_its_sentence(words, capsys):
     with pytest.raises(SystemExit) as end:
         parse(*words)
     text = capsys.readouterr().out
     assert end.value.code == 0
     assert "usage: apex train" in text
-    for expected in (*PRESETS, *SHORT_NAMES, *(knob.replace("_", "-") for knob in flatten(Config()))):
+    for expected in (*PRESETS, *SHORT_NAMES, *(setting.replace("_", "-") for setting in flatten(Config()))):
         assert expected in text, expected
     assert "the oldest segments go first" in text  # the comment beside replay.capacity
     assert "\x1b" not in text  # No terminal: no colours.

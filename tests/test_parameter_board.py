@@ -6,7 +6,7 @@ import multiprocessing
 
 import numpy as np
 
-from apex.acting.shared_parameters import ParameterBoard
+from apex.acting.shared_parameters import SharedParameters
 from apex.types import Parameters
 
 
@@ -15,11 +15,11 @@ def parameters(number, size=8):
 
 
 def test_nothing_is_there_before_the_first():
-    assert ParameterBoard(8).newer(0) is None
+    assert SharedParameters(8).newer(0) is None
 
 
 def test_shows_the_newest_only_and_each_once():
-    board = ParameterBoard(8)
+    board = SharedParameters(8)
     for number in range(1, 5):
         board.publish(parameters(number))
     number, newest = board.newer(0)
@@ -31,7 +31,7 @@ def test_shows_the_newest_only_and_each_once():
 
 
 def test_what_was_read_does_not_change_any_more():
-    board = ParameterBoard(8)
+    board = SharedParameters(8)
     board.publish(parameters(1))
     _, first = board.newer(0)
     for number in range(2, 6):
@@ -40,7 +40,7 @@ def test_what_was_read_does_not_change_any_more():
 
 
 def test_a_reader_in_another_process_never_sees_a_mixture():
-    board = ParameterBoard(200_000)
+    board = SharedParameters(200_000)
     context = multiprocessing.get_context("fork")
     done = context.Event()
 

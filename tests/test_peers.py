@@ -12,7 +12,7 @@ from builders import PIXELS, RUN, make_segment
 from apex.transport.async_receiver import AsyncReceiver
 from apex.transport.codec import Codec
 from apex.transport.header import WireError
-from apex.transport.peer_bans import IGNORED_SECONDS, LOG_SECONDS, TOLERATED, Peers
+from apex.transport.peer_bans import IGNORED_SECONDS, LOG_SECONDS, TOLERATED, PeerBans
 from apex.transport.sockets import bind, open_context, prepare
 
 DEADLINE = 10.0
@@ -40,7 +40,7 @@ class Scene:
         prepare(self.socket, high_water_mark=1_000)
         bind(self.socket, "tcp://127.0.0.1:*", "experience")
         self.clock = Clock()
-        self.peers = Peers(self.clock)
+        self.peers = PeerBans(self.clock)
 
     def connect(self):
         sender = self._context.socket(zmq.PUSH)
@@ -127,7 +127,7 @@ def test_what_had_come_before_a_peer_was_ignored_is_no_new_reason(context, caplo
 
 
 def test_what_came_by_no_connection_blames_nobody(context):
-    peers = Peers()
+    peers = PeerBans()
     for _ in range(100):
         peers.blame([b"bytes"], "magic")
         peers.blame([], "frames")

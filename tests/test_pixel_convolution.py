@@ -36,10 +36,10 @@ def needs_the_loop():
         pytest.skip("installed without a C compiler, or the processor has no AVX2")
 
 
-def make_layer(channels=4, outputs=8, *, kernel=8, stride=4, **knobs):
+def make_layer(channels=4, outputs=8, *, kernel=8, stride=4, **settings):
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        return PixelConvolution(channels, outputs, kernel, stride, **knobs)
+        return PixelConvolution(channels, outputs, kernel, stride, **settings)
 
 
 def make_images(batch=3, channels=4, height=84, width=84, seed=0):
@@ -163,9 +163,9 @@ def test_torch_does_what_the_loop_is_not_made_for(make, prepare, threads):
     layer, images = make(), prepare(make_images())
     out = layer(images)
     bias = None if layer.bias is None else layer.bias.double()
-    knobs = (layer.stride, layer.padding, layer.dilation, layer.groups)
+    settings = (layer.stride, layer.padding, layer.dilation, layer.groups)
     pixels = images.double() / (1 if images.is_floating_point() else 255)
-    wanted = nn.functional.conv2d(pixels, layer.weight.double(), bias, *knobs)
+    wanted = nn.functional.conv2d(pixels, layer.weight.double(), bias, *settings)
     torch.testing.assert_close(out.double(), wanted, **TOLERANCE)
     assert images.dim() == 3 or not is_native(out)
 

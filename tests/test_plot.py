@@ -10,7 +10,7 @@ import pytest
 from run_builders import ACTOR, make_run
 
 from apex.cli import main
-from apex.runs.plots.aggregate import Curve, Group
+from apex.runs.plots.aggregate import Curve, CurveGroup
 from apex.runs.plots.figure import COLORS, draw, save_picture
 
 SCORES = [(5, 1_000, 10), (10, 2_000, 480)]
@@ -22,8 +22,8 @@ def curve(*points):
 
 
 GROUPS = [
-    Group("ours", [curve((0, 0, 0), (10, 1_000, 400)), curve((0, 0, 20), (20, 3_000, 500))]),
-    Group("theirs", [curve((0, 0, 10), (30, 1_000, 300))]),
+    CurveGroup("ours", [curve((0, 0, 0), (10, 1_000, 400)), curve((0, 0, 20), (20, 3_000, 500))]),
+    CurveGroup("theirs", [curve((0, 0, 10), (30, 1_000, 300))]),
 ]
 
 
@@ -78,7 +78,7 @@ def test_the_threshold_is_a_dashed_line_with_its_number():
 
 @pytest.mark.parametrize("scores", [[(0, 0, 0)], [(3, 7, -5.0)], [(0, 0, 3), (0, 0, 3)]])
 def test_one_evaluation_is_a_picture_too(scores):
-    low, high = draw([Group("one", [curve(*scores)])], "", None).axes[0].get_ylim()
+    low, high = draw([CurveGroup("one", [curve(*scores)])], "", None).axes[0].get_ylim()
     assert low <= scores[0][2] <= high
     assert low < high
 

@@ -11,9 +11,9 @@ from test_checkpoint import NETWORK, SCHEMA, flip_a_bit, make_state, names, same
 from apex.config import Config, EnvironmentConfig, NetworkConfig
 from apex.dqn.networks import flatten_parameters, make_network
 from apex.errors import ConfigError
-from apex.runs.checkpoints.checkpoint import CheckpointError, save
+from apex.runs.checkpoints.checkpoint import CheckpointError, save_checkpoint
 from apex.runs.checkpoints.folder import prune
-from apex.runs.checkpoints.policy_file import BEFORE, BEST, PolicyInfo, find_best, load_policy, save_best, save_policy
+from apex.runs.checkpoints.policy_file import BEFORE, BEST, PolicyInfo, find_best, read_policy, save_best, save_policy
 
 
 def make_policy(seed=4, **changes):
@@ -26,7 +26,7 @@ def make_policy(seed=4, **changes):
 def test_a_policy_plays_as_the_network_did(tmp_path, score):
     network, info = make_policy(score=score)
     save_policy(tmp_path / BEST, flatten_parameters(network), info)
-    loaded_info, loaded = load_policy(tmp_path / BEST)
+    loaded_info, loaded = read_policy(tmp_path / BEST)
     observation = torch.rand(16, 1, 3)
     assert loaded_info == info
     assert torch.equal(loaded(observation), network(observation))
@@ -43,13 +43,13 @@ def test_a_better_policy_replaces_the_file_and_leaves_nothing_beside_it(tmp_path
     for seed, score in ((1, 1.0), (2, 2.0)):
         network, info = make_policy(seed, score=score)
         save_policy(tmp_path / BEST, flatten_parameters(network), info)
-    assert load_policy(tmp_path / BEST)[0].score == 2.0
+    assert read_policy(tmp_path / BEST)[0].score == 2.0
     assert names(tmp_path) == [BEST]
 
 
 def test_the_online_network_of_a_checkpoint_is_a_policy_without_a_score(tmp_path):
     state = make_state(7)
-    info, network = load_policy(save(tmp_path, state))
+    info, network = read_policy(save_checkpoint(tmp_path, state))
     assert same(dict(state.online), dict(network.state_dict()))
     assert (info.num_updates, info.score, info.network) == (7, None, NETWORK)
 
@@ -76,7 +76,7 @@ def test_a_policy_of_another_kind_is_refused_with_the_reason(tmp_path, old, new,
     assert old in data
     (tmp_path / BEST).write_bytes(data.replace(old, new, 1))
     with pytest.raises(CheckpointError, match=message):
-        load_policy(tmp_path / BEST)
+        read_policy(tmp_path / BEST)
 
 
 def test_a_policy_with_a_flipped_bit_is_refused(tmp_path):
@@ -84,18 +84,18 @@ def test_a_policy_with_a_flipped_bit_is_refused(tmp_path):
     save_policy(tmp_path / BEST, flatten_parameters(network), info)
     flip_a_bit(tmp_path / BEST)
     with pytest.raises(CheckpointError, match="its SHA-256 is not the one that was written"):
-        load_policy(tmp_path / BEST)
+        read_policy(tmp_path / BEST)
 
 
 def test_a_policy_that_does_not_fit_its_own_network_is_refused(tmp_path):
-    path = save(tmp_path, make_state(1, config=Config(network=NetworkConfig(hidden=5, body_hidden=4))))
+    path = save_checkpoint(tmp_path, make_state(1, config=Config(network=NetworkConfig(hidden=5, body_hidden=4))))
     with pytest.raises(CheckpointError, match="000000001 does not fit the network that it names"):
-        load_policy(path)
+        read_policy(path)
 
 
 def test_a_policy_that_is_not_there_is_refused_by_name(tmp_path):
     with pytest.raises(CheckpointError, match=r"cannot read .*best.safetensors: No such file"):
-        load_policy(tmp_path / BEST)
+        read_policy(tmp_path / BEST)
 
 
 def test_every_flipped_bit_of_a_policy_is_seen_its_score_included(tmp_path):
@@ -107,7 +107,7 @@ def test_every_flipped_bit_of_a_policy_is_seen_its_score_included(tmp_path):
         flipped[bit // 8] ^= 1 << bit % 8
         (tmp_path / BEST).write_bytes(flipped)
         with pytest.raises(CheckpointError, match=BEST):
-            load_policy(tmp_path / BEST)
+            read_policy(tmp_path / BEST)
 
 
 # --- the best -------------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def keep_best(folder, *scores):
 
 
 def best_score(folder):
-    return load_policy(find_best(folder))[0].score
+    return read_policy(find_best(folder))[0].score
 
 
 def test_there_is_no_best_before_the_first_evaluation(tmp_path):
@@ -146,7 +146,7 @@ def test_a_best_policy_that_is_bad_or_gone_falls_back_loudly_to_the_one_before(t
 
 def test_the_best_stays_whatever_is_pruned_and_may_come_in_between(tmp_path):
     for num_updates in range(1, 5):
-        save(tmp_path, make_state(num_updates))
+        save_checkpoint(tmp_path, make_state(num_updates))
     prune(tmp_path, 2, pause=lambda step: keep_best(tmp_path, 9.0) if step == "remove a checkpoint" else None)
     assert best_score(tmp_path) == 9.0
     assert names(tmp_path) == ["000000003", "000000004", BEFORE, BEST, "newest.json"]

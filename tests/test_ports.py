@@ -37,7 +37,7 @@ def test_an_offset_that_was_asked_for_is_where_the_search_begins():
     assert config.transport.port_offset == 230
 
 
-def test_without_any_free_ports_it_names_the_knob():
+def test_without_any_free_ports_it_names_the_setting():
     with pytest.raises(ConfigError, match="port-offset 0 on; the last one tried was"):
         choose(Config(), lambda host, port: False)
 
@@ -53,7 +53,7 @@ def test_tensorboard_stays_clear_of_the_ports_of_the_run():
     assert config.run.tensorboard_port == 51_004
 
 
-def test_without_any_port_for_tensorboard_it_names_the_knob():
+def test_without_any_port_for_tensorboard_it_names_the_setting():
     own = ports(Config())
     with pytest.raises(ConfigError, match=r"--run\.tensorboard-port 6006"):
         choose(Config(), lambda host, port: port in own)

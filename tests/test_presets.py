@@ -33,7 +33,7 @@ def test_the_paper_preset_is_the_defaults_with_its_number_of_actors():
 
 
 @pytest.mark.parametrize(
-    ("knob", "value"),  # Horgan et al. 2018, section 4.1 and appendix C, typed a second time.
+    ("setting", "value"),  # Horgan et al. 2018, section 4.1 and appendix C, typed a second time.
     [
         ("actor.num_actors", 360),
         ("actor.epsilon_base", 0.4),
@@ -64,8 +64,8 @@ def test_the_paper_preset_is_the_defaults_with_its_number_of_actors():
         ("environment.clip_rewards", True),
     ],
 )
-def test_the_paper_preset_holds_the_papers_values(knob, value):
-    assert flatten(PRESETS["paper"].config)[knob] == value
+def test_the_paper_preset_holds_the_papers_values(setting, value):
+    assert flatten(PRESETS["paper"].config)[setting] == value
 
 
 def test_without_a_gpu_other_games_have_pongs_settings_but_twice_the_width_and_a_rate_that_falls():

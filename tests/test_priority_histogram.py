@@ -12,7 +12,7 @@ from store_builders import create, make_segment, make_update
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from apex.replay_memory.priority_histogram import BINS_PER_DECADE, MOST_KEYS, PERIOD, PriorityHistogram, merge
-from apex.replay_memory.store.writer import MAX_PRIORITY
+from apex.replay_memory.store.writer import MAX_STORED_PRIORITY
 from apex.runs.metrics.writer import MetricsWriter
 
 
@@ -53,7 +53,7 @@ def test_the_smallest_and_the_largest_have_bins(path):
     writer = make_store(path, 0, np.inf, min_priority=1e-30)
     histogram = PriorityHistogram(writer).newest()
     assert tally(histogram) == {-8.0: 1.0, 6.0: 1.0}
-    assert histogram["edges"][-1] > MAX_PRIORITY
+    assert histogram["edges"][-1] > MAX_STORED_PRIORITY
     writer.close()
 
 

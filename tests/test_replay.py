@@ -17,7 +17,7 @@ from apex.replay_memory.sampler import SILENCE_SECONDS, Sampler
 from apex.replay_memory.sampler_counters import SamplerCounters
 from apex.replay_memory.server import STREAM_LIFE_SECONDS, ReplayServer
 from apex.replay_memory.snapshots.folder import SnapshotFolder
-from apex.replay_memory.snapshots.writer import Snapshotter
+from apex.replay_memory.snapshots.writer import SnapshotWriter
 from apex.replay_memory.store.file import open_file
 from apex.replay_memory.store.location import beside, board_path
 from apex.replay_memory.store.reader import StoreReader
@@ -285,7 +285,7 @@ def test_a_store_is_made_then_gone_on_with_and_then_restored_from_its_snapshot(t
     attached, board = open_store(path, welcome, folder)
     assert (attached.num_inserted, board.num_drawn) == (5, 12)
     assert attached.store_incarnation == store.store_incarnation
-    Snapshotter(path, PIXELS, folder, run_id=RUN, num_drawn=lambda: board.num_drawn).take()
+    SnapshotWriter(path, PIXELS, folder, run_id=RUN, num_drawn=lambda: board.num_drawn).take()
     attached.close()
     path.unlink()  # The host was switched off, say; a board of another time is not believed.
     restored, board = open_store(path, welcome, folder)
@@ -317,7 +317,7 @@ def test_a_damaged_store_is_removed_for_its_snapshot_and_for_nothing_less(tmp_pa
             open_store(path, welcome, snapshots)
     damaged = path.read_bytes()
     path.write_bytes(whole)
-    Snapshotter(path, PIXELS, folder, run_id=RUN, num_drawn=lambda: 12).take()
+    SnapshotWriter(path, PIXELS, folder, run_id=RUN, num_drawn=lambda: 12).take()
     path.write_bytes(damaged)
     restored, board = open_store(path, welcome, folder)
     assert (restored.num_inserted, board.num_drawn) == (5, 12)

@@ -24,11 +24,11 @@ from apex.runs.lock import hold
 from apex.runs.report.command import main as report
 from apex.runs.report.facts import find_figures, find_limits, find_scores, find_state, next_commands, typed_command
 from apex.runs.report.page import build_page
-from apex.runs.report.video import MAX_HEIGHT, NoVideoError, Video, film, recode
+from apex.runs.report.video import MAX_HEIGHT, EmbeddedVideo, NoVideoError, film, recode
 
 SCORES = [(5, 1_000, 10), (60, 20_000, 480), (70, 25_000, 400)]
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"
-VIDEO = Video(b"mp4", 21.0, 1_600, 3_000, "best.safetensors", 0.001, True)
+VIDEO = EmbeddedVideo(b"mp4", 21.0, 1_600, 3_000, "best.safetensors", 0.001, True)
 
 
 class Page(HTMLParser):

@@ -14,7 +14,7 @@ from apex.config import Config, EnvironmentConfig, ReplayConfig, RunConfig
 from apex.environments.factory import describe
 from apex.errors import ConfigError
 from apex.launch.resume import ACCEPT, reopen, take_resume
-from apex.launch.resume_check import survey
+from apex.launch.resume_check import check_resume
 from apex.learning.run_save import snapshot_folder
 from apex.replay_memory.store.location import beside, store_path
 from apex.runs.folder import RunFolder
@@ -74,7 +74,7 @@ def test_limits_may_change_and_are_kept(folder):
         (["--env", "LunarLander-v3"], ["environment.id 'CartPole-v1' -> 'LunarLander-v3'"]),
         (["--name", "other"], ["run.name"]),
         (["--replay.num-shards", "4"], ["replay.num_shards 2 -> 4"]),
-        (["--no-such-knob", "1"], ["no-such-knob"]),
+        (["--no-such-setting", "1"], ["no-such-setting"]),
         (["--preset", "lunarlander"], ["keeps its own configuration", "--preset"]),
         (["--preset=cartpole"], ["keeps its own configuration", "--preset"]),
     ],
@@ -147,7 +147,7 @@ def saved(tmp_path):
 
 
 def tell(run, *, accept=False):
-    return survey(run, run.config, accept=accept)
+    return check_resume(run, run.config, accept=accept)
 
 
 def test_the_user_is_told_what_is_found(saved):
@@ -170,7 +170,7 @@ def with_sizes(run, **sizes):
 
 
 def test_a_memory_that_is_still_there_goes_before_its_snapshots(saved, memory):
-    lines = survey(saved, with_sizes(saved), accept=False)
+    lines = check_resume(saved, with_sizes(saved), accept=False)
     assert lines[1] == f"replay: 600 transitions, still in {memory}"
 
 
@@ -178,13 +178,15 @@ def test_a_snapshot_that_is_newer_than_the_memory_that_is_still_there_is_said_to
     snapshots = snapshot_folder(saved.checkpoints, 1, 0)
     newest = snapshots.newest()
     snapshots.commit(newest._replace(number=newest.number + 1, end_key=newest.end_key + 150))
-    assert survey(saved, with_sizes(saved), accept=False)[1].endswith("; snapshot 5 is newer by 150, and is not taken")
+    assert check_resume(saved, with_sizes(saved), accept=False)[1].endswith(
+        "; snapshot 5 is newer by 150, and is not taken"
+    )
 
 
 @pytest.mark.parametrize("sizes", [{"capacity": 5_000}, {"max_bytes": 500_000}])
 def test_a_memory_of_other_sizes_is_refused_before_anything_starts(saved, memory, sizes):
     with pytest.raises(ConfigError, match=r"was made with replay.capacity 4000 and replay.max_bytes 400000, but"):
-        survey(saved, with_sizes(saved, **sizes), accept=True)
+        check_resume(saved, with_sizes(saved, **sizes), accept=True)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +198,7 @@ def test_a_memory_of_other_sizes_is_refused_before_anything_starts(saved, memory
 )
 def test_a_memory_that_its_snapshot_would_not_fit_is_refused_before_anything_starts(saved, sizes, words):
     with pytest.raises(ConfigError, match=words):
-        survey(saved, with_sizes(saved, **sizes), accept=True)
+        check_resume(saved, with_sizes(saved, **sizes), accept=True)
 
 
 @pytest.mark.parametrize("num_bytes", [0, 8_192])
@@ -225,13 +227,13 @@ def write_noise(path):
 @pytest.mark.parametrize("damage", [truncate, write_noise])
 def test_a_damaged_memory_is_passed_over_for_its_snapshot_and_for_nothing_less(saved, memory, damage):
     damage(memory)
-    passed_over, _, replay = survey(saved, with_sizes(saved), accept=False)
+    passed_over, _, replay = check_resume(saved, with_sizes(saved), accept=False)
     assert passed_over.startswith(f"passed over: {memory} is damaged: ")
     assert passed_over.endswith("; the replay server removes it")
     assert replay == "replay: 600 transitions of snapshot 4"
     shutil.rmtree(saved.checkpoints / "replay")
     with pytest.raises(ConfigError, match=r"is damaged: .*, and there is no snapshot: remove it to begin"):
-        survey(saved, with_sizes(saved), accept=False)
+        check_resume(saved, with_sizes(saved), accept=False)
 
 
 def test_the_user_is_told_what_was_passed_over_and_why(saved):

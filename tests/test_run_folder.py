@@ -13,8 +13,9 @@ import pytest
 
 from apex.config import Config, EnvironmentConfig, RunConfig
 from apex.errors import ConfigError
-from apex.runs.folder import RunFolder, describe_checkout, describe_hardware, describe_versions
+from apex.runs.folder import RunFolder
 from apex.runtime.atomic_files import seal, unseal
+from apex.runtime.provenance import describe_checkout, describe_hardware, describe_versions
 from apex.types import Schema
 
 SCHEMA = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=6, n_step=3, codec="lz4")
@@ -25,8 +26,8 @@ def make_config(folder, *, name="", game="ALE/Pong-v5"):
     return Config(seed=17, environment=EnvironmentConfig(id=game), run=RunConfig(name=name, folder=str(folder)))
 
 
-def create(folder, *, started=NOON, **knobs):
-    return RunFolder.create(make_config(folder, **knobs), SCHEMA, argv=["apex", "train"], started=started)
+def create(folder, *, started=NOON, **settings):
+    return RunFolder.create(make_config(folder, **settings), SCHEMA, argv=["apex", "train"], started=started)
 
 
 # --- create ---------------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def test_a_trainer_that_reports_no_more_is_what_limits_the_run_whatever_its_last
     status.hear_trainer({"updates": 8})
     assert limit_after(10.0)["part"] == "wire"
     limit = limit_after(1.0)
-    assert (limit["part"], limit["knob"]) == ("learner", "--run.stuck-seconds")
+    assert (limit["part"], limit["setting"]) == ("learner", "--run.stuck-seconds")
     assert limit["why"] == "no word from its trainer for 11 s: one long update, or it is stuck"
     status.hear_trainer({"updates": 9})
     assert limit_after(0.0)["part"] == "wire"
@@ -165,7 +165,7 @@ def test_names_the_part_that_limits(replay, actor, learner, part):
     limited_by = status.report(nothing)["limited_by"]
     assert limited_by["part"] == part
     assert limited_by["why"]
-    assert limited_by["knob"]
+    assert limited_by["setting"]
     shown = {tag: value for tag, value in status.scalars().items() if tag.startswith("limited_by/")}
     assert len(shown) == len(PARTS)
     assert [tag for tag, value in shown.items() if value] == [f"limited_by/{part}"]

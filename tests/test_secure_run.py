@@ -18,9 +18,10 @@ from apex.launch.status import ask
 from apex.runs.folder import RunFolder
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.command import new_folder
-from apex.transport.curve.key_store import ROLES, Keys
-from apex.transport.header import VERSION
+from apex.transport.curve.key_store import Keys
+from apex.transport.header import WIRE_VERSION
 from apex.transport.sockets import open_context
+from apex.types import Role
 
 # Notes every class that any pickle would make, and every import of a module that pickles. The interpreter reads it at
 # the start of each program; children that are forked have it from their parents.
@@ -53,7 +54,7 @@ def audit(tmp_path, monkeypatch):
 
 def secrets(folder):
     """Every secret, in all the ways in which it might be written down."""
-    for role in ROLES:
+    for role in Role:
         secret = Keys(folder, role).secret
         yield from (secret, z85.encode(secret), secret.hex().encode(), repr(secret)[2:-1].encode())
 
@@ -93,7 +94,7 @@ def test_a_run_with_keys_trains_and_tells_nobody_and_executes_nothing_that_it_re
 
     with open_context(observer) as context:  # An observer may look, and may not join in.
         client = ControlClient(context, programs.endpoint)
-        client.send({"type": "hello", "wire": VERSION, "session": 1, "role": "actor", "num_streams": 1})
+        client.send({"type": "hello", "wire": WIRE_VERSION, "session": 1, "role": "actor", "num_streams": 1})
         client.send({"type": "status"})
         assert client.receive(10.0)["type"] == "status"
 

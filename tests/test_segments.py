@@ -296,10 +296,10 @@ def counted_compressions():
         sys.setprofile(None)
 
 
-def test_takes_its_knobs_from_the_configuration():
-    knobs = ActorConfig(gamma=0.5, segment_length=2)
+def test_takes_its_settings_from_the_configuration():
+    settings = ActorConfig(gamma=0.5, segment_length=2)
     schema = make_schema(n_step=1)
-    builder = SegmentBuilder.configured(Config(actor=knobs), schema, 1)  # Its environment's rewards are clipped.
+    builder = SegmentBuilder.configured(Config(actor=settings), schema, 1)  # Its environment's rewards are clipped.
     twin = make_builder(schema, segment_length=2, clip=True, life_loss_terminates=True)
     script = [make_episode([4.0, -3.0, 0.5], lives_lost=[1], terminated=True), make_episode([2.0], episode=1)]
     cuts, wanted = drive([script], schema, builder), drive([script], schema, twin)

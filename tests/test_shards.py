@@ -11,7 +11,7 @@ import pytest
 from builders import VECTORS, make_records, make_segment
 
 from apex.dqn.losses import importance_weights
-from apex.learning.batch_ring import SampleRing
+from apex.learning.batch_ring import BatchRing
 from apex.learning.loader import Loader
 from apex.replay_memory.rate_limiter import RateLimiter
 from apex.replay_memory.sampler import Sampler
@@ -30,7 +30,7 @@ class Shards:
     def __init__(self, folder, num_shards):
         rng = np.random.default_rng(num_shards)
         self.priorities = [scale * rng.uniform(1, 10, n) for n, scale in zip(SIZES, SCALES, strict=True)][:num_shards]
-        self.ring = SampleRing(VECTORS, PART * num_shards, num_shards=num_shards)
+        self.ring = BatchRing(VECTORS, PART * num_shards, num_shards=num_shards)
         self.loader = Loader(VECTORS, self.ring)
         self.samplers = []
         for shard, priorities in enumerate(self.priorities):

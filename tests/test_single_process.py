@@ -25,7 +25,7 @@ from apex.launch.preflight.fit import FREE_RATIO, fit_one_process
 from apex.learning.setup import open_run
 from apex.replay_memory.store.location import store_path
 from apex.runs.checkpoints.folder import load_latest
-from apex.runs.checkpoints.policy_file import find_best, load_policy
+from apex.runs.checkpoints.policy_file import find_best, read_policy
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
 from apex.runtime.lifecycle import FAILED, FINISHED, REFUSED
@@ -126,7 +126,7 @@ def test_the_same_seed_gives_the_same_curves_and_bits_in_another_process(runs, n
     first, second = (each[name] for each in runs)
     assert curves(first) == curves(second)
     assert tensors(first) == tensors(second)
-    best = [load_policy(find_best(folder.checkpoints))[1] for folder in (first, second)]
+    best = [read_policy(find_best(folder.checkpoints))[1] for folder in (first, second)]
     assert (flatten_parameters(best[0]) == flatten_parameters(best[1])).all()
 
 

@@ -141,7 +141,7 @@ def test_a_given_number_of_actors_is_spread_evenly(cores, num_actors, expected):
 
 
 @pytest.mark.parametrize(
-    ("knobs", "expected"),
+    ("settings", "expected"),
     [
         ({"num_processes": 3}, (3, 16, 48)),
         ({"envs_per_process": 5}, (4, 5, 20)),
@@ -152,8 +152,8 @@ def test_a_given_number_of_actors_is_spread_evenly(cores, num_actors, expected):
         ({"num_actors": 2, "num_processes": 3}, (3, 1, 2)),
     ],
 )
-def test_what_was_set_stays_and_the_rest_follows(knobs, expected):
-    assert layout(sized(config(**knobs), machine(8)))[:3] == expected
+def test_what_was_set_stays_and_the_rest_follows(settings, expected):
+    assert layout(sized(config(**settings), machine(8)))[:3] == expected
 
 
 def test_threads_of_an_actor_process_count_as_cores():
@@ -392,7 +392,7 @@ def test_bytes_that_were_set_stay():
     assert sized(config(replay={"max_bytes": 20 * GIB})).replay.max_bytes == 20 * GIB
 
 
-def test_refuses_more_replay_than_there_is_memory_and_says_which_knob():
+def test_refuses_more_replay_than_there_is_memory_and_says_which_setting():
     with pytest.raises(ConfigError) as refusal:
         sized(config(replay={"max_bytes": 24 * GIB}))
     assert str(refusal.value) == (

@@ -30,9 +30,9 @@ from store_builders import (
 
 from apex.errors import ConfigError
 from apex.replay_memory.snapshots.folder import SnapshotError, SnapshotFolder
-from apex.replay_memory.snapshots.process import Copyist, take_snapshots
+from apex.replay_memory.snapshots.process import SnapshotProcess, take_snapshots
 from apex.replay_memory.snapshots.restore import restore
-from apex.replay_memory.snapshots.writer import Snapshotter
+from apex.replay_memory.snapshots.writer import SnapshotWriter
 from apex.replay_memory.store.writer import Outcome
 from apex.runtime.children import stop_children
 from apex.runtime.lifecycle import Stop
@@ -71,7 +71,7 @@ class Scene:
 
     def make_source(self, **more):
         options = {"run_id": RUN, "num_drawn": lambda: 1234, "file_bytes": 600, **more}
-        return Snapshotter(self.path, SCHEMA, self.folder, **options)
+        return SnapshotWriter(self.path, SCHEMA, self.folder, **options)
 
     def insert(self, count=1):
         for _ in range(count):
@@ -495,29 +495,29 @@ def wait_for(condition):
 def test_the_copying_process_takes_one_now_and_then_and_one_when_asked(place):
     scene = Scene(place)
     scene.insert(8)
-    copyist = Copyist(scene.make_source, 0.05)
+    snapshot_process = SnapshotProcess(scene.make_source, 0.05)
     try:
         wait_for(lambda: (newest := scene.folder.newest()) is not None and newest.number >= 2)
         scene.insert(3)
-        assert copyist.take_last(10.0)
+        assert snapshot_process.take_last(10.0)
         assert scene.folder.newest().end_key == scene.writer.num_inserted
     finally:
-        stop_children([copyist.process])
-    assert copyist.process.exitcode == 0
-    assert not copyist.take_last(0.1)
+        stop_children([snapshot_process.process])
+    assert snapshot_process.process.exitcode == 0
+    assert not snapshot_process.take_last(0.1)
 
 
 def test_a_disk_that_refuses_ends_nothing(place):
     scene = Scene(place)
     scene.insert(8)
     scene.folder.path.write_text("a file where the folder should be")
-    copyist = Copyist(scene.make_source, 60.0)
+    snapshot_process = SnapshotProcess(scene.make_source, 60.0)
     try:
-        assert not copyist.take_last(10.0)
+        assert not snapshot_process.take_last(10.0)
         scene.folder.path.unlink()
-        assert copyist.take_last(10.0)
+        assert snapshot_process.take_last(10.0)
     finally:
-        stop_children([copyist.process])
+        stop_children([snapshot_process.process])
 
 
 def test_rests_are_asked_for_after_each_file(place):

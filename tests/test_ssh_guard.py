@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from test_transport import until
 
-from apex.launch.ssh.remote_guard import Lifeline, LogCopy, Order
+from apex.launch.ssh.remote_guard import JobSpec, Lifeline, LogCopy
 from apex.runtime.lifecycle import HOPELESS, NEIGHBOUR_GONE, REFUSED, Stop
 
 pytestmark = pytest.mark.covers_programs
@@ -40,7 +40,7 @@ def order(what, **changes):
         "stuck_seconds": 0.0,
         "niceness": 0,
     }
-    return Order(**{**known, **changes})
+    return JobSpec(**{**known, **changes})
 
 
 class Guards:

@@ -7,10 +7,10 @@ import pytest
 from builders import PIXELS, VECTORS, make_batch, make_frames
 
 from apex.acting.segment_builder import COMPRESS
-from apex.frame_blob import make_image
+from apex.frame_blob import make_blob
 from apex.replay_memory.frames.lz4_blocks import STORED
 from apex.replay_memory.frames.stack_decoder import FrameError, StackDecoder
-from apex.types import SAMPLE_RECORD
+from apex.types import BATCH_RECORD
 
 
 def naive_stacks(schema, records, frames):
@@ -26,7 +26,7 @@ def naive_stacks(schema, records, frames):
 
 
 def random_records(schema, rng, count):
-    records = np.zeros(count, SAMPLE_RECORD)
+    records = np.zeros(count, BATCH_RECORD)
     for record in records:
         depth = int(rng.integers(1, schema.stack + 1))
         steps = int(rng.integers(1, schema.n_step + 1))
@@ -51,7 +51,7 @@ def test_matches_the_definition(schema, seed):
     frames = [
         rng.integers(0, 256, schema.frame_shape).astype(schema.frame_dtype) for _ in range(records["num_frames"].sum())
     ]
-    image = make_image([COMPRESS[schema.codec](frame) for frame in frames])
+    image = make_blob([COMPRESS[schema.codec](frame) for frame in frames])
     stacks = empty_stacks(schema, 17)
     decoder = StackDecoder(schema, stacks)
     for _ in range(2):  # A slot is used again and again.
@@ -65,7 +65,7 @@ def test_refuses_frames_that_do_not_decompress_to_a_frame():
     for frame in (short, b"\xff" * 20, b"\x00"):
         compressed = [COMPRESS["lz4"](frame) for frame in make_frames(PIXELS, 5)]
         with pytest.raises(FrameError):
-            StackDecoder(PIXELS, empty_stacks(PIXELS, 1)).decode(batch.records, make_image([frame, *compressed]))
+            StackDecoder(PIXELS, empty_stacks(PIXELS, 1)).decode(batch.records, make_blob([frame, *compressed]))
 
 
 def test_a_frame_that_looks_like_a_length_is_decoded_as_a_frame():
@@ -76,10 +76,10 @@ def test_a_frame_that_looks_like_a_length_is_decoded_as_a_frame():
     frame = frame.reshape(84, 84)
     compressed = COMPRESS["lz4"](frame)
     assert int.from_bytes(compressed[:4], "little") == frame.size
-    records = np.zeros(1, SAMPLE_RECORD)
+    records = np.zeros(1, BATCH_RECORD)
     records["num_frames"], records["next_frame"], records["depth"], records["next_depth"] = 2, 1, 1, 1
     stacks = empty_stacks(schema, 1)
-    StackDecoder(schema, stacks).decode(records, make_image([compressed, compressed]))
+    StackDecoder(schema, stacks).decode(records, make_blob([compressed, compressed]))
     np.testing.assert_array_equal(stacks[0, 0, 0], frame)
 
 
@@ -94,7 +94,7 @@ def test_parts_of_a_batch_are_decoded_into_their_own_rows_and_touch_no_others(sc
             rng.integers(0, 256, schema.frame_shape).astype(schema.frame_dtype)
             for _ in range(records["num_frames"].sum())
         ]
-        image = make_image([COMPRESS[schema.codec](frame) for frame in frames])
+        image = make_blob([COMPRESS[schema.codec](frame) for frame in frames])
         decoder.decode(records, image, first_row=first)
         expected[:, first : first + count] = naive_stacks(schema, records, frames)
         np.testing.assert_array_equal(stacks.view(np.uint8), expected.view(np.uint8))
@@ -125,7 +125,7 @@ def arena_of(seed, count=9, image_at=64):
     rng = np.random.default_rng(seed)
     records = random_records(PIXELS, rng, count)
     frames = [rng.integers(0, 3, PIXELS.frame_shape).astype(np.uint8) for _ in range(records["num_frames"].sum())]
-    image = make_image([COMPRESS["lz4"](frame) for frame in frames])
+    image = make_blob([COMPRESS["lz4"](frame) for frame in frames])
     arena = rng.integers(0, 256, image_at + len(image) + 40).astype(np.uint8)
     arena[image_at : image_at + len(image)] = np.frombuffer(image, np.uint8)
     return records, frames, arena, stored_of(records, image_at)

@@ -27,9 +27,9 @@ from store_builders import (
     write_number,
 )
 
-from apex.frame_blob import make_image
+from apex.frame_blob import make_blob
 from apex.replay_memory.store.layout import CELLS_OFFSET, FIRST_BYTE, FIRST_KEY
-from apex.replay_memory.store.writer import MAX_PRIORITY, Counters, Outcome
+from apex.replay_memory.store.writer import MAX_STORED_PRIORITY, Outcome, StoreCounters
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_counts_what_happened(path):
         "priority is not a number": 1,
         "priority is negative": 2,
     }
-    assert writer.counters == Counters(stored=9, duplicates=1, evicted=5, stale_priorities=3, refused=refused)
+    assert writer.counters == StoreCounters(stored=9, duplicates=1, evicted=5, stale_priorities=3, refused=refused)
     assert (writer.capacity, writer.max_bytes, writer.store_incarnation) == (40, 4000, 77)
     writer.close()
 
@@ -175,15 +175,21 @@ def test_an_exponent_of_0_draws_uniformly(path):
 
 @pytest.mark.parametrize(
     ("priority", "counts_as"),
-    [(0, MIN_PRIORITY), (1e-30, MIN_PRIORITY), (np.inf, MAX_PRIORITY), (3e38, MAX_PRIORITY), (-0.0, MIN_PRIORITY)],
+    [
+        (0, MIN_PRIORITY),
+        (1e-30, MIN_PRIORITY),
+        (np.inf, MAX_STORED_PRIORITY),
+        (3e38, MAX_STORED_PRIORITY),
+        (-0.0, MIN_PRIORITY),
+    ],
 )
 def test_a_priority_beyond_its_bounds_is_clamped(path, priority, counts_as):
-    writer, reader = make_store(path, make_segment(0, count=2, priority=MAX_PRIORITY / 1000))
+    writer, reader = make_store(path, make_segment(0, count=2, priority=MAX_STORED_PRIORITY / 1000))
     assert writer.update_priorities(make_update([1], [priority])) == 0
     shares = reader.sample(50_000, np.random.default_rng(0)).records
-    total = counts_as + MAX_PRIORITY / 1000
+    total = counts_as + MAX_STORED_PRIORITY / 1000
     assert set(shares["probability"][shares["key"] == 1]) == {counts_as / total}
-    assert set(shares["probability"][shares["key"] == 0]) == {MAX_PRIORITY / 1000 / total}
+    assert set(shares["probability"][shares["key"] == 0]) == {MAX_STORED_PRIORITY / 1000 / total}
     assert writer.counters.refused == {}
     writer.close()
 
@@ -206,8 +212,8 @@ def test_a_refused_priority_leaves_the_transition_its_own(path, priority):
 def test_an_initial_priority_that_is_none_counts_as_the_smallest(path):
     priorities = [np.nan, -5, np.inf, 0]
     writer, reader = make_store(path, make_segment(0, count=4, priority=priorities), min_priority=1e5)
-    total = 3e5 + MAX_PRIORITY
-    assert weights_of(reader) == {0: 1e5 / total, 1: 1e5 / total, 2: MAX_PRIORITY / total, 3: 1e5 / total}
+    total = 3e5 + MAX_STORED_PRIORITY
+    assert weights_of(reader) == {0: 1e5 / total, 1: 1e5 / total, 2: MAX_STORED_PRIORITY / total, 3: 1e5 / total}
     assert writer.counters.refused == {"priority is not a number": 1, "priority is negative": 1}
     writer.close()
 
@@ -230,7 +236,7 @@ def test_priorities_for_another_store_are_all_stale(path):
     writer, reader = make_store(path, make_segment(0, count=2, priority=1))
     assert writer.update_priorities(make_update([0, 1], [9, np.nan], store_incarnation=76)) == 2
     assert weights_of(reader) == {0: 0.5, 1: 0.5}
-    assert writer.counters == Counters(1, 0, 0, 2, {})
+    assert writer.counters == StoreCounters(1, 0, 0, 2, {})
     writer.close()
 
 
@@ -284,9 +290,9 @@ HOSTILE = {
     "a version past all bounds": ({"version": 2**32}, "version"),
     "a table that is not one": ({"image": (9).to_bytes(4, "little") * 20}, "a table of 9 bytes"),
     "a table past the image": ({"image": (84).to_bytes(4, "little") * 20}, "a table of 84 bytes"),
-    "a table that says otherwise": ({"image": make_image(FRAMES) + b"a"}, "its table says"),
+    "a table that says otherwise": ({"image": make_blob(FRAMES) + b"a"}, "its table says"),
     "frames that overlap": ({"image": np.array([12, 20, 12], "<u4").tobytes()}, "negative length"),
-    "a frame too long": ({"image": make_image([*FRAMES, b"a" * 33])}, "a frame of 33 bytes"),
+    "a frame too long": ({"image": make_blob([*FRAMES, b"a" * 33])}, "a frame of 33 bytes"),
     "a frame past the image": ({"records": make_segment(0, next_frame=12).records}, "not in the image"),
     "a next frame before the frame": ({"records": make_segment(0, frame=2, next_frame=1).records}, "not in the image"),
     "a stack of no frame": ({"records": make_segment(0, depth=0).records}, "before the image"),
@@ -300,7 +306,7 @@ HOSTILE = {
 @pytest.mark.parametrize(("fields", "message"), HOSTILE.values(), ids=HOSTILE)
 def test_refuses_a_segment_that_would_harm_it(path, fields, message):
     writer, reader = make_store(path, make_segment(0))
-    segment = make_segment(5)._replace(image=make_image(FRAMES))
+    segment = make_segment(5)._replace(image=make_blob(FRAMES))
     stream = segment.stream._make(fields.pop("stream", segment.stream)) if "stream" in fields else segment.stream
     with pytest.raises(ValueError, match=message):
         writer.insert(segment._replace(stream=stream, **fields))

@@ -20,7 +20,7 @@ from store_builders import SIZES, attach, create, make_segment, open_reader, wri
 from apex.errors import ConfigError
 from apex.replay_memory.store import file, location
 from apex.replay_memory.store.file import DamagedMemoryError, require_processor
-from apex.replay_memory.store.layout import HEADER, STORED_RECORD, Sizes
+from apex.replay_memory.store.layout import STORE_HEADER, STORED_RECORD, Sizes
 from apex.replay_memory.store.location import (
     beside,
     board_path,
@@ -47,7 +47,7 @@ def path():
 
 def write_header(path, **fields):
     with path.open("r+b") as file:
-        header = np.frombuffer(file.read(HEADER.itemsize), HEADER).copy()
+        header = np.frombuffer(file.read(STORE_HEADER.itemsize), STORE_HEADER).copy()
         for name, value in fields.items():
             header[name] = value
         file.seek(0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from apex.runs.report.html import Markup, join, tag
-from apex.runs.report.svg_chart import MAX_POINTS, Line, chart, thin
+from apex.runs.report.svg_chart import MAX_POINTS, ChartLine, chart, thin
 
 
 def polylines(svg):
@@ -24,7 +24,7 @@ def texts(svg):
 
 def line(*points):
     x, y = np.array(points, float).T
-    return Line(x, y)
+    return ChartLine(x, y)
 
 
 # --- markup ---------------------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ def test_a_clock_is_labelled_as_one():
 
 def test_one_point_is_a_dot_and_none_is_an_empty_panel():
     assert "<circle" in chart([line((5, 1))], "steps", "")
-    assert polylines(chart([Line(np.empty(0), np.empty(0))], "steps", "")) == []
+    assert polylines(chart([ChartLine(np.empty(0), np.empty(0))], "steps", "")) == []
 
 
 @pytest.mark.parametrize("value", [0.0, -20.5, 1e-9, 1e9])

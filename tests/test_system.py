@@ -24,7 +24,7 @@ from apex.config import (
 )
 from apex.environments.factory import describe
 from apex.launch.preflight.fit import fit_one_process
-from apex.launch.serial.run import open_single_process
+from apex.launch.serial.run import open_serial_run
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
 from apex.runtime.lifecycle import Stop
@@ -52,7 +52,7 @@ def trained(tmp_path_factory):
     config, _ = fit_one_process(CARTPOLE, schema)
     run = dataclasses.replace(config.run, folder=str(tmp_path_factory.mktemp("runs")))
     folder = RunFolder.create(dataclasses.replace(config, run=run), schema, argv=[])
-    with open_single_process(folder, Stop()) as system:
+    with open_serial_run(folder, Stop()) as system:
         assert system.run() == f"reached {NUM_UPDATES} updates"
         status, num_steps = system.experience.server.status(), system.experience.actor.num_steps
     torch.set_num_threads(before)

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from apex.launch.terminal.dashboard import MAX_SCORES, History, plain_line, render, seconds_to_go
-from apex.launch.terminal.layout import Painter
+from apex.launch.terminal.layout import RowLayout
 from apex.launch.terminal.view import LogTail, PlainView, open_view, say, show_once
 from apex.runtime.text import clean, duration, known, number, size
 
@@ -57,7 +57,7 @@ def full_status(**changes):
         "learner": {"loss": 0.0123, "mean_q": 0.5, "gradient_norm": 1.0, "td_error": 0.1},
         "evaluator": {"score": 18.2, "best": 19.0, "episodes": 5, "updates": 300},
         "limits": {"steps": 0, "updates": 0, "minutes": 65.0, "score": 475.0},
-        "limited_by": {"part": "actors", "why": "samplers wait for inserts", "knob": "--actor.num-processes"},
+        "limited_by": {"part": "actors", "why": "samplers wait for inserts", "setting": "--actor.num-processes"},
         "roles": [
             role("actor", rate="1890 steps/s", waiting="for receipts (12 s)"),
             role("replay", rate="1890 inserts/s"),
@@ -216,7 +216,7 @@ def test_a_long_curve_is_thinned_and_keeps_its_newest_point():
 
 
 def test_a_sparkline_has_one_bar_for_each_of_few_values_and_means_of_many():
-    painter = Painter(80, ascii_only=True)
+    painter = RowLayout(80, ascii_only=True)
     assert painter.sparkline([]) == painter.sparkline([1.0]) == ""
     assert painter.sparkline([0.0, 7.0, 3.0]) == "_#="
     assert painter.sparkline([2.0, 2.0]) == "__"

@@ -11,10 +11,10 @@ from apex.config import Config, LearnerConfig, NetworkConfig
 from apex.dqn.gradient_step import DeviceBatch
 from apex.dqn.losses import importance_weights
 from apex.dqn.networks import flatten_parameters, make_network
-from apex.learning.batch_ring import Part, Sample
-from apex.learning.skipped_batches import MAX_FILES, BadBatches
+from apex.learning.batch_ring import Batch, BatchPart
+from apex.learning.skipped_batches import MAX_FILES, SkippedBatches
 from apex.learning.trainer import COLLECT_SECONDS, Trainer
-from apex.runs.checkpoints.checkpoint import LearnerState, load, save
+from apex.runs.checkpoints.checkpoint import LearnerState, load_checkpoint, save_checkpoint
 from apex.types import Progress, Schema
 
 SCHEMA = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=3, n_step=3, codec="raw")
@@ -24,7 +24,7 @@ B = 16
 
 def make_sample(number, seed=0):
     rng = np.random.default_rng([seed, number])
-    return Sample(
+    return Batch(
         stacks=rng.normal(size=(2, B, 1, 4)).astype(np.float32),
         keys=np.arange(B) + 100 * number,
         probability=rng.uniform(0.01, 0.1, B),
@@ -33,7 +33,7 @@ def make_sample(number, seed=0):
         discount=np.where(rng.random(B) < 0.2, 0, 0.97).astype(np.float32),
         version=np.full(B, 2),
         num_transitions=1000,
-        parts=[Part(0, 5, 1, number)],
+        parts=[BatchPart(0, 5, 1, number)],
         slot=number % 3,
     )
 
@@ -63,9 +63,9 @@ class Tape:
         self.published.append(parameters)
 
 
-def make_trainer(tape, **knobs):
+def make_trainer(tape, **settings):
     config = LearnerConfig(
-        **{"batch_size": B, "optimizer": "adam", "learning_rate": 1e-2, "publish_seconds": 0.0, **knobs}
+        **{"batch_size": B, "optimizer": "adam", "learning_rate": 1e-2, "publish_seconds": 0.0, **settings}
     )
     online, target = (make_network(NETWORK, SCHEMA, seed=1) for _ in range(2))
     return Trainer(
@@ -197,9 +197,9 @@ def test_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path, optimize
     for _ in range(3):
         first.step(0.0)
     state = LearnerState(progress=Progress(42), config=Config(), schema=SCHEMA, **first.state())
-    path = save(tmp_path, state)
+    path = save_checkpoint(tmp_path, state)
     second = make_trainer(Tape(*samples[3:]), optimizer=optimizer, target_period=2)
-    second.restore(load(path)._asdict())
+    second.restore(load_checkpoint(path)._asdict())
     assert second.num_updates == 3
     for _ in range(3):
         second.step(0.0)
@@ -226,8 +226,10 @@ def test_averages_lie_as_their_parameters_do_after_a_checkpoint(tmp_path, optimi
             if parameter.dim() == 2:
                 parameter.data = parameter.data.T.contiguous().T
     first.step(0.0)
-    path = save(tmp_path, LearnerState(progress=Progress(1), config=Config(), schema=SCHEMA, **first.state()))
-    second.restore(load(path)._asdict())
+    path = save_checkpoint(
+        tmp_path, LearnerState(progress=Progress(1), config=Config(), schema=SCHEMA, **first.state())
+    )
+    second.restore(load_checkpoint(path)._asdict())
     strides = [parameter.stride() for parameter in second.online.parameters()]
     assert any(stride[0] == 1 < stride[1] for stride in strides if len(stride) == 2)
     for (parameter, values), expected in zip(
@@ -254,8 +256,8 @@ def test_how_the_optimizer_steps_is_said_by_this_device_and_configuration_and_no
 
 
 def test_a_rate_that_falls_falls_from_update_to_update_and_goes_on_after_a_restore():
-    knobs = {"learning_rate": 0.4, "final_learning_rate_share": 0.25, "learning_rate_updates": 3}
-    before = make_trainer(Tape(*map(make_sample, range(2))), **knobs)
+    settings = {"learning_rate": 0.4, "final_learning_rate_share": 0.25, "learning_rate_updates": 3}
+    before = make_trainer(Tape(*map(make_sample, range(2))), **settings)
     rates = []
 
     def step(trainer):
@@ -264,7 +266,7 @@ def test_a_rate_that_falls_falls_from_update_to_update_and_goes_on_after_a_resto
 
     step(before)
     step(before)
-    after = make_trainer(Tape(*map(make_sample, range(2, 5))), **knobs)
+    after = make_trainer(Tape(*map(make_sample, range(2, 5))), **settings)
     after.restore(before.state())
     for _ in range(3):
         step(after)
@@ -358,7 +360,7 @@ def test_where_the_network_is_at_fault_priorities_stay_and_the_credit_comes_back
 
 
 def test_the_batch_is_kept_to_be_looked_at_the_first_few_of_them(tmp_path):
-    bad = BadBatches(tmp_path)
+    bad = SkippedBatches(tmp_path)
     for number in range(MAX_FILES + 2):
         bad.keep(spoiled(number, [3]), np.full(B, np.nan, np.float32), number + 1)
     files = sorted((tmp_path / "bad-batches").iterdir())
@@ -371,6 +373,6 @@ def test_the_batch_is_kept_to_be_looked_at_the_first_few_of_them(tmp_path):
 
 def test_a_full_disk_keeps_no_batch_and_ends_nothing(tmp_path, caplog):
     (tmp_path / "bad-batches").write_text("a file where the folder should be")
-    BadBatches(tmp_path).keep(spoiled(0, [3]), np.full(B, np.nan, np.float32), 1)
+    SkippedBatches(tmp_path).keep(spoiled(0, [3]), np.full(B, np.nan, np.float32), 1)
     assert "1 updates were skipped" in caplog.text
     assert "the batch was not kept" in caplog.text

@@ -54,8 +54,8 @@ def cut(batch, size):
     return DeviceBatch(batch.stacks[:, :size], *(row[:size] for row in batch[1:]))
 
 
-def make_step(**knobs):
-    config = LearnerConfig(**{"batch_size": B, "max_gradient_norm": 1e9, **knobs})
+def make_step(**settings):
+    config = LearnerConfig(**{"batch_size": B, "max_gradient_norm": 1e9, **settings})
     online, target = (make_network(NetworkConfig(width=0.25, hidden=64), PIXELS, seed=seed) for seed in (1, 2))
     optimizer = make_optimizer(config, online.parameters())
     return make_update(config, online, target.requires_grad_(False), optimizer, CPU), online, target
@@ -119,9 +119,9 @@ def test_both_states_in_one_pass_give_the_same_loss_td_errors_and_gradients(opti
 
 def test_halves_on_two_threads_are_the_same_step(monkeypatch):
     """Within the rounding of float32, step after step, for an odd batch and for one that has no halves."""
-    knobs = {"optimizer": "adam", "loss": "huber", "max_gradient_norm": 1.0}
-    plain, plain_network, _ = make_step(**knobs)
-    halves, network, target = make_step(**knobs, num_threads=2, batch_size=128)
+    settings = {"optimizer": "adam", "loss": "huber", "max_gradient_norm": 1.0}
+    plain, plain_network, _ = make_step(**settings)
+    halves, network, target = make_step(**settings, num_threads=2, batch_size=128)
     passes, whole = [], make_batch(3)
     own_pass = QNetwork.forward
     monkeypatch.setattr(
@@ -234,8 +234,8 @@ def test_no_converted_weight_outlives_a_graph(monkeypatch, device, cached):
     asked = []
 
     class Autocast:
-        def __init__(self, *arguments, **knobs):
-            asked.append((arguments, knobs))
+        def __init__(self, *arguments, **settings):
+            asked.append((arguments, settings))
 
         def __enter__(self):
             raise InterruptedError

@@ -22,7 +22,7 @@ from apex.dqn.networks import flatten_parameters, make_network
 from apex.environments.factory import describe
 from apex.evaluation.export.command import ExportError, main, to_onnx
 from apex.runs.checkpoints.policy_file import BEST, PlayedGames, PolicyInfo, save_policy
-from apex.runs.checkpoints.policy_file import load_policy as load_policy_file
+from apex.runs.checkpoints.policy_file import read_policy as load_policy_file
 from apex.runs.folder import RunFolder
 
 README = Path(__file__).parent.parent / "README.md"

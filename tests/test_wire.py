@@ -9,7 +9,7 @@ import pytest
 from builders import PIXELS, RUN, VECTORS, make_batch, make_records, make_segment
 
 from apex.transport.codec import Codec, decode_control, decode_request, encode_control
-from apex.transport.header import HEADER, TOPIC_BYTES, VERSION, Kind, WireError, peek_kind, receipt_topic
+from apex.transport.header import HEADER, TOPIC_BYTES, WIRE_VERSION, MessageKind, WireError, peek_kind, receipt_topic
 from apex.transport.json_fields import is_text, printable
 from apex.types import Parameters, PriorityUpdate, Receipt, Stream
 
@@ -102,7 +102,7 @@ def test_a_figure_that_is_not_finite_travels_as_null():
 
 
 def test_the_kind_can_be_told_before_decoding():
-    assert peek_kind(CODEC.encode_evaluation({}, None)) == Kind.EVALUATION
+    assert peek_kind(CODEC.encode_evaluation({}, None)) == MessageKind.EVALUATION
     assert peek_kind([b"short"]) == -1
     assert peek_kind([]) == -1
 
@@ -122,7 +122,7 @@ SEGMENT = CODEC.encode_segment(make_segment(PIXELS))
         ([SEGMENT[0][:-1] + b"\x00"], "crc"),
         (reseal(SEGMENT, version=9), "version"),
         (reseal(SEGMENT, kind=200), "kind"),
-        (reseal(SEGMENT, kind=Kind.BATCH), "kind"),
+        (reseal(SEGMENT, kind=MessageKind.BATCH), "kind"),
         (reseal(SEGMENT, run_id=1), "run"),
         (reseal(SEGMENT, schema=1), "schema"),
         (reseal(SEGMENT, count=0), "count"),
@@ -361,7 +361,8 @@ OF_REPLAY = {
     "refused_connections": {}, "priority_histogram": None,
 }  # fmt: skip
 HELLO = {
-    "type": "hello", "wire": VERSION, "session": 5, "role": "actor", "host": "h", "pid": 7, "shard": 0, "num_streams": 4
+    "type": "hello", "wire": WIRE_VERSION, "session": 5, "role": "actor",
+    "host": "h", "pid": 7, "shard": 0, "num_streams": 4,
 }  # fmt: skip
 
 
@@ -374,7 +375,7 @@ HELLO = {
         HELLO,
         {"type": "status"},
         {"type": "goodbye", "session": 5},
-        {"type": "hello", "wire": VERSION + 1, "session": 5, "anything": [1]},  # It is told so.
+        {"type": "hello", "wire": WIRE_VERSION + 1, "session": 5, "anything": [1]},  # It is told so.
         {"type": "heartbeat", "run_id": RUN + 1, "session": 5, "anything": [1]},
     ],
 )

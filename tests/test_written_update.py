@@ -16,8 +16,8 @@ from apex.dqn.autograd_update import EagerUpdate, make_update, place
 from apex.dqn.gradient_step import DeviceBatch
 from apex.dqn.kernels.convolution import load_convolution
 from apex.dqn.manual_backward import pixel_torso
-from apex.dqn.manual_backward.update import WrittenUpdate
-from apex.dqn.manual_backward.vector_torso import VectorBody
+from apex.dqn.manual_backward.update import ManualUpdate
+from apex.dqn.manual_backward.vector_torso import VectorTorso
 from apex.dqn.networks import QNetwork, flatten_parameters, make_network
 from apex.dqn.optimizers import make_optimizer, restore_optimizer
 from apex.types import Schema
@@ -59,10 +59,10 @@ def make_batch(schema, size, seed):
     )
 
 
-def make(kind, schema, *, dueling=True, width=0.25, aside=False, **knobs):
+def make(kind, schema, *, dueling=True, width=0.25, aside=False, **settings):
     """An update of that kind, its networks and its optimizer; equal for equal arguments but the kind."""
     needs_the_loop(schema)
-    config = LearnerConfig(**{"batch_size": 8, "optimizer": "adam", "learning_rate": 1e-2, **knobs})
+    config = LearnerConfig(**{"batch_size": 8, "optimizer": "adam", "learning_rate": 1e-2, **settings})
     network = NetworkConfig(hidden=round(7 / width), body_hidden=6, dueling=dueling, width=width)
     online, target = (place(make_network(network, schema, seed=seed), CPU) for seed in (1, 2))
     optimizer = make_optimizer(config, online.parameters())
@@ -82,8 +82,8 @@ def gradients(network):
 def test_each_step_is_that_of_autograd(dueling, loss, stack, dtype, frame_shape, max_gradient_norm, optimizer):
     """Within the rounding of float32, step after step, for batches of several sizes."""
     schema = make_schema(stack, dtype, frame_shape)
-    knobs = {"dueling": dueling, "loss": loss, "max_gradient_norm": max_gradient_norm, "optimizer": optimizer}
-    assert_steps_are_autograds(schema, **knobs)
+    settings = {"dueling": dueling, "loss": loss, "max_gradient_norm": max_gradient_norm, "optimizer": optimizer}
+    assert_steps_are_autograds(schema, **settings)
 
 
 @pytest.mark.parametrize("aside", [False, True])
@@ -92,9 +92,9 @@ def test_so_it_is_at_other_widths_and_with_the_target_network_on_a_thread_of_its
     assert_steps_are_autograds(make_schema(*PIXELS[0]), sizes=(8, 1), width=width, aside=aside)
 
 
-def assert_steps_are_autograds(schema, sizes=(8, 1, 33, 8), aside=False, **knobs):
-    plain, plain_network, _, _ = make(EagerUpdate, schema, **knobs)
-    update, network, target, _ = make(WrittenUpdate, schema, aside=aside, **knobs)
+def assert_steps_are_autograds(schema, sizes=(8, 1, 33, 8), aside=False, **settings):
+    plain, plain_network, _, _ = make(EagerUpdate, schema, **settings)
+    update, network, target, _ = make(ManualUpdate, schema, aside=aside, **settings)
     judge = flatten_parameters(target)
     for seed, size in enumerate(sizes):
         before = flatten_parameters(network)
@@ -115,7 +115,7 @@ def assert_steps_are_autograds(schema, sizes=(8, 1, 33, 8), aside=False, **knobs
 @pytest.mark.parametrize(("kind", "at_least"), [(VECTORS[0], 0.5), (PIXELS[1], 0.1)])
 def test_gradients_are_clipped_to_a_joint_norm_of_the_most(kind, at_least):
     schema = make_schema(*kind)
-    update, network, _, _ = make(WrittenUpdate, schema, max_gradient_norm=0.05)
+    update, network, _, _ = make(ManualUpdate, schema, max_gradient_norm=0.05)
     told = update(make_batch(schema, 8, 0)).figures.gradient_norm
     assert told > at_least
     assert float(gradients(network).norm()) == pytest.approx(0.05, rel=1e-3)
@@ -135,7 +135,7 @@ def test_gradients_are_clipped_to_a_joint_norm_of_the_most(kind, at_least):
 def test_an_update_that_is_not_finite_leaves_everything_as_it_was_and_the_next_is_made(kind, field, value):
     schema = make_schema(*kind)
     plain, plain_network, _, _ = make(EagerUpdate, schema)
-    update, network, _, optimizer = make(WrittenUpdate, schema)
+    update, network, _, optimizer = make(ManualUpdate, schema)
     for step in (plain, update):
         step(make_batch(schema, 8, 0))
     batch = make_batch(schema, 8, 1)
@@ -158,7 +158,7 @@ def test_an_update_that_is_not_finite_leaves_everything_as_it_was_and_the_next_i
 def test_a_gradient_that_is_not_finite_is_enough(kind):
     """The loss is; what the way back multiplies it by overflows."""
     schema = make_schema(*kind)
-    update, network, _, _ = make(WrittenUpdate, schema)
+    update, network, _, _ = make(ManualUpdate, schema)
     with torch.no_grad():
         head = network.advantage
         head.hidden.weight.zero_()
@@ -176,7 +176,7 @@ def test_a_gradient_that_is_not_finite_is_enough(kind):
 def test_the_batch_stays_as_it_was(kind):
     """Its memory is a slot of the ring, of which a batch that no update could be made with is kept."""
     schema = make_schema(*kind)
-    update, *_ = make(WrittenUpdate, schema)
+    update, *_ = make(ManualUpdate, schema)
     batch, same = make_batch(schema, 8, 0), make_batch(schema, 8, 0)
     update(batch)
     assert all(torch.equal(one, other) for one, other in zip(batch, same, strict=True))
@@ -185,7 +185,7 @@ def test_the_batch_stays_as_it_was(kind):
 @pytest.mark.parametrize("kind", [VECTORS[0], PIXELS[1]])
 def test_what_one_step_tells_is_not_changed_by_the_next(kind):
     schema = make_schema(*kind)
-    update, *_ = make(WrittenUpdate, schema)
+    update, *_ = make(ManualUpdate, schema)
     told = update(make_batch(schema, 8, 0))
     kept = told.td_errors.clone(), [figure.clone() for figure in told.figures]
     update(make_batch(schema, 8, 1))
@@ -198,7 +198,7 @@ def test_it_goes_on_from_a_state_that_was_loaded_and_sees_a_target_that_was_copi
     schema = make_schema(*kind)
     source, source_network, _, source_optimizer = make(EagerUpdate, schema)
     source(make_batch(schema, 8, 0))
-    update, network, target, optimizer = make(WrittenUpdate, schema)
+    update, network, target, optimizer = make(ManualUpdate, schema)
     update(make_batch(schema, 8, 5))
     network.load_state_dict(source_network.state_dict())
     restore_optimizer(optimizer, copy.deepcopy(source_optimizer.state_dict()))
@@ -215,7 +215,7 @@ def test_equal_steps_give_equal_bits(kind):
     schema = make_schema(*kind)
     curves = []
     for _ in range(2):
-        update, network, _, _ = make(WrittenUpdate, schema)
+        update, network, _, _ = make(ManualUpdate, schema)
         curves.append([])
         for seed in range(5):
             update(make_batch(schema, 8, seed))
@@ -227,7 +227,7 @@ def test_equal_steps_give_equal_bits(kind):
 @pytest.mark.parametrize("kind", [VECTORS[0], PIXELS[1]])
 def test_gradients_are_there_although_somebody_has_set_them_to_zero(kind):
     schema = make_schema(*kind)
-    update, network, _, optimizer = make(WrittenUpdate, schema)
+    update, network, _, optimizer = make(ManualUpdate, schema)
     plain, plain_network, _, _ = make(EagerUpdate, schema)
     optimizer.zero_grad(set_to_none=False)
     for step in (plain, update):
@@ -235,8 +235,8 @@ def test_gradients_are_there_although_somebody_has_set_them_to_zero(kind):
     torch.testing.assert_close(gradients(network), gradients(plain_network), rtol=1e-3, atol=1e-6)
 
 
-def chosen_for(online, **knobs):
-    config = LearnerConfig(**{"batch_size": 8, "num_threads": 1, **knobs})
+def chosen_for(online, **settings):
+    config = LearnerConfig(**{"batch_size": 8, "num_threads": 1, **settings})
     optimizer = make_optimizer(config, [parameter for parameter in online.parameters() if parameter.requires_grad])
     return type(make_update(config, online, copy.deepcopy(online), optimizer, CPU))
 
@@ -246,10 +246,10 @@ def test_it_is_chosen_for_our_own_networks_and_what_one_thread_differentiates(ki
     schema = make_schema(*kind)
     needs_the_loop(schema)
     own = make_network(NetworkConfig(hidden=7, body_hidden=6, width=0.25), schema, seed=1)
-    assert chosen_for(own) is WrittenUpdate
-    assert chosen_for(own, num_threads=2) is WrittenUpdate  # The second one is the target network's.
+    assert chosen_for(own) is ManualUpdate
+    assert chosen_for(own, num_threads=2) is ManualUpdate  # The second one is the target network's.
     assert chosen_for(own, num_threads=2, batch_size=128) is EagerUpdate
-    assert chosen_for(own, num_threads=3) is WrittenUpdate
+    assert chosen_for(own, num_threads=3) is ManualUpdate
     assert chosen_for(own, num_threads=3, batch_size=128) is EagerUpdate
     assert chosen_for(own, bfloat16="on") is EagerUpdate
 
@@ -265,7 +265,7 @@ def test_of_several_threads_one_is_the_target_networks_and_each_operation_has_on
     update = make_update(config, online, target.requires_grad_(False), make_optimizer(config, online.parameters()), CPU)
     assert torch.get_num_threads() == 1
     passes, judged = [], threading.Event()
-    own_pass = VectorBody.forward
+    own_pass = VectorTorso.forward
 
     def forward(self, stacks):
         passes.append((len(stacks), threading.get_ident(), torch.get_num_threads()))
@@ -275,7 +275,7 @@ def test_of_several_threads_one_is_the_target_networks_and_each_operation_has_on
             assert judged.wait(10)  # The other thread works meanwhile; one that came after would never begin.
         return own_pass(self, stacks)
 
-    monkeypatch.setattr(VectorBody, "forward", forward)
+    monkeypatch.setattr(VectorTorso, "forward", forward)
     update(make_batch(schema, 8, 0))
     here = threading.get_ident()
     assert {stacks: ident == here for stacks, ident, _ in passes} == {2: True, 1: threads == 1}

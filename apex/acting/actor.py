@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from apex.acting.episode_scores import ScoreBoard
-from apex.acting.reliable_sender import ExperienceLink
+from apex.acting.episode_scores import EpisodeScores
+from apex.acting.reliable_sender import ReliableSender
 from apex.acting.segment_builder import SegmentBuilder
 from apex.config import Config
 from apex.dqn.exploration import epsilon_greedy, epsilon_ladder
@@ -40,7 +40,7 @@ class Actor:
         streams: Sequence[Stream],
         *,
         builder: SegmentBuilder,
-        link: ExperienceLink,
+        link: ReliableSender,
         parameters: NewestParameters,
         num_actors: int,
         rng: np.random.Generator,
@@ -56,7 +56,7 @@ class Actor:
         self._rng = rng
         ladder = epsilon_ladder(num_actors, config.actor.epsilon_base, config.actor.epsilon_exponent)
         self._epsilon = ladder[[stream.actor_id for stream in streams]]
-        self.scores = ScoreBoard(streams, self._epsilon, num_actors)
+        self.scores = EpisodeScores(streams, self._epsilon, num_actors)
         self._bfloat16 = bfloat16
         self._published = 0  # number of the newest parameters
         self._version = 0  # their version

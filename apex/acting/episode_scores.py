@@ -11,7 +11,7 @@ from apex.metric_tags import EPISODES, FAULTS, LENGTH, MEAN_SCORE, SCORE, score_
 from apex.types import Step, Stream
 
 
-class ScoreBoard:
+class EpisodeScores:
     """Raw full-game scores, per actor: below the reward clip and the handling of lives."""
 
     def __init__(self, streams: Sequence[Stream], epsilons: NDArray[np.float64], num_actors: int) -> None:

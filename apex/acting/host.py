@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from apex.acting.shared_parameters import ParameterBoard
+from apex.acting.shared_parameters import SharedParameters
 from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.runtime.rates import Rates
 from apex.transport.codec import Codec
@@ -47,10 +47,10 @@ class WorkerFigures:
         return next(filter(None, every), "")
 
 
-class Host:
+class ActorHost:
     """The process above the workers: heartbeats, leases, and the host's one copy of the parameters."""
 
-    def __init__(self, welcome: Welcome, board: ParameterBoard, figures: WorkerFigures, sizes: Sequence[int]) -> None:
+    def __init__(self, welcome: Welcome, board: SharedParameters, figures: WorkerFigures, sizes: Sequence[int]) -> None:
         self._welcome = welcome
         self._board = board
         self._figures = figures

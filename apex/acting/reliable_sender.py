@@ -26,11 +26,11 @@ class Receipts(Protocol):
         """All that have arrived; waits up to `timeout` seconds for the first."""
 
 
-class OutlivedError(RuntimeError):
+class SupersededError(RuntimeError):
     """A stream has a newer life: the store takes nothing more from this one, and no receipt will come."""
 
 
-class ExperienceLink:
+class ReliableSender:
     """The streams of one process on their way to the store, each segment exactly once."""
 
     def __init__(
@@ -89,7 +89,7 @@ class ExperienceLink:
             if window is None:
                 continue
             if receipt.stream.incarnation > window.stream.incarnation:
-                raise OutlivedError(
+                raise SupersededError(
                     f"actor {window.stream.actor_id} was leased to somebody else meanwhile; start again"
                 )
             if window.acknowledge(receipt, now):

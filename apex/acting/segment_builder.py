@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from apex.config import Config
 from apex.dqn.n_step import NStep, n_step_returns
 from apex.errors import require
-from apex.frame_blob import make_image
-from apex.types import RECORD, Array, Codec, Schema, Step
+from apex.frame_blob import make_blob
+from apex.types import RECORD, Array, FrameCodec, Schema, Step
 
 
 def _lz4(frame: Array) -> bytes:
@@ -24,8 +24,8 @@ def _raw(frame: Array) -> bytes:
     return frame.tobytes()
 
 
-COMPRESS: dict[Codec, Callable[[Array], bytes]] = {"lz4": _lz4, "raw": _raw}  # C-contiguous frame -> bytes
-MAX_PRIORITY = float(np.finfo(np.float32).max)  # finite: replay refuses a segment with any other
+COMPRESS: dict[FrameCodec, Callable[[Array], bytes]] = {"lz4": _lz4, "raw": _raw}  # C-contiguous frame -> bytes
+MAX_SENT_PRIORITY = float(np.finfo(np.float32).max)  # finite: replay refuses a segment with any other
 
 
 class Cut(NamedTuple):
@@ -203,7 +203,7 @@ class SegmentBuilder:
             records["depth"] = depth
             records["next_depth"] = np.minimum(depth + length, self._schema.stack)
             frames = self._frames[stream][oldest - self._oldest[stream] :][: frame[-1] + length[-1] + 1 - oldest]
-            cuts.append(Cut(int(stream), records, make_image(frames)))
+            cuts.append(Cut(int(stream), records, make_blob(frames)))
         self._forget(rows, stop)
         return cuts
 
@@ -221,7 +221,7 @@ class SegmentBuilder:
         with np.errstate(invalid="ignore"):  # inf - inf
             priority = np.abs(n_step.n_step_return + n_step.discount * bootstrap - rows.value)
         return np.fmin(
-            priority, MAX_PRIORITY
+            priority, MAX_SENT_PRIORITY
         )  # Also of Q-values that are no numbers: what cannot be judged comes first.
 
     def _forget(self, rows: _Row, stop: NDArray[np.int64]) -> None:

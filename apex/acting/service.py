@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from apex.acting.host import Host, WorkerFigures
-from apex.acting.shared_parameters import ParameterBoard
-from apex.acting.worker import Task, Work
+from apex.acting.host import ActorHost, WorkerFigures
+from apex.acting.shared_parameters import SharedParameters
+from apex.acting.worker import Work, WorkerTask
 from apex.runtime.children import ChildDiedError, check_children, start_child, stop_children
 from apex.runtime.lifecycle import (
     FINISHED,
@@ -34,16 +34,16 @@ def run_service(welcome: Welcome, num_actors: int, envs: int, work: Work, stop: 
     streams = welcome.streams
     size = envs or welcome.config.actor.envs_per_process or len(streams)
     blocks = [streams[i : i + size] for i in range(0, len(streams), size)]
-    board = ParameterBoard(welcome.num_parameters)
+    board = SharedParameters(welcome.num_parameters)
     figures = WorkerFigures(len(blocks))
     log.info("actors %d to %d in %d processes", streams[-1].actor_id, streams[0].actor_id, len(blocks))
     children = [
-        start_child(f"actor-{block[0].actor_id}", work, Task(welcome, num_actors, block, board, figures, row))
+        start_child(f"actor-{block[0].actor_id}", work, WorkerTask(welcome, num_actors, block, board, figures, row))
         for row, block in enumerate(blocks)
     ]
     session = None
     try:
-        host = Host(welcome, board, figures, [len(block) for block in blocks])
+        host = ActorHost(welcome, board, figures, [len(block) for block in blocks])
         session = Session(welcome, "actor", stop, host.status)
 
         def check() -> None:

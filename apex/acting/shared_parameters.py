@@ -11,7 +11,7 @@ from apex.types import Parameters
 _NUM_SIDES = 2
 
 
-class ParameterBoard:
+class SharedParameters:
     """Anonymous shared memory with two sides: one is written while the other is read. One writer, no lock.
 
     Word 0 counts the publishes; number k (from 1) stands on side k mod 2. A reader copies, then looks whether

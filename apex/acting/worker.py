@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from apex.acting.actor import Actor, NewestParameters
 from apex.acting.host import WorkerFigures
-from apex.acting.reliable_sender import ExperienceLink, Outlet, Receipts
+from apex.acting.reliable_sender import Outlet, Receipts, ReliableSender
 from apex.acting.segment_builder import SegmentBuilder
-from apex.acting.shared_parameters import ParameterBoard
+from apex.acting.shared_parameters import SharedParameters
 from apex.config import Config
 from apex.config.sizing import is_wide
 from apex.dqn.networks import make_network
@@ -34,22 +34,22 @@ from apex.types import Schema, Stream
 REPORT_SECONDS = 1.0  # between two reports of scores
 
 
-class Task(NamedTuple):
+class WorkerTask(NamedTuple):
     """What a worker process is given."""
 
     welcome: Welcome
     num_actors: int
     streams: list[Stream]
-    board: ParameterBoard
+    board: SharedParameters
     figures: WorkerFigures
     row: int
 
 
-Connect = Callable[[Sequence[Outlet], Receipts], ExperienceLink]
-Work = Callable[[Stop, Task], None]
+Connect = Callable[[Sequence[Outlet], Receipts], ReliableSender]
+Work = Callable[[Stop, WorkerTask], None]
 
 
-def work(stop: Stop, task: Task, connect: Connect | None = None) -> None:
+def run_worker(stop: Stop, task: WorkerTask, connect: Connect | None = None) -> None:
     """A worker process: explores until it is told to stop.
 
     `connect` makes the link to the replay shards of their sockets; if it is None, it is made of nothing else.
@@ -58,7 +58,7 @@ def work(stop: Stop, task: Task, connect: Connect | None = None) -> None:
     config, schema = welcome.config, welcome.schema
     torch.set_num_threads(config.actor.num_threads)
     codec = Codec(welcome.run_id, schema)
-    environment, rng = make_world(config, streams)
+    environment, rng = make_environments(config, streams)
     connect = connect or partial(_connect, task, codec)
     with open_context(read_keys(config.transport.keys, "actor")) as context:
         actor = make_actor(
@@ -87,7 +87,7 @@ def work(stop: Stop, task: Task, connect: Connect | None = None) -> None:
             environment.close()
 
 
-def make_world(config: Config, streams: Sequence[Stream]) -> tuple[VectorEnvironment, np.random.Generator]:
+def make_environments(config: Config, streams: Sequence[Stream]) -> tuple[VectorEnvironment, np.random.Generator]:
     """Environments and exploration of a process: by the seed, its lowest actor id and its life."""
     first = min(stream.actor_id for stream in streams)
     seeds = np.random.SeedSequence([config.seed, first, streams[0].incarnation])
@@ -104,7 +104,7 @@ def make_actor(
     environment: VectorEnvironment,
     streams: Sequence[Stream],
     *,
-    link: ExperienceLink,
+    link: ReliableSender,
     parameters: NewestParameters,
     num_actors: int,
     rng: np.random.Generator,
@@ -124,8 +124,8 @@ def make_actor(
     )
 
 
-def _connect(task: Task, codec: Codec, outlets: Sequence[Outlet], receipts: Receipts) -> ExperienceLink:
-    return ExperienceLink(task.streams, codec, outlets, receipts, window=task.welcome.config.actor.window)
+def _connect(task: WorkerTask, codec: Codec, outlets: Sequence[Outlet], receipts: Receipts) -> ReliableSender:
+    return ReliableSender(task.streams, codec, outlets, receipts, window=task.welcome.config.actor.window)
 
 
 def acts_in_bfloat16(config: Config, schema: Schema, *, has_bfloat16: bool) -> bool:

@@ -15,12 +15,14 @@ from apex.errors import ConfigError, require
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """Every knob by its dotted name, in the tree's order."""
+    """Every setting by its dotted name, in the tree's order."""
     flat: dict[str, Any] = {}
     for branch in dataclasses.fields(config):
         value = getattr(config, branch.name)
         if dataclasses.is_dataclass(value):
-            flat |= {f"{branch.name}.{knob.name}": getattr(value, knob.name) for knob in dataclasses.fields(value)}
+            flat |= {
+                f"{branch.name}.{setting.name}": getattr(value, setting.name) for setting in dataclasses.fields(value)
+            }
         else:
             flat[branch.name] = value
     return flat
@@ -36,23 +38,25 @@ def from_dict(tree: dict[str, Any], base: Config | None = None) -> Config:
     base = base or Config()
     changes: dict[str, Any] = {}
     for name, value in tree.items():
-        require(name in get_type_hints(Config), f"unknown knob {name}; known here: {', '.join(get_type_hints(Config))}")
+        require(
+            name in get_type_hints(Config), f"unknown setting {name}; known here: {', '.join(get_type_hints(Config))}"
+        )
         current: Any = getattr(base, name)
         is_branch = dataclasses.is_dataclass(current)
         if not is_branch:
             changes[name] = _coerce(name, get_type_hints(Config)[name], value)
             continue
-        require(isinstance(value, dict), f"{name} must be a table of knobs, got {value!r}")
+        require(isinstance(value, dict), f"{name} must be a table of settings, got {value!r}")
         hints = get_type_hints(type(current))
-        for knob in value:
-            require(knob in hints, f"unknown knob {name}.{knob}; known here: {', '.join(hints)}")
-        branch = {knob: _coerce(f"{name}.{knob}", hints[knob], entry) for knob, entry in value.items()}
+        for setting in value:
+            require(setting in hints, f"unknown setting {name}.{setting}; known here: {', '.join(hints)}")
+        branch = {setting: _coerce(f"{name}.{setting}", hints[setting], entry) for setting, entry in value.items()}
         changes[name] = dataclasses.replace(current, **branch)
     return dataclasses.replace(base, **changes)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Reads a TOML file; whether it holds knobs is for `from_dict` to say."""
+    """Reads a TOML file; whether it holds settings is for `from_dict` to say."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -65,17 +69,17 @@ def load_toml(path: Path, base: Config | None = None) -> Config:
 
 
 def dump_toml(config: Config) -> str:
-    """The whole tree as TOML; `load_toml` gives it back. A knob that is None is left out, as TOML has no null."""
+    """The whole tree as TOML; `load_toml` gives it back. A setting that is None is left out, as TOML has no null."""
     lines: list[str] = []
     branches: list[str] = []
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
         if dataclasses.is_dataclass(value):
-            knobs = {knob.name: getattr(value, knob.name) for knob in dataclasses.fields(value)}
+            settings = {setting.name: getattr(value, setting.name) for setting in dataclasses.fields(value)}
             branches += ["", f"[{item.name}]"]
             branches += [
                 f"{name} = {json.dumps(entry, ensure_ascii=False)}"
-                for name, entry in knobs.items()
+                for name, entry in settings.items()
                 if entry is not None
             ]
         else:

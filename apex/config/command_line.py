@@ -1,4 +1,4 @@
-"""The command line of a run: preset, then TOML file, then options; every knob of the tree is one.
+"""The command line of a run: preset, then TOML file, then options; every setting of the tree is one.
 
 What was typed becomes the same tree of values that a TOML file is, and goes through the same door, `config.from_dict`:
 there is one check and one wording for both. tyro renders --help from the dataclasses and the comments in them.
@@ -18,7 +18,7 @@ from types import NoneType
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from apex.config import Config, EnvironmentConfig, dump_toml, flatten, from_dict, read_toml
-from apex.config.presets import DEFAULT, PRESETS, Kind, preset_for
+from apex.config.presets import DEFAULT, PRESETS, EnvironmentKind, preset_for
 from apex.errors import ConfigError, require
 
 SHORT_NAMES = {
@@ -37,7 +37,7 @@ SHORT_NAMES = {
 }
 HELP = ("-h", "--help")
 # Which a whole file of before lacks; their defaults are as it was.
-LATER_KNOBS = {
+LATER_SETTINGS = {
     "environment.fire_after_life_loss",
     "learner.learning_rate_updates",
     "learner.final_learning_rate_share",
@@ -46,12 +46,12 @@ LATER_KNOBS = {
 Tree = dict[str, Any]
 
 
-class Knob(NamedTuple):
+class Setting(NamedTuple):
     """What an option sets."""
 
     name: str  # dotted, as in the tree
     type: Any  # its annotation
-    negated: bool = False  # --section.no-knob: sets it to false, and takes no value
+    negated: bool = False  # --section.no-setting: sets it to false, and takes no value
 
 
 class Typed(NamedTuple):
@@ -68,7 +68,7 @@ def parse_config(
     *,
     prog: str,
     description: str,
-    kind: Callable[[EnvironmentConfig], Kind],
+    kind: Callable[[EnvironmentConfig], EnvironmentKind],
     means_gpu: Callable[[object], bool],
 ) -> Config:
     """Returns the tree that the options describe; raises ConfigError for what it does not understand.
@@ -97,7 +97,7 @@ def describe_config(config: Config) -> str:
     """The tree as TOML that --config reads; a value that is not the default has the default beside it."""
     values, defaults = flatten(config), flatten(Config())
     differing = {name for name, value in values.items() if value != defaults[name]}
-    lines = [f"# {len(differing)} of {len(values)} knobs differ from the defaults, which are the paper's."]
+    lines = [f"# {len(differing)} of {len(values)} settings differ from the defaults, which are the paper's."]
     branch = ""
     for line in dump_toml(config).splitlines():
         if line.startswith("["):
@@ -120,7 +120,9 @@ def reader_may_leave() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # The interpreter flushes once more at its end.
 
 
-def _resolve(typed: Typed, kind: Callable[[EnvironmentConfig], Kind], means_gpu: Callable[[object], bool]) -> Config:
+def _resolve(
+    typed: Typed, kind: Callable[[EnvironmentConfig], EnvironmentKind], means_gpu: Callable[[object], bool]
+) -> Config:
     file = read_toml(typed.file) if typed.file else {}
     tree = _lay_over(file, typed.tree)
     if typed.preset is not None:
@@ -138,7 +140,7 @@ def _resolve(typed: Typed, kind: Callable[[EnvironmentConfig], Kind], means_gpu:
 
 
 def trains_on_gpu(tree: Tree, means_gpu: Callable[[object], bool]) -> bool:
-    """Whether a learner of this host will compute on a GPU, as far as the knobs of `tree` tell."""
+    """Whether a learner of this host will compute on a GPU, as far as the settings of `tree` tell."""
     return not _branch(tree, "run").get("single_process") and means_gpu(_branch(tree, "learner").get("device"))
 
 
@@ -149,7 +151,7 @@ def _branch(tree: Tree, name: str) -> Tree:
 
 
 def _lay_over(below: Tree, above: Tree) -> Tree:
-    """Both trees in one; where both have a knob, `above` wins. A branch that is no table is left for from_dict."""
+    """Both trees in one; where both have a setting, `above` wins. A branch that is no table is left for from_dict."""
     merged = dict(below)
     for name, value in above.items():
         branch = below.get(name)
@@ -158,18 +160,18 @@ def _lay_over(below: Tree, above: Tree) -> Tree:
 
 
 def _is_whole(tree: Tree) -> bool:
-    """Whether every knob that can be written down is in `tree`, but for those that came later."""
-    flat = set(tree) | LATER_KNOBS
+    """Whether every setting that can be written down is in `tree`, but for those that came later."""
+    flat = set(tree) | LATER_SETTINGS
     for name, branch in tree.items():
         if isinstance(branch, dict):
-            flat |= {f"{name}.{knob}" for knob in branch}
+            flat |= {f"{name}.{setting}" for setting in branch}
     return all(name in flat for name, default in flatten(Config()).items() if default is not None)
 
 
 def _read_options(argv: Sequence[str]) -> Typed:
     """Tells options from values; a later option wins over an earlier one."""
-    knobs = _knobs()
-    spellings = [*knobs, "preset", "config", "print-config"]
+    settings = _settings()
+    spellings = [*settings, "preset", "config", "print-config"]
     tree: Tree = {}
     preset: str | None = None
     file: Path | None = None
@@ -183,11 +185,11 @@ def _read_options(argv: Sequence[str]) -> Typed:
         if name not in spellings:
             raise ConfigError(_unknown(option, name, spellings))
         given: str | None = text if equals else None
-        takes_value = name != "print-config" and not (name in knobs and knobs[name].negated)
+        takes_value = name != "print-config" and not (name in settings and settings[name].negated)
         if takes_value and not equals and words and not words[-1].startswith("--"):
             given = words.pop()
         require(takes_value or given is None, f"{option} takes no value, got {text!r}")
-        if given is None and takes_value and not (name in knobs and knobs[name].type is bool):
+        if given is None and takes_value and not (name in settings and settings[name].type is bool):
             raise ConfigError(f"{option} needs a value")
         if name == "preset":
             preset = given
@@ -196,19 +198,19 @@ def _read_options(argv: Sequence[str]) -> Typed:
         elif name == "print-config":
             print_config = True
         else:
-            knob = knobs[name]
-            value = not knob.negated if given is None else _parse(given, knob.type)
+            setting = settings[name]
+            value = not setting.negated if given is None else _parse(given, setting.type)
             if name == "actors" and isinstance(value, int):
                 require(value >= 1, f"--actors must be >= 1, got {value}")
-            branch, dot, leaf = knob.name.rpartition(".")
+            branch, dot, leaf = setting.name.rpartition(".")
             (tree.setdefault(branch, {}) if dot else tree)[leaf] = value
     return Typed(preset, file, tree, print_config)
 
 
-def _knobs() -> dict[str, Knob]:
-    """Every option that sets a knob, by its spelling without the leading dashes."""
+def _settings() -> dict[str, Setting]:
+    """Every option that sets a setting, by its spelling without the leading dashes."""
     tree = Config()
-    knobs: dict[str, Knob] = {}
+    settings: dict[str, Setting] = {}
     types: dict[str, Any] = {}
     for item in fields(tree):
         branch = getattr(tree, item.name)
@@ -218,9 +220,11 @@ def _knobs() -> dict[str, Knob]:
         for leaf, annotation in get_type_hints(type(branch)).items():
             types[f"{item.name}.{leaf}"] = annotation
             if annotation is bool:
-                knobs[f"{item.name}.no-{leaf}".replace("_", "-")] = Knob(f"{item.name}.{leaf}", bool, negated=True)
-    knobs |= {name.replace("_", "-"): Knob(name, annotation) for name, annotation in types.items()}
-    return knobs | {short: Knob(name, types[name]) for short, name in SHORT_NAMES.items()}
+                settings[f"{item.name}.no-{leaf}".replace("_", "-")] = Setting(
+                    f"{item.name}.{leaf}", bool, negated=True
+                )
+    settings |= {name.replace("_", "-"): Setting(name, annotation) for name, annotation in types.items()}
+    return settings | {short: Setting(name, types[name]) for short, name in SHORT_NAMES.items()}
 
 
 def _parse(text: str, annotation: Any) -> Any:
@@ -244,7 +248,7 @@ def _stray(word: str) -> str:
 
 
 def _unknown(option: str, name: str, spellings: Iterable[str]) -> str:
-    """Says what was meant, if it is near: a knob may also lack its branch, as in --capacity."""
+    """Says what was meant, if it is near: a setting may also lack its branch, as in --capacity."""
     branch, _, leaf = name.rpartition(".")
     siblings = [spelling for spelling in spellings if branch and spelling.startswith(f"{branch}.")]
     near: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""The user's own code behind a knob that reads package.module:name."""
+"""The user's own code behind a setting that reads package.module:name."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 from apex.errors import ConfigError, require
 
 
-def find_factory(knob: str, path: str) -> Any:
+def find_factory(setting: str, path: str) -> Any:
     """The function or class that `path` names; modules in the current directory are found too.
 
-    Raises ConfigError, which names the knob, where there is none.
+    Raises ConfigError, which names the setting, where there is none.
     """
     module_name, _, name = path.partition(":")
     here = os.getcwd()
@@ -23,7 +23,7 @@ def find_factory(knob: str, path: str) -> Any:
         module = importlib.import_module(module_name)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{knob} {path!r}: cannot import {module_name!r} here ({here}): {reason}") from error
+        raise ConfigError(f"{setting} {path!r}: cannot import {module_name!r} here ({here}): {reason}") from error
     factory = getattr(module, name, None)
-    require(callable(factory), f"{knob} {path!r}: {module_name!r} has no function or class {name!r} to be called")
+    require(callable(factory), f"{setting} {path!r}: {module_name!r} has no function or class {name!r} to be called")
     return factory

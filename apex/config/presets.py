@@ -20,7 +20,7 @@ from apex.config import (
 )
 from apex.errors import require
 
-Kind = Literal["atari", "image", "vector"]  # of an environment, by what it shows
+EnvironmentKind = Literal["atari", "image", "vector"]  # of an environment, by what it shows
 
 
 class Preset(NamedTuple):
@@ -30,8 +30,8 @@ class Preset(NamedTuple):
     summary: str
 
 
-# Horgan et al. 2018, as it stands there: every value and its reference is beside its knob in config.py. Only the number
-# of actors is not a default, because few machines bear it.
+# Horgan et al. 2018. Every value and its reference stands beside its setting in tree.py. Only the number of actors is
+# not a default, because few machines have the cores for it.
 PAPER = Config(
     actor=ActorConfig(num_actors=360),  # [section 4.1]
 )
@@ -178,16 +178,16 @@ PRESETS: dict[str, Preset] = {
 
 
 def preset(name: str, **changes: Any) -> Config:
-    """The settings `name`, with changes: `preset("pong", seed=2, run={"max_minutes": 5}, learner={"batch_size": 64})`.
+    """The preset `name`, with changes: `preset("pong", seed=2, run={"max_minutes": 5}, learner={"batch_size": 64})`.
 
-    A branch of the tree is given as a dictionary of its knobs; the others keep the preset's values. Raises ConfigError
-    for a preset, a knob or a value that there is not.
+    A branch of the tree is given as a dictionary of its settings; others keep the preset's values. Raises ConfigError
+    for an unknown preset or setting and for a value out of range.
     """
     require(name in PRESETS, f"the preset must be one of {', '.join(PRESETS)}, got {name!r}")
     return from_dict(changes, PRESETS[name].config)
 
 
-def preset_for(kind: Kind, environment_id: str, *, gpu: Callable[[], bool]) -> Config:
+def preset_for(kind: EnvironmentKind, environment_id: str, *, gpu: Callable[[], bool]) -> Config:
     """The settings for an environment of which only the id is known; `gpu` says whether the learner has one.
 
     Pong, CartPole-v1 and LunarLander have presets of their own. Other Atari games and other images go by `atari` on a

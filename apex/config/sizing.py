@@ -1,4 +1,4 @@
-"""Fits a configuration to a machine: every knob that is 0, "by the machine", gets its value here and nowhere else.
+"""Fits a configuration to a machine: every setting that is 0, "by the machine", gets its value here and nowhere else.
 
 The rule is arithmetic on three figures, so it can be printed (`explain`) and tested for machines that are not there.
 """
@@ -74,7 +74,7 @@ class Machine:
 
 
 def size_to_machine(config: Config, machine: Machine, schema: Schema) -> Config:
-    """Returns `config` with a number for every knob that was 0 by the machine; what was set stays as it is.
+    """Returns `config` with a number for every setting that was 0 by the machine; what was set stays as it is.
 
     Raises ConfigError where the replay memory cannot fit. Sizing the result again changes nothing.
     """
@@ -158,14 +158,14 @@ def _explain_idle_cores(config: Config, sized: Config, machine: Machine) -> list
         return []
     if on_gpu:  # What actors leave, no other part can use; without a GPU the learner takes it.
         why = f"{_count(actor.num_actors, 'actor')} in {actor.num_processes} processes"
-        knob = "--actors"
+        setting = "--actors"
         if not config.actor.num_actors:
             why = f"{why}, as a memory of {sized.replay.capacity:,} holds {TRANSITIONS_PER_ACTOR:,} transitions of each"
-            knob = "--replay.capacity or --actors"
+            setting = "--replay.capacity or --actors"
     else:
         why = f"the learner's batch is too small for more than {_count(learner.num_threads, 'thread')}"
-        knob = "--learner.batch-size"
-    return [f"  about {idle} of {machine.cores} cores have no work: {why}; a higher {knob} gives them some"]
+        setting = "--learner.batch-size"
+    return [f"  about {idle} of {machine.cores} cores have no work: {why}; a higher {setting} gives them some"]
 
 
 def bytes_per_transition(config: Config, schema: Schema) -> int:

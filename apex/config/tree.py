@@ -1,4 +1,4 @@
-"""Every knob: its default, unit, range and source, once. A role receives its branch.
+"""Every setting: its default, unit, range and source, once. A role receives its branch.
 
 Numbers marked [table N], [section N] or [appendix X] are those of Horgan et al. 2018; [PER] is Schaul et al. 2016,
 [DQN] Mnih et al. 2015. `presets.py` holds the named settings; `options.py` makes command-line options of the tree.
@@ -269,11 +269,11 @@ class TransportConfig:
     lease_seconds: float = 3.5  # without a heartbeat an actor's ids are free again after this
 
     def __post_init__(self) -> None:
-        for knob in dataclasses.fields(self):
-            if knob.name.endswith("_port"):
-                port = getattr(self, knob.name) + self.port_offset
+        for setting in dataclasses.fields(self):
+            if setting.name.endswith("_port"):
+                port = getattr(self, setting.name) + self.port_offset
                 require(
-                    1024 <= port <= 65535, f"transport.{knob.name} + port_offset must be 1024 ... 65535, got {port}"
+                    1024 <= port <= 65535, f"transport.{setting.name} + port_offset must be 1024 ... 65535, got {port}"
                 )
         require(self.heartbeat_seconds > 0, f"transport.heartbeat_seconds must be > 0, got {self.heartbeat_seconds}")
         require(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from apex.config import LearnerConfig
 from apex.dqn.gradient_step import DeviceBatch, Figures, Update, Updated
 from apex.dqn.losses import double_q_loss
-from apex.dqn.manual_backward.update import WrittenUpdate, is_written_out
+from apex.dqn.manual_backward.update import ManualUpdate, has_manual_backward
 
 # Two threads with a half of the batch each are as fast as two that share every operation, on cores of their own: 0.5 s
 # (Pong, 512, the paper's width). In a run, where actors want a part of the second core, those that share wait for each
@@ -243,9 +243,9 @@ def make_update(
         return GraphUpdate(EagerUpdate(config, online, target, optimizer, one_pass=True))
     threads = max(1, config.num_threads)
     small = config.batch_size < MOST_PARTS * SMALLEST_PART
-    if is_written_out(online) and config.bfloat16 != "on" and (threads == 1 or small):
+    if has_manual_backward(online) and config.bfloat16 != "on" and (threads == 1 or small):
         torch.set_num_threads(1)  # More than two threads would have nothing to do.
-        return WrittenUpdate(config, online, target, optimizer, judge_aside=threads > 1)
+        return ManualUpdate(config, online, target, optimizer, judge_aside=threads > 1)
     # Buffers are a state beside the parameters, of which every part would have its own.
     if not 2 <= threads <= MOST_PARTS or any(True for _ in online.buffers()):
         torch.set_num_threads(threads)

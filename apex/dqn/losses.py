@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-Kind = Literal["squared", "huber"]
+LossKind = Literal["squared", "huber"]
 
 
 class Loss(NamedTuple):
@@ -28,7 +28,7 @@ def double_q_loss(
     discount: Tensor,  # float32[B]
     importance_weights: Tensor,  # float32[B]
     *,
-    kind: Kind,
+    kind: LossKind,
 ) -> Loss:
     """Loss of the TD errors delta = n_step_return + discount * Q(next) - Q(s_t, a_t), scaled by importance.
 
@@ -52,14 +52,14 @@ def double_q_errors(
     return target - q.gather(1, action.unsqueeze(1)).squeeze(1)
 
 
-def loss_and_slopes(delta: Tensor, importance_weights: Tensor, *, kind: Kind) -> tuple[Tensor, Tensor]:
+def loss_and_gradients(delta: Tensor, importance_weights: Tensor, *, kind: LossKind) -> tuple[Tensor, Tensor]:
     """The loss, float32[], and its derivatives by each Q(s_t, a_t), float32[B], where autograd is not asked."""
     loss = _mean_loss(delta, importance_weights, kind)
     slopes = delta if kind == "squared" else delta.clamp(-1.0, 1.0)
     return loss, slopes * importance_weights / -len(delta)
 
 
-def _mean_loss(delta: Tensor, importance_weights: Tensor, kind: Kind) -> Tensor:
+def _mean_loss(delta: Tensor, importance_weights: Tensor, kind: LossKind) -> Tensor:
     if importance_weights.shape != delta.shape:
         raise ValueError(_mismatch("importance_weights", importance_weights, len(delta)))
     if kind == "squared":

@@ -53,7 +53,7 @@ def load_parameters(module: nn.Module, values: NDArray[np.float32]) -> None:
     require(
         values.shape == (sum(sizes),),
         f"parameters of shape {list(values.shape)} do not fit a network of {sum(sizes)}: "
-        "use the same network.* knobs, and the same code behind network.factory, on every host",
+        "use the same network.* settings, and the same code behind network.factory, on every host",
     )
     flat = torch.from_numpy(np.require(values, np.float32, ["C", "W"]))  # torch warns of arrays it could not write to.
     for tensor, part in zip(tensors, torch.split(flat, sizes), strict=True):

@@ -15,7 +15,7 @@ from apex.environments.atari import AtariEnvironment, action_names, count_action
 from apex.environments.fault_budget import EnvironmentFailure
 from apex.environments.ids import atari_game, suggest
 from apex.environments.interface import VectorEnvironment
-from apex.environments.sync_vector import Form, GymnasiumEnvironment, read_spaces
+from apex.environments.sync_vector import ObservationForm, SyncVectorEnvironment, read_spaces
 from apex.errors import ConfigError, require
 from apex.types import Schema
 
@@ -65,10 +65,10 @@ def make_environment(
     game = atari_game(config.id)
     if game is not None:
         return AtariEnvironment(config, game, seeds, num_threads=num_threads, pictures=pictures)
-    return GymnasiumEnvironment(config, lambda i: _make(config, pictures=pictures and i == 0), seeds)
+    return SyncVectorEnvironment(config, lambda i: _make(config, pictures=pictures and i == 0), seeds)
 
 
-def _examine(config: EnvironmentConfig) -> Form:
+def _examine(config: EnvironmentConfig) -> ObservationForm:
     env = _make(config)
     try:
         return read_spaces(env, config)

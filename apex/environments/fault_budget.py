@@ -20,7 +20,7 @@ class BadAnswerError(ValueError):
     """An environment answered what no agent can learn from; the text goes on after "environment 3 of 16"."""
 
 
-class Patience:
+class FaultBudget:
     """A bucket that leaks: each fault pours into it, each step drains it.
 
     It counts steps and not seconds, so that the same games end, or do not end, on every machine.

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from apex.config import EnvironmentConfig
-from apex.environments.fault_budget import BadAnswerError, Patience
+from apex.environments.fault_budget import BadAnswerError, FaultBudget
 from apex.errors import ConfigError, require
 from apex.types import Array, Step
 
@@ -28,7 +28,7 @@ MAX_VALUES = 2**20  # of an observation that is a vector
 log = logging.getLogger("apex")
 
 
-class Form(NamedTuple):
+class ObservationForm(NamedTuple):
     """How one environment's spaces become frames and action numbers."""
 
     shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class Form(NamedTuple):
     to_frame: Callable[[Any], Array]  # raises BadAnswerError for what the space does not declare
 
 
-class GymnasiumEnvironment:
+class SyncVectorEnvironment:
     """A VectorEnvironment over plain environments, stepped one after the other by the caller's thread.
 
     One that raises, or answers what no agent can learn from, disturbs no other: its episode is cut off before that
@@ -60,7 +60,7 @@ class GymnasiumEnvironment:
         shape = (self.num_envs, self._form.stack, *self._form.shape)
         self._observation: Array = np.zeros(shape, self._form.dtype)
         self._resting: NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
-        self._patience = Patience(config.id, self.num_envs)
+        self._patience = FaultBudget(config.id, self.num_envs)
 
     def reset(self) -> Array:
         """See VectorEnvironment."""
@@ -163,7 +163,7 @@ class GymnasiumEnvironment:
             log.warning("%s; nothing depends on it", self._patience.failure(i, error, "in its close"))
 
 
-def read_spaces(env: gymnasium.Env[Any, Any], config: EnvironmentConfig) -> Form:
+def read_spaces(env: gymnasium.Env[Any, Any], config: EnvironmentConfig) -> ObservationForm:
     """Raises ConfigError for spaces that are not supported, and names them."""
     actions, observations = env.action_space, env.observation_space
     if not isinstance(actions, spaces.Discrete):
@@ -178,9 +178,9 @@ def read_spaces(env: gymnasium.Env[Any, Any], config: EnvironmentConfig) -> Form
     if isinstance(observations, spaces.Box) and observations.dtype == np.uint8 and len(observations.shape) in (2, 3):
         shape = (config.image_size, config.image_size)
         to_frame = _image_reader(observations, config)
-        return Form(shape, "uint8", config.frame_stack, num_actions, first_action, to_frame)
+        return ObservationForm(shape, "uint8", config.frame_stack, num_actions, first_action, to_frame)
     num_values, to_frame = _vector_reader(observations, config)
-    return Form((num_values,), "float32", 1, num_actions, first_action, to_frame)
+    return ObservationForm((num_values,), "float32", 1, num_actions, first_action, to_frame)
 
 
 def _image_reader(space: spaces.Box, config: EnvironmentConfig) -> Callable[[Any], Array]:

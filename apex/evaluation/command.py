@@ -23,12 +23,12 @@ import torch
 from apex.config import EnvironmentConfig, argument_types
 from apex.environments.factory import describe, kind, make_environment
 from apex.errors import ConfigError, require
-from apex.evaluation.episodes import Game, Policy, Summary, evaluation_seed, play, summarize
+from apex.evaluation.episodes import ActFunction, Episode, Summary, evaluation_seed, play, summarize
 from apex.evaluation.evaluator import make_policy
 from apex.evaluation.policy import find_policy
 from apex.evaluation.policy_sources import require_fit
 from apex.evaluation.video import Camera, begin_video, check_video_path
-from apex.runs.checkpoints.policy_file import load_policy
+from apex.runs.checkpoints.policy_file import read_policy
 from apex.runs.folder import RunFolder
 from apex.runtime.lifecycle import FAILED, FINISHED, REFUSED, Stop, reports_errors, stop_on_signals
 
@@ -75,7 +75,7 @@ def evaluate(
         check_video_path(path, "video")
     with _one_thread():
         found = find_policy(run, checkpoint)
-        info, network = load_policy(found)
+        info, network = read_policy(found)
         require_fit(found, info)
         policy = make_policy(network, epsilon, np.random.default_rng(evaluation_seed(seed)))
         player = Player(policy, info.environment, epsilon, evaluation_seed(seed), found, info.num_updates)
@@ -86,7 +86,7 @@ def evaluate(
 class Player(NamedTuple):
     """Who plays what."""
 
-    policy: Policy
+    policy: ActFunction
     environment: EnvironmentConfig
     epsilon: float
     seed: int  # of environments and random actions
@@ -144,9 +144,9 @@ def _evaluate(options: argparse.Namespace, stop: Stop) -> int:
     _settle(options)
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # Pictures need no screen, nor a complaint that there is none.
     player = _make_player(options)
-    games: list[Game] = []
+    games: list[Episode] = []
 
-    def on_game(game: Game) -> None:
+    def on_game(game: Episode) -> None:
         games.append(game)
         if sys.stderr.isatty():
             print(f"\r{len(games)} of {options.episodes} games ", end="", file=sys.stderr, flush=True)
@@ -184,8 +184,8 @@ def _play(
     path: Path | None,
     *,
     stop: Stop | None = None,
-    on_game: Callable[[Game], None] = lambda game: None,
-) -> list[Game]:
+    on_game: Callable[[Episode], None] = lambda game: None,
+) -> list[Episode]:
     """The games, the first one filmed if `path` says where to; fewer if `stop` was requested."""
     environment = make_environment(
         player.environment, min(num_envs, episodes), seed=player.seed, num_threads=1, pictures=path is not None
@@ -228,7 +228,7 @@ def _make_player(options: argparse.Namespace) -> Player:
         latest = RunFolder.find_latest()
         raise ConfigError(f"which run? The latest: apex evaluate {latest.path}")
     path = find_policy(options.run, options.checkpoint)
-    info, network = load_policy(path)
+    info, network = read_policy(path)
     require_fit(path, info)
     score = None
     if options.again:
@@ -244,7 +244,7 @@ def _make_player(options: argparse.Namespace) -> Player:
     return Player(policy, info.environment, options.epsilon, seed, path, info.num_updates, score)
 
 
-def _sum_up(player: Player, games: Sequence[Game], seed: int | None, video: Path | None) -> Evaluation:
+def _sum_up(player: Player, games: Sequence[Episode], seed: int | None, video: Path | None) -> Evaluation:
     return Evaluation(
         **asdict(summarize(games)),
         scores=[game.score for game in games],

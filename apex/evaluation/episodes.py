@@ -19,10 +19,10 @@ _EVALUATION = 2  # Training's seeds have the spawn keys 0 and 1.
 
 log = logging.getLogger("apex")
 
-Policy = Callable[[Array], NDArray[np.int64]]  # observation [E, S, *F] -> action [E]
+ActFunction = Callable[[Array], NDArray[np.int64]]  # observation [E, S, *F] -> action [E]
 
 
-class Environment(Protocol):
+class EpisodeEnvironment(Protocol):
     """What games are played in: E of them side by side."""
 
     @property
@@ -39,7 +39,7 @@ class Environment(Protocol):
         """Says that the games of environment i do not count any more: it may stand still."""
 
 
-class Game(NamedTuple):
+class Episode(NamedTuple):
     """One full game."""
 
     score: float  # the sum of raw rewards
@@ -60,14 +60,14 @@ class Summary:
 
 
 def play(
-    environment: Environment,
-    policy: Policy,
+    environment: EpisodeEnvironment,
+    policy: ActFunction,
     episodes: int,
     *,
     stop: Stop | None = None,
     on_step: Callable[[Step], None] = lambda step: None,
-    on_game: Callable[[Game], None] = lambda game: None,
-) -> list[Game]:
+    on_game: Callable[[Episode], None] = lambda game: None,
+) -> list[Episode]:
     """Plays `episodes` full games, and returns them in the order in which they ended; fewer if asked to stop.
 
     Environment i plays the first `episodes // E` of its games, and one more if i < episodes % E, however long they
@@ -77,7 +77,7 @@ def play(
     num_envs = environment.num_envs
     missing = episodes // num_envs + (np.arange(num_envs) < episodes % num_envs)
     scores, lengths = np.zeros(num_envs), np.zeros(num_envs, np.int64)
-    games: list[Game] = []
+    games: list[Episode] = []
     observation = environment.reset()
     while missing.any() and not (stop is not None and stop.requested):
         step = environment.step(policy(observation))
@@ -92,7 +92,7 @@ def play(
             )
         for i in np.flatnonzero(step.terminated | step.truncated):
             if missing[i]:
-                games.append(Game(float(scores[i]), int(lengths[i])))
+                games.append(Episode(float(scores[i]), int(lengths[i])))
                 on_game(games[-1])
                 missing[i] -= 1
                 if not missing[i]:
@@ -103,7 +103,7 @@ def play(
     return games
 
 
-def summarize(games: Sequence[Game]) -> Summary:
+def summarize(games: Sequence[Episode]) -> Summary:
     """The figures of at least one game; the same games give the same figures."""
     scores = np.array([game.score for game in games])
     return Summary(

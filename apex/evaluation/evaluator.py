@@ -16,8 +16,8 @@ from apex.dqn.exploration import epsilon_greedy
 from apex.dqn.networks import load_parameters, q_values
 from apex.environments.factory import EnvironmentFailure
 from apex.errors import ConfigError
-from apex.evaluation.episodes import Environment as PlayableEnvironment
-from apex.evaluation.episodes import Game, Policy, evaluation_seed, play, summarize
+from apex.evaluation.episodes import ActFunction, Episode, evaluation_seed, play, summarize
+from apex.evaluation.episodes import EpisodeEnvironment as PlayableEnvironment
 from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait
 from apex.types import Array
 from apex.types import Parameters as ParameterValues
@@ -52,21 +52,21 @@ class EvaluationResult(NamedTuple):
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 
-class Environment(PlayableEnvironment, Protocol):
+class ClosableEnvironment(PlayableEnvironment, Protocol):
     """Games that are closed after use."""
 
     def close(self) -> None:
         """Frees them."""
 
 
-class Parameters(Protocol):
+class ParameterSource(Protocol):
     """Where parameters come from."""
 
     def newest(self, timeout: float) -> ParameterValues | None:
         """The newest that were not yet returned, or None after `timeout` seconds without any."""
 
 
-class Results(Protocol):
+class ResultSink(Protocol):
     """Where results go."""
 
     def send(self, result: EvaluationResult, parameters: ParameterValues | None) -> None:
@@ -83,9 +83,9 @@ class Evaluator:
         *,
         stop_score: float | None,
         seed: int,
-        make_environment: Callable[[int, int], Environment],
-        parameters: Parameters,
-        results: Results,
+        make_environment: Callable[[int, int], ClosableEnvironment],
+        parameters: ParameterSource,
+        results: ResultSink,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -167,12 +167,12 @@ class Evaluator:
         if result.confirmed:
             self._start_at = max(self._start_at, self._clock() + REST_SECONDS)
 
-    def _reached(self, played: list[Game]) -> bool:
+    def _reached(self, played: list[Episode]) -> bool:
         if self._stop_score is None or not played:
             return False
         return bool(np.mean([game.score for game in played]) >= self._stop_score)  # A summary resamples them too.
 
-    def _play(self, episodes: int, stop: Stop) -> tuple[int, list[Game]]:
+    def _play(self, episodes: int, stop: Stop) -> tuple[int, list[Episode]]:
         """Plays games by a seed that was never drawn before, and returns that too.
 
         Raises ConfigError if there never were environments for them.
@@ -193,7 +193,7 @@ class Evaluator:
             environment.close()
 
 
-def make_policy(network: nn.Module, epsilon: float, rng: np.random.Generator) -> Policy:
+def make_policy(network: nn.Module, epsilon: float, rng: np.random.Generator) -> ActFunction:
     """The greedy policy of a network, but a uniformly random action with probability `epsilon`."""
 
     def act(observation: Array) -> NDArray[np.int64]:

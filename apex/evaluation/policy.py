@@ -17,7 +17,7 @@ from apex.errors import ConfigError, require
 from apex.runs.checkpoints.folder import latest_good
 from apex.runs.checkpoints.paths import MANIFEST
 from apex.runs.checkpoints.policy_file import PolicyInfo, find_best
-from apex.runs.checkpoints.policy_file import load_policy as read_policy
+from apex.runs.checkpoints.policy_file import read_policy as read_policy
 from apex.runs.folder import RunFolder
 from apex.types import Array
 

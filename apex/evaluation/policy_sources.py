@@ -15,7 +15,7 @@ from apex.environments.factory import describe
 from apex.errors import require
 from apex.runs.checkpoints.checkpoint import CheckpointError
 from apex.runs.checkpoints.paths import newest_update
-from apex.runs.checkpoints.policy_file import BEST, PolicyInfo, load_policy
+from apex.runs.checkpoints.policy_file import BEST, PolicyInfo, read_policy
 from apex.transport.hello import Welcome
 from apex.types import Parameters, Schema
 
@@ -70,7 +70,7 @@ class PoliciesOfFolder:
 
     def _load(self, path: Path) -> NewestPolicy | None:
         try:
-            info, network = load_policy(path)
+            info, network = read_policy(path)
         except (CheckpointError, OSError) as error:
             log.warning("%s; it is passed over", error)
             return None

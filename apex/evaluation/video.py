@@ -12,7 +12,7 @@ from PIL import Image, UnidentifiedImageError
 
 from apex.environments.interface import VectorEnvironment
 from apex.errors import require
-from apex.evaluation.episodes import Policy
+from apex.evaluation.episodes import ActFunction
 from apex.types import Array, Step
 
 MIN_HEIGHT = 400  # pixels of a picture; smaller ones are enlarged by a whole number
@@ -22,7 +22,7 @@ MAX_GIF_PICTURES = 3_000  # they lie in memory until the end, some 200 kB each
 Picture = NDArray[np.uint8]  # [H, W, 3], RGB
 
 
-class Video(Protocol):
+class VideoWriter(Protocol):
     """A file to which pictures of one size are added."""
 
     def add(self, picture: Picture) -> None:
@@ -39,7 +39,7 @@ def check_video_path(path: Path, option: str) -> None:
     require(not path.is_dir(), f"{option} {path} is a folder")
 
 
-def begin_video(path: Path, fps: float, option: str) -> Video:
+def begin_video(path: Path, fps: float, option: str) -> VideoWriter:
     """An empty video of so many pictures a second, of the kind that `path` ends in."""
     return Gif(path, fps, option) if path.suffix.lower() == ".gif" else Mp4(path, fps, option)
 
@@ -124,7 +124,7 @@ class Gif:
 class Camera:
     """Films environment 0's first game: a picture of every state that is acted in."""
 
-    def __init__(self, video: Video, environment: VectorEnvironment, policy: Policy) -> None:
+    def __init__(self, video: VideoWriter, environment: VectorEnvironment, policy: ActFunction) -> None:
         self._video = video
         self._environment = environment
         self._policy = policy

@@ -16,7 +16,7 @@ from apex.config import Config, EnvironmentConfig, from_dict, presets
 from apex.config.command_line import trains_on_gpu
 from apex.environments.factory import kind
 from apex.errors import ApexError, ConfigError, require
-from apex.launch.local import Composer, Outcome
+from apex.launch.local import Composer, RunOutcome
 from apex.launch.local import run as run_programs
 from apex.runtime.gpu import means_gpu
 from apex.runtime.lifecycle import FINISHED, REFUSED, Stop, stop_on_signals
@@ -100,7 +100,7 @@ def train_as(
     return _judge(outcome)
 
 
-def _judge(outcome: Outcome) -> Run:
+def _judge(outcome: RunOutcome) -> Run:
     folder, ending, status = outcome.folder, outcome.ending, outcome.status or {}
     if ending.status == REFUSED:
         raise ConfigError(ending.cause)

@@ -12,30 +12,31 @@ from typing import Any, NamedTuple, TextIO
 
 from apex.config import Config
 from apex.config.command_line import parse_config
+from apex.config.role_command import module_command, role_command
 from apex.environments.factory import EnvironmentFailure, describe, kind
-from apex.launch.monitor import StatusClient, Watch
+from apex.launch.monitor import RunMonitor, StatusClient
 from apex.launch.preflight.fit import fit, fit_one_process
 from apex.launch.resume import ACCEPT, reopen, take_option, take_resume
 from apex.launch.ssh.hosts_file import OPTION as HOSTS
 from apex.launch.ssh.launcher import train_on_hosts
-from apex.launch.summary import farewell
+from apex.launch.summary import summary
 from apex.launch.terminal.dashboard import History
 from apex.launch.terminal.view import LogTail, PlainView, open_view, say
 from apex.replay_memory.store.location import store_path
 from apex.runs.folder import RunFolder
 from apex.runs.lock import hold
 from apex.runs.members import Status
-from apex.runtime.disk_monitor import DiskWatch
-from apex.runtime.fork_server import Nursery
+from apex.runtime.disk_monitor import DiskMonitor
+from apex.runtime.fork_server import ForkServer
 from apex.runtime.gpu import means_gpu
 from apex.runtime.lifecycle import FAILED, FINISHED, Stop, log_to, reports_errors, stop_on_signals
 from apex.runtime.ports import PortClaims
 from apex.runtime.supervisor import Ending, Program, supervise
 from apex.transport.control_client import ControlClient
-from apex.transport.curve.key_store import ROLES, read_keys
+from apex.transport.curve.key_store import read_keys
 from apex.transport.hello import local_host
 from apex.transport.sockets import open_context
-from apex.types import Schema
+from apex.types import Role, Schema
 
 log = logging.getLogger("apex")
 
@@ -66,10 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED
 
 
-Composer = Callable[[Config, RunFolder, "Watch"], list[Program]]
+Composer = Callable[[Config, RunFolder, "RunMonitor"], list[Program]]
 
 
-class Outcome(NamedTuple):
+class RunOutcome(NamedTuple):
     """What became of a run."""
 
     folder: RunFolder
@@ -93,15 +94,15 @@ def run(
     *,
     out: TextIO | None = None,
     environment: Mapping[str, str] | None = None,
-) -> Outcome | None:
+) -> RunOutcome | None:
     """The same without the last words; None if it was stopped before it began.
 
     `out` is where it is shown, standard output if None; `environment` goes to the programs on top of this one's.
     """
     if config.run.single_process:
         return run_here(config, describe(config.environment, config.actor.n_step), stop, argv, out)
-    # The nursery loads while the rest is being prepared.
-    with Nursery(environment or {}) as nursery, PortClaims() as claims:
+    # The fork server loads while the rest is being prepared.
+    with ForkServer(environment or {}) as fork_server, PortClaims() as claims:
         schema = describe(config.environment, config.actor.n_step)
         config, sizes = fit(config, schema, partial(say, stream=out), free=claims.claim)
         _check_keys(config)
@@ -109,12 +110,12 @@ def run(
             return None
         folder = RunFolder.create(config, schema, argv=argv)
         with hold(folder.path):
-            return _run(folder, config, sizes, stop, nursery, compose, out, environment)
+            return _run(folder, config, sizes, stop, fork_server, compose, out, environment)
 
 
-def run_here(config: Config, schema: Schema, stop: Stop, argv: Sequence[str], out: TextIO | None) -> Outcome:
+def run_here(config: Config, schema: Schema, stop: Stop, argv: Sequence[str], out: TextIO | None) -> RunOutcome:
     """The same with every role in this process, see `single_process`. It shows plain lines: a debugger has the rest."""
-    from apex.launch.serial.run import open_single_process
+    from apex.launch.serial.run import open_serial_run
     from apex.learning.loop import DivergedError  # The launcher of several programs need not wait for torch.
 
     config, sizes = fit_one_process(config, schema)
@@ -125,10 +126,10 @@ def run_here(config: Config, schema: Schema, stop: Stop, argv: Sequence[str], ou
     with (
         hold(folder.path),
         log_to(folder.logs / "learner.log", "learner"),
-        open_single_process(folder, stop) as system,
+        open_serial_run(folder, stop) as system,
     ):
-        watch = Watch(system.desk.report, PlainView(out or sys.stdout), LogTail(folder.logs), History())
-        disk = DiskWatch(folder.path, watch.tell)
+        watch = RunMonitor(system.desk.report, PlainView(out or sys.stdout), LogTail(folder.logs), History())
+        disk = DiskMonitor(folder.path, watch.tell)
 
         def look() -> None:
             watch.tick()
@@ -141,38 +142,38 @@ def run_here(config: Config, schema: Schema, stop: Stop, argv: Sequence[str], ou
             log.error("%s", error)
             ending = Ending(FAILED, str(error), "learner")
         watch.tick()
-    return Outcome(folder, ending, watch.status)
+    return RunOutcome(folder, ending, watch.status)
 
 
 def resume(name: str, argv: Sequence[str], stop: Stop, compose: Composer | None = None) -> int:
     """Goes on with a run, in its folder, from its newest checkpoint and snapshot; `argv` may change limits."""
     folder, config = reopen(name, argv)
     _check_keys(config)
-    from apex.launch.resume_check import survey  # It reads tensors; a run that begins need not wait for torch.
+    from apex.launch.resume_check import check_resume  # It reads tensors; a run that begins need not wait for torch.
 
-    with hold(folder.path), Nursery({}) as nursery, PortClaims() as claims:
-        for line in survey(folder, config, accept=ACCEPT in argv):
+    with hold(folder.path), ForkServer({}) as fork_server, PortClaims() as claims:
+        for line in check_resume(folder, config, accept=ACCEPT in argv):
             say(line)
         config, sizes = fit(config, folder.schema, say, store_path(folder.run_id), free=claims.claim)
         if stop.requested:
             return FINISHED
         folder.go_on(config, argv=argv)
-        return _tell(_run(folder, config, sizes, stop, nursery, compose))
+        return _tell(_run(folder, config, sizes, stop, fork_server, compose))
 
 
-def _tell(outcome: Outcome | None) -> int:
+def _tell(outcome: RunOutcome | None) -> int:
     """Says how a run went; returns the exit status."""
     if outcome is None:
         return FINISHED
     folder, ending, status = outcome
-    for line in farewell(ending, status, folder):
+    for line in summary(ending, status, folder):
         say(line, sys.stdout if ending.status == FINISHED else sys.stderr)
     return ending.status
 
 
 def _check_keys(config: Config) -> None:
     """Raises ConfigError, before anything is started, if a program of the run would find its keys wanting."""
-    for role in ROLES:
+    for role in Role:
         read_keys(config.transport.keys, role)
 
 
@@ -181,11 +182,11 @@ def _run(
     config: Config,
     sizes: list[str],
     stop: Stop,
-    nursery: Nursery,
+    fork_server: ForkServer,
     compose: Composer | None,
     out: TextIO | None = None,
     environment: Mapping[str, str] | None = None,
-) -> Outcome:
+) -> RunOutcome:
     curves = f"TensorBoard {tensorboard_url(config)}" if config.run.tensorboard else "no TensorBoard"
     introduction = [f"{config.environment.id}, seed {config.seed}", *sizes, f"run folder: {folder.path}"]
     introduction += [f"{curves}/#custom_scalars once training has begun"] if config.run.tensorboard else []
@@ -200,8 +201,8 @@ def _run(
     ):
         source = StatusClient(ControlClient(context, transport.endpoint("control", local_host(transport)), linger=0.0))
         history = History(footer=f"{curves}   logs {folder.logs}   Ctrl-C stops")
-        watch = Watch(source, view, LogTail(folder.logs), history)
-        disk = DiskWatch(folder.path, watch.tell)
+        watch = RunMonitor(source, view, LogTail(folder.logs), history)
+        disk = DiskMonitor(folder.path, watch.tell)
         programs = (compose or make_programs)(config, folder, watch)
 
         def tick() -> None:
@@ -215,48 +216,53 @@ def _run(
             tell=watch.tell,
             tick=tick,
             environment=environment or {},
-            nursery=nursery,
+            fork_server=fork_server,
         )
         watch.tick()  # The last status comes without a question.
-    return Outcome(folder, ending, watch.status)
+    return RunOutcome(folder, ending, watch.status)
 
 
-def make_programs(config: Config, folder: RunFolder, watch: Watch) -> list[Program]:
+def make_programs(config: Config, folder: RunFolder, watch: RunMonitor) -> list[Program]:
     """The programs of a run, in the order of their start: the last one is stopped first.
 
     Their grace adds up to less than 10 s, in which a run must be over.
     """
     python = (sys.executable, "-u", "-m")
     control = config.transport.control_port + config.transport.port_offset
-    join: tuple[str, ...] = ("--learner", f"{local_host(config.transport)}:{control}")
-    if config.transport.keys:
-        join += ("--keys", config.transport.keys)
-    if config.transport.insecure_no_auth:
-        join += ("--insecure-no-auth",)
-    snapshots = ("--snapshots", str(folder.checkpoints / "replay")) if config.checkpoint.replay else ()
-    keep = ("--config", str(folder.config_file), "--run-folder", str(folder.path))
+    joins = partial(
+        role_command,
+        learner=f"{local_host(config.transport)}:{control}",
+        keys=config.transport.keys,
+        insecure_no_auth=config.transport.insecure_no_auth,
+    )
+    snapshots = folder.checkpoints / "replay" if config.checkpoint.replay else None
     num_shards = config.replay.num_shards
 
     def goes_on() -> bool:
         return not watch.ending
 
-    def ours(role: str, module: str, *arguments: str, **options: Any) -> Program:
-        command = (*python, module, *arguments)
-        copied = module != "apex.replay"  # It needs no torch, and is there sooner without.
-        return Program(role=role, command=command, stuck_seconds=config.run.stuck_seconds, copied=copied, **options)
+    def ours(name: str, words: tuple[str, ...], **options: Any) -> Program:
+        command = (*python, *module_command(words))
+        copied = words[0] != Role.REPLAY  # It needs no torch, and starts sooner without.
+        return Program(role=name, command=command, stuck_seconds=config.run.stuck_seconds, copied=copied, **options)
 
     programs = []
     for shard in range(num_shards):
-        role, where = f"replay-{shard}" if num_shards > 1 else "replay", (*join, "--shard", str(shard), *snapshots)
-        programs.append(ours(role, "apex.replay", *where, grace_seconds=1.5, stops_with="replay", ready=goes_on))
-    programs.append(ours("learner", "apex.learner", *keep, grace_seconds=4.0, ends_run=True))
+        name, words = (
+            f"replay-{shard}" if num_shards > 1 else "replay",
+            joins(Role.REPLAY, shard=shard, snapshots=snapshots),
+        )
+        programs.append(ours(name, words, grace_seconds=1.5, stops_with="replay", ready=goes_on))
+    words = role_command(Role.LEARNER, config=folder.config_file, run_folder=folder.path)
+    programs.append(ours("learner", words, grace_seconds=4.0, ends_run=True))
     if config.evaluator.enabled:
         # Who says when the run is over does more than watch: beside busy actors it would take ten times as long.
         niceness = NICE if config.run.stop_score is None else 0
-        programs.append(ours("evaluator", "apex.evaluator", *join, grace_seconds=1.0, niceness=niceness, ready=goes_on))
+        words = joins(Role.EVALUATOR)
+        programs.append(ours("evaluator", words, grace_seconds=1.0, niceness=niceness, ready=goes_on))
     # Where inserts wait for samples, the learner's updates are what is scarce, and actors take the cores in between.
     niceness = NICE if config.replay.inserts_wait else 0
-    programs.append(ours("actor", "apex.actor", *join, grace_seconds=2.0, niceness=niceness, ready=goes_on))
+    programs.append(ours("actor", joins(Role.ACTOR), grace_seconds=2.0, niceness=niceness, ready=goes_on))
     if config.run.tensorboard:
         host, port = config.run.tensorboard_bind, str(config.run.tensorboard_port)
         where = ("--logdir", str(folder.tensorboard), "--host", host, "--port", port)

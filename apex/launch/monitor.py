@@ -52,7 +52,7 @@ class StatusClient:
         return newest
 
 
-class Watch:
+class RunMonitor:
     """Looks at the run once a second, and shows what it sees."""
 
     def __init__(

@@ -47,7 +47,7 @@ def take_resume(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def take_option(wanted: str, arguments: Sequence[str], needs: str) -> tuple[str | None, list[str]]:
-    """What follows an option that is no knob, if it is there, and all other arguments."""
+    """What follows an option that is no setting, if it is there, and all other arguments."""
     rest = list(arguments)
     for at, word in enumerate(rest):
         option, equals, name = word.partition("=")
@@ -75,7 +75,7 @@ def reopen(name: str, arguments: Sequence[str]) -> tuple[RunFolder, Config]:
     require(
         not any(word.partition("=")[0] == "--preset" for word in arguments),
         f"{OPTION} {name}: the run keeps its own configuration, whatever --preset says: leave that out, "
-        "name the knobs that are to change, or start a new run",
+        "name the settings that are to change, or start a new run",
     )
     folder.mend_config_file()
     own = ["--config", str(folder.config_file)]
@@ -83,9 +83,9 @@ def reopen(name: str, arguments: Sequence[str]) -> tuple[RunFolder, Config]:
         [*own, *without_accept(arguments)], prog="apex train", description="", kind=kind, means_gpu=means_gpu
     )
     old, new = flatten(folder.config), flatten(config)
-    differing = [knob for knob in old if old[knob] != new[knob] and knob not in CHANGEABLE]
-    fixed = [knob for knob in differing if knob.startswith(FIXED)]
-    changes = ", ".join(f"{knob} {old[knob]!r} -> {new[knob]!r}" for knob in fixed or differing)
+    differing = [setting for setting in old if old[setting] != new[setting] and setting not in CHANGEABLE]
+    fixed = [setting for setting in differing if setting.startswith(FIXED)]
+    changes = ", ".join(f"{setting} {old[setting]!r} -> {new[setting]!r}" for setting in fixed or differing)
     require(not fixed, f"{OPTION} {name} would change {changes}: what is saved would not fit. Start a new run")
     if differing and ACCEPT not in arguments:
         raise ConfigError(
@@ -100,5 +100,5 @@ def reopen(name: str, arguments: Sequence[str]) -> tuple[RunFolder, Config]:
 
 
 def without_accept(arguments: Sequence[str]) -> list[str]:
-    """What is left for the knobs."""
+    """What is left for the settings."""
     return [word for word in arguments if word != ACCEPT]

@@ -25,7 +25,7 @@ from apex.types import Schema
 log = logging.getLogger("apex")
 
 
-def survey(folder: RunFolder, config: Config, *, accept: bool) -> list[str]:
+def check_resume(folder: RunFolder, config: Config, *, accept: bool) -> list[str]:
     """What the run will go on from, in sentences for the user: what was found, and what was passed over and why.
 
     All of it is read and verified here, before anything is started. Raises ConfigError where nothing that was saved is
@@ -102,7 +102,7 @@ def _open_memory(path: Path, schema: Schema, snapshots: SnapshotFolder | None) -
     return regions
 
 
-class _Ear(logging.Handler):
+class _LogCapture(logging.Handler):
     """Keeps what is said of damage."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class _Ear(logging.Handler):
 
 @contextmanager
 def _listen() -> Iterator[list[str]]:
-    ear = _Ear()
+    ear = _LogCapture()
     log.addHandler(ear)
     try:
         yield ear.said

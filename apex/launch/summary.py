@@ -18,7 +18,7 @@ from apex.runtime.text import duration, known, number
 LAST_LINES = 5  # of the log of a program that ended the run
 
 
-def farewell(ending: Ending, status: Status | None, folder: RunFolder) -> list[str]:
+def summary(ending: Ending, status: Status | None, folder: RunFolder) -> list[str]:
     """How the run went, and what to type next."""
     lines = how_it_went(ending, status, folder.logs)
     if ending.status == FINISHED:

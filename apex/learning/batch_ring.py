@@ -13,15 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apex.config import Config
-from apex.types import Array, PriorityUpdate, SampleBatch, Schema
+from apex.types import Array, BatchMessage, PriorityUpdate, Schema
 
 NUM_SLOTS = 3  # one being trained on, one ready, one being filled; with more loaders more
 MAX_BEHIND = 2  # steps that a GPU may be behind: one is computed, one lies ready; their slots stay as they are
 MOST_LOADERS = 64
 
 
-class Part(NamedTuple):
-    """Where B/R transitions of a batch come from, by the names of `types.SampleBatch`."""
+class BatchPart(NamedTuple):
+    """Where B/R transitions of a batch come from, by the names of `types.BatchMessage`."""
 
     shard: int
     store_incarnation: int
@@ -29,7 +29,7 @@ class Part(NamedTuple):
     number: int
 
 
-class Sample(NamedTuple):
+class Batch(NamedTuple):
     """A batch in the learner's memory: views of a slot, valid until the slot is released.
 
     It has one part from each of the R replay shards, B/R rows each, in the order of the shards.
@@ -43,7 +43,7 @@ class Sample(NamedTuple):
     discount: Array  # float32[B]
     version: Array  # int64[B]  parameters that chose the action
     num_transitions: int  # alive in all shards when it was drawn: N
-    parts: list[Part]
+    parts: list[BatchPart]
     slot: int
 
     def updates(self, priorities: Array) -> list[PriorityUpdate]:
@@ -63,7 +63,7 @@ class LoaderFigures(NamedTuple):
     draws: NDArray[np.float64]  # 1 while it draws every shard's part for itself, else 0
 
 
-class SampleRing:
+class BatchRing:
     """A few samples in anonymous shared memory, made before the fork."""
 
     def __init__(self, schema: Schema, batch_size: int, num_slots: int = NUM_SLOTS, num_shards: int = 1) -> None:
@@ -103,7 +103,7 @@ class SampleRing:
         os.write(self._free[1], bytes(range(num_slots)))
 
     @classmethod
-    def configured(cls, config: Config, schema: Schema, *, cuda: bool) -> SampleRing:
+    def configured(cls, config: Config, schema: Schema, *, cuda: bool) -> BatchRing:
         """A learner's, by a sized configuration."""
         num_slots = slots_needed(config.learner.num_loaders, cuda=cuda)
         return cls(schema, config.learner.batch_size, num_slots, config.replay.num_shards)
@@ -118,7 +118,7 @@ class SampleRing:
         """Where the part of a shard begins in a batch."""
         return shard * self.part_size
 
-    def put(self, slot: int, part: SampleBatch) -> None:
+    def put(self, slot: int, part: BatchMessage) -> None:
         """Writes what a part says beside its stacks."""
         fields, records, first = self._fields[slot], part.records, self.first_row(part.shard)
         rows = slice(first, first + self.part_size)
@@ -140,14 +140,14 @@ class SampleRing:
 
     # --- the reading side -------------------------------------------------------------------------------------------
 
-    def receive(self, timeout: float) -> Sample | None:
+    def receive(self, timeout: float) -> Batch | None:
         """The oldest filled slot, or None after `timeout` seconds without one."""
         slot = _read_byte(self._ready[0], timeout)
         if slot is None:
             return None
         fields = self._fields[slot]
         facts = fields["facts"].tolist()
-        return Sample(
+        return Batch(
             stacks=self.stacks[slot],
             keys=fields["keys"],
             probability=fields["probability"],
@@ -156,7 +156,7 @@ class SampleRing:
             discount=fields["discount"],
             version=fields["version"],
             num_transitions=sum(fact[0] for fact in facts),
-            parts=[Part(shard, store % 2**64, sampler, number) for _, shard, store, sampler, number in facts],
+            parts=[BatchPart(shard, store % 2**64, sampler, number) for _, shard, store, sampler, number in facts],
             slot=slot,
         )
 

@@ -18,19 +18,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from apex.dqn.gradient_step import DeviceBatch
-from apex.learning.batch_ring import MAX_BEHIND, Sample
+from apex.learning.batch_ring import MAX_BEHIND, Batch
 from apex.types import Array
 
 log = logging.getLogger("apex")
 
 
-class Feed(Protocol):
+class DeviceTransfer(Protocol):
     """The way to the device and back."""
 
-    def load(self, sample: Sample, weights: Array) -> DeviceBatch:
+    def load(self, sample: Batch, weights: Array) -> DeviceBatch:
         """The sample on the device; `weights`: float32[B]."""
 
-    def give_back(self, sample: Sample, result: Tensor) -> None:
+    def give_back(self, sample: Batch, result: Tensor) -> None:
         """Takes what the update made of the sample; both leave, and then the slot, as soon as they may."""
 
     def collect(self) -> bool:
@@ -40,22 +40,22 @@ class Feed(Protocol):
         """Waits until all results and slots have left."""
 
 
-Return = Callable[[Sample, NDArray[Any]], None]  # takes a sample, and what the update made of it
+Return = Callable[[Batch, NDArray[Any]], None]  # takes a sample, and what the update made of it
 Release = Callable[[int], None]  # takes a slot that may be filled again
 
 
-class HostFeed:
+class HostTransfer:
     """The device is this processor."""
 
     def __init__(self, send: Return, release: Release) -> None:
         self._send = send
         self._release = release
 
-    def load(self, sample: Sample, weights: Array) -> DeviceBatch:
+    def load(self, sample: Batch, weights: Array) -> DeviceBatch:
         """Views of the sample's memory."""
         return DeviceBatch(*map(torch.from_numpy, _arrays(sample, weights)))
 
-    def give_back(self, sample: Sample, result: Tensor) -> None:
+    def give_back(self, sample: Batch, result: Tensor) -> None:
         """Everything is done already."""
         self._send(sample, result.numpy())
         self._release(sample.slot)
@@ -71,12 +71,12 @@ class HostFeed:
 class _Returning(NamedTuple):
     """What an update made of a sample, on its way to the host."""
 
-    sample: Sample
+    sample: Batch
     result: Tensor
     done: torch.cuda.Event
 
 
-class CudaFeed:
+class CudaTransfer:
     """The device is a GPU."""
 
     def __init__(self, device: torch.device, send: Return, release: Release) -> None:
@@ -89,7 +89,7 @@ class CudaFeed:
         self._num_loaded = 0
         self._returning: deque[_Returning] = deque()
 
-    def load(self, sample: Sample, weights: Array) -> DeviceBatch:
+    def load(self, sample: Batch, weights: Array) -> DeviceBatch:
         """Starts the copy, which the current stream then waits for; this thread does not."""
         arrays = [torch.from_numpy(array) for array in _arrays(sample, weights)]
         while len(self._buffers) < 2:
@@ -104,7 +104,7 @@ class CudaFeed:
         torch.cuda.current_stream(self._device).wait_event(done)
         return self._buffers[which]
 
-    def give_back(self, sample: Sample, result: Tensor) -> None:
+    def give_back(self, sample: Batch, result: Tensor) -> None:
         """Starts the result's way back; hands on those that have arrived, and releases their slots."""
         self._free[(self._num_loaded - 1) % 2].record(torch.cuda.current_stream(self._device))
         self._returning.append(_Returning(sample, result.to("cpu", non_blocking=True), self._note()))
@@ -133,15 +133,15 @@ class CudaFeed:
         return event
 
 
-def make_feed(device: torch.device, memory: Array, send: Return, release: Release) -> Feed:
+def make_transfer(device: torch.device, memory: Array, send: Return, release: Release) -> DeviceTransfer:
     """The way to `device`; `memory` is what all slots lie in, and is locked for copies where a GPU can have it so."""
     if device.type == "cpu":
-        return HostFeed(send, release)
+        return HostTransfer(send, release)
     try:
         lock_memory(memory)
     except RuntimeError as error:
         log.warning("%s; until then batches are copied by way of CUDA's own buffers, which takes longer", error)
-    return CudaFeed(device, send, release)
+    return CudaTransfer(device, send, release)
 
 
 def lock_memory(memory: Array) -> None:
@@ -159,5 +159,5 @@ def _is_done(event: torch.cuda.Event) -> bool:
     return bool(event.query())  # type: ignore[no-untyped-call]
 
 
-def _arrays(sample: Sample, weights: Array) -> Sequence[Array]:
+def _arrays(sample: Batch, weights: Array) -> Sequence[Array]:
     return sample.stacks, sample.action, sample.n_step_return, sample.discount, weights

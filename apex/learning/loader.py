@@ -17,19 +17,19 @@ from numpy.typing import NDArray
 
 from apex.config import Config
 from apex.errors import ConfigError
-from apex.learning.batch_ring import SampleRing
+from apex.learning.batch_ring import BatchRing
 from apex.replay_memory.frames.stack_decoder import FrameError, StackDecoder
 from apex.replay_memory.sampler import Sampler, make_limiter
 from apex.replay_memory.sampler_counters import SamplerCounters, counter_rows
 from apex.replay_memory.sampler_process import IDLE_SECONDS, SamplerTask
 from apex.replay_memory.store.location import board_path, has_owner, store_path
-from apex.replay_memory.store.reader import Place
+from apex.replay_memory.store.reader import BatchSlot
 from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.transport.codec import Codec
 from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import BatchReceiver, max_batch_bytes
 from apex.transport.sockets import open_context
-from apex.types import Array, SampleBatch, Schema
+from apex.types import Array, BatchMessage, Schema
 
 log = logging.getLogger("apex")
 
@@ -55,7 +55,7 @@ class Loader:
     A sampler sees it as a place to send to.
     """
 
-    def __init__(self, schema: Schema, ring: SampleRing) -> None:
+    def __init__(self, schema: Schema, ring: BatchRing) -> None:
         self._ring = ring
         self._decoders = [StackDecoder(schema, stacks) for stacks in ring.stacks]
         self._slot: int | None = None
@@ -68,16 +68,16 @@ class Loader:
             self._slot = self._ring.take_free(timeout)
         return self._slot is not None
 
-    def place(self, shard: int) -> Place | None:
+    def place(self, shard: int) -> BatchSlot | None:
         """The shard's rows of the slot that is being filled, where frames can be decoded from its memory at once."""
         return None if self._slot is None else self.rows(self._slot, shard)
 
-    def rows(self, slot: int, shard: int) -> Place | None:
+    def rows(self, slot: int, shard: int) -> BatchSlot | None:
         """A shard's rows of a slot; None where frames cannot be decoded into it straight from a memory."""
         decoder = self._decoders[slot]
         return _Rows(decoder, self._ring.first_row(shard)) if decoder.reads_stores else None
 
-    def send(self, batch: SampleBatch, timeout: float) -> bool:
+    def send(self, batch: BatchMessage, timeout: float) -> bool:
         """Takes a part of a batch; hands the batch over with its last.
 
         False without a slot, for a second part of one shard, or for a part that does not decode, which is counted.
@@ -99,7 +99,7 @@ class Loader:
         return True
 
 
-class DirectSource:
+class LocalSource:
     """The store of a replay shard on this host, as far as there is one: the loader draws from it for itself."""
 
     def __init__(
@@ -158,10 +158,10 @@ class DirectSource:
             return None
 
 
-class Batches(Protocol):
+class BatchSource(Protocol):
     """Where parts of batches come from that samplers send."""
 
-    def receive(self, timeout: float) -> SampleBatch | None:
+    def receive(self, timeout: float) -> BatchMessage | None:
         """The next part, or None after `timeout` seconds without one."""
 
 
@@ -172,13 +172,13 @@ class RemoteSource:
     then: beyond its credit the oldest part is dropped and counted, for it was drawn by the oldest priorities.
     """
 
-    def __init__(self, batches: Batches, config: Config) -> None:
+    def __init__(self, batches: BatchSource, config: Config) -> None:
         self._batches = batches
         self._credit = config.replay.num_samplers * config.replay.batches_in_flight
-        self._queues: list[deque[SampleBatch]] = [deque() for _ in range(config.replay.num_shards)]
+        self._queues: list[deque[BatchMessage]] = [deque() for _ in range(config.replay.num_shards)]
         self.num_dropped = 0
 
-    def take(self, shards: Sequence[int], timeout: float) -> SampleBatch | None:
+    def take(self, shards: Sequence[int], timeout: float) -> BatchMessage | None:
         """A part of one of these shards, the oldest of its own; None if what came within `timeout` seconds is none."""
         if not any(self._queues[shard] for shard in shards):
             part = self._batches.receive(timeout)
@@ -192,11 +192,11 @@ class RemoteSource:
         return next((self._queues[shard].popleft() for shard in shards if self._queues[shard]), None)
 
 
-def load(stop: Stop, index: int, config: Config, schema: Schema, ring: SampleRing, run_id: int) -> None:
+def run_loader(stop: Stop, index: int, config: Config, schema: Schema, ring: BatchRing, run_id: int) -> None:
     """A loader process. The first one also listens for the samplers of replay shards on other hosts."""
     loader = Loader(schema, ring)
     shards = range(config.replay.num_shards)
-    stores = [DirectSource(loader, index, shard, config, schema, run_id) for shard in shards]
+    stores = [LocalSource(loader, index, shard, config, schema, run_id) for shard in shards]
     draws = config.transport.shared_memory
     with open_context(read_keys(config.transport.keys, "learner")) as context:
         remote = batches = None

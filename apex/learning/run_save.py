@@ -15,7 +15,7 @@ import torch
 
 from apex.config import Config
 from apex.replay_memory.snapshots.folder import SnapshotFolder
-from apex.runs.checkpoints.checkpoint import LearnerState, ReplayPart, save
+from apex.runs.checkpoints.checkpoint import LearnerState, ReplayPart, save_checkpoint
 from apex.runs.checkpoints.folder import prune
 from apex.runtime.atomic_files import go_on
 from apex.types import Progress, Schema
@@ -57,7 +57,7 @@ def save_run(
             )
     try:
         learner = LearnerState(progress=progress, config=config, schema=schema, **state)
-        path = save(checkpoints, learner, _replay_parts(checkpoints, config), pause=pause)
+        path = save_checkpoint(checkpoints, learner, _replay_parts(checkpoints, config), pause=pause)
         prune(checkpoints, config.checkpoint.keep, pause=pause)
         return path
     except OSError as error:

@@ -6,7 +6,7 @@ import logging
 from multiprocessing import Pipe
 
 from apex.dqn.networks import num_parameters
-from apex.learning.batch_ring import SampleRing
+from apex.learning.batch_ring import BatchRing
 from apex.learning.coordinator.coordinator import FAREWELL_SECONDS
 from apex.learning.loop import LearnerLoop, send
 from apex.learning.parameter_publisher import PublishingThread
@@ -14,7 +14,7 @@ from apex.learning.setup import (
     choose_device,
     make_trainer,
     prepare_torch,
-    restore,
+    restore_trainer,
     save_checkpoint,
     start_children,
 )
@@ -37,7 +37,7 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
     config, device = folder.config, choose_device(folder.config.learner)
     keys = read_keys(config.transport.keys, "learner")
     found = find_latest(folder.checkpoints)
-    ring = SampleRing.configured(config, folder.schema, cuda=device.type == "cuda")
+    ring = BatchRing.configured(config, folder.schema, cuda=device.type == "cuda")
     pipe, coordinator_pipe = Pipe()
     coordinator, loaders = start_children(folder, ring, coordinator_pipe, pipe)
     coordinator_pipe.close()  # Its other end: who dies is noticed.
@@ -53,7 +53,7 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
         with open_context(keys) as context:
             priorities = PrioritySender(context, codec)
             trainer = make_trainer(folder, device, ring, priorities, publisher.publish)
-            progress = restore(folder, trainer, found)
+            progress = restore_trainer(folder, trainer, found)
             start = {"num_parameters": num_parameters(trainer.online), "updates": trainer.num_updates}
             send(pipe, {**start, "progress": progress._asdict()})
             loop = LearnerLoop(

@@ -16,13 +16,13 @@ from apex.config.sizing import size_to_machine
 from apex.dqn.networks import make_network
 from apex.environments.factory import describe, kind
 from apex.errors import ConfigError, require
-from apex.learning.batch_ring import SampleRing
-from apex.learning.coordinator.coordinator import Desk, coordinate
-from apex.learning.loader import load
+from apex.learning.batch_ring import BatchRing
+from apex.learning.coordinator.coordinator import CoordinatorConfig, run_coordinator
+from apex.learning.loader import run_loader
 from apex.learning.loop import DivergedError
 from apex.learning.run_save import NotFiniteError, save_run
-from apex.learning.skipped_batches import BadBatches
-from apex.learning.trainer import Priorities, Samples, Trainer
+from apex.learning.skipped_batches import SkippedBatches
+from apex.learning.trainer import BatchReceiver, Priorities, Trainer
 from apex.runs.checkpoints.folder import Found, set_aside
 from apex.runs.folder import RunFolder
 from apex.runtime.children import call_in_child, start_child
@@ -64,14 +64,14 @@ def open_run(arguments: list[str]) -> RunFolder:
 
 
 def start_children(
-    folder: RunFolder, ring: SampleRing, pipe: Connection, trainer_end: Connection
+    folder: RunFolder, ring: BatchRing, pipe: Connection, trainer_end: Connection
 ) -> tuple[BaseProcess, list[BaseProcess]]:
     """The coordinator and the loaders: before this process has a ZeroMQ context, a thread or CUDA."""
     config, schema, run_id = folder.config, folder.schema, folder.run_id
-    desk = Desk(config, schema, run_id, config.actor.num_actors, folder.next_epoch(), folder.path)
-    coordinator = start_child("coordinator", coordinate, desk, pipe, trainer_end)
+    desk = CoordinatorConfig(config, schema, run_id, config.actor.num_actors, folder.next_epoch(), folder.path)
+    coordinator = start_child("coordinator", run_coordinator, desk, pipe, trainer_end)
     loaders = [
-        start_child(f"loader-{index}", load, index, config, schema, ring, run_id)
+        start_child(f"loader-{index}", run_loader, index, config, schema, ring, run_id)
         for index in range(max(1, config.learner.num_loaders))
     ]
     return coordinator, loaders
@@ -90,7 +90,7 @@ def prepare_torch(config: LearnerConfig, device: torch.device) -> None:
 def make_trainer(
     folder: RunFolder,
     device: torch.device,
-    samples: Samples,
+    samples: BatchReceiver,
     priorities: Priorities,
     publish: Callable[[Parameters], None],
 ) -> Trainer:
@@ -105,11 +105,11 @@ def make_trainer(
         samples=samples,
         priorities=priorities,
         publish=publish,
-        keep_skipped=BadBatches(folder.path).keep,
+        keep_skipped=SkippedBatches(folder.path).keep,
     )
 
 
-def restore(folder: RunFolder, trainer: Trainer, found: Found) -> Progress:
+def restore_trainer(folder: RunFolder, trainer: Trainer, found: Found) -> Progress:
     """Takes up the newest checkpoint that is whole, if there is one; returns how far the run was."""
     if found.state is None:
         return Progress(elapsed_seconds=folder.elapsed_seconds)

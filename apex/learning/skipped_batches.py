@@ -9,7 +9,7 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from apex.learning.batch_ring import Sample
+from apex.learning.batch_ring import Batch
 from apex.runtime.atomic_files import replace_file
 from apex.types import PriorityUpdate
 
@@ -32,14 +32,14 @@ def without_nonfinite(update: PriorityUpdate) -> PriorityUpdate:
     return update._replace(priorities=np.where(finite, update.priorities, np.float32(0)))
 
 
-class BadBatches:
+class SkippedBatches:
     """Writes the first few of them below the run's folder, and says how many there were."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / FOLDER
         self._warn_at = 1
 
-    def keep(self, sample: Sample, td_errors: NDArray[np.float32], count: int) -> None:
+    def keep(self, sample: Batch, td_errors: NDArray[np.float32], count: int) -> None:
         """Takes one, the `count`-th of this life of the learner. A full disk does not end the run."""
         if count >= self._warn_at:
             self._warn_at = 2 * count

@@ -17,20 +17,20 @@ from apex.dqn.gradient_step import Figures
 from apex.dqn.losses import importance_weights
 from apex.dqn.networks import flatten_parameters
 from apex.dqn.optimizers import learning_rate_at, make_optimizer, restore_optimizer, set_learning_rate
-from apex.learning.batch_ring import Sample
-from apex.learning.device_transfer import make_feed
+from apex.learning.batch_ring import Batch
+from apex.learning.device_transfer import make_transfer
 from apex.learning.skipped_batches import without_nonfinite
 from apex.types import Array, Parameters, PriorityUpdate
 
 COLLECT_SECONDS = 0.001  # between two looks for results, while no sample comes
 
 
-class Samples(Protocol):
+class BatchReceiver(Protocol):
     """Where samples come from."""
 
     memory: Array  # uint8[bytes] that all samples lie in
 
-    def receive(self, timeout: float) -> Sample | None:
+    def receive(self, timeout: float) -> Batch | None:
         """The next sample, or None after `timeout` seconds without one."""
 
     def release(self, slot: int) -> None:
@@ -54,10 +54,10 @@ class Trainer:
         target: nn.Module,
         *,
         device: torch.device,
-        samples: Samples,
+        samples: BatchReceiver,
         priorities: Priorities,
         publish: Callable[[Parameters], None],
-        keep_skipped: Callable[[Sample, NDArray[np.float32], int], None] = lambda sample, td_errors, version: None,
+        keep_skipped: Callable[[Batch, NDArray[np.float32], int], None] = lambda sample, td_errors, version: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`keep_skipped` takes a sample that no update could be made with, its |TD errors| and `num_skipped`."""
@@ -77,7 +77,7 @@ class Trainer:
         self.wait_seconds = 0.0  # in all, for samples
         self.policy_lag = 0.0  # learner version - version that chose the actions, mean of the last batch
         self.figures: Figures | None = None  # of the last update
-        self._feed = make_feed(device, samples.memory, self._send, samples.release)
+        self._feed = make_transfer(device, samples.memory, self._send, samples.release)
         self._update = make_update(config, self.online, self.target, self.optimizer, device)
 
     def begin(self) -> None:
@@ -135,7 +135,7 @@ class Trainer:
         """Waits for the results that are still on their way to the host, and sends their priorities."""
         self._feed.flush()
 
-    def _receive(self, timeout: float) -> Sample | None:
+    def _receive(self, timeout: float) -> Batch | None:
         """The next sample. Meanwhile results leave as they arrive: where credit is short, it waits for just these."""
         deadline = time.monotonic() + timeout
         while self._feed.collect():
@@ -145,7 +145,7 @@ class Trainer:
                 return sample
         return self._samples.receive(max(0.0, deadline - time.monotonic()))
 
-    def _train(self, sample: Sample) -> None:
+    def _train(self, sample: Batch) -> None:
         # Of the whole memory, whatever its shards hold: P(i) = 1/R * leaf / root, N = the sum of what is alive in each.
         weights = importance_weights(
             sample.probability, sample.num_transitions, self._config.importance_sampling_exponent
@@ -159,7 +159,7 @@ class Trainer:
         # In one tensor: one copy to the host tells both.
         self._feed.give_back(sample, torch.cat([updated.td_errors.float(), updated.finite.float().reshape(1)]))
 
-    def _send(self, sample: Sample, result: NDArray[np.float32]) -> None:
+    def _send(self, sample: Batch, result: NDArray[np.float32]) -> None:
         """Takes a result that has arrived on the host, at most `feed.MAX_BEHIND` steps after it was made."""
         td_errors, finite = result[:-1], bool(result[-1])
         if finite:

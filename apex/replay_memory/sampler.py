@@ -11,20 +11,20 @@ import numpy as np
 from apex.config import Config
 from apex.replay_memory.rate_limiter import RateLimiter
 from apex.replay_memory.sampler_counters import SamplerCounters
-from apex.replay_memory.store.reader import Place, StoreReader
+from apex.replay_memory.store.reader import BatchSlot, StoreReader
 from apex.runtime.lifecycle import POLL_SECONDS
-from apex.types import SampleBatch
+from apex.types import BatchMessage
 
 SILENCE_SECONDS = 5.0  # without an answer for so long, what is in flight counts as lost, and one more batch may go
 
 
-class Batches(Protocol):
+class BatchSink(Protocol):
     """Where batches go."""
 
-    def place(self, shard: int) -> Place | None:
+    def place(self, shard: int) -> BatchSlot | None:
         """Where the frames of the shard's next batch may be decoded; None: they are sent compressed."""
 
-    def send(self, batch: SampleBatch, timeout: float) -> bool:
+    def send(self, batch: BatchMessage, timeout: float) -> bool:
         """Sends, waiting up to `timeout` seconds for room; returns whether it was sent."""
 
 
@@ -35,7 +35,7 @@ class Sampler:
         self,
         index: int,
         reader: StoreReader,
-        batches: Batches,
+        batches: BatchSink,
         board: SamplerCounters,
         limiter: RateLimiter,
         *,
@@ -66,7 +66,7 @@ class Sampler:
         drawn = self._reader.sample(self._batch_size, self._rng, self._batches.place(self._shard))
         if drawn is None:
             return False
-        batch = SampleBatch(
+        batch = BatchMessage(
             shard=self._shard,
             store_incarnation=self._reader.store_incarnation,
             sampler=self._index,

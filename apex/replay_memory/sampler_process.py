@@ -10,7 +10,7 @@ import numpy as np
 
 from apex.config import Config
 from apex.replay_memory.rate_limiter import RateLimiter
-from apex.replay_memory.sampler import Batches, Sampler
+from apex.replay_memory.sampler import BatchSink, Sampler
 from apex.replay_memory.sampler_counters import SamplerCounters
 from apex.replay_memory.store.reader import StoreReader
 from apex.runtime.lifecycle import Stop
@@ -35,7 +35,7 @@ class SamplerTask(NamedTuple):
     limiter: RateLimiter
     seed: np.random.SeedSequence
 
-    def make_sampler(self, row: int, batches: Batches) -> Sampler:
+    def make_sampler(self, row: int, batches: BatchSink) -> Sampler:
         """A sampler that draws by this row of the board."""
         return Sampler(
             row,

@@ -11,12 +11,12 @@ from typing import Any
 from apex.replay_memory.priority_histogram import PriorityHistogram
 from apex.replay_memory.rate_limiter import RateLimiter
 from apex.replay_memory.sampler_counters import SamplerCounters
-from apex.replay_memory.store.deduplication import Outcome
+from apex.replay_memory.store.deduplication import InsertOutcome
 from apex.replay_memory.store.writer import StoreWriter
 from apex.runtime.rates import Rates
 from apex.transport.codec import Codec
 from apex.transport.header import Frame, WireError
-from apex.transport.peer_bans import Peers
+from apex.transport.peer_bans import PeerBans
 from apex.types import Receipt
 
 log = logging.getLogger("apex")
@@ -44,7 +44,10 @@ class ReplayServer:
         self._limiter = limiter
         self._clock = clock
         self._heard: dict[int, float] = {}  # when a stream was heard last
-        self.peers = {"experience": Peers(clock), "priorities": Peers(clock)}  # of the sockets that others send to
+        self.peers = {
+            "experience": PeerBans(clock),
+            "priorities": PeerBans(clock),
+        }  # of the sockets that others send to
         self._refused: Counter[str] = Counter()
         self._histogram = PriorityHistogram(store, clock=clock)
         self._rates = Rates(clock(), store.num_inserted, board.num_drawn)
@@ -66,7 +69,7 @@ class ReplayServer:
                 self._refuse("experience", frames, "store")
                 log.warning("refused: %s", error)
             else:
-                if outcome is Outcome.UNKNOWN_ACTOR:
+                if outcome is InsertOutcome.UNKNOWN_ACTOR:
                     self.peers["experience"].blame(frames, outcome)  # The store has counted it.
                 else:
                     owed.add(segment.stream.actor_id)

@@ -17,8 +17,8 @@ from apex.replay_memory.sampler import make_limiter
 from apex.replay_memory.sampler_process import SamplerTask, run_sampler
 from apex.replay_memory.server import ReplayServer
 from apex.replay_memory.snapshots.folder import SnapshotFolder
-from apex.replay_memory.snapshots.process import Copyist
-from apex.replay_memory.snapshots.writer import Snapshotter
+from apex.replay_memory.snapshots.process import SnapshotProcess
+from apex.replay_memory.snapshots.writer import SnapshotWriter
 from apex.replay_memory.store.location import memory_id, remove, store_path
 from apex.runtime.children import check_children, start_child, stop_children
 from apex.runtime.lifecycle import (
@@ -34,7 +34,7 @@ from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import ReceiptPublisher, max_segment_bytes
 from apex.transport.heartbeat import Session
 from apex.transport.hello import Welcome
-from apex.transport.sockets import OpenDoorWarning, local_address, open_context
+from apex.transport.sockets import InsecureBindWarning, local_address, open_context
 
 log = logging.getLogger("apex")
 
@@ -97,7 +97,7 @@ async def serve(server: ReplayServer, welcome: Welcome, stop: Stop, bound: Calla
                     publisher.publish(receipt, shard)
 
         async def watch_doors() -> None:
-            warning = OpenDoorWarning(transport)
+            warning = InsecureBindWarning(transport)
             while not stop.requested:
                 await asyncio.sleep(POLL_SECONDS)
                 context.check()
@@ -128,13 +128,13 @@ def run_service(welcome: Welcome, shard: int, advertise: str, snapshots: Path | 
         start_child(f"sampler-{index}", run_sampler, index, task, welcome.endpoint("batches"))
         for index, task in enumerate(tasks if not beside_the_learner else [])
     ]
-    copyist: Copyist | None = None
+    snapshot_process: SnapshotProcess | None = None
     if folder is not None:
         snapshotter = partial(
-            Snapshotter, path, welcome.schema, folder, run_id=welcome.run_id, num_drawn=lambda: board.num_drawn
+            SnapshotWriter, path, welcome.schema, folder, run_id=welcome.run_id, num_drawn=lambda: board.num_drawn
         )
-        copyist = Copyist(snapshotter, config.checkpoint.replay_period)
-        children.append(copyist.process)
+        snapshot_process = SnapshotProcess(snapshotter, config.checkpoint.replay_period)
+        children.append(snapshot_process.process)
     server = ReplayServer(store, Codec(welcome.run_id, welcome.schema), board, limiter, shard=shard)
     host = advertise or (config.transport.bind if config.transport.is_loopback else local_address(welcome.host))
     endpoints = {name: config.transport.endpoint(name, host, shard) for name in REPLAY_SOCKETS}
@@ -153,7 +153,7 @@ def run_service(welcome: Welcome, shard: int, advertise: str, snapshots: Path | 
             log.info("the memory stays in %s: the run goes on, and so does the next replay server of it", path)
             return FINISHED
         store.close()
-        if copyist is not None and not copyist.take_last():
+        if snapshot_process is not None and not snapshot_process.take_last():
             log.warning("the last snapshot was not ready in time: the memory stays in %s until it is resumed", path)
             return FINISHED
         remove(path)

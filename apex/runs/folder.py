@@ -1,8 +1,8 @@
 """The folder of one run: what was run, on what, by which code, and everything that comes of it.
 
 runs/pong-20250131-235959/
-    manifest.json   who, when, where, which versions, every knob; without it, or its copy, the folder is no run
-    config.toml     every knob with its value, to be read by people
+    manifest.json   who, when, where, which versions, every setting; without it, or its copy, the folder is no run
+    config.toml     every setting with its value, to be read by people
     curves/         one .jsonl per role
     logs/           one .log per program
     tensorboard/    event files, in a folder of the run's name: TensorBoard shows that
@@ -11,14 +11,10 @@ runs/pong-20250131-235959/
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import os
-import platform
 import re
 import secrets
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -30,12 +26,10 @@ from typing import Any, Self
 from apex.config import Config, dump_toml, from_dict, to_dict
 from apex.errors import ConfigError
 from apex.runtime.atomic_files import COPY, read_twice, replace_file, seal, unseal, write_twice
+from apex.runtime.provenance import describe_checkout, describe_hardware, describe_versions
 from apex.types import Schema
-from apex.version import VERSION
 
 FORMAT = 2  # of the manifest
-PACKAGES = ("torch", "numpy", "pyzmq", "gymnasium", "ale-py", "cramjam", "safetensors", "tensorboardX", "tensorboard")
-ASK_SECONDS = 5.0  # how long git and nvidia-smi may take to answer
 
 _MANIFEST = "manifest.json"
 _ELAPSED = "elapsed.json"
@@ -183,7 +177,7 @@ class RunFolder:
             raise ConfigError(f"cannot write {self.config_file}: {error.strerror}") from error
         log.error(
             "%s was not what had been written: the configuration in %s holds, and is written there again. To change "
-            "a knob, name it beside --resume",
+            "a setting, name it beside --resume",
             self.config_file,
             _MANIFEST,
         )
@@ -215,57 +209,6 @@ class RunFolder:
         for path in _list_runs(Path(folder)):
             return cls.open(path)
         raise ConfigError(f"no run in {folder}: apex train starts one")
-
-
-def describe_versions() -> dict[str, str | None]:
-    """Versions of this package, of Python, and of what it stands on; null for what is not installed."""
-    versions: dict[str, str | None] = {"apex": VERSION, "python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = None
-    return versions
-
-
-def describe_checkout(package: Path) -> dict[str, Any] | None:
-    """The git commit that `package` is checked out from; None if git does not know it.
-
-    A package that is merely installed below somebody's checkout is not taken for a part of it.
-    """
-    git = ["git", "--no-optional-locks", "-C", str(package)]
-    if _ask([*git, "ls-files", "--error-unmatch", "--", "__init__.py"]) is None:
-        return None
-    commit = _ask([*git, "rev-parse", "HEAD"])
-    changes = _ask([*git, "status", "--porcelain"])
-    return None if commit is None else {"commit": commit, "dirty": changes != ""}
-
-
-def describe_hardware() -> dict[str, Any]:
-    """This host: processor, cores that this process may use, memory, GPUs."""
-    try:
-        facts = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        facts = ""
-    processor = _fact(facts, "model name") or platform.processor() or platform.machine()
-    family, model = _fact(facts, "cpu family"), _fact(facts, "model")
-    if family and model:  # In a virtual machine several generations have one name.
-        processor += f" (family {family}, model {model})"
-    gpus = _ask(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
-    return {
-        "host": socket.gethostname(),
-        "system": platform.platform(),
-        "cpu": processor,
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "gpus": gpus.splitlines() if gpus else [],
-    }
-
-
-def _fact(facts: str, name: str) -> str:
-    """Of the first processor in /proc/cpuinfo; empty if it does not tell."""
-    found = re.search(rf"^{name}\s*:\s*(.+)$", facts, re.MULTILINE)
-    return found[1].strip() if found else ""
 
 
 def make_folder(config: Config, started: datetime | None = None) -> Path:
@@ -309,12 +252,3 @@ def _list_runs(folder: Path) -> list[Path]:
         except (OSError, KeyError, TypeError, ValueError):
             continue
     return [path for *_, path in sorted(runs, reverse=True)]
-
-
-def _ask(command: Sequence[str]) -> str | None:
-    """What a program prints; None if there is no such program, or it fails, or is silent for too long."""
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=ASK_SECONDS, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.strip()

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
+from apex.types import Role
 
 EVALUATION = ("evaluator", "evaluator/score")  # role and tag: the mean raw score of each evaluation
 
-ROLES = ("learner", "evaluator")  # whose last rows tell how long a life was
+TIMED_ROLES = (Role.LEARNER, Role.EVALUATOR)  # whose last rows tell how long a life was
 
 
 class Series(NamedTuple):
@@ -50,7 +51,7 @@ class RunHistory:
     @property
     def seconds(self) -> float:
         """How long the run has gone on, as far as its curves or its folder say."""
-        last = [self._elapsed(rows[-1]["time"]) for role in ROLES if (rows := self._rows(role))]
+        last = [self._elapsed(rows[-1]["time"]) for role in TIMED_ROLES if (rows := self._rows(role))]
         return max([*last, self._run.elapsed_seconds])
 
     def _read(self, role: str) -> list[dict[str, Any]]:
@@ -70,7 +71,7 @@ class RunHistory:
 
         The run's own note of that begins when its learner was up, so what the curves tell may be more.
         """
-        times = [row["time"] for role in ROLES for row in self._rows(role)]
+        times = [row["time"] for role in TIMED_ROLES for row in self._rows(role)]
         lives = [(_unix(self._run.manifest["started"]), 0.0)]
         for life in self._run.manifest.get("resumed", []):
             began, before = lives[-1]

@@ -295,7 +295,7 @@ class RunStatus:
         }
 
     def limited_by(self) -> Status | None:
-        """Which part, if it were faster, would make training faster, or begin sooner; and the knob that makes it so."""
+        """Which part would make training faster, or begin sooner, if it were faster; and the setting to change."""
         actors = [member.status for member in self.members.values() if member.role == "actor"]
         if self._phase() == "filling replay":
             return find_limit_of_filling(self._config, actors, self.replay_status(), self.absent_replay)
@@ -303,7 +303,7 @@ class RunStatus:
             return None
         if self.trainer_silence > TRAINER_SILENCE_SECONDS:
             why = f"no word from its trainer for {self.trainer_silence:.0f} s: one long update, or it is stuck"
-            return {"part": "learner", "why": why, "knob": "--run.stuck-seconds"}
+            return {"part": "learner", "why": why, "setting": "--run.stuck-seconds"}
         return find_limit(self._config, actors, self.replay_status(), self.learner, self.absent_replay)
 
     def hear_trainer(self, report: Status) -> None:

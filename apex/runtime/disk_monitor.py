@@ -12,7 +12,7 @@ LOOK_SECONDS = 1.0
 FULL_BYTES = 64 * 1024  # free at most, where a disk counts as full
 
 
-class DiskWatch:
+class DiskMonitor:
     """Looks at the disk of one folder now and then, and tells of each change."""
 
     def __init__(

@@ -1,9 +1,9 @@
-"""Starts programs as copies of one that has loaded torch: in hundredths of a second each, where Python takes three.
+"""The fork server: starts programs as forks of a process that has loaded torch, in 0.05 s instead of 3 s.
 
-The nursery is a child of the supervisor, and loads what every role needs while the supervisor still reads its options.
-A program that is asked for is forked from it, twice, so that it loses its parent at once and falls to the supervisor,
-which is a subreaper for that moment: then it is a child of the supervisor like any other, and needs the nursery no
-more. Whatever goes wrong here, the supervisor starts the program the slow way.
+The fork server is a child of the supervisor. It loads what every role needs while the supervisor reads its options. To
+start a program it forks twice, so that the new process loses its parent at once. The supervisor is a subreaper at that
+moment and becomes the new parent: the program is then a child like any other and does not need the fork server. If
+anything fails here, the supervisor starts the program as a normal process.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import setproctitle
 
-from apex.runtime.lifecycle import FAILED, FINISHED, NEIGHBOUR_GONE, become_subreaper, die_with_parent
+from apex.runtime.lifecycle import FAILED, FINISHED, NEIGHBOUR_GONE, become_subreaper
+from apex.runtime.spawn import be_nice, belong_to, spawn
 
 MODULES = ("torch", "gymnasium", "apex.learner", "apex.evaluator", "apex.actor")  # loaded once for all
-LOAD_SECONDS = 60.0  # that a nursery may take to load; past them nobody waits for it any more
+LOAD_SECONDS = 60.0  # that a fork server may take to load; past them nobody waits for it any more
 FORK_SECONDS = 2.0  # that it may take to start a program
 KILL_SECONDS = 1.0  # the kernel's time to end what was sent SIGKILL
 ADOPT_SECONDS = 2.0  # that a program waits for the supervisor to become its parent
@@ -38,7 +38,7 @@ GO = b"!"  # what a copy waits for: its supervisor knows of it
 log = logging.getLogger("apex")
 
 
-class Process(Protocol):
+class ChildProcess(Protocol):
     """A child of this process: what the supervisor uses of `subprocess.Popen`."""
 
     @property
@@ -55,8 +55,8 @@ class Process(Protocol):
         """Sends a signal if it runs still."""
 
 
-class Copy:
-    """A child of this process that the nursery has forked."""
+class ForkedProcess:
+    """A child of this process that the fork server has forked."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -88,7 +88,7 @@ class Copy:
             os.kill(self.pid, sig)
 
 
-class Nursery:
+class ForkServer:
     """The supervisor's end."""
 
     def __init__(self, environment: Mapping[str, str], modules: Sequence[str] = MODULES) -> None:
@@ -96,19 +96,14 @@ class Nursery:
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._give_up_at = time.monotonic() + LOAD_SECONDS
         self._ready = False
-        parent = os.getpid()
         self._process: subprocess.Popen[bytes] | None = None
         try:
             with theirs:
-                self._process = subprocess.Popen(
-                    (sys.executable, "-u", "-m", "apex.runtime.fork_server", str(theirs.fileno()), str(parent)),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    env={**os.environ, **environment},
+                self._process = spawn(
+                    (sys.executable, "-u", "-m", "apex.runtime.fork_server", str(theirs.fileno()), str(os.getpid())),
+                    errors=subprocess.DEVNULL,
+                    environment=environment,
                     pass_fds=(theirs.fileno(),),
-                    start_new_session=True,
-                    preexec_fn=lambda: belong_to(parent),
                 )
             self._link.send(
                 json.dumps(list(modules)).encode()
@@ -116,7 +111,7 @@ class Nursery:
         except OSError as error:
             self._lose(str(error))
 
-    def __enter__(self) -> Nursery:
+    def __enter__(self) -> ForkServer:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -137,7 +132,7 @@ class Nursery:
 
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], niceness: int, output: int
-    ) -> Process | None:
+    ) -> ChildProcess | None:
         """Runs `command`, which is PYTHON -u -m MODULE ARGUMENT...; None where that cannot be had here.
 
         `environment`: all of it; `output`: a file descriptor that it writes to.
@@ -154,7 +149,7 @@ class Nursery:
             answer = self._receive()
             if not answer:
                 raise ConnectionError("it has ended")
-            copy = Copy(json.loads(answer)["pid"])
+            copy = ForkedProcess(json.loads(answer)["pid"])
             os.write(writer, GO)
             return copy
         except OSError as error:
@@ -181,23 +176,8 @@ class Nursery:
             return b""
 
     def _lose(self, why: str) -> None:
-        log.warning("programs start the slow way from now on, as the nursery is lost: %s", why)
+        log.warning("programs start the slow way from now on, as the fork server is lost: %s", why)
         self.close()
-
-
-def belong_to(parent: int) -> None:
-    """Makes this process end with its parent, also if that has ended already. By SIGKILL: else who is stuck stays."""
-    die_with_parent()
-    if os.getppid() != parent:
-        os._exit(NEIGHBOUR_GONE)
-
-
-def be_nice(niceness: int) -> None:
-    """Leaves the core to others."""
-    os.nice(niceness)
-    if niceness:
-        with suppress(OSError):  # Where the kernel groups sessions, a process is nice to its own session alone.
-            Path("/proc/self/autogroup").write_text(str(niceness))
 
 
 class _Request(NamedTuple):
@@ -222,7 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(link: socket.socket, parent: int) -> Callable[[], int] | None:
-    """Returns in the nursery with None, in each copy with what that should run."""
+    """Returns in the fork server with None, in each copy with what that should run."""
     while True:
         message, fds, _, _ = socket.recv_fds(link, MAX_BYTES, 2)
         if not message:
@@ -244,7 +224,7 @@ def _serve(link: socket.socket, parent: int) -> Callable[[], int] | None:
 
 
 def _fork_orphan(writer: int) -> None:
-    """Returns in a grandchild of the nursery, whose parent has ended after it has written down the grandchild's pid."""
+    """Returns in a grandchild of the fork server, after its parent has written down its pid and ended."""
     pid = os.fork()
     if pid:
         os.write(writer, str(pid).encode())

@@ -76,7 +76,11 @@ def choose_ports(config: Config, free: Callable[[str, int], bool], tell: Callabl
 def ports(config: Config) -> list[int]:
     """Every port that a run listens on, TensorBoard's aside."""
     transport = config.transport
-    names = [knob.name.removesuffix("_port") for knob in dataclasses.fields(transport) if knob.name.endswith("_port")]
+    names = [
+        setting.name.removesuffix("_port")
+        for setting in dataclasses.fields(transport)
+        if setting.name.endswith("_port")
+    ]
     more = range(1, config.replay.num_shards)
     return [transport.port(name) for name in names] + [
         transport.port(name, shard) for shard in more for name in REPLAY_SOCKETS

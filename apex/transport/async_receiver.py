@@ -9,7 +9,7 @@ from typing import Any
 import zmq
 
 from apex.transport.header import Frame, WireError
-from apex.transport.peer_bans import Peers
+from apex.transport.peer_bans import PeerBans
 from apex.transport.sockets import GOODBYE_SECONDS, Context, Reader, bind, prepare
 
 PULL, ROUTER = zmq.PULL, zmq.ROUTER
@@ -36,10 +36,10 @@ class AsyncReceiver(Reader):
         *,
         high_water_mark: int,
         max_bytes: int,
-        peers: Peers | None = None,
+        peers: PeerBans | None = None,
     ) -> None:
         super().__init__()
-        self.peers = peers or Peers()
+        self.peers = peers or PeerBans()
         self._more = False  # whether messages may be left to receive
         self._wake: Callable[[], None] = lambda: None  # who waits for a message looks again
         self._socket = context.socket(kind)

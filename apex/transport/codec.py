@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from apex.transport.header import Frame, Header, Kind, pack, require_field, unpack
+from apex.transport.header import Frame, Header, MessageKind, pack, require_field, unpack
 from apex.transport.json_codec import dump_json, load_json
 from apex.transport.json_fields import check_metrics, check_request, check_result
 from apex.types import (
+    BATCH_RECORD,
     RECORD,
-    SAMPLE_RECORD,
     Array,
+    BatchMessage,
     Parameters,
     PriorityUpdate,
     Receipt,
-    SampleBatch,
     Schema,
     Segment,
     Stream,
@@ -56,11 +56,11 @@ class Codec:
             [_SEGMENT.pack(segment.base, segment.version), segment.records.tobytes(), memoryview(segment.image)]
         )
         count = len(segment.records)
-        return [self._head(Kind.SEGMENT, shard, segment.stream, segment.number, count, [body]) + body]
+        return [self._head(MessageKind.SEGMENT, shard, segment.stream, segment.number, count, [body]) + body]
 
     def decode_segment(self, frames: Sequence[Frame], shard: int = 0) -> Segment:
         """The inverse of `encode_segment`, checked field by field against the schema; another shard's is refused."""
-        header, (body,) = self._check(frames, Kind.SEGMENT, 1)
+        header, (body,) = self._check(frames, MessageKind.SEGMENT, 1)
         require_field(header.shard == shard, "shard", f"a segment for shard {header.shard}, but this is {shard}")
         require_field(0 < header.num_items <= MAX_RECORDS, "count", f"{header.num_items} records in a segment")
         image_at = _SEGMENT.size + header.num_items * RECORD.itemsize
@@ -80,11 +80,11 @@ class Codec:
     def encode_receipt(self, receipt: Receipt, shard: int = 0) -> list[bytes]:
         """One frame; its first bytes are the stream's topic."""
         body = _RECEIPT.pack(receipt.store_incarnation, receipt.bitmap)
-        return [self._head(Kind.RECEIPT, shard, receipt.stream, receipt.contiguous, 0, [body], schema=0) + body]
+        return [self._head(MessageKind.RECEIPT, shard, receipt.stream, receipt.contiguous, 0, [body], schema=0) + body]
 
     def decode_receipt(self, frames: Sequence[Frame]) -> Receipt:
         """The inverse of `encode_receipt`."""
-        header, (body,) = self._check(frames, Kind.RECEIPT, 1, schema=0)
+        header, (body,) = self._check(frames, MessageKind.RECEIPT, 1, schema=0)
         require_field(len(body) == _RECEIPT.size, "length", f"{len(body)} bytes in a receipt")
         _require_nothing(header, "num_items")
         store_incarnation, bitmap = _RECEIPT.unpack(body)
@@ -92,28 +92,28 @@ class Codec:
 
     # --- batches ----------------------------------------------------------------------------------------------------
 
-    def encode_batch(self, batch: SampleBatch) -> list[Any]:
+    def encode_batch(self, batch: BatchMessage) -> list[Any]:
         """Two frames: header and records; the image, which is not copied."""
         body = _BATCH.pack(batch.num_transitions) + batch.records.tobytes()
         if batch.image is None:
             raise ValueError("a batch whose frames are decoded already does not travel")
         image = memoryview(batch.image)
         stream = Stream(batch.sampler, batch.store_incarnation)
-        head = self._head(Kind.BATCH, batch.shard, stream, batch.number, len(batch.records), [body, image])
+        head = self._head(MessageKind.BATCH, batch.shard, stream, batch.number, len(batch.records), [body, image])
         return [head + body, image]
 
-    def decode_batch(self, frames: Sequence[Frame], batch_size: int, num_shards: int = 1) -> SampleBatch:
+    def decode_batch(self, frames: Sequence[Frame], batch_size: int, num_shards: int = 1) -> BatchMessage:
         """The inverse of `encode_batch`; the image's frames themselves are checked when they are decompressed."""
-        header, (body, image) = self._check(frames, Kind.BATCH, 2)
+        header, (body, image) = self._check(frames, MessageKind.BATCH, 2)
         require_field(header.shard < num_shards, "shard", f"shard {header.shard}, but there are {num_shards}")
         require_field(
             header.num_items == batch_size, "count", f"{header.num_items} transitions, but batches hold {batch_size}"
         )
-        expected = _BATCH.size + batch_size * SAMPLE_RECORD.itemsize
+        expected = _BATCH.size + batch_size * BATCH_RECORD.itemsize
         require_field(len(body) == expected, "length", f"{len(body)} bytes, but {batch_size} records take {expected}")
         (num_transitions,) = _BATCH.unpack_from(body)
         require_field(0 < num_transitions < 2**40, "count", f"{num_transitions} transitions alive")
-        records = np.frombuffer(body, SAMPLE_RECORD, batch_size, _BATCH.size)
+        records = np.frombuffer(body, BATCH_RECORD, batch_size, _BATCH.size)
         per_transition = records["num_frames"].astype(np.int64)
         limit = 2 * self.schema.stack + self.schema.n_step
         require_field(bool((per_transition <= limit).all()), "count", f"more than {limit} frames in a transition")
@@ -126,7 +126,7 @@ class Codec:
         likely = (probability >= _LEAST_PROBABILITY) & (probability <= 1)
         require_field(bool(likely.all()), "probability", f"outside [{_LEAST_PROBABILITY:g}, 1]")
         require_field(not records["unused"].any(), "unused", "is not 0")
-        return SampleBatch(
+        return BatchMessage(
             header.shard, header.incarnation, header.sender, header.number, num_transitions, records, image
         )
 
@@ -134,11 +134,13 @@ class Codec:
         """One frame: header, keys, priorities."""
         body = update.keys.astype("<i8").tobytes() + update.priorities.astype("<f4").tobytes()
         stream = Stream(update.sampler, update.store_incarnation)
-        return [self._head(Kind.PRIORITIES, update.shard, stream, update.number, len(update.keys), [body]) + body]
+        return [
+            self._head(MessageKind.PRIORITIES, update.shard, stream, update.number, len(update.keys), [body]) + body
+        ]
 
     def decode_priorities(self, frames: Sequence[Frame], shard: int = 0) -> PriorityUpdate:
         """The inverse of `encode_priorities`. What a priority may be is the store's business."""
-        header, (body,) = self._check(frames, Kind.PRIORITIES, 1)
+        header, (body,) = self._check(frames, MessageKind.PRIORITIES, 1)
         require_field(header.shard == shard, "shard", f"priorities for shard {header.shard}, but this is {shard}")
         require_field(0 < header.num_items <= 65_536, "count", f"{header.num_items} priorities")
         require_field(
@@ -154,11 +156,13 @@ class Codec:
         """One frame, because CONFLATE keeps the last frame of a message only."""
         body = parameters.values.astype("<f4", copy=False).tobytes()
         stream = Stream(0, 0)
-        return [self._head(Kind.PARAMETERS, 0, stream, parameters.version, len(parameters.values), [body]) + body]
+        return [
+            self._head(MessageKind.PARAMETERS, 0, stream, parameters.version, len(parameters.values), [body]) + body
+        ]
 
     def decode_parameters(self, frames: Sequence[Frame], num_parameters: int) -> Parameters:
         """The inverse of `encode_parameters`; there must be exactly `num_parameters` finite values."""
-        header, (body,) = self._check(frames, Kind.PARAMETERS, 1)
+        header, (body,) = self._check(frames, MessageKind.PARAMETERS, 1)
         _require_nothing(header, "shard", "sender", "incarnation")
         return Parameters(_version(header.number), self._values(header, body, num_parameters))
 
@@ -167,13 +171,13 @@ class Codec:
         values = b"" if parameters is None else parameters.values.astype("<f4", copy=False).tobytes()
         version = 0 if parameters is None else parameters.version
         body = values + dump_json(result)
-        return [self._head(Kind.EVALUATION, 0, Stream(0, 0), version, len(values) // 4, [body]) + body]
+        return [self._head(MessageKind.EVALUATION, 0, Stream(0, 0), version, len(values) // 4, [body]) + body]
 
     def decode_evaluation(
         self, frames: Sequence[Frame], num_parameters: int
     ) -> tuple[dict[str, Any], Parameters | None]:
         """The inverse of `encode_evaluation`."""
-        header, (body,) = self._check(frames, Kind.EVALUATION, 1)
+        header, (body,) = self._check(frames, MessageKind.EVALUATION, 1)
         _require_nothing(header, "shard", "sender", "incarnation")
         require_field(
             header.num_items in (0, num_parameters), "count", f"{header.num_items} values, not {num_parameters}"
@@ -192,11 +196,11 @@ class Codec:
     def encode_metrics(self, message: dict[str, Any]) -> list[bytes]:
         """One frame: header, JSON."""
         body = dump_json(message)
-        return [self._head(Kind.METRICS, 0, Stream(0, 0), 0, 0, [body], schema=0) + body]
+        return [self._head(MessageKind.METRICS, 0, Stream(0, 0), 0, 0, [body], schema=0) + body]
 
     def decode_metrics(self, frames: Sequence[Frame]) -> dict[str, Any]:
         """The inverse of `encode_metrics`."""
-        header, (body,) = self._check(frames, Kind.METRICS, 1, schema=0)
+        header, (body,) = self._check(frames, MessageKind.METRICS, 1, schema=0)
         _require_nothing(header, "shard", "sender", "incarnation", "number", "num_items")
         message = load_json(body)
         check_metrics(message)
@@ -207,7 +211,7 @@ class Codec:
 
     def _head(
         self,
-        kind: Kind,
+        kind: MessageKind,
         shard: int,
         stream: Stream,
         number: int,
@@ -220,7 +224,7 @@ class Codec:
         return pack(kind, shard, self.run_id, stream, schema, number, count, bodies)
 
     def _check(
-        self, frames: Sequence[Frame], kind: Kind, num_frames: int, *, schema: int | None = None
+        self, frames: Sequence[Frame], kind: MessageKind, num_frames: int, *, schema: int | None = None
     ) -> tuple[Header, list[memoryview]]:
         header, bodies = unpack(frames, kind, num_frames)
         require_field(header.run_id == self.run_id, "run", f"run {header.run_id:x}, but this is {self.run_id:x}")
@@ -277,12 +281,12 @@ class Codec:
 def encode_control(message: dict[str, Any], run_id: int = 0) -> list[bytes]:
     """One frame: header, JSON. Control messages travel before run and schema are known: 0 stands there."""
     body = dump_json(message)
-    return [pack(Kind.CONTROL, 0, run_id, Stream(0, 0), 0, 0, 0, [body]) + body]
+    return [pack(MessageKind.CONTROL, 0, run_id, Stream(0, 0), 0, 0, 0, [body]) + body]
 
 
 def decode_control(frames: Sequence[Frame]) -> dict[str, Any]:
     """The inverse of `encode_control`, as far as all control messages are alike."""
-    header, (body,) = unpack(frames, Kind.CONTROL, 1)
+    header, (body,) = unpack(frames, MessageKind.CONTROL, 1)
     _require_nothing(header, "shard", "sender", "schema", "incarnation", "number", "num_items")
     message = load_json(body)
     require_field(isinstance(message.get("type"), str), "json", "a control message without a type")

@@ -14,9 +14,9 @@ import zmq
 
 from apex.transport.codec import Codec
 from apex.transport.header import HEADER, WireError, receipt_topic
-from apex.transport.peer_bans import Peers
+from apex.transport.peer_bans import PeerBans
 from apex.transport.sockets import Context, Reader, Socket, bind, connect, prepare, receive
-from apex.types import Parameters, PriorityUpdate, Receipt, SampleBatch, Schema, Stream
+from apex.types import BatchMessage, Parameters, PriorityUpdate, Receipt, Schema, Stream
 
 MAX_SUBSCRIPTIONS = 1_000  # read at a time
 COALESCE_SECONDS = 0.2  # new subscriptions within this time are answered by one publish
@@ -116,7 +116,7 @@ class BatchSender:
     def place(self, shard: int) -> None:
         """Frames travel compressed."""
 
-    def send(self, batch: SampleBatch, timeout: float) -> bool:
+    def send(self, batch: BatchMessage, timeout: float) -> bool:
         """Sends, waiting up to `timeout` seconds for room; returns whether it was sent."""
         if not self._socket.poll(int(timeout * 1000), zmq.POLLOUT):
             return False
@@ -142,7 +142,7 @@ class BatchReceiver(Reader):
         self._codec = codec
         self._batch_size = batch_size
         self._num_shards = num_shards
-        self.peers = Peers()
+        self.peers = PeerBans()
         self._socket = context.socket(zmq.PULL)
         prepare(self._socket, high_water_mark=2, max_bytes=max_bytes)
         bind(self._socket, endpoint, "batches")
@@ -152,7 +152,7 @@ class BatchReceiver(Reader):
         """Messages that were no batches, or came from peers that had sent too many such."""
         return sum(self.refused.values()) + self.peers.num_ignored
 
-    def receive(self, timeout: float) -> SampleBatch | None:
+    def receive(self, timeout: float) -> BatchMessage | None:
         """The next batch, or None after `timeout` seconds without one; what is no batch is counted and dropped."""
         frames = receive(self._socket, timeout, copy=False)
         if frames is None or not self.peers.hears(frames):

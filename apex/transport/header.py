@@ -11,7 +11,7 @@ from typing import NamedTuple
 from apex.types import Stream
 
 MAGIC = b"ApeX"
-VERSION = 1
+WIRE_VERSION = 1
 # magic, version, kind, shard, run id, sender, schema, incarnation, number, count, length, crc: 52 bytes. The first 20
 # name one stream's receipts, so that a SUB can subscribe to them as a prefix.
 HEADER = struct.Struct("<4sBBHQIIQQIII")
@@ -22,7 +22,7 @@ _CRC_OFFSET = HEADER.size - 4
 Frame = bytes | memoryview
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """The types of message."""
 
     SEGMENT = 1
@@ -46,7 +46,7 @@ class WireError(ValueError):
 class Header(NamedTuple):
     """The header's fields after the magic and the version."""
 
-    kind: Kind
+    kind: MessageKind
     shard: int
     run_id: int
     sender: int
@@ -60,7 +60,7 @@ class Header(NamedTuple):
 
 def receipt_topic(run_id: int, shard: int, actor_id: int) -> bytes:
     """The prefix that every receipt of one stream begins with."""
-    header = HEADER.pack(MAGIC, VERSION, Kind.RECEIPT, shard, run_id, actor_id, 0, 0, 0, 0, 0, 0)
+    header = HEADER.pack(MAGIC, WIRE_VERSION, MessageKind.RECEIPT, shard, run_id, actor_id, 0, 0, 0, 0, 0, 0)
     return header[:TOPIC_BYTES]
 
 
@@ -70,13 +70,20 @@ def peek_kind(frames: Sequence[Frame]) -> int:
 
 
 def pack(
-    kind: Kind, shard: int, run_id: int, stream: Stream, schema: int, number: int, count: int, bodies: Sequence[Frame]
+    kind: MessageKind,
+    shard: int,
+    run_id: int,
+    stream: Stream,
+    schema: int,
+    number: int,
+    count: int,
+    bodies: Sequence[Frame],
 ) -> bytes:
     """The header for `bodies`, which follow it."""
     length = sum(len(body) for body in bodies)
     actor, incarnation = stream
     header = HEADER.pack(
-        MAGIC, VERSION, kind, shard, run_id, actor, schema, incarnation, number, count, length, 0
+        MAGIC, WIRE_VERSION, kind, shard, run_id, actor, schema, incarnation, number, count, length, 0
     )  # fmt: skip
     crc = zlib.crc32(header[:_CRC_OFFSET])
     for body in bodies:
@@ -84,14 +91,14 @@ def pack(
     return header[:_CRC_OFFSET] + crc.to_bytes(4, "little")
 
 
-def unpack(frames: Sequence[Frame], kind: Kind, num_frames: int) -> tuple[Header, list[memoryview]]:
+def unpack(frames: Sequence[Frame], kind: MessageKind, num_frames: int) -> tuple[Header, list[memoryview]]:
     """Returns the header and the bodies: what follows the header in the first frame, then the other frames."""
     require_field(len(frames) == num_frames, "frames", f"{len(frames)} message parts, not {num_frames}")
     first = memoryview(frames[0])
     require_field(len(first) >= HEADER.size, "length", f"{len(first)} bytes are no header")
     magic, version, *fields = HEADER.unpack_from(first)
     require_field(magic == MAGIC, "magic", f"{bytes(first[:4])!r} is not {MAGIC!r}")
-    require_field(version == VERSION, "version", f"wire version {version}, but this is {VERSION}")
+    require_field(version == WIRE_VERSION, "version", f"wire version {version}, but this is {WIRE_VERSION}")
     require_field(fields[0] == kind, "kind", f"kind {fields[0]}, but {kind.name} is expected here")
     header = Header(kind, *fields[1:])
     bodies = [first[HEADER.size :], *(memoryview(frame) for frame in frames[1:])]

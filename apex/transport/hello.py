@@ -16,7 +16,7 @@ from apex.errors import ConfigError
 from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.key_store import read_keys
-from apex.transport.header import VERSION
+from apex.transport.header import WIRE_VERSION
 from apex.transport.json_fields import printable
 from apex.transport.sockets import RefusedError, open_context, split_address
 from apex.types import Schema, Stream
@@ -100,7 +100,7 @@ def greet(
     session = secrets.randbits(63)
     hello = {
         "type": "hello",
-        "wire": VERSION,
+        "wire": WIRE_VERSION,
         "session": session,
         "role": role,
         "host": host_name(),

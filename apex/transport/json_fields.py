@@ -13,7 +13,8 @@ from typing import Any
 
 from apex.config import MAX_EPISODES
 from apex.metric_tags import ACTOR_TAG_PREFIXES
-from apex.transport.header import VERSION, WireError, require_field
+from apex.transport.header import WIRE_VERSION, WireError, require_field
+from apex.types import PROGRAMS
 
 MAX_TEXT = 200  # characters of what is shown to people
 MAX_STREAMS = 65_536  # in one heartbeat
@@ -24,7 +25,6 @@ MAX_COUNT = 2**53
 MAX_SCALARS = 4_096  # in one metrics message
 MAX_NUMBER = 1e300  # A few thousand of them can still be added up.
 
-ROLES = ("actor", "replay", "evaluator", "learner")
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,127}")
@@ -122,7 +122,7 @@ def _is_status(value: Any) -> bool:
 _TYPE: dict[str, Check] = {"type": is_text}
 _WHO: dict[str, Check] = {
     **_TYPE,
-    "role": ROLES.__contains__,
+    "role": PROGRAMS.__contains__,
     "host": is_text,
     "pid": whole(0, 2**31 - 1),
     "shard": _i32,
@@ -159,7 +159,7 @@ def check_request(message: dict[str, Any], run_id: int) -> None:
     kind = message.get("type")
     if kind == "hello":
         _require_fields(message, {"wire": _i32, "session": _u63}, more=True)
-        if message["wire"] == VERSION:
+        if message["wire"] == WIRE_VERSION:
             _require_fields(message, _HELLO)
     elif kind == "heartbeat":
         _require_fields(message, {"run_id": _u64, "session": _u63}, more=True)

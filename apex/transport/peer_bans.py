@@ -31,7 +31,7 @@ class _Record(NamedTuple):
     ignored_until: float
 
 
-class Peers:
+class PeerBans:
     """The peers of one bound socket, as far as they were blamed for anything."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

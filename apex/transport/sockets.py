@@ -21,8 +21,8 @@ from zmq.utils import z85
 from apex.config import TransportConfig
 from apex.errors import ConfigError, require
 from apex.runtime.lifecycle import POLL_SECONDS, Wait
-from apex.transport.curve.key_store import DOORS, Keys
-from apex.transport.curve.zap_handler import Authenticator
+from apex.transport.curve.key_store import ENDPOINTS, Keys
+from apex.transport.curve.zap_handler import ZapHandler
 from apex.transport.header import WireError
 
 RECONNECT_SECONDS = (0.1, 2.0)  # first and longest pause between two attempts
@@ -52,7 +52,7 @@ class Context(zmq.Context[zmq.Socket[bytes]]):
 
     kept: tuple[Any, ...] = ()
     keys: Keys | None = None  # None: no authentication
-    authenticator: Authenticator | None = None  # there once a socket is bound with keys
+    authenticator: ZapHandler | None = None  # there once a socket is bound with keys
 
     def socket(self, *args: Any, **kwargs: Any) -> Any:
         """Makes a socket that lives as long as the context."""
@@ -95,9 +95,9 @@ def bind(socket: Any, endpoint: str, door: str) -> None:
     """
     context = socket.context
     if context.keys is not None:
-        require(DOORS[door].bound_by == context.keys.role, f"the {context.keys.role} does not bind {door}")
+        require(ENDPOINTS[door].bound_by == context.keys.role, f"the {context.keys.role} does not bind {door}")
         if context.authenticator is None:
-            context.authenticator = Authenticator(context, context.keys)
+            context.authenticator = ZapHandler(context, context.keys)
         socket.curve_server = 1
         socket.curve_secretkey = context.keys.secret
         socket.zap_domain = door.encode()  # Were it empty, or not enforced, CURVE would let any key in.
@@ -192,7 +192,7 @@ class Reader:
         self.refused[error.reason] = self.refused.get(error.reason, 0) + 1
 
 
-class OpenDoorWarning:
+class InsecureBindWarning:
     """Warns every minute while sockets are bound beyond this host without keys."""
 
     def __init__(self, transport: TransportConfig, clock: Callable[[], float] = time.monotonic) -> None:

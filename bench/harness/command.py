@@ -18,7 +18,7 @@ from apex.config.command_line import parse_config
 from apex.config.sizing import size_to_machine
 from apex.environments.factory import describe, kind
 from apex.evaluation.evaluator import make_policy
-from apex.runs.checkpoints.policy_file import load_policy
+from apex.runs.checkpoints.policy_file import read_policy
 from apex.runtime.children import ChildDiedError, call_in_child
 from apex.runtime.gpu import means_gpu
 from apex.runtime.hardware import read_machine
@@ -106,4 +106,4 @@ def _make_policy(config: Config, schema: Schema, path: Path | None) -> Policy:
     rng = np.random.default_rng(config.seed)
     if path is None:
         return lambda observation: rng.integers(schema.num_actions, size=len(observation))
-    return make_policy(load_policy(path)[1], TRAINED_EPSILON, rng)
+    return make_policy(read_policy(path)[1], TRAINED_EPSILON, rng)

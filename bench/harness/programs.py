@@ -20,7 +20,8 @@ from apex.replay_memory.store.layout import Store
 from apex.replay_memory.store.location import MEMORY, store_path
 from apex.runs.folder import RunFolder
 from apex.runtime.children import ChildDiedError
-from apex.runtime.lifecycle import FAILED, POLL_SECONDS, Stop, die_with_parent
+from apex.runtime.lifecycle import POLL_SECONDS, Stop
+from apex.runtime.spawn import spawn
 
 T = TypeVar("T")
 
@@ -40,24 +41,9 @@ class Programs:
 
     def start(self, role: str, arguments: Sequence[str], cores: set[int] | None = None) -> subprocess.Popen[bytes]:
         """Starts `python -m apex ARGUMENTS`, which runs on `cores` only."""
-        parent = os.getpid()
-
-        def before_exec() -> None:
-            die_with_parent(signal.SIGTERM)
-            if os.getppid() != parent:  # It died before the line above.
-                os._exit(FAILED)
-            if cores:
-                os.sched_setaffinity(0, cores)
-
+        command = [sys.executable, "-m", "apex", *arguments]
         with (self._folder / f"{role}.log").open("ab") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "apex", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches the benchmark alone, which then stops them.
-                preexec_fn=before_exec,
-            )
+            process = spawn(command, output=output, cores=cores or (), ends_by=signal.SIGTERM)
         self._running.append((role, process))
         return process
 
@@ -111,7 +97,7 @@ def open_programs(folder: Path, stop: Stop) -> Iterator[Programs]:
                 path.unlink(missing_ok=True)
 
 
-def address(config: Config) -> str:
+def control_address(config: Config) -> str:
     """HOST:PORT of the learner's control socket."""
     return f"{config.transport.bind}:{config.transport.control_port + config.transport.port_offset}"
 

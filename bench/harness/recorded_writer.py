@@ -7,7 +7,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
-from apex.acting.reliable_sender import ExperienceLink, Outlet
+from apex.acting.reliable_sender import Outlet, ReliableSender
 from apex.acting.segment_builder import Cut
 from apex.config import Config
 from apex.runtime.lifecycle import POLL_SECONDS, Stop
@@ -46,7 +46,7 @@ class _CountedOutlet:
 class RecordedWriter:
     """Sends the recording's segments in their order, again and again."""
 
-    def __init__(self, recording: Recording, link: ExperienceLink, outlet: _CountedOutlet) -> None:
+    def __init__(self, recording: Recording, link: ReliableSender, outlet: _CountedOutlet) -> None:
         self._recording = recording
         self._link = link
         self._outlet = outlet
@@ -106,7 +106,7 @@ def write(stop: Stop, recording: Recording, config: Config, pipe: Connection, be
         sender = ExperienceSender(context, replay["experience"], num_messages=num_streams * window)
         outlet = _CountedOutlet(sender)
         receipts = ReceiptReceiver(context, [replay["receipts"]], codec, streams)
-        link = ExperienceLink(streams, codec, [outlet], receipts, window=window)
+        link = ReliableSender(streams, codec, [outlet], receipts, window=window)
         writer = RecordedWriter(recording, link, outlet)
         while not stop.requested:
             if pipe.poll():

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from apex.acting.segment_builder import COMPRESS, Cut, SegmentBuilder
 from apex.config import Config
 from apex.environments.factory import EnvironmentFailure, make_environment
-from apex.frame_blob import make_image
+from apex.frame_blob import make_blob
 from apex.runtime.lifecycle import Stop
 from apex.types import RECORD, Array, Schema
 
@@ -71,7 +71,7 @@ class Compressor:
         frames = self._recording.frames[stream]
         new = [self._compress(frames[number]) for number in range(first + len(shared), first + num_frames)]
         self._kept[stream] = first, shared + new
-        return make_image(shared + new)
+        return make_blob(shared + new)
 
 
 def record(stop: Stop, folder: Path, config: Config, schema: Schema, policy: Policy, num_frames: int) -> dict[str, Any]:

@@ -21,18 +21,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 from apex.config import Config
-from apex.learning.batch_ring import Sample, SampleRing
-from apex.learning.coordinator.coordinator import Desk, coordinate
-from apex.learning.loader import load
+from apex.config.role_command import role_command
+from apex.learning.batch_ring import Batch, BatchRing
+from apex.learning.coordinator.coordinator import CoordinatorConfig, run_coordinator
+from apex.learning.loader import run_loader
 from apex.replay_memory.store.location import MEMORY
 from apex.runs.folder import RunFolder
 from apex.runtime.children import ChildDiedError, check_children, start_child, stop_children
-from apex.runtime.lifecycle import FAILED, POLL_SECONDS, Stop, die_with_parent
+from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.runtime.ports import choose_ports, is_free
+from apex.runtime.spawn import spawn
 from apex.transport.codec import Codec
 from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import PrioritySender
 from apex.transport.sockets import open_context
+from apex.types import Role
+from bench.harness.programs import control_address
 from bench.harness.recorded_writer import Inserted, write
 from bench.harness.recording import Recording
 
@@ -40,13 +44,13 @@ Link = Literal["tcp", "memory"]  # how batches come: by sockets, or drawn by loa
 END_SECONDS = 10.0  # how long the server may take to end
 
 
-class Bed:
+class ReplayFixture:
     """What a benchmark holds in its hands."""
 
     def __init__(
         self,
         folder: RunFolder,
-        ring: SampleRing,
+        ring: BatchRing,
         priorities: PrioritySender,
         writer: Connection,
         server: subprocess.Popen[bytes],
@@ -84,7 +88,7 @@ class Bed:
             self.check()
         return Inserted(*json.loads(self._writer.recv_bytes()))
 
-    def receive(self) -> Sample:
+    def receive(self) -> Batch:
         """Waits for the next batch."""
         began = time.monotonic()
         while True:
@@ -94,7 +98,7 @@ class Bed:
                 self.longest_wait = max(self.longest_wait, time.monotonic() - began)
                 return sample
 
-    def answer(self, sample: Sample, priorities: Any) -> None:
+    def answer(self, sample: Batch, priorities: Any) -> None:
         """Returns priorities, float32[B], and the batch's memory."""
         for update in sample.updates(priorities):
             self.priorities.send(update)
@@ -102,9 +106,9 @@ class Bed:
 
 
 @contextmanager
-def open_bed(
+def open_replay_fixture(
     config: Config, recording: Recording, folder: Path, link: Link, stop: Stop, *, cuda: bool = False
-) -> Iterator[Bed]:
+) -> Iterator[ReplayFixture]:
     """Starts the programs. `stop` ends every wait with KeyboardInterrupt; `cuda`: batches go on to a GPU."""
     config = choose_ports(config, is_free, lambda sentence: None)
     config = dataclasses.replace(
@@ -116,13 +120,13 @@ def open_bed(
     )
     run = RunFolder.create(config, recording.schema, argv=[])
     num_loaders = max(1, config.learner.num_loaders)
-    ring = SampleRing.configured(config, run.schema, cuda=cuda)
+    ring = BatchRing.configured(config, run.schema, cuda=cuda)
     trainer_pipe, coordinator_pipe = Pipe()
     pipe, writer_pipe = Pipe()
-    desk = Desk(config, run.schema, run.run_id, config.actor.num_actors, 1, run.path)
+    desk = CoordinatorConfig(config, run.schema, run.run_id, config.actor.num_actors, 1, run.path)
     with ExitStack() as started:
         started.callback(_remove_memory, run.run_id)
-        children = [start_child("coordinator", coordinate, desk, coordinator_pipe, trainer_pipe)]
+        children = [start_child("coordinator", run_coordinator, desk, coordinator_pipe, trainer_pipe)]
         started.callback(stop_children, children)
         children.append(start_child("writer", write, recording, config, writer_pipe, pipe))
         coordinator_pipe.close()
@@ -141,37 +145,20 @@ def open_bed(
         endpoint = _find_replay(trainer_pipe, check)
         # After the store is there, so that none of them looks for it in vain; before this process has a context.
         for index in range(num_loaders):
-            children.append(start_child(f"loader-{index}", load, index, config, run.schema, ring, run.run_id))
+            children.append(start_child(f"loader-{index}", run_loader, index, config, run.schema, ring, run.run_id))
         keys = read_keys(config.transport.keys, "learner")
         priorities = PrioritySender(started.enter_context(open_context(keys)), Codec(run.run_id, run.schema))
         priorities.connect(endpoint)
-        yield Bed(run, ring, priorities, pipe, server, check)
+        yield ReplayFixture(run, ring, priorities, pipe, server, check)
 
 
 # --- beginning and end ------------------------------------------------------------------------------------------------
 
 
 def _start_server(config: Config) -> subprocess.Popen[bytes]:
-    parent = os.getpid()
-
-    def before_exec() -> None:
-        die_with_parent(signal.SIGTERM)
-        if os.getppid() != parent:  # It died before the line above.
-            os._exit(FAILED)
-
-    address = f"{config.transport.bind}:{config.transport.control_port + config.transport.port_offset}"
-    command = [sys.executable, "-m", "apex.replay", "--learner", address]
-    if config.transport.keys:
-        command += ["--keys", config.transport.keys]
+    command = role_command(Role.REPLAY, learner=control_address(config), keys=config.transport.keys)
     with (Path(config.run.folder) / "replay.log").open("ab") as output:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches the benchmark alone, which then stops the server.
-            preexec_fn=before_exec,
-        )
+        return spawn([sys.executable, "-m", "apex", *command], output=output, ends_by=signal.SIGTERM)
 
 
 def _find_replay(pipe: Connection, check: Callable[[], None]) -> str:

@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from apex.errors import ConfigError
-from apex.runtime.lifecycle import POLL_SECONDS, Stop, die_with_parent
+from apex.runtime.lifecycle import POLL_SECONDS, Stop
+from apex.runtime.spawn import spawn
 from bench.replay_steps import StoreTimes
 
 PEER_SCRIPT = Path(__file__).parents[1] / "peers" / "reverb_bench.py"
 PEER_LINE = re.compile(r"^reverb_(insert|sample|update) ([\d.]+) ", re.MULTILINE)
 
 
-class Line(NamedTuple):
+class ReportRow(NamedTuple):
     """A figure in the report."""
 
     name: str  # in the JSON object
@@ -35,21 +36,23 @@ class Line(NamedTuple):
 
 
 SERVER_LINES = [
-    Line(
+    ReportRow(
         "insert_transitions_per_s", "inserted, one connection, LZ4 included", "/s", digits=0, peer="insert", peer_bar=5
     ),
-    Line("sample_batches_per_s", "batches of 512, priorities returned", "/s", peer="sample", peer_bar=8),
-    Line("sample_longest_wait_ms", "the longest wait for one of them", "ms", less_is_better=True),
-    Line("batch_ms", "one batch drawn and decoded, one process", "ms", digits=2, less_is_better=True),
-    Line("both_insert_transitions_per_s", "all at once: transitions in, 12,500 offered", "/s", digits=0, bar=12_400),
-    Line("both_sample_batches_per_s", "all at once: batches out", "/s", bar=100, stretch=200),
-    Line("bytes_per_transition", "on the wire, per transition", "bytes", 1, 0, 1_000, 800, True),
-    Line("memory_bytes_2m", "memory for 2,000,000 transitions", "GB", 1e-9, 2, 2.5, 2.0, True),
+    ReportRow("sample_batches_per_s", "batches of 512, priorities returned", "/s", peer="sample", peer_bar=8),
+    ReportRow("sample_longest_wait_ms", "the longest wait for one of them", "ms", less_is_better=True),
+    ReportRow("batch_ms", "one batch drawn and decoded, one process", "ms", digits=2, less_is_better=True),
+    ReportRow(
+        "both_insert_transitions_per_s", "all at once: transitions in, 12,500 offered", "/s", digits=0, bar=12_400
+    ),
+    ReportRow("both_sample_batches_per_s", "all at once: batches out", "/s", bar=100, stretch=200),
+    ReportRow("bytes_per_transition", "on the wire, per transition", "bytes", 1, 0, 1_000, 800, True),
+    ReportRow("memory_bytes_2m", "memory for 2,000,000 transitions", "GB", 1e-9, 2, 2.5, 2.0, True),
 ]
 STORE_LINES = [
-    Line("update_512_ms", "512 priorities among 2^21 leaves", "ms", 1, 3, 0.4, 0.1, True, "update"),
-    Line("draw_512_ms", "draw of 512 from 2^21 leaves", "ms", 1, 3, 0.15, 0.1, True),
-    Line("size_ratio", "draw and update, 2^23 against 2^16 slots", "x", 1, 2, 3.0, 2.0, True),
+    ReportRow("update_512_ms", "512 priorities among 2^21 leaves", "ms", 1, 3, 0.4, 0.1, True, "update"),
+    ReportRow("draw_512_ms", "draw of 512 from 2^21 leaves", "ms", 1, 3, 0.15, 0.1, True),
+    ReportRow("size_ratio", "draw and update, 2^23 against 2^16 slots", "x", 1, 2, 3.0, 2.0, True),
 ]
 STEPS = {  # of one batch, in their order
     "draw": "draw 512 of the tree",
@@ -83,7 +86,7 @@ def print_report(figures: Mapping[str, float]) -> None:
             print(_row(line, "", figures))
 
 
-def print_rows(title: str, lines: Sequence[Line], figures: Mapping[str, float]) -> None:
+def print_rows(title: str, lines: Sequence[ReportRow], figures: Mapping[str, float]) -> None:
     """A table of those figures that are there."""
     print(f"\n{title:<48}{'here':>12}{'':<7}{'bar':>10}{'stretch':>10}")
     for line in lines:
@@ -111,23 +114,8 @@ def run_peer(python: str, frames: Path, stop: Stop) -> dict[str, float]:
     """Runs the yardstick; returns its figures as insert, sample (per second) and update (ms)."""
     if not PEER_SCRIPT.exists():
         raise ConfigError(f"--peer needs {PEER_SCRIPT}")
-
-    parent = os.getpid()
-
-    def before_exec() -> None:
-        die_with_parent()
-        if os.getppid() != parent:  # It died before the line above.
-            os._exit(1)
-
-    process = subprocess.Popen(
-        [python, str(PEER_SCRIPT), str(frames)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # It has children, which end with it.
-        preexec_fn=before_exec,
-    )
+    command = [python, str(PEER_SCRIPT), str(frames)]
+    process = spawn(command, output=subprocess.PIPE, errors=subprocess.PIPE)  # It has children, which end with it.
     try:
         while True:
             try:
@@ -140,9 +128,9 @@ def run_peer(python: str, frames: Path, stop: Stop) -> dict[str, float]:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    figures = read_peer(said)
+    figures = read_peer(said.decode(errors="replace"))
     if process.returncode or len(figures) < 3:
-        last = (complained.strip().splitlines() or ["nothing"])[-1]
+        last = (complained.decode(errors="replace").strip().splitlines() or ["nothing"])[-1]
         raise ConfigError(f"--peer {python} ended with status {process.returncode} and said: {last}")
     return figures
 
@@ -167,7 +155,7 @@ def compare(figures: Mapping[str, float], peer: Mapping[str, float]) -> dict[str
     return compared
 
 
-def _row(line: Line, prefix: str, figures: Mapping[str, float]) -> str:
+def _row(line: ReportRow, prefix: str, figures: Mapping[str, float]) -> str:
     def show(value: float | None) -> str:
         return "" if value is None else f"{value:,.{line.digits}f}"
 

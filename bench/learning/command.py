@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from apex.errors import ConfigError, require
-from apex.evaluation.episodes import Game, summarize
+from apex.evaluation.episodes import Episode, summarize
 from apex.runtime.lifecycle import FAILED, FINISHED, POLL_SECONDS, Stop, reports_errors, stop_on_signals
 from bench.learning.processor_time import OTHERS_SHARE, ProcessorTime
 from bench.learning.records import Record, Score, describe_code, describe_machine, record_path, write_record
@@ -191,7 +191,7 @@ def _evaluate(system: System, folder: Path, episodes: int, seed: int, stop: Stop
         raise RunError(f"the evaluation gave no scores ({type(error).__name__}: {error})") from error
     if len(scores) != episodes:
         raise RunError(f"the evaluation gave {len(scores)} games instead of {episodes}")
-    summary = summarize([Game(each, 0) for each in scores])
+    summary = summarize([Episode(each, 0) for each in scores])
     assert summary.interval is not None  # Only one game alone has none.
     return Score(
         mean=summary.mean,

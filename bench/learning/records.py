@@ -12,8 +12,8 @@ from typing import Any
 
 import apex
 from apex.errors import ConfigError
-from apex.runs.folder import describe_checkout, describe_hardware
 from apex.runtime.atomic_files import replace_file
+from apex.runtime.provenance import describe_checkout, describe_hardware
 
 FOLDER = Path("docs/results/learning")  # below the repository
 HEADER = "seconds,steps,score"

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, Protocol
 
 from apex.config import Config, flatten
 from apex.errors import require
-from apex.runs.folder import RunFolder, describe_versions
+from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
+from apex.runtime.provenance import describe_versions
 from bench.learning.tasks import Task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +31,7 @@ class Outcome(NamedTuple):
     curve: list[tuple[float, int, float]]  # seconds since the command was typed, agent decisions, mean raw score
     steps: int
     updates: int
-    settings: dict[str, Any]  # Ape-X: every knob that differs from its default, which is the paper's; else all
+    settings: dict[str, Any]  # Ape-X: every setting that differs from its default, which is the paper's; else all
     versions: dict[str, Any]
 
 

@@ -43,7 +43,7 @@ from apex.transport.curve.command import new_folder
 from apex.transport.curve.key_store import PINNED, read_keys
 from apex.types import Schema
 from bench.harness.recording import Recording, load, record
-from bench.harness.replay_fixture import Bed, open_bed
+from bench.harness.replay_fixture import ReplayFixture, open_replay_fixture
 from bench.replay_steps import read_memory
 from chaos.hostile.strangers import besiege, send_without_end
 
@@ -127,7 +127,7 @@ def measure(
     schema = describe(environment, config.actor.n_step)
     recording = _record(folder, config, schema, stop)
     ours, theirs = Pipe()
-    with open_bed(config, recording, folder, "tcp", stop) as bed:
+    with open_replay_fixture(config, recording, folder, "tcp", stop) as bed:
         transport = bed.config.transport
         ports = {door: int(transport.endpoint(door).rpartition(":")[2]) for door in SERVED}
         watched = _Watched(bed, Store(open_file(bed.store, bed.schema, writable=False)))
@@ -183,7 +183,7 @@ def _make_keys(honest: Path, strangers: Path) -> None:
 class _Watched:
     """The bed at its honest work."""
 
-    def __init__(self, bed: Bed, store: Store) -> None:
+    def __init__(self, bed: ReplayFixture, store: Store) -> None:
         self._bed = bed
         self._store = store
         self.num_batches = 0

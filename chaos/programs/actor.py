@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from apex import actor
-from apex.acting.reliable_sender import ExperienceLink, Outlet, Receipts
-from apex.acting.worker import Task
-from apex.acting.worker import work as act
+from apex.acting.reliable_sender import Outlet, Receipts, ReliableSender
+from apex.acting.worker import WorkerTask
+from apex.acting.worker import run_worker as act
 from apex.runtime.lifecycle import Stop
 from apex.transport.codec import Codec
 from chaos.ledger import Ledger, WitnessedOutlet, WitnessedReceipts
@@ -23,18 +23,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return actor.main(rest, work=partial(work, Path(folder)))
 
 
-def work(folder: Path, stop: Stop, task: Task) -> None:
+def work(folder: Path, stop: Stop, task: WorkerTask) -> None:
     """A worker process of the actor, as `actor_worker.work`."""
     welcome = task.welcome
     codec = Codec(welcome.run_id, welcome.schema)
 
-    def connect(outlets: Sequence[Outlet], receipts: Receipts) -> ExperienceLink:
+    def connect(outlets: Sequence[Outlet], receipts: Receipts) -> ReliableSender:
         ledger = Ledger(folder)
         witnessed = [
             WitnessedOutlet(outlet, ledger, partial(codec.decode_segment, shard=shard))
             for shard, outlet in enumerate(outlets)
         ]
-        return ExperienceLink(
+        return ReliableSender(
             task.streams, codec, witnessed, WitnessedReceipts(receipts, ledger), window=welcome.config.actor.window
         )
 

@@ -13,7 +13,7 @@ from apex.config import Config
 from apex.config.command_line import parse_config
 from apex.environments.factory import kind
 from apex.launch.local import make_programs, resume, train
-from apex.launch.monitor import Watch
+from apex.launch.monitor import RunMonitor
 from apex.launch.resume import take_resume
 from apex.runs.folder import RunFolder
 from apex.runtime.gpu import means_gpu
@@ -38,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED
 
 
-def programs(ledgers: Path, hosts: Sequence[int], config: Config, folder: RunFolder, watch: Watch) -> list[Program]:
+def programs(
+    ledgers: Path, hosts: Sequence[int], config: Config, folder: RunFolder, watch: RunMonitor
+) -> list[Program]:
     """Those of `make_programs`, which reach one another through the proxies; no number of crashes ends the run.
 
     `hosts`: the streams of each actor host, in a process each; without any there is one host, as in the product.

@@ -15,14 +15,14 @@ from apex.config import CheckpointConfig, Config, EnvironmentConfig, NetworkConf
 from apex.dqn.networks import flatten_parameters, make_network
 from apex.dqn.optimizers import make_optimizer
 from apex.errors import ConfigError
-from apex.frame_blob import make_image
+from apex.frame_blob import make_blob
 from apex.learning.run_save import save_run, snapshot_folder
 from apex.replay_memory.snapshots.folder import SnapshotFolder
 from apex.replay_memory.snapshots.restore import restore
-from apex.replay_memory.snapshots.writer import Snapshotter
+from apex.replay_memory.snapshots.writer import SnapshotWriter
 from apex.replay_memory.store.writer import StoreWriter
 from apex.runs.checkpoints.folder import find_latest, set_aside
-from apex.runs.checkpoints.policy_file import PolicyInfo, find_best, load_policy, save_best
+from apex.runs.checkpoints.policy_file import PolicyInfo, find_best, read_policy, save_best
 from apex.runs.folder import RunFolder
 from apex.types import RECORD, Array, Progress, Schema, Segment, Stream
 
@@ -69,7 +69,7 @@ class Saver:
             self.network.load_state_dict(found.state.online)
         self.snapshots = snapshot_folder(folder.checkpoints, 1, 0)
         self.store = open_memory(memory, self.snapshots, folder.run_id, self.epoch)
-        self._source = Snapshotter(
+        self._source = SnapshotWriter(
             memory,
             SCHEMA,
             SnapshotFolder(self.snapshots.path, pause=pause),
@@ -138,7 +138,7 @@ def make_segment(number: int) -> Segment:
     records["next_frame"] = np.arange(SEGMENT) + 3
     records["depth"] = np.minimum(np.arange(SEGMENT) + 1, 4)
     records["next_depth"] = 4
-    image = make_image([rng.bytes(16) for _ in range(SEGMENT + 3)])
+    image = make_blob([rng.bytes(16) for _ in range(SEGMENT + 3)])
     return Segment(Stream(0, 1), number, 0, records, image)
 
 
@@ -169,6 +169,6 @@ def read_run(path: Path) -> Read:
         state.progress.num_steps,
         snapshot.end_key,
         snapshot.size,
-        load_policy(best)[0].score,
+        read_policy(best)[0].score,
         folder.elapsed_seconds,
     )

@@ -37,14 +37,14 @@ locals {
     transport = { bind = local.address.learner, keys = "/var/lib/apex/keys" }
   }
 
-  # A number or a truth value stands as it is, anything else in quotes: no knob is a text that looks like a number.
+  # A number or a truth value stands as it is, anything else in quotes: no setting is a text that looks like a number.
   toml = {
     for role in local.roles : role => join("\n", concat(
       role == "learner" ? ["seed = ${var.seed}"] : [],
       flatten([
-        for section, knobs in local.own_settings[role] : concat(
+        for section, settings in local.own_settings[role] : concat(
           ["", "[${section}]"],
-          [for knob, value in knobs : "${knob} = ${can(regex("^(true|false|-?[0-9]+([.][0-9]+)?(e-?[0-9]+)?)$", value)) ? value : jsonencode(value)}"],
+          [for setting, value in settings : "${setting} = ${can(regex("^(true|false|-?[0-9]+([.][0-9]+)?(e-?[0-9]+)?)$", value)) ? value : jsonencode(value)}"],
         )
       ]),
       [""],

@@ -65,7 +65,7 @@ variable "seed" {
 }
 
 variable "settings" {
-  description = "Further knobs of the run by section, as apex train --print-config names them: { learner = { batch_size = 512 } }."
+  description = "Further settings of the run by section, as apex train --print-config names them: { learner = { batch_size = 512 } }."
   type        = map(map(string))
   default     = {}
 
@@ -78,13 +78,13 @@ variable "settings" {
   }
 
   validation {
-    condition     = alltrue(flatten([for knobs in values(var.settings) : [for knob in keys(knobs) : can(regex("^[a-z0-9_]+$", knob))]]))
-    error_message = "settings: a knob is named in lower-case letters, digits and underscores, as in batch_size."
+    condition     = alltrue(flatten([for settings in values(var.settings) : [for setting in keys(settings) : can(regex("^[a-z0-9_]+$", setting))]]))
+    error_message = "settings: a setting is named in lower-case letters, digits and underscores, as in batch_size."
   }
 
   validation {
     condition = length(setintersection(
-      flatten([for section, knobs in var.settings : [for knob in keys(knobs) : "${section}.${knob}"]]),
+      flatten([for section, settings in var.settings : [for setting in keys(settings) : "${section}.${setting}"]]),
       ["environment.id", "actor.num_actors", "actor.num_processes", "actor.envs_per_process", "replay.num_shards", "replay.host_bytes", "run.name", "run.folder"],
     )) == 0
     error_message = "settings must not have environment.id, actor.num_actors, actor.num_processes, actor.envs_per_process, replay.num_shards, replay.host_bytes, run.name or run.folder: they follow from environment, num_actors, streams_per_core, the instance types and name."

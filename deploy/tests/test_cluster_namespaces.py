@@ -27,20 +27,20 @@ from apex.config.presets import PRESETS
 NAME = "cartpole-1"
 NUM_ACTORS, PER_HOST = 12, 4  # 3 hosts of 2 cores with 2 streams each
 HEIRLESS_SECONDS = 30.0
-NO_KNOBS = ("environment.id", "actor.num_actors")  # variables of their own
+NO_SETTINGS = ("environment.id", "actor.num_actors")  # variables of their own
 
 MISSING = namespaces.missing() or ("" if shutil.which("terraform") else "not installed: terraform")
 
 pytestmark = [pytest.mark.skipif(bool(MISSING), reason=MISSING), pytest.mark.timeout(1200)]
 
 
-def knobs() -> dict[str, dict[str, Any]]:
+def settings() -> dict[str, dict[str, Any]]:
     """The preset as the variable `settings` has it: what differs from the defaults."""
     default, settings = flatten(Config()), {}
     for name, value in flatten(PRESETS["cartpole"].config).items():
-        section, _, knob = name.partition(".")
-        if value != default[name] and name not in NO_KNOBS:
-            settings.setdefault(section, {})[knob] = value
+        section, _, setting = name.partition(".")
+        if value != default[name] and name not in NO_SETTINGS:
+            settings.setdefault(section, {})[setting] = value
     return settings
 
 
@@ -54,7 +54,7 @@ def applied(scratch: Path, installed: tuple[dict[str, str], Path], endpoint: str
         admin_cidrs=[f"{ADMIN}/32"],
         bucket=emulator.BUCKET,
         environment="CartPole-v1",
-        settings=knobs(),
+        settings=settings(),
         actor_instance_types=["c7i.large"],
         streams_per_core=2,
     )

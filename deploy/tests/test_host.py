@@ -22,11 +22,12 @@ from apex.cloud.host import command as host_command
 from apex.cloud.host import journal_upload, key_exchange
 from apex.cloud.host import shutdown as host_shutdown
 from apex.cloud.host.metadata import Metadata
-from apex.cloud.host.settings import ROLES, HostSettings, read_settings
+from apex.cloud.host.settings import HostSettings, read_settings
 from apex.cloud.host.shutdown import end_cluster, leave_group
 from apex.errors import ConfigError
 from apex.runtime.lifecycle import FAILED, FINISHED, Stop
 from apex.transport.curve.key_store import Keys, lists_for
+from apex.types import PROGRAMS
 
 REGION = "us-east-1"
 ENV = """\
@@ -104,7 +105,7 @@ def test_settings_that_cannot_be_are_refused(tmp_path, old, new, message):
 
 def test_every_machine_gets_the_keys_that_its_programs_want(aws, tmp_path):
     ssm = aws("ssm")
-    machines = {role: machine(tmp_path, role) for role in ROLES}
+    machines = {role: machine(tmp_path, role) for role in PROGRAMS}
     for role, settings in machines.items():
         now = boot(ssm, settings, f"i-{role}")
     for role, settings in machines.items():
@@ -171,7 +172,7 @@ def test_a_learner_that_was_replaced_is_believed_alone(aws, tmp_path):
     boot(ssm, machine(tmp_path, "learner", "old"), "i-old")
     now = boot(ssm, actor, "i-a")
     found, _ = key_exchange.ask(ssm, actor)
-    late = key_exchange.Told("learner", "i-new", "0" * 64, now + timedelta(seconds=60))
+    late = key_exchange.KeyEntry("learner", "i-new", "0" * 64, now + timedelta(seconds=60))
     assert key_exchange.believe(key_exchange.fresh([late, *found], now), actor) == ""
     assert listed(actor, "learner") == {"i-new"}
 
@@ -186,7 +187,7 @@ def test_a_program_that_began_with_another_learners_key_is_to_begin_anew(aws, tm
     for _ in range(2):
         key_exchange.believe(told, actor)
         assert not mark.exists()
-    key_exchange.believe([key_exchange.Told("learner", "i-new", "0" * 64, now)], actor)
+    key_exchange.believe([key_exchange.KeyEntry("learner", "i-new", "0" * 64, now)], actor)
     assert mark.exists()
 
 

@@ -15,8 +15,8 @@ import pytest
 from apex.cloud.host import logs
 from apex.cloud.host.command import make_parser
 from apex.cloud.host.key_exchange import CHANGED
-from apex.cloud.host.role import role_command
-from apex.cloud.host.settings import ROLES, HostSettings
+from apex.cloud.host.role import host_command
+from apex.cloud.host.settings import HostSettings
 from apex.cloud.host.shutdown import LONGEST_WAIT_SECONDS, TRY_SECONDS
 from apex.config import TransportConfig
 from apex.config.command_line import parse_config
@@ -24,6 +24,7 @@ from apex.environments.factory import kind
 from apex.evaluator import main as evaluator
 from apex.runtime.gpu import means_gpu
 from apex.runtime.lifecycle import HOPELESS, NEIGHBOUR_GONE, REFUSED
+from apex.types import PROGRAMS
 
 UNITS = Path(__file__).parents[1] / "units"
 SERVICES = sorted(UNITS.glob("*.service"))
@@ -68,7 +69,7 @@ def test_every_command_of_a_unit_is_one_that_the_package_takes():
     ours = [command for command in commands() if command.startswith(HOST)]
     assert len(ours) == 8
     for command in ours:
-        for role in ROLES if "%i" in command else ("",):
+        for role in PROGRAMS if "%i" in command else ("",):
             make_parser().parse_args(shlex.split(command.removeprefix(HOST).replace("%i", role)))
 
 
@@ -80,7 +81,7 @@ def test_every_other_command_is_a_program_that_the_image_has():
 
 @pytest.mark.parametrize("role", ["replay", "actor"])
 def test_a_role_gets_a_command_that_its_program_takes(role, tmp_path):
-    command = role_command(settings(tmp_path, role=role), role, num_cores=8)
+    command = host_command(settings(tmp_path, role=role), role, num_cores=8)
     found = subprocess.run([sys.executable, "-c", PROGRAM, *command], capture_output=True, text=True, timeout=60)
     # It has read its options, and goes no further: there are no keys yet.
     assert "there is no folder of keys" in found.stderr
@@ -91,7 +92,7 @@ PROGRAM = "import sys; from apex.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
 def test_the_evaluator_gets_a_command_that_it_takes(tmp_path, capsys):
-    word, *options = role_command(settings(tmp_path, role="evaluator"), "evaluator", num_cores=8)
+    word, *options = host_command(settings(tmp_path, role="evaluator"), "evaluator", num_cores=8)
     assert word == "evaluator"
     assert evaluator(options) == REFUSED
     assert "there is no folder of keys" in capsys.readouterr().err
@@ -100,7 +101,7 @@ def test_the_evaluator_gets_a_command_that_it_takes(tmp_path, capsys):
 def test_the_learner_starts_a_run_of_the_clusters_name_by_its_file(tmp_path):
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/learner.toml").write_text('seed = 7\n[environment]\nid = "CartPole-v1"\n')
-    word, *options = role_command(settings(tmp_path), "learner", num_cores=8)
+    word, *options = host_command(settings(tmp_path), "learner", num_cores=8)
     config = parse_config(options, prog="apex learner", description="", kind=kind, means_gpu=means_gpu)
     assert (word, config.seed, config.environment.id, config.run.name) == ("learner", 7, "CartPole-v1", "pong")
     assert config.run.folder == str(tmp_path / "home/runs")
@@ -111,13 +112,13 @@ def test_the_learner_goes_on_with_the_run_that_is_there(tmp_path):
     run = tmp_path / "home/runs/pong"
     run.mkdir(parents=True)
     (run / "manifest.json").touch()
-    assert role_command(settings(tmp_path), "learner", num_cores=8) == ["learner", "--run-folder", str(run)]
+    assert host_command(settings(tmp_path), "learner", num_cores=8) == ["learner", "--run-folder", str(run)]
 
 
 def test_a_run_whose_making_was_cut_short_is_begun_anew(tmp_path):
     run = tmp_path / "home/runs/pong"
     run.mkdir(parents=True)
-    assert "--config" in role_command(settings(tmp_path), "learner", num_cores=8)
+    assert "--config" in host_command(settings(tmp_path), "learner", num_cores=8)
     assert [path.name.startswith("pong.unfinished-") for path in run.parent.iterdir()] == [True]
 
 
@@ -131,7 +132,7 @@ def test_a_run_whose_making_was_cut_short_is_begun_anew(tmp_path):
 def test_actors_take_the_cores_of_their_own_machine(tmp_path, text, words):
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/actor.toml").write_text(text)
-    assert role_command(settings(tmp_path, role="actor"), "actor", num_cores=8)[-len(words) :] == words
+    assert host_command(settings(tmp_path, role="actor"), "actor", num_cores=8)[-len(words) :] == words
 
 
 def test_the_kernel_keeps_the_packages_ports_for_it():

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from apex.acting.segment_builder import COMPRESS
-from apex.frame_blob import make_image
+from apex.frame_blob import make_blob
 from apex.transport.codec import Codec, decode_control, decode_request, encode_control
-from apex.transport.header import VERSION
+from apex.transport.header import WIRE_VERSION
 from apex.transport.json_fields import check_request
-from apex.types import RECORD, SAMPLE_RECORD, Parameters, PriorityUpdate, Receipt, SampleBatch, Schema, Segment, Stream
+from apex.types import BATCH_RECORD, RECORD, BatchMessage, Parameters, PriorityUpdate, Receipt, Schema, Segment, Stream
 
 from .reference import Facts
 
@@ -40,7 +40,7 @@ def make_side(schema: Schema) -> Side:
             stack=schema.stack,
             num_actions=schema.num_actions,
             n_step=schema.n_step,
-            wire_version=VERSION,
+            wire_version=WIRE_VERSION,
         ),
     )
 
@@ -71,7 +71,7 @@ class Seed(NamedTuple):
 def make_frames(schema: Schema, count: int) -> bytes:
     dtype = np.dtype(schema.frame_dtype)
     frames = [np.full(schema.frame_shape, 1 + index, dtype) for index in range(count)]
-    return make_image([COMPRESS[schema.codec](frame) for frame in frames])
+    return make_blob([COMPRESS[schema.codec](frame) for frame in frames])
 
 
 def make_records(schema: Schema, count: int) -> Any:
@@ -84,14 +84,14 @@ def make_records(schema: Schema, count: int) -> Any:
     return records
 
 
-def make_batch(schema: Schema, shard: int) -> SampleBatch:
+def make_batch(schema: Schema, shard: int) -> BatchMessage:
     num_frames = schema.stack + 1
-    records = np.zeros(3, SAMPLE_RECORD)
+    records = np.zeros(3, BATCH_RECORD)
     records["key"], records["probability"], records["discount"] = 7 + np.arange(3), 0.25, 0.9
     records["n_step_return"], records["version"], records["action"] = np.arange(3), 5, np.arange(3) % 2
     records["num_frames"], records["frame"], records["next_frame"] = num_frames, schema.stack - 1, schema.stack
     records["depth"] = records["next_depth"] = schema.stack
-    return SampleBatch(shard, 77, 1, 9, 100, records, make_frames(schema, 3 * num_frames))
+    return BatchMessage(shard, 77, 1, 9, 100, records, make_frames(schema, 3 * num_frames))
 
 
 HEARTBEAT = {"type": "heartbeat", "session": 5, "run_id": RUN, "role": "replay", "host": "h", "pid": 7, "shard": 0}
@@ -103,7 +103,7 @@ STATUSES: list[dict[str, Any]] = [
 REQUESTS: list[dict[str, Any]] = [
     {"type": "status"},
     {"type": "goodbye", "session": 5},
-    {"type": "hello", "wire": VERSION, "session": 5, "role": "actor", "host": "h", "pid": 7, "shard": 0}
+    {"type": "hello", "wire": WIRE_VERSION, "session": 5, "role": "actor", "host": "h", "pid": 7, "shard": 0}
     | {"num_streams": 4},
     {"type": "hello", "wire": 9, "session": 5, "x": [[]]},
     {"type": "heartbeat", "session": 5, "run_id": 1, "x": {"y": {}}},

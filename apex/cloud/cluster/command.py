@@ -16,7 +16,7 @@ from apex.cloud.cluster.logs import GROUPS, Tail, duration, groups_for
 from apex.cloud.cluster.prices import read_prices
 from apex.cloud.cluster.resize import resize
 from apex.cloud.cluster.table import as_json, show
-from apex.cloud.cluster.teardown import Killer, look, summary
+from apex.cloud.cluster.teardown import Teardown, look, summary
 from apex.config.command_line import reader_may_leave
 from apex.errors import ConfigError
 from apex.runtime.lifecycle import FAILED, FINISHED, complain, reports_errors, sleep, stop_on_signals
@@ -109,7 +109,7 @@ def _kill(arguments: argparse.Namespace, aws: Aws, ask: Callable[[str], str]) ->
         print(f"{name} in {aws.region} has {summary(there)}. All of it is removed; the weights in the bucket stay.")
         _confirm(name, ask)
     weights = _weights(aws, name)
-    left = Killer(aws, name, complain).run()  # Whoever reads along may leave: that ends nothing.
+    left = Teardown(aws, name, complain).run()  # Whoever reads along may leave: that ends nothing.
     for item in left:
         complain(f"apex cluster: could not remove the {item}")
     with reader_may_leave():

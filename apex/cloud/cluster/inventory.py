@@ -11,16 +11,16 @@ from typing import NamedTuple
 from apex.cloud.cluster.aws import Aws, Item, only, plural, tags
 from apex.cloud.cluster.prices import HOURS, Prices
 from apex.errors import ConfigError
+from apex.types import Role
 
-SINGLE = ("learner", "replay", "evaluator")  # roles with one host each
-ROLES = (*SINGLE, "actor")
+SINGLE = (Role.LEARNER, Role.REPLAY, Role.EVALUATOR)  # roles with one host each
 UP = ("pending", "running")
 GONE = ("shutting-down", "terminated")  # EC2 goes on showing them for an hour
 
 _BUCKET = re.compile(r"APEX_BUCKET=([a-z0-9.-]+)")
 
 
-class Host(NamedTuple):
+class ClusterHost(NamedTuple):
     """An instance that is there."""
 
     id: str
@@ -40,7 +40,7 @@ class Disk(NamedTuple):
     since: datetime
 
 
-class Group(NamedTuple):
+class AutoScalingGroup(NamedTuple):
     """The auto-scaling group of the actor hosts."""
 
     name: str
@@ -56,11 +56,11 @@ class Cluster(NamedTuple):
     """All that a cluster's owner asks about."""
 
     name: str
-    hosts: list[Host]
+    hosts: list[ClusterHost]
     disks: list[Disk]
-    group: Group | None
+    group: AutoScalingGroup | None
 
-    def of(self, role: str) -> list[Host]:
+    def of(self, role: str) -> list[ClusterHost]:
         """The hosts of a role."""
         return [host for host in self.hosts if host.role == role]
 
@@ -128,7 +128,7 @@ def problems(cluster: Cluster) -> list[str]:
     return found
 
 
-def _hint(host: Host) -> str:
+def _hint(host: ClusterHost) -> str:
     """A learner's host that is done terminates itself; it is stopped where the last upload has failed."""
     is_left = host.role == "learner" and host.state == "stopped"
     return ": its disk has what could not be uploaded. Start it again, and it uploads" if is_left else ""
@@ -158,7 +158,7 @@ def hours(since: datetime, now: datetime) -> float:
     return max(0.0, (now - since).total_seconds() / 3600)
 
 
-def _hosts(aws: Aws) -> dict[str, list[Host]]:
+def _hosts(aws: Aws) -> dict[str, list[ClusterHost]]:
     items = [
         item
         for reservation in aws.pages("ec2", "describe_instances", "Reservations", Filters=only(None))
@@ -166,10 +166,10 @@ def _hosts(aws: Aws) -> dict[str, list[Host]]:
         if item["State"]["Name"] not in GONE
     ]
     impaired = _impaired(aws) if items else set()
-    found: dict[str, list[Host]] = {}
+    found: dict[str, list[ClusterHost]] = {}
     for item in sorted(items, key=lambda item: (item["LaunchTime"], item["InstanceId"])):
         tag = tags(item)
-        host = Host(
+        host = ClusterHost(
             id=item["InstanceId"],
             role=tag.get("Role", ""),
             type=item["InstanceType"],
@@ -198,17 +198,17 @@ def _disks(aws: Aws) -> dict[str, list[Disk]]:
     return found
 
 
-def _groups(aws: Aws) -> dict[str, Group]:
+def _groups(aws: Aws) -> dict[str, AutoScalingGroup]:
     pages = aws.pages("autoscaling", "describe_auto_scaling_groups", "AutoScalingGroups", Filters=only(None))
     return {tags(item).get("Cluster", ""): _group(aws, item) for item in pages}
 
 
-def _group(aws: Aws, item: Item) -> Group:
+def _group(aws: Aws, item: Item) -> AutoScalingGroup:
     in_service = _in_service(item["Instances"])
     trouble = ""
     if in_service < item["DesiredCapacity"]:
         trouble = _trouble(aws, item["AutoScalingGroupName"])
-    return Group(
+    return AutoScalingGroup(
         name=item["AutoScalingGroupName"],
         desired=item["DesiredCapacity"],
         least=item["MinSize"],

@@ -8,18 +8,18 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from apex.cloud.cluster.aws import Aws, AwsError
-from apex.cloud.cluster.inventory import ROLES
 from apex.errors import ConfigError, require
+from apex.types import PROGRAMS
 
 REFUSED = "refused"  # not a role: what the firewall refused
-GROUPS = (*ROLES, REFUSED)
+GROUPS = (*PROGRAMS, REFUSED)
 LATE = 30_000  # milliseconds that CloudWatch may show a line after one that is newer
 WINDOW = 3_600_000  # milliseconds that are read, sorted and shown at once
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
-class Line(NamedTuple):
+class LogLine(NamedTuple):
     """In the order of time."""
 
     milliseconds: int  # since 1970
@@ -45,7 +45,7 @@ class Tail:
         self._is_long = True  # what there is to read; after the first look it is little, however long ago it was
         self._seen: dict[tuple[str, str], int] = {}  # of those lines that may be shown again: when they are from
 
-    def look(self, now: datetime) -> Iterator[Line]:
+    def look(self, now: datetime) -> Iterator[LogLine]:
         """What has not been shown yet, by time."""
         newest, end = self._from, _milliseconds(now) if self._is_long else 0
         for start in range(self._from, max(end, self._from + 1), WINDOW):
@@ -60,11 +60,11 @@ class Tail:
         self._from = max(self._from, newest - LATE)
         self._seen = {key: at for key, at in self._seen.items() if at >= self._from}
 
-    def _read(self, role: str, **when: int) -> Iterator[Line]:
+    def _read(self, role: str, **when: int) -> Iterator[LogLine]:
         group = self._groups[role]
         try:
             for event in self._aws.pages("logs", "filter_log_events", "events", logGroupName=group, **when):
-                yield Line(event["timestamp"], role, event["logStreamName"], event["eventId"], event["message"])
+                yield LogLine(event["timestamp"], role, event["logStreamName"], event["eventId"], event["message"])
         except AwsError as error:
             if error.code != "ResourceNotFoundException":  # A half-made cluster lacks some.
                 raise
@@ -81,7 +81,7 @@ def duration(text: str) -> timedelta:
 def groups_for(role: str | None) -> tuple[str, ...]:
     """Which logs are read; raises ConfigError for what has none."""
     require(role is None or role in GROUPS, f"--role must be one of {', '.join(GROUPS)}; got {role!r}")
-    return ROLES if role is None else (role,)
+    return PROGRAMS if role is None else (role,)
 
 
 def _milliseconds(at: datetime) -> int:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from apex.cloud.cluster.aws import PROJECT, Aws, AwsError, Item, only, tags
-from apex.cloud.cluster.inventory import ROLES
+from apex.types import PROGRAMS
 
 NOT_THERE = {"NoSuchEntity", "NotFoundException", "ResourceNotFoundException"}
 
 
-class Kind(NamedTuple):
+class ResourceKind(NamedTuple):
     """One kind of things of a cluster."""
 
     name: str  # of one of them
@@ -145,7 +145,7 @@ def _account(aws: Aws) -> str:
 
 
 def _profiles(aws: Aws, cluster: str) -> Iterator[str]:
-    for name in (f"apex-{cluster}-{role}" for role in ROLES):
+    for name in (f"apex-{cluster}-{role}" for role in PROGRAMS):
         answer = _there(aws, "iam", "get_instance_profile", InstanceProfileName=name)
         if answer and _is_of(answer["InstanceProfile"], cluster):
             yield name
@@ -159,7 +159,7 @@ def _remove_profile(aws: Aws, name: str) -> None:
 
 
 def _roles(aws: Aws, cluster: str) -> Iterator[str]:
-    for name in (f"apex-{cluster}-{role}" for role in (*ROLES, "flow-logs")):
+    for name in (f"apex-{cluster}-{role}" for role in (*PROGRAMS, "flow-logs")):
         answer = _there(aws, "iam", "get_role", RoleName=name)
         if answer and _is_of(answer["Role"], cluster):
             yield name
@@ -198,54 +198,54 @@ def _one(service: str, operation: str, argument: str, many: bool = False) -> Cal
 
 # Hosts first, and nothing else before they have ended: until then they need their roles, logs and network.
 HOSTS = (
-    Kind("auto-scaling group", _groups, _remove_group),
-    Kind("instance", _instances, _one("ec2", "terminate_instances", "InstanceIds", many=True)),
+    ResourceKind("auto-scaling group", _groups, _remove_group),
+    ResourceKind("instance", _instances, _one("ec2", "terminate_instances", "InstanceIds", many=True)),
 )
 REST = (
-    Kind(
+    ResourceKind(
         "launch template",
         _ec2("describe_launch_templates", "LaunchTemplates", "LaunchTemplateId"),
         _one("ec2", "delete_launch_template", "LaunchTemplateId"),
     ),
-    Kind(
+    ResourceKind(
         "volume",
         _ec2("describe_volumes", "Volumes", "VolumeId", gone=("deleting", "deleted")),
         _one("ec2", "delete_volume", "VolumeId"),
     ),
-    Kind("address", _addresses, _remove_address),
-    Kind(
+    ResourceKind("address", _addresses, _remove_address),
+    ResourceKind(
         "flow log",
         _ec2("describe_flow_logs", "FlowLogs", "FlowLogId", filters="Filter"),
         _remove_flow_log,
     ),
-    Kind(
+    ResourceKind(
         "endpoint",
         _ec2("describe_vpc_endpoints", "VpcEndpoints", "VpcEndpointId", gone=("deleted", "Deleted")),
         _remove_endpoint,
     ),
-    Kind(
+    ResourceKind(
         "NAT gateway",
         _ec2("describe_nat_gateways", "NatGateways", "NatGatewayId", gone=("deleted",), filters="Filter"),
         _one("ec2", "delete_nat_gateway", "NatGatewayId"),
     ),
-    Kind(
+    ResourceKind(
         "network interface",
         _ec2("describe_network_interfaces", "NetworkInterfaces", "NetworkInterfaceId"),
         _one("ec2", "delete_network_interface", "NetworkInterfaceId"),
     ),
-    Kind("security group", _security_groups, _remove_security_group),
-    Kind("subnet", _ec2("describe_subnets", "Subnets", "SubnetId"), _one("ec2", "delete_subnet", "SubnetId")),
-    Kind(
+    ResourceKind("security group", _security_groups, _remove_security_group),
+    ResourceKind("subnet", _ec2("describe_subnets", "Subnets", "SubnetId"), _one("ec2", "delete_subnet", "SubnetId")),
+    ResourceKind(
         "internet gateway",
         _ec2("describe_internet_gateways", "InternetGateways", "InternetGatewayId"),
         _remove_gateway,
     ),
-    Kind("route table", _ec2("describe_route_tables", "RouteTables", "RouteTableId"), _remove_route_table),
-    Kind("network", _ec2("describe_vpcs", "Vpcs", "VpcId"), _one("ec2", "delete_vpc", "VpcId")),
-    Kind("parameter", _parameters, _one("ssm", "delete_parameter", "Name")),
-    Kind("log group", _log_groups, _one("logs", "delete_log_group", "logGroupName")),
-    Kind("alarm", _alarms, _one("cloudwatch", "delete_alarms", "AlarmNames", many=True)),
-    Kind("budget", _budgets, _remove_budget),
-    Kind("instance profile", _profiles, _remove_profile),
-    Kind("role", _roles, _remove_role),
+    ResourceKind("route table", _ec2("describe_route_tables", "RouteTables", "RouteTableId"), _remove_route_table),
+    ResourceKind("network", _ec2("describe_vpcs", "Vpcs", "VpcId"), _one("ec2", "delete_vpc", "VpcId")),
+    ResourceKind("parameter", _parameters, _one("ssm", "delete_parameter", "Name")),
+    ResourceKind("log group", _log_groups, _one("logs", "delete_log_group", "logGroupName")),
+    ResourceKind("alarm", _alarms, _one("cloudwatch", "delete_alarms", "AlarmNames", many=True)),
+    ResourceKind("budget", _budgets, _remove_budget),
+    ResourceKind("instance profile", _profiles, _remove_profile),
+    ResourceKind("role", _roles, _remove_role),
 )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from apex.cloud.cluster.aws import Aws, AwsError, NotReachedError, plural
-from apex.cloud.cluster.resources import HOSTS, REST, Kind
+from apex.cloud.cluster.resources import HOSTS, REST, ResourceKind
 
 LOOK_SECONDS = 5.0  # between two rounds
 PATIENCE_SECONDS = 600.0  # without a thing less. An instance with a GPU may take minutes to end.
@@ -27,7 +27,7 @@ class Left(NamedTuple):
         return f"{self.kind} {self.name}".rstrip() + (f": {self.error}" if self.error else "")
 
 
-class Killer:
+class Teardown:
     """Removes a cluster. `tell` gets a line for each thing that goes, `sleep` waits between two rounds."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Killer:
                 return left + ([] if kinds is REST else look(self._aws, self._cluster, REST))
         return []
 
-    def _empty(self, kinds: Sequence[Kind]) -> list[Left]:
+    def _empty(self, kinds: Sequence[ResourceKind]) -> list[Left]:
         """Round after round, because things hold one another; until nothing is left, or no round gets any further."""
         before: set[tuple[str, str]] | None = None
         until = 0.0
@@ -71,14 +71,14 @@ class Killer:
             before = now
             self._sleep(LOOK_SECONDS)
 
-    def _patiently(self, kind: Kind) -> Iterator[Left]:
+    def _patiently(self, kind: ResourceKind) -> Iterator[Left]:
         """A round, which a network that is away for a while does not end."""
         try:
             yield from self._round(kind)
         except NotReachedError as error:
             yield Left(kind.name, "", error)
 
-    def _round(self, kind: Kind) -> Iterator[Left]:
+    def _round(self, kind: ResourceKind) -> Iterator[Left]:
         """Removes all of a kind; yields what is there afterwards, with the reason."""
         errors: dict[str, AwsError] = {}
         there = _find(kind, self._aws, self._cluster)
@@ -97,7 +97,7 @@ class Killer:
             yield found if found.error is not None else found._replace(error=errors.get(found.name))
 
 
-def look(aws: Aws, cluster: str, kinds: Sequence[Kind] = (*HOSTS, *REST)) -> list[Left]:
+def look(aws: Aws, cluster: str, kinds: Sequence[ResourceKind] = (*HOSTS, *REST)) -> list[Left]:
     """What there is of a cluster. Raises NotReachedError."""
     return [found for kind in kinds for found in _find(kind, aws, cluster)]
 
@@ -114,7 +114,7 @@ def _is_hopeless(left: Sequence[Left]) -> bool:
     return len(errors) == len(left) and any(error.denied for error in errors)
 
 
-def _find(kind: Kind, aws: Aws, cluster: str) -> list[Left]:
+def _find(kind: ResourceKind, aws: Aws, cluster: str) -> list[Left]:
     try:
         return [Left(kind.name, name, None) for name in kind.find(aws, cluster)]
     except NotReachedError:

@@ -17,8 +17,8 @@ from typing import IO, Any
 
 from apex.cloud.host import bucket, journal_upload, key_exchange
 from apex.cloud.host.metadata import Metadata
-from apex.cloud.host.role import is_new, role_command
-from apex.cloud.host.settings import ETC, HOME, ROLES, HostSettings, read_settings
+from apex.cloud.host.role import host_command, is_new
+from apex.cloud.host.settings import ETC, HOME, HostSettings, read_settings
 from apex.cloud.host.shutdown import end_cluster, leave_group
 from apex.errors import ConfigError, require
 from apex.runtime.lifecycle import (
@@ -33,6 +33,7 @@ from apex.runtime.lifecycle import (
     stop_on_signals,
 )
 from apex.runtime.optional_imports import remedy
+from apex.types import PROGRAMS
 
 LOOK_SECONDS = 5.0  # between two looks, at the market's notice and for keys that are missing
 # What ends with a spot machine. The keys' too: within a minute they would tell the key again that is taken back.
@@ -74,7 +75,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--home", type=Path, default=HOME, metavar="DIR", help="where keys and runs are")
     words = parser.add_subparsers(dest="word", required=True)
     role = words.add_parser("role", help="becomes the command of a role")
-    role.add_argument("role", choices=ROLES)
+    role.add_argument("role", choices=PROGRAMS)
     role.add_argument("--print", action="store_true", help="only shows it")
     words.add_parser("keys", help="makes the own pair, tells its public half, believes those of the others")
     words.add_parser("upload", help="copies the run to the bucket")
@@ -97,7 +98,7 @@ def aws_clients(settings: HostSettings) -> Client:
 
 
 def _become(settings: HostSettings, role: str, only_print: bool) -> int:
-    command = role_command(settings, role, len(os.sched_getaffinity(0)))
+    command = host_command(settings, role, len(os.sched_getaffinity(0)))
     log.info("apex %s", shlex.join(command))
     if only_print:
         print(shlex.join(["apex", *command]))

@@ -31,7 +31,7 @@ CHANGED = ".changed"  # beside the keys: another machine is learner or replay se
 log = logging.getLogger("apex")
 
 
-class Told(NamedTuple):
+class KeyEntry(NamedTuple):
     """What a machine has told."""
 
     role: str
@@ -68,22 +68,22 @@ def tell(ssm: Any, settings: HostSettings, host: str, now: datetime) -> None:
     replace_file(note, json.dumps([name, key, now.isoformat()]).encode())
 
 
-def ask(ssm: Any, settings: HostSettings) -> tuple[list[Told], datetime]:
+def ask(ssm: Any, settings: HostSettings) -> tuple[list[KeyEntry], datetime]:
     """What the machines have ever told whose keys this one needs, and when that was so, by the store's clock."""
-    told: list[Told] = []
+    told: list[KeyEntry] = []
     now = datetime.min
     for role in _needed(settings):
         path = f"{settings.parameters}/keys/{role}"
         for page in ssm.get_paginator("get_parameters_by_path").paginate(Path=path, Recursive=False):
             now = parsedate_to_datetime(page["ResponseMetadata"]["HTTPHeaders"]["date"])
             told += [
-                Told(role, item["Name"].removeprefix(f"{path}/"), item["Value"], item["LastModifiedDate"])
+                KeyEntry(role, item["Name"].removeprefix(f"{path}/"), item["Value"], item["LastModifiedDate"])
                 for item in page["Parameters"]
             ]
     return list(filter(_is_key, told)), now
 
 
-def fresh(told: list[Told], now: datetime) -> list[Told]:
+def fresh(told: list[KeyEntry], now: datetime) -> list[KeyEntry]:
     """Of what was told what counts now.
 
     Of learner and replay server that is the newest key, however old: there is one machine of each, and while it is away
@@ -94,7 +94,7 @@ def fresh(told: list[Told], now: datetime) -> list[Told]:
     return [*newest.values(), *young]
 
 
-def believe(told: list[Told], settings: HostSettings) -> str:
+def believe(told: list[KeyEntry], settings: HostSettings) -> str:
     """Writes the lists that this machine needs; returns the roles whose pinned key is missing, or ""."""
     for role in _needed(settings):
         items = [item for item in told if item.role == role]
@@ -121,7 +121,7 @@ def _name(settings: HostSettings, role: str, host: str) -> str:
     return f"{settings.parameters}/keys/{role}/{host}"
 
 
-def _is_key(item: Told) -> bool:
+def _is_key(item: KeyEntry) -> bool:
     """Whether it is a machine's name and 64 digits: it becomes a line of a list."""
     try:
         is_key = len(item.key) == KEY_DIGITS and len(bytes.fromhex(item.key)) == KEY_DIGITS // 2
@@ -133,7 +133,7 @@ def _is_key(item: Told) -> bool:
     return is_key
 
 
-def _write_list(path: Path, items: list[Told]) -> bool:
+def _write_list(path: Path, items: list[KeyEntry]) -> bool:
     """Writes a list where it differs, and says whether: roles look at what has changed, and cut who is gone."""
     lines = sorted(f"{item.key} {item.host}\n" for item in items)
     data = "".join(lines).encode()

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from apex.errors import ConfigError, require
+from apex.types import PROGRAMS
 
-ROLES = ("learner", "replay", "evaluator", "actor")  # which machines there are
 ETC = Path("/etc/apex")
 HOME = Path("/var/lib/apex")
 
@@ -31,7 +31,7 @@ class HostSettings:
 
     def __post_init__(self) -> None:
         require(bool(_NAME.fullmatch(self.cluster)), f"APEX_CLUSTER must be a-z, 0-9 and -, got {self.cluster!r}")
-        require(self.role in ROLES, f"APEX_ROLE must be one of {', '.join(ROLES)}, got {self.role!r}")
+        require(self.role in PROGRAMS, f"APEX_ROLE must be one of {', '.join(PROGRAMS)}, got {self.role!r}")
 
     @property
     def keys(self) -> Path:

@@ -34,7 +34,7 @@ class Linear(NamedTuple):
         torch.sum(slopes, 0, out=self.bias_gradient)
 
 
-class Body(Protocol):
+class Torso(Protocol):
     """What makes features of observations."""
 
     def forward(self, stacks: Tensor) -> tuple[Tensor, ...]:

@@ -61,7 +61,7 @@ class ConvolutionLayer(NamedTuple):
         return (ctypes.c_int64 * 7)(*inputs.shape, len(self.weight), self.weight.shape[2], self.stride)
 
 
-class PixelBody:
+class PixelTorso:
     """The body of a `networks.PixelQNetwork` that `suits`: a `written_layers.Body`."""
 
     def __init__(self, body: nn.Sequential) -> None:

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from apex.config import LearnerConfig
 from apex.dqn.gradient_step import DeviceBatch, Figures, Updated
-from apex.dqn.losses import double_q_errors, loss_and_slopes
+from apex.dqn.losses import double_q_errors, loss_and_gradients
 from apex.dqn.manual_backward import pixel_torso
-from apex.dqn.manual_backward.layers import Body, Heads, PassedHeads
-from apex.dqn.manual_backward.pixel_torso import PixelBody
-from apex.dqn.manual_backward.vector_torso import VectorBody
+from apex.dqn.manual_backward.layers import Heads, PassedHeads, Torso
+from apex.dqn.manual_backward.pixel_torso import PixelTorso
+from apex.dqn.manual_backward.vector_torso import VectorTorso
 from apex.dqn.networks import PixelQNetwork, QNetwork, VectorQNetwork
 
 
@@ -35,8 +35,8 @@ class _Network:
 
     def __init__(self, network: nn.Module) -> None:
         network = cast(QNetwork, network)
-        body = PixelBody if isinstance(network, PixelQNetwork) else VectorBody
-        self._body: Body = body(cast(nn.Sequential, network.body))
+        body = PixelTorso if isinstance(network, PixelQNetwork) else VectorTorso
+        self._body: Torso = body(cast(nn.Sequential, network.body))
         self._heads = Heads(network)
 
     def forward(self, stacks: Tensor) -> _Passed:
@@ -50,7 +50,7 @@ class _Network:
         self._body.backward(stacks, passed.body, by_features)
 
 
-class WrittenUpdate:
+class ManualUpdate:
     """The step of `update.EagerUpdate` for networks that are `written_out`, but for the last bits of sums."""
 
     def __init__(
@@ -85,7 +85,7 @@ class WrittenUpdate:
         q, next_q = passed.heads.q.chunk(2)
         next_q_target = self._judge(batch.stacks[1:]) if judged is None else judged.result()
         errors = double_q_errors(q, next_q, next_q_target, batch.action, batch.n_step_return, batch.discount)
-        loss, slopes = loss_and_slopes(errors, batch.weights, kind=self._config.loss)
+        loss, slopes = loss_and_gradients(errors, batch.weights, kind=self._config.loss)
         self._online.backward(batch.stacks, passed, batch.action, slopes)
         norm = torch.linalg.vector_norm(self._gradient)
         finite = torch.isfinite(loss) & torch.isfinite(norm)
@@ -102,7 +102,7 @@ class WrittenUpdate:
         return self._target.forward(stacks).heads.q
 
 
-def is_written_out(network: nn.Module) -> bool:
+def has_manual_backward(network: nn.Module) -> bool:
     """Whether `networks.make_network` has made it, nothing of it is frozen, and its layers are known here."""
     if type(network) is PixelQNetwork:
         known = pixel_torso.suits(cast(nn.Sequential, network.body))

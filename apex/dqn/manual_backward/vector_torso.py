@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from apex.dqn.manual_backward.layers import linear, stop_where_silent
 
 
-class VectorBody:
+class VectorTorso:
     """The body of a `networks.VectorQNetwork`: a `written_layers.Body`."""
 
     def __init__(self, body: nn.Sequential) -> None:

@@ -3,7 +3,7 @@
 OUT/
     model.safetensors   float32 tensors; names that say which layer
     README.md           the model card
-    config.json         environment, network and schema; every knob of the run
+    config.json         environment, network and schema; every setting of the run
     model.onnx          if asked for, and then compared with torch
 """
 
@@ -28,10 +28,10 @@ from apex.dqn.networks import q_values
 from apex.environments.factory import kind
 from apex.errors import ApexError, ConfigError, require
 from apex.evaluation.command import evaluate
-from apex.evaluation.export.model_card import Onnx, write_card
+from apex.evaluation.export.model_card import OnnxFacts, write_card
 from apex.evaluation.policy import find_policy
 from apex.runs.checkpoints.checkpoint import read_manifest
-from apex.runs.checkpoints.policy_file import PolicyInfo, encode_policy, load_policy
+from apex.runs.checkpoints.policy_file import PolicyInfo, encode_policy, read_policy
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
 from apex.runtime.atomic_files import replace_file
@@ -71,7 +71,7 @@ def export(
     folder = RunFolder.open(Path(run))
     path = find_policy(folder.path, checkpoint)
     target = Path(out) if out is not None else folder.path / "export"
-    info, network = load_policy(path)
+    info, network = read_policy(path)
     files = {
         MODEL: encode_policy(network, info, plain_names(info, network)),
         CONFIG: json.dumps({**info.to_dict(), "config": to_dict(folder.config)}, indent=2).encode() + b"\n",
@@ -119,7 +119,7 @@ def plain_names(info: PolicyInfo, network: nn.Module) -> dict[str, str]:
     return names
 
 
-def to_onnx(network: nn.Module, schema: Schema) -> tuple[bytes, Onnx]:
+def to_onnx(network: nn.Module, schema: Schema) -> tuple[bytes, OnnxFacts]:
     """The network as ONNX, and how it compares; raises ConfigError without the packages, ExportError if it differs."""
     try:
         importlib.import_module("onnx")  # torch's exporter wants it.
@@ -147,7 +147,7 @@ def to_onnx(network: nn.Module, schema: Schema) -> tuple[bytes, Onnx]:
             )
         largest = max(largest, difference)
         num_differing += int((answer.argmax(1) != q.argmax(1)).sum())
-    return data, Onnx(OPSET, largest, sum(BATCHES), num_differing, runtime.__version__)
+    return data, OnnxFacts(OPSET, largest, sum(BATCHES), num_differing, runtime.__version__)
 
 
 def _write_onnx(network: nn.Module, example: torch.Tensor) -> bytes:

@@ -56,7 +56,7 @@ q_values.load_state_dict(load_file("model.safetensors"))
 """
 
 
-class Onnx(NamedTuple):
+class OnnxFacts(NamedTuple):
     """An ONNX file that was compared with torch."""
 
     opset: int
@@ -72,7 +72,7 @@ def write_card(
     kind: Kind,
     *,
     evaluation: Evaluation | None,
-    onnx: Onnx | None,
+    onnx: OnnxFacts | None,
     steps: int | None,
     license: str,
 ) -> str:
@@ -212,7 +212,7 @@ def _loading(info: PolicyInfo) -> list[str]:
     return [text, ""]
 
 
-def _onnx(onnx: Onnx) -> list[str]:
+def _onnx(onnx: OnnxFacts) -> list[str]:
     actions = "all greedy actions agree"
     if onnx.num_differing:
         actions = f"{onnx.num_differing} greedy actions differ, where two Q-values are as good as equal"
@@ -234,5 +234,5 @@ def _differing(config: Config) -> list[str]:
     values, defaults = flatten(config), flatten(Config())
     names = [name for name in values if values[name] != defaults[name] and not name.startswith(NOT_SHOWN)]
     lines = ["What differs from the defaults, which are the paper's where it gives a value; `config.json` has all.", ""]
-    lines += ["| knob | value | default |", "|---|---|---|"]
+    lines += ["| setting | value | default |", "|---|---|---|"]
     return lines + [f"| {name} | {values[name]} | {defaults[name]} |" for name in names]

@@ -166,9 +166,9 @@ def check_threads(config: Config, cores: int) -> Check:
         "--learner.num-loaders": config.learner.num_loaders,
         "--actor.num-threads": config.actor.num_threads,
     }
-    many = {knob: number for knob, number in asked.items() if number > cores}
+    many = {setting: number for setting, number in asked.items() if number > cores}
     if many:
-        figures = f"{', '.join(f'{knob} {number}' for knob, number in many.items())}, but {cores} cores to run on"
+        figures = f"{', '.join(f'{setting} {number}' for setting, number in many.items())}, but {cores} cores to run on"
         return Check("threads", figures, "warning", f"leave {' and '.join(many)} to the machine")
     return Check("threads", f"no part is asked to compute with more than the {cores} cores")
 

@@ -43,11 +43,11 @@ from apex.launch.preflight.requirements import disk_needed
 from apex.launch.resume import reopen, take_resume
 from apex.replay_memory.frames.lz4_blocks import describe_native
 from apex.replay_memory.store.location import store_path
-from apex.runs.folder import describe_versions
 from apex.runtime.gpu import means_gpu, read_cuda
 from apex.runtime.hardware import ROOT, core_limits, read_machine, read_membership, read_space
 from apex.runtime.lifecycle import FAILED, FINISHED, reports_errors
 from apex.runtime.ports import is_free
+from apex.runtime.provenance import describe_versions
 from apex.runtime.text import clean
 from apex.types import Schema
 
@@ -214,7 +214,7 @@ def verdict(config: Config, report: Report) -> str:
 
 
 def describe_report(config: Config, report: Report) -> dict[str, Any]:
-    """The same for a program: the checks, the rule's lines, and every knob that the machine decided."""
+    """The same for a program: the checks, the rule's lines, and every setting that the machine decided."""
     asked = flatten(config)
     sized = flatten(report.sized) if report.sized is not None else asked
     return {

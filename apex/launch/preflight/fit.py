@@ -12,10 +12,10 @@ from apex.errors import require
 from apex.launch.preflight.checks import check_gpu, check_room, read_room, require_all
 from apex.launch.preflight.leftovers import find_leftovers
 from apex.launch.preflight.requirements import files_needed
-from apex.runs.folder import describe_versions
 from apex.runtime.gpu import read_cuda
 from apex.runtime.hardware import raise_file_limit, read_machine
 from apex.runtime.ports import choose_ports, is_free
+from apex.runtime.provenance import describe_versions
 from apex.types import Schema
 
 FREE_RATIO = 8.0  # samples per insert by turns, where programs would run free: a batch of 32 every 4 steps [DQN]

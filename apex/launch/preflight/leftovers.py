@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from apex.replay_memory.store.location import MEMORY, has_owner, is_wanted
+from apex.types import PROGRAMS
 
-ROLES = ("apex.replay", "apex.learner", "apex.actor", "apex.evaluator")
+MODULES = tuple(f"apex.{role}" for role in PROGRAMS)
 
 
 class Orphan(NamedTuple):
@@ -56,7 +57,7 @@ def find_orphans(processes: Path) -> list[Orphan]:
         except OSError:  # It has ended.
             continue
         parent = re.search(r"^PPid:\s+(\d+)", status, re.MULTILINE)
-        role = next((word for word in words if word in ROLES), None)
+        role = next((word for word in words if word in MODULES), None)
         if role is not None and parent is not None:
             roles[int(folder.name)] = role, int(parent[1])
     if _is_ours(processes / "1"):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from apex.acting.reliable_sender import ExperienceLink
-from apex.acting.shared_parameters import ParameterBoard
-from apex.acting.worker import make_actor, make_world
+from apex.acting.reliable_sender import ReliableSender
+from apex.acting.shared_parameters import SharedParameters
+from apex.acting.worker import make_actor, make_environments
 from apex.dqn.networks import make_network, num_parameters
-from apex.learning.batch_ring import Sample, SampleRing
+from apex.learning.batch_ring import Batch, BatchRing
 from apex.learning.loader import Loader
 from apex.replay_memory.sampler import make_limiter
 from apex.replay_memory.sampler_counters import SamplerCounters
@@ -27,7 +27,7 @@ from apex.types import PriorityUpdate, Receipt, Stream
 STEPS_PER_ROW = 1_000  # transitions stored between two rows of the curves
 
 
-class Mail:
+class Loopback:
     """Both ends of the actors' link."""
 
     def __init__(self) -> None:
@@ -58,23 +58,23 @@ class Experience:
             return store.num_inserted / STEPS_PER_ROW
 
         self.server = ReplayServer(store, self._codec, board, limiter, clock=clock)
-        self.ring = SampleRing.configured(config, schema, cuda=False)
+        self.ring = BatchRing.configured(config, schema, cuda=False)
         self.memory = self.ring.memory
         self._loader = Loader(schema, self.ring)
         seed = np.random.SeedSequence([config.seed, 0])
         task = SamplerTask(config, schema, folder.run_id, 0, path, board, limiter, seed)
         self._sampler = task.make_sampler(0, self._loader)
-        self._mail = Mail()
+        self._mail = Loopback()
         streams = [Stream(actor_id, 1) for actor_id in range(config.actor.num_actors)]
-        self.environment, rng = make_world(config, streams)
+        self.environment, rng = make_environments(config, streams)
         network = make_network(config.network, schema, seed=config.seed)
-        self.parameters = ParameterBoard(num_parameters(network))
+        self.parameters = SharedParameters(num_parameters(network))
         self.actor = make_actor(
             config,
             schema,
             self.environment,
             streams,
-            link=ExperienceLink(
+            link=ReliableSender(
                 streams, self._codec, [self._mail], self._mail, window=config.actor.window, clock=clock
             ),
             parameters=self.parameters,
@@ -82,7 +82,7 @@ class Experience:
             rng=rng,
         )
 
-    def receive(self, timeout: float) -> Sample | None:
+    def receive(self, timeout: float) -> Batch | None:
         """The next batch; or None, where it is the actors' turn: then each has taken one step."""
         if self._loader.ready(0.0) and self._sampler.step(0.0):
             return self.ring.receive(0.0)

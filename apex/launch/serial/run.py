@@ -22,7 +22,7 @@ from apex.dqn.networks import make_network
 from apex.environments.factory import make_environment
 from apex.evaluation.evaluator import EvaluationResult, Evaluator
 from apex.launch.serial.experience import STEPS_PER_ROW, Experience
-from apex.learning.coordinator.metric_rows import CurveRows, evaluation_row, make_row
+from apex.learning.coordinator.metric_rows import MetricRows, evaluation_row, make_row
 from apex.learning.loop import LearnerLoop, describe_training
 from apex.learning.setup import make_trainer, prepare_torch, save_checkpoint
 from apex.learning.trainer import Trainer
@@ -43,15 +43,15 @@ BY_THE_CLOCK = ("inserts_per_second", "samples_per_second", "busy_share", "rate"
 CPU = torch.device("cpu")
 
 
-class OneProcessStatus(RunStatus):
+class SerialStatus(RunStatus):
     """What a run by turns says of itself."""
 
     def limited_by(self) -> Status | None:
-        """Nobody waits for anybody: there is no knob to turn."""
+        """Nobody waits for anybody: there is no setting to turn."""
         return None
 
 
-class Desk:
+class SerialCoordinator:
     """The coordinator's work, between two turns of the learner's loop, which sees it as the way to the coordinator.
 
     It keeps the curves and the best policy, has games played to be scored, and says when the run is over.
@@ -61,7 +61,7 @@ class Desk:
         self, folder: RunFolder, store: StoreWriter, experience: Experience, trainer: Trainer, stop: Stop
     ) -> None:
         config = folder.config
-        self.status = OneProcessStatus(
+        self.status = SerialStatus(
             config, name=folder.name, folder=str(folder.path), num_actors=config.actor.num_actors
         )
         self.status.replay_endpoints = [{"memory": str(store_path(folder.run_id))}]
@@ -74,7 +74,7 @@ class Desk:
         self._stop = stop
         self._metrics = MetricsWriter(folder.path)
         self._metrics.begin(0)
-        self._rows = CurveRows(self.status)
+        self._rows = MetricRows(self.status)
         self._row_at = STEPS_PER_ROW
         self._best_policy = BestPolicy(folder.checkpoints, config, folder.schema)
         self._evaluator = Evaluator(
@@ -174,7 +174,7 @@ class Desk:
             self.status.learner = describe_training(self._trainer)
 
 
-class SingleProcess:
+class SerialRun:
     """A run; made by `open_single_process`."""
 
     def __init__(self, folder: RunFolder, store: StoreWriter, stop: Stop) -> None:
@@ -184,7 +184,7 @@ class SingleProcess:
         self.trainer = make_trainer(
             folder, CPU, self.experience, self.experience, publish=self.experience.parameters.publish
         )
-        self.desk = Desk(folder, store, self.experience, self.trainer, stop)
+        self.desk = SerialCoordinator(folder, store, self.experience, self.trainer, stop)
 
     def run(self, look: Callable[[], None] = lambda: None) -> str:
         """Trains until something says enough, saves, and returns why; `look` is called once a second.
@@ -208,7 +208,7 @@ class SingleProcess:
 
 
 @contextmanager
-def open_single_process(folder: RunFolder, stop: Stop) -> Iterator[SingleProcess]:
+def open_serial_run(folder: RunFolder, stop: Stop) -> Iterator[SerialRun]:
     """A new run, with its memory in the place of every run's. Its configuration is as `fitting.fit_one_process` gives.
 
     All of torch's sums have one order, as it has one thread; the generators that environments and networks of the
@@ -220,7 +220,7 @@ def open_single_process(folder: RunFolder, stop: Stop) -> Iterator[SingleProcess
     reclaim(path)
     store = StoreWriter.create(path, folder.schema, store_incarnation=1, **store_sizes(config))
     try:
-        system = SingleProcess(folder, store, stop)
+        system = SerialRun(folder, store, stop)
         try:
             yield system
         finally:

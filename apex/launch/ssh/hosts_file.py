@@ -26,7 +26,7 @@ _KEYS = {
 }
 
 
-class Place(NamedTuple):
+class HostEntry(NamedTuple):
     """Where a role runs."""
 
     role: str
@@ -46,13 +46,13 @@ class Hosts:
     """What the file says."""
 
     ssh: tuple[str, ...]  # the program, and options of the user's own
-    learner: Place
-    replay: Place
-    evaluator: Place | None
-    actors: tuple[Place, ...]
+    learner: HostEntry
+    replay: HostEntry
+    evaluator: HostEntry | None
+    actors: tuple[HostEntry, ...]
 
     @property
-    def places(self) -> list[Place]:
+    def places(self) -> list[HostEntry]:
         """Every role's, in the order of their start."""
         return [self.replay, self.learner, *filter(None, [self.evaluator]), *self.actors]
 
@@ -73,7 +73,7 @@ def read_hosts(path: Path) -> Hosts:
         words = ()
     require(bool(words), f"{path}: ssh must be a command, got {ssh!r}")
 
-    def place(role: str, table: Any) -> Place:
+    def place(role: str, table: Any) -> HostEntry:
         return _place(path, role, table, folder)
 
     for role in ("learner", "replay"):
@@ -115,7 +115,7 @@ def divide(num_actors: int, cores: Sequence[int]) -> list[tuple[int, int]]:
     return found
 
 
-def _place(path: Path, role: str, table: Any, folder: Any) -> Place:
+def _place(path: Path, role: str, table: Any, folder: Any) -> HostEntry:
     where = f"{path}, {role}"
     require(isinstance(table, dict), f"{where}: must be a table, got {table!r}")
     for name in table:
@@ -140,4 +140,4 @@ def _place(path: Path, role: str, table: Any, folder: Any) -> Place:
                 f"{where}: address must be an IPv4 address of {host} that the others reach, got {address!r}"
             ) from error
         require(address != "0.0.0.0", f"{where}: address 0.0.0.0 is no host's; name the one that the others reach")
-    return Place(role, host, folder.removeprefix("~/"), address, processes)
+    return HostEntry(role, host, folder.removeprefix("~/"), address, processes)

@@ -13,7 +13,7 @@ from apex.config.command_line import parse_config
 from apex.config.sizing import ENVS_PER_PROCESS, TRANSITIONS_PER_ACTOR
 from apex.environments.factory import kind
 from apex.errors import ConfigError, require
-from apex.launch.monitor import StatusClient, Watch
+from apex.launch.monitor import RunMonitor, StatusClient
 from apex.launch.ssh.hosts_file import OPTION, Hosts, divide, read_hosts
 from apex.launch.ssh.preflight import ask_hosts
 from apex.launch.ssh.programs import BELOW, home, make_programs, new_secrets, place_programs
@@ -67,8 +67,8 @@ def _begin(hosts: Hosts, arguments: Sequence[str]) -> Launch:
     """A new run, by the options that were typed."""
     config = parse_config(arguments, prog=f"apex train {OPTION} FILE", description="", kind=kind, means_gpu=means_gpu)
     given, default = flatten(config), flatten(Config())
-    for knob in SET_HERE:
-        require(given[knob] == default[knob], f"{knob} cannot be set with {OPTION}: leave it out")
+    for setting in SET_HERE:
+        require(given[setting] == default[setting], f"{setting} cannot be set with {OPTION}: leave it out")
     name, learner = config.run.name, hosts.learner
     facts = ask_hosts(hosts, f"{config.run.folder}/{name}")
     if name and facts[learner].has_run:
@@ -146,7 +146,7 @@ def _run(launch: Launch, stop: Stop, argv: Sequence[str]) -> tuple[Ending, Statu
         endpoint = config.transport.endpoint("control", hosts.learner.address)
         source = StatusClient(ControlClient(context, endpoint, linger=0.0))
         history = History(footer=f"{curves}   logs {logs}   Ctrl-C stops")
-        watch = Watch(source, view, HostLogs(logs, everything=not sys.stdout.isatty()), history)
+        watch = RunMonitor(source, view, HostLogs(logs, everything=not sys.stdout.isatty()), history)
         programs = make_programs(hosts, config, secrets, blocks, argv, lambda: not watch.ending)
 
         def tell(sentence: str) -> None:

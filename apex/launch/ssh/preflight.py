@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from apex.errors import ConfigError
 from apex.launch.ssh.client import CONNECTION_LOST
-from apex.launch.ssh.hosts_file import Hosts, Place
+from apex.launch.ssh.hosts_file import HostEntry, Hosts
 from apex.version import VERSION
 
 # No question is asked, as nobody could answer it. Every program has a connection of its own, whose end is soon noticed.
@@ -32,19 +32,19 @@ class Facts(NamedTuple):
     has_run: bool  # of the name that was asked for
 
 
-def ssh_command(hosts: Hosts, place: Place, script: str, *options: str) -> tuple[str, ...]:
+def ssh_command(hosts: Hosts, place: HostEntry, script: str, *options: str) -> tuple[str, ...]:
     """The command that has `script` run on a place's machine by its sh, whatever its user's shell is."""
     given = [word for option in OPTIONS for word in ("-o", option)]
     return (*hosts.ssh, "-T", *given, *options, place.host, f"exec sh -c {shlex.quote(script)}")
 
 
-def ask_hosts(hosts: Hosts, run: str) -> dict[Place, Facts]:
+def ask_hosts(hosts: Hosts, run: str) -> dict[HostEntry, Facts]:
     """Asks all machines at once what they have; raises ConfigError that names each which cannot take part.
 
     `run` is a folder below the installation's.
     """
 
-    def ask(place: Place) -> Facts | str:
+    def ask(place: HostEntry) -> Facts | str:
         try:
             return _ask(hosts, place, run)
         except ConfigError as error:
@@ -60,7 +60,7 @@ def ask_hosts(hosts: Hosts, run: str) -> dict[Place, Facts]:
     return {place: answer for place, answer in by_place.items() if isinstance(answer, Facts)}
 
 
-def _ask(hosts: Hosts, place: Place, run: str) -> Facts:
+def _ask(hosts: Hosts, place: HostEntry, run: str) -> Facts:
     host, folder = place.host, place.folder
     question = QUESTION.format(folder=shlex.quote(folder), run=shlex.quote(run))
     by_hand = shlex.join([*hosts.ssh, host])
@@ -94,6 +94,6 @@ def _ask(hosts: Hosts, place: Place, run: str) -> Facts:
     return Facts(int(lines[1]), int(lines[2]), lines[3] == "there")
 
 
-def guard_script(place: Place) -> str:
+def guard_script(place: HostEntry) -> str:
     """What a machine is to run for a program of this place."""
     return f"cd {shlex.quote(place.folder)} && exec .venv/bin/python -u -m apex.launch.ssh.remote_guard"

@@ -6,23 +6,26 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from apex.config import Config, to_dict
-from apex.launch.ssh.hosts_file import Hosts, Place
+from apex.config.role_command import module_command, role_command
+from apex.launch.ssh.hosts_file import HostEntry, Hosts
 from apex.launch.ssh.preflight import guard_script, ssh_command
-from apex.launch.ssh.remote_guard import Order
+from apex.launch.ssh.remote_guard import JobSpec
 from apex.runtime.supervisor import Program
 from apex.transport.curve.command import bundle_for, new_folder
-from apex.transport.curve.key_store import ROLES, write_private
+from apex.transport.curve.key_store import write_private
+from apex.types import Role
 
 BELOW = "hosts"  # in the folder of runs, here and there: what belongs to such a run, and is no run folder
 LINK_SECONDS = 4.0  # for the news that a program is to end, and that it has, beside the program's own grace
 NICE = 10  # of what only watches the run
 
 
-def place_programs(hosts: Hosts, config: Config) -> list[Place]:
+def place_programs(hosts: Hosts, config: Config) -> list[HostEntry]:
     """Where each program runs, in the order of their start."""
     num_shards = config.replay.num_shards
     shards = [f"replay-{shard}" if num_shards > 1 else "replay" for shard in range(num_shards)]
@@ -35,13 +38,13 @@ def place_programs(hosts: Hosts, config: Config) -> list[Place]:
     ]
 
 
-def home(config: Config, place: Place) -> str:
+def home(config: Config, place: HostEntry) -> str:
     """What a program has for itself on its machine, below the installation's folder; its keys are in home/keys."""
     return f"{config.run.folder}/{BELOW}/{config.run.name}/{place.name}"
 
 
 @contextmanager
-def new_secrets(folder: Path, places: Sequence[Place]) -> Iterator[Path]:
+def new_secrets(folder: Path, places: Sequence[HostEntry]) -> Iterator[Path]:
     """A folder for its owner alone with new keys, and a bundle for every place; it is removed at the end."""
     secrets = folder / "secrets"
     shutil.rmtree(secrets, ignore_errors=True)  # Of a launcher that was killed.
@@ -49,7 +52,7 @@ def new_secrets(folder: Path, places: Sequence[Place]) -> Iterator[Path]:
         secrets.mkdir(mode=0o700)
         new_folder(secrets / "keys")
         for place in reversed(places):  # Each actor host gets a key of its own, before the lists of all are copied.
-            if (role := _role(place)) in ROLES:
+            if (role := _role(place)) in tuple(Role):
                 bundle_for(secrets / "keys", role, secrets / place.name, place.name if role == "actor" else "")
         yield secrets
     finally:
@@ -60,7 +63,7 @@ def make_programs(
     hosts: Hosts,
     config: Config,
     secrets: Path,
-    blocks: Mapping[Place, tuple[int, int]],
+    blocks: Mapping[HostEntry, tuple[int, int]],
     argv: Sequence[str],
     goes_on: Callable[[], bool],
 ) -> list[Program]:
@@ -73,14 +76,14 @@ def make_programs(
     forward = ("-L", f"127.0.0.1:{port}:127.0.0.1:{port}")  # so that one may look from here
     curves = ("--logdir", f"{run.folder}/{run.name}/tensorboard", "--host", "127.0.0.1", "--port", str(port))
 
-    def program(place: Place, grace: float, *arguments: str, ssh: tuple[str, ...] = (), **options: Any) -> Program:
-        order = Order(
+    def program(place: HostEntry, grace: float, *arguments: str, ssh: tuple[str, ...] = (), **options: Any) -> Program:
+        order = JobSpec(
             role=place.role,
             arguments=arguments,
             home=home(config, place),
             keys={file.name: file.read_text() for file in (secrets / place.name).glob("*.*")},
             grace_seconds=grace,
-            stuck_seconds=run.stuck_seconds if _role(place) in ROLES else 0.0,
+            stuck_seconds=run.stuck_seconds if _role(place) in tuple(Role) else 0.0,
             niceness=options.pop("niceness", 0),
             run=to_dict(config) if place is hosts.learner else None,
             argv=tuple(argv),
@@ -102,27 +105,29 @@ def make_programs(
     for place in place_programs(hosts, config):
         role, _, shard = place.role.partition("-")
         where = home(config, place)
-        join = ("--learner", f"{hosts.learner.address}:{transport.port('control')}", "--keys", f"{where}/keys")
+        joins = partial(
+            role_command, learner=f"{hosts.learner.address}:{transport.port('control')}", keys=f"{where}/keys"
+        )
         if role == "tensorboard":
             options: dict[str, Any] = {"ssh": forward, "crash_budget": 1.0, "essential": False, "niceness": NICE}
             programs.append(program(place, 0.5, "tensorboard.main", *curves, "--reload_interval", "5", **options))
         elif role == "replay":
-            keep = ("--snapshots", f"{where}/snapshots") if config.checkpoint.replay else ()
-            words = (*join, "--bind", place.address, "--shard", shard or "0", *keep)
-            programs.append(program(place, 1.5, "apex.replay", *words, stops_with="replay", ready=goes_on))
+            snapshots = Path(where) / "snapshots" if config.checkpoint.replay else None
+            words = joins(Role.REPLAY, bind=place.address, shard=int(shard or 0), snapshots=snapshots)
+            programs.append(program(place, 1.5, *module_command(words), stops_with="replay", ready=goes_on))
         elif role == "learner":
-            words = ("--run-folder", f"{run.folder}/{run.name}")
-            programs.append(program(place, 4.0, "apex.learner", *words, ends_run=True))
+            words = role_command(Role.LEARNER, run_folder=f"{run.folder}/{run.name}")
+            programs.append(program(place, 4.0, *module_command(words), ends_run=True))
         elif role == "evaluator":
-            programs.append(program(place, 1.0, "apex.evaluator", *join, ready=goes_on))
+            programs.append(program(place, 1.0, *module_command(joins(Role.EVALUATOR)), ready=goes_on))
         else:
             processes, envs = blocks[place]
-            words = (*join, "--processes", str(processes), "--envs", str(envs))
+            words = joins(Role.ACTOR, processes=processes, envs=envs)
             # One of several machines may go: the run goes on with fewer actors.
             options = {"stops_with": "actors", "essential": len(blocks) == 1, "ready": goes_on}
-            programs.append(program(place, 2.0, "apex.actor", *words, **options))
+            programs.append(program(place, 2.0, *module_command(words), **options))
     return programs
 
 
-def _role(place: Place) -> str:
+def _role(place: HostEntry) -> str:
     return place.role.partition("-")[0]

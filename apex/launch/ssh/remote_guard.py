@@ -48,7 +48,7 @@ log = logging.getLogger("apex")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class JobSpec:
     """What to run. It goes over ssh's standard input, so that no secret is on a command line."""
 
     role: str
@@ -71,7 +71,7 @@ def main() -> int:
     with stop_on_signals() as signals:
         source = FileIO(sys.stdin.fileno(), closefd=False)
         try:
-            order = Order(**json.loads(source.readline() or b"{}"))
+            order = JobSpec(**json.loads(source.readline() or b"{}"))
         except (TypeError, ValueError):
             complain("apex ssh_guard: the first line is no order; apex train --hosts FILE starts this, nobody else")
             return REFUSED
@@ -108,7 +108,7 @@ class Lifeline:
             self.stop.request()
 
 
-def guard(order: Order, lifeline: Lifeline) -> Ending:
+def guard(order: JobSpec, lifeline: Lifeline) -> Ending:
     """Runs the program until it ends, or the lifeline does. Raises ConfigError and OSError for what cannot be run."""
     home, stop = Path(order.home), lifeline.stop
     path = home / f"{order.role}.log"

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from apex.launch.terminal.layout import Painter
+from apex.launch.terminal.layout import RowLayout
 from apex.runs.members import Status
 from apex.runtime.text import clean, duration, known, number, size
 
@@ -62,7 +62,7 @@ def plain_line(status: Status) -> str:
     if evaluator.get("score") is not None:
         parts.append(f"evaluator {number(evaluator['score'])}, best {number(evaluator.get('best'))}")
     if limit:
-        parts.append(f"limited by {limit.get('part')}: {limit.get('why')}; turn {limit.get('knob')}")
+        parts.append(f"limited by {limit.get('part')}: {limit.get('why')}; turn {limit.get('setting')}")
     return clean(" | ".join(parts))
 
 
@@ -73,7 +73,7 @@ def render(
     status: Status | None, width: int, height: int, history: History, *, ascii_only: bool = False
 ) -> RenderableType:
     """The picture: at most `height` rows of at most `width` columns, whatever the status lacks."""
-    painter = Painter(max(1, width), ascii_only)
+    painter = RowLayout(max(1, width), ascii_only)
     if status is None:
         painter.flow("apex", ["starting: waiting for the learner"], rank=0, style="bold yellow")
     else:
@@ -88,7 +88,7 @@ def render(
     return painter.picture(height)
 
 
-def _paint(painter: Painter, status: Status, history: History) -> None:
+def _paint(painter: RowLayout, status: Status, history: History) -> None:
     _paint_head(painter, status, history)
     painter.blank()
     _paint_scores(painter, status, history)
@@ -100,10 +100,10 @@ def _paint(painter: Painter, status: Status, history: History) -> None:
     if limit:
         painter.blank()
         painter.wrap("limited by", f"{limit.get('part')}: {limit.get('why')}", rank=2, style="bold")
-        painter.wrap("turn", str(limit.get("knob")), rank=2, style="bold cyan")
+        painter.wrap("turn", str(limit.get("setting")), rank=2, style="bold cyan")
 
 
-def _paint_head(painter: Painter, status: Status, history: History) -> None:
+def _paint_head(painter: RowLayout, status: Status, history: History) -> None:
     names = [str(name) for name in (status.get("run"), status.get("environment")) if name]
     painter.flow("apex", names, rank=1, style="bold")
     items = [_phase(status)]
@@ -118,7 +118,7 @@ def _paint_head(painter: Painter, status: Status, history: History) -> None:
     painter.flow("phase", items, rank=0, style=style if history.silent_seconds <= SILENT_SECONDS else "bold red")
 
 
-def _paint_scores(painter: Painter, status: Status, history: History) -> None:
+def _paint_scores(painter: RowLayout, status: Status, history: History) -> None:
     actors, evaluator, limits = (_table(status, name) for name in ("actors", "evaluator", "limits"))
     items = [number(actors.get("score")), f"actor {number(actors.get('highest_id'))}"]
     if actors.get("highest_epsilon") is not None:
@@ -133,7 +133,7 @@ def _paint_scores(painter: Painter, status: Status, history: History) -> None:
     painter.flow("actors", items, rank=5)
 
 
-def _paint_figures(painter: Painter, status: Status) -> None:
+def _paint_figures(painter: RowLayout, status: Status) -> None:
     replay, learner = _table(status, "replay"), _table(status, "learner")
     painter.flow(
         "steps", [number(status.get("steps")), f"{number(status.get('steps_per_second'))}/s"], rank=2, style="bold"
@@ -152,7 +152,7 @@ def _paint_figures(painter: Painter, status: Status) -> None:
     painter.flow("learner", items, rank=6)
 
 
-def _paint_roles(painter: Painter, status: Status) -> None:
+def _paint_roles(painter: RowLayout, status: Status) -> None:
     rows = [row for row in status.get("roles") or [] if isinstance(row, dict)]
     several_hosts = len({row.get("host") for row in rows}) > 1
     several_shards = any(row.get("shard") for row in rows)

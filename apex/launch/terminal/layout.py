@@ -17,19 +17,19 @@ SPARKLINE_WIDTH = 30
 BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 
 
-class Line(NamedTuple):
+class Row(NamedTuple):
     """One row of the picture; where the height is short, those of the highest rank go first."""
 
     rank: int
     text: Text
 
 
-class Painter:
+class RowLayout:
     """Lays labelled items out in rows of one width."""
 
     def __init__(self, width: int, ascii_only: bool) -> None:
         self.wide = width >= WIDE
-        self._lines: list[Line] = []
+        self._lines: list[Row] = []
         self._width = width
         self._ascii_only = ascii_only
 
@@ -104,4 +104,4 @@ class Painter:
 
     def _append(self, text: Text, rank: int) -> None:
         text.no_wrap, text.overflow = True, "crop" if self._ascii_only else "ellipsis"
-        self._lines.append(Line(rank, text))
+        self._lines.append(Row(rank, text))

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from apex.config import Config, to_dict
 from apex.dqn.exploration import epsilon_ladder
 from apex.learning.coordinator.leases import LeaseTable
-from apex.learning.coordinator.metric_rows import CurveRows, evaluation_row
+from apex.learning.coordinator.metric_rows import MetricRows, evaluation_row
 from apex.metric_tags import actor_tags
 from apex.replay_memory.store.location import memory_id
 from apex.runs.checkpoints.best_policy import BestPolicy, games_of
@@ -30,9 +30,9 @@ from apex.runtime.lifecycle import Stop, Wait
 from apex.transport.async_receiver import PULL, ROUTER, AsyncReceiver, Peer
 from apex.transport.codec import Codec, decode_request, encode_control
 from apex.transport.curve.key_store import read_keys
-from apex.transport.header import VERSION, Kind, WireError, peek_kind
+from apex.transport.header import WIRE_VERSION, MessageKind, WireError, peek_kind
 from apex.transport.json_codec import MAX_JSON_BYTES
-from apex.transport.sockets import Context, OpenDoorWarning, open_context
+from apex.transport.sockets import Context, InsecureBindWarning, open_context
 from apex.types import Parameters, Progress, Schema, Stream
 
 log = logging.getLogger("apex")
@@ -45,7 +45,7 @@ MAX_ASKING = 1_000  # replay servers that wait for a shard
 FORGET_SECONDS = 30.0  # a program that is silent for so long is shown no more
 
 
-class Desk(NamedTuple):
+class CoordinatorConfig(NamedTuple):
     """What the coordinator is told at its start."""
 
     config: Config
@@ -56,7 +56,7 @@ class Desk(NamedTuple):
     folder: Path
 
 
-def coordinate(stop: Stop, desk: Desk, pipe: Connection, trainer_end: Connection) -> None:
+def run_coordinator(stop: Stop, desk: CoordinatorConfig, pipe: Connection, trainer_end: Connection) -> None:
     """The child's main function: returns when the trainer has finished or has closed its end of the pipe."""
     trainer_end.close()  # The child's copy of it, which would keep the pipe open for ever.
     asyncio.run(Coordinator(desk, pipe, stop).run())
@@ -65,7 +65,7 @@ def coordinate(stop: Stop, desk: Desk, pipe: Connection, trainer_end: Connection
 class Coordinator:
     """Answers programs, keeps curves, and knows when the run is over."""
 
-    def __init__(self, desk: Desk, pipe: Connection, stop: Stop) -> None:
+    def __init__(self, desk: CoordinatorConfig, pipe: Connection, stop: Stop) -> None:
         self._desk = desk
         self._config = desk.config
         self._pipe = pipe
@@ -84,7 +84,7 @@ class Coordinator:
         self._best_policy = BestPolicy(self._folder.checkpoints, desk.config, desk.schema)
         if self._best_policy.score is not None:
             self._status.evaluation = {"best": self._best_policy.score}
-        self._rows = CurveRows(self._status)
+        self._rows = MetricRows(self._status)
         actor = desk.config.actor
         self._tags = actor_tags(epsilon_ladder(desk.num_actors, actor.epsilon_base, actor.epsilon_exponent).tolist())
         self._curves_began = False  # whether it is known how many steps they go on from
@@ -130,7 +130,7 @@ class Coordinator:
                 self._metrics.close()
 
     async def _watch(self, tasks: list[asyncio.Task[None]], context: Context) -> None:
-        warning = OpenDoorWarning(self._config.transport)
+        warning = InsecureBindWarning(self._config.transport)
         row_at, farewell_at = time.monotonic(), 0.0
         while not self._stop.requested:
             await asyncio.sleep(0.05)
@@ -219,7 +219,7 @@ class Coordinator:
             for identity, *frames in await self._control.burst(1.0):
                 try:
                     role = identity.role if isinstance(identity, Peer) else ""
-                    if peek_kind(frames) == Kind.EVALUATION:
+                    if peek_kind(frames) == MessageKind.EVALUATION:
                         _require_role(role, "evaluator")
                         self._note(*self._codec.decode_evaluation(frames, self._num_parameters))
                         continue
@@ -250,8 +250,8 @@ class Coordinator:
             self._status.forget(session)
             return None
         if message["type"] == "hello":
-            if message.get("wire") != VERSION:
-                return {"type": "refused", "reason": f"wire version {message.get('wire')}, but this is {VERSION}"}
+            if message.get("wire") != WIRE_VERSION:
+                return {"type": "refused", "reason": f"wire version {message.get('wire')}, but this is {WIRE_VERSION}"}
             if self._status.finished:
                 return END
             if message["role"] == "replay":

@@ -12,7 +12,7 @@ from apex.runs.status import RunStatus
 Row = dict[str, Any]  # a message, as `metrics.MetricsWriter` takes it
 
 
-class CurveRows:
+class MetricRows:
     """Makes the rows of what the status knows now."""
 
     def __init__(self, status: RunStatus) -> None:
@@ -29,10 +29,10 @@ class CurveRows:
         if learner := _numbers("learner", self._status.learner):
             row = make_row("learner", steps, learner | self._status.scalars())
             limit = self._status.limited_by()
-            told = f"{limit['part']}: turn {limit['knob']}" if limit is not None else self._limit
+            told = f"{limit['part']}: turn {limit['setting']}" if limit is not None else self._limit
             if told != self._limit:
                 self._limit = told
-                row["texts"] = {"limited_by/knob": told}
+                row["texts"] = {"limited_by/setting": told}
             yield row
         replay = self._status.replay_status()
         if figures := _numbers("replay", replay):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apex.runtime.native import open_native
-from apex.types import Array, Image
+from apex.types import Array, FrameBlob
 
 STORED = np.dtype(  # `struct stored` of decompress.c
     [
@@ -42,7 +42,7 @@ class Blocks:
         self._rows = [row.data for row in target]  # A slice costs as much as a third of decompressing.
 
     def decompress(
-        self, image: Image, starts: NDArray[np.int64], stops: NDArray[np.int64], places: NDArray[np.int64]
+        self, image: FrameBlob, starts: NDArray[np.int64], stops: NDArray[np.int64], places: NDArray[np.int64]
     ) -> None:
         """Frame i, image[starts[i] : stops[i]], goes to places[i]: int64[N, 2], below 0 for none. Raises BlockError."""
         source = np.frombuffer(image, np.uint8)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apex.replay_memory.frames.lz4_blocks import MOST_FRAMES, BlockError, NativeBlocks, make_blocks
-from apex.types import Array, Image, Schema
+from apex.types import Array, FrameBlob, Schema
 
 
 class FrameError(ValueError):
@@ -28,8 +28,8 @@ class StackDecoder:
         self._bytes = stacks.reshape(len(self._places), -1).view(np.uint8)
         self._blocks = make_blocks(self._bytes)
 
-    def decode(self, records: Array, image: Image, first_row: int = 0) -> None:
-        """Fills the rows from `first_row` on from `records` (SAMPLE_RECORD[b]) and their image; raises FrameError.
+    def decode(self, records: Array, image: FrameBlob, first_row: int = 0) -> None:
+        """Fills the rows from `first_row` on from `records` (BATCH_RECORD[b]) and their image; raises FrameError.
 
         Lengths and counts must have been checked (`wire.Codec.decode_batch`).
         """
@@ -72,7 +72,7 @@ class StackDecoder:
         back = np.arange(1, self._stack + 1)
         self._places[(ends[..., None] - back)[back > depths[..., None]]] = 0
 
-    def _copy(self, image: Image, first_byte: int, places: NDArray[np.int64]) -> None:
+    def _copy(self, image: FrameBlob, first_byte: int, places: NDArray[np.int64]) -> None:
         body = np.frombuffer(image, np.uint8, offset=first_byte).reshape(-1, self._schema.frame_bytes)
         for side in (0, 1):
             real = places[:, side] >= 0

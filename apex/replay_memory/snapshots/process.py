@@ -10,7 +10,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
 from apex.errors import ConfigError
-from apex.replay_memory.snapshots.writer import Snapshotter
+from apex.replay_memory.snapshots.writer import SnapshotWriter
 from apex.runtime.children import start_child
 from apex.runtime.lifecycle import POLL_SECONDS, Stop
 
@@ -21,10 +21,10 @@ LAST_SNAPSHOT_SECONDS = 2.0  # for the one at the end of a run: its learner does
 log = logging.getLogger("apex")
 
 
-class Copyist:
+class SnapshotProcess:
     """The process that takes the snapshots."""
 
-    def __init__(self, snapshotter: Callable[[], Snapshotter], period_seconds: float) -> None:
+    def __init__(self, snapshotter: Callable[[], SnapshotWriter], period_seconds: float) -> None:
         self._pipe, end = Pipe()
         self.process = start_child("snapshots", take_snapshots, snapshotter, period_seconds, end)
         end.close()
@@ -38,7 +38,9 @@ class Copyist:
             return False
 
 
-def take_snapshots(stop: Stop, snapshotter: Callable[[], Snapshotter], period_seconds: float, pipe: Connection) -> None:
+def take_snapshots(
+    stop: Stop, snapshotter: Callable[[], SnapshotWriter], period_seconds: float, pipe: Connection
+) -> None:
     """The main function of the copying process: a snapshot every `period_seconds`, and one whenever asked.
 
     Whoever sends anything gets b"taken" or b"failed", and is not kept waiting by rests. A full disk ends nothing.
@@ -58,7 +60,7 @@ def take_snapshots(stop: Stop, snapshotter: Callable[[], Snapshotter], period_se
             pipe.send_bytes(b"taken" if taken else b"failed")
 
 
-def _take(source: Snapshotter, pipe: Connection, stop: Stop) -> bool:
+def _take(source: SnapshotWriter, pipe: Connection, stop: Stop) -> bool:
     def rest(seconds: float) -> None:
         until = time.monotonic() + REST * seconds  # A file on a slow disk takes many seconds: each look is a turn.
         while not stop.requested and not pipe.poll(max(0.0, min(POLL_SECONDS, until - time.monotonic()))):

@@ -37,7 +37,7 @@ class _Chunk(NamedTuple):
     images: memoryview
 
 
-class Snapshotter(Store):
+class SnapshotWriter(Store):
     """Takes snapshots of the store at `path`.
 
     The writer may overwrite what is being copied. As in a draw, the commit number is read before anything else and the

@@ -14,7 +14,7 @@ BITMAP_BITS = 64
 _NUMBERS = 2**63  # Segment numbers and incarnations are below.
 
 
-class Outcome(StrEnum):
+class InsertOutcome(StrEnum):
     """What became of a segment."""
 
     STORED = "stored"
@@ -24,7 +24,7 @@ class Outcome(StrEnum):
     TOO_FAR_AHEAD = "too far ahead"  # beyond the bitmap: what comes before must arrive first
 
 
-class Row(NamedTuple):
+class StreamRow(NamedTuple):
     """What the store has of one stream, in the order of `store_layout.STREAM_ROW`.
 
     It tells which segment comes twice, out of order or from an older life of the stream.
@@ -35,7 +35,7 @@ class Row(NamedTuple):
     contiguous: int  # every segment numbered below this is stored
     bitmap: int  # bit i: segment contiguous + 1 + i is stored too
 
-    def judge(self, segment: Segment, commit: int) -> tuple[Outcome, Row]:
+    def judge(self, segment: Segment, commit: int) -> tuple[InsertOutcome, StreamRow]:
         """Says what is to be done with the segment, and the row after that; `commit` is then its commit number.
 
         A higher incarnation begins a row anew. What lies below the segment's base was acknowledged earlier, if not
@@ -44,20 +44,20 @@ class Row(NamedTuple):
         incarnation, contiguous = self.incarnation, self.contiguous
         stored = self.bitmap << 1  # Bit 0 is `contiguous` itself, not stored yet.
         if segment.stream.incarnation < incarnation:
-            return Outcome.OLDER_INCARNATION, self
+            return InsertOutcome.OLDER_INCARNATION, self
         if segment.stream.incarnation > incarnation:
             incarnation, contiguous, stored = segment.stream.incarnation, 0, 0
         if segment.base > contiguous:
             contiguous, stored = segment.base, stored >> (segment.base - contiguous)
         ahead = segment.number - contiguous
         if ahead < 0 or stored >> ahead & 1:
-            return Outcome.DUPLICATE, self
+            return InsertOutcome.DUPLICATE, self
         if ahead > BITMAP_BITS:
-            return Outcome.TOO_FAR_AHEAD, self
+            return InsertOutcome.TOO_FAR_AHEAD, self
         stored |= 1 << ahead
         while stored & 1:
             contiguous, stored = contiguous + 1, stored >> 1
-        return Outcome.STORED, Row(commit, incarnation, contiguous, stored >> 1)
+        return InsertOutcome.STORED, StreamRow(commit, incarnation, contiguous, stored >> 1)
 
 
 def check_segment(segment: Segment, image: memoryview, schema: Schema, sizes: Sizes) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from apex.errors import ConfigError, require
-from apex.replay_memory.store.layout import COMMIT, FIRST_KEY, HEADER, Regions, Sizes
+from apex.replay_memory.store.layout import COMMIT, FIRST_KEY, STORE_HEADER, Regions, Sizes
 from apex.replay_memory.store.location import beside, in_use, remove
 from apex.runtime.file_lock import LOCK_ATTEMPTS, FileLock
 from apex.types import Schema
@@ -80,7 +80,7 @@ def open_file(path: Path, schema: Schema, *, writable: bool) -> Regions:
         num_bytes = os.fstat(descriptor).st_size
         if num_bytes < mmap.PAGESIZE:
             raise DamagedMemoryError(f"{path} is not a replay memory: it has {num_bytes} bytes")
-        header = np.frombuffer(os.pread(descriptor, HEADER.itemsize, 0), HEADER)[0]
+        header = np.frombuffer(os.pread(descriptor, STORE_HEADER.itemsize, 0), STORE_HEADER)[0]
         if header["magic"] != MAGIC:
             raise DamagedMemoryError(f"{path} is not a replay memory, or its making was cut short")
         require(header["format"] == FORMAT, f"{path} has format {header['format']}, but this is {FORMAT}: remove it")

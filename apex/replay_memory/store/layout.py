@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from apex.replay_memory.store.sum_tree import SumTree
 
 # Written once, `magic` last. What follows must be equal wherever the file is opened again.
-HEADER = np.dtype(
+STORE_HEADER = np.dtype(
     [
         ("magic", "<u8"),
         ("format", "<u4"),
@@ -97,7 +97,7 @@ class Regions:
         header, streams, records, nodes, arena, _ = sizes.offsets
         num_nodes = SumTree.num_nodes(sizes.capacity)
         self.sizes = sizes
-        self.header = np.frombuffer(buffer, HEADER, 1, header)
+        self.header = np.frombuffer(buffer, STORE_HEADER, 1, header)
         self.cells = np.frombuffer(buffer, np.int64, 4, header + CELLS_OFFSET)
         self.streams = np.frombuffer(buffer, STREAM_ROW, 2 * sizes.num_streams, streams).reshape(-1, 2)
         self.records = np.frombuffer(buffer, STORED_RECORD, sizes.capacity, records)

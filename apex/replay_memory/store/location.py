@@ -33,7 +33,7 @@ def is_same_run(store: Path, other: Path) -> bool:
 
 
 def board_path(store: Path) -> Path:
-    """Where the counters of those who draw lie, beside the store; see `sampler.SamplerBoard`."""
+    """Where the counters of those who draw lie, beside the store; see `sampler_counters.SamplerCounters`."""
     return store.with_suffix(".board")
 
 

@@ -14,21 +14,21 @@ from apex.replay_memory.frames.lz4_blocks import STORED
 from apex.replay_memory.store.file import open_file
 from apex.replay_memory.store.layout import COMMIT, FIRST_BYTE, FIRST_KEY, STORED_RECORD, Store
 from apex.runtime.atomic_files import go_on
-from apex.types import SAMPLE_RECORD, Array, Schema
+from apex.types import BATCH_RECORD, Array, Schema
 
 log = logging.getLogger("apex")
 
 
-class Sample(NamedTuple):
-    """What was drawn; the sampler makes a `types.SampleBatch` of it."""
+class Draw(NamedTuple):
+    """What was drawn; the sampler makes a `types.BatchMessage` of it."""
 
     store_incarnation: int
     num_transitions: int  # alive when it was drawn
-    records: Array  # SAMPLE_RECORD[B]
-    image: bytes | None  # the frames of all, laid out as by `types.make_image`; None: they are in their place
+    records: Array  # BATCH_RECORD[B]
+    image: bytes | None  # the frames of all, laid out as by `types.make_blob`; None: they are in their place
 
 
-class Place(Protocol):
+class BatchSlot(Protocol):
     """Rows of stacks that frames may be decoded into, straight from the arena."""
 
     def decode_stored(self, arena: NDArray[np.uint8], stored: Array) -> NDArray[np.bool_]:
@@ -38,7 +38,7 @@ class Place(Protocol):
 class _Drawn(NamedTuple):
     """Transitions that stayed live while they were copied."""
 
-    records: Array  # SAMPLE_RECORD[M]
+    records: Array  # BATCH_RECORD[M]
     lengths: NDArray[np.int64]  # bytes of each frame of the first transition, of the second, ...
     image: bytes  # their table, then these frames
 
@@ -63,8 +63,8 @@ class StoreReader(Store):
         self.num_undecodable = 0  # draws of frames that do not decompress although nobody has overwritten them
 
     def sample(
-        self, batch_size: int, rng: np.random.Generator, place: Place | None = None, *, max_attempts: int = 16
-    ) -> Sample | None:
+        self, batch_size: int, rng: np.random.Generator, place: BatchSlot | None = None, *, max_attempts: int = 16
+    ) -> Draw | None:
         """Draws in proportion to the leaves, with replacement: one from each of B equal ranges of their sum.
 
         With a `place` the frames are decoded into it at once. Returns None when the store is empty, or when some of the
@@ -80,11 +80,13 @@ class StoreReader(Store):
             missing -= len(parts[-1].records)
             if missing == 0:
                 drawn = parts[0] if len(parts) == 1 else _join(parts)
-                return Sample(self.store_incarnation, num_transitions, drawn.records, drawn.image)
+                return Draw(self.store_incarnation, num_transitions, drawn.records, drawn.image)
         return None
 
-    def _sample_into(self, place: Place, batch_size: int, rng: np.random.Generator, max_attempts: int) -> Sample | None:
-        num_transitions, records = self.size, np.zeros(batch_size, SAMPLE_RECORD)
+    def _sample_into(
+        self, place: BatchSlot, batch_size: int, rng: np.random.Generator, max_attempts: int
+    ) -> Draw | None:
+        num_transitions, records = self.size, np.zeros(batch_size, BATCH_RECORD)
         missing = np.arange(batch_size)
         for _ in range(max_attempts if num_transitions else 0):
             stored, drawn, first_frames = self._draw_records(len(missing), rng)
@@ -103,7 +105,7 @@ class StoreReader(Store):
             records[described["row"][good]] = drawn[good]
             missing = np.concatenate([described["row"][~good], missing[len(drawn) :]])
             if not len(missing):
-                return Sample(self.store_incarnation, num_transitions, records, None)
+                return Draw(self.store_incarnation, num_transitions, records, None)
         return None
 
     def _note_undecodable(self, count: int) -> None:
@@ -182,7 +184,7 @@ def _sample_records(stored: Array) -> tuple[Array, NDArray[np.int64]]:
     """Returns what a sample tells of each stored record, frames counted from its first one; and which that is."""
     frame, next_frame = stored["frame"].astype(np.int64), stored["next_frame"].astype(np.int64)
     first = np.minimum(frame - stored["depth"], next_frame - stored["next_depth"]) + 1
-    records = np.zeros(len(stored), SAMPLE_RECORD)
+    records = np.zeros(len(stored), BATCH_RECORD)
     for name in ("key", "n_step_return", "discount", "version", "action", "depth", "next_depth"):
         records[name] = stored[name]
     records["num_frames"] = next_frame - first + 1
@@ -195,7 +197,7 @@ def _cut(buffer: memoryview, starts: NDArray[np.int64], stops: NDArray[np.int64]
 
 
 def _make_image(lengths: NDArray[np.int64], pieces: list[memoryview]) -> bytes:
-    """As `types.make_image`, but of pieces that hold several frames each."""
+    """As `types.make_blob`, but of pieces that hold several frames each."""
     table = np.empty(len(lengths) + 1, "<u4")
     table[0] = table.nbytes
     table[1:] = table.nbytes + np.cumsum(lengths)

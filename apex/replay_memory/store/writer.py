@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apex.errors import require
-from apex.replay_memory.store.deduplication import Outcome, Row, check_segment
+from apex.replay_memory.store.deduplication import InsertOutcome, StreamRow, check_segment
 from apex.replay_memory.store.file import create_file, open_file, require_sound
 from apex.replay_memory.store.layout import (
     COMMIT,
@@ -31,12 +31,12 @@ from apex.runtime.atomic_files import go_on
 from apex.runtime.file_lock import LOCK_ATTEMPTS, FileLock
 from apex.types import RECORD, Array, PriorityUpdate, Receipt, Schema, Segment, Stream
 
-__all__ = ["MAX_PRIORITY", "Counters", "Outcome", "StoreWriter"]
+__all__ = ["MAX_STORED_PRIORITY", "InsertOutcome", "StoreCounters", "StoreWriter"]
 
-MAX_PRIORITY = 1e6  # Larger ones, and infinity, count as this: one of them must not hide all others.
+MAX_STORED_PRIORITY = 1e6  # Larger ones, and infinity, count as this: one of them must not hide all others.
 
 
-class Counters(NamedTuple):
+class StoreCounters(NamedTuple):
     """What happened since this writer began."""
 
     stored: int  # segments
@@ -151,11 +151,11 @@ class StoreWriter(Store):
         self._ownership.release()
 
     @property
-    def counters(self) -> Counters:
+    def counters(self) -> StoreCounters:
         """What happened since this writer began."""
-        return Counters(
-            stored=self._counts[Outcome.STORED],
-            duplicates=self._counts[Outcome.DUPLICATE],
+        return StoreCounters(
+            stored=self._counts[InsertOutcome.STORED],
+            duplicates=self._counts[InsertOutcome.DUPLICATE],
             evicted=self._counts["evicted"],
             stale_priorities=self._counts["stale"],
             refused=dict(self._refused),
@@ -168,7 +168,7 @@ class StoreWriter(Store):
         row = self._row(actor_id)
         return Receipt(Stream(actor_id, row.incarnation), self.store_incarnation, row.contiguous, row.bitmap)
 
-    def insert(self, segment: Segment) -> Outcome:
+    def insert(self, segment: Segment) -> InsertOutcome:
         """Stores a segment, once. Raises ValueError for one that does not fit into this store or into itself.
 
         An initial priority that is negative or not a number is counted, and stored as min_priority.
@@ -176,13 +176,13 @@ class StoreWriter(Store):
         image = memoryview(segment.image).cast("B")
         check_segment(segment, image, self._schema, self._regions.sizes)
         if not 0 <= segment.stream.actor_id < self._regions.sizes.num_streams:
-            self._refused[Outcome.UNKNOWN_ACTOR] += 1
-            return Outcome.UNKNOWN_ACTOR
+            self._refused[InsertOutcome.UNKNOWN_ACTOR] += 1
+            return InsertOutcome.UNKNOWN_ACTOR
         commit = self.num_inserted + len(segment.records)
         outcome, row = self._row(segment.stream.actor_id).judge(segment, commit)
-        if outcome is Outcome.STORED:
+        if outcome is InsertOutcome.STORED:
             self._store(segment, image, row)
-        counts = self._counts if outcome in (Outcome.STORED, Outcome.DUPLICATE) else self._refused
+        counts = self._counts if outcome in (InsertOutcome.STORED, InsertOutcome.DUPLICATE) else self._refused
         counts[outcome] += 1
         return outcome
 
@@ -210,13 +210,13 @@ class StoreWriter(Store):
 
     def _weights(self, priorities: NDArray[np.float32]) -> NDArray[np.float64]:
         """priority ** exponent as float64, never 0. A NaN counts as min_priority."""
-        clamped = np.fmin(np.fmax(priorities.astype(np.float64), self._min_priority), MAX_PRIORITY)
+        clamped = np.fmin(np.fmax(priorities.astype(np.float64), self._min_priority), MAX_STORED_PRIORITY)
         weights: NDArray[np.float64] = clamped**self._exponent
         return weights
 
     # --- one insert -------------------------------------------------------------------------------------------------
 
-    def _store(self, segment: Segment, image: memoryview, row: Row) -> None:
+    def _store(self, segment: Segment, image: memoryview, row: StreamRow) -> None:
         """Takes the steps of DESIGN 7 in their order: after each of them, readers and recovery find all in order."""
         cells, regions = self._cells, self._regions
         keys = range(self.num_inserted, row.commit)
@@ -280,9 +280,9 @@ class StoreWriter(Store):
             yield slice(slot, slot + length), slice(done, done + length)
             done += length
 
-    def _row(self, actor_id: int) -> Row:
+    def _row(self, actor_id: int) -> StreamRow:
         """The version that holds: void ones have commit -1, so the newest."""
-        return Row(*max(self._regions.streams[actor_id].tolist()))
+        return StreamRow(*max(self._regions.streams[actor_id].tolist()))
 
     # --- after a crash ----------------------------------------------------------------------------------------------
 

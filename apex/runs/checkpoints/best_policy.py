@@ -9,7 +9,7 @@ from typing import Any
 
 from apex.config import Config
 from apex.runs.checkpoints.checkpoint import CheckpointError
-from apex.runs.checkpoints.policy_file import PlayedGames, PolicyInfo, find_best, load_policy, save_best
+from apex.runs.checkpoints.policy_file import PlayedGames, PolicyInfo, find_best, read_policy, save_best
 from apex.types import Parameters, Schema
 
 log = logging.getLogger("apex")
@@ -29,7 +29,7 @@ class BestPolicy:
         )
         try:
             path = find_best(folder)
-            self.score = None if path is None else load_policy(path)[0].score
+            self.score = None if path is None else read_policy(path)[0].score
         except CheckpointError as error:
             log.error("%s; the next evaluation's policy takes its place", error)
 

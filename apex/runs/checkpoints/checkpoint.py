@@ -66,7 +66,7 @@ class Manifest(NamedTuple):
     replay: list[ReplayPart]
 
 
-def save(
+def save_checkpoint(
     folder: Path, state: LearnerState, replay: Sequence[ReplayPart] = (), *, pause: Callable[[str], None] = go_on
 ) -> Path:
     """Writes a checkpoint below `folder`, on disk when this returns; the one of the same update is replaced.
@@ -113,7 +113,7 @@ def save(
     return path
 
 
-def load(path: Path) -> LearnerState:
+def load_checkpoint(path: Path) -> LearnerState:
     """Reads and verifies the checkpoint in the folder `path`; raises CheckpointError unless it is whole."""
     return load_with_manifest(path)[0]
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from apex.config import EnvironmentConfig, NetworkConfig, from_dict
 from apex.dqn.networks import load_parameters, make_network
-from apex.runs.checkpoints.checkpoint import CheckpointError, load, parse_file, read_file
+from apex.runs.checkpoints.checkpoint import CheckpointError, load_checkpoint, parse_file, read_file
 from apex.runs.checkpoints.tensor_file import check_seal, decode, encode_sealed
 from apex.runtime.atomic_files import replace_file, sync_folder
 from apex.types import Schema
@@ -109,13 +109,13 @@ def find_best(folder: Path) -> Path | None:
     return None
 
 
-def load_policy(path: Path) -> tuple[PolicyInfo, nn.Module]:
+def read_policy(path: Path) -> tuple[PolicyInfo, nn.Module]:
     """Reads a policy file, or the online network of a checkpoint's folder: what it is, and the network to play with.
 
     Raises CheckpointError unless it is whole. A network or an environment of the user's own is imported by its name.
     """
     if path.is_dir():
-        state = load(path)
+        state = load_checkpoint(path)
         config = state.config
         info = PolicyInfo(
             schema=state.schema,

@@ -26,19 +26,19 @@ MAX_DIFFERENCES = 2  # that a label names
 # What makes no other curve of a run: who it is, where it is, and when it ends.
 _SAME = ("seed", "run.", "transport.bind", "transport.keys", "transport.insecure_no_auth", "transport.port_offset")
 
-Array = NDArray[np.float64]
+Floats = NDArray[np.float64]
 Axis = Literal["seconds", "steps"]
 
 
 class Curve(NamedTuple):
     """The scores of one seed, oldest first."""
 
-    seconds: Array  # [N] since the command was typed; of a run, since its folder was made
-    steps: Array  # [N] agent decisions
-    scores: Array  # [N] the mean raw score of one evaluation
+    seconds: Floats  # [N] since the command was typed; of a run, since its folder was made
+    steps: Floats  # [N] agent decisions
+    scores: Floats  # [N] the mean raw score of one evaluation
 
 
-class Run(NamedTuple):
+class RunCurves(NamedTuple):
     """A run, as far as its curve goes."""
 
     name: str
@@ -47,7 +47,7 @@ class Run(NamedTuple):
     is_evaluated: bool  # False: the scores are the exploring games of the actor with the highest id
 
 
-class Group(NamedTuple):
+class CurveGroup(NamedTuple):
     """Seeds of the same thing."""
 
     label: str
@@ -67,20 +67,20 @@ class Band(NamedTuple):
     Between evaluations a score is interpolated. A seed that has ended keeps its last score; it begins where all have.
     """
 
-    x: Array
-    median: Array
-    low: Array  # the lowest seed's
-    high: Array  # the highest seed's
+    x: Floats
+    median: Floats
+    low: Floats  # the lowest seed's
+    high: Floats  # the highest seed's
     first_end: float  # up to this x no seed had ended
 
 
-def read_run(folder: RunFolder) -> Run:
+def read_run(folder: RunFolder) -> RunCurves:
     """The scores of a run: its evaluator's, or else those of the actor that explores least."""
     history = RunHistory(folder)
     for role, tag in (EVALUATION, ("actor", SCORE)):
         curve = Curve(*history.series(role, tag))
         if len(curve.scores):
-            return Run(folder.name, folder.config, curve, (role, tag) == EVALUATION)
+            return RunCurves(folder.name, folder.config, curve, (role, tag) == EVALUATION)
     raise ConfigError(
         f"{folder.path} has no scores yet: no evaluation was finished, and no game of its highest actor id either"
     )
@@ -104,19 +104,21 @@ def read_csv(path: Path) -> Curve:
     return Curve(*np.array([point for _, point in points], np.float64).T)
 
 
-def group_runs(runs: Sequence[Run]) -> list[Group]:
+def group_runs(runs: Sequence[RunCurves]) -> list[CurveGroup]:
     """Runs of one configuration but for the seed are one group, labelled by what it has that the others have not."""
-    groups: dict[tuple[Any, ...], list[Run]] = {}
+    groups: dict[tuple[Any, ...], list[RunCurves]] = {}
     for run in runs:
-        knobs = {name: value for name, value in flatten(run.config).items() if not _is_same(name)}
-        groups.setdefault((*knobs.items(), run.is_evaluated), []).append(run)
+        settings = {name: value for name, value in flatten(run.config).items() if not _is_same(name)}
+        groups.setdefault((*settings.items(), run.is_evaluated), []).append(run)
     firsts = [flatten(group[0].config) for group in groups.values()]
     differing = [
-        name for name in flatten(Config()) if not _is_same(name) and len({str(knobs[name]) for knobs in firsts}) > 1
+        name
+        for name in flatten(Config())
+        if not _is_same(name) and len({str(settings[name]) for settings in firsts}) > 1
     ]
-    labels = [_label(knobs, differing) for knobs in firsts]
+    labels = [_label(settings, differing) for settings in firsts]
     return [
-        Group(
+        CurveGroup(
             label if labels.count(label) == 1 else f"{label}, {group[0].name}",
             [run.curve for run in group],
             "" if group[0].is_evaluated else f"games of actor {group[0].config.actor.num_actors - 1}, not evaluations",
@@ -156,13 +158,13 @@ def _parse_point(path: Path, number: int, row: Sequence[str]) -> tuple[float, ..
     return tuple(values)
 
 
-def _is_same(knob: str) -> bool:
-    return knob.startswith(_SAME) or (knob.startswith("transport.") and knob.endswith("_port"))
+def _is_same(setting: str) -> bool:
+    return setting.startswith(_SAME) or (setting.startswith("transport.") and setting.endswith("_port"))
 
 
-def _label(knobs: dict[str, Any], differing: Iterable[str]) -> str:
+def _label(settings: dict[str, Any], differing: Iterable[str]) -> str:
     """What tells a group from the others, in few words."""
-    words = [_describe(name, knobs[name]) for name in differing]
+    words = [_describe(name, settings[name]) for name in differing]
     more = [f"{len(words) - MAX_DIFFERENCES} more"] if len(words) > MAX_DIFFERENCES else []
     return ", ".join([*words[:MAX_DIFFERENCES], *more]) or OWN
 

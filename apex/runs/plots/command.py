@@ -14,7 +14,7 @@ import numpy as np
 from apex.config.argument_types import PlainParser
 from apex.errors import ConfigError, require
 from apex.runs.folder import RunFolder
-from apex.runs.plots.aggregate import Group, group_runs, reached, read_csv, read_run
+from apex.runs.plots.aggregate import CurveGroup, group_runs, reached, read_csv, read_run
 from apex.runs.plots.figure import check_picture, save_picture
 from apex.runtime.lifecycle import FINISHED
 from apex.runtime.text import number_text, time_text
@@ -60,7 +60,7 @@ def _make_parser() -> PlainParser:
     return parser
 
 
-def _read(names: Sequence[str], curves: Sequence[str]) -> list[Group]:
+def _read(names: Sequence[str], curves: Sequence[str]) -> list[CurveGroup]:
     if not names and not curves:
         raise ConfigError(f"nothing to plot: name a run, or --curve NAME=FILE.csv; the latest: {_latest()}")
     folders = [RunFolder.open(name) for name in names]
@@ -76,7 +76,7 @@ def _read(names: Sequence[str], curves: Sequence[str]) -> list[Group]:
     for name, paths in files.items():
         require(name not in [group.label for group in groups], f"--curve {name}: the runs are called that; rename it")
         require(len(set(paths)) == len(paths), f"--curve {name}: a file is named twice: a seed counts once")
-    return groups + [Group(name, [read_csv(path) for path in paths]) for name, paths in files.items()]
+    return groups + [CurveGroup(name, [read_csv(path) for path in paths]) for name, paths in files.items()]
 
 
 def _latest() -> str:
@@ -91,7 +91,7 @@ def _title(names: Sequence[str]) -> str:
     return ", ".join(environments) or "Learning curves"
 
 
-def _figures(group: Group, threshold: float | None) -> dict[str, Any]:
+def _figures(group: CurveGroup, threshold: float | None) -> dict[str, Any]:
     """What the picture shows of a group, in numbers."""
     last = [float(curve.scores[-1]) for curve in group.curves]
     figures: dict[str, Any] = {

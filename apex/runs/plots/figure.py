@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apex.errors import ConfigError, require
-from apex.runs.plots.aggregate import Axis, Group, band
+from apex.runs.plots.aggregate import Axis, CurveGroup, band
 from apex.runs.plots.ticks import number_ticks, time_axis
 from apex.runtime.optional_imports import remedy
 from apex.runtime.text import number_text
@@ -43,7 +43,7 @@ def check_picture(path: Path) -> None:
         raise ConfigError(f"apex plot draws with matplotlib, which is not there ({error}): {remedy('plot')}") from error
 
 
-def save_picture(path: Path, groups: Sequence[Group], title: str, threshold: float | None) -> None:
+def save_picture(path: Path, groups: Sequence[CurveGroup], title: str, threshold: float | None) -> None:
     """Writes the picture; raises ConfigError where it cannot be written."""
     import matplotlib
 
@@ -56,7 +56,7 @@ def save_picture(path: Path, groups: Sequence[Group], title: str, threshold: flo
             raise ConfigError(f"--out: cannot write {path}: {error.strerror}") from error
 
 
-def draw(groups: Sequence[Group], title: str, threshold: float | None) -> Figure:
+def draw(groups: Sequence[CurveGroup], title: str, threshold: float | None) -> Figure:
     """Two panels with one score axis, a legend below the title, and below the panels how to read them."""
     from matplotlib.figure import Figure
 
@@ -99,7 +99,7 @@ def draw(groups: Sequence[Group], title: str, threshold: float | None) -> Figure
     return figure
 
 
-def _draw_group(axes: Axes, group: Group, axis: Axis, number: int) -> Any:
+def _draw_group(axes: Axes, group: CurveGroup, axis: Axis, number: int) -> Any:
     color, dashes = COLORS[number % len(COLORS)], DASHES[number // len(COLORS) % len(DASHES)]
     x, median, low, high, first_end = band(group.curves, axis)
     there = x <= first_end
@@ -146,7 +146,7 @@ def _tick_x(axes: Axes, axis: Axis, end: float) -> None:
         axes.set_xlabel(f"wall clock ({form})", color=_INK, labelpad=5)
 
 
-def _score_range(groups: Sequence[Group], threshold: float | None) -> tuple[float, float]:
+def _score_range(groups: Sequence[CurveGroup], threshold: float | None) -> tuple[float, float]:
     scores = [
         float(score) for group in groups for curve in group.curves for score in (min(curve.scores), max(curve.scores))
     ]
@@ -173,7 +173,7 @@ def _draw_threshold(panels: Sequence[Axes], threshold: float) -> None:
     )
 
 
-def _how_to_read(groups: Sequence[Group]) -> str:
+def _how_to_read(groups: Sequence[CurveGroup]) -> str:
     if all(len(group.curves) == 1 for group in groups):
         return "One seed each. A dot ends it."
     words = "Line: median of the seeds; band: lowest to highest seed; a dot ends a seed."
@@ -182,5 +182,5 @@ def _how_to_read(groups: Sequence[Group]) -> str:
     return words
 
 
-def _all_evaluated(groups: Sequence[Group]) -> bool:
+def _all_evaluated(groups: Sequence[CurveGroup]) -> bool:
     return not any(group.note for group in groups)

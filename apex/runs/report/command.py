@@ -12,14 +12,14 @@ from apex.config.argument_types import PlainParser
 from apex.errors import ConfigError, require
 from apex.runs.folder import RunFolder
 from apex.runs.report.page import build_page
-from apex.runs.report.video import NoVideoError, Video, film
+from apex.runs.report.video import EmbeddedVideo, NoVideoError, film
 from apex.runtime.atomic_files import replace_file
 from apex.runtime.lifecycle import FINISHED
 
 NAME = "report.html"  # in the run's folder, unless --out says otherwise
 
 
-def main(argv: Sequence[str], *, film: Callable[[Path, float], Video] = film) -> int:
+def main(argv: Sequence[str], *, film: Callable[[Path, float], EmbeddedVideo] = film) -> int:
     """Returns the exit status; raises ConfigError for a user's mistake."""
     options = _make_parser().parse_args(argv)
     if options.run is None:
@@ -29,7 +29,7 @@ def main(argv: Sequence[str], *, film: Callable[[Path, float], Video] = film) ->
     require(out.suffix.lower() in (".html", ".htm"), f"--out must end in .html, got {out}")
     require(out.parent.is_dir(), f"--out {out}: there is no folder {out.parent}")
     require(not out.is_dir(), f"--out {out} is a folder")
-    video: Video | str = ""
+    video: EmbeddedVideo | str = ""
     if options.video:
         if sys.stderr.isatty():
             print("filming one game of the best policy; --no-video leaves it out", file=sys.stderr)
@@ -45,7 +45,7 @@ def main(argv: Sequence[str], *, film: Callable[[Path, float], Video] = film) ->
     size = out.stat().st_size
     print(f"page: {out} ({size / 1e6:.1f} MB)")
     if options.json:
-        print(json.dumps({"out": str(out), "bytes": size, "video": isinstance(video, Video)}))
+        print(json.dumps({"out": str(out), "bytes": size, "video": isinstance(video, EmbeddedVideo)}))
     return FINISHED
 
 

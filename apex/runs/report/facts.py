@@ -41,7 +41,7 @@ class Score(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A knob that is not at its default."""
+    """A setting that is not at its default."""
 
     name: str
     value: str
@@ -115,7 +115,7 @@ def find_limits(history: RunHistory) -> list[tuple[str, float]]:
 
 
 def find_changes(config: Config) -> list[Change]:
-    """Knobs that are not at their defaults, which are the paper's."""
+    """Settings that are not at their defaults, which are the paper's."""
     defaults = flatten(Config())
     return [
         Change(name, show(value), show(defaults[name]))
@@ -177,7 +177,7 @@ def next_commands(run: RunFolder) -> Rows:
 
 
 def show(value: Any) -> str:
-    """A knob's value, as config.toml writes it."""
+    """A setting's value, as config.toml writes it."""
     return "none" if value is None else json.dumps(value, ensure_ascii=False)
 
 

@@ -23,8 +23,8 @@ from apex.runs.report.facts import (
     typed_command,
 )
 from apex.runs.report.html import Markup, join, tag
-from apex.runs.report.svg_chart import WIDE, Line, XAxis, chart
-from apex.runs.report.video import Video
+from apex.runs.report.svg_chart import WIDE, ChartLine, XAxis, chart
+from apex.runs.report.video import EmbeddedVideo
 from apex.runtime.text import number_text, time_text
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:"  # A browser holds us to it.
@@ -85,7 +85,7 @@ footer { margin-top: 40px; font-size: .85rem; color: var(--soft) }
 """
 
 
-def build_page(run: RunFolder, video: Video | str) -> str:
+def build_page(run: RunFolder, video: EmbeddedVideo | str) -> str:
     """The whole page; `video` is one, or why there is none ("": none was asked for)."""
     history = RunHistory(run)
     title = f"{run.config.environment.id}, {run.name}"
@@ -180,8 +180,8 @@ def _scores(run: RunFolder, history: RunHistory) -> Markup:
     charts = []
     for axis, title in axes:
         lines = [
-            Line(getattr(played, axis), played.values, "faint"),
-            Line(getattr(evaluated, axis), evaluated.values),
+            ChartLine(getattr(played, axis), played.values, "faint"),
+            ChartLine(getattr(evaluated, axis), evaluated.values),
         ]
         drawing = chart(lines, axis, title, width=WIDE, threshold=run.config.run.stop_score)
         charts.append(tag("div", tag("h3", title), drawing, class_="card"))
@@ -195,7 +195,7 @@ def _scores(run: RunFolder, history: RunHistory) -> Markup:
     return join(tag("h2", "Learning curve"), tag("div", *charts, class_="wide grid"), tag("p", *keys, class_="soft"))
 
 
-def _video(run: RunFolder, video: Video | str) -> Markup:
+def _video(run: RunFolder, video: EmbeddedVideo | str) -> Markup:
     if video == "":
         return join()
     if isinstance(video, str):
@@ -216,7 +216,7 @@ def _curves(history: RunHistory) -> Markup:
     for role, name, title, axis in CURVES:
         series = history.series(role, name)
         if len(series.values):
-            drawing = chart([Line(getattr(series, axis), series.values, "thin")], axis, title)
+            drawing = chart([ChartLine(getattr(series, axis), series.values, "thin")], axis, title)
             charts.append(tag("div", tag("h3", title), drawing, class_="card"))
     return join(tag("h2", "Training"), tag("div", *charts, class_="grid")) if charts else join()
 
@@ -240,7 +240,7 @@ def _figures(run: RunFolder, history: RunHistory) -> Markup:
 
 
 def _configuration(run: RunFolder) -> Markup:
-    head = tag("thead", tag("tr", tag("th", "knob"), tag("th", "this run"), tag("th", "default")))
+    head = tag("thead", tag("tr", tag("th", "setting"), tag("th", "this run"), tag("th", "default")))
     rows = [
         tag(
             "tr",
@@ -250,7 +250,7 @@ def _configuration(run: RunFolder) -> Markup:
         )
         for name, value, default in find_changes(run.config)
     ]
-    tree = tag("details", tag("summary", "Every knob"), tag("pre", dump_toml(run.config)))
+    tree = tag("details", tag("summary", "Every setting"), tag("pre", dump_toml(run.config)))
     note = tag(
         "p",
         "What differs from the defaults, which are the paper's. A default of 0 is a size that the machine decides.",

@@ -20,7 +20,7 @@ MAX_POINTS = 400  # of a line: two for each bucket of steps or seconds, its lowe
 XAxis = Literal["steps", "seconds"]
 
 
-class Line(NamedTuple):
+class ChartLine(NamedTuple):
     """A curve of the chart."""
 
     x: NDArray[np.float64]
@@ -29,7 +29,7 @@ class Line(NamedTuple):
 
 
 def chart(
-    lines: Sequence[Line], axis: XAxis, label: str, *, width: int = NARROW, threshold: float | None = None
+    lines: Sequence[ChartLine], axis: XAxis, label: str, *, width: int = NARROW, threshold: float | None = None
 ) -> Markup:
     """The lines over steps or seconds; `label` says to who cannot see it what it shows."""
     lines = [line for line in lines if len(line.x)]
@@ -76,7 +76,7 @@ def thin(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[list[float], l
     return x[order].tolist(), y[order].tolist()
 
 
-def _range(lines: Sequence[Line], threshold: float | None) -> tuple[float, float]:
+def _range(lines: Sequence[ChartLine], threshold: float | None) -> tuple[float, float]:
     """From the lowest value to the highest, with some room; from 0 on where that is near."""
     values = [float(end) for line in lines for end in (line.y.min(), line.y.max())]
     values += [] if threshold is None else [threshold]

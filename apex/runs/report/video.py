@@ -23,7 +23,7 @@ PLAY_SECONDS = 900.0  # how long a game may take to play
 APEX = (sys.executable, "-m", "apex")
 
 
-class Video(NamedTuple):
+class EmbeddedVideo(NamedTuple):
     """A game that was filmed."""
 
     data: bytes  # mp4
@@ -39,7 +39,7 @@ class NoVideoError(Exception):
     """Why there is none, in a sentence."""
 
 
-def film(run: Path, epsilon: float, *, apex: Sequence[str] = APEX) -> Video:
+def film(run: Path, epsilon: float, *, apex: Sequence[str] = APEX) -> EmbeddedVideo:
     """Plays a game of the run's best policy, else of its last checkpoint; raises NoVideoError."""
     with tempfile.TemporaryDirectory(prefix="apex-report-") as name:
         played, recoded = Path(name) / "played.mp4", Path(name) / "recoded.mp4"
@@ -48,7 +48,7 @@ def film(run: Path, epsilon: float, *, apex: Sequence[str] = APEX) -> Video:
         data = recoded.read_bytes()
     if len(data) > MAX_BYTES:
         raise NoVideoError(f"it would take {len(data) / 1e6:.0f} MB of this page")
-    return Video(
+    return EmbeddedVideo(
         data=data,
         score=float(figures["mean"]),
         length=int(figures["lengths"][0]),

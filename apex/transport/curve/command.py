@@ -10,8 +10,9 @@ from pathlib import Path
 
 from apex.errors import ConfigError, require
 from apex.runtime.lifecycle import FINISHED, reports_errors
-from apex.transport.curve.key_store import PINNED, ROLES, Keys, lists_for, write_private
+from apex.transport.curve.key_store import PINNED, Keys, lists_for, write_private
 from apex.transport.sockets import new_key_pair
+from apex.types import Role
 
 GUIDE = """\
 apex keys new keys                              on the machine that you trust most; it stays there
@@ -50,12 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     bundle = commands.add_parser("bundle", help="a folder with what one role needs")
     bundle.add_argument("folder", type=Path, metavar="DIR", help="made by apex keys new")
     bundle.add_argument("out", type=Path, metavar="OUT", help="is made; must not be there")
-    bundle.add_argument("--role", required=True, choices=ROLES)
+    bundle.add_argument("--role", required=True, choices=list(Role))
     bundle.add_argument("--name", default="", help="makes a key of its own for this host, to be revoked alone")
     arguments = parser.parse_args(argv)
     if arguments.command == "new":
         new_folder(arguments.folder)
-        print(f"made {arguments.folder}: a key each for {', '.join(ROLES)}; apex keys --help says what goes where")
+        print(f"made {arguments.folder}: a key each for {', '.join(Role)}; apex keys --help says what goes where")
     else:
         bundle_for(arguments.folder, arguments.role, arguments.out, arguments.name)
         files = ", ".join(sorted(path.name for path in arguments.out.iterdir()))
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def new_folder(folder: Path) -> None:
     """Makes a folder with a key pair for every role."""
     _make(folder)
-    for role in ROLES:
+    for role in Role:
         pair = new_key_pair()
         write_private(folder / f"{role}.secret", f"{pair.secret.hex()}\n")
         write_private(folder / f"{role}.public", f"{pair.public.hex()} {role}\n")

@@ -13,39 +13,39 @@ from pathlib import Path
 from typing import NamedTuple
 
 from apex.errors import ConfigError, require
+from apex.types import Role
 
-ROLES = ("learner", "replay", "actor", "evaluator", "observer")  # observer: `apex status` and the live view
 PINNED = ("learner", "replay")  # who binds: all clients expect this one key there
 KEY_DIGITS = 64  # hexadecimal, of 32 bytes
 
 Signature = tuple[tuple[int, int, int] | None, ...]
 
 
-class Door(NamedTuple):
+class Endpoint(NamedTuple):
     """A socket that is bound, and who may connect to it."""
 
     bound_by: str
     open_to: tuple[str, ...]
 
 
-DOORS = {
-    "experience": Door("replay", ("actor",)),
-    "priorities": Door("replay", ("learner",)),
-    "receipts": Door("replay", ("actor",)),
-    "parameters": Door("learner", ("actor", "evaluator")),
-    "batches": Door("learner", ("replay",)),
-    "control": Door("learner", ("replay", "actor", "evaluator", "observer")),
-    "metrics": Door("learner", ("actor",)),
+ENDPOINTS = {
+    "experience": Endpoint("replay", ("actor",)),
+    "priorities": Endpoint("replay", ("learner",)),
+    "receipts": Endpoint("replay", ("actor",)),
+    "parameters": Endpoint("learner", ("actor", "evaluator")),
+    "batches": Endpoint("learner", ("replay",)),
+    "control": Endpoint("learner", ("replay", "actor", "evaluator", "observer")),
+    "metrics": Endpoint("learner", ("actor",)),
 }
 
 
 def lists_for(role: str) -> tuple[str, ...]:
     """The roles whose public keys this role needs: of whom it connects to, and of who connects to it."""
-    needed = {door.bound_by for door in DOORS.values() if role in door.open_to}
-    for door in DOORS.values():
+    needed = {door.bound_by for door in ENDPOINTS.values() if role in door.open_to}
+    for door in ENDPOINTS.values():
         if door.bound_by == role:
             needed.update(door.open_to)
-    return tuple(name for name in ROLES if name in needed)
+    return tuple(name for name in Role if name in needed)
 
 
 class Keys:
@@ -62,7 +62,7 @@ class Keys:
         self._folder = folder
         for other in lists_for(role):
             self.believed(other)
-        for other in {door.bound_by for door in DOORS.values() if role in door.open_to}:
+        for other in {door.bound_by for door in ENDPOINTS.values() if role in door.open_to}:
             self._only_key(other)
 
     def __repr__(self) -> str:
@@ -70,7 +70,7 @@ class Keys:
 
     def server_key(self, door: str) -> bytes:
         """The public key, 32 bytes, that whoever binds this socket must have."""
-        return self._only_key(DOORS[door].bound_by)
+        return self._only_key(ENDPOINTS[door].bound_by)
 
     def believed(self, role: str) -> dict[bytes, str]:
         """The names of all keys that are believed to be the role's, as its list says now."""
@@ -89,7 +89,7 @@ class Keys:
 
     def signature(self) -> Signature:
         """Differs once a list has been changed."""
-        return tuple(_signature(self._folder / f"{role}.public") for role in ROLES)
+        return tuple(_signature(self._folder / f"{role}.public") for role in Role)
 
     def _only_key(self, role: str) -> bytes:
         keys = list(self.believed(role))

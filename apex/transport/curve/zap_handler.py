@@ -20,7 +20,8 @@ from typing import Any
 import zmq
 
 from apex.errors import ConfigError
-from apex.transport.curve.key_store import DOORS, ROLES, Keys
+from apex.transport.curve.key_store import ENDPOINTS, Keys
+from apex.types import Role
 
 ENDPOINT = "inproc://zeromq.zap.01"
 POLL_MILLISECONDS = 200
@@ -34,11 +35,11 @@ LET_IN, COME_AGAIN = b"200", b"300"
 log = logging.getLogger("apex")
 
 
-class AuthenticatorError(RuntimeError):
+class ZapHandlerError(RuntimeError):
     """The authenticator has died: nobody can connect any more, and the role must start again."""
 
 
-class Authenticator:
+class ZapHandler:
     """Answers for all sockets of a context that are bound with keys."""
 
     def __init__(self, context: Any, keys: Keys) -> None:
@@ -47,10 +48,10 @@ class Authenticator:
         self._context = context
         self._keys = keys
         self._ports: dict[str, set[int]] = {}  # by door
-        self._needed = [role for door in DOORS.values() if door.bound_by == keys.role for role in door.open_to]
+        self._needed = [role for door in ENDPOINTS.values() if door.bound_by == keys.role for role in door.open_to]
         self._complaints: dict[str, str] = {}  # why a role's list that is needed cannot be read
         self._signature = keys.signature()
-        self._lists = {role: self._read(role) for role in ROLES}
+        self._lists = {role: self._read(role) for role in Role}
         self._admitted: dict[tuple[str, bytes], str] = {}  # as whom a key went through a door
         self._removed: set[bytes] = set()  # keys that were on a list once
         self._last = ""  # address of who was refused last
@@ -71,7 +72,7 @@ class Authenticator:
     def check(self) -> None:
         """Raises AuthenticatorError if nobody answers any more."""
         if self._failure is not None or not self._thread.is_alive():
-            raise AuthenticatorError(f"the authenticator has died: {self._failure!r}") from self._failure
+            raise ZapHandlerError(f"the authenticator has died: {self._failure!r}") from self._failure
 
     def close(self) -> None:
         """Ends the thread. From then on nobody gets in."""
@@ -105,7 +106,7 @@ class Authenticator:
         version, number, domain, address, _, mechanism, *credentials = request
         door = domain.decode(errors="replace")
         role = ""
-        if mechanism == b"CURVE" and len(credentials) == 1 and door in DOORS:
+        if mechanism == b"CURVE" and len(credentials) == 1 and door in ENDPOINTS:
             role, reason = self._judge(door, credentials[0])
         else:
             reason = "not CURVE"
@@ -119,7 +120,7 @@ class Authenticator:
     def _judge(self, door: str, key: bytes) -> tuple[str, str]:
         """The role by which this key opens the door; or "", and why it does not."""
         for role, keys in self._lists.items():
-            if key in keys and role in DOORS[door].open_to:
+            if key in keys and role in ENDPOINTS[door].open_to:
                 return role, ""
         for role, keys in self._lists.items():
             if key in keys:

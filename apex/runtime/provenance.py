@@ -1,0 +1,78 @@
+"""What a run ran on: versions of packages, the git commit, the hardware."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import socket
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from apex.version import VERSION
+
+PACKAGES = ("torch", "numpy", "pyzmq", "gymnasium", "ale-py", "cramjam", "safetensors", "tensorboardX", "tensorboard")
+ASK_SECONDS = 5.0  # how long git and nvidia-smi may take to answer
+
+
+def describe_versions() -> dict[str, str | None]:
+    """Versions of this package, of Python, and of what it stands on; null for what is not installed."""
+    versions: dict[str, str | None] = {"apex": VERSION, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions
+
+
+def describe_checkout(package: Path) -> dict[str, Any] | None:
+    """The git commit that `package` is checked out from; None if git does not know it.
+
+    A package that is merely installed below somebody's checkout is not taken for a part of it.
+    """
+    git = ["git", "--no-optional-locks", "-C", str(package)]
+    if _ask([*git, "ls-files", "--error-unmatch", "--", "__init__.py"]) is None:
+        return None
+    commit = _ask([*git, "rev-parse", "HEAD"])
+    changes = _ask([*git, "status", "--porcelain"])
+    return None if commit is None else {"commit": commit, "dirty": changes != ""}
+
+
+def describe_hardware() -> dict[str, Any]:
+    """This host: processor, cores that this process may use, memory, GPUs."""
+    try:
+        facts = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        facts = ""
+    processor = _fact(facts, "model name") or platform.processor() or platform.machine()
+    family, model = _fact(facts, "cpu family"), _fact(facts, "model")
+    if family and model:  # In a virtual machine several generations have one name.
+        processor += f" (family {family}, model {model})"
+    gpus = _ask(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
+    return {
+        "host": socket.gethostname(),
+        "system": platform.platform(),
+        "cpu": processor,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "gpus": gpus.splitlines() if gpus else [],
+    }
+
+
+def _fact(facts: str, name: str) -> str:
+    """Of the first processor in /proc/cpuinfo; empty if it does not tell."""
+    found = re.search(rf"^{name}\s*:\s*(.+)$", facts, re.MULTILINE)
+    return found[1].strip() if found else ""
+
+
+def _ask(command: Sequence[str]) -> str | None:
+    """What a program prints; None if there is no such program, or it fails, or is silent for too long."""
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=ASK_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()

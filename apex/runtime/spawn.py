@@ -1,0 +1,67 @@
+"""How this project starts another program: in a session of its own, and never outliving the process that started it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from apex.runtime.lifecycle import NEIGHBOUR_GONE, die_with_parent
+
+File = int | IO[Any]
+
+
+def spawn(
+    command: Sequence[str],
+    *,
+    output: File = subprocess.DEVNULL,
+    errors: File = subprocess.STDOUT,
+    environment: Mapping[str, str] | None = None,
+    niceness: int = 0,
+    cores: Collection[int] = (),
+    pass_fds: Collection[int] = (),
+    ends_by: signal.Signals = signal.SIGKILL,
+) -> subprocess.Popen[bytes]:
+    """Starts a program whose standard input is empty.
+
+    It has a session of its own, so that Ctrl-C reaches only this process, which then stops its programs in order. When
+    the thread that called this ends, the kernel sends the program `ends_by`. `environment` is added to this process's
+    own. `cores`: the CPUs that the program may use; empty: all. Raises OSError if there is no such program.
+    """
+    parent = os.getpid()
+
+    def before_exec() -> None:
+        belong_to(parent, ends_by)
+        be_nice(niceness)
+        if cores:
+            os.sched_setaffinity(0, cores)
+
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=errors,
+        env={**os.environ, **(environment or {})},
+        pass_fds=tuple(pass_fds),
+        start_new_session=True,
+        preexec_fn=before_exec,
+    )
+
+
+def belong_to(parent: int, ends_by: signal.Signals = signal.SIGKILL) -> None:
+    """Makes this process end with its parent, also if the parent has ended already. SIGKILL ends a stuck one too."""
+    die_with_parent(ends_by)
+    if os.getppid() != parent:
+        os._exit(NEIGHBOUR_GONE)
+
+
+def be_nice(niceness: int) -> None:
+    """Lowers this process's priority for the CPU; 0 changes nothing."""
+    os.nice(niceness)
+    if niceness:
+        with suppress(OSError):  # Where the kernel groups sessions, niceness counts within a session only.
+            Path("/proc/self/autogroup").write_text(str(niceness))
