@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import in_folder
 import numpy as np
 import pytest
 from listening import listening
@@ -21,6 +22,7 @@ from test_transport import until
 from apex.charts import GLANCE, LAYOUT
 from apex.config import Config, RunConfig, TransportConfig
 from apex.metrics import read_curve
+from apex.nursery import Nursery
 from apex.ports import choose_ports, is_free
 from apex.run_folder import RunFolder
 from apex.status import ask
@@ -32,6 +34,16 @@ pytestmark = pytest.mark.timeout(400)  # Beyond a test's own deadlines.
 DEADLINE = 120.0
 TINY = ["--preset", "cartpole", "--actors", "4", "--replay.min-size-to-sample", "300", "--learner.batch-size", "32"]
 TINY += ["--replay.samples-per-insert", "0", "--replay.no-inserts-wait"]  # Nobody waits for a learner that is done.
+TORCH = {"learner", "actor", "evaluate", "watch", "--resume"}  # Words of commands that import it, which takes 2 s.
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nursery():
+    """Starts these as copies of a program that has imported torch, unless a test wants them as people start them."""
+    where = [str(Path(in_folder.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with Nursery({"PYTHONPATH": os.pathsep.join(where)}) as Programs.nursery:
+        yield
+    Programs.nursery = None
 
 
 @pytest.fixture
@@ -44,6 +56,8 @@ def offset():
 class Programs:
     """Programs in a folder of their own; none of them outlives the test."""
 
+    nursery = None
+
     def __init__(self, folder, offset):
         self.folder = folder
         self.endpoint = f"tcp://127.0.0.1:{52003 + offset}"
@@ -51,10 +65,17 @@ class Programs:
         self.offset = ["--transport.port-offset", str(offset)]
         self.running = {}
 
-    def start(self, name, *arguments):
-        command = [sys.executable, "-m", "apex", *arguments]
+    def start(self, name, *arguments, as_people_do=False):
         with open(self.folder / f"{name}.log", "w") as log:
-            self.running[name] = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=subprocess.STDOUT)
+            is_covered = "COVERAGE_PROCESS_CONFIG" in os.environ  # A copy would not be.
+            if self.nursery and not as_people_do and not is_covered and TORCH.intersection(arguments):
+                until(lambda: not self.nursery.loading, "torch", seconds=DEADLINE)
+                command = [sys.executable, "-u", "-m", in_folder.__name__, str(self.folder), *arguments]
+                self.running[name] = self.nursery.start(command, os.environ, 0, log.fileno())
+                assert self.running[name]
+            else:
+                command = [sys.executable, "-m", "apex", *arguments]
+                self.running[name] = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=subprocess.STDOUT)
 
     def wait(self, name):
         try:
@@ -78,11 +99,12 @@ class Programs:
                 return status
             if all(process.poll() is not None for process in self.running.values()):
                 break
+            time.sleep(0.05)  # The learner, which answers, has better to do.
         pytest.fail("".join(f"--- {name}\n{self.said(name)}" for name in self.running))
 
     def end(self):
         for process in self.running.values():
-            process.kill()
+            process.send_signal(signal.SIGKILL)
             process.wait()
 
 
@@ -112,7 +134,7 @@ def test_three_programs_in_any_order_train_and_end_together(programs, order, bat
         "actor": ["actor", *programs.learner],
     }
     for name in order:
-        programs.start(name, *commands[name])
+        programs.start(name, *commands[name], as_people_do=True)
     assert [programs.wait(name) for name in order] == [0, 0, 0], "".join(map(programs.said, order))
     folder = RunFolder.open(programs.folder / "runs" / "by-hand")
     last = read_curve(folder.curves / "learner.jsonl")[-1]["scalars"]

@@ -55,6 +55,7 @@ def until(get, what, seconds=DEADLINE):
     while time.monotonic() < deadline:
         if found := get():
             return found
+        time.sleep(0.01)  # What it waits for needs the core.
     pytest.fail(f"no {what} within {seconds} s")
 
 
