@@ -12,4 +12,5 @@ def main() -> int:
     """Runs `apex ARGUMENT...` in FOLDER; the command line is FOLDER ARGUMENT..."""
     folder, *arguments = sys.argv[1:]
     os.chdir(folder)
+    sys.path.insert(0, folder)  # as `python -m` does
     return command_line.main(arguments)
