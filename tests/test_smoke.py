@@ -34,6 +34,8 @@ pytestmark = pytest.mark.timeout(400)  # Beyond a test's own deadlines.
 DEADLINE = 120.0
 TINY = ["--preset", "cartpole", "--actors", "4", "--replay.min-size-to-sample", "300", "--learner.batch-size", "32"]
 TINY += ["--replay.samples-per-insert", "0", "--replay.no-inserts-wait"]  # Nobody waits for a learner that is done.
+FEW_GAMES = ["--evaluator.episodes", "3", "--evaluator.num-envs", "3"]  # The preset plays 100 at once, all the time.
+TINY += FEW_GAMES
 # The same at a tenth of the load, for tests of how programs start, end and come back, which it is not about.
 CALM = [*TINY, "--env", "calm:Calm", "--replay.samples-per-insert", "8"]
 CALM_FILE = """
@@ -197,7 +199,17 @@ def test_a_game_is_watched_by_the_learners_address_or_the_run(programs):
 @pytest.mark.covers_programs
 def test_one_command_trains_with_one_actor_and_leaves_nothing_behind(programs):
     programs.start(
-        "train", "train", *TINY[:2], "--actors", "1", *programs.offset, "--max-steps", "3000", "--name", "one"
+        "train",
+        "train",
+        *TINY[:2],
+        "--actors",
+        "1",
+        *programs.offset,
+        "--max-steps",
+        "3000",
+        "--name",
+        "one",
+        *FEW_GAMES,
     )
     assert programs.wait("train") == 0, programs.said("train")
     said = programs.said("train")
