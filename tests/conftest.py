@@ -1,8 +1,8 @@
 """Which tests run beside which, when several processes share them (`pytest -n 2 --dist loadfile`, as ./test.sh does).
 
-A file's tests stay together. Files that start programs of ours come first, as they take longest. They would share the
-host's ports and its memory files, of which a start removes what dead runs left: so each process has its own, where it
-may. Where it may not, these files run in turn, in one process.
+A file's tests stay together, but for those of `APART`. Files that start programs of ours come first, as they take
+longest. They would share the host's ports and its memory files, of which a start removes what dead runs left: so each
+process has its own, where it may. Where it may not, these files run in turn, in one process.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ PROGRAMS = (
     "test_smoke import",
     "EXAMPLES",
 )
+APART = ("test_smoke.py",)  # Its tests take four minutes of a process, and share nothing: they begin first, on all.
 
 
 @cache
@@ -54,7 +55,7 @@ def _coverage_of_programs(request, monkeypatch):
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: not starts_programs(item.path))
+    items.sort(key=lambda item: (not starts_programs(item.path), item.path.name not in APART))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -63,8 +64,10 @@ def pytest_xdist_make_scheduler(config, log):
 
     class Files(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            name = nodeid.partition("::")[0]
-            return "programs" if starts_programs(config.rootpath / name) and not may_isolate() else name
+            path = config.rootpath / nodeid.partition("::")[0]
+            if starts_programs(path) and not may_isolate():
+                return "programs"
+            return nodeid.partition("[" if path.name in APART else "::")[0]
 
     return Files(config, log)
 

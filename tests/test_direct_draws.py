@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import tempfile
 import time
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +39,7 @@ def path():
         yield Path(folder) / "store"
 
 
+@cache  # It is asked for the same ones again and again.
 def frame_of(number, index):
     """16 bytes that tell the segment, the frame, and whether they belong together."""
     rng = np.random.default_rng([number, index])

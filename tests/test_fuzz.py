@@ -125,14 +125,19 @@ def decode_both_ways(schema, reader, rng):
     return 1
 
 
+@pytest.fixture(scope="module")
+def accepted_segments():
+    return list(accepted_messages("segment", 15_000, seed=1))
+
+
 @pytest.mark.parametrize("side", ["pixels", "vectors"])
-def test_whatever_segment_is_accepted_can_be_stored_drawn_and_decoded(side, tmp_path):
+def test_whatever_segment_is_accepted_can_be_stored_drawn_and_decoded(side, accepted_segments, tmp_path):
     schema = {"pixels": PIXELS, "vectors": VECTORS}[side]
     path, rng = tmp_path / "store", np.random.default_rng(0)
     writer = StoreWriter.create(path, schema, store_incarnation=1, **SIZES)
     reader = StoreReader(path, schema)
     num_stored = num_decoded = 0
-    for seed, segment in accepted_messages("segment", 15_000, seed=1):
+    for seed, segment in accepted_segments:
         if seed.side != side:
             continue
         stream = Stream(20, 1)  # Nobody else's: else most would count as sent twice.

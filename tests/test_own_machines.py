@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from machines import Machines, can_make_machines, has_sshd
+from test_smoke import CALM_FILE
 from test_transport import until
 
 from apex.config import load_toml
@@ -24,7 +25,8 @@ DOCUMENT = Path(__file__).parent.parent / "docs" / "own-machines.md"
 NAMES = ("desk", "gpu1", "box2", "box3", "box4")
 TINY = (
     "--preset cartpole --run.no-tensorboard --replay.min-size-to-sample 300 --learner.batch-size 32 "
-    "--evaluator.episodes 3 --evaluator.confirm-episodes 0 --evaluator.period-seconds 1 "
+    "--evaluator.episodes 3 --evaluator.num-envs 3 --evaluator.confirm-episodes 0 --evaluator.period-seconds 1 "
+    "--env calm:Calm --replay.samples-per-insert 8 --replay.no-inserts-wait "  # It need not take every core.
     "--stop-score 501"  # More than CartPole gives: three lucky games would end the run before it is told to.
 )
 FILE = """
@@ -51,6 +53,8 @@ def machines(tmp_path):
     machines = Machines(tmp_path, *NAMES)
     text = FILE.format(ssh=machines.ssh, **machines.addresses)
     (machines.home("desk") / "hosts.toml").write_text(text)
+    for name in NAMES:
+        (machines.home(name) / "calm.py").write_text(CALM_FILE)
     yield machines
     machines.close()
 
@@ -208,7 +212,7 @@ def test_a_run_without_any_actor_host_left_ends_and_says_why(machines):
     assert run.wait() == 1
     last = run.said()[run.said().index("the run ended with status 1: ") :]
     assert "no actor host is left; going on without actor@box" in last
-    assert "refused to run: no libc here; see runs/hosts/cartpole-" in last
+    assert "refused to run: no libc here; see runs/hosts/calm-" in last
     assert nothing_runs(machines)
 
 

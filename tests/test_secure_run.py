@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from listening import listening
-from test_smoke import TINY, offset, programs, running_in  # noqa: F401  (fixtures)
+from test_smoke import CALM, offset, programs, running_in  # noqa: F401  (fixtures)
 from test_transport import until
 from zmq.utils import z85
 
@@ -70,7 +70,7 @@ def test_a_run_with_keys_trains_and_tells_nobody_and_executes_nothing_that_it_re
     observer = Keys(keys, "observer")
     known = list(secrets(keys))
     options = ["--name", "one", "--transport.keys", "keys", "--run.stop-score", "501"]
-    programs.start("train", "train", *TINY, *programs.offset, *options)
+    programs.start("train", "train", *CALM, *programs.offset, *options)
 
     def training():
         assert programs.running["train"].poll() is None, programs.said("train")

@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import in_folder
 import numpy as np
 import pytest
 from listening import listening
@@ -26,12 +27,39 @@ from apex.replay_memory.store.location import store_path
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.tensorboard_layout import GLANCE, LAYOUT
 from apex.runs.metrics.writer import read_curve
+from apex.runtime.fork_server import ForkServer
 from apex.runtime.ports import choose_ports, is_free
 
 pytestmark = pytest.mark.timeout(400)  # Beyond a test's own deadlines.
 DEADLINE = 120.0
 TINY = ["--preset", "cartpole", "--actors", "4", "--replay.min-size-to-sample", "300", "--learner.batch-size", "32"]
 TINY += ["--replay.samples-per-insert", "0", "--replay.no-inserts-wait"]  # Nobody waits for a learner that is done.
+FEW_GAMES = ["--evaluator.episodes", "3", "--evaluator.num-envs", "3"]  # The preset plays 100 at once, all the time.
+TINY += FEW_GAMES
+# The same at a tenth of the load, for tests of how programs start, end and come back, which it is not about.
+CALM = [*TINY, "--env", "calm:Calm", "--replay.samples-per-insert", "8"]
+CALM_FILE = """
+import time
+import gymnasium
+
+class Calm(gymnasium.Wrapper):
+    def __init__(self, render_mode=None):
+        super().__init__(gymnasium.make("CartPole-v1", render_mode=render_mode))
+
+    def step(self, action):
+        time.sleep(0.002)
+        return super().step(action)
+"""
+TORCH = {"learner", "actor", "evaluate", "watch", "--resume"}  # Words of commands that import it, which takes 2 s.
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fork_server():
+    """Starts these as copies of a program that has imported torch, unless a test wants them as people start them."""
+    where = [str(Path(in_folder.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with ForkServer({"PYTHONPATH": os.pathsep.join(where)}) as Programs.fork_server:
+        yield
+    Programs.fork_server = None
 
 
 @pytest.fixture
@@ -44,6 +72,8 @@ def offset():
 class Programs:
     """Programs in a folder of their own; none of them outlives the test."""
 
+    fork_server = None
+
     def __init__(self, folder, offset):
         self.folder = folder
         self.endpoint = f"tcp://127.0.0.1:{52003 + offset}"
@@ -51,10 +81,17 @@ class Programs:
         self.offset = ["--transport.port-offset", str(offset)]
         self.running = {}
 
-    def start(self, name, *arguments):
-        command = [sys.executable, "-m", "apex", *arguments]
+    def start(self, name, *arguments, as_people_do=False):
         with open(self.folder / f"{name}.log", "w") as log:
-            self.running[name] = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=subprocess.STDOUT)
+            is_covered = "COVERAGE_PROCESS_CONFIG" in os.environ  # A copy would not be.
+            if self.fork_server and not as_people_do and not is_covered and TORCH.intersection(arguments):
+                until(lambda: not self.fork_server.loading, "torch", seconds=DEADLINE)
+                command = [sys.executable, "-u", "-m", in_folder.__name__, str(self.folder), *arguments]
+                self.running[name] = self.fork_server.start(command, os.environ, 0, log.fileno())
+                assert self.running[name]
+            else:
+                command = [sys.executable, "-m", "apex", *arguments]
+                self.running[name] = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=subprocess.STDOUT)
 
     def wait(self, name):
         try:
@@ -78,16 +115,18 @@ class Programs:
                 return status
             if all(process.poll() is not None for process in self.running.values()):
                 break
+            time.sleep(0.05)  # The learner, which answers, has better to do.
         pytest.fail("".join(f"--- {name}\n{self.said(name)}" for name in self.running))
 
     def end(self):
         for process in self.running.values():
-            process.kill()
+            process.send_signal(signal.SIGKILL)
             process.wait()
 
 
 @pytest.fixture
 def programs(tmp_path, offset):
+    (tmp_path / "calm.py").write_text(CALM_FILE)
     programs = Programs(tmp_path, offset)
     yield programs
     programs.end()
@@ -112,7 +151,7 @@ def test_three_programs_in_any_order_train_and_end_together(programs, order, bat
         "actor": ["actor", *programs.learner],
     }
     for name in order:
-        programs.start(name, *commands[name])
+        programs.start(name, *commands[name], as_people_do=True)
     assert [programs.wait(name) for name in order] == [0, 0, 0], "".join(map(programs.said, order))
     folder = RunFolder.open(programs.folder / "runs" / "by-hand")
     last = read_curve(folder.curves / "learner.jsonl")[-1]["scalars"]
@@ -126,7 +165,7 @@ def test_three_programs_in_any_order_train_and_end_together(programs, order, bat
 
 
 def test_an_actor_that_comes_late_gets_the_ids_that_are_free_and_contributes(programs):
-    programs.start("learner", "learner", *TINY, *programs.offset)
+    programs.start("learner", "learner", *CALM, *programs.offset)
     programs.start("replay", "replay", *programs.learner)
     programs.start("first", "actor", *programs.learner, "--envs", "2")
     programs.status(lambda status: status["actors"]["leased"] == 2 and status["updates"] > 10)
@@ -145,7 +184,7 @@ def test_an_actor_that_comes_late_gets_the_ids_that_are_free_and_contributes(pro
 
 
 def test_a_game_is_watched_by_the_learners_address_or_the_run(programs):
-    programs.start("learner", "learner", *TINY, *programs.offset, "--run.name", "by-hand")
+    programs.start("learner", "learner", *CALM, *programs.offset, "--run.name", "by-hand")
     programs.start("watch", "watch", *programs.learner, "--out", "game.gif", "--seconds", "1")
     assert programs.wait("watch") == 0, programs.said("watch")
     assert "game.gif: " in programs.said("watch")
@@ -160,7 +199,17 @@ def test_a_game_is_watched_by_the_learners_address_or_the_run(programs):
 @pytest.mark.covers_programs
 def test_one_command_trains_with_one_actor_and_leaves_nothing_behind(programs):
     programs.start(
-        "train", "train", *TINY[:2], "--actors", "1", *programs.offset, "--max-steps", "3000", "--name", "one"
+        "train",
+        "train",
+        *TINY[:2],
+        "--actors",
+        "1",
+        *programs.offset,
+        "--max-steps",
+        "3000",
+        "--name",
+        "one",
+        *FEW_GAMES,
     )
     assert programs.wait("train") == 0, programs.said("train")
     said = programs.said("train")
@@ -185,7 +234,7 @@ def test_one_command_trains_with_one_actor_and_leaves_nothing_behind(programs):
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_one_signal_ends_everything_within_ten_seconds(programs, signum):
-    programs.start("train", "train", *TINY, *programs.offset, "--name", "one")
+    programs.start("train", "train", *CALM, *programs.offset, "--name", "one")
     programs.status(lambda status: status["updates"] > 10)
     folder = RunFolder.open(programs.folder / "runs" / "one")
     assert {address for address, _ in listening(running_in(programs.folder))} == {"127.0.0.1"}
@@ -198,7 +247,7 @@ def test_one_signal_ends_everything_within_ten_seconds(programs, signum):
 
 
 def test_after_the_launcher_was_killed_no_process_stays(programs):
-    programs.start("train", "train", *TINY, *programs.offset, "--name", "one")
+    programs.start("train", "train", *CALM, *programs.offset, "--name", "one")
     programs.status(lambda status: status["updates"] > 10)
     assert len(running_in(programs.folder)) >= 6  # launcher, replay, sampler, learner, loader, actor at least
     learner = learner_of(programs.folder)
@@ -207,7 +256,7 @@ def test_after_the_launcher_was_killed_no_process_stays(programs):
     until(lambda: not running_in(programs.folder), "end of all processes", seconds=30.0)
     folder = RunFolder.open(programs.folder / "runs" / "one")
     assert store_path(folder.run_id).exists()  # It waits for --resume ...
-    programs.start("other", "train", *TINY, *programs.offset, "--name", "other", "--run.no-tensorboard")
+    programs.start("other", "train", *CALM, *programs.offset, "--name", "other", "--run.no-tensorboard")
     programs.status(lambda status: status["run"] == "other" and status["steps"])
     assert not store_path(folder.run_id).exists()  # ... until another run needs the room.
     programs.running["other"].send_signal(signal.SIGTERM)
@@ -216,7 +265,7 @@ def test_after_the_launcher_was_killed_no_process_stays(programs):
 
 def test_a_launcher_that_is_killed_while_its_programs_start_leaves_no_process(programs):
     """Some of them have children by then, which say hello."""
-    programs.start("train", "train", *TINY, *programs.offset, "--name", "one", "--run.no-tensorboard")
+    programs.start("train", "train", *CALM, *programs.offset, "--name", "one", "--run.no-tensorboard")
     until(lambda: len(running_in(programs.folder)) >= 7, "the programs", seconds=DEADLINE)
     programs.running["train"].kill()
     assert programs.running["train"].wait(DEADLINE) == -signal.SIGKILL
@@ -226,7 +275,7 @@ def test_a_launcher_that_is_killed_while_its_programs_start_leaves_no_process(pr
 def test_a_loader_and_an_actor_that_are_stopped_for_good_are_found_and_the_run_goes_on(programs):
     """The loader is a child, which its parent finds; the actor is a program, which the launcher finds."""
     options = ["--run.stuck-seconds", "10", "--run.no-tensorboard", "--run.stop-score", "501", "--name", "one"]
-    programs.start("train", "train", *TINY, *options, *programs.offset)
+    programs.start("train", "train", *CALM, *options, *programs.offset)
     status = programs.status(lambda status: status["updates"] > 50)
     learner = learner_of(programs.folder)
     os.kill(sorted(children_of(learner))[1], signal.SIGSTOP)  # The first is the coordinator.
@@ -254,7 +303,7 @@ def steps_and_updates(folder):
 
 def test_a_run_that_was_stopped_goes_on_where_it_was(programs):
     options = ["--replay.samples-per-insert", "8", "--run.no-tensorboard", "--name", "one"]
-    programs.start("train", "train", *TINY, *options, *programs.offset)
+    programs.start("train", "train", *CALM, *options, *programs.offset)
     programs.status(lambda status: status["updates"] > 50)
     programs.running["train"].send_signal(signal.SIGINT)
     assert programs.wait("train") == 0, programs.said("train")
@@ -291,7 +340,7 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(programs):
 
 
 def test_a_run_whose_every_process_was_killed_goes_on_with_the_memory_that_stayed(programs):
-    programs.start("train", "train", *TINY, *programs.offset, "--name", "one", "--run.no-tensorboard")
+    programs.start("train", "train", *CALM, *programs.offset, "--name", "one", "--run.no-tensorboard")
     programs.status(lambda status: status["updates"] > 10)
     for process in running_in(programs.folder):
         os.kill(process, signal.SIGKILL)
@@ -333,7 +382,7 @@ def test_a_run_goes_on_after_kill_of_any_program_and_stores_nothing_twice(progra
 @pytest.mark.parametrize("batches", ["--transport.shared-memory", "--transport.no-shared-memory"])
 def test_a_run_goes_on_after_kill_of_one_of_its_replay_shards_and_keeps_streams_apart(programs, batches):
     options = ["--replay.num-shards", "2", "--run.no-tensorboard", "--run.stop-score", "501", batches]
-    programs.start("train", "train", *TINY, *options, *programs.offset, "--name", "one")
+    programs.start("train", "train", *CALM, *options, *programs.offset, "--name", "one")
     status = programs.status(lambda status: status["updates"] > 50)
     folder = RunFolder.open(programs.folder / "runs" / "one")
     shards = [row for row in status["roles"] if row["role"] == "replay"]
@@ -474,9 +523,9 @@ def test_status_without_a_run_says_so(programs):
 
 
 def test_a_taken_port_is_named_and_ends_the_learner(programs, offset):
-    programs.start("first", "learner", *TINY, *programs.offset)
+    programs.start("first", "learner", *CALM, *programs.offset)
     programs.status(lambda status: True)
-    programs.start("second", "learner", *TINY, *programs.offset)
+    programs.start("second", "learner", *CALM, *programs.offset)
     assert programs.wait("second") == 2
     assert "is in use" in programs.said("second")
     programs.running["first"].send_signal(signal.SIGTERM)
@@ -488,7 +537,7 @@ def test_a_replay_server_whose_port_is_taken_says_so_and_leaves_nothing(programs
         squatter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         squatter.bind(("127.0.0.1", 51001 + offset))
         squatter.listen()
-        programs.start("learner", "learner", *TINY, *programs.offset)
+        programs.start("learner", "learner", *CALM, *programs.offset)
         programs.start("replay", "replay", *programs.learner)
         assert programs.wait("replay") == 2
     said = programs.said("replay")

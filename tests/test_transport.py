@@ -51,10 +51,12 @@ def context():
 
 def until(get, what, seconds=DEADLINE):
     """Calls `get` until it returns something."""
-    deadline = time.monotonic() + seconds
+    deadline, pause = time.monotonic() + seconds, 0.005
     while time.monotonic() < deadline:
         if found := get():
             return found
+        time.sleep(pause)  # What it waits for needs the core.
+        pause = min(1.5 * pause, 0.1)
     pytest.fail(f"no {what} within {seconds} s")
 
 
