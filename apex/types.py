@@ -15,6 +15,8 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from apex.frame_blob import FrameBlob
+
 Array = NDArray[Any]
 
 
@@ -48,7 +50,7 @@ RECORD = np.dtype(
 )
 
 # One transition of a sample on its way to the learner. Its frames `first ... next_frame` lie side by side in
-# the sample's image; `frame` and `next_frame` count from the first of them.
+# the sample's blob; `frame` and `next_frame` count from the first of them.
 BATCH_RECORD = np.dtype(
     [
         ("key", "<i8"),
@@ -67,7 +69,6 @@ BATCH_RECORD = np.dtype(
 )
 
 FrameCodec = Literal["lz4", "raw"]
-FrameBlob = bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +143,7 @@ class Segment(NamedTuple):
     number: int  # 0, 1, 2, ... within the stream's incarnation
     version: int  # newest parameters that chose an action here, as num_updates
     records: Array  # RECORD[K]
-    image: FrameBlob  # uint32[F + 1] byte offsets of the frames, then the frames; see `make_blob`
+    blob: FrameBlob  # uint32[F + 1] byte offsets of the frames, then the frames; see `make_blob`
     base: int = 0  # every segment numbered below this was acknowledged, by this store or by an earlier one
 
 
@@ -164,9 +165,7 @@ class BatchMessage(NamedTuple):
     number: int  # ... as its how many-th; comes back with the priorities, and so bounds what is in flight
     num_transitions: int  # transitions alive when it was drawn: N of the importance weights
     records: Array  # BATCH_RECORD[B]
-    image: (
-        FrameBlob | None
-    )  # frames of all, laid out as in `make_blob`; None: decoded into the learner's memory already
+    blob: FrameBlob | None  # frames of all, laid out as in `make_blob`; None: decoded into the learner's memory already
 
 
 class PriorityUpdate(NamedTuple):

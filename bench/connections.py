@@ -258,7 +258,7 @@ def send(stop: Stop, recording: Recording, learner: str, count: int, pipe: Conne
     """The child's main function: `count` connections, each with its own sockets and stream."""
     bench_end.close()
     compressor = Compressor(recording)
-    cuts = [Cut(0, recording.records_of(piece), compressor.image(piece)) for piece in range(len(recording.pieces))]
+    cuts = [Cut(0, recording.records_of(piece), compressor.blob(piece)) for piece in range(len(recording.pieces))]
     host, port = split_address(learner, 0)
     answer = greet(Route(host, port), "actor", stop, num_streams=count, needs_replay=True)
     if not answer:

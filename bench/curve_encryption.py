@@ -131,5 +131,5 @@ def _make_segment() -> Segment:
     records["frame"], records["next_frame"] = steps, steps + 1
     records["depth"] = np.minimum(steps + 1, SCHEMA.stack)
     records["next_depth"] = np.minimum(steps + 2, SCHEMA.stack)
-    image = make_blob([rng.bytes(FRAME_BYTES) for _ in range(TRANSITIONS + 1)])
-    return Segment(Stream(0, 1), 0, 0, records, image, 0)
+    blob = make_blob([rng.bytes(FRAME_BYTES) for _ in range(TRANSITIONS + 1)])
+    return Segment(Stream(0, 1), 0, 0, records, blob, 0)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from apex.config import Config
-from apex.frame_blob import make_blob
+from apex.frame_blob import make_blob, read_table
 from apex.learning.batch_ring import NUM_SLOTS, BatchRing
 from apex.learning.loader import Loader
 from apex.replay_memory.frames.lz4_blocks import make_blocks
@@ -60,10 +60,10 @@ def time_store(num_slots: int, batch_size: int) -> StoreTimes:
     try:
         records = np.zeros(length, RECORD)
         records["next_frame"] = records["depth"] = records["next_depth"] = 1
-        image = make_blob([b"\0", b"\1"])
+        blob = make_blob([b"\0", b"\1"])
         for number in range(num_slots // length):
             records["priority"] = rng.random(length)
-            writer.insert(Segment(Stream(0, 1), number, 0, records, image, number))
+            writer.insert(Segment(Stream(0, 1), number, 0, records, blob, number))
         tree = open_file(path, TINY, writable=False).tree
         priorities = rng.random(batch_size).astype(np.float32)
 
@@ -92,10 +92,10 @@ def time_batch(store: Path, config: Config, schema: Schema) -> dict[str, float]:
     size, rng = config.learner.batch_size, np.random.default_rng(1)
     reader, codec = StoreReader(store, schema), Codec(1, schema)
     drawn = reader.sample(size, rng)
-    if drawn is None or drawn.image is None:
+    if drawn is None or drawn.blob is None:
         raise RuntimeError(f"nothing can be drawn from {store}")
-    records, image = drawn.records, drawn.image
-    batch = BatchMessage(0, 1, 0, 0, drawn.num_transitions, records, image)
+    records, blob = drawn.records, drawn.blob
+    batch = BatchMessage(0, 1, 0, 0, drawn.num_transitions, records, blob)
     message = codec.encode_batch(batch)
     stacks = np.empty((2, size, *schema.observation_shape), schema.frame_dtype)
     decoder = StackDecoder(schema, stacks)
@@ -107,8 +107,8 @@ def time_batch(store: Path, config: Config, schema: Schema) -> dict[str, float]:
     check = median_ms(lambda: codec.decode_batch([memoryview(part) for part in message], size), calls)
     times["send_receive"] = max(0.0, _time_travel(batch, config, codec, size) - times["encode"] - check)
     times["check"] = check
-    whole = median_ms(lambda: decoder.decode(records, image), calls)
-    times["decompress"] = median_ms(_decompress(image, schema), calls)
+    whole = median_ms(lambda: decoder.decode(records, blob), calls)
+    times["decompress"] = median_ms(_decompress(blob, schema), calls)
     times["place"] = max(0.0, whole - times["decompress"])
     return times
 
@@ -157,13 +157,13 @@ def _time_travel(batch: BatchMessage, config: Config, codec: Codec, batch_size: 
         return median_ms(travel, 20)
 
 
-def _decompress(image: bytes | memoryview, schema: Schema) -> Callable[[], None]:
+def _decompress(blob: bytes | memoryview, schema: Schema) -> Callable[[], None]:
     """The decoder alone, all frames into one place."""
-    count = int.from_bytes(memoryview(image)[:4], "little") // 4
-    table = np.frombuffer(image, "<u4", count).astype(np.int64)
+    table = read_table(blob)
+    count = len(table)
     target = np.empty((1, schema.frame_bytes), np.uint8)
     if schema.codec == "raw":
-        body = np.frombuffer(image, np.uint8, offset=4 * count).reshape(-1, schema.frame_bytes)
+        body = np.frombuffer(blob, np.uint8, offset=4 * count).reshape(-1, schema.frame_bytes)
 
         def copy() -> None:
             for frame in body:
@@ -171,7 +171,7 @@ def _decompress(image: bytes | memoryview, schema: Schema) -> Callable[[], None]
 
         return copy
     blocks, places = make_blocks(target), np.full((count - 1, 2), (0, -1))
-    return partial(blocks.decompress, image, table[:-1], table[1:], places)
+    return partial(blocks.decompress, blob, table[:-1], table[1:], places)
 
 
 def read_memory(processes: list[int]) -> tuple[int, int]:

@@ -120,8 +120,8 @@ def _make_segments(frame_bytes: int) -> list[Segment]:
     segments = []
     for _ in range(64):
         records["priority"] = rng.random(SEGMENT)
-        image = make_blob([rng.bytes(frame_bytes) for _ in range(SEGMENT + 3)])
-        segments.append(Segment(Stream(0, 1), 0, 0, records.copy(), image))
+        blob = make_blob([rng.bytes(frame_bytes) for _ in range(SEGMENT + 3)])
+        segments.append(Segment(Stream(0, 1), 0, 0, records.copy(), blob))
     return segments
 
 

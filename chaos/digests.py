@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from apex.frame_blob import read_table
 from apex.replay_memory.store.layout import FIRST_KEY, Regions
 from apex.types import RECORD, Array, Segment
 
@@ -17,7 +18,7 @@ _PACKED = np.dtype([(name, RECORD[name]) for name in _OWN] + [("version", "<u4")
 
 def digest_segment(segment: Segment) -> NDArray[np.uint64]:
     """uint64[K]: of each transition its record, the version of its parameters, and all frames of both its stacks."""
-    return _digests(segment.records, np.full(len(segment.records), segment.version), memoryview(segment.image))
+    return _digests(segment.records, np.full(len(segment.records), segment.version), memoryview(segment.blob))
 
 
 def digest_store(regions: Regions, keys: range) -> NDArray[np.uint64]:
@@ -27,12 +28,12 @@ def digest_store(regions: Regions, keys: range) -> NDArray[np.uint64]:
     """
     slots = np.arange(keys.start, keys.stop) % regions.sizes.capacity
     records = regions.records[slots]
-    images = records["segment"]
-    cuts = [0, *(np.flatnonzero(np.diff(images)) + 1).tolist(), len(records)]
+    blobs = records["segment"]
+    cuts = [0, *(np.flatnonzero(np.diff(blobs)) + 1).tolist(), len(records)]
     parts = [np.empty(0, np.uint64)]
     for first, stop in pairwise(cuts):
         if first < stop:
-            begin = int(images[first]) % regions.sizes.arena_bytes
+            begin = int(blobs[first]) % regions.sizes.arena_bytes
             part = records[first:stop]
             parts.append(_digests(part, part["version"], regions.arena[begin:]))
     found = np.concatenate(parts)
@@ -46,7 +47,7 @@ def first_live(regions: Regions) -> int:
     return int(regions.cells[FIRST_KEY])
 
 
-def _digests(records: Array, version: Array, image: memoryview) -> NDArray[np.uint64]:
+def _digests(records: Array, version: Array, blob: memoryview) -> NDArray[np.uint64]:
     packed = np.empty(len(records), _PACKED)
     for name in _OWN:
         packed[name] = records[name]
@@ -54,11 +55,11 @@ def _digests(records: Array, version: Array, image: memoryview) -> NDArray[np.ui
     packed["length"] = records["next_frame"] - records["frame"]
     frame, next_frame = records["frame"].astype(np.int64), records["next_frame"].astype(np.int64)
     oldest = np.minimum(frame - records["depth"], next_frame - records["next_depth"]) + 1
-    table = np.frombuffer(image, "<u4", int(next_frame.max()) + 2).astype(np.int64)
+    table = read_table(blob, int(next_frame.max()) + 1)
     begins, ends = table[oldest].tolist(), table[next_frame + 1].tolist()
     digests = np.empty(len(records), np.uint64)
     for i, (row, begin, end) in enumerate(zip(packed, begins, ends, strict=True)):
         hashed = blake2b(row.tobytes(), digest_size=8)
-        hashed.update(image[begin:end])
+        hashed.update(blob[begin:end])
         digests[i] = int.from_bytes(hashed.digest(), "little")
     return digests

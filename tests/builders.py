@@ -40,8 +40,8 @@ def make_segment(schema, count=5, *, actor_id=2, incarnation=7, number=3, versio
     """A segment from an episode's beginning."""
     records = make_records(schema, count) if records is None else records
     frames = make_frames(schema, count + 1, first)
-    image = make_blob([COMPRESS[schema.codec](frame) for frame in frames])
-    return Segment(Stream(actor_id, incarnation), number, version, records, image, base)
+    blob = make_blob([COMPRESS[schema.codec](frame) for frame in frames])
+    return Segment(Stream(actor_id, incarnation), number, version, records, blob, base)
 
 
 def make_batch(schema, count=4, *, sampler=1, number=9, num_transitions=100):
@@ -59,8 +59,8 @@ def make_batch(schema, count=4, *, sampler=1, number=9, num_transitions=100):
     records["next_frame"] = schema.stack + 1
     records["depth"] = records["next_depth"] = schema.stack
     frames = make_frames(schema, count * num_frames)
-    image = make_blob([COMPRESS[schema.codec](frame) for frame in frames])
-    return BatchMessage(0, 77, sampler, number, num_transitions, records, image)
+    blob = make_blob([COMPRESS[schema.codec](frame) for frame in frames])
+    return BatchMessage(0, 77, sampler, number, num_transitions, records, blob)
 
 
 def chi_square_bound(degrees_of_freedom):

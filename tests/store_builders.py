@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from apex.frame_blob import make_blob
+from apex.replay_memory.store.deduplication import InsertOutcome
 from apex.replay_memory.store.reader import StoreReader
-from apex.replay_memory.store.writer import MAX_STORED_PRIORITY, Outcome, StoreWriter
+from apex.replay_memory.store.writer import MAX_STORED_PRIORITY, StoreWriter
 from apex.types import RECORD, PriorityUpdate, Schema, Segment, Stream
 
 SCHEMA = Schema(frame_shape=(16,), frame_dtype="uint8", stack=4, num_actions=9, n_step=3, codec="lz4")
@@ -82,8 +83,8 @@ def make_segment(number, actor_id=0, incarnation=1, base=0, count=None, **fields
     records["next_depth"] = 1 + rng.integers(0, np.minimum(4, records["next_frame"] + 1))
     for name, value in fields.items():
         records[name] = value
-    image = make_blob(make_frames(actor_id, number, num_frames))
-    return Segment(Stream(actor_id, incarnation), number, 1000 + number, records, image, base)
+    blob = make_blob(make_frames(actor_id, number, num_frames))
+    return Segment(Stream(actor_id, incarnation), number, 1000 + number, records, blob, base)
 
 
 def make_update(keys, priorities, store_incarnation=77):
@@ -108,28 +109,28 @@ class NaiveStore:
         """With `crash`, room is made and nothing is stored."""
         actor_id, incarnation = segment.stream
         if actor_id >= self.num_streams:
-            return Outcome.UNKNOWN_ACTOR
+            return InsertOutcome.UNKNOWN_ACTOR
         known, base, numbers = self.streams.get(actor_id, (0, 0, frozenset()))
         if incarnation < known:
-            return Outcome.OLDER_INCARNATION
+            return InsertOutcome.OLDER_INCARNATION
         if incarnation > known:
             base, numbers = 0, frozenset()
         base = max(base, segment.base)
         if segment.number < base or segment.number in numbers:
-            return Outcome.DUPLICATE
+            return InsertOutcome.DUPLICATE
         if segment.number > self.contiguous(base, numbers) + 64:
-            return Outcome.TOO_FAR_AHEAD
+            return InsertOutcome.TOO_FAR_AHEAD
         self._make_room(segment)
         if crash:
-            return Outcome.STORED
+            return InsertOutcome.STORED
         self.streams[actor_id] = (incarnation, base, numbers | {segment.number})
         for index, record in enumerate(segment.records):
             self.transitions[self.num_inserted + index] = [segment, index, float(record["priority"])]
         self.num_inserted += len(segment.records)
-        return Outcome.STORED
+        return InsertOutcome.STORED
 
     def _make_room(self, segment):
-        count, num_words = len(segment.records), -(-len(segment.image) // 8)
+        count, num_words = len(segment.records), -(-len(segment.blob) // 8)
         first = self.next_word if self.next_word + num_words <= self.num_words else 0
         words = range(first, first + num_words)
         while len(self.transitions) + count > self.capacity:
@@ -145,7 +146,7 @@ class NaiveStore:
 
     @property
     def bytes_used(self):
-        """From the oldest image to the end of the newest, skipped words included."""
+        """From the oldest blob to the end of the newest, skipped words included."""
         return 8 * ((self.next_word - self.segments[0][1].start - 1) % self.num_words + 1) if self.segments else 0
 
     def _evict(self):
@@ -177,9 +178,9 @@ class NaiveStore:
 
 def decode(sample):
     """Key -> all that is known of the transition, its frames included; checks that copies of it are equal."""
-    table = np.frombuffer(sample.image, "<u4", int.from_bytes(sample.image[:4], "little") // 4)
-    frames = [sample.image[start:stop] for start, stop in itertools.pairwise(table)]
-    assert table[-1] == len(sample.image)
+    table = np.frombuffer(sample.blob, "<u4", int.from_bytes(sample.blob[:4], "little") // 4)
+    frames = [sample.blob[start:stop] for start, stop in itertools.pairwise(table)]
+    assert table[-1] == len(sample.blob)
     assert sum(sample.records["num_frames"].tolist()) == len(frames)
     found, first = {}, 0
     for record in sample.records:

@@ -16,7 +16,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from apex.config import Config, TransportConfig, to_dict
 from apex.errors import ConfigError
-from apex.learner import PublishingThread
+from apex.learning.parameter_publisher import PublishingThread
 from apex.runtime.lifecycle import Stop
 from apex.transport.async_receiver import PULL, ROUTER, AsyncReceiver
 from apex.transport.codec import Codec, decode_control, encode_control

@@ -89,16 +89,16 @@ def test_images_made_anew_hold_the_frames_that_the_games_showed(recording):
             records = recording.records_of(piece)
             wanted = recording.stacks(np.arange(len(rows), len(rows) + len(records)))
             rows = np.append(rows, np.zeros(len(records), np.int64))
-            np.testing.assert_array_equal(decode_segment(schema, records, compressor.image(piece)), wanted)
+            np.testing.assert_array_equal(decode_segment(schema, records, compressor.blob(piece)), wanted)
 
 
-def decode_segment(schema, records, image):
+def decode_segment(schema, records, blob):
     """The stacks of a whole segment, by the learner's decoder: each transition as a sample of its own."""
     stacks = np.zeros((2, len(records), *schema.observation_shape), np.uint8)
-    table = np.frombuffer(image, "<u4", int.from_bytes(image[:4], "little") // 4)
+    table = np.frombuffer(blob, "<u4", int.from_bytes(blob[:4], "little") // 4)
     for place, row in enumerate(records):
         first = min(int(row["frame"]) - int(row["depth"]), int(row["next_frame"]) - int(row["next_depth"])) + 1
-        frames = [image[table[i] : table[i + 1]] for i in range(first, int(row["next_frame"]) + 1)]
+        frames = [blob[table[i] : table[i + 1]] for i in range(first, int(row["next_frame"]) + 1)]
         one = np.zeros(1, BATCH_RECORD)
         one["num_frames"] = len(frames)
         one["frame"], one["next_frame"] = row["frame"] - first, row["next_frame"] - first

@@ -25,7 +25,7 @@ def implementation(request):
 
 
 def compress(frames):
-    """By another library than ours; returns the image, and where each frame begins and ends in it."""
+    """By another library than ours; returns the blob, and where each frame begins and ends in it."""
     compressed = [lz4.block.compress(frame.tobytes(), store_size=False) for frame in frames]
     stops = np.cumsum([len(frame) for frame in compressed])
     return b"".join(compressed), stops - [len(frame) for frame in compressed], stops
@@ -67,21 +67,21 @@ def test_nothing_is_decompressed_without_frames(implementation):
     ("start", "stop", "place"), [(-1, 20, 0), (21, 20, 0), (0, 10**9, 0), (0, 20, NUM_PLACES), (2**40, 2**40 + 9, 0)]
 )
 def test_refuses_what_lies_outside(implementation, start, stop, place):
-    image, starts, stops = compress(make_frames(np.random.default_rng(0), 2))
+    blob, starts, stops = compress(make_frames(np.random.default_rng(0), 2))
     starts[1], stops[1] = start, stop
     target = empty_target()
     with pytest.raises(BlockError, match="outside"):
-        implementation(target).decompress(image, starts, stops, np.array([[0, -1], [place, -1]]))
+        implementation(target).decompress(blob, starts, stops, np.array([[0, -1], [place, -1]]))
     assert (target == 0xEE).all()
 
 
 @pytest.mark.parametrize("size", [0, 1, FRAME_BYTES - 1, FRAME_BYTES + 1, 10 * FRAME_BYTES])
 def test_refuses_a_frame_of_another_size(implementation, size):
     good = make_frames(np.random.default_rng(0), 1)[0]
-    image, starts, stops = compress([good, np.zeros(size, np.uint8)])
+    blob, starts, stops = compress([good, np.zeros(size, np.uint8)])
     target = empty_target()
     with pytest.raises(BlockError, match=f"does not decompress to {FRAME_BYTES}"):
-        implementation(target).decompress(image, starts, stops, np.array([[3, -1], [5, -1]]))
+        implementation(target).decompress(blob, starts, stops, np.array([[3, -1], [5, -1]]))
     np.testing.assert_array_equal(target[3], good)
     assert (target[[0, 1, 2, 4, 6, 7, 8, 9, 10, 11]] == 0xEE).all()
 
@@ -89,8 +89,8 @@ def test_refuses_a_frame_of_another_size(implementation, size):
 def test_broken_bytes_touch_their_own_place_only(implementation):
     """Every byte of a block is flipped in turn, and blocks of noise are tried: a place is the most that is lost."""
     rng = np.random.default_rng(1)
-    image, starts, _ = compress(make_frames(rng, 1))
-    broken = [bytearray(image) for _ in range(len(image))]
+    blob, starts, _ = compress(make_frames(rng, 1))
+    broken = [bytearray(blob) for _ in range(len(blob))]
     for position, block in enumerate(broken):
         block[position] ^= int(rng.integers(1, 256))
     broken += [bytearray(rng.bytes(int(rng.integers(1, 900)))) for _ in range(500)]

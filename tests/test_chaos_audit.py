@@ -13,9 +13,10 @@ from builders import VECTORS, make_records
 from builders import make_segment as build_segment
 
 from apex.config import Config
+from apex.replay_memory.store.deduplication import InsertOutcome
 from apex.replay_memory.store.file import open_file
 from apex.replay_memory.store.layout import Sizes
-from apex.replay_memory.store.writer import Outcome, StoreWriter
+from apex.replay_memory.store.writer import StoreWriter
 from apex.types import Receipt, Stream
 from chaos import audit
 from chaos.audit import Follower, judge
@@ -48,7 +49,7 @@ class Bench:
             segment = make_segment(number, incarnation=incarnation, **fields)
             self.ledger.note_sent(segment)
             if store:
-                assert self.store.insert(segment) is Outcome.STORED
+                assert self.store.insert(segment) is InsertOutcome.STORED
             if acknowledge:
                 self.ledger.note_receipt(Receipt(segment.stream, 77, number + 1, 0))
 

@@ -102,11 +102,11 @@ def test_equals_what_travels_compressed(path):
     rows, stacks = make_rows(64)
     direct = StoreReader(path, SCHEMA).sample(64, np.random.default_rng(3), rows)
     travelling = StoreReader(path, SCHEMA).sample(64, np.random.default_rng(3))
-    assert direct.image is None
+    assert direct.blob is None
     np.testing.assert_array_equal(direct.records, travelling.records)
     assert_whole(direct, stacks)
     twin = np.empty_like(stacks)
-    StackDecoder(SCHEMA, twin).decode(travelling.records, travelling.image)
+    StackDecoder(SCHEMA, twin).decode(travelling.records, travelling.blob)
     np.testing.assert_array_equal(stacks, twin)
     writer.close()
 
@@ -169,7 +169,7 @@ def test_an_empty_store_gives_nothing(path):
 
 def test_frames_that_are_none_are_passed_over_and_said(path, caplog):
     writer = StoreWriter.create(path, SCHEMA, capacity=50, **SIZES)
-    poison = make_segment(0)._replace(image=make_blob([b"\xff\xff\xff"] * NUM_FRAMES))
+    poison = make_segment(0)._replace(blob=make_blob([b"\xff\xff\xff"] * NUM_FRAMES))
     writer.insert(poison)
     rows, stacks = make_rows(64)
     reader = StoreReader(path, SCHEMA)

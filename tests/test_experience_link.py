@@ -44,7 +44,7 @@ def make_link(tape, window=2):
 
 def cut(stream_index):
     segment = make_segment(PIXELS)
-    return Cut(stream_index, segment.records, segment.image)
+    return Cut(stream_index, segment.records, segment.blob)
 
 
 def test_numbers_run_per_stream_and_carry_the_base():

@@ -61,7 +61,7 @@ def test_the_corpus_is_there():
 def test_a_campaign_sees_a_decoder_that_accepts_too_much_and_one_that_crashes(monkeypatch):
     monkeypatch.setattr(Codec, "_check_records", lambda *arguments: None)
     assert "the reference refuses" in run("segment", 2_000, seed=1).findings[0].problem
-    monkeypatch.setattr(Codec, "_check_image", lambda codec, image, limit: image[1_000])
+    monkeypatch.setattr(Codec, "_check_image", lambda codec, blob, limit: blob[1_000])
     found = run("segment", 50, seed=1).findings[0]
     assert "IndexError" in found.problem
 
@@ -111,11 +111,11 @@ def decode_both_ways(schema, reader, rng):
     sample = reader.sample(16, rng)
     if sample is None:
         return 0
-    batch = BatchMessage(0, 1, 0, 0, sample.num_transitions, sample.records, sample.image)
+    batch = BatchMessage(0, 1, 0, 0, sample.num_transitions, sample.records, sample.blob)
     codec = Codec(1, schema)
     back = codec.decode_batch([bytes(part) for part in codec.encode_batch(batch)], 16)  # So it may travel too.
     try:
-        decoder.decode(back.records, back.image)
+        decoder.decode(back.records, back.blob)
     except FrameError:
         pass
     else:
@@ -162,7 +162,7 @@ def test_whatever_batch_is_accepted_can_be_decoded():
     decoded = broken = 0
     for seed, batch in accepted_messages("batch", 8_000, seed=1):
         try:
-            decoders[seed.side].decode(batch.records, batch.image)
+            decoders[seed.side].decode(batch.records, batch.blob)
             decoded += 1
         except FrameError:
             broken += 1
@@ -173,7 +173,7 @@ def test_whatever_batch_is_accepted_can_be_decoded():
 def test_whatever_priorities_are_accepted_leave_the_store_sound(tmp_path):
     writer = StoreWriter.create(tmp_path / "store", PIXELS, store_incarnation=77, **SIZES)
     for _, segment in accepted_messages("segment", 200, seed=2):
-        if len(segment.image) % 4:
+        if len(segment.blob) % 4:
             writer.insert(segment._replace(stream=Stream(0, 1), number=0, base=0))
             break
     for _, update in accepted_messages("priorities", 10_000, seed=1):

@@ -156,7 +156,7 @@ def test_never_overwrites_a_slot_that_was_not_released():
 
 def test_what_does_not_decompress_is_counted_and_dropped():
     batch = make_batch(PIXELS)
-    broken = batch._replace(image=make_blob([b"\xff" * 20] * 24))
+    broken = batch._replace(blob=make_blob([b"\xff" * 20] * 24))
     ring = BatchRing(PIXELS, 4)
     loader = Loader(PIXELS, ring)
     assert not loader.send(broken, 0.0)

@@ -218,12 +218,12 @@ def drive(scripts, schema, builder, *, cut_when=lambda t: False):
     return [*cuts, builder.cut(qs[-1])]
 
 
-def decode_frames(schema, image):
-    """Every frame of an image, by its table of offsets."""
-    (first,) = np.frombuffer(image, "<u4", 1)
-    offsets = np.frombuffer(image, "<u4", first // 4)
-    assert offsets[-1] == len(image)
-    frames = [image[begin:end] for begin, end in itertools.pairwise(offsets)]
+def decode_frames(schema, blob):
+    """Every frame of a blob, by its table of offsets."""
+    (first,) = np.frombuffer(blob, "<u4", 1)
+    offsets = np.frombuffer(blob, "<u4", first // 4)
+    assert offsets[-1] == len(blob)
+    frames = [blob[begin:end] for begin, end in itertools.pairwise(offsets)]
     if schema.codec == "lz4":
         frames = [lz4.block.decompress(frame, uncompressed_size=schema.frame_bytes) for frame in frames]
     return [np.frombuffer(frame, schema.frame_dtype).reshape(schema.frame_shape) for frame in frames]
@@ -236,8 +236,8 @@ def rebuild(frames, newest, depth, stack):
 
 
 def decode(schema, cut):
-    """All transitions of one cut; refuses an image that holds a frame too many, too few or twice."""
-    frames = decode_frames(schema, cut.image)
+    """All transitions of one cut; refuses a blob that holds a frame too many, too few or twice."""
+    frames = decode_frames(schema, cut.blob)
     records = cut.records
     assert records[0]["frame"] + 1 == records[0]["depth"]  # It begins with the first stack's oldest frame, ...
     assert records[-1]["next_frame"] + 1 == len(frames)  # ... and ends with the last next stack's newest.
@@ -460,7 +460,7 @@ def test_windows_run_on_across_a_cut_undiscounted_by_it():
 def test_a_segment_holds_the_frames_from_its_first_stack_to_its_last_next_state():
     schema = make_schema(stack=4)
     cuts = drive([[make_episode([0] * 14)]], schema, make_builder(schema, segment_length=7))
-    held = [[int(frame[0, 2]) for frame in decode_frames(schema, cut.image)] for cut in itertools.chain(*cuts)]
+    held = [[int(frame[0, 2]) for frame in decode_frames(schema, cut.blob)] for cut in itertools.chain(*cuts)]
     assert held == [
         list(range(1, 9)),  # Starts 1 ... 5; the last one's next state is 8.
         list(range(3, 16)),  # Starts 6 ... 12; the first one's stack begins at 3.
@@ -471,7 +471,7 @@ def test_a_segment_does_not_send_the_next_episodes_first_frame_before_it_is_need
     schema = make_schema()
     script = [make_episode([1, 10], terminated=True), make_episode([], episode=1)]
     ((cut,), *_) = drive([script], schema, make_builder(schema, segment_length=2))
-    assert len(decode_frames(schema, cut.image)) == 3
+    assert len(decode_frames(schema, cut.blob)) == 3
 
 
 def test_a_stream_without_a_closed_window_is_left_out_of_a_cut():
@@ -489,7 +489,7 @@ def test_every_frame_is_compressed_once_however_often_it_is_sent():
     with counted_compressions() as calls:
         cuts = drive(scripts, schema, make_builder(schema, num_streams=3, segment_length=7))
     assert len(calls) == sum(len(episode.frames) for script in scripts for episode in script)
-    assert len(calls) < sum(len(decode_frames(schema, cut.image)) for cut in itertools.chain(*cuts))
+    assert len(calls) < sum(len(decode_frames(schema, cut.blob)) for cut in itertools.chain(*cuts))
 
 
 def test_ready_after_segment_length_steps_and_again_after_each_cut():
@@ -577,7 +577,7 @@ def test_stacks_rebuilt_from_segments_equal_ales_own_pixel_by_pixel():
         ends.append((ended.copy(), final.copy()))
         if builder.ready or t == num_steps - 1:
             for cut in builder.cut(q):
-                frames = decode_frames(schema, cut.image)
+                frames = decode_frames(schema, cut.blob)
                 stored[cut.stream_index] += [(frames, record) for record in cut.records]
     environment.close()
     assert (num_endings > 0).all()  # Otherwise this would prove nothing about them.

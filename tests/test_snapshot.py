@@ -33,7 +33,7 @@ from apex.replay_memory.snapshots.folder import SnapshotError, SnapshotFolder
 from apex.replay_memory.snapshots.process import SnapshotProcess, take_snapshots
 from apex.replay_memory.snapshots.restore import restore
 from apex.replay_memory.snapshots.writer import SnapshotWriter
-from apex.replay_memory.store.writer import Outcome
+from apex.replay_memory.store.deduplication import InsertOutcome
 from apex.runtime.children import stop_children
 from apex.runtime.lifecycle import Stop
 from bench.snapshots import measure_snapshot
@@ -78,7 +78,7 @@ class Scene:
             actor_id = int(self.rng.integers(0, 3))
             segment = make_segment(self.numbers[actor_id], actor_id)
             self.numbers[actor_id] += 1
-            assert self.writer.insert(segment) is self.naive.insert(segment) is Outcome.STORED
+            assert self.writer.insert(segment) is self.naive.insert(segment) is InsertOutcome.STORED
             keys = self.rng.integers(0, self.naive.num_inserted, 3).tolist()
             update = make_update(keys, [1.0, 2.0, 3.0], self.incarnation)
             assert self.writer.update_priorities(update) == self.naive.update(keys, [1.0, 2.0, 3.0])
@@ -122,7 +122,7 @@ def test_a_restored_store_is_the_one_of_the_snapshot_and_goes_on_like_it(place, 
         scene.check()
         assert scene.writer.store_incarnation == scene.incarnation
         last = make_segment(scene.numbers[0] - 1, 0) if scene.numbers[0] else None
-        assert last is None or scene.writer.insert(last) is Outcome.DUPLICATE
+        assert last is None or scene.writer.insert(last) is InsertOutcome.DUPLICATE
     assert scene.naive.num_inserted > 3 * scene.sizes["capacity"]
 
 

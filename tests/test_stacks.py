@@ -51,11 +51,11 @@ def test_matches_the_definition(schema, seed):
     frames = [
         rng.integers(0, 256, schema.frame_shape).astype(schema.frame_dtype) for _ in range(records["num_frames"].sum())
     ]
-    image = make_blob([COMPRESS[schema.codec](frame) for frame in frames])
+    blob = make_blob([COMPRESS[schema.codec](frame) for frame in frames])
     stacks = empty_stacks(schema, 17)
     decoder = StackDecoder(schema, stacks)
     for _ in range(2):  # A slot is used again and again.
-        decoder.decode(records, image)
+        decoder.decode(records, blob)
         np.testing.assert_array_equal(stacks, naive_stacks(schema, records, frames))
 
 
@@ -94,8 +94,8 @@ def test_parts_of_a_batch_are_decoded_into_their_own_rows_and_touch_no_others(sc
             rng.integers(0, 256, schema.frame_shape).astype(schema.frame_dtype)
             for _ in range(records["num_frames"].sum())
         ]
-        image = make_blob([COMPRESS[schema.codec](frame) for frame in frames])
-        decoder.decode(records, image, first_row=first)
+        blob = make_blob([COMPRESS[schema.codec](frame) for frame in frames])
+        decoder.decode(records, blob, first_row=first)
         expected[:, first : first + count] = naive_stacks(schema, records, frames)
         np.testing.assert_array_equal(stacks.view(np.uint8), expected.view(np.uint8))
 
@@ -103,11 +103,11 @@ def test_parts_of_a_batch_are_decoded_into_their_own_rows_and_touch_no_others(sc
 # --- straight from the replay memory ----------------------------------------------------------------------------------
 
 
-def stored_of(records, image_at):
-    """What `StoreReader` tells of these records when the arena holds their image at `image_at`."""
+def stored_of(records, blob_at):
+    """What `StoreReader` tells of these records when the arena holds their blob at `image_at`."""
     first = np.cumsum(records["num_frames"], dtype=np.int64) - records["num_frames"]
     stored = np.empty(len(records), STORED)
-    stored["row"], stored["image"], stored["first_frame"] = np.arange(len(records)), image_at, first
+    stored["row"], stored["blob"], stored["first_frame"] = np.arange(len(records)), blob_at, first
     for name in ("num_frames", "frame", "depth", "next_frame", "next_depth"):
         stored[name] = records[name]
     return stored
@@ -120,15 +120,15 @@ def native_decoder(stacks):
     return decoder
 
 
-def arena_of(seed, count=9, image_at=64):
-    """Records, their frames, and an arena of noise that holds their image."""
+def arena_of(seed, count=9, blob_at=64):
+    """Records, their frames, and an arena of noise that holds their blob."""
     rng = np.random.default_rng(seed)
     records = random_records(PIXELS, rng, count)
     frames = [rng.integers(0, 3, PIXELS.frame_shape).astype(np.uint8) for _ in range(records["num_frames"].sum())]
-    image = make_blob([COMPRESS["lz4"](frame) for frame in frames])
-    arena = rng.integers(0, 256, image_at + len(image) + 40).astype(np.uint8)
-    arena[image_at : image_at + len(image)] = np.frombuffer(image, np.uint8)
-    return records, frames, arena, stored_of(records, image_at)
+    blob = make_blob([COMPRESS["lz4"](frame) for frame in frames])
+    arena = rng.integers(0, 256, blob_at + len(blob) + 40).astype(np.uint8)
+    arena[blob_at : blob_at + len(blob)] = np.frombuffer(blob, np.uint8)
+    return records, frames, arena, stored_of(records, blob_at)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -148,9 +148,9 @@ def test_from_the_arena_it_matches_the_definition(seed):
         ("row", -1),
         ("row", 9),
         ("row", 2**62),
-        ("image", -8),
-        ("image", 2**40),
-        ("image", 2**63 - 1),
+        ("blob", -8),
+        ("blob", 2**40),
+        ("blob", 2**63 - 1),
         ("first_frame", -1),
         ("first_frame", 2**62),
         ("num_frames", 0),
@@ -178,7 +178,7 @@ def test_from_the_arena_a_table_that_makes_no_sense_is_refused(last):
     """The end of the last frame before the first one's, past so many frames' most, and past the arena."""
     _, _, arena, stored = arena_of(0)
     decoder = native_decoder(empty_stacks(PIXELS, 9))
-    end = stored["image"][8] + 4 * (stored["first_frame"][8] + stored["num_frames"][8])
+    end = stored["blob"][8] + 4 * (stored["first_frame"][8] + stored["num_frames"][8])
     arena[end : end + 4].view("<u4")[:] = last
     assert decoder.decode_stored(arena, stored).tolist() == [True] * 8 + [False]
 

@@ -28,8 +28,9 @@ from store_builders import (
 )
 
 from apex.frame_blob import make_blob
+from apex.replay_memory.store.deduplication import InsertOutcome
 from apex.replay_memory.store.layout import CELLS_OFFSET, FIRST_BYTE, FIRST_KEY
-from apex.replay_memory.store.writer import MAX_STORED_PRIORITY, Outcome, StoreCounters
+from apex.replay_memory.store.writer import MAX_STORED_PRIORITY, StoreCounters
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def make_store(path, *segments, **sizes):
     """A writer and a reader of the same store."""
     writer = create(path, **sizes)
     for segment in segments:
-        assert writer.insert(segment) is Outcome.STORED
+        assert writer.insert(segment) is InsertOutcome.STORED
     return writer, open_reader(path)
 
 
@@ -136,7 +137,7 @@ def test_one_transition_is_a_whole_batch(path):
 def test_bytes_are_counted_from_the_oldest_image_to_the_newest(path):
     segments = [make_segment(number) for number in range(3)]
     writer, _ = make_store(path, *segments)
-    assert writer.bytes_used == sum(-(-len(segment.image) // 8) * 8 for segment in segments)
+    assert writer.bytes_used == sum(-(-len(segment.blob) // 8) * 8 for segment in segments)
     writer.close()
 
 
@@ -243,27 +244,27 @@ def test_priorities_for_another_store_are_all_stale(path):
 def test_a_new_life_of_a_stream_begins_its_row_anew(path):
     writer, _ = make_store(path, *[make_segment(number) for number in (0, 1, 3)])
     assert writer.receipt(0) == ((0, 1), 77, 2, 0b1)
-    assert writer.insert(make_segment(1, incarnation=5)) is Outcome.STORED
+    assert writer.insert(make_segment(1, incarnation=5)) is InsertOutcome.STORED
     assert writer.receipt(0) == ((0, 5), 77, 0, 0b1)
-    assert writer.insert(make_segment(2, incarnation=1)) is Outcome.OLDER_INCARNATION
+    assert writer.insert(make_segment(2, incarnation=1)) is InsertOutcome.OLDER_INCARNATION
     writer.close()
 
 
 def test_what_an_earlier_store_acknowledged_is_not_waited_for(path):
     writer, _ = make_store(path, make_segment(103, base=100), make_segment(102, base=100))
     assert writer.receipt(0) == ((0, 1), 77, 100, 0b110)
-    assert writer.insert(make_segment(104, base=102)) is Outcome.STORED
+    assert writer.insert(make_segment(104, base=102)) is InsertOutcome.STORED
     assert writer.receipt(0) == ((0, 1), 77, 105, 0)
-    assert writer.insert(make_segment(101, base=100)) is Outcome.DUPLICATE
+    assert writer.insert(make_segment(101, base=100)) is InsertOutcome.DUPLICATE
     writer.close()
 
 
 def test_the_bitmap_reaches_64_numbers_beyond_the_one_that_is_missing(path):
     writer, _ = make_store(path, make_segment(64))
     assert writer.receipt(0) == ((0, 1), 77, 0, 1 << 63)
-    assert writer.insert(make_segment(65)) is Outcome.TOO_FAR_AHEAD
+    assert writer.insert(make_segment(65)) is InsertOutcome.TOO_FAR_AHEAD
     for number in range(64):
-        assert writer.insert(make_segment(number)) is Outcome.STORED
+        assert writer.insert(make_segment(number)) is InsertOutcome.STORED
     assert writer.receipt(0) == ((0, 1), 77, 65, 0)
     writer.close()
 
@@ -281,24 +282,24 @@ HOSTILE = {
     "records of another kind": ({"records": np.zeros(2, "<f4")}, "records are"),
     "no records": ({"records": make_segment(0).records[:0]}, "0 records"),
     "more records than fit": ({"records": make_segment(0, count=41).records}, "41 records, capacity is 40"),
-    "an image that does not fit": ({"image": bytes(4001)}, "4001 bytes, 4000 are kept"),
-    "an image without a table": ({"image": b"\x04\0\0\0"}, "image of 4 bytes"),
+    "a blob that does not fit": ({"blob": bytes(4001)}, "4001 bytes, 4000 are kept"),
+    "a blob without a table": ({"blob": b"\x04\0\0\0"}, "blob of 4 bytes"),
     "a base above the number": ({"base": 6}, "number 5, base 6"),
     "a base below 0": ({"base": -1}, "base -1"),
     "a number past all bounds": ({"number": 2**63}, "number"),
     "an incarnation past all bounds": ({"stream": (0, 2**63)}, "incarnation"),
     "a version past all bounds": ({"version": 2**32}, "version"),
-    "a table that is not one": ({"image": (9).to_bytes(4, "little") * 20}, "a table of 9 bytes"),
-    "a table past the image": ({"image": (84).to_bytes(4, "little") * 20}, "a table of 84 bytes"),
-    "a table that says otherwise": ({"image": make_blob(FRAMES) + b"a"}, "its table says"),
-    "frames that overlap": ({"image": np.array([12, 20, 12], "<u4").tobytes()}, "negative length"),
-    "a frame too long": ({"image": make_blob([*FRAMES, b"a" * 33])}, "a frame of 33 bytes"),
-    "a frame past the image": ({"records": make_segment(0, next_frame=12).records}, "not in the image"),
-    "a next frame before the frame": ({"records": make_segment(0, frame=2, next_frame=1).records}, "not in the image"),
-    "a stack of no frame": ({"records": make_segment(0, depth=0).records}, "before the image"),
-    "a stack before the image": (
+    "a table that is not one": ({"blob": (9).to_bytes(4, "little") * 20}, "a table of 9 bytes"),
+    "a table past the blob": ({"blob": (84).to_bytes(4, "little") * 20}, "a table of 84 bytes"),
+    "a table that says otherwise": ({"blob": make_blob(FRAMES) + b"a"}, "its table says"),
+    "frames that overlap": ({"blob": np.array([12, 20, 12], "<u4").tobytes()}, "a frame of -8 bytes"),
+    "a frame too long": ({"blob": make_blob([*FRAMES, b"a" * 33])}, "a frame of 33 bytes"),
+    "a frame past the blob": ({"records": make_segment(0, next_frame=12).records}, "not in the blob"),
+    "a next frame before the frame": ({"records": make_segment(0, frame=2, next_frame=1).records}, "not in the blob"),
+    "a stack of no frame": ({"records": make_segment(0, depth=0).records}, "before the blob"),
+    "a stack before the blob": (
         {"records": make_segment(0, frame=1, next_frame=3, depth=1, next_depth=5).records},
-        "before the image",
+        "before the blob",
     ),
 }
 
@@ -306,7 +307,7 @@ HOSTILE = {
 @pytest.mark.parametrize(("fields", "message"), HOSTILE.values(), ids=HOSTILE)
 def test_refuses_a_segment_that_would_harm_it(path, fields, message):
     writer, reader = make_store(path, make_segment(0))
-    segment = make_segment(5)._replace(image=make_blob(FRAMES))
+    segment = make_segment(5)._replace(blob=make_blob(FRAMES))
     stream = segment.stream._make(fields.pop("stream", segment.stream)) if "stream" in fields else segment.stream
     with pytest.raises(ValueError, match=message):
         writer.insert(segment._replace(stream=stream, **fields))
@@ -317,15 +318,15 @@ def test_refuses_a_segment_that_would_harm_it(path, fields, message):
 
 def test_an_image_may_be_bytes_or_an_array_or_a_part_of_a_message(path):
     segments = [make_segment(number) for number in range(3)]
-    images = [
-        segments[0].image,
-        np.frombuffer(segments[1].image, np.uint8),
-        memoryview(b"123" + segments[2].image)[3:],
+    blobs = [
+        segments[0].blob,
+        np.frombuffer(segments[1].blob, np.uint8),
+        memoryview(b"123" + segments[2].blob)[3:],
     ]
     writer, reader = make_store(path)
     naive = NaiveStore(**SIZES)
-    for segment, image in zip(segments, images, strict=True):
-        writer.insert(segment._replace(image=image))
+    for segment, blob in zip(segments, blobs, strict=True):
+        writer.insert(segment._replace(blob=blob))
         naive.insert(segment)
     assert_same(writer, reader, naive, np.random.default_rng(0))
     writer.close()
@@ -335,7 +336,7 @@ def overwrite(writer, count):
     """Segments of 5 transitions, so that `count` of them evict as many, one by one."""
     first = writer.num_inserted // 5
     for number in range(first, first + count):
-        assert writer.insert(make_segment(number, count=5)) is Outcome.STORED
+        assert writer.insert(make_segment(number, count=5)) is InsertOutcome.STORED
 
 
 @pytest.mark.parametrize("count", [0, 1, 4, 8, 30])
@@ -385,7 +386,7 @@ def test_what_lies_below_either_half_of_the_watermark_is_not_drawn(path):
     """The writer moves one half and then the other; a reader may look in between."""
     segments = [make_segment(number, count=5) for number in range(4)]
     writer, reader = make_store(path, *segments)
-    rng, two = np.random.default_rng(0), sum(-(-len(segment.image) // 8) * 8 for segment in segments[:2])
+    rng, two = np.random.default_rng(0), sum(-(-len(segment.blob) // 8) * 8 for segment in segments[:2])
     write_number(path, CELLS_OFFSET + 8 * FIRST_KEY, 5)
     assert set(reader.sample(200, rng).records["key"].tolist()) == set(range(5, 20))
     write_number(path, CELLS_OFFSET + 8 * FIRST_BYTE, two)

@@ -28,8 +28,8 @@ from store_builders import (
 )
 
 from apex.errors import ConfigError
+from apex.replay_memory.store.deduplication import InsertOutcome
 from apex.replay_memory.store.layout import CELLS_OFFSET, FIRST_KEY, Sizes
-from apex.replay_memory.store.writer import Outcome
 
 FORK = multiprocessing.get_context("fork")
 
@@ -52,7 +52,7 @@ def test_a_crash_at_any_step_loses_only_what_had_no_receipt(path, step, seed):
             actor_id = int(rng.integers(0, 3))
             segment = make_segment(numbers[actor_id], actor_id)
             numbers[actor_id] += 1
-            assert writer.insert(segment) is naive.insert(segment) is Outcome.STORED
+            assert writer.insert(segment) is naive.insert(segment) is InsertOutcome.STORED
             keys, priorities = rng.integers(0, naive.num_inserted, 3).tolist(), [1.0, 2.0, 3.0]
             assert writer.update_priorities(make_update(keys, priorities)) == naive.update(keys, priorities)
         writer.close()
@@ -75,10 +75,10 @@ def test_a_crash_at_any_step_loses_only_what_had_no_receipt(path, step, seed):
 
         writer = attach(path)
         assert_same(writer, reader, naive, rng)
-        expected = Outcome.DUPLICATE if step == "leaves" else Outcome.STORED
+        expected = InsertOutcome.DUPLICATE if step == "leaves" else InsertOutcome.STORED
         assert writer.insert(segment) is naive.insert(segment) is expected
         assert_same(writer, reader, naive, rng)
-        assert writer.insert(segment) is Outcome.DUPLICATE
+        assert writer.insert(segment) is InsertOutcome.DUPLICATE
     assert naive.num_inserted > 100
     writer.close()
 
@@ -92,7 +92,7 @@ def test_a_row_that_never_came_to_hold_does_not_hold_later_either(path):
     for number in range(5):  # The commit number passes the one that the row of actor 0 was waiting for.
         writer.insert(make_segment(number, actor_id=1, count=2))
     assert writer.receipt(0).contiguous == 0
-    assert writer.insert(make_segment(0, actor_id=0, count=2)) is Outcome.STORED
+    assert writer.insert(make_segment(0, actor_id=0, count=2)) is InsertOutcome.STORED
     writer.close()
 
 
@@ -106,7 +106,7 @@ def test_a_new_life_that_was_never_committed_does_not_end_the_old_one(path):
     writer.close()
     writer = attach(path)
     assert writer.receipt(0).stream.incarnation == 1
-    assert writer.insert(make_segment(1, incarnation=1)) is Outcome.STORED
+    assert writer.insert(make_segment(1, incarnation=1)) is InsertOutcome.STORED
     writer.close()
 
 
@@ -120,7 +120,7 @@ def test_a_watermark_that_was_only_half_moved_is_moved(path):
     write_number(path, CELLS_OFFSET + 8 * FIRST_KEY, 4)  # The first live byte is still that of key 0.
     writer = attach(path)
     assert writer.first_key == 4
-    assert writer.bytes_used == bytes_used - -(-len(segments[0].image) // 8) * 8
+    assert writer.bytes_used == bytes_used - -(-len(segments[0].blob) // 8) * 8
     writer.close()
 
 
@@ -201,7 +201,7 @@ def test_a_second_crash_at_any_step_after_a_first_at_any_step_loses_no_more(path
         segment = make_segment(number)
         number += 1
         keys = range(writer.num_inserted, writer.num_inserted + len(segment.records))
-        assert writer.insert(segment) is Outcome.STORED
+        assert writer.insert(segment) is InsertOutcome.STORED
         stored |= {key: expect(segment, index) for index, key in enumerate(keys)}
     writer.close()
     for step in (first, second):
@@ -217,7 +217,7 @@ def test_a_second_crash_at_any_step_after_a_first_at_any_step_loses_no_more(path
     assert writer.receipt(0).contiguous == number
     live = decode(open_reader(path).sample(2000, rng))
     assert live == {key: stored[key] for key in range(writer.first_key, writer.num_inserted)}
-    assert writer.insert(make_segment(number)) is Outcome.STORED
+    assert writer.insert(make_segment(number)) is InsertOutcome.STORED
     writer.close()
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from store_builders import MIN_PRIORITY, SCHEMA, create, decode, expect, make_segment, make_update, open_reader, weigh
 
+from apex.replay_memory.store.deduplication import InsertOutcome
 from apex.replay_memory.store.file import open_file
-from apex.replay_memory.store.writer import Outcome
 
 pytestmark = pytest.mark.no_cover  # Coverage, which would take half of the time, is test_store's.
 
@@ -37,7 +37,7 @@ class Line:
 
     def insert(self, segment):
         """Returns the keys that leave."""
-        count, length = len(segment.records), -(-len(segment.image) // 8) * 8
+        count, length = len(segment.records), -(-len(segment.blob) // 8) * 8
         begin = self.end if self.end + length <= self.num_bytes else 0
         self.end = begin + length
         gone = []
@@ -86,7 +86,7 @@ def test_what_leaves_is_always_the_oldest_segment_whole_and_no_more_than_must(pa
     reader = open_reader(path)
     for number in range(400):
         segment = make_segment(number, count=int(rng.integers(1, 16)), priority=1)
-        assert writer.insert(segment) is Outcome.STORED
+        assert writer.insert(segment) is InsertOutcome.STORED
         gone = line.insert(segment)
         assert gone == list(range(writer.first_key - len(gone), writer.first_key))
         assert (writer.num_inserted, writer.size) == (line.num_inserted, line.size)
@@ -128,7 +128,7 @@ def test_a_million_operations_leave_every_leaf_as_its_priority_says(path):
 
     while operations < 10**6:
         segment = segments[number % len(segments)]
-        assert writer.insert(segment._replace(number=number, base=number)) is Outcome.STORED
+        assert writer.insert(segment._replace(number=number, base=number)) is InsertOutcome.STORED
         for key in line.insert(segment):
             del priorities[key]
         for key, priority in enumerate(

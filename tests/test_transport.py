@@ -74,7 +74,7 @@ def test_batches_arrive_and_garbage_is_counted(context, endpoint):
     assert sender.send(batch, DEADLINE)
     back = until(lambda: receiver.receive(0.1), "batch")
     assert back.number == batch.number
-    assert bytes(back.image) == batch.image
+    assert bytes(back.blob) == batch.blob
 
 
 def test_a_sampler_without_a_learner_waits_no_longer_than_told(context, endpoint):

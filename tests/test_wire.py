@@ -44,7 +44,7 @@ def test_a_segment_comes_back(schema):
     back = codec.decode_segment(codec.encode_segment(segment))
     assert back[:3] == segment[:3]
     assert back.base == segment.base
-    assert bytes(back.image) == segment.image
+    assert bytes(back.blob) == segment.blob
     np.testing.assert_array_equal(back.records, segment.records)
 
 
@@ -53,7 +53,7 @@ def test_a_batch_comes_back(schema):
     codec, batch = Codec(RUN, schema), make_batch(schema)
     back = codec.decode_batch(codec.encode_batch(batch), 4)
     assert back[:5] == batch[:5]
-    assert bytes(back.image) == batch.image
+    assert bytes(back.blob) == batch.blob
     np.testing.assert_array_equal(back.records, batch.records)
 
 
@@ -181,7 +181,7 @@ def image_of(*offsets, size=200):
 
 
 @pytest.mark.parametrize(
-    "image",
+    "blob",
     [
         b"\x00" * 8,
         image_of(7),
@@ -192,20 +192,20 @@ def image_of(*offsets, size=200):
         image_of(12, 13, 212),
     ],
 )
-def test_refuses_an_image_whose_table_lies(image):
-    segment = make_segment(PIXELS)._replace(image=image)
+def test_refuses_an_image_whose_table_lies(blob):
+    segment = make_segment(PIXELS)._replace(blob=blob)
     with pytest.raises(WireError) as refusal:
         CODEC.decode_segment(CODEC.encode_segment(segment))
-    assert refusal.value.reason in ("image", "frames")
+    assert refusal.value.reason in ("blob", "frames")
 
 
 def test_refuses_vectors_that_are_not_finite():
     segment = make_segment(VECTORS)
-    image = bytearray(segment.image)
-    image[-4:] = np.float32(np.nan).tobytes()
+    blob = bytearray(segment.blob)
+    blob[-4:] = np.float32(np.nan).tobytes()
     codec = Codec(RUN, VECTORS)
     with pytest.raises(WireError, match="not finite"):
-        codec.decode_segment(codec.encode_segment(segment._replace(image=bytes(image))))
+        codec.decode_segment(codec.encode_segment(segment._replace(blob=bytes(blob))))
 
 
 BATCH = CODEC.encode_batch(make_batch(PIXELS))
@@ -327,10 +327,10 @@ def test_resealed_garbage_is_refused_or_harmless(seed):
             segment = CODEC.decode_segment(reseal([bytes(message)]))
         except WireError:
             continue
-        table = np.frombuffer(segment.image, "<u4", int.from_bytes(segment.image[:4], "little") // 4)
+        table = np.frombuffer(segment.blob, "<u4", int.from_bytes(segment.blob[:4], "little") // 4)
         assert (segment.records["next_frame"] < len(table) - 1).all()
         assert (segment.records["action"] < PIXELS.num_actions).all()
-        assert table[-1] == len(segment.image)
+        assert table[-1] == len(segment.blob)
 
 
 def test_what_is_for_another_shard_is_refused():

@@ -72,7 +72,7 @@ class ReliableSender:
         for cut in cuts:
             window = self._windows[cut.stream_index]
             number = window.next_number
-            segment = Segment(window.stream, number, version, cut.records, cut.image, min(window.base, number))
+            segment = Segment(window.stream, number, version, cut.records, cut.blob, min(window.base, number))
             shard = window.stream.shard(len(self._outlets))
             message = self._codec.encode_segment(segment, shard)
             window.add(message, now)

@@ -33,7 +33,7 @@ class Cut(NamedTuple):
 
     stream_index: int  # 0 ... E-1
     records: Array  # RECORD[K], K >= 1, in the order of time
-    image: bytes
+    blob: bytes
 
 
 class _Row(NamedTuple):

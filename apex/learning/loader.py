@@ -85,9 +85,9 @@ class Loader:
         if batch.shard not in self.missing or not self.ready(timeout):
             return False
         assert self._slot is not None
-        if batch.image is not None:
+        if batch.blob is not None:
             try:
-                self._decoders[self._slot].decode(batch.records, batch.image, self._ring.first_row(batch.shard))
+                self._decoders[self._slot].decode(batch.records, batch.blob, self._ring.first_row(batch.shard))
             except FrameError:
                 self.num_undecodable += 1
                 return False

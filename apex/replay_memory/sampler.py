@@ -73,7 +73,7 @@ class Sampler:
             number=self._board.next_number(self._index),
             num_transitions=drawn.num_transitions,
             records=drawn.records,
-            image=drawn.image,
+            blob=drawn.blob,
         )
         # Counted before it goes: a learner on this host may answer before `send` returns, and the writer gives credit
         # only for what was sent.

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from apex.transport.header import Frame, Header, MessageKind, pack, require_field, unpack
+from apex.frame_blob import BlobError, check_table, table_bytes
+from apex.transport.header import Frame, Header, MessageKind, WireError, pack, require_field, unpack
 from apex.transport.json_codec import dump_json, load_json
 from apex.transport.json_fields import check_metrics, check_request, check_result
 from apex.types import (
@@ -51,9 +52,9 @@ class Codec:
     # --- experience -------------------------------------------------------------------------------------------------
 
     def encode_segment(self, segment: Segment, shard: int = 0) -> list[bytes]:
-        """One frame: header, base and version, records, image. `shard` is where it belongs."""
+        """One frame: header, base and version, records, blob. `shard` is where it belongs."""
         body = b"".join(
-            [_SEGMENT.pack(segment.base, segment.version), segment.records.tobytes(), memoryview(segment.image)]
+            [_SEGMENT.pack(segment.base, segment.version), segment.records.tobytes(), memoryview(segment.blob)]
         )
         count = len(segment.records)
         return [self._head(MessageKind.SEGMENT, shard, segment.stream, segment.number, count, [body]) + body]
@@ -63,19 +64,19 @@ class Codec:
         header, (body,) = self._check(frames, MessageKind.SEGMENT, 1)
         require_field(header.shard == shard, "shard", f"a segment for shard {header.shard}, but this is {shard}")
         require_field(0 < header.num_items <= MAX_RECORDS, "count", f"{header.num_items} records in a segment")
-        image_at = _SEGMENT.size + header.num_items * RECORD.itemsize
-        require_field(len(body) >= image_at + 8, "length", f"{len(body)} bytes for {header.num_items} records")
+        blob_at = _SEGMENT.size + header.num_items * RECORD.itemsize
+        require_field(len(body) >= blob_at + 8, "length", f"{len(body)} bytes for {header.num_items} records")
         base, version = _SEGMENT.unpack_from(body)
         require_field(base <= header.number, "base", f"base {base} above number {header.number}")
         require_field(header.number < _NUMBERS, "number", f"segment {header.number}")
         require_field(header.incarnation < _NUMBERS, "incarnation", f"incarnation {header.incarnation}")
         records = np.frombuffer(body, RECORD, header.num_items, _SEGMENT.size)
-        image = body[image_at:]
-        num_frames = self._check_image(image, MAX_FRAMES)
+        blob = body[blob_at:]
+        num_frames = self._check_blob(blob, MAX_FRAMES)
         self._check_records(records, num_frames)
         require_field(bool(np.isfinite(records["priority"]).all()), "priority", "a priority is not finite")
         require_field(bool((records["priority"] >= 0).all()), "priority", "a priority is negative")
-        return Segment(Stream(header.sender, header.incarnation), header.number, version, records, image, base)
+        return Segment(Stream(header.sender, header.incarnation), header.number, version, records, blob, base)
 
     def encode_receipt(self, receipt: Receipt, shard: int = 0) -> list[bytes]:
         """One frame; its first bytes are the stream's topic."""
@@ -93,18 +94,18 @@ class Codec:
     # --- batches ----------------------------------------------------------------------------------------------------
 
     def encode_batch(self, batch: BatchMessage) -> list[Any]:
-        """Two frames: header and records; the image, which is not copied."""
+        """Two frames: header and records; the blob, which is not copied."""
         body = _BATCH.pack(batch.num_transitions) + batch.records.tobytes()
-        if batch.image is None:
+        if batch.blob is None:
             raise ValueError("a batch whose frames are decoded already does not travel")
-        image = memoryview(batch.image)
+        blob = memoryview(batch.blob)
         stream = Stream(batch.sampler, batch.store_incarnation)
-        head = self._head(MessageKind.BATCH, batch.shard, stream, batch.number, len(batch.records), [body, image])
-        return [head + body, image]
+        head = self._head(MessageKind.BATCH, batch.shard, stream, batch.number, len(batch.records), [body, blob])
+        return [head + body, blob]
 
     def decode_batch(self, frames: Sequence[Frame], batch_size: int, num_shards: int = 1) -> BatchMessage:
-        """The inverse of `encode_batch`; the image's frames themselves are checked when they are decompressed."""
-        header, (body, image) = self._check(frames, MessageKind.BATCH, 2)
+        """The inverse of `encode_batch`; the blob's frames themselves are checked when they are decompressed."""
+        header, (body, blob) = self._check(frames, MessageKind.BATCH, 2)
         require_field(header.shard < num_shards, "shard", f"shard {header.shard}, but there are {num_shards}")
         require_field(
             header.num_items == batch_size, "count", f"{header.num_items} transitions, but batches hold {batch_size}"
@@ -117,7 +118,7 @@ class Codec:
         per_transition = records["num_frames"].astype(np.int64)
         limit = 2 * self.schema.stack + self.schema.n_step
         require_field(bool((per_transition <= limit).all()), "count", f"more than {limit} frames in a transition")
-        num_frames = self._check_image(image, batch_size * limit)
+        num_frames = self._check_blob(blob, batch_size * limit)
         require_field(
             int(per_transition.sum()) == num_frames, "count", f"{num_frames} frames, the records say otherwise"
         )
@@ -127,7 +128,7 @@ class Codec:
         require_field(bool(likely.all()), "probability", f"outside [{_LEAST_PROBABILITY:g}, 1]")
         require_field(not records["unused"].any(), "unused", "is not 0")
         return BatchMessage(
-            header.shard, header.incarnation, header.sender, header.number, num_transitions, records, image
+            header.shard, header.incarnation, header.sender, header.number, num_transitions, records, blob
         )
 
     def encode_priorities(self, update: PriorityUpdate) -> list[bytes]:
@@ -239,24 +240,18 @@ class Codec:
         require_field(bool(np.isfinite(values).all()), "values", "a parameter is not finite")
         return values
 
-    def _check_image(self, image: memoryview, limit: int) -> int:
-        """Returns the number of frames of an image whose table is sound."""
-        require_field(len(image) >= 8, "image", f"{len(image)} bytes")
-        start = int.from_bytes(image[:4], "little")
-        require_field(
-            start % 4 == 0 and 8 <= start <= min(len(image), 4 * (limit + 1)), "image", f"a table of {start} bytes"
-        )
-        table = np.frombuffer(image, "<u4", start // 4).astype(np.int64)
-        require_field(int(table[-1]) == len(image), "image", f"{len(image)} bytes, its table says {table[-1]}")
-        lengths = np.diff(table)
-        shortest = self.schema.frame_bytes if self.schema.codec == "raw" else 1
-        sound = (lengths >= shortest) & (lengths <= self.schema.max_frame_bytes)
-        require_field(bool(sound.all()), "image", "a frame is too short or too long")
-        if self.schema.frame_dtype == "float32":
-            require_field(
-                bool(np.isfinite(np.frombuffer(image, "<f4", offset=start)).all()), "image", "a value is not finite"
-            )
-        return len(lengths)
+    def _check_blob(self, blob: memoryview, limit: int) -> int:
+        """Returns the number of frames of a sound blob, `limit` at most."""
+        schema = self.schema
+        shortest = schema.frame_bytes if schema.codec == "raw" else 1
+        try:
+            num_frames = check_table(blob, shortest=shortest, longest=schema.max_frame_bytes, max_frames=limit)
+        except BlobError as error:
+            raise WireError("blob", str(error)) from error
+        if schema.frame_dtype == "float32":
+            values = np.frombuffer(blob, "<f4", offset=table_bytes(num_frames))
+            require_field(bool(np.isfinite(values).all()), "blob", "a value is not finite")
+        return num_frames
 
     def _check_records(self, records: Array, num_frames: Array | int) -> None:
         """Checks what segments and batches have in common; `num_frames` bounds the frame numbers."""

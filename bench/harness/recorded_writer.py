@@ -82,7 +82,7 @@ class RecordedWriter:
         """Sends one segment; returns its number of transitions."""
         piece = self._ordinal % len(self._recording.pieces)
         records = self._recording.records_of(piece)
-        cut = Cut(int(self._recording.pieces["stream"][piece]), records, self._compressor.image(piece))
+        cut = Cut(int(self._recording.pieces["stream"][piece]), records, self._compressor.blob(piece))
         self._link.send([cut], self._ordinal)  # The version tells the segment: samples are checked by it.
         self._ordinal += 1
         if self._ordinal % PUMP_PERIOD == 0:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from apex.acting.segment_builder import COMPRESS, Cut, SegmentBuilder
 from apex.config import Config
 from apex.environments.factory import EnvironmentFailure, make_environment
-from apex.frame_blob import make_blob
+from apex.frame_blob import make_blob, read_table
 from apex.runtime.lifecycle import Stop
 from apex.types import RECORD, Array, Schema
 
@@ -56,15 +56,15 @@ class Recording(NamedTuple):
 
 
 class Compressor:
-    """Makes a recording's images anew, as an actor does: each frame of a stream is compressed once."""
+    """Makes a recording's blobs anew, as an actor does: each frame of a stream is compressed once."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._compress = COMPRESS[recording.schema.codec]
         self._kept: list[tuple[int, list[bytes]]] = [(0, []) for _ in recording.frames]  # of the last segment
 
-    def image(self, piece: int) -> bytes:
-        """The image of one segment; the frames that the one before shares with it are there already."""
+    def blob(self, piece: int) -> bytes:
+        """The blob of one segment; the frames that the one before shares with it are there already."""
         stream, first, num_frames, _ = self._recording.pieces[piece].tolist()
         kept_first, kept = self._kept[stream]
         shared = kept[first - kept_first :] if first >= kept_first else []  # Else the recording begins again.
@@ -172,11 +172,11 @@ class _Album:
 
     def add(self, cut: Cut, starts: list[tuple[int, int]]) -> None:
         stream, first_frame = cut.stream_index, starts[0][0] - int(cut.records["frame"][0])
-        num_frames = int.from_bytes(cut.image[:4], "little") // 4 - 1
+        num_frames = len(read_table(cut.blob)) - 1
         self._pieces.append((stream, first_frame, num_frames, len(self._truth)))
         self._records.append(cut.records)
         self._truth += [(stream, frame, depth) for frame, depth in starts]
-        self._image_bytes += len(cut.image)
+        self._image_bytes += len(cut.blob)
 
     def save(self, folder: Path) -> dict[str, Any]:
         np.save(folder / "pieces.npy", np.array(self._pieces, PIECE))

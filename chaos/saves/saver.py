@@ -35,7 +35,7 @@ SIZES: dict[str, Any] = {
     "min_priority": 1e-6,
 }
 SEGMENT = 50  # transitions
-FILE_BYTES = 12_000  # of images in a file of a snapshot: several files
+FILE_BYTES = 12_000  # of blobs in a file of a snapshot: several files
 
 
 class Read(NamedTuple):
@@ -138,8 +138,8 @@ def make_segment(number: int) -> Segment:
     records["next_frame"] = np.arange(SEGMENT) + 3
     records["depth"] = np.minimum(np.arange(SEGMENT) + 1, 4)
     records["next_depth"] = 4
-    image = make_blob([rng.bytes(16) for _ in range(SEGMENT + 3)])
-    return Segment(Stream(0, 1), number, 0, records, image)
+    blob = make_blob([rng.bytes(16) for _ in range(SEGMENT + 3)])
+    return Segment(Stream(0, 1), number, 0, records, blob)
 
 
 def open_memory(path: Path, snapshots: SnapshotFolder, run_id: int, incarnation: int) -> StoreWriter:

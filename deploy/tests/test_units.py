@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from apex.cloud.host import logs
+from apex.cloud.host import journal_upload
 from apex.cloud.host.command import make_parser
 from apex.cloud.host.key_exchange import CHANGED
 from apex.cloud.host.role import host_command
@@ -181,7 +181,7 @@ def test_only_who_stops_other_units_is_root():
 
 
 def test_what_every_unit_says_goes_to_cloudwatch():
-    followed = {word.removeprefix("--unit=") for word in logs.command("%i") if word.startswith("--unit=")}
+    followed = {word.removeprefix("--unit=") for word in journal_upload.command("%i") if word.startswith("--unit=")}
     assert followed == {path.name.replace("apex@", "apex@%i") for path in SERVICES}
 
 

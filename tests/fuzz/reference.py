@@ -89,24 +89,24 @@ def read_header(kind: str, parts: list[bytes]) -> tuple[Header, bytes, list[byte
 # --- arrays -----------------------------------------------------------------------------------------------------------
 
 
-def read_image(image: bytes, most: int, facts: Facts) -> int:
+def read_image(blob: bytes, most: int, facts: Facts) -> int:
     """The number of frames."""
-    must(len(image) >= 8)
-    start = int.from_bytes(image[:4], "little")
-    must(start % 4 == 0 and 8 <= start <= len(image))
+    must(len(blob) >= 8)
+    start = int.from_bytes(blob[:4], "little")
+    must(start % 4 == 0 and 8 <= start <= len(blob))
     num_frames = start // 4 - 1
     must(num_frames <= most)
     before = start
     for at in range(4, start, 4):
-        offset = int.from_bytes(image[at : at + 4], "little")
+        offset = int.from_bytes(blob[at : at + 4], "little")
         if facts.codec == "raw":
             must(offset - before == facts.frame_bytes)
         else:
             must(1 <= offset - before <= facts.max_frame_bytes)
         before = offset
-    must(before == len(image))
+    must(before == len(blob))
     if facts.is_float:
-        for (value,) in struct.iter_unpack("<f", image[start:]):
+        for (value,) in struct.iter_unpack("<f", blob[start:]):
             must(math.isfinite(value))
     return num_frames
 

@@ -12,13 +12,14 @@ import cramjam
 import numpy as np
 from numpy.typing import NDArray
 
+from apex.frame_blob import FrameBlob
 from apex.runtime.native import open_native
-from apex.types import Array, FrameBlob
+from apex.types import Array
 
 STORED = np.dtype(  # `struct stored` of decompress.c
     [
         (name, "<i8")
-        for name in ("row", "image", "first_frame", "num_frames", "frame", "depth", "next_frame", "next_depth")
+        for name in ("row", "blob", "first_frame", "num_frames", "frame", "depth", "next_frame", "next_depth")
     ]
 )
 MOST_FRAMES = 255  # of one transition, for the native loop
@@ -42,10 +43,10 @@ class Blocks:
         self._rows = [row.data for row in target]  # A slice costs as much as a third of decompressing.
 
     def decompress(
-        self, image: FrameBlob, starts: NDArray[np.int64], stops: NDArray[np.int64], places: NDArray[np.int64]
+        self, blob: FrameBlob, starts: NDArray[np.int64], stops: NDArray[np.int64], places: NDArray[np.int64]
     ) -> None:
-        """Frame i, image[starts[i] : stops[i]], goes to places[i]: int64[N, 2], below 0 for none. Raises BlockError."""
-        source = np.frombuffer(image, np.uint8)
+        """Frame i, blob[starts[i] : stops[i]], goes to places[i]: int64[N, 2], below 0 for none. Raises BlockError."""
+        source = np.frombuffer(blob, np.uint8)
         if (
             not ((starts >= 0) & (starts <= stops) & (stops <= len(source))).all()
             or (places >= len(self._target)).any()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from apex.frame_blob import FrameBlob, read_table
 from apex.replay_memory.frames.lz4_blocks import MOST_FRAMES, BlockError, NativeBlocks, make_blocks
-from apex.types import Array, FrameBlob, Schema
+from apex.types import Array, Schema
 
 
 class FrameError(ValueError):
@@ -14,7 +15,7 @@ class FrameError(ValueError):
 
 
 class StackDecoder:
-    """Decodes the images of samples into the rows of preallocated stacks.
+    """Decodes the blobs of batches into the rows of preallocated stacks.
 
     Each frame is decompressed once, straight into its place; where s_t and s_{t+m} share it (m < S), it is copied to
     the second. Frames from before an episode's first are zero.
@@ -28,8 +29,8 @@ class StackDecoder:
         self._bytes = stacks.reshape(len(self._places), -1).view(np.uint8)
         self._blocks = make_blocks(self._bytes)
 
-    def decode(self, records: Array, image: FrameBlob, first_row: int = 0) -> None:
-        """Fills the rows from `first_row` on from `records` (BATCH_RECORD[b]) and their image; raises FrameError.
+    def decode(self, records: Array, blob: FrameBlob, first_row: int = 0) -> None:
+        """Fills the rows from `first_row` on from `records` (BATCH_RECORD[b]) and their blob; raises FrameError.
 
         Lengths and counts must have been checked (`wire.Codec.decode_batch`).
         """
@@ -43,12 +44,12 @@ class StackDecoder:
         frames = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
         age = rows[owner] - frames[:, None]  # in frames, seen from the newest one of the stack; [N, 2]
         places = np.where((age >= 0) & (age < depths[owner]), ends[owner] - 1 - age, -1)
-        table = np.frombuffer(image, "<u4", len(owner) + 1).astype(np.int64)
+        table = read_table(blob, len(owner))
         if self._schema.codec == "raw":
-            self._copy(image, int(table[0]), places)
+            self._copy(blob, int(table[0]), places)
             return
         try:
-            self._blocks.decompress(image, table[:-1], table[1:], places)
+            self._blocks.decompress(blob, table[:-1], table[1:], places)
         except BlockError as error:
             raise FrameError(str(error)) from error
 
@@ -72,8 +73,8 @@ class StackDecoder:
         back = np.arange(1, self._stack + 1)
         self._places[(ends[..., None] - back)[back > depths[..., None]]] = 0
 
-    def _copy(self, image: FrameBlob, first_byte: int, places: NDArray[np.int64]) -> None:
-        body = np.frombuffer(image, np.uint8, offset=first_byte).reshape(-1, self._schema.frame_bytes)
+    def _copy(self, blob: FrameBlob, first_byte: int, places: NDArray[np.int64]) -> None:
+        body = np.frombuffer(blob, np.uint8, offset=first_byte).reshape(-1, self._schema.frame_bytes)
         for side in (0, 1):
             real = places[:, side] >= 0
             self._bytes[places[real, side]] = body[real]

@@ -90,7 +90,7 @@ def require_room(folder: SnapshotFolder, snapshot: Snapshot, *, capacity: int, m
     require(snapshot.size <= capacity, f"replay.capacity {capacity} must hold the snapshot's {snapshot.size}: raise it")
     oldest = snapshot.segments[0]
     records = np.frombuffer(folder.read(oldest), STORED_RECORD, oldest.end_key - oldest.first_key)
-    dead = int(records["segment"][max(0, snapshot.first_key - oldest.first_key)])  # bytes of images before the first
+    dead = int(records["segment"][max(0, snapshot.first_key - oldest.first_key)])  # bytes of blobs before the first
     num_bytes = sum(
         file.num_bytes - STORED_RECORD.itemsize * (file.end_key - file.first_key) for file in snapshot.segments
     )
@@ -101,7 +101,7 @@ def require_room(folder: SnapshotFolder, snapshot: Snapshot, *, capacity: int, m
 
 
 def _fill(regions: Regions, folder: SnapshotFolder, snapshot: Snapshot) -> None:
-    """Lays everything into an empty store, the images side by side from the arena's beginning."""
+    """Lays everything into an empty store, the blobs side by side from the arena's beginning."""
     capacity, cells = regions.sizes.capacity, regions.cells
     state = folder.read(snapshot.state)
     num_weights = snapshot.state.end_key - snapshot.state.first_key
@@ -114,10 +114,10 @@ def _fill(regions: Regions, folder: SnapshotFolder, snapshot: Snapshot) -> None:
         first_key = max(file.first_key, snapshot.first_key)
         records = np.frombuffer(data, STORED_RECORD, num_records)[first_key - file.first_key :].copy()
         first = int(records["segment"][0])
-        images = memoryview(data)[STORED_RECORD.itemsize * num_records + first :]
+        blobs = memoryview(data)[STORED_RECORD.itemsize * num_records + first :]
         records["segment"] += end - first
-        regions.arena[end : end + len(images)] = images
-        end += len(images)
+        regions.arena[end : end + len(blobs)] = blobs
+        end += len(blobs)
         slots = np.arange(first_key, file.end_key) % capacity
         regions.records[slots] = records
         regions.tree.set(slots, weights[first_key - snapshot.first_key :][: len(slots)])

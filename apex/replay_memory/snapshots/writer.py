@@ -23,7 +23,7 @@ from apex.replay_memory.store.layout import Store
 from apex.runtime.atomic_files import go_on
 from apex.types import Array, Schema
 
-FILE_BYTES = 8 << 20  # of images in one file: what is copied at once
+FILE_BYTES = 8 << 20  # of blobs in one file: what is copied at once
 ROW_ATTEMPTS = 1_000
 
 log = logging.getLogger("apex")
@@ -33,8 +33,8 @@ class _Chunk(NamedTuple):
     """Whole segments that stayed live while they were copied."""
 
     keys: range
-    records: Array  # STORED_RECORD; `segment` counts from the beginning of `images`
-    images: memoryview
+    records: Array  # STORED_RECORD; `segment` counts from the beginning of `blobs`
+    blobs: memoryview
 
 
 class SnapshotWriter(Store):
@@ -91,7 +91,7 @@ class SnapshotWriter(Store):
         key = files[-1].end_key if files else 0
         began = time.monotonic()
         while (chunk := self._copy(key, end_key)) is not None:
-            name, parts = f"{number:09d}-{len(files):04d}.segments", (chunk.records.tobytes(), chunk.images)
+            name, parts = f"{number:09d}-{len(files):04d}.segments", (chunk.records.tobytes(), chunk.blobs)
             files.append(self._folder.write(name, parts, chunk.keys))
             key = chunk.keys.stop
             rest(time.monotonic() - began)
@@ -161,15 +161,15 @@ class SnapshotWriter(Store):
                 continue  # The search may have met what was just overwritten.
             self._pause("copy")
             records = self._regions.records.take(np.arange(keys.start, keys.stop) % self.capacity)
-            images = self._images(start, int(records["segment"][-1]))
+            blobs = self._blobs(start, int(records["segment"][-1]))
             self._pause("check")
             live = self.first_key  # Last: what is live now was not touched before.
             if live < keys.stop:
-                return _cut(records, images, range(max(key, live), keys.stop), start)
+                return _cut(records, blobs, range(max(key, live), keys.stop), start)
         return None
 
-    def _images(self, start: int, last: int) -> bytes:
-        """The arena from byte number `start` to the end of the image at `last`; empty if its table makes no sense."""
+    def _blobs(self, start: int, last: int) -> bytes:
+        """The arena from byte number `start` to the end of the blob at `last`; empty if its table makes no sense."""
         arena_bytes = self._regions.sizes.arena_bytes
         position = last % arena_bytes
         table_bytes = int(self._tables[position // 4])
@@ -190,11 +190,11 @@ class SnapshotWriter(Store):
         return live, weights[live - first_key :]
 
 
-def _cut(records: Array, images: bytes, keys: range, start: int) -> _Chunk:
-    """Keeps `keys`, the last ones of the records; their images began at byte number `start`."""
+def _cut(records: Array, blobs: bytes, keys: range, start: int) -> _Chunk:
+    """Keeps `keys`, the last ones of the records; their blobs began at byte number `start`."""
     records = records[len(records) - len(keys) :]
-    if not images or not (records["key"] == np.arange(keys.start, keys.stop)).all():
+    if not blobs or not (records["key"] == np.arange(keys.start, keys.stop)).all():
         raise SnapshotError(f"the replay memory is damaged: keys {keys.start} ... {keys.stop - 1} are not there")
     first = int(records["segment"][0])
     records["segment"] -= first
-    return _Chunk(keys, records, memoryview(images)[first - start :])
+    return _Chunk(keys, records, memoryview(blobs)[first - start :])

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from apex.frame_blob import BlobError, check_table
 from apex.replay_memory.store.layout import Sizes
 from apex.types import RECORD, Schema, Segment
 
@@ -60,26 +61,23 @@ class StreamRow(NamedTuple):
         return InsertOutcome.STORED, StreamRow(commit, incarnation, contiguous, stored >> 1)
 
 
-def check_segment(segment: Segment, image: memoryview, schema: Schema, sizes: Sizes) -> None:
+def check_segment(segment: Segment, blob: memoryview, schema: Schema, sizes: Sizes) -> None:
     """Raises ValueError for what would harm the store or its readers; the wire has checked the rest."""
-    records, num_bytes = segment.records, len(image)
+    records, num_bytes = segment.records, len(blob)
     _require(records.dtype == RECORD, f"records are {records.dtype}")
     _require(0 < len(records) <= sizes.capacity, f"{len(records)} records, capacity is {sizes.capacity}")
-    _require(8 <= num_bytes <= sizes.arena_bytes, f"an image of {num_bytes} bytes, {sizes.arena_bytes} are kept")
+    _require(num_bytes <= sizes.arena_bytes, f"a blob of {num_bytes} bytes, {sizes.arena_bytes} are kept")
     _require(0 <= segment.base <= segment.number < _NUMBERS, f"number {segment.number}, base {segment.base}")
     _require(0 <= segment.stream.incarnation < _NUMBERS, f"incarnation {segment.stream.incarnation}")
     _require(0 <= segment.version < 2**32, f"version {segment.version}")
-    start = int.from_bytes(image[:4], "little")
-    _require(start % 4 == 0 and 8 <= start <= num_bytes, f"a table of {start} bytes")
-    table = np.frombuffer(image, "<u4", start // 4).astype(np.int64)
-    lengths = np.diff(table)
-    _require(table[-1] == num_bytes, f"an image of {num_bytes} bytes, its table says {table[-1]}")
-    _require(lengths.min() >= 0, "a frame of negative length")
-    _require(lengths.max() <= schema.max_frame_bytes, f"a frame of {lengths.max()} bytes")
+    try:
+        num_frames = check_table(blob, shortest=0, longest=schema.max_frame_bytes)
+    except BlobError as error:
+        raise ValueError(f"segment: {error}") from error
     frame, next_frame = records["frame"].astype(np.int64), records["next_frame"].astype(np.int64)
-    _require((frame <= next_frame).all() and next_frame.max() < len(lengths), "a frame is not in the image")
+    _require((frame <= next_frame).all() and next_frame.max() < num_frames, "a frame is not in the blob")
     for newest, depth in ((frame, records["depth"]), (next_frame, records["next_depth"])):
-        _require(depth.min() >= 1 and (depth <= newest + 1).all(), "a stack begins before the image")
+        _require(depth.min() >= 1 and (depth <= newest + 1).all(), "a stack begins before the blob")
 
 
 def _require(condition: object, message: str) -> None:

@@ -32,7 +32,7 @@ STORE_HEADER = np.dtype(
 )
 
 # The live cells, int64 each and alone in their cache line. Keys below COMMIT were stored; of these the keys from
-# FIRST_KEY on, with the bytes from FIRST_BYTE on, are live. END_BYTE is where the next image may begin.
+# FIRST_KEY on, with the bytes from FIRST_BYTE on, are live. END_BYTE is where the next blob may begin.
 COMMIT, FIRST_KEY, FIRST_BYTE, END_BYTE = range(4)
 CELLS_OFFSET = 512
 
@@ -41,8 +41,8 @@ CELLS_OFFSET = 512
 # two writes changes nothing. A version that never came to hold has -1.
 STREAM_ROW = np.dtype([("commit", "<i8"), ("incarnation", "<u8"), ("contiguous", "<u8"), ("bitmap", "<u8")])
 
-# One transition, at slot key % capacity. `segment` is the byte number of the segment's image: byte numbers grow
-# with the keys and are never reused, and the image lies at byte number % arena size.
+# One transition, at slot key % capacity. `segment` is the byte number of the segment's blob: byte numbers grow
+# with the keys and are never reused, and the blob lies at byte number % arena size.
 STORED_RECORD = np.dtype(
     [
         ("key", "<i8"),
@@ -64,12 +64,12 @@ class Sizes(NamedTuple):
     """What the file is made for."""
 
     capacity: int  # transitions
-    max_bytes: int  # bytes of images
+    max_bytes: int  # bytes of blobs
     num_streams: int
 
     @property
     def arena_bytes(self) -> int:
-        """`max_bytes`, rounded down so that every image begins at a multiple of 8."""
+        """`max_bytes`, rounded down so that every blob begins at a multiple of 8."""
         return self.max_bytes // 8 * 8
 
     @property
@@ -124,7 +124,7 @@ class Store:
 
     @property
     def max_bytes(self) -> int:
-        """The most bytes of images that are kept."""
+        """The most bytes of blobs that are kept."""
         return self._regions.sizes.max_bytes
 
     @property
@@ -149,7 +149,7 @@ class Store:
 
     @property
     def bytes_used(self) -> int:
-        """Bytes of the arena from the oldest live image to the end of the newest."""
+        """Bytes of the arena from the oldest live blob to the end of the newest."""
         return int(self._cells[END_BYTE] - self._cells[FIRST_BYTE])
 
     def weights(self, keys: NDArray[np.int64]) -> NDArray[np.float64]:

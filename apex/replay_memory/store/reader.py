@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from apex.frame_blob import join_blob, table_bytes
 from apex.replay_memory.frames.lz4_blocks import STORED
 from apex.replay_memory.store.file import open_file
 from apex.replay_memory.store.layout import COMMIT, FIRST_BYTE, FIRST_KEY, STORED_RECORD, Store
@@ -25,7 +26,7 @@ class Draw(NamedTuple):
     store_incarnation: int
     num_transitions: int  # alive when it was drawn
     records: Array  # BATCH_RECORD[B]
-    image: bytes | None  # the frames of all, laid out as by `types.make_blob`; None: they are in their place
+    blob: bytes | None  # the frames of all, laid out as by `frame_blob.make_blob`; None: they are in their place
 
 
 class BatchSlot(Protocol):
@@ -40,7 +41,7 @@ class _Drawn(NamedTuple):
 
     records: Array  # BATCH_RECORD[M]
     lengths: NDArray[np.int64]  # bytes of each frame of the first transition, of the second, ...
-    image: bytes  # their table, then these frames
+    blob: bytes  # their table, then these frames
 
 
 class StoreReader(Store):
@@ -80,7 +81,7 @@ class StoreReader(Store):
             missing -= len(parts[-1].records)
             if missing == 0:
                 drawn = parts[0] if len(parts) == 1 else _join(parts)
-                return Draw(self.store_incarnation, num_transitions, drawn.records, drawn.image)
+                return Draw(self.store_incarnation, num_transitions, drawn.records, drawn.blob)
         return None
 
     def _sample_into(
@@ -92,7 +93,7 @@ class StoreReader(Store):
             stored, drawn, first_frames = self._draw_records(len(missing), rng)
             described = np.empty(len(drawn), STORED)
             described["row"] = missing[: len(drawn)]
-            described["image"] = stored["segment"] % self._regions.sizes.arena_bytes
+            described["blob"] = stored["segment"] % self._regions.sizes.arena_bytes
             described["first_frame"] = first_frames
             for name in ("num_frames", "frame", "depth", "next_frame", "next_depth"):
                 described[name] = drawn[name]
@@ -120,16 +121,16 @@ class StoreReader(Store):
         stored, records, first_frames = self._draw_records(count, rng)
         self._pause("copy frames")
         lengths, starts, stops = self._locate(stored["segment"], first_frames, records["num_frames"])
-        image = _make_image(lengths, _cut(self._regions.arena, starts, stops))
+        blob = join_blob(lengths, _cut(self._regions.arena, starts, stops))
         self._pause("check")
         live = self._still_live(stored)  # Last: what is live now was not touched before.
         if live.all():
-            return _Drawn(records, lengths, image)
-        ends = 4 * (len(lengths) + 1) + np.cumsum(stops - starts)
+            return _Drawn(records, lengths, blob)
+        ends = table_bytes(len(lengths)) + np.cumsum(stops - starts)
         begins = ends - (stops - starts)
         lengths = lengths[np.repeat(live, records["num_frames"])]
-        image = _make_image(lengths, _cut(memoryview(image), begins[live], ends[live]))
-        return _Drawn(records[live], lengths, image)
+        blob = join_blob(lengths, _cut(memoryview(blob), begins[live], ends[live]))
+        return _Drawn(records[live], lengths, blob)
 
     def _draw_records(self, count: int, rng: np.random.Generator) -> tuple[Array, Array, NDArray[np.int64]]:
         """Draws `count` transitions, and leaves out those that are just being written.
@@ -196,15 +197,7 @@ def _cut(buffer: memoryview, starts: NDArray[np.int64], stops: NDArray[np.int64]
     return [buffer[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
 
 
-def _make_image(lengths: NDArray[np.int64], pieces: list[memoryview]) -> bytes:
-    """As `types.make_blob`, but of pieces that hold several frames each."""
-    table = np.empty(len(lengths) + 1, "<u4")
-    table[0] = table.nbytes
-    table[1:] = table.nbytes + np.cumsum(lengths)
-    return b"".join([table.tobytes(), *pieces])
-
-
 def _join(parts: list[_Drawn]) -> _Drawn:
     lengths = np.concatenate([part.lengths for part in parts])
-    frames = [memoryview(part.image)[4 * (len(part.lengths) + 1) :] for part in parts]
-    return _Drawn(np.concatenate([part.records for part in parts]), lengths, _make_image(lengths, frames))
+    frames = [memoryview(part.blob)[table_bytes(len(part.lengths)) :] for part in parts]
+    return _Drawn(np.concatenate([part.records for part in parts]), lengths, join_blob(lengths, frames))

@@ -173,15 +173,15 @@ class StoreWriter(Store):
 
         An initial priority that is negative or not a number is counted, and stored as min_priority.
         """
-        image = memoryview(segment.image).cast("B")
-        check_segment(segment, image, self._schema, self._regions.sizes)
+        blob = memoryview(segment.blob).cast("B")
+        check_segment(segment, blob, self._schema, self._regions.sizes)
         if not 0 <= segment.stream.actor_id < self._regions.sizes.num_streams:
             self._refused[InsertOutcome.UNKNOWN_ACTOR] += 1
             return InsertOutcome.UNKNOWN_ACTOR
         commit = self.num_inserted + len(segment.records)
         outcome, row = self._row(segment.stream.actor_id).judge(segment, commit)
         if outcome is InsertOutcome.STORED:
-            self._store(segment, image, row)
+            self._store(segment, blob, row)
         counts = self._counts if outcome in (InsertOutcome.STORED, InsertOutcome.DUPLICATE) else self._refused
         counts[outcome] += 1
         return outcome
@@ -216,11 +216,11 @@ class StoreWriter(Store):
 
     # --- one insert -------------------------------------------------------------------------------------------------
 
-    def _store(self, segment: Segment, image: memoryview, row: StreamRow) -> None:
+    def _store(self, segment: Segment, blob: memoryview, row: StreamRow) -> None:
         """Takes the steps of DESIGN 7 in their order: after each of them, readers and recovery find all in order."""
         cells, regions = self._cells, self._regions
         keys = range(self.num_inserted, row.commit)
-        start, end = self._place(len(image))
+        start, end = self._place(len(blob))
         evicted = range(self.first_key, self._first_key_after(len(keys), end))
         records = _stored_records(segment, keys, start)
         weights = self._weights(records["priority"])
@@ -234,7 +234,7 @@ class StoreWriter(Store):
         self._pause("bytes")
         cells[END_BYTE] = end
         position = start % regions.sizes.arena_bytes
-        regions.arena[position : position + len(image)] = image
+        regions.arena[position : position + len(blob)] = blob
         self._pause("records")
         for slots, part in self._slots(keys):
             regions.records[slots] = records[part]
@@ -251,7 +251,7 @@ class StoreWriter(Store):
         self._refused.update(_unacceptable(records["priority"]))
 
     def _place(self, num_bytes: int) -> tuple[int, int]:
-        """Byte numbers of the next image's beginning and end. One that would not fit goes to the arena's start."""
+        """Byte numbers of the next blob's beginning and end. One that would not fit goes to the arena's start."""
         arena_bytes = self._regions.sizes.arena_bytes
         start, padded = int(self._cells[END_BYTE]), -(-num_bytes // 8) * 8
         if start % arena_bytes + padded > arena_bytes:
