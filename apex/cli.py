@@ -13,7 +13,7 @@ from apex.errors import ConfigError
 from apex.runtime.lifecycle import FINISHED, reports_errors
 from apex.version import VERSION
 
-Program = Callable[[list[str]], int]  # what follows its word -> exit status
+Main = Callable[[list[str]], int]  # what follows its word -> exit status
 
 
 class Command(NamedTuple):
@@ -42,14 +42,14 @@ COMMANDS = {
 }
 
 
-def load(module: str) -> Program:
+def load(module: str) -> Main:
     """Imports a program."""
-    program: Program = importlib.import_module(module).main
+    program: Main = importlib.import_module(module).main
     return program
 
 
 @reports_errors("apex")
-def main(argv: Sequence[str] | None = None, *, load: Callable[[str], Program] = load) -> int:
+def main(argv: Sequence[str] | None = None, *, load: Callable[[str], Main] = load) -> int:
     """Runs the program that the first word names; returns its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):

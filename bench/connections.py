@@ -41,7 +41,7 @@ from bench.harness.command import Figures, make_parser, read_config, record_game
 from bench.harness.programs import Programs, control_address, map_stores, open_programs
 from bench.harness.recording import Compressor, Recording
 from bench.harness.report import ReportRow, print_rows
-from bench.harness.segment_ledger import MOST_ACTORS, Ledger, tag
+from bench.harness.segment_ledger import MOST_ACTORS, SegmentLedger, tag
 from bench.replay_steps import read_memory
 
 CAPACITY = 200_000  # transitions: it wraps within seconds, so memory that grows shows
@@ -120,7 +120,7 @@ def measure(config: Config, folder: Path, connections: int, seconds: float, stop
             programs.start("learner", role_command(Role.LEARNER, run_folder=run.path))
             server = programs.start("replay", role_command(Role.REPLAY, learner=control_address(config)))
             programs.wait_for(lambda: map_stores(run), "replay memory")
-            ledger = Ledger(open_file(store_path(run.run_id), schema, writable=False))
+            ledger = SegmentLedger(open_file(store_path(run.run_id), schema, writable=False))
             for pipe in pipes:
                 programs.wait_for(pipe.poll, "sender")
                 pipe.recv_bytes()
@@ -154,7 +154,7 @@ def _start_senders(config: Config, recording: Recording, connections: int) -> tu
     return children, pipes
 
 
-def _watch(programs: Programs, ledger: Ledger, pid: int, until: float) -> list[float]:
+def _watch(programs: Programs, ledger: SegmentLedger, pid: int, until: float) -> list[float]:
     """Keeps the books; returns bytes of the replay server's processes without the mapped file, now and then."""
     memory: list[float] = []
     look_at = 0.0
@@ -182,7 +182,7 @@ def piece_of(actor_id: int, number: int, recording: Recording) -> int:
 
 
 def _account(
-    answers: Sequence[Sent], recording: Recording, ledger: Ledger, memory: list[float], seconds: float
+    answers: Sequence[Sent], recording: Recording, ledger: SegmentLedger, memory: list[float], seconds: float
 ) -> Figures:
     """Compares what was sent with what was stored, segment by segment."""
     connections = [pair for answer in answers for pair in zip(answer.actors, answer.segments, strict=True)]

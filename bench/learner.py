@@ -27,7 +27,7 @@ from apex.environments.factory import describe
 from apex.errors import require
 from apex.learning.batch_ring import Batch, BatchPart, BatchRing
 from apex.learning.setup import choose_device, prepare_torch
-from apex.learning.trainer import BatchReceiver, Trainer
+from apex.learning.trainer import BatchProvider, Trainer
 from apex.runtime.lifecycle import Stop
 from apex.types import Array, PriorityUpdate, Schema
 from bench.harness.command import (
@@ -164,7 +164,7 @@ def time_resident(config: Config, schema: Schema, seconds: float, stop: Stop) ->
 
 
 def _make_trainer(
-    config: Config, schema: Schema, device: torch.device, samples: BatchReceiver, priorities: Any
+    config: Config, schema: Schema, device: torch.device, samples: BatchProvider, priorities: Any
 ) -> Trainer:
     online, target = (make_network(config.network, schema, seed=config.seed) for _ in range(2))
     return Trainer(

@@ -28,7 +28,7 @@ from apex.runtime.lifecycle import Stop
 from apex.types import RECORD
 from bench.harness.command import GAME, NUM_STREAMS, Figures, VerificationError, make_parser, record_games, run_bench
 from bench.harness.recording import Recording
-from bench.harness.replay_fixture import Link, ReplayFixture, open_replay_fixture
+from bench.harness.replay_fixture import LinkKind, ReplayFixture, open_replay_fixture
 from bench.harness.report import compare, print_budget, print_report, print_sizes, run_peer
 from bench.plots.replay_sizes import check_picture, save_sizes
 from bench.replay_steps import read_memory, time_batch, time_direct, time_store
@@ -95,7 +95,7 @@ def _measure(options: argparse.Namespace, folder: Path, stop: Stop) -> Figures:
         figures[f"{prefix}distinct_frames"] = recording.num_distinct_frames
         if options.peer and not prefix:
             np.save(folder / "frames.npy", recording.frames[0][:5_000])
-        links: list[Link] = ["tcp", "memory"] if options.link == "both" else [options.link]
+        links: list[LinkKind] = ["tcp", "memory"] if options.link == "both" else [options.link]
         for link in links:
             label = prefix + ("direct_" if link == "memory" else "")
             measured, budget = _measure_server(config, recording, place, link, options, stop)
@@ -150,7 +150,7 @@ def _config(options: argparse.Namespace, environment: EnvironmentConfig) -> Conf
 
 
 def _measure_server(
-    config: Config, recording: Recording, folder: Path, link: Link, options: argparse.Namespace, stop: Stop
+    config: Config, recording: Recording, folder: Path, link: LinkKind, options: argparse.Namespace, stop: Stop
 ) -> tuple[Figures, dict[str, float]]:
     each = recording.image_bytes / len(recording.records)
     max_bytes = int(1.1 * each * config.replay.capacity) + 2**22

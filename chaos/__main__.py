@@ -26,7 +26,7 @@ from chaos.audit import Verdict
 from chaos.environment import ID, PACED_ID
 from chaos.proxy import Proxy
 from chaos.recovery import FaultInjector
-from chaos.report import Figure, Reporter, audit_figures
+from chaos.report import Figure, ScenarioReporter, audit_figures
 from chaos.run import ChaosRun
 from chaos.scenarios import DEFAULTS, GOES_ON, HOSTS, OPTIONS, SCENARIOS, ScenarioOptions
 
@@ -56,10 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return program
     arguments, rest = _parser().parse_known_args(words)
     order = _order(arguments)
-    return run_scenario(arguments.scenario, order, rest, Reporter(arguments.json))
+    return run_scenario(arguments.scenario, order, rest, ScenarioReporter(arguments.json))
 
 
-def run_scenario(name: str, order: ScenarioOptions, train: Sequence[str], reporter: Reporter) -> int:
+def run_scenario(name: str, order: ScenarioOptions, train: Sequence[str], reporter: ScenarioReporter) -> int:
     """Starts a run with the options `train`, does the scenario to it, and audits it alive and after its end."""
     options = [*TRAIN, "--seed", str(order.seed), *OPTIONS.get(name, ()), *train]
     config = parse_config(options, prog="python -m chaos", description="", kind=kind, means_gpu=means_gpu)

@@ -57,7 +57,7 @@ def _if_ever(seconds: float) -> float | None:
     return seconds if seconds < math.inf else None
 
 
-class Reporter:
+class ScenarioReporter:
     """Standard output: for people, or one JSON object at the end (what happens meanwhile goes to standard error)."""
 
     def __init__(self, as_json: bool) -> None:

@@ -15,7 +15,7 @@ from chaos.growth import growth_figures, settled_footprints
 from chaos.processes import Process, kill, send
 from chaos.proxy import Proxy
 from chaos.recovery import FaultInjector
-from chaos.report import Figure, Reporter, recovery_figures
+from chaos.report import Figure, ScenarioReporter, recovery_figures
 from chaos.run import ChaosRun
 
 BARS = {"replay": 2.0, "learner": 15.0, "actor": 5.0}  # seconds until a role is back
@@ -48,11 +48,11 @@ class ScenarioOptions:
         draw(self.seed, 0.0, self.period, self.faults)  # Refuses kinds that there are not.
 
 
-Scenario = Callable[[ChaosRun, Proxy, FaultInjector, Reporter, ScenarioOptions], list[Figure]]
+Scenario = Callable[[ChaosRun, Proxy, FaultInjector, ScenarioReporter, ScenarioOptions], list[Figure]]
 
 
 def random_faults(
-    run: ChaosRun, proxy: Proxy, hand: FaultInjector, reporter: Reporter, order: ScenarioOptions
+    run: ChaosRun, proxy: Proxy, hand: FaultInjector, reporter: ScenarioReporter, order: ScenarioOptions
 ) -> list[Figure]:
     """Faults drawn from the seed, and the learner's updates beside those of a calm time."""
     calm_seconds = min(CALM_SECONDS, 30.0 * order.minutes)
@@ -83,7 +83,9 @@ def random_faults(
     ]
 
 
-def kills(run: ChaosRun, proxy: Proxy, hand: FaultInjector, reporter: Reporter, order: ScenarioOptions) -> list[Figure]:
+def kills(
+    run: ChaosRun, proxy: Proxy, hand: FaultInjector, reporter: ScenarioReporter, order: ScenarioOptions
+) -> list[Figure]:
     """kill -9 of every role, its children and the launcher, as many rounds as were asked for."""
     times: dict[str, list[float | None]] = {}
     for number, victim in enumerate(draw_kills(order.seed, order.rounds), 1):
@@ -98,7 +100,7 @@ def kills(run: ChaosRun, proxy: Proxy, hand: FaultInjector, reporter: Reporter, 
 
 
 def recoveries(
-    run: ChaosRun, proxy: Proxy, hand: FaultInjector, reporter: Reporter, order: ScenarioOptions
+    run: ChaosRun, proxy: Proxy, hand: FaultInjector, reporter: ScenarioReporter, order: ScenarioOptions
 ) -> list[Figure]:
     """How long each role is away after kill -9, one at a time, with `size` transitions in memory."""
     reporter.say(f"waits for {order.size:,} transitions")
@@ -115,7 +117,7 @@ def recoveries(
 
 
 def partition(
-    run: ChaosRun, proxy: Proxy, hand: FaultInjector, reporter: Reporter, order: ScenarioOptions
+    run: ChaosRun, proxy: Proxy, hand: FaultInjector, reporter: ScenarioReporter, order: ScenarioOptions
 ) -> list[Figure]:
     """10 s in which nothing passes between actors and replay, and nobody is told; then the same with resets."""
     figures = []
@@ -136,7 +138,7 @@ def partition(
 
 
 def far_actor(
-    run: ChaosRun, proxy: Proxy, hand: FaultInjector, reporter: Reporter, order: ScenarioOptions
+    run: ChaosRun, proxy: Proxy, hand: FaultInjector, reporter: ScenarioReporter, order: ScenarioOptions
 ) -> list[Figure]:
     """All actors on one host at 250 ms round trip from learner and replay."""
     for pair in ("actor-replay", "actor-learner"):
@@ -149,7 +151,7 @@ def far_actor(
 
 
 def slow_actors(
-    run: ChaosRun, proxy: Proxy, hand: FaultInjector, reporter: Reporter, order: ScenarioOptions
+    run: ChaosRun, proxy: Proxy, hand: FaultInjector, reporter: ScenarioReporter, order: ScenarioOptions
 ) -> list[Figure]:
     """Of 32 actors one runs a tenth of the time, one is stopped, and one is killed whenever it comes."""
     run.wait(60.0, lambda: len(set().union(*run.ledger.actors.values())) == sum(HOSTS["slow-actors"]))
@@ -196,7 +198,9 @@ def slow_actors(
     ]
 
 
-def soak(run: ChaosRun, proxy: Proxy, hand: FaultInjector, reporter: Reporter, order: ScenarioOptions) -> list[Figure]:
+def soak(
+    run: ChaosRun, proxy: Proxy, hand: FaultInjector, reporter: ScenarioReporter, order: ScenarioOptions
+) -> list[Figure]:
     """Faults for a long time; what each role holds at the middle and at the end, once replay is full."""
     half = 30 * order.minutes
     first = random_faults(run, proxy, hand, reporter, _half(order, 0))

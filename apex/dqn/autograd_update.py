@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from apex.config import LearnerConfig
-from apex.dqn.gradient_step import DeviceBatch, Figures, Update, Updated
+from apex.dqn.gradient_step import DeviceBatch, Update, Updated, UpdateFigures
 from apex.dqn.losses import double_q_loss
 from apex.dqn.manual_backward.update import ManualUpdate, has_manual_backward
 
@@ -85,7 +85,7 @@ class EagerUpdate:
                 self._optimizer.step()
         else:
             step_or_undo(self._optimizer, finite)
-        figures = Figures(part.loss, part.q.amax(1).mean(), part.td_errors.mean(), norm.detach())
+        figures = UpdateFigures(part.loss, part.q.amax(1).mean(), part.td_errors.mean(), norm.detach())
         return Updated(part.td_errors, finite, figures)
 
     def _differentiate_in_parts(self, batch: DeviceBatch) -> _Part:

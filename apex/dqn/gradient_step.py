@@ -17,7 +17,7 @@ class DeviceBatch(NamedTuple):
     weights: Tensor  # float32[B]  importance weights
 
 
-class Figures(NamedTuple):
+class UpdateFigures(NamedTuple):
     """What one update tells, still on its device."""
 
     loss: Tensor
@@ -31,7 +31,7 @@ class Updated(NamedTuple):
 
     td_errors: Tensor  # float32[B]  |delta|
     finite: Tensor  # bool[]  loss and gradient were; else parameters and optimizer are as they were before
-    figures: Figures
+    figures: UpdateFigures
 
 
 class Update(Protocol):

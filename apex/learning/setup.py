@@ -22,7 +22,7 @@ from apex.learning.loader import run_loader
 from apex.learning.loop import DivergedError
 from apex.learning.run_save import NotFiniteError, save_run
 from apex.learning.skipped_batches import SkippedBatches
-from apex.learning.trainer import BatchReceiver, Priorities, Trainer
+from apex.learning.trainer import BatchProvider, PrioritySink, Trainer
 from apex.runs.checkpoints.folder import Found, set_aside
 from apex.runs.folder import RunFolder
 from apex.runtime.children import call_in_child, start_child
@@ -90,8 +90,8 @@ def prepare_torch(config: LearnerConfig, device: torch.device) -> None:
 def make_trainer(
     folder: RunFolder,
     device: torch.device,
-    samples: BatchReceiver,
-    priorities: Priorities,
+    samples: BatchProvider,
+    priorities: PrioritySink,
     publish: Callable[[Parameters], None],
 ) -> Trainer:
     """The run's trainer, before its first update."""

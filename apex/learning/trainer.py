@@ -13,7 +13,7 @@ from torch import nn
 
 from apex.config import LearnerConfig
 from apex.dqn.autograd_update import make_update, place
-from apex.dqn.gradient_step import Figures
+from apex.dqn.gradient_step import UpdateFigures
 from apex.dqn.losses import importance_weights
 from apex.dqn.networks import flatten_parameters
 from apex.dqn.optimizers import learning_rate_at, make_optimizer, restore_optimizer, set_learning_rate
@@ -25,7 +25,7 @@ from apex.types import Array, Parameters, PriorityUpdate
 COLLECT_SECONDS = 0.001  # between two looks for results, while no sample comes
 
 
-class BatchReceiver(Protocol):
+class BatchProvider(Protocol):
     """Where samples come from."""
 
     memory: Array  # uint8[bytes] that all samples lie in
@@ -37,7 +37,7 @@ class BatchReceiver(Protocol):
         """Says that a sample's memory may be filled again."""
 
 
-class Priorities(Protocol):
+class PrioritySink(Protocol):
     """Where new priorities go."""
 
     def send(self, update: PriorityUpdate) -> None:
@@ -54,8 +54,8 @@ class Trainer:
         target: nn.Module,
         *,
         device: torch.device,
-        samples: BatchReceiver,
-        priorities: Priorities,
+        samples: BatchProvider,
+        priorities: PrioritySink,
         publish: Callable[[Parameters], None],
         keep_skipped: Callable[[Batch, NDArray[np.float32], int], None] = lambda sample, td_errors, version: None,
         clock: Callable[[], float] = time.monotonic,
@@ -76,7 +76,7 @@ class Trainer:
         self.num_skipped_in_row = 0  # up to the newest whose result is known
         self.wait_seconds = 0.0  # in all, for samples
         self.policy_lag = 0.0  # learner version - version that chose the actions, mean of the last batch
-        self.figures: Figures | None = None  # of the last update
+        self.figures: UpdateFigures | None = None  # of the last update
         self._feed = make_transfer(device, samples.memory, self._send, samples.release)
         self._update = make_update(config, self.online, self.target, self.optimizer, device)
 

@@ -7,7 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
-EXTRAS = {"aws": ("boto3",), "export": ("onnx", "onnxruntime"), "plot": ("matplotlib",)}  # as in pyproject.toml
+EXTRAS = {"aws": ("boto3",), "export": ("onnx", "onnxruntime")}  # as in pyproject.toml
 
 
 def remedy(extra: str) -> str:

@@ -29,7 +29,7 @@ MAX_NUMBER = 1e300  # A few thousand of them can still be added up.
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,127}")
 
-Check = Callable[[Any], bool]
+FieldCheck = Callable[[Any], bool]
 
 
 def is_number(value: Any) -> bool:
@@ -37,7 +37,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER
 
 
-def whole(least: int, most: int) -> Check:
+def whole(least: int, most: int) -> FieldCheck:
     """Whole numbers least ... most."""
     return lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
@@ -56,15 +56,15 @@ def _is_flag(value: Any) -> bool:
     return isinstance(value, bool)
 
 
-def _is_absent_or(check: Check) -> Check:
+def _is_absent_or(check: FieldCheck) -> FieldCheck:
     return lambda value: value is None or check(value)
 
 
-def _is_list(check: Check, most: int) -> Check:
+def _is_list(check: FieldCheck, most: int) -> FieldCheck:
     return lambda value: isinstance(value, list) and len(value) <= most and all(map(check, value))
 
 
-def _is_table(check: Check, most: int) -> Check:
+def _is_table(check: FieldCheck, most: int) -> FieldCheck:
     return lambda value: (
         isinstance(value, dict) and len(value) <= most and all(map(is_text, value)) and all(map(check, value.values()))
     )
@@ -95,7 +95,7 @@ def _is_histogram(value: Any) -> bool:
 
 
 # What a run is steered by: nobody else may say it, for a number of steps may end the run.
-_STATUS_OF_REPLAY: dict[str, Check] = {
+_STATUS_OF_REPLAY: dict[str, FieldCheck] = {
     **dict.fromkeys(("num_inserted", "num_drawn", "size", "bytes", "max_bytes"), whole(0, 2**62)),
     **dict.fromkeys(("samplers_wait_for", "store_incarnation"), is_text),
     "inserts_wait": _is_flag,
@@ -103,7 +103,7 @@ _STATUS_OF_REPLAY: dict[str, Check] = {
     "priority_histogram": _is_absent_or(_is_histogram),
 }
 # What others read of a status. The rest is shown at most: see `_is_shown`.
-_STATUS: dict[str, Check] = {**_STATUS_OF_REPLAY, **dict.fromkeys(("rate", "waiting"), is_text)}
+_STATUS: dict[str, FieldCheck] = {**_STATUS_OF_REPLAY, **dict.fromkeys(("rate", "waiting"), is_text)}
 
 
 def _is_shown(value: Any) -> bool:
@@ -119,16 +119,16 @@ def _is_status(value: Any) -> bool:
     )
 
 
-_TYPE: dict[str, Check] = {"type": is_text}
-_WHO: dict[str, Check] = {
+_TYPE: dict[str, FieldCheck] = {"type": is_text}
+_WHO: dict[str, FieldCheck] = {
     **_TYPE,
     "role": PROGRAMS.__contains__,
     "host": is_text,
     "pid": whole(0, 2**31 - 1),
     "shard": _i32,
 }
-_HELLO: dict[str, Check] = {**_WHO, "wire": _i32, "session": _u63, "num_streams": whole(0, MAX_STREAMS)}
-_HEARTBEAT: dict[str, Check] = {
+_HELLO: dict[str, FieldCheck] = {**_WHO, "wire": _i32, "session": _u63, "num_streams": whole(0, MAX_STREAMS)}
+_HEARTBEAT: dict[str, FieldCheck] = {
     **_WHO,
     "session": _u63,
     "run_id": _u64,
@@ -136,13 +136,13 @@ _HEARTBEAT: dict[str, Check] = {
     "endpoints": _is_table(is_text, 16),
     "status": _is_status,
 }
-_RESULT: dict[str, Check] = {
+_RESULT: dict[str, FieldCheck] = {
     "updates": whole(0, 2**32 - 1),
     **dict.fromkeys(("mean", "median", "length"), is_number),
     "episodes": whole(0, MAX_EPISODES),
     "confirmed": _is_flag,
 }
-_RESULT_MORE: dict[str, Check] = {
+_RESULT_MORE: dict[str, FieldCheck] = {
     **dict.fromkeys(("low", "high", "epsilon", "seconds"), is_number),
     "scores": _is_list(is_number, MAX_EPISODES),
     "seed": whole(0, 2**31 - 1),
@@ -197,7 +197,11 @@ def check_metrics(message: dict[str, Any]) -> None:
 
 
 def _require_fields(
-    message: dict[str, Any], fields: dict[str, Check], *, optional: dict[str, Check] | None = None, more: bool = False
+    message: dict[str, Any],
+    fields: dict[str, FieldCheck],
+    *,
+    optional: dict[str, FieldCheck] | None = None,
+    more: bool = False,
 ) -> None:
     """All of `fields`, perhaps some of `optional`, and with `more` whatever else."""
     optional = optional or {}

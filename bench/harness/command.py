@@ -24,7 +24,7 @@ from apex.runtime.gpu import means_gpu
 from apex.runtime.hardware import read_machine
 from apex.runtime.lifecycle import FAILED, FINISHED, Stop, stop_on_signals
 from apex.types import Schema
-from bench.harness.recording import Policy, Recording, load, record
+from bench.harness.recording import ActFunction, Recording, load, record
 
 GAME = "ALE/Seaquest-v5"  # unless the options name another
 NAME_A_GAME = ("--env", "--environment.id", "--preset", "--config")
@@ -102,7 +102,7 @@ def record_games(
     return load(place, schema, measure_in_child("recorder", play, stop))
 
 
-def _make_policy(config: Config, schema: Schema, path: Path | None) -> Policy:
+def _make_policy(config: Config, schema: Schema, path: Path | None) -> ActFunction:
     rng = np.random.default_rng(config.seed)
     if path is None:
         return lambda observation: rng.integers(schema.num_actions, size=len(observation))

@@ -22,7 +22,7 @@ PIECE = np.dtype([("stream", "<i8"), ("first_frame", "<i8"), ("num_frames", "<i8
 # What a transition's s_t truly is, noted without the builder: its newest frame, and how many of the stack are real.
 TRUTH = np.dtype([("stream", "<i8"), ("frame", "<i8"), ("depth", "<i8")])
 
-Policy = Callable[[Array], NDArray[np.int64]]
+ActFunction = Callable[[Array], NDArray[np.int64]]
 
 
 class Recording(NamedTuple):
@@ -74,7 +74,9 @@ class Compressor:
         return make_blob(shared + new)
 
 
-def record(stop: Stop, folder: Path, config: Config, schema: Schema, policy: Policy, num_frames: int) -> dict[str, Any]:
+def record(
+    stop: Stop, folder: Path, config: Config, schema: Schema, policy: ActFunction, num_frames: int
+) -> dict[str, Any]:
     """Plays until `num_frames` distinct frames were seen, and writes what `load` reads."""
     num_streams = config.actor.num_actors
     rng = np.random.default_rng(config.seed)

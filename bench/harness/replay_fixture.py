@@ -40,7 +40,7 @@ from bench.harness.programs import control_address
 from bench.harness.recorded_writer import Inserted, write
 from bench.harness.recording import Recording
 
-Link = Literal["tcp", "memory"]  # how batches come: by sockets, or drawn by loaders that map the store
+LinkKind = Literal["tcp", "memory"]  # how batches come: by sockets, or drawn by loaders that map the store
 END_SECONDS = 10.0  # how long the server may take to end
 
 
@@ -107,7 +107,7 @@ class ReplayFixture:
 
 @contextmanager
 def open_replay_fixture(
-    config: Config, recording: Recording, folder: Path, link: Link, stop: Stop, *, cuda: bool = False
+    config: Config, recording: Recording, folder: Path, link: LinkKind, stop: Stop, *, cuda: bool = False
 ) -> Iterator[ReplayFixture]:
     """Starts the programs. `stop` ends every wait with KeyboardInterrupt; `cuda`: batches go on to a GPU."""
     config = choose_ports(config, is_free, lambda sentence: None)

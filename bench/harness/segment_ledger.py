@@ -31,7 +31,7 @@ def tag(actor_id: int, number: int) -> int:
     return actor_id << NUMBER_BITS | number % (1 << NUMBER_BITS)
 
 
-class Ledger:
+class SegmentLedger:
     """Counts what a store takes, by tag."""
 
     def __init__(self, regions: Regions) -> None:

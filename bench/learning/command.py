@@ -31,7 +31,7 @@ from apex.errors import ConfigError, require
 from apex.evaluation.episodes import Episode, summarize
 from apex.runtime.lifecycle import FAILED, FINISHED, POLL_SECONDS, Stop, reports_errors, stop_on_signals
 from bench.learning.processor_time import OTHERS_SHARE, ProcessorTime
-from bench.learning.records import Record, Score, describe_code, describe_machine, record_path, write_record
+from bench.learning.records import Record, RecordedScore, describe_code, describe_machine, record_path, write_record
 from bench.learning.runs import ROOT, ApexSystem, PeerSystem, RunError, System
 from bench.learning.tables import write
 from bench.learning.tasks import SYSTEMS, TASKS
@@ -176,7 +176,7 @@ def _wait(process: subprocess.Popen[Any], limit_seconds: float, stop: Stop) -> N
         raise RunError(cause or f"the command ended with status {process.returncode}")
 
 
-def _evaluate(system: System, folder: Path, episodes: int, seed: int, stop: Stop) -> Score:
+def _evaluate(system: System, folder: Path, episodes: int, seed: int, stop: Stop) -> RecordedScore:
     """Full games with the policy that the run has left."""
     with tempfile.TemporaryFile("w+", encoding="utf-8") as said:
         command = system.evaluate(folder, episodes, seed)
@@ -193,7 +193,7 @@ def _evaluate(system: System, folder: Path, episodes: int, seed: int, stop: Stop
         raise RunError(f"the evaluation gave {len(scores)} games instead of {episodes}")
     summary = summarize([Episode(each, 0) for each in scores])
     assert summary.interval is not None  # Only one game alone has none.
-    return Score(
+    return RecordedScore(
         mean=summary.mean,
         median=summary.median,
         interval=summary.interval,

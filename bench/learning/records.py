@@ -21,7 +21,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
+class RecordedScore:
     """Raw scores of full games on seeds that nothing else has played, and what they come to."""
 
     mean: float
@@ -41,7 +41,7 @@ class Record:
     system: str
     seed: int
     command: str
-    score: Score
+    score: RecordedScore
     reached: bool | None  # the bar, and in time; None where there is no bar for a run alone
     seconds: float  # from the command to its exit
     steps: int
@@ -85,7 +85,7 @@ def read_records(root: Path) -> list[Record]:
             fields = json.loads(path.read_text())
             if fields.pop("format") != FORMAT:
                 raise ValueError(f"its format is not {FORMAT}")
-            record = Record(**fields | {"score": Score(**fields["score"])})
+            record = Record(**fields | {"score": RecordedScore(**fields["score"])})
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{path} is no evidence of a run: {type(error).__name__}: {error}") from error
         if path != record_path(root, record.task, record.system, record.seed):

@@ -13,7 +13,7 @@ from apex.errors import require
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
 from apex.runtime.provenance import describe_versions
-from bench.learning.tasks import Task
+from bench.learning.tasks import LearningTask
 
 ROOT = Path(__file__).resolve().parents[2]
 PEER_SCRIPT = Path("bench/peers/stable_baselines3_dqn.py")
@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
 class System(Protocol):
     """One trainer. Its commands are run in a folder of their own, in which they find what the one before has left."""
 
-    def train(self, task: Task, seed: int, minutes: float, further: Sequence[str]) -> list[str]:
+    def train(self, task: LearningTask, seed: int, minutes: float, further: Sequence[str]) -> list[str]:
         """The command that trains."""
 
     def read(self, folder: Path, began: float) -> Outcome:
@@ -57,7 +57,7 @@ class ApexSystem:
     def __init__(self, python: str) -> None:
         self._program = [python, "-m", "apex"]
 
-    def train(self, task: Task, seed: int, minutes: float, further: Sequence[str]) -> list[str]:
+    def train(self, task: LearningTask, seed: int, minutes: float, further: Sequence[str]) -> list[str]:
         """See System."""
         end = ("--max-minutes", f"{minutes:g}")
         return [*self._program, "train", *task.options, "--seed", str(seed), *end, *further]
@@ -109,7 +109,7 @@ class PeerSystem:
         )
         self._program = [str(python.absolute()), str(ROOT / PEER_SCRIPT)]
 
-    def train(self, task: Task, seed: int, minutes: float, further: Sequence[str]) -> list[str]:
+    def train(self, task: LearningTask, seed: int, minutes: float, further: Sequence[str]) -> list[str]:
         """See System."""
         end = ["--minutes", f"{minutes:g}"]
         if task.bar is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from apex.errors import require
 from apex.runtime.atomic_files import replace_file
 from bench.learning.records import FOLDER, Record, read_records, record_path, without_seed
-from bench.learning.tasks import SYSTEMS, TASKS, Task
+from bench.learning.tasks import SYSTEMS, TASKS, LearningTask
 
 BEGIN, END = "<!-- learning results -->", "<!-- end of learning results -->"
 DOCUMENTS = (Path("README.md"), Path("docs/learning.md"))
@@ -60,7 +60,7 @@ def plot_path(name: str) -> Path:
     return FOLDER / f"{name}.png"
 
 
-def plot_command(root: Path, name: str, task: Task, records: Sequence[Record]) -> list[str]:
+def plot_command(root: Path, name: str, task: LearningTask, records: Sequence[Record]) -> list[str]:
     """Draws a task's curves; the seeds of a row of the table share a name, which makes them a band."""
     groups = _groups(records)
     command = [sys.executable, "-m", "apex", "plot"]
@@ -116,7 +116,7 @@ def _groups(records: Sequence[Record]) -> list[Group]:
     return [list(group) for _, group in groupby(sorted(records, key=key), key)]
 
 
-def _row(task: Task, group: Group, groups: Sequence[Group]) -> str:
+def _row(task: LearningTask, group: Group, groups: Sequence[Group]) -> str:
     first = group[0]
     cells = [
         task.name,
@@ -142,7 +142,7 @@ def _score(group: Group) -> float:
     return statistics.median(record.score.mean for record in group)
 
 
-def _bar(task: Task) -> str:
+def _bar(task: LearningTask) -> str:
     if not task.num_seeds:
         return f"none, a curve of {task.minutes:g} min"
     if task.bar is None:
@@ -150,7 +150,7 @@ def _bar(task: Task) -> str:
     return f"{task.bar:g} in {task.limit_seconds:g} s"
 
 
-def _verdict(task: Task, group: Group, groups: Sequence[Group]) -> str:
+def _verdict(task: LearningTask, group: Group, groups: Sequence[Group]) -> str:
     if task.bar is None:
         return _comparison(task, group, groups)
     met = sum(bool(task.reached(record.score.mean, record.seconds)) for record in group)
@@ -159,7 +159,7 @@ def _verdict(task: Task, group: Group, groups: Sequence[Group]) -> str:
     return "met" if met >= task.num_seeds else f"met so far: {met} of {task.num_seeds} seeds"
 
 
-def _comparison(task: Task, group: Group, groups: Sequence[Group]) -> str:
+def _comparison(task: LearningTask, group: Group, groups: Sequence[Group]) -> str:
     """Every seed of ours against every seed of all others on such a machine that ran as long. Only ours has it."""
     if group[0].system != "apex" or not task.num_seeds:
         return ""

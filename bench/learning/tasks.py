@@ -7,7 +7,7 @@ from typing import NamedTuple
 SYSTEMS = {"apex": "Ape-X over ZeroMQ", "sb3": "Stable-Baselines3 DQN"}  # as tables and plots call them
 
 
-class Task(NamedTuple):
+class LearningTask(NamedTuple):
     """One task on one kind of machine (2 cores and no GPU, or 16 and one), for every system."""
 
     environment: str
@@ -45,18 +45,20 @@ TASKS = {
     # These end above their bars, which have to hold for games that nobody has seen: of CartPole fifty gave
     # 499.6 where the next hundred gave 456.9, of LunarLander the mean of a hundred differs from the next hundred's by
     # 15, and of Pong one game that is lost of ten takes 4 points.
-    "cartpole": Task("CartPole-v1", ("--preset", "cartpole", "--stop-score", "485"), 100, 475.0, 20.0, 3.0, 3),
-    "lunarlander": Task(
+    "cartpole": LearningTask("CartPole-v1", ("--preset", "cartpole", "--stop-score", "485"), 100, 475.0, 20.0, 3.0, 3),
+    "lunarlander": LearningTask(
         "LunarLander-v3", ("--preset", "lunarlander", "--stop-score", "215"), 100, 200.0, 120.0, 10.0, 3
     ),
-    "pong": Task("ALE/Pong-v5", ("--preset", "pong", "--stop-score", "18.5"), 10, 18.0, 1_800.0, 30.0, 2),
-    "breakout": Task("ALE/Breakout-v5", ("--env", "ALE/Breakout-v5"), 10, None, 3_600.0, 60.0, 2),
+    "pong": LearningTask("ALE/Pong-v5", ("--preset", "pong", "--stop-score", "18.5"), 10, 18.0, 1_800.0, 30.0, 2),
+    "breakout": LearningTask("ALE/Breakout-v5", ("--env", "ALE/Breakout-v5"), 10, None, 3_600.0, 60.0, 2),
     # What the presets give that are for larger machines.
-    "atari": Task("ALE/Breakout-v5", ("--preset", "atari", "--env", "ALE/Breakout-v5"), 10, None, 600.0, 10.0, 0),
-    "paper": Task("ALE/Pong-v5", ("--preset", "paper"), 10, None, 600.0, 10.0, 0),
+    "atari": LearningTask(
+        "ALE/Breakout-v5", ("--preset", "atari", "--env", "ALE/Breakout-v5"), 10, None, 600.0, 10.0, 0
+    ),
+    "paper": LearningTask("ALE/Pong-v5", ("--preset", "paper"), 10, None, 600.0, 10.0, 0),
     # With 16 cores and a GPU, by `bench/gpu.sh learn`.
-    "pong-gpu": Task("ALE/Pong-v5", (*_GPU, "--preset", "pong", "--stop-score", "18"), 10, 18.0, 480.0, 8.0, 2),
-    "breakout-gpu": Task("ALE/Breakout-v5", (*_GPU, "--preset", "atari", "--env", "ALE/Breakout-v5"), *_CURVE),
-    "seaquest-gpu": Task("ALE/Seaquest-v5", (*_GPU, "--preset", "atari", "--env", "ALE/Seaquest-v5"), *_CURVE),
-    "qbert-gpu": Task("ALE/Qbert-v5", (*_GPU, "--preset", "atari", "--env", "ALE/Qbert-v5"), *_CURVE),
+    "pong-gpu": LearningTask("ALE/Pong-v5", (*_GPU, "--preset", "pong", "--stop-score", "18"), 10, 18.0, 480.0, 8.0, 2),
+    "breakout-gpu": LearningTask("ALE/Breakout-v5", (*_GPU, "--preset", "atari", "--env", "ALE/Breakout-v5"), *_CURVE),
+    "seaquest-gpu": LearningTask("ALE/Seaquest-v5", (*_GPU, "--preset", "atari", "--env", "ALE/Seaquest-v5"), *_CURVE),
+    "qbert-gpu": LearningTask("ALE/Qbert-v5", (*_GPU, "--preset", "atari", "--env", "ALE/Qbert-v5"), *_CURVE),
 }

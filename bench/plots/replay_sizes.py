@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from apex.errors import ConfigError, require
-from apex.runtime.optional_imports import remedy
+from apex.errors import require
 from bench.replay_steps import StoreTimes
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure  # type: ignore[import-not-found, unused-ignore]
+    from matplotlib.figure import Figure
 
 BAR = 3.0  # the largest memory may take so many times what the smallest takes
 COLORS = {"draw": "#0072b2", "update": "#d55e00"}  # of Okabe and Ito: told apart by everybody
@@ -22,10 +21,6 @@ def check_picture(path: Path) -> None:
     """Raises ConfigError where `save_sizes` could not write `path`: to be asked before hours of measuring."""
     require(path.suffix == ".png", f"--sizes must name a .png, got {path}")
     require(path.parent.is_dir(), f"--sizes: there is no folder {path.parent}")
-    try:
-        import matplotlib.figure  # type: ignore[import-not-found, unused-ignore]  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(f"--sizes draws with matplotlib, which is not there ({error}): {remedy('plot')}") from error
 
 
 def save_sizes(path: Path, times: Mapping[int, StoreTimes], batch_size: int) -> None:
@@ -36,7 +31,7 @@ def save_sizes(path: Path, times: Mapping[int, StoreTimes], batch_size: int) -> 
 def draw_sizes(times: Mapping[int, StoreTimes], batch_size: int) -> Figure:
     """Milliseconds over slots: a curve for each operation, and BAR times its first point as a line of its color."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, NullLocator  # type: ignore[import-not-found, unused-ignore]
+    from matplotlib.ticker import FuncFormatter, NullLocator
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()

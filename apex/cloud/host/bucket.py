@@ -22,7 +22,7 @@ CURVES = "tensorboard"  # the folder that comes back
 
 _LEFT_OUT = {"logs", "replay"}  # folders
 
-Sent = dict[str, list[int]]
+SentFiles = dict[str, list[int]]
 
 log = logging.getLogger("apex")
 
@@ -91,7 +91,7 @@ def fetch_curves(s3: Any, bucket: str, run: Path) -> int:
     return num_bytes
 
 
-def _unsent(run: Path, sent: Sent) -> Iterator[tuple[str, Path, list[int]]]:
+def _unsent(run: Path, sent: SentFiles) -> Iterator[tuple[str, Path, list[int]]]:
     """What is new or has changed: its name, where it is, its mark."""
     for name, path in sorted(_files(run), key=lambda item: _rank(item[0])):
         with suppress(FileNotFoundError):
@@ -115,12 +115,12 @@ def _rank(name: str) -> tuple[bool, bool, str]:
     return not name.startswith("checkpoints/"), name.endswith("manifest.json"), name
 
 
-def _read_sent(path: Path) -> Sent:
+def _read_sent(path: Path) -> SentFiles:
     with suppress(OSError, ValueError):
         found = json.loads(path.read_text())
         return {str(name): [int(size), int(changed)] for name, (size, changed) in found.items()}
     return {}  # All is sent again.
 
 
-def _write_sent(path: Path, sent: Sent) -> None:
+def _write_sent(path: Path, sent: SentFiles) -> None:
     replace_file(path, json.dumps(sent).encode())

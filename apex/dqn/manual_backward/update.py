@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from apex.config import LearnerConfig
-from apex.dqn.gradient_step import DeviceBatch, Figures, Updated
+from apex.dqn.gradient_step import DeviceBatch, Updated, UpdateFigures
 from apex.dqn.losses import double_q_errors, loss_and_gradients
 from apex.dqn.manual_backward import pixel_torso
 from apex.dqn.manual_backward.layers import Heads, PassedHeads, Torso
@@ -94,7 +94,7 @@ class ManualUpdate:
                 self._gradient.mul_(self._config.max_gradient_norm / (norm + 1e-6))
             self._optimizer.step()
         td_errors = errors.abs()
-        return Updated(td_errors, finite, Figures(loss, q.amax(1).mean(), td_errors.mean(), norm))
+        return Updated(td_errors, finite, UpdateFigures(loss, q.amax(1).mean(), td_errors.mean(), norm))
 
     @torch.no_grad()  # which every thread says for itself
     def _judge(self, stacks: Tensor) -> Tensor:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from apex.config import Config, EnvironmentConfig, flatten
+from apex.config.presets import EnvironmentKind
 from apex.evaluation.command import Evaluation
 from apex.runs.checkpoints.policy_file import PolicyInfo
 from apex.runs.folder import RunFolder
 from apex.runtime.text import duration
 
-Kind = Literal["atari", "image", "vector"]
 NOT_SHOWN = ("run.", "transport.")  # where a run was, not what it was
 
 # What follows works without this package. Each is run by the tests as it stands.
@@ -69,7 +69,7 @@ class OnnxFacts(NamedTuple):
 def write_card(
     folder: RunFolder,
     info: PolicyInfo,
-    kind: Kind,
+    kind: EnvironmentKind,
     *,
     evaluation: Evaluation | None,
     onnx: OnnxFacts | None,
@@ -160,7 +160,7 @@ def _score(info: PolicyInfo, config: Config, evaluation: Evaluation | None) -> s
     )
 
 
-def _interface(info: PolicyInfo, kind: Kind) -> list[str]:
+def _interface(info: PolicyInfo, kind: EnvironmentKind) -> list[str]:
     schema, environment = info.schema, info.environment
     lines = [f"- {line}" for line in _preprocessing(info, kind, environment)]
     lines += [
@@ -174,7 +174,7 @@ def _interface(info: PolicyInfo, kind: Kind) -> list[str]:
     return lines
 
 
-def _preprocessing(info: PolicyInfo, kind: Kind, environment: EnvironmentConfig) -> list[str]:
+def _preprocessing(info: PolicyInfo, kind: EnvironmentKind, environment: EnvironmentConfig) -> list[str]:
     schema = info.schema
     if kind == "vector":
         (size,) = schema.frame_shape

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-Picture = NDArray[np.uint8]  # [H, W, 3], RGB
+from apex.evaluation.video import Picture
 
 HEIGHT = 100  # pixels of the strip
 MIN_WIDTH = 320  # narrower pictures get a border

@@ -26,8 +26,8 @@ from apex.environments.interface import VectorEnvironment
 from apex.errors import ConfigError
 from apex.evaluation.episodes import evaluation_seed
 from apex.evaluation.policy_sources import NewestPolicy, Policies, PoliciesOfFolder, PoliciesOfLearner
-from apex.evaluation.video import begin_video, check_video_path, enlarge
-from apex.evaluation.watch.caption import Caption, Picture, Strip
+from apex.evaluation.video import Picture, begin_video, check_video_path, enlarge
+from apex.evaluation.watch.caption import Caption, Strip
 from apex.evaluation.watch.window import Window, has_display
 from apex.runs.folder import RunFolder
 from apex.runs.lock import is_held

@@ -9,7 +9,7 @@ from typing import Any
 from apex.replay_memory.priority_histogram import merge
 from apex.runs.status import RunStatus
 
-Row = dict[str, Any]  # a message, as `metrics.MetricsWriter` takes it
+MetricRow = dict[str, Any]  # a message, as `metrics.MetricsWriter` takes it
 
 
 class MetricRows:
@@ -20,7 +20,7 @@ class MetricRows:
         self._histograms: list[Any] = []  # the last ones that were told, of each shard
         self._limit = ""  # the last one that was told
 
-    def next(self) -> Iterator[Row]:
+    def next(self) -> Iterator[MetricRow]:
         """A row of the learner's curves and one of replay's, as far as either has said anything.
 
         Raises ValueError for a histogram that is none. Times are for the eye: nothing is measured by them.
@@ -44,12 +44,12 @@ class MetricRows:
             yield row
 
 
-def make_row(role: str, steps: int, scalars: dict[str, float]) -> Row:
+def make_row(role: str, steps: int, scalars: dict[str, float]) -> MetricRow:
     """Figures by TensorBoard tag, with the time of day."""
     return {"role": role, "steps": steps, "time": time.time(), "scalars": scalars}
 
 
-def evaluation_row(steps: int, result: dict[str, Any], best: float) -> Row:
+def evaluation_row(steps: int, result: dict[str, Any], best: float) -> MetricRow:
     """What the curves keep of an `evaluator.EvaluationResult`; `best`: the highest mean so far."""
     names = {"score": "mean", "score_median": "median", "score_low": "low", "score_high": "high"}
     names |= {"length": "length", "episodes": "episodes"}

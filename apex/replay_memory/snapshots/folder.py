@@ -36,7 +36,7 @@ class SnapshotError(ConfigError):
     """A file that is missing, damaged or of another format; the text names it and says why."""
 
 
-class File(NamedTuple):
+class SnapshotFile(NamedTuple):
     """What the manifest says of a file."""
 
     name: str
@@ -58,8 +58,8 @@ class Snapshot(NamedTuple):
     num_drawn: int  # transitions that samplers had drawn
     first_key: int
     end_key: int
-    state: File
-    segments: tuple[File, ...]  # oldest first, without a gap; the first one may begin before `first_key`
+    state: SnapshotFile
+    segments: tuple[SnapshotFile, ...]  # oldest first, without a gap; the first one may begin before `first_key`
 
     @property
     def size(self) -> int:
@@ -85,7 +85,7 @@ class SnapshotFolder:
         """The newest snapshot whose manifest is whole; its files are not looked into."""
         return next((found for found in map(self._read_or_log, self._manifests()) if found is not None), None)
 
-    def write(self, name: str, parts: Sequence[Any], keys: range) -> File:
+    def write(self, name: str, parts: Sequence[Any], keys: range) -> SnapshotFile:
         """Writes a file, on disk when this returns; `parts` are buffers."""
         self._pause("write a file")
         self.path.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ class SnapshotFolder:
             file.flush()
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # Nobody reads it soon; memory is scarce.
-        return File(name, num_bytes, digest.hexdigest(), keys.start, keys.stop)
+        return SnapshotFile(name, num_bytes, digest.hexdigest(), keys.start, keys.stop)
 
     def commit(self, snapshot: Snapshot) -> None:
         """Makes the snapshot the newest, in one step, and removes what no kept one names."""
@@ -116,14 +116,14 @@ class SnapshotFolder:
         self._sync()
         self.prune()
 
-    def is_there(self, file: File) -> bool:
+    def is_there(self, file: SnapshotFile) -> bool:
         """Whether a file has the right length, at least."""
         try:
             return (self.path / file.name).stat().st_size == file.num_bytes
         except OSError:
             return False
 
-    def read(self, file: File) -> bytes:
+    def read(self, file: SnapshotFile) -> bytes:
         """The file's content; raises SnapshotError unless it is what was written."""
         self._pause("read a file")
         path = self.path / file.name
@@ -169,7 +169,7 @@ class SnapshotFolder:
     def _verify(self, snapshot: Snapshot, bad: dict[str, str]) -> Snapshot | None:
         """The newest part of the snapshot that is whole; None if nothing is."""
         first_key = snapshot.end_key
-        kept: list[File] = []
+        kept: list[SnapshotFile] = []
         for file in (snapshot.state, *reversed(snapshot.segments)):
             if file.name not in bad:
                 try:
@@ -259,7 +259,10 @@ def _decode(data: bytes) -> Snapshot:
     if tree["format"] != FORMAT:
         raise ValueError(f"its format is {tree['format']!r}, but this is {FORMAT}")
     fields = tree["snapshot"]
-    state, segments = File(**fields.pop("state")), tuple(File(**file) for file in fields.pop("segments"))
+    state, segments = (
+        SnapshotFile(**fields.pop("state")),
+        tuple(SnapshotFile(**file) for file in fields.pop("segments")),
+    )
     snapshot = Snapshot(**fields, state=state, segments=segments)
     if _encode(snapshot) != data:
         raise ValueError("it is not what was written")

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from apex.replay_memory.snapshots.folder import File, Snapshot, SnapshotError, SnapshotFolder
+from apex.replay_memory.snapshots.folder import Snapshot, SnapshotError, SnapshotFile, SnapshotFolder
 from apex.replay_memory.store.file import open_file
 from apex.replay_memory.store.layout import Store
 from apex.runtime.atomic_files import go_on
@@ -133,7 +133,7 @@ class SnapshotWriter(Store):
             time.sleep(0.001)
         raise SnapshotError(f"the rows of the streams were not still for a moment in {ROW_ATTEMPTS} attempts")
 
-    def _files_to_keep(self) -> list[File]:
+    def _files_to_keep(self) -> list[SnapshotFile]:
         """Files of the newest snapshot of this very store that need not be written again: all but the last.
 
         The last one is always new: no two snapshots depend on one file for the newest keys, and small ones grow.
@@ -141,7 +141,7 @@ class SnapshotWriter(Store):
         newest = self._folder.newest()
         if newest is None or newest.store_incarnation != self.store_incarnation or newest.run_id != self._run_id:
             return []
-        kept: list[File] = []
+        kept: list[SnapshotFile] = []
         for file in newest.segments[:-1]:
             if not self._folder.is_there(file):
                 log.error("%s is missing or cut short; it is written again", self._folder.path / file.name)

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 from apex.errors import ConfigError, require
 from apex.runs.plots.aggregate import Axis, CurveGroup, band
 from apex.runs.plots.ticks import number_ticks, time_axis
-from apex.runtime.optional_imports import remedy
 from apex.runtime.text import number_text
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes  # type: ignore[import-not-found, unused-ignore]
-    from matplotlib.figure import Figure  # type: ignore[import-not-found, unused-ignore]
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 KINDS = (".png", ".svg")
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # Okabe, Ito: for every eye
@@ -37,10 +36,6 @@ def check_picture(path: Path) -> None:
     require(path.suffix.lower() in KINDS, f"--out must end in {' or '.join(KINDS)}, got {path}")
     require(path.parent.is_dir(), f"--out {path}: there is no folder {path.parent}")
     require(not path.is_dir(), f"--out {path} is a folder")
-    try:
-        import matplotlib.figure  # type: ignore[import-not-found, unused-ignore]  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(f"apex plot draws with matplotlib, which is not there ({error}): {remedy('plot')}") from error
 
 
 def save_picture(path: Path, groups: Sequence[CurveGroup], title: str, threshold: float | None) -> None:

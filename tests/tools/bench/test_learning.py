@@ -16,7 +16,16 @@ from apex.errors import ConfigError
 from apex.evaluation.episodes import evaluation_seed
 from bench.learning import command as learning
 from bench.learning.processor_time import ProcessorTime
-from bench.learning.records import FOLDER, HEADER, Record, Score, read_records, record_path, without_seed, write_record
+from bench.learning.records import (
+    FOLDER,
+    HEADER,
+    Record,
+    RecordedScore,
+    read_records,
+    record_path,
+    without_seed,
+    write_record,
+)
 from bench.learning.tables import BEGIN, DOCUMENTS, END, plot_command, plot_path, rebuild, render
 from bench.learning.tasks import SYSTEMS, TASKS
 
@@ -25,7 +34,9 @@ MACHINE = {"cores": 2, "cpu": "AMD EPYC", "memory_bytes": 24 * 2**30, "gpus": []
 
 
 def make_record(task="cartpole", system="apex", seed=1, *, mean=490.0, seconds=15.0, **changes):
-    score = Score(mean=mean, median=mean, interval=(mean, mean), episodes=2, epsilon=0.001, seed=7, scores=[mean, mean])
+    score = RecordedScore(
+        mean=mean, median=mean, interval=(mean, mean), episodes=2, epsilon=0.001, seed=7, scores=[mean, mean]
+    )
     record = Record(
         task=task,
         system=system,

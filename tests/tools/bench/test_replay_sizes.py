@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from apex.errors import ConfigError
-from bench.__main__ import main
 from bench.harness.report import print_sizes
 from bench.plots.replay_sizes import check_picture, draw_sizes, save_sizes
 from bench.replay_steps import StoreTimes
@@ -16,7 +13,6 @@ TIMES = {2**16: StoreTimes(0.05, 0.07), 2**17: StoreTimes(0.06, 0.08), 2**23: St
 
 
 def test_both_curves_and_their_bars_stand_over_a_logarithmic_axis():
-    pytest.importorskip("matplotlib")
     (axes,) = draw_sizes(TIMES, 512).axes
     draw, draw_bar, update, update_bar = axes.lines
     for curve, values in ((draw, [0.05, 0.06, 0.125]), (update, [0.07, 0.08, 0.14])):
@@ -30,7 +26,6 @@ def test_both_curves_and_their_bars_stand_over_a_logarithmic_axis():
 
 
 def test_the_file_is_a_png(tmp_path):
-    pytest.importorskip("matplotlib")
     check_picture(tmp_path / "sizes.png")
     save_sizes(tmp_path / "sizes.png", TIMES, 512)
     assert (tmp_path / "sizes.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
@@ -40,12 +35,6 @@ def test_the_file_is_a_png(tmp_path):
 def test_a_name_that_cannot_be_written_is_refused(tmp_path, name, words):
     with pytest.raises(ConfigError, match=words):
         check_picture(tmp_path / name)
-
-
-def test_without_matplotlib_the_extra_is_named_before_anything_is_measured(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert main(["replay", "--sizes", "sizes.png"]) == 2
-    assert "-m pip install matplotlib" in capsys.readouterr().err
 
 
 def test_the_table_has_a_row_for_each_size(capsys):

@@ -10,7 +10,7 @@ from support.store_builders import SCHEMA, create, make_segment
 
 from apex.replay_memory.store.file import open_file
 from bench.harness.command import VerificationError
-from bench.harness.segment_ledger import Balance, Ledger, tag
+from bench.harness.segment_ledger import Balance, SegmentLedger, tag
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ class Bench:
 
     def __init__(self, path):
         self.writer = create(path)
-        self.ledger = Ledger(open_file(path, SCHEMA, writable=False))
+        self.ledger = SegmentLedger(open_file(path, SCHEMA, writable=False))
 
     def store(self, actor_id, number, count, tagged=None):
         """Stores a segment, tagged as another one where a test says so; the books are kept."""

@@ -13,7 +13,7 @@ import pytest
 
 from chaos import __main__
 from chaos.audit import Verdict
-from chaos.report import Figure, Reporter, audit_figures, recovery_figures
+from chaos.report import Figure, ScenarioReporter, audit_figures, recovery_figures
 
 DEADLINE = 240.0
 SMALL = ["--actors", "2", "--evaluator.no-enabled", "--replay.capacity", "50000", "--replay.min-size-to-sample", "200"]
@@ -123,7 +123,7 @@ def test_those_that_never_came_back_count_in_the_median():
 
 def test_the_last_lines_name_the_bars_that_were_missed(capsys):
     figures = [Figure("lost", 0, "", "= 0"), Figure("away", 3.0, "s", "<= 2"), Figure("back", None, "s", "<= 15")]
-    Reporter(as_json=False).end({}, figures, passed=True)
+    ScenarioReporter(as_json=False).end({}, figures, passed=True)
     assert capsys.readouterr().out.splitlines()[-2:] == ["MISSED 2 bars: away <= 2; back <= 15", "the audit passed"]
-    Reporter(as_json=False).end({}, figures[:1], passed=True)
+    ScenarioReporter(as_json=False).end({}, figures[:1], passed=True)
     assert "MISSED" not in capsys.readouterr().out

@@ -25,7 +25,7 @@ from chaos.processes import Footprint, Process, find, footprints, is_alive, kill
 from chaos.programs.launcher import programs
 from chaos.proxy import ADDRESSES
 from chaos.recovery import FaultInjector
-from chaos.report import Reporter
+from chaos.report import ScenarioReporter
 from chaos.scenarios import GOES_ON, SCENARIOS, ScenarioOptions
 from tests.unit.transport.test_endpoints import until
 
@@ -178,7 +178,7 @@ def test_a_victim_that_gives_nothing_more_is_never_back(run):
 def test_a_scenario_heals_everything_and_says_whether_all_goes_on(run, name, capsys):
     roads = Roads()
     order = ScenarioOptions(minutes=0.001, period=0.02, rounds=1, size=10, faults=("kill", "garbage"))
-    figures = SCENARIOS[name].play(run, roads, FaultInjector(run, roads, 0), Reporter(as_json=False), order)
+    figures = SCENARIOS[name].play(run, roads, FaultInjector(run, roads, 0), ScenarioReporter(as_json=False), order)
     assert roads.tape[-1] == ("healed", {})
     assert figures[-1].name == GOES_ON
     assert figures[-1].value is not None

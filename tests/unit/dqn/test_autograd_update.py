@@ -23,7 +23,7 @@ from apex.dqn.autograd_update import (
     place,
     step_or_undo,
 )
-from apex.dqn.gradient_step import DeviceBatch, Figures, Updated
+from apex.dqn.gradient_step import DeviceBatch, Updated, UpdateFigures
 from apex.dqn.networks import QNetwork, flatten_parameters, make_network
 from apex.dqn.optimizers import make_optimizer
 from apex.types import Schema
@@ -294,7 +294,7 @@ class Recorder:
 
     def __call__(self, batch):
         self.calls += 1
-        result = Updated(torch.zeros(B), torch.tensor(True), Figures(*torch.zeros(4)))
+        result = Updated(torch.zeros(B), torch.tensor(True), UpdateFigures(*torch.zeros(4)))
 
         def run():
             self.total += batch.weights[0]

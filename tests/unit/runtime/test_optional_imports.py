@@ -24,5 +24,5 @@ def test_the_remedy_is_for_this_interpreter_and_names_no_package_that_nobody_has
     monkeypatch.chdir(tmp_path)
     assert remedy("export") == f"{sys.executable} -m pip install onnx onnxruntime"
     monkeypatch.setattr(sys, "executable", f"{tmp_path}/.venv/bin/python")
-    assert remedy("plot") == ".venv/bin/python -m pip install matplotlib"
+    assert remedy("aws") == ".venv/bin/python -m pip install boto3"
     assert not any(PROJECT["name"] in remedy(extra) for extra in EXTRAS)

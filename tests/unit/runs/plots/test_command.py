@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -158,13 +157,6 @@ def test_a_users_mistake_is_one_sentence_and_status_2(tmp_path, monkeypatch, cap
     assert message in complaint
     assert complaint.count("\n") == 1
     assert not (tmp_path / "x.png").exists()
-
-
-def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    status, _, complaint = plot(capsys, make_run(tmp_path, SCORES).path, "--out", tmp_path / "x.png")
-    assert status == 2
-    assert "-m pip install matplotlib" in complaint
 
 
 def test_a_picture_that_cannot_be_written_is_a_sentence(tmp_path, capsys):
