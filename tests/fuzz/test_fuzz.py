@@ -61,7 +61,7 @@ def test_the_corpus_is_there():
 def test_a_campaign_sees_a_decoder_that_accepts_too_much_and_one_that_crashes(monkeypatch):
     monkeypatch.setattr(Codec, "_check_records", lambda *arguments: None)
     assert "the reference refuses" in run("segment", 2_000, seed=1).findings[0].problem
-    monkeypatch.setattr(Codec, "_check_image", lambda codec, blob, limit: blob[1_000])
+    monkeypatch.setattr(Codec, "_check_blob", lambda codec, blob, limit: blob[1_000])
     found = run("segment", 50, seed=1).findings[0]
     assert "IndexError" in found.problem
 

@@ -16,7 +16,8 @@ PROGRAM = """
 import threading
 from apex.config import Config, RunConfig, TransportConfig
 from apex.runtime.lifecycle import configure_logging, stop_on_signals
-from apex.transport.session import Session, Welcome
+from apex.transport.heartbeat import Session
+from apex.transport.hello import Welcome
 from apex.types import Schema
 configure_logging("actor")
 config = Config(transport=TransportConfig(heartbeat_seconds=0.1), run=RunConfig(stuck_seconds=0.4))
