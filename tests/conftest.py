@@ -7,7 +7,9 @@ process has its own, where it may. Where it may not, these files run in turn, in
 
 from __future__ import annotations
 
+import tempfile
 from functools import cache
+from pathlib import Path
 
 import pytest
 from support.own_namespaces import can_enter_namespaces, enter_namespaces
@@ -70,6 +72,19 @@ def pytest_xdist_make_scheduler(config, log):
             return nodeid.partition("[" if path.name in APART else "::")[0]
 
     return Files(config, log)
+
+
+@pytest.fixture
+def place():
+    """A folder in tmpfs, which goes with the test."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def path(place):
+    """A name in tmpfs."""
+    return place / "store"
 
 
 @pytest.fixture

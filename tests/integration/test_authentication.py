@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 import zmq
-from support.builders import PIXELS, RUN, make_segment
+from support.builders import PIXELS, RUN, VALUES, make_segment
+from support.waiting import DEADLINE, until
 from zmq.utils.monitor import recv_monitor_message
 
 from apex.config import Config, TransportConfig, to_dict
@@ -27,7 +28,6 @@ from apex.transport.endpoints import BatchReceiver, ExperienceSender, ParameterP
 from apex.transport.hello import Route, greet, read_welcome
 from apex.transport.sockets import KEEPALIVE_SECONDS, InsecureBindWarning, bind, connect, open_context, prepare
 from apex.types import Parameters
-from tests.unit.transport.test_endpoints import DEADLINE, VALUES, until
 
 CODEC = Codec(RUN, PIXELS)
 ANY_PORT = "tcp://127.0.0.1:*"

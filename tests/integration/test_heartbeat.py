@@ -7,10 +7,9 @@ import subprocess
 import sys
 
 import pytest
+from support.waiting import DEADLINE
 
 from apex.transport.hello import Route, silent_learner
-
-DEADLINE = 30.0
 
 PROGRAM = """
 import threading

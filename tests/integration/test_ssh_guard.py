@@ -12,10 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from support.waiting import until
 
 from apex.launch.ssh.remote_guard import JobSpec, Lifeline, LogCopy
 from apex.runtime.lifecycle import HOPELESS, NEIGHBOUR_GONE, REFUSED, Stop
-from tests.unit.transport.test_endpoints import until
 
 pytestmark = pytest.mark.covers_programs
 ROLE = """

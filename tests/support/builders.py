@@ -67,3 +67,6 @@ def chi_square_bound(degrees_of_freedom):
     """Exceeded once in 10,000: the Wilson-Hilferty approximation at z = 3.72."""
     k = 2 / (9 * degrees_of_freedom)
     return degrees_of_freedom * (1 - k + 3.72 * k**0.5) ** 3
+
+
+VALUES = np.arange(10, dtype=np.float32)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
+from support.builders import VECTORS
+
 from apex.config import EnvironmentConfig, RunConfig
 from apex.config.presets import VECTOR
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import MetricsWriter
-from apex.types import Schema
 
-SCHEMA = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
 NOON = datetime(2025, 1, 31, 12, 0, 5)
 EVALUATOR, ACTOR = "evaluator/score", "actor_highest_id/score"
 
@@ -30,7 +30,7 @@ def make_config(folder, *, name="", seed=1, **branches):
 
 def make_run(folder, scores=(), *, role="evaluator", tag=EVALUATOR, argv=("--preset", "cartpole"), **config):
     """A run that was started at NOON; `scores` are (seconds since then, steps, score)."""
-    run = RunFolder.create(make_config(folder, **config), SCHEMA, argv=list(argv), started=NOON)
+    run = RunFolder.create(make_config(folder, **config), VECTORS, argv=list(argv), started=NOON)
     add_rows(run, role, [(seconds, steps, {tag: score}) for seconds, steps, score in scores])
     return run
 

@@ -10,6 +10,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from support.builders import VECTORS
+from support.programs import TINY
+from support.small_disks import needs_mounts
 
 import apex
 from apex.config import Config, EnvironmentConfig, RunConfig, dump_toml, load_toml
@@ -22,11 +25,7 @@ from apex.runtime.gpu import Cuda
 from apex.runtime.hardware import available_memory, core_limits, has_bfloat16, memory_limits, read_machine, read_space
 from apex.runtime.lifecycle import FINISHED, Stop
 from apex.runtime.supervisor import Program, supervise
-from apex.types import Schema
-from tests.system.test_full_disk import needs_mounts
-from tests.system.test_smoke import TINY, offset, programs  # noqa: F401  fixtures
 
-SCHEMA = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
 NO_GPU = Cuda(0, 0, [])
 ODD = "Läufe mit Leerzeichen 😀"
 FULL = Path("/dev/full")
@@ -111,7 +110,7 @@ def test_a_run_folder_that_cannot_be_written_is_refused_with_its_name(tmp_path, 
         run = RunConfig(folder={str(tmp_path)!r}, name="x")
         config = Config(environment=EnvironmentConfig(id="CartPole-v1"), run=run)
         try:
-            RunFolder.create(config, Schema(**{SCHEMA.to_dict()!r}), argv=[])
+            RunFolder.create(config, Schema(**{VECTORS.to_dict()!r}), argv=[])
         except ConfigError as error:
             print(error)
     """
@@ -128,7 +127,7 @@ def test_a_run_folder_that_cannot_be_written_is_refused_with_its_name(tmp_path, 
 @pytest.mark.parametrize("name", [ODD, os.fsdecode(b"\xff\xfe"), 'a"b\\c\n'])
 def test_a_run_folder_may_have_any_name(tmp_path, name):
     config = Config(environment=EnvironmentConfig(id="CartPole-v1"), run=RunConfig(folder=str(tmp_path / name)))
-    folder = RunFolder.create(config, SCHEMA, argv=[name])
+    folder = RunFolder.create(config, VECTORS, argv=[name])
     assert RunFolder.open(folder.path).config == config
 
 
@@ -220,7 +219,7 @@ class Wild(gymnasium.Env):
 """
 
 
-def test_a_run_in_odd_surroundings_with_an_environment_that_fails_now_and_then(programs, monkeypatch):  # noqa: F811
+def test_a_run_in_odd_surroundings_with_an_environment_that_fails_now_and_then(programs, monkeypatch):
     """No home, no git, no UTF-8, a folder with blanks and no ASCII; the run ends well, and says what failed."""
     programs.folder = programs.folder / ODD
     programs.folder.mkdir()

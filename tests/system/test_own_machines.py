@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from support.machines import Machines, can_make_machines, has_sshd
+from support.programs import CALM_FILE
+from support.waiting import until
 
 from apex.config import load_toml
 from apex.runs.metrics.writer import read_curve
-from tests.system.test_smoke import CALM_FILE
-from tests.unit.transport.test_endpoints import until
 
 pytestmark = [
     pytest.mark.timeout(300),

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from support.listening import listening
+from support.programs import CALM, running_in
+from support.waiting import until
 from zmq.utils import z85
 
 from apex.launch.status import ask
@@ -20,8 +22,6 @@ from apex.transport.curve.key_store import Keys
 from apex.transport.header import WIRE_VERSION
 from apex.transport.sockets import open_context
 from apex.types import Role
-from tests.system.test_smoke import CALM, offset, programs, running_in  # noqa: F401  (fixtures)
-from tests.unit.transport.test_endpoints import until
 
 # Notes every class that any pickle would make, and every import of a module that pickles. The interpreter reads it at
 # the start of each program; children that are forked have it from their parents.
@@ -64,7 +64,7 @@ def arguments(folder):
         yield Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
 
 
-def test_a_run_with_keys_trains_and_tells_nobody_and_executes_nothing_that_it_reads(programs, audit):  # noqa: F811
+def test_a_run_with_keys_trains_and_tells_nobody_and_executes_nothing_that_it_reads(programs, audit):
     keys = programs.folder / "keys"
     new_folder(keys)
     observer = Keys(keys, "observer")

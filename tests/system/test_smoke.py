@@ -14,126 +14,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import in_folder
 from support.listening import listening
+from support.programs import CALM, DEADLINE, FEW_GAMES, TINY, children_of, running_in
+from support.waiting import until
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from apex.config import Config, RunConfig, TransportConfig
-from apex.launch.status import ask
 from apex.replay_memory.store.file import open_file
 from apex.replay_memory.store.layout import COMMIT
 from apex.replay_memory.store.location import store_path
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.tensorboard_layout import GLANCE, LAYOUT
 from apex.runs.metrics.writer import read_curve
-from apex.runtime.fork_server import ForkServer
-from apex.runtime.ports import choose_ports, is_free
-from tests.unit.transport.test_endpoints import until
 
-pytestmark = pytest.mark.timeout(400)  # Beyond a test's own deadlines.
-DEADLINE = 120.0
-TINY = ["--preset", "cartpole", "--actors", "4", "--replay.min-size-to-sample", "300", "--learner.batch-size", "32"]
-TINY += ["--replay.samples-per-insert", "0", "--replay.no-inserts-wait"]  # Nobody waits for a learner that is done.
-FEW_GAMES = ["--evaluator.episodes", "3", "--evaluator.num-envs", "3"]  # The preset plays 100 at once, all the time.
-TINY += FEW_GAMES
-# The same at a tenth of the load, for tests of how programs start, end and come back, which it is not about.
-CALM = [*TINY, "--env", "calm:Calm", "--replay.samples-per-insert", "8"]
-CALM_FILE = """
-import time
-import gymnasium
-
-class Calm(gymnasium.Wrapper):
-    def __init__(self, render_mode=None):
-        super().__init__(gymnasium.make("CartPole-v1", render_mode=render_mode))
-
-    def step(self, action):
-        time.sleep(0.002)
-        return super().step(action)
-"""
-TORCH = {"learner", "actor", "evaluate", "watch", "--resume"}  # Words of commands that import it, which takes 2 s.
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fork_server():
-    """Starts these as copies of a program that has imported torch, unless a test wants them as people start them."""
-    where = [str(Path(in_folder.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    with ForkServer({"PYTHONPATH": os.pathsep.join(where)}) as Programs.fork_server:
-        yield
-    Programs.fork_server = None
-
-
-@pytest.fixture
-def offset():
-    """Ports below those that the kernel lends to outgoing connections, which may take one before the programs do."""
-    config = Config(run=RunConfig(tensorboard=False), transport=TransportConfig(port_offset=-30_000))
-    return choose_ports(config, is_free, lambda sentence: None).transport.port_offset
-
-
-class Programs:
-    """Programs in a folder of their own; none of them outlives the test."""
-
-    fork_server = None
-
-    def __init__(self, folder, offset):
-        self.folder = folder
-        self.endpoint = f"tcp://127.0.0.1:{52003 + offset}"
-        self.learner = ["--learner", f"127.0.0.1:{52003 + offset}"]
-        self.offset = ["--transport.port-offset", str(offset)]
-        self.running = {}
-
-    def start(self, name, *arguments, as_people_do=False):
-        with open(self.folder / f"{name}.log", "w") as log:
-            is_covered = "COVERAGE_PROCESS_CONFIG" in os.environ  # A copy would not be.
-            if self.fork_server and not as_people_do and not is_covered and TORCH.intersection(arguments):
-                until(lambda: not self.fork_server.loading, "torch", seconds=DEADLINE)
-                command = [sys.executable, "-u", "-m", in_folder.__name__, str(self.folder), *arguments]
-                self.running[name] = self.fork_server.start(command, os.environ, 0, log.fileno())
-                assert self.running[name]
-            else:
-                command = [sys.executable, "-m", "apex", *arguments]
-                self.running[name] = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=subprocess.STDOUT)
-
-    def wait(self, name):
-        try:
-            return self.running[name].wait(DEADLINE)
-        except subprocess.TimeoutExpired:
-            pytest.fail(f"{name} does not end:\n{self.said(name)}")
-
-    def said(self, name):
-        return (self.folder / f"{name}.log").read_text()
-
-    def status(self, wanted):
-        """Waits until the run's status is as wanted."""
-
-        def found():
-            status = ask(self.endpoint, 1.0)
-            return status if status and wanted(status) else None
-
-        deadline = time.monotonic() + DEADLINE
-        while time.monotonic() < deadline:
-            if status := found():
-                return status
-            if all(process.poll() is not None for process in self.running.values()):
-                break
-            time.sleep(0.05)  # The learner, which answers, has better to do.
-        pytest.fail("".join(f"--- {name}\n{self.said(name)}" for name in self.running))
-
-    def end(self):
-        for process in self.running.values():
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-
-
-@pytest.fixture
-def programs(tmp_path, offset):
-    (tmp_path / "calm.py").write_text(CALM_FILE)
-    programs = Programs(tmp_path, offset)
-    yield programs
-    programs.end()
-    for path in Path("/dev/shm").glob("apex-*"):  # What a killed replay server of this test left.
-        runs = list((tmp_path / "runs").glob("*/manifest.json"))
-        if any(f"{json.loads(run.read_text())['run_id']:016x}" in path.name for run in runs):
-            path.unlink()
+pytestmark = [pytest.mark.usefixtures("fork_server"), pytest.mark.timeout(400)]  # Beyond a test's own deadlines.
 
 
 @pytest.mark.covers_programs
@@ -427,26 +320,6 @@ def learner_of(folder):
             parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
             learners[pid] = parent
     return next(pid for pid, parent in learners.items() if parent not in learners)
-
-
-def children_of(pid):
-    """Process ids of a process's children."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def running_in(folder):
-    """Processes whose working directory is the test's own."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                cwd = os.readlink(entry / "cwd")
-                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            except OSError:
-                continue
-            if cwd == str(folder) and state != "Z":
-                found.append(int(entry.name))
-    return found
 
 
 COMMANDS = """

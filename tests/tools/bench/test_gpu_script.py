@@ -13,8 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-
-from tests.unit.transport.test_endpoints import until
+from support.waiting import until
 
 SCRIPT = Path(__file__).parents[3] / "bench" / "gpu.sh"
 FIGURES = {

@@ -6,17 +6,15 @@ import os
 import signal
 
 import pytest
+from support.builders import VECTORS
 
 from apex.config import Config, RunConfig
 from apex.replay_memory.store.location import store_path
 from apex.runs.folder import RunFolder
 from apex.runtime.children import ChildDiedError
 from apex.runtime.lifecycle import Stop
-from apex.types import Schema
 from bench.harness import programs as programs_module
 from bench.harness.programs import measure_rates, open_programs
-
-SCHEMA = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
 
 
 class Bursts:
@@ -70,7 +68,7 @@ def test_who_has_ended_is_named_with_its_last_line(tmp_path):
 
 def test_programs_keep_to_their_cores_and_are_gone_at_the_end(tmp_path):
     core = max(os.sched_getaffinity(0))
-    run = RunFolder.create(Config(run=RunConfig(folder=str(tmp_path), name="one")), SCHEMA, argv=[])
+    run = RunFolder.create(Config(run=RunConfig(folder=str(tmp_path), name="one")), VECTORS, argv=[])
     memory = store_path(run.run_id)
     stop = Stop()
     with open_programs(tmp_path, stop) as programs:

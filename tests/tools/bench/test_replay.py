@@ -3,13 +3,14 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.benches import start
+from support.policy_runs import make_run
+from support.waiting import until
 
 from apex.config import ActorConfig, Config, EnvironmentConfig
 from apex.environments.factory import describe
@@ -23,8 +24,6 @@ from bench.harness.recording import Compressor, load, record
 from bench.harness.report import compare, print_report, read_peer
 from bench.replay import VerificationError, verify
 from bench.replay_steps import median_ms, read_memory, time_store
-from tests.unit.evaluation.test_command import make_run
-from tests.unit.transport.test_endpoints import until
 
 CONFIG = Config(environment=EnvironmentConfig(id="ALE/Seaquest-v5"), actor=ActorConfig(num_actors=2, segment_length=10))
 TINY = ["replay", "--transitions", "2000", "--frames", "900", "--seconds", "0.5", "--leaves", "4096", "--json"]
@@ -167,17 +166,6 @@ def test_memory_is_that_of_all_processes_and_a_process_that_is_gone_has_none():
     whole, shared = read_memory([os.getpid()])
     assert 0 <= shared < whole
     assert read_memory([2**22 + 1]) == (0, 0)
-
-
-ROOT = Path(__file__).parents[3]
-
-
-def start(tmp_path, *arguments):
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-m", "bench", *arguments]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment
-    )
 
 
 def descendants(pid):

@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+from support.benches import start
 
 from apex.learning.setup import choose_device
 from apex.runtime.lifecycle import FAILED, Stop
@@ -16,7 +17,6 @@ from bench.__main__ import main
 from bench.connections import Sent
 from bench.harness.command import GAME, read_config
 from bench.harness.segment_ledger import Balance
-from tests.tools.bench.test_replay import start
 
 TINY = ["--preset", "cartpole", "--device", "cpu", "--json"]
 

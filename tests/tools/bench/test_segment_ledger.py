@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 import pytest
 from support.store_builders import SCHEMA, create, make_segment
 
 from apex.replay_memory.store.file import open_file
 from bench.harness.command import VerificationError
 from bench.harness.segment_ledger import Balance, SegmentLedger, tag
-
-
-@pytest.fixture
-def path():
-    """A name in tmpfs; its folder goes with the test."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield Path(folder) / "store"
 
 
 class Bench:

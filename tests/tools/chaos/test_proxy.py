@@ -8,14 +8,12 @@ import time
 from contextlib import closing
 
 import pytest
+from support.waiting import DEADLINE, until
 
 from apex.config import Config
 from apex.errors import ConfigError
 from apex.runtime.ports import choose_ports, is_free
 from chaos.proxy import ADDRESSES, Proxy
-from tests.unit.transport.test_endpoints import until
-
-DEADLINE = 10.0
 
 
 class Echo:

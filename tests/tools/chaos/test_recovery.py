@@ -12,11 +12,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.builders import VECTORS
+from support.waiting import until
 
 from apex.config import Config
 from apex.launch.local import make_programs
 from apex.runs.folder import RunFolder
-from apex.types import Schema
 from chaos import growth, processes
 from chaos.audit import Follower
 from chaos.faults import Fault
@@ -27,9 +28,7 @@ from chaos.proxy import ADDRESSES
 from chaos.recovery import FaultInjector
 from chaos.report import ScenarioReporter
 from chaos.scenarios import GOES_ON, SCENARIOS, ScenarioOptions
-from tests.unit.transport.test_endpoints import until
 
-SCHEMA = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
 FAMILY = """
 import os, sys, time
 if len(sys.argv) > 1:
@@ -229,7 +228,7 @@ def test_memory_leaves_out_what_is_mapped_from_elsewhere(tmp_path, monkeypatch, 
 
 
 def test_the_programs_of_a_run_reach_one_another_through_the_proxies(tmp_path):
-    folder = RunFolder.create(Config(run=Config().run.__class__(folder=str(tmp_path), name="run")), SCHEMA)
+    folder = RunFolder.create(Config(run=Config().run.__class__(folder=str(tmp_path), name="run")), VECTORS)
     plain = {program.role: program for program in make_programs(folder.config, folder, None)}
     made = {program.role: program for program in programs(tmp_path, [], folder.config, folder, None)}
     assert list(made) == list(plain)
@@ -246,7 +245,7 @@ def test_the_programs_of_a_run_reach_one_another_through_the_proxies(tmp_path):
 
 
 def test_a_store_that_is_not_there_is_waited_for(tmp_path):
-    follower = Follower(tmp_path / "none", SCHEMA)
+    follower = Follower(tmp_path / "none", VECTORS)
     assert not follower.read()
     follower.look_again()
     assert len(follower.content.digests) == 0

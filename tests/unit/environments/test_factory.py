@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
-from types import SimpleNamespace
 
 import ale_py
 import cv2
@@ -14,32 +13,23 @@ import numpy as np
 import pytest
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium import spaces
+from support.environments import (
+    FACTORY,
+    Counter,
+    Pictures,
+    Tokens,
+    here,
+    made_by_the_test,
+    make,
+    make_actions,
+    make_config,
+    play,
+)
 
-from apex.config import EnvironmentConfig
-from apex.environments.factory import describe, kind, make_environment
+from apex.environments.factory import describe, kind
 from apex.errors import ConfigError
 
 gymnasium.register_envs(ale_py)
-
-
-def make_config(name="ALE/Pong-v5", **settings):
-    return EnvironmentConfig(id=name, **settings)
-
-
-def make(name="ALE/Pong-v5", num_envs=2, seed=1, pictures=False, **settings):
-    return make_environment(make_config(name, **settings), num_envs, seed=seed, num_threads=1, pictures=pictures)
-
-
-def make_actions(num_steps, num_envs, num_actions, seed=0):
-    return np.random.default_rng(seed).integers(0, num_actions, (num_steps, num_envs))
-
-
-def play(environment, actions):
-    """The first observation, and the step that each row of `actions` gives."""
-    first = environment.reset()
-    steps = [environment.step(row) for row in actions]
-    environment.close()
-    return first, steps
 
 
 def check_equal(step, other):
@@ -58,43 +48,6 @@ def num_threads():
     return len(os.listdir("/proc/self/task"))
 
 
-class Counter(gymnasium.Env):
-    """Observes (episode, step within it). Ends after `length` steps, in the way that `end` says."""
-
-    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
-    action_space = spaces.Discrete(3, start=5)
-
-    def __init__(self, length=3, end="terminated", faults=None):
-        self.length, self.end, self.faults = length, end, faults or {}
-        self.episode, self.num_steps, self.seeds, self.closed = 0, 0, [], False
-
-    def reset(self, *, seed=None, options=None):
-        self.seeds.append(seed)
-        self.episode, self.t = self.episode + 1, 0
-        return self.observe(), {}
-
-    def step(self, action):
-        self.num_steps, self.t = self.num_steps + 1, self.t + 1
-        fault = self.faults.get(self.num_steps, {})
-        if "error" in fault:
-            raise fault["error"]
-        ended = self.t == self.length
-        answer = {
-            "observation": self.observe(),
-            "reward": float(action),
-            "terminated": ended and "terminated" in self.end,
-            "truncated": ended and "truncated" in self.end,
-            "info": {},
-        }
-        return fault.get("answer", tuple((answer | fault).values()))
-
-    def observe(self):
-        return np.array([self.episode, self.t], np.float64)
-
-    def close(self):
-        self.closed = True
-
-
 def make_counter():
     return Counter()
 
@@ -109,24 +62,6 @@ def make_truncated_counter():
 
 def make_counter_with_both_ends():
     return Counter(end="terminated truncated")
-
-
-class Pictures(Counter):
-    """Images of any shape whose pixels tell the episode and the step; drawn in colour."""
-
-    shape = (100, 120, 3)
-
-    def __init__(self, render_mode=None):
-        super().__init__(length=6)
-        self.render_mode = render_mode
-        self.observation_space = spaces.Box(0, 255, self.shape, np.uint8)
-
-    def observe(self):
-        rng = np.random.default_rng([self.episode, self.t])
-        return rng.integers(0, 256, self.shape, np.uint8)
-
-    def render(self):
-        return np.full((4, 5, 3), [self.episode, self.t, 255], np.uint8)
 
 
 class GrayPictures(Pictures):
@@ -158,18 +93,6 @@ class TwoHands(Counter):
     action_space = spaces.MultiDiscrete([3, 3])
 
 
-class Tokens(Counter):
-    """Observes its step as one of the numbers 10 ... 13; past those, it breaks its word."""
-
-    observation_space = spaces.Discrete(4, start=10)
-
-    def __init__(self):
-        super().__init__(length=9)
-
-    def observe(self):
-        return 10 + self.t
-
-
 class Board(Counter):
     observation_space = spaces.Box(-1, 1, (2, 3), np.float32)
 
@@ -194,11 +117,6 @@ def not_an_environment():
 
 def broken_factory():
     raise OSError("no such level")
-
-
-def here(factory):
-    """The id of a factory in this file."""
-    return f"{__name__}:{factory.__name__}"
 
 
 # Names
@@ -639,13 +557,6 @@ def test_describing_closes_what_it_made_also_when_it_refuses():
     with pytest.raises(ConfigError):
         describe(make_config(here(made_by_the_test)), 3)
     assert [env.closed for env in envs] == [True]
-
-
-FACTORY = SimpleNamespace(make=Counter)
-
-
-def made_by_the_test():
-    return FACTORY.make()
 
 
 # Images

@@ -7,11 +7,7 @@ import logging
 import numpy as np
 import pytest
 from gymnasium import spaces
-
-from apex.environments.factory import EnvironmentFailure, describe, make_environment
-from apex.environments.fault_budget import FORGIVEN_STEPS, MAX_FAULTS, FaultBudget
-from apex.errors import ConfigError
-from tests.unit.environments.test_factory import (
+from support.environments import (
     FACTORY,
     Counter,
     Pictures,
@@ -22,6 +18,10 @@ from tests.unit.environments.test_factory import (
     make_config,
     play,
 )
+
+from apex.environments.factory import EnvironmentFailure, describe, make_environment
+from apex.environments.fault_budget import FORGIVEN_STEPS, MAX_FAULTS, FaultBudget
+from apex.errors import ConfigError
 
 NAME = here(made_by_the_test)
 

@@ -9,6 +9,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from support.policy_runs import CARTPOLE, NETWORK, make_run
 
 import apex
 from apex.config import Config, EnvironmentConfig, EvaluatorConfig, NetworkConfig, RunConfig
@@ -17,36 +18,10 @@ from apex.environments.factory import describe, make_environment
 from apex.evaluation.command import main
 from apex.evaluation.evaluator import Evaluator
 from apex.runs.checkpoints.best_policy import BestPolicy
-from apex.runs.checkpoints.checkpoint import LearnerState, save_checkpoint
 from apex.runs.checkpoints.policy_file import BEST, PlayedGames, PolicyInfo, read_policy, save_policy
 from apex.runs.folder import RunFolder
 from apex.runtime.lifecycle import Stop
-from apex.types import Parameters, Progress
-
-NETWORK = NetworkConfig(hidden=4, body_hidden=4)
-CARTPOLE = EnvironmentConfig(id="CartPole-v1")
-
-
-def make_run(folder, *, environment=CARTPOLE, name="mine", best=None, last=()):
-    """A run with a policy that always pushes to the right: `best` and `last` are its updates."""
-    config = Config(environment=environment, network=NETWORK, run=RunConfig(name=name, folder=str(folder)))
-    schema = describe(environment, config.actor.n_step)
-    run = RunFolder.create(config, schema, argv=[])
-    network = make_network(NETWORK, schema, seed=1)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.zero_()
-        network.advantage.output.bias[-1] = 1.0
-    if best is not None:
-        info = PolicyInfo(schema=schema, network=NETWORK, environment=environment, num_updates=best, score=9.0)
-        save_policy(run.checkpoints / BEST, flatten_parameters(network), info)
-    for num_updates in last:
-        online = network.state_dict()
-        optimizer = torch.optim.SGD(network.parameters()).state_dict()
-        save_checkpoint(
-            run.checkpoints, LearnerState(num_updates, Progress(), config, schema, online, online, optimizer, {})
-        )
-    return run
+from apex.types import Parameters
 
 
 def evaluate(capsys, *argv):

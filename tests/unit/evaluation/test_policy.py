@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
+from support.policy_runs import CARTPOLE, make_run
 
 from apex import ConfigError, load_policy
 from apex.config import EnvironmentConfig, NetworkConfig
@@ -16,7 +17,6 @@ from apex.environments.single import AgentEnvironment
 from apex.evaluation.policy import Policy
 from apex.runs.checkpoints.policy_file import PolicyInfo
 from apex.types import Schema
-from tests.unit.evaluation.test_command import CARTPOLE, make_run
 
 VECTORS = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=3, n_step=3, codec="raw")
 STACKS = Schema(frame_shape=(40, 40), frame_dtype="uint8", stack=4, num_actions=3, n_step=3, codec="lz4")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import cv2
 import numpy as np
 import pytest
-from PIL import Image
+from support.films import read_gif
 
 from apex.errors import ConfigError
 from apex.evaluation.video import begin_video, check_video_path, enlarge
@@ -25,16 +25,6 @@ def film(path, fps, shown):
         video.add(picture)
     video.close()
     return path
-
-
-def read_gif(path):
-    """Its pictures, and how many milliseconds each is shown."""
-    with Image.open(path) as gif:
-        read = []
-        for number in range(gif.n_frames):
-            gif.seek(number)
-            read.append((np.asarray(gif.convert("RGB")), gif.info["duration"]))
-    return read
 
 
 def test_a_gif_has_every_picture_of_a_slow_game_in_its_own_colours(tmp_path):

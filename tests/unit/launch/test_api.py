@@ -12,12 +12,12 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 import pytest
+from support.launches import cartpole, stand_in
 
 from apex import ConfigError, TrainingError, train
 from apex.config import EnvironmentConfig
 from apex.launch.api import Run, train_as
 from apex.runs.folder import RunFolder
-from tests.unit.launch.test_local import cartpole, stand_in
 
 
 def ends_with(script):

@@ -7,11 +7,12 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from support.builders import VECTORS
+from support.launches import cartpole, stand_in
 
 from apex.config import (
     CheckpointConfig,
     Config,
-    EnvironmentConfig,
     EvaluatorConfig,
     LearnerConfig,
     ReplayConfig,
@@ -27,11 +28,8 @@ from apex.launch.terminal.dashboard import History
 from apex.launch.terminal.view import LogTail
 from apex.runs.folder import RunFolder
 from apex.runtime.lifecycle import FAILED, FINISHED, REFUSED, Stop
-from apex.runtime.supervisor import Ending, Program
+from apex.runtime.supervisor import Ending
 from apex.transport.hello import local_host
-from apex.types import Schema
-
-SCHEMA = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
 
 
 class Tape:
@@ -61,16 +59,7 @@ def make_watch(tape, folder=Path("nowhere")):
 
 def make_folder(path, **run):
     config = dataclasses.replace(Config(), run=RunConfig(folder=str(path), name="mine", **run))
-    return RunFolder.create(config, SCHEMA, started=datetime(2025, 1, 31))
-
-
-def cartpole(path, **run):
-    """A small run of CartPole below `path`."""
-    return Config(
-        environment=EnvironmentConfig(id="CartPole-v1"),
-        replay=dataclasses.replace(Config().replay, capacity=2_000, min_size_to_sample=1_000),
-        run=RunConfig(folder=str(path), name="mine", tensorboard=False, **run),
-    )
+    return RunFolder.create(config, VECTORS, started=datetime(2025, 1, 31))
 
 
 # --- the programs -----------------------------------------------------------------------------------------------------
@@ -353,10 +342,6 @@ def test_a_command_that_is_not_on_the_path_is_named_by_where_it_is(monkeypatch):
 
 
 # --- the whole --------------------------------------------------------------------------------------------------------
-
-
-def stand_in(role, script, **options):
-    return Program(role=role, command=("sh", "-c", script), **options)
 
 
 def test_a_run_goes_from_its_folder_to_its_last_words(tmp_path, capsys):

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+from support.trainers import SCHEMA, B, make_sample
 
 from apex.config import Config, LearnerConfig, ReplayConfig
 from apex.learning import device_transfer
 from apex.learning.batch_ring import MAX_BEHIND, BatchRing
 from apex.learning.device_transfer import CudaTransfer, HostTransfer, lock_memory, make_transfer
-from tests.unit.learning.test_trainer import SCHEMA, B, make_sample
 
 
 class Device:

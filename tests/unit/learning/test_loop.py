@@ -13,6 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.trainers import NETWORK, SCHEMA, Tape, make_sample, make_trainer
+from support.waiting import until
 
 from apex.config import CheckpointConfig, Config, LearnerConfig, ReplayConfig, RunConfig, TransportConfig
 from apex.dqn.networks import flatten_parameters, make_network
@@ -40,8 +42,6 @@ from apex.transport.heartbeat import Session
 from apex.transport.hello import Route, greet, read_welcome
 from apex.transport.sockets import RefusedError, open_context
 from apex.types import Parameters, Progress
-from tests.unit.learning.test_trainer import NETWORK, SCHEMA, Tape, make_sample, make_trainer
-from tests.unit.transport.test_endpoints import until
 
 CONFIG = Config(checkpoint=CheckpointConfig(period=2), learner=LearnerConfig(batch_size=16))
 

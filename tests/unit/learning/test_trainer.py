@@ -6,71 +6,16 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
+from support.trainers import NETWORK, SCHEMA, B, Tape, make_sample, make_trainer
 
-from apex.config import Config, LearnerConfig, NetworkConfig
+from apex.config import Config, LearnerConfig
 from apex.dqn.gradient_step import DeviceBatch
 from apex.dqn.losses import importance_weights
 from apex.dqn.networks import flatten_parameters, make_network
-from apex.learning.batch_ring import Batch, BatchPart
 from apex.learning.skipped_batches import MAX_FILES, SkippedBatches
 from apex.learning.trainer import COLLECT_SECONDS, Trainer
 from apex.runs.checkpoints.checkpoint import LearnerState, load_checkpoint, save_checkpoint
-from apex.types import Progress, Schema
-
-SCHEMA = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=3, n_step=3, codec="raw")
-NETWORK = NetworkConfig(hidden=8, body_hidden=8)
-B = 16
-
-
-def make_sample(number, seed=0):
-    rng = np.random.default_rng([seed, number])
-    return Batch(
-        stacks=rng.normal(size=(2, B, 1, 4)).astype(np.float32),
-        keys=np.arange(B) + 100 * number,
-        probability=rng.uniform(0.01, 0.1, B),
-        action=rng.integers(0, 3, B),
-        n_step_return=rng.normal(size=B).astype(np.float32),
-        discount=np.where(rng.random(B) < 0.2, 0, 0.97).astype(np.float32),
-        version=np.full(B, 2),
-        num_transitions=1000,
-        parts=[BatchPart(0, 5, 1, number)],
-        slot=number % 3,
-    )
-
-
-class Tape:
-    """Samples, priorities and publishing in one."""
-
-    def __init__(self, *samples):
-        self.samples = list(samples)
-        self.words = []
-        self.updates = []
-        self.published = []
-        self.memory = np.zeros(0, np.uint8)
-
-    def receive(self, timeout):
-        return self.samples.pop(0) if self.samples else None
-
-    def release(self, slot):
-        self.words.append(f"release {slot}")
-
-    def send(self, update):
-        self.words.append(f"priorities {update.number}")
-        self.updates.append(update)
-
-    def publish(self, parameters):
-        self.words.append(f"publish {parameters.version}")
-        self.published.append(parameters)
-
-
-def make_trainer(tape, **settings):
-    config = LearnerConfig(
-        **{"batch_size": B, "optimizer": "adam", "learning_rate": 1e-2, "publish_seconds": 0.0, **settings}
-    )
-    online, target = (make_network(NETWORK, SCHEMA, seed=1) for _ in range(2))
-    return Trainer(
-        config, online, target, device=torch.device("cpu"), samples=tape, priorities=tape, publish=tape.publish
-    )
+from apex.types import Progress
 
 
 def test_publishes_first_then_every_period():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,13 +12,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from apex.replay_memory.priority_histogram import BINS_PER_DECADE, MOST_KEYS, PERIOD, PriorityHistogram, merge
 from apex.replay_memory.store.writer import MAX_STORED_PRIORITY
 from apex.runs.metrics.writer import MetricsWriter
-
-
-@pytest.fixture
-def path():
-    """A name in tmpfs; its folder goes with the test."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield Path(folder) / "store"
 
 
 def make_store(path, *priorities, **sizes):

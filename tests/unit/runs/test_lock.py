@@ -9,12 +9,12 @@ import subprocess
 import sys
 
 import pytest
+from support.waiting import DEADLINE
 
 from apex.errors import ConfigError
 from apex.runs.lock import LOCK, hold
 from apex.runtime.children import start_child, stop_children
 
-DEADLINE = 30.0
 LEARNER = """
 import sys
 from pathlib import Path

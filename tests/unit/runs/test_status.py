@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from support.clocks import Clock
 
 from apex.config import Config, EvaluatorConfig, ReplayConfig, RunConfig
 from apex.runs.status import ABSENT_HEARTBEATS, MAX_MEMBERS, MAX_ROWS, PARTS, RunStatus
 from apex.transport.json_codec import MAX_JSON_BYTES, dump_json
 from apex.transport.json_fields import MAX_STATUS, MAX_TEXT
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
 
 
 def make_status(clock=None, *, num_shards=1, **run):

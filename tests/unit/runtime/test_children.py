@@ -11,12 +11,11 @@ import sys
 import time
 
 import pytest
+from support.waiting import DEADLINE
 
 from apex.errors import ConfigError
 from apex.runtime.children import ChildDiedError, call_in_child, check_children, start_child, stop_children
 from apex.runtime.lifecycle import Stop
-
-DEADLINE = 10.0
 
 
 def wait_until_stopped(stop, ready=None):

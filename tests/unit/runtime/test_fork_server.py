@@ -9,11 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
+from support.processes import is_running
+from support.waiting import DEADLINE, until
 
 from apex.runtime.fork_server import ForkServer
 from apex.runtime.lifecycle import FINISHED, Stop
 from apex.runtime.supervisor import Program, supervise
-from tests.unit.runtime.test_supervisor import DEADLINE_SECONDS, is_running, wait_until
 
 FACTS = """
 import json, os, sys, threading
@@ -53,7 +54,7 @@ def modules(tmp_path):
 @pytest.fixture
 def fork_server(modules):
     with ForkServer(modules, ["early"]) as fork_server:
-        wait_until(lambda: not fork_server.loading)
+        until(lambda: not fork_server.loading)
         yield fork_server
 
 
@@ -71,7 +72,7 @@ def start(fork_server, log, module, *arguments, environment=None, niceness=0):
 def test_a_copy_has_all_that_a_program_of_its_own_has(fork_server, tmp_path):
     log = tmp_path / "log"
     process = start(fork_server, log, "facts", "--some", "words", environment={"WORD": "given"}, niceness=3)
-    assert process.wait(DEADLINE_SECONDS) == 7
+    assert process.wait(DEADLINE) == 7
     assert process.poll() == 7
     facts = json.loads(log.read_text())
     assert facts == {
@@ -92,13 +93,13 @@ def test_a_copy_has_all_that_a_program_of_its_own_has(fork_server, tmp_path):
 def test_every_copy_writes_to_its_own_log_and_knows_nothing_of_the_others(fork_server, tmp_path):
     logs = [tmp_path / str(i) for i in range(3)]
     processes = [start(fork_server, log, "facts", str(i)) for i, log in enumerate(logs)]
-    assert [process.wait(DEADLINE_SECONDS) for process in processes] == [7, 7, 7]
+    assert [process.wait(DEADLINE) for process in processes] == [7, 7, 7]
     assert [json.loads(log.read_text())["argv"][1] for log in logs] == ["0", "1", "2"]
 
 
 def test_what_a_copy_raises_stands_in_its_log_and_is_a_failure(fork_server, tmp_path):
     process = start(fork_server, tmp_path / "log", "broken")
-    assert process.wait(DEADLINE_SECONDS) == 1
+    assert process.wait(DEADLINE) == 1
     assert (tmp_path / "log").read_text().rstrip().endswith("RuntimeError: no such luck")
 
 
@@ -108,7 +109,7 @@ def test_a_signal_ends_a_copy_and_is_its_status(fork_server, tmp_path):
         process.wait(0.05)
     assert process.poll() is None
     process.send_signal(signal.SIGKILL)
-    assert process.wait(DEADLINE_SECONDS) == -signal.SIGKILL
+    assert process.wait(DEADLINE) == -signal.SIGKILL
     process.send_signal(signal.SIGKILL)  # Its number may be another's by now.
 
 
@@ -118,7 +119,7 @@ def test_copies_go_on_without_the_fork_server(fork_server, tmp_path):
     time.sleep(0.2)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    assert process.wait(DEADLINE_SECONDS) == -signal.SIGTERM
+    assert process.wait(DEADLINE) == -signal.SIGTERM
 
 
 def fork_server_of(pid):
@@ -139,7 +140,7 @@ def test_a_lost_fork_server_starts_nothing_and_says_so(fork_server, tmp_path, ca
 
 def test_a_fork_server_that_cannot_load_is_waited_for_no_more(modules, tmp_path, caplog):
     with ForkServer(modules, ["nowhere"]) as fork_server:
-        wait_until(lambda: not fork_server.loading)
+        until(lambda: not fork_server.loading)
         assert start(fork_server, tmp_path / "log", "facts") is None
     assert "it ended while it loaded" in caplog.text
 
@@ -148,7 +149,7 @@ def test_a_fork_server_that_loads_for_ever_is_waited_for_no_more(modules, monkey
     monkeypatch.setattr("apex.runtime.fork_server.LOAD_SECONDS", 0.0)
     with ForkServer(modules, ["early"]) as fork_server:
         os.kill(fork_server_of(os.getpid()), signal.SIGSTOP)
-        wait_until(lambda: not fork_server.loading)
+        until(lambda: not fork_server.loading)
     assert "it has loaded for" in caplog.text
 
 
@@ -183,7 +184,7 @@ class UntilLogged(Stop):
 
     def __init__(self, log, words):
         super().__init__()
-        self._deadline = time.monotonic() + DEADLINE_SECONDS
+        self._deadline = time.monotonic() + DEADLINE
         self._log, self._words = log, words
 
     @property
@@ -224,10 +225,10 @@ def test_a_copy_and_the_fork_server_end_with_a_supervisor_that_was_killed(module
     launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, str(tmp_path)], env={**os.environ, **modules})
     try:
         log = tmp_path / "sleeper.log"
-        wait_until(lambda: log.exists() and "sleeps" in log.read_text())
+        until(lambda: log.exists() and "sleeps" in log.read_text())
         children = [int(pid) for pid in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()]
         assert len(children) == 2
     finally:
         launcher.kill()
         launcher.wait()
-    wait_until(lambda: not any(map(is_running, children)))
+    until(lambda: not any(map(is_running, children)))

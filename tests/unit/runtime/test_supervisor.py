@@ -12,11 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
+from support.processes import is_running
+from support.waiting import DEADLINE, until
 
 from apex.runtime.lifecycle import FAILED, FINISHED, NEIGHBOUR_GONE, REFUSED, Stop
 from apex.runtime.supervisor import FORGET_SECONDS, CrashBudget, Program, last_lines, supervise
 
-DEADLINE_SECONDS = 30.0
 FOREVER = "exec sleep 600"
 
 
@@ -25,7 +26,7 @@ class StopWhen:
 
     def __init__(self, condition):
         self._condition = condition
-        self._deadline = time.monotonic() + DEADLINE_SECONDS
+        self._deadline = time.monotonic() + DEADLINE
 
     @property
     def requested(self):
@@ -44,23 +45,6 @@ def pids(folder, role):
     path = folder / f"{role}.log"
     lines = path.read_text().splitlines() if path.exists() else []
     return [int(line.split()[1]) for line in lines if line.startswith("pid ") and len(line.split()) == 2]
-
-
-def is_running(pid):
-    """Whether the process does anything still: a zombie does not."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
-        return False
-
-
-def wait_until(condition):
-    """Returns when the condition holds; fails at the deadline."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never held"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -194,7 +178,7 @@ def test_the_children_of_a_killed_program_do_not_outlive_it(folder):
     supervise([program], StopWhen(condition), logs=folder)
     both_lives = set(pids(folder, "replay"))
     assert len(both_lives) == 4
-    wait_until(lambda: not any(map(is_running, both_lives)))
+    until(lambda: not any(map(is_running, both_lives)))
 
 
 def test_a_program_starts_once_it_is_ready(folder):
@@ -434,13 +418,13 @@ supervise(roles, Stop(), logs=Path(sys.argv[1]))
 def test_no_program_outlives_a_launcher_that_was_killed(folder, script):
     launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, str(folder), script])
     try:
-        wait_until(lambda: pids(folder, "replay") and pids(folder, "actor"))
+        until(lambda: pids(folder, "replay") and pids(folder, "actor"))
     finally:
         launcher.kill()
-        launcher.wait(DEADLINE_SECONDS)
+        launcher.wait(DEADLINE)
     roles = pids(folder, "replay") + pids(folder, "actor")
     assert len(roles) == 2
-    wait_until(lambda: not any(map(is_running, roles)))
+    until(lambda: not any(map(is_running, roles)))
 
 
 # --- last words -------------------------------------------------------------------------------------------------------

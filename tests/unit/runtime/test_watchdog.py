@@ -9,19 +9,10 @@ import subprocess
 import sys
 
 import pytest
+from support.clocks import Clock
 
 from apex.runtime.lifecycle import Stop
 from apex.runtime.watchdog import START_FACTOR, Listener, Notifier, Pulse, Silence, is_traced
-
-
-class Clock:
-    """Monotonic seconds that a test moves."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 def look_every_second(silence, clock, seconds, heard=False, limit=10.0):

@@ -10,7 +10,8 @@ import time
 import numpy as np
 import pytest
 import zmq
-from support.builders import PIXELS, RUN, make_batch, make_segment
+from support.builders import PIXELS, RUN, VALUES, make_batch, make_segment
+from support.waiting import DEADLINE, until
 
 from apex.errors import ConfigError
 from apex.transport.async_receiver import AsyncReceiver
@@ -32,8 +33,6 @@ from apex.transport.sockets import AddressError, bind, local_address, open_conte
 from apex.types import Parameters, PriorityUpdate, Receipt, Stream
 
 CODEC = Codec(RUN, PIXELS)
-DEADLINE = 10.0
-VALUES = np.arange(10, dtype=np.float32)
 
 
 @pytest.fixture
@@ -41,23 +40,6 @@ def endpoint():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-
-
-@pytest.fixture
-def context():
-    with open_context() as context:
-        yield context
-
-
-def until(get, what, seconds=DEADLINE):
-    """Calls `get` until it returns something."""
-    deadline, pause = time.monotonic() + seconds, 0.005
-    while time.monotonic() < deadline:
-        if found := get():
-            return found
-        time.sleep(pause)  # What it waits for needs the core.
-        pause = min(1.5 * pause, 0.1)
-    pytest.fail(f"no {what} within {seconds} s")
 
 
 def test_batches_arrive_and_garbage_is_counted(context, endpoint):

@@ -5,30 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 
-import pytest
 import zmq
 from support.builders import PIXELS, RUN, make_segment
+from support.clocks import Clock
+from support.waiting import DEADLINE
 
 from apex.transport.async_receiver import AsyncReceiver
 from apex.transport.codec import Codec
 from apex.transport.header import WireError
 from apex.transport.peer_bans import IGNORED_SECONDS, LOG_SECONDS, TOLERATED, PeerBans
 from apex.transport.sockets import bind, open_context, prepare
-
-DEADLINE = 10.0
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def context():
-    with open_context() as made:
-        yield made
 
 
 class Scene:

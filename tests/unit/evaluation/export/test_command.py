@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
+from support.policy_runs import make_run
 from torch import nn
 
 from apex import ConfigError, export, load_policy
@@ -23,7 +24,6 @@ from apex.evaluation.export.command import ExportError, main, to_onnx
 from apex.runs.checkpoints.policy_file import BEST, PlayedGames, PolicyInfo, save_policy
 from apex.runs.checkpoints.policy_file import read_policy as load_policy_file
 from apex.runs.folder import RunFolder
-from tests.unit.evaluation.test_command import make_run
 
 README = Path(__file__).parents[4] / "README.md"
 SMALL = NetworkConfig(width=0.5, hidden=32, body_hidden=16)

@@ -7,6 +7,8 @@ import threading
 
 import numpy as np
 import pytest
+from support.films import read_gif
+from support.policy_runs import CARTPOLE, make_run
 from support.scripted import ScriptedEnvironment
 from torch import nn
 
@@ -17,8 +19,6 @@ from apex.runs.checkpoints.checkpoint import MANIFEST
 from apex.runs.checkpoints.policy_file import BEST
 from apex.runtime.lifecycle import Stop
 from apex.types import Schema
-from tests.unit.evaluation.test_command import CARTPOLE, make_run
-from tests.unit.evaluation.test_video import read_gif
 
 SCHEMA = Schema(frame_shape=(1,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
 

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.clocks import Clock
 
 from apex.errors import ConfigError
 from apex.evaluation.watch.window import Window, has_display
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
-
-    def sleep(self, seconds):
-        self.now += seconds
 
 
 @pytest.fixture

@@ -6,15 +6,14 @@ import subprocess
 import sys
 
 import pytest
+from support.builders import VECTORS
 
 from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig, RunConfig, to_dict
 from apex.errors import ConfigError
 from apex.launch.preflight.fit import fit
 from apex.launch.preflight.requirements import files_needed
 from apex.runtime.gpu import read_cuda
-from apex.types import Schema
 
-SCHEMA = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
 CONFIG = Config(
     actor=ActorConfig(num_actors=8),
     replay=ReplayConfig(capacity=1_000, min_size_to_sample=500),
@@ -35,12 +34,12 @@ print(json.dumps(resource.getrlimit(resource.RLIMIT_NOFILE)))
 
 def run_limited(config):
     """Fits in a process of its own, which may have 40 files open, and raise that to 4,096."""
-    told = json.dumps([to_dict(config), SCHEMA.to_dict()])
+    told = json.dumps([to_dict(config), VECTORS.to_dict()])
     return subprocess.run([sys.executable, "-c", LIMITED, told], capture_output=True, text=True, timeout=60)
 
 
 def test_every_size_is_a_number_and_the_arithmetic_is_told():
-    config, sizes = fit(CONFIG, SCHEMA, lambda sentence: None)
+    config, sizes = fit(CONFIG, VECTORS, lambda sentence: None)
     assert min(config.actor.num_processes, config.actor.envs_per_process, config.learner.num_threads) >= 1
     assert config.learner.batch_size >= 64
     assert config.learner.bfloat16 != "auto"
@@ -49,7 +48,7 @@ def test_every_size_is_a_number_and_the_arithmetic_is_told():
 
 def test_the_limit_of_open_files_is_raised_where_the_run_needs_more():
     done = run_limited(CONFIG)
-    sized, _ = fit(CONFIG, SCHEMA, lambda sentence: None)
+    sized, _ = fit(CONFIG, VECTORS, lambda sentence: None)
     assert json.loads(done.stdout.splitlines()[-1]) == [files_needed(sized)[0], 4_096]
 
 
@@ -57,7 +56,7 @@ def test_the_limit_of_open_files_is_raised_where_the_run_needs_more():
 def test_a_gpu_that_is_not_there_is_refused_with_the_remedy():
     asked = dataclasses.replace(CONFIG, learner=LearnerConfig(device="cuda"), replay=ReplayConfig())
     with pytest.raises(ConfigError, match=r"--device cuda.*or --device cpu"):
-        fit(asked, SCHEMA, lambda sentence: None)
+        fit(asked, VECTORS, lambda sentence: None)
 
 
 def test_more_actors_than_a_process_may_have_connections_to_are_refused():

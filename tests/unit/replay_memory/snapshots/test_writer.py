@@ -6,9 +6,7 @@ import errno
 import multiprocessing
 import os
 import signal
-import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,6 +25,7 @@ from support.store_builders import (
     open_reader,
     weigh,
 )
+from support.waiting import until
 
 from apex.errors import ConfigError
 from apex.replay_memory.snapshots.folder import SnapshotError, SnapshotFolder
@@ -48,13 +47,6 @@ FOLDER_STEPS = [
     "flush the folder",
     "remove a file",
 ]
-
-
-@pytest.fixture
-def place():
-    """A folder in tmpfs, which goes with the test."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield Path(folder)
 
 
 class Scene:
@@ -485,19 +477,12 @@ def test_snapshots_of_a_store_that_another_process_writes_are_whole(place):
     assert len(drawn) > 0.99 * len(keys)
 
 
-def wait_for(condition):
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_the_copying_process_takes_one_now_and_then_and_one_when_asked(place):
     scene = Scene(place)
     scene.insert(8)
     snapshot_process = SnapshotProcess(scene.make_source, 0.05)
     try:
-        wait_for(lambda: (newest := scene.folder.newest()) is not None and newest.number >= 2)
+        until(lambda: (newest := scene.folder.newest()) is not None and newest.number >= 2)
         scene.insert(3)
         assert snapshot_process.take_last(10.0)
         assert scene.folder.newest().end_key == scene.writer.num_inserted

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,13 +16,6 @@ pytestmark = pytest.mark.no_cover  # Coverage, which would take half of the time
 FORK = multiprocessing.get_context("fork")
 COUNT = 5  # Transitions of a segment: one of each class, so that each class always has a fifth of the store.
 CLASSES = np.arange(1, COUNT + 1, dtype=np.float32)  # A transition of class c has priority c, or a multiple of it.
-
-
-@pytest.fixture
-def path():
-    """A name in tmpfs; its folder goes with the test."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield Path(folder) / "store"
 
 
 def write(path, ready, done, sizes, segments, num_first, choose):

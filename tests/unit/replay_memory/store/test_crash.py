@@ -5,9 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,13 +30,6 @@ from apex.replay_memory.store.deduplication import InsertOutcome
 from apex.replay_memory.store.layout import CELLS_OFFSET, FIRST_KEY, Sizes
 
 FORK = multiprocessing.get_context("fork")
-
-
-@pytest.fixture
-def path():
-    """A name in tmpfs; its folder goes with the test."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield Path(folder) / "store"
 
 
 @pytest.mark.parametrize("seed", range(5))

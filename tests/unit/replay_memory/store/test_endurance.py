@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections import Counter, deque
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,13 +25,6 @@ from apex.replay_memory.store.file import open_file
 pytestmark = pytest.mark.no_cover  # Coverage, which would take half of the time, is test_store's.
 
 WILD = [np.nan, np.inf, -np.inf, -1, -1e-45, -0.0, 0, 1e-45, 1e-38, 3.4e38]  # denormal ones and huge ones among them
-
-
-@pytest.fixture
-def path():
-    """A name in tmpfs; its folder goes with the test."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield Path(folder) / "store"
 
 
 class Line:

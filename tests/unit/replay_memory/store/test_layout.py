@@ -8,10 +8,8 @@ import multiprocessing
 import os
 import resource
 import signal
-import tempfile
 import threading
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,13 +34,6 @@ from apex.runtime.file_lock import FileLock
 from apex.types import Schema, Stream
 
 FORK = multiprocessing.get_context("fork")
-
-
-@pytest.fixture
-def path():
-    """A name in tmpfs; its folder goes with the test."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield Path(folder) / "store"
 
 
 def write_header(path, **fields):

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import multiprocessing
-import tempfile
 import time
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 import cramjam
 import numpy as np
 import pytest
+from support.store_builders import SCHEMA
 
 from apex.frame_blob import make_blob
 from apex.replay_memory.frames.stack_decoder import StackDecoder
 from apex.replay_memory.store.reader import StoreReader
 from apex.replay_memory.store.writer import StoreWriter
-from apex.types import RECORD, Schema, Segment, Stream
+from apex.types import RECORD, Segment, Stream
 
 FORK = multiprocessing.get_context("fork")
-SCHEMA = Schema(frame_shape=(16,), frame_dtype="uint8", stack=4, num_actions=9, n_step=3, codec="lz4")
 COUNT = 5  # transitions of a segment
 NUM_FRAMES = COUNT + SCHEMA.n_step
 SIZES = {
@@ -30,13 +28,6 @@ SIZES = {
     "min_priority": 0.5,
     "store_incarnation": 7,
 }
-
-
-@pytest.fixture
-def path():
-    """A name in tmpfs; its folder goes with the test."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield Path(folder) / "store"
 
 
 @cache  # It is asked for the same ones again and again.

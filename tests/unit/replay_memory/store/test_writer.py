@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,13 +29,6 @@ from apex.frame_blob import make_blob
 from apex.replay_memory.store.deduplication import InsertOutcome
 from apex.replay_memory.store.layout import CELLS_OFFSET, FIRST_BYTE, FIRST_KEY
 from apex.replay_memory.store.writer import MAX_STORED_PRIORITY, StoreCounters
-
-
-@pytest.fixture
-def path():
-    """A name in tmpfs; its folder goes with the test."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield Path(folder) / "store"
 
 
 def make_store(path, *segments, **sizes):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.checkpoints import SCHEMA
 
 from apex.config import Config, NetworkConfig
 from apex.dqn.networks import flatten_parameters, make_network
 from apex.runs.checkpoints.best_policy import BestPolicy
 from apex.runs.checkpoints.policy_file import BEST, find_best, read_policy
-from apex.types import Parameters, Schema
+from apex.types import Parameters
 
-SCHEMA = Schema(frame_shape=(3,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
 CONFIG = Config(network=NetworkConfig(hidden=4, body_hidden=4))
 
 

@@ -9,14 +9,14 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from support.checkpoints import NETWORK, SCHEMA, flip_a_bit, make_state, names, same
 from torch import nn
 
-from apex.config import Config, LearnerConfig, NetworkConfig
+from apex.config import LearnerConfig
 from apex.dqn.networks import flatten_parameters, make_network
 from apex.dqn.optimizers import make_optimizer
 from apex.runs.checkpoints.checkpoint import (
     CheckpointError,
-    LearnerState,
     ReplayPart,
     load_checkpoint,
     load_with_manifest,
@@ -25,10 +25,7 @@ from apex.runs.checkpoints.checkpoint import (
 )
 from apex.runs.checkpoints.folder import find_latest, latest_good, load_latest, prune, set_aside
 from apex.runs.checkpoints.policy_file import BEST
-from apex.types import Progress, Schema
-
-SCHEMA = Schema(frame_shape=(3,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
-NETWORK = NetworkConfig(hidden=4, body_hidden=4)
+from apex.types import Progress
 
 
 class Momenta(torch.optim.Optimizer):
@@ -58,38 +55,8 @@ OPTIMIZERS = {
 }
 
 
-def make_state(num_updates=7, *, online=None, optimizer=None, **changes):
-    online = online or make_network(NETWORK, SCHEMA, seed=num_updates)
-    state = LearnerState(
-        num_updates=num_updates,
-        progress=Progress(100 * num_updates, 3, 4.5),
-        config=Config(seed=5, network=NETWORK),
-        schema=SCHEMA,
-        online=online.state_dict(),
-        target=make_network(NETWORK, SCHEMA, seed=99).state_dict(),
-        optimizer=(optimizer or torch.optim.SGD(online.parameters(), lr=0.1)).state_dict(),
-        rng={"numpy": np.random.default_rng(3).bit_generator.state, "torch": torch.get_rng_state()},
-    )
-    return state._replace(**changes)
-
-
 def make_checkpoints(folder, *updates):
     return [save_checkpoint(folder, make_state(n)) for n in updates]
-
-
-def same(a, b):
-    """Equal in types, order of keys, dtypes and every bit."""
-    if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
-    if isinstance(a, dict):
-        return type(b) is dict and list(a) == list(b) and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
-    return type(a) is type(b) and a == b
-
-
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
 
 
 def train(network, optimizer, first, last):
@@ -99,12 +66,6 @@ def train(network, optimizer, first, last):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-
-
-def flip_a_bit(file):
-    data = bytearray(file.read_bytes())
-    data[-5] ^= 1
-    file.write_bytes(data)
 
 
 # --- round trips ----------------------------------------------------------------------------------------------------

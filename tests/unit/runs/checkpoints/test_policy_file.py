@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from support.checkpoints import NETWORK, SCHEMA, flip_a_bit, make_state, names, same
 
 from apex.config import Config, EnvironmentConfig, NetworkConfig
 from apex.dqn.networks import flatten_parameters, make_network
@@ -13,7 +14,6 @@ from apex.errors import ConfigError
 from apex.runs.checkpoints.checkpoint import CheckpointError, save_checkpoint
 from apex.runs.checkpoints.folder import prune
 from apex.runs.checkpoints.policy_file import BEFORE, BEST, PolicyInfo, find_best, read_policy, save_best, save_policy
-from tests.unit.runs.checkpoints.test_checkpoint import NETWORK, SCHEMA, flip_a_bit, make_state, names, same
 
 
 def make_policy(seed=4, **changes):

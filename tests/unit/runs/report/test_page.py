@@ -12,7 +12,8 @@ from html.parser import HTMLParser
 import cv2
 import numpy as np
 import pytest
-from support.run_builders import ACTOR, EVALUATOR, SCHEMA, add_rows, make_run
+from support.builders import VECTORS
+from support.run_builders import ACTOR, EVALUATOR, add_rows, make_run
 
 from apex.cli import main
 from apex.config.command_line import parse_config
@@ -282,9 +283,9 @@ def test_why_there_is_no_video_is_what_the_evaluation_says_last(tmp_path, script
 
 def test_the_page_of_a_policy_has_a_video_of_its_game(tmp_path, capfd):
     run = make_run(tmp_path, SCORES)
-    network = make_network(run.config.network, SCHEMA, seed=0)
+    network = make_network(run.config.network, VECTORS, seed=0)
     info = PolicyInfo(
-        schema=SCHEMA, network=run.config.network, environment=run.config.environment, num_updates=77, score=9.0
+        schema=VECTORS, network=run.config.network, environment=run.config.environment, num_updates=77, score=9.0
     )
     save_best(run.checkpoints, flatten_parameters(network), info)
     assert main(["report", str(run.path), "--json"]) == 0

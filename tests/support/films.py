@@ -1,0 +1,16 @@
+"""Films, read back."""
+
+from __future__ import annotations
+
+import numpy as np
+from PIL import Image
+
+
+def read_gif(path):
+    """Its pictures, and how many milliseconds each is shown."""
+    with Image.open(path) as gif:
+        read = []
+        for number in range(gif.n_frames):
+            gif.seek(number)
+            read.append((np.asarray(gif.convert("RGB")), gif.info["duration"]))
+    return read

@@ -1,0 +1,12 @@
+"""Processes by their ids."""
+
+from __future__ import annotations
+
+
+def is_running(pid):
+    """Whether the process does anything still: a zombie does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False

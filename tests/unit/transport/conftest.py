@@ -1,0 +1,14 @@
+"""What every test of sockets needs."""
+
+from __future__ import annotations
+
+import pytest
+
+from apex.transport.sockets import open_context
+
+
+@pytest.fixture
+def context():
+    """Closes every socket that the test has left open."""
+    with open_context() as context:
+        yield context
