@@ -16,8 +16,29 @@ unset PYTHONDONTWRITEBYTECODE # Hundreds of programs are started, and each would
 LEARNING=(types config factories sum_tree n_step rate_limiter exploration networks '*convolution' losses optimizers sizing segments
   gradient_step 'written_*' '*_body' 'store*')
 TESTS_OF_LEARNING=(
-  tests/test_{allocator,blocks,config,direct_draws,exploration,losses,n_step,networks,optimizers,pixel_body,pixel_convolution}.py
-  tests/test_{rate_limiter,segments,sizing,stacks,sum_tree,window,written_update}.py tests/test_store*.py
+  tests/unit/runtime/test_malloc.py
+  tests/unit/replay_memory/frames/test_lz4_blocks.py
+  tests/unit/config/test_tree.py
+  tests/unit/replay_memory/store/test_reader.py
+  tests/unit/dqn/test_exploration.py
+  tests/unit/dqn/test_losses.py
+  tests/unit/dqn/test_n_step.py
+  tests/unit/dqn/test_networks.py
+  tests/unit/dqn/test_optimizers.py
+  tests/unit/dqn/manual_backward/test_pixel_torso.py
+  tests/unit/dqn/kernels/test_convolution.py
+  tests/unit/replay_memory/test_rate_limiter.py
+  tests/unit/acting/test_segment_builder.py
+  tests/unit/config/test_sizing.py
+  tests/unit/replay_memory/frames/test_stack_decoder.py
+  tests/unit/replay_memory/store/test_sum_tree.py
+  tests/unit/evaluation/watch/test_window.py
+  tests/unit/dqn/manual_backward/test_update.py
+  tests/unit/replay_memory/store/test_writer.py
+  tests/unit/replay_memory/store/test_concurrency.py
+  tests/unit/replay_memory/store/test_crash.py
+  tests/unit/replay_memory/store/test_endurance.py
+  tests/unit/replay_memory/store/test_layout.py
 )
 
 ruff format --check .

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from own_namespaces import can_enter_namespaces, enter_namespaces
+from support.own_namespaces import can_enter_namespaces, enter_namespaces
 
 PROGRAMS = (
     '"-m", "apex',
@@ -19,7 +19,7 @@ PROGRAMS = (
     "choose_ports(",
     "open_programs(",
     "gpu.sh",
-    "test_bench import",
+    "bench.test_replay import",
     "machines import",
     "test_smoke import",
     "EXAMPLES",

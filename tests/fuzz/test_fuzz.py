@@ -1,0 +1,236 @@
+"""Mutated messages: no decoder crashes, and none accepts or refuses what the reference does not.
+
+The long run is `python -m tests.fuzz --messages 1000000`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from apex.acting.send_window import SendWindow
+from apex.config import Config
+from apex.launch.terminal.dashboard import History, plain_line, render
+from apex.learning.coordinator.metric_rows import evaluation_row
+from apex.replay_memory.frames.stack_decoder import FrameError, StackDecoder
+from apex.replay_memory.priority_histogram import merge
+from apex.replay_memory.store.reader import StoreReader
+from apex.replay_memory.store.writer import StoreWriter
+from apex.runs.metrics.writer import MetricsWriter
+from apex.runs.status import RunStatus
+from apex.transport.codec import Codec
+from apex.types import BatchMessage, Stream
+from fuzz.campaign import CORPUS, Finding, accepted_messages, judge, replay, run
+from fuzz.mutations import seal
+from fuzz.reference import accepts
+from fuzz.seeds import PIXELS, SIDES, TYPES, VECTORS, make_seeds
+
+pytestmark = pytest.mark.no_cover  # Coverage, which would take half of the time, is test_wire's.
+
+MESSAGES = 20_000  # of each type; a million: python -m tests.fuzz
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.timeout(600)  # Each takes 3 to 11 s of one core, of which a busy machine gives little.
+@pytest.mark.parametrize("kind", TYPES)
+def test_mutated_messages_are_judged_as_the_reference_does(kind):
+    command = [sys.executable, "-m", "tests.fuzz", "--messages", str(MESSAGES), "--type", kind, "--json"]
+    # A program of its own: the campaign follows every line of the decoder itself, which coverage would do once more.
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=590)
+    assert (said.returncode, said.stderr) == (0, "")
+    report = json.loads(said.stdout)
+    assert (report["messages"], report["findings"]) == (MESSAGES, 0)
+    assert report["accepted"] > MESSAGES // 100  # So mutations reach what lies behind all checks ...
+    assert len(report["reasons"]) >= 8  # ... and each of these.
+
+
+@pytest.mark.parametrize("path", sorted(CORPUS.glob("*.json")), ids=lambda path: path.stem)
+def test_what_was_found_once_stays_mended(path):
+    assert replay(path) == ""
+
+
+def test_the_corpus_is_there():
+    assert len(list(CORPUS.glob("*.json"))) >= 10
+
+
+def test_a_campaign_sees_a_decoder_that_accepts_too_much_and_one_that_crashes(monkeypatch):
+    monkeypatch.setattr(Codec, "_check_records", lambda *arguments: None)
+    assert "the reference refuses" in run("segment", 2_000, seed=1).findings[0].problem
+    monkeypatch.setattr(Codec, "_check_image", lambda codec, blob, limit: blob[1_000])
+    found = run("segment", 50, seed=1).findings[0]
+    assert "IndexError" in found.problem
+
+
+def test_a_campaign_sees_a_decoder_that_allocates_what_the_wire_says(monkeypatch):
+    check = Codec._check
+
+    def greedy(codec, frames, *arguments, **more):
+        np.zeros(1 << 20, np.uint8)
+        return check(codec, frames, *arguments, **more)
+
+    monkeypatch.setattr(Codec, "_check", greedy)
+    assert "bytes for a message of" in run("receipt", 1_000, seed=1).findings[0].problem
+
+
+def test_a_campaign_is_the_same_for_the_same_seed():
+    assert run("metrics", 500, seed=3) == run("metrics", 500, seed=3)
+    assert run("metrics", 500, seed=3) != run("metrics", 500, seed=4)
+
+
+def test_a_finding_can_be_replayed(tmp_path):
+    seed = make_seeds("receipt")[0]
+    path = tmp_path / "found.json"
+    path.write_text(Finding("receipt", seed.side, seed.parts, "").to_json())
+    assert replay(path) == ""
+    assert judge("receipt", seed.side, [b""]) == ("length", "")
+    assert json.loads(path.read_text())["parts"] == [seed.parts[0].hex()]
+
+
+def test_a_seal_makes_a_message_right_again():
+    message = [bytearray(make_seeds("receipt")[0].parts[0])]
+    message[0][60] ^= 1
+    assert not accepts("receipt", [bytes(message[0])], SIDES["pixels"].facts)
+    seal(message)
+    assert accepts("receipt", [bytes(message[0])], SIDES["pixels"].facts)
+
+
+# --- what is behind the decoders: nothing that the wire lets through may break it -------------------------------------
+
+SIZES = {"capacity": 64, "max_bytes": 4_096, "num_streams": 21, "priority_exponent": 0.6, "min_priority": 1e-6}
+
+
+def decode_both_ways(schema, reader, rng):
+    """Draws and decodes as samplers and loaders do, and as loaders do that draw for themselves."""
+    stacks = np.zeros((2, 16, schema.stack, *schema.frame_shape), schema.frame_dtype)
+    decoder = StackDecoder(schema, stacks)
+    sample = reader.sample(16, rng)
+    if sample is None:
+        return 0
+    batch = BatchMessage(0, 1, 0, 0, sample.num_transitions, sample.records, sample.blob)
+    codec = Codec(1, schema)
+    back = codec.decode_batch([bytes(part) for part in codec.encode_batch(batch)], 16)  # So it may travel too.
+    try:
+        decoder.decode(back.records, back.blob)
+    except FrameError:
+        pass
+    else:
+        assert np.isfinite(stacks).all()
+    if decoder.reads_stores:
+        reader.sample(16, rng, decoder)
+    return 1
+
+
+@pytest.fixture(scope="module")
+def accepted_segments():
+    return list(accepted_messages("segment", 15_000, seed=1))
+
+
+@pytest.mark.parametrize("side", ["pixels", "vectors"])
+def test_whatever_segment_is_accepted_can_be_stored_drawn_and_decoded(side, accepted_segments, tmp_path):
+    schema = {"pixels": PIXELS, "vectors": VECTORS}[side]
+    path, rng = tmp_path / "store", np.random.default_rng(0)
+    writer = StoreWriter.create(path, schema, store_incarnation=1, **SIZES)
+    reader = StoreReader(path, schema)
+    num_stored = num_decoded = 0
+    for seed, segment in accepted_segments:
+        if seed.side != side:
+            continue
+        stream = Stream(20, 1)  # Nobody else's: else most would count as sent twice.
+        number = writer.receipt(stream.actor_id).contiguous
+        outcome = writer.insert(segment._replace(stream=stream, number=number, base=number))
+        writer.insert(segment)  # As it came: stored, or refused, but nothing else.
+        assert outcome == "stored"
+        num_stored += 1
+        if num_stored % 4 == 0:
+            num_decoded += decode_both_ways(schema, reader, rng)
+    assert num_stored > 700
+    assert num_decoded > 150
+    writer.close()
+
+
+def test_whatever_batch_is_accepted_can_be_decoded():
+    decoders = {}
+    for name, side in SIDES.items():
+        schema = side.codec.schema
+        stacks = np.zeros((2, 3, schema.stack, *schema.frame_shape), schema.frame_dtype)
+        decoders[name] = StackDecoder(schema, stacks)
+    decoded = broken = 0
+    for seed, batch in accepted_messages("batch", 8_000, seed=1):
+        try:
+            decoders[seed.side].decode(batch.records, batch.blob)
+            decoded += 1
+        except FrameError:
+            broken += 1
+    assert decoded > 500
+    assert broken > 50
+
+
+def test_whatever_priorities_are_accepted_leave_the_store_sound(tmp_path):
+    writer = StoreWriter.create(tmp_path / "store", PIXELS, store_incarnation=77, **SIZES)
+    for _, segment in accepted_messages("segment", 200, seed=2):
+        if len(segment.blob) % 4:
+            writer.insert(segment._replace(stream=Stream(0, 1), number=0, base=0))
+            break
+    for _, update in accepted_messages("priorities", 10_000, seed=1):
+        writer.update_priorities(update)
+        weights = writer.weights(np.arange(writer.first_key, writer.num_inserted))
+        assert np.isfinite(weights).all()
+        assert (weights > 0).all()
+    writer.close()
+
+
+def test_whatever_receipt_is_accepted_leaves_the_window_sound():
+    for _, receipt in accepted_messages("receipt", 10_000, seed=1):
+        window = SendWindow(receipt.stream, 8)
+        for _ in range(8):
+            window.add([b""], 0.0)
+        window.acknowledge(receipt, 0.0)
+        assert 0 <= window.in_flight <= 8
+        assert len(window.resend(1.0)) == window.in_flight
+
+
+def test_whatever_heartbeat_is_accepted_can_be_summed_up_shown_and_kept(tmp_path):
+    metrics = MetricsWriter(tmp_path)
+    beats = 0
+    for index, (_, message) in enumerate(accepted_messages("control", 20_000, seed=1)):
+        if message["type"] != "heartbeat" or message["run_id"] != SIDES["pixels"].facts.run_id:
+            continue
+        beats += 1
+        status = RunStatus(Config(), name="run", folder="/run", num_actors=4)
+        for session in range(2):
+            status.hear(session, message["role"], message["host"], message["pid"], message["status"])
+        status.finished = index % 2 == 0
+        report = status.report(metrics.latest)
+        json.dumps(report, allow_nan=False)
+        plain_line(report)
+        if beats % 10 == 0:
+            render(report, 80, 24, History(), ascii_only=True)
+        whole = status.replay_status()
+        scalars = {f"replay/{name}": value for name, value in whole.items() if type(value) in (int, float)}
+        row = {"role": "replay", "steps": 1, "time": 1.0, "scalars": scalars | status.scalars()}
+        if whole["priority_histograms"]:
+            row["histograms"] = {"replay/priority": merge(whole["priority_histograms"])}
+        metrics.accept(row)
+    assert beats > 200
+    metrics.close()
+
+
+def test_whatever_evaluation_or_figure_is_accepted_can_be_kept(tmp_path):
+    metrics, kept = MetricsWriter(tmp_path), 0
+    for _, (result, _) in accepted_messages("evaluation", 10_000, seed=1):
+        status = RunStatus(Config(), name="run", folder="/run", num_actors=4)
+        status.evaluation = {**result, "best": result["mean"]}
+        assert status.end_reason() == ""
+        plain_line(status.report(metrics.latest))
+        metrics.accept(evaluation_row(5, result, result["mean"]))
+        kept += 1
+    for _, message in accepted_messages("metrics", 10_000, seed=1):
+        metrics.accept({**message, "steps": 5})
+        kept += 1
+    assert kept > 500
+    metrics.close()

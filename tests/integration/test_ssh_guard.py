@@ -1,0 +1,215 @@
+"""Both ends of a program that is started over ssh, with pipes in the place of ssh."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from apex.launch.ssh.remote_guard import JobSpec, Lifeline, LogCopy
+from apex.runtime.lifecycle import HOPELESS, NEIGHBOUR_GONE, REFUSED, Stop
+from tests.unit.transport.test_endpoints import until
+
+pytestmark = pytest.mark.covers_programs
+ROLE = """
+import pathlib, sys, time
+home = pathlib.Path("home")
+for path in sorted((home / "keys").iterdir()):
+    print(path.name, oct(path.stat().st_mode & 0o777), path.read_text(), flush=True)
+print("ready", flush=True)
+if sys.argv[1] == "wait":
+    time.sleep(100)
+sys.exit(int(sys.argv[1]))
+"""
+
+
+def order(what, **changes):
+    known = {
+        "role": "role",
+        "arguments": ["role", str(what)],
+        "home": "home",
+        "keys": {"role.secret": "hush"},
+        "grace_seconds": 1.0,
+        "stuck_seconds": 0.0,
+        "niceness": 0,
+    }
+    return JobSpec(**{**known, **changes})
+
+
+class Guards:
+    """Guards in one folder; none outlives the test."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.running = []
+        (folder / "role.py").write_text(ROLE)
+
+    def start(self, line):
+        process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "apex.launch.ssh.remote_guard"],
+            cwd=self.folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        self.running.append(process)
+        process.stdin.write(line.encode())
+        process.stdin.flush()
+        return process
+
+    def programs(self):
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cwd"):
+            try:
+                words = (path.parent / "cmdline").read_bytes().split(b"\0")
+                if os.readlink(path) == str(self.folder) and b"role" in words:
+                    found.append(int(path.parent.name))
+            except OSError:
+                continue
+        return found
+
+    def end(self):
+        for process in self.running:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+            with suppress(BrokenPipeError):
+                process.stdin.close()
+
+
+@pytest.fixture
+def guards(tmp_path):
+    guards = Guards(tmp_path)
+    yield guards
+    guards.end()
+
+
+def finish(process):
+    process.stdin.close()
+    return process.wait(60), process.stdout.read().decode()
+
+
+@pytest.mark.parametrize(("ends", "status"), [(0, 0), (2, REFUSED), (HOPELESS, HOPELESS)])
+def test_a_program_runs_with_its_keys_and_its_end_is_the_guards(guards, ends, status):
+    process = guards.start(order(ends).encode())
+    assert process.wait(60) == status
+    said = process.stdout.read().decode()
+    assert "role.secret 0o600 hush" in said
+    assert (f"role ended with status {ends} once: ready" in said) == (status == HOPELESS)
+    assert not (guards.folder / "home" / "keys").exists()
+    assert "hush" in (guards.folder / "home" / "role.log").read_text()
+
+
+def test_it_ends_with_whoever_started_it_and_nothing_stays(guards):
+    process = guards.start(order("wait").encode())
+    until(guards.programs, "program")
+    status, _ = finish(process)
+    assert status == NEIGHBOUR_GONE
+    assert guards.programs() == []
+    assert not (guards.folder / "home" / "keys").exists()
+
+
+def test_it_ends_its_program_although_nobody_reads_what_it_says(guards):
+    process = guards.start(order("wait").encode())
+    until(guards.programs, "program")
+    process.stdout.close()
+    process.stdin.close()
+    assert process.wait(60) == NEIGHBOUR_GONE
+    assert guards.programs() == []
+
+
+def test_one_that_is_killed_takes_its_program_along(guards):
+    process = guards.start(order("wait").encode())
+    until(guards.programs, "program")
+    process.kill()
+    until(lambda: not guards.programs(), "end")
+
+
+def test_the_next_one_waits_until_the_one_before_is_gone(guards):
+    first = guards.start(order("wait").encode())
+    (before,) = until(guards.programs, "program")
+    second = guards.start(order(0, keys={"role.secret": "new"}).encode())
+    time.sleep(0.5)  # It must not begin, however much time it has.
+    assert guards.programs() == [before]
+    third = guards.start(order(0, keys={"role.secret": "late"}).encode())
+    assert finish(third) == (NEIGHBOUR_GONE, "")  # It must not take anything away either.
+    assert (guards.folder / "home" / "keys" / "role.secret").read_text() == "hush"
+    finish(first)
+    assert second.wait(60) == 0
+    assert "role.secret 0o600 new" in second.stdout.read().decode()
+
+
+@pytest.mark.parametrize("line", ["\n", '{"role": "actor"}\n', "\0\n"])
+def test_refuses_what_is_no_order(guards, line):
+    status, said = finish(guards.start(line))
+    assert status == REFUSED
+    assert said == "apex ssh_guard: the first line is no order; apex train --hosts FILE starts this, nobody else\n"
+
+
+def test_silence_is_taken_for_an_end(tmp_path):
+    reader, writer = os.pipe()
+    lifeline = Lifeline(reader, Stop(), silence_seconds=0.5)
+    for _ in range(5):
+        time.sleep(0.2)
+        os.write(writer, b"\n")
+        assert not lifeline.stop.requested
+    until(lambda: lifeline.stop.requested, "end")
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_reader_that_does_not_read_gets_the_rest_later(tmp_path):
+    reader, writer = os.pipe()
+    path = tmp_path / "log"
+    path.write_bytes(b"of an earlier life")
+    copy = LogCopy(path, writer)
+    text = b"".join(b"%07d\n" % number for number in range(50_000))
+    with path.open("ab") as file:
+        file.write(text)
+    found = b""
+    while len(found) < len(text):
+        copy()
+        found += os.read(reader, 1 << 20)
+    assert found == text
+    os.close(reader)
+    os.close(writer)
+
+
+def local_end(tmp_path, script):
+    path = tmp_path / "order"
+    path.write_text(order(0).encode())
+    return [sys.executable, "-m", "apex.launch.ssh.client", str(path), "sh", "-c", script]
+
+
+@pytest.mark.parametrize(
+    ("ends", "status", "words"),
+    [
+        ("exit 0", 0, ""),
+        ("exit 3", HOPELESS, ""),
+        ("exit 75", NEIGHBOUR_GONE, ""),
+        ("exit 255", NEIGHBOUR_GONE, "the connection is lost\n"),
+        ("kill -9 $$", NEIGHBOUR_GONE, "the connection is lost\n"),
+        ("exit 127", REFUSED, ""),
+    ],
+)
+def test_this_end_tells_a_lost_connection_from_a_status_of_the_far_end(tmp_path, ends, status, words):
+    answer = subprocess.run(local_end(tmp_path, ends), capture_output=True, text=True, timeout=60)
+    assert (answer.returncode, answer.stderr) == (status, words)
+
+
+def test_this_end_sends_the_order_then_beats_and_ends_its_input_when_it_is_asked_to(tmp_path):
+    process = subprocess.Popen(local_end(tmp_path, "cat; echo over"), stdout=subprocess.PIPE, text=True)
+    assert json.loads(process.stdout.readline()) == json.loads(json.dumps(asdict(order(0))))
+    assert process.stdout.readline() == "\n"
+    assert process.stdout.readline() == "\n"
+    process.terminate()
+    assert process.stdout.read().strip() == "over"
+    assert process.wait(60) == 0
+    process.stdout.close()

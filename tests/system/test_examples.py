@@ -1,0 +1,56 @@
+"""The examples, run as their docstrings say, for a few updates; and by the command that they name."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from apex.config.command_line import parse_config
+from apex.environments.factory import describe, kind
+from apex.runs.folder import RunFolder
+from apex.runtime.gpu import means_gpu
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SAID = {
+    "custom_environment.py": r"reached 30 updates; mean of 50 new games: -?\d",
+    "custom_network.py": r"reached 30 updates; 67,843 parameters; mean of 20 new games: \d",
+    "notebook_loop.py": r"reached 30 updates: [\d,]+ steps, \d+ s, in .*\none greedy game: \d+; Q of its last .*\[",
+}
+
+
+def test_there_is_no_other_example():
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(SAID)
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_an_example_trains_and_plays(name, tmp_path):
+    """From anywhere: the programs of the run can import what the script can."""
+    command = [sys.executable, str(EXAMPLES / name), "--max-updates", "30", "--folder", str(tmp_path / "runs")]
+    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert re.search(SAID[name], answer.stdout), answer.stdout
+    (folder,) = (tmp_path / "runs").iterdir()
+    run = RunFolder.open(folder)
+    assert run.config.run.max_updates == 30
+    assert not list(Path("/dev/shm").glob(f"apex-{run.run_id:016x}*"))
+
+
+def test_the_notebook_is_of_a_notebooks_size():
+    assert len((EXAMPLES / "notebook_loop.py").read_text().splitlines()) < 40
+
+
+def test_the_environment_is_found_by_the_command_too(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    config = parse_config(
+        ["--env", "custom_environment:KeyAndDoor"],
+        prog="apex train",
+        description="",
+        kind=kind,
+        means_gpu=means_gpu,
+    )
+    assert describe(config.environment, 3).num_actions == 4
+    assert config.run.stop_score is None  # That of CartPole's preset would mean nothing.

@@ -1,0 +1,247 @@
+"""Machines that are not as they should be: what cannot be written, read or found costs a sentence, not the run."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import apex
+from apex.config import Config, EnvironmentConfig, RunConfig, dump_toml, load_toml
+from apex.launch.preflight.checks import check_tmpfs, read_room
+from apex.launch.preflight.leftovers import Leftovers, find_orphans
+from apex.launch.terminal.view import LogTail
+from apex.runs.folder import RunFolder
+from apex.runs.metrics.writer import MetricsWriter, read_curve
+from apex.runtime.gpu import Cuda
+from apex.runtime.hardware import available_memory, core_limits, has_bfloat16, memory_limits, read_machine, read_space
+from apex.runtime.lifecycle import FINISHED, Stop
+from apex.runtime.supervisor import Program, supervise
+from apex.types import Schema
+from tests.system.test_full_disk import needs_mounts
+from tests.system.test_smoke import TINY, offset, programs  # noqa: F401  fixtures
+
+SCHEMA = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
+NO_GPU = Cuda(0, 0, [])
+ODD = "Läufe mit Leerzeichen 😀"
+FULL = Path("/dev/full")
+
+
+def python(script, *, prefix=(), **options):
+    """Runs a script with this checkout's package."""
+    here = Path(apex.__file__).parent.parent
+    environment = options.pop("env", {**os.environ, "PYTHONPATH": str(here)})
+    command = [*prefix, sys.executable, "-u", "-c", textwrap.dedent(script)]
+    return subprocess.run(command, env=environment, timeout=60, **options)
+
+
+# What is written where it cannot be
+
+
+@pytest.mark.parametrize("level", ["info", "exception"])
+def test_a_log_on_a_full_disk_ends_no_program(level):
+    script = f"""
+        import logging, sys
+        from apex.runtime.lifecycle import complain, configure_logging
+        configure_logging("actor")
+        for _ in range(3):
+            logging.getLogger("apex").{level}("x" * 1_000)
+        complain("last words")
+        sys.exit(7)
+    """
+    with FULL.open("w") as full:
+        assert python(script, stdout=full, stderr=full).returncode == 7
+
+
+def test_a_terminal_on_a_full_disk_ends_no_run():
+    script = """
+        import sys
+        from apex.launch.terminal.view import say
+        for _ in range(3):
+            say("a line")
+        try:
+            print("a line", flush=True)
+        except OSError:
+            sys.exit(7)
+    """
+    with FULL.open("w") as full:
+        assert python(script, stdout=full).returncode == 7  # So the disk was full indeed, and `say` has lived with it.
+
+
+def test_a_program_whose_log_cannot_be_made_runs_all_the_same(tmp_path, caplog):
+    done = tmp_path / "done"
+    program = Program(role="replay", command=("touch", str(done)), ends_run=True)
+    assert supervise([program], Stop(), logs=tmp_path / "removed").status == FINISHED
+    assert done.exists()
+    assert f"cannot write {tmp_path}/removed/replay.log: No such file or directory" in caplog.text
+
+
+def test_a_log_that_goes_while_it_is_looked_for_is_no_error(tmp_path):
+    (tmp_path / "replay.log").symlink_to(tmp_path / "removed")
+    assert LogTail(tmp_path).warnings() == []
+
+
+def test_without_descriptors_curves_wait(tmp_path):
+    writer = MetricsWriter(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        writer.accept({"role": "learner", "steps": 1, "time": 1.0, "scalars": {"a": 1}})
+        writer.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not (tmp_path / "curves/learner.jsonl").exists()
+    writer.close()
+    assert [line["steps"] for line in read_curve(tmp_path / "curves/learner.jsonl")] == [1]
+
+
+@needs_mounts
+@pytest.mark.parametrize("options", ["ro", "size=4k", "nr_inodes=2"])
+def test_a_run_folder_that_cannot_be_written_is_refused_with_its_name(tmp_path, options):
+    script = f"""
+        from apex.config import Config, EnvironmentConfig, RunConfig
+        from apex.errors import ConfigError
+        from apex.runs.folder import RunFolder
+        from apex.types import Schema
+        run = RunConfig(folder={str(tmp_path)!r}, name="x")
+        config = Config(environment=EnvironmentConfig(id="CartPole-v1"), run=run)
+        try:
+            RunFolder.create(config, Schema(**{SCHEMA.to_dict()!r}), argv=[])
+        except ConfigError as error:
+            print(error)
+    """
+    mount = ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs -o {options} tmpfs "$1"; shift; exec "$@"', "sh")
+    said = python(script, prefix=(*mount, str(tmp_path)), capture_output=True, text=True)
+    assert said.stderr == ""
+    assert f"the run folder {tmp_path}/x: " in said.stdout
+    assert said.stdout.endswith("; set run.folder\n")
+
+
+# Names and texts
+
+
+@pytest.mark.parametrize("name", [ODD, os.fsdecode(b"\xff\xfe"), 'a"b\\c\n'])
+def test_a_run_folder_may_have_any_name(tmp_path, name):
+    config = Config(environment=EnvironmentConfig(id="CartPole-v1"), run=RunConfig(folder=str(tmp_path / name)))
+    folder = RunFolder.create(config, SCHEMA, argv=[name])
+    assert RunFolder.open(folder.path).config == config
+
+
+def test_a_configuration_reads_the_same_in_every_locale(tmp_path):
+    config = Config(environment=EnvironmentConfig(id="CartPole-v1"), run=RunConfig(folder=ODD))
+    (tmp_path / "config.toml").write_text(dump_toml(config), encoding="utf-8")
+    script = """
+import pathlib, sys
+from apex.config import load_toml
+print(ascii(load_toml(pathlib.Path(sys.argv[1])).run.folder))
+"""
+    here = str(Path(apex.__file__).parent.parent)
+    environment = {"PYTHONPATH": here, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-c", script, str(tmp_path / "config.toml")]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (said.stdout.strip(), said.stderr) == (ascii(ODD), "")
+    assert load_toml(tmp_path / "config.toml") == config
+
+
+def test_a_process_with_a_name_in_no_language_harms_nobody(tmp_path):
+    folder = tmp_path / "7"
+    folder.mkdir()
+    (folder / "cmdline").write_bytes(b"\xff\0apex.replay")
+    (folder / "status").write_bytes(b"Name:\t\xff\nPPid:\t1\n")
+    assert find_orphans(tmp_path) == [(7, "apex.replay")]
+
+
+# What the kernel says, or does not
+
+
+@pytest.mark.parametrize("membership", ["", "\n", "garbage\n", "0:\n", "\xff:x\n"])
+def test_control_groups_that_are_not_understood_set_no_limit(membership, tmp_path):
+    assert core_limits(membership, tmp_path) == []
+    assert memory_limits(membership, tmp_path) == []
+    assert available_memory("", membership, tmp_path) == 2**62
+
+
+def test_a_processor_that_says_nothing_has_no_bfloat16():
+    assert not has_bfloat16("")
+    assert not has_bfloat16("processor: 0\n")
+
+
+def test_a_tmpfs_that_is_missing_or_read_only_is_short_in_words(tmp_path):
+    missing = read_space(tmp_path / "shm")
+    room = read_room(read_machine(NO_GPU), NO_GPU, Leftovers({}, {}, []), None, "cpu")
+    check = check_tmpfs(2**30, room._replace(tmpfs=missing), tmp_path / "shm")
+    assert check.verdict == "short"
+    assert check.figures == (
+        f"needs 1.0 GiB of tmpfs for the replay memory, but {tmp_path}/shm cannot be used: No such file or directory"
+    )
+    assert f"mount -t tmpfs tmpfs {tmp_path}/shm" in check.remedy
+    read_only = missing._replace(size=2**40, free=2**40, flaw="may not be written to")
+    assert check_tmpfs(2**30, room._replace(tmpfs=read_only), tmp_path).verdict == "short"
+
+
+@needs_mounts
+def test_a_read_only_file_system_is_seen_as_one_by_root_too(tmp_path):
+    script = f"""
+        from pathlib import Path
+        from apex.runtime.hardware import read_space
+        print(read_space(Path({str(tmp_path)!r})).flaw)
+    """
+    mount = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o ro tmpfs "$1"; shift; exec "$@"', "sh")
+    said = python(script, prefix=(*mount, str(tmp_path)), capture_output=True, text=True)
+    assert said.stdout == "may not be written to\n"
+
+
+# All at once
+
+WILD = """
+import gymnasium, numpy as np
+from gymnasium import spaces
+
+class Wild(gymnasium.Env):
+    observation_space, action_space = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2, start=1)
+    num_steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return np.zeros(3), {}
+
+    def step(self, action):
+        self.t, Wild.num_steps = self.t + 1, Wild.num_steps + 1
+        if Wild.num_steps % 1_500 == 300:
+            raise RuntimeError("unstable")
+        if Wild.num_steps % 1_500 == 800:
+            return np.full(3, np.nan), 1.0, False, False, {}
+        return np.zeros(3), 1.0, self.t == 40, False, None
+"""
+
+
+def test_a_run_in_odd_surroundings_with_an_environment_that_fails_now_and_then(programs, monkeypatch):  # noqa: F811
+    """No home, no git, no UTF-8, a folder with blanks and no ASCII; the run ends well, and says what failed."""
+    programs.folder = programs.folder / ODD
+    programs.folder.mkdir()
+    (programs.folder / "wild.py").write_text(WILD)
+    for name in [*os.environ]:
+        monkeypatch.delenv(name)
+    surroundings = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PATH": "/nowhere"}
+    for name, value in {**surroundings, "PYTHONPATH": str(Path(apex.__file__).parent.parent)}.items():
+        monkeypatch.setenv(name, value)
+    limits = ("--max-steps", "2500", "--run.no-tensorboard", "--name", "wild")
+    programs.start("train", "train", *TINY, "--env", "wild:Wild", *limits, *programs.offset)
+    assert programs.wait("train") == 0, programs.said("train")
+    folder = RunFolder.open(programs.folder / "runs" / "wild")
+    assert folder.manifest["git"] is None
+    said = (folder.logs / "actor.log").read_text()
+    assert (
+        "raised RuntimeError: unstable, at step 75; its episode is cut off, and it is made anew (fault 1 here)" in said
+    )
+    assert "which is not finite, at step 200; " in said
+    assert 'raise RuntimeError("unstable")' in said
+    assert "actor WARNING wild:Wild: environment " in programs.said("train")
+    last = read_curve(folder.curves / "actor.jsonl")[-1]["scalars"]
+    assert last["actors/environment_faults"] >= 2
+    assert last["actors/mean_score"] == 40

@@ -1,0 +1,113 @@
+"""A whole run with keys: it trains, tells its secrets to nobody, and nothing in it executes what it reads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.listening import listening
+from zmq.utils import z85
+
+from apex.launch.status import ask
+from apex.runs.folder import RunFolder
+from apex.transport.control_client import ControlClient
+from apex.transport.curve.command import new_folder
+from apex.transport.curve.key_store import Keys
+from apex.transport.header import WIRE_VERSION
+from apex.transport.sockets import open_context
+from apex.types import Role
+from tests.system.test_smoke import CALM, offset, programs, running_in  # noqa: F401  (fixtures)
+from tests.unit.transport.test_endpoints import until
+
+# Notes every class that any pickle would make, and every import of a module that pickles. The interpreter reads it at
+# the start of each program; children that are forked have it from their parents.
+AUDIT = """
+import os, sys
+_file = os.open(os.environ["APEX_TEST_AUDIT"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+def _note(*words):
+    os.write(_file, (" ".join(map(str, words)) + chr(10)).encode())
+def _hook(event, arguments):
+    if event == "pickle.find_class":
+        _note("found", *arguments)
+    elif event == "import" and arguments[0].partition(".")[0] in ("cloudpickle", "dill", "joblib", "shelve"):
+        _note("imported", arguments[0])
+sys.addaudithook(_hook)
+_note("started", *sys.orig_argv)
+"""
+LOADS = "import pickle; pickle.loads(pickle.dumps(ArithmeticError))"
+
+
+@pytest.fixture
+def audit(tmp_path, monkeypatch):
+    """The file in which every Python program of the test notes what it would execute."""
+    (tmp_path / "audit").mkdir()
+    (tmp_path / "audit" / "sitecustomize.py").write_text(AUDIT)
+    path = os.pathsep.join([str(tmp_path / "audit"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    monkeypatch.setenv("PYTHONPATH", path)
+    monkeypatch.setenv("APEX_TEST_AUDIT", str(tmp_path / "audit" / "noted"))
+    return tmp_path / "audit" / "noted"
+
+
+def secrets(folder):
+    """Every secret, in all the ways in which it might be written down."""
+    for role in Role:
+        secret = Keys(folder, role).secret
+        yield from (secret, z85.encode(secret), secret.hex().encode(), repr(secret)[2:-1].encode())
+
+
+def arguments(folder):
+    for pid in running_in(folder):
+        yield Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
+
+
+def test_a_run_with_keys_trains_and_tells_nobody_and_executes_nothing_that_it_reads(programs, audit):  # noqa: F811
+    keys = programs.folder / "keys"
+    new_folder(keys)
+    observer = Keys(keys, "observer")
+    known = list(secrets(keys))
+    options = ["--name", "one", "--transport.keys", "keys", "--run.stop-score", "501"]
+    programs.start("train", "train", *CALM, *programs.offset, *options)
+
+    def training():
+        assert programs.running["train"].poll() is None, programs.said("train")
+        status = ask(programs.endpoint, 1.0, observer)
+        return status if status and status["updates"] > 10 else None
+
+    status = until(training, "training", seconds=120.0)
+    assert {row["role"] for row in status["roles"]} == {"replay", "actor", "evaluator"}
+    assert ask(programs.endpoint, 0.3) is None  # without a key
+    assert not any(secret in text for text in arguments(programs.folder) for secret in known)
+    folder = RunFolder.open(programs.folder / "runs" / "one")
+    tensorboard = folder.config.run.tensorboard_port
+    until(
+        lambda: any(port == tensorboard for _, port in listening(running_in(programs.folder))),
+        "TensorBoard",
+        seconds=120.0,
+    )
+    found = listening(running_in(programs.folder))
+    assert {address for address, _ in found} == {"127.0.0.1"}
+    assert len(found) >= 8  # TensorBoard has one more.
+
+    with open_context(observer) as context:  # An observer may look, and may not join in.
+        client = ControlClient(context, programs.endpoint)
+        client.send({"type": "hello", "wire": WIRE_VERSION, "session": 1, "role": "actor", "num_streams": 1})
+        client.send({"type": "status"})
+        assert client.receive(10.0)["type"] == "status"
+
+    programs.running["train"].send_signal(signal.SIGTERM)
+    assert programs.wait("train") == 0, programs.said("train")
+    written = [path for path in [*folder.path.rglob("*"), programs.folder / "train.log"] if path.is_file()]
+    assert len(written) > 10
+    assert [path for path in written for secret in known if secret in path.read_bytes()] == []
+
+    noted = audit.read_text().splitlines()
+    for program in ("replay", "runtime.fork_server"):  # It starts learner, actors and evaluator, with the audit hook.
+        assert any(line.startswith("started") and f"apex.{program}" in line for line in noted)
+    assert any(line.startswith("started") and "tensorboard.main" in line for line in noted)
+    assert [line for line in noted if not line.startswith("started")] == []
+    subprocess.run([sys.executable, "-c", LOADS], check=True)  # So the hook does see things.
+    assert audit.read_text().splitlines()[-1] == "found builtins ArithmeticError"

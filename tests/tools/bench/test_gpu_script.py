@@ -1,0 +1,195 @@
+"""`bench/gpu.sh` writes every figure into its file; a rehearsal shows it without a GPU, and leaves nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.unit.transport.test_endpoints import until
+
+SCRIPT = Path(__file__).parents[3] / "bench" / "gpu.sh"
+FIGURES = {
+    "learner": {"learner_updates_per_s", "learner_resident_updates_per_s", "learner_plain_updates_per_s"},
+    "learner-batch-128": {"learner_updates_per_s", "learner_wait_share", "learner_gain", "learner_fed_share"},
+    "actor": {"actor_steps_per_s", "bare_environment_steps_per_s", "actor_share_of_bare", "part_forward_us"},
+    "system": {
+        "system_steps_per_s",
+        "system_updates_per_s",
+        "system_samples_per_s",
+    },
+}
+
+
+def check_actor(figures):
+    share = figures["actor_steps_per_s"] / figures["bare_environment_steps_per_s"]
+    assert figures["actor_share_of_bare"] == pytest.approx(share, rel=1e-3)
+    assert figures["part_environment_us"] > 0
+
+
+def check_learner(figures):
+    fed = figures["learner_updates_per_s"]
+    assert figures["learner_gain"] == pytest.approx(fed / figures["learner_plain_updates_per_s"], rel=1e-3)
+    assert figures["learner_fed_share"] == pytest.approx(fed / figures["learner_resident_updates_per_s"], rel=1e-3)
+    assert 0 <= figures["learner_wait_share"] <= 1
+
+
+def check_system(figures):
+    samples = figures["system_updates_per_s"] * figures["batch_size"]
+    assert figures["system_samples_per_s"] == pytest.approx(samples, rel=1e-3)
+
+
+CHECKS = {"actor": check_actor, "learner": check_learner, "system": check_system}
+
+
+def start(tmp_path, *arguments, python=sys.executable):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    environment = {**os.environ, "TMPDIR": str(scratch), "APEX_PYTHON": str(python)}
+    with (tmp_path / "said").open("wb") as said:
+        return subprocess.Popen(
+            [str(SCRIPT), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            cwd=tmp_path,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+def users_of(scratch):
+    """Processes, whosever children, whose temporary files go there."""
+    found = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if f"TMPDIR={scratch}\0".encode() in environment.read_bytes():
+                found.append(environment.parent.name)
+    return found
+
+
+def runs_of(scratch):
+    """Ids of the runs that there are just now."""
+    run_ids = set()
+    for manifest in scratch.glob("apex-bench-*/*/manifest.json"):
+        with suppress(OSError, ValueError):
+            run_ids.add(json.loads(manifest.read_text())["run_id"])
+    return run_ids
+
+
+@pytest.mark.timeout(500)  # Beyond its own deadline, which is beyond the script's.
+def test_a_rehearsal_writes_every_file_and_leaves_nothing_behind(tmp_path):
+    scratch, out, run_ids = tmp_path / "scratch", tmp_path / "out", set()
+    script = start(tmp_path, "--rehearse", str(out))
+    try:
+        deadline = time.monotonic() + 480
+        while script.poll() is None and time.monotonic() < deadline:
+            run_ids |= runs_of(scratch)
+            time.sleep(0.05)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(script.pid, signal.SIGKILL)
+        script.wait()
+    assert script.returncode == 0, (tmp_path / "said").read_text()
+
+    assert {path.name for path in out.iterdir()} == {f"rehearsal-{name}.json" for name in FIGURES}
+    for name, figures in FIGURES.items():
+        measured = json.loads((out / f"rehearsal-{name}.json").read_text())
+        assert measured["command"].startswith(f"python -m bench {name.partition('-')[0]} --"), measured
+        assert measured["git"] is None or len(measured["git"]["commit"]) == 40
+        assert measured["hardware"]["cores"] >= 1
+        assert measured["versions"]["python"].startswith("3.")
+        assert {figure for figure in figures if measured["figures"][figure] >= 0} == figures
+        check = CHECKS.get(name.partition("-")[0])
+        if check is not None:
+            check(measured["figures"])
+        if "batch" in name:
+            assert measured["figures"]["batch_size"] == 128
+
+    assert len(run_ids) == len(FIGURES)
+    memory = [path for run_id in run_ids for path in Path("/dev/shm").glob(f"apex-{run_id:016x}*")]
+    assert memory == []
+    until(lambda: not users_of(scratch), "end of all processes", seconds=10)
+    assert list(scratch.glob("apex-*")) == []
+
+
+STAND_IN = """#!/bin/sh
+if [ "$1" != -m ]; then exec %s "$@"; fi
+echo "words before the figures"
+if [ "$3" = learner ]; then echo "python -m bench: the GPU is on fire" >&2; exit 1; fi
+echo '{"figure_of": "'"$3"'"}'
+"""
+
+
+def test_what_cannot_be_measured_is_named_and_costs_no_other_figure(tmp_path):
+    python, out = tmp_path / "python", tmp_path / "out"
+    python.write_text(STAND_IN % sys.executable)
+    python.chmod(0o755)
+    script = start(tmp_path, "--rehearse", str(out), python=python)
+    try:
+        assert script.wait(60) == 1
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(script.pid, signal.SIGKILL)
+    said = (tmp_path / "said").read_text()
+    assert said.splitlines()[-1].startswith("not measured: learner learner-batch-128; ")
+    written = {path.name: json.loads(path.read_text())["figures"] for path in out.iterdir()}
+    assert written == {f"rehearsal-{name}.json": {"figure_of": name} for name in ("actor", "system")}
+
+
+LEARNER = """#!/bin/sh
+echo "$@"
+if [ "$6" = breakout-gpu ]; then exit 1; fi
+"""
+
+
+@pytest.mark.parametrize(("arguments", "seed"), [(["learn"], 1), (["learn", "7"], 7)])
+def test_what_is_learned_is_measured_game_by_game_and_one_that_fails_costs_no_other(tmp_path, arguments, seed):
+    python = tmp_path / "python"
+    python.write_text(LEARNER)
+    python.chmod(0o755)
+    environment = {**os.environ, "APEX_PYTHON": str(python)}
+    answer = subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, env=environment, timeout=60)
+    games = ("pong", "breakout", "seaquest", "qbert")
+    assert answer.stdout.splitlines() == [
+        f"-m bench learning run --task {game}-gpu --system apex --seed {seed}" for game in games
+    ]
+    assert answer.returncode == 1
+    assert answer.stderr == "not measured: breakout; what was is in docs/results/learning\n"
+
+
+def test_all_limits_together_are_less_than_eight_minutes():
+    text = SCRIPT.read_text()
+    limits = [int(limit) for limit in re.findall(r"^measure [\w-]+ (\d+) ", text, re.MULTILINE)]
+    (grace,) = [int(seconds) for seconds in re.findall(r"--kill-after=(\d+) ", text)]
+    assert len(limits) == len(FIGURES)
+    assert sum(limits) + len(limits) * grace < 8 * 60
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--rehearse"],
+        ["--rehearse", ""],
+        ["--rehearse", "a", "b"],
+        ["learn", "much"],
+        ["learn", "1", "2"],
+        ["everything"],
+    ],
+)
+def test_other_arguments_are_refused_with_the_usage(tmp_path, arguments):
+    script = start(tmp_path, *arguments)
+    try:
+        assert script.wait(10) == 1
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(script.pid, signal.SIGKILL)
+    assert (tmp_path / "said").read_text() == "usage: bench/gpu.sh [--rehearse DIR | learn [SEED]]\n"

@@ -1,0 +1,507 @@
+"""`python -m bench learning`: the evidence that a run leaves, and the tables made of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from apex.errors import ConfigError
+from apex.evaluation.episodes import evaluation_seed
+from bench.learning import command as learning
+from bench.learning.processor_time import ProcessorTime
+from bench.learning.records import (
+    FOLDER,
+    HEADER,
+    Record,
+    RecordedScore,
+    read_records,
+    record_path,
+    without_seed,
+    write_record,
+)
+from bench.learning.tables import BEGIN, DOCUMENTS, END, plot_command, plot_path, rebuild, render
+from bench.learning.tasks import SYSTEMS, TASKS
+
+ROOT = Path(__file__).parents[3]
+MACHINE = {"cores": 2, "cpu": "AMD EPYC", "memory_bytes": 24 * 2**30, "gpus": []}
+
+
+def make_record(task="cartpole", system="apex", seed=1, *, mean=490.0, seconds=15.0, **changes):
+    score = RecordedScore(
+        mean=mean, median=mean, interval=(mean, mean), episodes=2, epsilon=0.001, seed=7, scores=[mean, mean]
+    )
+    record = Record(
+        task=task,
+        system=system,
+        seed=seed,
+        command=f"apex train --preset {task} --seed {seed} --max-minutes 3",
+        score=score,
+        reached=TASKS[task].reached(mean, seconds),
+        seconds=seconds,
+        steps=1000,
+        updates=100,
+        date="2026-01-02T03:04:05+00:00",
+        commit="0123456789abcdef",
+        dirty=False,
+        load=0.1,
+        machine=MACHINE,
+        versions={"apex": "0.1.0"},
+        settings={},
+    )
+    return replace(record, **changes)
+
+
+def rows(*records):
+    """The table's rows below its head, as lists of cells."""
+    lines = [line for line in render(records, FOLDER).splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
+
+
+# --- what is committed ----------------------------------------------------------------------------------------------
+
+
+def test_the_tables_in_the_repository_are_those_of_the_committed_evidence():
+    for path, text in rebuild(ROOT).items():
+        assert path.read_text() == text, f"{path.name}: run python -m bench learning tables"
+
+
+def test_what_is_committed_has_its_picture_its_curve_and_the_verdict_of_today():
+    for record in read_records(ROOT):
+        assert (ROOT / plot_path(record.task)).exists()
+        curve = record_path(ROOT, record.task, record.system, record.seed, ".csv").read_text().splitlines()
+        assert curve[0] == HEADER
+        assert len(curve) > 1
+        assert record.reached == TASKS[record.task].reached(record.score.mean, record.seconds), record.name
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_documented_bars_are_those_of_the_code(name):
+    task = TASKS[name]
+    lines = (ROOT / "docs/learning.md").read_text().splitlines()
+    line = next(line for line in lines if line.startswith(f"| `{name}` |"))
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    if task.bar is not None:
+        limit = f"{task.limit_seconds:g} s" if task.limit_seconds < 600 else f"{task.limit_seconds / 60:g} min"
+        assert cells[2] == f"{task.bar:g} within {limit}"
+    assert cells[3:] == [f"{task.minutes:g} min", str(task.episodes), str(task.num_seeds)]
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_has_the_median_of_the_seeds_and_the_command_that_they_share():
+    table = rows(
+        make_record(seed=1, mean=480.0, seconds=12.0),
+        make_record(seed=2, mean=500.0, seconds=19.0),
+        make_record(seed=10, mean=490.0, seconds=14.0),
+    )
+    assert table == [
+        [
+            "CartPole-v1",
+            SYSTEMS["apex"],
+            "2",
+            "1, 2, 10",
+            "14.0 (12.0 ... 19.0)",
+            "490.0",
+            "475 in 20 s",
+            "met",
+            "`apex train --preset cartpole --seed K --max-minutes 3`",
+        ]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("figures", "verdict"),
+    [
+        ([(475.0, 20.0)] * 3, "met"),
+        ([(475.0, 20.0)] * 2, "met so far: 2 of 3 seeds"),
+        ([(475.0, 20.0)] * 2 + [(474.9, 20.0)], "not met: 2 of 3 seeds"),
+        ([(475.0, 20.0)] * 2 + [(475.0, 20.1)], "not met: 2 of 3 seeds"),
+        ([(100.0, 180.0)], "not met: 0 of 1 seeds"),
+    ],
+)
+def test_a_bar_is_met_by_every_seed_in_score_and_in_time(figures, verdict):
+    records = [make_record(seed=seed, mean=mean, seconds=seconds) for seed, (mean, seconds) in enumerate(figures)]
+    (row,) = rows(*records)
+    assert row[7] == verdict
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "verdict"),
+    [
+        ([50.0, 60.0], [20.0, 30.0], "met"),
+        ([50.0], [20.0, 30.0], "met so far: 1 of 2 seeds"),
+        ([30.0, 30.0], [30.0, 30.0], "not met: 0 of 2 seeds"),
+        ([90.0, 25.0], [20.0, 30.0], "not met: 1 of 2 seeds"),
+        ([90.0, 25.0], [20.0], "met so far: 1 of 2 seeds"),
+        ([50.0, 60.0], [], "not compared yet"),
+    ],
+)
+def test_where_there_is_no_bar_the_other_system_is_it(ours, theirs, verdict):
+    records = [make_record("breakout", "apex", seed, mean=mean) for seed, mean in enumerate(ours)]
+    records += [make_record("breakout", "sb3", seed, mean=mean) for seed, mean in enumerate(theirs)]
+    table = rows(*records)
+    assert table[0][7] == verdict
+    assert [row[7] for row in table[1:]] == [""] * bool(theirs)
+
+
+def test_who_had_less_time_is_not_compared():
+    ours = make_record("breakout", "apex", 1, mean=50.0, seconds=3_600.0)
+    theirs = make_record("breakout", "sb3", 1, mean=20.0, seconds=300.0)
+    assert rows(ours, theirs)[0][7] == "not compared yet"
+    assert rows(ours, replace(theirs, seconds=3_590.0))[0][7] == "met so far: 1 of 2 seeds"
+
+
+def test_a_curve_claims_nothing():
+    table = rows(make_record("qbert-gpu"), make_record("qbert-gpu", "sb3", seconds=400.0))
+    assert [row[6:8] for row in table] == [["none, a curve of 7 min", ""]] * 2
+
+
+def test_other_options_and_other_machines_have_rows_of_their_own():
+    many = MACHINE | {"cores": 16, "gpus": ["NVIDIA H200"]}
+    table = rows(
+        make_record(seed=1),
+        make_record(seed=2, command="apex train --preset cartpole --seed 2 --max-minutes 3 --actors 4"),
+        make_record(seed=3, machine=many),
+        make_record(system="sb3", seed=1),
+    )
+    assert [row[1:4] for row in table] == [
+        [SYSTEMS["apex"], "2", "1"],
+        [SYSTEMS["apex"], "2", "2"],
+        [SYSTEMS["apex"], "16 + NVIDIA H200", "3"],
+        [SYSTEMS["sb3"], "2", "1"],
+    ]
+
+
+def test_the_seed_alone_is_left_out_of_a_command():
+    assert (
+        without_seed("apex train --seed 1 --actors 1 --max-minutes 1", 1)
+        == "apex train --seed K --actors 1 --max-minutes 1"
+    )
+    assert without_seed("apex train --seed 12", 1) == "apex train --seed 12"
+
+
+def test_below_the_table_stand_machine_commit_games_and_pictures():
+    text = render([make_record(), make_record(seed=2, dirty=True)], Path("results/learning"))
+    assert "Measured 2026-01-02 on AMD EPYC, 24.0 GiB. Each run by `python -m bench learning run`" in text
+    assert "Commits: CartPole-v1 0123456789, 0123456789 with changes." in text
+    assert "games per seed: CartPole-v1 100." in text
+    assert text.endswith("](results/learning/cartpole.png)")
+    assert "lunarlander" not in text
+
+
+def make_root(tmp_path):
+    """A repository with documents and no evidence."""
+    for document in DOCUMENTS:
+        (tmp_path / document).parent.mkdir(exist_ok=True)
+        (tmp_path / document).write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    return tmp_path
+
+
+def test_documents_keep_what_stands_around_the_results_and_link_to_the_pictures(tmp_path):
+    root = make_root(tmp_path)
+    assert set(rebuild(root).values()) == {f"before\n{BEGIN}\nNo run is committed yet.\n{END}\nafter\n"}
+    write_record(root, make_record(), [(1.0, 10, 9.5)])
+    readme, document = rebuild(root).values()
+    assert readme.startswith(f"before\n{BEGIN}\n| task |")
+    assert readme.endswith(f"(docs/results/learning/cartpole.png)\n{END}\nafter\n")
+    assert document.endswith(f"(results/learning/cartpole.png)\n{END}\nafter\n")
+
+
+@pytest.mark.parametrize("text", ["", f"{END}\n{BEGIN}", f"{BEGIN}\n{END}\n{BEGIN}\n{END}"])
+def test_a_document_without_its_place_is_refused(tmp_path, text):
+    (make_root(tmp_path) / "README.md").write_text(text)
+    with pytest.raises(ConfigError, match=r"README\.md must have the line"):
+        rebuild(tmp_path)
+
+
+def test_the_picture_has_the_curves_of_every_seed_by_the_name_of_their_system(tmp_path):
+    records = [make_record(seed=1), make_record(seed=2), make_record(system="sb3", seed=1)]
+    command = plot_command(tmp_path, "cartpole", TASKS["cartpole"], records)
+    assert command[command.index("plot") + 1 :] == [
+        "--curve",
+        "Ape-X over ZeroMQ=docs/results/learning/cartpole/apex-seed-1.csv",
+        "--curve",
+        "Ape-X over ZeroMQ=docs/results/learning/cartpole/apex-seed-2.csv",
+        "--curve",
+        "Stable-Baselines3 DQN=docs/results/learning/cartpole/sb3-seed-1.csv",
+        "--title",
+        "CartPole-v1, cores: 2",
+        "--threshold",
+        "475",
+        "--out",
+        "docs/results/learning/cartpole.png",
+    ]
+
+
+def test_the_rows_of_one_system_have_names_of_their_own_in_the_picture(tmp_path):
+    many = MACHINE | {"cores": 16, "gpus": ["NVIDIA H200"]}
+    records = [
+        make_record(seed=1),
+        make_record(seed=2, command="apex train --preset cartpole --seed 2 --max-minutes 3 --actors=4"),
+        make_record(seed=3, machine=many),
+        make_record(system="sb3", seed=1),
+    ]
+    command = plot_command(tmp_path, "cartpole", TASKS["cartpole"], records)
+    names = [word.partition("=")[0] for word in command if word.endswith(".csv")]
+    assert names == [
+        "Ape-X over ZeroMQ, cores: 2",
+        "Ape-X over ZeroMQ, cores: 2, --actors 4",
+        "Ape-X over ZeroMQ, cores: 16 + NVIDIA H200",
+        "Stable-Baselines3 DQN",
+    ]
+    assert command[command.index("--title") + 1] == "CartPole-v1"
+
+
+# --- records --------------------------------------------------------------------------------------------------------
+
+
+def test_a_record_reads_back_as_it_was_written(tmp_path):
+    record = make_record()
+    path = write_record(tmp_path, record, [(1.25, 10, 9.5), (2.0, 20, 475.25)])
+    assert path.with_suffix(".csv").read_text() == "seconds,steps,score\n1.25,10,9.5\n2.00,20,475.25\n"
+    assert asdict(read_records(tmp_path)[0]) == json.loads(json.dumps(asdict(record)), object_hook=_with_interval)
+    assert '"scores": [ 490.0, 490.0 ]' in path.read_text()
+
+
+def _with_interval(fields):
+    return fields | ({"interval": fields["interval"]} if "interval" in fields else {})
+
+
+@pytest.mark.parametrize(
+    ("mend", "message"),
+    [
+        (lambda path: path.write_text("{}"), "is no evidence of a run: KeyError: 'format'"),
+        (lambda path: path.write_text(path.read_text().replace('"task"', '"tusk"')), "is no evidence of a run"),
+        (lambda path: path.rename(path.with_name("apex-seed-2.json")), "says that it is seed 1 of apex, cartpole"),
+        (lambda path: path.with_suffix(".csv").unlink(), "has no curve beside it"),
+    ],
+)
+def test_a_file_that_is_no_evidence_is_named(tmp_path, mend, message):
+    mend(write_record(tmp_path, make_record(), [(1.0, 1, 1.0)]))
+    with pytest.raises(ConfigError, match=message):
+        read_records(tmp_path)
+
+
+# --- whose the processor was ----------------------------------------------------------------------------------------
+
+
+TICK = 1 / os.sysconf("SC_CLK_TCK")
+
+
+def say(path, *cores):
+    """Of each core its seconds of user, nice, system, idle, iowait, irq, softirq and steal."""
+    lines = [f"cpu{core} " + " ".join(f"{each / TICK:.0f}" for each in times) for core, times in enumerate(cores)]
+    path.write_text("\n".join(["cpu  1 1 1 1 1 1 1 1", *lines, "intr 5", ""]))
+
+
+def test_others_have_what_neither_this_process_nor_its_children_had(tmp_path):
+    stat, clock, used = tmp_path / "stat", [100.0], [0.0, 0.0, 0.0, 0.0]
+
+    def usage(who):
+        mine = used[:2] if who == resource.RUSAGE_SELF else used[2:]
+        return SimpleNamespace(ru_utime=mine[0], ru_stime=mine[1])
+
+    say(stat, [5] * 8, [5] * 8, [5] * 8)
+    processor = ProcessorTime([0, 2], stat=stat, clock=lambda: clock[0], usage=usage)
+    clock[0] = 100_100.0
+    say(stat, [6, 15, 105, 9e4, 9e4, 1_005, 10_005, 9e4], [9e5] * 8, [7, 25, 205, 5, 5, 2_005, 20_005, 5])
+    for used[:] in ([0.0] * 4, [3.0, 0, 0, 0], [0, 30.0, 0, 0], [0, 0, 300.0, 0], [0, 0, 0, 3_000.0]):
+        assert processor.others_share() == pytest.approx((33_333 - sum(used)) / 200_000)
+    used[:] = [40_000.0, 0, 0, 0]  # The two are not counted by the same clock.
+    assert processor.others_share() == 0.0
+
+
+@pytest.mark.parametrize("text", ["", "cpu0 1 2 3 4 5 6 7\n", "cpu0 1 2 3 4 5 6 7\ncpu1 1 2 3\n", "cpu0 x\ncpu1 x\n"])
+def test_a_system_that_does_not_tell_of_its_cores_is_no_quiet_one(tmp_path, text):
+    (tmp_path / "stat").write_text(text)
+    with pytest.raises(OSError, match="stat does not tell how busy cpu0, cpu1 were"):
+        ProcessorTime([0, 1], stat=tmp_path / "stat")
+
+
+# --- runs -----------------------------------------------------------------------------------------------------------
+
+# In the place of Python: `train` leaves a run of the true form, and all else is done by the true one.
+APEX = """#!{python}
+import os, sys, time
+arguments = sys.argv[1:]
+if arguments[2] != "train":
+    os.execv({python!r}, [{python!r}, *arguments])
+from pathlib import Path
+from apex.environments.factory import describe, kind
+from apex.runs.metrics.writer import MetricsWriter
+from apex.dqn.networks import flatten_parameters, make_network
+from apex.runtime.gpu import means_gpu
+from apex.config.command_line import parse_config
+from apex.runs.checkpoints.policy_file import PolicyInfo, save_best
+from apex.runs.folder import RunFolder
+config = parse_config(arguments[3:], prog="apex train", description="", kind=kind, means_gpu=means_gpu)
+schema = describe(config.environment, 3)
+run = RunFolder.create(config, schema)
+writer = MetricsWriter(run.path)
+for steps, score in ((500, 20.5), (900, 480.0)):
+    for role, at, scalars in (
+        ("evaluator", steps, {{"evaluator/score": score}}),
+        ("learner", steps + 50, {{"learner/updates": steps / 10}}),
+    ):
+        writer.accept({{"role": role, "steps": at, "time": time.time(), "scalars": scalars}})
+writer.close()
+network = make_network(config.network, schema, seed=0)
+info = PolicyInfo(schema=schema, network=config.network, environment=config.environment, num_updates=90, score=480.0)
+save_best(run.checkpoints, flatten_parameters(network), info)
+"""
+
+
+def program(tmp_path, text):
+    path = tmp_path / "python"
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def evidence(root):
+    return sorted(str(path.relative_to(root / FOLDER)) for path in (root / FOLDER).rglob("*.*"))
+
+
+def run(root, *arguments, task="cartpole", system="apex", seed="3"):
+    """In this process; returns the status."""
+    return learning.main(["--root", str(root), "run", "--task", task, "--system", system, "--seed", seed, *arguments])
+
+
+def test_a_finished_run_leaves_its_score_its_circumstances_and_its_curve(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(learning, "OTHERS_SHARE", -1.0)
+    python = program(tmp_path, APEX.format(python=sys.executable))
+    status, said = run(tmp_path, "--python", str(python), "--", "--actors", "4"), capfd.readouterr().err
+    assert status == 0, said
+    assert "% of the cores: its times are no evidence" in said
+
+    assert evidence(tmp_path) == ["cartpole/apex-seed-3.csv", "cartpole/apex-seed-3.json"]
+    (record,) = read_records(tmp_path)
+    assert record.command == "apex train --preset cartpole --stop-score 485 --seed 3 --max-minutes 3 --actors 4"
+    assert (record.steps, record.updates, record.reached) == (950, 90, False)
+    assert len(record.score.scores) == record.score.episodes == 100
+    assert record.score.mean == pytest.approx(sum(record.score.scores) / 100)
+    low, high = record.score.interval
+    assert low <= record.score.mean <= high
+    assert record.settings["actor.num_actors"] == 4
+    assert record.settings["learner.optimizer"] == "adam"
+    assert not {"seed", "environment.id", "run.folder"} & set(record.settings)
+    assert record.machine["cores"] == len(os.sched_getaffinity(0))
+    assert record.versions["torch"]
+    assert record.others_share < 1  # The run itself is no other.
+    text = record_path(tmp_path, "cartpole", "apex", 3).read_text()
+    assert os.uname().nodename not in json.loads(text)["machine"].values()
+    assert str(tmp_path) not in text
+    # The games that count are those of no evaluation during the run.
+    assert evaluation_seed(record.score.seed) not in {evaluation_seed(3, number) for number in range(1_000)}
+
+    header, *points = record_path(tmp_path, "cartpole", "apex", 3, ".csv").read_text().splitlines()
+    assert header == "seconds,steps,score"
+    assert [point.split(",")[1:] for point in points] == [["500", "20.5"], ["900", "480"]]
+    assert all(0 < float(point.split(",")[0]) <= record.seconds for point in points)
+
+    assert run(tmp_path, "--python", str(python)) == 2  # Again, until it looks better?
+    assert "apex-seed-3.json is there already" in capfd.readouterr().err
+
+
+PEER = """#!{python}
+import json, sys
+from pathlib import Path
+out = Path("runs/sb3")
+if sys.argv[2] == "train":
+    out.mkdir(parents=True)
+    (out / "curve.csv").write_text("seconds,steps,score\\n2.5,100,-20.5\\n9.0,800,-19.0\\n")
+    facts = {{"steps": 900, "updates": 200, "evaluations": 2, "evaluation_seconds": 1.5}}
+    facts |= {{"settings": {{"batch_size": 32}}, "versions": {{"torch": "2"}}}}
+    (out / "result.json").write_text(json.dumps(facts))
+else:
+    print("words before")
+    print(json.dumps({{"scores": list(range(int(sys.argv[4]))), "epsilon": 0.001}}))
+"""
+
+
+def test_the_other_system_leaves_the_same(tmp_path, capfd):
+    python = program(tmp_path, PEER.format(python=sys.executable))
+    peer = ("--peer-python", str(python))
+    assert run(tmp_path, *peer, "--minutes", "0.5", task="pong", system="sb3") == 0, capfd.readouterr().err
+    (record,) = read_records(tmp_path)
+    assert record.command == (
+        ".peer-sb3/bin/python bench/peers/stable_baselines3_dqn.py train --env ALE/Pong-v5 --seed 3 --minutes 0.5 "
+        "--stop-score 18"
+    )
+    assert record.score.scores == list(range(10))
+    assert (record.steps, record.updates, record.reached) == (900, 200, False)
+    assert record.settings == {"batch_size": 32, "evaluations": 2, "evaluation_seconds": 1.5}
+    assert record.versions == {"torch": "2"}
+    curve = record_path(tmp_path, "pong", "sb3", 3, ".csv").read_text()
+    assert curve == "seconds,steps,score\n2.50,100,-20.5\n9.00,800,-19\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("exit 3", "the command ended with status 3; nothing was written"),
+        ("exit 0", "has left no result"),
+        ("mkdir -p runs/sb3; echo '{}' > runs/sb3/result.json", "has left no result: FileNotFoundError"),
+        (
+            """[ "$2" = evaluate ] && { echo '{"scores": [1], "epsilon": 0}'; exit 0; }; mkdir -p runs/sb3; cd runs/sb3
+            printf 'seconds,steps,score\\n1,1,1\\n' > curve.csv; n='"evaluations": 1, "evaluation_seconds": 1'
+            echo '{"steps": 1, "updates": 1, '"$n"', "settings": {}, "versions": {}}' > result.json""",
+            "the evaluation gave 1 games instead of 100; nothing was written",
+        ),
+        (
+            """mkdir -p runs/sb3; cd runs/sb3; echo seconds,steps,score > curve.csv
+            n='"evaluations": 0, "evaluation_seconds": 0'
+            echo '{"steps": 1, "updates": 1, '"$n"', "settings": {}, "versions": {}}' > result.json""",
+            "the run ended before its first evaluation, so there is no curve; nothing was written",
+        ),
+    ],
+)
+def test_a_run_that_fails_leaves_nothing_and_says_why(tmp_path, capfd, script, message):
+    python = program(tmp_path, f"#!/bin/sh\n{script}\n")
+    assert run(tmp_path, "--peer-python", str(python), system="sb3") == 1
+    assert message in capfd.readouterr().err.splitlines()[-1]
+    assert evidence(tmp_path) == []
+
+
+def test_a_run_that_is_stopped_leaves_nothing_although_its_command_ends_well(tmp_path, capfd):
+    # It stops this very process, as a person does, and would go on for ever if it were not asked to end.
+    text = "#!/bin/sh\ntrap 'exit 0' INT\nkill -INT $PPID\nwhile :; do sleep 0.05; done\n"
+    assert run(tmp_path, "--peer-python", str(program(tmp_path, text)), system="sb3") == 1
+    assert capfd.readouterr().err.splitlines()[-1] == "learning: stopped; nothing was written"
+    assert evidence(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tables", "--", "more"], "tables takes nothing after --"),
+        (["run", "--task", "tetris"], "invalid choice: 'tetris'"),
+        (["run", "--task", "pong", "--system", "apex"], "--seed"),
+        (
+            ["run", "--task", "pong", "--system", "apex", "--seed", "1000000"],
+            "--seed must be 0 ... 999999, got 1000000",
+        ),
+        (["run", "--task", "pong", "--system", "apex", "--seed", "1", "--cores", "0"], "--cores must be 1 ..."),
+        (
+            ["run", "--task", "pong", "--system", "apex", "--seed", "1", "--minutes", "0"],
+            "--minutes must be > 0, got 0",
+        ),
+        (
+            ["run", "--task", "pong", "--system", "sb3", "--seed", "1", "--peer-python", "nowhere/python"],
+            "nowhere/python is not there: bench/peers/setup.sh makes it",
+        ),
+    ],
+)
+def test_refuses_in_one_sentence(tmp_path, capsys, arguments, message):
+    assert learning.main(["--root", str(tmp_path), *arguments]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert len(said.splitlines()) == 1

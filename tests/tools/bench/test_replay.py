@@ -1,0 +1,242 @@
+"""The benchmark: it records real games, knows what every key must be, compares, and leaves nothing behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from apex.config import ActorConfig, Config, EnvironmentConfig
+from apex.environments.factory import describe
+from apex.learning.batch_ring import Batch, BatchPart
+from apex.replay_memory.frames.stack_decoder import StackDecoder
+from apex.runtime.children import call_in_child
+from apex.runtime.lifecycle import Stop
+from apex.types import BATCH_RECORD
+from bench.__main__ import main
+from bench.harness.recording import Compressor, load, record
+from bench.harness.report import compare, print_report, read_peer
+from bench.replay import VerificationError, verify
+from bench.replay_steps import median_ms, read_memory, time_store
+from tests.unit.evaluation.test_command import make_run
+from tests.unit.transport.test_endpoints import until
+
+CONFIG = Config(environment=EnvironmentConfig(id="ALE/Seaquest-v5"), actor=ActorConfig(num_actors=2, segment_length=10))
+TINY = ["replay", "--transitions", "2000", "--frames", "900", "--seconds", "0.5", "--leaves", "4096", "--json"]
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recording")
+    schema = describe(CONFIG.environment, CONFIG.actor.n_step)
+    rng = np.random.default_rng(0)
+
+    def play(stop):
+        return record(stop, folder, CONFIG, schema, lambda o: rng.integers(schema.num_actions, size=len(o)), 300)
+
+    return load(folder, schema, call_in_child("recorder", play, Stop()))
+
+
+def sample_of(recording, keys):
+    """What a bench must receive for these keys, taken from the recording itself."""
+    rounds, rows = np.divmod(keys, len(recording.records))
+    records = recording.records[rows]
+    piece = np.searchsorted(recording.pieces["first_record"], rows, side="right") - 1
+    return Batch(
+        stacks=recording.stacks(rows),
+        keys=keys,
+        probability=np.full(len(keys), 0.5),
+        action=records["action"].astype(np.int64),
+        n_step_return=records["n_step_return"].copy(),
+        discount=records["discount"].copy(),
+        version=rounds * len(recording.pieces) + piece,
+        num_transitions=10,
+        parts=[BatchPart(0, 1, 0, 0)],
+        slot=0,
+    )
+
+
+class TapeBed:
+    """Hands out one sample, and notes what was answered."""
+
+    def __init__(self, sample):
+        self.sample = sample
+        self.answered = []
+
+    def receive(self):
+        return self.sample
+
+    def answer(self, sample, priorities):
+        self.answered.append(priorities)
+
+
+def test_a_recording_has_as_many_distinct_frames_as_asked_for(recording):
+    seen = {frame.tobytes() for stream in recording.frames for frame in stream}
+    assert len(seen) == recording.num_distinct_frames >= 300
+
+
+def test_images_made_anew_hold_the_frames_that_the_games_showed(recording):
+    compressor = Compressor(recording)
+    schema = recording.schema
+    for _ in range(2):  # The second round begins in the middle of what is kept.
+        rows = np.zeros(0, np.int64)
+        for piece in range(len(recording.pieces)):
+            records = recording.records_of(piece)
+            wanted = recording.stacks(np.arange(len(rows), len(rows) + len(records)))
+            rows = np.append(rows, np.zeros(len(records), np.int64))
+            np.testing.assert_array_equal(decode_segment(schema, records, compressor.blob(piece)), wanted)
+
+
+def decode_segment(schema, records, blob):
+    """The stacks of a whole segment, by the learner's decoder: each transition as a sample of its own."""
+    stacks = np.zeros((2, len(records), *schema.observation_shape), np.uint8)
+    table = np.frombuffer(blob, "<u4", int.from_bytes(blob[:4], "little") // 4)
+    for place, row in enumerate(records):
+        first = min(int(row["frame"]) - int(row["depth"]), int(row["next_frame"]) - int(row["next_depth"])) + 1
+        frames = [blob[table[i] : table[i + 1]] for i in range(first, int(row["next_frame"]) + 1)]
+        one = np.zeros(1, BATCH_RECORD)
+        one["num_frames"] = len(frames)
+        one["frame"], one["next_frame"] = row["frame"] - first, row["next_frame"] - first
+        one["depth"], one["next_depth"] = row["depth"], row["next_depth"]
+        offsets = np.cumsum([4 * (len(frames) + 1), *map(len, frames)]).astype("<u4")
+        single = np.empty((2, 1, *schema.observation_shape), np.uint8)
+        StackDecoder(schema, single).decode(one, b"".join([offsets.tobytes(), *frames]))
+        stacks[:, place] = single[:, 0]
+    return stacks
+
+
+def test_samples_that_are_what_was_sent_pass_and_are_answered(recording):
+    keys = np.array([0, 7, len(recording.records) - 1, 3 * len(recording.records) + 5])
+    bed = TapeBed(sample_of(recording, keys))
+    assert verify(bed, recording, 2) == 8
+    assert len(bed.answered) == 2
+
+
+@pytest.mark.parametrize("field", ["stacks", "version", "action", "n_step_return", "discount"])
+def test_a_sample_that_differs_in_anything_is_told_by_its_key(recording, field):
+    sample = sample_of(recording, np.array([3, 11, 40]))
+    wrong = getattr(sample, field)
+    if field == "stacks":
+        wrong[1, 2, 0, 80, 80] ^= 1
+    else:
+        wrong[2] += 1
+    with pytest.raises(VerificationError, match=r"1 of 3.*\[40\]"):
+        verify(TapeBed(sample), recording, 1)
+
+
+def test_the_yardsticks_lines_become_ratios_that_grow_with_what_is_better():
+    peer = read_peer(
+        "reverb_insert 10000 transitions/s\nreverb_sample 20.0 batches_of_512/s\nreverb_update 1.00 ms_per_512\n"
+    )
+    ours = {"insert_transitions_per_s": 50_000.0, "direct_sample_batches_per_s": 160.0, "update_512_ms": 0.25}
+    assert compare(ours, peer) == {
+        "peer_insert_transitions_per_s": 10_000.0,
+        "peer_insert_ratio": 5.0,
+        "peer_sample_batches_per_s": 20.0,
+        "direct_peer_sample_ratio": 8.0,
+        "peer_update_512_ms": 1.0,
+        "peer_update_ratio": 4.0,
+    }
+
+
+def test_the_report_says_what_is_below_the_bar(capsys):
+    print_report({"update_512_ms": 0.5, "draw_512_ms": 0.15})
+    update, draw = (line for line in capsys.readouterr().out.splitlines() if "2^21" in line)
+    assert update.endswith("below the bar")
+    assert not draw.endswith("below the bar")
+
+
+def test_a_store_is_timed_and_removed():
+    times = time_store(256, 32)
+    assert 0 < times.draw < 100
+    assert 0 < times.update < 100
+    assert not list(Path("/dev/shm").glob(f"apex-{os.getpid():016x}*"))
+
+
+def test_a_median_does_not_see_one_slow_round():
+    slow = iter([0.2])
+    assert median_ms(lambda: time.sleep(next(slow, 0.0)), calls=1, rounds=5) < 50
+
+
+def test_memory_is_that_of_all_processes_and_a_process_that_is_gone_has_none():
+    whole, shared = read_memory([os.getpid()])
+    assert 0 <= shared < whole
+    assert read_memory([2**22 + 1]) == (0, 0)
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def start(tmp_path, *arguments):
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "bench", *arguments]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+    )
+
+
+def descendants(pid):
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except FileNotFoundError:
+        return []
+    return [*map(int, children), *(below for child in children for below in descendants(int(child)))]
+
+
+@pytest.mark.covers_programs
+@pytest.mark.timeout(240)  # Four measurements with real programs.
+def test_the_real_programs_are_measured_and_every_figure_has_its_name(tmp_path):
+    """By both links, with a random policy's frames and those of a trained one in another game, one after the other."""
+    run = make_run(tmp_path / "runs", best=3)
+    bench = start(tmp_path, *TINY, "--run", str(run.path))
+    try:
+        said, complained = bench.communicate(timeout=200)
+    finally:
+        bench.kill()
+    assert said, complained
+    figures = json.loads(said.splitlines()[-1])
+    for prefix in ("", "direct_", "trained_", "trained_direct_"):
+        for name in ("insert_transitions_per_s", "sample_batches_per_s", "both_sample_batches_per_s"):
+            assert figures[prefix + name] > 0, complained
+        assert figures[prefix + "verified_transitions"] >= 512
+        assert figures[prefix + "bytes_per_transition"] < 2_000
+        assert (prefix + "memory_bytes_2m" in figures) == ("direct_" not in prefix)
+    assert figures["bytes_per_transition"] > 200
+    assert {"update_512_ms", "draw_512_ms"} < set(figures)
+    assert figures["trained_distinct_frames"] >= 900
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_a_run_without_a_policy_is_refused_before_anything_is_measured(tmp_path, capsys):
+    run = make_run(tmp_path / "runs")
+    assert main(["replay", "--run", str(run.path)]) == 2
+    assert capsys.readouterr().err == f"python -m bench: {run.path} has no policy yet: it was trained too shortly\n"
+
+
+def test_one_ctrl_c_ends_it_and_leaves_nothing_behind(tmp_path):
+    bench = start(tmp_path, *TINY[:5], "--seconds", "60", "--link", "tcp")
+
+    def stores():
+        """The store of the run that the benchmark has made, while there is one."""
+        manifests = tmp_path.glob("apex-bench-*/*/bench-tcp/manifest.json")
+        run_ids = [json.loads(manifest.read_text())["run_id"] for manifest in manifests]
+        return [path for run_id in run_ids for path in Path("/dev/shm").glob(f"apex-{run_id:016x}*")]
+
+    try:
+        until(lambda: stores() or bench.poll() is not None, "store", seconds=60)
+        made, family = stores(), descendants(bench.pid)
+        bench.send_signal(signal.SIGINT)
+        _, complained = bench.communicate(timeout=30)
+    finally:
+        bench.kill()
+    assert made, complained
+    assert bench.returncode == 130
+    assert len(family) >= 3
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family), "end of all processes", seconds=30)
+    assert not any(path.exists() for path in made)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,129 @@
+"""`python -m chaos` itself: a real run, a few faults from a seed, and the audit at its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from chaos import __main__
+from chaos.audit import Verdict
+from chaos.report import Figure, ScenarioReporter, audit_figures, recovery_figures
+
+DEADLINE = 240.0
+SMALL = ["--actors", "2", "--evaluator.no-enabled", "--replay.capacity", "50000", "--replay.min-size-to-sample", "200"]
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def run_chaos(folder, *words):
+    command = [sys.executable, "-m", "chaos", *words, "--run.folder", str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, cwd=ROOT)
+
+
+@pytest.mark.covers_programs
+@pytest.mark.timeout(300)
+def test_a_short_run_under_faults_loses_nothing_and_leaves_nothing(tmp_path):
+    words = ["--minutes", "0.12", "--period", "2", "--seed", "13", "--faults", "kill,cut,garbage", "--json"]
+    before = set(Path("/dev/shm").glob("apex-*"))
+    ended = run_chaos(tmp_path, *words, *SMALL)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    told = json.loads(ended.stdout)
+    figures = {figure["name"]: figure["value"] for figure in told["figures"]}
+    assert told["passed"]
+    assert figures["faults"] == 3
+    assert figures["acknowledged, alive"] > 500
+    for what in ("lost", "twice", "never sent"):
+        assert figures[f"{what}, alive"] == figures[f"{what}, after the end"] == 0
+    assert "kill -9 replay" in ended.stderr
+    assert "garbage" in ended.stderr
+    assert set(Path("/dev/shm").glob("apex-*")) <= before
+    assert not [
+        entry.name
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdecimal() and entry.name != str(os.getpid()) and str(tmp_path).encode() in _command(entry)
+    ]
+
+
+def _command(entry):
+    try:
+        return (entry / "cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_the_words_hostile_and_saves_start_programs_of_their_own(monkeypatch):
+    for word in ("hostile", "saves"):
+        tape = []
+        program = types.SimpleNamespace(main=lambda argv, tape=tape: tape.append(argv) or 5)
+        monkeypatch.setitem(sys.modules, f"chaos.{word}.command", program)
+        assert __main__.main([word, "--count", "3"]) == 5
+        assert tape == [["--count", "3"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--env", "CartPole-v1"], "plays chaos.environment:AuditEnvironment only"),
+        (["--faults", "flood"], "--faults must be among"),
+        (["--minutes", "0"], "--minutes must be > 0"),
+        (["--scenario", "recovery", "--size", "0"], "--size must be > 0, got 0"),
+        (["--scenario", "kills", "--minutes", "1"], "the scenario kills has no use for --minutes"),
+        (["--nonsense", "1"], "unknown option --nonsense"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_starts(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    assert __main__.main(words) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def make_verdict(**counts):
+    return Verdict(**{**dict.fromkeys(Verdict._fields, 0), "acknowledged": 5, **counts})
+
+
+def test_the_table_names_what_the_audit_found():
+    rows = audit_figures(make_verdict(lost=2, changed=1), "alive")
+    assert [(row.name, row.value, row.reached) for row in rows] == [
+        ("acknowledged, alive", 5, True),
+        ("lost, alive", 2, False),
+        ("twice, alive", 0, True),
+        ("never sent, alive", 0, True),
+        ("changed, alive", 1, False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "bar", "reached"),
+    [(2.0, "<= 2", True), (2.1, "<= 2", False), (80, ">= 80", True), (79, ">= 80", False), (None, "<= 2", False)],
+)
+def test_a_figure_keeps_to_its_bar_or_not(value, bar, reached):
+    assert Figure("figure", value, bar=bar).reached is reached
+
+
+def test_a_role_that_never_came_back_has_no_longest_time():
+    median, longest = recovery_figures({"replay": [1.0, None, 1.5]}, {"replay": 2.0})
+    assert (median.value, median.reached) == (1.5, True)
+    assert longest.value is None
+
+
+def test_those_that_never_came_back_count_in_the_median():
+    median, _ = recovery_figures({"replay": [1.0, None, None]}, {"replay": 2.0})
+    assert (median.value, median.reached) == (None, False)
+    median, longest = recovery_figures({"replay": [1.0, 3.0, 2.5]}, {"replay": 2.0})
+    assert (median.value, median.reached, longest.value) == (2.5, False, 3.0)
+
+
+def test_the_last_lines_name_the_bars_that_were_missed(capsys):
+    figures = [Figure("lost", 0, "", "= 0"), Figure("away", 3.0, "s", "<= 2"), Figure("back", None, "s", "<= 15")]
+    ScenarioReporter(as_json=False).end({}, figures, passed=True)
+    assert capsys.readouterr().out.splitlines()[-2:] == ["MISSED 2 bars: away <= 2; back <= 15", "the audit passed"]
+    ScenarioReporter(as_json=False).end({}, figures[:1], passed=True)
+    assert "MISSED" not in capsys.readouterr().out

@@ -1,0 +1,106 @@
+"""Strangers at every port: what they say gets as far as it is meant to, and the programs go on."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+import zmq
+
+from apex.transport.sockets import bind, open_context
+from chaos.hostile.command import SERVED, main
+from chaos.hostile.strangers import attacks, enter, frame, send_without_end
+
+DEADLINE = 10_000
+
+
+@pytest.fixture
+def receiver():
+    with open_context() as context:
+        made = context.socket(zmq.PULL)
+        made.linger = 0
+        bind(made, "tcp://127.0.0.1:*", "experience")
+        yield made
+
+
+def dial(receiver):
+    host, port = receiver.last_endpoint.decode().removeprefix("tcp://").split(":")
+    return host, int(port)
+
+
+def test_a_stranger_gets_past_the_handshake(receiver):
+    with socket.create_connection(dial(receiver)) as peer:
+        enter(peer, b"PUSH")
+        peer.sendall(frame(b"one", 1) + frame(b"x" * 300))
+        assert receiver.poll(DEADLINE)
+        assert receiver.recv_multipart() == [b"one", b"x" * 300]
+
+
+def test_a_message_without_an_end_never_arrives(receiver):
+    send_without_end(*dial(receiver), 1 << 17).close()
+    with socket.create_connection(dial(receiver)) as peer:
+        enter(peer, b"PUSH")
+        peer.sendall(frame(b"whole"))
+        assert receiver.poll(DEADLINE)
+        assert receiver.recv_multipart() == [b"whole"]
+
+
+def test_every_attack_says_something_of_its_own(receiver):
+    rng, said = Random(0), {}
+    for name, attack in attacks("experience").items():
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            theirs.sendall(b"READY")  # What an answer must have for a stranger to go on.
+            attack(ours, rng)
+            ours.setblocking(False)
+            theirs.setblocking(False)
+            try:
+                said[name] = theirs.recv(1 << 16)
+            except BlockingIOError:
+                said[name] = name.encode()  # It says nothing.
+    assert len(set(said.values())) == len(attacks("experience")) == 12
+
+
+@pytest.mark.parametrize("arguments", [["--connections", "0"], ["--rate", "0"], ["--endless", "-1"], ["--quiet", "0"]])
+def test_refuses_what_cannot_be_measured(arguments, capsys):
+    assert main(arguments) == 2
+    assert arguments[0] in capsys.readouterr().err
+
+
+def test_against_keys_strangers_have_more_to_say(tmp_path):
+    assert set(attacks("control", str(tmp_path))) - set(attacks("control")) == {
+        "rubbish in a curve hello",
+        "an enormous curve command",
+        "a curve hello without an end",
+    }
+    assert "an unknown key" in attacks("experience", str(tmp_path))
+
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.covers_programs
+@pytest.mark.timeout(320)
+@pytest.mark.parametrize("keys", [[], ["--curve"]], ids=["plain", "curve"])
+def test_a_run_under_siege_stays_up_and_counts_what_came(tmp_path, keys):
+    command = [sys.executable, "-m", "chaos", "hostile", "--connections", "120", "--rate", "500", "--quiet", "0.5"]
+    endless = "32" if keys else "0"  # MiB: more than the kernel takes on its own before it hears that nobody listens
+    process = subprocess.run(
+        [*command, "--endless", endless, "--json", *keys], capture_output=True, text=True, timeout=300, cwd=ROOT
+    )
+    figures = json.loads(process.stdout.splitlines()[-1])  # The exit status says whether a busy machine was fast.
+    assert figures["server_is_up"]
+    assert figures["connections"] + figures["connections_not_accepted"] == 120
+    assert figures["curve"] == bool(keys)
+    if keys:
+        assert figures["connections_by_kind"]["an unknown key"] > 0
+        assert figures["endless_bytes_sent"] == 0  # It was cut off.
+    else:
+        assert {name.split()[0] for name in figures["refusals"]} >= {"replay", "control", "metrics"}
+    assert figures["honest_batches"] > 0
+    assert len(SERVED) == 6

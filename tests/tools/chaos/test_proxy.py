@@ -1,0 +1,156 @@
+"""The proxy carries bytes as they are, until it is told to cut, hold, delay or turn them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from contextlib import closing
+
+import pytest
+
+from apex.config import Config
+from apex.errors import ConfigError
+from apex.runtime.ports import choose_ports, is_free
+from chaos.proxy import ADDRESSES, Proxy
+from tests.unit.transport.test_endpoints import until
+
+DEADLINE = 10.0
+
+
+class Echo:
+    """A program that answers on 127.0.0.1 with what it hears."""
+
+    def __init__(self, port):
+        self.heard = b""
+        self.listener = socket.create_server(("127.0.0.1", port))
+        self.thread = threading.Thread(target=self._serve, daemon=True)
+        self.thread.start()
+
+    def _serve(self):
+        while True:
+            try:
+                connection, _ = self.listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection):
+        with connection:
+            try:
+                while data := connection.recv(65_536):
+                    self.heard += data
+                    connection.sendall(data)
+            except OSError:
+                return
+
+    def close(self):
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        self.thread.join()
+
+
+@pytest.fixture
+def transport():
+    return choose_ports(Config(), is_free, lambda sentence: None).transport
+
+
+@pytest.fixture
+def echo(transport):
+    with closing(Echo(transport.port("experience"))) as echo:
+        yield echo
+
+
+@pytest.fixture
+def proxy(transport, echo):
+    with closing(Proxy(transport, 1, seed=0)) as proxy:
+        yield proxy
+
+
+def connect(transport):
+    connection = socket.create_connection((ADDRESSES["to replay"], transport.port("experience")), DEADLINE)
+    connection.settimeout(DEADLINE)
+    return connection
+
+
+def ask(connection, data):
+    connection.sendall(data)
+    answer = b""
+    while len(answer) < len(data):
+        part = connection.recv(65_536)
+        if not part:
+            raise ConnectionResetError
+        answer += part
+    return answer
+
+
+def test_bytes_arrive_as_they_are(proxy, transport):
+    data = bytes(range(256)) * 1_000
+    with connect(transport) as connection:
+        assert ask(connection, data) == data
+
+
+def test_what_is_cut_is_reset_and_stays_away_until_it_is_healed(proxy, transport):
+    with connect(transport) as connection:
+        ask(connection, b"x")
+        proxy.set("actor-replay", is_cut=True)
+        with pytest.raises(ConnectionResetError):
+            ask(connection, b"x")
+    with connect(transport) as connection, pytest.raises(ConnectionResetError):
+        ask(connection, b"x")
+    proxy.heal()
+    with connect(transport) as connection:
+        assert ask(connection, b"x") == b"x"
+
+
+def test_one_pair_is_cut_and_no_other(proxy, transport):
+    proxy.set("learner-replay", is_cut=True)
+    with connect(transport) as connection:
+        assert ask(connection, b"x") == b"x"
+
+
+def test_silence_holds_bytes_and_tells_nobody(proxy, transport):
+    with connect(transport) as connection:
+        ask(connection, b"x")
+        proxy.set("actor-replay", is_silent=True)
+        connection.sendall(b"y")
+        connection.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            connection.recv(1)
+        connection.settimeout(DEADLINE)
+        proxy.heal()
+        assert connection.recv(1) == b"y"
+
+
+def test_a_delay_lasts_in_each_direction(proxy, transport):
+    with connect(transport) as connection:
+        proxy.set("actor-replay", delay=0.1)
+        began = time.monotonic()
+        for _ in range(20):
+            connection.sendall(b"z" * 100)
+            time.sleep(0.001)
+        answer = b""
+        while len(answer) < 2_000:
+            answer += connection.recv(65_536)
+        assert time.monotonic() - began >= 0.2
+
+
+def test_a_bit_is_turned_in_as_many_pieces_as_were_asked_for(proxy, transport):
+    proxy.set("actor-replay", bits_to_turn=1)
+    data = bytes(1_000)
+    with connect(transport) as connection:
+        answer = ask(connection, data)
+        assert sum(byte.bit_count() for byte in answer) == 1
+        assert ask(connection, data) == data
+
+
+def test_an_address_that_is_taken_is_refused_with_the_remedy(proxy, transport):
+    with pytest.raises(ConfigError, match="port-offset"):
+        Proxy(transport, 1, seed=0)
+
+
+def test_garbage_reaches_the_program_past_the_roads(proxy, transport, echo):
+    proxy.set("actor-replay", is_cut=True)
+    proxy.throw_garbage([b"noise"])  # Nobody listens at the other ports, and nothing is raised.
+    until(lambda: echo.heard, "the noise")
+    assert echo.heard == b"noise"

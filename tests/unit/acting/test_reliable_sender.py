@@ -1,0 +1,143 @@
+"""The link sends each segment, keeps it until its receipt, and sends it again when nothing moves: a tape."""
+
+from __future__ import annotations
+
+import pytest
+from support.builders import PIXELS, RUN, make_segment
+
+from apex.acting.reliable_sender import ReliableSender, SupersededError
+from apex.acting.segment_builder import Cut
+from apex.acting.send_window import RESEND_SECONDS
+from apex.transport.codec import Codec
+from apex.types import Receipt, Stream
+
+CODEC = Codec(RUN, PIXELS)
+STREAMS = [Stream(7, 3), Stream(6, 4)]
+
+
+class Tape:
+    """An outlet, a source of receipts and a clock in one."""
+
+    def __init__(self):
+        self.sent = []
+        self.receipts = []
+        self.now = 0.0
+        self.room = True
+
+    def send(self, message):
+        if self.room:
+            segment = CODEC.decode_segment(message)
+            self.sent.append((segment.stream.actor_id, segment.number, segment.base))
+        return self.room
+
+    def receive(self, timeout=0.0):
+        receipts, self.receipts = self.receipts, []
+        return receipts
+
+    def clock(self):
+        return self.now
+
+
+def make_link(tape, window=2):
+    return ReliableSender(STREAMS, CODEC, [tape], tape, window=window, clock=tape.clock)
+
+
+def cut(stream_index):
+    segment = make_segment(PIXELS)
+    return Cut(stream_index, segment.records, segment.blob)
+
+
+def test_numbers_run_per_stream_and_carry_the_base():
+    tape = Tape()
+    link = make_link(tape)
+    link.send([cut(0), cut(1)], version=1)
+    link.send([cut(0)], version=2)
+    assert tape.sent == [(7, 0, 0), (6, 0, 0), (7, 1, 0)]
+    assert link.blocked
+    tape.receipts = [Receipt(STREAMS[0], 1, 1, 0)]
+    link.pump()
+    assert not link.blocked
+    link.send([cut(0)], version=3)
+    assert tape.sent[-1] == (7, 2, 1)
+    assert link.in_flight == 3
+
+
+def test_what_is_overdue_goes_again_and_only_that():
+    tape = Tape()
+    link = make_link(tape)
+    link.send([cut(0), cut(1)], version=1)
+    tape.receipts = [Receipt(STREAMS[1], 1, 1, 0)]
+    tape.now = RESEND_SECONDS + 0.1
+    link.pump()
+    assert tape.sent == [(7, 0, 0), (6, 0, 0), (7, 0, 0)]
+    assert link.num_resent == 1
+
+
+def test_without_room_nothing_is_lost():
+    tape = Tape()
+    link = make_link(tape)
+    tape.room = False
+    link.send([cut(0)], version=1)
+    tape.room = True
+    tape.now = RESEND_SECONDS + 0.1
+    link.pump()
+    assert tape.sent == [(7, 0, 0)]
+
+
+def test_another_store_is_sent_what_the_old_one_had_not_acknowledged():
+    tape = Tape()
+    link = make_link(tape, window=4)
+    link.send([cut(0), cut(0), cut(0)], version=1)
+    tape.receipts = [Receipt(STREAMS[0], 1, 1, 0)]
+    link.pump()
+    tape.receipts = [Receipt(STREAMS[0], 2, 0, 0)]
+    link.pump()
+    assert tape.sent[3:] == [(7, 1, 0), (7, 2, 0)]
+
+
+def test_receipts_of_strangers_are_ignored():
+    tape = Tape()
+    link = make_link(tape)
+    link.send([cut(0)], version=1)
+    tape.receipts = [Receipt(Stream(99, 1), 1, 5, 0), Receipt(Stream(7, 2), 1, 5, 0)]
+    link.pump()
+    assert link.in_flight == 1
+
+
+class ShardOutlet:
+    """Keeps what goes to one shard, by its own decoder: what is for another would be refused."""
+
+    def __init__(self, shard):
+        self.shard = shard
+        self.sent = []
+
+    def send(self, message):
+        segment = CODEC.decode_segment(message, self.shard)
+        self.sent.append((segment.stream.actor_id, segment.number))
+        return True
+
+
+def test_a_stream_goes_to_its_shard_and_nowhere_else_also_when_it_is_sent_again():
+    tape, outlets = Tape(), [ShardOutlet(shard) for shard in range(3)]
+    link = ReliableSender(STREAMS, CODEC, outlets, tape, window=2, clock=tape.clock)
+    link.send([cut(0), cut(1), cut(0)], version=1)
+    assert [outlet.sent for outlet in outlets] == [[(6, 0)], [(7, 0), (7, 1)], []]
+    tape.receipts = [Receipt(STREAMS[0], 1, 1, 0)]
+    tape.now = RESEND_SECONDS + 0.1
+    link.pump()
+    assert [outlet.sent for outlet in outlets] == [[(6, 0), (6, 0)], [(7, 0), (7, 1)], []]  # 7 has made progress.
+    tape.now += RESEND_SECONDS + 0.1
+    link.pump()
+    assert [outlet.sent[2:] for outlet in outlets] == [[(6, 0)], [(7, 1)], []]
+
+
+def test_a_stream_that_has_a_newer_life_is_over_and_does_not_wait_for_ever():
+    tape = Tape()
+    link = make_link(tape)
+    link.send([cut(0)], version=1)
+    tape.receipts = [Receipt(Stream(7, 2), 1, 5, 0)]  # An older life's, which the store has heard of last.
+    link.pump()
+    assert link.in_flight == 1
+    tape.receipts = [Receipt(Stream(7, 4), 1, 0, 0)]
+    with pytest.raises(SupersededError, match="actor 7 was leased to somebody else"):
+        link.pump()

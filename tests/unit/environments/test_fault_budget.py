@@ -1,0 +1,380 @@
+"""Environments that fail: no false step is learned from, no other stream is disturbed, and what is wrong has a name."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from apex.environments.factory import EnvironmentFailure, describe, make_environment
+from apex.environments.fault_budget import FORGIVEN_STEPS, MAX_FAULTS, FaultBudget
+from apex.errors import ConfigError
+from tests.unit.environments.test_factory import (
+    FACTORY,
+    Counter,
+    Pictures,
+    Tokens,
+    here,
+    made_by_the_test,
+    make,
+    make_config,
+    play,
+)
+
+NAME = here(made_by_the_test)
+
+
+def make_faulty(fault, *, at=2, kind=Counter, num_envs=3, **options):
+    """Environments of which number 1, the first one there, has a fault at one of its steps."""
+    made = []
+
+    def factory():
+        made.append(kind(**options))
+        made[-1].faults = {at: fault} if len(made) == 2 else {}
+        return made[-1]
+
+    FACTORY.make = factory
+    return make(NAME, num_envs), made
+
+
+def play_on(environment, actions):
+    return [environment.step(row) for row in actions]
+
+
+def warnings_of(caplog):
+    return [record.getMessage() for record in caplog.records]
+
+
+BAD_ANSWERS = [
+    ({"error": KeyError("door")}, "raised KeyError: 'door'"),
+    ({"error": SystemExit(0)}, "raised SystemExit: 0"),
+    ({"reward": float("nan")}, "returned the reward nan, which is not finite"),
+    ({"reward": float("-inf")}, "returned the reward -inf, which is not finite"),
+    ({"reward": 1e31}, r"returned the reward 1e+31, which is not within +-1e+30"),
+    ({"reward": None}, "returned the reward None, which is no number"),
+    ({"reward": "much"}, "returned the reward 'much', which is no number"),
+    ({"reward": np.ones(2)}, "returned the reward array([1., 1.]), which is no number"),
+    ({"observation": np.array([1, np.nan])}, "returned the observation [1.0, nan], which is not finite"),
+    ({"observation": np.array([1, 1e300])}, "returned the observation [1.0, 1e+300], beyond what float32 can hold"),
+    ({"observation": np.zeros(3)}, "returned an observation float64[3], which does not belong to Box"),
+    ({"observation": np.zeros((1, 2))}, "returned an observation float64[1, 2], which does not belong to Box"),
+    ({"observation": None}, "returned an observation object[], which does not belong to Box"),
+    ({"observation": "ab"}, "returned an observation <U2[], which does not belong to Box"),
+    ({"observation": np.array(["a", "b"])}, "raised TypeError: must be real number, not str"),
+    ({"terminated": None}, "returned terminated None, where True or False was asked for"),
+    ({"truncated": np.array([True, False])}, "returned truncated array([ True, False]), where"),
+    ({"answer": (np.zeros(2), 1.0, False, {})}, "returned tuple of 4 from its step, where (observation, reward, "),
+    ({"answer": None}, "returned NoneType from its step, where (observation, reward, terminated, truncated, info)"),
+]
+
+
+@pytest.mark.parametrize(("fault", "words"), BAD_ANSWERS)
+def test_a_fault_is_named_and_cuts_off_one_episode_of_one_stream(fault, words, caplog):
+    environment, made = make_faulty(fault, length=9)
+    environment.reset()
+    steps = [environment.step(np.zeros(3, np.int64)) for _ in range(3)]
+    (said,) = warnings_of(caplog)
+    assert f"{NAME}: environment 1 of 3 {words}" in said
+    assert "at step 2; its episode is cut off, and it is made anew (fault 1 here)" in said
+    assert [None if step.failed is None else step.failed.tolist() for step in steps] == [
+        None,
+        [False, True, False],
+        None,
+    ]
+    # Observed: (episode, step). The others go on; the new environment is in its first episode.
+    assert steps[1].observation[:, 0].tolist() == [[1, 2], [1, 0], [1, 2]]
+    assert steps[2].observation[:, 0].tolist() == [[1, 3], [1, 1], [1, 3]]
+    assert steps[1].reward[[0, 2]].tolist() == [5, 5]
+    assert not any((step.terminated | step.truncated).any() for step in steps)
+    assert [env.closed for env in made] == [False, True, False, False]
+
+
+def test_the_log_has_the_environments_own_traceback(caplog):
+    environment, _ = make_faulty({"error": KeyError("door")})
+    play(environment, np.zeros((2, 3), np.int64))
+    assert 'raise fault["error"]' in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("answer", "reward", "ended"),
+    [
+        ({"reward": np.array([2.5])}, 2.5, False),
+        ({"reward": np.float64(2.5)}, 2.5, False),
+        ({"reward": np.int32(2)}, 2, False),
+        ({"reward": True}, 1, False),
+        ({"reward": 1e30}, np.float32(1e30), False),
+        ({"terminated": np.bool_(True)}, 5, True),
+        ({"terminated": 1}, 5, True),
+        ({"truncated": np.int64(1)}, 5, True),
+        ({"info": None}, 5, False),
+        ({"info": ["not a dict"]}, 5, False),
+    ],
+)
+def test_what_can_be_understood_is_no_fault(answer, reward, ended, caplog):
+    environment, _ = make_faulty(answer, length=9)
+    _, steps = play(environment, np.zeros((2, 3), np.int64))
+    assert steps[1].reward[1] == reward
+    assert bool(steps[1].terminated[1] | steps[1].truncated[1]) == ended
+    assert caplog.records == []
+
+
+def test_values_outside_the_declared_bounds_are_taken_as_they_are():
+    class Sloppy(Counter):
+        observation_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    FACTORY.make = Sloppy
+    _, steps = play(make(NAME, 1), np.zeros((2, 1), np.int64))
+    assert steps[1].observation.tolist() == [[[1, 2]]]
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int64, np.int8, np.bool_])
+def test_vectors_of_any_number_become_float32(dtype):
+    class Typed(Counter):
+        observation_space = spaces.Box(0, 1, (2,), dtype) if dtype != np.bool_ else spaces.MultiBinary(2)
+
+        def observe(self):
+            return np.array([1, 0], dtype)
+
+    FACTORY.make = Typed
+    first = make(NAME, 1).reset()
+    assert (first.dtype, first.tolist()) == (np.float32, [[[1, 0]]])
+
+
+@pytest.mark.parametrize("kind", [Counter, Pictures])
+def test_an_array_that_the_environment_uses_again_is_copied(kind):
+    class Reusing(kind):
+        buffer = None
+
+        def observe(self):
+            new = super().observe()
+            self.buffer = new if self.buffer is None else self.buffer
+            self.buffer[...] = new
+            return self.buffer
+
+    expected = play(make(here(kind), 1), np.zeros((4, 1), np.int64))
+    FACTORY.make = Reusing
+    first, steps = play(make(NAME, 1), np.zeros((4, 1), np.int64))
+    assert np.array_equal(first, expected[0])
+    for step, other in zip(steps, expected[1], strict=True):
+        assert np.array_equal(step.observation, other.observation)
+        assert np.array_equal(step.final_observation, other.final_observation)
+
+
+def test_an_array_of_any_layout_will_do():
+    class Transposed(Pictures):
+        def observe(self):
+            return np.asfortranarray(super().observe())[::-1][::-1]
+
+    FACTORY.make = Transposed
+    assert np.array_equal(make(NAME, 1).reset(), make(here(Pictures), 1).reset())
+
+
+def test_a_last_observation_that_is_not_finite_ends_its_episode_before_that_step():
+    environment, _ = make_faulty({"observation": np.array([np.inf, 0])}, at=1, length=1)
+    _, (step,) = play(environment, np.zeros((1, 3), np.int64))
+    assert step.failed.tolist() == [False, True, False]
+    assert step.terminated.tolist() == [True, False, True]
+
+
+def test_an_image_of_another_shape_or_type_is_a_fault(caplog):
+    for image in (np.zeros((100, 120), np.uint8), np.zeros((100, 120, 3), np.float32)):
+        environment, _ = make_faulty({"observation": image}, at=1, kind=Pictures)
+        _, (step,) = play(environment, np.zeros((1, 3), np.int64))
+        assert step.failed.tolist() == [False, True, False]
+        assert f"returned an observation {image.dtype}[100, 120" in caplog.records[-1].getMessage()
+
+
+def test_an_observation_outside_a_discrete_space_is_a_fault(caplog):
+    play(make(here(Tokens), 1), np.zeros((4, 1), np.int64))
+    assert "returned the observation 14, which does not belong to Discrete(4, start=10)" in caplog.text
+
+
+# Resets
+
+
+class Stubborn(Counter):
+    """Fails in so many resets of all its kind, and then no more."""
+
+    failures = 0
+
+    def reset(self, *, seed=None, options=None):
+        if type(self).failures:
+            type(self).failures -= 1
+            raise OSError("locked")
+        return super().reset(seed=seed, options=options)
+
+
+def test_a_reset_that_fails_is_tried_again_with_a_new_environment(caplog, monkeypatch):
+    FACTORY.make = Stubborn
+    monkeypatch.setattr(Stubborn, "failures", 3)
+    first, steps = play(make(NAME), np.zeros((4, 2), np.int64))
+    assert first[:, 0].tolist() == [[1, 0], [1, 0]]
+    assert all(step.failed is None for step in steps)
+    assert f"{NAME}: environment 0 of 2 raised OSError: locked (in its reset), at step 0" in caplog.text
+
+
+def test_a_reset_that_fails_after_an_episode_costs_no_transition(monkeypatch):
+    FACTORY.make = Stubborn
+    environment = make(NAME, 1)
+    environment.reset()
+    monkeypatch.setattr(Stubborn, "failures", 1)
+    steps = [environment.step(np.zeros(1, np.int64)) for _ in range(3)]
+    assert (steps[2].failed, steps[2].terminated.tolist()) == (None, [True])
+    assert steps[2].final_observation.tolist() == [[[1, 3]]]
+    assert steps[2].observation.tolist() == [[[1, 0]]]
+
+
+def test_a_reset_of_the_old_kind_is_told_what_is_asked_for():
+    class Old(Counter):
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(2)
+
+    FACTORY.make = Old
+    with pytest.raises(EnvironmentFailure, match=r"returned float64\[2\], where \(observation, info\) was asked for"):
+        make(NAME).reset()
+
+
+def test_the_new_environment_plays_another_game_than_the_one_that_failed_and_the_same_in_every_run():
+    seeds = []
+    for _ in range(2):
+        environment, made = make_faulty({"error": KeyError("door")})
+        play(environment, np.zeros((2, 3), np.int64))
+        seeds.append([env.seeds for env in made])
+    assert seeds[0] == seeds[1]
+    used = [seed for env in seeds[0] for seed in env if seed is not None]
+    assert len(set(used)) == 4
+    assert all(0 <= seed < 2**31 for seed in used)
+
+
+# Too many
+
+
+def test_faults_without_end_are_raised_with_the_first_cause():
+    class Broken(Counter):
+        def step(self, action):
+            raise ValueError("later") if hasattr(Broken, "failed") else KeyError("first")
+
+    FACTORY.make = Broken
+    environment = make(NAME, 2)
+    environment.reset()
+    environment.step(np.zeros(2, np.int64))
+    Broken.failed = True
+    with pytest.raises(EnvironmentFailure) as raised:
+        play_on(environment, np.zeros((MAX_FAULTS, 2), np.int64))
+    assert str(raised.value) == (
+        f"{NAME}: environment 0 of 2 raised ValueError: later, at step 6: more than 10 faults in a row end it; "
+        f"the first: {NAME}: environment 0 of 2 raised KeyError: 'first', at step 1"
+    )
+    assert isinstance(raised.value.__cause__, ValueError)
+
+
+def test_an_environment_that_can_not_be_made_again_ends_it_too():
+    made = []
+
+    def factory():
+        if len(made) == 2:
+            raise OSError("no licence")
+        made.append(Counter(faults={1: {"error": KeyError("door")}}))
+        return made[-1]
+
+    FACTORY.make = factory
+    environment = make_environment(make_config(NAME), 2, seed=1)
+    environment.reset()
+    with pytest.raises(EnvironmentFailure, match=r"no licence.*the first: .*KeyError: 'door', at step 1"):
+        environment.step(np.zeros(2, np.int64))
+
+
+def test_a_rare_fault_is_borne_for_ever_and_its_log_has_an_end(caplog):
+    patience = FaultBudget("maze", 2)
+    for _ in range(2 * MAX_FAULTS):
+        for _ in range(FORGIVEN_STEPS // 2):
+            patience.step()
+        patience.bear(1, KeyError("now and then"))
+    assert patience.num_faults == 2 * MAX_FAULTS
+    assert [said.rpartition("(")[2] for said in warnings_of(caplog)] == [f"fault {n} here)" for n in (1, 2, 4, 8, 16)]
+
+
+# The rest
+
+
+def test_a_close_that_fails_keeps_no_other_open(caplog):
+    class Jammed(Counter):
+        def close(self):
+            super().close()
+            raise OSError("jammed")
+
+    made = []
+    FACTORY.make = lambda: made.append(Jammed()) or made[-1]
+    describe(make_config(NAME), 3)
+    environment = make(NAME, 2)
+    environment.reset()
+    environment.close()
+    assert [env.closed for env in made] == [True] * 3
+    assert all("OSError: jammed (in its close)" in said for said in warnings_of(caplog))
+    assert len(caplog.records) == 3
+
+
+@pytest.mark.parametrize(
+    ("render", "words"),
+    [
+        (lambda self: [[0, 0, 0]], r"rendered list of 1, where uint8\[H, W, 3\] was asked for"),
+        (lambda self: 1 / 0, r"raised ZeroDivisionError: division by zero \(in its render\)"),
+    ],
+)
+def test_a_rendering_that_fails_or_is_no_picture_is_a_failure(render, words, monkeypatch):
+    monkeypatch.setattr(Pictures, "render", render)
+    FACTORY.make = lambda: Pictures("rgb_array")
+    environment = make(here(Pictures), pictures=True)
+    environment.reset()
+    with pytest.raises(EnvironmentFailure, match=f"environment 0 of 2 {words}"):
+        environment.picture()
+
+
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        (spaces.Box(0, 1, (2_000, 1_000), np.float32), "2,000,000 values, where 1 ... 1,048,576 can be learned from"),
+        (spaces.Box(0, 255, (0, 5, 3), np.uint8), "empty"),
+        (spaces.Graph(spaces.Discrete(2), None), "Graph"),
+        (spaces.Tuple([spaces.Sequence(spaces.Discrete(2)), spaces.Discrete(2)]), "Sequence"),
+    ],
+)
+def test_observations_that_cannot_be_learned_from_are_refused_before_the_start(space, words):
+    class Odd(Counter):
+        observation_space = space
+
+    FACTORY.make = Odd
+    with pytest.raises(ConfigError, match=f"(?s)environment.id '{NAME}' has .*{words}"):
+        describe(make_config(NAME), 3)
+
+
+def test_one_action_is_enough():
+    class Watching(Counter):
+        action_space = spaces.Discrete(1, start=-3)
+
+    FACTORY.make = Watching
+    assert describe(make_config(NAME), 3).num_actions == 1
+    _, (step,) = play(make(NAME, 1), np.zeros((1, 1), np.int64))
+    assert step.reward.tolist() == [-3]
+
+
+def test_huge_images_become_small_frames():
+    class Huge(Pictures):
+        shape = (1_500, 1_000, 3)
+
+        def observe(self):
+            return np.full(self.shape, 200, np.uint8)
+
+    FACTORY.make = Huge
+    first = make(NAME, 1).reset()
+    assert first.shape == (1, 4, 84, 84)
+    assert (first[0, -1] == 200).all()
+
+
+def test_warnings_of_faults_are_seen_by_the_launcher(caplog):
+    """Its view shows what is logged as a warning or worse."""
+    environment, _ = make_faulty({"error": KeyError("door")})
+    play(environment, np.zeros((2, 3), np.int64))
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]

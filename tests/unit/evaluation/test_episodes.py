@@ -1,0 +1,164 @@
+"""Games are counted from their first step to their last, by raw rewards, and none is favoured for being short."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.scripted import ScriptedEnvironment
+
+from apex.evaluation import episodes as games_module
+from apex.evaluation.episodes import Episode, evaluation_seed, play, summarize
+from apex.runtime.lifecycle import Stop
+
+
+def forward(observation):
+    return np.ones(len(observation), np.int64)
+
+
+def naive_games(games, num_envs, episodes):
+    """Straight from the definition: who plays how many, and the sums over each."""
+    played = []
+    for i in range(num_envs):
+        quota = len([k for k in range(episodes) if k % num_envs == i])
+        played += [
+            Episode(float(sum(games[i][k % len(games[i])])), len(games[i][k % len(games[i])])) for k in range(quota)
+        ]
+    return sorted(played)
+
+
+def test_a_score_is_the_sum_of_a_games_raw_rewards_and_its_length_the_steps():
+    environment = ScriptedEnvironment([[[1.0, 10.0, 100.0], [-7.0]]])
+    assert play(environment, forward, 3) == [Episode(111.0, 3), Episode(-7.0, 1), Episode(111.0, 3)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("episodes", [1, 3, 4, 7, 12])
+def test_matches_the_definition(seed, episodes):
+    rng = np.random.default_rng(seed)
+    games = [[rng.integers(1000, size=rng.integers(1, 9)).tolist() for _ in range(3)] for _ in range(4)]
+    assert sorted(play(ScriptedEnvironment(games), forward, episodes)) == naive_games(games, 4, episodes)
+
+
+def test_short_games_are_not_favoured():
+    """The first four to end would be four short ones."""
+    environment = ScriptedEnvironment([[[0.0] * 50], [[1.0]]])
+    assert [game.score for game in play(environment, forward, 4)] == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_a_game_that_was_cut_off_by_a_limit_counts_as_it_stands():
+    environment = ScriptedEnvironment([[[1.0, 2.0]]], truncates=True)
+    assert play(environment, forward, 1) == [Episode(3.0, 2)]
+
+
+def test_a_lost_life_does_not_end_a_game():
+    environment = ScriptedEnvironment([[[1.0, 2.0, 4.0]]], loses_lives=True)
+    assert play(environment, forward, 1) == [Episode(7.0, 3)]
+
+
+def test_the_policy_sees_each_observation_and_its_action_is_played():
+    environment = ScriptedEnvironment([[[0.0] * 3]])
+    seen = []
+
+    def policy(observation):
+        seen.append(float(observation[0, 0, 0]))
+        return np.array([int(observation[0, 0, 0]) % 2])
+
+    play(environment, policy, 1)
+    assert seen == [0.0, 1.0, 2.0]
+    assert environment.actions == [[0], [1], [0]]
+
+
+def test_steps_and_games_are_reported_as_they_happen():
+    tape = []
+    play(
+        ScriptedEnvironment([[[1.0, 2.0]]]),
+        forward,
+        1,
+        on_step=lambda step: tape.append(float(step.reward[0])),
+        on_game=tape.append,
+    )
+    assert tape == [1.0, 2.0, Episode(3.0, 2)]
+
+
+def test_returns_what_was_played_when_asked_to_stop():
+    stop = Stop()
+    games = play(ScriptedEnvironment([[[1.0]]]), forward, 10, stop=stop, on_game=lambda game: stop.request())
+    assert games == [Episode(1.0, 1)]
+
+
+# --- summaries ------------------------------------------------------------------------------------------------------
+
+
+def test_a_summary_of_known_games():
+    summary = summarize([Episode(1.0, 10), Episode(2.0, 20), Episode(6.0, 60)])
+    assert (summary.episodes, summary.mean, summary.median, summary.min, summary.max) == (3, 3.0, 2.0, 1.0, 6.0)
+    assert summary.length == 30.0
+
+
+def test_one_game_says_nothing_of_its_mean():
+    assert summarize([Episode(5.0, 1)]).interval is None
+
+
+def test_equal_games_leave_no_doubt():
+    assert summarize([Episode(5.0, 1)] * 4).interval == (5.0, 5.0)
+
+
+def test_the_interval_is_that_of_the_normal_law_for_many_games():
+    scores = np.random.default_rng(0).normal(10.0, 4.0, 400)
+    low, high = summarize([Episode(float(score), 1) for score in scores]).interval
+    half = 1.96 * scores.std() / 400**0.5
+    # Of 10,000 resamples the 2.5 % quantile stands within 4 * sqrt(p q / n) / density = 0.107 sigmas, four of its own.
+    tolerance = 0.107 * scores.std() / 400**0.5
+    assert (low, high) == pytest.approx((scores.mean() - half, scores.mean() + half), abs=tolerance)
+
+
+def test_the_same_games_give_the_same_interval():
+    games = [Episode(float(i), 1) for i in range(9)]
+    assert summarize(games) == summarize(games)
+
+
+def test_evaluations_have_seeds_of_their_own():
+    seeds = [evaluation_seed(seed, number) for seed in range(20) for number in range(20)]
+    assert len(set(seeds)) == 400
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert evaluation_seed(3, 4) == evaluation_seed(3, 4)
+
+
+def test_a_game_in_which_the_environment_failed_is_played_again():
+    class Failing(ScriptedEnvironment):
+        def step(self, actions):
+            step = super().step(actions)
+            if len(self.actions) != 2:
+                return step
+            self._step[1] = 0
+            return step._replace(observation=self._observe(), failed=np.array([False, True]))
+
+    environment = Failing([[[1.0, 2.0, 4.0]], [[1.0, 2.0, 4.0]]])
+    assert play(environment, forward, 2) == [Episode(7.0, 3), Episode(7.0, 3)]
+    assert len(environment.actions) == 5
+
+
+def test_who_has_played_its_games_may_rest_while_others_play_on():
+    environment = ScriptedEnvironment([[[1.0] * 5], [[2.0] * 2], [[4.0] * 3]])
+    assert play(environment, forward, 5) == [
+        Episode(4.0, 2),
+        Episode(12.0, 3),
+        Episode(4.0, 2),
+        Episode(5.0, 5),
+        Episode(5.0, 5),
+    ]
+    assert environment.rested == [(2, 3), (1, 4), (0, 10)]
+
+
+def test_who_rests_has_no_game_that_does_not_end(caplog, monkeypatch):
+    monkeypatch.setattr(games_module, "ENDLESS_STEPS", 40)
+    environment = ScriptedEnvironment([[[0.0] * 30, [0.0] * 30], [[0.0] * 3, [0.0] * 500]])
+    assert len(play(environment, forward, 3)) == 3
+    assert not caplog.records
+
+
+def test_a_game_that_does_not_end_is_told(caplog, monkeypatch):
+    monkeypatch.setattr(games_module, "ENDLESS_STEPS", 40)
+    play(ScriptedEnvironment([[[0.0] * 39], [[0.0] * 90]]), forward, 2)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said == "game 1 of 2 has not ended in 40 steps: without a time limit in the environment there is no score"

@@ -1,0 +1,328 @@
+"""The evaluator plays the newest parameters, reports honestly, confirms what would end a run, and knows how to wait."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import numpy as np
+import pytest
+import torch
+from support.scripted import ScriptedEnvironment
+from torch import nn
+
+from apex.config import EvaluatorConfig
+from apex.dqn.networks import flatten_parameters
+from apex.environments.factory import EnvironmentFailure
+from apex.errors import ConfigError
+from apex.evaluation.episodes import Episode, evaluation_seed, summarize
+from apex.evaluation.evaluator import Evaluator, make_policy
+from apex.learning.coordinator.metric_rows import evaluation_row
+from apex.runtime.lifecycle import Stop
+from apex.types import Parameters
+
+
+class Table(nn.Module):
+    """Q-values of two actions, whatever it sees."""
+
+    def __init__(self, *values):
+        super().__init__()
+        self.values = nn.Parameter(torch.tensor(values or (0.0, 0.0)))
+
+    def forward(self, observation):
+        return self.values.expand(len(observation), -1)
+
+
+def make_parameters(version, *values):
+    return Parameters(version, flatten_parameters(Table(*values)))
+
+
+class Inbox:
+    """Hands out parameters one by one (None: nothing new), and then asks to stop."""
+
+    def __init__(self, *entries, stop, clock):
+        self._entries = list(entries)
+        self._stop = stop
+        self._clock = clock
+        self.asked_at = []
+
+    def newest(self, timeout):
+        self.asked_at.append(self._clock.now)
+        if not self._entries:
+            self._stop.request()
+            return None
+        entry = self._entries.pop(0)
+        if entry is None:
+            self._clock.now += timeout
+        return entry
+
+
+class Outbox:
+    def __init__(self):
+        self.results = []
+        self.versions = []  # of the parameters that came with them
+
+    def send(self, result, parameters):
+        self.results.append(result)
+        self.versions.append(None if parameters is None else parameters.version)
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        assert 0 < seconds <= 0.2
+        self.now += seconds
+
+
+class Trial:
+    """One evaluator with everything around it. Plays `scores` in order, one list of games per play."""
+
+    def __init__(self, *parameters, scores=(), stop_score=None, seed=3, on_play=lambda trial: None, **settings):
+        self.stop, self.clock, self.outbox = Stop(), Clock(), Outbox()
+        self.inbox = Inbox(*parameters, stop=self.stop, clock=self.clock)
+        self.made = []  # (num_envs, seed)
+        self.environments = []
+        self._scores = list(scores)
+        self._on_play = on_play
+        self.evaluator = Evaluator(
+            EvaluatorConfig(**{"period_seconds": 0.0, "episodes": 2, "num_envs": 2, "epsilon": 0.0, **settings}),
+            Table(),
+            stop_score=stop_score,
+            seed=seed,
+            make_environment=self.make_environment,
+            parameters=self.inbox,
+            results=self.outbox,
+            clock=self.clock,
+            sleep=self.clock.sleep,
+        )
+
+    def make_environment(self, num_envs, seed):
+        self.made.append((num_envs, seed))
+        self._on_play(self)
+        scores = self._scores.pop(0) if self._scores else [1.0, 1.0]
+        games = [[[score] for score in scores[i::num_envs]] for i in range(num_envs)]
+        self.environments.append(ScriptedEnvironment(games))
+        return self.environments[-1]
+
+    def run(self):
+        self.evaluator.run(self.stop)
+        return self.outbox.results
+
+
+def test_reports_the_games_of_the_parameters_it_was_given():
+    (result,) = Trial(make_parameters(30), scores=[[2.0, 7.0, 3.0]], episodes=3, num_envs=3).run()
+    assert (result.updates, result.mean, result.median, result.episodes) == (30, 4.0, 3.0, 3)
+    assert (result.scores, result.length, result.confirmed) == ([2.0, 7.0, 3.0], 1.0, False)
+
+
+def test_the_interval_is_that_of_the_games_and_one_game_has_none():
+    (result,) = Trial(make_parameters(30), scores=[[2.0, 7.0, 3.0]], episodes=3, num_envs=3).run()
+    assert (result.low, result.high) == summarize([Episode(score, 1) for score in (2.0, 7.0, 3.0)]).interval
+    row = evaluation_row(70, result.to_dict(), 9.0)["scalars"]
+    assert (row["evaluator/score_low"], row["evaluator/score_high"]) == (result.low, result.high)
+    (alone,) = Trial(make_parameters(30), scores=[[2.0]], episodes=1, num_envs=1).run()
+    assert not {"low", "high"} & set(alone.to_dict())
+    assert set(row) - set(evaluation_row(70, alone.to_dict(), 9.0)["scalars"]) == {
+        "evaluator/score_low",
+        "evaluator/score_high",
+    }
+
+
+def test_a_result_is_ready_for_json():
+    (result,) = Trial(make_parameters(30)).run()
+    assert json.loads(json.dumps(result.to_dict())) == result.to_dict()
+
+
+def test_the_parameters_choose_the_actions():
+    trial = Trial(make_parameters(1, 0.0, 1.0), make_parameters(2, 1.0, 0.0))
+    trial.run()
+    assert [environment.actions for environment in trial.environments] == [[[1, 1]], [[0, 0]]]
+
+
+def test_parameters_come_with_a_result_that_none_before_has_beaten():
+    scores = [[1.0, 3.0], [1.0, 1.0], [2.0, 2.0], [5.0, 0.0], [0.0, 0.0]]
+    trial = Trial(*[make_parameters(version) for version in range(5)], scores=scores)
+    trial.run()
+    assert [result.mean for result in trial.outbox.results] == [2.0, 1.0, 2.0, 2.5, 0.0]
+    assert trial.outbox.versions == [0, None, 2, 3, None]
+    assert trial.evaluator.best == 2.5
+
+
+# --- the stop score -------------------------------------------------------------------------------------------------
+
+
+def test_a_mean_below_the_stop_score_is_not_played_again():
+    (result,) = Trial(make_parameters(1), scores=[[9.0, 10.0]], stop_score=10.0, confirm_episodes=3).run()
+    assert (result.confirmed, result.mean, result.episodes) == (False, 9.5, 2)
+
+
+def test_a_mean_at_the_stop_score_is_confirmed_by_more_games_of_which_alone_it_reports():
+    trial = Trial(
+        make_parameters(1), scores=[[10.0, 10.0], [10.0, 11.0, 12.0]], stop_score=10.0, confirm_episodes=3, num_envs=3
+    )
+    (result,) = trial.run()
+    assert (result.confirmed, result.mean, result.scores) == (True, 11.0, [10.0, 11.0, 12.0])
+
+
+def test_luck_is_not_confirmed():
+    trial = Trial(
+        make_parameters(1), scores=[[20.0, 20.0], [1.0, 2.0, 3.0]], stop_score=10.0, confirm_episodes=3, num_envs=3
+    )
+    (result,) = trial.run()
+    assert (result.confirmed, result.mean) == (False, 2.0)
+
+
+def test_without_confirming_games_the_mean_alone_is_enough():
+    (result,) = Trial(make_parameters(1), scores=[[10.0, 10.0]], stop_score=10.0).run()
+    assert result.confirmed
+
+
+def test_without_a_stop_score_nothing_is_confirmed():
+    (result,) = Trial(make_parameters(1), scores=[[1e9, 1e9]], confirm_episodes=3).run()
+    assert (result.confirmed, result.episodes) == (False, 2)
+
+
+# --- seeds ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_play_has_fresh_games_and_the_same_seed_plays_the_same_ones():
+    def seeds(seed):
+        parameters = [make_parameters(version) for version in range(3)]
+        trial = Trial(*parameters, scores=[[1.0] * 5] * 6, seed=seed, stop_score=1.0, confirm_episodes=5)
+        trial.run()
+        return [seed for _, seed in trial.made]
+
+    assert len(set(seeds(3))) == 6
+    assert seeds(3) == seeds(3)
+    assert not set(seeds(3)) & set(seeds(4))
+
+
+def test_a_result_tells_which_games_it_is_of():
+    trial = Trial(make_parameters(1), make_parameters(2), stop_score=1.0, confirm_episodes=3, num_envs=2)
+    for result in trial.run():
+        assert (result.num_envs, result.seed) in trial.made[1::2]  # Those that confirm, which alone it reports.
+    assert len({result.seed for result in trial.outbox.results}) == 2
+
+
+def test_its_games_are_not_those_of_apex_evaluate():
+    trial = Trial(*[make_parameters(version) for version in range(3)], seed=3)
+    trial.run()
+    assert evaluation_seed(3) not in [seed for _, seed in trial.made]
+
+
+def test_no_more_environments_than_games():
+    trial = Trial(make_parameters(1), episodes=2, num_envs=5)
+    trial.run()
+    assert [num_envs for num_envs, _ in trial.made] == [2]
+
+
+def test_environments_are_closed_after_use():
+    trial = Trial(make_parameters(1), make_parameters(2))
+    trial.run()
+    assert [environment.closed for environment in trial.environments] == [True, True]
+
+
+# --- waiting --------------------------------------------------------------------------------------------------------
+
+
+def test_the_next_evaluation_starts_a_period_after_the_last_one_started():
+    trial = Trial(make_parameters(1), make_parameters(2), period_seconds=60.0)
+    trial.run()
+    starts = trial.inbox.asked_at
+    assert [round(start - starts[0], 6) for start in starts] == [0.0, 60.0, 120.0]
+
+
+@pytest.mark.parametrize(("period", "starts"), [(1.0, [0.0, 5.0, 6.0]), (60.0, [0.0, 60.0, 120.0])])
+def test_rests_when_a_confirmed_score_should_end_the_run(period, starts):
+    parameters = [make_parameters(version) for version in (1, 2)]
+    trial = Trial(*parameters, scores=[[9.0, 11.0], [1.0, 1.0]], stop_score=10.0, period_seconds=period)
+    trial.run()
+    assert [result.confirmed for result in trial.outbox.results] == [True, False]
+    assert [round(start - trial.inbox.asked_at[0], 6) for start in trial.inbox.asked_at] == starts
+
+
+def test_evaluates_at_once_when_parameters_come_late():
+    trial = Trial(make_parameters(1), None, None, make_parameters(2), period_seconds=60.0)
+    trial.run()
+    assert [result.updates for result in trial.outbox.results] == [1, 2]
+    assert trial.clock.now - 1000.0 < 121.0
+
+
+def test_a_long_wait_for_parameters_is_explained(caplog):
+    with caplog.at_level(logging.WARNING):
+        Trial(*[None] * 60, make_parameters(1)).run()
+    assert [record.getMessage() for record in caplog.records] == [
+        "evaluator waits for newer parameters from the learner (10 s)"
+    ]
+
+
+def test_the_status_says_what_is_waited_for():
+    trial = Trial(make_parameters(1), None)
+    assert trial.evaluator.status() == {"rate": "0 done", "waiting": ""}
+    trial.run()
+    assert trial.evaluator.status() == {
+        "rate": "1 done",
+        "waiting": "for newer parameters from the learner (0 s)",
+    }
+
+
+def test_a_stop_during_the_games_sends_nothing():
+    trial = Trial(make_parameters(1), on_play=lambda trial: trial.stop.request())
+    assert trial.run() == []
+    assert [environment.closed for environment in trial.environments] == [True]
+
+
+def test_a_stop_during_the_confirming_games_sends_nothing():
+    def on_play(trial):
+        if len(trial.made) == 2:
+            trial.stop.request()
+
+    assert Trial(make_parameters(1), stop_score=1.0, confirm_episodes=2, on_play=on_play).run() == []
+
+
+# --- the policy -----------------------------------------------------------------------------------------------------
+
+
+def test_a_policy_is_greedy_but_for_epsilon():
+    observation = np.zeros((4000, 1, 1), np.float32)
+    greedy = make_policy(Table(0.0, 1.0), 0.0, np.random.default_rng(0))
+    assert (greedy(observation) == 1).all()
+    explores = make_policy(Table(0.0, 1.0), 0.5, np.random.default_rng(0))
+    # Off-greedy with probability 0.5 / 2; four standard deviations of a binomial's mean.
+    assert abs((explores(observation) == 0).mean() - 0.25) < 4 * (0.25 * 0.75 / 4000) ** 0.5
+
+
+def test_environments_that_fail_cost_one_evaluation_and_not_the_run(caplog):
+    def fail_once(trial):
+        if len(trial.made) == 1:
+            raise EnvironmentFailure("maze: environment 0 of 2 raised KeyError: 'door'")
+
+    trial = Trial(make_parameters(1), make_parameters(2), on_play=fail_once)
+    (result,) = trial.run()
+    assert result.updates == 2
+    (said,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert said.getMessage() == "no evaluation of updates 1; the run goes on"
+    assert "environment 0 of 2 raised KeyError: 'door'" in caplog.text
+
+
+def test_environments_that_cannot_be_made_any_more_cost_one_evaluation_and_not_the_run(caplog):
+    def fail_second(trial):
+        if len(trial.made) == 2:
+            raise ConfigError("environment.id 'maze' cannot be made: OSError: no space for its window")
+
+    trial = Trial(*[make_parameters(version) for version in (1, 2, 3)], on_play=fail_second)
+    assert [result.updates for result in trial.run()] == [1, 3]
+    assert "no evaluation of updates 2; the run goes on" in caplog.text
+    assert "OSError: no space for its window" in caplog.text
+
+
+def test_environments_that_were_never_made_are_refused():
+    def fail(trial):
+        raise ConfigError("environment.id 'maze' cannot be made")
+
+    with pytest.raises(ConfigError, match="'maze' cannot be made"):
+        Trial(make_parameters(1), on_play=fail).run()

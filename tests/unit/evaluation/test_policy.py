@@ -1,0 +1,214 @@
+"""A policy answers as its network does, to one observation or to many; its environment shows what training saw."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.utils.env_checker import check_env
+
+from apex import ConfigError, load_policy
+from apex.config import EnvironmentConfig, NetworkConfig
+from apex.dqn.networks import make_network
+from apex.environments.factory import describe, make_environment
+from apex.environments.single import AgentEnvironment
+from apex.evaluation.policy import Policy
+from apex.runs.checkpoints.policy_file import PolicyInfo
+from apex.types import Schema
+from tests.unit.evaluation.test_command import CARTPOLE, make_run
+
+VECTORS = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=3, n_step=3, codec="raw")
+STACKS = Schema(frame_shape=(40, 40), frame_dtype="uint8", stack=4, num_actions=3, n_step=3, codec="lz4")
+IMAGES = Schema(frame_shape=(40, 40), frame_dtype="uint8", stack=1, num_actions=3, n_step=3, codec="lz4")
+
+
+def make_policy(schema, **options):
+    config = NetworkConfig(width=0.5, hidden=32, body_hidden=8)
+    info = PolicyInfo(schema=schema, network=config, environment=CARTPOLE, num_updates=5, score=None)
+    network = make_network(config, schema, seed=3)
+    with torch.no_grad():  # An untrained network has a favourite action, whatever it sees.
+        features = network.body(
+            torch.from_numpy(observations(schema, 9)).float() / (255 if schema.frame_dtype == "uint8" else 1)
+        )
+        network.advantage.output.bias -= network.advantage(features).mean(0)
+    return Policy(info, network, path=None, **options)
+
+
+def observations(schema, size):
+    shape = (size, *schema.observation_shape)
+    rng = np.random.default_rng(1)
+    if schema.frame_dtype == "uint8":
+        return rng.integers(256, size=shape, dtype=np.uint8)
+    return rng.standard_normal(shape, dtype=np.float32)
+
+
+@pytest.mark.parametrize("schema", [VECTORS, STACKS, IMAGES])
+def test_one_observation_gives_an_int_and_a_batch_an_array(schema):
+    policy, batch = make_policy(schema), observations(schema, 9)
+    q = policy.network(torch.from_numpy(batch)).detach().numpy()
+    actions = policy(batch)
+    assert (actions.dtype, actions.tolist()) == (np.int64, q.argmax(1).tolist())
+    assert len(set(actions.tolist())) > 1  # So the network does look at them.
+    for observation, row in zip(batch, q, strict=True):
+        one = observation if schema.stack > 1 else observation[0]
+        action = policy(one)
+        assert type(action) is int
+        assert action == row.argmax()
+        assert policy.q_values(one).shape == (3,)
+    assert policy.q_values(batch) == pytest.approx(q, abs=1e-6)
+
+
+def test_a_stack_of_one_needs_no_axis_of_its_own():
+    policy, batch = make_policy(VECTORS), observations(VECTORS, 5)
+    assert policy(batch[:, 0]).tolist() == policy(batch).tolist()
+    assert policy(batch[:1, 0]).tolist() == [policy(batch[0, 0])]  # [1, D] is a batch of one.
+
+
+def test_observations_are_taken_as_environments_return_them():
+    policy, batch = make_policy(VECTORS), observations(VECTORS, 5)
+    frozen = batch[:, 0].astype(np.float64)
+    frozen.flags.writeable = False
+    assert policy(frozen).tolist() == policy(batch).tolist()
+    assert policy(frozen[0].tolist()) == policy(batch[0, 0])
+
+
+@pytest.mark.parametrize(
+    ("schema", "observation", "message"),
+    [
+        (VECTORS, np.zeros(5, np.float32), r"is float32\[4\], a batch of them float32\[B, 4\], got float32\[5\]"),
+        (VECTORS, 1.0, r"got float64\[\]"),
+        (VECTORS, np.array(list("abcd")), "are float32, got <U1"),
+        (STACKS, np.zeros((40, 40), np.uint8), r"is uint8\[4, 40, 40\], .* got uint8\[40, 40\]"),
+        (STACKS, np.zeros((4, 40, 40), np.float32), "are uint8, got float32"),
+    ],
+)
+def test_another_observation_is_refused_with_what_it_must_be(schema, observation, message):
+    with pytest.raises(ConfigError, match=message):
+        make_policy(schema)(observation)
+
+
+def test_epsilon_is_the_share_of_random_actions_and_their_seed_gives_the_same():
+    observation = np.zeros((3_000, 4), np.float32)
+    greedy = make_policy(VECTORS)(observation)[0]
+    actions = make_policy(VECTORS, epsilon=0.3, seed=1)(observation)
+    # A random one of three is another in two cases: 0.2, with a standard deviation of 0.0073.
+    assert (actions != greedy).mean() == pytest.approx(0.2, abs=0.03)
+    assert (actions == make_policy(VECTORS, epsilon=0.3, seed=1)(observation)).all()
+    assert (actions != make_policy(VECTORS, epsilon=0.3, seed=2)(observation)).any()
+
+
+def test_a_policy_is_loaded_from_a_run_a_checkpoint_or_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = make_run("runs", best=70, last=[80, 90])
+    updates = [
+        load_policy(source, **options).info.num_updates
+        for source, options in [
+            (run.path, {}),
+            ("mine", {}),
+            ("mine", {"checkpoint": "last"}),
+            (run.checkpoints / "000000080", {}),
+            (str(run.checkpoints / "best.safetensors"), {}),
+        ]
+    ]
+    assert updates == [70, 70, 90, 80, 70]
+    assert load_policy("mine")([0.0, 0.0, 0.0, 0.0]) == 1  # It always pushes to the right.
+    assert repr(load_policy("mine")) == "Policy(CartPole-v1, 70 updates, epsilon 0)"
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        ("nowhere", {}, "nowhere is not a run folder"),
+        ("mine", {"epsilon": 1.5}, r"epsilon must be 0 ... 1, got 1\.5"),
+        ("mine", {"checkpoint": "bets"}, "must be best, last or a path, got 'bets'"),
+        ("runs/mine/checkpoints/best.safetensors", {"checkpoint": "last"}, "is one policy"),
+        ("runs/mine/manifest.json", {}, "cannot be read"),
+    ],
+)
+def test_what_is_no_policy_is_refused(tmp_path, monkeypatch, source, options, message):
+    monkeypatch.chdir(tmp_path)
+    make_run("runs", best=70)
+    with pytest.raises(ConfigError, match=message):
+        load_policy(source, **options)
+
+
+# --- its environment ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*infinity:UserWarning")  # Nothing bounds a vector.
+def test_its_environment_keeps_gymnasiums_rules():
+    env = AgentEnvironment(CARTPOLE, describe(CARTPOLE, 1))
+    check_env(env, skip_render_check=True)
+    env.close()
+    env.close()
+
+
+def test_the_games_are_those_of_training_step_by_step_and_one_follows_the_other():
+    pong = EnvironmentConfig(id="ALE/Pong-v5", max_episode_frames=80)
+    env, games = AgentEnvironment(pong, describe(pong, 1)), make_environment(pong, 1, seed=5, num_threads=1)
+    observation, _ = env.reset(seed=5)
+    assert env.observation_space.contains(observation)
+    assert (observation == games.reset()[0]).all()
+    ends = 0
+    for action in np.random.default_rng(0).integers(6, size=50):
+        step = games.step(np.array([action]))
+        observation, reward, terminated, truncated, info = env.step(action)
+        assert (reward, terminated, truncated) == (step.reward[0], step.terminated[0], step.truncated[0])
+        assert info == {"life_lost": False, "failed": False}
+        if truncated:
+            ends += 1
+            assert (observation == step.final_observation[0]).all()
+            observation, _ = env.reset()
+        assert (observation == step.observation[0]).all()
+    assert ends == 2
+    env.close()
+    games.close()
+
+
+def test_an_episode_that_is_over_must_be_begun_anew():
+    env = AgentEnvironment(CARTPOLE, describe(CARTPOLE, 1))
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.step(0)
+    first, _ = env.reset(seed=3)
+    while not env.step(1)[2]:
+        pass
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.step(1)
+    assert (env.reset()[0] != first).any()
+    assert (env.reset(seed=3)[0] == first).all()
+    env.close()
+
+
+class Failing(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        if action == 1:
+            raise ValueError("no such lever")
+        return np.ones(2, np.float32), 1.0, False, False, {}
+
+
+def test_an_environment_that_fails_cuts_the_episode_off():
+    config = EnvironmentConfig(id=f"{__name__}:Failing")
+    env = AgentEnvironment(config, describe(config, 1))
+    env.reset(seed=1)
+    assert env.step(0)[1:] == (1.0, False, False, {"life_lost": False, "failed": False})
+    assert env.step(1)[1:] == (0.0, False, True, {"life_lost": False, "failed": True})
+    assert env.reset()[0].tolist() == [0.0, 0.0]
+
+
+def test_pictures_are_for_those_who_ask():
+    env = AgentEnvironment(CARTPOLE, describe(CARTPOLE, 1), render_mode="rgb_array")
+    with pytest.raises(RuntimeError, match="before the first reset"):
+        env.render()
+    env.reset(seed=1)
+    assert env.render().shape == (400, 600, 3)
+    env.close()
+    with pytest.raises(ConfigError, match="render_mode must be None or 'rgb_array', got 'human'"):
+        AgentEnvironment(CARTPOLE, describe(CARTPOLE, 1), render_mode="human")

@@ -1,0 +1,203 @@
+"""Stacks are decoded exactly: shared frames, zero frames, and nothing that is no frame."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.builders import PIXELS, VECTORS, make_batch, make_frames
+
+from apex.acting.segment_builder import COMPRESS
+from apex.frame_blob import make_blob
+from apex.replay_memory.frames.lz4_blocks import STORED
+from apex.replay_memory.frames.stack_decoder import FrameError, StackDecoder
+from apex.types import BATCH_RECORD
+
+
+def naive_stacks(schema, records, frames):
+    """Straight from the definition: one stack after the other, frame by frame."""
+    stacks = np.zeros((2, len(records), *schema.observation_shape), schema.frame_dtype)
+    first = 0
+    for b, record in enumerate(records):
+        for side, (newest, depth) in enumerate([("frame", "depth"), ("next_frame", "next_depth")]):
+            for back in range(int(record[depth])):
+                stacks[side, b, schema.stack - 1 - back] = frames[first + int(record[newest]) - back]
+        first += int(record["num_frames"])
+    return stacks
+
+
+def random_records(schema, rng, count):
+    records = np.zeros(count, BATCH_RECORD)
+    for record in records:
+        depth = int(rng.integers(1, schema.stack + 1))
+        steps = int(rng.integers(1, schema.n_step + 1))
+        record["depth"], record["next_depth"] = depth, min(depth + steps, schema.stack)
+        record["frame"] = depth - 1
+        record["next_frame"] = depth - 1 + steps
+        record["num_frames"] = depth + steps
+    return records
+
+
+def empty_stacks(schema, count):
+    stacks = np.empty((2, count, *schema.observation_shape), schema.frame_dtype)
+    stacks.view(np.uint8)[...] = 0xEE  # What was not written shows.
+    return stacks
+
+
+@pytest.mark.parametrize("schema", [PIXELS, VECTORS])
+@pytest.mark.parametrize("seed", range(5))
+def test_matches_the_definition(schema, seed):
+    rng = np.random.default_rng(seed)
+    records = random_records(schema, rng, 17)
+    frames = [
+        rng.integers(0, 256, schema.frame_shape).astype(schema.frame_dtype) for _ in range(records["num_frames"].sum())
+    ]
+    blob = make_blob([COMPRESS[schema.codec](frame) for frame in frames])
+    stacks = empty_stacks(schema, 17)
+    decoder = StackDecoder(schema, stacks)
+    for _ in range(2):  # A slot is used again and again.
+        decoder.decode(records, blob)
+        np.testing.assert_array_equal(stacks, naive_stacks(schema, records, frames))
+
+
+def test_refuses_frames_that_do_not_decompress_to_a_frame():
+    batch = make_batch(PIXELS, 1)
+    short = COMPRESS["lz4"](np.zeros((3, 5), np.uint8))
+    for frame in (short, b"\xff" * 20, b"\x00"):
+        compressed = [COMPRESS["lz4"](frame) for frame in make_frames(PIXELS, 5)]
+        with pytest.raises(FrameError):
+            StackDecoder(PIXELS, empty_stacks(PIXELS, 1)).decode(batch.records, make_blob([frame, *compressed]))
+
+
+def test_a_frame_that_looks_like_a_length_is_decoded_as_a_frame():
+    """27, 0, 0 and six more distinct bytes compress to a block whose first four bytes read as the number 7056."""
+    schema = PIXELS.__class__(frame_shape=(84, 84), frame_dtype="uint8", stack=1, num_actions=2, n_step=1, codec="lz4")
+    frame = np.random.default_rng(0).integers(0, 2, 7056, dtype=np.uint8)
+    frame[:13] = [27, 0, 0, 1, 2, 3, 4, 5, 6, 1, 2, 3, 4]
+    frame = frame.reshape(84, 84)
+    compressed = COMPRESS["lz4"](frame)
+    assert int.from_bytes(compressed[:4], "little") == frame.size
+    records = np.zeros(1, BATCH_RECORD)
+    records["num_frames"], records["next_frame"], records["depth"], records["next_depth"] = 2, 1, 1, 1
+    stacks = empty_stacks(schema, 1)
+    StackDecoder(schema, stacks).decode(records, make_blob([compressed, compressed]))
+    np.testing.assert_array_equal(stacks[0, 0, 0], frame)
+
+
+@pytest.mark.parametrize("schema", [PIXELS, VECTORS])
+def test_parts_of_a_batch_are_decoded_into_their_own_rows_and_touch_no_others(schema):
+    rng = np.random.default_rng(3)
+    stacks, expected = empty_stacks(schema, 11), empty_stacks(schema, 11)
+    decoder = StackDecoder(schema, stacks)
+    for first, count in ((7, 4), (2, 5)):
+        records = random_records(schema, rng, count)
+        frames = [
+            rng.integers(0, 256, schema.frame_shape).astype(schema.frame_dtype)
+            for _ in range(records["num_frames"].sum())
+        ]
+        blob = make_blob([COMPRESS[schema.codec](frame) for frame in frames])
+        decoder.decode(records, blob, first_row=first)
+        expected[:, first : first + count] = naive_stacks(schema, records, frames)
+        np.testing.assert_array_equal(stacks.view(np.uint8), expected.view(np.uint8))
+
+
+# --- straight from the replay memory ----------------------------------------------------------------------------------
+
+
+def stored_of(records, blob_at):
+    """What `StoreReader` tells of these records when the arena holds their blob at `image_at`."""
+    first = np.cumsum(records["num_frames"], dtype=np.int64) - records["num_frames"]
+    stored = np.empty(len(records), STORED)
+    stored["row"], stored["blob"], stored["first_frame"] = np.arange(len(records)), blob_at, first
+    for name in ("num_frames", "frame", "depth", "next_frame", "next_depth"):
+        stored[name] = records[name]
+    return stored
+
+
+def native_decoder(stacks):
+    decoder = StackDecoder(PIXELS, stacks)
+    if not decoder.reads_stores:
+        pytest.skip("installed without a C compiler, or there is no liblz4")
+    return decoder
+
+
+def arena_of(seed, count=9, blob_at=64):
+    """Records, their frames, and an arena of noise that holds their blob."""
+    rng = np.random.default_rng(seed)
+    records = random_records(PIXELS, rng, count)
+    frames = [rng.integers(0, 3, PIXELS.frame_shape).astype(np.uint8) for _ in range(records["num_frames"].sum())]
+    blob = make_blob([COMPRESS["lz4"](frame) for frame in frames])
+    arena = rng.integers(0, 256, blob_at + len(blob) + 40).astype(np.uint8)
+    arena[blob_at : blob_at + len(blob)] = np.frombuffer(blob, np.uint8)
+    return records, frames, arena, stored_of(records, blob_at)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_from_the_arena_it_matches_the_definition(seed):
+    records, frames, arena, stored = arena_of(seed)
+    stacks = empty_stacks(PIXELS, 17)
+    rows = np.random.default_rng(seed).permutation(17)[: len(records)]
+    stored["row"] = rows
+    assert native_decoder(stacks).decode_stored(arena, stored).all()
+    np.testing.assert_array_equal(stacks[:, rows], naive_stacks(PIXELS, records, frames))
+    assert (np.delete(stacks.view(np.uint8), rows, axis=1) == 0xEE).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("row", -1),
+        ("row", 9),
+        ("row", 2**62),
+        ("blob", -8),
+        ("blob", 2**40),
+        ("blob", 2**63 - 1),
+        ("first_frame", -1),
+        ("first_frame", 2**62),
+        ("num_frames", 0),
+        ("num_frames", 256),
+        ("num_frames", 2**62),
+        ("depth", 5),
+        ("depth", -1),
+        ("next_depth", 200),
+        ("next_depth", -(2**62)),
+    ],
+)
+def test_from_the_arena_what_makes_no_sense_is_refused_and_the_others_come_out(name, value):
+    records, frames, arena, stored = arena_of(0)
+    stacks = empty_stacks(PIXELS, 9)
+    decoder = native_decoder(stacks)
+    stored[name][3] = value
+    assert decoder.decode_stored(arena, stored).tolist() == [row != 3 for row in range(9)]
+    others = np.arange(9) != 3
+    np.testing.assert_array_equal(stacks[:, others], naive_stacks(PIXELS, records, frames)[:, others])
+    assert (stacks[:, 3].view(np.uint8) == 0xEE).all()
+
+
+@pytest.mark.parametrize("last", [0, 2**16, 2**32 - 1])
+def test_from_the_arena_a_table_that_makes_no_sense_is_refused(last):
+    """The end of the last frame before the first one's, past so many frames' most, and past the arena."""
+    _, _, arena, stored = arena_of(0)
+    decoder = native_decoder(empty_stacks(PIXELS, 9))
+    end = stored["blob"][8] + 4 * (stored["first_frame"][8] + stored["num_frames"][8])
+    arena[end : end + 4].view("<u4")[:] = last
+    assert decoder.decode_stored(arena, stored).tolist() == [True] * 8 + [False]
+
+
+def test_an_arena_that_is_overwritten_never_leads_outside():
+    """Any bytes at all where tables and frames were: only the rows' own memory is written."""
+    rng = np.random.default_rng(2)
+    records, _, arena, stored = arena_of(2)
+    stored["row"] += 1
+    stacks = empty_stacks(PIXELS, 11)
+    decoder = native_decoder(stacks)
+    num_refused = 0
+    for _ in range(2_000):
+        torn = arena.copy()
+        start = int(rng.integers(0, len(torn)))
+        torn[start : start + int(rng.integers(1, 200))] = rng.integers(0, 256)
+        tables = torn[64 : 64 + 4 * int(records["num_frames"].sum() + 1)].view("<u4")
+        tables[rng.integers(0, len(tables), 3)] = rng.integers(0, 2**32, 3)
+        num_refused += (~decoder.decode_stored(torn, stored)).sum()
+    assert num_refused > 1_000
+    assert (stacks[:, 0].view(np.uint8) == 0xEE).all()
+    assert (stacks[:, 10].view(np.uint8) == 0xEE).all()

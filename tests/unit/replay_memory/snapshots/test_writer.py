@@ -1,0 +1,560 @@
+"""A snapshot taken while the store serves holds what the store held; a bad piece is named, and never believed."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.store_builders import (
+    SCHEMA,
+    SIZES,
+    Crash,
+    NaiveStore,
+    assert_same,
+    attach,
+    create,
+    decode,
+    expect,
+    make_segment,
+    make_update,
+    open_reader,
+    weigh,
+)
+
+from apex.errors import ConfigError
+from apex.replay_memory.snapshots.folder import SnapshotError, SnapshotFolder
+from apex.replay_memory.snapshots.process import SnapshotProcess, take_snapshots
+from apex.replay_memory.snapshots.restore import restore
+from apex.replay_memory.snapshots.writer import SnapshotWriter
+from apex.replay_memory.store.deduplication import InsertOutcome
+from apex.runtime.children import stop_children
+from apex.runtime.lifecycle import Stop
+from bench.snapshots import measure_snapshot
+
+RUN = 0xABC
+FORK = multiprocessing.get_context("fork")
+FOLDER_STEPS = [
+    "write a file",
+    "flush a file",
+    "write the manifest",
+    "rename the manifest",
+    "flush the folder",
+    "remove a file",
+]
+
+
+@pytest.fixture
+def place():
+    """A folder in tmpfs, which goes with the test."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+class Scene:
+    """A store, its naive twin, and a folder of snapshots."""
+
+    def __init__(self, place, *, pause=lambda step: None, folder_pause=lambda step: None, **sizes):
+        self.place, self.sizes = place, {**SIZES, **sizes}
+        self.path, self.folder = place / "store", SnapshotFolder(place / "snapshots", pause=folder_pause)
+        self.writer, self.naive = create(self.path, **sizes), NaiveStore(**self.sizes)
+        self.numbers = [0, 0, 0]
+        self.rng = np.random.default_rng(0)
+        self.source = self.make_source(pause=pause)
+        self.incarnation = 77
+
+    def make_source(self, **more):
+        options = {"run_id": RUN, "num_drawn": lambda: 1234, "file_bytes": 600, **more}
+        return SnapshotWriter(self.path, SCHEMA, self.folder, **options)
+
+    def insert(self, count=1):
+        for _ in range(count):
+            actor_id = int(self.rng.integers(0, 3))
+            segment = make_segment(self.numbers[actor_id], actor_id)
+            self.numbers[actor_id] += 1
+            assert self.writer.insert(segment) is self.naive.insert(segment) is InsertOutcome.STORED
+            keys = self.rng.integers(0, self.naive.num_inserted, 3).tolist()
+            update = make_update(keys, [1.0, 2.0, 3.0], self.incarnation)
+            assert self.writer.update_priorities(update) == self.naive.update(keys, [1.0, 2.0, 3.0])
+
+    def restore(self, name="restored", folder=None, **changes):
+        options = {**self.sizes, "run_id": RUN, "store_incarnation": 78, **changes}
+        return restore(folder or self.folder, self.place / name, SCHEMA, **options)
+
+    def go_on_with_the_snapshot(self):
+        """The memory is gone; a new one takes its place, and its twin closes up the images."""
+        self.writer.close()
+        self.path.unlink()
+        self.incarnation += 1
+        restored = self.restore("store", store_incarnation=self.incarnation)
+        assert restored.num_drawn == 1234
+        self.writer, self.source = restored.store, self.make_source()
+        self.naive.next_word = 0
+        segments, self.naive.segments = self.naive.segments, []
+        for keys, words in segments:
+            self.naive.segments.append((keys, range(self.naive.next_word, self.naive.next_word + len(words))))
+            self.naive.next_word += len(words)
+
+    def check(self):
+        assert_same(self.writer, open_reader(self.path), self.naive, self.rng)
+
+    def files(self):
+        return sorted(self.folder.path.iterdir())
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("sizes", [{}, {"max_bytes": 1200}, {"capacity": 23}])
+def test_a_restored_store_is_the_one_of_the_snapshot_and_goes_on_like_it(place, sizes, seed):
+    scene = Scene(place, **sizes)
+    scene.rng = np.random.default_rng(seed)
+    for _ in range(8):
+        for _ in range(int(scene.rng.integers(1, 4))):
+            scene.insert(int(scene.rng.integers(1, 12)))
+            snapshot = scene.source.take()
+            assert (snapshot.first_key, snapshot.end_key) == (scene.writer.first_key, scene.writer.num_inserted)
+        scene.go_on_with_the_snapshot()
+        scene.check()
+        assert scene.writer.store_incarnation == scene.incarnation
+        last = make_segment(scene.numbers[0] - 1, 0) if scene.numbers[0] else None
+        assert last is None or scene.writer.insert(last) is InsertOutcome.DUPLICATE
+    assert scene.naive.num_inserted > 3 * scene.sizes["capacity"]
+
+
+def test_only_what_is_new_is_written_and_what_is_evicted_goes(place):
+    scene = Scene(place)
+    scene.insert(4)
+    first = scene.source.take()
+    before = {path: path.stat().st_mtime_ns for path in scene.files()}
+    scene.insert(2)
+    second = scene.source.take()
+    kept = len(first.segments) - 1  # The last file is always new.
+    assert second.segments[:kept] == first.segments[:kept]
+    assert not {second.segments[kept]} & {*first.segments}
+    assert all(path.stat().st_mtime_ns == at for path, at in before.items())
+    while scene.writer.first_key < second.end_key:
+        scene.insert()
+    third, fourth = scene.source.take(), scene.source.take()
+    assert third.segments[:-1] == fourth.segments[:-1]
+    assert third.segments[-1].name != fourth.segments[-1].name
+    named = {third.state.name, fourth.state.name, *(file.name for file in third.segments + fourth.segments)}
+    assert {path.name for path in scene.files()} == named | {"000000003.json", "000000004.json"}
+
+
+def test_a_restored_store_goes_on_with_the_files_that_it_came_from(place):
+    scene = Scene(place)
+    scene.insert(5)
+    first = scene.source.take()
+    scene.go_on_with_the_snapshot()
+    scene.insert()
+    kept = len(first.segments) - 1
+    assert scene.source.take().segments[:kept] == first.segments[:kept]
+
+
+def test_another_store_begins_from_nothing(place):
+    scene = Scene(place)
+    scene.insert(5)
+    scene.source.take()
+    scene.writer.close()
+    scene.path.unlink()
+    scene.writer, scene.source = create(scene.path, store_incarnation=99), scene.make_source()
+    scene.writer.insert(make_segment(0, 1))
+    assert scene.source.take().first_key == 0
+    assert scene.restore().store.num_inserted == scene.writer.num_inserted
+
+
+def test_an_empty_store_has_no_snapshot(place):
+    scene = Scene(place)
+    assert scene.source.take() is None
+    assert scene.restore() is None
+    assert not scene.folder.path.exists()
+
+
+@pytest.mark.parametrize("step", ["copy rows", "copy", "check", "copy weights"])
+def test_what_is_written_meanwhile_makes_nothing_of_it_wrong(place, step):
+    """The writer goes on at every step, fast enough to overwrite what is just being copied."""
+    scene = Scene(place, max_bytes=2000)
+    scene.insert(20)
+    contents = {}
+    calls = iter(range(1_000))
+
+    def write(name):
+        if name == step and next(calls) < 3:
+            contents.update(scene.naive.transitions)
+            scene.insert(2)
+            contents.update(scene.naive.transitions)
+
+    source = scene.make_source(pause=write)
+    for round_number in range(6):
+        calls = iter(range(1_000))
+        scene.insert(3)
+        snapshot = source.take()
+        assert snapshot.size > 0
+        restored = scene.restore(f"restored-{round_number}").store
+        reader = open_reader(place / f"restored-{round_number}")
+        assert (restored.first_key, restored.num_inserted) == (snapshot.first_key, snapshot.end_key)
+        keys = range(snapshot.first_key, snapshot.end_key)
+        drawn = decode(reader.sample(2_000, scene.rng))
+        assert drawn == {key: expect(*contents[key][:2]) for key in keys}
+        for actor_id in range(3):  # Rows and keys are of one moment: what a row says, somebody has.
+            numbers = {
+                contents[key][0].number
+                for key in range(snapshot.end_key)
+                if key in contents and contents[key][0].stream.actor_id == actor_id
+            }
+            assert restored.receipt(actor_id).contiguous == max(numbers, default=-1) + 1
+
+
+def test_weights_of_what_is_evicted_while_they_are_copied_are_left_out(place):
+    scene = Scene(place)
+    scene.insert(20)
+    before = scene.writer.first_key
+    snapshot = scene.make_source(pause=lambda step: scene.insert(3) if step == "copy weights" else None).take()
+    assert snapshot.first_key == scene.writer.first_key > before
+    restored = scene.restore().store
+    sample = open_reader(place / "restored").sample(1_000, scene.rng)
+    weights = {key: weigh(scene.naive.transitions[key][2]) for key in range(snapshot.first_key, snapshot.end_key)}
+    expected = [weights[key] / sum(weights.values()) for key in sample.records["key"].tolist()]
+    assert sample.records["probability"].tolist() == pytest.approx(expected)
+    restored.close()
+
+
+def test_a_memory_that_is_overwritten_faster_than_copied_leaves_the_snapshot_before(place):
+    scene = Scene(place)
+    scene.insert(8)
+    before = scene.source.take()
+    doomed = scene.make_source(pause=lambda step: scene.insert(20) if step == "copy" else None)
+    scene.insert(8)
+    with pytest.raises(SnapshotError, match="faster"):
+        doomed.take()
+    assert scene.folder.load_latest() == before
+
+
+@pytest.mark.parametrize("nth", range(4))
+@pytest.mark.parametrize("step", FOLDER_STEPS)
+def test_a_crash_at_any_step_leaves_this_snapshot_or_the_one_before(place, step, nth):
+    armed = []
+
+    def crash(name):
+        if armed and name == step:
+            armed[0] -= 1
+            if armed[0] < 0:
+                raise Crash
+
+    scene = Scene(place, folder_pause=crash)
+    scene.insert(8)
+    snapshots = [scene.source.take()]
+    scene.insert(4)
+    armed.append(nth)
+    try:
+        snapshots.append(scene.source.take())
+    except Crash:
+        late = step in ("flush the folder", "remove a file")
+        assert (scene.folder.newest().end_key == scene.writer.num_inserted) == late
+    else:
+        assert nth
+    armed.clear()
+    found = scene.folder.load_latest()
+    assert found.end_key in (snapshots[0].end_key, scene.writer.num_inserted)
+    assert scene.restore().store.num_inserted == found.end_key
+    scene.insert(1)
+    newest, again = scene.source.take(), scene.source.take()
+    kept = {newest.state.name, again.state.name, *(file.name for file in newest.segments + again.segments)}
+    assert {path.name for path in scene.files() if path.suffix != ".json"} == kept
+
+
+def test_a_crash_during_a_restore_leaves_nothing_that_looks_whole(place):
+    scene = Scene(place)
+    scene.insert(8)
+    scene.source.take()
+    with pytest.raises(ConfigError, match=r"replay\.max_bytes"):
+        scene.restore(max_bytes=64)
+    assert not list(place.glob("restored*"))
+    (place / "restored-partial").write_bytes(b"what a killed one left")
+    assert scene.restore().store.num_inserted == scene.writer.num_inserted
+
+
+class Damage:
+    """Two snapshots of one store, the second with more files, and what each transition is."""
+
+    def __init__(self, place):
+        self.scene = Scene(place)
+        self.contents = {}
+        for count in (6, 3):
+            self.scene.insert(count)
+            self.contents.update(self.scene.naive.transitions)
+            self.newest = self.scene.source.take()
+        self.original = {path: path.read_bytes() for path in self.scene.files()}
+
+    def mend(self):
+        for path in self.scene.files():
+            path.unlink()
+        for path, data in self.original.items():
+            path.write_bytes(data)
+
+    def check(self, path, caplog):
+        """Whatever can be restored is right, the file is named, and not all is lost."""
+        caplog.clear()
+        restored = self.scene.restore()
+        used = {self.newest.state.name, f"{self.newest.number:09d}.json"}
+        used |= {file.name for file in self.newest.segments}
+        assert path.name not in used or any(path.name in message for message in caplog.messages)
+        reader = open_reader(self.scene.place / "restored")
+        keys = range(restored.store.first_key, restored.store.num_inserted)
+        assert len(keys) >= 3
+        assert decode(reader.sample(1_000, np.random.default_rng(0))) == {
+            key: expect(*self.contents[key][:2]) for key in keys
+        }
+        restored.store.close()
+        (self.scene.place / "restored").unlink()
+        if path.name not in used:
+            assert restored.store.num_inserted == self.newest.end_key
+        self.mend()
+
+
+def test_every_flipped_bit_is_noticed_named_and_done_without(place, caplog):
+    damage, rng = Damage(place), np.random.default_rng(0)
+    for trial in range(200):
+        path = list(damage.original)[trial % len(damage.original)]
+        data = bytearray(damage.original[path])
+        bit = int(rng.integers(0, 8 * len(data)))
+        data[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(data)
+        damage.check(path, caplog)
+
+
+def test_every_truncation_is_noticed_named_and_done_without(place, caplog):
+    damage, rng = Damage(place), np.random.default_rng(1)
+    for trial in range(100):
+        path = list(damage.original)[trial % len(damage.original)]
+        path.write_bytes(damage.original[path][: int(rng.integers(0, len(damage.original[path])))])
+        damage.check(path, caplog)
+
+
+def test_a_missing_file_is_noticed_and_written_again(place, caplog):
+    damage = Damage(place)
+    for file in damage.newest.segments:
+        path = damage.scene.folder.path / file.name
+        path.unlink()
+        damage.check(path, caplog)
+    (damage.scene.folder.path / damage.newest.segments[1].name).unlink()
+    damage.scene.source.take()
+    assert "written again" in caplog.text
+    assert damage.scene.restore().store.size == damage.scene.writer.size
+
+
+@pytest.mark.parametrize("ending", [".json", ".state", ".segments"])
+def test_two_snapshots_always_have_a_whole_one_between_them(place, ending, caplog):
+    """Also where nothing was stored between them, and where the newest is what was restored from one of them."""
+    scene = Scene(place)
+    scene.insert(6)
+    before, newest = scene.source.take(), scene.source.take()
+    scene.restore(f"again{ending}")  # It goes on with the same files, under a number of its own.
+    names = {
+        ".json": f"{newest.number + 1:09d}.json",
+        ".state": newest.state.name,
+        ".segments": newest.segments[-1].name,
+    }
+    (scene.folder.path / names[ending]).unlink()
+    found = scene.folder.load_latest()
+    assert found.size == before.size
+    assert names[ending] in caplog.text or ending == ".json"  # What it named is there once more.
+
+
+def test_a_manifest_that_is_gone_is_missed(place, caplog):
+    scene = Scene(place)
+    scene.insert(4)
+    first = scene.source.take()
+    scene.insert(4)
+    scene.source.take()
+    (scene.folder.path / "000000002.json").unlink()
+    assert scene.folder.load_latest() == first
+    assert "files of 000000002.json without it" in caplog.text
+
+
+def test_a_full_disk_leaves_no_rest_of_a_snapshot_and_the_next_one_is_whole(place):
+    full = []
+
+    def pause(name):
+        if full and name == full[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    scene = Scene(place, folder_pause=pause)
+    scene.insert(6)
+    scene.source.take()
+    before = scene.files()
+    for step in ("write a file", "flush a file", "write the manifest"):
+        scene.insert(4)
+        full[:] = [step]
+        with pytest.raises(OSError, match="No space left"):
+            scene.source.take()
+        assert scene.files() == before
+    full.clear()
+    assert scene.source.take().end_key == scene.writer.num_inserted
+    assert scene.restore().store.num_inserted == scene.writer.num_inserted
+
+
+def test_where_nothing_is_whole_that_is_said_and_not_taken_for_nothing(place, caplog):
+    scene = Scene(place)
+    scene.insert(5)
+    snapshot = scene.source.take()
+    manifest = scene.folder.path / "000000001.json"
+    (scene.folder.path / snapshot.state.name).write_bytes(b"")
+    with pytest.raises(SnapshotError, match=r"no snapshot of the replay memory in .* is whole"):
+        scene.restore()
+    manifest.write_bytes(manifest.read_bytes().replace(b'"format": 1', b'"format": 2'))
+    with pytest.raises(SnapshotError, match="is whole"):
+        scene.restore()
+    assert "its format is 2, but this is 1" in caplog.text
+    manifest.unlink()
+    assert scene.restore() is None
+    assert "no manifest" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"run_id": RUN + 1}, "another run"),
+        ({"priority_exponent": 0.5}, "priority_exponent 1.0, but this is 0.5"),
+        ({"num_streams": 2}, "3 actors"),
+        ({"capacity": 5}, "replay.capacity 5"),
+        ({"max_bytes": 100}, "replay.max_bytes 100"),
+    ],
+)
+def test_a_snapshot_that_does_not_fit_is_refused(place, changes, message):
+    scene = Scene(place)
+    scene.insert(8)
+    scene.source.take()
+    with pytest.raises(ConfigError, match=message):
+        scene.restore(**changes)
+    assert not list(place.glob("restored*"))
+
+
+def test_a_larger_store_takes_a_snapshot_too(place):
+    scene = Scene(place)
+    scene.insert(8)
+    scene.source.take()
+    larger = scene.restore(capacity=100, max_bytes=10_000, num_streams=7).store
+    assert larger.size == scene.writer.size
+    assert larger.receipt(6).contiguous == 0
+
+
+def insert_for_ever(path):
+    writer = attach(path, capacity=5_000, max_bytes=400_000)
+    number = writer.receipt(0).contiguous
+    while True:
+        writer.insert(make_segment(number))
+        keys = range(writer.first_key, writer.num_inserted, 7)
+        writer.update_priorities(make_update(keys, [1 + number % 3] * len(keys)))
+        number += 1
+
+
+@pytest.mark.no_cover
+def test_snapshots_of_a_store_that_another_process_writes_are_whole(place):
+    scene = Scene(place, capacity=5_000, max_bytes=400_000)
+    scene.writer.close()
+    child = FORK.Process(target=insert_for_ever, args=(scene.path,))
+    child.start()
+    try:
+        source = scene.make_source(file_bytes=20_000)
+        snapshots, deadline = [], time.monotonic() + 20
+        while len(snapshots) < 20 or not snapshots[0].end_key < source.first_key:
+            assert time.monotonic() < deadline
+            snapshots += [taken] if (taken := source.take()) else []
+    finally:
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+    contents, number = [], 0
+    store = scene.restore(capacity=5_000, max_bytes=400_000).store
+    while number < store.receipt(0).contiguous:
+        segment = make_segment(number)
+        contents += [(segment, index) for index in range(len(segment.records))]
+        number += 1
+    assert len(contents) == store.num_inserted == snapshots[-1].end_key
+    reader, drawn = open_reader(place / "restored"), {}
+    for _ in range(10):
+        drawn |= decode(reader.sample(5_000, scene.rng))
+    keys = range(store.first_key, store.num_inserted)
+    assert all(drawn[key] == expect(*contents[key]) for key in drawn)
+    assert set(drawn) <= set(keys)
+    assert len(drawn) > 0.99 * len(keys)
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_the_copying_process_takes_one_now_and_then_and_one_when_asked(place):
+    scene = Scene(place)
+    scene.insert(8)
+    snapshot_process = SnapshotProcess(scene.make_source, 0.05)
+    try:
+        wait_for(lambda: (newest := scene.folder.newest()) is not None and newest.number >= 2)
+        scene.insert(3)
+        assert snapshot_process.take_last(10.0)
+        assert scene.folder.newest().end_key == scene.writer.num_inserted
+    finally:
+        stop_children([snapshot_process.process])
+    assert snapshot_process.process.exitcode == 0
+    assert not snapshot_process.take_last(0.1)
+
+
+def test_a_disk_that_refuses_ends_nothing(place):
+    scene = Scene(place)
+    scene.insert(8)
+    scene.folder.path.write_text("a file where the folder should be")
+    snapshot_process = SnapshotProcess(scene.make_source, 60.0)
+    try:
+        assert not snapshot_process.take_last(10.0)
+        scene.folder.path.unlink()
+        assert snapshot_process.take_last(10.0)
+    finally:
+        stop_children([snapshot_process.process])
+
+
+def test_rests_are_asked_for_after_each_file(place):
+    scene, rests = Scene(place), []
+    scene.insert(8)
+    snapshot = scene.source.take(rest=rests.append)
+    assert len(rests) == len(snapshot.segments) > 1
+    assert min(rests) > 0
+
+
+def test_a_rest_turns_as_long_as_it_lasts_and_ends_with_a_wish(monkeypatch):
+    """Else whoever looks for signs of life kills the process for having rested."""
+    monkeypatch.setattr("os.nice", lambda increment: None)
+    monkeypatch.setattr("apex.replay_memory.snapshots.process.POLL_SECONDS", 0.01)
+    stop, ticks, rested = Stop(), [], []
+    pipe, end = multiprocessing.Pipe()
+
+    class Slow:
+        def take(self, rest):
+            before = stop.ticks
+            rest(0.1)
+            ticks.append(stop.ticks - before)
+            pipe.send_bytes(b"take")
+            rest(1_000.0)
+            stop.request()
+            rest(1_000.0)
+            rested.append(True)
+
+    take_snapshots(stop, Slow, 0.0, end)
+    assert ticks[0] > 3
+    assert rested == [True]
+    pipe.close()
+    end.close()
+
+
+@pytest.mark.no_cover
+def test_the_timing_of_a_small_store_has_every_figure(tmp_path):
+    figures = measure_snapshot(tmp_path / "snapshots", num_transitions=2_000, seconds=0.2)
+    assert figures["restored_transitions"] == 2_000
+    assert all(value > 0 for value in figures.values())

@@ -1,0 +1,378 @@
+"""The file of the store is allocated whole, has one owner, and is refused with a sentence where it does not fit."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import tempfile
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.store_builders import SIZES, attach, create, make_segment, open_reader, write_number
+
+from apex.errors import ConfigError
+from apex.replay_memory.store import file, location
+from apex.replay_memory.store.file import DamagedMemoryError, require_processor
+from apex.replay_memory.store.layout import STORE_HEADER, STORED_RECORD, Sizes
+from apex.replay_memory.store.location import (
+    beside,
+    counters_path,
+    has_owner,
+    is_same_run,
+    is_wanted,
+    memory_id,
+    remove,
+    store_path,
+)
+from apex.replay_memory.store.reader import StoreReader
+from apex.runtime.file_lock import FileLock
+from apex.types import Schema, Stream
+
+FORK = multiprocessing.get_context("fork")
+
+
+@pytest.fixture
+def path():
+    """A name in tmpfs; its folder goes with the test."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder) / "store"
+
+
+def write_header(path, **fields):
+    with path.open("r+b") as file:
+        header = np.frombuffer(file.read(STORE_HEADER.itemsize), STORE_HEADER).copy()
+        for name, value in fields.items():
+            header[name] = value
+        file.seek(0)
+        file.write(header.tobytes())
+
+
+def test_a_transition_takes_40_bytes_beside_its_leaf_and_its_frames():
+    assert STORED_RECORD.itemsize == 40
+    two_million = Sizes(2_000_000, 0, 0).file_bytes - 4096
+    assert two_million == pytest.approx(2_000_000 * 40 + 2**22 * 8, abs=2 * 4096)
+
+
+def test_every_byte_is_allocated_at_once(path):
+    create(path, capacity=1000, max_bytes=1_000_001).close()
+    status = path.stat()
+    assert status.st_size == Sizes(1000, 1_000_001, 3).file_bytes
+    assert status.st_blocks * 512 >= status.st_size
+    assert status.st_mode & 0o777 == 0o600
+
+
+def test_a_file_that_has_no_room_is_refused_and_not_left_behind(path):
+    with pytest.raises(ConfigError, match=r"needs \d+ bytes, \d+ are available there: lower replay.capacity"):
+        create(path, max_bytes=2**55)
+    assert not path.exists()
+
+
+def test_room_that_is_gone_after_all_is_noticed_at_once_too(path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
+    try:
+        with pytest.raises(ConfigError, match=r"needs \d+ bytes.*File too large"):
+            create(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"capacity": 0}, "replay.capacity must be >= 1, got 0"),
+        ({"max_bytes": 7}, "replay.max_bytes must be >= 8, got 7"),
+        ({"num_streams": 0}, "actor.num_actors must be >= 1, got 0"),
+        ({"min_priority": 0.0}, "replay.min_priority 0.0 to the power of 1.0 vanishes"),
+        ({"min_priority": 1e-200, "priority_exponent": 2.0}, "vanishes"),
+        ({"min_priority": 5e-324}, "replay.min_priority 5e-324 to the power of 1.0 vanishes"),
+    ],
+)
+def test_refuses_sizes_that_are_none(path, sizes, message):
+    with pytest.raises(ConfigError, match=message):
+        create(path, **sizes)
+    assert not path.exists()
+
+
+def test_refuses_a_name_that_is_taken_or_cannot_be(path):
+    create(path).close()
+    with pytest.raises(ConfigError, match="exists already: resume with it, or remove it"):
+        create(path)
+    with pytest.raises(ConfigError, match=r"cannot create .* Not a directory"):
+        create(path / "below" / "store")
+    with pytest.raises(ConfigError, match=r"cannot open .* No such file or directory"):
+        attach(path.with_name("other"))
+
+
+def test_a_second_owner_is_refused_while_the_first_lives(path):
+    writer = create(path)
+    writer.insert(make_segment(0))
+    for action in (attach, remove):
+        with pytest.raises(ConfigError, match="is in use: stop its replay server first"):
+            action(path)
+    writer.close()
+    writer.close()  # Once more does no harm.
+    second = attach(path)
+    assert second.size == writer.size
+    second.close()
+
+
+def read_on(path, ready, done):
+    reader = open_reader(path)
+    assert reader.size == 0
+    ready.set()
+    done.wait(20)
+
+
+def test_a_child_that_outlives_the_writer_does_not_hold_the_file(path):
+    writer = create(path)
+    ready, done = FORK.Event(), FORK.Event()
+    child = FORK.Process(target=read_on, args=(path, ready, done))
+    child.start()
+    assert ready.wait(20)
+    with pytest.raises(ConfigError, match="is in use"):
+        attach(path)  # The child did not give it free either.
+    writer.close()
+    attach(path).close()
+    done.set()
+    child.join()
+    assert child.exitcode == 0
+
+
+def test_what_a_child_forgets_is_closed_and_no_longer_its_to_release(path):
+    path.touch()
+    ownership = FileLock(path)
+    FileLock.forget()  # As after a fork.
+    assert not has_owner(path)
+    other = os.open(path, os.O_RDWR)  # It gets the number of the descriptor that is closed.
+    ownership.release()
+    assert os.fstat(other).st_ino == path.stat().st_ino
+    os.close(other)
+
+
+def test_a_store_that_cannot_be_filled_leaves_nothing(path):
+    def refuse(regions):
+        raise OSError("on purpose")
+
+    with pytest.raises(OSError, match="on purpose"):
+        create(path, fill=refuse)
+    assert list(path.parent.iterdir()) == []
+    create(path).close()  # Nobody owns the place either.
+
+
+def test_what_cannot_be_read_counts_as_whole_so_that_who_opens_it_says_why(path):
+    path.mkdir()
+    assert file.is_whole(path)
+
+
+def test_what_was_made_to_its_end_is_whole_and_nothing_else(path):
+    path.write_bytes(b"half")
+    assert not file.is_whole(path)
+    path.unlink()
+    create(path).close()
+    assert file.is_whole(path)
+
+
+def test_a_transition_out_of_its_place_is_named_as_damage(path):
+    writer = create(path)
+    writer.insert(make_segment(0, count=5))
+    writer.close()
+    offset = Sizes(SIZES["capacity"], SIZES["max_bytes"], SIZES["num_streams"]).offsets[2]
+    offset += 2 * STORED_RECORD.itemsize + STORED_RECORD.fields["key"][1]
+    write_number(path, offset, 40_002)
+    with pytest.raises(DamagedMemoryError, match="is damaged: of 5 transitions 1 are not in their place"):
+        attach(path)
+
+
+def test_tells_the_weight_of_every_live_key(path):
+    writer = create(path, priority_exponent=2.0)
+    writer.insert(make_segment(0, count=3, priority=[1, 2, 3]))
+    assert writer.weights(np.arange(3)).tolist() == [1.0, 4.0, 9.0]
+    writer.close()
+
+
+def test_a_store_appears_when_it_is_whole_and_has_an_owner_before(path):
+    seen = []
+    create(path, fill=lambda regions: seen.append((path.exists(), beside(path).exists(), has_owner(path)))).close()
+    assert seen == [(False, True, True)]
+    assert path.exists()
+    assert not beside(path).exists()
+
+
+def make_until_killed(path):
+    create(path, fill=lambda regions: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def test_a_kill_while_the_store_is_made_leaves_what_the_next_one_removes(path):
+    child = FORK.Process(target=make_until_killed, args=(path,))
+    child.start()
+    child.join(20)
+    assert child.exitcode == -signal.SIGKILL
+    assert not path.exists()
+    assert beside(path).exists()
+    assert not has_owner(path)
+    create(path).close()
+    assert not beside(path).exists()
+    beside(path).touch()
+    assert remove(path)
+    assert not list(path.parent.iterdir())
+    assert not remove(path)
+
+
+def test_removing_is_no_error_where_there_is_nothing(path):
+    create(path).close()
+    remove(path)
+    assert not path.exists()
+    remove(path)
+    with pytest.raises(ConfigError, match=r"cannot remove .* Is a directory"):
+        remove(path.parent)
+
+
+def test_a_reader_outlives_the_name_of_the_file(path):
+    writer = create(path)
+    writer.insert(make_segment(0))
+    reader = open_reader(path)
+    writer.close()
+    remove(path)
+    assert reader.sample(4, np.random.default_rng(0)) is not None
+
+
+def test_a_reader_cannot_write(path):
+    create(path).close()
+    reader = open_reader(path)
+    assert (reader.capacity, reader.max_bytes, reader.first_key) == (40, 4000, 0)
+    with pytest.raises(ConfigError, match="cannot open"):
+        open_reader(path.with_name("other"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"magic": 0}, "is not a replay memory, or its making was cut short"),
+        ({"format": 9}, "has format 9, but this is 1"),
+        ({"schema": 1}, "holds transitions of another kind"),
+        ({"capacity": 2**40}, "is damaged"),
+        ({"max_bytes": 0}, "is damaged"),
+        ({"num_streams": -1}, "is damaged"),
+    ],
+)
+def test_refuses_a_file_that_is_none_of_its_own(path, fields, message):
+    create(path).close()
+    write_header(path, **fields)
+    for open_it in (attach, open_reader):
+        with pytest.raises(ConfigError, match=message):
+            open_it(path)
+
+
+def test_refuses_a_file_that_is_too_short(path):
+    path.write_bytes(b"ApeX")
+    with pytest.raises(ConfigError, match="it has 4 bytes"):
+        open_reader(path)
+
+
+def test_refuses_transitions_of_another_schema(path):
+    create(path).close()
+    other = Schema(frame_shape=(17,), frame_dtype="uint8", stack=4, num_actions=9, n_step=3, codec="lz4")
+    with pytest.raises(ConfigError, match="use the same environment, or remove it"):
+        StoreReader(path, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("capacity", 41), ("max_bytes", 4001), ("num_streams", 4), ("priority_exponent", 0.6)]
+)
+def test_refuses_to_go_on_with_other_sizes(path, name, value):
+    create(path).close()
+    with pytest.raises(ConfigError, match=rf"was made with {name} {SIZES[name]}, but this is {value}"):
+        attach(path, **{name: value})
+
+
+@pytest.mark.parametrize("machine", ["aarch64", "arm64", "riscv64", ""])
+def test_refuses_a_processor_that_may_reorder_stores(machine):
+    with pytest.raises(ConfigError, match="needs an x86-64 processor"):
+        require_processor(machine)
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "AMD64"])
+def test_works_on_x86_whichever_its_name(path, monkeypatch, machine):
+    monkeypatch.setattr(file.platform, "machine", lambda: machine)
+    create(path).close()
+    assert open_reader(path).size == 0
+
+
+def test_a_schema_is_the_same_after_json_and_in_every_process():
+    schema = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=6, n_step=3, codec="lz4")
+    again = Schema.from_dict(json.loads(json.dumps(schema.to_dict())))
+    assert again == schema
+    assert again.frame_shape == (84, 84)  # JSON has lists alone.
+    assert again.fingerprint == schema.fingerprint
+    assert replace(schema, n_step=5).fingerprint != schema.fingerprint
+
+
+def test_shards_of_one_run_know_each_other_by_name():
+    assert is_same_run(store_path(7, 0), store_path(7, 3))
+    assert not is_same_run(store_path(7, 0), store_path(8, 0))
+
+
+def test_a_stream_stays_in_its_shard_in_every_life():
+    assert [Stream(actor_id, incarnation=5).shard(3) for actor_id in range(5)] == [0, 1, 2, 0, 1]
+    assert Stream(4, incarnation=6).shard(3) == 1
+
+
+def test_a_memory_is_known_by_this_boot_and_this_mount(tmp_path, monkeypatch):
+    here = memory_id()
+    assert here == memory_id()
+    monkeypatch.setattr(location, "MEMORY", tmp_path)
+    assert memory_id() != here
+
+
+def test_a_store_is_wanted_while_somebody_holds_its_board(path):
+    assert not is_wanted(path)  # There is no board.
+    counters = counters_path(path)
+    counters.write_bytes(bytes(64))
+    assert not is_wanted(path)
+    with counters.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        assert is_wanted(path)
+    assert not is_wanted(path)
+
+
+def test_an_owner_is_seen_while_it_lives_and_where_there_is_nothing_there_is_none(path):
+    assert not has_owner(path)
+    path.write_bytes(b"")
+    assert not has_owner(path)
+    ownership = FileLock(path)
+    assert has_owner(path)
+    ownership.release()
+    assert not has_owner(path)
+
+
+def test_what_is_another_users_counts_as_wanted(tmp_path, monkeypatch):
+    """Its board may not be opened: whether anybody draws from the store is not for us to say."""
+    store = tmp_path / "apex-1-0.replay"
+    assert not location.is_wanted(store)
+
+    def refuse(path, flags):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(location.os, "open", refuse)
+    assert location.is_wanted(store)
+
+
+def test_a_writer_does_not_give_up_because_somebody_looks_whether_it_is_there(path):
+    create(path).close()
+    other = FileLock(path)  # As `has_owner` has it, only longer.
+    looker = threading.Timer(0.05, other.release)
+    looker.start()
+    store = attach(path)
+    assert not looker.is_alive() or looker.finished.wait(1.0)  # Not before the other had let go.
+    assert has_owner(path)
+    store.close()
+    looker.join()

@@ -1,0 +1,157 @@
+"""The histogram shows |TD error| of what lives, whatever the exponent, now and then, and of a few keys at most."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.store_builders import create, make_segment, make_update
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from apex.replay_memory.priority_histogram import BINS_PER_DECADE, MOST_KEYS, PERIOD, PriorityHistogram, merge
+from apex.replay_memory.store.writer import MAX_STORED_PRIORITY
+from apex.runs.metrics.writer import MetricsWriter
+
+
+@pytest.fixture
+def path():
+    """A name in tmpfs; its folder goes with the test."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder) / "store"
+
+
+def make_store(path, *priorities, **sizes):
+    """A segment of one transition for each priority."""
+    writer = create(path, **{"min_priority": 1e-6, **sizes})
+    for number, priority in enumerate(priorities):
+        writer.insert(make_segment(number, count=1, base=number, priority=priority))
+    return writer
+
+
+def tally(histogram):
+    """Decade -> count, for the bins that hold any."""
+    pairs = zip(histogram["edges"], histogram["counts"], strict=False)
+    return {round(float(np.log10(edge)) * BINS_PER_DECADE) / BINS_PER_DECADE: count for edge, count in pairs if count}
+
+
+@pytest.mark.parametrize("priority_exponent", [0.6, 1.0, 2.0])
+def test_bins_are_those_of_the_td_error_whatever_the_exponent(path, priority_exponent):
+    priorities = [1.05, 1.05, 1.05, 0.011, 0.011, 120.0]
+    writer = make_store(path, *priorities, priority_exponent=priority_exponent)
+    histogram = PriorityHistogram(writer).newest()
+    assert tally(histogram) == {-2.0: 2.0, 0.0: 3.0, 2.0: 1.0}
+    assert histogram["edges"][0] == pytest.approx(0.01)  # Nothing empty at either end.
+    assert histogram["edges"][-1] == pytest.approx(100 * 10 ** (1 / BINS_PER_DECADE))
+    assert len(histogram["counts"]) == 4 * BINS_PER_DECADE + 1
+    writer.close()
+
+
+def test_the_smallest_and_the_largest_have_bins(path):
+    writer = make_store(path, 0, np.inf, min_priority=1e-30)
+    histogram = PriorityHistogram(writer).newest()
+    assert tally(histogram) == {-8.0: 1.0, 6.0: 1.0}
+    assert histogram["edges"][-1] > MAX_STORED_PRIORITY
+    writer.close()
+
+
+def test_only_what_lives_is_counted(path):
+    writer = make_store(path, *[1.0] * 9, capacity=4)
+    writer.update_priorities(make_update(range(9), [100.0] * 9))
+    assert tally(PriorityHistogram(writer).newest()) == {2.0: 4.0}
+    writer.close()
+
+
+def test_of_many_transitions_some_are_looked_at_and_the_counts_are_of_all(path):
+    writer = create(path, capacity=5 * MOST_KEYS, max_bytes=50_000_000, min_priority=1e-6)
+    for number in range(500):  # The second half of the time, priorities are ten times as large.
+        writer.insert(make_segment(number, count=100, base=number, priority=1.05 if number < 250 else 10.5))
+    found = tally(PriorityHistogram(writer).newest())
+    assert found == {0.0: 25_000.0, 1.0: 25_000.0}
+    writer.close()
+
+
+def test_a_new_one_is_made_after_a_period_and_not_before(path):
+    now = [100.0]
+    writer = create(path, min_priority=1e-6)
+    histogram = PriorityHistogram(writer, clock=lambda: now[0])
+    assert histogram.newest() is None  # Of an empty store there is none.
+    writer.insert(make_segment(0, count=2, priority=1.05))
+    first = histogram.newest()
+    assert tally(first) == {0.0: 2.0}
+    writer.update_priorities(make_update([0, 1], [10.5, 10.5]))
+    now[0] += PERIOD - 0.1
+    assert histogram.newest() is first
+    now[0] += 0.1
+    assert tally(histogram.newest()) == {1.0: 2.0}
+    writer.close()
+
+
+def test_between_zeroing_and_storing_the_last_one_holds(path):
+    now, looked = [0.0], []
+
+    def look(step):
+        if step in ("bytes", "leaves") and histogram:  # Nothing lives; nothing that lives has a leaf.
+            now[0] += PERIOD
+            looked.append(histogram[0].newest())
+
+    histogram = []
+    writer = create(path, capacity=2, min_priority=1e-6, pause=look)
+    writer.insert(make_segment(0, count=2, priority=1.05))
+    histogram.append(PriorityHistogram(writer, clock=lambda: now[0]))
+    before = histogram[0].newest()
+    writer.insert(make_segment(1, count=2, priority=10.5))
+    assert looked == [before, before]
+    writer.close()
+
+
+def test_an_exponent_of_0_tells_no_priorities(path):
+    writer = make_store(path, 1.0, 5.0, priority_exponent=0.0)
+    assert PriorityHistogram(writer).newest() is None
+    writer.close()
+
+
+def test_an_event_file_holds_it_as_it_was_sent(path, tmp_path):
+    writer = make_store(path, 1.05, 1.05, 0.011)
+    histogram = json.loads(json.dumps(PriorityHistogram(writer).newest()))
+    metrics = MetricsWriter(tmp_path)
+    metrics.accept({"role": "replay", "steps": 7, "time": 1.0, "histograms": {"replay/priority": histogram}})
+    metrics.close()
+    (event,) = EventAccumulator(str(tmp_path / "tensorboard" / tmp_path.name)).Reload().Histograms("replay/priority")
+    assert (event.step, event.histogram_value.num) == (7, 3)
+    assert list(event.histogram_value.bucket_limit) == histogram["edges"][1:]
+    assert list(event.histogram_value.bucket) == histogram["counts"]
+    writer.close()
+
+
+def test_shards_are_added_bin_by_bin(path):
+    parts = []
+    for number, priorities in enumerate([[1.05, 0.011], [1.05, 120.0], [1.05]]):
+        writer = make_store(path.with_name(f"store-{number}"), *priorities)
+        parts.append(PriorityHistogram(writer).newest())
+        writer.close()
+    whole = merge(parts)
+    assert tally(whole) == {-2.0: 1.0, 0.0: 3.0, 2.0: 1.0}
+    assert len(whole["edges"]) == len(whole["counts"]) + 1
+    assert merge(parts[:1]) == parts[0]
+
+
+@pytest.mark.parametrize(
+    "histogram",
+    [
+        {},
+        [],
+        {"counts": "many", "edges": [1.0]},
+        {"counts": [], "edges": [1.0]},
+        {"counts": [1.0], "edges": []},
+        {"counts": [1.0], "edges": [0.0, 1.0]},
+        {"counts": [1.0], "edges": [1e300, 1e301]},
+        {"counts": [1.0] * 2_000, "edges": [1.0]},
+        {"counts": [None], "edges": [1.0]},
+    ],
+)
+def test_what_is_no_histogram_is_refused(histogram):
+    with pytest.raises(ValueError, match=r"histogram|float"):
+        merge([histogram])

@@ -1,0 +1,413 @@
+"""The replay server stores once, owes receipts, applies priorities by key; its samplers keep within their credit."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import zmq
+from support.builders import PIXELS, RUN, make_segment
+
+from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig
+from apex.errors import ConfigError
+from apex.replay_memory.rate_limiter import RateLimiter
+from apex.replay_memory.recovery import open_store, reclaim
+from apex.replay_memory.sampler import SILENCE_SECONDS, Sampler
+from apex.replay_memory.sampler_counters import SamplerCounters
+from apex.replay_memory.server import STREAM_LIFE_SECONDS, ReplayServer
+from apex.replay_memory.snapshots.folder import SnapshotFolder
+from apex.replay_memory.snapshots.writer import SnapshotWriter
+from apex.replay_memory.store.file import open_file
+from apex.replay_memory.store.location import beside, counters_path
+from apex.replay_memory.store.reader import StoreReader
+from apex.replay_memory.store.writer import StoreWriter
+from apex.runtime.file_lock import FileLock
+from apex.transport.codec import Codec
+from apex.transport.hello import Welcome
+from apex.transport.peer_bans import TOLERATED
+from apex.transport.sockets import bind, open_context
+from apex.types import PriorityUpdate, Receipt, Stream
+
+CODEC = Codec(RUN, PIXELS)
+B = 4
+
+
+class Scene:
+    """A server and a sampler over one store, with a clock that the test turns."""
+
+    def __init__(self, path, *, min_size=10, samples_per_insert=0.0, inserts_wait=False, in_flight=2):
+        self.now = 0.0
+        self.room = True
+        self.answers_at_once = False
+        self.batches = []
+        self.store = StoreWriter.create(
+            path,
+            PIXELS,
+            capacity=1_000,
+            max_bytes=100_000,
+            num_streams=4,
+            priority_exponent=1.0,
+            min_priority=1e-6,
+            store_incarnation=77,
+        )
+        limiter = RateLimiter(min_size, samples_per_insert, 0.1, inserts_wait)
+        self.counters = SamplerCounters(1)
+        self.server = ReplayServer(self.store, CODEC, self.counters, limiter, clock=self.clock)
+        self.make_sampler = partial(
+            Sampler,
+            0,
+            StoreReader(path, PIXELS),
+            self,
+            self.counters,
+            limiter,
+            batch_size=B,
+            batches_in_flight=in_flight,
+            rng=np.random.default_rng(0),
+            clock=self.clock,
+        )
+        self.sampler = self.make_sampler()
+
+    def clock(self):
+        return self.now
+
+    def place(self, shard):
+        return None
+
+    def send(self, batch, timeout):
+        if self.room:
+            self.batches.append(batch)
+        if self.answers_at_once:
+            self.answer(batch)
+        return self.room
+
+    def insert(self, *numbers, actor_id=2, count=5):
+        segments = [make_segment(PIXELS, count, actor_id=actor_id, number=number, base=0) for number in numbers]
+        return self.server.insert([CODEC.encode_segment(segment) for segment in segments])
+
+    def answer(self, batch, priorities=None):
+        priorities = np.ones(B, np.float32) if priorities is None else priorities
+        update = PriorityUpdate(0, batch.store_incarnation, 0, batch.number, batch.records["key"], priorities)
+        self.server.update_priorities([CODEC.encode_priorities(update)])
+
+
+@pytest.fixture
+def scene(tmp_path):
+    return Scene(tmp_path / "store")
+
+
+def test_each_stream_gets_one_receipt_per_burst(scene):
+    assert scene.insert(0, 1) == [Receipt(Stream(2, 7), 77, 2, 0)]
+    assert scene.insert(4) == [Receipt(Stream(2, 7), 77, 2, 0b10)]
+
+
+def test_a_duplicate_is_stored_once_and_acknowledged_again(scene):
+    scene.insert(0)
+    assert scene.insert(0) == [Receipt(Stream(2, 7), 77, 1, 0)]
+    assert scene.store.num_inserted == 5
+    assert scene.server.status()["duplicate_segments"] == 1
+
+
+def test_rubbish_is_counted_by_reason_and_gets_no_receipt(scene):
+    segment = CODEC.encode_segment(make_segment(PIXELS, actor_id=99))
+    assert scene.server.insert([[b"x"], [b"GET / HTTP/1.1" * 10], segment]) == []
+    scene.server.update_priorities([[b"x"]])
+    status = scene.server.status()
+    assert status["refusals"] == {"length": 2, "magic": 1, "unknown actor": 1}
+    assert status["refused"] == 4
+    assert scene.store.num_inserted == 0
+
+
+def test_receipts_are_repeated_while_a_stream_lives(scene):
+    scene.insert(0)
+    scene.insert(0, actor_id=1)
+    assert [receipt.stream.actor_id for receipt in scene.server.receipts()] == [1, 2]
+    scene.now += STREAM_LIFE_SECONDS - 1
+    scene.insert(1)
+    scene.now += 2
+    assert [receipt.stream.actor_id for receipt in scene.server.receipts()] == [2]
+
+
+def test_nothing_is_drawn_before_the_minimum(scene):
+    scene.insert(0)
+    assert not scene.sampler.step()
+    assert scene.counters.waits_for == "inserts"
+    scene.insert(1)
+    assert scene.sampler.step()
+    assert scene.counters.waits_for == ""
+    assert scene.batches[0].num_transitions == 10
+
+
+def test_credit_bounds_what_is_in_flight_and_comes_back_with_priorities(scene):
+    scene.insert(0, 1)
+    assert [scene.sampler.step() for _ in range(3)] == [True, True, False]
+    assert scene.counters.waits_for == "learner"
+    scene.answer(scene.batches[0])
+    assert [scene.sampler.step() for _ in range(2)] == [True, False]
+    scene.answer(scene.batches[2])  # A later answer tells that the batch before was lost, or is answered.
+    assert [scene.sampler.step() for _ in range(3)] == [True, True, False]
+
+
+def test_a_silent_learner_is_sent_one_batch_at_a_time(scene):
+    scene.insert(0, 1)
+    for _ in range(3):
+        scene.sampler.step()
+    scene.now += SILENCE_SECONDS
+    assert [scene.sampler.step() for _ in range(2)] == [True, False]
+    scene.now += SILENCE_SECONDS / 2
+    assert not scene.sampler.step()
+
+
+def test_answers_to_nothing_give_no_credit(scene):
+    scene.insert(0, 1)
+    scene.sampler.step()
+    batch = scene.batches[0]
+    for stranger in (batch._replace(number=5), batch._replace(store_incarnation=78)):
+        scene.answer(stranger)
+    scene.counters.acknowledge(9, 0)
+    assert scene.counters.in_flight(0) == 1
+
+
+def test_a_batch_without_room_does_not_count(scene):
+    scene.insert(0, 1)
+    scene.room = False
+    assert not scene.sampler.step()
+    assert scene.counters.num_drawn == 0
+    scene.room = True
+    assert scene.sampler.step()
+    assert scene.batches[0].number == 0
+    assert scene.counters.num_sent == 1
+
+
+def test_new_priorities_decide_what_is_drawn(scene):
+    scene.insert(0, 1)
+    scene.sampler.step()
+    keys = np.arange(10)
+    update = PriorityUpdate(0, 77, 0, 0, keys, np.where(keys == 3, 1e5, 0).astype(np.float32))
+    scene.server.update_priorities([CODEC.encode_priorities(update)])
+    scene.sampler.step()
+    assert (scene.batches[-1].records["key"] == 3).all()
+
+
+def test_the_replay_ratio_holds_samplers_and_inserts(tmp_path):
+    scene = Scene(tmp_path / "store", samples_per_insert=2.0, inserts_wait=True, in_flight=1000)
+    scene.insert(0, 1)
+    drawn = 0
+    while scene.sampler.step():
+        drawn += B
+    assert drawn == B  # Slack: 0.1 * 2 * 10 = 2 transitions.
+    scene.insert(2)
+    while scene.sampler.step():
+        drawn += B
+    assert drawn == 16  # The first multiple of B beyond 2 * 5 + 2.
+    assert scene.server.check_limiter()
+    scene.insert(3, 4)
+    assert not scene.server.check_limiter()
+    assert scene.server.status()["inserts_wait"]
+
+
+def test_inserts_never_wait_while_another_shards_samples_wait_for_inserts(tmp_path):
+    scene = Scene(tmp_path / "store", samples_per_insert=2.0, inserts_wait=True)
+    scene.insert(0, 1, 2, 3)
+    assert not scene.server.check_limiter()
+    scene.server.inserts_wanted = True
+    assert scene.server.check_limiter()
+    assert not scene.server.status()["inserts_wait"]
+
+
+def test_what_is_for_another_shard_is_refused_and_counted(scene):
+    """A stream has one de-duplication row, in the store of its own shard."""
+    scene.insert(0, 1)
+    scene.sampler.step()
+    wrong = CODEC.encode_segment(make_segment(PIXELS, number=2, base=0), shard=1)
+    batch = scene.batches[0]
+    update = PriorityUpdate(1, 77, 0, batch.number, batch.records["key"], np.ones(B, np.float32))
+    assert scene.server.insert([wrong]) == []
+    scene.server.update_priorities([CODEC.encode_priorities(update)])
+    assert scene.server.status()["refusals"] == {"shard": 2}
+    assert scene.store.num_inserted == 10
+    assert scene.counters.in_flight(0) == 1
+
+
+def test_rates_are_of_the_last_ten_seconds(scene):
+    scene.server.status()
+    scene.insert(0, 1)
+    scene.sampler.step()
+    scene.now += 2
+    status = scene.server.status()
+    assert status["inserts_per_second"] == 5
+    assert status["samples_per_second"] == B / 2
+    assert status["num_drawn"] == B
+    scene.now += 8
+    assert scene.server.status()["inserts_per_second"] == 1
+    scene.now += 2
+    assert scene.server.status()["inserts_per_second"] == 0
+
+
+def test_what_a_crashed_run_left_in_memory_is_reclaimed_and_what_runs_is_not(tmp_path):
+    running = Scene(tmp_path / "apex-1-0.replay")
+    crashed = Scene(tmp_path / "apex-2-0.replay")
+    crashed.store.close()
+    SamplerCounters(1, counters_path(tmp_path / "apex-4-0.replay"))
+    restarting = Scene(tmp_path / "apex-4-0.replay")  # A learner draws from it; its writer is away.
+    restarting.store.close()
+    other = tmp_path / "notes.txt"
+    other.write_text("mine")
+    own = Scene(tmp_path / "apex-3-1.replay")  # Its server was killed too, and comes back.
+    own.store.close()
+    cut_short, coming, own_coming = (beside(tmp_path / f"apex-{number}-0.replay") for number in (2, 5, 3))
+    for path in (cut_short, coming, own_coming):
+        path.touch()
+    maker = FileLock(coming)
+    reclaim(tmp_path / "apex-3-0.replay")
+    names = ["apex-1-0.replay", own_coming.name, "apex-3-1.replay", "apex-4-0.board", "apex-4-0.replay", coming.name]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*names, "notes.txt"]
+    maker.release()
+    running.store.close()
+
+
+def make_welcome():
+    config = Config(
+        actor=ActorConfig(num_actors=4, segment_length=5),
+        replay=ReplayConfig(capacity=1_000, max_bytes=100_000, min_size_to_sample=10, num_samplers=2),
+        learner=LearnerConfig(batch_size=B),
+    )
+    return Welcome("tcp://host:1", "host", 1, RUN, config, PIXELS, 7, "", {}, [])
+
+
+def test_a_store_is_made_then_gone_on_with_and_then_restored_from_its_snapshot(tmp_path, caplog):
+    caplog.set_level("INFO")
+    path, folder, welcome = tmp_path / "store", SnapshotFolder(tmp_path / "snapshots"), make_welcome()
+    store, counters = open_store(path, welcome, folder)
+    store.insert(make_segment(PIXELS, number=0, base=0))
+    counters.note_sent(1, 12)
+    store.close()
+    attached, counters = open_store(path, welcome, folder)
+    assert (attached.num_inserted, counters.num_drawn) == (5, 12)
+    assert attached.store_incarnation == store.store_incarnation
+    SnapshotWriter(path, PIXELS, folder, run_id=RUN, num_drawn=lambda: counters.num_drawn).take()
+    attached.close()
+    path.unlink()  # The host was switched off, say; a board of another time is not believed.
+    restored, counters = open_store(path, welcome, folder)
+    assert (restored.num_inserted, counters.num_drawn) == (5, 12)
+    assert restored.store_incarnation != store.store_incarnation
+    assert [record.getMessage().split()[0] for record in caplog.records] == [
+        "reserving",
+        "made",
+        "goes",
+        "reserving",
+        "restored",
+    ]
+    restored.close()
+    path.unlink()
+    without, counters = open_store(path, welcome)
+    assert (without.num_inserted, counters.num_drawn) == (0, 0)
+    without.close()
+
+
+def test_a_damaged_store_is_removed_for_its_snapshot_and_for_nothing_less(tmp_path, caplog):
+    path, folder, welcome = tmp_path / "store", SnapshotFolder(tmp_path / "snapshots"), make_welcome()
+    store, _ = open_store(path, welcome, folder)
+    store.insert(make_segment(PIXELS, number=0, base=0))
+    whole = path.read_bytes()
+    open_file(path, PIXELS, writable=True).records["key"][3] = 9
+    store.close()
+    for snapshots in (None, folder):
+        with pytest.raises(ConfigError, match="of 5 transitions 1 are not in their place, and there is no snapshot"):
+            open_store(path, welcome, snapshots)
+    damaged = path.read_bytes()
+    path.write_bytes(whole)
+    SnapshotWriter(path, PIXELS, folder, run_id=RUN, num_drawn=lambda: 12).take()
+    path.write_bytes(damaged)
+    restored, counters = open_store(path, welcome, folder)
+    assert (restored.num_inserted, counters.num_drawn) == (5, 12)
+    assert restored.store_incarnation != store.store_incarnation
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert said.endswith("removed: going on with the newest snapshot, without what was stored after it")
+    restored.close()
+
+
+@pytest.mark.parametrize("num_bytes", [0, 8_192])
+def test_a_memory_whose_making_was_cut_short_is_removed_and_said_to_be(tmp_path, caplog, num_bytes):
+    path = tmp_path / "store"
+    path.write_bytes(bytes(num_bytes))
+    owner = FileLock(path)
+    with pytest.raises(ConfigError, match="is not a replay memory"):
+        open_store(path, make_welcome())  # Somebody is at it.
+    owner.release()
+    store, _ = open_store(path, make_welcome())
+    assert store.num_inserted == 0
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
+        f"removed {path}, which was no replay memory: its making was cut short"
+    ]
+    store.close()
+
+
+def test_the_sampler_refuses_a_store_that_is_not_there(tmp_path):
+    with pytest.raises(ConfigError, match="cannot open the replay memory"):
+        StoreReader(tmp_path / "none", PIXELS)
+
+
+def test_the_replay_ratio_is_remembered_when_the_writer_is_started_again(tmp_path):
+    """Else inserts would wait until all that was ever drawn is drawn once more."""
+    path = tmp_path / "apex-9-0.board"
+    before = SamplerCounters(2, path)
+    before.note_sent(1, 500)
+    after = SamplerCounters(2, path)
+    assert after.num_drawn == 500
+    after.activate(1)
+    assert after.next_number(1) == 1  # The next batch of that sampler.
+    assert after.in_flight(1) == 0
+
+
+def test_an_answer_that_comes_before_send_returns_gives_its_credit(scene):
+    """A learner on the same host is that fast; without its credit the sampler would stop until it gives up waiting."""
+    scene.insert(0, 1)
+    scene.answers_at_once = True
+    assert all(scene.sampler.step() for _ in range(20))
+    assert scene.counters.in_flight(0) == 0
+
+
+def test_credit_comes_back_to_each_of_two_that_draw_by_one_row(scene):
+    """Two learners on one memory by accident: the second to come, and to go, takes nothing from the first for good."""
+    scene.insert(0, 1)
+    other = None
+    for _ in range(3):
+        assert scene.sampler.step()
+        other = other or scene.make_sampler()
+        for sampler in (other, other, other, scene.sampler, scene.sampler, scene.sampler):
+            assert sampler.step()
+            scene.answer(scene.batches[-1])
+    assert scene.counters.in_flight(0) == 0
+
+
+def test_who_sends_rubbish_is_ignored_and_the_status_says_so(scene):
+    peers = scene.server.peers["experience"]
+    with open_context() as context:
+        receiver, liar, honest = (context.socket(kind) for kind in (zmq.PULL, zmq.PUSH, zmq.PUSH))
+        bind(receiver, "tcp://127.0.0.1:*", "experience")
+        for sender in (liar, honest):
+            sender.connect(receiver.last_endpoint.decode())
+        unknown = CODEC.encode_segment(make_segment(PIXELS, actor_id=99))[0]
+        for message in [b"x", unknown] * 10:
+            liar.send(message)
+            assert receiver.poll(10_000)
+            frames = receiver.recv_multipart(copy=False)
+            if peers.hears(frames):
+                scene.server.insert([[frame.buffer for frame in frames]])
+        honest.send(CODEC.encode_segment(make_segment(PIXELS, number=0, base=0))[0])
+        assert receiver.poll(10_000)
+        frames = receiver.recv_multipart(copy=False)
+        assert peers.hears(frames)
+        assert len(scene.server.insert([[frame.buffer for frame in frames]])) == 1
+        status = scene.server.status()
+    assert status["refused"] == TOLERATED + 1
+    assert (status["ignored_peers"], status["ignored_messages"]) == (1, 20 - status["refused"])
+
+
+def test_a_server_that_goes_on_from_a_snapshot_tells_of_no_samples_that_were_drawn_before_it(scene):
+    scene.counters.go_on_from(1_000_000)
+    server = ReplayServer(scene.store, CODEC, scene.counters, RateLimiter(10, 0.0, 0.1, False), clock=scene.clock)
+    scene.now += 1
+    status = server.status()
+    assert (status["num_drawn"], status["samples_per_second"]) == (1_000_000, 0)

@@ -1,0 +1,152 @@
+"""A policy plays as the network did, or is refused by name; the best stays, and the one before it stands in for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from apex.config import Config, EnvironmentConfig, NetworkConfig
+from apex.dqn.networks import flatten_parameters, make_network
+from apex.errors import ConfigError
+from apex.runs.checkpoints.checkpoint import CheckpointError, save_checkpoint
+from apex.runs.checkpoints.folder import prune
+from apex.runs.checkpoints.policy_file import BEFORE, BEST, PolicyInfo, find_best, read_policy, save_best, save_policy
+from tests.unit.runs.checkpoints.test_checkpoint import NETWORK, SCHEMA, flip_a_bit, make_state, names, same
+
+
+def make_policy(seed=4, **changes):
+    network = make_network(NETWORK, SCHEMA, seed=seed)
+    facts = {"schema": SCHEMA, "network": NETWORK, "environment": EnvironmentConfig(id="CartPole-v1")}
+    return network, PolicyInfo(**{**facts, "num_updates": 30, "score": 12.5, **changes})
+
+
+@pytest.mark.parametrize("score", [12.5, None])
+def test_a_policy_plays_as_the_network_did(tmp_path, score):
+    network, info = make_policy(score=score)
+    save_policy(tmp_path / BEST, flatten_parameters(network), info)
+    loaded_info, loaded = read_policy(tmp_path / BEST)
+    observation = torch.rand(16, 1, 3)
+    assert loaded_info == info
+    assert torch.equal(loaded(observation), network(observation))
+    assert not loaded.training
+
+
+def test_a_policy_can_be_read_with_safetensors_alone(tmp_path):
+    network, info = make_policy()
+    save_policy(tmp_path / BEST, flatten_parameters(network), info)
+    assert same(safetensors.torch.load_file(tmp_path / BEST), dict(sorted(network.state_dict().items())))
+
+
+def test_a_better_policy_replaces_the_file_and_leaves_nothing_beside_it(tmp_path):
+    for seed, score in ((1, 1.0), (2, 2.0)):
+        network, info = make_policy(seed, score=score)
+        save_policy(tmp_path / BEST, flatten_parameters(network), info)
+    assert read_policy(tmp_path / BEST)[0].score == 2.0
+    assert names(tmp_path) == [BEST]
+
+
+def test_the_online_network_of_a_checkpoint_is_a_policy_without_a_score(tmp_path):
+    state = make_state(7)
+    info, network = read_policy(save_checkpoint(tmp_path, state))
+    assert same(dict(state.online), dict(network.state_dict()))
+    assert (info.num_updates, info.score, info.network) == (7, None, NETWORK)
+
+
+def test_refuses_values_that_do_not_fit_the_network(tmp_path):
+    _, info = make_policy()
+    with pytest.raises(ConfigError, match="do not fit a network"):
+        save_policy(tmp_path / BEST, np.zeros(3, np.float32), info)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (b'"format":"2"', b'"format":"3"', "its format is 3, but this program reads 2"),
+        (b'"__metadata__"', b'"__metadaten_"', "best.safetensors cannot be read: "),
+        (b"hidden", b"hidaen", "its SHA-256 is not the one that was written"),
+        (b'"sha256":"', b'"sha257":"', "it has no SHA-256 of its own"),
+    ],
+)
+def test_a_policy_of_another_kind_is_refused_with_the_reason(tmp_path, old, new, message):
+    network, info = make_policy()
+    save_policy(tmp_path / BEST, flatten_parameters(network), info)
+    data = (tmp_path / BEST).read_bytes()
+    assert old in data
+    (tmp_path / BEST).write_bytes(data.replace(old, new, 1))
+    with pytest.raises(CheckpointError, match=message):
+        read_policy(tmp_path / BEST)
+
+
+def test_a_policy_with_a_flipped_bit_is_refused(tmp_path):
+    network, info = make_policy()
+    save_policy(tmp_path / BEST, flatten_parameters(network), info)
+    flip_a_bit(tmp_path / BEST)
+    with pytest.raises(CheckpointError, match="its SHA-256 is not the one that was written"):
+        read_policy(tmp_path / BEST)
+
+
+def test_a_policy_that_does_not_fit_its_own_network_is_refused(tmp_path):
+    path = save_checkpoint(tmp_path, make_state(1, config=Config(network=NetworkConfig(hidden=5, body_hidden=4))))
+    with pytest.raises(CheckpointError, match="000000001 does not fit the network that it names"):
+        read_policy(path)
+
+
+def test_a_policy_that_is_not_there_is_refused_by_name(tmp_path):
+    with pytest.raises(CheckpointError, match=r"cannot read .*best.safetensors: No such file"):
+        read_policy(tmp_path / BEST)
+
+
+def test_every_flipped_bit_of_a_policy_is_seen_its_score_included(tmp_path):
+    network, info = make_policy()
+    save_policy(tmp_path / BEST, flatten_parameters(network), info)
+    data, rng = (tmp_path / BEST).read_bytes(), np.random.default_rng(0)
+    for bit in rng.choice(8 * len(data), 300, replace=False).tolist():
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        (tmp_path / BEST).write_bytes(flipped)
+        with pytest.raises(CheckpointError, match=BEST):
+            read_policy(tmp_path / BEST)
+
+
+# --- the best -------------------------------------------------------------------------------------------------------
+
+
+def keep_best(folder, *scores):
+    for score in scores:
+        network, info = make_policy(int(score), score=score)
+        save_best(folder, flatten_parameters(network), info)
+
+
+def best_score(folder):
+    return read_policy(find_best(folder))[0].score
+
+
+def test_there_is_no_best_before_the_first_evaluation(tmp_path):
+    assert find_best(tmp_path) is None
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, lambda file: file.unlink(), lambda file: file.write_bytes(b"")])
+def test_a_best_policy_that_is_bad_or_gone_falls_back_loudly_to_the_one_before(tmp_path, damage, caplog):
+    keep_best(tmp_path, 1.0, 2.0, 3.0)
+    assert best_score(tmp_path) == 3.0
+    assert names(tmp_path) == [BEFORE, BEST]
+    damage(tmp_path / BEST)
+    assert best_score(tmp_path) == 2.0
+    assert BEST in caplog.text
+    keep_best(tmp_path, 4.0)  # The damaged one must not push out the one that is whole.
+    damage(tmp_path / BEST)
+    assert best_score(tmp_path) == 2.0
+    damage(tmp_path / BEFORE)
+    if (tmp_path / BEST).exists():
+        with pytest.raises(CheckpointError, match=r"no best policy in .* is whole"):
+            find_best(tmp_path)
+
+
+def test_the_best_stays_whatever_is_pruned_and_may_come_in_between(tmp_path):
+    for num_updates in range(1, 5):
+        save_checkpoint(tmp_path, make_state(num_updates))
+    prune(tmp_path, 2, pause=lambda step: keep_best(tmp_path, 9.0) if step == "remove a checkpoint" else None)
+    assert best_score(tmp_path) == 9.0
+    assert names(tmp_path) == ["000000003", "000000004", BEFORE, BEST, "newest.json"]

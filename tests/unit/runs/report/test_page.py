@@ -1,0 +1,338 @@
+"""`apex report`: what the page tells, that nothing can break out of it, and that it asks nobody for anything."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+import shlex
+from html.parser import HTMLParser
+
+import cv2
+import numpy as np
+import pytest
+from support.run_builders import ACTOR, EVALUATOR, SCHEMA, add_rows, make_run
+
+from apex.cli import main
+from apex.config.command_line import parse_config
+from apex.dqn.networks import flatten_parameters, make_network
+from apex.runs.checkpoints.policy_file import PolicyInfo, save_best
+from apex.runs.folder import RunFolder
+from apex.runs.history import RunHistory
+from apex.runs.lock import hold
+from apex.runs.report.command import main as report
+from apex.runs.report.facts import find_figures, find_limits, find_scores, find_state, next_commands, typed_command
+from apex.runs.report.page import build_page
+from apex.runs.report.video import MAX_HEIGHT, EmbeddedVideo, NoVideoError, film, recode
+
+SCORES = [(5, 1_000, 10), (60, 20_000, 480), (70, 25_000, 400)]
+EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"
+VIDEO = EmbeddedVideo(b"mp4", 21.0, 1_600, 3_000, "best.safetensors", 0.001, True)
+
+
+class Page(HTMLParser):
+    """What a browser would make of a page: elements, attributes and text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.attributes, self.words, self.styles = [], [], [], []
+        self.feed(text)
+        self.text = " ".join(" ".join(self.words).split())
+
+    def handle_starttag(self, name, attributes):
+        self.elements.append(name)
+        self.attributes += [(name, key, value or "") for key, value in attributes]
+
+    def handle_data(self, data):
+        (self.styles if self.elements[-1:] == ["style"] and "{" in data else self.words).append(data)
+
+
+def log_end(run, *lives):
+    """The learner's log of some lives; of each the reason why it ended, or None."""
+    lines = []
+    for reason in lives:
+        lines.append("12:00:00 learner INFO run x, folder y, device cpu")
+        lines += [] if reason is None else [f"12:09:00 learner INFO ends after 7 updates: {reason}"]
+    (run.logs / "learner.log").write_text("\n".join(lines) + "\n")
+
+
+def make_whole_run(folder, **config):
+    """A run with every curve that a page shows."""
+    run = make_run(folder, SCORES, **config)
+    add_rows(run, "actor", [(6, 1_100, {ACTOR: 8, "actors/episodes": 40}), (66, 21_000, {ACTOR: 500})])
+    for i in range(10):
+        limit = {
+            f"limited_by/{part}": float(part == ("actors" if i < 3 else "learner")) for part in ("actors", "learner")
+        }
+        figures = {
+            "learner/updates": 20 * i,
+            "learner/updates_per_second": 20,
+            "learner/loss": 0.5,
+            "learner/mean_q": i,
+        }
+        steps, seconds = 1_000 * i, 10 + i
+        add_rows(run, "learner", [(seconds, steps, {**figures, **limit, "learner/policy_lag": 30})])
+        stored = {"replay/num_inserted": steps, "replay/inserts_per_second": 1_000, "replay/size": steps}
+        add_rows(run, "replay", [(seconds, steps, stored)])
+    return run
+
+
+# --- what is told ---------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_held_is_running(tmp_path):
+    run = make_run(tmp_path)
+    with hold(run.path):
+        assert find_state(run).word == "running"
+    assert find_state(run).word == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("lives", "word", "why"),
+    [
+        (["reached the score 475"], "finished", "reached the score 475"),
+        (["interrupted"], "stopped", "interrupted"),
+        ([None], "stopped", "did not say why"),
+        (["interrupted", "reached 5 minutes"], "finished", "reached 5 minutes"),
+        (["reached 5 minutes", None], "stopped", "did not say why"),
+    ],
+)
+def test_why_a_run_ended_stands_in_the_log_of_its_last_life(tmp_path, lives, word, why):
+    run = make_run(tmp_path)
+    log_end(run, *lives)
+    state = find_state(run)
+    assert (state.word, why in state.why) == (word, True)
+
+
+def test_best_and_last_score_tell_where_and_over_how_many_games(tmp_path):
+    run = make_run(tmp_path, SCORES)
+    best, last = find_scores(RunHistory(run))
+    assert best == (480, 20_000, 60, "full games", None)  # Curves of before do not tell how many.
+    assert last == (400, 25_000, 70, "full games", None)
+    told = {"evaluator/episodes": 33, "evaluator/score_low": 480.5, "evaluator/score_high": 497.25}
+    add_rows(run, "evaluator", [(80, 31_000, {EVALUATOR: 490, **told})])
+    best, last = find_scores(RunHistory(run))
+    assert best == last == (490, 31_000, 80, "33 games", (480.5, 497.25))
+    assert "mean of 33 games (95 %: 480 ... 497), at 31k steps" in Page(build_page(run, "")).text
+
+
+def test_without_evaluations_there_is_no_score(tmp_path):
+    run = make_run(tmp_path)
+    assert find_scores(RunHistory(run)) is None
+
+
+def test_figures_are_totals_and_means_over_the_time_in_which_they_were_counted(tmp_path):
+    run = make_whole_run(tmp_path)
+    figures = dict(find_figures(run, RunHistory(run)))
+    assert figures["wall clock"] == "1:10"
+    assert (figures["steps"], figures["steps a second"]) == ("9,000", "1,000.0")
+    assert (figures["updates"], figures["updates a second"]) == ("180", "20.0")
+    assert (figures["games of all actors"], figures["policy lag, updates"]) == ("40", "30")
+
+
+def test_what_limited_the_run_is_told_by_its_share_of_the_time(tmp_path):
+    assert find_limits(RunHistory(make_whole_run(tmp_path))) == [("learner", 0.7), ("actors", 0.3)]
+
+
+def test_the_command_is_what_was_typed(tmp_path):
+    run = make_run(tmp_path, argv=["--preset", "cartpole", "--name", "a b"])
+    assert typed_command(run) == "apex learner --preset cartpole --name 'a b'"
+    (run.logs / "launcher.log").touch()
+    assert typed_command(run) == "apex train --preset cartpole --name 'a b'"
+    assert typed_command(make_run(tmp_path, argv=["python", "-m", "chaos"])) == "python -m chaos"
+    alone = make_run(tmp_path, argv=["--single-process"], run={"single_process": True})
+    assert typed_command(alone) == "apex train --single-process"  # It has no launcher.
+    assert [name for name, _ in next_commands(alone)] == ["score it", "see it play"]  # It cannot go on.
+
+
+def test_the_command_of_a_run_that_a_program_has_started_is_one_that_can_be_typed(tmp_path):
+    run = make_run(tmp_path, argv=["apex.train"], seed=7)
+    command = typed_command(run)
+    assert command == f"apex train --config {run.config_file}"
+    words = shlex.split(command)[2:]
+    assert (
+        parse_config(words, prog="apex train", description="", kind=lambda _: "vector", means_gpu=lambda _: False)
+        == run.config
+    )
+    assert "Started by apex.train: this trains by the same configuration." in Page(build_page(run, "")).text
+
+
+def test_a_run_that_has_reached_its_limit_goes_on_with_another(tmp_path):
+    run = make_run(tmp_path, name="a b")
+    assert next_commands(run)[2] == ("train on", f"apex train --resume '{run.path}'")
+    log_end(run, "reached the score 475")
+    assert next_commands(run)[2][0] == "train on, with another limit"
+
+
+# --- the page -------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_tells_all_about_the_run(tmp_path):
+    run = make_whole_run(tmp_path, seed=7)
+    run.go_on(run.config, argv=["--max-minutes", "9"])
+    page = Page(build_page(run, VIDEO))
+    git = run.manifest["git"]
+    for words in (
+        "CartPole-v1",
+        "seed 7",
+        "best score 480 mean of full games, at 20k steps, 1:00",
+        "updates 180 20.0 a second",
+        "score 21 in 1,600 steps",
+        "learner 70%",
+        "learner.learning_rate 0.001 6.25e-05",
+        "apex learner --preset cartpole",
+        f"apex train --resume {run.path}",
+        "with --max-minutes 9",
+        "GiB",
+        "numpy " + np.__version__,
+        *([] if git is None else [f"git checkout {git['commit']}"]),
+    ):
+        assert words in page.text, words
+    assert page.elements.count("svg") == 8
+    assert page.elements.count("details") == 1
+    assert ("video", "src", "data:video/mp4;base64," + base64.b64encode(b"mp4").decode()) in page.attributes
+
+
+def test_a_run_that_has_only_begun_has_a_page_too(tmp_path):
+    page = Page(build_page(make_run(tmp_path), "it has no policy yet"))
+    assert "no game was finished" in page.text
+    assert "There is no video: it has no policy yet" in page.text
+    assert not {"svg", "video"} & set(page.elements)
+
+
+def test_without_evaluations_the_actors_games_are_told_as_what_they_are(tmp_path):
+    page = Page(build_page(make_run(tmp_path, SCORES, role="actor", tag=ACTOR), ""))
+    assert "400 games of actor 7: no evaluation was finished" in page.text
+    assert "evaluations " not in page.text.partition("Learning curve")[2].partition("Figures")[0]
+
+
+def test_the_page_asks_nobody_for_anything(tmp_path):
+    text = build_page(make_whole_run(tmp_path), VIDEO)
+    page = Page(text)
+    asking = [
+        value for _, key, value in page.attributes if key in ("src", "href", "action", "poster", "data", "srcset")
+    ]
+    assert asking
+    assert all(value.startswith("data:") for value in asking)
+    assert any("default-src 'none'" in value for *_, value in page.attributes)
+    assert not re.search(r"url\(|@import|https?://", "".join(page.styles))
+    assert "http" not in re.sub(r"http-equiv", "", text)
+    assert not {"script", "iframe", "object", "embed", "img"} & set(page.elements)
+
+
+def test_nothing_of_the_run_can_break_out_of_the_page(tmp_path):
+    name = EVIL.replace("/", "_")
+    run = make_run(
+        tmp_path, SCORES, name=name, argv=["--x", EVIL], environment={"id": EVIL}, network={"factory": EVIL + ":y"}
+    )
+    run.go_on(run.config, argv=["--name", EVIL])
+    log_end(run, EVIL)
+    video = VIDEO._replace(checkpoint=EVIL)
+    for each in (video, EVIL):
+        text = build_page(run, each)
+        assert html.escape(EVIL) in text
+        assert not {"script", "img"} & set(Page(text).elements)
+        assert not [key for _, key, _ in Page(text).attributes if key.startswith("on")]
+
+
+# --- the video ------------------------------------------------------------------------------------------------------
+
+
+def write_video(path, num_pictures, *, height=640, width=402):
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), 15, (width, height))
+    for i in range(num_pictures):
+        writer.write(np.full((height, width, 3), 20 * i, np.uint8))
+    writer.release()
+    return path
+
+
+def test_a_video_is_coded_again_as_browsers_play_it(tmp_path):
+    assert recode(write_video(tmp_path / "a.mp4", 4), tmp_path / "b.mp4")
+    video = cv2.VideoCapture(str(tmp_path / "b.mp4"))
+    codec = int(video.get(cv2.CAP_PROP_FOURCC)).to_bytes(4, "little")
+    size = video.get(cv2.CAP_PROP_FRAME_WIDTH), video.get(cv2.CAP_PROP_FRAME_HEIGHT)
+    assert (codec.lower(), size, video.get(cv2.CAP_PROP_FPS)) == (b"vp90", (200, MAX_HEIGHT), 15)
+    assert video.get(cv2.CAP_PROP_FRAME_COUNT) == 4
+    video.release()
+
+
+def test_what_is_no_video_is_told(tmp_path):
+    (tmp_path / "a.mp4").write_bytes(b"no video")
+    with pytest.raises(NoVideoError, match=r"cannot read a\.mp4"):
+        recode(tmp_path / "a.mp4", tmp_path / "b.mp4")
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("echo oh >&2; echo 'apex evaluate: it has no policy' >&2; exit 2", "it has no policy"),
+        ("exit 7", "apex evaluate ended with status 7"),
+        ("echo '{}'", "cannot read played.mp4"),
+    ],
+)
+def test_why_there_is_no_video_is_what_the_evaluation_says_last(tmp_path, script, why):
+    with pytest.raises(NoVideoError) as error:
+        film(tmp_path, 0.0, apex=("sh", "-c", script))
+    assert str(error.value).endswith(why)
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+def test_the_page_of_a_policy_has_a_video_of_its_game(tmp_path, capfd):
+    run = make_run(tmp_path, SCORES)
+    network = make_network(run.config.network, SCHEMA, seed=0)
+    info = PolicyInfo(
+        schema=SCHEMA, network=run.config.network, environment=run.config.environment, num_updates=77, score=9.0
+    )
+    save_best(run.checkpoints, flatten_parameters(network), info)
+    assert main(["report", str(run.path), "--json"]) == 0
+    out = run.path / "report.html"
+    said = capfd.readouterr().out.splitlines()
+    assert said[0].startswith(f"page: {out} (")
+    assert json.loads(said[1]) == {"out": str(out), "bytes": out.stat().st_size, "video": True}
+    page = Page(out.read_text())
+    assert "Played by best.safetensors of update 77, epsilon 0: score" in page.text
+    (source,) = [value for name, key, value in page.attributes if (name, key) == ("video", "src")]
+    assert b"vp09" in base64.b64decode(source.partition(",")[2])
+    assert out.stat().st_size < 500_000
+
+
+def test_where_no_game_can_be_played_the_page_says_why(tmp_path, capsys):
+    def film(run, epsilon):
+        raise NoVideoError("the game was not over")
+
+    run = make_run(tmp_path, SCORES)
+    assert report([str(run.path), "--out", str(tmp_path / "x.html")], film=film) == 0
+    assert "There is no video: the game was not over" in Page((tmp_path / "x.html").read_text()).text
+    assert capsys.readouterr().err == "without a video: the game was not over\n"
+
+
+def test_no_video_is_made_where_none_is_wanted(tmp_path, capsys):
+    run = make_run(tmp_path, SCORES)
+    assert main(["report", str(run.path), "--no-video"]) == 0
+    assert "One game" not in Page((run.path / "report.html").read_text()).text
+    assert capsys.readouterr().err == ""
+    assert RunFolder.open(run.path).run_id == run.run_id  # The page is no part of the run.
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "which run? The latest: apex report runs/RUN"),
+        (["none"], "none is not a run folder"),
+        (["RUN", "--out", "x.pdf"], "--out must end in .html, got x.pdf"),
+        (["RUN", "--out", "none/x.html"], "there is no folder none"),
+        (["RUN", "--out", "DIR.html"], "DIR.html is a folder"),
+        (["RUN", "--videos"], "unrecognized arguments: --videos"),
+    ],
+)
+def test_a_users_mistake_is_one_sentence_and_status_2(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    make_run("runs", SCORES, name="RUN")
+    (tmp_path / "DIR.html").mkdir()
+    assert main(["report", *words, "--no-video"]) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert (said.out, said.err.count("\n")) == ("", 1)

@@ -1,0 +1,109 @@
+"""What import-linter cannot see: no code executes what it reads, and no interval is measured by the wall clock.
+
+The layers and the owners of heavy libraries are contracts in pyproject.toml, which `lint-imports` checks.
+"""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# What reads or writes objects as programs: whoever sends such bytes runs code here.
+EXECUTING_MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+EXECUTING_NAMES = {"send_pyobj", "recv_pyobj", "allow_pickle", "pickle_module", "eval", "exec"}
+EXECUTING_CALLS = {("torch", "load"), ("torch", "save")}
+
+WALL_CLOCKS = {"time", "time_ns", "now", "utcnow", "today", "localtime", "gmtime", "clock_gettime"}  # Python's names
+TIMESTAMPS = {  # Modules that may record when something happened, for people to read.
+    "apex.cloud.cluster.command": {"datetime.now"},
+    "apex.runs.metrics.writer": {"time.time", "time.time_ns"},
+    "apex.learning.coordinator.metric_rows": {"time.time"},
+    "apex.acting.worker": {"time.time"},
+    "apex.runs.folder": {"datetime.now", "time.time"},
+}
+
+SOURCES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts): ast.parse(path.read_text())
+    for path in (ROOT / "apex").rglob("*.py")
+}
+
+
+def imports(tree):
+    """Every module that a source names in an import, at the top or not, as dotted names."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or "relative"
+
+
+def executing(tree):
+    """What a source names that executes what it reads."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in EXECUTING_NAMES:
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            owner = node.value.id if isinstance(node.value, ast.Name) else ""
+            if (owner, node.attr) in EXECUTING_CALLS or node.attr in EXECUTING_NAMES - {
+                "eval"
+            }:  # module.eval() is torch's.
+                yield f"{owner}.{node.attr}"
+        elif isinstance(node, ast.keyword) and node.arg in EXECUTING_NAMES:
+            yield node.arg
+    yield from (name for name in imports(tree) if name.partition(".")[0] in EXECUTING_MODULES)
+
+
+@pytest.mark.parametrize("module", sorted(SOURCES))
+def test_nothing_executes_what_it_reads(module):
+    assert list(executing(SOURCES[module])) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "import os, cloudpickle",
+        "def f():\n    import marshal",
+        "torch.load(path, weights_only=True)",
+        "np.load(path, allow_pickle=True)",
+        "socket.send_pyobj(segment)",
+        "eval(text)",
+    ],
+)
+def test_a_source_that_executes_what_it_reads_would_be_seen(source):
+    assert len(list(executing(ast.parse(source)))) == 1
+
+
+@pytest.mark.parametrize("module", ["apex.launch.local", "apex.launch.preflight.doctor", "apex.launch.status"])
+def test_what_people_start_does_not_wait_for_torch(module):
+    program = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=100).returncode == 0
+
+
+def wall_clocks(tree):
+    """Where a source looks at the wall clock, which people and time servers move."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in WALL_CLOCKS:
+            owner = ast.unparse(node.value)
+            if owner.split(".")[-1] in ("time", "datetime", "date"):  # Not message.time, nor asyncio's loop.time().
+                yield f"{owner}.{node.attr}"
+        elif isinstance(node, ast.ImportFrom) and node.module == "time":
+            yield from (alias.name for alias in node.names if alias.name in WALL_CLOCKS)
+
+
+@pytest.mark.parametrize("module", sorted(SOURCES))
+def test_the_wall_clock_is_for_timestamps_only_and_no_interval_is_measured_by_it(module):
+    assert set(wall_clocks(SOURCES[module])) <= TIMESTAMPS.get(module, set())
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["time.time() - began", "from time import time", "datetime.now()", "time.time_ns()", "datetime.datetime.utcnow()"],
+)
+def test_a_source_that_looks_at_the_wall_clock_would_be_seen(source):
+    assert len(list(wall_clocks(ast.parse(source)))) == 1

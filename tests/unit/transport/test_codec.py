@@ -1,0 +1,447 @@
+"""The wire gives back what it was given, and refuses everything else by name."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import pytest
+from support.builders import PIXELS, RUN, VECTORS, make_batch, make_records, make_segment
+
+from apex.transport.codec import Codec, decode_control, decode_request, encode_control
+from apex.transport.header import HEADER, TOPIC_BYTES, WIRE_VERSION, MessageKind, WireError, peek_kind, receipt_topic
+from apex.transport.json_fields import is_text, printable
+from apex.types import Parameters, PriorityUpdate, Receipt, Stream
+
+CODEC = Codec(RUN, PIXELS)
+UPDATE = PriorityUpdate(0, 77, 1, 9, np.arange(5), np.linspace(0, 1, 5, dtype=np.float32))
+RESULT = {"updates": 12, "mean": 3.5, "median": 3.0, "length": 10.0, "episodes": 2, "confirmed": False}
+ACTOR_FIGURES = {"role": "actor", "steps": None, "time": 1.5, "scalars": {"actors/mean_score": 2.0}}
+PARAMETERS = Parameters(12, np.linspace(-1, 1, 10, dtype=np.float32))
+
+
+def reseal(frames, **fields):
+    """The message with header fields changed and its checksum made right again, as an attacker would."""
+    names = ["magic", "version", "kind", "shard", "run_id", "sender", "schema", "incarnation", "number", "count"]
+    values = dict(zip([*names, "length", "crc"], HEADER.unpack_from(frames[0]), strict=True))
+    bodies = [bytes(frames[0])[HEADER.size :], *map(bytes, frames[1:])]
+    values["length"] = sum(map(len, bodies))
+    values |= fields
+    head = HEADER.pack(*values.values())[:-4]
+    crc = zlib.crc32(head)
+    for body in bodies:
+        crc = zlib.crc32(body, crc)
+    return [head + crc.to_bytes(4, "little") + bodies[0], *bodies[1:]]
+
+
+def with_body(frames, body):
+    return reseal([bytes(frames[0])[: HEADER.size] + body, *frames[1:]])
+
+
+@pytest.mark.parametrize("schema", [PIXELS, VECTORS])
+def test_a_segment_comes_back(schema):
+    codec, segment = Codec(RUN, schema), make_segment(schema)
+    back = codec.decode_segment(codec.encode_segment(segment))
+    assert back[:3] == segment[:3]
+    assert back.base == segment.base
+    assert bytes(back.blob) == segment.blob
+    np.testing.assert_array_equal(back.records, segment.records)
+
+
+@pytest.mark.parametrize("schema", [PIXELS, VECTORS])
+def test_a_batch_comes_back(schema):
+    codec, batch = Codec(RUN, schema), make_batch(schema)
+    back = codec.decode_batch(codec.encode_batch(batch), 4)
+    assert back[:5] == batch[:5]
+    assert bytes(back.blob) == batch.blob
+    np.testing.assert_array_equal(back.records, batch.records)
+
+
+def test_a_receipt_comes_back_and_begins_with_its_topic():
+    receipt = Receipt(Stream(5, 8), 2**62 + 1, 40, 0b1011)
+    frames = CODEC.encode_receipt(receipt)
+    assert CODEC.decode_receipt(frames) == receipt
+    assert frames[0][:TOPIC_BYTES] == receipt_topic(RUN, 0, 5)
+    assert frames[0][:TOPIC_BYTES] != receipt_topic(RUN, 0, 6)
+
+
+def test_priorities_come_back():
+    back = CODEC.decode_priorities(CODEC.encode_priorities(UPDATE))
+    assert back[:4] == UPDATE[:4]
+    np.testing.assert_array_equal(back.keys, UPDATE.keys)
+    np.testing.assert_array_equal(back.priorities, UPDATE.priorities)
+
+
+def test_parameters_are_one_frame_and_come_back():
+    frames = CODEC.encode_parameters(PARAMETERS)
+    assert len(frames) == 1  # CONFLATE keeps the last frame only.
+    back = CODEC.decode_parameters(frames, 10)
+    assert back.version == 12
+    np.testing.assert_array_equal(back.values, PARAMETERS.values)
+
+
+def test_an_evaluation_comes_back_with_and_without_parameters():
+    result = RESULT
+    back, parameters = CODEC.decode_evaluation(CODEC.encode_evaluation(result, PARAMETERS), 10)
+    assert back == result
+    np.testing.assert_array_equal(parameters.values, PARAMETERS.values)
+    assert parameters.version == 12
+    assert CODEC.decode_evaluation(CODEC.encode_evaluation(result, None), 10) == (result, None)
+
+
+def test_control_and_metrics_come_back():
+    assert decode_control(encode_control({"type": "hello", "n": 1})) == {"type": "hello", "n": 1}
+    assert CODEC.decode_metrics(CODEC.encode_metrics(ACTOR_FIGURES)) == ACTOR_FIGURES
+
+
+def test_a_figure_that_is_not_finite_travels_as_null():
+    figures = {**ACTOR_FIGURES, "scalars": {"actors/mean_score": np.inf, "actor_highest_id/score": np.nan}}
+    frames = CODEC.encode_metrics(figures)
+    assert b"null" in frames[0]
+    assert all(np.isnan(value) for value in CODEC.decode_metrics(frames)["scalars"].values())
+
+
+def test_the_kind_can_be_told_before_decoding():
+    assert peek_kind(CODEC.encode_evaluation({}, None)) == MessageKind.EVALUATION
+    assert peek_kind([b"short"]) == -1
+    assert peek_kind([]) == -1
+
+
+SEGMENT = CODEC.encode_segment(make_segment(PIXELS))
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        ([], "frames"),
+        ([b""], "length"),
+        ([b"GET / HTTP/1.1\r\nHost: localhost\r\n" * 4], "magic"),
+        ([*SEGMENT, b"more"], "frames"),
+        ([SEGMENT[0][:-1]], "length"),
+        ([SEGMENT[0] + b"x"], "length"),
+        ([SEGMENT[0][:-1] + b"\x00"], "crc"),
+        (reseal(SEGMENT, version=9), "version"),
+        (reseal(SEGMENT, kind=200), "kind"),
+        (reseal(SEGMENT, kind=MessageKind.BATCH), "kind"),
+        (reseal(SEGMENT, run_id=1), "run"),
+        (reseal(SEGMENT, schema=1), "schema"),
+        (reseal(SEGMENT, count=0), "count"),
+        (reseal(SEGMENT, count=2**32 - 1), "count"),
+        (reseal(SEGMENT, count=4000), "length"),
+        (reseal(SEGMENT, number=0), "base"),
+    ],
+)
+def test_refuses_what_is_not_a_message(frames, reason):
+    with pytest.raises(WireError) as refusal:
+        CODEC.decode_segment(frames)
+    assert refusal.value.reason == reason
+
+
+def bad(name, value, schema=PIXELS):
+    records = make_records(schema, 5)
+    records[name][2] = value
+    return records
+
+
+@pytest.mark.parametrize(
+    ("records", "reason"),
+    [
+        (bad("n_step_return", np.nan), "return"),
+        (bad("discount", -0.1), "discount"),
+        (bad("discount", 1.5), "discount"),
+        (bad("discount", np.nan), "discount"),
+        (bad("priority", np.inf), "priority"),
+        (bad("priority", -1), "priority"),
+        (bad("action", 3), "action"),
+        (bad("depth", 0), "depth"),
+        (bad("depth", 5), "depth"),
+        (bad("next_depth", 0), "depth"),
+        (bad("next_depth", 200), "depth"),
+        (bad("depth", 4), "frames"),
+        (bad("next_frame", 2), "frames"),
+        (bad("next_frame", 6), "frames"),
+        (bad("next_frame", 60_000), "frames"),
+    ],
+)
+def test_refuses_records_that_cannot_be(records, reason):
+    with pytest.raises(WireError) as refusal:
+        CODEC.decode_segment(CODEC.encode_segment(make_segment(PIXELS, records=records)))
+    assert refusal.value.reason == reason
+
+
+def test_refuses_a_next_stack_that_begins_before_the_first_frame():
+    records = make_records(PIXELS, 5)
+    records["next_depth"][0] = 3
+    with pytest.raises(WireError, match="before the first"):
+        CODEC.decode_segment(CODEC.encode_segment(make_segment(PIXELS, records=records)))
+
+
+def image_of(*offsets, size=200):
+    return np.array(offsets, "<u4").tobytes() + bytes(size)
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [
+        b"\x00" * 8,
+        image_of(7),
+        image_of(4_000_000),
+        image_of(12, 40, 30),
+        image_of(12, 40, 999_999),
+        image_of(12, 12, 212),
+        image_of(12, 13, 212),
+    ],
+)
+def test_refuses_an_image_whose_table_lies(blob):
+    segment = make_segment(PIXELS)._replace(blob=blob)
+    with pytest.raises(WireError) as refusal:
+        CODEC.decode_segment(CODEC.encode_segment(segment))
+    assert refusal.value.reason in ("blob", "frames")
+
+
+def test_refuses_vectors_that_are_not_finite():
+    segment = make_segment(VECTORS)
+    blob = bytearray(segment.blob)
+    blob[-4:] = np.float32(np.nan).tobytes()
+    codec = Codec(RUN, VECTORS)
+    with pytest.raises(WireError, match="not finite"):
+        codec.decode_segment(codec.encode_segment(segment._replace(blob=bytes(blob))))
+
+
+BATCH = CODEC.encode_batch(make_batch(PIXELS))
+
+
+def bad_batch(**fields):
+    batch = make_batch(PIXELS)
+    records = batch.records.copy()
+    for name, value in fields.items():
+        records[name][1] = value
+    return CODEC.encode_batch(batch._replace(records=records))
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        (BATCH[:1], "frames"),
+        (reseal(BATCH, count=5), "count"),
+        (with_body(BATCH, b"short"), "length"),
+        (CODEC.encode_batch(make_batch(PIXELS, num_transitions=0)), "count"),
+        (bad_batch(num_frames=5), "count"),
+        (bad_batch(num_frames=1000), "count"),
+        (bad_batch(probability=0), "probability"),
+        (bad_batch(probability=np.nan), "probability"),
+        (bad_batch(next_frame=7), "frames"),
+    ],
+)
+def test_refuses_batches_that_cannot_be(frames, reason):
+    with pytest.raises(WireError) as refusal:
+        CODEC.decode_batch(frames, 4)
+    assert refusal.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("decode", "frames", "reason"),
+    [
+        (CODEC.decode_receipt, with_body(CODEC.encode_receipt(Receipt(Stream(0, 0), 0, 0, 0)), b"x"), "length"),
+        (CODEC.decode_priorities, reseal(CODEC.encode_priorities(UPDATE), count=0), "count"),
+        (CODEC.decode_priorities, reseal(CODEC.encode_priorities(UPDATE), count=6), "length"),
+        (decode_control, reseal(encode_control({})), "json"),
+        (decode_control, with_body(encode_control({}), b"[]"), "json"),
+        (decode_control, with_body(encode_control({}), b"\xff\xfe"), "json"),
+        (decode_control, with_body(encode_control({}), b"[" * 100_000), "json"),
+        (decode_control, with_body(encode_control({}), b" " * (1 << 20) + b"{}"), "length"),
+        *(
+            (decode_control, with_body(encode_control({}), b'{"type": "x", "n": %s}' % text), "json")
+            for text in (
+                b"NaN",
+                b"-Infinity",
+                b"1e999",
+                b"18446744073709551616",
+                b"-9223372036854775809",
+                b"9" * 5_000,
+                b'"\\ud800"',
+                b"[" * 16 + b"]" * 16,
+                b'[["\\udfff"]]',
+                b'{"a": 1, "a": 2}',
+                b'1, "type": "y"',
+            )
+        ),
+        (CODEC.decode_metrics, with_body(CODEC.encode_metrics({}), b"nonsense"), "json"),
+        (CODEC.decode_metrics, CODEC.encode_metrics({**ACTOR_FIGURES, "role": "learner"}), "role"),
+        (CODEC.decode_metrics, CODEC.encode_metrics({"role": "actor"}), "fields"),
+        (CODEC.decode_metrics, CODEC.encode_metrics({**ACTOR_FIGURES, "time": None}), "fields"),
+        (CODEC.decode_metrics, CODEC.encode_metrics({**ACTOR_FIGURES, "scalars": {"learner/loss": 0}}), "fields"),
+        (CODEC.decode_metrics, reseal(CODEC.encode_metrics(ACTOR_FIGURES), sender=1), "sender"),
+        (decode_control, reseal(encode_control({"type": "x"}), number=1), "number"),
+    ],
+)
+def test_refuses_other_messages_that_cannot_be(decode, frames, reason):
+    with pytest.raises(WireError) as refusal:
+        decode(frames)
+    assert refusal.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        (CODEC.encode_parameters(PARAMETERS._replace(values=np.array([np.nan] * 10, "<f4"))), "values"),
+        (reseal(CODEC.encode_parameters(PARAMETERS), count=9), "count"),
+        (with_body(CODEC.encode_parameters(PARAMETERS), b"abc"), "length"),
+        (reseal(CODEC.encode_parameters(PARAMETERS), number=2**40), "number"),
+    ],
+)
+def test_refuses_parameters_that_cannot_be(frames, reason):
+    with pytest.raises(WireError) as refusal:
+        CODEC.decode_parameters(frames, 10)
+    assert refusal.value.reason == reason
+
+
+def test_refuses_an_evaluation_of_another_network():
+    frames = CODEC.encode_evaluation(RESULT, PARAMETERS)
+    with pytest.raises(WireError, match="count"):
+        CODEC.decode_evaluation(frames, 11)
+    with pytest.raises(WireError, match="length"):
+        CODEC.decode_evaluation(with_body(frames, b"{}"), 10)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_single_bit_flip_is_accepted(seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(200):
+        message = bytearray(SEGMENT[0])
+        bit = int(rng.integers(8 * len(message)))
+        message[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(WireError):
+            CODEC.decode_segment([bytes(message)])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_resealed_garbage_is_refused_or_harmless(seed):
+    """Mutations whose checksum was made right: either refused, or everything in it lies inside the schema."""
+    rng = np.random.default_rng(seed)
+    for _ in range(300):
+        message = bytearray(SEGMENT[0])
+        for at in rng.integers(HEADER.size, len(message), size=rng.integers(1, 6)):
+            message[at] = rng.integers(256)
+        try:
+            segment = CODEC.decode_segment(reseal([bytes(message)]))
+        except WireError:
+            continue
+        table = np.frombuffer(segment.blob, "<u4", int.from_bytes(segment.blob[:4], "little") // 4)
+        assert (segment.records["next_frame"] < len(table) - 1).all()
+        assert (segment.records["action"] < PIXELS.num_actions).all()
+        assert table[-1] == len(segment.blob)
+
+
+def test_what_is_for_another_shard_is_refused():
+    codec = Codec(RUN, PIXELS)
+    update = PriorityUpdate(3, 1, 0, 0, np.arange(2), np.ones(2, np.float32))
+    segment, priorities = codec.encode_segment(make_segment(PIXELS), shard=3), codec.encode_priorities(update)
+    batch = codec.encode_batch(make_batch(PIXELS)._replace(shard=3))
+    assert codec.decode_segment(segment, 3).number == make_segment(PIXELS).number
+    assert codec.decode_priorities(priorities, 3).shard == codec.decode_batch(batch, 4, 4).shard == 3
+    for decode in (
+        lambda: codec.decode_segment(segment, 2),
+        lambda: codec.decode_priorities(priorities, 2),
+        lambda: codec.decode_batch(batch, 4, 3),
+    ):
+        with pytest.raises(WireError, match="shard 3"):
+            decode()
+
+
+HEARTBEAT = {
+    "type": "heartbeat", "session": 5, "run_id": RUN, "role": "replay", "host": "h", "pid": 7, "shard": 0,
+    "streams": [[0, 1]], "endpoints": {"experience": "tcp://h:1"},
+    "status": {"num_inserted": 3, "rate": "3 in/s", "busy_share": 0.5, "inserts_wait": False, "waiting": "",
+               "refusals": {"crc": 1}, "priority_histogram": {"counts": [1.0], "edges": [0.5, 1.0]}},
+}  # fmt: skip
+OF_REPLAY = {
+    **dict.fromkeys(("num_inserted", "num_drawn", "size", "bytes", "max_bytes"), 1),
+    "samplers_wait_for": "inserts", "store_incarnation": "7", "inserts_wait": True, "refusals": {},
+    "refused_connections": {}, "priority_histogram": None,
+}  # fmt: skip
+HELLO = {
+    "type": "hello", "wire": WIRE_VERSION, "session": 5, "role": "actor",
+    "host": "h", "pid": 7, "shard": 0, "num_streams": 4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        HEARTBEAT,
+        {**HEARTBEAT, "status": OF_REPLAY},
+        {**HEARTBEAT, "role": "actor", "status": {"rate": "9 steps/s", "waiting": "", "num_steps": 9}},
+        HELLO,
+        {"type": "status"},
+        {"type": "goodbye", "session": 5},
+        {"type": "hello", "wire": WIRE_VERSION + 1, "session": 5, "anything": [1]},  # It is told so.
+        {"type": "heartbeat", "run_id": RUN + 1, "session": 5, "anything": [1]},
+    ],
+)
+def test_requests_come_back(message):
+    assert decode_request(encode_control(message, RUN), RUN) == message
+
+
+def with_status(**fields):
+    return {**HEARTBEAT, "status": {**HEARTBEAT["status"], **fields}}
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ({"type": "what"}, "type"),
+        ({"type": "status", "more": 1}, "fields"),
+        ({"type": "goodbye"}, "fields"),
+        ({"type": "goodbye", "session": 5.0}, "fields"),
+        ({**HELLO, "num_streams": -1}, "fields"),
+        ({**HELLO, "session": 2**63}, "fields"),
+        ({**HELLO, "role": ["actor"]}, "fields"),
+        ({**HELLO, "host": "\x1b[2J"}, "fields"),
+        ({**HELLO, "pid": True}, "fields"),
+        ({**HEARTBEAT, "streams": [[0]]}, "fields"),
+        ({**HEARTBEAT, "streams": [["0", 1]]}, "fields"),
+        ({**HEARTBEAT, "endpoints": []}, "fields"),
+        ({**HEARTBEAT, "status": []}, "fields"),
+        *(({**HEARTBEAT, "role": "actor", "status": {name: said}}, "fields") for name, said in OF_REPLAY.items()),
+        (with_status(rate=[1]), "fields"),
+        (with_status(rate="a" * 201), "fields"),
+        (with_status(num_inserted=1e9), "fields"),
+        (with_status(busy_share=[0.5]), "fields"),
+        (with_status(busy_share=1.7e308), "fields"),
+        (with_status(refusals={"crc": "many"}), "fields"),
+        (with_status(**{"Not a name": 1}), "fields"),
+        (with_status(**{f"figure_{index}": index for index in range(60)}), "fields"),
+        (with_status(priority_histogram={"counts": "many"}), "fields"),
+        (with_status(priority_histogram={"counts": [1e17], "edges": [0.5, 1.0]}), "fields"),
+        (with_status(priority_histogram={"counts": [1.0], "edges": [0.5, 0.5]}), "fields"),
+        (with_status(priority_histogram={"counts": [1.0], "edges": [0.5, 1e200]}), "fields"),
+        (with_status(priority_histogram={"counts": [1.0], "edges": [0.0, 1.0]}), "fields"),
+        (with_status(priority_histogram={"counts": [], "edges": [1.0]}), "fields"),
+    ],
+)
+def test_refuses_requests_that_cannot_be(message, reason):
+    with pytest.raises(WireError) as refusal:
+        decode_request(encode_control(message), RUN)
+    assert refusal.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    "field", [{"mean": [1]}, {"mean": None}, {"episodes": -1}, {"scores": [None]}, {"confirmed": 1}, {"else": 1}]
+)
+def test_refuses_results_that_cannot_be(field):
+    with pytest.raises(WireError, match="fields"):
+        CODEC.decode_evaluation(CODEC.encode_evaluation({**RESULT, **field}, None), 10)
+
+
+def test_what_is_no_text_arrives_as_something_that_can_be_printed():
+    said = {"type": "welcome", "config": {"run": {"folder": "L\u00e4ufe/\udcff\U0001f600", "\ud800": float("inf")}}}
+    expected = {"type": "welcome", "config": {"run": {"folder": "L\u00e4ufe/?\U0001f600", "?": None}}}
+    assert decode_control(encode_control(said)) == expected
+
+
+def test_a_host_may_have_any_bytes_for_a_name():
+    shown = printable("a\x1b[2J\udcff\n" + "b" * 300)
+    assert shown.startswith("a?[2J??b")
+    assert is_text(shown)
+    assert printable("J\u00fcrgens PC") == "J\u00fcrgens PC"

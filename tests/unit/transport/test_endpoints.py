@@ -1,0 +1,349 @@
+"""Sockets carry what they are given, wait no longer than told, and refuse strangers by counting them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+import zmq
+from support.builders import PIXELS, RUN, make_batch, make_segment
+
+from apex.errors import ConfigError
+from apex.transport.async_receiver import AsyncReceiver
+from apex.transport.codec import Codec, decode_control, encode_control
+from apex.transport.control_client import ControlClient, MetricsSender
+from apex.transport.endpoints import (
+    BatchReceiver,
+    BatchSender,
+    ExperienceSender,
+    ParameterPublisher,
+    ParameterSubscriber,
+    PrioritySender,
+    ReceiptPublisher,
+    ReceiptReceiver,
+    max_batch_bytes,
+    max_segment_bytes,
+)
+from apex.transport.sockets import AddressError, bind, local_address, open_context, prepare, split_address
+from apex.types import Parameters, PriorityUpdate, Receipt, Stream
+
+CODEC = Codec(RUN, PIXELS)
+DEADLINE = 10.0
+VALUES = np.arange(10, dtype=np.float32)
+
+
+@pytest.fixture
+def endpoint():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.fixture
+def context():
+    with open_context() as context:
+        yield context
+
+
+def until(get, what, seconds=DEADLINE):
+    """Calls `get` until it returns something."""
+    deadline, pause = time.monotonic() + seconds, 0.005
+    while time.monotonic() < deadline:
+        if found := get():
+            return found
+        time.sleep(pause)  # What it waits for needs the core.
+        pause = min(1.5 * pause, 0.1)
+    pytest.fail(f"no {what} within {seconds} s")
+
+
+def test_batches_arrive_and_garbage_is_counted(context, endpoint):
+    limit = max_batch_bytes(PIXELS, 4)
+    receiver = BatchReceiver(context, endpoint, CODEC, batch_size=4, max_bytes=limit)
+    assert receiver.receive(0.0) is None
+    stranger = context.socket(zmq.PUSH)
+    stranger.connect(endpoint)
+    stranger.send(b"x" * 100)
+    until(lambda: receiver.receive(0.1) or receiver.refused, "refusal")
+    assert receiver.refused == {"frames": 1}
+    sender = BatchSender(context, endpoint, CODEC)
+    batch = make_batch(PIXELS)
+    assert sender.send(batch, DEADLINE)
+    back = until(lambda: receiver.receive(0.1), "batch")
+    assert back.number == batch.number
+    assert bytes(back.blob) == batch.blob
+
+
+def test_a_sampler_without_a_learner_waits_no_longer_than_told(context, endpoint):
+    sender, batch = BatchSender(context, endpoint, CODEC), make_batch(PIXELS)
+    while sender.send(batch, 0.0):  # The high-water mark's worth has room.
+        pass
+    began = time.monotonic()
+    assert not sender.send(batch, 0.1)
+    assert time.monotonic() - began < 1.0
+
+
+def test_a_message_above_the_limit_never_reaches_the_program(context, endpoint):
+    receiver = BatchReceiver(context, endpoint, CODEC, batch_size=4, max_bytes=1_000)
+    stranger = context.socket(zmq.PUSH)
+    stranger.connect(endpoint)
+    stranger.send_multipart([*CODEC.encode_batch(make_batch(PIXELS)), b"x" * 5_000])
+    assert receiver.receive(0.3) is None
+    assert receiver.refused == {}
+
+
+def test_parameters_a_newcomer_gets_the_newest_at_once(context, endpoint):
+    publisher = ParameterPublisher(context, endpoint, CODEC, repeat_seconds=1_000.0)
+    for version in (1, 2):
+        publisher.publish(Parameters(version, VALUES))
+    subscriber = ParameterSubscriber(context, endpoint, CODEC, num_parameters=10)
+
+    def receive():
+        publisher.serve(0.05)
+        return subscriber.receive(0.0)
+
+    newest = until(receive, "parameters")
+    assert newest.version == 2
+    np.testing.assert_array_equal(newest.values, VALUES)
+    assert subscriber.receive(0.0) is None
+
+
+def test_parameters_a_slow_reader_skips_what_is_old_and_ends_with_the_newest(context, endpoint):
+    publisher = ParameterPublisher(context, endpoint, CODEC, repeat_seconds=0.1)
+    subscriber = ParameterSubscriber(context, endpoint, CODEC, num_parameters=10)
+    publisher.publish(Parameters(0, VALUES))
+    versions = []
+
+    def reached(version):
+        publisher.serve(0.02)
+        news = subscriber.receive(0.0)
+        versions.extend([news.version] if news else [])
+        return versions and versions[-1] == version
+
+    until(lambda: reached(0), "first parameters")
+    for version in range(1, 100):  # More than the high-water mark: the newest of these may be dropped, and is repeated.
+        publisher.publish(Parameters(version, VALUES))
+    until(lambda: reached(99), "newest")
+    assert len(versions) < 50
+    assert publisher.num_bytes > 0
+
+
+def test_parameters_of_another_network_are_refused(context, endpoint):
+    publisher = ParameterPublisher(context, endpoint, CODEC, repeat_seconds=1_000.0)
+    publisher.publish(Parameters(1, VALUES[:5]))
+    subscriber = ParameterSubscriber(context, endpoint, CODEC, num_parameters=10)
+
+    def refused():
+        publisher.serve(0.05)
+        assert subscriber.receive(0.0) is None
+        return subscriber.refused
+
+    assert until(refused, "refusal") == {"count": 1}
+
+
+def test_experience_reaches_the_server_and_its_receipt_the_actor(endpoint):
+    """Two actors; each hears of its own streams only."""
+    receipts_endpoint = endpoint.rsplit(":", 1)[0] + ":" + str(int(endpoint.rsplit(":", 1)[1]) % 60_000 + 1_024)
+    segment = make_segment(PIXELS, actor_id=2)
+
+    async def scenario():
+        with open_context() as server, open_context() as actor:
+            limit = max_segment_bytes(PIXELS, 5)
+            experience = AsyncReceiver(server, zmq.PULL, endpoint, "experience", high_water_mark=10, max_bytes=limit)
+            publisher = ReceiptPublisher(server, receipts_endpoint, CODEC)
+            sender = ExperienceSender(actor, endpoint, num_messages=4)
+            own = ReceiptReceiver(actor, [receipts_endpoint], CODEC, [Stream(2, 7)])
+            other = ReceiptReceiver(actor, [receipts_endpoint], CODEC, [Stream(3, 7)])
+            assert sender.send(CODEC.encode_segment(segment))
+            messages = await experience.burst(DEADLINE)
+            back = CODEC.decode_segment(messages[0])
+            assert back.stream == segment.stream
+            receipt = Receipt(back.stream, 1, 4, 0)
+            heard = []
+            deadline = time.monotonic() + DEADLINE
+            while not heard and time.monotonic() < deadline:
+                publisher.publish(receipt)
+                heard = own.receive(0.05)
+            assert heard[0] == receipt
+            assert other.receive() == []
+            assert await experience.burst(0.0) == []
+
+    asyncio.run(scenario())
+
+
+def test_a_burst_waits_for_a_message_not_for_a_peer_and_leaves_the_rest_to_the_next(endpoint):
+    async def scenario():
+        with open_context() as server, open_context() as actor:
+            experience = AsyncReceiver(server, zmq.PULL, endpoint, "experience", high_water_mark=10, max_bytes=100)
+            waiting = asyncio.create_task(experience.burst(DEADLINE))
+            await asyncio.sleep(0)
+            sender = actor.socket(zmq.PUSH)
+            monitor = sender.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+            sender.connect(endpoint)
+            deadline = time.monotonic() + DEADLINE
+            while not monitor.poll(0) and time.monotonic() < deadline:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            for number in range(5):
+                sender.send(bytes([number]))
+            received = [bytes(frame) for (frame,) in await waiting]
+            while len(received) < 5 and time.monotonic() < deadline:
+                burst = await experience.burst(DEADLINE, limit=2)
+                assert 1 <= len(burst) <= 2
+                received += [bytes(frame) for (frame,) in burst]
+            assert received == [bytes([number]) for number in range(5)]
+
+    asyncio.run(scenario())
+
+
+def test_one_receiver_hears_each_of_its_streams_from_the_shard_that_keeps_it(endpoint):
+    host, port = endpoint.rsplit(":", 1)
+    endpoints = [f"{host}:{int(port) % 60_000 + 3_072 + shard}" for shard in range(2)]
+
+    async def scenario():
+        with open_context() as server, open_context() as actor:
+            publishers = [ReceiptPublisher(server, endpoint, CODEC) for endpoint in endpoints]
+            receiver = ReceiptReceiver(actor, endpoints, CODEC, [Stream(3, 7), Stream(2, 7)])
+            heard = set()
+            deadline = time.monotonic() + DEADLINE
+            while len(heard) < 2 and time.monotonic() < deadline:
+                for shard, publisher in enumerate(publishers):
+                    for actor_id in (2, 3):  # Each shard says of both streams that so many segments are stored.
+                        publisher.publish(Receipt(Stream(actor_id, 7), 1, 10 * shard + actor_id, 0), shard)
+                await asyncio.sleep(0)
+                heard |= {(receipt.stream.actor_id, receipt.contiguous) for receipt in receiver.receive(0.05)}
+            assert heard == {(2, 2), (3, 13)}
+
+    asyncio.run(scenario())
+
+
+def test_without_a_server_experience_fills_up_and_says_so(context, endpoint):
+    sender = ExperienceSender(context, endpoint, num_messages=2)
+    message = CODEC.encode_segment(make_segment(PIXELS))
+    assert not all(sender.send(message) for _ in range(100))
+
+
+def test_control_answers_and_a_vanished_peer_is_not_missed(endpoint, caplog):
+    async def scenario():
+        with open_context() as server, open_context() as role:
+            control = AsyncReceiver(server, zmq.ROUTER, endpoint, "control", high_water_mark=10, max_bytes=1_000)
+            client = ControlClient(role, endpoint)
+            client.send({"type": "hello"})
+            ((identity, *frames),) = await control.burst(DEADLINE)
+            assert decode_control(frames) == {"type": "hello"}
+            control.reply(identity, encode_control({"type": "welcome"}))
+            assert client.receive(DEADLINE) == {"type": "welcome"}
+            control.reply(identity, [b"nonsense"])
+            control.reply(identity, [b"nonsense"])
+            assert client.receive(DEADLINE) is None
+            assert client.receive(DEADLINE) is None
+            assert client.refused == {"length": 2}
+            said = [record.getMessage() for record in caplog.records]
+            assert said == [f"refused what the learner at {endpoint} answered: length: 8 bytes are no header"]
+            client.close()
+            control.reply(b"nobody", encode_control({"type": "welcome"}))
+
+    asyncio.run(scenario())
+
+
+def test_nothing_said_into_the_void_blocks(context, endpoint):
+    client = ControlClient(context, endpoint)
+    for _ in range(100):
+        client.send({"type": "hello"})
+    assert client.refused["dropped"] > 0
+    metrics = MetricsSender(context, endpoint, CODEC)
+    for _ in range(200):
+        metrics.send({"role": "actor"})
+    priorities = PrioritySender(context, CODEC)
+    priorities.connect(endpoint)
+    for number in range(200):
+        priorities.send(PriorityUpdate(0, 1, 0, number, np.arange(2), np.ones(2, np.float32)))
+    assert priorities.num_dropped > 0
+
+
+def test_priorities_follow_a_replay_server_that_moved(context):
+    receivers = []
+    for _ in range(2):
+        receiver = context.socket(zmq.PULL)
+        prepare(receiver, high_water_mark=4)
+        bind(receiver, "tcp://127.0.0.1:*", "priorities")
+        receivers.append((receiver, receiver.last_endpoint.decode()))
+    sender = PrioritySender(context, CODEC)
+    for receiver, address in receivers:
+        sender.connect(address)
+        sender.send(PriorityUpdate(0, 1, 0, 7, np.arange(2), np.ones(2, np.float32)))
+        assert receiver.poll(DEADLINE * 1000)
+        assert CODEC.decode_priorities([receiver.recv()]).number == 7
+
+
+def test_priorities_go_to_their_shard_and_are_dropped_before_it_is_known(context):
+    receivers = []
+    sender = PrioritySender(context, CODEC)
+    updates = [PriorityUpdate(shard, 1, 0, 7, np.arange(2), np.ones(2, np.float32)) for shard in range(2)]
+    sender.send(updates[1])
+    assert sender.num_dropped == 1
+    for shard in range(2):
+        receiver = context.socket(zmq.PULL)
+        prepare(receiver, high_water_mark=4)
+        bind(receiver, "tcp://127.0.0.1:*", "priorities")
+        sender.connect(receiver.last_endpoint.decode(), shard)
+        receivers.append(receiver)
+    for update in updates[::-1]:
+        sender.send(update)
+    for shard, receiver in enumerate(receivers):
+        assert receiver.poll(DEADLINE * 1000)
+        assert CODEC.decode_priorities([receiver.recv()], shard).shard == shard
+        assert not receiver.poll(50)
+
+
+def test_a_port_that_an_outgoing_connection_has_is_waited_for(context):
+    """Ports of ours lie among those that the kernel gives to outgoing connections."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as place:
+        port = place.getsockname()[1]
+        place.close()
+        borrower = socket.create_connection(server.getsockname(), source_address=("127.0.0.1", port))
+        accepted, _ = server.accept()
+
+        def give_back():
+            accepted.close()  # First: who closes first keeps its number for a minute.
+            assert borrower.recv(1) == b""
+            borrower.close()
+
+        timer = threading.Timer(0.5, give_back)
+        timer.start()
+        receiver = context.socket(zmq.PULL)
+        bind(receiver, f"tcp://127.0.0.1:{port}", "experience")
+        assert receiver.last_endpoint == f"tcp://127.0.0.1:{port}".encode()
+        timer.join()
+        assert borrower.fileno() == -1  # Not before it was given back.
+
+
+def test_a_taken_port_is_named(context, endpoint):
+    first, second = context.socket(zmq.PULL), context.socket(zmq.PULL)
+    bind(first, endpoint, "batches")
+    with pytest.raises(AddressError, match=f"{endpoint} is in use.*port-offset"):
+        bind(second, endpoint, "batches")
+
+
+def test_an_address_that_is_not_ours_is_named(context):
+    with pytest.raises(AddressError, match=r"tcp://nowhere\.invalid:5555"):
+        bind(context.socket(zmq.PULL), "tcp://nowhere.invalid:5555", "batches")
+
+
+@pytest.mark.parametrize("text", ["", ":5", "host:x", "host:0", "host:70000"])
+def test_refuses_what_is_no_address(text):
+    with pytest.raises(ConfigError, match="--learner"):
+        split_address(text, 52003)
+
+
+def test_reads_addresses_with_and_without_a_port():
+    assert split_address("10.0.0.1", 52003) == ("10.0.0.1", 52003)
+    assert split_address("learner:7", 52003) == ("learner", 7)
+
+
+def test_knows_this_hosts_address_towards_a_peer():
+    assert local_address("127.0.0.1") == "127.0.0.1"
