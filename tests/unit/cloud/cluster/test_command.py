@@ -317,7 +317,7 @@ def test_an_age_has_a_unit(text, seconds):
     ("words", "sentence"),
     [
         (["tail", "pong", "--since", "10"], "--since must be a number with s, m, h or d, as in 10m; got '10'"),
-        (["tail", "pong", "--role", "trainer"], "--role must be one of learner, replay, evaluator, actor, refused"),
+        (["tail", "pong", "--role", "trainer"], "--role must be one of learner, replay, actor, evaluator, refused"),
         (["tail", "pnog"], "there is no cluster 'pnog' in us-east-1; there are pong. Another region: --region"),
         (["tail", "../pong"], "a cluster's name is of a-z, 0-9 and -"),
         (["resize", "pong", "--actors", "3"], "pong has no group of actors"),
