@@ -19,7 +19,7 @@ from apex.environments.interface import VectorEnvironment
 from apex.runtime.lifecycle import POLL_SECONDS, Wait
 from apex.types import Array, Parameters, Stream
 
-FAREWELL_SECONDS = 0.5  # that a process which was told to end waits for its last receipts
+DRAIN_SECONDS = 0.5  # that a process which was told to end waits for its last receipts
 
 
 class NewestParameters(Protocol):
@@ -95,7 +95,7 @@ class Actor:
         self.num_steps += 1
         return True
 
-    def end(self, timeout: float = FAREWELL_SECONDS) -> None:
+    def end(self, timeout: float = DRAIN_SECONDS) -> None:
         """Sends what is complete, and waits up to `timeout` seconds until all is acknowledged."""
         if self._observation is None or not self._published:
             return

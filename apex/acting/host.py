@@ -50,9 +50,11 @@ class WorkerFigures:
 class ActorHost:
     """The process above the workers: heartbeats, leases, and the host's one copy of the parameters."""
 
-    def __init__(self, welcome: Welcome, board: SharedParameters, figures: WorkerFigures, sizes: Sequence[int]) -> None:
+    def __init__(
+        self, welcome: Welcome, shared: SharedParameters, figures: WorkerFigures, sizes: Sequence[int]
+    ) -> None:
         self._welcome = welcome
-        self._board = board
+        self._shared = shared
         self._figures = figures
         self._sizes = np.array(sizes)
         self._received = 0  # bytes of parameters, for all workers
@@ -90,5 +92,5 @@ class ActorHost:
                 parameters = subscriber.receive(POLL_SECONDS)
                 if parameters is not None:
                     self._received += parameters.values.nbytes
-                    self._board.publish(parameters)
+                    self._shared.publish(parameters)
                 check()

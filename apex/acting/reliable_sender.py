@@ -1,4 +1,4 @@
-"""From an actor process to the replay server: numbered, windowed, acknowledged, sent again (DESIGN section 7)."""
+"""From an actor process to the replay server: numbered, windowed, acknowledged, sent again."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class ReliableSender:
     def pump(self, timeout: float = 0.0) -> None:
         """Takes receipts, waiting up to `timeout` seconds for one, and sends again what is overdue.
 
-        Raises OutlivedError when a receipt tells of a newer life of one of the streams.
+        Raises SupersededError when a receipt tells of a newer life of one of the streams.
         """
         now = self._clock()
         for receipt in self._receipts.receive(timeout):

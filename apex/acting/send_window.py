@@ -1,4 +1,4 @@
-"""Which segments are on their way: kept until acknowledged, sent again when nothing moves (DESIGN section 7)."""
+"""Which segments are on their way: kept until acknowledged, sent again when nothing moves."""
 
 from __future__ import annotations
 

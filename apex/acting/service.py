@@ -34,16 +34,16 @@ def run_service(welcome: Welcome, num_actors: int, envs: int, work: Work, stop: 
     streams = welcome.streams
     size = envs or welcome.config.actor.envs_per_process or len(streams)
     blocks = [streams[i : i + size] for i in range(0, len(streams), size)]
-    board = SharedParameters(welcome.num_parameters)
+    shared = SharedParameters(welcome.num_parameters)
     figures = WorkerFigures(len(blocks))
     log.info("actors %d to %d in %d processes", streams[-1].actor_id, streams[0].actor_id, len(blocks))
     children = [
-        start_child(f"actor-{block[0].actor_id}", work, WorkerTask(welcome, num_actors, block, board, figures, row))
+        start_child(f"actor-{block[0].actor_id}", work, WorkerTask(welcome, num_actors, block, shared, figures, row))
         for row, block in enumerate(blocks)
     ]
     session = None
     try:
-        host = ActorHost(welcome, board, figures, [len(block) for block in blocks])
+        host = ActorHost(welcome, shared, figures, [len(block) for block in blocks])
         session = Session(welcome, "actor", stop, host.status)
 
         def check() -> None:

@@ -40,7 +40,7 @@ class WorkerTask(NamedTuple):
     welcome: Welcome
     num_actors: int
     streams: list[Stream]
-    board: SharedParameters
+    shared: SharedParameters
     figures: WorkerFigures
     row: int
 
@@ -73,7 +73,7 @@ def run_worker(stop: Stop, task: WorkerTask, connect: Connect | None = None) -> 
                 ],
                 ReceiptReceiver(context, [shard["receipts"] for shard in welcome.replay], codec, streams),
             ),
-            parameters=task.board,
+            parameters=task.shared,
             num_actors=task.num_actors,
             rng=rng,
         )

@@ -1,7 +1,7 @@
 """Every setting: its default, unit, range and source, once. A role receives its branch.
 
 Numbers marked [table N], [section N] or [appendix X] are those of Horgan et al. 2018; [PER] is Schaul et al. 2016,
-[DQN] Mnih et al. 2015. `presets.py` holds the named settings; `options.py` makes command-line options of the tree.
+[DQN] Mnih et al. 2015. `presets.py` holds the named settings; `command_line.py` makes command-line options of the tree.
 """
 
 from __future__ import annotations

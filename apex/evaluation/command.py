@@ -1,6 +1,6 @@
 """`apex evaluate`: full games of a run's policy, or of a random one, scored by their raw rewards. Needs no GPU, no run.
 
-The seeds are not those of training: they come from a sequence of their own (`games.evaluation_seed`), and the same
+The seeds are not those of training: they come from a sequence of their own (`episodes.evaluation_seed`), and the same
 --seed plays the same games again.
 An Atari game without sticky actions has 30 beginnings, by its no-ops, so one may go as one of another seed did.
 """

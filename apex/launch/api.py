@@ -145,13 +145,13 @@ def _once() -> Iterator[None]:
 def _stopping(ask: Callable[[], bool] | None) -> Iterator[Stop]:
     """A Stop that `ask` requests, and in the main thread SIGINT and SIGTERM: no other can have handlers."""
 
-    def turned() -> None:
+    def on_tick() -> None:
         if ask is not None and ask():
             stop.request()
 
     if threading.current_thread() is threading.main_thread():
-        with stop_on_signals(turned) as stop:
+        with stop_on_signals(on_tick) as stop:
             yield stop
     else:
-        stop = Stop(turned)
+        stop = Stop(on_tick)
         yield stop

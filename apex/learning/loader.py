@@ -22,7 +22,7 @@ from apex.replay_memory.frames.stack_decoder import FrameError, StackDecoder
 from apex.replay_memory.sampler import Sampler, make_limiter
 from apex.replay_memory.sampler_counters import SamplerCounters, counter_rows
 from apex.replay_memory.sampler_process import IDLE_SECONDS, SamplerTask
-from apex.replay_memory.store.location import board_path, has_owner, store_path
+from apex.replay_memory.store.location import counters_path, has_owner, store_path
 from apex.replay_memory.store.reader import BatchSlot
 from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.transport.codec import Codec
@@ -37,7 +37,7 @@ LOOK_SECONDS = 0.5  # between two looks whether a replay server on this host has
 
 
 class _Rows(NamedTuple):
-    """Rows of a slot's stacks: a `store_reader.Place`."""
+    """Rows of a slot's stacks: a `reader.BatchSlot`."""
 
     decoder: StackDecoder
     first_row: int
@@ -147,7 +147,7 @@ class LocalSource:
             self._run_id,
             self._shard,
             self._path,
-            SamplerCounters(counter_rows(config), board_path(self._path)),
+            SamplerCounters(counter_rows(config), counters_path(self._path)),
             make_limiter(config),
             np.random.SeedSequence([config.seed, row, self._inode]),
         )

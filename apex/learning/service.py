@@ -7,7 +7,7 @@ from multiprocessing import Pipe
 
 from apex.dqn.networks import num_parameters
 from apex.learning.batch_ring import BatchRing
-from apex.learning.coordinator.coordinator import FAREWELL_SECONDS
+from apex.learning.coordinator.coordinator import END_NOTICE_SECONDS
 from apex.learning.loop import LearnerLoop, send
 from apex.learning.parameter_publisher import PublishingThread
 from apex.learning.setup import (
@@ -72,7 +72,7 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
             log.info("ends after %d updates: %s", trainer.num_updates, reason)
             publisher.close()
             send(pipe, {"finished": reason})
-            coordinator.join(2 * FAREWELL_SECONDS)
+            coordinator.join(2 * END_NOTICE_SECONDS)
         return FINISHED
     except ChildDiedError:
         coordinator.join(1.0)

@@ -77,7 +77,7 @@ class Trainer:
         self.wait_seconds = 0.0  # in all, for samples
         self.policy_lag = 0.0  # learner version - version that chose the actions, mean of the last batch
         self.figures: UpdateFigures | None = None  # of the last update
-        self._feed = make_transfer(device, samples.memory, self._send, samples.release)
+        self._transfer = make_transfer(device, samples.memory, self._send, samples.release)
         self._update = make_update(config, self.online, self.target, self.optimizer, device)
 
     def begin(self) -> None:
@@ -133,12 +133,12 @@ class Trainer:
 
     def flush(self) -> None:
         """Waits for the results that are still on their way to the host, and sends their priorities."""
-        self._feed.flush()
+        self._transfer.flush()
 
     def _receive(self, timeout: float) -> Batch | None:
         """The next sample. Meanwhile results leave as they arrive: where credit is short, it waits for just these."""
         deadline = time.monotonic() + timeout
-        while self._feed.collect():
+        while self._transfer.collect():
             remaining = deadline - time.monotonic()
             sample = self._samples.receive(max(0.0, min(COLLECT_SECONDS, remaining)))
             if sample is not None or remaining <= 0:
@@ -150,17 +150,17 @@ class Trainer:
         weights = importance_weights(
             sample.probability, sample.num_transitions, self._config.importance_sampling_exponent
         )
-        batch = self._feed.load(sample, weights)
+        batch = self._transfer.load(sample, weights)
         if self._config.learning_rate_updates:
             set_learning_rate(self.optimizer, self.learning_rate)
         updated = self._update(batch)
         self.figures = updated.figures
         self.policy_lag = max(0.0, self.num_updates - float(sample.version.mean()))
         # In one tensor: one copy to the host tells both.
-        self._feed.give_back(sample, torch.cat([updated.td_errors.float(), updated.finite.float().reshape(1)]))
+        self._transfer.give_back(sample, torch.cat([updated.td_errors.float(), updated.finite.float().reshape(1)]))
 
     def _send(self, sample: Batch, result: NDArray[np.float32]) -> None:
-        """Takes a result that has arrived on the host, at most `feed.MAX_BEHIND` steps after it was made."""
+        """Takes a result that has arrived on the host, at most `device_transfer.MAX_BEHIND` steps after it was made."""
         td_errors, finite = result[:-1], bool(result[-1])
         if finite:
             self.num_skipped_in_row = 0

@@ -13,7 +13,15 @@ from apex.replay_memory.sampler_counters import SamplerCounters, counter_rows
 from apex.replay_memory.snapshots.folder import SnapshotFolder
 from apex.replay_memory.snapshots.restore import restore
 from apex.replay_memory.store.file import DamagedMemoryError, is_whole
-from apex.replay_memory.store.location import beside, board_path, has_owner, is_same_run, is_wanted, remove, store_path
+from apex.replay_memory.store.location import (
+    beside,
+    counters_path,
+    has_owner,
+    is_same_run,
+    is_wanted,
+    remove,
+    store_path,
+)
 from apex.replay_memory.store.writer import StoreWriter
 from apex.transport.hello import Welcome, host_name
 
@@ -25,7 +33,7 @@ def open_store(
 ) -> tuple[StoreWriter, SamplerCounters]:
     """Goes on with the run's store if it is there and sound, else with its newest snapshot, else makes a new one.
 
-    With it comes the board of those who draw from it. Raises ConfigError where the store is damaged and there is no
+    With it comes the counters of those who draw from it. Raises ConfigError where the store is damaged and there is no
     snapshot: the choice to begin with nothing is not made here.
     """
     config, schema, sizes = welcome.config, welcome.schema, store_sizes(welcome.config)
@@ -41,19 +49,19 @@ def open_store(
             remove(path)
         else:
             log.info("goes on with %s: %d transitions", path, store.size)
-            return store, SamplerCounters(counter_rows(config), board_path(path))
-    board_path(path).unlink(missing_ok=True)  # It counted what was drawn from another store.
+            return store, SamplerCounters(counter_rows(config), counters_path(path))
+    counters_path(path).unlink(missing_ok=True)  # It counted what was drawn from another store.
     sizes["store_incarnation"] = secrets.randbits(62) + 1
     log.info("reserving %.1f GB in %s, and filling it if there is a snapshot", sizes["max_bytes"] / 1e9, path)
     restored = restore(snapshots, path, schema, run_id=welcome.run_id, **sizes) if snapshots is not None else None
     store = StoreWriter.create(path, schema, **sizes) if restored is None else restored.store
-    board = SamplerCounters(counter_rows(config), board_path(path))
+    counters = SamplerCounters(counter_rows(config), counters_path(path))
     if restored is not None:
-        board.go_on_from(restored.num_drawn)  # Else the limiter would see samples to catch up with.
+        counters.go_on_from(restored.num_drawn)  # Else the limiter would see samples to catch up with.
         log.info("restored %s: %d transitions, %d in all", path, store.size, store.num_inserted)
     else:
         log.info("made %s", path)
-    return store, board
+    return store, counters
 
 
 def require_snapshot(damage: DamagedMemoryError, snapshots: SnapshotFolder | None) -> None:
@@ -87,10 +95,10 @@ def reclaim(own: Path) -> None:
                 continue
             if removed:  # Else it went with its store.
                 log.info("removed %s, which a run that ended badly had left", path)
-    for board in own.parent.glob("apex-*.board"):
-        store = board.with_suffix(".replay")
+    for counters in own.parent.glob("apex-*.board"):
+        store = counters.with_suffix(".replay")
         if not store.exists() and not is_same_run(store, own) and not is_wanted(store):
-            board.unlink(missing_ok=True)
+            counters.unlink(missing_ok=True)
 
 
 def predecessor_is_dead(shard: int, answer: dict[str, Any]) -> bool:

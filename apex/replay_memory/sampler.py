@@ -36,7 +36,7 @@ class Sampler:
         index: int,
         reader: StoreReader,
         batches: BatchSink,
-        board: SamplerCounters,
+        counters: SamplerCounters,
         limiter: RateLimiter,
         *,
         shard: int = 0,
@@ -48,14 +48,14 @@ class Sampler:
         self._index = index
         self._reader = reader
         self._batches = batches
-        self._board = board
+        self._counters = counters
         self._limiter = limiter
         self._shard = shard
         self._batch_size = batch_size
         self._batches_in_flight = batches_in_flight
         self._rng = rng
         self._clock = clock
-        board.activate(index)
+        counters.activate(index)
         self._in_flight = 0
         self._changed_at = clock()
 
@@ -70,28 +70,28 @@ class Sampler:
             shard=self._shard,
             store_incarnation=self._reader.store_incarnation,
             sampler=self._index,
-            number=self._board.next_number(self._index),
+            number=self._counters.next_number(self._index),
             num_transitions=drawn.num_transitions,
             records=drawn.records,
             blob=drawn.blob,
         )
         # Counted before it goes: a learner on this host may answer before `send` returns, and the writer gives credit
         # only for what was sent.
-        self._board.note_sent(self._index, self._batch_size)
+        self._counters.note_sent(self._index, self._batch_size)
         if not self._batches.send(batch, timeout):
-            self._board.take_back(self._index, self._batch_size)
+            self._counters.take_back(self._index, self._batch_size)
             return False
         return True
 
     def _may_draw(self) -> bool:
-        allowed = self._board.limit(self._limiter).may_sample(self._reader.num_inserted, self._board.num_drawn)
-        in_flight, now = self._board.in_flight(self._index), self._clock()
+        allowed = self._counters.limit(self._limiter).may_sample(self._reader.num_inserted, self._counters.num_drawn)
+        in_flight, now = self._counters.in_flight(self._index), self._clock()
         if in_flight != self._in_flight:
             self._in_flight, self._changed_at = in_flight, now
         has_credit = in_flight < self._batches_in_flight
         if not has_credit and now - self._changed_at >= SILENCE_SECONDS:
             has_credit, self._changed_at = True, now
-        self._board.note_wait(self._index, inserts=not allowed, learner=allowed and not has_credit)
+        self._counters.note_wait(self._index, inserts=not allowed, learner=allowed and not has_credit)
         return allowed and has_credit
 
 

@@ -118,5 +118,5 @@ class SamplerCounters:
 
 
 def counter_rows(config: Config) -> int:
-    """Rows of the board: the samplers', then the loaders'."""
+    """Rows of the counters: the samplers', then the loaders'."""
     return config.replay.num_samplers + max(1, config.learner.num_loaders)

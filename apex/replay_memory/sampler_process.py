@@ -31,17 +31,17 @@ class SamplerTask(NamedTuple):
     run_id: int
     shard: int
     path: Path  # of the store
-    board: SamplerCounters
+    counters: SamplerCounters
     limiter: RateLimiter
     seed: np.random.SeedSequence
 
     def make_sampler(self, row: int, batches: BatchSink) -> Sampler:
-        """A sampler that draws by this row of the board."""
+        """A sampler that draws by this row of the counters."""
         return Sampler(
             row,
             StoreReader(self.path, self.schema),
             batches,
-            self.board,
+            self.counters,
             self.limiter,
             shard=self.shard,
             batch_size=self.config.part_size,

@@ -31,7 +31,7 @@ class ReplayServer:
         self,
         store: StoreWriter,
         codec: Codec,
-        board: SamplerCounters,
+        samplers: SamplerCounters,
         limiter: RateLimiter,
         *,
         shard: int = 0,
@@ -40,7 +40,7 @@ class ReplayServer:
         self.shard = shard
         self._store = store
         self._codec = codec
-        self._board = board
+        self._samplers = samplers
         self._limiter = limiter
         self._clock = clock
         self._heard: dict[int, float] = {}  # when a stream was heard last
@@ -50,11 +50,11 @@ class ReplayServer:
         }  # of the sockets that others send to
         self._refused: Counter[str] = Counter()
         self._histogram = PriorityHistogram(store, clock=clock)
-        self._rates = Rates(clock(), store.num_inserted, board.num_drawn)
+        self._rates = Rates(clock(), store.num_inserted, samplers.num_drawn)
         self._worked = (clock(), time.process_time())  # at the last heartbeat
         self.may_insert = True
         self.inserts_wanted = False  # samplers of another shard wait for inserts: none may wait here
-        self.refused_connections: dict[str, int] = {}  # by door and reason
+        self.refused_connections: dict[str, int] = {}  # by socket and reason
 
     def insert(self, messages: Sequence[Sequence[Frame]]) -> list[Receipt]:
         """Stores segments; returns a receipt for each stream that was heard."""
@@ -86,11 +86,11 @@ class ReplayServer:
                 continue
             self._store.update_priorities(update)
             if update.store_incarnation == self._store.store_incarnation:
-                self._board.acknowledge(update.sampler, update.number)
+                self._samplers.acknowledge(update.sampler, update.number)
 
-    def _refuse(self, door: str, frames: Sequence[Frame], reason: str) -> None:
+    def _refuse(self, socket_name: str, frames: Sequence[Frame], reason: str) -> None:
         self._refused[reason] += 1
-        self.peers[door].blame(frames, reason)
+        self.peers[socket_name].blame(frames, reason)
 
     def receipts(self) -> list[Receipt]:
         """Receipts of all streams that live, to be repeated: a SUB may have missed one."""
@@ -100,14 +100,14 @@ class ReplayServer:
 
     def check_limiter(self) -> bool:
         """Whether inserts may go on; False only with replay.inserts_wait."""
-        keeps_ratio = self._board.limit(self._limiter).may_insert(self._store.num_inserted, self._board.num_drawn)
+        keeps_ratio = self._samplers.limit(self._limiter).may_insert(self._store.num_inserted, self._samplers.num_drawn)
         self.may_insert = keeps_ratio or self.inserts_wanted
         return self.may_insert
 
     def status(self) -> dict[str, Any]:
         """What the heartbeats say; `busy_share` is of the time since the last one, rates are of some seconds."""
-        store, board, now = self._store, self._board, self._clock()
-        inserted, drawn = store.num_inserted, board.num_drawn
+        store, samplers, now = self._store, self._samplers, self._clock()
+        inserted, drawn = store.num_inserted, samplers.num_drawn
         (then, worked_then), worked = self._worked, time.process_time()
         self._worked = (now, worked)
         seconds = max(now - then, 1e-3)
@@ -130,9 +130,9 @@ class ReplayServer:
             "refused_connections": self.refused_connections,
             "ignored_messages": sum(peers.num_ignored for peers in self.peers.values()),
             "ignored_peers": sum(peers.forgive() for peers in self.peers.values()),
-            "samplers_wait_for": board.waits_for,
+            "samplers_wait_for": samplers.waits_for,
             "inserts_wait": not self.may_insert,
             "rate": f"{inserts:,.0f} in/s, {samples:,.0f} out/s",
-            "waiting": f"for {board.waits_for}" if board.waits_for else "",
+            "waiting": f"for {samplers.waits_for}" if samplers.waits_for else "",
             "priority_histogram": self._histogram.newest(),
         }

@@ -116,14 +116,16 @@ def run_service(welcome: Welcome, shard: int, advertise: str, snapshots: Path | 
     folder: SnapshotFolder | None = None
     if snapshots is not None and config.checkpoint.replay:
         own = snapshots if config.replay.num_shards == 1 else snapshots / f"shard-{shard}"
-        folder = SnapshotFolder(own, pause=lambda step: stop.turn())  # To restore a large memory takes minutes.
-    store, board = open_store(path, welcome, folder)
-    board.rebase(store.num_inserted)
+        folder = SnapshotFolder(own, pause=lambda step: stop.tick())  # To restore a large memory takes minutes.
+    store, counters = open_store(path, welcome, folder)
+    counters.rebase(store.num_inserted)
     limiter = make_limiter(config)
     # A learner that sees the same memory draws for itself.
     beside_the_learner = config.transport.shared_memory and welcome.memory == memory_id()
     seeds = np.random.SeedSequence([config.seed, store.num_inserted, shard]).spawn(config.replay.num_samplers)
-    tasks = [SamplerTask(config, welcome.schema, welcome.run_id, shard, path, board, limiter, seed) for seed in seeds]
+    tasks = [
+        SamplerTask(config, welcome.schema, welcome.run_id, shard, path, counters, limiter, seed) for seed in seeds
+    ]
     children = [
         start_child(f"sampler-{index}", run_sampler, index, task, welcome.endpoint("batches"))
         for index, task in enumerate(tasks if not beside_the_learner else [])
@@ -131,11 +133,11 @@ def run_service(welcome: Welcome, shard: int, advertise: str, snapshots: Path | 
     snapshot_process: SnapshotProcess | None = None
     if folder is not None:
         snapshotter = partial(
-            SnapshotWriter, path, welcome.schema, folder, run_id=welcome.run_id, num_drawn=lambda: board.num_drawn
+            SnapshotWriter, path, welcome.schema, folder, run_id=welcome.run_id, num_drawn=lambda: counters.num_drawn
         )
         snapshot_process = SnapshotProcess(snapshotter, config.checkpoint.replay_period)
         children.append(snapshot_process.process)
-    server = ReplayServer(store, Codec(welcome.run_id, welcome.schema), board, limiter, shard=shard)
+    server = ReplayServer(store, Codec(welcome.run_id, welcome.schema), counters, limiter, shard=shard)
     host = advertise or (config.transport.bind if config.transport.is_loopback else local_address(welcome.host))
     endpoints = {name: config.transport.endpoint(name, host, shard) for name in REPLAY_SOCKETS}
     sessions: list[Session] = []

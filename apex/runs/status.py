@@ -55,7 +55,7 @@ class RunStatus:
         self.replay_endpoints: list[dict[str, str]] = [{} for _ in range(config.replay.num_shards)]  # by shard
         self.learner: Status = {}
         self.evaluation: Status = {}
-        self.refused_connections: dict[str, int] = {}  # by the coordinator's authenticator, by door and reason
+        self.refused_connections: dict[str, int] = {}  # by the coordinator's authenticator, by socket and reason
         self.num_leased = 0
         self.num_steps = 0  # transitions that the replay server has stored in this run
         self.reason = ""  # why the run ends; "" while it goes on
@@ -277,7 +277,9 @@ class RunStatus:
     def scalars(self) -> dict[str, float]:
         """What the curves show of programs that send none themselves, by TensorBoard tag; and what limits the run."""
         scalars = {f"actors/{name}": value for name, value in self._actor_figures().items()}
-        scalars |= {f"refused/{door}": float(sum(counts.values())) for door, counts in self.refusals.items()}
+        scalars |= {
+            f"refused/{socket_name}": float(sum(counts.values())) for socket_name, counts in self.refusals.items()
+        }
         limit = self.limited_by()
         if limit is not None:
             scalars |= {f"limited_by/{part}": float(part == limit["part"]) for part in PARTS}

@@ -34,19 +34,19 @@ class _Watched:
     def __init__(self, name: str) -> None:
         self.pulse = Pulse()
         self.stuck = ""  # the cause in words, once it was killed for that
-        self._turns = 0
+        self._ticks = 0
         self._silence = Silence()
         self._wait = Wait(f"the parent of {name}")
 
     def look(self, limit: float) -> float:
         """Seconds without a turn if they are too many, else 0."""
-        turns = self.pulse.turns
-        too_long = self._silence.look(turns != self._turns, limit)
-        if turns != self._turns:
+        ticks = self.pulse.ticks
+        too_long = self._silence.look(ticks != self._ticks, limit)
+        if ticks != self._ticks:
             self._wait.over()
         else:
             self._wait.on("a turn of it")
-        self._turns = turns
+        self._ticks = ticks
         return self._silence.seconds if too_long else 0.0
 
 
@@ -85,7 +85,7 @@ def _run(parent: int, name: str, pulse: Pulse, target: Callable[..., None], args
     die_with_parent()
     if os.getppid() != parent:  # It died before the line above.
         os._exit(FAILED)
-    with stop_on_signals(pulse.turn) as stop:
+    with stop_on_signals(pulse.tick) as stop:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             target(stop, *args)

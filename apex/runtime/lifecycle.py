@@ -38,23 +38,23 @@ class Stop:
     than the loop of the main thread may ask.
     """
 
-    def __init__(self, turned: Callable[[], None] = lambda: None) -> None:
-        """`turned` is called at every turn."""
-        self.turns = 0
+    def __init__(self, on_tick: Callable[[], None] = lambda: None) -> None:
+        """`on_tick` is called at every turn."""
+        self.ticks = 0
         self.signum = 0  # the first signal that requested it; 0: none did
-        self._turned = turned
+        self._on_tick = on_tick
         self._requested = False
 
     @property
     def requested(self) -> bool:
         """Whether the loop that asks should return."""
-        self.turn()
+        self.tick()
         return self._requested
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """Shows that the main thread gets on; to be called by what works for long without asking."""
-        self.turns += 1
-        self._turned()
+        self.ticks += 1
+        self._on_tick()
 
     def request(self) -> None:
         """Asks every loop that watches this object to return."""
@@ -62,12 +62,12 @@ class Stop:
 
 
 @contextmanager
-def stop_on_signals(turned: Callable[[], None] | None = None) -> Iterator[Stop]:
+def stop_on_signals(on_tick: Callable[[], None] | None = None) -> Iterator[Stop]:
     """Yields a Stop that SIGINT or SIGTERM requests; a SIGINT after that raises KeyboardInterrupt: a person insists.
 
-    `turned`: what its turns are told to; by default whoever started this program, if he has asked for signs of life.
+    `on_tick`: what its turns are told to; by default whoever started this program, if he has asked for signs of life.
     """
-    stop = Stop(Notifier() if turned is None else turned)
+    stop = Stop(Notifier() if on_tick is None else on_tick)
     asked = False
 
     def handle(signum: int, frame: FrameType | None) -> None:

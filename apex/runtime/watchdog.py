@@ -26,12 +26,12 @@ class Pulse:
     def __init__(self) -> None:
         self._cell = memoryview(mmap.mmap(-1, 8)).cast("Q")
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """Counts one; the child calls this."""
         self._cell[0] += 1
 
     @property
-    def turns(self) -> int:
+    def ticks(self) -> int:
         """How many there were."""
         return self._cell[0]
 

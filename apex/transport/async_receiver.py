@@ -32,7 +32,7 @@ class AsyncReceiver(Reader):
         context: Context,
         kind: int,
         endpoint: str,
-        door: str,
+        socket_name: str,
         *,
         high_water_mark: int,
         max_bytes: int,
@@ -45,7 +45,7 @@ class AsyncReceiver(Reader):
         self._socket = context.socket(kind)
         prepare(self._socket, high_water_mark=high_water_mark, max_bytes=max_bytes, linger=GOODBYE_SECONDS)
         self._kind = kind
-        bind(self._socket, endpoint, door)
+        bind(self._socket, endpoint, socket_name)
         self._descriptor = int(self._socket.FD)
 
     async def burst(self, timeout: float, limit: int = 64) -> list[list[Frame]]:

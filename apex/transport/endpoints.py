@@ -1,6 +1,6 @@
 """Both ends of experience, receipts, batches, priorities and parameters.
 
-A socket is named by its door, see `key_folder.DOORS`. What it carries is described in docs/protocol.md.
+A socket is named as in its endpoint, see `key_store.ENDPOINTS`. What it carries is described in docs/protocol.md.
 """
 
 from __future__ import annotations

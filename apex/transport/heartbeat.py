@@ -54,7 +54,7 @@ class Session:
         self._outbox: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
         self._closing = False
         self._silence = Silence()  # of the main thread
-        self._turns = stop.turns
+        self._ticks = stop.ticks
         self._helper = Helper(f"{role} heartbeats", self._run, stop)
         self._helper.start()
 
@@ -98,9 +98,9 @@ class Session:
 
     def _watch_main_thread(self) -> str:
         """What it waits for, in words; "" while it makes turns."""
-        turns, limit = self._stop.turns, PATIENCE * self._welcome.config.run.stuck_seconds
-        too_long = self._silence.look(turns != self._turns, limit)
-        self._turns = turns
+        ticks, limit = self._stop.ticks, PATIENCE * self._welcome.config.run.stuck_seconds
+        too_long = self._silence.look(ticks != self._ticks, limit)
+        self._ticks = ticks
         if too_long and not is_traced(os.getpid()):
             log.critical("%s made no turn for %.0f s: it is stuck, and ends", self._role, self._silence.seconds)
             os.abort()  # The log says where each thread was.

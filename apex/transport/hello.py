@@ -37,7 +37,7 @@ class Welcome(NamedTuple):
     config: Config
     schema: Schema
     num_parameters: int
-    memory: str  # of the learner's host, see `store_place.memory_id`
+    memory: str  # of the learner's host, see `location.memory_id`
     replay: list[dict[str, str]]  # endpoints by name of each shard; empty before all of them have said hello
     streams: list[Stream]
 

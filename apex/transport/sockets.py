@@ -61,13 +61,13 @@ class Context(zmq.Context[zmq.Socket[bytes]]):
         return made
 
     def check(self) -> None:
-        """Raises AuthenticatorError if nobody can connect any more. Whoever binds calls it now and then."""
+        """Raises ZapHandlerError if nobody can connect any more. Whoever binds calls it now and then."""
         if self.authenticator is not None:
             self.authenticator.check()
 
     @property
     def refused_connections(self) -> dict[str, int]:
-        """How many the authenticator has turned away, by door and reason."""
+        """How many the authenticator has turned away, by socket and reason."""
         return {} if self.authenticator is None else dict(self.authenticator.refused)
 
 
@@ -88,19 +88,19 @@ def open_context(keys: Keys | None = None, io_threads: int = 1) -> Iterator[Cont
         context.destroy()
 
 
-def bind(socket: Any, endpoint: str, door: str) -> None:
-    """Binds, or raises AddressError with the address and the reason. `door`: the socket's name in the protocol.
+def bind(socket: Any, endpoint: str, socket_name: str) -> None:
+    """Binds, or raises AddressError with the address and the reason. `socket_name`: the socket's name in the protocol.
 
-    With keys only those get in to whom the door is open, and nobody while the authenticator is not there.
+    With keys only those get in to whom the socket is open, and nobody while the authenticator is not there.
     """
     context = socket.context
     if context.keys is not None:
-        require(ENDPOINTS[door].bound_by == context.keys.role, f"the {context.keys.role} does not bind {door}")
+        require(ENDPOINTS[socket_name].bound_by == context.keys.role, f"the {context.keys.role} does not bind {socket}")
         if context.authenticator is None:
             context.authenticator = ZapHandler(context, context.keys)
         socket.curve_server = 1
         socket.curve_secretkey = context.keys.secret
-        socket.zap_domain = door.encode()  # Were it empty, or not enforced, CURVE would let any key in.
+        socket.zap_domain = socket_name.encode()  # Were it empty, or not enforced, CURVE would let any key in.
         socket.zap_enforce_domain = 1
     wait, give_up_at = Wait("a socket"), time.monotonic() + BORROWED_SECONDS
     while True:
@@ -120,7 +120,7 @@ def bind(socket: Any, endpoint: str, door: str) -> None:
                 ) from error
             raise AddressError(f"cannot bind {endpoint}: {error}") from error
     if context.authenticator is not None:
-        context.authenticator.guard(door, int(socket.last_endpoint.rpartition(b":")[2]))
+        context.authenticator.guard(socket_name, int(socket.last_endpoint.rpartition(b":")[2]))
 
 
 def _has_listener(endpoint: str) -> bool:
@@ -139,11 +139,11 @@ def _has_listener(endpoint: str) -> bool:
     return False
 
 
-def connect(socket: Any, endpoint: str, door: str) -> None:
-    """Connects, without waiting. With keys it talks to nobody but the holder of the key that is pinned for `door`."""
+def connect(socket: Any, endpoint: str, socket_name: str) -> None:
+    """Connects without waiting. With keys, only to the holder of the key that is pinned for `socket_name`."""
     keys = socket.context.keys
     if keys is not None:
-        socket.curve_serverkey = keys.server_key(door)
+        socket.curve_serverkey = keys.server_key(socket_name)
         socket.curve_secretkey = keys.secret
         socket.curve_publickey = public_key(keys.secret)
     socket.connect(endpoint)

@@ -25,7 +25,7 @@ welcome = Welcome("tcp://127.0.0.1:9", "127.0.0.1", 1, 2, config, schema, 3, "",
 with stop_on_signals() as stop:
     session = Session(welcome, "actor", stop, dict)
     for _ in range(100):
-        stop.turn()
+        stop.tick()
     threading.Event().wait()  # for nobody
 """
 

@@ -51,7 +51,7 @@ class _Network:
 
 
 class ManualUpdate:
-    """The step of `update.EagerUpdate` for networks that are `written_out`, but for the last bits of sums."""
+    """The step of `autograd_update.EagerUpdate` for networks that are `written_out`, but for the last bits of sums."""
 
     def __init__(
         self,

@@ -52,17 +52,17 @@ class Experience:
         """`store`: the run's, at its place."""
         config, schema, path = folder.config, folder.schema, store_path(folder.run_id)
         self._codec = Codec(folder.run_id, schema)
-        board, limiter = SamplerCounters(1), make_limiter(config)
+        counters, limiter = SamplerCounters(1), make_limiter(config)
 
         def clock() -> float:  # A row of the curves counts as a second.
             return store.num_inserted / STEPS_PER_ROW
 
-        self.server = ReplayServer(store, self._codec, board, limiter, clock=clock)
+        self.server = ReplayServer(store, self._codec, counters, limiter, clock=clock)
         self.ring = BatchRing.configured(config, schema, cuda=False)
         self.memory = self.ring.memory
         self._loader = Loader(schema, self.ring)
         seed = np.random.SeedSequence([config.seed, 0])
-        task = SamplerTask(config, schema, folder.run_id, 0, path, board, limiter, seed)
+        task = SamplerTask(config, schema, folder.run_id, 0, path, counters, limiter, seed)
         self._sampler = task.make_sampler(0, self._loader)
         self._mail = Loopback()
         streams = [Stream(actor_id, 1) for actor_id in range(config.actor.num_actors)]

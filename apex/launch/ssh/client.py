@@ -1,7 +1,7 @@
 """This end of a program that is started over ssh: `python -m apex.launch.ssh.client ORDER COMMAND...`, by the launcher.
 
-COMMAND, an ssh, runs `ssh_guard` on the host. It hears what is in the file ORDER, then a byte every second, for as long
-as this process lives and is not asked to end.
+COMMAND, an ssh, runs `remote_guard` on the host. This process sends it the file ORDER, then a byte every second until
+this process ends or is asked to end.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 time.sleep(POLL_SECONDS)
         ssh.stdin.close()
         while (status := ssh.poll()) is None:
-            stop.turn()
+            stop.tick()
             time.sleep(POLL_SECONDS)
     if status < 0 or status == CONNECTION_LOST:
         complain("the connection is lost")

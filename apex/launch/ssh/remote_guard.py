@@ -73,7 +73,7 @@ def main() -> int:
         try:
             order = JobSpec(**json.loads(source.readline() or b"{}"))
         except (TypeError, ValueError):
-            complain("apex ssh_guard: the first line is no order; apex train --hosts FILE starts this, nobody else")
+            complain("apex remote_guard: the first line is no order; apex train --hosts FILE starts this, nobody else")
             return REFUSED
         try:
             ending = guard(order, Lifeline(sys.stdin.fileno(), signals))

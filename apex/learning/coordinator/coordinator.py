@@ -40,7 +40,7 @@ log = logging.getLogger("apex")
 METRICS_PERIOD = 1.0  # seconds between two rows of curves
 MAX_OBSERVERS = 64  # who are sent the last status without asking
 END = {"type": "state", "stop": True}  # what is said of a run that is over
-FAREWELL_SECONDS = 3.0  # how long the end of the run is told to whoever still asks
+END_NOTICE_SECONDS = 3.0  # how long the end of the run is told to whoever still asks
 MAX_ASKING = 1_000  # replay servers that wait for a shard
 FORGET_SECONDS = 30.0  # a program that is silent for so long is shown no more
 
@@ -131,7 +131,7 @@ class Coordinator:
 
     async def _watch(self, tasks: list[asyncio.Task[None]], context: Context) -> None:
         warning = InsecureBindWarning(self._config.transport)
-        row_at, farewell_at = time.monotonic(), 0.0
+        row_at, end_notice_until = time.monotonic(), 0.0
         while not self._stop.requested:
             await asyncio.sleep(0.05)
             for task in tasks:
@@ -144,10 +144,10 @@ class Coordinator:
                 return
             if time.monotonic() >= row_at:
                 row_at += METRICS_PERIOD
-                for name, door in (("control", self._control), ("metrics", self._figures)):
-                    ignored = {"ignored": door.peers.num_ignored} if door.peers.num_ignored else {}
-                    self._status.refusals[name] = {**door.refused, **ignored}
-                    door.peers.forgive()
+                for name, receiver in (("control", self._control), ("metrics", self._figures)):
+                    ignored = {"ignored": receiver.peers.num_ignored} if receiver.peers.num_ignored else {}
+                    self._status.refusals[name] = {**receiver.refused, **ignored}
+                    receiver.peers.forgive()
                 self._write_row()
                 self._folder.elapsed_seconds = self._status.elapsed_seconds
                 self._status.forget_silent(FORGET_SECONDS)
@@ -157,11 +157,11 @@ class Coordinator:
                 self._status.reason = self._status.end_reason()
             self._tell_trainer()
             if self._status.finished:
-                if not farewell_at:
+                if not end_notice_until:
                     self._write_row()  # The curves end with the last update.
                     self._tell_members()
-                farewell_at = farewell_at or time.monotonic() + FAREWELL_SECONDS
-                if not self._status.members or time.monotonic() >= farewell_at:
+                end_notice_until = end_notice_until or time.monotonic() + END_NOTICE_SECONDS
+                if not self._status.members or time.monotonic() >= end_notice_until:
                     self._tell_observers()
                     return
 

@@ -32,7 +32,7 @@ class StackDecoder:
     def decode(self, records: Array, blob: FrameBlob, first_row: int = 0) -> None:
         """Fills the rows from `first_row` on from `records` (BATCH_RECORD[b]) and their blob; raises FrameError.
 
-        Lengths and counts must have been checked (`wire.Codec.decode_batch`).
+        Lengths and counts must have been checked (`codec.Codec.decode_batch`).
         """
         rows = np.stack([records["frame"], records["next_frame"]], axis=1).astype(np.int64)
         depths = np.stack([records["depth"], records["next_depth"]], axis=1).astype(np.int64)
@@ -63,7 +63,7 @@ class StackDecoder:
         )
 
     def decode_stored(self, arena: NDArray[np.uint8], stored: Array) -> NDArray[np.bool_]:
-        """Fills rows from transitions in a replay memory's arena, blocks.STORED[b]; returns which came out, bool[b]."""
+        """Fills rows from transitions in an arena, lz4_blocks.STORED[b]; returns which were decoded, bool[b]."""
         assert isinstance(self._blocks, NativeBlocks)
         return self._blocks.decode_stored(
             arena, stored, max_frame_bytes=self._schema.max_frame_bytes, stack=self._stack

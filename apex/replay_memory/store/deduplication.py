@@ -26,7 +26,7 @@ class InsertOutcome(StrEnum):
 
 
 class StreamRow(NamedTuple):
-    """What the store has of one stream, in the order of `store_layout.STREAM_ROW`.
+    """What the store has of one stream, in the order of `layout.STREAM_ROW`.
 
     It tells which segment comes twice, out of order or from an older life of the stream.
     """

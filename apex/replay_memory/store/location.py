@@ -32,7 +32,7 @@ def is_same_run(store: Path, other: Path) -> bool:
     return store.name.split("-")[:2] == other.name.split("-")[:2]
 
 
-def board_path(store: Path) -> Path:
+def counters_path(store: Path) -> Path:
     """Where the counters of those who draw lie, beside the store; see `sampler_counters.SamplerCounters`."""
     return store.with_suffix(".board")
 
@@ -52,7 +52,7 @@ def has_owner(path: Path) -> bool:
 def is_wanted(path: Path) -> bool:
     """Whether anybody lives who draws from the store at `path`: its writer may be away, and about to come back."""
     try:
-        descriptor = os.open(board_path(path), os.O_RDWR)
+        descriptor = os.open(counters_path(path), os.O_RDWR)
     except FileNotFoundError:
         return False
     except PermissionError:  # Another user's, whose business it is.
@@ -76,7 +76,7 @@ def remove(path: Path) -> bool:
             continue
         except OSError as error:
             raise ConfigError(f"cannot remove the replay memory {file}: {error.strerror}") from error
-        board_path(file).unlink(missing_ok=True)
+        counters_path(file).unlink(missing_ok=True)
         file.unlink(missing_ok=True)
         ownership.release()
         found = True

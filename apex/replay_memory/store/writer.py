@@ -190,7 +190,7 @@ class StoreWriter(Store):
         """Applies what is still live, the last of several to one key, and returns how many keys were not.
 
         A priority that is negative or not a number is refused: that transition keeps its own. One above
-        MAX_PRIORITY counts as MAX_PRIORITY, one below min_priority as min_priority.
+        MAX_STORED_PRIORITY counts as MAX_STORED_PRIORITY, one below min_priority as min_priority.
         """
         keys, priorities = update.keys, update.priorities
         if update.store_incarnation != self.store_incarnation:
@@ -217,7 +217,7 @@ class StoreWriter(Store):
     # --- one insert -------------------------------------------------------------------------------------------------
 
     def _store(self, segment: Segment, blob: memoryview, row: StreamRow) -> None:
-        """Takes the steps of DESIGN 7 in their order: after each of them, readers and recovery find all in order."""
+        """Writes in a fixed order, so that readers and recovery find valid data after each step."""
         cells, regions = self._cells, self._regions
         keys = range(self.num_inserted, row.commit)
         start, end = self._place(len(blob))

@@ -41,10 +41,10 @@ ENDPOINTS = {
 
 def lists_for(role: str) -> tuple[str, ...]:
     """The roles whose public keys this role needs: of whom it connects to, and of who connects to it."""
-    needed = {door.bound_by for door in ENDPOINTS.values() if role in door.open_to}
-    for door in ENDPOINTS.values():
-        if door.bound_by == role:
-            needed.update(door.open_to)
+    needed = {socket_name.bound_by for socket_name in ENDPOINTS.values() if role in socket_name.open_to}
+    for socket_name in ENDPOINTS.values():
+        if socket_name.bound_by == role:
+            needed.update(socket_name.open_to)
     return tuple(name for name in Role if name in needed)
 
 
@@ -62,15 +62,15 @@ class Keys:
         self._folder = folder
         for other in lists_for(role):
             self.believed(other)
-        for other in {door.bound_by for door in ENDPOINTS.values() if role in door.open_to}:
+        for other in {socket_name.bound_by for socket_name in ENDPOINTS.values() if role in socket_name.open_to}:
             self._only_key(other)
 
     def __repr__(self) -> str:
         return f"Keys({self._folder}, {self.role})"
 
-    def server_key(self, door: str) -> bytes:
+    def server_key(self, socket_name: str) -> bytes:
         """The public key, 32 bytes, that whoever binds this socket must have."""
-        return self._only_key(ENDPOINTS[door].bound_by)
+        return self._only_key(ENDPOINTS[socket_name].bound_by)
 
     def believed(self, role: str) -> dict[bytes, str]:
         """The names of all keys that are believed to be the role's, as its list says now."""

@@ -1,7 +1,7 @@
 """Who is let in: a thread that answers ZeroMQ's question about every key that knocks at a socket of this process.
 
 ZeroMQ asks over ZAP (RFC 27) on `inproc://zeromq.zap.01` of the same context. While nobody answers there, and the
-socket enforces its ZAP domain, nobody gets in. A domain is the name of a socket, see `key_folder.DOORS`.
+socket enforces its ZAP domain, nobody gets in. A domain is the name of a socket, see `key_store.ENDPOINTS`.
 """
 
 from __future__ import annotations
@@ -47,12 +47,17 @@ class ZapHandler:
         self.refused: Counter[str] = Counter()  # connections, by reason
         self._context = context
         self._keys = keys
-        self._ports: dict[str, set[int]] = {}  # by door
-        self._needed = [role for door in ENDPOINTS.values() if door.bound_by == keys.role for role in door.open_to]
+        self._ports: dict[str, set[int]] = {}  # by socket
+        self._needed = [
+            role
+            for socket_name in ENDPOINTS.values()
+            if socket_name.bound_by == keys.role
+            for role in socket_name.open_to
+        ]
         self._complaints: dict[str, str] = {}  # why a role's list that is needed cannot be read
         self._signature = keys.signature()
         self._lists = {role: self._read(role) for role in Role}
-        self._admitted: dict[tuple[str, bytes], str] = {}  # as whom a key went through a door
+        self._admitted: dict[tuple[str, bytes], str] = {}  # as whom a key went through a socket
         self._removed: set[bytes] = set()  # keys that were on a list once
         self._last = ""  # address of who was refused last
         self._told: Counter[str] = Counter()
@@ -65,12 +70,12 @@ class ZapHandler:
         self._ready.wait(START_SECONDS)
         self.check()
 
-    def guard(self, door: str, port: int) -> None:
-        """Notes where a door is: connections to it are cut when a key that went through it is removed."""
-        self._ports.setdefault(door, set()).add(port)
+    def guard(self, socket_name: str, port: int) -> None:
+        """Notes where a socket is: connections to it are cut when a key that went through it is removed."""
+        self._ports.setdefault(socket_name, set()).add(port)
 
     def check(self) -> None:
-        """Raises AuthenticatorError if nobody answers any more."""
+        """Raises ZapHandlerError if nobody answers any more."""
         if self._failure is not None or not self._thread.is_alive():
             raise ZapHandlerError(f"the authenticator has died: {self._failure!r}") from self._failure
 
@@ -104,23 +109,23 @@ class ZapHandler:
     def _answer(self, request: list[bytes]) -> list[bytes]:
         """The reply to a request; its user id, which every message of the connection will carry, is the role."""
         version, number, domain, address, _, mechanism, *credentials = request
-        door = domain.decode(errors="replace")
+        socket_name = domain.decode(errors="replace")
         role = ""
-        if mechanism == b"CURVE" and len(credentials) == 1 and door in ENDPOINTS:
-            role, reason = self._judge(door, credentials[0])
+        if mechanism == b"CURVE" and len(credentials) == 1 and socket_name in ENDPOINTS:
+            role, reason = self._judge(socket_name, credentials[0])
         else:
             reason = "not CURVE"
         if role:
-            self._admitted[door, credentials[0]] = role
+            self._admitted[socket_name, credentials[0]] = role
             return [version, number, LET_IN, b"", role.encode(), b""]
-        self.refused[f"{door}: {reason}"] += 1
+        self.refused[f"{socket_name}: {reason}"] += 1
         self._last = address.decode(errors="replace")
         return [version, number, COME_AGAIN, b"", b"", b""]
 
-    def _judge(self, door: str, key: bytes) -> tuple[str, str]:
-        """The role by which this key opens the door; or "", and why it does not."""
+    def _judge(self, socket_name: str, key: bytes) -> tuple[str, str]:
+        """The role by which this key opens the socket; or "", and why it does not."""
         for role, keys in self._lists.items():
-            if key in keys and role in ENDPOINTS[door].open_to:
+            if key in keys and role in ENDPOINTS[socket_name].open_to:
                 return role, ""
         for role, keys in self._lists.items():
             if key in keys:
@@ -128,7 +133,7 @@ class ZapHandler:
         return "", "removed key" if key in self._removed else "unknown key"
 
     def _look(self) -> None:
-        """Takes over lists that have changed, and cuts the connections to doors that a removed key went through.
+        """Takes over lists that have changed, and cuts the connections to sockets that a removed key went through.
 
         ZeroMQ cannot cut one peer, so all that are connected there come again, and are asked for their keys again.
         """
@@ -139,13 +144,17 @@ class ZapHandler:
         self._lists = {role: self._read(role) for role in before}
         for role, keys in before.items():
             self._removed |= set(keys) - set(self._lists[role])
-        gone = [(door, key) for (door, key), role in self._admitted.items() if self._judge(door, key)[0] != role]
+        gone = [
+            (socket_name, key)
+            for (socket_name, key), role in self._admitted.items()
+            if self._judge(socket_name, key)[0] != role
+        ]
         for entry in gone:
             del self._admitted[entry]
-        for door in sorted({door for door, _ in gone}):
-            count = cut(self._ports.get(door, ()))
+        for socket_name in sorted({socket_name for socket_name, _ in gone}):
+            count = cut(self._ports.get(socket_name, ()))
             log.warning(
-                "a key that had opened %s was removed: cut all %d connections, who may comes again", door, count
+                "a key that had opened %s was removed: cut all %d connections, who may comes again", socket_name, count
             )
 
     def _read(self, role: str) -> dict[bytes, str]:

@@ -234,12 +234,12 @@ def step_of(rewards, ended):
 
 
 def test_scores_are_raw_per_actor_and_per_full_game():
-    board = EpisodeScores(STREAMS, np.array([0.00066, 0.1]), num_actors=4)
-    board.add(step_of([100, 1], [False, False]))
-    assert board.take() == {}
-    board.add(step_of([-3, 1], [True, False]))
-    board.add(step_of([7, 1], [True, True]))
-    assert board.take() == {
+    shared = EpisodeScores(STREAMS, np.array([0.00066, 0.1]), num_actors=4)
+    shared.add(step_of([100, 1], [False, False]))
+    assert shared.take() == {}
+    shared.add(step_of([-3, 1], [True, False]))
+    shared.add(step_of([7, 1], [True, True]))
+    assert shared.take() == {
         "actors/score_0003_epsilon_0.00066": (97 + 7) / 2,
         "actors/score_0001_epsilon_0.10000": 3,
         "actor_highest_id/score": (97 + 7) / 2,
@@ -247,33 +247,33 @@ def test_scores_are_raw_per_actor_and_per_full_game():
         "actors/mean_score": (97 + 7 + 3) / 3,
         "actors/episodes": 3,
     }
-    assert board.take() == {}
+    assert shared.take() == {}
 
 
 def test_all_tags_of_a_runs_actors_are_known_beforehand():
-    board = EpisodeScores(STREAMS, np.array([0.00066, 0.1]), num_actors=4)
-    board.add(step_of([1, 1], [False, False])._replace(failed=np.array([True, True])))
-    board.add(step_of([1, 1], [True, True]))
+    shared = EpisodeScores(STREAMS, np.array([0.00066, 0.1]), num_actors=4)
+    shared.add(step_of([1, 1], [False, False])._replace(failed=np.array([True, True])))
+    shared.add(step_of([1, 1], [True, True]))
     known = actor_tags([0.4, 0.1, 0.02, 0.00066])
-    assert known - board.take().keys() == {"actors/score_0000_epsilon_0.40000", "actors/score_0002_epsilon_0.02000"}
+    assert known - shared.take().keys() == {"actors/score_0000_epsilon_0.40000", "actors/score_0002_epsilon_0.02000"}
     assert len(known) == 4 + 5
 
 
 def test_a_game_that_a_fault_cut_off_has_no_score_and_is_counted():
-    board = EpisodeScores(STREAMS, np.array([0.00066, 0.1]), num_actors=4)
-    board.add(step_of([100, 1], [False, False]))
-    board.add(step_of([7, 1], [False, False])._replace(failed=np.array([True, False])))
-    assert board.take() == {}
-    board.add(step_of([5, 1], [True, False]))
-    scalars = board.take()
+    shared = EpisodeScores(STREAMS, np.array([0.00066, 0.1]), num_actors=4)
+    shared.add(step_of([100, 1], [False, False]))
+    shared.add(step_of([7, 1], [False, False])._replace(failed=np.array([True, False])))
+    assert shared.take() == {}
+    shared.add(step_of([5, 1], [True, False]))
+    scalars = shared.take()
     assert (scalars["actor_highest_id/score"], scalars["actor_highest_id/length"]) == (5, 1)
     assert (scalars["actors/episodes"], scalars["actors/environment_faults"]) == (1, 1)
 
 
 def test_only_the_highest_id_writes_the_highest_ids_curve():
-    board = EpisodeScores(STREAMS, np.array([0.00066, 0.1]), num_actors=9)
-    board.add(step_of([1, 1], [True, True]))
-    assert "actor_highest_id/score" not in board.take()
+    shared = EpisodeScores(STREAMS, np.array([0.00066, 0.1]), num_actors=9)
+    shared.add(step_of([1, 1], [True, True]))
+    assert "actor_highest_id/score" not in shared.take()
 
 
 @pytest.mark.parametrize("sizes", [[16], [16, 8]])

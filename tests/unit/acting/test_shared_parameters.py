@@ -19,41 +19,41 @@ def test_nothing_is_there_before_the_first():
 
 
 def test_shows_the_newest_only_and_each_once():
-    board = SharedParameters(8)
+    shared = SharedParameters(8)
     for number in range(1, 5):
-        board.publish(parameters(number))
-    number, newest = board.newer(0)
+        shared.publish(parameters(number))
+    number, newest = shared.newer(0)
     assert newest.version == 40
     assert (newest.values == 4).all()
-    assert board.newer(number) is None
-    board.publish(parameters(5))
-    assert board.newer(number)[1].version == 50
+    assert shared.newer(number) is None
+    shared.publish(parameters(5))
+    assert shared.newer(number)[1].version == 50
 
 
 def test_what_was_read_does_not_change_any_more():
-    board = SharedParameters(8)
-    board.publish(parameters(1))
-    _, first = board.newer(0)
+    shared = SharedParameters(8)
+    shared.publish(parameters(1))
+    _, first = shared.newer(0)
     for number in range(2, 6):
-        board.publish(parameters(number))
+        shared.publish(parameters(number))
     assert (first.values == 1).all()
 
 
 def test_a_reader_in_another_process_never_sees_a_mixture():
-    board = SharedParameters(200_000)
+    shared = SharedParameters(200_000)
     context = multiprocessing.get_context("fork")
     done = context.Event()
 
     def publish():
         for number in range(1, 400):
-            board.publish(parameters(number, 200_000))
+            shared.publish(parameters(number, 200_000))
         done.set()
 
     writer = context.Process(target=publish)
     writer.start()
     known, last = 0, 0
-    while not done.is_set() or board.newer(known):
-        news = board.newer(known)
+    while not done.is_set() or shared.newer(known):
+        news = shared.newer(known)
         if news is None:
             continue
         known, newest = news

@@ -331,7 +331,7 @@ def test_the_status_tells_of_a_program_whose_main_thread_makes_no_turns(desk, mo
     evaluator, stop = session_of(desk.welcome("evaluator"), "evaluator")
     stuck = until(lambda: [row for row in desk.status()["roles"] if row["waiting"]], "silence")
     assert stuck[0]["waiting"].startswith("for its own main thread (")
-    until(lambda: stop.turn() or not any(row["waiting"] for row in desk.status()["roles"]), "turns")
+    until(lambda: stop.tick() or not any(row["waiting"] for row in desk.status()["roles"]), "turns")
     evaluator.close()
 
 

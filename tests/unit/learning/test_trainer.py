@@ -250,7 +250,7 @@ def test_a_learner_whose_next_batch_waits_for_its_own_priorities_lets_them_go():
     receive = tape.receive
     tape.receive = lambda timeout: timeouts.append(timeout) or receive(timeout)
     trainer = make_trainer(tape)
-    trainer._feed = LateFeed(tape)
+    trainer._transfer = LateFeed(tape)
     assert trainer.step(0.0)
     assert trainer.step(60.0)
     assert tape.words == ["priorities 0"]
@@ -261,8 +261,8 @@ def test_a_learner_whose_next_batch_waits_for_its_own_priorities_lets_them_go():
 def test_a_learner_waits_no_longer_than_asked_for_results_that_do_not_come():
     tape = Tape(make_sample(0))
     trainer = make_trainer(tape)
-    trainer._feed = LateFeed(tape)
-    trainer._feed.collect = lambda: True
+    trainer._transfer = LateFeed(tape)
+    trainer._transfer.collect = lambda: True
     assert trainer.step(0.0)
     assert not trainer.step(0.01)
 

@@ -19,7 +19,7 @@ from apex.replay_memory.server import STREAM_LIFE_SECONDS, ReplayServer
 from apex.replay_memory.snapshots.folder import SnapshotFolder
 from apex.replay_memory.snapshots.writer import SnapshotWriter
 from apex.replay_memory.store.file import open_file
-from apex.replay_memory.store.location import beside, board_path
+from apex.replay_memory.store.location import beside, counters_path
 from apex.replay_memory.store.reader import StoreReader
 from apex.replay_memory.store.writer import StoreWriter
 from apex.runtime.file_lock import FileLock
@@ -52,14 +52,14 @@ class Scene:
             store_incarnation=77,
         )
         limiter = RateLimiter(min_size, samples_per_insert, 0.1, inserts_wait)
-        self.board = SamplerCounters(1)
-        self.server = ReplayServer(self.store, CODEC, self.board, limiter, clock=self.clock)
+        self.counters = SamplerCounters(1)
+        self.server = ReplayServer(self.store, CODEC, self.counters, limiter, clock=self.clock)
         self.make_sampler = partial(
             Sampler,
             0,
             StoreReader(path, PIXELS),
             self,
-            self.board,
+            self.counters,
             limiter,
             batch_size=B,
             batches_in_flight=in_flight,
@@ -131,17 +131,17 @@ def test_receipts_are_repeated_while_a_stream_lives(scene):
 def test_nothing_is_drawn_before_the_minimum(scene):
     scene.insert(0)
     assert not scene.sampler.step()
-    assert scene.board.waits_for == "inserts"
+    assert scene.counters.waits_for == "inserts"
     scene.insert(1)
     assert scene.sampler.step()
-    assert scene.board.waits_for == ""
+    assert scene.counters.waits_for == ""
     assert scene.batches[0].num_transitions == 10
 
 
 def test_credit_bounds_what_is_in_flight_and_comes_back_with_priorities(scene):
     scene.insert(0, 1)
     assert [scene.sampler.step() for _ in range(3)] == [True, True, False]
-    assert scene.board.waits_for == "learner"
+    assert scene.counters.waits_for == "learner"
     scene.answer(scene.batches[0])
     assert [scene.sampler.step() for _ in range(2)] == [True, False]
     scene.answer(scene.batches[2])  # A later answer tells that the batch before was lost, or is answered.
@@ -164,19 +164,19 @@ def test_answers_to_nothing_give_no_credit(scene):
     batch = scene.batches[0]
     for stranger in (batch._replace(number=5), batch._replace(store_incarnation=78)):
         scene.answer(stranger)
-    scene.board.acknowledge(9, 0)
-    assert scene.board.in_flight(0) == 1
+    scene.counters.acknowledge(9, 0)
+    assert scene.counters.in_flight(0) == 1
 
 
 def test_a_batch_without_room_does_not_count(scene):
     scene.insert(0, 1)
     scene.room = False
     assert not scene.sampler.step()
-    assert scene.board.num_drawn == 0
+    assert scene.counters.num_drawn == 0
     scene.room = True
     assert scene.sampler.step()
     assert scene.batches[0].number == 0
-    assert scene.board.num_sent == 1
+    assert scene.counters.num_sent == 1
 
 
 def test_new_priorities_decide_what_is_drawn(scene):
@@ -226,7 +226,7 @@ def test_what_is_for_another_shard_is_refused_and_counted(scene):
     scene.server.update_priorities([CODEC.encode_priorities(update)])
     assert scene.server.status()["refusals"] == {"shard": 2}
     assert scene.store.num_inserted == 10
-    assert scene.board.in_flight(0) == 1
+    assert scene.counters.in_flight(0) == 1
 
 
 def test_rates_are_of_the_last_ten_seconds(scene):
@@ -248,7 +248,7 @@ def test_what_a_crashed_run_left_in_memory_is_reclaimed_and_what_runs_is_not(tmp
     running = Scene(tmp_path / "apex-1-0.replay")
     crashed = Scene(tmp_path / "apex-2-0.replay")
     crashed.store.close()
-    SamplerCounters(1, board_path(tmp_path / "apex-4-0.replay"))
+    SamplerCounters(1, counters_path(tmp_path / "apex-4-0.replay"))
     restarting = Scene(tmp_path / "apex-4-0.replay")  # A learner draws from it; its writer is away.
     restarting.store.close()
     other = tmp_path / "notes.txt"
@@ -278,18 +278,18 @@ def make_welcome():
 def test_a_store_is_made_then_gone_on_with_and_then_restored_from_its_snapshot(tmp_path, caplog):
     caplog.set_level("INFO")
     path, folder, welcome = tmp_path / "store", SnapshotFolder(tmp_path / "snapshots"), make_welcome()
-    store, board = open_store(path, welcome, folder)
+    store, counters = open_store(path, welcome, folder)
     store.insert(make_segment(PIXELS, number=0, base=0))
-    board.note_sent(1, 12)
+    counters.note_sent(1, 12)
     store.close()
-    attached, board = open_store(path, welcome, folder)
-    assert (attached.num_inserted, board.num_drawn) == (5, 12)
+    attached, counters = open_store(path, welcome, folder)
+    assert (attached.num_inserted, counters.num_drawn) == (5, 12)
     assert attached.store_incarnation == store.store_incarnation
-    SnapshotWriter(path, PIXELS, folder, run_id=RUN, num_drawn=lambda: board.num_drawn).take()
+    SnapshotWriter(path, PIXELS, folder, run_id=RUN, num_drawn=lambda: counters.num_drawn).take()
     attached.close()
     path.unlink()  # The host was switched off, say; a board of another time is not believed.
-    restored, board = open_store(path, welcome, folder)
-    assert (restored.num_inserted, board.num_drawn) == (5, 12)
+    restored, counters = open_store(path, welcome, folder)
+    assert (restored.num_inserted, counters.num_drawn) == (5, 12)
     assert restored.store_incarnation != store.store_incarnation
     assert [record.getMessage().split()[0] for record in caplog.records] == [
         "reserving",
@@ -300,8 +300,8 @@ def test_a_store_is_made_then_gone_on_with_and_then_restored_from_its_snapshot(t
     ]
     restored.close()
     path.unlink()
-    without, board = open_store(path, welcome)
-    assert (without.num_inserted, board.num_drawn) == (0, 0)
+    without, counters = open_store(path, welcome)
+    assert (without.num_inserted, counters.num_drawn) == (0, 0)
     without.close()
 
 
@@ -319,8 +319,8 @@ def test_a_damaged_store_is_removed_for_its_snapshot_and_for_nothing_less(tmp_pa
     path.write_bytes(whole)
     SnapshotWriter(path, PIXELS, folder, run_id=RUN, num_drawn=lambda: 12).take()
     path.write_bytes(damaged)
-    restored, board = open_store(path, welcome, folder)
-    assert (restored.num_inserted, board.num_drawn) == (5, 12)
+    restored, counters = open_store(path, welcome, folder)
+    assert (restored.num_inserted, counters.num_drawn) == (5, 12)
     assert restored.store_incarnation != store.store_incarnation
     (said,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert said.endswith("removed: going on with the newest snapshot, without what was stored after it")
@@ -365,7 +365,7 @@ def test_an_answer_that_comes_before_send_returns_gives_its_credit(scene):
     scene.insert(0, 1)
     scene.answers_at_once = True
     assert all(scene.sampler.step() for _ in range(20))
-    assert scene.board.in_flight(0) == 0
+    assert scene.counters.in_flight(0) == 0
 
 
 def test_credit_comes_back_to_each_of_two_that_draw_by_one_row(scene):
@@ -378,7 +378,7 @@ def test_credit_comes_back_to_each_of_two_that_draw_by_one_row(scene):
         for sampler in (other, other, other, scene.sampler, scene.sampler, scene.sampler):
             assert sampler.step()
             scene.answer(scene.batches[-1])
-    assert scene.board.in_flight(0) == 0
+    assert scene.counters.in_flight(0) == 0
 
 
 def test_who_sends_rubbish_is_ignored_and_the_status_says_so(scene):
@@ -406,8 +406,8 @@ def test_who_sends_rubbish_is_ignored_and_the_status_says_so(scene):
 
 
 def test_a_server_that_goes_on_from_a_snapshot_tells_of_no_samples_that_were_drawn_before_it(scene):
-    scene.board.go_on_from(1_000_000)
-    server = ReplayServer(scene.store, CODEC, scene.board, RateLimiter(10, 0.0, 0.1, False), clock=scene.clock)
+    scene.counters.go_on_from(1_000_000)
+    server = ReplayServer(scene.store, CODEC, scene.counters, RateLimiter(10, 0.0, 0.1, False), clock=scene.clock)
     scene.now += 1
     status = server.status()
     assert (status["num_drawn"], status["samples_per_second"]) == (1_000_000, 0)

@@ -54,7 +54,7 @@ def test_no_child_holds_it(tmp_path):
     def stay(stop):
         its.send_bytes(b"up")
         while not stop.requested:
-            stop.turn()
+            stop.tick()
             ours.poll(0.05)
 
     with hold(tmp_path):

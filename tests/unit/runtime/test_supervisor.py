@@ -233,7 +233,7 @@ def turning(role, at_every_turn="pass", **options):
     return Program(role=role, command=(sys.executable, "-c", TURNS.format(at_every_turn=at_every_turn)), **options)
 
 
-def turns(folder, role):
+def ticks(folder, role):
     """Whether the newest life of a role has come to its loop."""
     lives = pids(folder, role)
     return bool(lives) and "SIGTERM" in handled(lives[-1])
@@ -254,7 +254,7 @@ def test_a_program_that_was_stopped_makes_no_turns_and_is_started_again(folder):
 
     def condition():
         lives = pids(folder, "actor")
-        if len(lives) == 1 and turns(folder, "actor") and turns(folder, "learner"):
+        if len(lives) == 1 and ticks(folder, "actor") and ticks(folder, "learner"):
             os.kill(lives[0], signal.SIGSTOP)
         return len(lives) == 2
 
@@ -288,7 +288,7 @@ def test_a_short_stop_harms_nobody(folder):
 
     def condition():
         lives = pids(folder, "actor")
-        if not stopped_at and turns(folder, "actor"):
+        if not stopped_at and ticks(folder, "actor"):
             os.kill(lives[0], signal.SIGSTOP)
             stopped_at.append(time.monotonic())
         elif stopped_at and time.monotonic() - stopped_at[0] > 0.3:
@@ -306,7 +306,7 @@ def test_where_all_fall_silent_together_nobody_is_killed_and_the_launcher_says_s
 
     def condition():
         roles = ("learner", "actor")
-        if not stopped and all(turns(folder, role) for role in roles):
+        if not stopped and all(ticks(folder, role) for role in roles):
             stopped.extend(pids(folder, role)[0] for role in roles)
             for pid in stopped:
                 os.kill(pid, signal.SIGSTOP)

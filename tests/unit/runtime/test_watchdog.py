@@ -71,19 +71,19 @@ def test_a_limit_of_zero_lets_everybody_be_silent_for_ever():
 
 def test_to_ask_whether_to_stop_is_a_turn():
     pulse = Pulse()
-    stop = Stop(pulse.turn)
+    stop = Stop(pulse.tick)
     assert [stop.requested for _ in range(3)] == [False] * 3
-    assert (stop.turns, pulse.turns) == (3, 3)
+    assert (stop.ticks, pulse.ticks) == (3, 3)
 
 
 def test_turns_of_a_child_are_seen_by_its_parent():
     pulse = Pulse()
     if not (child := os.fork()):
         for _ in range(5):
-            pulse.turn()
+            pulse.tick()
         os._exit(0)
     os.waitpid(child, 0)
-    assert pulse.turns == 5
+    assert pulse.ticks == 5
 
 
 # --- sd_notify --------------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def test_a_program_that_nobody_watches_and_one_whose_watcher_is_gone_go_on(is_wa
     stop = Stop(Notifier(dict(listener.environment) if is_watched else {}))
     listener.close()
     assert not stop.requested
-    assert stop.turns == 1
+    assert stop.ticks == 1
 
 
 def test_what_floods_the_watcher_does_not_block_the_program(listener):

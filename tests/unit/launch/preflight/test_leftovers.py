@@ -8,7 +8,7 @@ import pytest
 
 from apex.launch.preflight.leftovers import Leftovers, Orphan, bytes_to_come, find_leftovers, find_orphans
 from apex.replay_memory.sampler_counters import SamplerCounters
-from apex.replay_memory.store.location import beside, board_path, is_wanted
+from apex.replay_memory.store.location import beside, counters_path, is_wanted
 from apex.runtime.file_lock import FileLock
 
 
@@ -36,16 +36,16 @@ def find(folder):
 
 def test_a_store_without_an_owner_is_dead_and_its_board_with_it(tmp_path):
     store = make_store(tmp_path, "a")
-    board_path(store).write_bytes(bytes(64))
+    counters_path(store).write_bytes(bytes(64))
     lonely = tmp_path / "apex-b-0.board"
     lonely.write_bytes(bytes(64))
-    assert find(tmp_path) == Leftovers({store: 4_096, board_path(store): 64, lonely: 64}, {}, [])
+    assert find(tmp_path) == Leftovers({store: 4_096, counters_path(store): 64, lonely: 64}, {}, [])
     assert store.exists()
 
 
 def test_a_store_with_an_owner_goes_on(tmp_path):
     store = make_store(tmp_path, "a")
-    board_path(store).write_bytes(bytes(64))
+    counters_path(store).write_bytes(bytes(64))
     ownership = FileLock(store)
     try:
         assert find(tmp_path) == Leftovers({}, {store: 4_096}, [])
@@ -69,8 +69,8 @@ def test_a_store_that_a_loader_draws_from_goes_on(tmp_path):
     store = make_store(tmp_path, "a")
 
     def load():
-        board = SamplerCounters(1, board_path(store))  # It is open for as long as its process lives.
-        return board.num_drawn == 0 and find(tmp_path).in_use == {store: 4_096}
+        counters = SamplerCounters(1, counters_path(store))  # It is open for as long as its process lives.
+        return counters.num_drawn == 0 and find(tmp_path).in_use == {store: 4_096}
 
     assert in_child(load)
     assert store in find(tmp_path).dead
@@ -85,8 +85,8 @@ def test_what_belongs_to_another_user_goes_on():
     with tempfile.TemporaryDirectory() as name:  # Unlike pytest's, this one can be opened to everybody.
         folder = Path(name)
         store = make_store(folder, "a")
-        board_path(store).write_bytes(bytes(64))
-        for path in (store, board_path(store)):
+        counters_path(store).write_bytes(bytes(64))
+        for path in (store, counters_path(store)):
             path.chmod(0)
         folder.chmod(0o755)
 

@@ -517,14 +517,14 @@ def test_a_rest_turns_as_long_as_it_lasts_and_ends_with_a_wish(monkeypatch):
     """Else whoever looks for signs of life kills the process for having rested."""
     monkeypatch.setattr("os.nice", lambda increment: None)
     monkeypatch.setattr("apex.replay_memory.snapshots.process.POLL_SECONDS", 0.01)
-    stop, turns, rested = Stop(), [], []
+    stop, ticks, rested = Stop(), [], []
     pipe, end = multiprocessing.Pipe()
 
     class Slow:
         def take(self, rest):
-            before = stop.turns
+            before = stop.ticks
             rest(0.1)
-            turns.append(stop.turns - before)
+            ticks.append(stop.ticks - before)
             pipe.send_bytes(b"take")
             rest(1_000.0)
             stop.request()
@@ -532,7 +532,7 @@ def test_a_rest_turns_as_long_as_it_lasts_and_ends_with_a_wish(monkeypatch):
             rested.append(True)
 
     take_snapshots(stop, Slow, 0.0, end)
-    assert turns[0] > 3
+    assert ticks[0] > 3
     assert rested == [True]
     pipe.close()
     end.close()

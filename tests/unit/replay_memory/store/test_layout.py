@@ -21,7 +21,7 @@ from apex.replay_memory.store.file import DamagedMemoryError, require_processor
 from apex.replay_memory.store.layout import STORE_HEADER, STORED_RECORD, Sizes
 from apex.replay_memory.store.location import (
     beside,
-    board_path,
+    counters_path,
     has_owner,
     is_same_run,
     is_wanted,
@@ -326,10 +326,10 @@ def test_a_memory_is_known_by_this_boot_and_this_mount(tmp_path, monkeypatch):
 
 def test_a_store_is_wanted_while_somebody_holds_its_board(path):
     assert not is_wanted(path)  # There is no board.
-    board = board_path(path)
-    board.write_bytes(bytes(64))
+    counters = counters_path(path)
+    counters.write_bytes(bytes(64))
     assert not is_wanted(path)
-    with board.open("rb") as held:
+    with counters.open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_SH)
         assert is_wanted(path)
     assert not is_wanted(path)
