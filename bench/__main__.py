@@ -11,6 +11,7 @@ from apex.runtime.lifecycle import FINISHED, reports_errors
 
 BENCHES = {  # word -> module whose main(argv) measures
     "actor": "bench.actor",
+    "compare": "bench.compare",
     "connections": "bench.connections",
     "curve": "bench.curve_encryption",
     "learner": "bench.learner",

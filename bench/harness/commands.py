@@ -1,0 +1,133 @@
+"""Commands in a temporary folder: run one after the other, each gone with its processes and files when it has ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from apex.replay_memory.store.location import MEMORY
+from apex.runtime.lifecycle import FAILED, POLL_SECONDS, Stop, die_with_parent
+
+END_SECONDS = 60.0  # A command that is asked to stop may take so long.
+LEFT_SECONDS = 3.0  # Processes that the command has left behind may take so long.
+LOOK_SECONDS = 1.0  # between two looks at the libraries that the processes have loaded
+LAST_LINES = 3  # of a log, in an error message
+# An editable installation finds modules that the imported apex does not have in another tree.
+SITECUSTOMIZE = 'import sys; sys.meta_path = [f for f in sys.meta_path if "Editable" not in getattr(f, "__name__", "")]'
+
+
+class Ran(NamedTuple):
+    """A command that has ended."""
+
+    status: int
+    output: str
+    errors: str
+    libraries: frozenset[str]  # files below its working directory that its Python processes had loaded, by name
+
+    def describe_failure(self) -> str:
+        """The exit status, the last lines, and where the log is, which this writes."""
+        number, name = tempfile.mkstemp(prefix="bench-compare-", suffix=".log")
+        with open(number, "w", errors="surrogateescape") as log:
+            log.write(self.output + self.errors)
+        lines = (self.errors.strip() or self.output.strip()).splitlines()[-LAST_LINES:]
+        return f"status {self.status}; last lines: {' | '.join(lines) or 'none'}; log: {name}"
+
+
+class Runner:
+    """Runs commands whose working directories are below `folder`."""
+
+    def __init__(self, folder: Path, stop: Stop, limit_seconds: float) -> None:
+        """A command that runs for `limit_seconds` is stopped, and so fails."""
+        self._folder = folder.resolve()
+        self._stop = stop
+        self._limit_seconds = limit_seconds
+        (self._folder / "site").mkdir()
+        (self._folder / "site" / "sitecustomize.py").write_text(SITECUSTOMIZE)
+
+    def run(self, command: Sequence[str], cwd: Path) -> Ran:
+        """Runs a command that imports the packages in `cwd`. Raises KeyboardInterrupt when told to stop."""
+        temporary, output, errors = (self._folder / name for name in ("tmp", "output", "errors"))
+        temporary.mkdir()
+        parent = os.getpid()
+
+        def before_exec() -> None:
+            die_with_parent(signal.SIGTERM)
+            if os.getppid() != parent:  # The parent ended before the line above.
+                os._exit(FAILED)
+
+        with output.open("wb") as stdout, errors.open("wb") as stderr:
+            process = subprocess.Popen(
+                command,
+                cwd=cwd,
+                env={**os.environ, "PYTHONPATH": f"{cwd}:{self._folder / 'site'}", "TMPDIR": str(temporary)},
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,  # Ctrl-C reaches only this process, which then stops the command.
+                preexec_fn=before_exec,
+            )
+        try:
+            libraries = self._wait(process, cwd)
+        finally:
+            self._end(process)
+        said, complained = (file.read_text(errors="surrogateescape") for file in (output, errors))
+        return Ran(process.returncode, said, complained, libraries)
+
+    def _wait(self, process: subprocess.Popen[bytes], cwd: Path) -> frozenset[str]:
+        began = looked = time.monotonic()
+        libraries: set[str] = set()
+        while process.poll() is None and time.monotonic() < began + self._limit_seconds:
+            if self._stop.requested:
+                raise KeyboardInterrupt
+            if time.monotonic() > looked + LOOK_SECONDS:
+                libraries.update(*(_read_libraries(pid, cwd) for pid in self._processes()))
+                looked = time.monotonic()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(POLL_SECONDS)
+        return frozenset(libraries)
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        try:
+            process.terminate()  # Does nothing if the command has ended.
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(END_SECONDS)
+            deadline = time.monotonic() + LEFT_SECONDS
+            while self._processes() and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS / 4)
+        finally:  # A second Ctrl-C ends the waits above.
+            process.kill()
+            process.wait()
+            for pid in self._processes():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            for manifest in (self._folder / "tmp").rglob("manifest.json"):  # of runs that did not end in order
+                for store in MEMORY.glob(f"apex-{json.loads(manifest.read_text())['run_id']:016x}*"):
+                    store.unlink(missing_ok=True)
+            shutil.rmtree(self._folder / "tmp", ignore_errors=True)
+
+    def _processes(self) -> list[int]:
+        """Python processes that work below the folder: they may have sessions and parents of their own."""
+        pids = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                inside = Path(os.readlink(process / "cwd")).is_relative_to(self._folder)
+                if inside and (process / "exe").samefile(sys.executable):
+                    pids.append(int(process.name))
+        return pids
+
+
+def _read_libraries(pid: int, folder: Path) -> set[str]:
+    with suppress(OSError):
+        paths = [line.split(maxsplit=5)[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+        return {Path(path).name for path in paths if path.startswith(f"{folder}/")}
+    return set()
