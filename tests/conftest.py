@@ -1,8 +1,8 @@
-"""Which tests run beside which, when several processes share them (`pytest -n 2 --dist loadfile`, as ./test.sh does).
+"""Marks tests by their folder, and decides which run beside which when several processes share them.
 
-A file's tests stay together, but for those of `APART`. Files that start programs of ours come first, as they take
-longest. They would share the host's ports and its memory files, of which a start removes what dead runs left: so each
-process has its own, where it may. Where it may not, these files run in turn, in one process.
+`./test.sh` runs pytest with `--dist loadgroup`: a group of tests stays in one process. The tests of a file are one
+group, except in `APART`. Each process has network and /dev/shm of its own, so that runs in different processes share
+neither ports nor memory files. Where the rights for that are missing, all tests that start programs are one group.
 """
 
 from __future__ import annotations
@@ -14,24 +14,9 @@ from pathlib import Path
 import pytest
 from support.own_namespaces import can_enter_namespaces, enter_namespaces
 
-PROGRAMS = (
-    '"-m", "apex',
-    "-m apex ",
-    "store_path(",
-    "choose_ports(",
-    "open_programs(",
-    "gpu.sh",
-    "bench.test_replay import",
-    "machines import",
-    "test_smoke import",
-    "EXAMPLES",
-)
-APART = ("test_smoke.py",)  # Its tests take four minutes of a process, and share nothing: they begin first, on all.
-
-
-@cache
-def starts_programs(path):
-    return path.name != "conftest.py" and any(sign in path.read_text() for sign in PROGRAMS)
+TESTS = Path(__file__).parent
+WITH_PROGRAMS = ("integration", "system", "tools")  # folders: every test there is marked `programs`
+APART = ("test_smoke.py",)  # Its tests take minutes and share nothing, so they begin first, in all processes.
 
 
 def pytest_configure(config):
@@ -49,29 +34,32 @@ def may_isolate():
     return can_enter_namespaces()
 
 
+def pytest_addoption(parser):
+    parser.addoption("--cover", metavar="FOLDER", nargs="+", default=[], help="measure coverage in tests of these only")
+
+
 @pytest.fixture(autouse=True)
 def _coverage_of_programs(request, monkeypatch):
     """Leaves started programs out of coverage, which makes them half as fast, unless a test is there to cover them."""
-    if request.node.get_closest_marker("covers_programs") is None:
+    if request.node.get_closest_marker("covers_programs") is None or request.node.get_closest_marker("no_cover"):
         monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
 
 
-def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: (not starts_programs(item.path), item.path.name not in APART))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Files(LoadScopeScheduling):
-        def _split_scope(self, nodeid):
-            path = config.rootpath / nodeid.partition("::")[0]
-            if starts_programs(path) and not may_isolate():
-                return "programs"
-            return nodeid.partition("[" if path.name in APART else "::")[0]
-
-    return Files(config, log)
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(config, items):
+    covered = [Path(folder).resolve() for folder in config.getoption("--cover")]
+    isolated = getattr(config, "workerinput", {}).get("own_namespaces", True)
+    for item in items:
+        if item.path.relative_to(TESTS).parts[0] in WITH_PROGRAMS:
+            item.add_marker("programs")
+        if covered and not any(item.path.is_relative_to(folder) for folder in covered):
+            item.add_marker("no_cover")
+        if item.get_closest_marker("programs") and not isolated:
+            item.add_marker(pytest.mark.xdist_group("programs"))
+        elif item.path.name not in APART:
+            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(TESTS))))
+    # The longest begin first: an end with one busy process wastes the others.
+    items.sort(key=lambda item: (item.path.name not in APART, item.get_closest_marker("programs") is None))
 
 
 @pytest.fixture

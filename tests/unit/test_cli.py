@@ -11,6 +11,8 @@ from apex.cli import COMMANDS, load, main
 from apex.errors import ConfigError
 from apex.version import VERSION
 
+pytestmark = pytest.mark.programs
+
 
 class Tape:
     """Stands for every program: notes what it was started with, and ends as told."""

@@ -19,6 +19,8 @@ from apex.config import EnvironmentConfig
 from apex.launch.api import Run, train_as
 from apex.runs.folder import RunFolder
 
+pytestmark = pytest.mark.programs
+
 
 def ends_with(script):
     return lambda *_: [stand_in("learner", script, ends_run=True)]

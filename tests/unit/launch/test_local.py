@@ -31,6 +31,8 @@ from apex.runtime.lifecycle import FAILED, FINISHED, REFUSED, Stop
 from apex.runtime.supervisor import Ending
 from apex.transport.hello import local_host
 
+pytestmark = pytest.mark.programs
+
 
 class Tape:
     """A view, a clock and a source of statuses that note and play back."""

@@ -22,6 +22,8 @@ from apex.runtime.atomic_files import write_twice
 from apex.runtime.file_lock import FileLock
 from chaos.saves.saver import SIZES, Saver, make_run
 
+pytestmark = pytest.mark.programs
+
 
 @pytest.fixture
 def folder(tmp_path):

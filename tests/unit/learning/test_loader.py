@@ -17,6 +17,8 @@ from apex.replay_memory.store.location import remove, store_path
 from apex.replay_memory.store.writer import StoreWriter
 from apex.runtime.children import start_child, stop_children
 
+pytestmark = pytest.mark.programs
+
 
 def expect(sample, batch):
     assert sample.num_transitions == batch.num_transitions

@@ -43,6 +43,8 @@ from apex.transport.hello import Route, greet, read_welcome
 from apex.transport.sockets import RefusedError, open_context
 from apex.types import Parameters, Progress
 
+pytestmark = pytest.mark.programs
+
 CONFIG = Config(checkpoint=CheckpointConfig(period=2), learner=LearnerConfig(batch_size=16))
 
 

@@ -16,6 +16,8 @@ from apex.runtime.fork_server import ForkServer
 from apex.runtime.lifecycle import FINISHED, Stop
 from apex.runtime.supervisor import Program, supervise
 
+pytestmark = pytest.mark.programs
+
 FACTS = """
 import json, os, sys, threading
 

@@ -18,6 +18,8 @@ from support.waiting import DEADLINE, until
 from apex.runtime.lifecycle import FAILED, FINISHED, NEIGHBOUR_GONE, REFUSED, Stop
 from apex.runtime.supervisor import FORGET_SECONDS, CrashBudget, Program, last_lines, supervise
 
+pytestmark = pytest.mark.programs
+
 FOREVER = "exec sleep 600"
 
 

@@ -11,6 +11,8 @@ from apex.replay_memory.sampler_counters import SamplerCounters
 from apex.replay_memory.store.location import beside, counters_path, is_wanted
 from apex.runtime.file_lock import FileLock
 
+pytestmark = pytest.mark.programs
+
 
 def make_store(folder, name, num_bytes=4_096):
     path = folder / f"apex-{name}-0.replay"
