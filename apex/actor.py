@@ -28,7 +28,7 @@ from apex.transport.hello import add_route_options, read_route, read_welcome
 log = logging.getLogger("apex")
 
 
-@reports_errors("apex actor")
+@reports_errors("apex actor", logs_failures=True)
 def main(argv: Sequence[str] | None = None, work: Work = run_worker) -> int:
     """`apex actor`: the composition root. `work` is what each of its worker processes does."""
     parser = argparse.ArgumentParser(prog="apex actor", description="Explores for the learner at HOST.")

@@ -24,7 +24,7 @@ from apex.runtime.lifecycle import (
 log = logging.getLogger("apex")
 
 
-@reports_errors("apex learner")
+@reports_errors("apex learner", logs_failures=True)
 def main(argv: Sequence[str] | None = None) -> int:
     """`apex learner`: the composition root."""
     arguments = list(sys.argv[1:] if argv is None else argv)

@@ -28,7 +28,7 @@ from apex.transport.hello import add_route_options, greet, read_route, read_welc
 log = logging.getLogger("apex")
 
 
-@reports_errors("apex replay")
+@reports_errors("apex replay", logs_failures=True)
 def main(argv: Sequence[str] | None = None) -> int:
     """`apex replay`: the composition root."""
     parser = argparse.ArgumentParser(prog="apex replay", description="Keeps experience for the learner at HOST.")

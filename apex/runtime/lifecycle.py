@@ -160,10 +160,11 @@ def complain(sentence: str) -> None:
         print(sentence, file=sys.stderr, flush=True)
 
 
-def reports_errors(program: str) -> Callable[[Callable[P, int]], Callable[P, int]]:
+def reports_errors(program: str, *, logs_failures: bool = False) -> Callable[[Callable[P, int]], Callable[P, int]]:
     """Decorates the `main` of `program`: an ApexError becomes one sentence on standard error and an exit status.
 
-    A KeyboardInterrupt (a second Ctrl-C) becomes status 130, without a traceback.
+    With `logs_failures`, errors that are no mistake of the user are logged instead, with their time. A KeyboardInterrupt
+    (a second Ctrl-C) becomes status 130, without a traceback.
     """
 
     def decorate(main: Callable[P, int]) -> Callable[P, int]:
@@ -172,7 +173,10 @@ def reports_errors(program: str) -> Callable[[Callable[P, int]], Callable[P, int
             try:
                 return main(*args, **kwargs)
             except ApexError as error:
-                complain(f"{program}: {error}")
+                if logs_failures and error.exit_status != REFUSED:
+                    log.error("%s", error)
+                else:
+                    complain(f"{program}: {error}")
                 return error.exit_status
             except KeyboardInterrupt:
                 return KILLED_BY_CTRL_C

@@ -150,7 +150,7 @@ def test_the_next_one_waits_until_the_one_before_is_gone(guards):
 def test_refuses_what_is_no_order(guards, line):
     status, said = finish(guards.start(line))
     assert status == REFUSED
-    assert said == "apex ssh_guard: the first line is no order; apex train --hosts FILE starts this, nobody else\n"
+    assert said == "apex remote_guard: the first line is no order; apex train --hosts FILE starts this, nobody else\n"
 
 
 def test_silence_is_taken_for_an_end(tmp_path):

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_transport import until
+from support.waiting import until
 
 from apex.runtime.lifecycle import FAILED, FINISHED, KILLED_BY_CTRL_C, REFUSED
 from bench import __main__ as bench
@@ -250,7 +250,7 @@ def test_a_module_that_a_side_lacks_does_not_come_from_an_editable_installation(
 
 def test_packages_elsewhere_on_the_path_are_not_imported(repository, monkeypatch):
     """A folder without __init__.py in the checkout would lose against a package with one further down the path."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     repository.commit("new", 1.0)
     assert compare("HEAD", "--pairs", "1", "--only", "actor") == FINISHED
     assert len(repository.runs) == 2
@@ -296,7 +296,7 @@ def test_an_extension_that_only_one_side_loads_is_a_warning(repository, capsys):
 
 def test_one_ctrl_c_ends_it_and_leaves_nothing_behind(repository):
     repository.commit("new", 1.0, bench=HANG)
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[3]
     command = [sys.executable, "-P", "-m", "bench", "compare", "HEAD"]
     process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(root)}, stderr=subprocess.PIPE, text=True)
     try:
