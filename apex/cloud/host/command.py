@@ -75,7 +75,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--home", type=Path, default=HOME, metavar="DIR", help="where keys and runs are")
     words = parser.add_subparsers(dest="word", required=True)
     role = words.add_parser("role", help="becomes the command of a role")
-    role.add_argument("role", choices=PROGRAMS)
+    role.add_argument("role", choices=[str(role) for role in PROGRAMS])
     role.add_argument("--print", action="store_true", help="only shows it")
     words.add_parser("keys", help="makes the own pair, tells its public half, believes those of the others")
     words.add_parser("upload", help="copies the run to the bucket")

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     bundle = commands.add_parser("bundle", help="a folder with what one role needs")
     bundle.add_argument("folder", type=Path, metavar="DIR", help="made by apex keys new")
     bundle.add_argument("out", type=Path, metavar="OUT", help="is made; must not be there")
-    bundle.add_argument("--role", required=True, choices=list(Role))
+    bundle.add_argument("--role", required=True, choices=[str(role) for role in Role])
     bundle.add_argument("--name", default="", help="makes a key of its own for this host, to be revoked alone")
     arguments = parser.parse_args(argv)
     if arguments.command == "new":
