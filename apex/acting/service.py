@@ -31,6 +31,10 @@ def join(stop: Stop, *, route: Route, processes: int, envs: int) -> dict[str, An
 
 
 def run_service(welcome: Welcome, num_actors: int, envs: int, work: Work, stop: Stop) -> int:
+    """Runs one worker process per `envs` leased streams until the run ends; returns the exit status.
+
+    Raises ChildDiedError, with the last words of the workers, when one of them dies.
+    """
     streams = welcome.streams
     size = envs or welcome.config.actor.envs_per_process or len(streams)
     blocks = [streams[i : i + size] for i in range(0, len(streams), size)]

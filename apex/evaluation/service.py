@@ -47,6 +47,7 @@ class _Outbox:
 
 
 def run_service(welcome: Welcome, stop: Stop) -> int:
+    """Evaluates the newest parameters until the run ends; returns the exit status."""
     config, codec = welcome.config, Codec(welcome.run_id, welcome.schema)
     torch.set_num_threads(config.evaluator.num_threads)
     with open_context(read_keys(config.transport.keys, "evaluator")) as context:

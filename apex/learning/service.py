@@ -34,6 +34,10 @@ log = logging.getLogger("apex")
 
 
 def run_service(folder: RunFolder, stop: Stop) -> int:
+    """Trains until the run ends or `stop` is requested, from its newest checkpoint if there is one.
+
+    Returns the exit status. Raises ChildDiedError when the coordinator or a loader dies, and DivergedError.
+    """
     config, device = folder.config, choose_device(folder.config.learner)
     keys = read_keys(config.transport.keys, "learner")
     found = find_latest(folder.checkpoints)

@@ -110,6 +110,11 @@ async def serve(server: ReplayServer, welcome: Welcome, stop: Stop, bound: Calla
 
 
 def run_service(welcome: Welcome, shard: int, advertise: str, snapshots: Path | None, stop: Stop) -> int:
+    """Serves one shard until the run ends or `stop` is requested; returns the exit status.
+
+    `snapshots` is the folder for snapshots and recovery; None: neither. Raises ConfigError when the memory cannot be
+    made, and ChildDiedError when a sampler or the snapshot process dies.
+    """
     config = welcome.config
     path = store_path(welcome.run_id, shard)
     reclaim(path)
