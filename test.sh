@@ -31,6 +31,7 @@ else
 fi
 
 cores=$(nproc)
+# Many tests wait for programs, sockets or deadlines: so there are more processes than cores.
 run() { pytest --dist loadgroup --no-loadscope-reorder --numprocesses "$@"; }
 require_learning() { coverage report --include="$(printf 'apex/%s.py,' "${LEARNING[@]}")" --fail-under=100; }
 # Programs that the tests start elsewhere write here, and nowhere else.
@@ -38,7 +39,7 @@ export COVERAGE_FILE="$PWD/.coverage"
 coverage erase
 case "${1-}" in
 --fast)
-  run "$cores" tests/unit
+  run $((cores + 2)) tests/unit
   ;;
 --coverage)
   run $((cores + 1)) --cov --cov-report=
@@ -46,7 +47,6 @@ case "${1-}" in
   require_learning
   ;;
 "")
-  # Tests that start programs wait for most of their time: so there are more processes than cores.
   run $((cores + 2)) --cov --cov-report= --cover "${TESTS_OF_LEARNING[@]}"
   require_learning
   ;;
