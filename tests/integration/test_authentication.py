@@ -160,8 +160,10 @@ class Cursed(Keys):
     """Kills the authenticator that looks at them."""
 
     cursed = False
+    num_looks = 0
 
     def signature(self):
+        self.num_looks += 1
         if self.cursed:
             raise RuntimeError("cursed")
         return super().signature()
@@ -170,6 +172,7 @@ class Cursed(Keys):
 def test_a_role_whose_authenticator_died_ends(folder):
     keys, stop = Cursed(folder, "learner"), Stop()
     publishing = PublishingThread(free_endpoint(), CODEC, stop, keys)
+    until(lambda: keys.num_looks > 1, "an authenticator at work")
     keys.cursed = True
     until(lambda: stop.requested, "request to stop")
     with pytest.raises(ZapHandlerError, match="cursed"):

@@ -565,7 +565,7 @@ def test_no_message_ends_the_coordinator_and_all_are_counted(desk):
 def test_a_histogram_is_written_once_however_often_it_comes_and_one_that_is_none_ends_nothing(desk):
     first, second = ({"counts": [count], "edges": [1.0, 10**0.125]} for count in (1.0, 2.0))
     status = {"num_inserted": 42, "priority_histogram": first}
-    replay, _ = session_of(desk.welcome("replay"), "replay", status)
+    replay, _ = session_of(desk.welcome("replay"), "replay", status, {"priorities": "tcp://1.2.3.4:5"})
 
     def rows(role="replay"):
         curve = desk.folder.curves / f"{role}.jsonl"
