@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import nn
 
 from apex.config import Config
 from apex.dqn.autograd_update import EagerUpdate
@@ -51,6 +52,7 @@ LINES = [
     ReportRow("learner_updates_per_s", "fed by replay, priorities returned", "/s", digits=2, bar=5.5, stretch=10),
     ReportRow("learner_resident_updates_per_s", "the same on a batch that lies still", "/s", digits=2),
     ReportRow("learner_plain_updates_per_s", "plain float32 steps on it", "/s", digits=2),
+    ReportRow("learner_compiled_updates_per_s", "the same with networks of torch.compile", "/s", digits=2),
     ReportRow("learner_fed_share", "fed by replay against lying still", "%", 100, 0, 95, 99),
     ReportRow("learner_gain", "fed by replay against plain", "x", 1, 2, 2),
     ReportRow("learner_wait_share", "of its time the learner waits for batches", "%", 100, 1, less_is_better=True),
@@ -99,6 +101,7 @@ def main(argv: Sequence[str]) -> int:
     """Returns the exit status."""
     parser = make_parser("learner", "Measures the learner. Other options are those of apex train.")
     parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="of all three rates; default 60")
+    parser.add_argument("--compiled", action="store_true", help="also measure torch.compile (needs a C++ compiler)")
     options, rest = parser.parse_known_args(argv)
     require(options.seconds > 0, f"--seconds must be > 0, got {options.seconds}")
     typed = names(rest, "--batch-size", "--learner.batch-size", "--config")
@@ -106,18 +109,27 @@ def main(argv: Sequence[str]) -> int:
     title = f"{config.environment.id}, batch {config.learner.batch_size}, {config.learner.num_threads} threads"
     return run_bench(
         parser.prog,
-        lambda folder, stop: measure(config, folder, options.seconds, stop),
+        lambda folder, stop: measure(config, folder, options.seconds, stop, compiled=options.compiled),
         lambda figures: print_rows(title, LINES, figures),
         as_json=options.json,
     )
 
 
-def measure(config: Config, folder: Path, seconds: float, stop: Stop) -> Figures:
-    """All figures. The last rate is measured in this process, which so begins with CUDA after it has forked."""
+def measure(config: Config, folder: Path, seconds: float, stop: Stop, *, compiled: bool = False) -> Figures:
+    """All figures; with `compiled` also the plain step with networks of torch.compile.
+
+    The last rate is measured in this process, which so begins with CUDA after it has forked.
+    """
     schema = describe(config.environment, config.actor.n_step)
     each = seconds / 3
     device = choose_device(config.learner)
     plain = measure_in_child("plain", lambda child_stop: {"rate": time_plain(config, schema, each, child_stop)}, stop)
+    extra: Figures = {}
+    if compiled:
+        rate = measure_in_child(
+            "compiled", lambda child_stop: {"rate": time_plain(config, schema, each, child_stop, compiled=True)}, stop
+        )
+        extra["learner_compiled_updates_per_s"] = rate["rate"]
     resident = measure_in_child(
         "resident", lambda child_stop: {"rate": time_resident(config, schema, each, child_stop)}, stop
     )
@@ -132,17 +144,21 @@ def measure(config: Config, folder: Path, seconds: float, stop: Stop) -> Figures
         "batch_size": float(config.learner.batch_size),
         "network_width": config.network.width,
         "cuda": float(device.type == "cuda"),
+        **extra,
     }
     return {name: float(f"{value:.6g}") for name, value in figures.items()}
 
 
-def time_plain(config: Config, schema: Schema, seconds: float, stop: Stop) -> float:
-    """Updates a second of a step that nobody tuned: float32, eager, on all cores or on the GPU."""
+def time_plain(config: Config, schema: Schema, seconds: float, stop: Stop, *, compiled: bool = False) -> float:
+    """Updates a second of a step that nobody tuned: float32, eager or compiled, on all cores or on the GPU."""
     device = choose_device(config.learner)
     learner = replace(config.learner, bfloat16="off")
     online, target = (make_network(config.network, schema, seed=config.seed).to(device) for _ in range(2))
     optimizer = make_optimizer(learner, online.parameters())
-    update = EagerUpdate(learner, online, target.requires_grad_(False), optimizer)
+    target.requires_grad_(False)
+    if compiled:
+        online, target = (cast(nn.Module, torch.compile(network)) for network in (online, target))
+    update = EagerUpdate(learner, online, target, optimizer)
     sample = Resident(schema, learner.batch_size).receive(0.0)
     assert sample is not None
     weights = np.ones(learner.batch_size, np.float32)
