@@ -16,6 +16,7 @@ BENCHES = {  # word -> module whose main(argv) measures
     "curve": "bench.curve_encryption",
     "learner": "bench.learner",
     "learning": "bench.learning.command",
+    "leases": "bench.leases",
     "replay": "bench.replay",
     "system": "bench.system",
 }

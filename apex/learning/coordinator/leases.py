@@ -50,15 +50,18 @@ class LeaseTable:
 
         What nobody holds is adopted under its old incarnation: this learner was restarted, or the silence was long and
         nobody came. Had somebody come, replay would refuse the older life for ever, and it would wait for receipts.
+
+        Takes time for `streams` alone, not for all leases: every host's heartbeat comes here.
         """
-        self.expire(now)
         for stream in streams:
             if not 0 <= stream.actor_id < self.num_actors or stream.incarnation >= self._next_incarnation:
                 return False  # No learner of this run has given such a one.
             if stream.incarnation < self._newest.get(stream.actor_id, 0):
                 return False
             lease = self._leases.get(stream.actor_id)
-            if lease is not None and (lease.session, lease.incarnation) != (session, stream.incarnation):
+            if lease is None or lease.expires_at <= now:  # `expire` has not come to it yet.
+                continue
+            if (lease.session, lease.incarnation) != (session, stream.incarnation):
                 return False
         for stream in streams:
             self._leases[stream.actor_id] = Lease(session, stream.incarnation, now + self._lease_seconds)
@@ -70,10 +73,10 @@ class LeaseTable:
         self._leases = {i: lease for i, lease in self._leases.items() if lease.session != session}
 
     def expire(self, now: float) -> None:
-        """Frees what was not renewed in time."""
+        """Frees what was not renewed in time. Looks at every lease: call it once a second, not at each heartbeat."""
         self._leases = {i: lease for i, lease in self._leases.items() if lease.expires_at > now}
 
     def held(self, session: int) -> list[Stream]:
         """What the session holds, the highest id first."""
-        rows = sorted(self._leases.items(), reverse=True)
-        return [Stream(actor_id, lease.incarnation) for actor_id, lease in rows if lease.session == session]
+        streams = [Stream(i, lease.incarnation) for i, lease in self._leases.items() if lease.session == session]
+        return sorted(streams, reverse=True)

@@ -48,6 +48,14 @@ def test_a_renewed_lease_lives_on():
     assert table.claim(2, 1, 18.0) == []
 
 
+def test_an_id_whose_lease_is_over_is_adopted_before_the_table_has_freed_it():
+    before, table = LeaseTable(1, 10.0, epoch=1), LeaseTable(1, 10.0, epoch=2)
+    (stream,) = before.claim(1, 1, 0.0)
+    assert table.renew(2, [stream], 0.0)  # by a session that says goodbye to nobody
+    assert not table.renew(1, [stream], 9.9)
+    assert table.renew(1, [stream], 10.0)
+
+
 def test_an_id_that_went_to_another_is_not_renewed():
     table = LeaseTable(1, 10.0)
     streams = table.claim(1, 1, 0.0)

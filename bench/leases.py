@@ -1,0 +1,49 @@
+"""`python -m bench leases`: how long one heartbeat of an actor host keeps the coordinator busy with leases."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from statistics import median
+
+from apex.learning.coordinator.leases import LeaseTable
+from bench.harness.command import Figures, make_parser, run_bench
+
+NUM_LEASES = 65_536  # the most that a run may have
+STREAMS_PER_HOST = 128  # 8 cores with 16 streams each
+ROUNDS = 5  # renewals of every host
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures; returns the exit status."""
+    parser = make_parser("leases", f"The time of one renewal among {NUM_LEASES:,} leases, by {STREAMS_PER_HOST} streams.")
+    arguments = parser.parse_args(argv)
+    return run_bench("python -m bench leases", lambda folder, stop: measure(), show, as_json=arguments.json)
+
+
+def measure(num_leases: int = NUM_LEASES) -> Figures:
+    """Milliseconds of one renewal, and of the expiry that the coordinator runs once a second."""
+    table, now = LeaseTable(num_leases, lease_seconds=3.5), time.monotonic()
+    hosts = [table.claim(session, STREAMS_PER_HOST, now) for session in range(num_leases // STREAMS_PER_HOST)]
+    renewals, expiries = [], []
+    for _ in range(ROUNDS):
+        for session, streams in enumerate(hosts):
+            begin = time.perf_counter()
+            renewed = table.renew(session, streams, now)
+            renewals.append(time.perf_counter() - begin)
+            assert renewed
+        begin = time.perf_counter()
+        table.expire(now)
+        expiries.append(time.perf_counter() - begin)
+    return {"renewal_ms": 1e3 * median(renewals), "expiry_ms": 1e3 * median(expiries), "leases": table.num_leased}
+
+
+def show(figures: Figures) -> None:
+    """Prints the figures."""
+    print(f"{figures['leases']:,} leases, {STREAMS_PER_HOST} streams a host")
+    print(f"one heartbeat's renewal: {figures['renewal_ms']:.3f} ms; expiry, once a second: {figures['expiry_ms']:.1f} ms")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

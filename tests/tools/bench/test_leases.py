@@ -1,0 +1,12 @@
+"""The benchmark of leases renews every one that it claims, and reports the times."""
+
+from __future__ import annotations
+
+from bench.leases import STREAMS_PER_HOST, measure
+
+
+def test_a_short_run_gives_every_figure():
+    figures = measure(num_leases=4 * STREAMS_PER_HOST)
+    assert figures["leases"] == 4 * STREAMS_PER_HOST
+    assert figures["renewal_ms"] > 0
+    assert figures["expiry_ms"] > 0
