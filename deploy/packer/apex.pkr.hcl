@@ -1,8 +1,8 @@
-# The two images of a cluster: `cpu` for replay server, actors and evaluator, `gpu` for the learner.
+# The two images of a cluster: `gpu` for the learner's host, `cpu` for all others. Both are Ubuntu 24.04.
 #
 #   ./source.sh && packer init . && packer build .
 #
-# One recipe for both; what differs stands in the two sources of the build block. No key, no password and no address of
+# One recipe for both; the two sources of the build block hold the differences. A cluster takes two images of one commit. No key, no password and no address of
 # anybody is in here: credentials come from where the AWS tools look, and machines make their own keys at first boot.
 
 packer {
@@ -67,6 +67,7 @@ source "amazon-ebs" "apex" {
   subnet_id                             = var.subnet_id
   temporary_security_group_source_cidrs = var.only_from
   ssh_interface                         = "public_ip"
+  ssh_username                          = "ubuntu"
   ssh_clear_authorized_keys             = true
   encrypt_boot                          = true
 
@@ -86,13 +87,12 @@ build {
     ami_name        = "apex-cpu-${local.stamp}"
     ami_description = "Ape-X over ZeroMQ: replay server, actors, evaluator"
     instance_type   = "c7i.large"
-    ssh_username    = "admin"
 
     source_ami_filter {
       most_recent = true
-      owners      = ["136693071363"] # Debian
+      owners      = ["099720109477"] # Canonical
       filters = {
-        name                = "debian-12-amd64-*"
+        name                = "ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-amd64-server-*"
         architecture        = "x86_64"
         root-device-type    = "ebs"
         virtualization-type = "hvm"
@@ -100,7 +100,7 @@ build {
     }
 
     launch_block_device_mappings {
-      device_name           = "/dev/xvda"
+      device_name           = "/dev/sda1"
       volume_type           = "gp3"
       throughput            = 125
       iops                  = 3000
@@ -120,7 +120,6 @@ build {
     ami_name        = "apex-gpu-${local.stamp}"
     ami_description = "Ape-X over ZeroMQ: learner, with NVIDIA's driver"
     instance_type   = var.gpu_instance_type
-    ssh_username    = "ubuntu"
 
     source_ami_filter {
       most_recent = true

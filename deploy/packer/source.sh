@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Packs what the images are made of: this commit, nothing that is not committed. The image makes the wheel of it, because a
-# wheel with a compiled part belongs to one version of Python, and the two base images have different ones.
+# Packs this commit for the images, without changes that are not committed. The image builds the wheel, because its
+# compiled part belongs to the image's version of Python.
 #
 #   ./source.sh && packer build .
 set -euo pipefail

@@ -26,7 +26,7 @@ import urllib.request
 from pathlib import Path
 
 EMULATOR = "http://127.0.0.1:5000"
-USERS = ("admin", "ubuntu")  # of the base images
+USERS = ("ubuntu",)  # of the base images
 HIDDEN = ("root", "home", "tmp", "run", "srv", "mnt", "media", "work", "var/tmp", "var/lib/cloud")
 SSHD = ("-i", "-e", "-o", "UsePAM=no", "-o", "HostKey=/run/emulated/key", "-o", "PubkeyAcceptedAlgorithms=+ssh-rsa")
 

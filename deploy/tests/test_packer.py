@@ -16,7 +16,7 @@ from packer_program import NEWER, for_this_packer, why_not
 DEPLOY = Path(__file__).parents[1]
 TEMPLATE = (DEPLOY / "packer/apex.pkr.hcl").read_text()
 VARIABLES = ("-var", 'only_from=["198.51.100.0/24"]', "-var", "cpu_wheels=", "-var", "check_gpu=false")
-BASES = {"cpu": ("ami-0deb000000000002b", "136693071363"), "gpu": ("ami-0d1a000000000001a", "898082745236")}
+BASES = {"cpu": ("ami-0deb000000000002b", "099720109477"), "gpu": ("ami-0d1a000000000001a", "898082745236")}
 TYPES = {"cpu": "c7i.large", "gpu": "g6.xlarge"}
 SECRET = re.compile(
     r"AKIA[0-9A-Z]{16}|\b(?:access_key|secret_key|password|token) *=|BEGIN [A-Z ]*PRIVATE KEY|\b[0-9a-f]{64}\b"
@@ -75,7 +75,7 @@ def build(state: Path, begun: Path | None, template: Path | None, kind: str = "c
         "template": str(template),
         "packer": None if template is None else [f"-only=amazon-ebs.{kind}", *VARIABLES],
         "base": os.environ.get("APEX_BASE_ROOT", "/"),
-        "user": {"cpu": "admin", "gpu": "ubuntu"}[kind],
+        "user": "ubuntu",
         "begun": begun and str(begun),
         "state": str(state),
         "outside": os.getpid(),
@@ -289,7 +289,7 @@ MUTATIONS = {
     "SSH from anywhere": ("_cidrs = var.only_from", '_cidrs = ["0.0.0.0/0"]'),
 }
 REFUSED = {
-    "no owner": ('owners      = ["136693071363"]', "owners      = []"),
+    "no owner": ('owners      = ["099720109477"]', "owners      = []"),
     "any metadata request": ('"required"', '"optional"'),
     "a key in the file": (
         "  subnet_id ",
