@@ -19,4 +19,11 @@ locals {
 
   # And their memory: 8 GiB a core in the families r, 16 or more in x.
   replay_gib = local.cores.replay * (startswith(var.replay_instance_type, "x") ? 16 : 8)
+
+  disk_gb = {
+    replay    = max(100, 20 + 3 * local.replay_gib / 2) # three snapshots of half of the memory
+    learner   = 200
+    evaluator = 100
+    actor     = 30
+  }
 }

@@ -39,14 +39,3 @@ output "log_groups" {
   description = "CloudWatch log groups, by role."
   value       = { for role, group in aws_cloudwatch_log_group.role : role => group.name }
 }
-
-output "cost" {
-  description = "What an hour costs, about (cost.tf)."
-  value = length(local.unpriced) > 0 ? "unknown: no price of ${join(", ", local.unpriced)} in cost.tf" : format(
-    "about %.2f USD an hour, at most %.0f USD in max_hours = %d: replay %s, learner %s, evaluator %s, %d actor hosts %s %s; list prices of %s, %s",
-    local.cluster_cost_per_hour, ceil(local.cluster_cost_per_hour * var.max_hours), var.max_hours,
-    var.replay_instance_type, var.learner_instance_type, var.evaluator_instance_type,
-    var.actor_hosts, var.actor_instance_types[0], var.spot ? "(spot, reckoned with ${local.spot_share * 100} %)" : "(on demand)",
-    local.table.region, local.table.as_of,
-  )
-}

@@ -1,43 +1,31 @@
-"""Which clusters there are in a region, by tag, and what is wrong with them."""
+"""The clusters of a region, found by their tags, and what is wrong with each."""
 
 from __future__ import annotations
 
-import base64
-import re
-from collections.abc import Iterable
+from collections.abc import Iterator
 from datetime import datetime
 from typing import NamedTuple
 
-from apex.cloud.cluster.aws import Aws, Item, only, plural, tags
-from apex.cloud.cluster.prices import HOURS, Prices
+from apex.cloud.cluster.aws import OURS, Aws, Item, tags
 from apex.errors import ConfigError
 from apex.types import Role
 
 SINGLE = (Role.LEARNER, Role.REPLAY, Role.EVALUATOR)  # roles with one host each
 UP = ("pending", "running")
-GONE = ("shutting-down", "terminated")  # EC2 goes on showing them for an hour
-
-_BUCKET = re.compile(r"APEX_BUCKET=([a-z0-9.-]+)")
+GONE = ("shutting-down", "terminated")  # EC2 lists such instances for an hour
 
 
 class ClusterHost(NamedTuple):
-    """An instance that is there."""
+    """An instance."""
 
     id: str
     role: str
     type: str
-    state: str  # EC2's word, or "impaired": it runs, and EC2's own checks fail
+    state: str  # EC2's name of it, or "impaired": it runs, and EC2's own checks fail
     since: datetime
     spot: bool
     private: str
     public: str
-
-
-class Disk(NamedTuple):
-    """A volume of a host."""
-
-    gigabytes: int
-    since: datetime
 
 
 class AutoScalingGroup(NamedTuple):
@@ -49,15 +37,14 @@ class AutoScalingGroup(NamedTuple):
     most: int
     in_service: int
     status: str  # "", or what AWS is doing to it: "Delete in progress"
-    trouble: str  # why it has fewer than it wants, as AWS says
+    trouble: str  # why it has fewer hosts than desired, as AWS says
 
 
 class Cluster(NamedTuple):
-    """All that a cluster's owner asks about."""
+    """One cluster."""
 
     name: str
-    hosts: list[ClusterHost]
-    disks: list[Disk]
+    hosts: list[ClusterHost]  # the oldest first
     group: AutoScalingGroup | None
 
     def of(self, role: str) -> list[ClusterHost]:
@@ -66,148 +53,85 @@ class Cluster(NamedTuple):
 
     @property
     def since(self) -> datetime | None:
-        """When the oldest host that is there was started."""
-        return min((host.since for host in self.hosts), default=None)
-
-
-class Cost(NamedTuple):
-    """US dollars, about."""
-
-    hour: float
-    so_far: float  # of what is there now: hosts that were replaced are not in it
-    unpriced: list[str]  # instance types that the table lacks
+        """When the oldest host was started."""
+        return self.hosts[0].since if self.hosts else None
 
 
 def find_clusters(aws: Aws) -> dict[str, Cluster]:
-    """By name, in its order; also those of which only the network is there."""
-    hosts, disks, groups = _hosts(aws), _disks(aws), _groups(aws)
-    networks = {tags(item).get("Cluster", "") for item in aws.pages("ec2", "describe_vpcs", "Vpcs", Filters=only(None))}
+    """All clusters by name, in alphabetical order; also those of which only the network exists."""
+    hosts: dict[str, list[ClusterHost]] = {}
+    for cluster, host in sorted(_hosts(aws), key=lambda found: (found[1].since, found[1].id)):
+        hosts.setdefault(cluster, []).append(host)
+    pages = aws.pages("autoscaling", "describe_auto_scaling_groups", "AutoScalingGroups", Filters=OURS)
+    groups = {tags(item).get("Cluster", ""): _group(aws, item) for item in pages}
+    networks = {tags(item).get("Cluster", "") for item in aws.pages("ec2", "describe_vpcs", "Vpcs", Filters=OURS)}
     names = sorted({*hosts, *groups, *networks} - {""})
-    return {name: Cluster(name, hosts.get(name, []), disks.get(name, []), groups.get(name)) for name in names}
+    return {name: Cluster(name, hosts.get(name, []), groups.get(name)) for name in names}
 
 
 def require_cluster(aws: Aws, name: str) -> Cluster:
-    """Raises ConfigError, with what there is, for a name that nothing bears."""
+    """The cluster of that name; raises ConfigError, which lists the clusters, where there is none."""
     clusters = find_clusters(aws)
     if name in clusters:
         return clusters[name]
-    there = f"there are {', '.join(clusters)}" if clusters else "there is none"
-    raise ConfigError(f"there is no cluster {name!r} in {aws.region}; {there}. Another region: --region")
-
-
-def find_bucket(aws: Aws, cluster: Cluster) -> str:
-    """Where its learner puts checkpoints, as that host was told at its first boot; "" where none can say."""
-    for host in cluster.of("learner"):
-        answer = aws.call("ec2", "describe_instance_attribute", InstanceId=host.id, Attribute="userData")
-        text = base64.b64decode(answer.get("UserData", {}).get("Value") or "").decode(errors="replace")
-        if found := _BUCKET.search(text):
-            return found[1]
-    return ""
+    known = f"the region has {', '.join(clusters)}" if clusters else "the region has none"
+    raise ConfigError(f"no cluster {name!r} in {aws.region}; {known}. For another region use --region")
 
 
 def problems(cluster: Cluster) -> list[str]:
-    """What its owner should know of, a sentence each."""
+    """What is wrong, one sentence each."""
     group = cluster.group
     if not cluster.hosts and (group is None or not group.desired):
-        return [f"nothing runs: it is over, or half made. terraform destroy, or apex cluster kill {cluster.name}"]
+        return ["nothing runs: the run has ended, or the cluster is incomplete. Remove it with terraform destroy"]
     found = []
     for role in SINGLE:
-        hosts = cluster.of(role)
-        if len(hosts) != 1:
-            found.append(f"{plural(len(hosts), f'{role} host')}, and there should be one" if hosts else f"no {role}")
+        if (count := len(cluster.of(role))) != 1:
+            found.append(f"{count} {role} hosts instead of one" if count else f"no {role} host")
     found += [f"{host.role} {host.id} is {host.state}{_hint(host)}" for host in cluster.hosts if host.state not in UP]
     if group is None:
-        found.append("no group of actors")
+        found.append("no group of actor hosts")
     elif group.status:
-        found.append(f"the group of actors: {group.status}")
+        found.append(f"the group of actor hosts: {group.status}")
     elif not group.desired:
-        found.append("the group of actors is at 0: nobody explores")
+        found.append("the group of actor hosts has size 0: no experience arrives")
     elif group.in_service < group.desired:
         why = f": {group.trouble}" if group.trouble else ""
-        found.append(f"{group.in_service} of {plural(group.desired, 'actor host')} in service{why}")
+        found.append(f"{group.in_service} of {group.desired} actor hosts in service{why}")
     return found
 
 
 def _hint(host: ClusterHost) -> str:
-    """A learner's host that is done terminates itself; it is stopped where the last upload has failed."""
+    """A learner's host that has finished terminates itself; it is stopped where the last upload has failed."""
     is_left = host.role == "learner" and host.state == "stopped"
-    return ": its disk has what could not be uploaded. Start it again, and it uploads" if is_left else ""
+    return ": its disk holds files that could not be uploaded. Start it again to upload them" if is_left else ""
 
 
-def cost(cluster: Cluster, prices: Prices, now: datetime) -> Cost:
-    """By what runs; disks count whether their host runs or not."""
-    hour, so_far, unpriced = 0.0, 0.0, set()
-    for host in cluster.hosts:
-        if host.state == "stopped":
-            continue
-        price = prices.host(host.type, spot=host.spot, public=bool(host.public))
-        if price is None:
-            unpriced.add(host.type)
-        else:
-            hour += price
-            so_far += price * hours(host.since, now)
-    for disk in cluster.disks:
-        price = disk.gigabytes * prices.disk_gb_month / HOURS
-        hour += price
-        so_far += price * hours(disk.since, now)
-    return Cost(hour, so_far, sorted(unpriced))
-
-
-def hours(since: datetime, now: datetime) -> float:
-    """Never less than 0: clocks differ."""
-    return max(0.0, (now - since).total_seconds() / 3600)
-
-
-def _hosts(aws: Aws) -> dict[str, list[ClusterHost]]:
-    items = [
-        item
-        for reservation in aws.pages("ec2", "describe_instances", "Reservations", Filters=only(None))
-        for item in reservation["Instances"]
-        if item["State"]["Name"] not in GONE
-    ]
-    impaired = _impaired(aws) if items else set()
-    found: dict[str, list[ClusterHost]] = {}
-    for item in sorted(items, key=lambda item: (item["LaunchTime"], item["InstanceId"])):
-        tag = tags(item)
-        host = ClusterHost(
-            id=item["InstanceId"],
-            role=tag.get("Role", ""),
-            type=item["InstanceType"],
-            state="impaired" if item["InstanceId"] in impaired else item["State"]["Name"],
-            since=item["LaunchTime"],
-            spot=item.get("InstanceLifecycle") == "spot",
-            private=item.get("PrivateIpAddress") or "",
-            public=item.get("PublicIpAddress") or "",
-        )
-        found.setdefault(tag.get("Cluster", ""), []).append(host)
-    return found
-
-
-def _impaired(aws: Aws) -> set[str]:
-    return {
+def _hosts(aws: Aws) -> Iterator[tuple[str, ClusterHost]]:
+    """Each instance with its cluster's name."""
+    impaired = {
         item["InstanceId"]
         for item in aws.pages("ec2", "describe_instance_status", "InstanceStatuses")
         if "impaired" in (item["InstanceStatus"]["Status"], item["SystemStatus"]["Status"])
     }
-
-
-def _disks(aws: Aws) -> dict[str, list[Disk]]:
-    found: dict[str, list[Disk]] = {}
-    for item in aws.pages("ec2", "describe_volumes", "Volumes", Filters=only(None)):
-        found.setdefault(tags(item).get("Cluster", ""), []).append(Disk(item["Size"], item["CreateTime"]))
-    return found
-
-
-def _groups(aws: Aws) -> dict[str, AutoScalingGroup]:
-    pages = aws.pages("autoscaling", "describe_auto_scaling_groups", "AutoScalingGroups", Filters=only(None))
-    return {tags(item).get("Cluster", ""): _group(aws, item) for item in pages}
+    for reservation in aws.pages("ec2", "describe_instances", "Reservations", Filters=OURS):
+        for item in reservation["Instances"]:
+            if (state := item["State"]["Name"]) not in GONE:
+                yield tags(item).get("Cluster", ""), ClusterHost(
+                    id=item["InstanceId"],
+                    role=tags(item).get("Role", ""),
+                    type=item["InstanceType"],
+                    state="impaired" if item["InstanceId"] in impaired else state,
+                    since=item["LaunchTime"],
+                    spot=item.get("InstanceLifecycle") == "spot",
+                    private=item.get("PrivateIpAddress") or "",
+                    public=item.get("PublicIpAddress") or "",
+                )
 
 
 def _group(aws: Aws, item: Item) -> AutoScalingGroup:
-    in_service = _in_service(item["Instances"])
-    trouble = ""
-    if in_service < item["DesiredCapacity"]:
-        trouble = _trouble(aws, item["AutoScalingGroupName"])
+    in_service = sum(
+        host["LifecycleState"] == "InService" and host["HealthStatus"] == "Healthy" for host in item["Instances"]
+    )
     return AutoScalingGroup(
         name=item["AutoScalingGroupName"],
         desired=item["DesiredCapacity"],
@@ -215,16 +139,12 @@ def _group(aws: Aws, item: Item) -> AutoScalingGroup:
         most=item["MaxSize"],
         in_service=in_service,
         status=item.get("Status") or "",
-        trouble=trouble,
+        trouble=_trouble(aws, item["AutoScalingGroupName"]) if in_service < item["DesiredCapacity"] else "",
     )
 
 
-def _in_service(instances: Iterable[Item]) -> int:
-    return sum(item["LifecycleState"] == "InService" and item["HealthStatus"] == "Healthy" for item in instances)
-
-
 def _trouble(aws: Aws, group: str) -> str:
-    """What its newest activity failed of, such as no spot capacity, or a quota."""
+    """Why the group's newest activity failed, such as no spot capacity, or a quota."""
     answer = aws.call("autoscaling", "describe_scaling_activities", AutoScalingGroupName=group, MaxRecords=1)
     for activity in answer["Activities"]:
         if activity["StatusCode"] in ("Failed", "Cancelled"):

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from apex.cloud.cluster.aws import Aws, plural
+from apex.cloud.cluster.aws import Aws
 from apex.cloud.cluster.inventory import Cluster
 from apex.errors import ConfigError, require
 
 
 def resize(aws: Aws, cluster: Cluster, num_hosts: int) -> str:
-    """Sets it, and says what it was; as often as you like. Raises ConfigError for what the group may not have."""
+    """Sets the size and returns what to tell the user. Raises ConfigError for a size that the group may not have."""
     group = cluster.group
     if group is None:
-        raise ConfigError(f"{cluster.name} has no group of actors: it is half made, or half removed")
-    require(not group.status, f"the group {group.name} cannot be set: {group.status}")
-    require(num_hosts >= group.least, f"--actors must be at least {group.least}, got {num_hosts}")
+        raise ConfigError(f"{cluster.name} has no group of actor hosts: terraform apply or destroy has not finished")
+    require(not group.status, f"the group {group.name} cannot be resized: {group.status}")
+    require(num_hosts >= group.least, f"--actors must be >= {group.least}, got {num_hosts}")
     require(
         num_hosts <= group.most,
-        f"{cluster.name} may have {plural(group.most, 'actor host')} at most, got {num_hosts}: "
-        f"set actor_hosts = {num_hosts} in terraform.tfvars and run terraform apply, then this again",
+        f"--actors must be <= {group.most} in {cluster.name}, got {num_hosts}: "
+        f"set actor_hosts = {num_hosts} in terraform.tfvars, run terraform apply, then repeat this command",
     )
-    if num_hosts == group.desired:
-        return f"{cluster.name}: {plural(num_hosts, 'actor host')} wanted, as before; {group.in_service} in service"
-    aws.call(
-        "autoscaling",
-        "set_desired_capacity",
-        AutoScalingGroupName=group.name,
-        DesiredCapacity=num_hosts,
-        HonorCooldown=False,
-    )
-    return f"{cluster.name}: {plural(num_hosts, 'actor host')} wanted, {group.desired} before"
+    name, size = group.name, num_hosts
+    aws.call("autoscaling", "set_desired_capacity", AutoScalingGroupName=name, DesiredCapacity=size, HonorCooldown=False)
+    return f"{cluster.name}: desired actor hosts {num_hosts}, {group.desired} before; {group.in_service} in service"

@@ -1,7 +1,7 @@
 """The end of a cluster, as the learner's machine brings it about, and of a machine whose hours are over.
 
 A machine that is turned off is terminated, disk and all; but the learner's is only stopped, and keeps its disk. It is
-terminated here, once the bucket has all that the disk has: `apex cluster list` and `audit` name one that was not.
+terminated here, once the bucket has all that the disk has: `apex cluster list` names one that was not.
 """
 
 from __future__ import annotations

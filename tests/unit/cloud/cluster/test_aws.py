@@ -1,4 +1,4 @@
-"""The way to AWS: whatever it refuses becomes a sentence that says what to do. Nothing here reaches a network."""
+"""Calls to AWS: a refusal becomes a sentence that says what to do. Nothing here reaches a network."""
 
 import builtins
 import os
@@ -6,7 +6,7 @@ import os
 import botocore.exceptions
 import pytest
 
-from apex.cloud.cluster.aws import Aws, AwsError, named, only, open_aws
+from apex.cloud.cluster.aws import Aws, AwsError, open_aws
 from apex.errors import ConfigError
 
 
@@ -42,40 +42,23 @@ def refusal(code, message="no"):
     return botocore.exceptions.ClientError({"Error": {"Code": code, "Message": message}}, "DescribeVolumes")
 
 
-def sentence(error):
-    with pytest.raises(AwsError) as caught:
-        Aws("us-east-1", lambda service: Client(error)).call("ec2", "describe_volumes")
-    return str(caught.value), caught.value.denied
-
-
 @pytest.mark.parametrize(
-    ("error", "words", "denied"),
+    ("error", "words"),
     [
-        (refusal("UnauthorizedOperation"), "you may not: it needs the permission ec2:DescribeVolumes (no)", True),
-        (refusal("ExpiredToken", "old"), "AWS does not take these credentials (ExpiredToken: old); `aws sts", True),
-        (refusal("DependencyViolation", "held"), "ec2 DescribeVolumes: held (DependencyViolation)", False),
-        (
-            botocore.exceptions.NoCredentialsError(),
-            "no credentials: Unable to locate credentials. `aws configure",
-            True,
-        ),
+        (refusal("UnauthorizedOperation"), "AWS denies ec2:DescribeVolumes; your user or role needs this permission"),
+        (refusal("ExpiredToken", "old"), "AWS refuses these credentials (ExpiredToken: old); renew them"),
+        (refusal("DependencyViolation", "held"), "ec2 DescribeVolumes: held (DependencyViolation)"),
+        (botocore.exceptions.NoCredentialsError(), "no credentials: Unable to locate credentials. Set them"),
         (
             botocore.exceptions.EndpointConnectionError(endpoint_url="http://x"),
             "ec2 describe_volumes: Could not connect",
-            False,
         ),
     ],
 )
-def test_a_refusal_says_what_to_do(error, words, denied):
-    said, is_denied = sentence(error)
-    assert said.startswith(words)
-    assert is_denied is denied
-
-
-def test_a_permission_that_is_not_called_as_its_operation_is_named_as_aws_names_it():
-    error = botocore.exceptions.ClientError({"Error": {"Code": "AccessDenied"}}, "ListObjectVersions")
-    with pytest.raises(AwsError, match="s3:ListBucketVersions"):
-        list(Aws("us-east-1", lambda service: Client(error)).pages("s3", "list_object_versions", "Volumes"))
+def test_a_refusal_says_what_to_do(error, words):
+    with pytest.raises(AwsError) as caught:
+        Aws("us-east-1", lambda service: Client(error)).call("ec2", "describe_volumes")
+    assert str(caught.value).startswith(words)
 
 
 def test_a_page_that_is_refused_is_refused_after_those_before_it():
@@ -99,7 +82,7 @@ def test_without_boto3_it_says_what_to_install(monkeypatch):
 
 
 def test_without_a_region_it_asks_for_one(nobody):
-    with pytest.raises(ConfigError, match="which region"):
+    with pytest.raises(ConfigError, match="no region: use --region"):
         open_aws(None)
 
 
@@ -117,17 +100,3 @@ def test_a_profile_that_is_not_there_is_refused(nobody):
 def test_without_credentials_a_call_says_so(nobody):
     with pytest.raises(AwsError, match="no credentials"):
         open_aws("us-east-1").call("ec2", "describe_volumes")
-
-
-@pytest.mark.parametrize("name", ["", "Pong", "-pong", "pong-", "a/b", "a" * 64, "*"])
-def test_a_name_that_could_reach_further_than_its_cluster_is_refused(name):
-    with pytest.raises(ConfigError, match="a cluster's name is of"):
-        named(name)
-
-
-def test_what_is_looked_for_is_ours_and_of_one_cluster():
-    assert only("pong") == [
-        {"Name": "tag:Project", "Values": ["apex-zeromq"]},
-        {"Name": "tag:Cluster", "Values": ["pong"]},
-    ]
-    assert only(None) == only("pong")[:1]
