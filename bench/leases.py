@@ -17,7 +17,9 @@ ROUNDS = 5  # renewals of every host
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures; returns the exit status."""
-    parser = make_parser("leases", f"The time of one renewal among {NUM_LEASES:,} leases, by {STREAMS_PER_HOST} streams.")
+    parser = make_parser(
+        "leases", f"The time of one renewal among {NUM_LEASES:,} leases, by {STREAMS_PER_HOST} streams."
+    )
     arguments = parser.parse_args(argv)
     return run_bench("python -m bench leases", lambda folder, stop: measure(), show, as_json=arguments.json)
 
@@ -42,7 +44,9 @@ def measure(num_leases: int = NUM_LEASES) -> Figures:
 def show(figures: Figures) -> None:
     """Prints the figures."""
     print(f"{figures['leases']:,} leases, {STREAMS_PER_HOST} streams a host")
-    print(f"one heartbeat's renewal: {figures['renewal_ms']:.3f} ms; expiry, once a second: {figures['expiry_ms']:.1f} ms")
+    print(
+        f"one heartbeat's renewal: {figures['renewal_ms']:.3f} ms; expiry, once a second: {figures['expiry_ms']:.1f} ms"
+    )
 
 
 if __name__ == "__main__":

@@ -96,7 +96,9 @@ def _translate(service: str, operation: str, call: Callable[[], Any]) -> Any:
         if code in _DENIED:
             sentence = f"AWS denies {service}:{error.operation_name}; your user or role needs this permission ({text})"
         elif code in _UNKNOWN_CALLER:
-            sentence = f"AWS refuses these credentials ({code}: {text}); renew them with `aws sso login` or `aws configure`"
+            sentence = (
+                f"AWS refuses these credentials ({code}: {text}); renew them with `aws sso login` or `aws configure`"
+            )
         raise AwsError(sentence, code) from error
     except BotoCoreError as error:
         kind = type(error).__name__

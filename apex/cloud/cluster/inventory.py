@@ -116,15 +116,18 @@ def _hosts(aws: Aws) -> Iterator[tuple[str, ClusterHost]]:
     for reservation in aws.pages("ec2", "describe_instances", "Reservations", Filters=OURS):
         for item in reservation["Instances"]:
             if (state := item["State"]["Name"]) not in GONE:
-                yield tags(item).get("Cluster", ""), ClusterHost(
-                    id=item["InstanceId"],
-                    role=tags(item).get("Role", ""),
-                    type=item["InstanceType"],
-                    state="impaired" if item["InstanceId"] in impaired else state,
-                    since=item["LaunchTime"],
-                    spot=item.get("InstanceLifecycle") == "spot",
-                    private=item.get("PrivateIpAddress") or "",
-                    public=item.get("PublicIpAddress") or "",
+                yield (
+                    tags(item).get("Cluster", ""),
+                    ClusterHost(
+                        id=item["InstanceId"],
+                        role=tags(item).get("Role", ""),
+                        type=item["InstanceType"],
+                        state="impaired" if item["InstanceId"] in impaired else state,
+                        since=item["LaunchTime"],
+                        spot=item.get("InstanceLifecycle") == "spot",
+                        private=item.get("PrivateIpAddress") or "",
+                        public=item.get("PublicIpAddress") or "",
+                    ),
                 )
 
 

@@ -20,5 +20,7 @@ def resize(aws: Aws, cluster: Cluster, num_hosts: int) -> str:
         f"set actor_hosts = {num_hosts} in terraform.tfvars, run terraform apply, then repeat this command",
     )
     name, size = group.name, num_hosts
-    aws.call("autoscaling", "set_desired_capacity", AutoScalingGroupName=name, DesiredCapacity=size, HonorCooldown=False)
+    aws.call(
+        "autoscaling", "set_desired_capacity", AutoScalingGroupName=name, DesiredCapacity=size, HonorCooldown=False
+    )
     return f"{cluster.name}: desired actor hosts {num_hosts}, {group.desired} before; {group.in_service} in service"

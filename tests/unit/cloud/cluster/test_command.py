@@ -109,7 +109,10 @@ def group_item(desired=3, num_in_service=3, **changes):
         ),
         (make_cluster(group=None), ["no group of actor hosts"]),
         (make_cluster(make_group(status="Delete in progress")), ["the group of actor hosts: Delete in progress"]),
-        (make_cluster(make_group(desired=0, in_service=0)), ["the group of actor hosts has size 0: no experience arrives"]),
+        (
+            make_cluster(make_group(desired=0, in_service=0)),
+            ["the group of actor hosts has size 0: no experience arrives"],
+        ),
         (
             make_cluster(make_group(in_service=1, trouble="no Spot capacity")),
             ["1 of 3 actor hosts in service: no Spot capacity"],
@@ -302,7 +305,7 @@ def test_resize_sets_the_desired_size():
 @pytest.mark.parametrize(
     ("group", "num_hosts", "sentence"),
     [
-        (make_group(), 7, "set actor_hosts = 7 in terraform.tfvars and run terraform apply"),
+        (make_group(), 7, "set actor_hosts = 7 in terraform.tfvars, run terraform apply"),
         (make_group(), -1, "--actors must be >= 0, got -1"),
         (make_group(status="Delete in progress"), 2, "cannot be resized: Delete in progress"),
     ],
