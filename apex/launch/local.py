@@ -27,7 +27,6 @@ from apex.runs.folder import RunFolder
 from apex.runs.lock import hold
 from apex.runs.members import Status
 from apex.runtime.disk_monitor import DiskMonitor
-from apex.runtime.fork_server import ForkServer
 from apex.runtime.gpu import means_gpu
 from apex.runtime.lifecycle import FAILED, FINISHED, Stop, log_to, reports_errors, stop_on_signals
 from apex.runtime.ports import PortClaims
@@ -101,8 +100,7 @@ def run(
     """
     if config.run.single_process:
         return run_here(config, describe(config.environment, config.actor.n_step), stop, argv, out)
-    # The fork server loads while the rest is being prepared.
-    with ForkServer(environment or {}) as fork_server, PortClaims() as claims:
+    with PortClaims() as claims:
         schema = describe(config.environment, config.actor.n_step)
         config, sizes = fit(config, schema, partial(say, stream=out), free=claims.claim)
         _check_keys(config)
@@ -110,7 +108,7 @@ def run(
             return None
         folder = RunFolder.create(config, schema, argv=argv)
         with hold(folder.path):
-            return _run(folder, config, sizes, stop, fork_server, compose, out, environment)
+            return _run(folder, config, sizes, stop, compose, out, environment)
 
 
 def run_here(config: Config, schema: Schema, stop: Stop, argv: Sequence[str], out: TextIO | None) -> RunOutcome:
@@ -151,14 +149,14 @@ def resume(name: str, argv: Sequence[str], stop: Stop, compose: Composer | None 
     _check_keys(config)
     from apex.launch.resume_check import check_resume  # It reads tensors; a run that begins need not wait for torch.
 
-    with hold(folder.path), ForkServer({}) as fork_server, PortClaims() as claims:
+    with hold(folder.path), PortClaims() as claims:
         for line in check_resume(folder, config, accept=ACCEPT in argv):
             say(line)
         config, sizes = fit(config, folder.schema, say, store_path(folder.run_id), free=claims.claim)
         if stop.requested:
             return FINISHED
         folder.go_on(config, argv=argv)
-        return _tell(_run(folder, config, sizes, stop, fork_server, compose))
+        return _tell(_run(folder, config, sizes, stop, compose))
 
 
 def _tell(outcome: RunOutcome | None) -> int:
@@ -182,7 +180,6 @@ def _run(
     config: Config,
     sizes: list[str],
     stop: Stop,
-    fork_server: ForkServer,
     compose: Composer | None,
     out: TextIO | None = None,
     environment: Mapping[str, str] | None = None,
@@ -216,7 +213,6 @@ def _run(
             tell=watch.tell,
             tick=tick,
             environment=environment or {},
-            fork_server=fork_server,
         )
         watch.tick()  # The last status comes without a question.
     return RunOutcome(folder, ending, watch.status)
@@ -243,8 +239,7 @@ def make_programs(config: Config, folder: RunFolder, watch: RunMonitor) -> list[
 
     def ours(name: str, words: tuple[str, ...], **options: Any) -> Program:
         command = (*python, *module_command(words))
-        copied = words[0] != Role.REPLAY  # It needs no torch, and starts sooner without.
-        return Program(role=name, command=command, stuck_seconds=config.run.stuck_seconds, copied=copied, **options)
+        return Program(role=name, command=command, stuck_seconds=config.run.stuck_seconds, **options)
 
     programs = []
     for shard in range(num_shards):

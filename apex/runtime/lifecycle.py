@@ -148,12 +148,6 @@ def die_with_parent(signum: signal.Signals = signal.SIGKILL) -> None:
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signum)
 
 
-def become_subreaper(is_one: bool) -> None:
-    """Has the kernel make this process, or again the first of the host, the parent of descendants who lose theirs."""
-    pr_set_child_subreaper = 36
-    ctypes.CDLL(None).prctl(pr_set_child_subreaper, int(is_one))
-
-
 def complain(sentence: str) -> None:
     """Prints a program's last words on standard error; where they cannot be written, its exit status says enough."""
     with suppress(OSError):

@@ -15,7 +15,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO, NamedTuple
 
-from apex.runtime.fork_server import ChildProcess, ForkServer
 from apex.runtime.lifecycle import (
     FAILED,
     FINISHED,
@@ -55,7 +54,6 @@ class Program:
     niceness: int = 0  # above 0: runs when nobody else wants the core
     stuck_seconds: float = 0.0  # without a sign of life by sd_notify; past it, it is killed; 0: it need give none
     ready: Callable[[], bool] = lambda: True  # it is started, and started again, once this holds
-    copied: bool = False  # started by the fork server, where there is one; its command is PYTHON -u -m MODULE ...
 
 
 class Ending(NamedTuple):
@@ -91,14 +89,13 @@ def supervise(
     tell: Callable[[str], None] = lambda sentence: None,
     tick: Callable[[], None] = lambda: None,
     environment: Mapping[str, str] = MappingProxyType({}),
-    fork_server: ForkServer | None = None,
 ) -> Ending:
     """Runs until asked to stop or until a program that matters ends; nothing is left running whatever is raised.
 
     Each program writes to `logs`/ROLE.log. `tell` hears of what a person wants to know; `tick` is called every 0.2 s.
-    `environment` is added to this program's own for them. `fork_server` starts the programs that are `copied`.
+    `environment` is added to this program's own for them.
     """
-    running = [_Running(program, logs / f"{program.role}.log", tell, environment, fork_server) for program in programs]
+    running = [_Running(program, logs / f"{program.role}.log", tell, environment) for program in programs]
     standstill = Wait("launcher")
     try:
         while not stop.requested:
@@ -134,7 +131,6 @@ class _Running:
         log: Path,
         tell: Callable[[str], None],
         environment: Mapping[str, str],
-        fork_server: ForkServer | None,
     ) -> None:
         self.program = program
         self.num_endings = 0
@@ -142,9 +138,8 @@ class _Running:
         self._log = log
         self._tell = tell
         self._environment = environment
-        self._fork_server = fork_server if program.copied else None
         self._budget = CrashBudget(program.crash_budget)
-        self._process: ChildProcess | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._start_at: float | None = 0.0  # None: given up
         self._ended_well = False  # the last time: what is said of it waits until it is seen to be missed
         self._listener: Listener | None = None
@@ -156,7 +151,7 @@ class _Running:
         """Starts what is due, and looks after what has ended; returns an ending if it is the run's."""
         if self._process is None:
             is_due = self._start_at is not None and now >= self._start_at and self.program.ready()
-            if is_due and not (self._fork_server is not None and self._fork_server.loading):
+            if is_due:
                 self._start()
             return None
         status = self._process.poll()
@@ -202,7 +197,13 @@ class _Running:
         if self.program.stuck_seconds:
             self._listener = Listener(self.program.stuck_seconds)
         own = self._listener.environment if self._listener else {}
-        self._process = _spawn(self.program, self._log, {**self._environment, **own}, self._fork_server)
+        with _open_log(self._log) as output:
+            self._process = spawn(
+                self.program.command,
+                output=output,
+                environment={**self._environment, **own},
+                niceness=self.program.niceness,
+            )
 
     def _words(self) -> str:
         if self._stuck_for:
@@ -258,16 +259,6 @@ class _Running:
         self._process, self.is_stuck = None, False
         if self._listener is not None:
             self._listener.close()
-
-
-def _spawn(program: Program, log: Path, environment: dict[str, str], fork_server: ForkServer | None) -> ChildProcess:
-    with _open_log(log) as output:
-        if fork_server is not None:
-            everything = {**os.environ, **environment}
-            forked = fork_server.start(program.command, everything, program.niceness, output.fileno())
-            if forked is not None:
-                return forked
-        return spawn(program.command, output=output, environment=environment, niceness=program.niceness)
 
 
 def _kill_the_stuck(running: Sequence[_Running], standstill: Wait) -> None:

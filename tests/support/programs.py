@@ -11,12 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from support import in_folder
-from support.waiting import until
 
 from apex.config import Config, RunConfig, TransportConfig
 from apex.launch.status import ask
-from apex.runtime.fork_server import ForkServer
 from apex.runtime.ports import choose_ports, is_free
 
 DEADLINE = 120.0
@@ -38,16 +35,6 @@ class Calm(gymnasium.Wrapper):
         time.sleep(0.002)
         return super().step(action)
 """
-TORCH = {"learner", "actor", "evaluate", "watch", "--resume"}  # Words of commands that import it, which takes 2 s.
-
-
-@pytest.fixture(scope="module")
-def fork_server():
-    """Starts these as copies of a program that has imported torch, unless a test wants them as people start them."""
-    where = [str(Path(in_folder.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    with ForkServer({"PYTHONPATH": os.pathsep.join(where)}) as Programs.fork_server:
-        yield
-    Programs.fork_server = None
 
 
 @pytest.fixture
@@ -60,8 +47,6 @@ def offset():
 class Programs:
     """Programs in a folder of their own; none of them outlives the test."""
 
-    fork_server = None
-
     def __init__(self, folder, offset):
         self.folder = folder
         self.endpoint = f"tcp://127.0.0.1:{52003 + offset}"
@@ -69,17 +54,10 @@ class Programs:
         self.offset = ["--transport.port-offset", str(offset)]
         self.running = {}
 
-    def start(self, name, *arguments, as_people_do=False):
+    def start(self, name, *arguments):
         with open(self.folder / f"{name}.log", "w") as log:
-            is_covered = "COVERAGE_PROCESS_CONFIG" in os.environ  # A copy would not be.
-            if self.fork_server and not as_people_do and not is_covered and TORCH.intersection(arguments):
-                until(lambda: not self.fork_server.loading, "torch", seconds=DEADLINE)
-                command = [sys.executable, "-u", "-m", in_folder.__name__, str(self.folder), *arguments]
-                self.running[name] = self.fork_server.start(command, os.environ, 0, log.fileno())
-                assert self.running[name]
-            else:
-                command = [sys.executable, "-m", "apex", *arguments]
-                self.running[name] = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=subprocess.STDOUT)
+            command = [sys.executable, "-m", "apex", *arguments]
+            self.running[name] = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=subprocess.STDOUT)
 
     def wait(self, name):
         try:

@@ -105,7 +105,7 @@ def test_a_run_with_keys_trains_and_tells_nobody_and_executes_nothing_that_it_re
     assert [path for path in written for secret in known if secret in path.read_bytes()] == []
 
     noted = audit.read_text().splitlines()
-    for program in ("replay", "runtime.fork_server"):  # It starts learner, actors and evaluator, with the audit hook.
+    for program in ("replay", "learner", "actor", "evaluator"):
         assert any(line.startswith("started") and f"apex.{program}" in line for line in noted)
     assert any(line.startswith("started") and "tensorboard.main" in line for line in noted)
     assert [line for line in noted if not line.startswith("started")] == []

@@ -26,7 +26,7 @@ from apex.runs.folder import RunFolder
 from apex.runs.metrics.tensorboard_layout import GLANCE, LAYOUT
 from apex.runs.metrics.writer import read_curve
 
-pytestmark = [pytest.mark.usefixtures("fork_server"), pytest.mark.timeout(400)]  # Beyond a test's own deadlines.
+pytestmark = pytest.mark.timeout(400)  # Beyond a test's own deadlines.
 
 
 @pytest.mark.covers_programs
@@ -44,7 +44,7 @@ def test_three_programs_in_any_order_train_and_end_together(programs, order, bat
         "actor": ["actor", *programs.learner],
     }
     for name in order:
-        programs.start(name, *commands[name], as_people_do=True)
+        programs.start(name, *commands[name])
     assert [programs.wait(name) for name in order] == [0, 0, 0], "".join(map(programs.said, order))
     folder = RunFolder.open(programs.folder / "runs" / "by-hand")
     last = read_curve(folder.curves / "learner.jsonl")[-1]["scalars"]
