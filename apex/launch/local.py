@@ -31,6 +31,7 @@ from apex.runtime.gpu import means_gpu
 from apex.runtime.lifecycle import FAILED, FINISHED, Stop, log_to, reports_errors, stop_on_signals
 from apex.runtime.ports import PortClaims
 from apex.runtime.supervisor import Ending, Program, supervise
+from apex.runtime.watchdog import take_notifier
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.key_store import read_keys
 from apex.transport.hello import local_host
@@ -46,7 +47,7 @@ NICE = 10  # of what only watches the run, or has time
 def main(argv: Sequence[str] | None = None) -> int:
     """The composition root; returns the exit status."""
     try:
-        with stop_on_signals() as stop:
+        with stop_on_signals(take_notifier()) as stop:
             arguments = sys.argv[1:] if argv is None else argv
             about = (
                 "Trains on this machine: replay, learner, actors, evaluator and TensorBoard. "
