@@ -100,9 +100,10 @@ def run(
     `out` is where it is shown, standard output if None; `environment` goes to the programs on top of this one's.
     """
     if config.run.single_process:
-        return run_here(config, describe(config.environment, config.actor.n_step), stop, argv, out)
+        schema = describe(config.environment, config.actor.n_step, partial(say, stream=out))
+        return run_here(config, schema, stop, argv, out)
     with PortClaims() as claims:
-        schema = describe(config.environment, config.actor.n_step)
+        schema = describe(config.environment, config.actor.n_step, partial(say, stream=out))
         config, sizes = fit(config, schema, partial(say, stream=out), free=claims.claim)
         _check_keys(config)
         if stop.requested:
