@@ -200,9 +200,9 @@ def _image_reader(space: spaces.Box, config: EnvironmentConfig) -> Callable[[Any
     )
     require(
         min(space.shape[:2]) >= MIN_IMAGE_SIZE,
-        f"environment.id {config.id!r} has images of {space.shape[0]} x {space.shape[1]} pixels, which would be resized "
-        f"to {config.image_size} x {config.image_size}. To learn from the cells as they are, return a vector: wrap it in "
-        "gymnasium.wrappers.FlattenObservation, or declare the Box as float32",
+        f"environment.id {config.id!r} has images of {space.shape[0]} x {space.shape[1]} pixels, which would be "
+        f"resized to {config.image_size} x {config.image_size}. To learn from the cells as they are, return a vector: "
+        "wrap it in gymnasium.wrappers.FlattenObservation, or declare the Box as float32",
     )
     cv2.setNumThreads(1)  # These images are small, and the other cores have actors of their own.
     to_gray, size = CHANNELS[channels], (config.image_size, config.image_size)
