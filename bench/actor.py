@@ -158,7 +158,7 @@ def time_parts(config: Config, schema: Schema, stop: Stop, seconds: float) -> Fi
     torch.set_num_threads(config.actor.num_threads)
     network = make_network(config.network, schema, seed=0).eval()
     environment = make_environment(config.environment, count, seed=1, num_threads=1)
-    builder = SegmentBuilder.configured(config, schema, count)
+    builder = SegmentBuilder(config.actor, config.environment, schema, count)
     fast = acts_in_bfloat16(config, schema, has_bfloat16=read_bfloat16())
     epsilon = epsilon_ladder(count, config.actor.epsilon_base, config.actor.epsilon_exponent)
     rng = np.random.default_rng(0)

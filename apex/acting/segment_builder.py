@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import cramjam
 import numpy as np
 from numpy.typing import NDArray
 
-from apex.config import Config
+from apex.config import ActorConfig, EnvironmentConfig
 from apex.dqn.n_step import NStep, n_step_returns
 from apex.errors import require
 from apex.frame_blob import make_blob
@@ -65,35 +65,15 @@ class SegmentBuilder:
     its episode, and bootstraps from the state in which the step was to be taken.
     """
 
-    @classmethod
-    def configured(cls, config: Config, schema: Schema, num_streams: int) -> Self:
+    def __init__(self, actor: ActorConfig, environment: EnvironmentConfig, schema: Schema, num_streams: int) -> None:
         """The builder of a process that steps `num_streams` streams."""
-        return cls(
-            schema,
-            num_streams=num_streams,
-            gamma=config.actor.gamma,
-            segment_length=config.actor.segment_length,
-            clip_rewards=config.environment.clip_rewards,
-            life_loss_terminates=config.environment.life_loss_terminates,
-        )
-
-    def __init__(
-        self,
-        schema: Schema,
-        *,
-        num_streams: int,
-        gamma: float,
-        segment_length: int,
-        clip_rewards: bool,
-        life_loss_terminates: bool,
-    ) -> None:
         self._schema = schema
         self._compress_frame = COMPRESS[schema.codec]
         self._num_streams = num_streams
-        self._gamma = gamma
-        self._segment_length = segment_length
-        self._clip_rewards = clip_rewards
-        self._life_loss_terminates = life_loss_terminates
+        self._gamma = actor.gamma
+        self._segment_length = actor.segment_length
+        self._clip_rewards = environment.clip_rewards
+        self._life_loss_terminates = environment.life_loss_terminates
         self._streams = np.arange(num_streams)
 
     def begin(self, observation: Array) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from apex.acting.actor import Actor, NewestParameters
+from apex.acting.actor import ActingPolicy, Actor, NewestParameters
 from apex.acting.host import WorkerFigures
 from apex.acting.reliable_sender import Outlet, Receipts, ReliableSender
 from apex.acting.segment_builder import SegmentBuilder
@@ -110,17 +110,17 @@ def make_actor(
     rng: np.random.Generator,
 ) -> Actor:
     """The actor of a process on this host."""
+    network = make_network(config.network, schema, seed=config.seed)
+    bfloat16 = acts_in_bfloat16(config, schema, has_bfloat16=read_bfloat16())
     return Actor(
-        config,
+        config.actor,
         environment,
-        make_network(config.network, schema, seed=config.seed),
+        ActingPolicy(network, parameters, bfloat16=bfloat16),
         streams,
-        builder=SegmentBuilder.configured(config, schema, len(streams)),
+        builder=SegmentBuilder(config.actor, config.environment, schema, len(streams)),
         link=link,
-        parameters=parameters,
         num_actors=num_actors,
         rng=rng,
-        bfloat16=acts_in_bfloat16(config, schema, has_bfloat16=read_bfloat16()),
     )
 
 

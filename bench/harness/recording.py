@@ -80,7 +80,7 @@ def record(
     """Plays until `num_frames` distinct frames were seen, and writes what `load` reads."""
     num_streams = config.actor.num_actors
     rng = np.random.default_rng(config.seed)
-    builder = SegmentBuilder.configured(config, schema, num_streams)
+    builder = SegmentBuilder(config.actor, config.environment, schema, num_streams)
     environment = make_environment(config.environment, num_streams, seed=config.seed)
     with ExitStack() as opened:
         opened.callback(environment.close)

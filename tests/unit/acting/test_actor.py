@@ -11,7 +11,7 @@ import torch
 from support.builders import VECTORS
 
 from apex.acting import host as actor_host
-from apex.acting.actor import Actor
+from apex.acting.actor import ActingPolicy, Actor
 from apex.acting.episode_scores import EpisodeScores
 from apex.acting.host import ActorHost, WorkerFigures
 from apex.acting.segment_builder import SegmentBuilder
@@ -97,21 +97,15 @@ class Tape:
 
 
 def make_actor(tape, network=None, **settings):
-    config = Config(
-        environment=EnvironmentConfig(clip_rewards=False),
-        actor=ActorConfig(num_actors=4, segment_length=2, parameters_period=3, epsilon_base=1e-9, **settings),
-    )
-    builder = SegmentBuilder(
-        VECTORS, num_streams=E, gamma=0.9, segment_length=2, clip_rewards=False, life_loss_terminates=False
-    )
+    config = ActorConfig(gamma=0.9, segment_length=2, parameters_period=3, epsilon_base=1e-9, **settings)
+    environment = EnvironmentConfig(clip_rewards=False, life_loss_terminates=False)
     return Actor(
         config,
         tape,
-        network or Counting(),
+        ActingPolicy(network or Counting(), tape),
         STREAMS,
-        builder=builder,
+        builder=SegmentBuilder(config, environment, VECTORS, E),
         link=tape,
-        parameters=tape,
         num_actors=4,
         rng=np.random.default_rng(0),
     )

@@ -19,7 +19,7 @@ import pytest
 from ale_py.vector_env import AtariVectorEnv
 
 from apex.acting.segment_builder import SegmentBuilder
-from apex.config import ActorConfig, Config
+from apex.config import ActorConfig, EnvironmentConfig
 from apex.errors import ConfigError
 from apex.types import Schema, Step
 
@@ -76,14 +76,9 @@ def make_schema(*, stack=2, n_step=3, dtype="uint8", codec="lz4"):
 
 
 def make_builder(schema, *, num_streams=1, segment_length=50, gamma=0.5, clip=False, life_loss_terminates=False):
-    return SegmentBuilder(
-        schema,
-        num_streams=num_streams,
-        gamma=gamma,
-        segment_length=segment_length,
-        clip_rewards=clip,
-        life_loss_terminates=life_loss_terminates,
-    )
+    actor = ActorConfig(gamma=gamma, segment_length=segment_length)
+    environment = EnvironmentConfig(clip_rewards=clip, life_loss_terminates=life_loss_terminates)
+    return SegmentBuilder(actor, environment, schema, num_streams)
 
 
 def make_frames(stream, episode, length, dtype="uint8"):
@@ -294,19 +289,6 @@ def counted_compressions():
         yield calls
     finally:
         sys.setprofile(None)
-
-
-def test_takes_its_settings_from_the_configuration():
-    settings = ActorConfig(gamma=0.5, segment_length=2)
-    schema = make_schema(n_step=1)
-    builder = SegmentBuilder.configured(Config(actor=settings), schema, 1)  # Its environment's rewards are clipped.
-    twin = make_builder(schema, segment_length=2, clip=True, life_loss_terminates=True)
-    script = [make_episode([4.0, -3.0, 0.5], lives_lost=[1], terminated=True), make_episode([2.0], episode=1)]
-    cuts, wanted = drive([script], schema, builder), drive([script], schema, twin)
-    assert [cut.records.tolist() for now in cuts for cut in now] == [
-        cut.records.tolist() for now in wanted for cut in now
-    ]
-    assert [len(now) for now in cuts] == [1, 1]  # after two steps, and after four
 
 
 @pytest.mark.parametrize("seed", range(5))
