@@ -17,7 +17,7 @@ MIN_BYTES = 8  # of a blob with one empty frame
 
 
 class BlobError(ValueError):
-    """The table of a blob contradicts itself, or what may be in the blob."""
+    """The table of a blob contradicts itself, or exceeds what a blob may contain."""
 
 
 def make_blob(frames: Sequence[bytes]) -> bytes:
@@ -61,3 +61,35 @@ def check_table(blob: FrameBlob, *, shortest: int, longest: int, max_frames: int
         if not shortest <= length <= longest:
             raise BlobError(f"a frame of {length} bytes, {shortest} to {longest} may be")
     return len(lengths)
+
+
+def as_words(memory: memoryview) -> NDArray[np.uint32]:
+    """A memory in which blobs begin at multiples of 4 bytes, as `find_frames` and `find_end` read it."""
+    return np.frombuffer(memory, "<u4", len(memory) // 4)
+
+
+def find_frames(
+    words: NDArray[np.uint32],
+    starts: NDArray[np.int64],  # [B]  byte at which each blob begins
+    first_frames: NDArray[np.int64],  # [B]  the first frame to find in each blob
+    counts: NDArray[np.int64],  # [B]  how many frames to find, at least 1
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns where each frame begins and ends, int64[sum of counts], counted from its blob's first byte.
+
+    The blobs may be written to meanwhile: then the numbers are any below 2**32.
+    """
+    ends = np.cumsum(counts)
+    entries = np.repeat(starts // 4 + first_frames - (ends - counts), counts) + np.arange(counts.sum())
+    begin, end = (words.take(entries + next_one, mode="clip").astype(np.int64) for next_one in (0, 1))
+    return begin, end
+
+
+def find_end(words: NDArray[np.uint32], start: int) -> int:
+    """Returns the byte at which the blob that begins at byte `start` ends; raises BlobError outside of the memory."""
+    num_bytes = 4 * len(words) - start
+    table = int(words[start // 4])
+    if MIN_BYTES <= table <= num_bytes:
+        length = int(words[(start + table) // 4 - 1])
+        if length <= num_bytes:
+            return start + length
+    raise BlobError(f"a table of {table} bytes in {num_bytes}")

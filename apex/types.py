@@ -49,8 +49,8 @@ RECORD = np.dtype(
     ]
 )
 
-# One transition of a sample on its way to the learner. Its frames `first ... next_frame` lie side by side in
-# the sample's blob; `frame` and `next_frame` count from the first of them.
+# One transition of a batch on its way to the learner. Its frames `first ... next_frame` lie side by side in
+# the batch's blob; `frame` and `next_frame` count from the first of them.
 BATCH_RECORD = np.dtype(
     [
         ("key", "<i8"),
@@ -157,7 +157,7 @@ class Receipt(NamedTuple):
 
 
 class BatchMessage(NamedTuple):
-    """What a sampler sends: records and their compressed frames."""
+    """A shard's part of a batch: records and their compressed frames."""
 
     shard: int
     store_incarnation: int  # keys are meaningful within this only
@@ -169,7 +169,7 @@ class BatchMessage(NamedTuple):
 
 
 class PriorityUpdate(NamedTuple):
-    """New priorities for the transitions of one sample, by key."""
+    """New priorities for the transitions of one part of a batch, by key."""
 
     shard: int
     store_incarnation: int

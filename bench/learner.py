@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -69,7 +70,7 @@ class Resident:
         self.memory: Array = ring.memory
         stacks = ring.stacks[0]
         stacks[...] = rng.integers(0, 256, stacks.shape) if schema.frame_dtype == "uint8" else rng.random(stacks.shape)
-        self._sample = Batch(
+        self._batch = Batch(
             stacks=stacks,
             keys=np.arange(batch_size),
             probability=rng.uniform(0.5, 2.0, batch_size) / 1e6,
@@ -84,7 +85,7 @@ class Resident:
 
     def receive(self, timeout: float) -> Batch | None:
         """The batch."""
-        return self._sample
+        return self._batch
 
     def release(self, slot: int) -> None:
         """It stays."""
@@ -159,12 +160,12 @@ def time_plain(config: Config, schema: Schema, seconds: float, stop: Stop, *, co
     if compiled:
         online, target = (cast(nn.Module, torch.compile(network)) for network in (online, target))
     update = EagerUpdate(learner, online, target, optimizer)
-    sample = Resident(schema, learner.batch_size).receive(0.0)
-    assert sample is not None
+    batch = Resident(schema, learner.batch_size).receive(0.0)
+    assert batch is not None
     weights = np.ones(learner.batch_size, np.float32)
 
     def step() -> None:
-        arrays = sample.stacks, sample.action, sample.n_step_return, sample.discount, weights
+        arrays = batch.stacks, batch.action, batch.n_step_return, batch.discount, weights
         updated = update(DeviceBatch(*(torch.from_numpy(array).to(device) for array in arrays)))
         updated.td_errors.cpu()  # As one does who sends the priorities at once.
 
@@ -180,15 +181,13 @@ def time_resident(config: Config, schema: Schema, seconds: float, stop: Stop) ->
 
 
 def _make_trainer(
-    config: Config, schema: Schema, device: torch.device, samples: BatchProvider, priorities: Any
+    config: Config, schema: Schema, device: torch.device, batches: BatchProvider, priorities: Any
 ) -> Trainer:
-    online, target = (make_network(config.network, schema, seed=config.seed) for _ in range(2))
     return Trainer(
         config.learner,
-        online,
-        target,
+        partial(make_network, config.network, schema, seed=config.seed),
         device=device,
-        samples=samples,
+        batches=batches,
         priorities=priorities,
         publish=lambda parameters: None,
     )

@@ -198,18 +198,18 @@ def verify(bed: ReplayFixture, recording: Recording, num_batches: int) -> int:
     """
     checked = 0
     for _ in range(num_batches):
-        sample = bed.receive()
-        rounds, rows = np.divmod(sample.keys, len(recording.records))
+        batch = bed.receive()
+        rounds, rows = np.divmod(batch.keys, len(recording.records))
         piece = np.searchsorted(recording.pieces["first_record"], rows, side="right") - 1
         wanted = recording.records[rows]
-        sound = sample.version == rounds * len(recording.pieces) + piece
+        sound = batch.version == rounds * len(recording.pieces) + piece
         for name in ("n_step_return", "discount", "action"):
-            sound &= getattr(sample, name) == wanted[name]
-        sound &= (sample.stacks == recording.stacks(rows)).reshape(2, len(rows), -1).all(axis=(0, 2))
+            sound &= getattr(batch, name) == wanted[name]
+        sound &= (batch.stacks == recording.stacks(rows)).reshape(2, len(rows), -1).all(axis=(0, 2))
         if not sound.all():
-            wrong = sample.keys[~sound]
+            wrong = batch.keys[~sound]
             raise VerificationError(f"{len(wrong)} of {len(rows)} transitions differ from what was sent: keys {wrong}")
-        bed.answer(sample, np.abs(sample.n_step_return) + np.float32(0.1))
+        bed.answer(batch, np.abs(batch.n_step_return) + np.float32(0.1))
         checked += len(rows)
     return checked
 

@@ -15,11 +15,11 @@ import numpy as np
 
 from apex.config import Config
 from apex.frame_blob import make_blob, read_table
-from apex.learning.batch_ring import NUM_SLOTS, BatchRing
-from apex.learning.loader import Loader
+from apex.learning.batch_ring import BatchRing
 from apex.replay_memory.frames.lz4_blocks import make_blocks
 from apex.replay_memory.frames.stack_decoder import StackDecoder
 from apex.replay_memory.store.file import open_file
+from apex.replay_memory.store.layout import StoreSettings
 from apex.replay_memory.store.location import MEMORY, remove
 from apex.replay_memory.store.reader import StoreReader
 from apex.replay_memory.store.sum_tree import SumTree
@@ -50,11 +50,13 @@ def time_store(num_slots: int, batch_size: int) -> StoreTimes:
     writer = StoreWriter.create(
         path,
         TINY,
-        capacity=num_slots,
-        max_bytes=64 * (num_slots // length + 2),
-        num_streams=1,
-        priority_exponent=0.6,
-        min_priority=1e-6,
+        StoreSettings(
+            capacity=num_slots,
+            max_bytes=64 * (num_slots // length + 2),
+            num_streams=1,
+            priority_exponent=0.6,
+            min_priority=1e-6,
+        ),
         store_incarnation=1,
     )
     try:
@@ -120,10 +122,9 @@ def time_direct(store: Path, config: Config, schema: Schema) -> float:
     """
     size, rng = config.learner.batch_size, np.random.default_rng(1)
     reader = StoreReader(store, schema)
-    loader = Loader(schema, BatchRing(schema, size))
-    rows = [place for slot in range(NUM_SLOTS) if (place := loader.rows(slot, shard=0)) is not None]
-    turn = cycle(rows)
-    return median_ms(lambda: reader.sample(size, rng, next(turn)), 20) if rows else 0.0
+    decoders = [StackDecoder(schema, stacks) for stacks in BatchRing(schema, size).stacks]
+    turn = cycle(decoders)
+    return median_ms(lambda: reader.sample(size, rng, next(turn)), 20) if decoders[0].reads_stores else 0.0
 
 
 def median_ms(call: Callable[[], object], calls: int = CALLS, rounds: int = ROUNDS) -> float:

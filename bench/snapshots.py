@@ -18,6 +18,7 @@ from apex.replay_memory.snapshots.folder import SnapshotFolder
 from apex.replay_memory.snapshots.process import SnapshotProcess
 from apex.replay_memory.snapshots.restore import restore
 from apex.replay_memory.snapshots.writer import SnapshotWriter
+from apex.replay_memory.store.layout import StoreSettings
 from apex.replay_memory.store.location import MEMORY
 from apex.replay_memory.store.reader import StoreReader
 from apex.replay_memory.store.writer import StoreWriter
@@ -44,14 +45,14 @@ def measure_snapshot(
     """
     with tempfile.TemporaryDirectory(dir=MEMORY, prefix="apex-timing-") as memory:
         path = Path(memory) / "store"
-        sizes: dict[str, Any] = {
-            "capacity": num_transitions,
-            "max_bytes": num_transitions * (frame_bytes + 16) * (SEGMENT + 4) // SEGMENT,
-            "num_streams": 360,
-            "priority_exponent": 0.6,
-            "min_priority": 1e-6,
-        }
-        store, insert = _make_full_store(path, sizes, frame_bytes)
+        settings = StoreSettings(
+            capacity=num_transitions,
+            max_bytes=num_transitions * (frame_bytes + 16) * (SEGMENT + 4) // SEGMENT,
+            num_streams=360,
+            priority_exponent=0.6,
+            min_priority=1e-6,
+        )
+        store, insert = _make_full_store(path, settings, frame_bytes)
         longest = np.frombuffer(mmap.mmap(-1, 16), np.float64)  # of a sample, before and during
         phase = np.frombuffer(mmap.mmap(-1, 8), np.int64)
         snapshots = SnapshotFolder(folder)
@@ -80,7 +81,7 @@ def measure_snapshot(
         store.close()
         path.unlink()
         began = time.monotonic()
-        restored = restore(snapshots, path, SCHEMA, run_id=1, **sizes, store_incarnation=2)
+        restored = restore(snapshots, path, SCHEMA, settings, run_id=1, store_incarnation=2)
         return {
             "snapshot_transitions": num_transitions,
             "snapshot_s": took,
@@ -95,9 +96,9 @@ def measure_snapshot(
         }
 
 
-def _make_full_store(path: Path, sizes: dict[str, Any], frame_bytes: int) -> tuple[StoreWriter, Callable[[], None]]:
+def _make_full_store(path: Path, settings: StoreSettings, frame_bytes: int) -> tuple[StoreWriter, Callable[[], None]]:
     """A store with as many transitions as it takes, and what inserts a segment more."""
-    store = StoreWriter.create(path, SCHEMA, **sizes, store_incarnation=1)
+    store = StoreWriter.create(path, SCHEMA, settings, store_incarnation=1)
     segments = _make_segments(frame_bytes)
     number = count()
 
@@ -105,7 +106,7 @@ def _make_full_store(path: Path, sizes: dict[str, Any], frame_bytes: int) -> tup
         n = next(number)
         store.insert(segments[n % len(segments)]._replace(stream=Stream(n % 360, 1), number=n // 360))
 
-    while store.num_inserted < sizes["capacity"]:
+    while store.num_inserted < settings.capacity:
         insert()
     return store, insert
 

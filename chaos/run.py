@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from apex.config import Config
 from apex.errors import ConfigError
+from apex.replay_memory.recovery import store_settings
 from apex.replay_memory.snapshots.folder import SnapshotFolder
 from apex.replay_memory.snapshots.restore import restore
 from apex.replay_memory.store.location import remove, store_path
@@ -158,18 +159,14 @@ class ChaosRun:
         """What the newest snapshot of a shard holds."""
         assert self.run_folder is not None
         folder, config = self.run_folder, self.run_folder.config
-        replay, snapshots = config.replay.per_shard(), folder.checkpoints / "replay"
+        snapshots = folder.checkpoints / "replay"
         path = store_path(folder.run_id, shard).with_suffix(".audit.replay")
         restored = restore(
             SnapshotFolder(snapshots if config.replay.num_shards == 1 else snapshots / f"shard-{shard}"),
             path,
             folder.schema,
+            store_settings(config.replay, config.actor.num_actors),
             run_id=folder.run_id,
-            capacity=replay.capacity,
-            max_bytes=replay.max_bytes,
-            num_streams=config.actor.num_actors,
-            priority_exponent=replay.priority_exponent,
-            min_priority=replay.min_priority,
             store_incarnation=secrets.randbits(62) + 1,
         )
         if restored is None:

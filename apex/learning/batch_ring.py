@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from apex.config import Config
+from apex.config import LearnerConfig
+from apex.replay_memory.frames.stack_decoder import StackDecoder
 from apex.types import Array, BatchMessage, PriorityUpdate, Schema
 
 NUM_SLOTS = 3  # one being trained on, one ready, one being filled; with more loaders more
@@ -57,14 +58,15 @@ class Batch(NamedTuple):
 
 
 class LoaderFigures(NamedTuple):
-    """What each loader says of itself, in memory that the trainer maps too."""
+    """What the loaders say of themselves, in memory that the trainer maps too."""
 
-    seconds: NDArray[np.float64]  # of processor time: what it waits takes none
-    draws: NDArray[np.float64]  # 1 while it draws every shard's part for itself, else 0
+    seconds: NDArray[np.float64]  # of each: processor time; what it waits takes none
+    draws: NDArray[np.float64]  # of each: 1 while it draws every shard's part for itself, else 0
+    refused: NDArray[np.int64]  # [1]  messages that were no batches
 
 
 class BatchRing:
-    """A few samples in anonymous shared memory, made before the fork."""
+    """A few batches in anonymous shared memory, made before the fork."""
 
     def __init__(self, schema: Schema, batch_size: int, num_slots: int = NUM_SLOTS, num_shards: int = 1) -> None:
         """`batch_size` must be a multiple of `num_shards`."""
@@ -84,9 +86,10 @@ class BatchRing:
         slot_bytes = -(-(frame_bytes + self.dtype.itemsize) // mmap.PAGESIZE) * mmap.PAGESIZE
         memory = mmap.mmap(-1, slot_bytes * num_slots)
         self.memory = np.frombuffer(memory, np.uint8)  # all slots, for who wants to lock them
-        self.loaders = LoaderFigures(*np.frombuffer(mmap.mmap(-1, 2 * 8 * MOST_LOADERS), np.float64).reshape(2, -1))
-        self.refused = np.frombuffer(mmap.mmap(-1, 8), np.int64)  # [1]  messages that were no batches
+        seconds, draws = np.frombuffer(mmap.mmap(-1, 2 * 8 * MOST_LOADERS), np.float64).reshape(2, -1)
+        self.loaders = LoaderFigures(seconds, draws, np.frombuffer(mmap.mmap(-1, 8), np.int64))
         self.num_slots = num_slots
+        self.batch_size = batch_size
         self.num_shards = num_shards
         self.part_size = batch_size // num_shards
         self.stacks = [
@@ -103,10 +106,10 @@ class BatchRing:
         os.write(self._free[1], bytes(range(num_slots)))
 
     @classmethod
-    def configured(cls, config: Config, schema: Schema, *, cuda: bool) -> BatchRing:
+    def configured(cls, learner: LearnerConfig, num_shards: int, schema: Schema, *, cuda: bool) -> BatchRing:
         """A learner's, by a sized configuration."""
-        num_slots = slots_needed(config.learner.num_loaders, cuda=cuda)
-        return cls(schema, config.learner.batch_size, num_slots, config.replay.num_shards)
+        num_slots = slots_needed(learner.num_loaders, cuda=cuda)
+        return cls(schema, learner.batch_size, num_slots, num_shards)
 
     # --- the filling side -------------------------------------------------------------------------------------------
 
@@ -163,6 +166,31 @@ class BatchRing:
     def release(self, slot: int) -> None:
         """Gives a slot back to be filled again."""
         os.write(self._free[1], bytes([slot]))
+
+
+class BatchSlot(NamedTuple):
+    """The rows that a shard's part takes in a slot that is being filled: a `reader.FrameDecoder`."""
+
+    ring: BatchRing
+    decoder: StackDecoder  # of the slot
+    slot: int
+    shard: int
+
+    @property
+    def reads_stores(self) -> bool:
+        """Whether `decode_stored` can be called here."""
+        return self.decoder.reads_stores
+
+    def decode_stored(self, arena: NDArray[np.uint8], stored: Array) -> NDArray[np.bool_]:
+        """See `reader.FrameDecoder`; it changes the numbers of the rows in `stored`."""
+        stored["row"] += self.ring.first_row(self.shard)
+        return self.decoder.decode_stored(arena, stored)
+
+    def put(self, part: BatchMessage) -> None:
+        """Writes the part, its frames too where they are compressed still; raises FrameError for those."""
+        if part.blob is not None:
+            self.decoder.decode(part.records, part.blob, self.ring.first_row(self.shard))
+        self.ring.put(self.slot, part)
 
 
 def slots_needed(num_loaders: int, *, cuda: bool) -> int:

@@ -27,11 +27,11 @@ log = logging.getLogger("apex")
 class DeviceTransfer(Protocol):
     """The way to the device and back."""
 
-    def load(self, sample: Batch, weights: Array) -> DeviceBatch:
-        """The sample on the device; `weights`: float32[B]."""
+    def load(self, batch: Batch, weights: Array) -> DeviceBatch:
+        """The batch on the device; `weights`: float32[B]."""
 
-    def give_back(self, sample: Batch, result: Tensor) -> None:
-        """Takes what the update made of the sample; both leave, and then the slot, as soon as they may."""
+    def give_back(self, batch: Batch, result: Tensor) -> None:
+        """Takes what the update made of the batch; both leave, and then the slot, as soon as they may."""
 
     def collect(self) -> bool:
         """Lets leave what may, without waiting; tells whether some is still under way."""
@@ -40,7 +40,7 @@ class DeviceTransfer(Protocol):
         """Waits until all results and slots have left."""
 
 
-Return = Callable[[Batch, NDArray[Any]], None]  # takes a sample, and what the update made of it
+Return = Callable[[Batch, NDArray[Any]], None]  # takes a batch, and what the update made of it
 Release = Callable[[int], None]  # takes a slot that may be filled again
 
 
@@ -51,14 +51,14 @@ class HostTransfer:
         self._send = send
         self._release = release
 
-    def load(self, sample: Batch, weights: Array) -> DeviceBatch:
-        """Views of the sample's memory."""
-        return DeviceBatch(*map(torch.from_numpy, _arrays(sample, weights)))
+    def load(self, batch: Batch, weights: Array) -> DeviceBatch:
+        """Views of the batch's memory."""
+        return DeviceBatch(*map(torch.from_numpy, _arrays(batch, weights)))
 
-    def give_back(self, sample: Batch, result: Tensor) -> None:
+    def give_back(self, batch: Batch, result: Tensor) -> None:
         """Everything is done already."""
-        self._send(sample, result.numpy())
-        self._release(sample.slot)
+        self._send(batch, result.numpy())
+        self._release(batch.slot)
 
     def collect(self) -> bool:
         """Nothing is ever under way."""
@@ -69,9 +69,9 @@ class HostTransfer:
 
 
 class _Returning(NamedTuple):
-    """What an update made of a sample, on its way to the host."""
+    """What an update made of a batch, on its way to the host."""
 
-    sample: Batch
+    batch: Batch
     result: Tensor
     done: torch.cuda.Event
 
@@ -89,9 +89,9 @@ class CudaTransfer:
         self._num_loaded = 0
         self._returning: deque[_Returning] = deque()
 
-    def load(self, sample: Batch, weights: Array) -> DeviceBatch:
+    def load(self, batch: Batch, weights: Array) -> DeviceBatch:
         """Starts the copy, which the current stream then waits for; this thread does not."""
-        arrays = [torch.from_numpy(array) for array in _arrays(sample, weights)]
+        arrays = [torch.from_numpy(array) for array in _arrays(batch, weights)]
         while len(self._buffers) < 2:
             self._buffers.append(DeviceBatch(*(torch.empty_like(array, device=self._device) for array in arrays)))
         which = self._num_loaded % 2
@@ -104,10 +104,10 @@ class CudaTransfer:
         torch.cuda.current_stream(self._device).wait_event(done)
         return self._buffers[which]
 
-    def give_back(self, sample: Batch, result: Tensor) -> None:
+    def give_back(self, batch: Batch, result: Tensor) -> None:
         """Starts the result's way back; hands on those that have arrived, and releases their slots."""
         self._free[(self._num_loaded - 1) % 2].record(torch.cuda.current_stream(self._device))
-        self._returning.append(_Returning(sample, result.to("cpu", non_blocking=True), self._note()))
+        self._returning.append(_Returning(batch, result.to("cpu", non_blocking=True), self._note()))
         self._collect(MAX_BEHIND)
 
     def collect(self) -> bool:
@@ -124,8 +124,8 @@ class CudaTransfer:
         while self._returning and (len(self._returning) > most or _is_done(self._returning[0].done)):
             returning = self._returning.popleft()
             returning.done.synchronize()
-            self._send(returning.sample, returning.result.numpy())
-            self._release(returning.sample.slot)
+            self._send(returning.batch, returning.result.numpy())
+            self._release(returning.batch.slot)
 
     def _note(self) -> torch.cuda.Event:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -159,5 +159,5 @@ def _is_done(event: torch.cuda.Event) -> bool:
     return bool(event.query())  # type: ignore[no-untyped-call]
 
 
-def _arrays(sample: Batch, weights: Array) -> Sequence[Array]:
-    return sample.stacks, sample.action, sample.n_step_return, sample.discount, weights
+def _arrays(batch: Batch, weights: Array) -> Sequence[Array]:
+    return batch.stacks, batch.action, batch.n_step_return, batch.discount, weights

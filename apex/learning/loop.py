@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from apex.config import Config
+from apex.config import CheckpointConfig, LearnerConfig, ReplayConfig, RunConfig
 from apex.dqn.networks import dormant_share
 from apex.errors import ApexError
-from apex.learning.batch_ring import LoaderFigures
+from apex.learning.batch_ring import BatchRing
 from apex.learning.trainer import Trainer
 from apex.runtime.children import ChildDiedError
 from apex.runtime.lifecycle import HOPELESS, INTERRUPTED, POLL_SECONDS, Stop, Wait
@@ -42,6 +42,46 @@ class Pipe(Protocol):
         """The next message."""
 
 
+def send(pipe: Pipe, message: dict[str, Any]) -> None:
+    """Sends to the coordinator; raises ChildDiedError where it is gone."""
+    try:
+        pipe.send_bytes(json.dumps(message).encode())
+    except BrokenPipeError as error:
+        raise ChildDiedError("the coordinator process is gone") from error
+
+
+class CoordinatorLink:
+    """What the coordinator has told: where priorities go, who is absent, how far the run is."""
+
+    def __init__(
+        self, pipe: Pipe, replay: ReplayConfig, connect: Callable[[str, int], None], progress: Progress
+    ) -> None:
+        """`connect` is told where the priorities of a shard go; `progress`: how far the run is before it goes on."""
+        self.progress = progress
+        self.absent = ", ".join(map(replay.shard_name, range(replay.num_shards)))  # servers that are not there
+        self._pipe = pipe
+        self._connect = connect
+        self._priorities = [""] * replay.num_shards  # endpoints by shard
+
+    def hear(self) -> str:
+        """Takes the news; returns why the run should end, if it should."""
+        reason = ""
+        while self._pipe.poll():
+            try:
+                news = json.loads(self._pipe.recv_bytes())
+            except (EOFError, ConnectionResetError) as error:
+                raise ChildDiedError("the coordinator process is gone") from error
+            for shard, endpoints in enumerate(news["replay"]):
+                endpoint = endpoints.get("priorities", "")
+                if endpoint and endpoint != self._priorities[shard]:
+                    self._priorities[shard] = endpoint
+                    self._connect(endpoint, shard)
+            self.absent = news["absent"]
+            self.progress = Progress(news["steps"], news["episodes"], news["elapsed_seconds"])
+            reason = news["end"]
+        return reason
+
+
 def describe_training(trainer: Trainer) -> dict[str, Any]:
     """What of a report does not depend on any clock."""
     figures: dict[str, Any] = {}
@@ -59,10 +99,10 @@ def describe_training(trainer: Trainer) -> dict[str, Any]:
 class Reporter:
     """Rates and means since the last report, for the coordinator."""
 
-    def __init__(self, pipe: Pipe, batch_size: int, loaders: LoaderFigures) -> None:
+    def __init__(self, pipe: Pipe, ring: BatchRing) -> None:
         self._pipe = pipe
-        self._batch_size = batch_size
-        self._loaders = loaders
+        self._batch_size = ring.batch_size
+        self._loaders = loaders = ring.loaders
         self._since = time.monotonic()
         self._updates = 0
         self._waited = 0.0
@@ -72,7 +112,7 @@ class Reporter:
         """Whether a second has passed."""
         return time.monotonic() - self._since >= REPORT_SECONDS
 
-    def report(self, trainer: Trainer, **more: Any) -> None:
+    def report(self, trainer: Trainer, *, waiting: str) -> None:
         """Sends a report and starts the next interval."""
         now = time.monotonic()
         seconds = now - self._since
@@ -85,19 +125,12 @@ class Reporter:
             "wait_share": min(1.0, (trainer.wait_seconds - self._waited) / seconds),
             "loader_busy_share": min(1.0, float((loaded - self._loaded).max()) / seconds),  # of the busiest
             "loaders_draw": float(self._loaders.draws[0]),  # 1 or 0: all do, or none, as they are on one host.
+            "refused_batches": int(self._loaders.refused[0]),
             "load_per_core": os.getloadavg()[0] / (os.cpu_count() or 1),  # threads of this host that want to run
-            **more,
+            "waiting": waiting,
         }
         self._since, self._updates, self._waited, self._loaded = now, trainer.num_updates, trainer.wait_seconds, loaded
         send(self._pipe, message)
-
-
-def send(pipe: Pipe, message: dict[str, Any]) -> None:
-    """Sends to the coordinator; raises ChildDiedError where it is gone."""
-    try:
-        pipe.send_bytes(json.dumps(message).encode())
-    except BrokenPipeError as error:
-        raise ChildDiedError("the coordinator process is gone") from error
 
 
 class LearnerLoop:
@@ -105,57 +138,48 @@ class LearnerLoop:
 
     def __init__(
         self,
-        config: Config,
         trainer: Trainer,
-        pipe: Pipe,
+        coordinator: CoordinatorLink,
+        reporter: Reporter,
         *,
-        connect: Callable[[str, int], None],
         save: Callable[[Progress], None],
-        loaders: LoaderFigures,
-        progress: Progress,
-        num_refused: Callable[[], int] = lambda: 0,
+        learner: LearnerConfig,
+        checkpoint: CheckpointConfig,
+        run: RunConfig,
     ) -> None:
-        """`connect` is told where the priorities of a shard go; `save` writes a checkpoint, and is told the progress.
-
-        `progress`: how far the run is before it goes on. `num_refused` says how many messages that were no batches the
-        loaders have refused.
-        """
-        self.progress = progress  # as far as is known here
-        self._config = config
+        """`save` writes a checkpoint, and is told the progress."""
         self._trainer = trainer
-        self._pipe = pipe
-        self._connect = connect
+        self._coordinator = coordinator
+        self._reporter = reporter
         self._write = save
+        self._save_period = checkpoint.period
         self._save_due = False  # a period is over; what it has learned is not saved yet
-        self._num_refused = num_refused
-        self._reporter = Reporter(pipe, config.learner.batch_size, loaders)
-        replay = config.replay
-        self._priorities = [""] * replay.num_shards  # endpoints by shard
-        self._absent = ", ".join(map(replay.shard_name, range(replay.num_shards)))  # servers that are not there
+        self._max_skipped_updates = learner.max_skipped_updates
+        self._max_updates = run.max_updates
         self._wait = Wait("learner")
 
     def run(self, stop: Stop, check: Callable[[], None]) -> str:
         """Trains until stopped; returns why it ended. `check` raises what a child or a thread has run into."""
-        trainer, config = self._trainer, self._config
+        trainer, coordinator = self._trainer, self._coordinator
         trainer.begin()
         while True:
             if trainer.step(POLL_SECONDS):
                 self._wait.over()
                 self._check_skipped()
-                self._save_due |= trainer.num_updates % config.checkpoint.period == 0
+                self._save_due |= trainer.num_updates % self._save_period == 0
                 if self._save_due and not trainer.num_skipped_in_row:
                     self.save()
             else:
                 few = "batches: a replay server has fewer transitions than its share of replay.min_size_to_sample"
-                self._wait.on(f"{self._absent} to say hello" if self._absent else few)
-            reason = self._hear()
+                self._wait.on(f"{coordinator.absent} to say hello" if coordinator.absent else few)
+            reason = coordinator.hear()
             if stop.requested:
                 reason = reason or INTERRUPTED
-            if 0 < config.run.max_updates <= trainer.num_updates:
-                reason = reason or f"reached {config.run.max_updates} updates"
+            if 0 < self._max_updates <= trainer.num_updates:
+                reason = reason or f"reached {self._max_updates} updates"
             if reason or self._reporter.due():
                 check()
-                self._reporter.report(trainer, waiting=self._wait.reason, refused_batches=self._num_refused())
+                self._reporter.report(trainer, waiting=self._wait.reason)
             if reason:
                 trainer.flush()
                 self._check_skipped()
@@ -171,31 +195,13 @@ class LearnerLoop:
                 count,
             )
             return
-        self._write(self.progress)
+        self._write(self._coordinator.progress)
         self._save_due = False
-
-    def _hear(self) -> str:
-        """Takes the coordinator's news; returns why the run should end, if it should."""
-        reason = ""
-        while self._pipe.poll():
-            try:
-                news = json.loads(self._pipe.recv_bytes())
-            except (EOFError, ConnectionResetError) as error:
-                raise ChildDiedError("the coordinator process is gone") from error
-            for shard, endpoints in enumerate(news["replay"]):
-                endpoint = endpoints.get("priorities", "")
-                if endpoint and endpoint != self._priorities[shard]:
-                    self._priorities[shard] = endpoint
-                    self._connect(endpoint, shard)
-            self._absent = news["absent"]
-            self.progress = Progress(news["steps"], news["episodes"], news["elapsed_seconds"])
-            reason = news["end"]
-        return reason
 
     def _check_skipped(self) -> None:
         """Raises DivergedError where too many updates in a row could not be made."""
-        count, most = self._trainer.num_skipped_in_row, self._config.learner.max_skipped_updates
-        if count >= most:
+        count = self._trainer.num_skipped_in_row
+        if count >= self._max_skipped_updates:
             raise DivergedError(
                 f"the loss or the gradient of {count} updates in a row was not finite, the last one number "
                 f"{self._trainer.num_updates}: look at bad-batches in the run folder, lower --learner.learning-rate, "

@@ -8,7 +8,7 @@ from multiprocessing import Pipe
 from apex.dqn.networks import num_parameters
 from apex.learning.batch_ring import BatchRing
 from apex.learning.coordinator.coordinator import END_NOTICE_SECONDS
-from apex.learning.loop import LearnerLoop, send
+from apex.learning.loop import CoordinatorLink, LearnerLoop, Reporter, send
 from apex.learning.parameter_publisher import PublishingThread
 from apex.learning.setup import (
     choose_device,
@@ -41,7 +41,7 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
     config, device = folder.config, choose_device(folder.config.learner)
     keys = read_keys(config.transport.keys, "learner")
     found = find_latest(folder.checkpoints)
-    ring = BatchRing.configured(config, folder.schema, cuda=device.type == "cuda")
+    ring = BatchRing.configured(config.learner, config.replay.num_shards, folder.schema, cuda=device.type == "cuda")
     pipe, coordinator_pipe = Pipe()
     coordinator, loaders = start_children(folder, ring, coordinator_pipe, pipe)
     coordinator_pipe.close()  # Its other end: who dies is noticed.
@@ -61,14 +61,13 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
             start = {"num_parameters": num_parameters(trainer.online), "updates": trainer.num_updates}
             send(pipe, {**start, "progress": progress._asdict()})
             loop = LearnerLoop(
-                config,
                 trainer,
-                pipe,
-                connect=priorities.connect,
+                CoordinatorLink(pipe, config.replay, priorities.connect, progress),
+                Reporter(pipe, ring),
                 save=lambda progress: save_checkpoint(folder, trainer, progress),
-                loaders=ring.loaders,
-                progress=progress,
-                num_refused=lambda: int(ring.refused[0]),
+                learner=config.learner,
+                checkpoint=config.checkpoint,
+                run=config.run,
             )
             log.info("run %s, folder %s, device %s", folder.path.name, folder.path, device)
             reason = loop.run(stop, check)

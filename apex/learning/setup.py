@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -18,7 +19,7 @@ from apex.environments.factory import describe, kind
 from apex.errors import ConfigError, require
 from apex.learning.batch_ring import BatchRing
 from apex.learning.coordinator.coordinator import CoordinatorConfig, run_coordinator
-from apex.learning.loader import run_loader
+from apex.learning.loader import LoaderTask, start_loaders
 from apex.learning.loop import DivergedError
 from apex.learning.run_save import NotFiniteError, save_run
 from apex.learning.skipped_batches import SkippedBatches
@@ -70,11 +71,8 @@ def start_children(
     config, schema, run_id = folder.config, folder.schema, folder.run_id
     desk = CoordinatorConfig(config, schema, run_id, config.actor.num_actors, folder.next_epoch(), folder.path)
     coordinator = start_child("coordinator", run_coordinator, desk, pipe, trainer_end)
-    loaders = [
-        start_child(f"loader-{index}", run_loader, index, config, schema, ring, run_id)
-        for index in range(max(1, config.learner.num_loaders))
-    ]
-    return coordinator, loaders
+    task = LoaderTask(schema, ring, run_id, config.seed, config.replay, config.learner, config.transport)
+    return coordinator, start_loaders(task)
 
 
 def prepare_torch(config: LearnerConfig, device: torch.device) -> None:
@@ -90,19 +88,17 @@ def prepare_torch(config: LearnerConfig, device: torch.device) -> None:
 def make_trainer(
     folder: RunFolder,
     device: torch.device,
-    samples: BatchProvider,
+    batches: BatchProvider,
     priorities: PrioritySink,
     publish: Callable[[Parameters], None],
 ) -> Trainer:
     """The run's trainer, before its first update."""
     config, schema = folder.config, folder.schema
-    online, target = (make_network(config.network, schema, seed=config.seed) for _ in range(2))
     return Trainer(
         config.learner,
-        online,
-        target,
+        partial(make_network, config.network, schema, seed=config.seed),
         device=device,
-        samples=samples,
+        batches=batches,
         priorities=priorities,
         publish=publish,
         keep_skipped=SkippedBatches(folder.path).keep,

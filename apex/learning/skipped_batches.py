@@ -39,7 +39,7 @@ class SkippedBatches:
         self._folder = folder / FOLDER
         self._warn_at = 1
 
-    def keep(self, sample: Batch, td_errors: NDArray[np.float32], count: int) -> None:
+    def keep(self, batch: Batch, td_errors: NDArray[np.float32], count: int) -> None:
         """Takes one, the `count`-th of this life of the learner. A full disk does not end the run."""
         if count >= self._warn_at:
             self._warn_at = 2 * count
@@ -50,10 +50,10 @@ class SkippedBatches:
             if self._folder.is_dir() and len(list(self._folder.glob("*.safetensors"))) >= MAX_FILES:
                 return
             arrays = {
-                name: np.ascontiguousarray(getattr(sample, name))
+                name: np.ascontiguousarray(getattr(batch, name))
                 for name in ("stacks", "keys", "probability", "action", "n_step_return", "discount", "version")
             }
-            name = f"{max(sample.version.tolist(), default=0):09d}-{sample.keys[0]:012d}.safetensors"
+            name = f"{max(batch.version.tolist(), default=0):09d}-{batch.keys[0]:012d}.safetensors"
             replace_file(self._folder / name, safetensors.numpy.save({**arrays, "td_errors": td_errors.copy()}))
         except OSError as error:
             log.error("the batch was not kept: %s", error)

@@ -22,19 +22,19 @@ from apex.learning.device_transfer import make_transfer
 from apex.learning.skipped_batches import without_nonfinite
 from apex.types import Array, Parameters, PriorityUpdate
 
-COLLECT_SECONDS = 0.001  # between two looks for results, while no sample comes
+COLLECT_SECONDS = 0.001  # between two looks for results, while no batch comes
 
 
 class BatchProvider(Protocol):
-    """Where samples come from."""
+    """Where batches come from."""
 
-    memory: Array  # uint8[bytes] that all samples lie in
+    memory: Array  # uint8[bytes] that all batches lie in
 
     def receive(self, timeout: float) -> Batch | None:
-        """The next sample, or None after `timeout` seconds without one."""
+        """The next batch, or None after `timeout` seconds without one."""
 
     def release(self, slot: int) -> None:
-        """Says that a sample's memory may be filled again."""
+        """Says that a batch's memory may be filled again."""
 
 
 class PrioritySink(Protocol):
@@ -50,34 +50,37 @@ class Trainer:
     def __init__(
         self,
         config: LearnerConfig,
-        online: nn.Module,
-        target: nn.Module,
+        make_network: Callable[[], nn.Module],
         *,
         device: torch.device,
-        samples: BatchProvider,
+        batches: BatchProvider,
         priorities: PrioritySink,
         publish: Callable[[Parameters], None],
-        keep_skipped: Callable[[Batch, NDArray[np.float32], int], None] = lambda sample, td_errors, version: None,
+        keep_skipped: Callable[[Batch, NDArray[np.float32], int], None] = lambda batch, td_errors, count: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`keep_skipped` takes a sample that no update could be made with, its |TD errors| and `num_skipped`."""
+        """`make_network` makes the online network, and then the target network.
+
+        `keep_skipped` takes a batch that no update could be made with, its |TD errors| and `num_skipped`.
+        """
         self._config = config
         self._keep_skipped = keep_skipped
-        self._samples = samples
+        self._batches = batches
         self._priorities = priorities
         self._publish = publish
         self._publish_due, self._publish_at = False, 0.0
         self._clock = clock
-        self.online, self.target = place(online, device), place(target, device).requires_grad_(False).eval()
+        self.online = place(make_network(), device)
+        self.target = place(make_network(), device).requires_grad_(False).eval()
         self.target.load_state_dict(self.online.state_dict())
         self.optimizer = make_optimizer(config, self.online.parameters())
         self.num_updates = 0  # batches learned from, those included that were skipped
         self.num_skipped = 0  # updates that were not made, as their loss or gradient was not finite
         self.num_skipped_in_row = 0  # up to the newest whose result is known
-        self.wait_seconds = 0.0  # in all, for samples
+        self.wait_seconds = 0.0  # in all, for batches
         self.policy_lag = 0.0  # learner version - version that chose the actions, mean of the last batch
         self.figures: UpdateFigures | None = None  # of the last update
-        self._transfer = make_transfer(device, samples.memory, self._send, samples.release)
+        self._transfer = make_transfer(device, batches.memory, self._send, batches.release)
         self._update = make_update(config, self.online, self.target, self.optimizer, device)
 
     def begin(self) -> None:
@@ -89,13 +92,13 @@ class Trainer:
         self._publish_due, self._publish_at = False, self._clock() + self._config.publish_seconds
 
     def step(self, timeout: float) -> bool:
-        """Makes one update; False if no sample came within `timeout` seconds."""
+        """Makes one update; False if no batch came within `timeout` seconds."""
         began = time.monotonic()
-        sample = self._receive(timeout)
+        batch = self._receive(timeout)
         self.wait_seconds += time.monotonic() - began
-        if sample is None:
+        if batch is None:
             return False
-        self._train(sample)
+        self._train(batch)
         self.num_updates += 1
         if self.num_updates % self._config.target_period == 0:
             self.target.load_state_dict(self.online.state_dict())
@@ -136,30 +139,30 @@ class Trainer:
         self._transfer.flush()
 
     def _receive(self, timeout: float) -> Batch | None:
-        """The next sample. Meanwhile results leave as they arrive: where credit is short, it waits for just these."""
+        """The next batch. Meanwhile results leave as they arrive: where credit is short, it waits for just these."""
         deadline = time.monotonic() + timeout
         while self._transfer.collect():
             remaining = deadline - time.monotonic()
-            sample = self._samples.receive(max(0.0, min(COLLECT_SECONDS, remaining)))
-            if sample is not None or remaining <= 0:
-                return sample
-        return self._samples.receive(max(0.0, deadline - time.monotonic()))
+            batch = self._batches.receive(max(0.0, min(COLLECT_SECONDS, remaining)))
+            if batch is not None or remaining <= 0:
+                return batch
+        return self._batches.receive(max(0.0, deadline - time.monotonic()))
 
-    def _train(self, sample: Batch) -> None:
+    def _train(self, batch: Batch) -> None:
         # Of the whole memory, whatever its shards hold: P(i) = 1/R * leaf / root, N = the sum of what is alive in each.
         weights = importance_weights(
-            sample.probability, sample.num_transitions, self._config.importance_sampling_exponent
+            batch.probability, batch.num_transitions, self._config.importance_sampling_exponent
         )
-        batch = self._transfer.load(sample, weights)
+        on_device = self._transfer.load(batch, weights)
         if self._config.learning_rate_updates:
             set_learning_rate(self.optimizer, self.learning_rate)
-        updated = self._update(batch)
+        updated = self._update(on_device)
         self.figures = updated.figures
-        self.policy_lag = max(0.0, self.num_updates - float(sample.version.mean()))
+        self.policy_lag = max(0.0, self.num_updates - float(batch.version.mean()))
         # In one tensor: one copy to the host tells both.
-        self._transfer.give_back(sample, torch.cat([updated.td_errors.float(), updated.finite.float().reshape(1)]))
+        self._transfer.give_back(batch, torch.cat([updated.td_errors.float(), updated.finite.float().reshape(1)]))
 
-    def _send(self, sample: Batch, result: NDArray[np.float32]) -> None:
+    def _send(self, batch: Batch, result: NDArray[np.float32]) -> None:
         """Takes a result that has arrived on the host, at most `device_transfer.MAX_BEHIND` steps after it was made."""
         td_errors, finite = result[:-1], bool(result[-1])
         if finite:
@@ -167,6 +170,6 @@ class Trainer:
         else:
             self.num_skipped += 1
             self.num_skipped_in_row += 1
-            self._keep_skipped(sample, td_errors, self.num_skipped)
-        for update in sample.updates(td_errors):
+            self._keep_skipped(batch, td_errors, self.num_skipped)
+        for update in batch.updates(td_errors):
             self._priorities.send(update if finite else without_nonfinite(update))

@@ -7,12 +7,13 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from apex.config import Config
+from apex.config import ReplayConfig
 from apex.errors import ConfigError
 from apex.replay_memory.sampler_counters import SamplerCounters, counter_rows
 from apex.replay_memory.snapshots.folder import SnapshotFolder
 from apex.replay_memory.snapshots.restore import restore
 from apex.replay_memory.store.file import DamagedMemoryError, is_whole
+from apex.replay_memory.store.layout import StoreSettings
 from apex.replay_memory.store.location import (
     beside,
     counters_path,
@@ -36,26 +37,33 @@ def open_store(
     With it comes the counters of those who draw from it. Raises ConfigError where the store is damaged and there is no
     snapshot: the choice to begin with nothing is not made here.
     """
-    config, schema, sizes = welcome.config, welcome.schema, store_sizes(welcome.config)
+    config, schema = welcome.config, welcome.schema
+    settings = store_settings(config.replay, config.actor.num_actors)
+    num_rows = counter_rows(config.replay, config.learner)
     if path.exists() and not is_whole(path) and not has_owner(path):
         log.error("removed %s, which was no replay memory: its making was cut short", path)
         remove(path)
     if path.exists():
         try:
-            store = StoreWriter.attach(path, schema, **sizes)
+            store = StoreWriter.attach(path, schema, settings)
         except DamagedMemoryError as error:
             require_snapshot(error, snapshots)
             log.error("%s; removed: going on with the newest snapshot, without what was stored after it", error)
             remove(path)
         else:
             log.info("goes on with %s: %d transitions", path, store.size)
-            return store, SamplerCounters(counter_rows(config), counters_path(path))
+            return store, SamplerCounters(num_rows, counters_path(path))
     counters_path(path).unlink(missing_ok=True)  # It counted what was drawn from another store.
-    sizes["store_incarnation"] = secrets.randbits(62) + 1
-    log.info("reserving %.1f GB in %s, and filling it if there is a snapshot", sizes["max_bytes"] / 1e9, path)
-    restored = restore(snapshots, path, schema, run_id=welcome.run_id, **sizes) if snapshots is not None else None
-    store = StoreWriter.create(path, schema, **sizes) if restored is None else restored.store
-    counters = SamplerCounters(counter_rows(config), counters_path(path))
+    incarnation = secrets.randbits(62) + 1
+    log.info("reserving %.1f GB in %s, and filling it if there is a snapshot", settings.max_bytes / 1e9, path)
+    restored = None
+    if snapshots is not None:
+        restored = restore(snapshots, path, schema, settings, run_id=welcome.run_id, store_incarnation=incarnation)
+    if restored is None:
+        store = StoreWriter.create(path, schema, settings, store_incarnation=incarnation)
+    else:
+        store = restored.store
+    counters = SamplerCounters(num_rows, counters_path(path))
     if restored is not None:
         counters.go_on_from(restored.num_drawn)  # Else the limiter would see samples to catch up with.
         log.info("restored %s: %d transitions, %d in all", path, store.size, store.num_inserted)
@@ -70,16 +78,10 @@ def require_snapshot(damage: DamagedMemoryError, snapshots: SnapshotFolder | Non
         raise ConfigError(f"{damage}, and there is no snapshot: remove it to begin with an empty memory") from damage
 
 
-def store_sizes(config: Config) -> dict[str, Any]:
-    """What a shard's store is made for, as `StoreWriter.create` and `attach` take it."""
-    replay = config.replay.per_shard()
-    return {
-        "capacity": replay.capacity,
-        "max_bytes": replay.max_bytes,
-        "num_streams": config.actor.num_actors,
-        "priority_exponent": replay.priority_exponent,
-        "min_priority": replay.min_priority,
-    }
+def store_settings(replay: ReplayConfig, num_streams: int) -> StoreSettings:
+    """What each shard's store is made for."""
+    own = replay.per_shard()
+    return StoreSettings(own.capacity, own.max_bytes, num_streams, own.priority_exponent, own.min_priority)
 
 
 def reclaim(own: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from apex.config import Config
+from apex.config import LearnerConfig, ReplayConfig
 from apex.errors import ConfigError
 from apex.replay_memory.rate_limiter import RateLimiter
 
@@ -117,6 +117,6 @@ class SamplerCounters:
                 row[self.ACKNOWLEDGED] = number + 1
 
 
-def counter_rows(config: Config) -> int:
+def counter_rows(replay: ReplayConfig, learner: LearnerConfig) -> int:
     """Rows of the counters: the samplers', then the loaders'."""
-    return config.replay.num_samplers + max(1, config.learner.num_loaders)
+    return replay.num_samplers + max(1, learner.num_loaders)

@@ -52,9 +52,7 @@ class ReplayServer:
         self._histogram = PriorityHistogram(store, clock=clock)
         self._rates = Rates(clock(), store.num_inserted, samplers.num_drawn)
         self._worked = (clock(), time.process_time())  # at the last heartbeat
-        self.may_insert = True
-        self.inserts_wanted = False  # samplers of another shard wait for inserts: none may wait here
-        self.refused_connections: dict[str, int] = {}  # by socket and reason
+        self._may_insert = True
 
     def insert(self, messages: Sequence[Sequence[Frame]]) -> list[Receipt]:
         """Stores segments; returns a receipt for each stream that was heard."""
@@ -98,11 +96,14 @@ class ReplayServer:
         self._heard = {actor_id: at for actor_id, at in self._heard.items() if now - at < STREAM_LIFE_SECONDS}
         return [self._store.receipt(actor_id) for actor_id in sorted(self._heard)]
 
-    def check_limiter(self) -> bool:
-        """Whether inserts may go on; False only with replay.inserts_wait."""
+    def check_limiter(self, *, inserts_wanted: bool = False) -> bool:
+        """Whether inserts may go on; False only with replay.inserts_wait.
+
+        `inserts_wanted`: samplers of another shard wait for inserts, so none may wait here.
+        """
         keeps_ratio = self._samplers.limit(self._limiter).may_insert(self._store.num_inserted, self._samplers.num_drawn)
-        self.may_insert = keeps_ratio or self.inserts_wanted
-        return self.may_insert
+        self._may_insert = keeps_ratio or inserts_wanted
+        return self._may_insert
 
     def status(self) -> dict[str, Any]:
         """What the heartbeats say; `busy_share` is of the time since the last one, rates are of some seconds."""
@@ -127,11 +128,10 @@ class ReplayServer:
             "duplicate_segments": counters.duplicates,
             "refused": sum(self._refused.values()) + sum(counters.refused.values()),
             "refusals": {**self._refused, **counters.refused},
-            "refused_connections": self.refused_connections,
             "ignored_messages": sum(peers.num_ignored for peers in self.peers.values()),
             "ignored_peers": sum(peers.forgive() for peers in self.peers.values()),
             "samplers_wait_for": samplers.waits_for,
-            "inserts_wait": not self.may_insert,
+            "inserts_wait": not self._may_insert,
             "rate": f"{inserts:,.0f} in/s, {samples:,.0f} out/s",
             "waiting": f"for {samplers.waits_for}" if samplers.waits_for else "",
             "priority_histogram": self._histogram.newest(),

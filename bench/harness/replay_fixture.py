@@ -24,7 +24,7 @@ from apex.config import Config
 from apex.config.role_command import role_command
 from apex.learning.batch_ring import Batch, BatchRing
 from apex.learning.coordinator.coordinator import CoordinatorConfig, run_coordinator
-from apex.learning.loader import run_loader
+from apex.learning.loader import LoaderTask, start_loaders
 from apex.replay_memory.store.location import MEMORY
 from apex.runs.folder import RunFolder
 from apex.runtime.children import ChildDiedError, check_children, start_child, stop_children
@@ -93,16 +93,16 @@ class ReplayFixture:
         began = time.monotonic()
         while True:
             self.check()  # Each time: batches may never stop coming.
-            sample = self.ring.receive(POLL_SECONDS)
-            if sample is not None:
+            batch = self.ring.receive(POLL_SECONDS)
+            if batch is not None:
                 self.longest_wait = max(self.longest_wait, time.monotonic() - began)
-                return sample
+                return batch
 
-    def answer(self, sample: Batch, priorities: Any) -> None:
+    def answer(self, batch: Batch, priorities: Any) -> None:
         """Returns priorities, float32[B], and the batch's memory."""
-        for update in sample.updates(priorities):
+        for update in batch.updates(priorities):
             self.priorities.send(update)
-        self.ring.release(sample.slot)
+        self.ring.release(batch.slot)
 
 
 @contextmanager
@@ -119,8 +119,7 @@ def open_replay_fixture(
         run=dataclasses.replace(config.run, folder=str(folder), name=f"bench-{link}"),
     )
     run = RunFolder.create(config, recording.schema, argv=[])
-    num_loaders = max(1, config.learner.num_loaders)
-    ring = BatchRing.configured(config, run.schema, cuda=cuda)
+    ring = BatchRing.configured(config.learner, config.replay.num_shards, run.schema, cuda=cuda)
     trainer_pipe, coordinator_pipe = Pipe()
     pipe, writer_pipe = Pipe()
     desk = CoordinatorConfig(config, run.schema, run.run_id, config.actor.num_actors, 1, run.path)
@@ -144,8 +143,8 @@ def open_replay_fixture(
         _tell(trainer_pipe, {"num_parameters": 1, "updates": 0})
         endpoint = _find_replay(trainer_pipe, check)
         # After the store is there, so that none of them looks for it in vain; before this process has a context.
-        for index in range(num_loaders):
-            children.append(start_child(f"loader-{index}", run_loader, index, config, run.schema, ring, run.run_id))
+        loader = LoaderTask(run.schema, ring, run.run_id, config.seed, config.replay, config.learner, config.transport)
+        children += start_loaders(loader)
         keys = read_keys(config.transport.keys, "learner")
         priorities = PrioritySender(started.enter_context(open_context(keys)), Codec(run.run_id, run.schema))
         priorities.connect(endpoint)

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from apex.learning.run_save import save_run, snapshot_folder
 from apex.replay_memory.snapshots.folder import SnapshotFolder
 from apex.replay_memory.snapshots.restore import restore
 from apex.replay_memory.snapshots.writer import SnapshotWriter
+from apex.replay_memory.store.layout import StoreSettings
 from apex.replay_memory.store.writer import StoreWriter
 from apex.runs.checkpoints.folder import find_latest, set_aside
 from apex.runs.checkpoints.policy_file import PolicyInfo, find_best, read_policy, save_best
@@ -27,13 +28,7 @@ from apex.runs.folder import RunFolder
 from apex.types import RECORD, Array, Progress, Schema, Segment, Stream
 
 SCHEMA = Schema(frame_shape=(16,), frame_dtype="uint8", stack=4, num_actions=3, n_step=3, codec="lz4")
-SIZES: dict[str, Any] = {
-    "capacity": 4_000,
-    "max_bytes": 400_000,
-    "num_streams": 2,
-    "priority_exponent": 0.6,
-    "min_priority": 1e-6,
-}
+SETTINGS = StoreSettings(capacity=4_000, max_bytes=400_000, num_streams=2, priority_exponent=0.6, min_priority=1e-6)
 SEGMENT = 50  # transitions
 FILE_BYTES = 12_000  # of blobs in a file of a snapshot: several files
 
@@ -145,11 +140,11 @@ def make_segment(number: int) -> Segment:
 def open_memory(path: Path, snapshots: SnapshotFolder, run_id: int, incarnation: int) -> StoreWriter:
     """The memory if it is there, else its newest snapshot, else a new one: as a replay server has it."""
     if path.exists():
-        return StoreWriter.attach(path, SCHEMA, **SIZES)
-    restored = restore(snapshots, path, SCHEMA, run_id=run_id, **SIZES, store_incarnation=incarnation)
-    return (
-        StoreWriter.create(path, SCHEMA, **SIZES, store_incarnation=incarnation) if restored is None else restored.store
-    )
+        return StoreWriter.attach(path, SCHEMA, SETTINGS)
+    restored = restore(snapshots, path, SCHEMA, SETTINGS, run_id=run_id, store_incarnation=incarnation)
+    if restored is not None:
+        return restored.store
+    return StoreWriter.create(path, SCHEMA, SETTINGS, store_incarnation=incarnation)
 
 
 def read_run(path: Path) -> Read:

@@ -17,8 +17,10 @@ from apex.acting.send_window import SendWindow
 from apex.config import Config
 from apex.launch.terminal.dashboard import History, plain_line, render
 from apex.learning.coordinator.metric_rows import evaluation_row
-from apex.replay_memory.frames.stack_decoder import FrameError, StackDecoder
+from apex.replay_memory.frames.lz4_blocks import FrameError
+from apex.replay_memory.frames.stack_decoder import StackDecoder
 from apex.replay_memory.priority_histogram import merge
+from apex.replay_memory.store.layout import StoreSettings
 from apex.replay_memory.store.reader import StoreReader
 from apex.replay_memory.store.writer import StoreWriter
 from apex.runs.metrics.writer import MetricsWriter
@@ -101,7 +103,7 @@ def test_a_seal_makes_a_message_right_again():
 
 # --- what is behind the decoders: nothing that the wire lets through may break it -------------------------------------
 
-SIZES = {"capacity": 64, "max_bytes": 4_096, "num_streams": 21, "priority_exponent": 0.6, "min_priority": 1e-6}
+SETTINGS = StoreSettings(capacity=64, max_bytes=4_096, num_streams=21, priority_exponent=0.6, min_priority=1e-6)
 
 
 def decode_both_ways(schema, reader, rng):
@@ -134,7 +136,7 @@ def accepted_segments():
 def test_whatever_segment_is_accepted_can_be_stored_drawn_and_decoded(side, accepted_segments, tmp_path):
     schema = {"pixels": PIXELS, "vectors": VECTORS}[side]
     path, rng = tmp_path / "store", np.random.default_rng(0)
-    writer = StoreWriter.create(path, schema, store_incarnation=1, **SIZES)
+    writer = StoreWriter.create(path, schema, SETTINGS, store_incarnation=1)
     reader = StoreReader(path, schema)
     num_stored = num_decoded = 0
     for seed, segment in accepted_segments:
@@ -171,7 +173,7 @@ def test_whatever_batch_is_accepted_can_be_decoded():
 
 
 def test_whatever_priorities_are_accepted_leave_the_store_sound(tmp_path):
-    writer = StoreWriter.create(tmp_path / "store", PIXELS, store_incarnation=77, **SIZES)
+    writer = StoreWriter.create(tmp_path / "store", PIXELS, SETTINGS, store_incarnation=77)
     for _, segment in accepted_messages("segment", 200, seed=2):
         if len(segment.blob) % 4:
             writer.insert(segment._replace(stream=Stream(0, 1), number=0, base=0))

@@ -12,10 +12,12 @@ from support.builders import VECTORS, make_records, make_segment
 
 from apex.dqn.losses import importance_weights
 from apex.learning.batch_ring import BatchRing
+from apex.learning.batch_source import LocalSource
 from apex.learning.loader import Loader
+from apex.replay_memory.batch_drawer import BatchDrawer, DrawSettings
 from apex.replay_memory.rate_limiter import RateLimiter
-from apex.replay_memory.sampler import Sampler
 from apex.replay_memory.sampler_counters import SamplerCounters
+from apex.replay_memory.store.layout import StoreSettings
 from apex.replay_memory.store.reader import StoreReader
 from apex.replay_memory.store.writer import StoreWriter
 
@@ -28,38 +30,33 @@ class Shards:
     """R stores, what each has by the definition, and one loader that draws from them all."""
 
     def __init__(self, folder, num_shards):
-        rng = np.random.default_rng(num_shards)
-        self.priorities = [scale * rng.uniform(1, 10, n) for n, scale in zip(SIZES, SCALES, strict=True)][:num_shards]
+        generator = np.random.default_rng(num_shards)
+        self.priorities = [scale * generator.uniform(1, 10, n) for n, scale in zip(SIZES, SCALES, strict=True)][
+            :num_shards
+        ]
         self.ring = BatchRing(VECTORS, PART * num_shards, num_shards=num_shards)
         self.loader = Loader(VECTORS, self.ring)
-        self.samplers = []
+        self.sources = []
         for shard, priorities in enumerate(self.priorities):
             path = folder / f"store-{shard}"
             store = StoreWriter.create(
                 path,
                 VECTORS,
-                capacity=1_000,
-                max_bytes=100_000,
-                num_streams=num_shards,
-                priority_exponent=EXPONENT,
-                min_priority=1e-6,
+                StoreSettings(
+                    capacity=1_000,
+                    max_bytes=100_000,
+                    num_streams=num_shards,
+                    priority_exponent=EXPONENT,
+                    min_priority=1e-6,
+                ),
                 store_incarnation=shard + 1,
             )
             records = make_records(VECTORS, len(priorities), priority=priorities)
             store.insert(make_segment(VECTORS, len(priorities), actor_id=shard, number=0, base=0, records=records))
-            self.samplers.append(
-                Sampler(
-                    0,
-                    StoreReader(path, VECTORS),
-                    self.loader,
-                    SamplerCounters(1),
-                    RateLimiter(1, 0.0, 0.1, False),
-                    shard=shard,
-                    batch_size=PART,
-                    batches_in_flight=10**9,
-                    rng=np.random.default_rng([7, shard]),
-                )
-            )
+            settings = DrawSettings(shard, PART, 10**9, RateLimiter(1, 0.0, 0.1, False))
+            rng = np.random.default_rng([7, shard])
+            drawer = BatchDrawer(StoreReader(path, VECTORS), SamplerCounters(1), 0, settings, rng)
+            self.sources.append(LocalSource(drawer))
 
     @property
     def weights(self):
@@ -73,11 +70,11 @@ class Shards:
 
     def draw(self):
         """A batch, and the shard of each of its rows."""
-        for sampler in self.samplers:
-            assert sampler.step(0.0)
-        sample = self.ring.receive(1.0)
-        self.ring.release(sample.slot)
-        return sample, np.repeat([part.shard for part in sample.parts], PART)
+        assert self.loader.ready(0.0)
+        assert self.loader.fill(self.sources)
+        batch = self.ring.receive(1.0)
+        self.ring.release(batch.slot)
+        return batch, np.repeat([part.shard for part in batch.parts], PART)
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 3])
@@ -86,12 +83,12 @@ def test_probability_and_number_of_transitions_are_those_of_the_whole_memory(tmp
     naive = shards.naive_probability
     assert sum(map(np.sum, naive)) == pytest.approx(1)
     for _ in range(20):
-        sample, shard = shards.draw()
-        expected = [naive[s][key] for s, key in zip(shard, sample.keys, strict=True)]
-        np.testing.assert_allclose(sample.probability, expected, rtol=1e-12)
-        assert sample.num_transitions == sum(SIZES[:num_shards])
+        batch, shard = shards.draw()
+        expected = [naive[s][key] for s, key in zip(shard, batch.keys, strict=True)]
+        np.testing.assert_allclose(batch.probability, expected, rtol=1e-12)
+        assert batch.num_transitions == sum(SIZES[:num_shards])
         weights = np.array([(sum(SIZES[:num_shards]) * p) ** -0.4 for p in expected])
-        ours = importance_weights(sample.probability, sample.num_transitions, 0.4)
+        ours = importance_weights(batch.probability, batch.num_transitions, 0.4)
         np.testing.assert_allclose(ours, weights / weights.max(), rtol=1e-6)  # Over the whole batch, not its parts.
 
 
@@ -102,9 +99,9 @@ def test_transitions_are_drawn_as_often_as_their_probability_says(tmp_path, num_
     counts = [np.zeros(len(p)) for p in shards.priorities]
     batches = 400
     for _ in range(batches):
-        sample, shard = shards.draw()
+        batch, shard = shards.draw()
         for s in range(num_shards):
-            np.add.at(counts[s], sample.keys[shard == s], 1)
+            np.add.at(counts[s], batch.keys[shard == s], 1)
     for count, probability in zip(counts, shards.naive_probability, strict=True):
         expected = batches * PART * num_shards * probability
         assert (np.abs(count - expected) <= 5 * np.sqrt(expected) + 1).all()
@@ -118,9 +115,9 @@ def test_the_weighted_mean_of_anything_is_its_mean_over_the_whole_memory(tmp_pat
     f = [10.0**s * rng.uniform(1, 3, n) for s, n in enumerate(SIZES[:num_shards])]
     means = []
     for _ in range(300):
-        sample, shard = shards.draw()
-        values = np.array([f[s][key] for s, key in zip(shard, sample.keys, strict=True)])
-        means.append((values / (sample.num_transitions * sample.probability)).mean())
+        batch, shard = shards.draw()
+        values = np.array([f[s][key] for s, key in zip(shard, batch.keys, strict=True)])
+        means.append((values / (batch.num_transitions * batch.probability)).mean())
     expected = np.concatenate(f).mean()
     tolerance = 5 * np.std(means) / np.sqrt(len(means))
     assert tolerance < 0.05 * expected  # Else it would not see a share that is wrong.

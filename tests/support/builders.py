@@ -45,7 +45,7 @@ def make_segment(schema, count=5, *, actor_id=2, incarnation=7, number=3, versio
 
 
 def make_batch(schema, count=4, *, sampler=1, number=9, num_transitions=100):
-    """A sample of full stacks: frames 0 ... S-1+2 of its own for each transition, two steps apart."""
+    """A part of a batch with full stacks: frames 0 ... S-1+2 of its own for each transition, two steps apart."""
     num_frames = schema.stack + 2
     records = np.zeros(count, BATCH_RECORD)
     records["key"] = 1000 + np.arange(count)

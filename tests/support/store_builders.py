@@ -11,19 +11,15 @@ import numpy as np
 
 from apex.frame_blob import make_blob
 from apex.replay_memory.store.deduplication import InsertOutcome
+from apex.replay_memory.store.layout import StoreSettings
+from apex.replay_memory.store.priority_weights import MAX_STORED_PRIORITY
 from apex.replay_memory.store.reader import StoreReader
-from apex.replay_memory.store.writer import MAX_STORED_PRIORITY, StoreWriter
+from apex.replay_memory.store.writer import StoreWriter
 from apex.types import RECORD, PriorityUpdate, Schema, Segment, Stream
 
 SCHEMA = Schema(frame_shape=(16,), frame_dtype="uint8", stack=4, num_actions=9, n_step=3, codec="lz4")
 MIN_PRIORITY = 0.5
-SIZES = {
-    "capacity": 40,
-    "max_bytes": 4000,
-    "num_streams": 3,
-    "priority_exponent": 1.0,
-    "min_priority": MIN_PRIORITY,
-}
+SETTINGS = StoreSettings(capacity=40, max_bytes=4000, num_streams=3, priority_exponent=1.0, min_priority=MIN_PRIORITY)
 STEPS = ["watermark", "evict", "bytes", "records", "row", "commit", "leaves"]
 
 
@@ -48,14 +44,16 @@ def write_number(path, offset, number, kind="<q"):
         file.write(struct.pack(kind, number))
 
 
-def create(path: Path, *, store_incarnation=77, pause=None, **sizes):
+def create(path: Path, *, store_incarnation=77, pause=None, fill=None, **sizes):
     more = {} if pause is None else {"pause": pause}
-    return StoreWriter.create(path, SCHEMA, **{**SIZES, **sizes}, store_incarnation=store_incarnation, **more)
+    return StoreWriter.create(
+        path, SCHEMA, SETTINGS._replace(**sizes), store_incarnation=store_incarnation, fill=fill, **more
+    )
 
 
 def attach(path: Path, *, pause=None, schema=SCHEMA, **sizes):
     more = {} if pause is None else {"pause": pause}
-    return StoreWriter.attach(path, schema, **{**SIZES, **sizes}, **more)
+    return StoreWriter.attach(path, schema, SETTINGS._replace(**sizes), **more)
 
 
 def make_frame(actor_id, number, index):
@@ -176,14 +174,14 @@ class NaiveStore:
         return incarnation, contiguous, {number for number in numbers if number > contiguous}
 
 
-def decode(sample):
+def decode(drawn):
     """Key -> all that is known of the transition, its frames included; checks that copies of it are equal."""
-    table = np.frombuffer(sample.blob, "<u4", int.from_bytes(sample.blob[:4], "little") // 4)
-    frames = [sample.blob[start:stop] for start, stop in itertools.pairwise(table)]
-    assert table[-1] == len(sample.blob)
-    assert sum(sample.records["num_frames"].tolist()) == len(frames)
+    table = np.frombuffer(drawn.blob, "<u4", int.from_bytes(drawn.blob[:4], "little") // 4)
+    frames = [drawn.blob[start:stop] for start, stop in itertools.pairwise(table)]
+    assert table[-1] == len(drawn.blob)
+    assert sum(drawn.records["num_frames"].tolist()) == len(frames)
     found, first = {}, 0
-    for record in sample.records:
+    for record in drawn.records:
         own = frames[first : first + record["num_frames"]]
         first += int(record["num_frames"])
         entry = (
@@ -229,15 +227,15 @@ def assert_same(writer, reader, naive, rng):
         assert (receipt.stream.incarnation, receipt.contiguous, above) == naive.receipt(actor_id)
     weights = {key: weigh(priority) for key, (_, _, priority) in naive.transitions.items()}
     total = sum(weights.values())
-    sample = reader.sample(int(4 * total) or 1, rng)
+    drawn = reader.sample(int(4 * total) or 1, rng)
     if not weights:
-        assert sample is None
+        assert drawn is None
         return
-    keys = sample.records["key"].tolist()
+    keys = drawn.records["key"].tolist()
     assert Counter(keys) == {key: 4 * weight for key, weight in weights.items()}
-    assert sample.records["probability"].tolist() == [weights[key] / total for key in keys]
-    assert sample.num_transitions == len(weights)
-    assert decode(sample) == {key: expect(segment, index) for key, (segment, index, _) in naive.transitions.items()}
+    assert drawn.records["probability"].tolist() == [weights[key] / total for key in keys]
+    assert drawn.num_transitions == len(weights)
+    assert decode(drawn) == {key: expect(segment, index) for key, (segment, index, _) in naive.transitions.items()}
 
 
 def open_reader(path, **more):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from functools import partial
+
 import numpy as np
 import torch
 
@@ -16,7 +19,7 @@ NETWORK = NetworkConfig(hidden=8, body_hidden=8)
 B = 16
 
 
-def make_sample(number, seed=0):
+def make_batch(number, seed=0):
     rng = np.random.default_rng([seed, number])
     return Batch(
         stacks=rng.normal(size=(2, B, 1, 4)).astype(np.float32),
@@ -33,17 +36,17 @@ def make_sample(number, seed=0):
 
 
 class Tape:
-    """Samples, priorities and publishing in one."""
+    """Batches, priorities and publishing in one."""
 
-    def __init__(self, *samples):
-        self.samples = list(samples)
+    def __init__(self, *batches):
+        self.batches = list(batches)
         self.words = []
         self.updates = []
         self.published = []
         self.memory = np.zeros(0, np.uint8)
 
     def receive(self, timeout):
-        return self.samples.pop(0) if self.samples else None
+        return self.batches.pop(0) if self.batches else None
 
     def release(self, slot):
         self.words.append(f"release {slot}")
@@ -57,11 +60,16 @@ class Tape:
         self.published.append(parameters)
 
 
-def make_trainer(tape, **settings):
+def make_trainer(tape, *, clock=time.monotonic, **settings):
     config = LearnerConfig(
         **{"batch_size": B, "optimizer": "adam", "learning_rate": 1e-2, "publish_seconds": 0.0, **settings}
     )
-    online, target = (make_network(NETWORK, SCHEMA, seed=1) for _ in range(2))
     return Trainer(
-        config, online, target, device=torch.device("cpu"), samples=tape, priorities=tape, publish=tape.publish
+        config,
+        partial(make_network, NETWORK, SCHEMA, seed=1),
+        device=torch.device("cpu"),
+        batches=tape,
+        priorities=tape,
+        publish=tape.publish,
+        clock=clock,
     )

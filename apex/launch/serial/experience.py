@@ -13,12 +13,13 @@ from apex.acting.shared_parameters import SharedParameters
 from apex.acting.worker import make_actor, make_environments
 from apex.dqn.networks import make_network, num_parameters
 from apex.learning.batch_ring import Batch, BatchRing
+from apex.learning.batch_source import LocalSource
 from apex.learning.loader import Loader
-from apex.replay_memory.sampler import make_limiter
+from apex.replay_memory.batch_drawer import BatchDrawer, DrawSettings
 from apex.replay_memory.sampler_counters import SamplerCounters
-from apex.replay_memory.sampler_process import SamplerTask
 from apex.replay_memory.server import ReplayServer
 from apex.replay_memory.store.location import store_path
+from apex.replay_memory.store.reader import StoreReader
 from apex.replay_memory.store.writer import StoreWriter
 from apex.runs.folder import RunFolder
 from apex.transport.codec import Codec
@@ -46,24 +47,24 @@ class Loopback:
 
 
 class Experience:
-    """Actors, replay memory and loader: where the trainer's samples come from, and where its priorities go."""
+    """Actors, replay memory and loader: where the trainer's batches come from, and where its priorities go."""
 
     def __init__(self, folder: RunFolder, store: StoreWriter) -> None:
         """`store`: the run's, at its place."""
-        config, schema, path = folder.config, folder.schema, store_path(folder.run_id)
+        config, schema = folder.config, folder.schema
         self._codec = Codec(folder.run_id, schema)
-        counters, limiter = SamplerCounters(1), make_limiter(config)
+        counters = SamplerCounters(1)
+        settings = DrawSettings.configured(config.replay, 0, config.learner.batch_size)
 
         def clock() -> float:  # A row of the curves counts as a second.
             return store.num_inserted / STEPS_PER_ROW
 
-        self.server = ReplayServer(store, self._codec, counters, limiter, clock=clock)
-        self.ring = BatchRing.configured(config, schema, cuda=False)
+        self.server = ReplayServer(store, self._codec, counters, settings.limiter, clock=clock)
+        self.ring = BatchRing.configured(config.learner, 1, schema, cuda=False)
         self.memory = self.ring.memory
         self._loader = Loader(schema, self.ring)
-        seed = np.random.SeedSequence([config.seed, 0])
-        task = SamplerTask(config, schema, folder.run_id, 0, path, counters, limiter, seed)
-        self._sampler = task.make_sampler(0, self._loader)
+        reader = StoreReader(store_path(folder.run_id), schema)
+        self._source = LocalSource(BatchDrawer(reader, counters, 0, settings, np.random.default_rng([config.seed, 0])))
         self._mail = Loopback()
         streams = [Stream(actor_id, 1) for actor_id in range(config.actor.num_actors)]
         self.environment, rng = make_environments(config, streams)
@@ -84,7 +85,7 @@ class Experience:
 
     def receive(self, timeout: float) -> Batch | None:
         """The next batch; or None, where it is the actors' turn: then each has taken one step."""
-        if self._loader.ready(0.0) and self._sampler.step(0.0):
+        if self._loader.ready(0.0) and self._loader.fill([self._source]):
             return self.ring.receive(0.0)
         self.actor.step(0.0)
         if self._mail.messages:
@@ -93,7 +94,7 @@ class Experience:
         return None
 
     def release(self, slot: int) -> None:
-        """Gives a sample's memory back."""
+        """Gives a batch's memory back."""
         self.ring.release(slot)
 
     def send(self, update: PriorityUpdate) -> None:

@@ -23,10 +23,10 @@ from apex.environments.factory import make_environment
 from apex.evaluation.evaluator import EvaluationResult, Evaluator
 from apex.launch.serial.experience import STEPS_PER_ROW, Experience
 from apex.learning.coordinator.metric_rows import MetricRows, evaluation_row, make_row
-from apex.learning.loop import LearnerLoop, describe_training
+from apex.learning.loop import CoordinatorLink, LearnerLoop, Reporter, describe_training
 from apex.learning.setup import make_trainer, prepare_torch, save_checkpoint
 from apex.learning.trainer import Trainer
-from apex.replay_memory.recovery import reclaim, store_sizes
+from apex.replay_memory.recovery import reclaim, store_settings
 from apex.replay_memory.store.location import remove, store_path
 from apex.replay_memory.store.writer import StoreWriter
 from apex.runs.checkpoints.best_policy import BestPolicy, games_of
@@ -191,14 +191,15 @@ class SerialRun:
 
         Raises DivergedError or EnvironmentFailure where training cannot go on.
         """
+        config = self._folder.config
         loop = LearnerLoop(
-            self._folder.config,
             self.trainer,
-            self.desk,
-            connect=lambda endpoint, shard: None,
+            CoordinatorLink(self.desk, config.replay, lambda endpoint, shard: None, Progress()),
+            Reporter(self.desk, self.experience.ring),
             save=lambda progress: save_checkpoint(self._folder, self.trainer, progress),
-            loaders=self.experience.ring.loaders,
-            progress=Progress(),
+            learner=config.learner,
+            checkpoint=config.checkpoint,
+            run=config.run,
         )
         self.experience.actor.begin()
         reason = loop.run(self._stop, look)
@@ -218,7 +219,8 @@ def open_serial_run(folder: RunFolder, stop: Stop) -> Iterator[SerialRun]:
     prepare_torch(config.learner, CPU)
     _seed_all(config)
     reclaim(path)
-    store = StoreWriter.create(path, folder.schema, store_incarnation=1, **store_sizes(config))
+    settings = store_settings(config.replay, config.actor.num_actors)
+    store = StoreWriter.create(path, folder.schema, settings, store_incarnation=1)
     try:
         system = SerialRun(folder, store, stop)
         try:

@@ -29,7 +29,7 @@ LIBRARY = "liblz4.so.1"  # which apt and systemd need too
 log = logging.getLogger("apex")
 
 
-class BlockError(ValueError):
+class FrameError(ValueError):
     """A compressed frame that is none."""
 
 
@@ -45,17 +45,17 @@ class Blocks:
     def decompress(
         self, blob: FrameBlob, starts: NDArray[np.int64], stops: NDArray[np.int64], places: NDArray[np.int64]
     ) -> None:
-        """Frame i, blob[starts[i] : stops[i]], goes to places[i]: int64[N, 2], below 0 for none. Raises BlockError."""
+        """Frame i, blob[starts[i] : stops[i]], goes to places[i]: int64[N, 2], below 0 for none. Raises FrameError."""
         source = np.frombuffer(blob, np.uint8)
         if (
             not ((starts >= 0) & (starts <= stops) & (stops <= len(source))).all()
             or (places >= len(self._target)).any()
         ):
-            raise BlockError("a frame lies outside of what was received")
+            raise FrameError("a frame lies outside of what was received")
         num_done = self._decompress(source, starts, stops, places)
         if num_done < len(starts):
             size = stops[num_done] - starts[num_done]
-            raise BlockError(f"a frame of {size} bytes does not decompress to {self._frame_bytes}")
+            raise FrameError(f"a frame of {size} bytes does not decompress to {self._frame_bytes}")
 
     def _decompress(
         self, source: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDArray[np.int64], places: NDArray[np.int64]

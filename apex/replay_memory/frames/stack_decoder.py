@@ -6,12 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apex.frame_blob import FrameBlob, read_table
-from apex.replay_memory.frames.lz4_blocks import MOST_FRAMES, BlockError, NativeBlocks, make_blocks
+from apex.replay_memory.frames.lz4_blocks import MOST_FRAMES, NativeBlocks, make_blocks
 from apex.types import Array, Schema
-
-
-class FrameError(ValueError):
-    """A compressed frame that is none."""
 
 
 class StackDecoder:
@@ -47,11 +43,8 @@ class StackDecoder:
         table = read_table(blob, len(owner))
         if self._schema.codec == "raw":
             self._copy(blob, int(table[0]), places)
-            return
-        try:
+        else:
             self._blocks.decompress(blob, table[:-1], table[1:], places)
-        except BlockError as error:
-            raise FrameError(str(error)) from error
 
     @property
     def reads_stores(self) -> bool:

@@ -19,6 +19,7 @@ from apex.replay_memory.store.layout import (
     STREAM_ROW,
     Regions,
     Sizes,
+    StoreSettings,
 )
 from apex.replay_memory.store.writer import StoreWriter
 from apex.types import Schema
@@ -37,13 +38,9 @@ def restore(
     folder: SnapshotFolder,
     path: Path,
     schema: Schema,
+    settings: StoreSettings,
     *,
     run_id: int,
-    capacity: int,
-    max_bytes: int,
-    num_streams: int,
-    priority_exponent: float,
-    min_priority: float,
     store_incarnation: int,
 ) -> Restored | None:
     """Makes a store at `path` from the newest snapshot that is whole: keys, weights and rows as they were.
@@ -59,22 +56,19 @@ def restore(
     require(snapshot.run_id == run_id, f"{where} is of another run ({snapshot.run_id:016x}): name another folder")
     require(snapshot.schema == schema.fingerprint, f"{where} holds transitions of another kind: name another folder")
     require(
-        snapshot.priority_exponent == priority_exponent,
-        f"{where} was made with priority_exponent {snapshot.priority_exponent}, but this is {priority_exponent}",
+        snapshot.priority_exponent == settings.priority_exponent,
+        f"{where} was made with priority_exponent {snapshot.priority_exponent}, but this is "
+        f"{settings.priority_exponent}",
     )
     require(
-        snapshot.num_streams <= num_streams,
-        f"{where} has {snapshot.num_streams} actors, but actor.num_actors is {num_streams}",
+        snapshot.num_streams <= settings.num_streams,
+        f"{where} has {snapshot.num_streams} actors, but actor.num_actors is {settings.num_streams}",
     )
-    require_room(folder, snapshot, capacity=capacity, max_bytes=max_bytes)
+    require_room(folder, snapshot, capacity=settings.capacity, max_bytes=settings.max_bytes)
     store = StoreWriter.create(
         path,
         schema,
-        capacity=capacity,
-        max_bytes=max_bytes,
-        num_streams=num_streams,
-        priority_exponent=priority_exponent,
-        min_priority=min_priority,
+        settings,
         store_incarnation=store_incarnation,
         fill=lambda regions: _fill(regions, folder, snapshot),
     )

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from apex.frame_blob import BlobError, as_words, find_end
 from apex.replay_memory.snapshots.folder import Snapshot, SnapshotError, SnapshotFile, SnapshotFolder
 from apex.replay_memory.store.file import open_file
 from apex.replay_memory.store.layout import Store
@@ -65,8 +66,7 @@ class SnapshotWriter(Store):
         self._file_bytes = file_bytes
         self._pause = pause
         self._segment_bytes = self._regions.records["segment"]
-        arena = self._regions.arena
-        self._tables = np.frombuffer(arena, "<u4", len(arena) // 4)
+        self._words = as_words(self._regions.arena)
 
     def take(self, rest: Callable[[float], object] = lambda seconds: None) -> Snapshot | None:
         """Adds what is new to the folder; None if nothing is stored yet.
@@ -105,7 +105,7 @@ class SnapshotWriter(Store):
             run_id=self._run_id,
             schema=self._schema.fingerprint,
             store_incarnation=self.store_incarnation,
-            priority_exponent=float(self._regions.header["priority_exponent"][0]),
+            priority_exponent=self.priority_exponent,
             num_streams=len(rows),
             num_drawn=num_drawn,
             first_key=first_key,
@@ -171,12 +171,11 @@ class SnapshotWriter(Store):
     def _blobs(self, start: int, last: int) -> bytes:
         """The arena from byte number `start` to the end of the blob at `last`; empty if its table makes no sense."""
         arena_bytes = self._regions.sizes.arena_bytes
-        position = last % arena_bytes
-        table_bytes = int(self._tables[position // 4])
-        if not 8 <= table_bytes <= arena_bytes - position:
+        try:
+            stop = -(-find_end(self._words, last % arena_bytes) // 8) * 8
+        except BlobError:
             return b""
-        stop = position + -(-int(self._tables[(position + table_bytes) // 4 - 1]) // 8) * 8
-        return bytes(self._regions.arena[start % arena_bytes : stop]) if stop <= arena_bytes else b""
+        return bytes(self._regions.arena[start % arena_bytes : stop])
 
     def _byte(self, key: int) -> int:
         return int(self._segment_bytes[key % self.capacity])

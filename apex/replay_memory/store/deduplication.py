@@ -1,18 +1,13 @@
-"""Which segments are stored: those that are sound, and of these the ones that the store does not have yet."""
+"""Which segments the store does not have yet."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from typing import NamedTuple
 
-import numpy as np
-
-from apex.frame_blob import BlobError, check_table
-from apex.replay_memory.store.layout import Sizes
-from apex.types import RECORD, Schema, Segment
+from apex.types import Segment
 
 BITMAP_BITS = 64
-_NUMBERS = 2**63  # Segment numbers and incarnations are below.
 
 
 class InsertOutcome(StrEnum):
@@ -59,27 +54,3 @@ class StreamRow(NamedTuple):
         while stored & 1:
             contiguous, stored = contiguous + 1, stored >> 1
         return InsertOutcome.STORED, StreamRow(commit, incarnation, contiguous, stored >> 1)
-
-
-def check_segment(segment: Segment, blob: memoryview, schema: Schema, sizes: Sizes) -> None:
-    """Raises ValueError for what would harm the store or its readers; the wire has checked the rest."""
-    records, num_bytes = segment.records, len(blob)
-    _require(records.dtype == RECORD, f"records are {records.dtype}")
-    _require(0 < len(records) <= sizes.capacity, f"{len(records)} records, capacity is {sizes.capacity}")
-    _require(num_bytes <= sizes.arena_bytes, f"a blob of {num_bytes} bytes, {sizes.arena_bytes} are kept")
-    _require(0 <= segment.base <= segment.number < _NUMBERS, f"number {segment.number}, base {segment.base}")
-    _require(0 <= segment.stream.incarnation < _NUMBERS, f"incarnation {segment.stream.incarnation}")
-    _require(0 <= segment.version < 2**32, f"version {segment.version}")
-    try:
-        num_frames = check_table(blob, shortest=0, longest=schema.max_frame_bytes)
-    except BlobError as error:
-        raise ValueError(f"segment: {error}") from error
-    frame, next_frame = records["frame"].astype(np.int64), records["next_frame"].astype(np.int64)
-    _require((frame <= next_frame).all() and next_frame.max() < num_frames, "a frame is not in the blob")
-    for newest, depth in ((frame, records["depth"]), (next_frame, records["next_depth"])):
-        _require(depth.min() >= 1 and (depth <= newest + 1).all(), "a stack begins before the blob")
-
-
-def _require(condition: object, message: str) -> None:
-    if not condition:
-        raise ValueError(f"segment: {message}")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from apex.errors import ConfigError, require
-from apex.replay_memory.store.layout import COMMIT, FIRST_KEY, STORE_HEADER, Regions, Sizes
+from apex.replay_memory.store.layout import COMMIT, FIRST_KEY, STORE_HEADER, Regions, Sizes, StoreSettings
 from apex.replay_memory.store.location import beside, in_use, remove
 from apex.runtime.file_lock import LOCK_ATTEMPTS, FileLock
 from apex.types import Schema
@@ -24,13 +24,14 @@ class DamagedMemoryError(ConfigError):
 
 
 def create_file(
-    path: Path, schema: Schema, sizes: Sizes, *, priority_exponent: float, store_incarnation: int
+    path: Path, schema: Schema, settings: StoreSettings, store_incarnation: int
 ) -> tuple[Regions, FileLock]:
     """Makes a new file at `beside(path)`, all of it allocated. Raises ConfigError, and leaves none, if that cannot be.
 
     It takes minutes for a large one, so it is to be renamed when all is in it: what is at `path` is always whole.
     """
     require_processor(platform.machine())
+    sizes = settings.sizes
     require(sizes.capacity >= 1, f"replay.capacity must be >= 1, got {sizes.capacity}")
     require(sizes.num_streams >= 1, f"actor.num_actors must be >= 1, got {sizes.num_streams}")
     require(sizes.max_bytes >= 8, f"replay.max_bytes must be >= 8, got {sizes.max_bytes}")
@@ -58,10 +59,10 @@ def create_file(
         os.close(descriptor)
     regions.streams["commit"][:, 1] = -1
     header = regions.header
-    for name, value in sizes._asdict().items():
+    for name, value in settings.written().items():
         header[name] = value
     header["format"], header["schema"] = FORMAT, schema.fingerprint
-    header["store_incarnation"], header["priority_exponent"] = store_incarnation, priority_exponent
+    header["store_incarnation"] = store_incarnation
     header["magic"] = MAGIC  # Last: a file whose making was cut short is told by it, whatever its name.
     return regions, ownership
 

@@ -90,6 +90,25 @@ class Sizes(NamedTuple):
         return self.offsets[-1]
 
 
+class StoreSettings(NamedTuple):
+    """What a shard's store is made for."""
+
+    capacity: int  # transitions
+    max_bytes: int  # bytes of blobs
+    num_streams: int
+    priority_exponent: float
+    min_priority: float
+
+    @property
+    def sizes(self) -> Sizes:
+        """What decides the length of the file."""
+        return Sizes(self.capacity, self.max_bytes, self.num_streams)
+
+    def written(self) -> dict[str, float]:
+        """What the file's header holds: it cannot change while the file is there."""
+        return {**self.sizes._asdict(), "priority_exponent": self.priority_exponent}
+
+
 class Regions:
     """Arrays over the mapped file. It stays mapped as long as they live."""
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from apex.frame_blob import join_blob, table_bytes
+from apex.frame_blob import as_words, find_frames, join_blob, table_bytes
 from apex.replay_memory.frames.lz4_blocks import STORED
 from apex.replay_memory.store.file import open_file
 from apex.replay_memory.store.layout import COMMIT, FIRST_BYTE, FIRST_KEY, STORED_RECORD, Store
@@ -21,27 +21,41 @@ log = logging.getLogger("apex")
 
 
 class Draw(NamedTuple):
-    """What was drawn; the sampler makes a `types.BatchMessage` of it."""
+    """Transitions that were chosen in the store, with their probabilities."""
 
     store_incarnation: int
     num_transitions: int  # alive when it was drawn
     records: Array  # BATCH_RECORD[B]
-    blob: bytes | None  # the frames of all, laid out as by `frame_blob.make_blob`; None: they are in their place
+    blob: bytes | None  # frames of all transitions, see `frame_blob`; None: decoded already
 
 
-class BatchSlot(Protocol):
-    """Rows of stacks that frames may be decoded into, straight from the arena."""
+class FrameDecoder(Protocol):
+    """Decodes frames straight from the arena into rows of stacks."""
 
     def decode_stored(self, arena: NDArray[np.uint8], stored: Array) -> NDArray[np.bool_]:
-        """Decodes STORED[b], whose rows count from 0; returns which came out, bool[b]."""
+        """Decodes STORED[b], whose rows count from 0; returns which were decoded, bool[b]."""
+
+
+class _Frames(NamedTuple):
+    """Compressed frames of M transitions, side by side."""
+
+    lengths: NDArray[np.int64]  # bytes of each frame of the first transition, of the second, ...
+    num_bytes: NDArray[np.int64]  # [M]  of each transition's frames
+    blob: bytes  # their table, then these frames
+
+    def take(self, kept: NDArray[np.bool_], num_frames: NDArray[np.uint16]) -> _Frames:
+        """The frames of the transitions that are kept, bool[M]; `num_frames` [M] each of all had."""
+        lengths, num_bytes = self.lengths[np.repeat(kept, num_frames)], self.num_bytes[kept]
+        stops = table_bytes(len(self.lengths)) + np.cumsum(self.num_bytes)[kept]
+        return _Frames(lengths, num_bytes, join_blob(lengths, _cut(memoryview(self.blob), stops - num_bytes, stops)))
 
 
 class _Drawn(NamedTuple):
     """Transitions that stayed live while they were copied."""
 
+    rows: NDArray[np.int64]  # [M]  of the batch
     records: Array  # BATCH_RECORD[M]
-    lengths: NDArray[np.int64]  # bytes of each frame of the first transition, of the second, ...
-    blob: bytes  # their table, then these frames
+    frames: _Frames | None  # None: decoded into their rows
 
 
 class StoreReader(Store):
@@ -57,57 +71,62 @@ class StoreReader(Store):
         super().__init__(open_file(path, schema, writable=False))
         self._pause = pause
         self._max_frame_bytes = schema.max_frame_bytes
-        # The same memory once more: rows of int64 are fetched faster than records, and tables are uint32.
+        # The same memory once more: rows of int64 are fetched faster than records.
         self._rows = self._regions.records.view(np.int64).reshape(-1, STORED_RECORD.itemsize // 8)
-        self._tables = np.frombuffer(self._regions.arena, "<u4", self._regions.sizes.arena_bytes // 4)
+        self._words = as_words(self._regions.arena)
         self._bytes = np.frombuffer(self._regions.arena, np.uint8, self._regions.sizes.arena_bytes)
         self.num_undecodable = 0  # draws of frames that do not decompress although nobody has overwritten them
 
     def sample(
-        self, batch_size: int, rng: np.random.Generator, place: BatchSlot | None = None, *, max_attempts: int = 16
+        self, batch_size: int, rng: np.random.Generator, decoder: FrameDecoder | None = None, *, max_attempts: int = 16
     ) -> Draw | None:
         """Draws in proportion to the leaves, with replacement: one from each of B equal ranges of their sum.
 
-        With a `place` the frames are decoded into it at once. Returns None when the store is empty, or when some of the
-        batch met only what the writer was just overwriting, `max_attempts` times. The order within a batch means
-        nothing.
+        A `decoder` decodes the frames at once, those of record i into its row i. Returns None when the store is empty,
+        or when some of the batch met only what the writer was just overwriting, `max_attempts` times. The order within
+        a batch means nothing.
         """
-        if place is not None:
-            return self._sample_into(place, batch_size, rng, max_attempts)
-        num_transitions, missing = self.size, batch_size
+        num_transitions, missing = self.size, np.arange(batch_size)
         parts: list[_Drawn] = []
         for _ in range(max_attempts if num_transitions else 0):
-            parts.append(self._draw(missing, rng))
-            missing -= len(parts[-1].records)
-            if missing == 0:
+            parts.append(self._draw(missing, rng, decoder))
+            if len(parts[-1].rows) == len(missing):
                 drawn = parts[0] if len(parts) == 1 else _join(parts)
-                return Draw(self.store_incarnation, num_transitions, drawn.records, drawn.blob)
+                blob = None if drawn.frames is None else drawn.frames.blob
+                return Draw(self.store_incarnation, num_transitions, drawn.records, blob)
+            missing = np.setdiff1d(missing, parts[-1].rows, assume_unique=True)
         return None
 
-    def _sample_into(
-        self, place: BatchSlot, batch_size: int, rng: np.random.Generator, max_attempts: int
-    ) -> Draw | None:
-        num_transitions, records = self.size, np.zeros(batch_size, BATCH_RECORD)
-        missing = np.arange(batch_size)
-        for _ in range(max_attempts if num_transitions else 0):
-            stored, drawn, first_frames = self._draw_records(len(missing), rng)
-            described = np.empty(len(drawn), STORED)
-            described["row"] = missing[: len(drawn)]
-            described["blob"] = stored["segment"] % self._regions.sizes.arena_bytes
-            described["first_frame"] = first_frames
-            for name in ("num_frames", "frame", "depth", "next_frame", "next_depth"):
-                described[name] = drawn[name]
-            self._pause("copy frames")
-            decoded = place.decode_stored(self._bytes, described)
-            self._pause("check")
-            live = self._still_live(stored)  # Last: what is live now was not touched before.
-            self._note_undecodable(int((live & ~decoded).sum()))
-            good = live & decoded
-            records[described["row"][good]] = drawn[good]
-            missing = np.concatenate([described["row"][~good], missing[len(drawn) :]])
-            if not len(missing):
-                return Draw(self.store_incarnation, num_transitions, records, None)
-        return None
+    def _draw(self, rows: NDArray[np.int64], rng: np.random.Generator, decoder: FrameDecoder | None) -> _Drawn:
+        """Draws a transition for each of these rows of a batch; returns those that were live throughout."""
+        stored, records, first_frames = self._draw_records(len(rows), rng)
+        rows, frames = rows[: len(records)], None
+        self._pause("copy frames")
+        if decoder is None:
+            copied = np.ones(len(rows), np.bool_)
+            frames = self._copy_frames(stored["segment"], first_frames, records["num_frames"])
+        else:
+            copied = decoder.decode_stored(self._bytes, self._describe(rows, stored["segment"], first_frames, records))
+        self._pause("check")
+        live = self._still_live(stored)  # Last: what is live now was not touched before.
+        self._note_undecodable(int((live & ~copied).sum()))
+        kept = live & copied
+        if kept.all():
+            return _Drawn(rows, records, frames)
+        frames = None if frames is None else frames.take(kept, records["num_frames"])
+        return _Drawn(rows[kept], records[kept], frames)
+
+    def _describe(
+        self, rows: NDArray[np.int64], segments: NDArray[np.int64], first_frames: NDArray[np.int64], records: Array
+    ) -> Array:
+        """What a decoder is told of transitions, STORED[b]."""
+        described = np.empty(len(rows), STORED)
+        described["row"] = rows
+        described["blob"] = segments % self._regions.sizes.arena_bytes
+        described["first_frame"] = first_frames
+        for name in ("num_frames", "frame", "depth", "next_frame", "next_depth"):
+            described[name] = records[name]
+        return described
 
     def _note_undecodable(self, count: int) -> None:
         """Counts draws of frames that do not decompress although nobody has overwritten them; says so now and then."""
@@ -116,26 +135,10 @@ class StoreReader(Store):
             if before.bit_length() != self.num_undecodable.bit_length():
                 log.warning("%d draws met frames that do not decompress: an actor sends rubbish", self.num_undecodable)
 
-    def _draw(self, count: int, rng: np.random.Generator) -> _Drawn:
-        """Draws `count` transitions; returns those that were live throughout."""
-        stored, records, first_frames = self._draw_records(count, rng)
-        self._pause("copy frames")
-        lengths, starts, stops = self._locate(stored["segment"], first_frames, records["num_frames"])
-        blob = join_blob(lengths, _cut(self._regions.arena, starts, stops))
-        self._pause("check")
-        live = self._still_live(stored)  # Last: what is live now was not touched before.
-        if live.all():
-            return _Drawn(records, lengths, blob)
-        ends = table_bytes(len(lengths)) + np.cumsum(stops - starts)
-        begins = ends - (stops - starts)
-        lengths = lengths[np.repeat(live, records["num_frames"])]
-        blob = join_blob(lengths, _cut(memoryview(blob), begins[live], ends[live]))
-        return _Drawn(records[live], lengths, blob)
-
     def _draw_records(self, count: int, rng: np.random.Generator) -> tuple[Array, Array, NDArray[np.int64]]:
         """Draws `count` transitions, and leaves out those that are just being written.
 
-        Returns, of the others, the stored record, what a sample tells of it, and its first frame.
+        Returns, of the others, the stored record, what a batch tells of it, and its first frame.
         """
         commit = self._cells[COMMIT]  # First: records of later keys may be half written.
         tree = self._regions.tree
@@ -148,7 +151,7 @@ class StoreReader(Store):
         stored = self._rows.take(slots, axis=0).view(STORED_RECORD)[:, 0]
         live = (weights > 0) & (stored["key"] < commit) & self._still_live(stored)  # So these records are whole.
         stored, weights = stored[live], weights[live]
-        records, first_frames = _sample_records(stored)
+        records, first_frames = _batch_records(stored)
         # A leaf may have grown since the root was read, and the root may have been 0 then.
         records["probability"] = weights / np.fmax(weights, total)
         return stored, records, first_frames
@@ -159,30 +162,28 @@ class StoreReader(Store):
         live &= stored["segment"] >= self._cells[FIRST_BYTE]
         return live
 
-    def _locate(
+    def _copy_frames(
         self, segments: NDArray[np.int64], first_frames: NDArray[np.int64], num_frames: NDArray[np.uint16]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the length of every frame; where each transition's frames begin and end in the arena.
+    ) -> _Frames:
+        """Copies the frames of transitions, once.
 
         A table that is just being overwritten may say anything, but never leads outside the arena, nor to more bytes
         than so many frames can have.
         """
         arena_bytes = self._regions.sizes.arena_bytes
-        positions = segments % arena_bytes
-        counts = num_frames.astype(np.int64)
+        positions, counts = segments % arena_bytes, num_frames.astype(np.int64)
+        begins, ends = find_frames(self._words, positions, first_frames, counts)
         last = np.cumsum(counts) - 1
-        first = last - counts + 1
-        entries = np.repeat(positions // 4 + first_frames - first, counts) + np.arange(counts.sum())
-        begins = self._tables.take(entries, mode="clip").astype(np.int64)
-        ends = self._tables.take(entries + 1, mode="clip").astype(np.int64)
-        starts, stops = positions + begins[first], positions + ends[last]
+        starts, stops = positions + begins[last - counts + 1], positions + ends[last]
         most = counts * self._max_frame_bytes
         sound = (starts <= stops) & (stops <= arena_bytes) & (stops - starts <= most)
-        return ends - begins, np.where(sound, starts, 0), np.where(sound, stops, 0)
+        starts, stops = np.where(sound, starts, 0), np.where(sound, stops, 0)
+        lengths = ends - begins
+        return _Frames(lengths, stops - starts, join_blob(lengths, _cut(self._regions.arena, starts, stops)))
 
 
-def _sample_records(stored: Array) -> tuple[Array, NDArray[np.int64]]:
-    """Returns what a sample tells of each stored record, frames counted from its first one; and which that is."""
+def _batch_records(stored: Array) -> tuple[Array, NDArray[np.int64]]:
+    """Returns what a batch tells of each stored record, frames counted from its first one; and which that is."""
     frame, next_frame = stored["frame"].astype(np.int64), stored["next_frame"].astype(np.int64)
     first = np.minimum(frame - stored["depth"], next_frame - stored["next_depth"]) + 1
     records = np.zeros(len(stored), BATCH_RECORD)
@@ -198,6 +199,14 @@ def _cut(buffer: memoryview, starts: NDArray[np.int64], stops: NDArray[np.int64]
 
 
 def _join(parts: list[_Drawn]) -> _Drawn:
-    lengths = np.concatenate([part.lengths for part in parts])
-    frames = [memoryview(part.blob)[table_bytes(len(part.lengths)) :] for part in parts]
-    return _Drawn(np.concatenate([part.records for part in parts]), lengths, join_blob(lengths, frames))
+    """All parts of a batch. Without frames, which are in their rows already, the records go there too."""
+    rows = np.concatenate([part.rows for part in parts])
+    records = np.concatenate([part.records for part in parts])
+    every = [part.frames for part in parts if part.frames is not None]
+    if not every:
+        order = np.argsort(rows)
+        return _Drawn(rows[order], records[order], None)
+    lengths = np.concatenate([frames.lengths for frames in every])
+    pieces = [memoryview(frames.blob)[table_bytes(len(frames.lengths)) :] for frames in every]
+    num_bytes = np.concatenate([frames.num_bytes for frames in every])
+    return _Drawn(rows, records, _Frames(lengths, num_bytes, join_blob(lengths, pieces)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,10 +10,9 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from apex.errors import require
-from apex.replay_memory.store.deduplication import InsertOutcome, StreamRow, check_segment
+from apex.replay_memory.store.deduplication import InsertOutcome, StreamRow
 from apex.replay_memory.store.file import create_file, open_file, require_sound
 from apex.replay_memory.store.layout import (
     COMMIT,
@@ -23,17 +21,14 @@ from apex.replay_memory.store.layout import (
     FIRST_KEY,
     STORED_RECORD,
     Regions,
-    Sizes,
     Store,
+    StoreSettings,
 )
 from apex.replay_memory.store.location import beside, in_use
+from apex.replay_memory.store.priority_weights import PriorityWeights, count_refused
 from apex.runtime.atomic_files import go_on
 from apex.runtime.file_lock import LOCK_ATTEMPTS, FileLock
 from apex.types import RECORD, Array, PriorityUpdate, Receipt, Schema, Segment, Stream
-
-__all__ = ["MAX_STORED_PRIORITY", "InsertOutcome", "StoreCounters", "StoreWriter"]
-
-MAX_STORED_PRIORITY = 1e6  # Larger ones, and infinity, count as this: one of them must not hide all others.
 
 
 class StoreCounters(NamedTuple):
@@ -58,20 +53,12 @@ class StoreWriter(Store):
     """
 
     def __init__(
-        self,
-        regions: Regions,
-        ownership: FileLock,
-        schema: Schema,
-        *,
-        min_priority: float,
-        pause: Callable[[str], None],
+        self, regions: Regions, ownership: FileLock, weights: PriorityWeights, pause: Callable[[str], None]
     ) -> None:
         """See `create` and `attach`."""
         super().__init__(regions)
         self._ownership = ownership
-        self._schema = schema
-        self._exponent = self.priority_exponent  # Read once: it is asked for with each update.
-        self._min_priority = min_priority
+        self._priority_weights = weights
         self._pause = pause
         self._segment_bytes = regions.records["segment"]
         self._counts: Counter[str] = Counter()
@@ -82,12 +69,8 @@ class StoreWriter(Store):
         cls,
         path: Path,
         schema: Schema,
+        settings: StoreSettings,
         *,
-        capacity: int,
-        max_bytes: int,
-        num_streams: int,
-        priority_exponent: float,
-        min_priority: float,
         store_incarnation: int,
         fill: Callable[[Regions], None] | None = None,
         pause: Callable[[str], None] = go_on,
@@ -97,12 +80,9 @@ class StoreWriter(Store):
         If that raises it leaves no file; if it is killed, one at `beside(path)`, which the next one removes.
         `store_incarnation` must differ from that of every earlier one.
         """
-        _require_positive_weights(min_priority, priority_exponent)
-        sizes = Sizes(capacity, max_bytes, num_streams)
-        regions, ownership = create_file(
-            path, schema, sizes, priority_exponent=priority_exponent, store_incarnation=store_incarnation
-        )
-        writer = cls(regions, ownership, schema, min_priority=min_priority, pause=pause)
+        weights = PriorityWeights(settings.min_priority, settings.priority_exponent)
+        regions, ownership = create_file(path, schema, settings, store_incarnation)
+        writer = cls(regions, ownership, weights, pause)
         try:
             if fill is not None:
                 fill(regions)
@@ -116,29 +96,19 @@ class StoreWriter(Store):
 
     @classmethod
     def attach(
-        cls,
-        path: Path,
-        schema: Schema,
-        *,
-        capacity: int,
-        max_bytes: int,
-        num_streams: int,
-        priority_exponent: float,
-        min_priority: float,
-        pause: Callable[[str], None] = go_on,
+        cls, path: Path, schema: Schema, settings: StoreSettings, *, pause: Callable[[str], None] = go_on
     ) -> Self:
         """Goes on with the store that an earlier writer left at `path`, however it ended.
 
         Raises ConfigError where it is another store, DamagedMemoryError where it is none any more.
         """
-        _require_positive_weights(min_priority, priority_exponent)
+        weights = PriorityWeights(settings.min_priority, settings.priority_exponent)
         regions = open_file(path, schema, writable=True)
-        expected = {**Sizes(capacity, max_bytes, num_streams)._asdict(), "priority_exponent": priority_exponent}
-        for name, value in expected.items():
+        for name, value in settings.written().items():
             found = regions.header[name][0]
             require(found == value, f"{path} was made with {name} {found}, but this is {value}: use that, or remove it")
         ownership = FileLock(path, LOCK_ATTEMPTS, in_use(path))
-        writer = cls(regions, ownership, schema, min_priority=min_priority, pause=pause)
+        writer = cls(regions, ownership, weights, pause)
         try:
             writer._recover(path)
         except BaseException:
@@ -169,16 +139,21 @@ class StoreWriter(Store):
         return Receipt(Stream(actor_id, row.incarnation), self.store_incarnation, row.contiguous, row.bitmap)
 
     def insert(self, segment: Segment) -> InsertOutcome:
-        """Stores a segment, once. Raises ValueError for one that does not fit into this store or into itself.
+        """Stores a segment, once. Raises ValueError for one that does not fit into this store.
 
-        An initial priority that is negative or not a number is counted, and stored as min_priority.
+        The segment must be sound in itself: `Codec.decode_segment` checks that. An initial priority that is negative
+        or not a number is counted, and stored as min_priority.
         """
         blob = memoryview(segment.blob).cast("B")
-        check_segment(segment, blob, self._schema, self._regions.sizes)
+        num_records, num_bytes = len(segment.records), len(blob)
+        if num_records > self.capacity:
+            raise ValueError(f"segment: {num_records} records, capacity is {self.capacity}")
+        if num_bytes > self._regions.sizes.arena_bytes:
+            raise ValueError(f"segment: a blob of {num_bytes} bytes, {self._regions.sizes.arena_bytes} are kept")
         if not 0 <= segment.stream.actor_id < self._regions.sizes.num_streams:
             self._refused[InsertOutcome.UNKNOWN_ACTOR] += 1
             return InsertOutcome.UNKNOWN_ACTOR
-        commit = self.num_inserted + len(segment.records)
+        commit = self.num_inserted + num_records
         outcome, row = self._row(segment.stream.actor_id).judge(segment, commit)
         if outcome is InsertOutcome.STORED:
             self._store(segment, blob, row)
@@ -200,19 +175,13 @@ class StoreWriter(Store):
             keys, priorities = keys[live], priorities[live]
         num_stale = len(update.keys) - len(keys)
         self._counts["stale"] += num_stale
-        refused = _unacceptable(priorities)
+        refused = count_refused(priorities)
         if refused:
             self._refused.update(refused)
             acceptable = priorities >= 0  # A NaN is not.
             keys, priorities = keys[acceptable], priorities[acceptable]
-        self._regions.tree.set(keys % self.capacity, self._weights(priorities))
+        self._regions.tree.set(keys % self.capacity, self._priority_weights.of(priorities))
         return num_stale
-
-    def _weights(self, priorities: NDArray[np.float32]) -> NDArray[np.float64]:
-        """priority ** exponent as float64, never 0. A NaN counts as min_priority."""
-        clamped = np.fmin(np.fmax(priorities.astype(np.float64), self._min_priority), MAX_STORED_PRIORITY)
-        weights: NDArray[np.float64] = clamped**self._exponent
-        return weights
 
     # --- one insert -------------------------------------------------------------------------------------------------
 
@@ -223,7 +192,7 @@ class StoreWriter(Store):
         start, end = self._place(len(blob))
         evicted = range(self.first_key, self._first_key_after(len(keys), end))
         records = _stored_records(segment, keys, start)
-        weights = self._weights(records["priority"])
+        weights = self._priority_weights.of(records["priority"])
 
         self._pause("watermark")
         cells[FIRST_KEY] = evicted.stop
@@ -248,7 +217,7 @@ class StoreWriter(Store):
             regions.tree.set_range(slots.start, weights[part])
 
         self._counts["evicted"] += len(evicted)
-        self._refused.update(_unacceptable(records["priority"]))
+        self._refused.update(count_refused(records["priority"]))
 
     def _place(self, num_bytes: int) -> tuple[int, int]:
         """Byte numbers of the next blob's beginning and end. One that would not fit goes to the arena's start."""
@@ -300,7 +269,7 @@ class StoreWriter(Store):
         weighed = tree.weights(np.arange(self.capacity)) > 0
         dead, missing = np.flatnonzero(weighed & ~live), np.flatnonzero(live & ~weighed)
         tree.set(dead, np.zeros(len(dead)))
-        tree.set(missing, self._weights(self._regions.records["priority"][missing]))
+        tree.set(missing, self._priority_weights.of(self._regions.records["priority"][missing]))
         tree.rebuild()
 
 
@@ -312,22 +281,3 @@ def _stored_records(segment: Segment, keys: range, start: int) -> Array:
     stored["segment"] = start
     stored["version"] = segment.version
     return stored
-
-
-def _unacceptable(priorities: NDArray[np.float32]) -> dict[str, int]:
-    """How many are refused, by reason."""
-    if (priorities >= 0).all():
-        return {}
-    counts = {
-        "priority is not a number": int(np.count_nonzero(np.isnan(priorities))),
-        "priority is negative": int(np.count_nonzero(priorities < 0)),
-    }
-    return {reason: count for reason, count in counts.items() if count}
-
-
-def _require_positive_weights(min_priority: float, priority_exponent: float) -> None:
-    # Below the smallest normal number a weight has few digits or none, and a fraction of the sum may be 0.
-    require(
-        min_priority > 0 and min_priority**priority_exponent >= sys.float_info.min,
-        f"replay.min_priority {min_priority} to the power of {priority_exponent} vanishes: raise it",
-    )

@@ -15,7 +15,7 @@ from support.builders import make_segment as build_segment
 from apex.config import Config
 from apex.replay_memory.store.deduplication import InsertOutcome
 from apex.replay_memory.store.file import open_file
-from apex.replay_memory.store.layout import Sizes
+from apex.replay_memory.store.layout import StoreSettings
 from apex.replay_memory.store.writer import StoreWriter
 from apex.types import Receipt, Stream
 from chaos import audit
@@ -23,7 +23,7 @@ from chaos.audit import Follower, judge
 from chaos.ledger import ENTRY, Ledger, LedgerReader
 from chaos.run import ChaosRun
 
-SIZES = {"capacity": 1_000, "max_bytes": 100_000, "num_streams": 4, "priority_exponent": 1.0, "min_priority": 0.5}
+SETTINGS = StoreSettings(capacity=1_000, max_bytes=100_000, num_streams=4, priority_exponent=1.0, min_priority=0.5)
 COUNT = 5  # transitions in a segment
 
 
@@ -41,7 +41,7 @@ class Bench:
         self.folder, self.path = folder, memory / "store"
         self.ledger = Ledger(folder)
         self.reader = LedgerReader(folder)
-        self.store = StoreWriter.create(self.path, VECTORS, **SIZES, store_incarnation=77)
+        self.store = StoreWriter.create(self.path, VECTORS, SETTINGS, store_incarnation=77)
         self.follower = Follower(self.path, VECTORS)
 
     def send(self, *numbers, store=True, acknowledge=True, incarnation=7, **fields):
@@ -57,7 +57,7 @@ class Bench:
         """Another store in the place of the one before, whose memory is gone."""
         self.store.close()
         self.path.unlink()
-        self.store = StoreWriter.create(self.path, VECTORS, **{**SIZES, **sizes}, store_incarnation=78)
+        self.store = StoreWriter.create(self.path, VECTORS, SETTINGS._replace(**sizes), store_incarnation=78)
 
     def audit(self):
         self.reader.read()
@@ -67,7 +67,7 @@ class Bench:
 
     def change(self, region, offset):
         """Turns one bit over in the file, behind everybody's back."""
-        at = Sizes(SIZES["capacity"], SIZES["max_bytes"], SIZES["num_streams"]).offsets[region] + offset
+        at = SETTINGS.sizes.offsets[region] + offset
         with self.path.open("r+b") as file:
             file.seek(at)
             (byte,) = file.read(1)

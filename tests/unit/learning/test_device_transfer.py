@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from support.trainers import SCHEMA, B, make_sample
+from support.trainers import SCHEMA, B, make_batch
 
-from apex.config import Config, LearnerConfig, ReplayConfig
+from apex.config import LearnerConfig
 from apex.learning import device_transfer
 from apex.learning.batch_ring import MAX_BEHIND, BatchRing
 from apex.learning.device_transfer import CudaTransfer, HostTransfer, lock_memory, make_transfer
@@ -78,9 +78,9 @@ class Tape:
     def __init__(self):
         self.words, self.sent = [], []
 
-    def send(self, sample, priorities):
-        self.words.append(f"priorities {sample.parts[0].number}")
-        self.sent.append((sample, priorities.copy()))
+    def send(self, batch, priorities):
+        self.words.append(f"priorities {batch.parts[0].number}")
+        self.sent.append((batch, priorities.copy()))
 
     def release(self, slot):
         self.words.append(f"release {slot}")
@@ -96,37 +96,37 @@ def weights():
 
 
 def test_on_the_host_nothing_is_copied_and_all_leaves_at_once():
-    tape, sample = Tape(), make_sample(1)
+    tape, batch = Tape(), make_batch(1)
     host = make_transfer(torch.device("cpu"), np.zeros(0, np.uint8), tape.send, tape.release)
     assert type(host) is HostTransfer
-    batch = host.load(sample, weights())
-    assert batch.stacks.data_ptr() == sample.stacks.ctypes.data
-    host.give_back(sample, torch.arange(B, dtype=torch.float32))
+    loaded = host.load(batch, weights())
+    assert loaded.stacks.data_ptr() == batch.stacks.ctypes.data
+    host.give_back(batch, torch.arange(B, dtype=torch.float32))
     host.flush()
     assert tape.words == ["priorities 1", "release 1"]
     np.testing.assert_array_equal(tape.sent[0][1], np.arange(B))
 
 
-def test_two_batches_are_on_the_device_and_equal_the_samples(device):
+def test_two_batches_are_on_the_device_and_equal_those_on_the_host(device):
     cuda, _ = make_cuda_feed()
-    samples = [make_sample(number) for number in range(3)]
-    batches = [cuda.load(sample, weights() * sample.parts[0].number) for sample in samples[:2]]
-    for sample, batch in zip(samples, batches, strict=False):
-        np.testing.assert_array_equal(batch.stacks, sample.stacks)
-        np.testing.assert_array_equal(batch.action, sample.action)
-        np.testing.assert_array_equal(batch.n_step_return, sample.n_step_return)
-        np.testing.assert_array_equal(batch.discount, sample.discount)
-        np.testing.assert_array_equal(batch.weights, weights() * sample.parts[0].number)
-    assert cuda.load(samples[2], weights()).stacks is batches[0].stacks
+    batches = [make_batch(number) for number in range(3)]
+    loaded = [cuda.load(batch, weights() * batch.parts[0].number) for batch in batches[:2]]
+    for batch, on_device in zip(batches, loaded, strict=False):
+        np.testing.assert_array_equal(on_device.stacks, batch.stacks)
+        np.testing.assert_array_equal(on_device.action, batch.action)
+        np.testing.assert_array_equal(on_device.n_step_return, batch.n_step_return)
+        np.testing.assert_array_equal(on_device.discount, batch.discount)
+        np.testing.assert_array_equal(on_device.weights, weights() * batch.parts[0].number)
+    assert cuda.load(batches[2], weights()).stacks is loaded[0].stacks
 
 
 def test_a_buffer_is_filled_again_only_after_the_update_that_read_it(device):
     cuda, _ = make_cuda_feed()
     copies = cuda._copy_stream
     for number in range(3):
-        sample = make_sample(number)
-        cuda.load(sample, weights())
-        cuda.give_back(sample, torch.zeros(B))
+        batch = make_batch(number)
+        cuda.load(batch, weights())
+        cuda.give_back(batch, torch.zeros(B))
         (freed,) = [event for event in cuda._free if event in device.pending and event.order == device.num_recorded - 2]
         assert freed is copies.waited_for[number]  # It is free after the update that read this very buffer.
     assert copies.waited_for[2] is copies.waited_for[0]  # the third copy waits for the first buffer
@@ -136,18 +136,18 @@ def test_a_buffer_is_filled_again_only_after_the_update_that_read_it(device):
 def test_the_update_waits_for_its_own_copy_and_this_thread_for_nothing(device):
     cuda, tape = make_cuda_feed()
     compute = device.current
-    sample = make_sample(0)
-    cuda.load(sample, weights())
+    batch = make_batch(0)
+    cuda.load(batch, weights())
     (copied,) = compute.waited_for
     assert copied.recorded_on == "copies"
-    cuda.give_back(sample, torch.zeros(B))
+    cuda.give_back(batch, torch.zeros(B))
     assert tape.words == []  # Neither is done, and nobody waits.
     assert not copied.synchronized
 
 
 def test_a_slot_leaves_after_what_was_made_of_it(device):
     cuda, tape = make_cuda_feed()
-    first, second = make_sample(0), make_sample(1)
+    first, second = make_batch(0), make_batch(1)
     cuda.load(first, weights())
     device.finish()
     cuda.give_back(first, torch.zeros(B))
@@ -162,16 +162,16 @@ def test_a_slot_leaves_after_what_was_made_of_it(device):
 
 @pytest.mark.parametrize(("cuda", "slots"), [(False, 5), (True, 5 + MAX_BEHIND)])
 def test_the_ring_has_slots_for_every_loader_and_for_what_a_gpu_keeps(cuda, slots):
-    config = Config(learner=LearnerConfig(batch_size=8, num_loaders=3), replay=ReplayConfig(num_shards=2))
-    ring = BatchRing.configured(config, SCHEMA, cuda=cuda)
+    config = LearnerConfig(batch_size=8, num_loaders=3)
+    ring = BatchRing.configured(config, 2, SCHEMA, cuda=cuda)
     assert (ring.num_slots, ring.num_shards, ring.part_size) == (slots, 2, 4)
 
 
 def test_what_has_arrived_leaves_also_while_no_batch_comes(device):
     cuda, tape = make_cuda_feed()
-    sample = make_sample(0)
-    cuda.load(sample, weights())
-    cuda.give_back(sample, torch.zeros(B))
+    batch = make_batch(0)
+    cuda.load(batch, weights())
+    cuda.give_back(batch, torch.zeros(B))
     assert cuda.collect()
     assert tape.words == []  # It waited for nothing.
     device.finish()
@@ -182,9 +182,9 @@ def test_what_has_arrived_leaves_also_while_no_batch_comes(device):
 def test_the_host_is_never_far_ahead(device):
     cuda, tape = make_cuda_feed()
     for number in range(10):
-        sample = make_sample(number)
-        cuda.load(sample, weights())
-        cuda.give_back(sample, torch.zeros(B))
+        batch = make_batch(number)
+        cuda.load(batch, weights())
+        cuda.give_back(batch, torch.zeros(B))
         assert sum(word.startswith("priorities") for word in tape.words) == max(0, number + 1 - MAX_BEHIND)
         assert sum(word.startswith("release") for word in tape.words) >= max(0, number + 1 - MAX_BEHIND)
 
@@ -213,10 +213,10 @@ def test_memory_that_cannot_be_locked_is_a_warning_and_copied_all_the_same(monke
         raise RuntimeError("CUDA cannot lock it: ulimit -l unlimited")
 
     monkeypatch.setattr(device_transfer, "lock_memory", refuse)
-    tape, sample = Tape(), make_sample(0)
+    tape, batch = Tape(), make_batch(0)
     made = make_transfer(torch.device("cuda"), np.zeros(8, np.uint8), tape.send, tape.release)
     made._device = torch.device("cpu")
-    np.testing.assert_array_equal(made.load(sample, weights()).stacks, sample.stacks)
+    np.testing.assert_array_equal(made.load(batch, weights()).stacks, batch.stacks)
     assert "ulimit -l unlimited" in caplog.text
 
 

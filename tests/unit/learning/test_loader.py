@@ -1,4 +1,4 @@
-"""The loader hands decoded samples over through shared memory, and drops what does not decode."""
+"""The loader hands decoded batches over through shared memory, and drops what does not decode."""
 
 from __future__ import annotations
 
@@ -12,76 +12,17 @@ from support.builders import PIXELS, VECTORS, make_batch, make_frames, make_reco
 from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig
 from apex.frame_blob import make_blob
 from apex.learning.batch_ring import BatchPart, BatchRing
-from apex.learning.loader import LOOK_SECONDS, Loader, LocalSource, RemoteSource, fill
+from apex.learning.batch_source import RemoteSource
+from apex.learning.loader import Loader, load
+from apex.learning.store_monitor import LOOK_SECONDS, StoreMonitor
+from apex.replay_memory.batch_drawer import DrawSettings
+from apex.replay_memory.sampler_counters import counter_rows
+from apex.replay_memory.store.layout import StoreSettings
 from apex.replay_memory.store.location import remove, store_path
 from apex.replay_memory.store.writer import StoreWriter
 from apex.runtime.children import start_child, stop_children
 
 pytestmark = pytest.mark.programs
-
-
-def expect(sample, batch):
-    assert sample.num_transitions == batch.num_transitions
-    assert sample.parts == [BatchPart(batch.shard, batch.store_incarnation, batch.sampler, batch.number)]
-    for ours, theirs in [("keys", "key"), ("probability",) * 2, ("action",) * 2, ("version",) * 2, ("discount",) * 2]:
-        np.testing.assert_array_equal(getattr(sample, ours), batch.records[theirs])
-
-
-@pytest.mark.parametrize("schema", [PIXELS, VECTORS])
-def test_a_batch_arrives_whole(schema):
-    batch = make_batch(schema, sampler=3)._replace(store_incarnation=2**64 - 2)
-    ring = BatchRing(schema, 4)
-    assert Loader(schema, ring).send(batch, 0.0)
-    sample = ring.receive(1.0)
-    expect(sample, batch)
-    frames = make_frames(schema, schema.stack + 2)
-    np.testing.assert_array_equal(sample.stacks[0, 0], frames[: schema.stack])
-    np.testing.assert_array_equal(sample.stacks[1, 0], frames[2:])
-
-
-def test_a_batch_is_handed_over_when_it_has_a_part_from_each_shard():
-    parts = [make_batch(PIXELS, number=9 + shard, num_transitions=100 + shard) for shard in range(3)]
-    parts = [
-        part._replace(shard=shard, store_incarnation=2**64 - 1 - shard, records=part.records.copy())
-        for shard, part in enumerate(parts)
-    ]
-    for part in parts:
-        part.records["key"] += 10_000 * part.shard
-        part.records["probability"] = 0.1 * (part.shard + 1)
-    ring = BatchRing(PIXELS, 12, num_shards=3)
-    loader = Loader(PIXELS, ring)
-    for shard in (2, 0):
-        assert loader.send(parts[shard], 0.0)
-    assert loader.missing == [1]
-    assert not loader.send(parts[2], 0.0)  # It has one from there.
-    assert ring.receive(0.0) is None
-    assert loader.send(parts[1], 0.0)
-    sample = ring.receive(0.0)
-    assert sample.num_transitions == 100 + 101 + 102
-    assert sample.parts == [BatchPart(shard, 2**64 - 1 - shard, 1, 9 + shard) for shard in range(3)]
-    np.testing.assert_array_equal(sample.keys, np.concatenate([part.records["key"] for part in parts]))
-    np.testing.assert_allclose(sample.probability, np.repeat([0.1, 0.2, 0.3], 4) / 3)
-    np.testing.assert_array_equal(sample.stacks[:, :4], sample.stacks[:, 4:8])
-    frames = make_frames(PIXELS, PIXELS.stack + 2)
-    np.testing.assert_array_equal(sample.stacks[0, 8], frames[: PIXELS.stack])
-    np.testing.assert_array_equal(sample.stacks[1, 8], frames[2:])
-
-
-def test_new_priorities_go_to_the_shard_that_each_part_came_from():
-    ring = BatchRing(PIXELS, 8, num_shards=2)
-    loader = Loader(PIXELS, ring)
-    for shard in range(2):
-        loader.send(make_batch(PIXELS, sampler=5 + shard, number=shard)._replace(shard=shard), 0.0)
-    sample = ring.receive(0.0)
-    first, second = sample.updates(np.arange(8, dtype=np.float32))
-    assert first[:4] == (0, 77, 5, 0)
-    assert second[:4] == (1, 77, 6, 1)
-    for update, priorities in ((first, [0, 1, 2, 3]), (second, [4, 5, 6, 7])):
-        np.testing.assert_array_equal(update.keys, 1000 + np.arange(4))
-        np.testing.assert_array_equal(update.priorities, priorities)
-    ring.release(sample.slot)
-    loader.send(make_batch(PIXELS, number=7), 0.0)
-    assert first.keys[0] == 1000  # They outlive the slot.
 
 
 class Arrivals:
@@ -96,12 +37,87 @@ class Arrivals:
         return self.parts.pop(0) if self.parts else None
 
 
-def two_shards(**replay):
-    return Config(
-        actor=ActorConfig(num_actors=4),
-        replay=ReplayConfig(min_size_to_sample=8, capacity=1_000, num_shards=2, **replay),
-        learner=LearnerConfig(batch_size=8),
-    )
+class Remote:
+    """A loader whose parts all come by socket."""
+
+    def __init__(self, ring, schema=PIXELS, credit=8):
+        self.ring, self.arrivals = ring, Arrivals()
+        self.source = RemoteSource(self.arrivals, num_shards=ring.num_shards, credit=credit)
+        self.loader = Loader(schema, ring)
+
+    def send(self, *parts):
+        """Has parts arrive; tells whether the last one found a place."""
+        self.arrivals.parts += parts
+        for _ in parts:
+            self.source.receive(0.0)
+        return self.fill()
+
+    def fill(self):
+        return self.loader.ready(0.0) and self.loader.fill([self.source] * self.ring.num_shards)
+
+
+def expect(batch, part):
+    assert batch.num_transitions == part.num_transitions
+    assert batch.parts == [BatchPart(part.shard, part.store_incarnation, part.sampler, part.number)]
+    for ours, theirs in [("keys", "key"), ("probability",) * 2, ("action",) * 2, ("version",) * 2, ("discount",) * 2]:
+        np.testing.assert_array_equal(getattr(batch, ours), part.records[theirs])
+
+
+@pytest.mark.parametrize("schema", [PIXELS, VECTORS])
+def test_a_batch_arrives_whole(schema):
+    part = make_batch(schema, sampler=3)._replace(store_incarnation=2**64 - 2)
+    ring = BatchRing(schema, 4)
+    assert Remote(ring, schema).send(part)
+    batch = ring.receive(1.0)
+    expect(batch, part)
+    frames = make_frames(schema, schema.stack + 2)
+    np.testing.assert_array_equal(batch.stacks[0, 0], frames[: schema.stack])
+    np.testing.assert_array_equal(batch.stacks[1, 0], frames[2:])
+
+
+def test_a_batch_is_handed_over_when_it_has_a_part_from_each_shard():
+    parts = [make_batch(PIXELS, number=9 + shard, num_transitions=100 + shard) for shard in range(3)]
+    parts = [
+        part._replace(shard=shard, store_incarnation=2**64 - 1 - shard, records=part.records.copy())
+        for shard, part in enumerate(parts)
+    ]
+    for part in parts:
+        part.records["key"] += 10_000 * part.shard
+        part.records["probability"] = 0.1 * (part.shard + 1)
+    ring = BatchRing(PIXELS, 12, num_shards=3)
+    remote = Remote(ring)
+    for shard in (2, 0):
+        assert remote.send(parts[shard])
+    assert remote.loader.missing == [1]
+    assert not remote.send(parts[2])  # It has one from there.
+    assert ring.receive(0.0) is None
+    assert remote.send(parts[1])
+    batch = ring.receive(0.0)
+    assert batch.num_transitions == 100 + 101 + 102
+    assert batch.parts == [BatchPart(shard, 2**64 - 1 - shard, 1, 9 + shard) for shard in range(3)]
+    np.testing.assert_array_equal(batch.keys, np.concatenate([part.records["key"] for part in parts]))
+    np.testing.assert_allclose(batch.probability, np.repeat([0.1, 0.2, 0.3], 4) / 3)
+    np.testing.assert_array_equal(batch.stacks[:, :4], batch.stacks[:, 4:8])
+    frames = make_frames(PIXELS, PIXELS.stack + 2)
+    np.testing.assert_array_equal(batch.stacks[0, 8], frames[: PIXELS.stack])
+    np.testing.assert_array_equal(batch.stacks[1, 8], frames[2:])
+
+
+def test_new_priorities_go_to_the_shard_that_each_part_came_from():
+    ring = BatchRing(PIXELS, 8, num_shards=2)
+    remote = Remote(ring)
+    for shard in range(2):
+        remote.send(make_batch(PIXELS, sampler=5 + shard, number=shard)._replace(shard=shard))
+    batch = ring.receive(0.0)
+    first, second = batch.updates(np.arange(8, dtype=np.float32))
+    assert first[:4] == (0, 77, 5, 0)
+    assert second[:4] == (1, 77, 6, 1)
+    for update, priorities in ((first, [0, 1, 2, 3]), (second, [4, 5, 6, 7])):
+        np.testing.assert_array_equal(update.keys, 1000 + np.arange(4))
+        np.testing.assert_array_equal(update.priorities, priorities)
+    ring.release(batch.slot)
+    remote.send(make_batch(PIXELS, number=7))
+    assert first.keys[0] == 1000  # They outlive the slot.
 
 
 def part_of(shard, number):
@@ -110,22 +126,23 @@ def part_of(shard, number):
 
 def test_parts_by_socket_wait_for_the_other_shards_and_keep_their_order():
     ring = BatchRing(PIXELS, 8, num_shards=2)
-    loader = Loader(PIXELS, ring)
-    remote = RemoteSource(Arrivals(part_of(0, 1), part_of(0, 2), part_of(1, 3), part_of(1, 4)), two_shards())
+    remote = Remote(ring)
+    remote.arrivals.parts = [part_of(0, 1), part_of(0, 2), part_of(1, 3), part_of(1, 4)]
     for _ in range(8):
-        if loader.ready(0.0):
-            fill(loader, [None, None], remote)
+        if remote.loader.ready(0.0):
+            load(remote.loader, [None, None], remote.source)
     numbers = [[part.number for part in ring.receive(0.0).parts] for _ in range(2)]
     assert numbers == [[1, 3], [2, 4]]
-    assert remote.num_dropped == 0
+    assert remote.source.num_dropped == 0
 
 
 def test_beyond_their_credit_the_oldest_parts_are_dropped_and_counted():
-    remote = RemoteSource(Arrivals(*(part_of(0, n) for n in range(6))), two_shards(num_samplers=2, batches_in_flight=2))
-    assert [remote.take([1], 0.0) for _ in range(7)] == [None] * 7
-    assert remote.num_dropped == 2
-    assert [remote.take([0, 1], 0.0).number for _ in range(4)] == [2, 3, 4, 5]
-    assert remote.take([0, 1], 0.0) is None
+    ring = BatchRing(PIXELS, 4, num_slots=6)
+    remote = Remote(ring, credit=4)
+    remote.send(*(part_of(0, number) for number in range(6)))
+    assert remote.source.num_dropped == 2
+    assert [remote.fill() for _ in range(4)] == [True, True, True, False]
+    assert [ring.receive(0.0).parts[0].number for _ in range(4)] == [2, 3, 4, 5]
 
 
 def test_only_the_first_loader_takes_what_comes_by_socket():
@@ -134,56 +151,56 @@ def test_only_the_first_loader_takes_what_comes_by_socket():
     assert loader.ready(0.0)
 
     class Store:
-        def step(self):
+        def fill(self, slot):
             raise AssertionError("drew a part of a batch that it cannot make whole")
 
-    fill(loader, [Store(), None], None)
+    load(loader, [Store(), None], None)
     assert loader.missing == [0, 1]
 
 
 def test_never_overwrites_a_slot_that_was_not_released():
-    batches = [make_batch(PIXELS, number=number) for number in range(4)]
+    parts = [make_batch(PIXELS, number=number) for number in range(3)]
     ring = BatchRing(PIXELS, 4, num_slots=2)
-    loader = Loader(PIXELS, ring)
-    assert [loader.send(batch, 0.0) for batch in batches[:3]] == [True, True, False]
-    assert not loader.ready(0.0)
+    remote = Remote(ring)
+    assert [remote.send(part) for part in parts] == [True, True, False]
+    assert not remote.loader.ready(0.0)
+    assert not remote.loader.fill([remote.source])
     first, second = ring.receive(1.0), ring.receive(1.0)
     assert ring.receive(0.0) is None
     ring.release(first.slot)
-    assert loader.ready(0.0)
-    assert loader.send(batches[2], 0.0)
+    assert remote.fill()
     assert second.parts[0].number == 1
     assert ring.receive(1.0).parts[0].number == 2
 
 
 def test_what_does_not_decompress_is_counted_and_dropped():
-    batch = make_batch(PIXELS)
-    broken = batch._replace(blob=make_blob([b"\xff" * 20] * 24))
+    part = make_batch(PIXELS)
+    broken = part._replace(blob=make_blob([b"\xff" * 20] * 24))
     ring = BatchRing(PIXELS, 4)
-    loader = Loader(PIXELS, ring)
-    assert not loader.send(broken, 0.0)
-    assert loader.num_undecodable == 1
-    assert loader.send(batch, 0.0)
-    expect(ring.receive(1.0), batch)
+    remote = Remote(ring)
+    assert not remote.send(broken)
+    assert remote.source.num_undecodable == 1
+    assert remote.send(broken, part)
+    assert remote.source.num_undecodable == 2
+    expect(ring.receive(1.0), part)
 
 
 def test_another_process_fills_what_this_one_reads():
     ring = BatchRing(PIXELS, 4)
-    batches = [make_batch(PIXELS, number=number) for number in range(10)]
 
-    def fill(stop):
-        loader = Loader(PIXELS, ring)
-        waiting = list(batches)
+    def run(stop):
+        remote = Remote(ring, credit=10)
+        remote.send(*(make_batch(PIXELS, number=number) for number in range(10)))
         while not stop.requested:
-            if waiting and loader.send(waiting[0], 0.05):
-                waiting.pop(0)
+            if remote.loader.ready(0.05):
+                remote.fill()
 
-    child = start_child("loader", fill)
+    child = start_child("loader", run)
     try:
         for number in range(10):
-            sample = ring.receive(10.0)
-            assert sample.parts[0].number == number
-            ring.release(sample.slot)
+            batch = ring.receive(10.0)
+            assert batch.parts[0].number == number
+            ring.release(batch.slot)
     finally:
         stop_children([child])
 
@@ -202,7 +219,18 @@ class Direct:
         self.ring = BatchRing(PIXELS, 4 * num_shards, num_shards=num_shards)
         self.loader = Loader(PIXELS, self.ring)
         self.now = 0.0
-        self.source = LocalSource(self.loader, 0, num_shards - 1, self.config, PIXELS, self.run_id, clock=self.clock)
+        self.monitor = self.make_monitor()
+
+    def make_monitor(self):
+        """The first loader's, of the last shard."""
+        config = self.config
+        settings = DrawSettings.configured(config.replay, config.replay.num_shards - 1, config.learner.batch_size)
+        rows = {"row": config.replay.num_samplers, "num_rows": counter_rows(config.replay, config.learner)}
+        return StoreMonitor(PIXELS, self.run_id, settings, **rows, seed=config.seed, clock=self.clock)
+
+    def draw(self):
+        """Whether a part is drawn into a slot."""
+        return self.loader.ready(0.0) and self.loader.fill([self.monitor.source()])
 
     def clock(self):
         self.now += LOOK_SECONDS
@@ -212,11 +240,7 @@ class Direct:
         store = StoreWriter.create(
             self.path,
             PIXELS,
-            capacity=1_000,
-            max_bytes=100_000,
-            num_streams=4,
-            priority_exponent=1.0,
-            min_priority=1e-6,
+            StoreSettings(capacity=1_000, max_bytes=100_000, num_streams=4, priority_exponent=1.0, min_priority=1e-6),
             store_incarnation=store_incarnation,
         )
         store.insert(make_segment(PIXELS, base=0, number=0, first=first))
@@ -231,14 +255,14 @@ def direct():
 
 
 def test_beside_a_replay_server_a_loader_draws_for_itself(direct):
-    assert direct.source.sampler() is None
+    assert direct.monitor.source() is None
     store = direct.make_store(store_incarnation=9)
-    assert direct.source.sampler().step(0.0)
-    sample = direct.ring.receive(1.0)
-    assert sample.parts == [BatchPart(0, 9, direct.config.replay.num_samplers, 0)]
+    assert direct.draw()
+    batch = direct.ring.receive(1.0)
+    assert batch.parts == [BatchPart(0, 9, direct.config.replay.num_samplers, 0)]
     records = make_records(PIXELS, 5)
-    np.testing.assert_array_equal(sample.action, records["action"][sample.keys])
-    np.testing.assert_array_equal(sample.stacks[1, :, -1, 0, 0], sample.keys + 1)  # A frame says its own number.
+    np.testing.assert_array_equal(batch.action, records["action"][batch.keys])
+    np.testing.assert_array_equal(batch.stacks[1, :, -1, 0, 0], batch.keys + 1)  # A frame says its own number.
     store.close()
 
 
@@ -248,13 +272,13 @@ def test_one_shard_beside_the_loader_and_another_elsewhere_make_one_batch():
     try:
         assert direct.loader.ready(0.0)
         arrivals = Arrivals(part_of(0, 5), part_of(0, 6))
-        remote = RemoteSource(arrivals, direct.config)
-        for _ in range(2):
-            fill(direct.loader, [None, direct.source.sampler()], remote)
-        sample = direct.ring.receive(0.0)
-        assert [(part.shard, part.number) for part in sample.parts] == [(0, 5), (1, 0)]
-        np.testing.assert_array_equal(sample.stacks[1, 4:, -1, 0, 0], sample.keys[4:] + 1)
-        np.testing.assert_array_equal(sample.keys[:4], 1000 + np.arange(4))
+        remote = RemoteSource(arrivals, num_shards=2, credit=8)
+        for _ in range(3):
+            load(direct.loader, [None, direct.monitor.source()], remote)
+        batch = direct.ring.receive(0.0)
+        assert [(part.shard, part.number) for part in batch.parts] == [(0, 5), (1, 0)]
+        np.testing.assert_array_equal(batch.stacks[1, 4:, -1, 0, 0], batch.keys[4:] + 1)
+        np.testing.assert_array_equal(batch.keys[:4], 1000 + np.arange(4))
     finally:
         store.close()
         remove(direct.path)
@@ -262,49 +286,48 @@ def test_one_shard_beside_the_loader_and_another_elsewhere_make_one_batch():
 
 def test_a_loader_goes_on_while_the_writer_is_away_and_follows_it_to_a_new_store(direct):
     store = direct.make_store(store_incarnation=1)
-    first = direct.source.sampler()
+    first = direct.monitor.source()
     store.close()
-    assert direct.source.sampler() is first
+    assert direct.monitor.source() is first
     remove(direct.path)
-    assert direct.source.sampler() is None
+    assert direct.monitor.source() is None
     store = direct.make_store(store_incarnation=2)
-    assert direct.source.sampler().step(0.0)
+    assert direct.draw()
     assert direct.ring.receive(1.0).parts[0].store_incarnation == 2
     store.close()
 
 
 def test_what_a_crashed_replay_server_left_is_not_taken_for_a_living_one(direct):
     direct.make_store().close()
-    assert direct.source.sampler() is None
+    assert direct.monitor.source() is None
 
 
 def test_a_loader_that_is_started_again_goes_on_with_its_numbers(direct):
     store = direct.make_store()
-    sampler = direct.source.sampler()
     for _ in range(2):
-        assert sampler.step(0.0)
+        assert direct.draw()
         direct.ring.release(direct.ring.receive(1.0).slot)
-    again = LocalSource(Loader(PIXELS, direct.ring), 0, 0, direct.config, PIXELS, direct.run_id, clock=direct.clock)
-    assert again.sampler().step(0.0)
+    direct.monitor = direct.make_monitor()
+    assert direct.draw()
     assert direct.ring.receive(1.0).parts[0].number == 2
     store.close()
 
 
 def test_while_one_slot_is_trained_on_another_is_ready_and_a_third_is_filled():
     ring = BatchRing(PIXELS, 4)
-    loader = Loader(PIXELS, ring)
+    remote = Remote(ring)
     for number in range(2):
-        assert loader.send(make_batch(PIXELS, number=number), 0.0)
+        assert remote.send(make_batch(PIXELS, number=number))
     assert ring.receive(0.0).parts[0].number == 0
-    assert loader.ready(0.0)
+    assert remote.loader.ready(0.0)
     assert ring.receive(0.0).parts[0].number == 1
 
 
 def test_a_store_that_is_only_half_made_is_looked_at_again(direct):
     with open(direct.path, "wb") as half_made:
         fcntl.flock(half_made, fcntl.LOCK_EX)
-        assert direct.source.sampler() is None
+        assert direct.monitor.source() is None
     direct.path.unlink()
     store = direct.make_store()
-    assert direct.source.sampler().step(0.0)
+    assert direct.draw()
     store.close()

@@ -10,10 +10,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.trainers import NETWORK, SCHEMA, Tape, make_sample, make_trainer
+from support.trainers import NETWORK, SCHEMA, Tape, make_batch, make_trainer
 from support.waiting import until
 
 from apex.config import CheckpointConfig, Config, LearnerConfig, ReplayConfig, RunConfig, TransportConfig
@@ -22,7 +23,7 @@ from apex.errors import ConfigError
 from apex.launch.status import ask
 from apex.learning.batch_ring import LoaderFigures
 from apex.learning.coordinator.coordinator import FORGET_SECONDS, CoordinatorConfig, run_coordinator
-from apex.learning.loop import DivergedError, LearnerLoop, describe_training
+from apex.learning.loop import CoordinatorLink, DivergedError, LearnerLoop, Reporter, describe_training
 from apex.learning.parameter_publisher import PublishingThread
 from apex.learning.setup import choose_device
 from apex.replay_memory.store.location import store_path
@@ -51,26 +52,24 @@ CONFIG = Config(checkpoint=CheckpointConfig(period=2), learner=LearnerConfig(bat
 class Loop:
     """A learner's loop with the coordinator's end of its pipe in the test's hand."""
 
-    def __init__(self, num_samples, num_shards=1, max_skipped_updates=10, **run):
+    def __init__(self, num_batches, num_shards=1, max_skipped_updates=10, **run):
         self.pipe, pipe = multiprocessing.Pipe()
-        self.tape = Tape(*(make_sample(number) for number in range(num_samples)))
+        self.tape = Tape(*(make_batch(number) for number in range(num_batches)))
         self.trainer = make_trainer(self.tape)
         self.saved = []
         self.saved_at = []  # updates
         self.connected = []
-        self.loaders = LoaderFigures(np.zeros(2), np.zeros(2))
-        self.num_refused = 0
+        self.loaders = LoaderFigures(np.zeros(2), np.zeros(2), np.zeros(1, np.int64))
         learner = replace(CONFIG.learner, max_skipped_updates=max_skipped_updates)
-        config = replace(CONFIG, learner=learner, run=RunConfig(**run), replay=ReplayConfig(num_shards=num_shards))
+        replay = ReplayConfig(num_shards=num_shards)
         self.loop = LearnerLoop(
-            config,
             self.trainer,
-            pipe,
-            connect=lambda endpoint, shard: self.connected.append((endpoint, shard)),
+            CoordinatorLink(pipe, replay, lambda *connection: self.connected.append(connection), Progress()),
+            Reporter(pipe, SimpleNamespace(batch_size=16, loaders=self.loaders)),
             save=self.save,
-            loaders=self.loaders,
-            progress=Progress(),
-            num_refused=lambda: self.num_refused,
+            learner=learner,
+            checkpoint=CONFIG.checkpoint,
+            run=RunConfig(**run),
         )
 
     def save(self, progress):
@@ -98,7 +97,7 @@ def test_a_report_says_nothing_of_units_before_the_first_update():
     assert "dormant_share" not in describe_training(trainer)
 
 
-def test_ends_after_its_last_update_although_samples_remain():
+def test_ends_after_its_last_update_although_batches_remain():
     loop = Loop(9, max_updates=5)
     assert loop.run() == "reached 5 updates"
     assert loop.trainer.num_updates == 5
@@ -160,7 +159,7 @@ def test_a_signal_ends_it():
 
 def spoil(loop, *numbers):
     for number in numbers:
-        loop.tape.samples[number].n_step_return[3] = math.nan
+        loop.tape.batches[number].n_step_return[3] = math.nan
 
 
 def test_a_loss_that_is_not_finite_is_skipped_and_shown():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
-from support.trainers import NETWORK, SCHEMA, B, Tape, make_sample, make_trainer
+from support.trainers import NETWORK, SCHEMA, B, Tape, make_batch, make_trainer
 
 from apex.config import Config, LearnerConfig
 from apex.dqn.gradient_step import DeviceBatch
@@ -19,7 +19,7 @@ from apex.types import Progress
 
 
 def test_publishes_first_then_every_period():
-    tape = Tape(*(make_sample(number) for number in range(4)))
+    tape = Tape(*(make_batch(number) for number in range(4)))
     trainer = make_trainer(tape, publish_period=2)
     trainer.begin()
     assert [trainer.step(0.0) for _ in range(5)] == [True] * 4 + [False]
@@ -40,10 +40,9 @@ def test_publishes_first_then_every_period():
 
 def test_publishes_no_sooner_than_it_may_and_then_the_newest():
     """Every second update at most, and every 10 s at most."""
-    tape = Tape(*(make_sample(number) for number in range(7)))
-    trainer = make_trainer(tape, publish_period=2, publish_seconds=10.0)
+    tape = Tape(*(make_batch(number) for number in range(7)))
     now = 0.0
-    trainer._clock = lambda: now
+    trainer = make_trainer(tape, clock=lambda: now, publish_period=2, publish_seconds=10.0)
     trainer.begin()
     for now in (1.0, 9.0, 10.0, 11.0, 19.0, 20.5, 30.5):  # noqa: B007 - the clock reads it
         trainer.step(0.0)
@@ -56,44 +55,41 @@ def test_a_users_layers_that_only_train_are_at_rest_in_the_target():
         def __init__(self):
             super().__init__(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(4, 3))
 
-    online, target = Moody(), Moody()
-    tape = Tape(make_sample(0))
+    tape = Tape(make_batch(0))
     config = LearnerConfig(batch_size=B, optimizer="adam")
-    trainer = Trainer(
-        config, online, target, device=torch.device("cpu"), samples=tape, priorities=tape, publish=tape.publish
-    )
+    trainer = Trainer(config, Moody, device=torch.device("cpu"), batches=tape, priorities=tape, publish=tape.publish)
     assert trainer.step(0.0)
     assert [network.training for network in (trainer.online, trainer.target)] == [True, False]
 
 
 def test_priorities_are_the_td_errors_of_these_keys():
     """Straight from the definition, with the parameters from before the update."""
-    sample = make_sample(0)
-    tape = Tape(sample)
+    batch = make_batch(0)
+    tape = Tape(batch)
     trainer = make_trainer(tape)
     network = make_network(NETWORK, SCHEMA, seed=1)
     with torch.no_grad():
-        q, next_q = (network(torch.from_numpy(stack)).numpy() for stack in sample.stacks)
-    expected = np.abs(sample.n_step_return + sample.discount * next_q.max(1) - q[np.arange(B), sample.action])
+        q, next_q = (network(torch.from_numpy(stack)).numpy() for stack in batch.stacks)
+    expected = np.abs(batch.n_step_return + batch.discount * next_q.max(1) - q[np.arange(B), batch.action])
     trainer.step(0.0)
     (update,) = tape.updates
     assert (update.shard, update.store_incarnation, update.sampler, update.number) == (0, 5, 1, 0)
-    np.testing.assert_array_equal(update.keys, sample.keys)
+    np.testing.assert_array_equal(update.keys, batch.keys)
     np.testing.assert_allclose(update.priorities, expected, rtol=1e-5)
 
 
 def test_the_loss_is_the_weighted_mean():
-    sample = make_sample(0)
-    tape = Tape(sample)
+    batch = make_batch(0)
+    tape = Tape(batch)
     trainer = make_trainer(tape)
     trainer.step(0.0)
-    weights = importance_weights(sample.probability, 1000, 0.4)
+    weights = importance_weights(batch.probability, 1000, 0.4)
     expected = float((weights * 0.5 * tape.updates[0].priorities ** 2).mean())
     assert float(trainer.figures.loss) == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_target_moves_every_period_only():
-    tape = Tape(*(make_sample(number) for number in range(4)))
+    tape = Tape(*(make_batch(number) for number in range(4)))
     trainer = make_trainer(tape, target_period=3)
     start = flatten_parameters(trainer.target)
     trainer.step(0.0)
@@ -106,7 +102,7 @@ def test_the_target_moves_every_period_only():
 
 
 def test_what_was_published_does_not_change_with_the_next_update():
-    tape = Tape(make_sample(0), make_sample(1))
+    tape = Tape(make_batch(0), make_batch(1))
     trainer = make_trainer(tape, publish_period=1)
     trainer.step(0.0)
     before = tape.published[0].values.copy()
@@ -116,7 +112,7 @@ def test_what_was_published_does_not_change_with_the_next_update():
 
 
 def test_policy_lag_is_the_learners_version_less_the_one_that_acted():
-    tape = Tape(*(make_sample(number) for number in range(6)))
+    tape = Tape(*(make_batch(number) for number in range(6)))
     trainer = make_trainer(tape)
     for _ in range(6):
         trainer.step(0.0)
@@ -124,7 +120,7 @@ def test_policy_lag_is_the_learners_version_less_the_one_that_acted():
 
 
 def test_gradients_are_clipped_by_their_norm():
-    tape = Tape(make_sample(0))
+    tape = Tape(make_batch(0))
     trainer = make_trainer(tape, max_gradient_norm=1e-3, optimizer="rmsprop")
     trainer.step(0.0)
     norm = torch.cat([p.grad.reshape(-1) for p in trainer.online.parameters()]).norm()
@@ -134,16 +130,16 @@ def test_gradients_are_clipped_by_their_norm():
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path, optimizer):
-    samples = [make_sample(number) for number in range(6)]
-    straight = make_trainer(Tape(*samples), optimizer=optimizer, target_period=2)
+    batches = [make_batch(number) for number in range(6)]
+    straight = make_trainer(Tape(*batches), optimizer=optimizer, target_period=2)
     for _ in range(6):
         straight.step(0.0)
-    first = make_trainer(Tape(*samples[:3]), optimizer=optimizer, target_period=2)
+    first = make_trainer(Tape(*batches[:3]), optimizer=optimizer, target_period=2)
     for _ in range(3):
         first.step(0.0)
     state = LearnerState(progress=Progress(42), config=Config(), schema=SCHEMA, **first.state())
     path = save_checkpoint(tmp_path, state)
-    second = make_trainer(Tape(*samples[3:]), optimizer=optimizer, target_period=2)
+    second = make_trainer(Tape(*batches[3:]), optimizer=optimizer, target_period=2)
     second.restore(load_checkpoint(path)._asdict())
     assert second.num_updates == 3
     for _ in range(3):
@@ -154,8 +150,8 @@ def test_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path, optimize
 
 def test_bfloat16_agrees_with_float32():
     """bfloat16 has 8 bits of mantissa: 2^-8 of rounding a layer, three layers, and some cancellation."""
-    samples = [make_sample(0)]
-    plain, fast = Tape(*samples), Tape(*samples)
+    batches = [make_batch(0)]
+    plain, fast = Tape(*batches), Tape(*batches)
     make_trainer(plain).step(0.0)
     make_trainer(fast, bfloat16="on").step(0.0)
     np.testing.assert_allclose(fast.updates[0].priorities, plain.updates[0].priorities, atol=0.05)
@@ -165,7 +161,7 @@ def test_bfloat16_agrees_with_float32():
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_averages_lie_as_their_parameters_do_after_a_checkpoint(tmp_path, optimizer):
     """On a GPU the parameters are in another order of memory than in a file, and a fused step walks through both."""
-    first, second = (make_trainer(Tape(make_sample(0)), optimizer=optimizer) for _ in range(2))
+    first, second = (make_trainer(Tape(make_batch(0)), optimizer=optimizer) for _ in range(2))
     for trainer in (first, second):
         for parameter in trainer.online.parameters():
             if parameter.dim() == 2:
@@ -189,7 +185,7 @@ def test_averages_lie_as_their_parameters_do_after_a_checkpoint(tmp_path, optimi
 
 def test_how_the_optimizer_steps_is_said_by_this_device_and_configuration_and_not_by_the_checkpoint():
     """A run that began on a CPU goes on on a GPU, whose graph needs `capturable`; and with another learning rate."""
-    before = make_trainer(Tape(make_sample(0)))
+    before = make_trainer(Tape(make_batch(0)))
     before.step(0.0)
     after = make_trainer(Tape(), learning_rate=0.5)
     (group,) = after.optimizer.param_groups
@@ -202,7 +198,7 @@ def test_how_the_optimizer_steps_is_said_by_this_device_and_configuration_and_no
 
 def test_a_rate_that_falls_falls_from_update_to_update_and_goes_on_after_a_restore():
     settings = {"learning_rate": 0.4, "final_learning_rate_share": 0.25, "learning_rate_updates": 3}
-    before = make_trainer(Tape(*map(make_sample, range(2))), **settings)
+    before = make_trainer(Tape(*map(make_batch, range(2))), **settings)
     rates = []
 
     def step(trainer):
@@ -211,7 +207,7 @@ def test_a_rate_that_falls_falls_from_update_to_update_and_goes_on_after_a_resto
 
     step(before)
     step(before)
-    after = make_trainer(Tape(*map(make_sample, range(2, 5))), **settings)
+    after = make_trainer(Tape(*map(make_batch, range(2, 5))), **settings)
     after.restore(before.state())
     for _ in range(3):
         step(after)
@@ -225,28 +221,28 @@ class LateFeed:
     def __init__(self, tape):
         self.tape, self.under_way, self.looks = tape, [], 0
 
-    def load(self, sample, weights):
-        return DeviceBatch(*(torch.from_numpy(array) for array in (*_arrays(sample), weights)))
+    def load(self, batch, weights):
+        return DeviceBatch(*(torch.from_numpy(array) for array in (*_arrays(batch), weights)))
 
-    def give_back(self, sample, result):
-        self.under_way.append(sample)
+    def give_back(self, batch, result):
+        self.under_way.append(batch)
 
     def collect(self):
         self.looks += 1
         if self.under_way and self.looks >= 3:
-            sample = self.under_way.pop()
-            self.tape.words.append(f"priorities {sample.parts[0].number}")
-            self.tape.samples.append(make_sample(1))  # The credit came back.
+            batch = self.under_way.pop()
+            self.tape.words.append(f"priorities {batch.parts[0].number}")
+            self.tape.batches.append(make_batch(1))  # The credit came back.
         return bool(self.under_way)
 
 
-def _arrays(sample):
-    return sample.stacks, sample.action, sample.n_step_return, sample.discount
+def _arrays(batch):
+    return batch.stacks, batch.action, batch.n_step_return, batch.discount
 
 
 def test_a_learner_whose_next_batch_waits_for_its_own_priorities_lets_them_go():
     """One loader, one batch in flight: the second comes after the first one's priorities have left."""
-    tape, timeouts = Tape(make_sample(0)), []
+    tape, timeouts = Tape(make_batch(0)), []
     receive = tape.receive
     tape.receive = lambda timeout: timeouts.append(timeout) or receive(timeout)
     trainer = make_trainer(tape)
@@ -259,7 +255,7 @@ def test_a_learner_whose_next_batch_waits_for_its_own_priorities_lets_them_go():
 
 
 def test_a_learner_waits_no_longer_than_asked_for_results_that_do_not_come():
-    tape = Tape(make_sample(0))
+    tape = Tape(make_batch(0))
     trainer = make_trainer(tape)
     trainer._transfer = LateFeed(tape)
     trainer._transfer.collect = lambda: True
@@ -271,13 +267,13 @@ def test_a_learner_waits_no_longer_than_asked_for_results_that_do_not_come():
 
 
 def spoiled(number, rows):
-    sample = make_sample(number)
-    sample.n_step_return[rows] = np.nan
-    return sample
+    batch = make_batch(number)
+    batch.n_step_return[rows] = np.nan
+    return batch
 
 
 def test_a_skipped_update_changes_nothing_and_is_counted():
-    tape = Tape(make_sample(0), spoiled(1, [3]), spoiled(2, [4]), make_sample(3))
+    tape = Tape(make_batch(0), spoiled(1, [3]), spoiled(2, [4]), make_batch(3))
     trainer, counts = make_trainer(tape), []
     for _ in range(4):
         before = flatten_parameters(trainer.online)
@@ -294,7 +290,7 @@ def test_no_priority_that_is_not_finite_leaves_and_the_transition_at_fault_is_dr
     (update,) = tape.updates
     assert np.flatnonzero(update.priorities == 0).tolist() == [3, 7]
     assert np.isfinite(update.priorities).all()
-    np.testing.assert_array_equal(update.keys, make_sample(0).keys)
+    np.testing.assert_array_equal(update.keys, make_batch(0).keys)
 
 
 def test_where_the_network_is_at_fault_priorities_stay_and_the_credit_comes_back():
@@ -311,8 +307,8 @@ def test_the_batch_is_kept_to_be_looked_at_the_first_few_of_them(tmp_path):
     files = sorted((tmp_path / "bad-batches").iterdir())
     assert len(files) == MAX_FILES
     arrays = safetensors.numpy.load_file(files[2])
-    np.testing.assert_array_equal(arrays["keys"], make_sample(2).keys)
-    np.testing.assert_array_equal(arrays["stacks"], make_sample(2).stacks)
+    np.testing.assert_array_equal(arrays["keys"], make_batch(2).keys)
+    np.testing.assert_array_equal(arrays["stacks"], make_batch(2).stacks)
     assert np.isnan(arrays["n_step_return"][3])
 
 

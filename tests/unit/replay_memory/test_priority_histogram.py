@@ -10,7 +10,7 @@ from support.store_builders import create, make_segment, make_update
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from apex.replay_memory.priority_histogram import BINS_PER_DECADE, MOST_KEYS, PERIOD, PriorityHistogram, merge
-from apex.replay_memory.store.writer import MAX_STORED_PRIORITY
+from apex.replay_memory.store.priority_weights import MAX_STORED_PRIORITY
 from apex.runs.metrics.writer import MetricsWriter
 
 

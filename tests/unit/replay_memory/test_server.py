@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 import zmq
@@ -11,14 +9,15 @@ from support.builders import PIXELS, RUN, make_segment
 
 from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig
 from apex.errors import ConfigError
+from apex.replay_memory.batch_drawer import SILENCE_SECONDS, BatchDrawer, DrawSettings
 from apex.replay_memory.rate_limiter import RateLimiter
 from apex.replay_memory.recovery import open_store, reclaim
-from apex.replay_memory.sampler import SILENCE_SECONDS, Sampler
 from apex.replay_memory.sampler_counters import SamplerCounters
 from apex.replay_memory.server import STREAM_LIFE_SECONDS, ReplayServer
 from apex.replay_memory.snapshots.folder import SnapshotFolder
 from apex.replay_memory.snapshots.writer import SnapshotWriter
 from apex.replay_memory.store.file import open_file
+from apex.replay_memory.store.layout import StoreSettings
 from apex.replay_memory.store.location import beside, counters_path
 from apex.replay_memory.store.reader import StoreReader
 from apex.replay_memory.store.writer import StoreWriter
@@ -44,39 +43,30 @@ class Scene:
         self.store = StoreWriter.create(
             path,
             PIXELS,
-            capacity=1_000,
-            max_bytes=100_000,
-            num_streams=4,
-            priority_exponent=1.0,
-            min_priority=1e-6,
+            StoreSettings(capacity=1_000, max_bytes=100_000, num_streams=4, priority_exponent=1.0, min_priority=1e-6),
             store_incarnation=77,
         )
         limiter = RateLimiter(min_size, samples_per_insert, 0.1, inserts_wait)
         self.counters = SamplerCounters(1)
         self.server = ReplayServer(self.store, CODEC, self.counters, limiter, clock=self.clock)
-        self.make_sampler = partial(
-            Sampler,
-            0,
-            StoreReader(path, PIXELS),
-            self,
-            self.counters,
-            limiter,
-            batch_size=B,
-            batches_in_flight=in_flight,
-            rng=np.random.default_rng(0),
-            clock=self.clock,
-        )
-        self.sampler = self.make_sampler()
+        self.reader, self.settings = StoreReader(path, PIXELS), DrawSettings(0, B, in_flight, limiter)
+        self.drawer = self.make_drawer()
+
+    def make_drawer(self):
+        return BatchDrawer(self.reader, self.counters, 0, self.settings, np.random.default_rng(0), self.clock)
 
     def clock(self):
         return self.now
 
-    def place(self, shard):
-        return None
-
-    def send(self, batch, timeout):
+    def draw(self, drawer=None):
+        """Draws a batch and sends it, as a sampler does; tells whether it has."""
+        batch = (drawer or self.drawer).draw()
+        if batch is None:
+            return False
         if self.room:
             self.batches.append(batch)
+        else:
+            self.drawer.take_back()
         if self.answers_at_once:
             self.answer(batch)
         return self.room
@@ -130,37 +120,37 @@ def test_receipts_are_repeated_while_a_stream_lives(scene):
 
 def test_nothing_is_drawn_before_the_minimum(scene):
     scene.insert(0)
-    assert not scene.sampler.step()
+    assert not scene.draw()
     assert scene.counters.waits_for == "inserts"
     scene.insert(1)
-    assert scene.sampler.step()
+    assert scene.draw()
     assert scene.counters.waits_for == ""
     assert scene.batches[0].num_transitions == 10
 
 
 def test_credit_bounds_what_is_in_flight_and_comes_back_with_priorities(scene):
     scene.insert(0, 1)
-    assert [scene.sampler.step() for _ in range(3)] == [True, True, False]
+    assert [scene.draw() for _ in range(3)] == [True, True, False]
     assert scene.counters.waits_for == "learner"
     scene.answer(scene.batches[0])
-    assert [scene.sampler.step() for _ in range(2)] == [True, False]
+    assert [scene.draw() for _ in range(2)] == [True, False]
     scene.answer(scene.batches[2])  # A later answer tells that the batch before was lost, or is answered.
-    assert [scene.sampler.step() for _ in range(3)] == [True, True, False]
+    assert [scene.draw() for _ in range(3)] == [True, True, False]
 
 
 def test_a_silent_learner_is_sent_one_batch_at_a_time(scene):
     scene.insert(0, 1)
     for _ in range(3):
-        scene.sampler.step()
+        scene.draw()
     scene.now += SILENCE_SECONDS
-    assert [scene.sampler.step() for _ in range(2)] == [True, False]
+    assert [scene.draw() for _ in range(2)] == [True, False]
     scene.now += SILENCE_SECONDS / 2
-    assert not scene.sampler.step()
+    assert not scene.draw()
 
 
 def test_answers_to_nothing_give_no_credit(scene):
     scene.insert(0, 1)
-    scene.sampler.step()
+    scene.draw()
     batch = scene.batches[0]
     for stranger in (batch._replace(number=5), batch._replace(store_incarnation=78)):
         scene.answer(stranger)
@@ -171,21 +161,21 @@ def test_answers_to_nothing_give_no_credit(scene):
 def test_a_batch_without_room_does_not_count(scene):
     scene.insert(0, 1)
     scene.room = False
-    assert not scene.sampler.step()
+    assert not scene.draw()
     assert scene.counters.num_drawn == 0
     scene.room = True
-    assert scene.sampler.step()
+    assert scene.draw()
     assert scene.batches[0].number == 0
     assert scene.counters.num_sent == 1
 
 
 def test_new_priorities_decide_what_is_drawn(scene):
     scene.insert(0, 1)
-    scene.sampler.step()
+    scene.draw()
     keys = np.arange(10)
     update = PriorityUpdate(0, 77, 0, 0, keys, np.where(keys == 3, 1e5, 0).astype(np.float32))
     scene.server.update_priorities([CODEC.encode_priorities(update)])
-    scene.sampler.step()
+    scene.draw()
     assert (scene.batches[-1].records["key"] == 3).all()
 
 
@@ -193,11 +183,11 @@ def test_the_replay_ratio_holds_samplers_and_inserts(tmp_path):
     scene = Scene(tmp_path / "store", samples_per_insert=2.0, inserts_wait=True, in_flight=1000)
     scene.insert(0, 1)
     drawn = 0
-    while scene.sampler.step():
+    while scene.draw():
         drawn += B
     assert drawn == B  # Slack: 0.1 * 2 * 10 = 2 transitions.
     scene.insert(2)
-    while scene.sampler.step():
+    while scene.draw():
         drawn += B
     assert drawn == 16  # The first multiple of B beyond 2 * 5 + 2.
     assert scene.server.check_limiter()
@@ -210,15 +200,14 @@ def test_inserts_never_wait_while_another_shards_samples_wait_for_inserts(tmp_pa
     scene = Scene(tmp_path / "store", samples_per_insert=2.0, inserts_wait=True)
     scene.insert(0, 1, 2, 3)
     assert not scene.server.check_limiter()
-    scene.server.inserts_wanted = True
-    assert scene.server.check_limiter()
+    assert scene.server.check_limiter(inserts_wanted=True)
     assert not scene.server.status()["inserts_wait"]
 
 
 def test_what_is_for_another_shard_is_refused_and_counted(scene):
     """A stream has one de-duplication row, in the store of its own shard."""
     scene.insert(0, 1)
-    scene.sampler.step()
+    scene.draw()
     wrong = CODEC.encode_segment(make_segment(PIXELS, number=2, base=0), shard=1)
     batch = scene.batches[0]
     update = PriorityUpdate(1, 77, 0, batch.number, batch.records["key"], np.ones(B, np.float32))
@@ -232,7 +221,7 @@ def test_what_is_for_another_shard_is_refused_and_counted(scene):
 def test_rates_are_of_the_last_ten_seconds(scene):
     scene.server.status()
     scene.insert(0, 1)
-    scene.sampler.step()
+    scene.draw()
     scene.now += 2
     status = scene.server.status()
     assert status["inserts_per_second"] == 5
@@ -364,7 +353,7 @@ def test_an_answer_that_comes_before_send_returns_gives_its_credit(scene):
     """A learner on the same host is that fast; without its credit the sampler would stop until it gives up waiting."""
     scene.insert(0, 1)
     scene.answers_at_once = True
-    assert all(scene.sampler.step() for _ in range(20))
+    assert all(scene.draw() for _ in range(20))
     assert scene.counters.in_flight(0) == 0
 
 
@@ -373,10 +362,10 @@ def test_credit_comes_back_to_each_of_two_that_draw_by_one_row(scene):
     scene.insert(0, 1)
     other = None
     for _ in range(3):
-        assert scene.sampler.step()
-        other = other or scene.make_sampler()
-        for sampler in (other, other, other, scene.sampler, scene.sampler, scene.sampler):
-            assert sampler.step()
+        assert scene.draw()
+        other = other or scene.make_drawer()
+        for drawer in (other, other, other, scene.drawer, scene.drawer, scene.drawer):
+            assert scene.draw(drawer)
             scene.answer(scene.batches[-1])
     assert scene.counters.in_flight(0) == 0
 

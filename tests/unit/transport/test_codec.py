@@ -129,6 +129,8 @@ SEGMENT = CODEC.encode_segment(make_segment(PIXELS))
         (reseal(SEGMENT, count=2**32 - 1), "count"),
         (reseal(SEGMENT, count=4000), "length"),
         (reseal(SEGMENT, number=0), "base"),
+        (reseal(SEGMENT, number=2**63), "number"),
+        (reseal(SEGMENT, incarnation=2**63), "incarnation"),
     ],
 )
 def test_refuses_what_is_not_a_message(frames, reason):

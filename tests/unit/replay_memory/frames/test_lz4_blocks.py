@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from apex.replay_memory.frames import lz4_blocks
-from apex.replay_memory.frames.lz4_blocks import BlockError, Blocks, NativeBlocks
+from apex.replay_memory.frames.lz4_blocks import Blocks, FrameError, NativeBlocks
 from apex.runtime import native
 
 FRAME_BYTES = 600
@@ -70,7 +70,7 @@ def test_refuses_what_lies_outside(implementation, start, stop, place):
     blob, starts, stops = compress(make_frames(np.random.default_rng(0), 2))
     starts[1], stops[1] = start, stop
     target = empty_target()
-    with pytest.raises(BlockError, match="outside"):
+    with pytest.raises(FrameError, match="outside"):
         implementation(target).decompress(blob, starts, stops, np.array([[0, -1], [place, -1]]))
     assert (target == 0xEE).all()
 
@@ -80,7 +80,7 @@ def test_refuses_a_frame_of_another_size(implementation, size):
     good = make_frames(np.random.default_rng(0), 1)[0]
     blob, starts, stops = compress([good, np.zeros(size, np.uint8)])
     target = empty_target()
-    with pytest.raises(BlockError, match=f"does not decompress to {FRAME_BYTES}"):
+    with pytest.raises(FrameError, match=f"does not decompress to {FRAME_BYTES}"):
         implementation(target).decompress(blob, starts, stops, np.array([[3, -1], [5, -1]]))
     np.testing.assert_array_equal(target[3], good)
     assert (target[[0, 1, 2, 4, 6, 7, 8, 9, 10, 11]] == 0xEE).all()
@@ -100,7 +100,7 @@ def test_broken_bytes_touch_their_own_place_only(implementation):
     for block in broken:
         try:
             decoder.decompress(bytes(block), starts, np.array([len(block)]), np.array([[5, -1]]))
-        except BlockError:
+        except FrameError:
             num_refused += 1
     assert (target[[0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11]] == 0xEE).all()
     assert num_refused > len(broken) // 2

@@ -8,8 +8,8 @@ from support.builders import PIXELS, VECTORS, make_batch, make_frames
 
 from apex.acting.segment_builder import COMPRESS
 from apex.frame_blob import make_blob
-from apex.replay_memory.frames.lz4_blocks import STORED
-from apex.replay_memory.frames.stack_decoder import FrameError, StackDecoder
+from apex.replay_memory.frames.lz4_blocks import STORED, FrameError
+from apex.replay_memory.frames.stack_decoder import StackDecoder
 from apex.types import BATCH_RECORD
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from support.store_builders import (
     SCHEMA,
-    SIZES,
+    SETTINGS,
     Crash,
     NaiveStore,
     assert_same,
@@ -55,9 +55,9 @@ class Scene:
     """A store, its naive twin, and a folder of snapshots."""
 
     def __init__(self, place, *, pause=lambda step: None, folder_pause=lambda step: None, **sizes):
-        self.place, self.sizes = place, {**SIZES, **sizes}
+        self.place, self.settings = place, SETTINGS._replace(**sizes)
         self.path, self.folder = place / "store", SnapshotFolder(place / "snapshots", pause=folder_pause)
-        self.writer, self.naive = create(self.path, **sizes), NaiveStore(**self.sizes)
+        self.writer, self.naive = create(self.path, **sizes), NaiveStore(**self.settings._asdict())
         self.numbers = [0, 0, 0]
         self.rng = np.random.default_rng(0)
         self.source = self.make_source(pause=pause)
@@ -77,9 +77,15 @@ class Scene:
             update = make_update(keys, [1.0, 2.0, 3.0], self.incarnation)
             assert self.writer.update_priorities(update) == self.naive.update(keys, [1.0, 2.0, 3.0])
 
-    def restore(self, name="restored", folder=None, **changes):
-        options = {**self.sizes, "run_id": RUN, "store_incarnation": 78, **changes}
-        return restore(folder or self.folder, self.place / name, SCHEMA, **options)
+    def restore(self, name="restored", folder=None, run_id=RUN, store_incarnation=78, schema=SCHEMA, **changes):
+        return restore(
+            folder or self.folder,
+            self.place / name,
+            schema,
+            self.settings._replace(**changes),
+            run_id=run_id,
+            store_incarnation=store_incarnation,
+        )
 
     def go_on_with_the_snapshot(self):
         """The memory is gone; a new one takes its place, and its twin closes up the images."""
@@ -117,7 +123,7 @@ def test_a_restored_store_is_the_one_of_the_snapshot_and_goes_on_like_it(place, 
         assert scene.writer.store_incarnation == scene.incarnation
         last = make_segment(scene.numbers[0] - 1, 0) if scene.numbers[0] else None
         assert last is None or scene.writer.insert(last) is InsertOutcome.DUPLICATE
-    assert scene.naive.num_inserted > 3 * scene.sizes["capacity"]
+    assert scene.naive.num_inserted > 3 * scene.settings.capacity
 
 
 def test_only_what_is_new_is_written_and_what_is_evicted_goes(place):

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.store_builders import SIZES, attach, create, make_segment, open_reader, write_number
+from support.store_builders import SETTINGS, attach, create, make_segment, open_reader, write_number
 
 from apex.errors import ConfigError
 from apex.replay_memory.store import file, location
@@ -176,7 +176,7 @@ def test_a_transition_out_of_its_place_is_named_as_damage(path):
     writer = create(path)
     writer.insert(make_segment(0, count=5))
     writer.close()
-    offset = Sizes(SIZES["capacity"], SIZES["max_bytes"], SIZES["num_streams"]).offsets[2]
+    offset = SETTINGS.sizes.offsets[2]
     offset += 2 * STORED_RECORD.itemsize + STORED_RECORD.fields["key"][1]
     write_number(path, offset, 40_002)
     with pytest.raises(DamagedMemoryError, match="is damaged: of 5 transitions 1 are not in their place"):
@@ -281,7 +281,7 @@ def test_refuses_transitions_of_another_schema(path):
 )
 def test_refuses_to_go_on_with_other_sizes(path, name, value):
     create(path).close()
-    with pytest.raises(ConfigError, match=rf"was made with {name} {SIZES[name]}, but this is {value}"):
+    with pytest.raises(ConfigError, match=rf"was made with {name} {getattr(SETTINGS, name)}, but this is {value}"):
         attach(path, **{name: value})
 
 

@@ -14,6 +14,7 @@ from support.store_builders import SCHEMA
 
 from apex.frame_blob import make_blob
 from apex.replay_memory.frames.stack_decoder import StackDecoder
+from apex.replay_memory.store.layout import StoreSettings
 from apex.replay_memory.store.reader import StoreReader
 from apex.replay_memory.store.writer import StoreWriter
 from apex.types import RECORD, Segment, Stream
@@ -21,13 +22,11 @@ from apex.types import RECORD, Segment, Stream
 FORK = multiprocessing.get_context("fork")
 COUNT = 5  # transitions of a segment
 NUM_FRAMES = COUNT + SCHEMA.n_step
-SIZES = {
-    "max_bytes": 100_000,
-    "num_streams": 1,
-    "priority_exponent": 1.0,
-    "min_priority": 0.5,
-    "store_incarnation": 7,
-}
+SETTINGS = StoreSettings(capacity=50, max_bytes=100_000, num_streams=1, priority_exponent=1.0, min_priority=0.5)
+
+
+def create(path, **sizes):
+    return StoreWriter.create(path, SCHEMA, SETTINGS._replace(**sizes), store_incarnation=7)
 
 
 @cache  # It is asked for the same ones again and again.
@@ -87,7 +86,7 @@ def assert_whole(sample, stacks):
 
 
 def test_equals_what_travels_compressed(path):
-    writer = StoreWriter.create(path, SCHEMA, capacity=100, **SIZES)
+    writer = create(path, capacity=100)
     for number in range(30):
         writer.insert(make_segment(number))
     rows, stacks = make_rows(64)
@@ -104,7 +103,7 @@ def test_equals_what_travels_compressed(path):
 
 @pytest.mark.parametrize("step", ["find", "copy records", "copy frames", "check"])
 def test_what_is_overwritten_at_any_step_is_drawn_again(path, step):
-    writer = StoreWriter.create(path, SCHEMA, capacity=50, **{**SIZES, "max_bytes": 4_000})
+    writer = create(path, max_bytes=4_000)
     number = 0
 
     def fill(segments):
@@ -131,7 +130,7 @@ def test_what_is_overwritten_at_any_step_is_drawn_again(path, step):
 
 def test_only_what_was_overwritten_is_drawn_again(path):
     """In a small memory that fills quickly some of every batch is lost: the rest of it must not be decoded in vain."""
-    writer = StoreWriter.create(path, SCHEMA, capacity=500, **SIZES)
+    writer = create(path, capacity=500)
     numbers = iter(range(10_000))
 
     def fill(segments):
@@ -153,13 +152,13 @@ def test_only_what_was_overwritten_is_drawn_again(path):
 
 
 def test_an_empty_store_gives_nothing(path):
-    writer = StoreWriter.create(path, SCHEMA, capacity=50, **SIZES)
+    writer = create(path)
     assert StoreReader(path, SCHEMA).sample(8, np.random.default_rng(5), make_rows(8)[0]) is None
     writer.close()
 
 
 def test_frames_that_are_none_are_passed_over_and_said(path, caplog):
-    writer = StoreWriter.create(path, SCHEMA, capacity=50, **SIZES)
+    writer = create(path)
     poison = make_segment(0)._replace(blob=make_blob([b"\xff\xff\xff"] * NUM_FRAMES))
     writer.insert(poison)
     rows, stacks = make_rows(64)
@@ -176,7 +175,7 @@ def test_frames_that_are_none_are_passed_over_and_said(path, caplog):
 
 
 def write(path, ready, done, segments):
-    writer = StoreWriter.create(path, SCHEMA, capacity=200, **{**SIZES, "max_bytes": 12_000})
+    writer = create(path, capacity=200, max_bytes=12_000)
     number = 0
     while not done.is_set() and number < len(segments):
         writer.insert(segments[number])

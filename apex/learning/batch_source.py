@@ -1,0 +1,83 @@
+"""Where the parts of a batch come from: the store of a shard on this host, or its samplers on another."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+from apex.learning.batch_ring import BatchSlot
+from apex.replay_memory.batch_drawer import BatchDrawer
+from apex.replay_memory.frames.lz4_blocks import FrameError
+from apex.types import BatchMessage
+
+
+class BatchSource(Protocol):
+    """Gives a shard's parts of batches."""
+
+    def fill(self, slot: BatchSlot) -> bool:
+        """Puts the shard's next part into its slot; False if there is none yet. Does not wait."""
+
+
+class LocalSource:
+    """Draws from the store of a shard on this host. Frames are decoded from its memory straight into the slot."""
+
+    def __init__(self, drawer: BatchDrawer) -> None:
+        self._drawer = drawer
+
+    def fill(self, slot: BatchSlot) -> bool:
+        """See `BatchSource`. A part that does not decode is as good as not drawn."""
+        part = self._drawer.draw(slot if slot.reads_stores else None)
+        if part is None:
+            return False
+        try:
+            slot.put(part)
+        except FrameError:
+            self._drawer.take_back()
+            return False
+        return True
+
+
+class PartReceiver(Protocol):
+    """Where parts of batches arrive that samplers send."""
+
+    def receive(self, timeout: float) -> BatchMessage | None:
+        """The next part, or None after `timeout` seconds without one."""
+
+
+class RemoteSource:
+    """Gives parts that came by socket, which wait in a queue for each shard until a batch has room for them.
+
+    The samplers' credit bounds the queues. While another shard keeps a batch waiting, a sampler sends one more now and
+    then: beyond its credit the oldest part is dropped and counted, for it was drawn by the oldest priorities.
+    """
+
+    def __init__(self, receiver: PartReceiver, *, num_shards: int, credit: int) -> None:
+        """`credit`: parts that all samplers of a shard together may have in flight."""
+        self._receiver = receiver
+        self._credit = credit
+        self._queues: list[deque[BatchMessage]] = [deque() for _ in range(num_shards)]
+        self.num_dropped = 0
+        self.num_undecodable = 0
+
+    def fill(self, slot: BatchSlot) -> bool:
+        """See `BatchSource`. A part that does not decode is counted and dropped."""
+        queue = self._queues[slot.shard]
+        while queue:
+            try:
+                slot.put(queue.popleft())
+            except FrameError:
+                self.num_undecodable += 1
+            else:
+                return True
+        return False
+
+    def receive(self, timeout: float) -> None:
+        """Takes one part, of any shard, into its queue; waits up to `timeout` seconds for it."""
+        part = self._receiver.receive(timeout)
+        if part is None:
+            return
+        queue = self._queues[part.shard]
+        queue.append(part)
+        if len(queue) > self._credit:
+            queue.popleft()
+            self.num_dropped += 1

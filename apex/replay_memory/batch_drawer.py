@@ -1,0 +1,100 @@
+"""Draws parts of batches from the store of one shard, while the rate limiter and the learner's credit allow it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from apex.config import ReplayConfig
+from apex.replay_memory.rate_limiter import RateLimiter
+from apex.replay_memory.sampler_counters import SamplerCounters
+from apex.replay_memory.store.reader import FrameDecoder, StoreReader
+from apex.types import BatchMessage
+
+SILENCE_SECONDS = 5.0  # without an answer for so long, what is in flight counts as lost, and one more batch may go
+
+
+class DrawSettings(NamedTuple):
+    """What is drawn from one shard, and when."""
+
+    shard: int
+    part_size: int  # transitions in a part of a batch
+    batches_in_flight: int  # parts that one sampler or loader may have in flight
+    limiter: RateLimiter
+
+    @classmethod
+    def configured(cls, replay: ReplayConfig, shard: int, batch_size: int) -> Self:
+        """Those of a run whose batches have `batch_size` transitions from all shards together.
+
+        Each shard holds the replay ratio for its own inserts and samples.
+        """
+        own = replay.per_shard()
+        tolerance = own.samples_per_insert_tolerance
+        limiter = RateLimiter(own.min_size_to_sample, own.samples_per_insert, tolerance, own.inserts_wait)
+        return cls(shard, batch_size // replay.num_shards, replay.batches_in_flight, limiter)
+
+
+class BatchDrawer:
+    """Draws by one row of the counters, which keeps the credit and the numbers of its parts."""
+
+    def __init__(
+        self,
+        reader: StoreReader,
+        counters: SamplerCounters,
+        row: int,
+        settings: DrawSettings,
+        rng: np.random.Generator,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._reader = reader
+        self._counters = counters
+        self._row = row
+        self._settings = settings
+        self._rng = rng
+        self._clock = clock
+        counters.activate(row)
+        self._in_flight = 0
+        self._changed_at = clock()
+
+    def draw(self, decoder: FrameDecoder | None = None) -> BatchMessage | None:
+        """Draws one part; None while it may not, or cannot yet. `decoder`: see `StoreReader.sample`.
+
+        The part counts as sent from now on: a learner on this host may answer before a `send` returns, and the writer
+        gives credit only for what was sent.
+        """
+        if not self._may_draw():
+            return None
+        settings = self._settings
+        drawn = self._reader.sample(settings.part_size, self._rng, decoder)
+        if drawn is None:
+            return None
+        part = BatchMessage(
+            shard=settings.shard,
+            store_incarnation=drawn.store_incarnation,
+            sampler=self._row,
+            number=self._counters.next_number(self._row),
+            num_transitions=drawn.num_transitions,
+            records=drawn.records,
+            blob=drawn.blob,
+        )
+        self._counters.note_sent(self._row, settings.part_size)
+        return part
+
+    def take_back(self) -> None:
+        """Says that the part drawn last was not sent after all."""
+        self._counters.take_back(self._row, self._settings.part_size)
+
+    def _may_draw(self) -> bool:
+        settings, counters = self._settings, self._counters
+        allowed = counters.limit(settings.limiter).may_sample(self._reader.num_inserted, counters.num_drawn)
+        in_flight, now = counters.in_flight(self._row), self._clock()
+        if in_flight != self._in_flight:
+            self._in_flight, self._changed_at = in_flight, now
+        has_credit = in_flight < settings.batches_in_flight
+        if not has_credit and now - self._changed_at >= SILENCE_SECONDS:
+            has_credit, self._changed_at = True, now
+        counters.note_wait(self._row, inserts=not allowed, learner=allowed and not has_credit)
+        return allowed and has_credit

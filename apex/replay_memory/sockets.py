@@ -1,0 +1,79 @@
+"""The sockets of a replay server: what comes in goes to the server, and its receipts go out."""
+
+from __future__ import annotations
+
+import asyncio
+
+from apex.replay_memory.server import ReplayServer
+from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait
+from apex.transport.async_receiver import PULL, AsyncReceiver
+from apex.transport.codec import Codec
+from apex.transport.endpoints import ReceiptPublisher, max_segment_bytes
+from apex.transport.heartbeat import Session
+from apex.transport.hello import Welcome
+from apex.transport.sockets import Context
+from apex.types import Receipt
+
+RECEIPT_SECONDS = 0.2  # between two receipts of a stream that lives: a SUB may have missed one
+LIMITER_SECONDS = 0.005  # between two looks whether inserts may go on
+
+
+class ReplaySockets:
+    """Experience, priorities and receipts of one shard, with a task for each."""
+
+    def __init__(self, context: Context, welcome: Welcome, server: ReplayServer) -> None:
+        """Binds all of them; raises AddressError."""
+        config, schema = welcome.config, welcome.schema
+        self._server = server
+        self._inserts_wait = config.replay.inserts_wait
+        self._experience = AsyncReceiver(
+            context,
+            PULL,
+            config.transport.endpoint("experience", shard=server.shard),
+            "experience",
+            high_water_mark=2 * config.actor.window * config.actor.num_actors + 8,
+            max_bytes=max_segment_bytes(schema, config.actor.segment_length),
+            peers=server.peers["experience"],
+        )
+        self._priorities = AsyncReceiver(
+            context,
+            PULL,
+            config.transport.endpoint("priorities", shard=server.shard),
+            "priorities",
+            high_water_mark=1_000,
+            max_bytes=12 * config.part_size + 1_024,
+            peers=server.peers["priorities"],
+        )
+        endpoint = config.transport.endpoint("receipts", shard=server.shard)
+        self._receipts = ReceiptPublisher(context, endpoint, Codec(welcome.run_id, schema))
+
+    async def take_experience(self, stop: Stop, session: Session) -> None:
+        """Stores segments and answers with receipts. Waits where the replay ratio asks for it."""
+        wait = Wait("replay")
+        while not stop.requested:
+            messages = await self._experience.burst(POLL_SECONDS)
+            # The limiter is asked before each segment: a whole burst would leave actors without receipts for long.
+            step = 1 if self._inserts_wait else max(1, len(messages))
+            for first in range(0, len(messages), step):
+                while not self._server.check_limiter(inserts_wanted=session.inserts_wanted):
+                    if stop.requested:
+                        return
+                    wait.on("the learner to take samples: replay.inserts_wait")
+                    await asyncio.sleep(LIMITER_SECONDS)
+                wait.over()
+                self._publish(self._server.insert(messages[first : first + step]))
+
+    async def take_priorities(self, stop: Stop) -> None:
+        """Applies new priorities."""
+        while not stop.requested:
+            self._server.update_priorities(await self._priorities.burst(POLL_SECONDS))
+
+    async def repeat_receipts(self, stop: Stop) -> None:
+        """Sends the receipts of all streams that live again and again."""
+        while not stop.requested:
+            await asyncio.sleep(RECEIPT_SECONDS)
+            self._publish(self._server.receipts())
+
+    def _publish(self, receipts: list[Receipt]) -> None:
+        for receipt in receipts:
+            self._receipts.publish(receipt, self._server.shard)

@@ -1,0 +1,85 @@
+"""A blob gives back the frames that were laid into it, and one whose table lies is refused."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from apex.frame_blob import BlobError, as_words, check_table, find_end, find_frames, make_blob, read_table
+
+
+def make_frames(rng, count):
+    return [rng.bytes(int(rng.integers(1, 33))) for _ in range(count)]
+
+
+def make_memory(rng, num_blobs):
+    """Blobs at multiples of 8, their frames, and where each begins."""
+    memory, contents, starts = bytearray(), [], []
+    for _ in range(num_blobs):
+        contents.append(make_frames(rng, int(rng.integers(1, 9))))
+        starts.append(len(memory))
+        memory += make_blob(contents[-1])
+        memory += bytes(-len(memory) % 8)
+    return memory, contents, np.array(starts)
+
+
+def test_a_table_says_where_each_frame_lies():
+    frames = make_frames(np.random.default_rng(0), 7)
+    blob = make_blob(frames)
+    table = read_table(blob)
+    assert [blob[begin:end] for begin, end in itertools.pairwise(table)] == frames
+    assert read_table(blob, 7).tolist() == table.tolist()
+    assert check_table(blob, shortest=1, longest=32, max_frames=7) == 7
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_frames_of_many_blobs_are_found_at_once(seed):
+    rng = np.random.default_rng(seed)
+    memory, contents, starts = make_memory(rng, 20)
+    blobs = rng.integers(0, 20, 50)
+    first = np.array([rng.integers(0, len(contents[blob])) for blob in blobs])
+    counts = np.array([rng.integers(1, len(contents[blob]) - at + 1) for blob, at in zip(blobs, first, strict=True)])
+    begins, ends = find_frames(as_words(memoryview(memory)), starts[blobs], first, counts)
+    at = np.repeat(starts[blobs], counts)
+    found = [bytes(memory[begin:end]) for begin, end in zip(at + begins, at + ends, strict=True)]
+    assert found == [
+        frame
+        for blob, start, count in zip(blobs, first, counts, strict=True)
+        for frame in contents[blob][start : start + count]
+    ]
+
+
+def test_the_end_of_a_blob_is_that_of_its_last_frame():
+    memory, contents, starts = make_memory(np.random.default_rng(1), 10)
+    words = as_words(memoryview(memory))
+    for frames, start in zip(contents, starts.tolist(), strict=True):
+        assert find_end(words, start) == start + len(make_blob(frames))
+
+
+@pytest.mark.parametrize("offsets", [(4, 0, 0, 0), (4_000, 0, 0, 0), (8, 17, 0, 0), (0, 0, 0, 0)])
+def test_a_table_that_leads_outside_of_the_memory_has_no_end(offsets):
+    with pytest.raises(BlobError, match="a table of"):
+        find_end(as_words(memoryview(np.array(offsets, "<u4")).cast("B")), 0)
+
+
+FRAMES = [b"a" * 8] * 12
+
+
+@pytest.mark.parametrize(
+    ("blob", "message"),
+    [
+        (b"\x04\0\0\0", "a blob of 4 bytes"),
+        ((9).to_bytes(4, "little") * 20, "a table of 9 bytes"),
+        ((84).to_bytes(4, "little") * 20, "a table of 84 bytes"),
+        (make_blob([*FRAMES, *FRAMES]), "a table of 100 bytes"),
+        (make_blob(FRAMES) + b"a", "its table says"),
+        (np.array([12, 20, 12], "<u4").tobytes(), "a frame of -8 bytes"),
+        (make_blob([*FRAMES, b"a" * 33]), "a frame of 33 bytes"),
+        (make_blob([*FRAMES, b""]), "a frame of 0 bytes"),
+    ],
+)
+def test_refuses_a_table_that_lies(blob, message):
+    with pytest.raises(BlobError, match=message):
+        check_table(blob, shortest=1, longest=32, max_frames=20)
