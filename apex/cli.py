@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import NamedTuple
 
-from apex.config.command_line import reader_may_leave
+from apex.config.arguments import reader_may_leave
 from apex.errors import ConfigError
 from apex.runtime.lifecycle import FINISHED, reports_errors
 from apex.version import VERSION

@@ -1,10 +1,9 @@
 """Every setting of a run: its default, unit, range and source. See `tree` for the settings and `codec` for TOML."""
 
-from apex.config.codec import dump_toml, flatten, from_dict, load_toml, read_toml, to_dict
+from apex.config.addresses import REPLAY_SOCKETS, SHARD_STEP, TransportConfig
+from apex.config.codec import dump_toml, flatten, from_dict, lay_over, load_toml, read_toml, to_dict
 from apex.config.tree import (
     MAX_EPISODES,
-    REPLAY_SOCKETS,
-    SHARD_STEP,
     ActorConfig,
     CheckpointConfig,
     Config,
@@ -14,7 +13,6 @@ from apex.config.tree import (
     NetworkConfig,
     ReplayConfig,
     RunConfig,
-    TransportConfig,
 )
 
 __all__ = [
@@ -34,6 +32,7 @@ __all__ = [
     "dump_toml",
     "flatten",
     "from_dict",
+    "lay_over",
     "load_toml",
     "read_toml",
     "to_dict",

@@ -2,57 +2,57 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 import tomllib
-import types
+from copy import copy
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 from apex.config.tree import Config
+from apex.config.validation import Branch, checked, did_you_mean, setting_name
 from apex.errors import ConfigError, require
+
+AnyBranch = TypeVar("AnyBranch", bound=Branch)
 
 
 def flatten(config: Config) -> dict[str, Any]:
     """Every setting by its dotted name, in the tree's order."""
     flat: dict[str, Any] = {}
-    for branch in dataclasses.fields(config):
-        value = getattr(config, branch.name)
-        if dataclasses.is_dataclass(value):
-            flat |= {
-                f"{branch.name}.{setting.name}": getattr(value, setting.name) for setting in dataclasses.fields(value)
-            }
-        else:
-            flat[branch.name] = value
+    for name, value in to_dict(config).items():
+        flat |= {f"{name}.{leaf}": entry for leaf, entry in value.items()} if isinstance(value, dict) else {name: value}
     return flat
 
 
 def to_dict(config: Config) -> dict[str, Any]:
     """The tree as plain dictionaries, ready for JSON."""
-    return dataclasses.asdict(config)
+    return asdict(config)
 
 
 def from_dict(tree: dict[str, Any], base: Config | None = None) -> Config:
-    """Lays the values of `tree` over `base`; raises ConfigError for names and types that do not exist here."""
-    base = base or Config()
-    changes: dict[str, Any] = {}
+    """`base`, or the defaults, with the values of `tree`; raises ConfigError for what may not be configured."""
+    config = lay_over(base or Config(), tree)
+    values = {name: getattr(config, name) for name in Config.field_types()}
+    branches: dict[str, Any] = {name: replace(value) for name, value in values.items() if isinstance(value, Branch)}
+    return replace(config, **branches)
+
+
+def lay_over(base: AnyBranch, tree: dict[str, Any]) -> AnyBranch:
+    """`base`, the tree or a branch of it, with the values of `tree`, whose names, types and ranges are checked.
+
+    Relations between settings are not checked, because a command line may change one of them later.
+    """
+    result, known = copy(base), base.field_types()
     for name, value in tree.items():
-        require(
-            name in get_type_hints(Config), f"unknown setting {name}; known here: {', '.join(get_type_hints(Config))}"
-        )
-        current: Any = getattr(base, name)
-        is_branch = dataclasses.is_dataclass(current)
-        if not is_branch:
-            changes[name] = _coerce(name, get_type_hints(Config)[name], value)
-            continue
-        require(isinstance(value, dict), f"{name} must be a table of settings, got {value!r}")
-        hints = get_type_hints(type(current))
-        for setting in value:
-            require(setting in hints, f"unknown setting {name}.{setting}; known here: {', '.join(hints)}")
-        branch = {setting: _coerce(f"{name}.{setting}", hints[setting], entry) for setting, entry in value.items()}
-        changes[name] = dataclasses.replace(current, **branch)
-    return dataclasses.replace(base, **changes)
+        setting = setting_name(base, name)
+        if name not in known:
+            raise ConfigError(f"unknown setting {setting}{did_you_mean(setting, [*known, *flatten(Config())])}")
+        current = getattr(base, name)
+        if isinstance(current, Branch):
+            require(isinstance(value, dict), f"{setting} must be a table of settings, got {value!r}")
+            value = lay_over(current, value)
+        object.__setattr__(result, name, checked(setting, known[name], value))
+    return result
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -68,34 +68,21 @@ def load_toml(path: Path, base: Config | None = None) -> Config:
     return from_dict(read_toml(path), base)
 
 
-def dump_toml(config: Config) -> str:
-    """The whole tree as TOML; `load_toml` gives it back. A setting that is None is left out, as TOML has no null."""
-    lines: list[str] = []
-    branches: list[str] = []
-    for item in dataclasses.fields(config):
-        value = getattr(config, item.name)
-        if dataclasses.is_dataclass(value):
-            settings = {setting.name: getattr(value, setting.name) for setting in dataclasses.fields(value)}
-            branches += ["", f"[{item.name}]"]
-            branches += [
-                f"{name} = {json.dumps(entry, ensure_ascii=False)}"
-                for name, entry in settings.items()
-                if entry is not None
-            ]
-        else:
-            lines.append(f"{item.name} = {json.dumps(value, ensure_ascii=False)}")
-    return "\n".join([*lines, *branches]) + "\n"
+def dump_toml(config: Config, default: Config | None = None) -> str:
+    """The whole tree as TOML; `load_toml` gives it back. A setting that is None is left out, as TOML has no null.
 
-
-def _coerce(name: str, hint: Any, value: Any) -> Any:
-    """Returns `value` as the annotated type (an int passes as a float), or raises ConfigError."""
-    if get_origin(hint) is Literal:
-        require(value in get_args(hint), f"{name} must be one of {', '.join(map(str, get_args(hint)))}, got {value!r}")
-        return value
-    if get_origin(hint) in (Union, types.UnionType):
-        return None if value is None else _coerce(name, get_args(hint)[0], value)
-    if hint is float and type(value) is int:
-        return float(value)
-    require(type(value) is hint, f"{name} must be {hint.__name__}, got {value!r}")
-    require(hint is not float or math.isfinite(value), f"{name} must be a finite number, got {value!r}")
-    return value
+    With `default`, a value that differs from it has the default beside it.
+    """
+    usual, lines, table = flatten(default or config), [], ""
+    for setting, value in flatten(config).items():
+        branch, _, name = setting.rpartition(".")
+        if branch != table:
+            lines += ["", f"[{branch}]"]
+            table = branch
+        if value is None:
+            continue
+        line = f"{name} = {json.dumps(value, ensure_ascii=False)}"
+        if value != usual[setting]:
+            line = f"{line:<38}  # default: {'none' if usual[setting] is None else json.dumps(usual[setting])}"
+        lines.append(line)
+    return "\n".join(lines) + "\n"

@@ -1,66 +1,51 @@
 """The command line of a run: preset, then TOML file, then options; every setting of the tree is one.
 
-What was typed becomes the same tree of values that a TOML file is, and goes through the same door, `config.from_dict`:
-there is one check and one wording for both. tyro renders --help from the dataclasses and the comments in them.
+argparse reads the settings that people use first, because some of them choose the preset. tyro reads all others.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import fields, is_dataclass
-from difflib import get_close_matches
+import argparse
+import io
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, suppress
+from dataclasses import is_dataclass
+from itertools import takewhile
 from pathlib import Path
-from types import NoneType
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
-from apex.config import Config, EnvironmentConfig, dump_toml, flatten, from_dict, read_toml
+from apex.config.arguments import Formatter, Parser, reader_may_leave
+from apex.config.codec import dump_toml, flatten, lay_over, read_toml
 from apex.config.presets import DEFAULT, PRESETS, EnvironmentKind, preset_for
+from apex.config.tree import Config, EnvironmentConfig
+from apex.config.validation import did_you_mean, from_text
 from apex.errors import ConfigError, require
 
+
+class Short(NamedTuple):
+    """A setting that people use first."""
+
+    setting: str
+    metavar: str  # stands for its value in --help; a switch has none
+    help: str
+
+
 SHORT_NAMES = {
-    "env": "environment.id",
-    "actors": "actor.num_actors",
-    "name": "run.name",
-    "stop-score": "run.stop_score",
-    "max-minutes": "run.max_minutes",
-    "max-steps": "run.max_steps",
-    "max-updates": "run.max_updates",
-    "single-process": "run.single_process",
-    "device": "learner.device",
-    "batch-size": "learner.batch_size",
-    "network": "network.factory",
-    "insecure-no-auth": "transport.insecure_no_auth",
-}
-HELP = ("-h", "--help")
-# Which a whole file of before lacks; their defaults are as it was.
-LATER_SETTINGS = {
-    "environment.fire_after_life_loss",
-    "learner.learning_rate_updates",
-    "learner.final_learning_rate_share",
+    "env": Short("environment.id", "ID", "Atari game, Gymnasium id or package.module:factory; chooses the preset"),
+    "actors": Short("actor.num_actors", "N", "environment streams that explore; 0: by the machine"),
+    "device": Short("learner.device", "DEVICE", "where the learner computes: auto, cpu or cuda"),
+    "batch-size": Short("learner.batch_size", "N", "transitions of an update; 0: by the machine"),
+    "network": Short("network.factory", "FACTORY", "Q-network of your own: package.module:factory"),
+    "stop-score": Short("run.stop_score", "SCORE", "end when an evaluation's mean score reaches this; none: never"),
+    "max-minutes": Short("run.max_minutes", "M", "end after this long"),
+    "max-steps": Short("run.max_steps", "N", "end after this many steps of all actors"),
+    "max-updates": Short("run.max_updates", "N", "end after this many updates"),
+    "name": Short("run.name", "NAME", "name of the run folder (default: environment and time)"),
+    "single-process": Short("run.single_process", "", "all roles in one process: one seed, one curve"),
+    "insecure-no-auth": Short("transport.insecure_no_auth", "", "serve other hosts without keys"),
 }
 
 Tree = dict[str, Any]
-
-
-class Setting(NamedTuple):
-    """What an option sets."""
-
-    name: str  # dotted, as in the tree
-    type: Any  # its annotation
-    negated: bool = False  # --section.no-setting: sets it to false, and takes no value
-
-
-class Typed(NamedTuple):
-    """What a command line says."""
-
-    preset: str | None
-    file: Path | None
-    tree: Tree  # only what was typed
-    print_config: bool
 
 
 def parse_config(
@@ -70,216 +55,155 @@ def parse_config(
     description: str,
     kind: Callable[[EnvironmentConfig], EnvironmentKind],
     means_gpu: Callable[[object], bool],
+    base: Config | None = None,
+    own: Sequence[Parser] = (),
 ) -> Config:
     """Returns the tree that the options describe; raises ConfigError for what it does not understand.
 
     `kind` tells what an environment shows, and `means_gpu` whether a `learner.device` is a GPU of this host. Both are
-    called only where an environment is named and no preset is. --help and --print-config print, and end the program
-    with status 0.
+    called only where an environment is named and no preset is. `base` replaces the preset. `own` has the options that
+    the program has read itself, for --help. --help, --help-all and --print-config print and end the program.
     """
-    if any(word in HELP for word in argv):
-        try:
-            config = _resolve(_read_options([word for word in argv if word not in HELP]), kind, means_gpu)
-        except ConfigError:  # Whoever asks for help may have typed half of the rest.
-            config = PRESETS[DEFAULT].config
-        _print_help(config, prog, description)
+    parser = _make_parser(prog, description, own)
+    options, rest = parser.parse_known_args([_with_hyphens(word) if word.startswith("--") else word for word in argv])
+    require(base is None or options.preset is None, "--preset: a run keeps its own configuration, leave that out")
+    file, typed = read_toml(options.config) if options.config else {}, _read_short_names(options)
+    asked = lay_over(lay_over(Config(), file), typed)
+    if options.preset is not None:
+        base = PRESETS[options.preset].config
+    elif base is None:
+        base = _choose_base(asked, file, typed, kind, means_gpu)
+    below = lay_over(lay_over(base, file), typed)
+    if options.help_all:
+        with reader_may_leave(), suppress(SystemExit):
+            _read_settings(["--help"], below, prog, description)
         raise SystemExit(0)
-    typed = _read_options(argv)
-    config = _resolve(typed, kind, means_gpu)
-    if typed.print_config:
+    config = _read_settings(rest, below, prog, description)
+    if options.print_config:
         with reader_may_leave():
-            print(describe_config(config), end="")
+            print(dump_toml(config, Config()), end="")
         raise SystemExit(0)
     return config
 
 
-def describe_config(config: Config) -> str:
-    """The tree as TOML that --config reads; a value that is not the default has the default beside it."""
-    values, defaults = flatten(config), flatten(Config())
-    differing = {name for name, value in values.items() if value != defaults[name]}
-    lines = [f"# {len(differing)} of {len(values)} settings differ from the defaults, which are the paper's."]
-    branch = ""
-    for line in dump_toml(config).splitlines():
-        if line.startswith("["):
-            branch = line.strip("[]") + "."
-        name = branch + line.partition(" = ")[0]
-        if name in differing:
-            default = "none" if defaults[name] is None else json.dumps(defaults[name])
-            line = f"{line:<38}  # default: {default}"
-        lines.append(line)
-    return "\n".join(lines) + "\n"
+def trains_on_gpu(config: Config, means_gpu: Callable[[object], bool]) -> bool:
+    """Whether a learner of this host computes on a GPU."""
+    return not config.run.single_process and means_gpu(config.learner.device)
 
 
-@contextmanager
-def reader_may_leave() -> Iterator[None]:
-    """Within it, whoever reads standard output may close it early: `apex train --help | head` is no error."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # The interpreter flushes once more at its end.
+def _make_parser(prog: str, description: str, own: Sequence[Parser]) -> Parser:
+    """Reads what chooses a preset, and the settings that people use first by their short and long names."""
+    names = "\n".join(f"  {name:<12} {preset.summary}" for name, preset in PRESETS.items())
+    parser = Parser(
+        prog=prog,
+        usage=f"{prog} [--preset NAME] [--config FILE] [OPTIONS]",
+        description=description,
+        epilog=f"presets:\n{names}",
+        formatter_class=Formatter,
+        parents=own,
+    )
+    parser.add_argument("--preset", choices=PRESETS, metavar="NAME", help="settings to begin with; see below")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML, as --print-config prints them")
+    for short, (setting, metavar, text) in SHORT_NAMES.items():
+        long = _with_hyphens(f"--{setting}")
+        for option, about in ((f"--{short}", text), (long, argparse.SUPPRESS)):
+            how: Any = {"metavar": metavar} if metavar else {"action": "store_true", "default": None}
+            parser.add_argument(option, dest=setting, help=about, **how)
+    parser.add_argument("--print-config", action="store_true", help="print all settings of the run, and end")
+    parser.add_argument("--help-all", action="store_true", help="list every setting, and end")
+    return parser
 
 
-def _resolve(
-    typed: Typed, kind: Callable[[EnvironmentConfig], EnvironmentKind], means_gpu: Callable[[object], bool]
-) -> Config:
-    file = read_toml(typed.file) if typed.file else {}
-    tree = _lay_over(file, typed.tree)
-    if typed.preset is not None:
-        known = ", ".join(PRESETS)
-        require(typed.preset in PRESETS, f"--preset must be one of {known}, got {typed.preset!r}")
-        return from_dict(tree, PRESETS[typed.preset].config)
-    if _is_whole(file):  # As --print-config prints it: what it leaves out is none, whatever a preset says.
-        return from_dict(tree)
-    name = _branch(tree, "environment").get("id")
-    if name and isinstance(name, str):
-        return from_dict(
-            tree, preset_for(kind(EnvironmentConfig(id=name)), name, gpu=lambda: trains_on_gpu(tree, means_gpu))
-        )
-    return from_dict(tree, PRESETS[DEFAULT].config)
+def _with_hyphens(word: str) -> str:
+    """An option or setting as --help spells it."""
+    option, equals, value = word.partition("=")
+    return option.replace("_", "-") + equals + value
 
 
-def trains_on_gpu(tree: Tree, means_gpu: Callable[[object], bool]) -> bool:
-    """Whether a learner of this host will compute on a GPU, as far as the settings of `tree` tell."""
-    return not _branch(tree, "run").get("single_process") and means_gpu(_branch(tree, "learner").get("device"))
-
-
-def _branch(tree: Tree, name: str) -> Tree:
-    """A branch of the tree; {} for what is none, which from_dict refuses."""
-    branch = tree.get(name)
-    return branch if isinstance(branch, dict) else {}
-
-
-def _lay_over(below: Tree, above: Tree) -> Tree:
-    """Both trees in one; where both have a setting, `above` wins. A branch that is no table is left for from_dict."""
-    merged = dict(below)
-    for name, value in above.items():
-        branch = below.get(name)
-        merged[name] = {**branch, **value} if isinstance(branch, dict) and isinstance(value, dict) else value
-    return merged
-
-
-def _is_whole(tree: Tree) -> bool:
-    """Whether every setting that can be written down is in `tree`, but for those that came later."""
-    flat = set(tree) | LATER_SETTINGS
-    for name, branch in tree.items():
-        if isinstance(branch, dict):
-            flat |= {f"{name}.{setting}" for setting in branch}
-    return all(name in flat for name, default in flatten(Config()).items() if default is not None)
-
-
-def _read_options(argv: Sequence[str]) -> Typed:
-    """Tells options from values; a later option wins over an earlier one."""
-    settings = _settings()
-    spellings = [*settings, "preset", "config", "print-config"]
+def _read_short_names(options: argparse.Namespace) -> Tree:
+    """The settings among the options that argparse has read."""
     tree: Tree = {}
-    preset: str | None = None
-    file: Path | None = None
-    print_config = False
-    words = list(reversed(argv))
-    while words:
-        option, equals, text = words.pop().partition("=")
-        if not option.startswith("--"):
-            raise ConfigError(_stray(option))
-        name = option[2:].replace("_", "-")
-        if name not in spellings:
-            raise ConfigError(_unknown(option, name, spellings))
-        given: str | None = text if equals else None
-        takes_value = name != "print-config" and not (name in settings and settings[name].negated)
-        if takes_value and not equals and words and not words[-1].startswith("--"):
-            given = words.pop()
-        require(takes_value or given is None, f"{option} takes no value, got {text!r}")
-        if given is None and takes_value and not (name in settings and settings[name].type is bool):
-            raise ConfigError(f"{option} needs a value")
-        if name == "preset":
-            preset = given
-        elif name == "config":
-            file = Path(given or "")
-        elif name == "print-config":
-            print_config = True
-        else:
-            setting = settings[name]
-            value = not setting.negated if given is None else _parse(given, setting.type)
-            if name == "actors" and isinstance(value, int):
-                require(value >= 1, f"--actors must be >= 1, got {value}")
-            branch, dot, leaf = setting.name.rpartition(".")
-            (tree.setdefault(branch, {}) if dot else tree)[leaf] = value
-    return Typed(preset, file, tree, print_config)
+    for setting, *_ in SHORT_NAMES.values():
+        value = getattr(options, setting)
+        if value is not None:
+            branch, _, name = setting.partition(".")
+            hint = Config.field_types()[branch].field_types()[name]
+            tree.setdefault(branch, {})[name] = from_text(hint, value) if isinstance(value, str) else value
+    return tree
 
 
-def _settings() -> dict[str, Setting]:
-    """Every option that sets a setting, by its spelling without the leading dashes."""
-    tree = Config()
-    settings: dict[str, Setting] = {}
-    types: dict[str, Any] = {}
-    for item in fields(tree):
-        branch = getattr(tree, item.name)
-        if not is_dataclass(branch):
-            types[item.name] = get_type_hints(Config)[item.name]
-            continue
-        for leaf, annotation in get_type_hints(type(branch)).items():
-            types[f"{item.name}.{leaf}"] = annotation
-            if annotation is bool:
-                settings[f"{item.name}.no-{leaf}".replace("_", "-")] = Setting(
-                    f"{item.name}.{leaf}", bool, negated=True
-                )
-    settings |= {name.replace("_", "-"): Setting(name, annotation) for name, annotation in types.items()}
-    return settings | {short: Setting(name, types[name]) for short, name in SHORT_NAMES.items()}
+def _choose_base(
+    asked: Config,
+    file: Tree,
+    typed: Tree,
+    kind: Callable[[EnvironmentConfig], EnvironmentKind],
+    means_gpu: Callable[[object], bool],
+) -> Config:
+    """What lies below file and options if no preset is named."""
+    if set(Config.field_types()) <= set(file):  # A file with every table, as --print-config prints it, stands alone.
+        return Config()
+    if not any("id" in tree.get("environment", {}) for tree in (file, typed)):
+        return PRESETS[DEFAULT].config
+    name = asked.environment.id
+    return preset_for(kind(EnvironmentConfig(id=name)), name, gpu=lambda: trains_on_gpu(asked, means_gpu))
 
 
-def _parse(text: str, annotation: Any) -> Any:
-    """The value that `text` stands for. What does not parse stays text, and from_dict refuses it by name."""
-    allowed = get_args(annotation) or (annotation,)
-    if NoneType in allowed and text.lower() == "none":
-        return None
-    if bool in allowed:
-        return {"true": True, "false": False}.get(text.lower(), text)
-    for number in (int, float):
-        if number in allowed:
-            with suppress(ValueError):
-                return number(text)
-    return text
+def _read_settings(words: Sequence[str], below: Config, prog: str, description: str) -> Config:
+    """`below` with the settings that `words` give; --help among them lists every one and ends the program."""
+    import tyro  # takes 60 ms, which programs without settings need not spend
+    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+    registry = ConstructorRegistry()
+
+    @registry.primitive_rule
+    def leave_refusals_to_the_constructor(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+        if info.type is bool or is_dataclass(info.type):
+            return None
+        choices = get_args(info.type) if get_origin(info.type) is Literal else ()
+        return PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="|".join(choices) or {int: "N", str: "TEXT"}.get(info.type, "X"),
+            instance_from_str=lambda texts: from_text(info.type, texts[0]),
+            is_instance=lambda value: True,
+            str_from_instance=lambda value: [str(value)],
+        )
+
+    box = io.StringIO()
+    try:
+        with redirect_stderr(box):
+            config, unknown = tyro.cli(
+                Config,
+                prog=prog,
+                description=description,
+                args=words,
+                default=below,
+                return_unknown_args=True,
+                registry=registry,
+            )
+    except SystemExit as end:
+        if not end.code:
+            raise
+        raise _refusal(end, box.getvalue()) from None
+    if unknown:
+        raise ConfigError(_unknown(unknown[0], prog))
+    return config
 
 
-def _stray(word: str) -> str:
+def _unknown(word: str, prog: str) -> str:
+    word, *_ = word.split("=")
     if word in PRESETS:
         return f"unexpected {word!r}; did you mean --preset {word}?"
-    return f"unexpected {word!r}: options begin with --, and --help lists them"
+    if not word.startswith("--"):
+        return f"unexpected {word!r}: options begin with --, and {prog} --help lists them"
+    known = [f"--{_with_hyphens(name)}" for name in (*flatten(Config()), *SHORT_NAMES, "preset", "config")]
+    return f"unknown option {word}{did_you_mean(word, known) or f'; {prog} --help-all lists all'}"
 
 
-def _unknown(option: str, name: str, spellings: Iterable[str]) -> str:
-    """Says what was meant, if it is near: a setting may also lack its branch, as in --capacity."""
-    branch, _, leaf = name.rpartition(".")
-    siblings = [spelling for spelling in spellings if branch and spelling.startswith(f"{branch}.")]
-    near: dict[str, list[str]] = {}
-    for spelling in siblings or spellings:
-        for key in {spelling.rpartition(".")[2]} if siblings else {spelling, spelling.rpartition(".")[2]}:
-            near.setdefault(key, []).append(f"--{spelling}")
-    for match in get_close_matches(leaf if siblings else name, near, n=1, cutoff=0.7):
-        return f"unknown option {option}; did you mean {' or '.join(near[match])}?"
-    if siblings:
-        there = [f"--{spelling}" for spelling in siblings if not spelling.startswith(f"{branch}.no-")]
-        return f"unknown option {option}; there are {', '.join(there)}"
-    return f"unknown option {option}; --help lists them all"
-
-
-def _print_help(config: Config, prog: str, description: str) -> None:
-    import tyro  # 60 ms that nothing else needs
-
-    lines = [
-        description,
-        "",
-        "A preset comes first, then --config, then what is typed. --env alone picks the preset.",
-        "",
-    ]
-    lines += ["presets (--preset NAME)"]
-    lines += [f"  {name:<12} {preset.summary}" for name, preset in PRESETS.items()]
-    lines += ["", "short names"]
-    lines += [f"  --{short:<12} --{name.replace('_', '-')}" for short, name in SHORT_NAMES.items()]
-    lines += ["", "and"]
-    lines += [
-        "  --config FILE    TOML, as --print-config prints it",
-        "  --print-config   shows what would run, and ends",
-    ]
-    with reader_may_leave(), suppress(SystemExit):
-        tyro.cli(Config, prog=prog, description="\n".join(lines), default=config, args=["--help"])
+def _refusal(end: BaseException | None, box: str) -> ConfigError:
+    """The ConfigError of a constructor that has made tyro end, or else the first paragraph in tyro's box."""
+    while end is not None:
+        if isinstance(end, ConfigError):
+            return end
+        end = end.__context__
+    lines = [line.strip("│ ") for line in box.splitlines()[1:]]
+    return ConfigError(" ".join(takewhile(lambda line: line.strip("─"), lines)))

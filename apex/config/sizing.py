@@ -1,6 +1,6 @@
-"""Fits a configuration to a machine: every setting that is 0, "by the machine", gets its value here and nowhere else.
+"""Fits a configuration to a machine: this module alone gives a value to each setting that is 0, "by the machine".
 
-The rule is arithmetic on three figures, so it can be printed (`explain`) and tested for machines that are not there.
+The rule is arithmetic on cores, memory and GPU: `explain` prints it, and tests check it for any machine.
 """
 
 from __future__ import annotations
@@ -12,61 +12,43 @@ from apex.config import ActorConfig, Config, LearnerConfig, NetworkConfig
 from apex.errors import require
 from apex.types import Schema
 
-# One forward pass serves all streams of a process. On one core 16 Atari streams make 2,300 steps/s, where one makes 764
-# and 32 make 2,500: beyond 16 each stream only gets slower, and its segments older.
+# Atari steps/s of one core: 764 with 1 stream, 2,300 with 16, 2,500 with 32. More than 16 only make segments older.
 ENVS_PER_PROCESS = 16
-
-# What a step costs its actor, in what a sample costs the learner: in a run of Pong on two cores, at a quarter of the
-# width, 1.1 ms, nearly all of it emulation, against 0.45 on one processor, and 0.55 against 0.19 on another. A wider
-# network's sample costs more, and its actors get more than they need.
+# Cost of a step to an actor over cost of a sample to the learner: 1.1 ms over 0.45 ms for Pong on two cores.
 SAMPLES_PER_STEP = 2.5
-
-# About one game of Pong. With fewer transitions of each actor the memory would hold one moment of every game, and no
-# game. The paper's 360 actors had 5,500 each.
+# At least about one game of Pong from each actor must fit in the memory. The paper's 360 actors had 5,500 each.
 TRANSITIONS_PER_ACTOR = 1_000
 
-# A transition's share of its segment under LZ4, at 84 x 84 pixels; larger images in proportion. Single frames of Atari
-# games take 250 ... 1,900. A wrong guess costs no memory, only how many transitions fit: the store bounds bytes too.
+# Bytes of a transition's frames under LZ4, at 84 x 84 pixels: 250 to 1,900 in Atari games. Larger images in proportion.
 LZ4_BYTES, LZ4_PIXELS = 1_400, 84 * 84
 OFFSET_BYTES = 4  # of a frame, in its segment's table
 ALIGNMENT_BYTES = 8  # A segment begins at a multiple of this.
-STEPS_PER_EPISODE = 8  # An episode adds one frame, its last state. Shorter ones on average would be a strange game.
-
+STEPS_PER_EPISODE = 8  # An episode adds one frame, its last state. An average below this would be unusual.
 RECORD_BYTES = 40  # of a transition beside its frames
 NODE_BYTES = 8  # of the sum-tree, which has two nodes for each of the next power of two of leaves
 
-SAMPLES_PER_THREAD = 8  # A guess, not a measurement: with fewer, a thread mostly waits for the others.
-
-# A batch by the machine. 64 is what two cores can afford: at a quarter of the width Pong's update takes 12 ms in a run;
-# 512 is the paper's. In between a thread has 32 samples, so that an update takes about as long on any number of cores.
-# On cores a wide network's sample costs at least twice as much, and it gets half as many: in one trial of each Breakout
-# did no worse with 32 (docs/learning.md).
+SAMPLES_PER_THREAD = 8  # of a batch, at least; an estimate, not measured
+# A batch by the machine has 32 samples per thread, so that an update takes about as long on any number of cores.
 SMALLEST_BATCH, LARGEST_BATCH = 64, 512
 BATCH_PER_THREAD = 32
-WIDE_DIVISOR = 2
+WIDE_DIVISOR = 2  # of the batch, on cores: a sample costs a wide network at least twice as much (docs/learning.md)
+WIDE_ENOUGH = 0.5  # width from which bfloat16 is faster on processors that have it: Pong, 26 ms against 29 ms
 
-# On a processor that multiplies bfloat16 an update of Pong (64) takes 28 ms with it and 11 without at a quarter of the
-# width, 26 and 29 at a half, 55 and 85 at the whole; to act for 16 streams 1.2 and 0.8, 1.6 and 1.9, 6.1 and 5.9 ms.
-# In its first minute a run of Breakout (64) on two cores makes 50 updates a second with it at a half, 37 without.
-WIDE_ENOUGH = 0.5
-
-# To draw and decode a batch of 512 takes 5 to 7 ms of a core (docs/performance.md). On a CPU its update takes a hundred
-# times that on one core, and ten times on a few dozen: one loader is enough. A fast GPU takes 500 to 1,000 batches a
-# second, which is three to five loaders; on few cores the actors need them more.
+# A fast GPU takes 500 to 1,000 batches a second, three to five loaders' worth; a CPU takes less than one loader's.
 MOST_LOADERS = 5
 CORES_PER_LOADER = 5
-MANY_CORES = 16  # On fewer, a quarter of them is too little to speak of.
+MANY_CORES = 16  # On fewer, idle cores are not worth a line.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What this host has, or what a container may use of it."""
+    """The resources of this host, or of the container that this process runs in."""
 
     cores: int
     memory_bytes: int
     gpu: bool  # which torch can use
-    cpu_bfloat16: bool = False  # The processor multiplies bfloat16. Without, 49 ms become 580 (Pong, batch of 128)
-    gpu_bfloat16: bool = True  # The GPU does: all since Ampere.
+    cpu_bfloat16: bool = False  # The processor multiplies bfloat16; emulation is 12 times slower than float32.
+    gpu_bfloat16: bool = True  # The GPU multiplies bfloat16, as all do since Ampere.
 
     def __post_init__(self) -> None:
         require(self.cores >= 1, f"a machine has at least 1 core, got {self.cores}")
@@ -74,9 +56,10 @@ class Machine:
 
 
 def size_to_machine(config: Config, machine: Machine, schema: Schema) -> Config:
-    """Returns `config` with a number for every setting that was 0 by the machine; what was set stays as it is.
+    """Returns `config` with a number for every setting that was 0; other settings stay as they are.
 
-    Raises ConfigError where the replay memory cannot fit. Sizing the result again changes nothing.
+    Raises ConfigError if the replay memory does not fit, or for `cuda` without a GPU. Sizing the result again changes
+    nothing.
     """
     require(
         config.learner.device != "cuda" or machine.gpu,
@@ -96,12 +79,12 @@ def size_to_machine(config: Config, machine: Machine, schema: Schema) -> Config:
 
 
 def is_wide(network: NetworkConfig, schema: Schema) -> bool:
-    """Whether it has, for images, at least half of the paper's width; a network of the user's own is taken for such."""
+    """Whether a network for images has at least half of the paper's width. A custom network counts as wide."""
     return bool(network.factory) or (len(schema.frame_shape) == 2 and network.width >= WIDE_ENOUGH)
 
 
 def explain(config: Config, machine: Machine, schema: Schema) -> list[str]:
-    """The arithmetic behind `size_to_machine`, in lines to be printed."""
+    """Returns the arithmetic of `size_to_machine` as lines of text."""
     sized = size_to_machine(config, machine, schema)
     actor, learner, replay = sized.actor, sized.learner, sized.replay
     streams = actor.num_processes * actor.envs_per_process
@@ -148,7 +131,7 @@ def explain(config: Config, machine: Machine, schema: Schema) -> list[str]:
 
 
 def _explain_idle_cores(config: Config, sized: Config, machine: Machine) -> list[str]:
-    """Why a part of a large machine has nothing to do, and what would change that."""
+    """Names the cores of a large machine that have no work, the reason, and the setting that changes it."""
     actor, learner = sized.actor, sized.learner
     helpers = learner.num_loaders + _replay_cores(sized) + 1  # and an evaluator
     idle = machine.cores - actor.num_processes * actor.num_threads - learner.num_threads - helpers
@@ -156,7 +139,7 @@ def _explain_idle_cores(config: Config, sized: Config, machine: Machine) -> list
     asked = config.actor.num_processes if on_gpu else config.actor.num_processes or config.learner.num_threads
     if asked or idle <= machine.cores // 8 or machine.cores < MANY_CORES:
         return []
-    if on_gpu:  # What actors leave, no other part can use; without a GPU the learner takes it.
+    if on_gpu:  # Without a GPU the learner uses the cores that actors leave.
         why = f"{_count(actor.num_actors, 'actor')} in {actor.num_processes} processes"
         setting = "--actors"
         if not config.actor.num_actors:
@@ -169,7 +152,7 @@ def _explain_idle_cores(config: Config, sized: Config, machine: Machine) -> list
 
 
 def bytes_per_transition(config: Config, schema: Schema) -> int:
-    """Bytes of frames for one transition, rounded up: an estimate for LZ4 pixels, else what a full segment takes."""
+    """Bytes of frames per transition, rounded up: an estimate for LZ4 images, else the bytes of a full segment."""
     if schema.codec == "lz4" and len(schema.frame_shape) == 2:
         return _divide_up(LZ4_BYTES * prod(schema.frame_shape), LZ4_PIXELS)
     steps = config.actor.segment_length
@@ -179,14 +162,14 @@ def bytes_per_transition(config: Config, schema: Schema) -> int:
 
 
 def table_bytes(config: Config) -> int:
-    """Bytes of replay memory beside the frames: they grow with the capacity, not with what is stored."""
+    """Bytes of replay memory beside the frames. They grow with the capacity, not with the number of transitions."""
     capacity = config.replay.per_shard().capacity
     leaves = 1 << (capacity - 1).bit_length()
     return config.replay.num_shards * (capacity * RECORD_BYTES + 2 * leaves * NODE_BYTES)
 
 
 def _size_actors(config: Config, machine: Machine) -> ActorConfig:
-    """N = processes x environments. N given: no process without an actor, and together they cover N."""
+    """N = processes x environments. If N is given, every process has an actor, and the streams cover N."""
     actor = config.actor
     processes, envs, num_actors = actor.num_processes, actor.envs_per_process, actor.num_actors
     by_cores = max(1, _actor_cores(config, machine) // actor.num_threads)
@@ -200,50 +183,48 @@ def _size_actors(config: Config, machine: Machine) -> ActorConfig:
 
 
 def _actor_cores(config: Config, machine: Machine) -> int:
-    """With a GPU what the learner's host side and replay leave; else half, or less where inserts wait for samples."""
+    """Cores for actors: with a GPU all that learner and replay leave, else half, or fewer if inserts wait."""
     half, replay = max(1, machine.cores // 2), config.replay
     if _uses_gpu(config.learner, machine):
         trainer = 1
         return max(half, machine.cores - trainer - _num_loaders(config, machine) - _replay_cores(config))
-    if replay.inserts_wait:  # Actors on more than their share of the cores would wait, and the learner with them.
+    if replay.inserts_wait:  # On more cores the actors would only wait.
         return max(1, min(half, int(machine.cores * _share_of_actors(config))))
     return half
 
 
 def _share_of_actors(config: Config) -> float:
-    """Of all cores, where inserts wait for samples: a step's cost to its share of samples' cost."""
+    """The actors' share of all cores if inserts wait: cost of a step over cost of a step and its samples."""
     return SAMPLES_PER_STEP / (SAMPLES_PER_STEP + config.replay.samples_per_insert)
 
 
 def _busy_cores(config: Config, actor: ActorConfig, machine: Machine) -> float:
-    """How many cores the actors keep busy: where inserts wait for samples, a process may work for a part of the time.
-
-    On two cores Pong's actors do, and the learner's second thread has what they leave.
-    """
+    """Cores that the actors keep busy. If inserts wait for samples, actors work for a part of the time only."""
     cores = actor.num_processes * actor.num_threads
     return min(cores, machine.cores * _share_of_actors(config)) if config.replay.inserts_wait else cores
 
 
 def _replay_cores(config: Config) -> int:
-    """One for each shard's writer, and for each sampler: there are some where loaders do not draw for themselves."""
+    """One core for each shard's writer, and for each sampler. With shared memory loaders draw, and no sampler runs."""
     samplers = 0 if config.transport.shared_memory else config.replay.num_samplers
     return config.replay.num_shards * (1 + samplers)
 
 
 def _size_learner(config: Config, actor: ActorConfig, machine: Machine, schema: Schema) -> LearnerConfig:
-    """Without a GPU all cores that actors leave, but an eighth for replay, loaders and evaluator.
+    """Threads, batch, loaders and number format of the learner.
 
-    Below 8 cores these have none of their own: they are busy for a fraction of the time, and fill the learner's gaps.
+    Without a GPU its threads are the cores that actors leave, less an eighth for replay, loaders and evaluator. On
+    fewer than 8 cores these share the learner's cores, because they are busy for a fraction of the time.
     """
     learner, on_gpu, wide = config.learner, _uses_gpu(config.learner, machine), is_wide(config.network, schema)
     left = max(1, round(machine.cores - _busy_cores(config, actor, machine) - machine.cores // 8))
     batch_size = learner.batch_size
     if not batch_size:
-        threads = min(learner.num_threads or left, machine.cores)  # More than cores make no update wider.
+        threads = min(learner.num_threads or left, machine.cores)  # More would not run in parallel.
         on_cores = max(SMALLEST_BATCH, BATCH_PER_THREAD * threads) // (WIDE_DIVISOR if wide else 1)
         most = min(LARGEST_BATCH if on_gpu else on_cores, LARGEST_BATCH, config.replay.min_size_to_sample)
         batch_size = 1 << (most.bit_length() - 1)
-    threads = 1 if on_gpu else max(1, min(left, batch_size // SAMPLES_PER_THREAD))  # Beside a GPU it only launches.
+    threads = 1 if on_gpu else max(1, min(left, batch_size // SAMPLES_PER_THREAD))  # One launches kernels.
     fast = machine.gpu_bfloat16 if on_gpu else machine.cpu_bfloat16 and wide
     return replace(
         learner,
@@ -255,14 +236,14 @@ def _size_learner(config: Config, actor: ActorConfig, machine: Machine, schema: 
 
 
 def _num_loaders(config: Config, machine: Machine) -> int:
-    # By sockets one of them receives, and others would have nothing to do.
+    # Without shared memory one loader receives from the sockets; more would be idle.
     several = _uses_gpu(config.learner, machine) and config.transport.shared_memory
     by_machine = max(1, min(MOST_LOADERS, machine.cores // CORES_PER_LOADER)) if several else 1
     return config.learner.num_loaders or by_machine
 
 
 def _explain_format(config: Config, machine: Machine, schema: Schema) -> str:
-    """Which numbers an update computes with, and why."""
+    """The number format of an update, and the reason."""
     learner = config.learner
     on_gpu = _uses_gpu(learner, machine)
     where, has = ("GPU", machine.gpu_bfloat16) if on_gpu else ("processor", machine.cpu_bfloat16)
@@ -276,7 +257,7 @@ def _explain_format(config: Config, machine: Machine, schema: Schema) -> str:
 
 
 def _frame_bytes(config: Config, machine: Machine, schema: Schema) -> int:
-    """What the capacity takes, and half of the memory at most, tables included: a tmpfs is that large by default."""
+    """Bytes for frames: by the capacity, and with tables at most half of the memory, the default size of a tmpfs."""
     replay, each, tables = config.replay, bytes_per_transition(config, schema), table_bytes(config)
     half = _replay_memory(config, machine) // 2
     needed = replay.min_size_to_sample * each + tables
@@ -291,7 +272,7 @@ def _frame_bytes(config: Config, machine: Machine, schema: Schema) -> int:
 
 
 def _replay_memory(config: Config, machine: Machine) -> int:
-    """Bytes of the memory that the replay memory is a part of: this machine's, or that of another."""
+    """Bytes of memory of the hosts that keep the replay memory: this machine, or hosts of its own."""
     return config.replay.host_bytes or machine.memory_bytes
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from apex.config import Config, EnvironmentConfig, from_dict, presets
+from apex.config import Config, EnvironmentConfig, from_dict, lay_over, presets
 from apex.config.command_line import trains_on_gpu
 from apex.environments.factory import kind
 from apex.errors import ApexError, ConfigError, require
@@ -59,8 +59,8 @@ def preset_for(environment_id: str, **changes: Any) -> Config:
     `changes` are those of `apex.preset`; those for pixels go by whether this machine has a GPU, or by learner.device.
     Raises ConfigError for an environment that cannot be made here.
     """
-    shown = kind(EnvironmentConfig(id=environment_id))
-    return from_dict(changes, presets.preset_for(shown, environment_id, gpu=lambda: trains_on_gpu(changes, means_gpu)))
+    shown, asked = kind(EnvironmentConfig(id=environment_id)), lay_over(Config(), changes)
+    return from_dict(changes, presets.preset_for(shown, environment_id, gpu=lambda: trains_on_gpu(asked, means_gpu)))
 
 
 def train(config: Config, *, quiet: bool = False, stop: Callable[[], bool] | None = None) -> Run:

@@ -366,7 +366,7 @@ def commands():
     ("arguments", "words"),
     [
         (["train", "--preset", "pnog"], ["pnog", "pong"]),
-        (["train", "--actors", "0"], ["--actors", ">= 1"]),
+        (["train", "--actors", "-1"], ["actor.num_actors", "from 0 to 65536", "-1"]),
         (["train", "--env", "NoSuchEnv-v0"], ["NoSuchEnv-v0"]),
         (["train", "--env", "Pendulum-v1"], ["Pendulum-v1", "discrete actions"]),
         (["train", "--replay.capactiy", "5"], ["replay.capactiy", "replay.capacity"]),

@@ -41,7 +41,7 @@ def test_a_preset_takes_changes_by_the_door_of_all_settings():
     assert config.learner.target_period == apex.preset("pong").learner.target_period == 500
     with pytest.raises(apex.ConfigError, match=r"the preset must be one of cartpole, .*, got 'pnog'"):
         apex.preset("pnog")
-    with pytest.raises(apex.ConfigError, match=r"unknown setting learner\.batchsize; known here: batch_size"):
+    with pytest.raises(apex.ConfigError, match=r"unknown setting learner\.batchsize; did you mean learner\.batch_size"):
         apex.preset("pong", learner={"batchsize": 64})
 
 

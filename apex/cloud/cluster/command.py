@@ -13,7 +13,7 @@ from apex.cloud.cluster.inventory import find_clusters, require_cluster
 from apex.cloud.cluster.logs import GROUPS, Tail, duration, groups_for
 from apex.cloud.cluster.resize import resize
 from apex.cloud.cluster.table import as_json, show
-from apex.config.command_line import reader_may_leave
+from apex.config.arguments import reader_may_leave
 from apex.runtime.lifecycle import FINISHED, reports_errors, sleep, stop_on_signals
 
 FOLLOW_SECONDS = 3.0  # between two reads of a log; CloudWatch limits their rate

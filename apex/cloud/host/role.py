@@ -11,6 +11,7 @@ from apex.cloud.host.settings import HostSettings
 from apex.config import Config, load_toml
 from apex.config.role_command import role_command
 from apex.errors import require
+from apex.runtime.atomic_files import COPY
 from apex.types import PROGRAMS, Role
 
 log = logging.getLogger("apex")
@@ -34,7 +35,7 @@ def host_command(settings: HostSettings, role: str, num_cores: int) -> list[str]
 
 def is_new(settings: HostSettings) -> bool:
     """Whether this machine has no run yet, so that a learner begins one."""
-    return not (settings.run / "manifest.json").exists()
+    return not any((settings.run / name).exists() for name in ("manifest.json", f"manifest.json{COPY}"))
 
 
 def _learner(settings: HostSettings, file: Path) -> list[str]:

@@ -19,7 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from apex.config import Config, flatten
-from apex.config.command_line import parse_config, reader_may_leave
+from apex.config.arguments import reader_may_leave
+from apex.config.command_line import parse_config
 from apex.config.sizing import Machine, bytes_per_transition, explain, size_to_machine
 from apex.dqn.kernels.convolution import describe_convolution
 from apex.environments.factory import describe, kind
@@ -128,15 +129,14 @@ def examine(config: Config, own: Path | None = None) -> Report:
 
 def check_environment(config: Config) -> tuple[Check, Schema | None]:
     """Makes one, as every start does."""
-    changes: list[str] = []
     try:
-        schema = describe(config.environment, config.actor.n_step, changes.append)
+        schema = describe(config.environment, config.actor.n_step)
     except ConfigError as error:
         figures, _, remedy = str(error).partition("; ")
         return Check("environment", figures, "short", remedy or "see --env in apex train --help"), None
     shape = " x ".join(map(str, schema.observation_shape))
     game = f"{config.environment.id}: observations {shape} {schema.frame_dtype}, {schema.num_actions} actions"
-    return Check("environment", "; ".join([game, *changes])), schema
+    return Check("environment", game), schema
 
 
 def check_sizes(config: Config, machine: Machine, schema: Schema) -> tuple[Check, Config | None]:

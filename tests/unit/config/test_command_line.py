@@ -1,5 +1,6 @@
 """The command line of a run: what each way of writing means, which source wins, and what is refused in which words."""
 
+import inspect
 import os
 import re
 import subprocess
@@ -8,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from apex.config import Config, dump_toml, flatten, load_toml
-from apex.config.command_line import LATER_SETTINGS, SHORT_NAMES, describe_config, parse_config
+from apex.config import Config, addresses, dump_toml, flatten, load_toml, tree
+from apex.config.arguments import Parser
+from apex.config.command_line import SHORT_NAMES, parse_config
 from apex.config.presets import ATARI, CARTPOLE, NARROW, PONG, PRESETS, VECTOR
 from apex.errors import ConfigError
 from apex.runtime import gpu
@@ -21,8 +23,8 @@ def kind(config):
     return "vector" if config.id in ("CartPole-v1", "Acrobot-v1") else "atari"
 
 
-def parse(*words, kind=kind, means_gpu=means_gpu):
-    return parse_config(words, prog="apex train", description="Trains.", kind=kind, means_gpu=means_gpu)
+def parse(*words, kind=kind, means_gpu=means_gpu, **more):
+    return parse_config(words, prog="apex train", description="Trains.", kind=kind, means_gpu=means_gpu, **more)
 
 
 def parsed_value(setting, *words):
@@ -65,6 +67,10 @@ def test_every_setting_is_an_option_in_each_spelling(setting):
     if value is None or setting in ("replay.inserts_wait", "transport.insecure_no_auth"):
         return  # Words, and settings that need another one: below.
     for option in (setting, setting.replace("_", "-")):
+        if isinstance(value, bool):
+            branch, _, name = option.rpartition(".")
+            assert parsed_value(setting, f"--{branch}.{'' if value else 'no-'}{name}") is value
+            continue
         assert parsed_value(setting, f"--{option}", str(value)) == value
         assert parsed_value(setting, f"--{option}={value}") == value
 
@@ -95,7 +101,7 @@ def test_short_names_stand_for_settings(words, setting, value):
 
 
 def test_every_short_name_stands_for_a_setting_that_there_is():
-    assert set(SHORT_NAMES.values()) <= set(flatten(Config()))
+    assert {short.setting for short in SHORT_NAMES.values()} <= set(flatten(Config()))
 
 
 @pytest.mark.parametrize(
@@ -104,8 +110,6 @@ def test_every_short_name_stands_for_a_setting_that_there_is():
         (["--environment.clip-rewards"], True),
         (["--environment.no-clip-rewards"], False),
         (["--environment.no_clip_rewards"], False),
-        (["--environment.clip-rewards", "false"], False),
-        (["--environment.clip-rewards=True"], True),
         (["--environment.clip-rewards", "--seed", "3"], True),
         (["--environment.no-clip-rewards", "--environment.clip-rewards"], True),
     ],
@@ -173,53 +177,57 @@ def test_a_refusal_of_the_environment_is_passed_on():
 
 def test_a_whole_file_is_repeated_exactly(tmp_path):
     config = parse("--preset", "cartpole", "--stop-score", "none", "--seed", "5")
-    text = dump_toml(config)
-    assert parse("--config", write(tmp_path, text), kind=None) == config
-    for setting in LATER_SETTINGS:  # A run of before there were these is repeated too, and has them off.
-        text, count = re.subn(rf"^{setting.rpartition('.')[2]} = .*\n", "", text, flags=re.MULTILINE)
-        assert count == 1
-    assert parse("--config", write(tmp_path, text), kind=None) == config
+    assert parse("--config", write(tmp_path, dump_toml(config)), kind=None) == config
+
+
+def test_a_setting_that_a_whole_file_leaves_out_has_its_default(tmp_path):
+    """A run of an earlier version lacks later settings, whatever a preset says of them now."""
+    text, count = re.subn(r"^fire_after_life_loss = true\n", "", dump_toml(PONG), flags=re.MULTILINE)
+    assert count == 1
+    pong = replace(PONG, environment=replace(PONG.environment, fire_after_life_loss=False))
+    assert parse("--config", write(tmp_path, text), kind=None) == pong
+
+
+def test_options_change_the_configuration_that_a_program_gives_as_base():
+    base = replace(CARTPOLE, seed=7)
+    config = parse("--max-minutes", "5", base=base, kind=None)
+    assert config == replace(base, run=replace(base.run, max_minutes=5.0))
+    with pytest.raises(ConfigError, match="--preset: a run keeps its own configuration"):
+        parse("--preset", "pong", base=base)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--actors", "0"], "--actors must be >= 1, got 0"),
-        (["--actors=-3"], "--actors must be >= 1, got -3"),
-        (["--actors", "lots"], "actor.num_actors must be int, got 'lots'"),
-        (["--actors", "2.5"], "actor.num_actors must be int, got '2.5'"),
-        (["--max-minutes", "soon"], "run.max_minutes must be float, got 'soon'"),
-        (["--max-minutes", "nan"], "run.max_minutes must be a finite number, got nan"),
-        (["--stop-score", "high"], "run.stop_score must be float, got 'high'"),
-        (["--stop-score="], "run.stop_score must be float, got ''"),
-        (["--device", "tpu"], "learner.device must be one of auto, cpu, cuda, got 'tpu'"),
-        (["--env", ""], "environment.id must name an environment, got ''"),
-        (["--replay.capacity=1"], "need 0 < min_size_to_sample <= capacity, got 10000 and 1"),
-        (["--environment.clip-rewards", "maybe"], "environment.clip_rewards must be bool, got 'maybe'"),
-        (["--environment.no-clip-rewards=false"], "--environment.no-clip-rewards takes no value, got 'false'"),
-        (["--print-config=yes"], "--print-config takes no value, got 'yes'"),
-        (["--preset", "pogn"], "--preset must be one of cartpole, lunarlander, pong, atari, paper, got 'pogn'"),
-        (["--preset"], "--preset needs a value"),
-        (["--env", "--seed", "3"], "--env needs a value"),
+        (["--actors=-3"], "actor.num_actors must be an integer from 0 to 65536, got -3"),
+        (["--actors", "lots"], "actor.num_actors must be an integer from 0 to 65536, got 'lots'"),
+        (["--actors", "2.5"], "actor.num_actors must be an integer from 0 to 65536, got '2.5'"),
+        (["--max-minutes", "soon"], "run.max_minutes must be a number of at least 0, got 'soon'"),
+        (["--stop-score="], "run.stop_score must be a number or none, got ''"),
+        (["--actor.n-step", "x"], "actor.n_step must be an integer from 1 to 64, got 'x'"),
+        (["--learner.loss", "cubic"], "learner.loss must be one of huber, squared, got 'cubic'"),
+        (["--replay.capacity=1"], "replay.min_size_to_sample 10000 must be <= replay.capacity 1"),
+        (["--single-process=yes"], "--single-process: ignored explicit argument 'yes'"),
+        (["--preset", "pogn"], "argument --preset: invalid choice: 'pogn' (choose from"),
+        (["--preset"], "argument --preset: expected one argument; apex train --help lists the options"),
+        (["--env", "--seed", "3"], "argument --env: expected one argument"),
+        (["--seed"], "Missing value for argument '--seed'."),
         (["--config", "no/such.toml"], "cannot read the configuration no/such.toml"),
         (["--replay.capactiy=1"], "unknown option --replay.capactiy; did you mean --replay.capacity?"),
         (["--preste", "pong"], "unknown option --preste; did you mean --preset?"),
         (["--capacity", "5"], "unknown option --capacity; did you mean --replay.capacity?"),
-        (["--body_hiden=5"], "unknown option --body_hiden; did you mean --network.body-hidden?"),
+        (["--body_hiden=5"], "unknown option --body-hiden; did you mean --network.body-hidden?"),
         (
             ["--num-threads", "5"],
             "did you mean --actor.num-threads or --learner.num-threads or --evaluator.num-threads?",
         ),
-        (
-            ["--checkpoint.zzz", "5"],
-            "unknown option --checkpoint.zzz; there are --checkpoint.period, --checkpoint.keep",
-        ),
         (["--repaly.capacity", "5"], "unknown option --repaly.capacity; did you mean --replay.capacity?"),
-        (["--environment.no-clip-reward"], "did you mean --environment.no-clip-rewards?"),
-        (["--zzz"], "unknown option --zzz; --help lists them all"),
+        (["--environment.no-clip-reward"], "did you mean --environment.clip-rewards?"),
+        (["--zzz"], "unknown option --zzz; apex train --help-all lists all"),
         (["cartpole"], "unexpected 'cartpole'; did you mean --preset cartpole?"),
-        (["--seed", "3", "4"], "unexpected '4': options begin with --, and --help lists them"),
-        (["-x"], "unexpected '-x': options begin with --, and --help lists them"),
+        (["--seed", "3", "4"], "unexpected '4': options begin with --, and apex train --help lists them"),
+        (["--environment.no-clip-rewards", "false"], "unexpected 'false': options begin with --"),
+        (["-x"], "unexpected '-x': options begin with --"),
     ],
 )
 def test_what_is_not_understood_is_refused_with_its_name_and_value(words, message):
@@ -229,10 +237,10 @@ def test_what_is_not_understood_is_refused_with_its_name_and_value(words, messag
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[replay]\ncapactiy = 1\n", "unknown setting replay.capactiy"),
+        ("[replay]\ncapactiy = 1\n", "unknown setting replay.capactiy; did you mean replay.capacity?"),
         ("replay = 5\n", "replay must be a table of settings, got 5"),
         ("environment = 5\n", "environment must be a table of settings, got 5"),
-        ("[environment]\nid = 5\n", "environment.id must be str, got 5"),
+        ("[environment]\nid = 5\n", "environment.id must be text that is not empty, got 5"),
         ("[learner\n", "cannot read the configuration"),
     ],
 )
@@ -253,32 +261,50 @@ def load_toml_text(tmp_path, text):
 
 
 def test_what_differs_from_the_default_has_the_default_beside_it():
-    lines = describe_config(replace(Config(), seed=5, run=replace(Config().run, stop_score=475.0))).splitlines()
+    lines = dump_toml(replace(Config(), seed=5, run=replace(Config().run, stop_score=475.0)), Config()).splitlines()
     marked = {line.split(" = ")[0]: line.partition("# default: ")[2] for line in lines if "# default" in line}
     assert marked == {"seed": "1", "stop_score": "none"}
-    assert lines[0].startswith("# 2 of ")
 
 
-@pytest.mark.parametrize("words", [["--help"], ["-h"], ["--env", "--help"], ["--preset", "nonsense", "--help"]])
-def test_help_shows_presets_short_names_and_every_setting_with_its_sentence(words, capsys):
+def printed(capsys, *words, **more):
     with pytest.raises(SystemExit) as end:
-        parse(*words)
-    text = capsys.readouterr().out
+        parse(*words, **more)
     assert end.value.code == 0
-    assert "usage: apex train" in text
-    for expected in (*PRESETS, *SHORT_NAMES, *(setting.replace("_", "-") for setting in flatten(Config()))):
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_help_shows_presets_and_what_people_use_first_on_one_page(word, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    own = Parser(add_help=False)
+    own.add_argument("--resume")
+    text = printed(capsys, word, own=[own])
+    for expected in (*PRESETS, *(f"--{short} " for short in SHORT_NAMES), "--resume", "--help-all"):
         assert expected in text, expected
-    assert "the oldest segments go first" in text  # the comment beside replay.capacity
+    assert "--replay.capacity" not in text
+    assert len(text.splitlines()) < 40
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_help_all_shows_every_setting_with_its_sentence(capsys):
+    text = printed(capsys, "--help-all")
+    for setting in flatten(Config()):
+        assert f"--{setting.replace('_', '-')}" in text, setting
+    assert "the oldest are replaced" in text  # the comment beside replay.capacity
     assert "\x1b" not in text  # No terminal: no colours.
 
 
-def test_help_shows_the_values_of_the_preset(capsys):
-    with pytest.raises(SystemExit):
-        parse("--preset", "cartpole", "--help")
-    assert "(default: CartPole-v1)" in capsys.readouterr().out
+def test_help_all_shows_the_values_of_the_preset(capsys):
+    assert "CartPole-v1" in printed(capsys, "--preset", "cartpole", "--help-all")
 
 
-@pytest.mark.parametrize("option", ["--help", "--print-config"])
+def test_every_setting_has_a_sentence():
+    settings = {name.rpartition(".")[2] for name in flatten(Config())}
+    sources = "".join(inspect.getsource(module) for module in (tree, addresses))
+    assert {name for name in settings if not re.search(rf"^    {name}: .*  # \w", sources, re.MULTILINE)} == set()
+
+
+@pytest.mark.parametrize("option", ["--help", "--help-all", "--print-config"])
 def test_a_reader_that_leaves_early_is_no_error(option):
     program = (
         "import sys; from apex.config.command_line import parse_config\n"

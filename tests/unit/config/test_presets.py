@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from apex.config import ActorConfig, Config, EnvironmentConfig, flatten, load_toml
-from apex.config.command_line import describe_config
+from apex.config import ActorConfig, Config, EnvironmentConfig, dump_toml, flatten, load_toml
 from apex.config.presets import ATARI, CARTPOLE, DEFAULT, LUNARLANDER, NARROW, PONG, PRESETS, VECTOR, preset_for
 
 
@@ -17,7 +16,7 @@ def test_the_presets_are_the_promised_ones():
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_prints_as_a_file_that_gives_it_back(name, tmp_path):
     path = tmp_path / "run.toml"
-    path.write_text(describe_config(PRESETS[name].config))
+    path.write_text(dump_toml(PRESETS[name].config, Config()))
     assert load_toml(path) == PRESETS[name].config
 
 

@@ -408,7 +408,7 @@ def test_a_taken_port_moves_the_run(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["--preset", "nosuch"], "nosuch"),
-        (["--actors", "0"], "--actors must be >= 1"),
+        (["--actors", "-1"], "actor.num_actors must be an integer from 0 to 65536, got -1"),
         (["--replay.capactiy", "7"], "capactiy"),
         (["--env", "NoSuchEnv-v0"], "NoSuchEnv-v0"),
     ],

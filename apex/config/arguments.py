@@ -1,0 +1,59 @@
+"""argparse as every command uses it: mistakes are ConfigErrors, and values are checked like settings."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from apex.config.validation import checked, from_text
+from apex.errors import ConfigError
+
+
+class Formatter(argparse.RawDescriptionHelpFormatter):
+    """Lays --help out in at most 100 columns, and keeps the line breaks of an epilog."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30, width=min(100, shutil.get_terminal_size().columns - 2))
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises ConfigError for a mistake, where argparse ends the program after a page of usage."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Names the mistake, and where the options are listed."""
+        raise ConfigError(f"{message}; {self.prog} --help lists the options")
+
+    def print_help(self, file: Any = None) -> None:
+        """Prints the options; whoever reads them may leave early."""
+        with reader_may_leave():
+            super().print_help(file)
+
+
+def value_of(annotation: Any) -> Callable[[str], Any]:
+    """The `type` of an option whose text must be a value of `annotation`, as in `value_of(PositiveInt)`."""
+
+    def read(text: str) -> Any:
+        try:
+            return checked("", annotation, from_text(annotation, text))
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error).strip()) from error
+
+    return read
+
+
+@contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """Within it, whoever reads standard output may close it early: `apex train --help | head` is no error."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # The interpreter flushes once more at its end.
