@@ -23,6 +23,7 @@ from apex.runtime.lifecycle import (
     reports_errors,
     stop_on_signals,
 )
+from apex.runtime.watchdog import take_notifier
 from apex.transport.hello import add_route_options, read_route, read_welcome
 
 log = logging.getLogger("apex")
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None, work: Work = run_worker) -> int:
     if arguments.processes < 0 or arguments.envs < 0:
         raise ConfigError("--processes and --envs must be >= 1 (or 0: the learner's choice)")
     route = read_route(arguments)
-    with stop_on_signals() as stop:
+    with stop_on_signals(take_notifier()) as stop:
         greet = partial(join, route=route, processes=arguments.processes, envs=arguments.envs)
         answer = call_in_child("hello", greet, stop)
         if not answer:

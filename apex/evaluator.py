@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from apex.evaluation.service import run_service
 from apex.runtime.lifecycle import FINISHED, configure_logging, reports_errors, stop_on_signals
+from apex.runtime.watchdog import take_notifier
 from apex.transport.hello import add_route_options, greet, read_route, read_welcome
 
 log = logging.getLogger("apex")
@@ -22,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     configure_logging("evaluator")
     route = read_route(arguments)
-    with stop_on_signals() as stop:
+    with stop_on_signals(take_notifier()) as stop:
         answer = greet(route, "evaluator", stop)
         return run_service(read_welcome(answer), stop) if answer else FINISHED
 

@@ -20,6 +20,7 @@ from apex.runtime.lifecycle import (
     reports_errors,
     stop_on_signals,
 )
+from apex.runtime.watchdog import take_notifier
 
 log = logging.getLogger("apex")
 
@@ -29,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """`apex learner`: the composition root."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     configure_logging("learner")
-    with stop_on_signals() as stop:
+    with stop_on_signals(take_notifier()) as stop:
         folder = open_run(arguments)
         with hold(folder.path, or_parent=True):  # The launcher holds it for the learner that it has started.
             return run_service(folder, stop)

@@ -23,6 +23,7 @@ from apex.runtime.lifecycle import (
     reports_errors,
     stop_on_signals,
 )
+from apex.runtime.watchdog import take_notifier
 from apex.transport.hello import add_route_options, greet, read_route, read_welcome
 
 log = logging.getLogger("apex")
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     configure_logging("replay")
     route = read_route(arguments)
-    with stop_on_signals() as stop:
+    with stop_on_signals(take_notifier()) as stop:
         answer = call_in_child(
             "hello",
             partial(

@@ -21,7 +21,7 @@ Array = NDArray[Any]
 
 
 class Role(StrEnum):
-    """A program of a run. Its name is also its command, its key and its module: `apex actor`, `actor.public`."""
+    """A program of a run. Its name is also its command, its key and its module: `apex actor`, `actor.key`."""
 
     LEARNER = "learner"
     REPLAY = "replay"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any, Literal
 
 import ale_py
@@ -26,10 +27,11 @@ log = logging.getLogger("apex")
 __all__ = ["EnvironmentFailure", "VectorEnvironment", "describe", "kind", "make_environment", "name_actions"]
 
 
-def describe(config: EnvironmentConfig, n_step: int) -> Schema:
+def describe(config: EnvironmentConfig, n_step: int, tell: Callable[[str], None] = lambda sentence: None) -> Schema:
     """What a transition of this environment looks like; raises ConfigError where there can be none.
 
-    Makes one environment at most and closes it again; no thread is left behind.
+    Makes one environment at most and closes it again; no thread is left behind. `tell` is called with one sentence if
+    the environment's own images are converted before the agent sees them.
     """
     game = atari_game(config.id)
     if game is not None:
@@ -37,6 +39,8 @@ def describe(config: EnvironmentConfig, n_step: int) -> Schema:
         num_actions = count_actions(config, game)
         return _schema(shape, "uint8", stack=config.frame_stack, num_actions=num_actions, n_step=n_step)
     form = _examine(config)
+    if form.change:
+        tell(f"{config.id}: {form.change}")
     return _schema(form.shape, form.dtype, stack=form.stack, num_actions=form.num_actions, n_step=n_step)
 
 

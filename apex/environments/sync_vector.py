@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from apex.config import EnvironmentConfig
 from apex.environments.fault_budget import BadAnswerError, FaultBudget
+from apex.environments.scale_check import ScaleCheck
 from apex.errors import ConfigError, require
 from apex.types import Array, Step
 
@@ -24,6 +25,7 @@ MAX_ACTIONS = 65_536  # what a record's uint16 can number
 MAX_REWARD = 1e30  # of one step: the sum of an n-step window is a float32
 MAX_VALUE = float(np.finfo(np.float32).max)  # of a value of an observation
 MAX_VALUES = 2**20  # of an observation that is a vector
+MIN_IMAGE_SIZE = 16  # pixels; below that an image is a grid of cells, and resizing would blur them
 
 log = logging.getLogger("apex")
 
@@ -37,6 +39,7 @@ class ObservationForm(NamedTuple):
     num_actions: int
     first_action: int  # what the environment calls action 0
     to_frame: Callable[[Any], Array]  # raises BadAnswerError for what the space does not declare
+    change: str = ""  # what `to_frame` does to images, in one sentence; "": nothing
 
 
 class SyncVectorEnvironment:
@@ -61,6 +64,7 @@ class SyncVectorEnvironment:
         self._observation: Array = np.zeros(shape, self._form.dtype)
         self._resting: NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
         self._patience = FaultBudget(config.id, self.num_envs)
+        self._scale = ScaleCheck(config.id, clip_rewards=config.clip_rewards)
 
     def reset(self) -> Array:
         """See VectorEnvironment."""
@@ -89,6 +93,8 @@ class SyncVectorEnvironment:
             try:
                 frame, reward[i], terminated[i], truncated[i] = self._ask(i, first_action + action)
                 _write(frame, observation[i])
+                if i == 0:
+                    self._scale.look(frame, float(reward[0]))
             except (Exception, SystemExit) as error:
                 self._patience.bear(i, error)
                 terminated[i], truncated[i], failed[i] = False, False, True
@@ -178,7 +184,8 @@ def read_spaces(env: gymnasium.Env[Any, Any], config: EnvironmentConfig) -> Obse
     if isinstance(observations, spaces.Box) and observations.dtype == np.uint8 and len(observations.shape) in (2, 3):
         shape = (config.image_size, config.image_size)
         to_frame = _image_reader(observations, config)
-        return ObservationForm(shape, "uint8", config.frame_stack, num_actions, first_action, to_frame)
+        change = _describe_change(observations, config)
+        return ObservationForm(shape, "uint8", config.frame_stack, num_actions, first_action, to_frame, change)
     num_values, to_frame = _vector_reader(observations, config)
     return ObservationForm((num_values,), "float32", 1, num_actions, first_action, to_frame)
 
@@ -191,6 +198,12 @@ def _image_reader(space: spaces.Box, config: EnvironmentConfig) -> Callable[[Any
         f"environment.id {config.id!r} has images of shape {list(space.shape)}: "
         "they must be [height, width] or [height, width, 1, 3 or 4 channels]; transpose them in a wrapper",
     )
+    require(
+        min(space.shape[:2]) >= MIN_IMAGE_SIZE,
+        f"environment.id {config.id!r} has images of {space.shape[0]} x {space.shape[1]} pixels, which would be "
+        f"resized to {config.image_size} x {config.image_size}. To learn from the cells as they are, return a vector: "
+        "wrap it in gymnasium.wrappers.FlattenObservation, or declare the Box as float32",
+    )
     cv2.setNumThreads(1)  # These images are small, and the other cores have actors of their own.
     to_gray, size = CHANNELS[channels], (config.image_size, config.image_size)
 
@@ -202,6 +215,18 @@ def _image_reader(space: spaces.Box, config: EnvironmentConfig) -> Callable[[Any
         return gray if gray.shape == size else cv2.resize(gray, size, interpolation=cv2.INTER_AREA)
 
     return to_frame
+
+
+def _describe_change(space: spaces.Box, config: EnvironmentConfig) -> str:
+    """What becomes of an image before the agent sees it; "" where it stays as it is."""
+    height, width, *channels = space.shape
+    size = config.image_size
+    changes = ["converted to grayscale"] * (channels not in ([], [1]))
+    changes += [f"resized to {size} x {size}"] * ((height, width) != (size, size))
+    if not changes:
+        return ""
+    kind = "RGBA " if channels == [4] else "RGB " if channels == [3] else ""
+    return f"{kind}images of {height} x {width} are {' and '.join(changes)} (--environment.image-size)"
 
 
 def _vector_reader(space: spaces.Space[Any], config: EnvironmentConfig) -> tuple[int, Callable[[Any], Array]]:

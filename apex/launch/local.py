@@ -31,6 +31,7 @@ from apex.runtime.gpu import means_gpu
 from apex.runtime.lifecycle import FAILED, FINISHED, Stop, log_to, reports_errors, stop_on_signals
 from apex.runtime.ports import PortClaims
 from apex.runtime.supervisor import Ending, Program, supervise
+from apex.runtime.watchdog import take_notifier
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.key_store import read_keys
 from apex.transport.hello import local_host
@@ -46,7 +47,7 @@ NICE = 10  # of what only watches the run, or has time
 def main(argv: Sequence[str] | None = None) -> int:
     """The composition root; returns the exit status."""
     try:
-        with stop_on_signals() as stop:
+        with stop_on_signals(take_notifier()) as stop:
             arguments = sys.argv[1:] if argv is None else argv
             about = (
                 "Trains on this machine: replay, learner, actors, evaluator and TensorBoard. "
@@ -99,9 +100,10 @@ def run(
     `out` is where it is shown, standard output if None; `environment` goes to the programs on top of this one's.
     """
     if config.run.single_process:
-        return run_here(config, describe(config.environment, config.actor.n_step), stop, argv, out)
+        schema = describe(config.environment, config.actor.n_step, partial(say, stream=out))
+        return run_here(config, schema, stop, argv, out)
     with PortClaims() as claims:
-        schema = describe(config.environment, config.actor.n_step)
+        schema = describe(config.environment, config.actor.n_step, partial(say, stream=out))
         config, sizes = fit(config, schema, partial(say, stream=out), free=claims.claim)
         _check_keys(config)
         if stop.requested:

@@ -77,7 +77,7 @@ def reopen(name: str, arguments: Sequence[str]) -> tuple[RunFolder, Config]:
         f"{OPTION} {name}: the run keeps its own configuration, whatever --preset says: leave that out, "
         "name the settings that are to change, or start a new run",
     )
-    folder.mend_config_file()
+    folder.restore_config_file()
     own = ["--config", str(folder.config_file)]
     config = parse_config(
         [*own, *without_accept(arguments)], prog="apex train", description="", kind=kind, means_gpu=means_gpu

@@ -12,8 +12,8 @@ from apex.runs.checkpoints.paths import newest_update
 from apex.runs.folder import RunFolder
 from apex.runs.members import Status
 from apex.runtime.lifecycle import FINISHED
-from apex.runtime.supervisor import Ending, last_lines
-from apex.runtime.text import duration, known, number
+from apex.runtime.supervisor import Ending
+from apex.runtime.text import duration, known, last_lines, number
 
 LAST_LINES = 5  # of the log of a program that ended the run
 

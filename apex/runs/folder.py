@@ -1,7 +1,7 @@
 """The folder of one run: what was run, on what, by which code, and everything that comes of it.
 
 runs/pong-20250131-235959/
-    manifest.json   who, when, where, which versions, every setting; without it, or its copy, the folder is no run
+    manifest.json   who, when, where, which versions, every setting; without it the folder is no run
     config.toml     every setting with its value, to be read by people
     curves/         one .jsonl per role
     logs/           one .log per program
@@ -11,6 +11,7 @@ runs/pong-20250131-235959/
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -25,7 +26,7 @@ from typing import Any, Self
 
 from apex.config import Config, dump_toml, from_dict, to_dict
 from apex.errors import ConfigError
-from apex.runtime.atomic_files import COPY, read_twice, replace_file, seal, unseal, write_twice
+from apex.runtime.atomic_files import replace_file, seal, unseal
 from apex.runtime.provenance import describe_checkout, describe_hardware, describe_versions
 from apex.types import Schema
 
@@ -65,20 +66,20 @@ class RunFolder:
 
     @property
     def elapsed_seconds(self) -> float:
-        """How long the run had gone on, in all its lives, when this was last noted; 0 if it never was."""
+        """The time that the run has taken in all its lives, as last noted; 0 if it never was, or cannot be read."""
         path = self.path / _ELAPSED
         try:
-            return float(unseal(path.read_bytes())["seconds"])
+            return float(json.loads(path.read_bytes())["seconds"])
         except (OSError, KeyError, TypeError, ValueError) as error:
             if not isinstance(error, FileNotFoundError) or any(self.checkpoints.glob("*")):
-                log.error("%s cannot be read (%s); the clock goes on from the newest checkpoint's", path, error)
+                log.error("%s cannot be read (%s); the clock continues from the newest checkpoint", path, error)
             return 0.0
 
     @elapsed_seconds.setter
     def elapsed_seconds(self, seconds: float) -> None:
         with suppress(OSError):  # A full disk ends no run; the clock of the next start is then a little behind.
             partial = self.path / f".{_ELAPSED}.partial"
-            partial.write_bytes(seal({"seconds": round(seconds, 1)}))
+            partial.write_text(json.dumps({"seconds": round(seconds, 1)}))
             os.replace(partial, self.path / _ELAPSED)
 
     @property
@@ -92,20 +93,19 @@ class RunFolder:
             (self.path / _SAVED).touch()
 
     def next_epoch(self) -> int:
-        """Counts the learner's starts in this run: what it leases now is newer than all that it leased before.
+        """Counts the learner's starts in this run: each start leases higher incarnations than all before it.
 
-        Where the count is lost, the seconds since 1970 take its place, which no run has ever been started as often as.
+        If the count is lost, the seconds since 1970 replace it: no run has been started that often. Raises OSError.
         """
         path = self.path / _EPOCH
         try:
-            known = read_twice(path)
-            epoch = 1 if known is None else int(known["epoch"]) + 1
-            if known is None and any(self.checkpoints.glob("*")):
-                raise ValueError(f"{path} is missing")
+            epoch = int(unseal(path.read_bytes())["epoch"]) + 1 if path.exists() else 1
+            if epoch == 1 and any(self.checkpoints.glob("*")):
+                raise ValueError("it is missing")
         except (KeyError, TypeError, ValueError) as error:
             epoch = int(time.time())
-            log.error("%s; the learner's starts are counted from %d on", error, epoch)
-        write_twice(path, {"epoch": epoch})
+            log.error("%s cannot be read (%s); the learner's starts are counted from %d on", path, error, epoch)
+        replace_file(path, seal({"epoch": epoch}))
         return epoch
 
     @classmethod
@@ -138,7 +138,7 @@ class RunFolder:
             for name in ("curves", "logs", "tensorboard", "checkpoints"):
                 (path / name).mkdir()
             replace_file(path / "config.toml", dump_toml(config).encode(errors="surrogateescape"))
-            write_twice(path / _MANIFEST, manifest)
+            replace_file(path / _MANIFEST, seal(manifest))
         except OSError as error:
             raise ConfigError(f"cannot write the run folder {path}: {error.strerror}; set run.folder") from error
         return cls(path, unseal(seal(manifest)))  # As `open` gives it: JSON has no tuples.
@@ -156,28 +156,22 @@ class RunFolder:
         self.manifest["resumed"] = [*self.manifest.get("resumed", []), again]
         self.manifest["config"] = to_dict(config)
         try:
-            write_twice(self.path / _MANIFEST, self.manifest)
+            replace_file(self.path / _MANIFEST, seal(self.manifest))
             replace_file(self.config_file, dump_toml(config).encode(errors="surrogateescape"))
         except OSError as error:
             raise ConfigError(f"cannot write the run folder {self.path}: {error.strerror}") from error
 
-    def mend_config_file(self) -> None:
-        """Writes config.toml again where it does not say what the manifest does; that is logged, and the file kept.
-
-        Raises ConfigError where it cannot be written.
-        """
-        text, aside = dump_toml(self.config).encode(), self.config_file.with_name("config.toml.damaged")
+    def restore_config_file(self) -> None:
+        """Writes config.toml again, and warns, if it differs from the manifest; raises ConfigError if it cannot."""
+        text = dump_toml(self.config).encode(errors="surrogateescape")
         try:
-            if self.config_file.exists():
-                if self.config_file.read_bytes() == text:
-                    return
-                os.replace(self.config_file, aside)
+            if self.config_file.exists() and self.config_file.read_bytes() == text:
+                return
             replace_file(self.config_file, text)
         except OSError as error:
             raise ConfigError(f"cannot write {self.config_file}: {error.strerror}") from error
-        log.error(
-            "%s was not what had been written: the configuration in %s holds, and is written there again. To change "
-            "a setting, name it beside --resume",
+        log.warning(
+            "%s differed from %s, which counts, and was written again. To change a setting, name it beside --resume",
             self.config_file,
             _MANIFEST,
         )
@@ -186,14 +180,14 @@ class RunFolder:
     def open(cls, path: str | Path, folder: str | Path = "runs") -> Self:
         """The run at `path`, or else the one of that name below `folder`; raises ConfigError if there is none."""
         named = Path(path)
-        here = next((p for p in (named, Path(folder) / named) if any(map(Path.is_file, _manifests(p)))), None)
+        here = next((p for p in (named, Path(folder) / named) if (p / _MANIFEST).is_file()), None)
         if here is None:
             why = f"no {_MANIFEST}" if named.is_dir() else "no such folder"
             newest = [path.name for path in _list_runs(Path(folder))[:3]]
             known = f"; the newest in {folder}: {', '.join(newest)}" if newest else ""
             raise ConfigError(f"{path} is not a run folder: {why}{known}")
         try:
-            manifest = read_twice(here / _MANIFEST) or {}
+            manifest = unseal((here / _MANIFEST).read_bytes())
             if manifest["format"] != FORMAT:
                 raise ValueError(f"its format is {manifest['format']}, but this program reads {FORMAT}")
             return cls(here, manifest)
@@ -232,10 +226,6 @@ def make_folder(config: Config, started: datetime | None = None) -> Path:
             raise ConfigError(f"cannot make the run folder {path}: {error.strerror}; set run.folder") from error
 
 
-def _manifests(path: Path) -> tuple[Path, Path]:
-    return path / _MANIFEST, path / (_MANIFEST + COPY)
-
-
 def _game(environment_id: str) -> str:
     """ALE/MsPacman-v5 -> mspacman; package.module:make_maze -> make-maze."""
     name = re.split(r"[/:]", environment_id)[-1]
@@ -245,10 +235,10 @@ def _game(environment_id: str) -> str:
 def _list_runs(folder: Path) -> list[Path]:
     """Newest first, by when they were started. What has no readable start is none."""
     runs = []
-    for path in {file.parent for file in folder.glob(f"*/{_MANIFEST}*")}:
+    for file in folder.glob(f"*/{_MANIFEST}"):
         try:
-            started = datetime.fromisoformat((read_twice(path / _MANIFEST) or {})["started"])
-            runs.append((started.timestamp(), path.stat().st_mtime_ns, path))
+            started = datetime.fromisoformat(unseal(file.read_bytes())["started"])
+            runs.append((started.timestamp(), file.parent.stat().st_mtime_ns, file.parent))
         except (OSError, KeyError, TypeError, ValueError):
             continue
     return [path for *_, path in sorted(runs, reverse=True)]

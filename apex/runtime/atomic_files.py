@@ -1,17 +1,15 @@
-"""Files that are whole or not there, and small ones that show every changed bit."""
+"""Files that are whole or not there, and manifests, in which a changed bit shows.
+
+A manifest is sealed JSON, written last. It names the files that belong together and the SHA-256 of each.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 from pathlib import Path
 from typing import Any
-
-log = logging.getLogger("apex")
-
-COPY = ".copy"  # the suffix of what `write_twice` writes second
 
 
 def go_on(step: str) -> None:
@@ -25,22 +23,33 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def write_beside(path: Path, data: bytes) -> Path:
-    """Writes a file next to `path` and has its bytes reach the disk; nothing is left of it on a full one."""
+    """Writes `data` to a file next to `path`, as `write_flushed` does, and returns where."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+    write_flushed(partial, data)
     return partial
 
 
+def write_flushed(path: Path, *parts: Any, drops_cache: bool = False) -> None:
+    """Writes buffers to a file and flushes it to the disk. Raises OSError; nothing is left of the file then.
+
+    `drops_cache`: the kernel need not keep the file in memory.
+    """
+    try:
+        with path.open("wb") as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+            if drops_cache:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+
+
 def sync_folder(folder: Path) -> None:
-    """Has the names in `folder` reach the disk."""
+    """Flushes the names in `folder` to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -48,10 +57,24 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def digest(*parts: Any) -> str:
+    """The SHA-256 of buffers as if they were one, in hexadecimal."""
+    sha256 = hashlib.sha256()
+    for part in parts:
+        sha256.update(part)
+    return sha256.hexdigest()
+
+
+def check_digest(data: bytes, expected: str) -> bytes:
+    """Returns `data`; raises ValueError unless its SHA-256 is the expected one."""
+    if digest(data) != expected:
+        raise ValueError("its SHA-256 is not the one that was written")
+    return data
+
+
 def seal(fields: dict[str, Any]) -> bytes:
-    """JSON with its own SHA-256. There is one text for the fields and no other: a changed bit is always seen."""
-    digest = hashlib.sha256(json.dumps(fields).encode()).hexdigest()
-    return json.dumps({**fields, "seal": digest}, indent=2).encode() + b"\n"
+    """JSON with its own SHA-256. The same fields always give the same bytes, so a changed bit always shows."""
+    return json.dumps({**fields, "seal": digest(json.dumps(fields).encode())}, indent=2).encode() + b"\n"
 
 
 def unseal(data: bytes) -> dict[str, Any]:
@@ -63,33 +86,3 @@ def unseal(data: bytes) -> dict[str, Any]:
     if seal(fields) != data:
         raise ValueError("it is not what was written: its SHA-256 differs")
     return fields
-
-
-def write_twice(path: Path, fields: dict[str, Any]) -> None:
-    """Writes sealed fields to `path`, and then the same to a copy beside it; raises OSError."""
-    data = seal(fields)
-    replace_file(path, data)
-    replace_file(path.with_name(path.name + COPY), data)
-
-
-def read_twice(path: Path) -> dict[str, Any] | None:
-    """What `write_twice` wrote, from the copy where the file is damaged or missing; None if neither is there.
-
-    Either one that is damaged or missing is logged. Raises ValueError where none is whole.
-    """
-    files = (path, path.with_name(path.name + COPY))
-    causes, whole = [], []
-    for file in files:
-        try:
-            whole.append(unseal(file.read_bytes()))
-        except FileNotFoundError:
-            causes.append(f"{file} is missing")
-        except (OSError, ValueError) as error:
-            causes.append(f"{file} is damaged: {error}")
-    if not whole:
-        if any(file.exists() for file in files):
-            raise ValueError("; ".join(causes))
-        return None
-    for cause in causes:
-        log.error("%s; the other one of %s and %s is whole and is taken", cause, *(file.name for file in files))
-    return whole[0]

@@ -18,6 +18,7 @@ from typing import Any
 
 from apex.config import RunConfig
 from apex.errors import ApexError, ConfigError
+from apex.runtime.file_lock import FileLock
 from apex.runtime.lifecycle import FAILED, POLL_SECONDS, REFUSED, Stop, Wait, die_with_parent, stop_on_signals
 from apex.runtime.watchdog import Pulse, Silence, is_traced
 
@@ -60,6 +61,8 @@ class ChildRefusedError(ConfigError):
 
 def start_child(name: str, target: Callable[..., None], *args: Any) -> BaseProcess:
     """Forks `target(stop, *args)`. SIGTERM asks its `stop`; Ctrl-C is the parent's business."""
+    if not _started:
+        atexit.register(_kill_what_is_left)  # Its turn comes before that of `multiprocessing.util`, imported above.
     watched = _Watched(name)
     process = _fork.Process(target=_run, args=(os.getpid(), name, watched.pulse, target, args), name=name)
     process.start()
@@ -70,12 +73,8 @@ def start_child(name: str, target: Callable[..., None], *args: Any) -> BaseProce
 _started: dict[BaseProcess, _Watched] = {}  # by this process
 
 
-@atexit.register
 def _kill_what_is_left() -> None:
-    """Whatever ended this process, it must not wait for its children: multiprocessing would, for ever.
-
-    Registered after `multiprocessing.util` was imported, this comes before that one's own turn.
-    """
+    """Whatever ended this process, it must not wait for its children: multiprocessing would, for ever."""
     for process in _started:
         if process.exitcode is None:
             process.kill()
@@ -83,6 +82,7 @@ def _kill_what_is_left() -> None:
 
 def _run(parent: int, name: str, pulse: Pulse, target: Callable[..., None], args: tuple[Any, ...]) -> None:
     die_with_parent()
+    FileLock.forget()
     if os.getppid() != parent:  # It died before the line above.
         os._exit(FAILED)
     with stop_on_signals(pulse.tick) as stop:

@@ -17,7 +17,7 @@ class FileLock:
     """Marks a file as owned by this process until `release`, or until the process ends in whatever way.
 
     The lock belongs to an open file, not to the process: it lasts while any descriptor of that open file lasts.
-    So it is not the one that is mapped, and a forked child closes its copy at once.
+    So it is not the one that is mapped, and a forked child (`start_child`) closes its copy at once.
     """
 
     _descriptors: set[int] = set()  # noqa: RUF012 - one per process, and a class attribute means just that
@@ -52,9 +52,6 @@ class FileLock:
         for descriptor in cls._descriptors:
             os.close(descriptor)
         cls._descriptors.clear()
-
-
-os.register_at_fork(after_in_child=FileLock.forget)
 
 
 def is_owned(path: Path) -> bool:

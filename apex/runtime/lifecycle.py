@@ -17,7 +17,6 @@ from types import FrameType
 from typing import ParamSpec
 
 from apex.errors import ApexError
-from apex.runtime.watchdog import Notifier
 
 FINISHED, FAILED, REFUSED, NEIGHBOUR_GONE = 0, 1, 2, 75  # exit statuses; 75 (EX_TEMPFAIL): try again
 HOPELESS = 3  # of a role: failed, and would fail again however often it was started; the run's own status is FAILED
@@ -62,12 +61,12 @@ class Stop:
 
 
 @contextmanager
-def stop_on_signals(on_tick: Callable[[], None] | None = None) -> Iterator[Stop]:
+def stop_on_signals(on_tick: Callable[[], None] = lambda: None) -> Iterator[Stop]:
     """Yields a Stop that SIGINT or SIGTERM requests; a SIGINT after that raises KeyboardInterrupt: a person insists.
 
-    `on_tick`: what its turns are told to; by default whoever started this program, if he has asked for signs of life.
+    `on_tick` is called at every turn of the loop; a program that may be watched passes `take_notifier()`.
     """
-    stop = Stop(Notifier() if on_tick is None else on_tick)
+    stop = Stop(on_tick)
     asked = False
 
     def handle(signum: int, frame: FrameType | None) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO, NamedTuple
 
+from apex.runtime.children import KILL_SECONDS, LAST_WORDS_SECONDS
 from apex.runtime.lifecycle import (
     FAILED,
     FINISHED,
@@ -27,6 +28,7 @@ from apex.runtime.lifecycle import (
     Wait,
 )
 from apex.runtime.spawn import spawn
+from apex.runtime.text import last_lines
 from apex.runtime.watchdog import Listener, Silence, is_traced
 
 log = logging.getLogger("apex")
@@ -36,8 +38,6 @@ LONGEST_PAUSE_SECONDS = 10.0
 FORGET_SECONDS = 120.0  # one crash is forgotten in this time
 INNOCENT_COST = 0.25  # of a restart that is not the program's own fault: it ended well, or its neighbour was gone
 REST_SECONDS = 3.0  # before a program that ended well starts again: the run may just be ending
-KILL_SECONDS = 1.0  # the kernel's time to end what was sent SIGKILL
-LAST_WORDS_SECONDS = 1.0  # that a program which is stuck has to write down where it was
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,17 +109,6 @@ def supervise(
         return Ending(FINISHED, INTERRUPTED)
     finally:
         _stop_in_order(running[::-1])
-
-
-def last_lines(path: Path, count: int) -> list[str]:
-    """The last non-empty lines of a log; none when there is no log."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 65_536))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return []
-    return [line.rstrip() for line in lines if line.strip()][-count:]
 
 
 class _Running:
@@ -208,7 +197,10 @@ class _Running:
     def _words(self) -> str:
         if self._stuck_for:
             return f"made no turn for {self._stuck_for:.0f} s, and was killed as stuck (--run.stuck-seconds)"
-        return _in_words(self.last_status or FINISHED)
+        status = self.last_status or FINISHED
+        if status >= 0:
+            return f"ended with status {status}"
+        return f"was ended by signal {-status} ({signal.strsignal(-status)})"
 
     @property
     def alive(self) -> bool:
@@ -299,14 +291,6 @@ def _stop_in_order(running: Sequence[_Running]) -> None:
 
 def _first_cause(ending: Ending, running: Sequence[_Running]) -> Ending:
     """Who only missed its neighbour is not to blame where another program failed by itself."""
-    if ending.status == NEIGHBOUR_GONE:
-        for one in running:
-            if one.last_status not in (None, FINISHED, NEIGHBOUR_GONE):
-                return one.ending()
-    return ending
-
-
-def _in_words(status: int) -> str:
-    if status >= 0:
-        return f"ended with status {status}"
-    return f"was ended by signal {-status} ({signal.strsignal(-status)})"
+    if ending.status != NEIGHBOUR_GONE:
+        return ending
+    return next((one.ending() for one in running if one.last_status not in (None, FINISHED, NEIGHBOUR_GONE)), ending)

@@ -58,13 +58,22 @@ class Silence:
         return 0 < limit * (1 if self._begun else START_FACTOR) <= self.seconds
 
 
-class Notifier:
-    """A program's end of sd_notify: a call is a turn. Silent where nobody has asked to be notified."""
+def take_notifier(
+    environment: MutableMapping[str, str] = os.environ, clock: Callable[[], float] = time.monotonic
+) -> Notifier:
+    """Makes the notifier that `environment` asks for, and removes the request: it is not for this program's children.
 
-    def __init__(self, environment: MutableMapping[str, str] = os.environ, clock: Callable[[], float] = time.monotonic):
-        """Takes the watcher's address out of `environment`: it is not meant for this program's own children."""
-        address = environment.pop("NOTIFY_SOCKET", "")
-        limit = float(environment.pop("WATCHDOG_USEC", "0")) / 1e6
+    To be called once, by the `main` of a program that may be watched.
+    """
+    address = environment.pop("NOTIFY_SOCKET", "")
+    return Notifier(address, float(environment.pop("WATCHDOG_USEC", "0")) / 1e6, clock)
+
+
+class Notifier:
+    """A program's end of sd_notify: a call is a turn. Silent without an address."""
+
+    def __init__(self, address: str, limit: float, clock: Callable[[], float]) -> None:
+        """`limit`: seconds of silence that the watcher takes for too long; 0: it has not said."""
         self._clock = clock
         self._pid = os.getpid()
         self._period = min(NOTIFY_SECONDS, limit / LOOKS) if limit else NOTIFY_SECONDS

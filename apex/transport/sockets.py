@@ -13,10 +13,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import zmq
-from zmq.utils import z85
 
 from apex.config import TransportConfig
 from apex.errors import ConfigError, require
@@ -145,29 +144,8 @@ def connect(socket: Any, endpoint: str, socket_name: str) -> None:
     if keys is not None:
         socket.curve_serverkey = keys.server_key(socket_name)
         socket.curve_secretkey = keys.secret
-        socket.curve_publickey = public_key(keys.secret)
+        socket.curve_publickey = keys.public
     socket.connect(endpoint)
-
-
-class KeyPair(NamedTuple):
-    """Both halves, 32 bytes each."""
-
-    public: bytes
-    secret: bytes
-
-    def __repr__(self) -> str:
-        return f"KeyPair({self.public.hex()})"
-
-
-def new_key_pair() -> KeyPair:
-    """A new pair, from the operating system's randomness."""
-    require(zmq.has("curve"), "keys need CURVE, and this libzmq was built without it: reinstall pyzmq")
-    return KeyPair(*map(z85.decode, zmq.curve_keypair()))
-
-
-def public_key(secret: bytes) -> bytes:
-    """The public half of a secret key."""
-    return z85.decode(zmq.curve_public(z85.encode(secret)))
 
 
 def prepare(socket: Any, *, high_water_mark: int, max_bytes: int = 0, linger: float = 0.0) -> None:

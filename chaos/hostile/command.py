@@ -177,7 +177,7 @@ def _make_keys(honest: Path, strangers: Path) -> None:
     for folder in (honest, strangers):
         new_folder(folder)
     for role in PINNED:
-        (strangers / f"{role}.public").write_bytes((honest / f"{role}.public").read_bytes())
+        (strangers / f"{role}.key").write_bytes((honest / f"{role}.key").read_bytes())
 
 
 class _Watched:

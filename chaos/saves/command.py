@@ -48,9 +48,9 @@ STEPS = (  # of a save, as `pause` is told them
     "copy",
     "copy weights",
     "write a file",
-    "flush a file",
     "remove a file",
 )
+CLOCK = "elapsed.json"  # has no digest: a wrong clock harms no training
 COMPLETED, KEY, EPOCH = range(3)  # what the child has finished for certain: update, end of the snapshot, its start
 
 log = logging.getLogger("apex")
@@ -150,7 +150,6 @@ def damage_saves(place: Path, flips: int, truncations: int, seed: int, tell: Cal
     for _ in range(4):
         saver.save()
         known.add(read_run(folder.path))
-    known.add(next(iter(known))._replace(seconds=0.0))  # Then the checkpoint's clock holds.
     saver.store.close()
     memory.unlink()
     content = {path: path.read_bytes() for path in _newest_files(folder)}
@@ -185,7 +184,7 @@ def _newest_files(folder: RunFolder) -> list[Path]:
         folder.checkpoints / NEWEST,
         folder.checkpoints / BEST,
         *(snapshots.path / name for name in names),
-        *(path for path in folder.path.iterdir() if path.is_file()),
+        *(path for path in folder.path.iterdir() if path.is_file() and path.name != CLOCK),
     ]
 
 
@@ -205,8 +204,13 @@ def _try(
             read = read_run(folder.path)
             RunFolder.open(folder.path).next_epoch()
     except ConfigError as error:
-        tally.unreadable += 1
-        tally.note(f"{path}: {error}")
+        # There is one manifest of a run: a resume must refuse a damaged one by name.
+        refused = path == folder.path / MANIFEST and (str(path) in str(error) or f"no {MANIFEST}" in str(error))
+        tally.detected += refused
+        tally.fallen_back += refused
+        if not refused:
+            tally.unreadable += 1
+            tally.note(f"{path}: {error}")
     else:
         named = path.parent.name if path.name == MANIFEST and path.parent.name.isdigit() else path.name
         tally.detected += any(named in sentence for sentence in said)

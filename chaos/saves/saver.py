@@ -150,7 +150,7 @@ def open_memory(path: Path, snapshots: SnapshotFolder, run_id: int, incarnation:
 def read_run(path: Path) -> Read:
     """Reads a run as a resume does; raises ConfigError where it is refused."""
     folder = RunFolder.open(path)
-    folder.mend_config_file()
+    folder.restore_config_file()
     found = find_latest(folder.checkpoints)
     snapshot = snapshot_folder(folder.checkpoints, 1, 0).load_latest()
     best = find_best(folder.checkpoints)

@@ -26,7 +26,7 @@ from apex.cloud.host.settings import HostSettings, read_settings
 from apex.cloud.host.shutdown import end_cluster, leave_group
 from apex.errors import ConfigError
 from apex.runtime.lifecycle import FAILED, FINISHED, Stop
-from apex.transport.curve.key_store import Keys, lists_for
+from apex.transport.curve.key_store import Keys, create_pair, lists_for, public_digits
 from apex.types import PROGRAMS
 
 REGION = "us-east-1"
@@ -79,7 +79,8 @@ def look(ssm, settings: HostSettings, now) -> str:
 
 
 def listed(settings: HostSettings, role: str) -> set[str]:
-    return set(Keys(settings.keys, settings.role).believed(role).values())
+    names = Keys(settings.keys, settings.role).accepted(role).values()
+    return {name.removeprefix(f"{role}.").removesuffix(".key") for name in names}
 
 
 def test_settings_are_read_as_the_first_boot_writes_them(tmp_path):
@@ -115,7 +116,7 @@ def test_every_machine_gets_the_keys_that_its_programs_want(aws, tmp_path):
             assert listed(settings, other) == {f"i-{other}"}
     learner = machines["learner"].keys
     Keys(learner, "observer")  # For `apex status` there.
-    assert Keys(machines["actor"].keys, "actor").server_key("control") in Keys(learner, "observer").believed("learner")
+    assert Keys(machines["actor"].keys, "actor").server_key("control") in Keys(learner, "observer").accepted("learner")
 
 
 def test_only_public_halves_leave_a_machine(aws, tmp_path):
@@ -123,17 +124,15 @@ def test_only_public_halves_leave_a_machine(aws, tmp_path):
     boot(ssm, settings, "i-1")
     (found,) = ssm.get_parameters_by_path(Path="/apex/", Recursive=True)["Parameters"]
     assert found["Name"] == "/apex/pong/keys/learner/i-1"
-    secrets = [path.read_text().strip() for path in settings.keys.glob("*.secret")]
-    assert len(secrets) == 2
-    assert found["Value"] not in secrets
-    assert found["Value"] == (settings.keys / "learner.public").read_text().split()[0]
+    assert len(list(settings.keys.glob("*.key_secret"))) == 2
+    assert found["Value"] == public_digits(settings.keys, "learner")
 
 
 def test_keys_are_made_once(tmp_path):
     key_exchange.make_pair(tmp_path / "keys", "actor")
-    before = (tmp_path / "keys/actor.secret").read_text()
+    before = (tmp_path / "keys/actor.key_secret").read_text()
     key_exchange.make_pair(tmp_path / "keys", "actor")
-    assert (tmp_path / "keys/actor.secret").read_text() == before
+    assert (tmp_path / "keys/actor.key_secret").read_text() == before
     assert (tmp_path / "keys").stat().st_mode & 0o777 == 0o700
 
 
@@ -206,9 +205,9 @@ def test_a_list_that_says_the_same_is_not_written_again(aws, tmp_path):
     now = boot(ssm, replay, "i-r")
     boot(ssm, machine(tmp_path, "learner"), "i-l")
     look(ssm, replay, now)
-    before = Keys(replay.keys, "replay").signature()
+    before = [path.stat().st_ctime_ns for path in replay.keys.iterdir()]
     look(ssm, replay, now)
-    assert Keys(replay.keys, "replay").signature() == before
+    assert [path.stat().st_ctime_ns for path in replay.keys.iterdir()] == before
 
 
 def test_a_machine_that_waits_asks_often_and_tells_once(aws, tmp_path, monkeypatch):
@@ -240,7 +239,9 @@ def test_a_key_is_told_again_before_it_is_stale_and_when_it_is_another(aws, tmp_
     for seconds, expected in ((0, 1), (key_exchange.TELL_SECONDS - 1, 1), (key_exchange.TELL_SECONDS, 2)):
         key_exchange.tell(ssm, settings, "i-1", now + timedelta(seconds=seconds))
         assert version(ssm, "/apex/pong/keys/actor/i-1") == expected
-    (settings.keys / "actor.secret").write_text("11" * 32)
+    for path in settings.keys.glob("actor.key*"):
+        path.unlink()
+    create_pair(settings.keys, "actor")
     key_exchange.tell(ssm, settings, "i-1", now + timedelta(seconds=key_exchange.TELL_SECONDS))
     assert version(ssm, "/apex/pong/keys/actor/i-1") == 3
     (settings.keys / key_exchange.TOLD).write_text("torn")

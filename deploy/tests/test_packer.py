@@ -38,7 +38,8 @@ LOOKS = {
     "native": "cd /var/lib/apex && /opt/apex/venv/bin/apex doctor --preset cartpole | grep 'native loops'",
     "enabled": "cd /etc/systemd/system && ls *.wants | grep apex",
     "user": "stat -c '%U %a' /var/lib/apex /var/lib/apex/runs",
-    "secrets": "find /opt/apex /etc/apex /var/lib/apex /etc/ssh -name '*.secret' -o -name 'ssh_host_*_key'; ls /tmp; "
+    "secrets": "find /opt/apex /etc/apex /var/lib/apex /etc/ssh -name '*.key_secret' -o -name 'ssh_host_*_key'; "
+    "ls /tmp; "
     "cat /home/*/.ssh/authorized_keys",
     "ran": "cat /var/lib/ran",
     "boto3": "/opt/apex/venv/bin/python -c 'import boto3' && /opt/apex/venv/bin/apex host --help | head -1",

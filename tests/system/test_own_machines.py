@@ -98,7 +98,7 @@ def nothing_runs(machines):
 
 def secrets_in(machines):
     """Keys that lie on any machine."""
-    return [path for path in machines.folder.rglob("*") if path.suffix in (".secret", ".order")]
+    return [path for path in machines.folder.rglob("*") if path.suffix in (".key_secret", ".order")]
 
 
 def lose_a_connection_then_the_launcher(machines, begun):
@@ -108,8 +108,9 @@ def lose_a_connection_then_the_launcher(machines, begun):
     config = load_toml(machines.home("gpu1") / "runs" / "one" / "config.toml")
     assert config.replay.host_bytes == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # box2's
     keys = {path.name: path.stat().st_mode & 0o777 for path in machines.home("box3").rglob("keys/*")}
-    assert keys == {"actor.secret": 0o600, "learner.public": 0o600, "replay.public": 0o600}
-    secrets = [path.read_text().strip() for path in secrets_in(machines) if path.suffix == ".secret"]
+    assert keys == {"actor.key_secret": 0o600, "learner.key": 0o600, "replay.key": 0o600}
+    paths = [path for path in secrets_in(machines) if path.suffix == ".key_secret"]
+    secrets = [line.split('"')[1] for path in paths for line in path.read_text().splitlines() if "secret-key" in line]
     lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for name in NAMES for pid in machines.processes(name)]
     assert len(lines) > 20
     assert not any(secret.encode() in line for secret in secrets for line in lines)

@@ -56,7 +56,8 @@ def secrets(folder):
     """Every secret, in all the ways in which it might be written down."""
     for role in Role:
         secret = Keys(folder, role).secret
-        yield from (secret, z85.encode(secret), secret.hex().encode(), repr(secret)[2:-1].encode())
+        raw = z85.decode(secret)
+        yield from (secret, raw, raw.hex().encode(), repr(raw)[2:-1].encode())
 
 
 def arguments(folder):

@@ -33,6 +33,7 @@ from apex.runtime.lifecycle import (
     stop_on_signals,
 )
 from apex.runtime.optional_imports import remedy
+from apex.runtime.watchdog import take_notifier
 from apex.types import PROGRAMS
 
 LOOK_SECONDS = 5.0  # between two looks, at the market's notice and for keys that are missing
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     if not claim(settings, aws_clients(settings), Metadata(), stop):
                         return FINISHED
             return _become(settings, arguments.role, arguments.print)
-        with stop_on_signals() as stop:
+        with stop_on_signals(take_notifier()) as stop:
             return _WORDS[arguments.word](settings, aws_clients(settings), Metadata(), stop)
     except (
         Exception

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 from apex.cloud.host.settings import HostSettings
 from apex.runtime.atomic_files import replace_file, sync_folder
-from apex.transport.curve.key_store import KEY_DIGITS, PINNED, lists_for, write_private
-from apex.transport.sockets import new_key_pair, public_key
+from apex.transport.curve.key_store import PINNED, certificate, certificates, create_pair, lists_for, public_digits
 
 TELL_SECONDS = 240.0  # between two times that a machine writes its key
 STALE_SECONDS = 600.0  # five more times in a row, a minute apart, that it could not
+KEY_DIGITS = 64  # hexadecimal, of 32 bytes
 TOLD = ".told"  # beside the keys: what this machine has written last
 CHANGED = ".changed"  # beside the keys: another machine is learner or replay server now (units/bin/apex-rekeyed)
 
@@ -42,15 +42,13 @@ class KeyEntry(NamedTuple):
 
 def make_pair(folder: Path, role: str) -> None:
     """Makes the folder with the machine's own pair, unless it is there; a learner's has one for `apex status` too."""
-    if (folder / f"{role}.secret").exists():
+    if (folder / f"{role}.key_secret").exists():
         return
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(mode=0o700, parents=True)
     for name in (role, "observer") if role == "learner" else (role,):
-        pair = new_key_pair()
-        write_private(partial / f"{name}.secret", f"{pair.secret.hex()}\n")
-        write_private(partial / f"{name}.public", f"{pair.public.hex()} {name}\n")
+        create_pair(partial, name)
     sync_folder(partial)
     os.replace(partial, folder)  # Whole or not there: half a folder would never be made again.
     log.info("made the keys of this %s in %s", role, folder)
@@ -58,8 +56,8 @@ def make_pair(folder: Path, role: str) -> None:
 
 def tell(ssm: Any, settings: HostSettings, host: str, now: datetime) -> None:
     """Writes this machine's public half into the parameter store, unless it did a while ago; `now` by the store."""
-    secret = bytes.fromhex((settings.keys / f"{settings.role}.secret").read_text())
-    name, key, note = _name(settings, settings.role, host), public_key(secret).hex(), settings.keys / TOLD
+    name, key = _name(settings, settings.role, host), public_digits(settings.keys, settings.role)
+    note = settings.keys / TOLD
     with suppress(OSError, ValueError, TypeError):  # Nothing was told, or nobody knows: it is told again.
         last_name, last_key, at = json.loads(note.read_text())
         if (last_name, last_key) == (name, key) and now - datetime.fromisoformat(at) < timedelta(seconds=TELL_SECONDS):
@@ -99,12 +97,10 @@ def believe(told: list[KeyEntry], settings: HostSettings) -> str:
     for role in _needed(settings):
         items = [item for item in told if item.role == role]
         if items or role not in PINNED:  # Of who is pinned, what was believed before is better than nobody.
-            path = settings.keys / f"{role}.public"
-            is_first = not path.exists()
-            if _write_list(path, items) and role in PINNED and not is_first:
+            is_first = not certificates(settings.keys, role)
+            if _write_certificates(settings.keys, role, items) and role in PINNED and not is_first:
                 (settings.keys / CHANGED).touch()  # A program talks to whose key was there when it began.
-    missing = [role for role in _needed(settings) if role in PINNED and not (settings.keys / f"{role}.public").exists()]
-    return " and ".join(missing)
+    return " and ".join(role for role in _needed(settings) if role in PINNED and not certificates(settings.keys, role))
 
 
 def leave(ssm: Any, settings: HostSettings, host: str) -> None:
@@ -122,7 +118,7 @@ def _name(settings: HostSettings, role: str, host: str) -> str:
 
 
 def _is_key(item: KeyEntry) -> bool:
-    """Whether it is a machine's name and 64 digits: it becomes a line of a list."""
+    """Whether it is a machine's name and 64 digits: it becomes a file and what is in it."""
     try:
         is_key = len(item.key) == KEY_DIGITS and len(bytes.fromhex(item.key)) == KEY_DIGITS // 2
     except ValueError:
@@ -133,13 +129,16 @@ def _is_key(item: KeyEntry) -> bool:
     return is_key
 
 
-def _write_list(path: Path, items: list[KeyEntry]) -> bool:
-    """Writes a list where it differs, and says whether: roles look at what has changed, and cut who is gone."""
-    lines = sorted(f"{item.key} {item.host}\n" for item in items)
-    data = "".join(lines).encode()
-    if path.exists() and path.read_bytes() == data:
-        return False
-    replace_file(path, data)
-    path.chmod(0o600)
-    log.info("%s now lists %d: %s", path, len(items), ", ".join(item.host for item in items))
-    return True
+def _write_certificates(folder: Path, role: str, items: list[KeyEntry]) -> bool:
+    """Makes the role's certificates those of `items`; returns whether any had to change."""
+    wanted = {f"{role}.{item.host}.key": certificate(item.key) for item in items}
+    present = {path.name: path.read_text() for path in certificates(folder, role)}
+    for name in present.keys() - wanted.keys():
+        (folder / name).unlink()
+    for name, text in wanted.items():
+        if present.get(name) != text:
+            replace_file(folder / name, text.encode())
+            (folder / name).chmod(0o600)
+    if wanted != present:
+        log.info("%s now has %d keys of the role %s: %s", folder, len(wanted), role, ", ".join(wanted))
+    return wanted != present

@@ -11,7 +11,6 @@ from apex.cloud.host.settings import HostSettings
 from apex.config import Config, load_toml
 from apex.config.role_command import role_command
 from apex.errors import require
-from apex.runtime.atomic_files import COPY
 from apex.types import PROGRAMS, Role
 
 log = logging.getLogger("apex")
@@ -35,7 +34,7 @@ def host_command(settings: HostSettings, role: str, num_cores: int) -> list[str]
 
 def is_new(settings: HostSettings) -> bool:
     """Whether this machine has no run yet, so that a learner begins one."""
-    return not any((settings.run / name).exists() for name in ("manifest.json", f"manifest.json{COPY}"))
+    return not (settings.run / "manifest.json").exists()
 
 
 def _learner(settings: HostSettings, file: Path) -> list[str]:

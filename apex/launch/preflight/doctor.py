@@ -129,14 +129,15 @@ def examine(config: Config, own: Path | None = None) -> Report:
 
 def check_environment(config: Config) -> tuple[Check, Schema | None]:
     """Makes one, as every start does."""
+    changes: list[str] = []
     try:
-        schema = describe(config.environment, config.actor.n_step)
+        schema = describe(config.environment, config.actor.n_step, changes.append)
     except ConfigError as error:
         figures, _, remedy = str(error).partition("; ")
         return Check("environment", figures, "short", remedy or "see --env in apex train --help"), None
     shape = " x ".join(map(str, schema.observation_shape))
     game = f"{config.environment.id}: observations {shape} {schema.frame_dtype}, {schema.num_actions} actions"
-    return Check("environment", game), schema
+    return Check("environment", "; ".join([game, *changes])), schema
 
 
 def check_sizes(config: Config, machine: Machine, schema: Schema) -> tuple[Check, Config | None]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from apex.launch.ssh.remote_guard import BEAT_SECONDS
 from apex.runtime.lifecycle import NEIGHBOUR_GONE, POLL_SECONDS, REFUSED, complain, stop_on_signals
+from apex.runtime.watchdog import take_notifier
 
 CONNECTION_LOST = 255  # ssh's own status; all others are the far end's
 NOT_FOUND = (126, 127)  # a shell's
@@ -23,7 +24,7 @@ NOT_FOUND = (126, 127)  # a shell's
 def main(argv: Sequence[str] | None = None) -> int:
     """The composition root."""
     order, *command = sys.argv[1:] if argv is None else argv
-    with stop_on_signals() as stop, subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0) as ssh:
+    with stop_on_signals(take_notifier()) as stop, subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0) as ssh:
         assert ssh.stdin is not None
         beat_at = time.monotonic()
         with suppress(BrokenPipeError):  # It has ended: its status says more.

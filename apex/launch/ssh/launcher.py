@@ -26,7 +26,7 @@ from apex.runtime.gpu import means_gpu
 from apex.runtime.lifecycle import FAILED, FINISHED, Stop, log_to
 from apex.runtime.supervisor import Ending, supervise
 from apex.transport.control_client import ControlClient
-from apex.transport.curve.key_store import Keys
+from apex.transport.curve.key_store import read_keys
 from apex.transport.sockets import open_context
 
 SET_HERE = ("transport.bind", "transport.keys", "transport.insecure_no_auth", "run.folder", "run.single_process")
@@ -140,7 +140,7 @@ def _run(launch: Launch, stop: Stop, argv: Sequence[str]) -> tuple[Ending, Statu
     with (
         new_secrets(folder, places) as secrets,
         log_to(logs / "launcher.log"),
-        open_context(Keys(secrets / "keys", "observer")) as context,
+        open_context(read_keys(str(secrets / "keys"), "observer")) as context,
         open_view(sys.stdout) as view,
     ):
         endpoint = config.transport.endpoint("control", hosts.learner.address)

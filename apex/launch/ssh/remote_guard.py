@@ -38,6 +38,7 @@ from apex.runtime.lifecycle import (
     stop_on_signals,
 )
 from apex.runtime.supervisor import Ending, Program, supervise
+from apex.runtime.watchdog import take_notifier
 from apex.transport.curve.key_store import write_private
 
 BEAT_SECONDS = 1.0  # between two bytes from whoever started this
@@ -68,7 +69,7 @@ class JobSpec:
 
 def main() -> int:
     """The composition root."""
-    with stop_on_signals() as signals:
+    with stop_on_signals(take_notifier()) as signals:
         source = FileIO(sys.stdin.fileno(), closefd=False)
         try:
             order = JobSpec(**json.loads(source.readline() or b"{}"))
@@ -188,7 +189,7 @@ def _make_run(tree: dict[str, object], argv: Sequence[str]) -> None:
 
     config = from_dict(tree)
     path = Path(config.run.folder) / config.run.name
-    if not any(path.glob("manifest.json*")):
+    if not (path / "manifest.json").exists():
         schema = describe(config.environment, config.actor.n_step)
         RunFolder.create(size_to_machine(config, read_machine(), schema), schema, argv=argv)
 

@@ -11,23 +11,31 @@ it. So a crash at any moment leaves the manifests before as they were. All numbe
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from apex.errors import ConfigError
-from apex.runtime.atomic_files import go_on
+from apex.runtime.atomic_files import (
+    check_digest,
+    digest,
+    go_on,
+    seal,
+    sync_folder,
+    unseal,
+    write_beside,
+    write_flushed,
+)
 
-FORMAT = 1  # grows when an older program could no longer read the files
+FORMAT = 2  # of the manifest; grows when an older program could no longer read the files
+OLD_FORMAT = 1  # of a manifest that has its SHA-256 in another place
 KEPT = 2  # snapshots with weights of their own; what they have in common is there once
 
-_NAME = re.compile(r"(\d{9})(-\d{4,}\.segments|\.state|\.json|\.json\.partial)")
+_NAME = re.compile(r"\.?(\d{9})(-\d{4,}\.segments|\.state|\.json)(\.partial)?")
 
 log = logging.getLogger("apex")
 
@@ -79,7 +87,7 @@ class SnapshotFolder:
 
     def next_number(self) -> int:
         """A number that no file here has."""
-        return 1 + max((int(name[:9]) for name in self._names()), default=0)
+        return 1 + max((int(name.lstrip(".")[:9]) for name in self._names()), default=0)
 
     def newest(self) -> Snapshot | None:
         """The newest snapshot whose manifest is whole; its files are not looked into."""
@@ -89,31 +97,20 @@ class SnapshotFolder:
         """Writes a file, on disk when this returns; `parts` are buffers."""
         self._pause("write a file")
         self.path.mkdir(parents=True, exist_ok=True)
-        digest, num_bytes = hashlib.sha256(), 0
-        with self._new_file(name) as file:
-            for part in parts:
-                digest.update(part)
-                num_bytes += file.write(part)
-            self._pause("flush a file")
-            file.flush()
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # Nobody reads it soon; memory is scarce.
-        return SnapshotFile(name, num_bytes, digest.hexdigest(), keys.start, keys.stop)
+        write_flushed(self.path / name, *parts, drops_cache=True)  # Nobody reads it soon.
+        num_bytes = sum(memoryview(part).nbytes for part in parts)
+        return SnapshotFile(name, num_bytes, digest(*parts), keys.start, keys.stop)
 
     def commit(self, snapshot: Snapshot) -> None:
         """Makes the snapshot the newest, in one step, and removes what no kept one names."""
         path = self.path / f"{snapshot.number:09d}.json"
-        partial = path.with_name(f"{path.name}.partial")
         self._pause("write the manifest")
-        with self._new_file(partial.name) as file:
-            file.write(_encode(snapshot))
-            file.flush()
-            os.fsync(file.fileno())
-        self._sync()  # The names of the files must be there before the manifest's.
+        partial = write_beside(path, _encode(snapshot))
+        sync_folder(self.path)  # The names of the files must be there before the manifest's.
         self._pause("rename the manifest")
         os.replace(partial, path)
         self._pause("flush the folder")
-        self._sync()
+        sync_folder(self.path)
         self.prune()
 
     def is_there(self, file: SnapshotFile) -> bool:
@@ -128,14 +125,11 @@ class SnapshotFolder:
         self._pause("read a file")
         path = self.path / file.name
         try:
-            data = path.read_bytes()
+            return check_digest(path.read_bytes(), file.sha256)
         except OSError as error:
             raise SnapshotError(f"{path}: {error.strerror}") from error
-        if len(data) != file.num_bytes:
-            raise SnapshotError(f"{path} has {len(data)} bytes, its manifest says {file.num_bytes}")
-        if hashlib.sha256(data).hexdigest() != file.sha256:
-            raise SnapshotError(f"{path} is damaged: its SHA-256 is not the one that was written")
-        return data
+        except ValueError as error:
+            raise SnapshotError(f"{path} is damaged: {error}") from error
 
     def load_latest(self) -> Snapshot | None:
         """The snapshot to go on from, with all its files verified; None if none was ever finished.
@@ -213,17 +207,6 @@ class SnapshotFolder:
         for name in sorted(set(self._names()) - names, key=lambda name: not name.endswith(".json")):  # Manifests first.
             (self.path / name).unlink(missing_ok=True)
 
-    @contextmanager
-    def _new_file(self, name: str) -> Iterator[BinaryIO]:
-        """A file to be written; nothing is left of it where the disk refuses."""
-        try:
-            with open(self.path / name, "wb") as file:
-                yield file
-        except OSError:
-            with suppress(OSError):
-                (self.path / name).unlink(missing_ok=True)
-            raise
-
     def _manifests(self) -> list[Path]:
         """Newest first."""
         return [self.path / name for name in sorted(self._names(), reverse=True) if name.endswith(".json")]
@@ -234,36 +217,23 @@ class SnapshotFolder:
         except FileNotFoundError:
             return []
 
-    def _sync(self) -> None:
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
 
 def _encode(snapshot: Snapshot) -> bytes:
-    """One line of JSON for one snapshot, and no other: whatever bit is changed, `_decode` sees it."""
-    fields = {
-        **snapshot._asdict(),
-        "state": snapshot.state._asdict(),
-        "segments": [file._asdict() for file in snapshot.segments],
-    }
-    digest = hashlib.sha256(json.dumps(fields).encode()).hexdigest()
-    return json.dumps({"format": FORMAT, "sha256": digest, "snapshot": fields}).encode() + b"\n"
+    state, segments = snapshot.state._asdict(), [file._asdict() for file in snapshot.segments]
+    return seal({"format": FORMAT, **snapshot._asdict(), "state": state, "segments": segments})
 
 
 def _decode(data: bytes) -> Snapshot:
     """The inverse of `_encode`; raises ValueError, KeyError or TypeError for anything else."""
-    tree = json.loads(data)
-    if tree["format"] != FORMAT:
-        raise ValueError(f"its format is {tree['format']!r}, but this is {FORMAT}")
-    fields = tree["snapshot"]
-    state, segments = (
-        SnapshotFile(**fields.pop("state")),
-        tuple(SnapshotFile(**file) for file in fields.pop("segments")),
-    )
-    snapshot = Snapshot(**fields, state=state, segments=segments)
-    if _encode(snapshot) != data:
-        raise ValueError("it is not what was written")
-    return snapshot
+    fields = json.loads(data)
+    file_format = fields["format"]
+    if file_format == OLD_FORMAT:
+        check_digest(json.dumps(fields["snapshot"]).encode(), fields["sha256"])
+        fields = fields["snapshot"]
+    elif file_format == FORMAT:
+        fields = unseal(data)
+        del fields["format"]
+    else:
+        raise ValueError(f"its format is {file_format!r}, but this is {FORMAT}")
+    state, segments = SnapshotFile(**fields.pop("state")), [SnapshotFile(**file) for file in fields.pop("segments")]
+    return Snapshot(**fields, state=state, segments=tuple(segments))

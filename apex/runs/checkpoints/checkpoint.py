@@ -8,7 +8,6 @@ all, so that one that is gone is missed.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from apex.config import Config, from_dict, to_dict
 from apex.errors import ConfigError
 from apex.runs.checkpoints.paths import MANIFEST, NEWEST
 from apex.runs.checkpoints.tensor_file import decode, encode, pack, unpack
-from apex.runtime.atomic_files import go_on, replace_file, seal, sync_folder, unseal, write_beside
+from apex.runtime.atomic_files import check_digest, digest, go_on, replace_file, seal, sync_folder, unseal, write_beside
 from apex.types import Progress, Schema
 
 FORMAT = 2  # of both kinds of file; grows when an older program could no longer read them
@@ -83,7 +82,7 @@ def save_checkpoint(
         "progress": state.progress._asdict(),
         "file": file.name,
         "num_bytes": len(data),
-        "sha256": hashlib.sha256(data).hexdigest(),
+        "sha256": digest(data),
         "replay": [part._asdict() for part in replay],
     }
     sealed = seal(manifest)
@@ -121,8 +120,8 @@ def load_checkpoint(path: Path) -> LearnerState:
 def load_with_manifest(path: Path) -> tuple[LearnerState, Manifest]:
     """The same, and what the manifest says."""
     manifest = read_manifest(path)
-    data = _read_verified(path, manifest)
-    return parse_file(path / manifest.file, lambda: _decode(data)), manifest
+    file = path / manifest.file
+    return parse_file(file, lambda: _decode(check_digest(read_file(file), manifest.sha256))), manifest
 
 
 def note_newest(folder: Path, num_updates: int) -> None:
@@ -132,7 +131,9 @@ def note_newest(folder: Path, num_updates: int) -> None:
 
 def verify(path: Path) -> None:
     """Raises CheckpointError unless the checkpoint's file is the one that was written."""
-    _read_verified(path, read_manifest(path))
+    manifest = read_manifest(path)
+    file = path / manifest.file
+    parse_file(file, lambda: check_digest(read_file(file), manifest.sha256))
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -162,22 +163,12 @@ def read_file(path: Path) -> bytes:
 
 
 def parse_file(path: Path, parse: Callable[[], T]) -> T:
-    """Calls `parse`; whatever it cannot make sense of becomes a CheckpointError about `path`."""
+    """Returns `parse()`; raises CheckpointError about `path` where its content makes no sense."""
     try:
         return parse()
     except (SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
         cause = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(f"{path} cannot be read: {cause}") from error
-
-
-def _read_verified(path: Path, manifest: Manifest) -> bytes:
-    file = path / manifest.file
-    data = read_file(file)
-    if len(data) != manifest.num_bytes:
-        raise CheckpointError(f"{file} is damaged: it has {len(data)} bytes, not {manifest.num_bytes}")
-    if hashlib.sha256(data).hexdigest() != manifest.sha256:
-        raise CheckpointError(f"{file} is damaged: its SHA-256 is not the one that was written")
-    return data
 
 
 def unseal_format(data: bytes) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The policies that a run leaves to be played: one safetensors file each, the best by the evaluator and the one before.
 
 `checkpoints/best.safetensors` is the best so far, `best-before.safetensors` the best until then: whichever is whole.
+The header of each file holds its manifest, with the SHA-256 of the tensors.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from torch import Tensor, nn
 from apex.config import EnvironmentConfig, NetworkConfig, from_dict
 from apex.dqn.networks import load_parameters, make_network
 from apex.runs.checkpoints.checkpoint import CheckpointError, load_checkpoint, parse_file, read_file
-from apex.runs.checkpoints.tensor_file import check_seal, decode, encode_sealed
-from apex.runtime.atomic_files import replace_file, sync_folder
+from apex.runs.checkpoints.tensor_file import decode, digest_of, encode
+from apex.runtime.atomic_files import replace_file, seal, sync_folder, unseal
 from apex.types import Schema
 
-FORMAT = 2  # grows when an older program could no longer read the files
+FORMAT = 3  # grows when an older program could no longer read the files
+OLD_FORMAT = 2  # of files whose SHA-256 was computed in another way; it is not checked
 BEST = "best.safetensors"
 BEFORE = "best-before.safetensors"
 
@@ -51,7 +53,7 @@ class PolicyInfo:
     environment: EnvironmentConfig
     num_updates: int
     score: float | None  # mean raw score by the evaluator, if it was evaluated
-    games: PlayedGames | None = None  # that gave the score; older files do not tell
+    games: PlayedGames | None = None  # that gave the score; older files lack it
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, ready for JSON."""
@@ -67,13 +69,9 @@ def save_policy(path: Path, values: NDArray[np.float32], info: PolicyInfo) -> No
 
 def encode_policy(network: nn.Module, info: PolicyInfo, names: Mapping[str, str] = MappingProxyType({})) -> bytes:
     """A policy file. `names`: what tensors of the state dict are called in it, where that is another name."""
-    metadata = {
-        "format": str(FORMAT),
-        "policy": json.dumps(info.to_dict()),
-        "names": json.dumps({new: old for old, new in names.items()}),
-    }
     tensors = {names.get(name, name): tensor.contiguous().clone() for name, tensor in network.state_dict().items()}
-    return encode_sealed(tensors, metadata)
+    manifest = {**info.to_dict(), "names": {new: old for old, new in names.items()}, "sha256": digest_of(tensors)}
+    return encode(tensors, {"format": str(FORMAT), "policy": seal(manifest).decode()})
 
 
 def save_best(folder: Path, values: NDArray[np.float32], info: PolicyInfo) -> None:
@@ -143,9 +141,13 @@ def _read(path: Path) -> tuple[PolicyInfo, dict[str, Tensor]]:
 
 
 def _decode_policy(data: bytes) -> tuple[PolicyInfo, dict[str, Tensor]]:
-    metadata, tensors = decode(data, FORMAT)
-    check_seal(data)
-    fields = json.loads(metadata["policy"])
+    metadata, tensors = decode(data, FORMAT, OLD_FORMAT)
+    if metadata["format"] == str(OLD_FORMAT):
+        fields = {"names": json.loads(metadata.get("names", "{}"))} | json.loads(metadata["policy"])
+    else:
+        fields = unseal(metadata["policy"].encode())
+        if digest_of(tensors) != fields["sha256"]:
+            raise ValueError("the SHA-256 of its tensors is not the one that was written")
     config = from_dict({"network": fields["network"], "environment": fields["environment"]})
     games = fields.get("games")
     info = PolicyInfo(
@@ -156,8 +158,7 @@ def _decode_policy(data: bytes) -> tuple[PolicyInfo, dict[str, Tensor]]:
         score=None if fields["score"] is None else float(fields["score"]),
         games=None if games is None else PlayedGames(**games),
     )
-    old_names = json.loads(metadata.get("names", "{}"))
-    return info, {old_names.get(name, name): tensor for name, tensor in tensors.items()}
+    return info, {fields["names"].get(name, name): tensor for name, tensor in tensors.items()}
 
 
 def _make_policy(path: Path, info: PolicyInfo, tensors: dict[str, Any]) -> nn.Module:

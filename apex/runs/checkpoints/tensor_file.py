@@ -1,16 +1,15 @@
-"""Trees of tensors as safetensors, and files of tensors that show every changed bit. Nothing here is ever executed."""
+"""Trees of tensors as safetensors. Nothing here is ever executed."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import Any
 
 import safetensors.torch
+import torch
 from torch import Tensor
 
-_NO_DIGEST = "0" * 64
-_FIELD = b'"sha256":"'  # In the header's JSON no text in a value looks like this: there the quotes are escaped.
+from apex.runtime.atomic_files import digest
 
 
 def encode(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
@@ -18,37 +17,24 @@ def encode(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
     return safetensors.torch.save(tensors, metadata)
 
 
-def decode(data: bytes, file_format: int) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """The text, whose `format` must be `file_format`, and the tensors.
+def decode(data: bytes, *formats: int) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The text, whose `format` must be one of `formats`, and the tensors.
 
     Raises ValueError, KeyError, TypeError or SafetensorError for what is no such file.
     """
-    header = json.loads(data[8 : _end_of_header(data)])
-    metadata: dict[str, str] = header["__metadata__"]
-    if metadata["format"] != str(file_format):
-        raise ValueError(f"its format is {metadata['format']}, but this program reads {file_format}")
+    header_end = 8 + int.from_bytes(data[:8], "little")  # A uint64 length, then that many bytes of JSON.
+    metadata: dict[str, str] = json.loads(data[8:header_end])["__metadata__"]
+    if metadata["format"] not in map(str, formats):
+        raise ValueError(f"its format is {metadata['format']}, but this program reads {formats[0]}")
     return metadata, safetensors.torch.load(data)
 
 
-def encode_sealed(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
-    """The same with its own SHA-256 in it: taken over all bytes of the file while zeros stand in its place."""
-    data = encode(tensors, {**metadata, "sha256": _NO_DIGEST})
-    return data.replace(_FIELD + _NO_DIGEST.encode(), _FIELD + hashlib.sha256(data).hexdigest().encode(), 1)
-
-
-def check_seal(data: bytes) -> None:
-    """Raises ValueError unless these are the very bytes that `encode_sealed` gave."""
-    at = data.find(_FIELD, 0, _end_of_header(data)) + len(_FIELD)
-    if at < len(_FIELD):
-        raise ValueError("it has no SHA-256 of its own")
-    digest, blank = data[at : at + 64], data[:at] + _NO_DIGEST.encode() + data[at + 64 :]
-    if hashlib.sha256(blank).hexdigest().encode() != digest:
-        raise ValueError("its SHA-256 is not the one that was written")
-
-
-def _end_of_header(data: bytes) -> int:
-    """A safetensors file begins with a uint64 length, then that many bytes of JSON."""
-    return 8 + int.from_bytes(data[:8], "little")
+def digest_of(tensors: dict[str, Tensor]) -> str:
+    """The SHA-256 of names, types, shapes and values of contiguous tensors on the CPU."""
+    parts: list[Any] = []
+    for name, tensor in sorted(tensors.items()):
+        parts += [f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), tensor.flatten().view(torch.uint8).numpy()]
+    return digest(*parts)
 
 
 def pack(tree: Any, tensors: dict[str, Tensor], name: str) -> Any:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from apex.errors import ConfigError, require
 from apex.runtime.lifecycle import FINISHED, reports_errors
-from apex.transport.curve.key_store import PINNED, Keys, lists_for, write_private
-from apex.transport.sockets import new_key_pair
+from apex.transport.curve.key_store import PINNED, Keys, certificates, create_pair, lists_for, write_private
 from apex.types import Role
 
 GUIDE = """\
@@ -28,11 +27,9 @@ Copy each bundle to its host over a channel that you trust (scp -rp keeps the mo
   one host alone  the whole folder          apex train --transport.bind ADDRESS --transport.keys DIR
 
 With --name each actor host, evaluator or observer gets a key of its own, which can be revoked alone. Its public half
-is then in DIR/ROLE.public: copy that list to the learner's and the replay server's folders, where it counts within
-seconds. To revoke a key remove its line from ROLE.public there; its open connections are cut within seconds too.
+is then DIR/ROLE.NAME.key: copy that file to the learner's and the replay server's folders, where it counts within
+seconds. To revoke a key remove its file there; its open connections are cut within seconds too.
 The keys of learner and replay are pinned by all others: to change one, make a new folder.
-
-Revoke in the learner's and the replay server's folders: those are the ones that are asked.
 """
 
 
@@ -62,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         files = ", ".join(sorted(path.name for path in arguments.out.iterdir()))
         print(f"made {arguments.out}: {files}; copy it with its modes, as scp -rp does")
         if arguments.name:
-            print(f"copy {arguments.folder / arguments.role}.public to where learner and replay have theirs")
+            path = arguments.folder / f"{arguments.role}.{arguments.name}.key"
+            print(f"copy {path} to where learner and replay have theirs")
     return FINISHED
 
 
@@ -70,27 +68,24 @@ def new_folder(folder: Path) -> None:
     """Makes a folder with a key pair for every role."""
     _make(folder)
     for role in Role:
-        pair = new_key_pair()
-        write_private(folder / f"{role}.secret", f"{pair.secret.hex()}\n")
-        write_private(folder / f"{role}.public", f"{pair.public.hex()} {role}\n")
+        create_pair(folder, role)
 
 
 def bundle_for(folder: Path, role: str, out: Path, name: str = "") -> None:
     """Makes `out` with what a host of this role needs; with a `name` it gets a key of its own."""
     require(not name or role not in PINNED, f"--name: all others expect the one key of the {role}, leave it out")
-    require(name.isprintable() and name == name.strip(), f"--name must be a plain word, got {name!r}")
-    own = Keys(folder, role)
-    taken = own.believed(role)
-    require(name not in taken.values(), f"--name {name}: {folder / role}.public has one of this name already")
+    require(re.fullmatch(r"[^/\s]*", name) is not None, f"--name must be a plain word, got {name!r}")
+    Keys(folder, role)
+    own = folder / f"{role}.{name}.key"
+    require(not own.exists(), f"--name {name}: {own} is there already")
     _make(out)
-    secret = own.secret
     if name:
-        pair = new_key_pair()
-        secret = pair.secret
-        _append(folder / f"{role}.public", f"{pair.public.hex()} {name}\n")
-    write_private(out / f"{role}.secret", f"{secret.hex()}\n")
-    for other in lists_for(role):
-        write_private(out / f"{other}.public", (folder / f"{other}.public").read_text())
+        create_pair(out, role)
+        write_private(own, (out / f"{role}.key").read_text())
+        (out / f"{role}.key").unlink()
+    copied = [] if name else [folder / f"{role}.key_secret"]
+    for path in [*copied, *(path for other in lists_for(role) for path in certificates(folder, other))]:
+        write_private(out / path.name, path.read_text())
 
 
 def _make(folder: Path) -> None:
@@ -98,16 +93,6 @@ def _make(folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True)
     except OSError as error:
         raise ConfigError(f"cannot make {folder}: {error.strerror}; keys are never overwritten") from error
-
-
-def _append(path: Path, line: str) -> None:
-    try:
-        with path.open("a") as file:
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A folder of keys, and the matrix that says which role's key opens which socket.
+"""A folder of CURVE keys, as pyzmq's certificates, and the matrix that says which role's key opens which socket.
 
-`ROLE.secret` is that role's secret key, readable by its owner alone. `ROLE.public` lists the public keys that are
-believed to be that role's, one in a line, with a name behind it. No secret ever stands in an error message or a repr.
+`ROLE.key_secret` is that role's own pair, readable by its owner alone. `ROLE.key` and `ROLE.NAME.key` are the public
+keys that are accepted as that role's. A key is 40 characters of Z85. No error message or repr contains a secret.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
+import zmq.auth
+from zmq.utils import z85
+
 from apex.errors import ConfigError, require
 from apex.types import Role
 
 PINNED = ("learner", "replay")  # who binds: all clients expect this one key there
-KEY_DIGITS = 64  # hexadecimal, of 32 bytes
-
-Signature = tuple[tuple[int, int, int] | None, ...]
+KEY_BYTES = 32
 
 
 class Endpoint(NamedTuple):
@@ -41,68 +42,88 @@ ENDPOINTS = {
 
 def lists_for(role: str) -> tuple[str, ...]:
     """The roles whose public keys this role needs: of whom it connects to, and of who connects to it."""
-    needed = {socket_name.bound_by for socket_name in ENDPOINTS.values() if role in socket_name.open_to}
-    for socket_name in ENDPOINTS.values():
-        if socket_name.bound_by == role:
-            needed.update(socket_name.open_to)
+    needed = {endpoint.bound_by for endpoint in ENDPOINTS.values() if role in endpoint.open_to}
+    for endpoint in ENDPOINTS.values():
+        if endpoint.bound_by == role:
+            needed.update(endpoint.open_to)
     return tuple(name for name in Role if name in needed)
 
 
 class Keys:
-    """What a program of one role takes from its folder."""
+    """The keys that a program of one role takes from its folder."""
 
     def __init__(self, folder: Path, role: str) -> None:
         """Raises ConfigError for what is missing, is no key, or lies open to others."""
         require(folder.is_dir(), f"there is no folder of keys {folder}: make one with apex keys new {folder}")
+        require(
+            not any(folder.glob("*.secret")),
+            f"{folder} holds keys of an older format (ROLE.secret): make new ones with apex keys new, and new bundles",
+        )
         _refuse_open(folder, stat.S_IWGRP | stat.S_IWOTH, "written")
-        # A program that is stuck aborts: what the kernel would write then has the secret in it.
-        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
         self.role = role
-        self.secret = _read_secret(folder, role)
+        self.public, secret = _load(folder / f"{role}.key_secret", stat.S_IRWXG | stat.S_IRWXO, "read")
+        require(secret is not None, f"{folder / role}.key_secret holds no secret key")
+        self.secret = secret or b""
         self._folder = folder
         for other in lists_for(role):
-            self.believed(other)
-        for other in {socket_name.bound_by for socket_name in ENDPOINTS.values() if role in socket_name.open_to}:
+            self.accepted(other)
+        for other in {endpoint.bound_by for endpoint in ENDPOINTS.values() if role in endpoint.open_to}:
             self._only_key(other)
 
     def __repr__(self) -> str:
         return f"Keys({self._folder}, {self.role})"
 
     def server_key(self, socket_name: str) -> bytes:
-        """The public key, 32 bytes, that whoever binds this socket must have."""
+        """The public key that whoever binds this socket must have."""
         return self._only_key(ENDPOINTS[socket_name].bound_by)
 
-    def believed(self, role: str) -> dict[bytes, str]:
-        """The names of all keys that are believed to be the role's, as its list says now."""
-        path = self._folder / f"{role}.public"
-        try:
-            lines = path.read_text().splitlines()
-            _refuse_open(path, stat.S_IWGRP | stat.S_IWOTH, "written")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read {path}: {_why(error)}; apex keys bundle copies it where needed") from error
-        found: dict[bytes, str] = {}
-        for number, line in enumerate(lines, 1):
-            digits, _, name = line.strip().partition(" ")
-            if digits and not digits.startswith("#"):
-                found[_key(digits, f"{path}, line {number}")] = name.strip()
-        return found
-
-    def signature(self) -> Signature:
-        """Differs once a list has been changed."""
-        return tuple(_signature(self._folder / f"{role}.public") for role in Role)
+    def accepted(self, role: str) -> dict[bytes, str]:
+        """The public keys that are accepted as the role's now, each with the name of its file."""
+        paths = certificates(self._folder, role)
+        return {_load(path, stat.S_IWGRP | stat.S_IWOTH, "written")[0]: path.name for path in paths}
 
     def _only_key(self, role: str) -> bytes:
-        keys = list(self.believed(role))
+        keys = list(self.accepted(role))
         require(
             len(keys) == 1,
-            f"{self._folder / role}.public must list one key, which all others expect of the {role}, got {len(keys)}",
+            f"{self._folder} must have one key of the {role}, which all others expect there, but has {len(keys)}: "
+            "apex keys bundle copies what is needed",
         )
         return keys[0]
 
 
 def read_keys(folder: str, role: str) -> Keys | None:
-    """The keys of a role; None where no folder is given: then there is no authentication."""
-    return Keys(Path(folder), role) if folder else None
+    """Reads the keys of a role, and forbids core files; None where no folder is given: there is no authentication."""
+    if not folder:
+        return None
+    forbid_core_files()
+    return Keys(Path(folder), role)
+
+
+def forbid_core_files() -> None:
+    """Sets RLIMIT_CORE of this process to 0: a program that is stuck aborts, and its memory holds the secret."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+def certificates(folder: Path, role: str) -> list[Path]:
+    """The files with the public keys of a role."""
+    return sorted(path for pattern in (f"{role}.key", f"{role}.*.key") for path in folder.glob(pattern))
+
+
+def create_pair(folder: Path, role: str) -> None:
+    """Makes ROLE.key and ROLE.key_secret in `folder`, which nobody else can look into; raises OSError."""
+    for path in zmq.auth.create_certificates(folder, role):
+        Path(path).chmod(0o600)
+
+
+def public_digits(folder: Path, role: str) -> str:
+    """The public key of the role's own pair, as 64 hexadecimal digits; raises ConfigError."""
+    return z85.decode(_load(folder / f"{role}.key_secret", stat.S_IRWXG | stat.S_IRWXO, "read")[0]).hex()
+
+
+def certificate(digits: str) -> str:
+    """The text of a certificate with this public key, which is 64 hexadecimal digits; raises ValueError."""
+    return f'curve\n    public-key = "{z85.encode(bytes.fromhex(digits)).decode()}"\n'
 
 
 def write_private(path: Path, text: str) -> None:
@@ -115,27 +136,20 @@ def write_private(path: Path, text: str) -> None:
         file.write(text)
 
 
-def _read_secret(folder: Path, role: str) -> bytes:
-    path = folder / f"{role}.secret"
+def _load(path: Path, forbidden: int, verb: str) -> tuple[bytes, bytes | None]:
+    """The public key, and the secret one where there is one. Errors do not quote the file: it may hold a secret."""
     try:
-        _refuse_open(path, stat.S_IRWXG | stat.S_IRWXO, "read")
-        text = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"cannot read {path}: {_why(error)}; apex keys bundle --role {role} makes a folder for such a host"
-        ) from error
-    return _key(text, str(path))
-
-
-def _key(digits: str, where: str) -> bytes:
-    """The 32 bytes of a key. What stands there instead is not told: it may be a secret."""
-    try:
-        key = bytes.fromhex(digits)
-    except ValueError:
-        key = b""
-    if len(digits) != KEY_DIGITS or len(key) != KEY_DIGITS // 2:
-        raise ConfigError(f"{where}: a key is {KEY_DIGITS} hexadecimal digits, and this is none")
-    return key
+        _refuse_open(path, forbidden, verb)
+        public, secret = zmq.auth.load_certificate(path)
+        is_whole = all(len(z85.decode(key)) == KEY_BYTES for key in (public, secret) if key is not None)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; apex keys bundle makes what a host needs") from error
+    except ConfigError:
+        raise
+    except (KeyError, ValueError):
+        is_whole = False
+    require(is_whole, f"{path} is not a certificate of a key, as apex keys makes them")
+    return public, secret
 
 
 def _refuse_open(path: Path, bits: int, verb: str) -> None:
@@ -145,15 +159,3 @@ def _refuse_open(path: Path, bits: int, verb: str) -> None:
         f"{path} can be {verb} by others (mode {mode:04o}): chmod {mode & ~bits & 0o777:o} {path}, "
         "and make new keys if somebody may have done so",
     )
-
-
-def _signature(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ctime_ns, found.st_size, found.st_ino  # ctime: a change of the mode counts too
-
-
-def _why(error: OSError | UnicodeDecodeError) -> str:
-    return error.strerror or "?" if isinstance(error, OSError) else "it is no text"

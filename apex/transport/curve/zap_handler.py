@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 import zmq
+from zmq.utils import z85
 
 from apex.errors import ConfigError
 from apex.transport.curve.key_store import ENDPOINTS, Keys
@@ -55,7 +56,6 @@ class ZapHandler:
             for role in socket_name.open_to
         ]
         self._complaints: dict[str, str] = {}  # why a role's list that is needed cannot be read
-        self._signature = keys.signature()
         self._lists = {role: self._read(role) for role in Role}
         self._admitted: dict[tuple[str, bytes], str] = {}  # as whom a key went through a socket
         self._removed: set[bytes] = set()  # keys that were on a list once
@@ -110,14 +110,14 @@ class ZapHandler:
         """The reply to a request; its user id, which every message of the connection will carry, is the role."""
         version, number, domain, address, _, mechanism, *credentials = request
         socket_name = domain.decode(errors="replace")
-        role = ""
         if mechanism == b"CURVE" and len(credentials) == 1 and socket_name in ENDPOINTS:
-            role, reason = self._judge(socket_name, credentials[0])
+            key = z85.encode(credentials[0])
+            role, reason = self._judge(socket_name, key)
+            if role:
+                self._admitted[socket_name, key] = role
+                return [version, number, LET_IN, b"", role.encode(), b""]
         else:
             reason = "not CURVE"
-        if role:
-            self._admitted[socket_name, credentials[0]] = role
-            return [version, number, LET_IN, b"", role.encode(), b""]
         self.refused[f"{socket_name}: {reason}"] += 1
         self._last = address.decode(errors="replace")
         return [version, number, COME_AGAIN, b"", b"", b""]
@@ -137,11 +137,9 @@ class ZapHandler:
 
         ZeroMQ cannot cut one peer, so all that are connected there come again, and are asked for their keys again.
         """
-        signature = self._keys.signature()
-        if signature == self._signature and not self._complaints:
+        before, self._lists = self._lists, {role: self._read(role) for role in Role}
+        if before == self._lists:
             return
-        before, self._signature = self._lists, signature
-        self._lists = {role: self._read(role) for role in before}
         for role, keys in before.items():
             self._removed |= set(keys) - set(self._lists[role])
         gone = [
@@ -160,7 +158,7 @@ class ZapHandler:
     def _read(self, role: str) -> dict[bytes, str]:
         """The role's keys. A list that cannot be read lets nobody in, and is read again at the next look."""
         try:
-            keys = self._keys.believed(role)
+            keys = self._keys.accepted(role)
         except ConfigError as error:
             if role in self._needed and self._complaints.get(role) != str(error):
                 self._complaints[role] = str(error)

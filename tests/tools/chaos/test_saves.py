@@ -23,13 +23,13 @@ def test_kills_in_mid_save_and_damage_leave_a_run_that_goes_on(capsys):
     assert (status, result["passed"]) == (FINISHED, True)
     assert result["kills"]["count"] == 24
     assert [result[name]["detected"] for name in ("flips", "truncations")] == [200, 50]
-    assert result["removals"]["fallen_back"] == result["removals"]["count"] > 10
+    assert result["removals"]["fallen_back"] == result["removals"]["count"] >= 10
     assert {tally["unreadable"] for tally in result.values() if isinstance(tally, dict)} == {0}
 
 
 def test_what_goes_unseen_fails_it(capsys, monkeypatch):
-    """The best policy's check is taken out: a score with a flipped bit is believed then."""
-    monkeypatch.setattr("apex.runs.checkpoints.policy_file.check_seal", lambda data: None)
+    """Without the check of the learner's file, a flipped bit in it goes unseen."""
+    monkeypatch.setattr("apex.runs.checkpoints.checkpoint.check_digest", lambda data, expected: data)
     status, result = run(capsys, "--kills", "0", "--flips", "100", "--truncations", "0", "--seed", "5")
     assert (status, result["passed"]) == (FAILED, False)
     assert result["flips"]["detected"] < 100

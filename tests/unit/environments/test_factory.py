@@ -207,6 +207,37 @@ def test_describes_images_like_an_atari_game():
     assert kind(make_config(here(Pictures))) == "image"
 
 
+class ReadyPictures(Pictures):
+    shape = (84, 84)
+
+
+class NarrowPictures(Pictures):
+    shape = (84, 40, 1)
+
+
+class Grid(Pictures):
+    shape = (15, 84, 3)
+
+
+@pytest.mark.parametrize(
+    ("game", "told"),
+    [
+        (Pictures, ["RGB images of 100 x 120 are converted to grayscale and resized to 84 x 84"]),
+        (NarrowPictures, ["images of 84 x 40 are resized to 84 x 84"]),
+        (ReadyPictures, []),
+    ],
+)
+def test_tells_what_becomes_of_images(game, told):
+    heard = []
+    describe(make_config(here(game)), 3, heard.append)
+    assert heard == [f"{here(game)}: {sentence} (--environment.image-size)" for sentence in told]
+
+
+def test_refuses_a_grid_of_cells_that_resizing_would_blur():
+    with pytest.raises(ConfigError, match=r"15 x 84 pixels.*resized to 84 x 84.*FlattenObservation"):
+        describe(make_config(here(Grid)), 3)
+
+
 @pytest.mark.parametrize("name", ["pong", "CartPole-v1", "FrozenLake-v1", here(Pictures), here(Mixed)])
 def test_what_is_described_is_what_is_played(name):
     schema = describe(make_config(name), 3)

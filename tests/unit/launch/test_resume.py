@@ -18,7 +18,7 @@ from apex.launch.resume_check import check_resume
 from apex.learning.run_save import snapshot_folder
 from apex.replay_memory.store.location import beside, store_path
 from apex.runs.folder import RunFolder
-from apex.runtime.atomic_files import write_twice
+from apex.runtime.atomic_files import replace_file, seal
 from apex.runtime.file_lock import FileLock
 from chaos.saves.saver import SIZES, Saver, make_run
 
@@ -111,7 +111,7 @@ def test_no_flag_accepts_what_is_saved_would_not_fit(folder, arguments):
 
 def test_an_environment_that_has_changed_is_refused(folder):
     manifest = {**folder.manifest, "schema": {**folder.manifest["schema"], "num_actions": 3}}
-    write_twice(folder.path / "manifest.json", manifest)
+    replace_file(folder.path / "manifest.json", seal(manifest))
     with pytest.raises(ConfigError, match="CartPole-v1 is not what it was"):
         reopen(str(folder.path), [])
 
@@ -245,7 +245,7 @@ def test_the_user_is_told_what_was_passed_over_and_why(saved):
     state.unlink()
     *passed_over, learner, replay = tell(saved)
     assert len(passed_over) == 2
-    assert f"{checkpoint} is damaged: it has" in passed_over[0]
+    assert f"{checkpoint} cannot be read: its SHA-256 is not" in passed_over[0]
     assert f"{state}: No such file" in passed_over[1]
     assert learner == "learner: goes on at update 30, 450 steps"
     assert replay == "replay: 450 transitions of snapshot 3"

@@ -16,7 +16,8 @@ from support.processes import is_running
 from support.waiting import DEADLINE, until
 
 from apex.runtime.lifecycle import FAILED, FINISHED, NEIGHBOUR_GONE, REFUSED, Stop
-from apex.runtime.supervisor import FORGET_SECONDS, CrashBudget, Program, last_lines, supervise
+from apex.runtime.supervisor import FORGET_SECONDS, CrashBudget, Program, supervise
+from apex.runtime.text import last_lines
 
 pytestmark = pytest.mark.programs
 
@@ -220,9 +221,10 @@ def test_an_observers_whole_session_has_lower_priority(folder):
 TURNS = """
 import sys, time
 from apex.runtime.lifecycle import configure_logging, stop_on_signals
+from apex.runtime.watchdog import take_notifier
 print("pid", __import__("os").getpid(), flush=True)
 configure_logging("role")
-with stop_on_signals() as stop:
+with stop_on_signals(take_notifier()) as stop:
     while not stop.requested:
         time.sleep(0.01)
         {at_every_turn}

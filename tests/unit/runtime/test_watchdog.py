@@ -12,7 +12,7 @@ import pytest
 from support.clocks import Clock
 
 from apex.runtime.lifecycle import Stop
-from apex.runtime.watchdog import START_FACTOR, Listener, Notifier, Pulse, Silence, is_traced
+from apex.runtime.watchdog import START_FACTOR, Listener, Pulse, Silence, is_traced, take_notifier
 
 
 def look_every_second(silence, clock, seconds, heard=False, limit=10.0):
@@ -98,7 +98,7 @@ def listener():
 
 def test_a_turn_is_heard_by_the_launcher_and_told_once_in_a_second_at_most(listener):
     clock = Clock()
-    notify = Notifier(dict(listener.environment), clock)
+    notify = take_notifier(dict(listener.environment), clock)
     assert not listener.heard()
     notify()
     assert listener.heard()
@@ -111,7 +111,7 @@ def test_a_turn_is_heard_by_the_launcher_and_told_once_in_a_second_at_most(liste
 
 def test_where_the_limit_is_short_turns_are_told_four_times_within_it():
     listener, clock = Listener(1.0), Clock()
-    notify = Notifier(dict(listener.environment), clock)
+    notify = take_notifier(dict(listener.environment), clock)
     notify()
     assert listener.heard()
     clock.now += 0.25
@@ -127,7 +127,7 @@ def test_systemd_hears_that_the_program_is_ready_and_then_its_signs_of_life(tmp_
         systemd.settimeout(10.0)
         clock = Clock()
         environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "120000000"}
-        notify = Notifier(environment, clock)
+        notify = take_notifier(environment, clock)
         assert environment == {}  # What this program starts does not speak for it.
         notify()
         assert systemd.recv(100) == b"READY=1\nWATCHDOG=1"
@@ -137,7 +137,7 @@ def test_systemd_hears_that_the_program_is_ready_and_then_its_signs_of_life(tmp_
 
 
 def test_a_forked_child_does_not_speak_for_its_parent(listener):
-    notify = Notifier(dict(listener.environment))
+    notify = take_notifier(dict(listener.environment))
     if not (child := os.fork()):
         notify()
         os._exit(0)
@@ -148,7 +148,7 @@ def test_a_forked_child_does_not_speak_for_its_parent(listener):
 @pytest.mark.parametrize("is_watched", [False, True])
 def test_a_program_that_nobody_watches_and_one_whose_watcher_is_gone_go_on(is_watched):
     listener = Listener(8.0)
-    stop = Stop(Notifier(dict(listener.environment) if is_watched else {}))
+    stop = Stop(take_notifier(dict(listener.environment) if is_watched else {}))
     listener.close()
     assert not stop.requested
     assert stop.ticks == 1
@@ -156,7 +156,7 @@ def test_a_program_that_nobody_watches_and_one_whose_watcher_is_gone_go_on(is_wa
 
 def test_what_floods_the_watcher_does_not_block_the_program(listener):
     clock = Clock()
-    notify = Notifier(dict(listener.environment), clock)
+    notify = take_notifier(dict(listener.environment), clock)
     for _ in range(5_000):  # more than any queue of the kernel holds
         clock.now += 1.0
         notify()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import multiprocessing
 import os
+import resource
 import signal
 import time
 
@@ -41,7 +44,6 @@ RUN = 0xABC
 FORK = multiprocessing.get_context("fork")
 FOLDER_STEPS = [
     "write a file",
-    "flush a file",
     "write the manifest",
     "rename the manifest",
     "flush the folder",
@@ -334,6 +336,24 @@ def test_every_truncation_is_noticed_named_and_done_without(place, caplog):
         damage.check(path, caplog)
 
 
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_manifest_of_the_format_before_is_read_and_checked(place, is_damaged):
+    scene = Scene(place)
+    scene.insert(6)
+    taken = scene.source.take()
+    fields = {
+        **taken._asdict(),
+        "state": taken.state._asdict(),
+        "segments": [file._asdict() for file in taken.segments],
+    }
+    sha256 = hashlib.sha256(json.dumps(fields).encode()).hexdigest()
+    fields["num_drawn"] += is_damaged
+    (scene.folder.path / "000000001.json").write_text(
+        json.dumps({"format": 1, "sha256": sha256, "snapshot": fields}) + "\n"
+    )
+    assert scene.folder.newest() == (None if is_damaged else taken)
+
+
 def test_a_missing_file_is_noticed_and_written_again(place, caplog):
     damage = Damage(place)
     for file in damage.newest.segments:
@@ -386,13 +406,21 @@ def test_a_full_disk_leaves_no_rest_of_a_snapshot_and_the_next_one_is_whole(plac
     scene.insert(6)
     scene.source.take()
     before = scene.files()
-    for step in ("write a file", "flush a file", "write the manifest"):
+    for step in ("write a file", "write the manifest"):
         scene.insert(4)
         full[:] = [step]
         with pytest.raises(OSError, match="No space left"):
             scene.source.take()
         assert scene.files() == before
     full.clear()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # Stands for a disk with room for 100 bytes.
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            scene.source.take()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert scene.files() == before
     assert scene.source.take().end_key == scene.writer.num_inserted
     assert scene.restore().store.num_inserted == scene.writer.num_inserted
 
@@ -405,10 +433,10 @@ def test_where_nothing_is_whole_that_is_said_and_not_taken_for_nothing(place, ca
     (scene.folder.path / snapshot.state.name).write_bytes(b"")
     with pytest.raises(SnapshotError, match=r"no snapshot of the replay memory in .* is whole"):
         scene.restore()
-    manifest.write_bytes(manifest.read_bytes().replace(b'"format": 1', b'"format": 2'))
+    manifest.write_bytes(manifest.read_bytes().replace(b'"format": 2', b'"format": 3'))
     with pytest.raises(SnapshotError, match="is whole"):
         scene.restore()
-    assert "its format is 2, but this is 1" in caplog.text
+    assert "its format is 3, but this is 2" in caplog.text
     manifest.unlink()
     assert scene.restore() is None
     assert "no manifest" in caplog.text

@@ -30,6 +30,7 @@ from apex.replay_memory.store.location import (
     store_path,
 )
 from apex.replay_memory.store.reader import StoreReader
+from apex.runtime.children import start_child
 from apex.runtime.file_lock import FileLock
 from apex.types import Schema, Stream
 
@@ -116,7 +117,7 @@ def test_a_second_owner_is_refused_while_the_first_lives(path):
     second.close()
 
 
-def read_on(path, ready, done):
+def read_on(stop, path, ready, done):
     reader = open_reader(path)
     assert reader.size == 0
     ready.set()
@@ -126,8 +127,7 @@ def read_on(path, ready, done):
 def test_a_child_that_outlives_the_writer_does_not_hold_the_file(path):
     writer = create(path)
     ready, done = FORK.Event(), FORK.Event()
-    child = FORK.Process(target=read_on, args=(path, ready, done))
-    child.start()
+    child = start_child("reader", read_on, path, ready, done)
     assert ready.wait(20)
     with pytest.raises(ConfigError, match="is in use"):
         attach(path)  # The child did not give it free either.

@@ -250,8 +250,8 @@ def later_format(path):
 DAMAGES = [
     (no_manifest, "000000002 is not a whole checkpoint: no manifest.json, which is written last"),
     (no_file, "cannot read .*learner.safetensors: No such file"),
-    (cut_off, r"learner.safetensors is damaged: it has \d+ bytes, not \d+"),
-    (one_bit, "learner.safetensors is damaged: its SHA-256 is not the one that was written"),
+    (cut_off, "learner.safetensors cannot be read: its SHA-256 is not the one that was written"),
+    (one_bit, "learner.safetensors cannot be read: its SHA-256 is not the one that was written"),
     (torn_manifest, "manifest.json cannot be read: "),
     (spaced_manifest, "manifest.json cannot be read: it is not what was written"),
     (anothers_manifest, "000000002 is damaged: its manifest is that of update 3"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import safetensors.torch
@@ -63,10 +65,10 @@ def test_refuses_values_that_do_not_fit_the_network(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (b'"format":"2"', b'"format":"3"', "its format is 3, but this program reads 2"),
+        (b'"format":"3"', b'"format":"4"', "its format is 4, but this program reads 3"),
         (b'"__metadata__"', b'"__metadaten_"', "best.safetensors cannot be read: "),
-        (b"hidden", b"hidaen", "its SHA-256 is not the one that was written"),
-        (b'"sha256":"', b'"sha257":"', "it has no SHA-256 of its own"),
+        (b"hidden", b"hidaen", "it is not what was written"),
+        (b"seal", b"sael", "it has no seal"),
     ],
 )
 def test_a_policy_of_another_kind_is_refused_with_the_reason(tmp_path, old, new, message):
@@ -83,8 +85,17 @@ def test_a_policy_with_a_flipped_bit_is_refused(tmp_path):
     network, info = make_policy()
     save_policy(tmp_path / BEST, flatten_parameters(network), info)
     flip_a_bit(tmp_path / BEST)
-    with pytest.raises(CheckpointError, match="its SHA-256 is not the one that was written"):
+    with pytest.raises(CheckpointError, match="SHA-256 of its tensors is not the one that was written"):
         read_policy(tmp_path / BEST)
+
+
+def test_a_policy_of_the_format_before_is_read_without_a_check(tmp_path):
+    network, info = make_policy()
+    old = {"format": "2", "policy": json.dumps(info.to_dict()), "names": "{}", "sha256": "0" * 64}
+    safetensors.torch.save_file(network.state_dict(), tmp_path / BEST, old)
+    loaded_info, loaded = read_policy(tmp_path / BEST)
+    assert loaded_info == info
+    assert same(dict(loaded.state_dict()), dict(network.state_dict()))
 
 
 def test_a_policy_that_does_not_fit_its_own_network_is_refused(tmp_path):

@@ -9,8 +9,16 @@ import pytest
 
 from apex.errors import ConfigError
 from apex.transport.curve.command import bundle_for, main, new_folder
-from apex.transport.curve.key_store import ENDPOINTS, PINNED, Keys, lists_for, read_keys
-from apex.transport.sockets import new_key_pair, public_key
+from apex.transport.curve.key_store import (
+    ENDPOINTS,
+    PINNED,
+    Keys,
+    certificate,
+    create_pair,
+    lists_for,
+    public_digits,
+    read_keys,
+)
 from apex.types import Role
 
 
@@ -27,12 +35,12 @@ def modes(folder):
 def test_a_new_folder_has_a_key_of_every_role_that_nobody_else_can_read(folder):
     found = modes(folder)
     assert found.pop("keys") == 0o700
-    assert set(found) == {f"{role}.{half}" for role in Role for half in ("secret", "public")}
+    assert set(found) == {f"{role}.{half}" for role in Role for half in ("key", "key_secret")}
     assert set(found.values()) == {0o600}
     secrets = {Keys(folder, role).secret for role in Role}
     assert len(secrets) == len(Role)
     for role in Role:
-        assert list(Keys(folder, role).believed(role)) == [public_key(Keys(folder, role).secret)]
+        assert Keys(folder, role).accepted(role) == {Keys(folder, role).public: f"{role}.key"}
 
 
 def test_nothing_is_made_over_what_is_there(folder, tmp_path, capsys):
@@ -50,82 +58,98 @@ def test_a_bundle_has_what_its_role_needs_and_one_secret_only(folder, tmp_path, 
     assert main(["bundle", str(folder), "--role", role, str(out)]) == 0
     found = modes(out)
     assert found.pop("out") == 0o700
-    assert set(found) == {f"{role}.secret", *(f"{other}.public" for other in lists_for(role))}
+    assert set(found) == {f"{role}.key_secret", *(f"{other}.key" for other in lists_for(role))}
     assert set(found.values()) == {0o600}
     keys = Keys(out, role)
     for door, (bound_by, open_to) in ENDPOINTS.items():
         if role in open_to:
-            assert keys.server_key(door) == public_key(Keys(folder, bound_by).secret)
+            assert keys.server_key(door) == Keys(folder, bound_by).public
         if role == bound_by:
-            assert all(keys.believed(other) for other in open_to)
+            assert all(keys.accepted(other) for other in open_to)
 
 
 def test_a_named_bundle_has_a_key_of_its_own_that_can_be_revoked_alone(folder, tmp_path):
-    for name in ("host-1", "host-2"):
+    for name in ("host-1", "actor@host-2.org"):
         bundle_for(folder, "actor", tmp_path / name, name)
-    own = {public_key(Keys(tmp_path / name, "actor").secret): name for name in ("host-1", "host-2")}
-    believed = Keys(folder, "replay").believed("actor")
-    assert sorted(believed.values()) == ["actor", "host-1", "host-2"]
-    assert {key: believed[key] for key in own} == own
-    with pytest.raises(ConfigError, match="has one of this name"):
+        assert "actor.key" not in modes(tmp_path / name)
+    own = {Keys(tmp_path / name, "actor").public: f"actor.{name}.key" for name in ("host-1", "actor@host-2.org")}
+    accepted = Keys(folder, "replay").accepted("actor")
+    assert sorted(accepted.values()) == ["actor.actor@host-2.org.key", "actor.host-1.key", "actor.key"]
+    assert {key: accepted[key] for key in own} == own
+    assert set(modes(folder).values()) == {0o600, 0o700}
+    with pytest.raises(ConfigError, match=r"actor\.host-1\.key is there already"):
         bundle_for(folder, "actor", tmp_path / "again", "host-1")
+    (folder / "actor.host-1.key").unlink()
+    assert len(Keys(folder, "replay").accepted("actor")) == 2
+
+
+@pytest.mark.parametrize("name", ["../x", "two words", "line\nline"])
+def test_a_name_must_be_that_of_a_file(folder, tmp_path, name):
+    with pytest.raises(ConfigError, match="--name must be a plain word"):
+        bundle_for(folder, "actor", tmp_path / "out", name)
 
 
 @pytest.mark.parametrize("role", PINNED)
 def test_who_is_pinned_has_one_key(folder, tmp_path, role):
     with pytest.raises(ConfigError, match="--name"):
         bundle_for(folder, role, tmp_path / "out", "second")
-    public = folder / f"{role}.public"
-    public.write_text(2 * public.read_text() + f"{new_key_pair().public.hex()} second\n")
-    with pytest.raises(ConfigError, match=f"{role}.public must list one key"):
+    new_folder(tmp_path / "other")
+    (folder / f"{role}.second.key").write_text((tmp_path / "other" / f"{role}.key").read_text())
+    with pytest.raises(ConfigError, match=f"must have one key of the {role}, .* but has 2"):
         Keys(folder, "actor")
 
 
-def test_lines_that_are_empty_or_begin_with_a_hash_are_no_keys(folder):
-    public = folder / "actor.public"
-    (digits, name) = public.read_text().split()
-    public.write_text(f"# {new_key_pair().public.hex()} was taken out\n\n   {digits}   the only one \n")
-    assert Keys(folder, "replay").believed("actor") == {bytes.fromhex(digits): "the only one"}
-    assert name == "actor"
+def test_a_folder_of_the_older_format_is_refused_with_the_remedy(folder):
+    (folder / "actor.secret").write_text("00" * 32)
+    with pytest.raises(ConfigError, match=r"older format .*: make new ones with apex keys new"):
+        Keys(folder, "actor")
+
+
+def test_a_public_key_goes_through_hexadecimal_digits(tmp_path):
+    create_pair(tmp_path, "actor")
+    text = certificate(public_digits(tmp_path, "actor"))
+    assert text.splitlines()[-1] in (tmp_path / "actor.key").read_text()
 
 
 def spoil(folder, how):
-    secret = folder / "actor.secret"
+    secret = folder / "actor.key_secret"
     {
         "group may read": lambda: secret.chmod(0o640),
         "others may read": lambda: secret.chmod(0o604),
         "folder may be written": lambda: folder.chmod(0o777),
-        "list may be written": lambda: (folder / "replay.public").chmod(0o666),
+        "list may be written": lambda: (folder / "replay.key").chmod(0o666),
         "no secret": secret.unlink,
-        "cut short": lambda: secret.write_text(secret.read_text()[:50]),
+        "cut short": lambda: secret.write_text(secret.read_text()[:-10]),
         "not text": lambda: secret.write_bytes(b"\xff\xfe" * 32),
-        "spaces inside": lambda: secret.write_text("  ".join(secret.read_text()[i : i + 2] for i in range(0, 62, 2))),
-        "no list": (folder / "learner.public").unlink,
-        "list of another thing": lambda: (folder / "replay.public").write_text("ssh-rsa AAAA me\n"),
+        "not Z85": lambda: secret.write_text(certificate("11" * 32).replace('key = "', 'key = "~')),
+        "public only": lambda: secret.write_text((folder / "actor.key").read_text()),
+        "no public key": (folder / "learner.key").unlink,
+        "another thing": lambda: (folder / "replay.key").write_text("ssh-rsa AAAA me\n"),
     }[how]()
 
 
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("group may read", r"actor\.secret can be read by others \(mode 0640\): chmod 600"),
-        ("others may read", r"actor\.secret can be read by others \(mode 0604\)"),
+        ("group may read", r"actor\.key_secret can be read by others \(mode 0640\): chmod 600"),
+        ("others may read", r"actor\.key_secret can be read by others \(mode 0604\)"),
         ("folder may be written", r"keys can be written by others \(mode 0777\): chmod 755"),
-        ("list may be written", r"replay\.public can be written by others"),
-        ("no secret", "apex keys bundle --role actor"),
-        ("cut short", r"actor\.secret: a key is 64 hexadecimal digits"),
-        ("not text", r"actor\.secret"),
-        ("spaces inside", r"actor\.secret: a key is 64"),
-        ("no list", r"learner\.public"),
-        ("list of another thing", r"replay\.public, line 1: a key is 64"),
+        ("list may be written", r"replay\.key can be written by others"),
+        ("no secret", r"cannot read .*actor\.key_secret: No such file"),
+        ("cut short", r"actor\.key_secret is not a certificate of a key"),
+        ("not text", r"actor\.key_secret is not a certificate"),
+        ("not Z85", r"actor\.key_secret is not a certificate"),
+        ("public only", r"actor\.key_secret holds no secret key"),
+        ("no public key", "must have one key of the learner, .* but has 0"),
+        ("another thing", r"replay\.key is not a certificate of a key"),
     ],
 )
 def test_refuses_a_folder_that_lies_open_or_is_none_and_tells_no_secret(folder, how, words):
-    text = (folder / "actor.secret").read_text().strip()
+    secret = Keys(folder, "actor").secret.decode()
     spoil(folder, how)
     with pytest.raises(ConfigError, match=words) as refused:
         Keys(folder, "actor")
-    assert text[:8] not in str(refused.value)
+    assert secret[:8] not in str(refused.value)
     assert "AAAA" not in str(refused.value)
 
 
@@ -136,11 +160,9 @@ def test_without_a_folder_there_are_no_keys_and_a_folder_that_is_not_there_is_re
 
 
 def test_no_secret_is_shown(folder):
-    keys, pair = Keys(folder, "actor"), new_key_pair()
-    for shown in (repr(keys), str(keys), repr(pair), str(pair), f"{pair}"):
-        assert keys.secret.hex()[:8] not in shown
-        assert pair.secret.hex()[:8] not in shown
-        assert repr(pair.secret) not in shown
+    keys = Keys(folder, "actor")
+    for shown in (repr(keys), str(keys), f"{keys}"):
+        assert keys.secret.decode()[:8] not in shown
 
 
 def test_help_says_what_goes_where(capsys):
