@@ -1,7 +1,7 @@
 """`python -m chaos`: a real run under faults, and the proof that nothing of it is lost or stored twice.
 
 Actors write down what they send and what is acknowledged to them; at the end that is compared with what is stored, bit
-for bit. `python -m chaos hostile` and `python -m chaos saves` are programs of their own.
+for bit. `python -m chaos deaths`, `hostile` and `saves` are programs of their own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from chaos.report import Figure, ScenarioReporter, audit_figures
 from chaos.run import ChaosRun
 from chaos.scenarios import DEFAULTS, GOES_ON, HOSTS, OPTIONS, SCENARIOS, ScenarioOptions
 
-PROGRAMS = {"hostile": "chaos.hostile.command", "saves": "chaos.saves.command"}
+PROGRAMS = {"deaths": "chaos.deaths", "hostile": "chaos.hostile.command", "saves": "chaos.saves.command"}
 SETTINGS: dict[str, tuple[type, str, str]] = {  # of an Order: type, placeholder, meaning
     "minutes": (float, "M", "how long"),
     "period": (float, "SECONDS", "between two faults"),
@@ -125,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m chaos",
         description="Trains on this machine while things go wrong, and audits what is stored.\n\nscenarios\n" + known,
-        epilog="All other options are those of `apex train`. `python -m chaos hostile` and `... saves` have their own.",
+        epilog="All other options are those of `apex train`. deaths, hostile, saves have their own.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

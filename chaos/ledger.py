@@ -105,6 +105,10 @@ class WitnessedOutlet:
         self._ledger.note_sent(self._decode(message))
         return self._outlet.send(message)
 
+    def reconnect(self) -> None:
+        """See Outlet."""
+        self._outlet.reconnect()
+
 
 class WitnessedReceipts:
     """Receipts that are written down before the actor hears of them."""

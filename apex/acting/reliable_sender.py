@@ -9,6 +9,7 @@ from typing import Protocol
 from apex.acting.segment_builder import Cut
 from apex.acting.send_window import SendWindow
 from apex.transport.codec import Codec
+from apex.transport.reconnect_backoff import ReconnectBackoff
 from apex.types import Receipt, Segment, Stream
 
 
@@ -17,6 +18,9 @@ class Outlet(Protocol):
 
     def send(self, message: list[bytes]) -> bool:
         """Sends without waiting; False if there is no room."""
+
+    def reconnect(self) -> None:
+        """Makes a new connection, as no receipt came over the old one; what it still held is dropped."""
 
 
 class Receipts(Protocol):
@@ -50,6 +54,8 @@ class ReliableSender:
         self._clock = clock
         self._windows = [SendWindow(stream, window) for stream in streams]
         self._by_actor = {window.stream.actor_id: window for window in self._windows}
+        self._backoffs = [ReconnectBackoff() for _ in outlets]
+        self._heard_at = [clock() for _ in outlets]  # by shard: a receipt, or nothing was in flight
 
     @property
     def blocked(self) -> bool:
@@ -92,11 +98,22 @@ class ReliableSender:
                 raise SupersededError(
                     f"actor {window.stream.actor_id} was leased to somebody else meanwhile; start again"
                 )
+            self._heard_at[window.stream.shard(len(self._outlets))] = now
             if window.acknowledge(receipt, now):
                 self._resend(window, now)
+        self._reconnect_silent(now)
         for window in self._windows:
             if window.overdue(now):
                 self._resend(window, now)
+
+    def _reconnect_silent(self, now: float) -> None:
+        """Makes new connections to servers that should send receipts and do not."""
+        waiting = {window.stream.shard(len(self._outlets)) for window in self._windows if window.in_flight}
+        for shard, outlet in enumerate(self._outlets):
+            if shard not in waiting:
+                self._heard_at[shard] = now
+            if self._backoffs[shard].is_due(now - self._heard_at[shard]):
+                outlet.reconnect()
 
     def _resend(self, window: SendWindow, now: float) -> None:
         outlet = self._outlets[window.stream.shard(len(self._outlets))]

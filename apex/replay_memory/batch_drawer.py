@@ -58,6 +58,7 @@ class BatchDrawer:
         counters.activate(row)
         self._in_flight = 0
         self._changed_at = clock()
+        self._answered_at = clock()
 
     def draw(self, decoder: FrameDecoder | None = None) -> BatchMessage | None:
         """Draws one part; None while it may not, or cannot yet. `decoder`: see `StoreReader.sample`.
@@ -83,6 +84,11 @@ class BatchDrawer:
         self._counters.note_sent(self._row, settings.part_size)
         return part
 
+    @property
+    def silence(self) -> float:
+        """Seconds since the learner last answered, as far as parts are in flight; else 0."""
+        return self._clock() - self._answered_at if self._in_flight else 0.0
+
     def take_back(self) -> None:
         """Says that the part drawn last was not sent after all."""
         self._counters.take_back(self._row, self._settings.part_size)
@@ -91,6 +97,8 @@ class BatchDrawer:
         settings, counters = self._settings, self._counters
         allowed = counters.limit(settings.limiter).may_sample(self._reader.num_inserted, counters.num_drawn)
         in_flight, now = counters.in_flight(self._row), self._clock()
+        if in_flight < self._in_flight or not self._in_flight:
+            self._answered_at = now
         if in_flight != self._in_flight:
             self._in_flight, self._changed_at = in_flight, now
         has_credit = in_flight < settings.batches_in_flight

@@ -15,6 +15,7 @@ from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.transport.codec import Codec
 from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import BatchSender
+from apex.transport.reconnect_backoff import ReconnectBackoff
 from apex.transport.sockets import open_context
 from apex.types import Schema
 
@@ -39,7 +40,10 @@ def run_sampler(stop: Stop, index: int, task: SamplerTask, seed: np.random.SeedS
         reader = StoreReader(task.path, task.schema)
         drawer = BatchDrawer(reader, task.counters, index, task.settings, np.random.default_rng(seed))
         sender = BatchSender(context, task.endpoint, Codec(task.run_id, task.schema))
+        backoff = ReconnectBackoff()
         while not stop.requested:
+            if backoff.is_due(drawer.silence):
+                sender.reconnect()
             part = drawer.draw()
             if part is None:
                 time.sleep(IDLE_SECONDS)

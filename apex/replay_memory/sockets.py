@@ -34,6 +34,7 @@ class ReplaySockets:
             high_water_mark=2 * config.actor.window * config.actor.num_actors + 8,
             max_bytes=max_segment_bytes(schema, config.actor.segment_length),
             peers=server.peers["experience"],
+            may_pause=True,
         )
         self._priorities = AsyncReceiver(
             context,

@@ -37,13 +37,21 @@ class AsyncReceiver(Reader):
         high_water_mark: int,
         max_bytes: int,
         peers: PeerBans | None = None,
+        may_pause: bool = False,
     ) -> None:
+        """`may_pause`: see `reader_may_pause` of `prepare`."""
         super().__init__()
         self.peers = peers or PeerBans()
         self._more = False  # whether messages may be left to receive
         self._wake: Callable[[], None] = lambda: None  # who waits for a message looks again
         self._socket = context.socket(kind)
-        prepare(self._socket, high_water_mark=high_water_mark, max_bytes=max_bytes, linger=GOODBYE_SECONDS)
+        prepare(
+            self._socket,
+            high_water_mark=high_water_mark,
+            max_bytes=max_bytes,
+            linger=GOODBYE_SECONDS,
+            reader_may_pause=may_pause,
+        )
         self._kind = kind
         bind(self._socket, endpoint, socket_name)
         self._descriptor = int(self._socket.FD)

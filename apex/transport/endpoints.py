@@ -37,9 +37,15 @@ class ExperienceSender:
 
     def __init__(self, context: Context, endpoint: str, *, num_messages: int) -> None:
         """`num_messages`: streams x window, all resent once: the most that can be on its way."""
+        self._endpoint = endpoint
         self._socket = context.socket(zmq.PUSH)
-        prepare(self._socket, high_water_mark=2 * num_messages + 8)
+        prepare(self._socket, high_water_mark=2 * num_messages + 8, reader_may_pause=True)
         connect(self._socket, endpoint, "experience")
+
+    def reconnect(self) -> None:
+        """Makes a new connection; what lies in the old one is dropped, and the send window sends it again."""
+        self._socket.disconnect(self._endpoint)
+        connect(self._socket, self._endpoint, "experience")
 
     def send(self, message: list[bytes]) -> bool:
         """Sends without waiting. False: no room, and the send window will try again."""
@@ -62,9 +68,7 @@ class ReceiptReceiver(Reader):
         super().__init__()
         self._codec = codec
         self._socket = context.socket(zmq.SUB)
-        # No bound: libzmq 4.3 may abort when heartbeats meet a full queue of a socket that connects (its issue 3937),
-        # and a process that is stopped for an hour misses 25 MB of receipts at most.
-        prepare(self._socket, high_water_mark=0, max_bytes=HEADER.size + 64)
+        prepare(self._socket, high_water_mark=10_000, max_bytes=HEADER.size + 64)
         for stream in streams:
             self._socket.subscribe(receipt_topic(codec.run_id, stream.shard(len(endpoints)), stream.actor_id))
         for endpoint in endpoints:
@@ -109,12 +113,15 @@ class BatchSender:
 
     def __init__(self, context: Context, endpoint: str, codec: Codec) -> None:
         self._codec = codec
+        self._endpoint = endpoint
         self._socket = context.socket(zmq.PUSH)
-        prepare(self._socket, high_water_mark=2)
+        prepare(self._socket, high_water_mark=2, reader_may_pause=True)
         connect(self._socket, endpoint, "batches")
 
-    def place(self, shard: int) -> None:
-        """Frames travel compressed."""
+    def reconnect(self) -> None:
+        """Makes a new connection; batches that lie in the old one are dropped."""
+        self._socket.disconnect(self._endpoint)
+        connect(self._socket, self._endpoint, "batches")
 
     def send(self, batch: BatchMessage, timeout: float) -> bool:
         """Sends, waiting up to `timeout` seconds for room; returns whether it was sent."""
@@ -144,7 +151,7 @@ class BatchReceiver(Reader):
         self._num_shards = num_shards
         self.peers = PeerBans()
         self._socket = context.socket(zmq.PULL)
-        prepare(self._socket, high_water_mark=2, max_bytes=max_bytes)
+        prepare(self._socket, high_water_mark=2, max_bytes=max_bytes, reader_may_pause=True)
         bind(self._socket, endpoint, "batches")
 
     @property

@@ -25,7 +25,9 @@ from apex.transport.curve.zap_handler import ZapHandler
 from apex.transport.header import WireError
 
 RECONNECT_SECONDS = (0.1, 2.0)  # first and longest pause between two attempts
-KEEPALIVE_SECONDS = (2.0, 10.0)  # between two ZMTP pings; silence after which a peer counts as gone
+KEEPALIVE_SECONDS = (4, 2)  # of an idle connection before the kernel's first probe, and between two probes
+KEEPALIVE_PROBES = 3  # without an answer, after which the connection is closed: 10 s in all
+UNACKNOWLEDGED_SECONDS = 10.0  # that sent bytes may lie at a peer's host before the connection is closed
 HANDSHAKE_SECONDS = 5.0  # a connection that has not shown its key by then is closed; who is refused comes again then
 CURVE_BYTES = 1_024  # more than CURVE adds to a message (33), and than its own longest one in a handshake
 GOODBYE_SECONDS = 1.0  # what is said last on the control socket may take this long to leave
@@ -148,13 +150,25 @@ def connect(socket: Any, endpoint: str, socket_name: str) -> None:
     socket.connect(endpoint)
 
 
-def prepare(socket: Any, *, high_water_mark: int, max_bytes: int = 0, linger: float = 0.0) -> None:
-    """Sets what every socket of ours has: bounds, back-off and heartbeats, which ZeroMQ leaves off."""
+def prepare(
+    socket: Any, *, high_water_mark: int, max_bytes: int = 0, linger: float = 0.0, reader_may_pause: bool = False
+) -> None:
+    """Sets what every socket of ours has: bounds, back-off, and TCP keepalive to notice a peer that vanished.
+
+    There are no ZMTP heartbeats: libzmq 4.3.5 aborts the process when a peer dies while its queue is full and the
+    heartbeat timer fires before it is read on (docs/protocol.md, "Peers that vanish").
+
+    `reader_may_pause`: the reader of this socket may stop for longer than UNACKNOWLEDGED_SECONDS. The kernel cannot
+    tell that from a cut network, so whoever sends watches for answers, see `ReconnectBackoff`.
+    """
     socket.sndhwm = socket.rcvhwm = high_water_mark
     socket.linger = int(linger * 1000)
     socket.reconnect_ivl, socket.reconnect_ivl_max = (int(1000 * seconds) for seconds in RECONNECT_SECONDS)
-    socket.heartbeat_ivl, socket.heartbeat_timeout = (int(1000 * seconds) for seconds in KEEPALIVE_SECONDS)
-    socket.handshake_ivl = int(1000 * HANDSHAKE_SECONDS)
+    socket.tcp_keepalive, socket.tcp_keepalive_cnt = 1, KEEPALIVE_PROBES
+    socket.tcp_keepalive_idle, socket.tcp_keepalive_intvl = KEEPALIVE_SECONDS
+    if not reader_may_pause:
+        socket.tcp_maxrt = int(1000 * UNACKNOWLEDGED_SECONDS)
+    socket.handshake_ivl = socket.connect_timeout = int(1000 * HANDSHAKE_SECONDS)
     if max_bytes:
         socket.maxmsgsize = max_bytes + (CURVE_BYTES if socket.context.keys is not None else 0)
 

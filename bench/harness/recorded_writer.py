@@ -42,6 +42,9 @@ class _CountedOutlet:
         self.num_bytes += sum(map(len, message))
         return self._outlet.send(message)
 
+    def reconnect(self) -> None:
+        self._outlet.reconnect()
+
 
 class RecordedWriter:
     """Sends the recording's segments in their order, again and again."""

@@ -40,6 +40,9 @@ class Loopback:
         self.messages.append(message)
         return True
 
+    def reconnect(self) -> None:
+        """Memory needs no connection."""
+
     def receive(self, timeout: float = 0.0) -> list[Receipt]:
         """All receipts since the last call."""
         receipts, self.receipts = self.receipts, []

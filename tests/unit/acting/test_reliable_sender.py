@@ -9,6 +9,7 @@ from apex.acting.reliable_sender import ReliableSender, SupersededError
 from apex.acting.segment_builder import Cut
 from apex.acting.send_window import RESEND_SECONDS
 from apex.transport.codec import Codec
+from apex.transport.reconnect_backoff import FIRST_SECONDS
 from apex.types import Receipt, Stream
 
 CODEC = Codec(RUN, PIXELS)
@@ -23,12 +24,16 @@ class Tape:
         self.receipts = []
         self.now = 0.0
         self.room = True
+        self.num_reconnects = 0
 
     def send(self, message):
         if self.room:
             segment = CODEC.decode_segment(message)
             self.sent.append((segment.stream.actor_id, segment.number, segment.base))
         return self.room
+
+    def reconnect(self):
+        self.num_reconnects += 1
 
     def receive(self, timeout=0.0):
         receipts, self.receipts = self.receipts, []
@@ -116,6 +121,9 @@ class ShardOutlet:
         self.sent.append((segment.stream.actor_id, segment.number))
         return True
 
+    def reconnect(self):
+        self.sent.append("reconnect")
+
 
 def test_a_stream_goes_to_its_shard_and_nowhere_else_also_when_it_is_sent_again():
     tape, outlets = Tape(), [ShardOutlet(shard) for shard in range(3)]
@@ -141,3 +149,38 @@ def test_a_stream_that_has_a_newer_life_is_over_and_does_not_wait_for_ever():
     tape.receipts = [Receipt(Stream(7, 4), 1, 0, 0)]
     with pytest.raises(SupersededError, match="actor 7 was leased to somebody else"):
         link.pump()
+
+
+def test_a_server_that_sends_no_receipts_is_connected_to_anew():
+    tape = Tape()
+    link = make_link(tape)
+    link.send([cut(0)], version=1)
+    tape.now = FIRST_SECONDS - 0.1
+    link.pump()
+    assert tape.num_reconnects == 0
+    tape.now = FIRST_SECONDS
+    link.pump()
+    link.pump()
+    assert tape.num_reconnects == 1
+
+
+def test_a_server_that_sends_receipts_may_take_nothing_for_as_long_as_it_likes():
+    tape = Tape()
+    link = make_link(tape)
+    link.send([cut(0)], version=1)
+    for second in range(60):
+        tape.now = float(second)
+        tape.receipts = [Receipt(STREAMS[0], 1, 0, 0)]
+        link.pump()
+    assert tape.num_reconnects == 0
+
+
+def test_nothing_is_expected_of_a_server_while_nothing_is_in_flight():
+    tape = Tape()
+    link = make_link(tape)
+    tape.now = 60.0
+    link.pump()
+    link.send([cut(0)], version=1)
+    tape.now = 69.0
+    link.pump()
+    assert tape.num_reconnects == 0
