@@ -1,4 +1,4 @@
-"""What import-linter cannot see: no code executes what it reads, and no interval is measured by the wall clock.
+"""What import-linter cannot see: nothing executes what it reads, no wall clock measures an interval, the wheel is full.
 
 The layers and the owners of heavy libraries are contracts in pyproject.toml, which `lint-imports` checks.
 """
@@ -6,6 +6,7 @@ The layers and the owners of heavy libraries are contracts in pyproject.toml, wh
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,11 @@ def test_the_wall_clock_is_for_timestamps_only_and_no_interval_is_measured_by_it
 )
 def test_a_source_that_looks_at_the_wall_clock_would_be_seen(source):
     assert len(list(wall_clocks(ast.parse(source)))) == 1
+
+
+def test_every_file_that_is_no_code_is_listed_for_the_wheel():
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    names = {f"{package.replace('.', '/')}/{name}" for package, names in listed.items() for name in names}
+    files = {path for path in (ROOT / "apex").rglob("*") if path.is_file()}
+    data = {str(path.relative_to(ROOT)) for path in files if path.suffix not in (".py", ".pyc", ".c", ".so")}
+    assert data == names

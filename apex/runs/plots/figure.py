@@ -1,14 +1,21 @@
-"""The picture of `apex plot`: score against steps and against wall clock, a band for the seeds of each group."""
+"""Pictures of curves, drawn by matplotlib: files of `apex plot`, and SVG charts that `apex report` embeds in its page.
+
+matplotlib is imported only where a picture is drawn.
+"""
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from apex.errors import ConfigError, require
-from apex.runs.plots.aggregate import Axis, CurveGroup, band
-from apex.runs.plots.ticks import number_ticks, time_axis
+from apex.runs.plots.aggregate import Axis, CurveGroup, Floats, band
 from apex.runtime.text import number_text
 
 if TYPE_CHECKING:
@@ -20,15 +27,37 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#00
 DASHES: tuple[Any, ...] = ("solid", (0, (6, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2)))  # once the colors are used up
 PANELS: tuple[Axis, ...] = ("steps", "seconds")
 DPI = 200
-_INK, _SOFT, _FAINT = "#262626", "#6b6b6b", "#e6e6e6"
-_STYLE: dict[Any, Any] = {  # The same data gives the same file.
+WIDE, NARROW, HEIGHT = 400, 320, 220  # of a chart in points; the page scales it, and its letters
+TIME_UNITS = ((86_400.0, "days"), (3_600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
+INK, SOFT, LINE, MAIN, FAINT = "#262626", "#6b6b6b", "#e6e6e6", COLORS[0], "#e3b999"
+# The page has two values of each of these, for light and for dark screens.
+VARIABLES = {INK: "--ink", SOFT: "--soft", LINE: "--line", MAIN: "--main", FAINT: "--faint"}
+_STYLE: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"],
-    "font.size": 10.5,
-    "svg.hashsalt": "apex",
+    "svg.hashsalt": "apex",  # The same data gives the same file.
     "text.parse_math": False,  # A $ in a name is a dollar.
-    "axes.edgecolor": _SOFT,
-    "text.color": _INK,
+    "axes.edgecolor": SOFT,
+    "axes.labelcolor": INK,
+    "text.color": INK,
 }
+_FILE_STYLE = {**_STYLE, "font.size": 10.5}
+_CHART_STYLE = {
+    **_STYLE,
+    "font.size": 11.5,
+    "axes.labelcolor": SOFT,
+    "svg.fonttype": "none",
+    "path.simplify_threshold": 0.5,  # points: a curve of 100,000 noisy values takes 45 kB
+}
+_NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+
+
+class ChartLine(NamedTuple):
+    """A curve of a chart."""
+
+    x: Floats  # [N] steps or seconds
+    y: Floats  # [N] finite
+    color: str = MAIN  # a key of VARIABLES
+    width: float = 1.8  # points
 
 
 def check_picture(path: Path) -> None:
@@ -42,13 +71,44 @@ def save_picture(path: Path, groups: Sequence[CurveGroup], title: str, threshold
     """Writes the picture; raises ConfigError where it cannot be written."""
     import matplotlib
 
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(_FILE_STYLE):
         figure = draw(groups, title, threshold)
         metadata = {"Date": None} if path.suffix.lower() == ".svg" else {}
         try:
             figure.savefig(path, dpi=DPI, metadata=metadata, facecolor="white")
         except OSError as error:
             raise ConfigError(f"--out: cannot write {path}: {error.strerror}") from error
+
+
+def chart(
+    lines: Sequence[ChartLine], axis: Axis, label: str, *, width: int = NARROW, threshold: float | None = None
+) -> str:
+    """The lines over steps or seconds as an SVG element that needs no other file; its colors are the page's VARIABLES.
+
+    `label` describes the chart to people who cannot see it, and makes its ids differ from those of other charts.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({**_CHART_STYLE, "svg.hashsalt": label}), io.StringIO() as file:
+        figure = Figure(figsize=(width / 72, HEIGHT / 72), layout="constrained")
+        axes = figure.subplots()
+        unit = _set_up(axes, axis, max(float(line.x[-1]) for line in lines), width // 60)
+        for x, y, color, line_width in lines:
+            axes.plot(x / unit, y, "o" * (len(x) == 1), color=color, linewidth=line_width, markersize=4)
+        _limit_values(axes, np.concatenate([line.y for line in lines]), threshold)
+        if threshold is not None:
+            _draw_threshold([axes], threshold)
+        figure.savefig(file, format="svg", transparent=True, metadata=_NO_METADATA)
+        text = file.getvalue()
+    start = f'<svg viewBox="0 0 {width} {HEIGHT}" role="img" aria-label="{escape(label)}">'
+    content = text[text.index(">", text.index("<svg")) + 1 :]
+    content = re.sub(
+        r' id="[\w.]+_\d+"', "", content
+    )  # Names of groups, the same in every chart; nothing refers to them.
+    for color, variable in VARIABLES.items():
+        content = content.replace(color, f"var({variable})")
+    return start + content.strip()
 
 
 def draw(groups: Sequence[CurveGroup], title: str, threshold: float | None) -> Figure:
@@ -67,14 +127,11 @@ def draw(groups: Sequence[CurveGroup], title: str, threshold: float | None) -> F
     figure.subplots_adjust(left=0.075, right=0.955, top=top, bottom=0.98 / height, wspace=0.07)
     handles = []
     for axes, axis in zip(panels, PANELS, strict=True):
-        handles = [_draw_group(axes, group, axis, number) for number, group in enumerate(groups)]
-        _frame(axes)
-        _tick_x(axes, axis, max(float(getattr(curve, axis)[-1]) for group in groups for curve in group.curves))
-    low, high = _score_range(groups, threshold)
-    panels[0].set_ylim(low, high)
-    ticks = [tick for tick in number_ticks(low, high) if low <= tick <= high]
-    panels[0].set_yticks(ticks, [number_text(tick).replace("-", "\N{MINUS SIGN}") for tick in ticks])
-    panels[0].set_ylabel("score: mean of an evaluation's full games" if _all_evaluated(groups) else "score", color=_INK)
+        unit = _set_up(axes, axis, max(float(getattr(curve, axis)[-1]) for group in groups for curve in group.curves))
+        handles = [_draw_group(axes, group, axis, unit, number) for number, group in enumerate(groups)]
+    _limit_values(panels[0], np.concatenate([curve.scores for group in groups for curve in group.curves]), threshold)
+    all_evaluated = not any(group.note for group in groups)
+    panels[0].set_ylabel("score: mean of an evaluation's full games" if all_evaluated else "score")
     if threshold is not None:
         _draw_threshold(panels, threshold)
     figure.text(0.075, 1 - 0.16 / height, title, fontsize=14, fontweight="bold", va="top")
@@ -90,18 +147,17 @@ def draw(groups: Sequence[CurveGroup], title: str, threshold: float | None) -> F
         borderaxespad=0,
         labelspacing=0.4,
     )
-    figure.text(0.075, 0.14 / height, _how_to_read(groups), fontsize=8.5, color=_SOFT, va="bottom")
+    figure.text(0.075, 0.14 / height, _how_to_read(groups), fontsize=8.5, color=SOFT, va="bottom")
     return figure
 
 
-def _draw_group(axes: Axes, group: CurveGroup, axis: Axis, number: int) -> Any:
+def _draw_group(axes: Axes, group: CurveGroup, axis: Axis, unit: float, number: int) -> Any:
     color, dashes = COLORS[number % len(COLORS)], DASHES[number // len(COLORS) % len(DASHES)]
     x, median, low, high, first_end = band(group.curves, axis)
-    there = x <= first_end
+    there, late, x = x <= first_end, x >= first_end, x / unit
     if len(group.curves) > 1:
-        axes.fill_between(x[there], low[there], high[there], color=color, alpha=0.18, linewidth=0, zorder=10 + number)
-        late = x >= first_end
-        axes.fill_between(x[late], low[late], high[late], color=color, alpha=0.08, linewidth=0, zorder=10 + number)
+        for part, alpha in ((there, 0.18), (late, 0.08)):
+            axes.fill_between(x[part], low[part], high[part], color=color, alpha=alpha, linewidth=0, zorder=10 + number)
         axes.plot(
             x[late], median[late], color=color, linewidth=1.4, alpha=0.75, linestyle=(0, (1, 1.6)), zorder=40 + number
         )
@@ -115,47 +171,45 @@ def _draw_group(axes: Axes, group: CurveGroup, axis: Axis, number: int) -> Any:
         zorder=40 + number,
     )
     for curve in group.curves:  # Where each seed ends.
-        end = getattr(curve, axis)[-1], curve.scores[-1]
+        end = getattr(curve, axis)[-1] / unit, curve.scores[-1]
         axes.plot(*end, "o", color=color, markersize=3.6, markeredgecolor="white", markeredgewidth=0.7, zorder=90)
     return line
 
 
-def _frame(axes: Axes) -> None:
-    axes.grid(axis="y", color=_FAINT, linewidth=0.8)
+def _set_up(axes: Axes, axis: Axis, end: float, max_ticks: int = 7) -> float:
+    """Frame, grid, labels and ticks; returns how many of `axis`, steps or seconds, one unit of x is."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    unit, name = 1.0, "steps (agent decisions)"
+    if axis == "seconds":
+        unit, unit_name = next(each for each in TIME_UNITS if end >= 2 * each[0] or each[0] == 1)
+        name = f"wall clock ({unit_name})"
+    axes.set_xlim(0, 1.02 * (end / unit or 1.0))
+    axes.set_xlabel(name, labelpad=5)
+    for each, most in ((axes.xaxis, max_ticks), (axes.yaxis, 7)):
+        each.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10]))
+        each.set_major_formatter(FuncFormatter(lambda value, _: number_text(value).replace("-", "\N{MINUS SIGN}")))
+    axes.grid(axis="y", color=LINE, linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.tick_params(colors=_SOFT, length=0, pad=5, labelcolor=_INK)
+    axes.tick_params(colors=SOFT, length=0, pad=5, labelcolor=axes.xaxis.label.get_color())
     axes.tick_params(axis="x", length=3.5)
     axes.spines[["top", "right", "left"]].set_visible(False)
+    return unit
 
 
-def _tick_x(axes: Axes, axis: Axis, end: float) -> None:
-    end = end or 1.0
-    axes.set_xlim(0, 1.02 * end)
-    if axis == "steps":
-        ticks = number_ticks(0, end)
-        axes.set_xticks(ticks, [number_text(tick) for tick in ticks])
-        axes.set_xlabel("steps (agent decisions)", color=_INK, labelpad=5)
-    else:
-        form, ticks, labels = time_axis(end)
-        axes.set_xticks(ticks, labels)
-        axes.set_xlabel(f"wall clock ({form})", color=_INK, labelpad=5)
-
-
-def _score_range(groups: Sequence[CurveGroup], threshold: float | None) -> tuple[float, float]:
-    scores = [
-        float(score) for group in groups for curve in group.curves for score in (min(curve.scores), max(curve.scores))
-    ]
-    scores += [] if threshold is None else [threshold]
-    low, high = min(scores), max(scores)
-    if low > 0 and low < 0.4 * high:
-        low = 0.0  # Scores that are counted from nothing begin there.
-    margin = 0.06 * ((high - low) or abs(high) or 1.0)
-    return (low if low == 0 else low - margin), high + margin
+def _limit_values(axes: Axes, values: Floats, threshold: float | None) -> None:
+    """Shows all values and the threshold with some room around them, and 0 where the lowest is near it."""
+    shown = values if threshold is None else np.append(values, threshold)
+    low, high = float(shown.min()), float(shown.max())
+    if 0 < low < 0.4 * high:
+        low = 0.0
+    room = 0.06 * ((high - low) or abs(high) or 1.0)
+    axes.set_ylim(low if low == 0 else low - room, high + room)
 
 
 def _draw_threshold(panels: Sequence[Axes], threshold: float) -> None:
     for axes in panels:
-        axes.axhline(threshold, color=_SOFT, linewidth=1.1, linestyle=(0, (5, 3)), zorder=5)
+        axes.axhline(threshold, color=SOFT, linewidth=1.1, linestyle=(0, (5, 3)), zorder=5)
     panels[-1].annotate(
         number_text(threshold),
         (1, threshold),
@@ -163,8 +217,7 @@ def _draw_threshold(panels: Sequence[Axes], threshold: float) -> None:
         xycoords=("axes fraction", "data"),
         textcoords="offset points",
         va="center",
-        fontsize=9.5,
-        color=_SOFT,
+        color=SOFT,
     )
 
 
@@ -175,7 +228,3 @@ def _how_to_read(groups: Sequence[CurveGroup]) -> str:
     if any(len({getattr(curve, axis)[-1] for curve in group.curves}) > 1 for group in groups for axis in PANELS):
         words += " Dotted, pale: a seed that has ended keeps its last score."
     return words
-
-
-def _all_evaluated(groups: Sequence[CurveGroup]) -> bool:
-    return not any(group.note for group in groups)

@@ -1,11 +1,12 @@
-"""One game of a run's best policy as a video that browsers play, in bytes to be put into a page.
+"""A video of one game of a run's best policy, to be embedded in a page.
 
-`apex evaluate` plays and films it, in a process of its own: whatever an environment does there, the report goes on.
-What it writes is MPEG-4 part 2, which browsers do not play; so the pictures are coded again as VP9.
+`apex evaluate` plays and films it in its own process, so that a faulty environment does not stop the report. It writes
+MPEG-4 part 2, which browsers do not play, so the frames are encoded again as VP9.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import sys
@@ -24,7 +25,7 @@ APEX = (sys.executable, "-m", "apex")
 
 
 class EmbeddedVideo(NamedTuple):
-    """A game that was filmed."""
+    """A filmed game."""
 
     data: bytes  # mp4
     score: float
@@ -33,6 +34,19 @@ class EmbeddedVideo(NamedTuple):
     checkpoint: str
     epsilon: float
     is_whole: bool  # False: only its first MAX_PICTURES pictures
+
+    @property
+    def data_url(self) -> str:
+        """The video as the source of an element."""
+        return f"data:video/mp4;base64,{base64.b64encode(self.data).decode()}"
+
+    @property
+    def caption(self) -> str:
+        """Who played, and the result."""
+        updates = "" if self.updates is None else f" of update {self.updates:,}"
+        part = "" if self.is_whole else " Only its beginning is here."
+        who = f"Played by {self.checkpoint}{updates}, epsilon {self.epsilon:g}"
+        return f"{who}: score {self.score:.4g} in {self.length:,} steps.{part}"
 
 
 class NoVideoError(Exception):

@@ -45,7 +45,7 @@ def test_two_panels_show_the_same_scores_by_steps_and_by_wall_clock():
     figure = draw(GROUPS, "CartPole", 475.0)
     steps, clock = figure.axes
     assert steps.get_xlabel() == "steps (agent decisions)"
-    assert clock.get_xlabel() == "wall clock (m:ss)"
+    assert clock.get_xlabel() == "wall clock (seconds)"
     theirs = [next(line for line in axes.lines if line.get_color() == COLORS[1]) for axes in (steps, clock)]
     assert [list(line.get_xdata()) for line in theirs] == [[0, 1_000], [0, 30]]
     assert [list(line.get_ydata()) for line in theirs] == [[10, 300]] * 2

@@ -103,7 +103,7 @@ def test_why_a_run_ended_stands_in_the_log_of_its_last_life(tmp_path, lives, wor
     run = make_run(tmp_path)
     log_end(run, *lives)
     state = find_state(run)
-    assert (state.word, why in state.why) == (word, True)
+    assert (state.word, why in state.reason) == (word, True)
 
 
 def test_best_and_last_score_tell_where_and_over_how_many_games(tmp_path):
@@ -127,8 +127,8 @@ def test_figures_are_totals_and_means_over_the_time_in_which_they_were_counted(t
     run = make_whole_run(tmp_path)
     figures = dict(find_figures(run, RunHistory(run)))
     assert figures["wall clock"] == "1:10"
-    assert (figures["steps"], figures["steps a second"]) == ("9,000", "1,000.0")
-    assert (figures["updates"], figures["updates a second"]) == ("180", "20.0")
+    assert (figures["steps"], figures["steps per second"]) == ("9,000", "1,000.0")
+    assert (figures["updates"], figures["updates per second"]) == ("180", "20.0")
     assert (figures["games of all actors"], figures["policy lag, updates"]) == ("40", "30")
 
 
@@ -156,7 +156,7 @@ def test_the_command_of_a_run_that_a_program_has_started_is_one_that_can_be_type
         parse_config(words, prog="apex train", description="", kind=lambda _: "vector", means_gpu=lambda _: False)
         == run.config
     )
-    assert "Started by apex.train: this trains by the same configuration." in Page(build_page(run, "")).text
+    assert "Started by apex.train: this command trains with the same configuration." in Page(build_page(run, "")).text
 
 
 def test_a_run_that_has_reached_its_limit_goes_on_with_another(tmp_path):
@@ -178,7 +178,7 @@ def test_the_page_tells_all_about_the_run(tmp_path):
         "CartPole-v1",
         "seed 7",
         "best score 480 mean of full games, at 20k steps, 1:00",
-        "updates 180 20.0 a second",
+        "updates 180 20.0 per second",
         "score 21 in 1,600 steps",
         "learner 70%",
         "learner.learning_rate 0.001 6.25e-05",
@@ -193,6 +193,23 @@ def test_the_page_tells_all_about_the_run(tmp_path):
     assert page.elements.count("svg") == 8
     assert page.elements.count("details") == 1
     assert ("video", "src", "data:video/mp4;base64," + base64.b64encode(b"mp4").decode()) in page.attributes
+
+
+def test_what_is_not_printable_is_shown_as_a_box(tmp_path):
+    run = make_run(tmp_path)
+    log_end(run, "stopped by \x1b[31mred")
+    assert "stopped by \N{WHITE SQUARE}[31mred" in build_page(run, "")
+
+
+def test_the_same_run_gives_the_same_page(tmp_path):
+    run = make_whole_run(tmp_path)
+    assert build_page(run, VIDEO) == build_page(run, VIDEO)
+
+
+def test_no_two_elements_share_an_id(tmp_path):
+    ids = [value for _, key, value in Page(build_page(make_whole_run(tmp_path), "")).attributes if key == "id"]
+    assert ids
+    assert len(ids) == len(set(ids))
 
 
 def test_a_run_that_has_only_begun_has_a_page_too(tmp_path):
