@@ -26,7 +26,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "train": Command("apex.launch.local", "a whole run on this machine"),
     "evaluate": Command("apex.evaluation.command", "full games of a trained agent, its score and a video"),
-    "watch": Command("apex.evaluation.watch.command", "games of a run's newest parameters, in a window or as a GIF"),
+    "watch": Command("apex.evaluation.watch", "games of a run's newest policy, in a window or as a film"),
     "doctor": Command("apex.launch.preflight.doctor", "whether a run can start here, and the remedy if not"),
     "status": Command("apex.launch.status", "what a run is doing, from any shell"),
     "plot": Command("apex.runs.plots.command", "learning curves of runs and others in one picture"),

@@ -12,7 +12,7 @@ import numpy as np
 
 from apex.config import EnvironmentConfig
 from apex.config.importer import find_factory
-from apex.environments.atari import AtariEnvironment, action_names, count_actions
+from apex.environments.atari import AtariEnvironment, count_actions
 from apex.environments.fault_budget import EnvironmentFailure
 from apex.environments.ids import atari_game, suggest
 from apex.environments.interface import VectorEnvironment
@@ -24,7 +24,7 @@ gymnasium.register_envs(ale_py)  # Importing it has registered its games; this s
 
 log = logging.getLogger("apex")
 
-__all__ = ["EnvironmentFailure", "VectorEnvironment", "describe", "kind", "make_environment", "name_actions"]
+__all__ = ["EnvironmentFailure", "VectorEnvironment", "describe", "kind", "make_environment"]
 
 
 def describe(config: EnvironmentConfig, n_step: int, tell: Callable[[str], None] = lambda sentence: None) -> Schema:
@@ -42,12 +42,6 @@ def describe(config: EnvironmentConfig, n_step: int, tell: Callable[[str], None]
     if form.change:
         tell(f"{config.id}: {form.change}")
     return _schema(form.shape, form.dtype, stack=form.stack, num_actions=form.num_actions, n_step=n_step)
-
-
-def name_actions(config: EnvironmentConfig, num_actions: int) -> list[str]:
-    """What a person calls the actions: Atari's own names, for others their numbers."""
-    game = atari_game(config.id)
-    return action_names(config, game) if game is not None else [str(action) for action in range(num_actions)]
 
 
 def kind(config: EnvironmentConfig) -> Literal["atari", "image", "vector"]:

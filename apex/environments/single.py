@@ -47,6 +47,7 @@ class AgentEnvironment(gymnasium.Env[Array, np.int64]):
             first = int(self.np_random.integers(2**31)) if seed is None else seed
             pictures = self.render_mode is not None
             self._games = make_environment(self._config, 1, seed=first, num_threads=1, pictures=pictures)
+            self.metadata = {**self.metadata, "render_fps": self._games.fps}
         observation, self._next = self._next, None
         self._is_over = False
         return self._games.reset()[0].reshape(self._shape) if observation is None else observation, {}

@@ -12,6 +12,7 @@ from torch import nn
 
 from apex.dqn.exploration import epsilon_greedy
 from apex.dqn.networks import q_values
+from apex.environments.factory import describe
 from apex.environments.single import AgentEnvironment
 from apex.errors import ConfigError, require
 from apex.runs.checkpoints.folder import latest_good
@@ -19,7 +20,7 @@ from apex.runs.checkpoints.paths import MANIFEST
 from apex.runs.checkpoints.policy_file import PolicyInfo, find_best
 from apex.runs.checkpoints.policy_file import read_policy as read_policy
 from apex.runs.folder import RunFolder
-from apex.types import Array
+from apex.types import Array, Schema
 
 
 def load_policy(
@@ -128,3 +129,18 @@ def find_policy(run: str | os.PathLike[str], checkpoint: str | os.PathLike[str] 
         if candidate.exists():
             return candidate
     raise ConfigError(f"--checkpoint must be best, last or a path, got {choice!r}: neither {named[0]} nor {named[1]}")
+
+
+def require_fit(path: Path, info: PolicyInfo) -> None:
+    """Raises ConfigError if the environment of that name here differs from the one the policy was trained in."""
+    schema = describe(info.environment, info.schema.n_step)
+    require(
+        _interface(schema) == _interface(info.schema),
+        f"{info.environment.id} is another environment here than the one that {path} was trained in: "
+        f"{_interface(schema)}, not {_interface(info.schema)}",
+    )
+
+
+def _interface(schema: Schema) -> str:
+    shape = ", ".join(map(str, schema.observation_shape))
+    return f"{schema.frame_dtype}[{shape}] and {schema.num_actions} actions"
