@@ -7,13 +7,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING
 
 from apex.config import Config
 from apex.dqn.exploration import epsilon_ladder
 from apex.runs.bottleneck import figure, find_limit, find_limit_of_filling
 from apex.runs.members import Member, Status
 from apex.types import Progress
+
+if TYPE_CHECKING:
+    from apex.runs.metrics.writer import MetricRow
 
 log = logging.getLogger("apex")
 
@@ -88,13 +91,12 @@ class RunStatus:
         self.num_steps, self.num_episodes = progress.num_steps, progress.num_episodes
         self._started_at = self._clock() - progress.elapsed_seconds
 
-    def count_episodes(self, message: dict[str, Any]) -> None:
-        """Counts the games that a metrics message tells of, and puts their number in all lives in their place."""
-        scalars = message.get("scalars")
-        count = scalars.get(EPISODES) if isinstance(scalars, dict) else None
+    def count_episodes(self, row: MetricRow) -> None:
+        """Counts the games that an actor has finished since its row before; replaces them by the run's games."""
+        count = row["scalars"].get(EPISODES)
         if isinstance(count, int) and 0 <= count < 2**31:
             self.num_episodes += count
-            message["scalars"] = {**message["scalars"], EPISODES: self.num_episodes}
+            row["scalars"] = {**row["scalars"], EPISODES: self.num_episodes}
 
     def _count(self, shard: int, num_inserted: int, store_incarnation: object) -> None:
         """Steps go on where they were when a store is made anew, or begins with less than was stored before."""

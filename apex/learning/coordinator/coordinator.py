@@ -24,7 +24,7 @@ from apex.replay_memory.store.location import memory_id
 from apex.runs.checkpoints.best_policy import BestPolicy, games_of
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.truncate import cut_curves
-from apex.runs.metrics.writer import MetricsWriter
+from apex.runs.metrics.writer import MetricRow, MetricsWriter
 from apex.runs.status import RunStatus
 from apex.runtime.lifecycle import Stop, Wait
 from apex.transport.async_receiver import PULL, ROUTER, AsyncReceiver, Peer
@@ -327,15 +327,14 @@ class Coordinator:
             for frames in await self._figures.burst(1.0):
                 try:
                     message = self._codec.decode_metrics(frames)
-                    message["steps"] = self._status.num_steps
-                    message["scalars"] = {tag: x for tag, x in message["scalars"].items() if tag in self._tags}
-                    self._status.count_episodes(message)
-                    if self._begin_curves():
-                        self._metrics.accept(message)
                 except WireError as error:
                     self._figures.blame(error, frames)
-                except ValueError as error:
-                    self._figures.blame(WireError("fields", str(error)), frames)
+                    continue
+                scalars = {tag: x for tag, x in message["scalars"].items() if tag in self._tags}
+                row = MetricRow(role="actor", steps=self._status.num_steps, time=message["time"], scalars=scalars)
+                self._status.count_episodes(row)
+                if self._begin_curves():
+                    self._metrics.accept(row)
 
     def _begin_curves(self) -> bool:
         """Whether the curves may go on. What they have of steps that a resumed run makes again is cut off first.

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from apex.replay_memory.priority_histogram import merge
+from apex.runs.metrics.writer import MetricRow
 from apex.runs.status import RunStatus
-
-MetricRow = dict[str, Any]  # a message, as `metrics.MetricsWriter` takes it
 
 
 class MetricRows:

@@ -108,7 +108,8 @@ def test_an_event_file_holds_it_as_it_was_sent(path, tmp_path):
     writer = make_store(path, 1.05, 1.05, 0.011)
     histogram = json.loads(json.dumps(PriorityHistogram(writer).newest()))
     metrics = MetricsWriter(tmp_path)
-    metrics.accept({"role": "replay", "steps": 7, "time": 1.0, "histograms": {"replay/priority": histogram}})
+    row = {"role": "replay", "steps": 7, "time": 1.0, "scalars": {}, "histograms": {"replay/priority": histogram}}
+    metrics.accept(row)
     metrics.close()
     (event,) = EventAccumulator(str(tmp_path / "tensorboard" / tmp_path.name)).Reload().Histograms("replay/priority")
     assert (event.step, event.histogram_value.num) == (7, 3)
