@@ -24,31 +24,28 @@ from apex.types import Parameters as ParameterValues
 
 log = logging.getLogger("apex")
 
-
-REST_SECONDS = (
-    5.0  # after a confirmed score: the run ends, and those who end it want the core; if it does not, it goes on
-)
+REST_SECONDS = 5.0  # after a confirmed score, which ends the run: the programs that end it need the core
 
 
 class EvaluationResult(NamedTuple):
-    """What one evaluation says; as a dictionary it is ready for JSON."""
+    """The result of one evaluation."""
 
     updates: int  # version of the parameters
     mean: float
     median: float
-    low: float | None  # 95 % interval of the mean, by the bootstrap; None: of one game there is none
+    low: float | None  # 95 % interval of the mean, by the bootstrap; None: one game has no interval
     high: float | None
     length: float  # mean, in steps
     episodes: int
     scores: list[float]
-    confirmed: bool  # the mean reached the stop score, and again over fresh games where that was asked for
+    confirmed: bool  # the mean reached the stop score, and again over fresh games if evaluator.confirm_episodes is set
     epsilon: float
-    seed: int  # of these games: with it, and as many side by side, they can be played again
+    seed: int  # of these games; the same seed and num_envs play them again
     num_envs: int  # games side by side
     seconds: float  # that it took
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields by name, but for those that are None."""
+        """The fields that are not None by name, ready for JSON."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 
@@ -59,22 +56,18 @@ class ClosableEnvironment(PlayableEnvironment, Protocol):
         """Frees them."""
 
 
-class ParameterSource(Protocol):
-    """Where parameters come from."""
+class LearnerLink(Protocol):
+    """The learner as the evaluator uses it."""
 
     def newest(self, timeout: float) -> ParameterValues | None:
-        """The newest that were not yet returned, or None after `timeout` seconds without any."""
-
-
-class ResultSink(Protocol):
-    """Where results go."""
+        """The newest parameters that were not yet returned, or None after `timeout` seconds without any."""
 
     def send(self, result: EvaluationResult, parameters: ParameterValues | None) -> None:
-        """Sends a result, with its parameters when no evaluation before was better."""
+        """Sends a result, with its parameters if no earlier evaluation was better."""
 
 
 class Evaluator:
-    """Evaluates until it is told to stop. Evaluation k of a seed plays the same games whenever it takes place."""
+    """Evaluates the learner's newest parameters. Evaluation k of a seed always plays the same games."""
 
     def __init__(
         self,
@@ -84,8 +77,7 @@ class Evaluator:
         stop_score: float | None,
         seed: int,
         make_environment: Callable[[int, int], ClosableEnvironment],
-        parameters: ParameterSource,
-        results: ResultSink,
+        learner: LearnerLink,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -95,19 +87,18 @@ class Evaluator:
         self._stop_score = stop_score
         self._seed = seed
         self._make_environment = make_environment
-        self._parameters = parameters
-        self._results = results
+        self._learner = learner
         self._clock = clock
         self._sleep = sleep
         self._wait = Wait("evaluator", clock)
         self._start_at = clock()
         self._num_plays = 0
-        self._has_made = False  # environments: what could be made once is no mistake of the configuration
+        self._has_made = False  # an environment: a later failure is no mistake of the configuration
         self.num_evaluations = 0
         self.best: float | None = None
 
     def run(self, stop: Stop) -> None:
-        """The main loop."""
+        """Evaluates, with the configured pause, until `stop` is requested."""
         while not stop.requested:
             pause = self._start_at - self._clock()
             if pause > 0:
@@ -116,8 +107,8 @@ class Evaluator:
                 self.step(stop)
 
     def step(self, stop: Stop, timeout: float = POLL_SECONDS) -> bool:
-        """Evaluates the newest parameters; False if there are none that are newer within `timeout` seconds."""
-        parameters = self._parameters.newest(timeout)
+        """Evaluates the newest parameters; returns False if no newer ones come within `timeout` seconds."""
+        parameters = self._learner.newest(timeout)
         if parameters is None:
             self._wait.on("newer parameters from the learner")
             return False
@@ -125,21 +116,21 @@ class Evaluator:
         self._start_at = self._clock() + self._config.period_seconds
         try:
             self._evaluate(parameters, stop)
-        except EnvironmentFailure:  # Those who train have environments of their own.
+        except EnvironmentFailure:  # The actors have other environments.
             log.exception("no evaluation of updates %d; the run goes on", parameters.version)
         return True
 
     def status(self) -> dict[str, Any]:
-        """What a heartbeat says of it."""
+        """The evaluator's part of a heartbeat."""
         return {"rate": f"{self.num_evaluations} done", "waiting": self._wait.reason}
 
     def _evaluate(self, parameters: ParameterValues, stop: Stop) -> None:
-        """Plays, plays again where the stop score must be confirmed, and sends; nothing if asked to stop meanwhile."""
+        """Plays, plays again if the stop score must be confirmed, and sends; nothing if `stop` was requested."""
         config, since = self._config, self._clock()
         load_parameters(self._network, parameters.values)
         seed, played = self._play(config.episodes, stop)
         if self._reached(played) and config.confirm_episodes and not stop.requested:
-            seed, played = self._play(config.confirm_episodes, stop)  # Alone: the first were chosen for being good.
+            seed, played = self._play(config.confirm_episodes, stop)  # The first games were selected for being good.
         if stop.requested:
             return
         summary = summarize(played)
@@ -163,21 +154,18 @@ class Evaluator:
         if is_best:
             self.best = result.mean
         self.num_evaluations += 1
-        self._results.send(result, parameters if is_best else None)
+        self._learner.send(result, parameters if is_best else None)
         if result.confirmed:
             self._start_at = max(self._start_at, self._clock() + REST_SECONDS)
 
     def _reached(self, played: list[Episode]) -> bool:
         if self._stop_score is None or not played:
             return False
-        return bool(np.mean([game.score for game in played]) >= self._stop_score)  # A summary resamples them too.
+        return bool(np.mean([game.score for game in played]) >= self._stop_score)
 
     def _play(self, episodes: int, stop: Stop) -> tuple[int, list[Episode]]:
-        """Plays games by a seed that was never drawn before, and returns that too.
-
-        Raises ConfigError if there never were environments for them.
-        """
-        self._num_plays += 1  # Number 0 is that of `apex evaluate`: its games choose no policy.
+        """Plays games with a new seed and returns both; raises ConfigError if no environment could ever be made."""
+        self._num_plays += 1  # `apex evaluate` uses number 0, whose games never select a policy.
         seed = evaluation_seed(self._seed, self._num_plays)
         try:
             environment = self._make_environment(min(self._config.num_envs, episodes), seed)
@@ -194,7 +182,7 @@ class Evaluator:
 
 
 def make_policy(network: nn.Module, epsilon: float, rng: np.random.Generator) -> ActFunction:
-    """The greedy policy of a network, but a uniformly random action with probability `epsilon`."""
+    """The epsilon-greedy policy of a network."""
 
     def act(observation: Array) -> NDArray[np.int64]:
         q = q_values(network, observation)

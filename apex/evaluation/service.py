@@ -21,27 +21,21 @@ from apex.types import Parameters as ParameterValues
 log = logging.getLogger("apex")
 
 
-class _Subscription:
-    """The parameters' socket as the evaluator sees it."""
-
-    def __init__(self, subscriber: ParameterSubscriber) -> None:
-        self._subscriber = subscriber
-
-    def newest(self, timeout: float) -> ParameterValues | None:
-        """The newest that were not yet returned, or None after `timeout` seconds without any."""
-        return self._subscriber.receive(timeout)
-
-
-class _Outbox:
-    """Results go to the learner over the control socket."""
+class _LearnerLink:
+    """Receives parameters from the learner, and sends results over the control socket."""
 
     session: Session
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, codec: Codec, subscriber: ParameterSubscriber) -> None:
         self._codec = codec
+        self._subscriber = subscriber
+
+    def newest(self, timeout: float) -> ParameterValues | None:
+        """The newest parameters that were not yet returned, or None after `timeout` seconds without any."""
+        return self._subscriber.receive(timeout)
 
     def send(self, result: EvaluationResult, parameters: ParameterValues | None) -> None:
-        """Sends a result, with its parameters when no evaluation before was better."""
+        """Sends a result, with its parameters if no earlier evaluation was better."""
         log.info("updates %d: mean %.1f over %d games", result.updates, result.mean, result.episodes)
         self.session.post(self._codec.encode_evaluation(result.to_dict(), parameters))
 
@@ -54,7 +48,7 @@ def run_service(welcome: Welcome, stop: Stop) -> int:
         subscriber = ParameterSubscriber(
             context, welcome.endpoint("parameters"), codec, num_parameters=welcome.num_parameters
         )
-        outbox = _Outbox(codec)
+        learner = _LearnerLink(codec, subscriber)
         evaluator = Evaluator(
             config.evaluator,
             make_network(config.network, welcome.schema, seed=config.seed),
@@ -63,11 +57,10 @@ def run_service(welcome: Welcome, stop: Stop) -> int:
             make_environment=lambda num_envs, seed: make_environment(
                 config.environment, num_envs, seed=seed, num_threads=1
             ),
-            parameters=_Subscription(subscriber),
-            results=outbox,
+            learner=learner,
         )
         session = Session(welcome, "evaluator", stop, evaluator.status)
-        outbox.session = session
+        learner.session = session
         try:
             evaluator.run(stop)
             session.check()

@@ -1,15 +1,14 @@
-"""`apex export`: a run's weights for others, who need torch and safetensors and nothing of ours.
+"""`apex export`: writes a run's weights to files that need torch and safetensors, but not this package.
 
 OUT/
     model.safetensors   float32 tensors; names that say which layer
     README.md           the model card
     config.json         environment, network and schema; every setting of the run
-    model.onnx          if asked for, and then compared with torch
+    model.onnx          with --onnx; its outputs are compared with torch's
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import os
@@ -24,6 +23,7 @@ import torch
 from torch import nn
 
 from apex.config import to_dict
+from apex.config.argument_types import PlainParser
 from apex.dqn.networks import q_values
 from apex.environments.factory import kind
 from apex.errors import ApexError, ConfigError, require
@@ -35,7 +35,7 @@ from apex.runs.checkpoints.policy_file import PolicyInfo, encode_policy, read_po
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
 from apex.runtime.atomic_files import replace_file
-from apex.runtime.lifecycle import FINISHED, REFUSED, reports_errors
+from apex.runtime.lifecycle import FINISHED, reports_errors
 from apex.runtime.optional_imports import remedy
 from apex.types import Schema
 
@@ -46,7 +46,7 @@ BATCHES = (1, 5, 250)  # sizes of the random batches on which they are compared
 
 
 class ExportError(ApexError, RuntimeError):
-    """What was written does not compute what the network does, or cannot be written at all."""
+    """The network cannot be written as ONNX, or what was written computes other values."""
 
 
 def export(
@@ -64,7 +64,7 @@ def export(
     the card; with 0 it has the evaluator's score. `license` is what the card says of the weights. Files of an earlier
     export in `out` are replaced.
 
-    Raises ConfigError for what there is not or cannot be, ExportError where ONNX cannot express the network.
+    Raises ConfigError if the run, policy or folder cannot be used, ExportError if ONNX cannot express the network.
     """
     require(isinstance(episodes, int) and episodes >= 0, f"episodes must be a whole number >= 0, got {episodes!r}")
     require(license.strip() != "" and license.isprintable(), f"license must be a name, as in mit, got {license!r}")
@@ -101,9 +101,9 @@ def export(
 
 
 def plain_names(info: PolicyInfo, network: nn.Module) -> dict[str, str]:
-    """What the tensors of the state dict are called for others: by layer, conv1 ... or linear1 ..., then the heads.
+    """Names for the tensors of the state dict by layer: conv1 ... or linear1 ..., then the heads.
 
-    Those of a network of one's own keep their names.
+    A custom network's tensors keep their names.
     """
     if info.network.factory:
         return {}
@@ -120,7 +120,7 @@ def plain_names(info: PolicyInfo, network: nn.Module) -> dict[str, str]:
 
 
 def to_onnx(network: nn.Module, schema: Schema) -> tuple[bytes, OnnxFacts]:
-    """The network as ONNX, and how it compares; raises ConfigError without the packages, ExportError if it differs."""
+    """The network as ONNX, and the comparison; raises ConfigError without the packages, ExportError if it differs."""
     try:
         importlib.import_module("onnx")  # torch's exporter wants it.
         runtime: Any = importlib.import_module("onnxruntime")
@@ -134,7 +134,7 @@ def to_onnx(network: nn.Module, schema: Schema) -> tuple[bytes, OnnxFacts]:
         session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
         observations = [_observations(schema, size, rng) for size in BATCHES]
         answers = [session.run(["q"], {"observation": batch})[0] for batch in observations]
-    except Exception as error:  # Both packages raise whatever they like.
+    except Exception as error:  # Neither package documents what it raises.
         raise ExportError(f"the network cannot be written as ONNX: {type(error).__name__}: {error}") from error
     largest, num_differing = 0.0, 0
     for batch, answer in zip(observations, answers, strict=True):
@@ -153,7 +153,7 @@ def to_onnx(network: nn.Module, schema: Schema) -> tuple[bytes, OnnxFacts]:
 def _write_onnx(network: nn.Module, example: torch.Tensor) -> bytes:
     axes = {"observation": {0: "batch"}, "q": {0: "batch"}}
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        # torch's newer exporter takes ten times as long, and another package. That this is the older one is no news.
+        # torch's newer exporter takes ten times as long and needs another package; ignore the warning about this one.
         warnings.simplefilter("ignore")
         path = Path(folder) / ONNX
         torch.onnx.export(
@@ -177,7 +177,7 @@ def _observations(schema: Schema, size: int, rng: np.random.Generator) -> np.nda
 
 
 def _steps_until(folder: RunFolder, path: Path, num_updates: int) -> int | None:
-    """Steps of the environments when the policy was made, by its checkpoint or by the curves; None: nobody noted it."""
+    """Environment steps when the policy was made, from its checkpoint or the curves; None if neither has them."""
     if path.is_dir():
         return read_manifest(path).progress.num_steps
     curve = folder.curves / "learner.jsonl"
@@ -187,12 +187,8 @@ def _steps_until(folder: RunFolder, path: Path, num_updates: int) -> int | None:
 
 @reports_errors("apex export")
 def main(argv: Sequence[str]) -> int:
-    """`apex export`: returns the exit status; a user's mistake is a sentence on standard error."""
-    parser = _make_parser()
-    try:
-        options = parser.parse_args(argv)
-    except SystemExit as exit:
-        return REFUSED if exit.code else FINISHED
+    """Returns the exit status; a user's mistake is a sentence on standard error."""
+    options = _make_parser().parse_args(argv)
     target = export(
         options.run,
         options.out,
@@ -206,9 +202,11 @@ def main(argv: Sequence[str]) -> int:
     return FINISHED
 
 
-def _make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="apex export", description="Writes a run's weights for others: safetensors, a model card, ONNX."
+def _make_parser() -> PlainParser:
+    parser = PlainParser(
+        prog="apex export",
+        description="Writes a run's weights for others: safetensors, a model card, ONNX.",
+        allow_abbrev=False,
     )
     parser.add_argument("run", metavar="RUN", help="a run folder, or its name below runs/")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to (default: RUN/export)")

@@ -1,4 +1,4 @@
-"""The model card: what exported weights are, how good, and how to load them without this package."""
+"""The model card of exported weights: training, score, interface, and code that loads them without this package."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from apex.config import Config, EnvironmentConfig, flatten
+from apex.config import Config, EnvironmentConfig
 from apex.config.presets import EnvironmentKind
 from apex.evaluation.command import Evaluation
 from apex.runs.checkpoints.policy_file import PolicyInfo
 from apex.runs.folder import RunFolder
+from apex.runs.report.facts import find_changes
 from apex.runtime.text import duration
 
-NOT_SHOWN = ("run.", "transport.")  # where a run was, not what it was
+NOT_SHOWN = ("run.", "transport.")  # settings that say where a run was, not what was trained
 
-# What follows works without this package. Each is run by the tests as it stands.
+# This code works without this package. The tests run it as it stands.
 LINEAR = """\
 import torch.nn.functional as F
 from safetensors.torch import load_file
@@ -62,7 +63,7 @@ class OnnxFacts(NamedTuple):
     opset: int
     difference: float  # the largest absolute one of any Q-value
     num_observations: int
-    num_differing: int  # greedy actions that are others; only where two Q-values are as good as equal
+    num_differing: int  # greedy actions that differ, which happens only if two Q-values are nearly equal
     runtime: str  # version of onnxruntime
 
 
@@ -138,7 +139,7 @@ def _facts(
 
 
 def _score(info: PolicyInfo, config: Config, evaluation: Evaluation | None) -> str:
-    """With how it was measured: whoever compares two scores must know."""
+    """The score and how it was measured."""
     if evaluation is not None:
         interval = (
             "" if evaluation.interval is None else ", 95 % interval {:.2f} ... {:.2f}".format(*evaluation.interval)
@@ -231,8 +232,7 @@ def _onnx(onnx: OnnxFacts) -> list[str]:
 
 
 def _differing(config: Config) -> list[str]:
-    values, defaults = flatten(config), flatten(Config())
-    names = [name for name in values if values[name] != defaults[name] and not name.startswith(NOT_SHOWN)]
     lines = ["What differs from the defaults, which are the paper's where it gives a value; `config.json` has all.", ""]
     lines += ["| setting | value | default |", "|---|---|---|"]
-    return lines + [f"| {name} | {values[name]} | {defaults[name]} |" for name in names]
+    changes = [change for change in find_changes(config) if not change.name.startswith(NOT_SHOWN)]
+    return lines + [f"| {change.name} | {change.value} | {change.default} |" for change in changes]

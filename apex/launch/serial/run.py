@@ -85,8 +85,7 @@ class SerialCoordinator:
             make_environment=lambda num_envs, seed: make_environment(
                 config.environment, num_envs, seed=seed, num_threads=1
             ),
-            parameters=self,
-            results=self,
+            learner=self,
         )
         self._evaluate_at = config.evaluator.period_updates
         self._told: dict[str, Any] = {}

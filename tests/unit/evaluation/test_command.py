@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import cv2
 import numpy as np
@@ -12,16 +12,11 @@ import torch
 from support.policy_runs import CARTPOLE, NETWORK, make_run
 
 import apex
-from apex.config import Config, EnvironmentConfig, EvaluatorConfig, NetworkConfig, RunConfig
+from apex.config import EnvironmentConfig
 from apex.dqn.networks import flatten_parameters, make_network
-from apex.environments.factory import describe, make_environment
+from apex.environments.factory import describe
 from apex.evaluation.command import main
-from apex.evaluation.evaluator import Evaluator
-from apex.runs.checkpoints.best_policy import BestPolicy
-from apex.runs.checkpoints.policy_file import BEST, PlayedGames, PolicyInfo, read_policy, save_policy
-from apex.runs.folder import RunFolder
-from apex.runtime.lifecycle import Stop
-from apex.types import Parameters
+from apex.runs.checkpoints.policy_file import BEST, PolicyInfo, save_policy
 
 
 def evaluate(capsys, *argv):
@@ -91,75 +86,6 @@ def test_a_random_policy_needs_no_run(capsys):
 
 def test_one_game_has_no_interval(capsys):
     assert evaluate(capsys, "--random", "--env", "CartPole-v1", "--episodes", 1)["interval"] is None
-
-
-# --- the evaluator's games again ------------------------------------------------------------------------------------
-
-
-def evaluated_run(folder, environment, **settings):
-    """A run with a best policy: an untrained network's, by the real evaluator in the real environment."""
-    torch.set_num_threads(1)  # As every evaluation does.
-    settings = EvaluatorConfig(period_seconds=0.0, **settings)
-    network_config = NetworkConfig(hidden=4, body_hidden=4, width=0.1)
-    config = Config(
-        environment=environment, network=network_config, evaluator=settings, run=RunConfig(folder=str(folder))
-    )
-    schema = describe(environment, config.actor.n_step)
-    run, stop, best = RunFolder.create(config, schema, argv=[]), Stop(), []
-    values = Parameters(70, flatten_parameters(make_network(network_config, schema, seed=1)))
-
-    class Ends:
-        def newest(self, timeout):
-            return values
-
-        def send(self, result, parameters):
-            best.append(result)
-            games = PlayedGames(
-                seed=result.seed, episodes=result.episodes, num_envs=result.num_envs, epsilon=result.epsilon
-            )
-            BestPolicy(run.checkpoints, config, schema).keep(result.mean, parameters, games)
-            stop.request()
-
-    def make_games(num_envs, seed):
-        return make_environment(environment, num_envs, seed=seed, num_threads=1)
-
-    ends, network = Ends(), make_network(network_config, schema, seed=2)
-    evaluator = Evaluator(
-        settings, network, stop_score=None, seed=1, make_environment=make_games, parameters=ends, results=ends
-    )
-    evaluator.run(stop)
-    return run, best[0]
-
-
-@pytest.mark.parametrize(
-    "environment",
-    [CARTPOLE, EnvironmentConfig(id="ALE/Breakout-v5", max_episode_frames=800, image_size=44)],
-    ids=["CartPole", "Breakout"],
-)
-def test_the_evaluators_own_games_again_give_its_score_to_the_last_bit(tmp_path, capsys, environment):
-    run, result = evaluated_run(tmp_path, environment, episodes=4, num_envs=2, epsilon=0.5)
-    again = evaluate(capsys, run.path, "--again")
-    assert (again["mean"], sorted(again["scores"])) == (result.mean, sorted(result.scores))
-    assert (again["episodes"], again["epsilon"], again["evaluators_score"]) == (4, 0.5, result.mean)
-    assert evaluate(capsys, run.checkpoints / BEST, "--again")["mean"] == result.mean  # by the file alone
-    fresh = evaluate(capsys, run.path, "--episodes", 4, "--envs", 2, "--epsilon", 0.5, "--seed", 1)
-    assert sorted(fresh["scores"]) != sorted(result.scores)  # Else nothing would have been shown.
-
-
-def test_another_score_than_the_evaluators_is_told_and_is_status_1(tmp_path, capsys):
-    run, result = evaluated_run(tmp_path, CARTPOLE, episodes=2, epsilon=0.5)
-    info, network = read_policy(run.checkpoints / BEST)
-    save_policy(run.checkpoints / BEST, flatten_parameters(network), replace(info, score=result.mean + 0.25))
-    assert main([str(run.path), "--again"]) == 1
-    assert f"evaluator's  {result.mean + 0.25:.2f}, NOT the same" in capsys.readouterr().out
-
-
-def test_what_again_cannot_do_is_refused(tmp_path, capsys):
-    run = make_run(tmp_path, best=70)
-    assert "best.safetensors does not tell which games it was evaluated by" in refuse(capsys, run.path, "--again")
-    words = "--again plays the evaluator's own games: leave out --episodes, --seed"
-    assert words in refuse(capsys, run.path, "--again", "--episodes", 3, "--seed", 0)
-    assert "not --random" in refuse(capsys, "--random", "--env", "CartPole-v1", "--again")
 
 
 # --- the function ---------------------------------------------------------------------------------------------------
@@ -268,7 +194,9 @@ def test_refuses_what_it_does_not_understand(tmp_path, capsys, monkeypatch, argv
 
 
 def test_help_is_no_mistake(capsys):
-    assert main(["--help"]) == 0
+    with pytest.raises(SystemExit) as exit:
+        main(["--help"])
+    assert exit.value.code == 0
     assert "full games (default 30)" in capsys.readouterr().out
 
 

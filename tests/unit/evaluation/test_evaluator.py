@@ -38,14 +38,16 @@ def make_parameters(version, *values):
     return Parameters(version, flatten_parameters(Table(*values)))
 
 
-class Inbox:
-    """Hands out parameters one by one (None: nothing new), and then asks to stop."""
+class Learner:
+    """Hands out parameters one by one (None: nothing new), and then asks to stop. Keeps the results."""
 
     def __init__(self, *entries, stop, clock):
         self._entries = list(entries)
         self._stop = stop
         self._clock = clock
         self.asked_at = []
+        self.results = []
+        self.versions = []  # of the parameters that came with them
 
     def newest(self, timeout):
         self.asked_at.append(self._clock.now)
@@ -56,12 +58,6 @@ class Inbox:
         if entry is None:
             self._clock.now += timeout
         return entry
-
-
-class Outbox:
-    def __init__(self):
-        self.results = []
-        self.versions = []  # of the parameters that came with them
 
     def send(self, result, parameters):
         self.results.append(result)
@@ -80,8 +76,8 @@ class Trial:
     """One evaluator with everything around it. Plays `scores` in order, one list of games per play."""
 
     def __init__(self, *parameters, scores=(), stop_score=None, seed=3, on_play=lambda trial: None, **settings):
-        self.stop, self.clock, self.outbox = Stop(), ShortSleeps(), Outbox()
-        self.inbox = Inbox(*parameters, stop=self.stop, clock=self.clock)
+        self.stop, self.clock = Stop(), ShortSleeps()
+        self.learner = Learner(*parameters, stop=self.stop, clock=self.clock)
         self.made = []  # (num_envs, seed)
         self.environments = []
         self._scores = list(scores)
@@ -92,8 +88,7 @@ class Trial:
             stop_score=stop_score,
             seed=seed,
             make_environment=self.make_environment,
-            parameters=self.inbox,
-            results=self.outbox,
+            learner=self.learner,
             clock=self.clock,
             sleep=self.clock.sleep,
         )
@@ -108,7 +103,7 @@ class Trial:
 
     def run(self):
         self.evaluator.run(self.stop)
-        return self.outbox.results
+        return self.learner.results
 
 
 def test_reports_the_games_of_the_parameters_it_was_given():
@@ -145,8 +140,8 @@ def test_parameters_come_with_a_result_that_none_before_has_beaten():
     scores = [[1.0, 3.0], [1.0, 1.0], [2.0, 2.0], [5.0, 0.0], [0.0, 0.0]]
     trial = Trial(*[make_parameters(version) for version in range(5)], scores=scores)
     trial.run()
-    assert [result.mean for result in trial.outbox.results] == [2.0, 1.0, 2.0, 2.5, 0.0]
-    assert trial.outbox.versions == [0, None, 2, 3, None]
+    assert [result.mean for result in trial.learner.results] == [2.0, 1.0, 2.0, 2.5, 0.0]
+    assert trial.learner.versions == [0, None, 2, 3, None]
     assert trial.evaluator.best == 2.5
 
 
@@ -203,7 +198,7 @@ def test_a_result_tells_which_games_it_is_of():
     trial = Trial(make_parameters(1), make_parameters(2), stop_score=1.0, confirm_episodes=3, num_envs=2)
     for result in trial.run():
         assert (result.num_envs, result.seed) in trial.made[1::2]  # Those that confirm, which alone it reports.
-    assert len({result.seed for result in trial.outbox.results}) == 2
+    assert len({result.seed for result in trial.learner.results}) == 2
 
 
 def test_its_games_are_not_those_of_apex_evaluate():
@@ -230,7 +225,7 @@ def test_environments_are_closed_after_use():
 def test_the_next_evaluation_starts_a_period_after_the_last_one_started():
     trial = Trial(make_parameters(1), make_parameters(2), period_seconds=60.0)
     trial.run()
-    starts = trial.inbox.asked_at
+    starts = trial.learner.asked_at
     assert [round(start - starts[0], 6) for start in starts] == [0.0, 60.0, 120.0]
 
 
@@ -239,14 +234,14 @@ def test_rests_when_a_confirmed_score_should_end_the_run(period, starts):
     parameters = [make_parameters(version) for version in (1, 2)]
     trial = Trial(*parameters, scores=[[9.0, 11.0], [1.0, 1.0]], stop_score=10.0, period_seconds=period)
     trial.run()
-    assert [result.confirmed for result in trial.outbox.results] == [True, False]
-    assert [round(start - trial.inbox.asked_at[0], 6) for start in trial.inbox.asked_at] == starts
+    assert [result.confirmed for result in trial.learner.results] == [True, False]
+    assert [round(start - trial.learner.asked_at[0], 6) for start in trial.learner.asked_at] == starts
 
 
 def test_evaluates_at_once_when_parameters_come_late():
     trial = Trial(make_parameters(1), None, None, make_parameters(2), period_seconds=60.0)
     trial.run()
-    assert [result.updates for result in trial.outbox.results] == [1, 2]
+    assert [result.updates for result in trial.learner.results] == [1, 2]
     assert trial.clock.now - 100.0 < 121.0
 
 
