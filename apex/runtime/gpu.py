@@ -1,24 +1,16 @@
-"""What CUDA's driver and torch's build say of the GPUs here; torch need not be loaded for it.
-
-The driver is asked in a child: a process that has once begun with CUDA cannot fork another that uses it.
-"""
+"""What NVIDIA's driver and torch's build say of the GPUs here; neither torch nor CUDA is loaded for it."""
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
-import json
 import os
 import re
-import select
-import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pynvml
+
 BFLOAT16_SINCE = (8, 0)  # compute capability: Ampere. Earlier GPUs emulate it.
-_MAJOR, _MINOR = 75, 76  # of the compute capability, among CUDA's device attributes
-ANSWER_SECONDS = 60.0  # that a driver may take to begin; then there is no GPU to be used
 
 
 class Gpu(NamedTuple):
@@ -47,15 +39,20 @@ class Cuda(NamedTuple):
         return bool(self.gpus) and 0 < self.torch // 1000 <= self.driver // 1000
 
 
-def read_cuda(load: Callable[[str], Any] = ctypes.CDLL) -> Cuda:
-    """Asks the driver, and reads which build of torch is installed; this process begins nothing with CUDA."""
+def read_cuda(nvml: Any = pynvml) -> Cuda:
+    """Asks NVML, the driver's management library, and reads which build of torch is installed."""
     built_for = _torch_version()
     try:
-        driver = load("libcuda.so.1")
-    except OSError:
+        nvml.nvmlInit()
+    except pynvml.NVMLError:  # There is no driver, or it does not answer.
         return Cuda(0, built_for, ())
-    version, gpus = _ask_in_child(driver)
-    return Cuda(version, built_for, tuple(Gpu(name, memory, (major, minor)) for name, memory, (major, minor) in gpus))
+    try:
+        driver = nvml.nvmlSystemGetCudaDriverVersion_v2()
+        return Cuda(driver, built_for, tuple(_read_gpu(nvml, device) for device in _visible_devices(nvml)))
+    except pynvml.NVMLError:  # There is no libcuda.so.1, say.
+        return Cuda(0, built_for, ())
+    finally:
+        nvml.nvmlShutdown()
 
 
 def means_gpu(device: object) -> bool:
@@ -80,39 +77,24 @@ def _torch_version() -> int:
     return torch_version(file.read_text()) if file is not None and file.exists() else 0
 
 
-def _ask_in_child(driver: Any) -> tuple[int, list[Any]]:
-    """The driver's version and its GPUs; none from a driver that dies of the question, or does not answer."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
+def _visible_devices(nvml: Any) -> list[Any]:
+    """The devices that CUDA_VISIBLE_DEVICES names by number or UUID. Like CUDA, stops at a name that is wrong."""
+    text = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = map(str, range(nvml.nvmlDeviceGetCount())) if text is None else map(str.strip, text.split(","))
+    devices = []
+    for name in names:
         try:
-            os.write(writer, json.dumps(_ask(driver)).encode())  # A pipe takes 64 KiB at once: some hundred GPUs.
-        finally:
-            os._exit(0)  # Nothing of the parent's is to be ended here.
-    os.close(writer)
-    try:
-        told = os.read(reader, 1 << 16) if select.select([reader], [], [], ANSWER_SECONDS)[0] else b""
-        return tuple(json.loads(told)) if told else (0, [])
-    finally:
-        os.close(reader)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+            is_number = name.isdecimal()
+            devices.append(
+                nvml.nvmlDeviceGetHandleByIndex(int(name)) if is_number else nvml.nvmlDeviceGetHandleByUUID(name)
+            )
+        except pynvml.NVMLError:
+            break
+    return devices
 
 
-def _ask(driver: Any) -> tuple[int, list[Gpu]]:
-    version, count = ctypes.c_int(0), ctypes.c_int(0)
-    driver.cuDriverGetVersion(ctypes.byref(version))
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
-        return version.value, []
-    return version.value, [_read_gpu(driver, index) for index in range(count.value)]
-
-
-def _read_gpu(driver: Any, index: int) -> Gpu:
-    device, major, minor = ctypes.c_int(0), ctypes.c_int(0), ctypes.c_int(0)
-    name, memory = ctypes.create_string_buffer(100), ctypes.c_size_t(0)
-    driver.cuDeviceGet(ctypes.byref(device), index)
-    driver.cuDeviceGetName(name, len(name), device)
-    driver.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
-    driver.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, device)
-    driver.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, device)
-    return Gpu(name.value.decode(errors="replace"), memory.value, (major.value, minor.value))
+def _read_gpu(nvml: Any, device: Any) -> Gpu:
+    is_part = nvml.nvmlDeviceIsMigDeviceHandle(device)
+    whole = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device) if is_part else device
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(whole)
+    return Gpu(nvml.nvmlDeviceGetName(device), nvml.nvmlDeviceGetMemoryInfo(device).total, (major, minor))

@@ -127,7 +127,7 @@ def check_gpu(device: str, cuda: Cuda, torch_version: str) -> Check:
     verdict: Literal["warning", "short"] = "short" if device == "cuda" else "warning"
     asked = f"--device {device}"
     if not cuda.gpus:
-        figures = f"{asked}, and no GPU is seen{'' if cuda.driver else ': libcuda.so.1, the driver, is not here'}"
+        figures = f"{asked}, and no GPU is seen{'' if cuda.driver else ': libnvidia-ml.so.1, the driver, is not here'}"
         if device == "cuda":
             remedy = "install NVIDIA's driver; in a container docker run --gpus all; or --device cpu"
             return Check("GPU", figures, "short", remedy)

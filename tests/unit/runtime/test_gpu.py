@@ -1,100 +1,108 @@
 """GPUs: what the driver answers, and whether this build of torch can use them."""
 
-import ctypes
-import os
-import time
-from pathlib import Path
+from types import SimpleNamespace
 
+import pynvml
 import pytest
 
-from apex.runtime import gpu as cuda_module
 from apex.runtime.gpu import Cuda, Gpu, read_cuda, torch_version, version_name
 
 H200 = Gpu("NVIDIA H200", 140 * 2**30, (9, 0))
 T4 = Gpu("Tesla T4", 15 * 2**30, (7, 5))
+SLICE = Gpu("NVIDIA H200 MIG 1g.18gb", 18 * 2**30, (9, 0))
 
 
-class Driver:
-    """libcuda.so.1 with these GPUs. Arguments are references to C numbers, as the real one takes them."""
+class Nvml:
+    """The driver's library with these GPUs, whose UUIDs are GPU-0, GPU-1 ...; MIG-0 is a part of the first one."""
 
-    def __init__(self, *gpus, status=0):
+    def __init__(self, *gpus, missing=""):
         self.gpus = gpus
-        self.status = status
-        self.begun_in = 0
+        self.missing = missing  # the function that the driver refuses
+        self.is_open = False
 
-    def __call__(self, name):
-        assert name == "libcuda.so.1"
-        return self
+    def __getattribute__(self, name):
+        if name == object.__getattribute__(self, "missing"):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+        return object.__getattribute__(self, name)
 
-    def cuDriverGetVersion(self, version):  # noqa: N802 - CUDA's names, here and below
-        version._obj.value = 12_040
-        return 0
+    def nvmlInit(self):  # noqa: N802 - NVML's names, here and below
+        self.is_open = True
 
-    def cuInit(self, flags):  # noqa: N802
-        if self.begun_in not in (0, os.getpid()):
-            return 3  # not initialized: what CUDA says to the child of a process that has begun with it
-        self.begun_in = os.getpid()
-        return self.status
+    def nvmlShutdown(self):  # noqa: N802
+        self.is_open = False
 
-    def cuDeviceGetCount(self, count):  # noqa: N802
-        count._obj.value = len(self.gpus)
-        return 0
+    def nvmlSystemGetCudaDriverVersion_v2(self):  # noqa: N802
+        return 12_040
 
-    def cuDeviceGet(self, device, index):  # noqa: N802
-        device._obj.value = 100 + index
-        return 0
+    def nvmlDeviceGetCount(self):  # noqa: N802
+        return len(self.gpus)
 
-    def cuDeviceGetName(self, name, length, device):  # noqa: N802
-        name.value = self.gpus[device.value - 100].name.encode()[: length - 1]
-        return 0
+    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
+        if index >= len(self.gpus):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return self.gpus[index]
 
-    def cuDeviceTotalMem_v2(self, memory, device):  # noqa: N802
-        memory._obj.value = self.gpus[device.value - 100].memory_bytes
-        return 0
+    def nvmlDeviceGetHandleByUUID(self, uuid):  # noqa: N802
+        found = {"MIG-0": SLICE, **{f"GPU-{i}": gpu for i, gpu in enumerate(self.gpus)}}.get(uuid)
+        if found is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return found
 
-    def cuDeviceGetAttribute(self, value, attribute, device):  # noqa: N802
-        value._obj.value = self.gpus[device.value - 100].capability[attribute - 75]
-        return 0
+    def nvmlDeviceIsMigDeviceHandle(self, device):  # noqa: N802
+        return device == SLICE
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, device):  # noqa: N802
+        return self.gpus[0]
+
+    def nvmlDeviceGetCudaComputeCapability(self, device):  # noqa: N802
+        assert device in self.gpus
+        return device.capability
+
+    def nvmlDeviceGetName(self, device):  # noqa: N802
+        return device.name
+
+    def nvmlDeviceGetMemoryInfo(self, device):  # noqa: N802
+        return SimpleNamespace(total=device.memory_bytes)
+
+
+@pytest.fixture(autouse=True)
+def all_visible(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
 def test_every_gpu_is_described():
-    cuda = read_cuda(Driver(H200, T4))
+    nvml = Nvml(H200, T4)
+    cuda = read_cuda(nvml)
     assert (cuda.driver, cuda.gpus) == (12_040, (H200, T4))
+    assert not nvml.is_open
 
 
 def test_a_driver_without_a_gpu_has_a_version_only():
-    assert read_cuda(Driver(H200, status=100))._replace(torch=0) == Cuda(12_040, 0, ())
-    assert read_cuda(Driver())._replace(torch=0) == Cuda(12_040, 0, ())
+    assert read_cuda(Nvml())._replace(torch=0) == Cuda(12_040, 0, ())
 
 
-def test_who_asks_has_not_begun_with_cuda_so_its_children_may():
-    driver = Driver(H200)
-    assert read_cuda(driver).gpus == (H200,)
-    assert driver.begun_in == 0
-    assert read_cuda(driver).gpus == (H200,)
+@pytest.mark.parametrize(
+    ("names", "gpus"),
+    [
+        ("", ()),
+        ("-1", ()),
+        ("1", (T4,)),
+        ("1, 0", (T4, H200)),
+        ("GPU-1", (T4,)),
+        ("MIG-0", (SLICE,)),
+        ("0,7,1", (H200,)),  # CUDA looks no further than the wrong one.
+    ],
+)
+def test_only_what_cuda_shows_to_a_program_counts(monkeypatch, names, gpus):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
+    assert read_cuda(Nvml(H200, T4)).gpus == gpus
 
 
-def children():
-    """The children of this thread; other tests may have left some."""
-    return set(Path("/proc/thread-self/children").read_text().split())
-
-
-def test_a_driver_that_dies_of_the_question_or_never_answers_has_no_gpu(monkeypatch):
-    dying, silent = Driver(H200), Driver(H200)
-    dying.cuInit = lambda flags: os._exit(1)
-    silent.cuInit = lambda flags: time.sleep(60)
-    monkeypatch.setattr(cuda_module, "ANSWER_SECONDS", 0.1)
-    before = children()
-    for driver in (dying, silent):
-        assert read_cuda(driver)._replace(torch=0) == Cuda(0, 0, ())
-    assert children() <= before
-
-
-def test_without_a_driver_there_is_nothing():
-    def missing(name):
-        raise OSError(name)
-
-    assert read_cuda(missing)._replace(torch=0) == Cuda(0, 0, ())
+@pytest.mark.parametrize("missing", ["nvmlInit", "nvmlSystemGetCudaDriverVersion_v2", "nvmlDeviceGetName"])
+def test_without_a_driver_that_answers_there_is_nothing(missing):
+    nvml = Nvml(H200, missing=missing)
+    assert read_cuda(nvml)._replace(torch=0) == Cuda(0, 0, ())
+    assert not nvml.is_open
 
 
 def test_here_it_agrees_with_torch():
@@ -138,9 +146,3 @@ def test_bfloat16_came_with_ampere():
     assert H200.has_bfloat16
     assert Gpu("A10", 1, (8, 6)).has_bfloat16
     assert not T4.has_bfloat16
-
-
-def test_a_reference_is_what_the_fake_driver_takes_it_for():
-    number = ctypes.c_int(0)
-    ctypes.byref(number)._obj.value = 7
-    assert number.value == 7

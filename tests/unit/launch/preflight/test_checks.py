@@ -116,7 +116,13 @@ def test_bfloat16_on_a_processor_without_it_is_a_warning(has, on_gpu, verdict):
     ("device", "cuda", "verdict", "figures", "remedy"),
     [
         ("auto", Cuda(0, 0, ()), "ok", "computes on the processor", ""),
-        ("cuda", Cuda(0, 0, ()), "short", "libcuda.so.1, the driver, is not here", "docker run --gpus all"),
+        (
+            "cuda",
+            Cuda(0, 0, ()),
+            "short",
+            "libnvidia-ml.so.1, the driver, is not here",
+            "docker run --gpus all",
+        ),
         ("cuda", Cuda(12_040, 12_040, ()), "short", "--device cuda, and no GPU is seen", "--device cpu"),
         ("auto", Cuda(12_040, 12_040, (H200,)), "ok", "NVIDIA H200, 140.0 GiB, driver for CUDA 12.4, torch 2.9", ""),
         ("cpu", Cuda(12_040, 0, (H200,)), "ok", "which is not used", ""),
