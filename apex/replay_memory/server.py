@@ -16,7 +16,6 @@ from apex.replay_memory.store.writer import StoreWriter
 from apex.runtime.rates import Rates
 from apex.transport.codec import Codec
 from apex.transport.header import Frame, WireError
-from apex.transport.peer_bans import PeerBans
 from apex.types import Receipt
 
 log = logging.getLogger("apex")
@@ -44,10 +43,6 @@ class ReplayServer:
         self._limiter = limiter
         self._clock = clock
         self._heard: dict[int, float] = {}  # when a stream was heard last
-        self.peers = {
-            "experience": PeerBans(clock),
-            "priorities": PeerBans(clock),
-        }  # of the sockets that others send to
         self._refused: Counter[str] = Counter()
         self._histogram = PriorityHistogram(store, clock=clock)
         self._rates = Rates(clock(), store.num_inserted, samplers.num_drawn)
@@ -62,14 +57,11 @@ class ReplayServer:
                 segment = self._codec.decode_segment(frames, self.shard)
                 outcome = self._store.insert(segment)
             except WireError as error:
-                self._refuse("experience", frames, error.reason)
+                self._refuse(error.reason, error)
             except ValueError as error:
-                self._refuse("experience", frames, "store")
-                log.warning("refused: %s", error)
+                self._refuse("store", error)
             else:
-                if outcome is InsertOutcome.UNKNOWN_ACTOR:
-                    self.peers["experience"].blame(frames, outcome)  # The store has counted it.
-                else:
+                if outcome is not InsertOutcome.UNKNOWN_ACTOR:  # The store has counted it.
                     owed.add(segment.stream.actor_id)
         self._heard.update(dict.fromkeys(owed, self._clock()))
         return [self._store.receipt(actor_id) for actor_id in sorted(owed)]
@@ -80,15 +72,16 @@ class ReplayServer:
             try:
                 update = self._codec.decode_priorities(frames, self.shard)
             except WireError as error:
-                self._refuse("priorities", frames, error.reason)
+                self._refuse(error.reason, error)
                 continue
             self._store.update_priorities(update)
             if update.store_incarnation == self._store.store_incarnation:
                 self._samplers.acknowledge(update.sampler, update.number)
 
-    def _refuse(self, socket_name: str, frames: Sequence[Frame], reason: str) -> None:
+    def _refuse(self, reason: str, error: ValueError) -> None:
         self._refused[reason] += 1
-        self.peers[socket_name].blame(frames, reason)
+        if self._refused[reason].bit_count() == 1:  # Now and then: there may be very many.
+            log.warning("refused %d messages for their %s, the last one: %s", self._refused[reason], reason, error)
 
     def receipts(self) -> list[Receipt]:
         """Receipts of all streams that live, to be repeated: a SUB may have missed one."""
@@ -128,8 +121,6 @@ class ReplayServer:
             "duplicate_segments": counters.duplicates,
             "refused": sum(self._refused.values()) + sum(counters.refused.values()),
             "refusals": {**self._refused, **counters.refused},
-            "ignored_messages": sum(peers.num_ignored for peers in self.peers.values()),
-            "ignored_peers": sum(peers.forgive() for peers in self.peers.values()),
             "samplers_wait_for": samplers.waits_for,
             "inserts_wait": not self._may_insert,
             "rate": f"{inserts:,.0f} in/s, {samples:,.0f} out/s",

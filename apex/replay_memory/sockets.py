@@ -33,7 +33,6 @@ class ReplaySockets:
             "experience",
             high_water_mark=2 * config.actor.window * config.actor.num_actors + 8,
             max_bytes=max_segment_bytes(schema, config.actor.segment_length),
-            peers=server.peers["experience"],
             may_pause=True,
         )
         self._priorities = AsyncReceiver(
@@ -43,7 +42,6 @@ class ReplaySockets:
             "priorities",
             high_water_mark=1_000,
             max_bytes=12 * config.part_size + 1_024,
-            peers=server.peers["priorities"],
         )
         endpoint = config.transport.endpoint("receipts", shard=server.shard)
         self._receipts = ReceiptPublisher(context, endpoint, Codec(welcome.run_id, schema))

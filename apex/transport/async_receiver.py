@@ -9,7 +9,6 @@ from typing import Any
 import zmq
 
 from apex.transport.header import Frame, WireError
-from apex.transport.peer_bans import PeerBans
 from apex.transport.sockets import GOODBYE_SECONDS, Context, Reader, bind, prepare
 
 PULL, ROUTER = zmq.PULL, zmq.ROUTER
@@ -36,12 +35,10 @@ class AsyncReceiver(Reader):
         *,
         high_water_mark: int,
         max_bytes: int,
-        peers: PeerBans | None = None,
         may_pause: bool = False,
     ) -> None:
         """`may_pause`: see `reader_may_pause` of `prepare`."""
         super().__init__()
-        self.peers = peers or PeerBans()
         self._more = False  # whether messages may be left to receive
         self._wake: Callable[[], None] = lambda: None  # who waits for a message looks again
         self._socket = context.socket(kind)
@@ -77,18 +74,11 @@ class AsyncReceiver(Reader):
             except zmq.Again:
                 self._more = False
                 break
-            if not self.peers.hears(frames):
-                continue
             message: list[Frame] = [frame.buffer for frame in frames]
             if self._kind == ROUTER:
                 message[0] = _peer(frames)
             messages.append(message)
         return messages
-
-    def blame(self, error: WireError, message: Sequence[Frame]) -> None:
-        """Counts a message that was refused, and that its peer has sent it."""
-        self.refuse(error)
-        self.peers.blame(message, error.reason)
 
     async def _wait(self, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
         """Waits for a message, or less long: the descriptor also tells of peers.

@@ -14,7 +14,6 @@ import zmq
 
 from apex.transport.codec import Codec
 from apex.transport.header import HEADER, WireError, receipt_topic
-from apex.transport.peer_bans import PeerBans
 from apex.transport.sockets import Context, Reader, Socket, bind, connect, prepare, receive
 from apex.types import BatchMessage, Parameters, PriorityUpdate, Receipt, Schema, Stream
 
@@ -149,26 +148,24 @@ class BatchReceiver(Reader):
         self._codec = codec
         self._batch_size = batch_size
         self._num_shards = num_shards
-        self.peers = PeerBans()
         self._socket = context.socket(zmq.PULL)
         prepare(self._socket, high_water_mark=2, max_bytes=max_bytes, reader_may_pause=True)
         bind(self._socket, endpoint, "batches")
 
     @property
     def num_refused(self) -> int:
-        """Messages that were no batches, or came from peers that had sent too many such."""
-        return sum(self.refused.values()) + self.peers.num_ignored
+        """Messages that were no batches."""
+        return sum(self.refused.values())
 
     def receive(self, timeout: float) -> BatchMessage | None:
         """The next batch, or None after `timeout` seconds without one; what is no batch is counted and dropped."""
         frames = receive(self._socket, timeout, copy=False)
-        if frames is None or not self.peers.hears(frames):
+        if frames is None:
             return None
         try:
             return self._codec.decode_batch(_buffers(frames), self._batch_size, self._num_shards)
         except WireError as error:
             self.refuse(error)
-            self.peers.blame(frames, error.reason)
             if self.num_refused.bit_count() == 1:  # Now and then: there may be very many.
                 log.warning("%d messages were no batches: %s", self.num_refused, self.refused)
             return None

@@ -145,9 +145,7 @@ class Coordinator:
             if time.monotonic() >= row_at:
                 row_at += METRICS_PERIOD
                 for name, receiver in (("control", self._control), ("metrics", self._figures)):
-                    ignored = {"ignored": receiver.peers.num_ignored} if receiver.peers.num_ignored else {}
-                    self._status.refusals[name] = {**receiver.refused, **ignored}
-                    receiver.peers.forgive()
+                    self._status.refusals[name] = dict(receiver.refused)
                 self._write_row()
                 self._folder.elapsed_seconds = self._status.elapsed_seconds
                 self._status.forget_silent(FORGET_SECONDS)
@@ -228,10 +226,10 @@ class Coordinator:
                         _require_role(role, message.get("role"))
                     answer = self._answer(message)
                 except WireError as error:
-                    self._control.blame(error, frames)
+                    self._control.refuse(error)
                     continue
                 except (KeyError, TypeError, ValueError) as error:
-                    self._control.blame(WireError("fields", repr(error)), frames)
+                    self._control.refuse(WireError("fields", repr(error)))
                     continue
                 if message["type"] == "heartbeat":
                     self._ways[int(message["session"])] = bytes(identity)
@@ -328,7 +326,7 @@ class Coordinator:
                 try:
                     message = self._codec.decode_metrics(frames)
                 except WireError as error:
-                    self._figures.blame(error, frames)
+                    self._figures.refuse(error)
                     continue
                 scalars = {tag: x for tag, x in message["scalars"].items() if tag in self._tags}
                 row = MetricRow(role="actor", steps=self._status.num_steps, time=message["time"], scalars=scalars)

@@ -48,7 +48,6 @@ LAYOUT: Layout = {
     },
     TROUBLE: {
         "Messages that were refused": ["refused/", "replay/refused$", "learner/refused_batches$"],
-        "Peers and messages that were ignored": ["replay/ignored_"],
         "Updates skipped: a loss was not finite": ["learner/skipped_updates$"],
         "Games cut off by an environment's fault": ["actors/environment_faults$"],
     },
