@@ -20,7 +20,7 @@ from apex.replay_memory.store.location import beside, store_path
 from apex.runs.folder import RunFolder
 from apex.runtime.atomic_files import replace_file, seal
 from apex.runtime.file_lock import FileLock
-from chaos.saves.saver import SIZES, Saver, make_run
+from chaos.saves.saver import SETTINGS, Saver, make_run
 
 pytestmark = pytest.mark.programs
 
@@ -167,7 +167,7 @@ def memory(saved, tmp_path):
 
 def with_sizes(run, **sizes):
     """Its configuration with a replay memory of the sizes that `Saver` has made it with, or of these."""
-    made = {"capacity": SIZES["capacity"], "max_bytes": SIZES["max_bytes"], "min_size_to_sample": 550}
+    made = {"capacity": SETTINGS.capacity, "max_bytes": SETTINGS.max_bytes, "min_size_to_sample": 550}
     return dataclasses.replace(run.config, replay=dataclasses.replace(run.config.replay, **made | sizes))
 
 
