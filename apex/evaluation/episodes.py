@@ -1,4 +1,4 @@
-"""Full games, played to be scored: raw rewards, several side by side, none favoured for being short."""
+"""Plays full games side by side and scores them by their raw rewards, without a bias to short games."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from apex.runtime.lifecycle import Stop
 from apex.types import Array, Step
 
 NUM_RESAMPLES = 10_000  # of the bootstrap
-ENDLESS_STEPS = 100_000  # of one game, after which it is told that it does not end; Atari's longest have 27,000
-_EVALUATION = 2  # Training's seeds have the spawn keys 0 and 1.
+ENDLESS_STEPS = 100_000  # of one game, after which a warning is logged; Atari's longest have 27,000
+_EVALUATION = 2  # spawn key; training uses 0 and 1
 
 log = logging.getLogger("apex")
 
@@ -23,20 +23,20 @@ ActFunction = Callable[[Array], NDArray[np.int64]]  # observation [E, S, *F] -> 
 
 
 class EpisodeEnvironment(Protocol):
-    """What games are played in: E of them side by side."""
+    """E games side by side."""
 
     @property
     def num_envs(self) -> int:
         """E."""
 
     def reset(self) -> Array:
-        """Begins all games; returns the observation [E, S, *F]."""
+        """Begins all games and returns the observation [E, S, *F]."""
 
     def step(self, actions: NDArray[np.int64]) -> Step:
-        """Plays one step of each; a game that ends is followed by the next one."""
+        """Plays one step of each game; an ended game is followed by the next one."""
 
     def rest(self, i: int) -> None:
-        """Says that the games of environment i do not count any more: it may stand still."""
+        """Allows environment i to stand still: its games no longer count."""
 
 
 class Episode(NamedTuple):
@@ -48,7 +48,7 @@ class Episode(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The scores of some games."""
+    """Statistics of the scores of some games."""
 
     episodes: int
     mean: float
@@ -56,7 +56,9 @@ class Summary:
     min: float
     max: float
     length: float  # mean, in steps
-    interval: tuple[float, float] | None  # 95 % of the mean, by the bootstrap: too narrow below ten games; of one: None
+    interval: (
+        tuple[float, float] | None
+    )  # 95 % of the mean, by bootstrap; too narrow below ten games; None for one game
 
 
 def play(
@@ -68,11 +70,10 @@ def play(
     on_step: Callable[[Step], None] = lambda step: None,
     on_game: Callable[[Episode], None] = lambda game: None,
 ) -> list[Episode]:
-    """Plays `episodes` full games, and returns them in the order in which they ended; fewer if asked to stop.
+    """Plays `episodes` full games and returns them in the order in which they ended; fewer if `stop` is requested.
 
-    Environment i plays the first `episodes // E` of its games, and one more if i < episodes % E, however long they
-    take. The first `episodes` to end would be another sample: among games that last differently it has too many
-    short ones. A game in which the environment failed does not count, and is played again.
+    Environment i plays `episodes // E` games, and one more if i < episodes % E, however long they take. (The first
+    `episodes` games to end would contain too many short ones.) A game in which the environment failed is played again.
     """
     num_envs = environment.num_envs
     missing = episodes // num_envs + (np.arange(num_envs) < episodes % num_envs)
@@ -96,7 +97,7 @@ def play(
                 on_game(games[-1])
                 missing[i] -= 1
                 if not missing[i]:
-                    environment.rest(int(i))  # As long as the longest game goes on; most are over by then.
+                    environment.rest(int(i))
             scores[i], lengths[i] = 0.0, 0
         if step.failed is not None:
             scores[step.failed], lengths[step.failed] = 0.0, 0
@@ -104,7 +105,7 @@ def play(
 
 
 def summarize(games: Sequence[Episode]) -> Summary:
-    """The figures of at least one game; the same games give the same figures."""
+    """The statistics of at least one game. The same games give the same interval."""
     scores = np.array([game.score for game in games])
     return Summary(
         episodes=len(games),
@@ -118,10 +119,7 @@ def summarize(games: Sequence[Episode]) -> Summary:
 
 
 def evaluation_seed(seed: int, number: int = 0) -> int:
-    """A seed for the environments of evaluation `number`, from a sequence that training does not draw from.
-
-    Seeds are 31 bits, so one of training's coincides by chance only: for a given pair once in 2^31.
-    """
+    """A 31-bit seed for the environments of evaluation `number`, from a sequence that training does not use."""
     sequence = np.random.SeedSequence([seed, number], spawn_key=(_EVALUATION,))
     return int(sequence.generate_state(1)[0]) % 2**31
 

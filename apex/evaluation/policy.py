@@ -1,4 +1,4 @@
-"""A trained agent to play with: a function from observations to actions."""
+"""A trained policy as a function from observations to actions."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def load_policy(
     """The policy of a run, on the CPU.
 
     `run` is what `apex.train` returned, a run folder or its name below runs/, a checkpoint's folder, or a file of
-    weights: best.safetensors, or model.safetensors of `apex export`. `checkpoint`, of a run alone, is "best" by its
+    weights: best.safetensors, or model.safetensors of `apex export`. For a run, `checkpoint` is "best" by its
     evaluator, "last", or a path; None is the best if there is one, else the last. `epsilon` is the probability of a
-    random action, and `seed` that of the draws.
+    random action, and `seed` the seed of these draws.
 
-    Raises ConfigError where there is nothing to load, where it is damaged, or for an epsilon outside 0 ... 1. A network
-    of one's own (network.factory) must be importable.
+    Raises ConfigError if the policy is missing or damaged, or for an epsilon outside 0 ... 1. A custom network
+    (network.factory) must be importable.
     """
     require(0 <= epsilon <= 1, f"epsilon must be 0 ... 1, got {epsilon!r}")
     path = find_policy(run, checkpoint)
@@ -47,16 +47,16 @@ def load_policy(
 
 
 class Policy:
-    """The greedy policy of a trained network, or with probability epsilon a random action.
+    """The epsilon-greedy policy of a trained network.
 
     An observation is what the network was trained on:
 
     - vectors: float32[D], what the environment returns, flattened as `gymnasium.spaces.flatten` does (a Discrete is
       one-hot). Nothing is normalised.
-    - images and Atari: uint8[S, H, W], the last S gray frames of H x W pixels, the newest last; before an episode's
-      first there are zeros. `make_environment` returns the same environment with this done.
+    - images and Atari: uint8[S, H, W], the last S gray frames of H x W pixels, the newest last, with zeros before an
+      episode's first frame. `make_environment` returns an environment that does this.
 
-    Actions are 0 ... A - 1, counted from the action space's `start`, which is 0 of nearly all.
+    Actions are 0 ... A - 1, counted from the action space's `start`, which is usually 0.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Policy:
         return f"Policy({self.info.environment.id}, {self.info.num_updates:,} updates, epsilon {self.epsilon:g})"
 
     def __call__(self, observation: Any) -> int | NDArray[np.int64]:
-        """The action for one observation; for a batch of B of them int64[B]. Raises ConfigError for another shape."""
+        """The action for one observation, int64[B] for a batch. Raises ConfigError for another shape or dtype."""
         batch, is_one = self._batch(observation)
         q = q_values(self.network, batch)
         actions = epsilon_greedy(q, np.full(len(q), self.epsilon), self._rng)
@@ -85,11 +85,11 @@ class Policy:
         return q[0] if is_one else q
 
     def make_environment(self, render_mode: str | None = None) -> AgentEnvironment:
-        """The environment that it was trained in, whose observations it takes as they are, and so for its actions."""
+        """The environment that it was trained in; observations and actions need no conversion."""
         return AgentEnvironment(self.info.environment, self.info.schema, render_mode=render_mode)
 
     def _batch(self, observation: Any) -> tuple[Array, bool]:
-        """frame_dtype[B, S, *F], and whether it was one observation. A stack of one need have no axis."""
+        """frame_dtype[B, S, *F], and whether it was one observation. The axis of a stack of one may be missing."""
         schema, array = self.info.schema, np.asarray(observation)
         stack, one = schema.observation_shape, schema.observation_shape if schema.stack > 1 else schema.frame_shape
         if array.shape != one and array.shape[1:] not in (one, stack):
@@ -104,9 +104,9 @@ class Policy:
 
 
 def find_policy(run: str | os.PathLike[str], checkpoint: str | os.PathLike[str] | None = None) -> Path:
-    """Where a policy lies, as `load_policy` finds it; raises ConfigError where there is none."""
+    """The file or folder that `load_policy` reads; raises ConfigError if there is none."""
     path = Path(run)
-    # A run that was named 7 has a manifest too, and checkpoints.
+    # A run named 7 has a manifest too, but also a folder of checkpoints.
     is_checkpoint = path.name.isdecimal() and (path / MANIFEST).is_file() and not (path / "checkpoints").is_dir()
     if path.is_file() or is_checkpoint:
         require(checkpoint is None, f"{path} is one policy: checkpoint chooses among those of a run")

@@ -1,4 +1,4 @@
-"""Pictures of a game as a file: mp4 by OpenCV, an animated GIF by Pillow, which TensorBoard brings along anyway."""
+"""Writes the pictures of a game to a file: mp4 with OpenCV, or an animated GIF with Pillow."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from apex.evaluation.episodes import ActFunction
 from apex.types import Array, Step
 
 MIN_HEIGHT = 400  # pixels of a picture; smaller ones are enlarged by a whole number
-GIF_FPS = 25.0  # at most: of faster games every second picture is left out, or two of three; the speed stays
-MAX_GIF_PICTURES = 3_000  # they lie in memory until the end, some 200 kB each
+GIF_FPS = 25.0  # at most; pictures of faster games are left out, so that the speed stays
+MAX_GIF_PICTURES = 3_000  # kept in memory until the end, about 200 kB each
 
 Picture = NDArray[np.uint8]  # [H, W, 3], RGB
 
 
 class VideoWriter(Protocol):
-    """A file to which pictures of one size are added."""
+    """A video file; all pictures have one size."""
 
     def add(self, picture: Picture) -> None:
-        """The next one."""
+        """Adds the next picture."""
 
     def close(self) -> None:
-        """Ends the file and opens it again: raises ConfigError where what was written cannot be read back."""
+        """Ends the file and reads it back; raises ConfigError if that fails."""
 
 
 def check_video_path(path: Path, option: str) -> None:
-    """Refuses what cannot become a video, before any game is played."""
+    """Raises ConfigError if no video can be written to `path`; `option` names it in the message."""
     require(path.suffix.lower() in (".mp4", ".gif"), f"{option} must end in .mp4 or .gif, got {path}")
     require(path.parent.is_dir(), f"{option} {path}: there is no folder {path.parent}")
     require(not path.is_dir(), f"{option} {path} is a folder")
 
 
 def begin_video(path: Path, fps: float, option: str) -> VideoWriter:
-    """An empty video of so many pictures a second, of the kind that `path` ends in."""
+    """Begins a video of `fps` pictures per second, in the format that `path` ends in."""
     return Gif(path, fps, option) if path.suffix.lower() == ".gif" else Mp4(path, fps, option)
 
 
 def enlarge(picture: Picture) -> Picture:
-    """At least MIN_HEIGHT pixels high, each pixel a square of whole ones."""
+    """The picture enlarged by a whole number to at least MIN_HEIGHT pixels."""
     factor = -(-MIN_HEIGHT // len(picture))
     return picture.repeat(factor, 0).repeat(factor, 1)
 
 
 class Mp4:
-    """See Video. It is written as the game goes on."""
+    """A VideoWriter that writes while the game goes on."""
 
     def __init__(self, path: Path, fps: float, option: str) -> None:
         self._path = path
@@ -61,7 +61,7 @@ class Mp4:
         self._num_pictures = 0
 
     def add(self, picture: Picture) -> None:
-        """See Video."""
+        """See VideoWriter."""
         height, width = (2 * (side // 2) for side in picture.shape[:2])  # The codec takes even sizes only.
         if self._writer is None:
             codec = cv2.VideoWriter.fourcc(*"mp4v")
@@ -71,7 +71,7 @@ class Mp4:
         self._num_pictures += 1
 
     def close(self) -> None:
-        """See Video. OpenCV does not tell when a disk is full."""
+        """See VideoWriter. OpenCV does not report a full disk."""
         if self._writer is None:
             return
         self._writer.release()
@@ -86,7 +86,7 @@ class Mp4:
 
 
 class Gif:
-    """See Video. All is written at the end; what comes after MAX_GIF_PICTURES is left out."""
+    """A VideoWriter that writes at the end, and ignores pictures after MAX_GIF_PICTURES."""
 
     def __init__(self, path: Path, fps: float, option: str) -> None:
         self._path = path
@@ -97,18 +97,18 @@ class Gif:
         self._pictures: list[Image.Image] = []
 
     def add(self, picture: Picture) -> None:
-        """See Video."""
+        """See VideoWriter."""
         if self._num_seen % self._step == 0 and len(self._pictures) < MAX_GIF_PICTURES:
-            # Of its own 256 colours: games have no more, all but a few; and it takes a third of the memory.
+            # 256 colours are enough for nearly all games, and take a third of the memory.
             whole = Image.fromarray(picture)
             self._pictures.append(whole.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE))
         self._num_seen += 1
 
     def close(self) -> None:
-        """See Video."""
+        """See VideoWriter."""
         if not self._pictures:
             return
-        # A GIF counts hundredths of a second: each picture ends at the nearest one, so the speed is right on the whole.
+        # A GIF counts hundredths of a second. Rounding each picture's end, not its duration, keeps the overall speed.
         ends = [round(100 * self._seconds_each * (k + 1)) for k in range(len(self._pictures))]
         durations = [10 * (end - start) for start, end in zip([0, *ends], ends, strict=False)]
         first, *others = self._pictures
@@ -122,7 +122,7 @@ class Gif:
 
 
 class Camera:
-    """Films environment 0's first game: a picture of every state that is acted in."""
+    """Films environment 0's first game: one picture before each action."""
 
     def __init__(self, video: VideoWriter, environment: VectorEnvironment, policy: ActFunction) -> None:
         self._video = video
@@ -131,11 +131,11 @@ class Camera:
         self._over = False
 
     def act(self, observation: Array) -> NDArray[np.int64]:
-        """The policy, seen at work."""
+        """Takes a picture and returns the policy's actions."""
         if not self._over:
             self._video.add(enlarge(self._environment.picture()))
         return self._policy(observation)
 
     def see(self, step: Step) -> None:
-        """Notes the end of the game."""
+        """Ends the film with the game."""
         self._over = self._over or bool(step.terminated[0] or step.truncated[0])

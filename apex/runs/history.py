@@ -1,4 +1,4 @@
-"""What the curves of a run say, by its steps and by its clock; both go on through every life of the run."""
+"""Reads the curves of a run by its steps and its clock, which both go on when the run is resumed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from apex.types import Role
 
 EVALUATION = ("evaluator", "evaluator/score")  # role and tag: the mean raw score of each evaluation
 
-TIMED_ROLES = (Role.LEARNER, Role.EVALUATOR)  # whose last rows tell how long a life was
+TIMED_ROLES = (Role.LEARNER, Role.EVALUATOR)  # their last rows tell when a start of the run ended
 
 
 class Series(NamedTuple):
-    """One figure of a run, oldest first; neither seconds nor steps ever go back."""
+    """One figure of a run, oldest first; seconds and steps never decrease."""
 
-    seconds: NDArray[np.float64]  # [N] since the run was started, pauses between its lives left out
+    seconds: NDArray[np.float64]  # [N] since the run was started, without pauses before it was resumed
     steps: NDArray[np.float64]  # [N] of all actors
     values: NDArray[np.float64]  # [N] finite
 
@@ -32,10 +32,10 @@ class RunHistory:
     def __init__(self, run: RunFolder) -> None:
         self._run = run
         self._rows = cache(self._read)
-        self._lives = self._find_lives()
+        self._starts = self._find_starts()
 
     def series(self, role: str, tag: str) -> Series:
-        """The figure `tag` of `role`; empty where there is none. Values that are not finite are left out."""
+        """The finite values of `tag` of `role`; empty if there are none."""
         points = [
             (self._elapsed(row["time"]), row["steps"], row["scalars"][tag])
             for row in self._rows(role)
@@ -50,12 +50,12 @@ class RunHistory:
 
     @property
     def seconds(self) -> float:
-        """How long the run has gone on, as far as its curves or its folder say."""
+        """How long the run has taken, by its curves or its folder."""
         last = [self._elapsed(rows[-1]["time"]) for role in TIMED_ROLES if (rows := self._rows(role))]
         return max([*last, self._run.elapsed_seconds])
 
     def _read(self, role: str) -> list[dict[str, Any]]:
-        """The rows of a role. Steps that a resumed run has made again count as it made them last."""
+        """The rows of a role; of steps that a resumed run made again, only the last ones."""
         path = self._run.curves / f"{role}.jsonl"
         rows: list[dict[str, Any]] = []
         for row in read_curve(path) if path.exists() else []:
@@ -66,23 +66,23 @@ class RunHistory:
             rows.append(row)
         return rows
 
-    def _find_lives(self) -> list[tuple[float, float]]:
-        """When each life began, in unix seconds, and how long the run had gone on before.
+    def _find_starts(self) -> list[tuple[float, float]]:
+        """When each start of the run was, in unix seconds, and how long the run had gone on before.
 
-        The run's own note of that begins when its learner was up, so what the curves tell may be more.
+        The manifest counts from when the learner was ready, so the curves may show a longer time.
         """
         times = [row["time"] for role in TIMED_ROLES for row in self._rows(role)]
-        lives = [(_unix(self._run.manifest["started"]), 0.0)]
-        for life in self._run.manifest.get("resumed", []):
-            began, before = lives[-1]
-            again = _unix(life["started"])
+        starts = [(_unix(self._run.manifest["started"]), 0.0)]
+        for start in self._run.manifest.get("resumed", []):
+            began, before = starts[-1]
+            again = _unix(start["started"])
             last = max((time for time in times if began <= time < again), default=began)
-            lives.append((again, max(float(life["elapsed_seconds"]), before + last - began)))
-        return lives
+            starts.append((again, max(float(start["elapsed_seconds"]), before + last - began)))
+        return starts
 
     def _elapsed(self, time: float) -> float:
-        """The run's clock at a unix time."""
-        started, before = next((life for life in reversed(self._lives) if life[0] <= time), self._lives[0])
+        """The run's clock at `time`, in unix seconds."""
+        started, before = next((start for start in reversed(self._starts) if start[0] <= time), self._starts[0])
         return before + max(0.0, time - started)
 
 

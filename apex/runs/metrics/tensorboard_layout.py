@@ -1,4 +1,4 @@
-"""How TensorBoard's page Custom Scalars arranges a run's curves: what matters first, and one screen of it."""
+"""The arrangement of TensorBoard's page Custom Scalars: the most important charts first, on one screen."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ Layout = dict[str, dict[str, list[str]]]  # category -> title of a chart -> the 
 GLANCE = "1. The run at a glance"
 SCORES, LEARNER, REPLAY, TROUBLE = "2. Games", "3. Learner", "4. Replay memory", "5. Trouble: all of it should be 0"
 
-# TensorBoard asks whether the beginning of a tag matches: a $ keeps evaluator/score from score_median and the rest.
+# TensorBoard matches the beginning of a tag: without the $, evaluator/score would match evaluator/score_median too.
 LAYOUT: Layout = {
     GLANCE: {
         "Greedy score, and the best so far": ["evaluator/score$", "evaluator/best_score$"],

@@ -1,4 +1,4 @@
-"""Curves of a run that goes on: what they have beyond the step that it goes on from is put aside, and drawn anew."""
+"""Sets aside the rows of a resumed run's curves beyond the step from which it goes on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from apex.runtime.atomic_files import write_beside
 
-CUT = "cut"  # the folder below `curves` for rows of steps that were made again
+CUT = "cut"  # the folder below `curves` for rows of steps that are made again
 
 log = logging.getLogger("apex")
 
@@ -17,8 +17,8 @@ log = logging.getLogger("apex")
 def cut_curves(folder: Path, steps: int) -> int:
     """Moves the rows of more than `steps` steps of each `ROLE.jsonl` to `cut/ROLE.jsonl`; returns how many there were.
 
-    A file is changed in one step, and only after its rows were added there: a crash in between doubles rows there. A
-    full disk leaves a curve as it is.
+    A file is replaced in one step, after its rows were added there; a crash in between leaves rows in both. A full disk
+    leaves a curve as it is.
     """
     num_rows = 0
     for path in sorted(folder.glob("*.jsonl")):
@@ -42,7 +42,7 @@ def cut_curves(folder: Path, steps: int) -> int:
 
 
 def _steps(row: bytes) -> int:
-    """The steps of a row; -1 for one that a crash has torn, which stays where it is."""
+    """The steps of a row; -1 for a row that a crash has torn, which is kept."""
     try:
         steps = json.loads(row)["steps"]
     except (KeyError, TypeError, ValueError):

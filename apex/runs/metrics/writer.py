@@ -26,8 +26,8 @@ from tensorboardX.summary import custom_scalars, histogram_raw, scalar, text  # 
 from apex.runs.metrics.tensorboard_layout import LAYOUT
 from apex.runtime.append_file import AppendFile
 
-FLUSH_SECONDS = 1.0  # `accept` flushes when the last time is so long ago
-MAX_TAGS = 100_000  # as far as programs on other machines choose their names
+FLUSH_SECONDS = 1.0  # `accept` flushes after this time
+MAX_TAGS = 100_000  # if other programs choose their names
 
 _EVENTS = re.compile(r"events\.out\.tfevents\.(\d+)\.")
 
@@ -46,11 +46,10 @@ class MetricRow(TypedDict):
 
 
 class MetricsWriter:
-    """Writes below a run's folder: `tensorboard/RUN/events...` and `curves/ROLE.jsonl`, one line per message.
+    """Writes `tensorboard/RUN/events...` and `curves/ROLE.jsonl`, one line per row, below a run's folder.
 
-    TensorBoard calls a run by the folder of its events.
-
-    A full disk does not end a run: what cannot be written waits in memory, then is dropped and counted.
+    TensorBoard names a run by the folder of its events. A full disk does not end a run: what cannot be written waits in
+    memory, and is then dropped and counted.
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -65,7 +64,7 @@ class MetricsWriter:
 
     @property
     def num_dropped(self) -> int:
-        """Lines and events that were given up because they could not be written."""
+        """Lines and events that were dropped because they could not be written."""
         return self._events.num_dropped + sum(file.num_dropped for file in self._curves.values())
 
     def accept(self, row: MetricRow, *, bounded: bool = False) -> None:
@@ -94,9 +93,9 @@ class MetricsWriter:
             self.flush()
 
     def begin(self, steps: int) -> None:
-        """Has TensorBoard leave out what earlier lives of the run have written of these steps and later ones.
+        """Makes TensorBoard ignore what earlier starts of the run wrote of these steps and later ones.
 
-        How it arranges the charts comes next, for it would be left out as well.
+        The arrangement of the charts is written next, because TensorBoard would ignore that as well.
         """
         self._add_event(Event(wall_time=time.time(), step=steps, session_log=SessionLog(status=SessionLog.START)))
         charts = {
@@ -106,12 +105,12 @@ class MetricsWriter:
         self._add_event(Event(wall_time=time.time(), step=steps, summary=custom_scalars(charts)))
 
     def latest(self, tag: str) -> float | None:
-        """The newest value of a tag; None before there is one, and while it is not finite."""
+        """The newest value of a tag; None if there is none or it is not finite."""
         value = self._latest.get(tag, math.nan)
         return value if math.isfinite(value) else None
 
     def flush(self) -> None:
-        """Hands all that is pending to the operating system: a killed process loses none of it."""
+        """Passes everything to the operating system, so that a killed process loses nothing."""
         self._flush_at = self._clock() + FLUSH_SECONDS
         for file in (self._events, *self._curves.values()):
             file.flush()
@@ -123,7 +122,7 @@ class MetricsWriter:
             file.close()
 
     def _add_event(self, event: Event) -> None:
-        """One record: uint64 length, its checksum, the event, its checksum."""
+        """Appends one record: uint64 length, its checksum, the event, its checksum."""
         data = event.SerializeToString()
         length = struct.pack("<Q", len(data))
         parts = (length, struct.pack("<I", masked_crc32c(length)), data, struct.pack("<I", masked_crc32c(data)))
@@ -131,7 +130,7 @@ class MetricsWriter:
 
 
 def read_curve(path: Path) -> list[dict[str, Any]]:
-    """The messages of a `curves/ROLE.jsonl`; a line that a crash has torn is left out."""
+    """The rows of a `curves/ROLE.jsonl`; a line that a crash has torn is left out."""
     messages = []
     for line in path.read_bytes().split(b"\n"):
         try:
@@ -144,9 +143,9 @@ def read_curve(path: Path) -> list[dict[str, Any]]:
 
 
 def _next_name(folder: Path) -> str:
-    """A name for the events of a writer that goes on after all before it, also where the clock was set back since.
+    """A file name that sorts after all names in `folder`, even if the clock was set back.
 
-    TensorBoard reads the files of a folder in the order of their names, and returns to none.
+    TensorBoard reads the files of a folder once, in the order of their names.
     """
     before = [int(found[1]) for path in folder.glob("*") if (found := _EVENTS.match(path.name))]
     seconds = max(time.time_ns() // 10**9, max(before, default=0) + 1)
@@ -154,7 +153,7 @@ def _next_name(folder: Path) -> str:
 
 
 def _summarize(tag: str, histogram: dict[str, list[float]]) -> Summary:
-    """The sums that TensorBoard wants are those of the middles of the bins."""
+    """TensorBoard expects the sums of the bins' centres."""
     counts, edges = histogram["counts"], histogram["edges"]
     middles = [(low + high) / 2 for low, high in pairwise(edges)]
     total = math.fsum(n * x for n, x in zip(counts, middles, strict=True))

@@ -1,4 +1,4 @@
-"""Learning curves of several runs: which of them are seeds of one configuration, and what the seeds have in common."""
+"""Reads learning curves, groups runs that differ only in the seed, and computes the band of a group."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from apex.runs.history import EVALUATION, RunHistory
 from apex.runtime.text import number_text
 
 HEADER = ["seconds", "steps", "score"]  # of a CSV file
-OWN = "apex"  # what runs are called where nothing tells them apart
+OWN = "apex"  # label of runs that do not differ
 MAX_DIFFERENCES = 2  # that a label names
 
-# What makes no other curve of a run: who it is, where it is, and when it ends.
+# Settings that do not change the curve: identity, place and end of a run.
 _SAME = ("seed", "run.", "transport.bind", "transport.keys", "transport.insecure_no_auth", "transport.port_offset")
 
 Floats = NDArray[np.float64]
@@ -39,7 +39,7 @@ class Curve(NamedTuple):
 
 
 class RunCurves(NamedTuple):
-    """A run, as far as its curve goes."""
+    """The curve of one run."""
 
     name: str
     config: Config
@@ -48,11 +48,11 @@ class RunCurves(NamedTuple):
 
 
 class CurveGroup(NamedTuple):
-    """Seeds of the same thing."""
+    """Curves that differ only in the seed."""
 
     label: str
     curves: list[Curve]
-    note: str = ""  # what is to be known of its scores
+    note: str = ""  # about its scores
 
     @property
     def title(self) -> str:
@@ -62,9 +62,10 @@ class CurveGroup(NamedTuple):
 
 
 class Band(NamedTuple):
-    """What the seeds of a group have in common at each x at which one of them was evaluated.
+    """Median and range of a group's seeds at each x at which one of them was evaluated.
 
-    Between evaluations a score is interpolated. A seed that has ended keeps its last score; it begins where all have.
+    Scores between evaluations are interpolated. A seed that has ended keeps its last score. The band begins where all
+    seeds have begun.
     """
 
     x: Floats
@@ -75,7 +76,7 @@ class Band(NamedTuple):
 
 
 def read_run(folder: RunFolder) -> RunCurves:
-    """The scores of a run: its evaluator's, or else those of the actor that explores least."""
+    """The scores of the evaluator, or else of the actor with the smallest epsilon; raises ConfigError without any."""
     history = RunHistory(folder)
     for role, tag in (EVALUATION, ("actor", SCORE)):
         curve = Curve(*history.series(role, tag))
@@ -105,7 +106,7 @@ def read_csv(path: Path) -> Curve:
 
 
 def group_runs(runs: Sequence[RunCurves]) -> list[CurveGroup]:
-    """Runs of one configuration but for the seed are one group, labelled by what it has that the others have not."""
+    """Groups runs that differ only in the seed; the settings in which a group differs from the others label it."""
     groups: dict[tuple[Any, ...], list[RunCurves]] = {}
     for run in runs:
         settings = {name: value for name, value in flatten(run.config).items() if not _is_same(name)}
@@ -138,7 +139,7 @@ def band(curves: Sequence[Curve], axis: Axis) -> Band:
 
 
 def reached(curve: Curve, threshold: float) -> tuple[float, float] | None:
-    """Seconds and steps of the first evaluation that reached a score; None if none did."""
+    """Seconds and steps of the first evaluation that reached `threshold`; None if none did."""
     found = np.flatnonzero(curve.scores >= threshold)
     return (float(curve.seconds[found[0]]), float(curve.steps[found[0]])) if len(found) else None
 
@@ -163,7 +164,7 @@ def _is_same(setting: str) -> bool:
 
 
 def _label(settings: dict[str, Any], differing: Iterable[str]) -> str:
-    """What tells a group from the others, in few words."""
+    """The first MAX_DIFFERENCES settings in which a group differs."""
     words = [_describe(name, settings[name]) for name in differing]
     more = [f"{len(words) - MAX_DIFFERENCES} more"] if len(words) > MAX_DIFFERENCES else []
     return ", ".join([*words[:MAX_DIFFERENCES], *more]) or OWN

@@ -1,4 +1,4 @@
-"""`apex plot`: the learning curves of runs and of others, against steps and against wall clock, in one picture."""
+"""`apex plot`: draws learning curves of runs and CSV files against steps and wall clock in one picture."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _title(names: Sequence[str]) -> str:
 
 
 def _figures(group: CurveGroup, threshold: float | None) -> dict[str, Any]:
-    """What the picture shows of a group, in numbers."""
+    """The figures of a group, ready for JSON."""
     last = [float(curve.scores[-1]) for curve in group.curves]
     figures: dict[str, Any] = {
         "label": group.label,

@@ -1,4 +1,4 @@
-"""`apex report`: one HTML page about a run, to send to a colleague. It needs nothing else, neither files nor a host."""
+"""`apex report`: writes one self-contained HTML page about a run, to send to a colleague."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from apex.runs.report.video import EmbeddedVideo, NoVideoError, film
 from apex.runtime.atomic_files import replace_file
 from apex.runtime.lifecycle import FINISHED
 
-NAME = "report.html"  # in the run's folder, unless --out says otherwise
+NAME = "report.html"  # in the run's folder, without --out
 
 
 def main(argv: Sequence[str], *, film: Callable[[Path, float], EmbeddedVideo] = film) -> int:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import cv2
 
 MAX_HEIGHT = 320  # pixels
-MAX_PICTURES = 3_000  # what comes after is left out
+MAX_PICTURES = 3_000  # later ones are left out
 MAX_BYTES = 12_000_000  # of a video; a page with a greater one would open slowly
 PLAY_SECONDS = 900.0  # how long a game may take to play
 APEX = (sys.executable, "-m", "apex")
@@ -50,11 +50,11 @@ class EmbeddedVideo(NamedTuple):
 
 
 class NoVideoError(Exception):
-    """Why there is none, in a sentence."""
+    """The reason why there is no video, in a sentence."""
 
 
 def film(run: Path, epsilon: float, *, apex: Sequence[str] = APEX) -> EmbeddedVideo:
-    """Plays a game of the run's best policy, else of its last checkpoint; raises NoVideoError."""
+    """Films a game of the run's best policy, else of its last checkpoint; raises NoVideoError."""
     with tempfile.TemporaryDirectory(prefix="apex-report-") as name:
         played, recoded = Path(name) / "played.mp4", Path(name) / "recoded.mp4"
         figures = _play([*apex, "evaluate", str(run)], epsilon, played)
@@ -74,7 +74,7 @@ def film(run: Path, epsilon: float, *, apex: Sequence[str] = APEX) -> EmbeddedVi
 
 
 def recode(source: Path, target: Path) -> bool:
-    """Writes a video again as VP9, not higher than MAX_HEIGHT; False where it was cut. Raises NoVideoError."""
+    """Encodes a video as VP9, at most MAX_HEIGHT pixels high; False if it was cut. Raises NoVideoError."""
     reader = cv2.VideoCapture(str(source))
     if not reader.isOpened():
         raise NoVideoError(f"OpenCV cannot read {source.name}")
@@ -97,7 +97,7 @@ def recode(source: Path, target: Path) -> bool:
 
 
 def _play(command: Sequence[str], epsilon: float, video: Path) -> dict[str, Any]:
-    """What `apex evaluate --json` says of the game that it has played."""
+    """Plays a game and returns the figures of `apex evaluate --json`."""
     words = ["--episodes", "1", "--envs", "1", "--epsilon", str(epsilon), "--video", str(video), "--json"]
     try:
         program = subprocess.run(
