@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 
 from apex.config import EnvironmentConfig
-from apex.config.importer import find_factory
+from apex.config.importer import add_current_folder, find_factory
 from apex.environments.atari import AtariEnvironment, count_actions
 from apex.environments.fault_budget import EnvironmentFailure
 from apex.environments.ids import atari_game, suggest
@@ -101,6 +101,8 @@ def _make(config: EnvironmentConfig, *, pictures: bool = False) -> gymnasium.Env
         if colon and name.isidentifier():  # Else it is Gymnasium's own module:Name-v0.
             env = find_factory("environment.id", config.id)(**options)
         else:
+            if colon:
+                add_current_folder()
             env = gymnasium.make(config.id, disable_env_checker=True, **options)
     except ConfigError:
         raise

@@ -225,7 +225,7 @@ def make_programs(config: Config, folder: RunFolder, watch: RunMonitor) -> list[
 
     Their grace adds up to less than 10 s, in which a run must be over.
     """
-    python = (sys.executable, "-u", "-m")
+    python = (sys.executable, "-u", "-P", "-m")  # See `add_current_folder`.
     control = config.transport.control_port + config.transport.port_offset
     joins = partial(
         role_command,

@@ -62,8 +62,9 @@ class Stop:
 
 @contextmanager
 def stop_on_signals(on_tick: Callable[[], None] = lambda: None) -> Iterator[Stop]:
-    """Yields a Stop that SIGINT or SIGTERM requests; a SIGINT after that raises KeyboardInterrupt: a person insists.
+    """Yields a Stop that SIGINT, SIGTERM or SIGHUP requests; a SIGINT after that raises KeyboardInterrupt.
 
+    SIGHUP comes when a terminal is closed. Where it is ignored, as under nohup, it stays ignored.
     `on_tick` is called at every turn of the loop; a program that may be watched passes `take_notifier()`.
     """
     stop = Stop(on_tick)
@@ -76,7 +77,10 @@ def stop_on_signals(on_tick: Callable[[], None] = lambda: None) -> Iterator[Stop
         asked, stop.signum = True, stop.signum or signum
         stop.request()
 
-    previous = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    signals = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signals.append(signal.SIGHUP)
+    previous = {s: signal.signal(s, handle) for s in signals}
     try:
         yield stop
     finally:

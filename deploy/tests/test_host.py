@@ -633,3 +633,12 @@ def test_what_is_only_on_the_disk_is_named(aws, tmp_path):
     host_bucket.upload(s3, "weights", run, sent)
     (run / "tensorboard/pong/events").write_text("more")
     assert host_bucket.only_here(run, sent) == ["tensorboard/pong/events"]
+
+
+@pytest.mark.parametrize("damage", ["cluster.env", "actor.toml"])
+def test_a_refused_configuration_is_status_2_so_that_the_unit_is_not_started_again(tmp_path, capsys, damage):
+    (tmp_path / "cluster.env").write_text(ENV)
+    (tmp_path / "actor.toml").write_text("")
+    (tmp_path / damage).write_text("nonsense = 1\n")
+    assert host_command.main(["--etc", str(tmp_path), "--home", str(tmp_path), "role", "actor", "--print"]) == 2
+    assert capsys.readouterr().err.startswith("apex host: ")

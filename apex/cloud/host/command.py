@@ -62,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _become(settings, arguments.role, arguments.print)
         with stop_on_signals(take_notifier()) as stop:
             return _WORDS[arguments.word](settings, aws_clients(settings), Metadata(), stop)
+    except ConfigError:
+        raise  # The unit is not started again after status 2.
     except (
         Exception
     ) as error:  # AWS, the network, the disk: the unit's timer comes again, and its journal stays readable
@@ -104,7 +106,7 @@ def _become(settings: HostSettings, role: str, only_print: bool) -> int:
     if only_print:
         print(shlex.join(["apex", *command]))
         return FINISHED
-    os.execv(sys.executable, [sys.executable, "-m", "apex", *command])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "apex", *command])
 
 
 def keys(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) -> int:

@@ -125,7 +125,7 @@ def guard(order: JobSpec, lifeline: Lifeline) -> Ending:
                 _make_run(order.run, order.argv)
             program = Program(
                 role=order.role,
-                command=(sys.executable, "-u", "-m", *order.arguments),
+                command=(sys.executable, "-u", "-P", "-m", *order.arguments),
                 grace_seconds=order.grace_seconds,
                 ends_run=True,
                 niceness=order.niceness,

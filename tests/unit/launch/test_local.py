@@ -86,17 +86,17 @@ def test_there_is_a_replay_server_for_each_shard_and_they_stop_together(tmp_path
     folder = make_folder(tmp_path)
     programs = compose(folder, replay=ReplayConfig(num_shards=4))
     servers = [programs[f"replay-{shard}"] for shard in range(4)]
-    assert [server.command[6:8] for server in servers] == [("--shard", str(shard)) for shard in range(4)]
+    assert [server.command[7:9] for server in servers] == [("--shard", str(shard)) for shard in range(4)]
     assert {server.stops_with for server in servers} == {"replay"}
     grace = {program.stops_with or role: program.grace_seconds for role, program in programs.items()}
     assert sum(grace.values()) <= 9.0
-    assert compose(folder)["replay"].command[6:8] == ("--shard", "0")
+    assert compose(folder)["replay"].command[7:9] == ("--shard", "0")
 
 
 def test_everybody_is_told_the_learners_control_address(tmp_path):
     programs = compose(make_folder(tmp_path), transport=TransportConfig(port_offset=100))
     for role in ("replay", "actor", "evaluator"):
-        assert programs[role].command[1:6] == ("-u", "-m", f"apex.{role}", "--learner", "127.0.0.1:52103")
+        assert programs[role].command[1:7] == ("-u", "-P", "-m", f"apex.{role}", "--learner", "127.0.0.1:52103")
 
 
 def test_replay_is_told_where_its_snapshots_go_unless_there_are_to_be_none(tmp_path):
@@ -111,7 +111,7 @@ def test_the_learner_is_told_its_folder_and_only_its_end_ends_the_run(tmp_path):
     folder = make_folder(tmp_path)
     programs = compose(folder)
     where = ("--config", f"{folder.path}/config.toml", "--run-folder", str(folder.path))
-    assert programs["learner"].command[3:] == ("apex.learner", *where)
+    assert programs["learner"].command[4:] == ("apex.learner", *where)
     assert [role for role, program in programs.items() if program.ends_run] == ["learner"]
 
 

@@ -25,6 +25,18 @@ def test_the_first_signal_asks_and_a_person_who_repeats_it_insists(signum):
     assert signal.getsignal(signum) is before
 
 
+@pytest.mark.parametrize(("before", "asks"), [(signal.SIG_DFL, True), (signal.SIG_IGN, False)])
+def test_a_closed_terminal_asks_to_stop_unless_the_program_was_told_to_ignore_it(before, asks):
+    previous = signal.signal(signal.SIGHUP, before)
+    try:
+        with stop_on_signals() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.requested == asks
+        assert signal.getsignal(signal.SIGHUP) is before
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+
+
 def test_a_wait_explains_itself_after_ten_seconds_and_each_time_it_has_doubled(caplog):
     now = [0.0]
     wait = Wait("actor 3", clock=lambda: now[0])
