@@ -32,7 +32,9 @@ def find_factory(setting: str, path: str) -> Any:
         module = importlib.import_module(module_name)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{setting} {path!r}: cannot import {module_name!r} here ({os.getcwd()}): {reason}") from error
+        raise ConfigError(
+            f"{setting} {path!r}: cannot import {module_name!r} here ({os.getcwd()}): {reason}"
+        ) from error
     factory = getattr(module, name, None)
     require(callable(factory), f"{setting} {path!r}: {module_name!r} has no function or class {name!r} to be called")
     return factory
