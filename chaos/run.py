@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from apex.config import Config
 from apex.errors import ConfigError
+from apex.learning.run_save import snapshot_folder
 from apex.replay_memory.recovery import store_settings
-from apex.replay_memory.snapshots.folder import SnapshotFolder
 from apex.replay_memory.snapshots.restore import restore
 from apex.replay_memory.store.location import remove, store_path
 from apex.runs.folder import RunFolder
@@ -159,10 +159,9 @@ class ChaosRun:
         """What the newest snapshot of a shard holds."""
         assert self.run_folder is not None
         folder, config = self.run_folder, self.run_folder.config
-        snapshots = folder.checkpoints / "replay"
         path = store_path(folder.run_id, shard).with_suffix(".audit.replay")
         restored = restore(
-            SnapshotFolder(snapshots if config.replay.num_shards == 1 else snapshots / f"shard-{shard}"),
+            snapshot_folder(folder.checkpoints, config.replay.num_shards, shard),
             path,
             folder.schema,
             store_settings(config.replay, config.actor.num_actors),

@@ -25,15 +25,10 @@ SCREEN_HEIGHT, SCREEN_WIDTH = 210, 160  # of a picture; the console's own pixels
 
 
 def action_names(config: EnvironmentConfig, game: str) -> list[str]:
-    """What each of the actions is called: "noop", "right" ...; raises ConfigError without the game's ROM."""
+    """What each action of `game` ("ms_pacman") is called: "noop", "right" ...; raises ConfigError without its ROM."""
     emulator = _load(game)
     actions = emulator.getLegalActionSet() if config.full_action_space else emulator.getMinimalActionSet()
     return [action.name.lower() for action in actions]
-
-
-def count_actions(config: EnvironmentConfig, game: str) -> int:
-    """Actions of `game`, a name of ALE's such as "ms_pacman"; raises ConfigError without its ROM."""
-    return len(action_names(config, game))
 
 
 def _load(game: str) -> ale_py.ALEInterface:

@@ -12,7 +12,7 @@ import numpy as np
 
 from apex.config import EnvironmentConfig
 from apex.config.importer import add_current_folder, find_factory
-from apex.environments.atari import AtariEnvironment, count_actions
+from apex.environments.atari import AtariEnvironment, action_names
 from apex.environments.fault_budget import EnvironmentFailure
 from apex.environments.ids import atari_game, suggest
 from apex.environments.interface import VectorEnvironment
@@ -36,7 +36,7 @@ def describe(config: EnvironmentConfig, n_step: int, tell: Callable[[str], None]
     game = atari_game(config.id)
     if game is not None:
         shape = (config.image_size, config.image_size)
-        num_actions = count_actions(config, game)
+        num_actions = len(action_names(config, game))
         return _schema(shape, "uint8", stack=config.frame_stack, num_actions=num_actions, n_step=n_step)
     form = _examine(config)
     if form.change:

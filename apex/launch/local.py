@@ -116,7 +116,7 @@ def run(
 def run_here(config: Config, schema: Schema, stop: Stop, argv: Sequence[str], out: TextIO | None) -> RunOutcome:
     """The same with every role in this process, see `single_process`. It shows plain lines: a debugger has the rest."""
     from apex.launch.serial.run import open_serial_run
-    from apex.learning.loop import DivergedError  # The launcher of several programs need not wait for torch.
+    from apex.learning.run_save import DivergedError  # The launcher of several programs need not wait for torch.
 
     config, sizes = fit_one_process(config, schema)
     folder = RunFolder.create(config, schema, argv=argv)

@@ -21,6 +21,17 @@ MAX_BEHIND = 2  # steps that a GPU may be behind: one is computed, one lies read
 MOST_LOADERS = 64
 
 
+PART_FIELDS = np.dtype(
+    [
+        ("shard", "<i8"),
+        ("store_incarnation", "<u8"),
+        ("sampler", "<i8"),
+        ("number", "<i8"),
+        ("num_transitions", "<i8"),
+    ]
+)
+
+
 class BatchPart(NamedTuple):
     """Where B/R transitions of a batch come from, by the names of `types.BatchMessage`."""
 
@@ -79,7 +90,7 @@ class BatchRing:
                 ("version", "<i8", batch_size),
                 ("n_step_return", "<f4", batch_size),
                 ("discount", "<f4", batch_size),
-                ("facts", "<i8", (num_shards, 5)),
+                ("parts", PART_FIELDS, num_shards),
             ]
         )
         frame_bytes = prod(shape) * np.dtype(schema.frame_dtype).itemsize
@@ -129,13 +140,8 @@ class BatchRing:
         for name in ("action", "version", "n_step_return", "discount"):
             fields[name][rows] = records[name]
         fields["probability"][rows] = records["probability"] / self.num_shards  # the shard's share of every batch
-        fields["facts"][part.shard] = (
-            part.num_transitions,
-            part.shard,
-            _signed(part.store_incarnation),
-            part.sampler,
-            part.number,
-        )
+        parts = fields["parts"]
+        parts[part.shard] = (part.shard, part.store_incarnation, part.sampler, part.number, part.num_transitions)
 
     def hand_over(self, slot: int) -> None:
         """Gives a slot to the reading side: all parts are in it."""
@@ -149,7 +155,7 @@ class BatchRing:
         if slot is None:
             return None
         fields = self._fields[slot]
-        facts = fields["facts"].tolist()
+        parts = fields["parts"].tolist()
         return Batch(
             stacks=self.stacks[slot],
             keys=fields["keys"],
@@ -158,8 +164,8 @@ class BatchRing:
             n_step_return=fields["n_step_return"],
             discount=fields["discount"],
             version=fields["version"],
-            num_transitions=sum(fact[0] for fact in facts),
-            parts=[BatchPart(shard, store % 2**64, sampler, number) for _, shard, store, sampler, number in facts],
+            num_transitions=sum(num_transitions for *_, num_transitions in parts),
+            parts=[BatchPart(*part) for *part, _ in parts],
             slot=slot,
         )
 
@@ -210,7 +216,3 @@ def _read_byte(descriptor: int, timeout: float) -> int | None:
             remaining = deadline - time.monotonic()
             if remaining <= 0 or not select.select([descriptor], [], [], remaining)[0]:
                 return None
-
-
-def _signed(number: int) -> int:
-    return number - 2**64 if number >= 2**63 else number

@@ -6,19 +6,26 @@ for itself, and its parts need no socket; else its samplers send them. The train
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import NamedTuple
 
+import numpy as np
+
 from apex.config import LearnerConfig, ReplayConfig, TransportConfig
+from apex.errors import ConfigError
 from apex.learning.batch_ring import BatchRing, BatchSlot
 from apex.learning.batch_source import BatchSource, LocalSource, RemoteSource
 from apex.learning.store_monitor import StoreMonitor
-from apex.replay_memory.batch_drawer import DrawSettings
+from apex.replay_memory.batch_drawer import BatchDrawer, DrawSettings
 from apex.replay_memory.frames.stack_decoder import StackDecoder
 from apex.replay_memory.sampler import IDLE_SECONDS
-from apex.replay_memory.sampler_counters import counter_rows
+from apex.replay_memory.sampler_counters import SamplerCounters, counter_rows
+from apex.replay_memory.store.location import counters_path, store_path
+from apex.replay_memory.store.reader import StoreReader
 from apex.runtime.children import start_child
 from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.transport.codec import Codec
@@ -26,6 +33,8 @@ from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import BatchReceiver, max_batch_bytes
 from apex.transport.sockets import open_context
 from apex.types import Schema
+
+log = logging.getLogger("apex")
 
 
 class Loader:
@@ -74,16 +83,17 @@ class LoaderTask(NamedTuple):
     learner: LearnerConfig
     transport: TransportConfig
 
-    def monitors(self, index: int) -> list[StoreMonitor]:
-        """A loader's look for the store of each shard."""
-        row, num_rows = self.replay.num_samplers + index, counter_rows(self.replay, self.learner)
-        draws = [
-            DrawSettings.configured(self.replay, shard, self.learner.batch_size)
-            for shard in range(self.replay.num_shards)
-        ]
-        return [
-            StoreMonitor(self.schema, self.run_id, draw, row=row, num_rows=num_rows, seed=self.seed) for draw in draws
-        ]
+    def open_source(self, index: int, shard: int, inode: int) -> LocalSource | None:
+        """A loader's source over the store of a shard on this host; None while the store is only half made."""
+        path, row = store_path(self.run_id, shard), self.replay.num_samplers + index
+        try:
+            reader = StoreReader(path, self.schema)
+        except ConfigError as error:
+            log.info("not yet: %s", error)
+            return None
+        counters = SamplerCounters(counter_rows(self.replay, self.learner), counters_path(path))
+        settings = DrawSettings.configured(self.replay, shard, self.learner.batch_size)
+        return LocalSource(BatchDrawer(reader, counters, row, settings, np.random.default_rng([self.seed, row, inode])))
 
 
 def start_loaders(task: LoaderTask) -> list[BaseProcess]:
@@ -95,7 +105,11 @@ def start_loaders(task: LoaderTask) -> list[BaseProcess]:
 def run_loader(stop: Stop, index: int, task: LoaderTask) -> None:
     """A loader process. The first one also listens for the samplers of replay shards on other hosts."""
     ring, replay, transport = task.ring, task.replay, task.transport
-    loader, monitors = Loader(task.schema, ring), task.monitors(index)
+    loader = Loader(task.schema, ring)
+    monitors = [
+        StoreMonitor(store_path(task.run_id, shard), partial(task.open_source, index, shard))
+        for shard in range(ring.num_shards)
+    ]
     with open_context(read_keys(transport.keys, "learner")) as context:
         receiver = remote = None
         if index == 0:

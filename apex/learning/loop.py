@@ -11,22 +11,16 @@ from typing import Any, Protocol
 
 from apex.config import CheckpointConfig, LearnerConfig, ReplayConfig, RunConfig
 from apex.dqn.networks import dormant_share
-from apex.errors import ApexError
 from apex.learning.batch_ring import BatchRing
+from apex.learning.run_save import DivergedError
 from apex.learning.trainer import Trainer
 from apex.runtime.children import ChildDiedError
-from apex.runtime.lifecycle import HOPELESS, INTERRUPTED, POLL_SECONDS, Stop, Wait
+from apex.runtime.lifecycle import INTERRUPTED, POLL_SECONDS, Stop, Wait
 from apex.types import Progress
 
 REPORT_SECONDS = 1.0  # between two reports to the coordinator
 
 log = logging.getLogger("apex")
-
-
-class DivergedError(ApexError, RuntimeError):
-    """Training makes no progress any more: losses, gradients or parameters are not finite."""
-
-    exit_status = HOPELESS
 
 
 class Pipe(Protocol):

@@ -14,10 +14,12 @@ from typing import Any
 import torch
 
 from apex.config import Config
-from apex.replay_memory.snapshots.folder import SnapshotFolder
+from apex.errors import ApexError
+from apex.replay_memory.snapshots.folder import SnapshotFolder, shard_folder
 from apex.runs.checkpoints.checkpoint import LearnerState, ReplayPart, save_checkpoint
 from apex.runs.checkpoints.folder import prune
 from apex.runtime.atomic_files import go_on
+from apex.runtime.lifecycle import HOPELESS
 from apex.types import Progress, Schema
 
 REPLAY = "replay"  # the snapshots' folder, below the checkpoints'
@@ -25,14 +27,15 @@ REPLAY = "replay"  # the snapshots' folder, below the checkpoints'
 log = logging.getLogger("apex")
 
 
-class NotFiniteError(RuntimeError):
-    """Parameters that are not finite: they are never saved."""
+class DivergedError(ApexError, RuntimeError):
+    """Training makes no progress any more: losses, gradients or parameters are not finite."""
+
+    exit_status = HOPELESS
 
 
 def snapshot_folder(checkpoints: Path, num_shards: int, shard: int) -> SnapshotFolder:
     """The snapshots of a shard, as `apex replay --snapshots CHECKPOINTS/replay` writes them."""
-    folder = checkpoints / REPLAY
-    return SnapshotFolder(folder if num_shards == 1 else folder / f"shard-{shard}")
+    return SnapshotFolder(shard_folder(checkpoints / REPLAY, num_shards, shard))
 
 
 def save_run(
@@ -46,12 +49,12 @@ def save_run(
 ) -> Path | None:
     """Writes a checkpoint of what `Trainer.state` gives, and removes older ones; None where the disk refuses.
 
-    A full disk does not end a run: what is there stays. Raises NotFiniteError for a state that must not be kept.
+    A full disk does not end a run: what is there stays. Raises DivergedError for a state that must not be kept.
     """
     names = {"online": "the network", "target": "the target network", "optimizer": "the optimizer's state"}
     for part in names:
         if not is_finite(state[part]):
-            raise NotFiniteError(
+            raise DivergedError(
                 f"{names[part]} is not finite at update {state['num_updates']}, and is not saved: lower "
                 "--learner.learning-rate, and go on from the last good checkpoint with --resume RUN --accept-changes"
             )

@@ -20,8 +20,7 @@ from apex.errors import ConfigError, require
 from apex.learning.batch_ring import BatchRing
 from apex.learning.coordinator.coordinator import CoordinatorConfig, run_coordinator
 from apex.learning.loader import LoaderTask, start_loaders
-from apex.learning.loop import DivergedError
-from apex.learning.run_save import NotFiniteError, save_run
+from apex.learning.run_save import save_run
 from apex.learning.skipped_batches import SkippedBatches
 from apex.learning.trainer import BatchProvider, PrioritySink, Trainer
 from apex.runs.checkpoints.folder import Found, set_aside
@@ -121,8 +120,5 @@ def restore_trainer(folder: RunFolder, trainer: Trainer, found: Found) -> Progre
 
 def save_checkpoint(folder: RunFolder, trainer: Trainer, progress: Progress) -> None:
     """Writes one, as far as the disk takes it; raises DivergedError for a network that is not finite."""
-    try:
-        if save_run(folder.checkpoints, folder.config, folder.schema, trainer.state(), progress) is not None:
-            folder.note_saved()
-    except NotFiniteError as error:
-        raise DivergedError(str(error)) from error
+    if save_run(folder.checkpoints, folder.config, folder.schema, trainer.state(), progress) is not None:
+        folder.note_saved()

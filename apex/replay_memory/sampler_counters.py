@@ -73,11 +73,6 @@ class SamplerCounters:
         return int(self._cells[:, self.DRAWN].sum())
 
     @property
-    def num_sent(self) -> int:
-        """Batches sent by all samplers."""
-        return int(self._cells[:, self.SENT].sum())
-
-    @property
     def waits_for(self) -> str:
         """What all samplers wait for at present; "" while one does not."""
         active = self._cells[self._cells[:, self.ACTIVE] == 1]

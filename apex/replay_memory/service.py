@@ -19,7 +19,7 @@ from apex.replay_memory.recovery import open_store, reclaim
 from apex.replay_memory.sampler import SamplerTask, run_sampler
 from apex.replay_memory.sampler_counters import SamplerCounters
 from apex.replay_memory.server import ReplayServer
-from apex.replay_memory.snapshots.folder import SnapshotFolder
+from apex.replay_memory.snapshots.folder import SnapshotFolder, shard_folder
 from apex.replay_memory.snapshots.process import SnapshotProcess
 from apex.replay_memory.snapshots.writer import SnapshotWriter
 from apex.replay_memory.sockets import ReplaySockets
@@ -47,7 +47,7 @@ def run_service(welcome: Welcome, shard: int, advertise: str, snapshots: Path | 
     reclaim(path)
     folder: SnapshotFolder | None = None
     if snapshots is not None and config.checkpoint.replay:
-        own = snapshots if config.replay.num_shards == 1 else snapshots / f"shard-{shard}"
+        own = shard_folder(snapshots, config.replay.num_shards, shard)
         folder = SnapshotFolder(own, pause=lambda step: stop.tick())  # To restore a large memory takes minutes.
     store, counters = open_store(path, welcome, folder)
     counters.rebase(store.num_inserted)

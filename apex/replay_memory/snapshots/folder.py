@@ -75,6 +75,11 @@ class Snapshot(NamedTuple):
         return self.end_key - self.first_key
 
 
+def shard_folder(snapshots: Path, num_shards: int, shard: int) -> Path:
+    """Where a shard has its snapshots below the folder of all."""
+    return snapshots if num_shards == 1 else snapshots / f"shard-{shard}"
+
+
 class SnapshotFolder:
     """The snapshots of one store, and of those that were restored from them.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import secrets
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,10 +14,8 @@ from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig
 from apex.frame_blob import make_blob
 from apex.learning.batch_ring import BatchPart, BatchRing
 from apex.learning.batch_source import RemoteSource
-from apex.learning.loader import Loader, load
+from apex.learning.loader import Loader, LoaderTask, load
 from apex.learning.store_monitor import LOOK_SECONDS, StoreMonitor
-from apex.replay_memory.batch_drawer import DrawSettings
-from apex.replay_memory.sampler_counters import counter_rows
 from apex.replay_memory.store.layout import StoreSettings
 from apex.replay_memory.store.location import remove, store_path
 from apex.replay_memory.store.writer import StoreWriter
@@ -224,9 +223,8 @@ class Direct:
     def make_monitor(self):
         """The first loader's, of the last shard."""
         config = self.config
-        settings = DrawSettings.configured(config.replay, config.replay.num_shards - 1, config.learner.batch_size)
-        rows = {"row": config.replay.num_samplers, "num_rows": counter_rows(config.replay, config.learner)}
-        return StoreMonitor(PIXELS, self.run_id, settings, **rows, seed=config.seed, clock=self.clock)
+        task = LoaderTask(PIXELS, self.ring, self.run_id, 1, config.replay, config.learner, config.transport)
+        return StoreMonitor(self.path, partial(task.open_source, 0, config.replay.num_shards - 1), self.clock)
 
     def draw(self):
         """Whether a part is drawn into a slot."""

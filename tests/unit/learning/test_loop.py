@@ -23,8 +23,9 @@ from apex.errors import ConfigError
 from apex.launch.status import ask
 from apex.learning.batch_ring import LoaderFigures
 from apex.learning.coordinator.coordinator import FORGET_SECONDS, CoordinatorConfig, run_coordinator
-from apex.learning.loop import CoordinatorLink, DivergedError, LearnerLoop, Reporter, describe_training
+from apex.learning.loop import CoordinatorLink, LearnerLoop, Reporter, describe_training
 from apex.learning.parameter_publisher import PublishingThread
+from apex.learning.run_save import DivergedError
 from apex.learning.setup import choose_device
 from apex.replay_memory.store.location import store_path
 from apex.runs.checkpoints.policy_file import BEST, PlayedGames, read_policy

@@ -163,7 +163,7 @@ def test_a_batch_without_room_does_not_count(scene):
     scene.room = True
     assert scene.draw()
     assert scene.batches[0].number == 0
-    assert scene.counters.num_sent == 1
+    assert scene.counters.next_number(0) == 1
 
 
 def test_new_priorities_decide_what_is_drawn(scene):
