@@ -6,38 +6,23 @@ from pathlib import Path
 
 from apex.types import Role
 
+OptionValue = str | int | Path | None
+
+
+def learner_command(*, config: Path | None = None, run_folder: Path | str | None = None) -> tuple[str, ...]:
+    """The words after `apex` that start a learner with this configuration file, in this run folder."""
+    return (str(Role.LEARNER), *_options({"config": config, "run-folder": run_folder}))
+
 
 def role_command(
-    role: Role,
-    *,
-    learner: str = "",
-    keys: str | Path = "",
-    insecure_no_auth: bool = False,
-    bind: str = "",
-    shard: int | None = None,
-    snapshots: Path | None = None,
-    processes: int = 0,
-    envs: int = 0,
-    config: Path | None = None,
-    run_folder: Path | str | None = None,
+    role: Role, *, learner: str, keys: str | Path = "", insecure_no_auth: bool = False, **own: OptionValue
 ) -> tuple[str, ...]:
-    """The words after `apex`, or, but for the first of them, after `python -m apex.ROLE`.
+    """The words after `apex` that start a role which joins the learner at HOST:PORT, with a folder of keys.
 
-    `learner` is HOST:PORT of the control socket; `keys` a folder. `bind`, `shard` and `snapshots` are a replay
-    server's, `processes` and `envs` an actor host's, `config` and `run_folder` the learner's. Empty ones are left out.
+    `own`: the role's own options, such as a replay server's `bind`, `shard` and `snapshots`, an actor host's
+    `processes` and `envs`. Those that are None or empty are left out.
     """
-    options: dict[str, object] = {
-        "--learner": learner,
-        "--keys": keys,
-        "--bind": bind,
-        "--shard": None if shard is None else str(shard),
-        "--snapshots": snapshots,
-        "--processes": processes,
-        "--envs": envs,
-        "--config": config,
-        "--run-folder": run_folder,
-    }
-    words = [word for option, value in options.items() if value for word in (option, str(value))]
+    words = _options({"learner": learner, "keys": keys, **own})
     return (str(role), *words, *(("--insecure-no-auth",) if insecure_no_auth else ()))
 
 
@@ -45,3 +30,7 @@ def module_command(words: tuple[str, ...]) -> tuple[str, ...]:
     """The words after `python -m` that start the same program as `words` after `apex`: named by its module."""
     role, *options = words
     return (f"apex.{role}", *options)
+
+
+def _options(values: dict[str, OptionValue]) -> list[str]:
+    return [word for name, value in values.items() if value not in (None, "") for word in (f"--{name}", str(value))]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TextIO
 
 from apex.config import Config
 from apex.config.command_line import parse_config
-from apex.config.role_command import module_command, role_command
+from apex.config.role_command import learner_command, module_command, role_command
 from apex.environments.factory import EnvironmentFailure, describe, kind
 from apex.launch.monitor import RunMonitor, StatusClient
 from apex.launch.preflight.fit import fit, fit_one_process
@@ -250,7 +250,7 @@ def make_programs(config: Config, folder: RunFolder, watch: RunMonitor) -> list[
             joins(Role.REPLAY, shard=shard, snapshots=snapshots),
         )
         programs.append(ours(name, words, grace_seconds=1.5, stops_with="replay", ready=goes_on))
-    words = role_command(Role.LEARNER, config=folder.config_file, run_folder=folder.path)
+    words = learner_command(config=folder.config_file, run_folder=folder.path)
     programs.append(ours("learner", words, grace_seconds=4.0, ends_run=True))
     if config.evaluator.enabled:
         # Who says when the run is over does more than watch: beside busy actors it would take ten times as long.

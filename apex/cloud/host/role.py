@@ -9,7 +9,7 @@ from pathlib import Path
 
 from apex.cloud.host.settings import HostSettings
 from apex.config import Config, load_toml
-from apex.config.role_command import role_command
+from apex.config.role_command import learner_command, role_command
 from apex.errors import require
 from apex.types import PROGRAMS, Role
 
@@ -41,14 +41,14 @@ def _learner(settings: HostSettings, file: Path) -> list[str]:
     """A new run, or the one that is there: a program that is started again goes on with it."""
     run = settings.run
     if not is_new(settings):
-        return list(role_command(Role.LEARNER, run_folder=run))
+        return list(learner_command(run_folder=run))
     if run.exists():  # Its making was cut short, and a run is never made over a folder that is there.
         aside = run.with_name(f"{run.name}.unfinished-{os.getpid()}")
         os.replace(run, aside)
         log.error("%s has no manifest: it is now %s, and the run begins anew", run, aside)
     where = ["--run.name", settings.cluster, "--run.folder", str(settings.runs)]
     return [
-        *role_command(Role.LEARNER, config=file),
+        *learner_command(config=file),
         *where,
         *("--transport.bind", settings.learner),
         *("--transport.keys", str(settings.keys)),

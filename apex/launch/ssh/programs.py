@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from apex.config import Config, to_dict
-from apex.config.role_command import module_command, role_command
+from apex.config.role_command import learner_command, module_command, role_command
 from apex.launch.ssh.hosts_file import HostEntry, Hosts
 from apex.launch.ssh.preflight import guard_script, ssh_command
 from apex.launch.ssh.remote_guard import JobSpec
@@ -116,7 +116,7 @@ def make_programs(
             words = joins(Role.REPLAY, bind=place.address, shard=int(shard or 0), snapshots=snapshots)
             programs.append(program(place, 1.5, *module_command(words), stops_with="replay", ready=goes_on))
         elif role == "learner":
-            words = role_command(Role.LEARNER, run_folder=f"{run.folder}/{run.name}")
+            words = learner_command(run_folder=f"{run.folder}/{run.name}")
             programs.append(program(place, 4.0, *module_command(words), ends_run=True))
         elif role == "evaluator":
             programs.append(program(place, 1.0, *module_command(joins(Role.EVALUATOR)), ready=goes_on))
