@@ -12,11 +12,7 @@ import numpy as np
 from apex.acting.shared_parameters import SharedParameters
 from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.runtime.rates import Rates
-from apex.transport.codec import Codec
-from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import ParameterSubscriber
-from apex.transport.hello import Welcome
-from apex.transport.sockets import open_context
 
 
 class WorkerFigures:
@@ -50,10 +46,8 @@ class WorkerFigures:
 class ActorHost:
     """The process above the workers: heartbeats, leases, and the host's one copy of the parameters."""
 
-    def __init__(
-        self, welcome: Welcome, shared: SharedParameters, figures: WorkerFigures, sizes: Sequence[int]
-    ) -> None:
-        self._welcome = welcome
+    def __init__(self, shared: SharedParameters, figures: WorkerFigures, sizes: Sequence[int]) -> None:
+        """`sizes`: streams of each worker."""
         self._shared = shared
         self._figures = figures
         self._sizes = np.array(sizes)
@@ -78,19 +72,11 @@ class ActorHost:
             "parameter_bytes_per_second": received,
         }
 
-    def run(self, stop: Stop, check: Callable[[], None]) -> None:
+    def run(self, subscriber: ParameterSubscriber, stop: Stop, check: Callable[[], None]) -> None:
         """Hands on the newest parameters until asked to stop."""
-        welcome = self._welcome
-        with open_context(read_keys(welcome.config.transport.keys, "actor")) as context:
-            subscriber = ParameterSubscriber(
-                context,
-                welcome.endpoint("parameters"),
-                Codec(welcome.run_id, welcome.schema),
-                num_parameters=welcome.num_parameters,
-            )
-            while not stop.requested:
-                parameters = subscriber.receive(POLL_SECONDS)
-                if parameters is not None:
-                    self._received += parameters.values.nbytes
-                    self._shared.publish(parameters)
-                check()
+        while not stop.requested:
+            parameters = subscriber.receive(POLL_SECONDS)
+            if parameters is not None:
+                self._received += parameters.values.nbytes
+                self._shared.publish(parameters)
+            check()

@@ -14,8 +14,12 @@ from apex.runtime.lifecycle import (
     NEIGHBOUR_GONE,
     Stop,
 )
+from apex.transport.codec import Codec
+from apex.transport.curve.key_store import read_keys
+from apex.transport.endpoints import ParameterSubscriber
 from apex.transport.heartbeat import Session
 from apex.transport.hello import Route, Welcome, greet, read_welcome
+from apex.transport.sockets import open_context
 
 log = logging.getLogger("apex")
 
@@ -47,14 +51,21 @@ def run_service(welcome: Welcome, num_actors: int, envs: int, work: Work, stop: 
     ]
     session = None
     try:
-        host = ActorHost(welcome, shared, figures, [len(block) for block in blocks])
+        host = ActorHost(shared, figures, [len(block) for block in blocks])
         session = Session(welcome, "actor", stop, host.status)
 
         def check() -> None:
             check_children(children, welcome.config.run.stuck_seconds)
             session.check()
 
-        host.run(stop, check)
+        with open_context(read_keys(welcome.config.transport.keys, "actor")) as context:
+            subscriber = ParameterSubscriber(
+                context,
+                welcome.endpoint("parameters"),
+                Codec(welcome.run_id, welcome.schema),
+                num_parameters=welcome.num_parameters,
+            )
+            host.run(subscriber, stop, check)
         return NEIGHBOUR_GONE if session.lost else FINISHED
     except ChildDiedError as error:
         raise ChildDiedError(": ".join(filter(None, [str(error), figures.last_words]))) from error

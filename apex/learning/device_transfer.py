@@ -133,17 +133,6 @@ class CudaTransfer:
         return event
 
 
-def make_transfer(device: torch.device, memory: Array, send: Return, release: Release) -> DeviceTransfer:
-    """The way to `device`; `memory` is what all slots lie in, and is locked for copies where a GPU can have it so."""
-    if device.type == "cpu":
-        return HostTransfer(send, release)
-    try:
-        lock_memory(memory)
-    except RuntimeError as error:
-        log.warning("%s; until then batches are copied by way of CUDA's own buffers, which takes longer", error)
-    return CudaTransfer(device, send, release)
-
-
 def lock_memory(memory: Array) -> None:
     """Has CUDA lock the pages of an array, so that copies from it are not staged; raises RuntimeError."""
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
@@ -153,6 +142,23 @@ def lock_memory(memory: Array) -> None:
             f"CUDA cannot lock {memory.nbytes:,} bytes of the learner's memory (error {int(status)}): "
             "raise the limit of locked memory, `ulimit -l unlimited`"
         )
+
+
+def make_transfer(
+    device: torch.device,
+    memory: Array,
+    send: Return,
+    release: Release,
+    lock: Callable[[Array], None] = lock_memory,
+) -> DeviceTransfer:
+    """The way to `device`; `memory` is what all slots lie in, and is locked for copies where a GPU can have it so."""
+    if device.type == "cpu":
+        return HostTransfer(send, release)
+    try:
+        lock(memory)
+    except RuntimeError as error:
+        log.warning("%s; until then batches are copied by way of CUDA's own buffers, which takes longer", error)
+    return CudaTransfer(device, send, release)
 
 
 def _is_done(event: torch.cuda.Event) -> bool:

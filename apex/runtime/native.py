@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 
-def open_native(folder: Path, name: str, interface: int) -> ctypes.CDLL:
+def open_native(folder: Path, name: str, interface: int, suffixes: Sequence[str] = EXTENSION_SUFFIXES) -> ctypes.CDLL:
     """The library built from `folder`/NAME.c; raises OSError, with the reason, if there is none of this version."""
-    paths = [folder / f"_{name}{suffix}" for suffix in EXTENSION_SUFFIXES]
+    paths = [folder / f"_{name}{suffix}" for suffix in suffixes]
     path = next((path for path in paths if path.exists()), None)
     if path is None:
         raise OSError("not built: no C compiler, or not installed since an update")

@@ -44,11 +44,11 @@ def load_convolution() -> Convolution | None:
     return None
 
 
-def find_convolution() -> Convolution | str:
+def find_convolution(interface: int = INTERFACE) -> Convolution | str:
     """The native loop, or why there is none and what that costs."""
     costs = "an update of a small network takes up to 2.4 times as long"  # docs/adr/0019
     try:
-        library = open_native(Path(__file__).parent, "convolution", INTERFACE)
+        library = open_native(Path(__file__).parent, "convolution", interface)
     except OSError as error:
         return f"{error}; {costs}"
     if not library.apex_convolution_works():

@@ -81,11 +81,8 @@ class Blocks:
 class NativeBlocks(Blocks):
     """The same with one call for all frames; and straight from the replay memory."""
 
-    def __init__(self, target: NDArray[np.uint8]) -> None:
+    def __init__(self, target: NDArray[np.uint8], native: Native) -> None:
         super().__init__(target)
-        native = load_native()
-        if native is None:
-            raise RuntimeError("apex/replay_memory/frames/decompress.c was not built, or there is no " + LIBRARY)
         self._native = native
         self._scratch = np.empty(0, np.uint8)
 
@@ -128,7 +125,8 @@ class NativeBlocks(Blocks):
 
 def make_blocks(target: NDArray[np.uint8]) -> Blocks:
     """The faster of the two that works here."""
-    return Blocks(target) if load_native() is None else NativeBlocks(target)
+    native = load_native()
+    return Blocks(target) if native is None else NativeBlocks(target, native)
 
 
 class Native(NamedTuple):
@@ -156,12 +154,12 @@ def load_native() -> Native | None:
     return None
 
 
-def find_native() -> Native | str:
+def find_native(interface: int = INTERFACE, library: str = LIBRARY) -> Native | str:
     """The native loops, or why there are none and what that costs."""
     costs = "loaders take about 1.8 times as long"  # docs/adr/0010
     try:
-        loops = open_native(Path(__file__).parent, "decompress", INTERFACE)
-        liblz4 = ctypes.CDLL(LIBRARY)
+        loops = open_native(Path(__file__).parent, "decompress", interface)
+        liblz4 = ctypes.CDLL(library)
         lz4 = ctypes.cast(liblz4.LZ4_decompress_safe, ctypes.c_void_p)
         liblz4.LZ4_versionString.restype = ctypes.c_char_p
         version = liblz4.LZ4_versionString().decode()

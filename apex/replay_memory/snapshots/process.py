@@ -39,7 +39,11 @@ class SnapshotProcess:
 
 
 def take_snapshots(
-    stop: Stop, snapshotter: Callable[[], SnapshotWriter], period_seconds: float, pipe: Connection
+    stop: Stop,
+    snapshotter: Callable[[], SnapshotWriter],
+    period_seconds: float,
+    pipe: Connection,
+    poll_seconds: float = POLL_SECONDS,
 ) -> None:
     """The main function of the copying process: a snapshot every `period_seconds`, and one whenever asked.
 
@@ -49,21 +53,21 @@ def take_snapshots(
     source = snapshotter()
     take_at = time.monotonic() + period_seconds
     while not stop.requested:
-        asked = pipe.poll(POLL_SECONDS)
+        asked = pipe.poll(poll_seconds)
         if asked:
             pipe.recv_bytes()
         elif time.monotonic() < take_at:
             continue
-        taken = _take(source, pipe, stop)
+        taken = _take(source, pipe, stop, poll_seconds)
         take_at = time.monotonic() + period_seconds
         if asked:
             pipe.send_bytes(b"taken" if taken else b"failed")
 
 
-def _take(source: SnapshotWriter, pipe: Connection, stop: Stop) -> bool:
+def _take(source: SnapshotWriter, pipe: Connection, stop: Stop, poll_seconds: float) -> bool:
     def rest(seconds: float) -> None:
         until = time.monotonic() + REST * seconds  # A file on a slow disk takes many seconds: each look is a turn.
-        while not stop.requested and not pipe.poll(max(0.0, min(POLL_SECONDS, until - time.monotonic()))):
+        while not stop.requested and not pipe.poll(max(0.0, min(poll_seconds, until - time.monotonic()))):
             if time.monotonic() >= until:
                 return
 

@@ -37,9 +37,9 @@ def counters_path(store: Path) -> Path:
     return store.with_suffix(".board")
 
 
-def memory_id() -> str:
+def memory_id(memory: Path = MEMORY) -> str:
     """Names this host's tmpfs: two programs that get the same one see the same stores."""
-    facts = os.stat(MEMORY)
+    facts = os.stat(memory)
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}:{facts.st_dev}:{facts.st_ino}"
 

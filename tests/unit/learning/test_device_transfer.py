@@ -11,7 +11,6 @@ import torch
 from support.trainers import SCHEMA, B, make_batch
 
 from apex.config import LearnerConfig
-from apex.learning import device_transfer
 from apex.learning.batch_ring import MAX_BEHIND, BatchRing
 from apex.learning.device_transfer import CudaTransfer, HostTransfer, lock_memory, make_transfer
 
@@ -208,22 +207,20 @@ def test_memory_is_locked_or_it_says_what_to_do(monkeypatch, status):
     assert asked == [(memory.ctypes.data, 100, 0)]
 
 
-def test_memory_that_cannot_be_locked_is_a_warning_and_copied_all_the_same(monkeypatch, device, caplog):
+def test_memory_that_cannot_be_locked_is_a_warning_and_copied_all_the_same(device, caplog):
     def refuse(memory):
         raise RuntimeError("CUDA cannot lock it: ulimit -l unlimited")
 
-    monkeypatch.setattr(device_transfer, "lock_memory", refuse)
     tape, batch = Tape(), make_batch(0)
-    made = make_transfer(torch.device("cuda"), np.zeros(8, np.uint8), tape.send, tape.release)
+    made = make_transfer(torch.device("cuda"), np.zeros(8, np.uint8), tape.send, tape.release, refuse)
     made._device = torch.device("cpu")
     np.testing.assert_array_equal(made.load(batch, weights()).stacks, batch.stacks)
     assert "ulimit -l unlimited" in caplog.text
 
 
-def test_with_cuda_the_memory_is_locked_first(monkeypatch, device):
+def test_with_cuda_the_memory_is_locked_first(device):
     locked = []
-    monkeypatch.setattr(device_transfer, "lock_memory", locked.append)
     memory, tape = np.zeros(8, np.uint8), Tape()
-    made = make_transfer(torch.device("cuda"), memory, tape.send, tape.release)
+    made = make_transfer(torch.device("cuda"), memory, tape.send, tape.release, locked.append)
     assert type(made) is CudaTransfer
     assert locked[0] is memory

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 
 from apex.dqn.kernels import convolution
-from apex.dqn.kernels.convolution import describe_convolution, load_convolution
+from apex.dqn.kernels.convolution import describe_convolution, find_convolution, load_convolution
 from apex.dqn.kernels.pixel_convolution import PixelConvolution
 from apex.runtime import native
 
@@ -236,7 +237,7 @@ def test_the_loop_is_there_where_it_can_be():
 
 
 def test_torch_does_it_where_nothing_was_built_and_that_is_said_once(found, monkeypatch, caplog):
-    monkeypatch.setattr(native, "EXTENSION_SUFFIXES", [".not-built"])
+    monkeypatch.setattr(convolution, "open_native", partial(native.open_native, suffixes=[".not-built"]))
     layer, images = make_layer(), make_images()
     for _ in range(2):
         out = layer(images)
@@ -249,12 +250,9 @@ def test_torch_does_it_where_nothing_was_built_and_that_is_said_once(found, monk
     assert "convolved by torch: not built: no C compiler, or not installed since an update" in caplog.text
 
 
-def test_torch_does_it_where_the_loop_is_of_another_version(found, monkeypatch):
+def test_a_loop_of_another_version_is_not_taken():
     was_there = load_convolution() is not None
-    monkeypatch.setattr(convolution, "INTERFACE", 1_000)
-    load_convolution.cache_clear()
-    assert not is_native(make_layer()(make_images()))
-    assert ("of another version (2, but this is 1000)" in describe_convolution()) == was_there
+    assert ("of another version (2, but this is 1000)" in str(find_convolution(interface=1_000))) == was_there
 
 
 def test_torch_does_it_where_the_processor_is_not_made_for_the_loop(found, monkeypatch):
@@ -266,12 +264,11 @@ def test_torch_does_it_where_the_processor_is_not_made_for_the_loop(found, monke
     assert "has no AVX2 and FMA" in describe_convolution()
 
 
-def test_a_library_that_does_not_say_its_version_is_not_called(monkeypatch, tmp_path):
+def test_a_library_that_does_not_say_its_version_is_not_called(tmp_path):
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
     (tmp_path / "empty.c").write_text("int nothing;")
     path = tmp_path / "_empty.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", path, tmp_path / "empty.c"], check=True, timeout=60)
-    monkeypatch.setattr(native, "EXTENSION_SUFFIXES", [".so"])
     with pytest.raises(OSError, match="does not say of which version"):
-        native.open_native(tmp_path, "empty", 1)
+        native.open_native(tmp_path, "empty", 1, [".so"])

@@ -550,7 +550,6 @@ def test_rests_are_asked_for_after_each_file(place):
 def test_a_rest_turns_as_long_as_it_lasts_and_ends_with_a_wish(monkeypatch):
     """Else whoever looks for signs of life kills the process for having rested."""
     monkeypatch.setattr("os.nice", lambda increment: None)
-    monkeypatch.setattr("apex.replay_memory.snapshots.process.POLL_SECONDS", 0.01)
     stop, ticks, rested = Stop(), [], []
     pipe, end = multiprocessing.Pipe()
 
@@ -565,7 +564,7 @@ def test_a_rest_turns_as_long_as_it_lasts_and_ends_with_a_wish(monkeypatch):
             rest(1_000.0)
             rested.append(True)
 
-    take_snapshots(stop, Slow, 0.0, end)
+    take_snapshots(stop, Slow, 0.0, end, poll_seconds=0.01)
     assert ticks[0] > 3
     assert rested == [True]
     pipe.close()
