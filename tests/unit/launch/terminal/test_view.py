@@ -141,11 +141,11 @@ def test_where_the_height_is_short_the_phase_the_scores_and_the_limit_stay():
     assert labels == ["apex", "phase", "score", "evaluator", "steps", "limited", "turn"]
 
 
-def test_a_narrow_picture_breaks_between_items_and_never_within_one():
-    rows = draw(full_status(), 20, 60)
-    assert rows[rows.index("phase training") :][:3] == ["phase training", "1:02:03", "0:02:56 to go"]
-    assert "replay 25%" in rows
-    assert "50,000 of 200,000" in rows
+def test_a_narrow_picture_wraps_beside_its_labels():
+    rows = [row.rstrip() for row in draw(full_status(), 40, 60)]
+    at = rows.index(row_of(rows, "phase"))
+    assert rows[at : at + 2] == ["phase       training  1:02:03  0:02:56", "            to go"]
+    assert row_of(rows, "replay") == "replay      25%  50,000 of 200,000  100"
 
 
 def test_before_the_learner_answers_it_says_what_is_waited_for():
