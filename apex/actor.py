@@ -6,7 +6,6 @@ forward pass. An actor, as in the paper, is one environment stream with one epsi
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
@@ -15,7 +14,8 @@ from functools import partial
 
 from apex.acting.service import join, run_service
 from apex.acting.worker import Work, run_worker
-from apex.errors import ConfigError
+from apex.config.arguments import Parser, value_of
+from apex.config.validation import NonNegativeInt
 from apex.runtime.children import call_in_child
 from apex.runtime.lifecycle import (
     FINISHED,
@@ -32,16 +32,13 @@ log = logging.getLogger("apex")
 @reports_errors("apex actor", logs_failures=True)
 def main(argv: Sequence[str] | None = None, work: Work = run_worker) -> int:
     """`apex actor`: the composition root. `work` is what each of its worker processes does."""
-    parser = argparse.ArgumentParser(prog="apex actor", description="Explores for the learner at HOST.")
+    parser = Parser(prog="apex actor", description="Explores for the learner at HOST.")
     add_route_options(parser)
-    parser.add_argument(
-        "--processes", type=int, default=0, help="processes on this host; default: the learner's choice"
-    )
-    parser.add_argument("--envs", type=int, default=0, help="streams per process; default: the learner's choice")
+    count = value_of(NonNegativeInt)
+    parser.add_argument("--processes", type=count, default=0, help="processes on this host; 0: by the learner")
+    parser.add_argument("--envs", type=count, default=0, help="streams per process; 0: by the learner")
     arguments = parser.parse_args(argv)
     configure_logging("actor")
-    if arguments.processes < 0 or arguments.envs < 0:
-        raise ConfigError("--processes and --envs must be >= 1 (or 0: the learner's choice)")
     route = read_route(arguments)
     with stop_on_signals(take_notifier()) as stop:
         greet = partial(join, route=route, processes=arguments.processes, envs=arguments.envs)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import sys
 from collections.abc import Sequence
 
+from apex.config.arguments import Parser
 from apex.evaluation.service import run_service
 from apex.runtime.lifecycle import FINISHED, configure_logging, reports_errors, stop_on_signals
 from apex.runtime.watchdog import take_notifier
@@ -18,7 +18,7 @@ log = logging.getLogger("apex")
 @reports_errors("apex evaluator")
 def main(argv: Sequence[str] | None = None) -> int:
     """`apex evaluator`: the composition root."""
-    parser = argparse.ArgumentParser(prog="apex evaluator", description="Plays full games with the newest parameters.")
+    parser = Parser(prog="apex evaluator", description="Plays full games with the newest parameters.")
     add_route_options(parser)
     arguments = parser.parse_args(argv)
     configure_logging("evaluator")

@@ -7,13 +7,14 @@ replay.num_shards of these servers, each with its --shard of the streams and of 
 
 from __future__ import annotations
 
-import argparse
 import logging
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from apex.config.arguments import Parser, value_of
+from apex.config.validation import NonNegativeInt
 from apex.replay_memory.recovery import predecessor_is_dead
 from apex.replay_memory.service import run_service
 from apex.runtime.children import call_in_child
@@ -32,10 +33,14 @@ log = logging.getLogger("apex")
 @reports_errors("apex replay", logs_failures=True)
 def main(argv: Sequence[str] | None = None) -> int:
     """`apex replay`: the composition root."""
-    parser = argparse.ArgumentParser(prog="apex replay", description="Keeps experience for the learner at HOST.")
+    parser = Parser(prog="apex replay", description="Keeps experience for the learner at HOST.")
     add_route_options(parser)
     parser.add_argument(
-        "--shard", type=int, default=0, metavar="I", help="which of replay.num_shards, 0 ... R-1; default 0"
+        "--shard",
+        type=value_of(NonNegativeInt),
+        default=0,
+        metavar="I",
+        help="which of replay.num_shards, 0 ... R-1; default 0",
     )
     parser.add_argument(
         "--bind", default="", metavar="ADDRESS", help="interface to listen on; default: the learner's choice"

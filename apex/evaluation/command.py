@@ -21,7 +21,8 @@ import numpy as np
 import torch
 
 from apex.config import EnvironmentConfig
-from apex.config.argument_types import PlainParser, fraction, positive, seed
+from apex.config.arguments import Parser, value_of
+from apex.config.validation import PositiveInt, Probability, Seed, checked
 from apex.environments.factory import describe, kind, make_environment
 from apex.errors import ConfigError, require
 from apex.evaluation.episodes import ActFunction, Episode, Summary, evaluation_seed, play, summarize
@@ -74,10 +75,10 @@ def evaluate(
     to write the first game, as .mp4 or .gif. Raises ConfigError for what there is not or cannot be, EnvironmentFailure
     where the environment cannot be played.
     """
-    for name, value in (("episodes", episodes), ("num_envs", num_envs)):
-        require(isinstance(value, int) and value >= 1, f"{name} must be a whole number >= 1, got {value!r}")
-    require(isinstance(seed, int) and 0 <= seed < 2**31, f"seed must be 0 ... 2147483647, got {seed!r}")
-    require(0 <= epsilon <= 1, f"epsilon must be 0 ... 1, got {epsilon!r}")
+    checked("episodes", PositiveInt, episodes)
+    checked("num_envs", PositiveInt, num_envs)
+    checked("seed", Seed, seed)
+    checked("epsilon", Probability, epsilon)
     path = None if video is None else Path(video)
     if path is not None:
         check_video_path(path, "video")
@@ -117,21 +118,20 @@ def main(argv: Sequence[str]) -> int:
     return FINISHED
 
 
-def _make_parser() -> PlainParser:
-    parser = PlainParser(
+def _make_parser() -> Parser:
+    parser = Parser(
         prog="apex evaluate",
         description="Plays full games with a run's policy and prints their raw scores.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("run", nargs="?", metavar="RUN", help="a run folder, or its name below runs/")
-    add("--episodes", type=positive, default=30, metavar="N", help="full games (default 30)")
+    add("--episodes", type=value_of(PositiveInt), default=30, metavar="N", help="full games (default 30)")
     words = "probability of a random action (default 0.001)"
-    add("--epsilon", type=fraction, default=0.001, metavar="P", help=words)
-    add("--seed", type=seed, default=0, metavar="S", help="of games and random actions (default 0)")
+    add("--epsilon", type=value_of(Probability), default=0.001, metavar="P", help=words)
+    add("--seed", type=value_of(Seed), default=0, metavar="S", help="of games and random actions (default 0)")
     words = "which policy of the run (default: the best by its evaluator, else the last checkpoint)"
     add("--checkpoint", metavar="best|last|PATH", help=words)
-    add("--envs", type=positive, default=5, metavar="E", help="games side by side (default 5)")
+    add("--envs", type=value_of(PositiveInt), default=5, metavar="E", help="games side by side (default 5)")
     add("--json", action="store_true", help="print one JSON object as the last line")
     add("--video", type=Path, metavar="FILE.mp4|.gif", help="write the first game, at normal speed")
     add("--random", action="store_true", help="play at random; takes --env instead of RUN")

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from apex.config.validation import Probability, checked
 from apex.dqn.exploration import epsilon_greedy
 from apex.dqn.networks import q_values
 from apex.environments.factory import describe
@@ -40,7 +41,7 @@ def load_policy(
     Raises ConfigError if the policy is missing or damaged, or for an epsilon outside 0 ... 1. A custom network
     (network.factory) must be importable.
     """
-    require(0 <= epsilon <= 1, f"epsilon must be 0 ... 1, got {epsilon!r}")
+    checked("epsilon", Probability, epsilon)
     path = find_policy(run, checkpoint)
     info, network = read_policy(path)
     return Policy(info, network, path=path, epsilon=epsilon, seed=seed)

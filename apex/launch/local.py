@@ -16,7 +16,7 @@ from apex.config.role_command import learner_command, module_command, role_comma
 from apex.environments.factory import EnvironmentFailure, describe, kind
 from apex.launch.monitor import RunMonitor, StatusClient
 from apex.launch.preflight.fit import fit, fit_one_process
-from apex.launch.resume import ACCEPT, reopen, take_option, take_resume
+from apex.launch.resume import reopen, resume_parser
 from apex.launch.ssh.hosts_file import OPTION as HOSTS
 from apex.launch.ssh.launcher import train_on_hosts
 from apex.launch.summary import summary
@@ -49,18 +49,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with stop_on_signals(take_notifier()) as stop:
             arguments = sys.argv[1:] if argv is None else argv
-            about = (
-                "Trains on this machine: replay, learner, actors, evaluator and TensorBoard. "
-                "--resume RUN goes on with a run; only limits may change then, or what --accept-changes is said to. "
-                "--hosts FILE runs it on several machines over ssh, see docs/own-machines.md."
+            parser = resume_parser("apex train")
+            parser.add_argument(HOSTS, type=Path, metavar="FILE", help="run on several machines: docs/own-machines.md")
+            options, rest = parser.parse_known_args(arguments)
+            if options.hosts is not None:
+                return train_on_hosts(options.hosts, options.resume, rest, stop, arguments)
+            if options.resume is not None:
+                return resume(options.resume, rest, stop, accept=options.accept_changes)
+            about = "Trains on this machine: replay, learner, actors, evaluator and TensorBoard."
+            config = parse_config(
+                rest, prog="apex train", description=about, kind=kind, means_gpu=means_gpu, own=[parser]
             )
-            hosts, rest = take_option(HOSTS, arguments, "a TOML file that names the machines, see docs/own-machines.md")
-            name, rest = take_resume(rest)
-            if hosts is not None:
-                return train_on_hosts(Path(hosts), name, rest, stop, arguments)
-            if name is not None:
-                return resume(name, rest, stop)
-            config = parse_config(rest, prog="apex train", description=about, kind=kind, means_gpu=means_gpu)
             return train(config, stop, arguments)
     except KeyboardInterrupt:
         say("apex train: told to stop twice; every program was killed", sys.stderr)
@@ -145,14 +144,14 @@ def run_here(config: Config, schema: Schema, stop: Stop, argv: Sequence[str], ou
     return RunOutcome(folder, ending, watch.status)
 
 
-def resume(name: str, argv: Sequence[str], stop: Stop, compose: Composer | None = None) -> int:
+def resume(name: str, argv: Sequence[str], stop: Stop, compose: Composer | None = None, *, accept: bool = False) -> int:
     """Goes on with a run, in its folder, from its newest checkpoint and snapshot; `argv` may change limits."""
-    folder, config = reopen(name, argv)
+    folder, config = reopen(name, argv, accept=accept)
     _check_keys(config)
     from apex.launch.resume_check import check_resume  # It reads tensors; a run that begins need not wait for torch.
 
     with hold(folder.path), PortClaims() as claims:
-        for line in check_resume(folder, config, accept=ACCEPT in argv):
+        for line in check_resume(folder, config, accept=accept):
             say(line)
         config, sizes = fit(config, folder.schema, say, store_path(folder.run_id), free=claims.claim)
         if stop.requested:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from apex.config import Config, flatten
+from apex.config.arguments import Parser
 from apex.config.command_line import parse_config
 from apex.environments.factory import describe, kind
 from apex.errors import ConfigError, require
@@ -41,30 +42,19 @@ FIXED = (
 )
 
 
-def take_resume(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The run that `--resume` names, if it is there, and all other arguments."""
-    return take_option(OPTION, arguments, f"a run folder, as in {OPTION} runs/pong-20250131-235959")
+def resume_parser(prog: str) -> Parser:
+    """Reads which run a program goes on with; `parse_config` reads the rest of the command line."""
+    parser = Parser(prog=prog, add_help=False)
+    parser.add_argument(OPTION, metavar="RUN", help="go on with the run in this folder; only limits may change")
+    parser.add_argument(ACCEPT, action="store_true", help=f"let {OPTION} change other settings, or lose saved parts")
+    return parser
 
 
-def take_option(wanted: str, arguments: Sequence[str], needs: str) -> tuple[str | None, list[str]]:
-    """What follows an option that is no setting, if it is there, and all other arguments."""
-    rest = list(arguments)
-    for at, word in enumerate(rest):
-        option, equals, name = word.partition("=")
-        if option == wanted:
-            del rest[at]
-            if not equals and at < len(rest) and not rest[at].startswith("--"):
-                name = rest.pop(at)
-            require(bool(name), f"{wanted} needs {needs}")
-            return name, rest
-    return None, rest
-
-
-def reopen(name: str, arguments: Sequence[str]) -> tuple[RunFolder, Config]:
+def reopen(name: str, arguments: Sequence[str], *, accept: bool = False) -> tuple[RunFolder, Config]:
     """The run's folder, and its configuration with the changes that `arguments` give.
 
     Raises ConfigError if there is no such run, if it still runs on this host, or if more than limits would change
-    without `--accept-changes` among the arguments.
+    without `accept`.
     """
     folder = RunFolder.open(name)
     require(
@@ -72,22 +62,15 @@ def reopen(name: str, arguments: Sequence[str]) -> tuple[RunFolder, Config]:
         f"{OPTION} {name}: a run of --single-process has one curve from its first step, and cannot go on: a checkpoint "
         "has neither its games nor its memory. Start it anew with higher limits: it passes through the same states",
     )
-    require(
-        not any(word.partition("=")[0] == "--preset" for word in arguments),
-        f"{OPTION} {name}: the run keeps its own configuration, whatever --preset says: leave that out, "
-        "name the settings that are to change, or start a new run",
-    )
     folder.restore_config_file()
-    own = ["--config", str(folder.config_file)]
-    config = parse_config(
-        [*own, *without_accept(arguments)], prog="apex train", description="", kind=kind, means_gpu=means_gpu
-    )
-    old, new = flatten(folder.config), flatten(config)
+    saved = folder.config
+    config = parse_config(arguments, prog="apex train", description="", kind=kind, means_gpu=means_gpu, base=saved)
+    old, new = flatten(saved), flatten(config)
     differing = [setting for setting in old if old[setting] != new[setting] and setting not in CHANGEABLE]
     fixed = [setting for setting in differing if setting.startswith(FIXED)]
     changes = ", ".join(f"{setting} {old[setting]!r} -> {new[setting]!r}" for setting in fixed or differing)
     require(not fixed, f"{OPTION} {name} would change {changes}: what is saved would not fit. Start a new run")
-    if differing and ACCEPT not in arguments:
+    if differing and not accept:
         raise ConfigError(
             f"{OPTION} {name} would change {changes}; only limits may change: {', '.join(LIMITS)}. "
             f"Leave the rest out, say {ACCEPT}, or start a new run"
@@ -97,8 +80,3 @@ def reopen(name: str, arguments: Sequence[str]) -> tuple[RunFolder, Config]:
     stores = [store_path(folder.run_id, shard) for shard in range(config.replay.num_shards)]
     require(not any(map(has_owner, stores)), f"{OPTION} {name}: this run is still going; stop it first")
     return folder, config
-
-
-def without_accept(arguments: Sequence[str]) -> list[str]:
-    """What is left for the settings."""
-    return [word for word in arguments if word != ACCEPT]

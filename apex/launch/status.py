@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -10,6 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from apex.config import Config
+from apex.config.arguments import Parser, value_of
+from apex.config.validation import PositiveFloat
 from apex.launch.terminal.view import show_once
 from apex.runtime.lifecycle import FINISHED, NEIGHBOUR_GONE, reports_errors
 from apex.transport.control_client import ControlClient
@@ -20,11 +21,13 @@ from apex.transport.sockets import open_context, split_address
 @reports_errors("apex status")
 def main(argv: Sequence[str] | None = None) -> int:
     """The composition root; 75 when no learner answers."""
-    parser = argparse.ArgumentParser(prog="apex status", description="Shows the run of the learner at HOST.")
+    parser = Parser(prog="apex status", description="Shows the run of the learner at HOST.")
     parser.add_argument("--learner", default="127.0.0.1", metavar="HOST[:PORT]", help="the learner's control address")
     parser.add_argument("--keys", default="", metavar="DIR", help="folder with an observer's keys, see apex keys")
     parser.add_argument("--json", action="store_true", help="print the whole status object")
-    parser.add_argument("--timeout", type=float, default=3.0, metavar="SECONDS", help="how long to wait for an answer")
+    parser.add_argument(
+        "--timeout", type=value_of(PositiveFloat), default=3.0, metavar="SECONDS", help="how long to wait for an answer"
+    )
     arguments = parser.parse_args(argv)
     host, port = split_address(arguments.learner, Config().transport.control_port)
     endpoint = f"tcp://{host}:{port}"

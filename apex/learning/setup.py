@@ -7,11 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 
 import torch
 
 from apex.config import LearnerConfig
+from apex.config.arguments import Parser
 from apex.config.command_line import parse_config
 from apex.config.sizing import size_to_machine
 from apex.dqn.networks import make_network
@@ -50,14 +50,13 @@ def choose_device(config: LearnerConfig) -> torch.device:
 
 def open_run(arguments: list[str]) -> RunFolder:
     """The run that `--run-folder` names, as the launcher made it; or a new one, by the other options."""
-    if "--run-folder" in arguments:
-        at = arguments.index("--run-folder")
-        if len(arguments) < at + 2:
-            raise ConfigError("--run-folder needs a folder")
-        return RunFolder.open(Path(arguments[at + 1]))
-    config = parse_config(
-        arguments, prog="apex learner", description="Trains on what actors send.", kind=kind, means_gpu=means_gpu
-    )
+    parser = Parser(prog="apex learner", add_help=False)
+    parser.add_argument("--run-folder", metavar="DIR", help="train the run in this folder, whatever other options say")
+    options, rest = parser.parse_known_args(arguments)
+    if options.run_folder is not None:
+        return RunFolder.open(options.run_folder)
+    about = "Trains on what actors send."
+    config = parse_config(rest, prog="apex learner", description=about, kind=kind, means_gpu=means_gpu, own=[parser])
     require(not config.run.single_process, "--single-process is a whole run in one process: apex train starts it")
     schema = describe(config.environment, config.actor.n_step)
     return RunFolder.create(size_to_machine(config, read_machine(), schema), schema, argv=arguments)

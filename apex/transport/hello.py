@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from apex.config import Config, TransportConfig, from_dict
+from apex.config.arguments import Parser
 from apex.errors import ConfigError
 from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait
 from apex.transport.control_client import ControlClient
@@ -65,7 +66,7 @@ def local_host(transport: TransportConfig) -> str:
     return "127.0.0.1" if transport.bind in ("0.0.0.0", "localhost", "*") else transport.bind
 
 
-def add_route_options(parser: argparse.ArgumentParser) -> None:
+def add_route_options(parser: Parser) -> None:
     """The options of every program that joins a run."""
     parser.add_argument("--learner", default="127.0.0.1", metavar="HOST[:PORT]", help="the learner's control address")
     parser.add_argument("--keys", default="", metavar="DIR", help="folder of this role's keys, see apex keys --help")

@@ -14,7 +14,7 @@ from apex.config.command_line import parse_config
 from apex.environments.factory import kind
 from apex.launch.local import make_programs, resume, train
 from apex.launch.monitor import RunMonitor
-from apex.launch.resume import take_resume
+from apex.launch.resume import resume_parser
 from apex.runs.folder import RunFolder
 from apex.runtime.gpu import means_gpu
 from apex.runtime.lifecycle import FAILED, reports_errors, stop_on_signals
@@ -29,9 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     compose = partial(programs, Path(ledgers), [int(words) for words in hosts.split(",") if words])
     try:
         with stop_on_signals() as stop:
-            name, rest = take_resume(rest)
-            if name is not None:
-                return resume(name, rest, stop, compose)
+            options, rest = resume_parser("python -m chaos").parse_known_args(rest)
+            if options.resume is not None:
+                return resume(options.resume, rest, stop, compose, accept=options.accept_changes)
             config = parse_config(rest, prog="python -m chaos", description="", kind=kind, means_gpu=means_gpu)
             return train(config, stop, rest, compose)
     except KeyboardInterrupt:

@@ -13,7 +13,7 @@ from apex.cloud.cluster.inventory import find_clusters, require_cluster
 from apex.cloud.cluster.logs import GROUPS, Tail, duration, groups_for
 from apex.cloud.cluster.resize import resize
 from apex.cloud.cluster.table import as_json, show
-from apex.config.arguments import reader_may_leave
+from apex.config.arguments import Parser, reader_may_leave
 from apex.runtime.lifecycle import FINISHED, reports_errors, sleep, stop_on_signals
 
 FOLLOW_SECONDS = 3.0  # between two reads of a log; CloudWatch limits their rate
@@ -27,16 +27,16 @@ def main(argv: Sequence[str] | None = None, *, open_aws: Callable[[str | None], 
     return FINISHED
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="apex cluster",
         description="Looks after clusters on EC2, which it finds by their tags. To remove one, use terraform destroy.",
     )
-    where = argparse.ArgumentParser(add_help=False)
+    where = Parser(add_help=False)
     where.add_argument("--region", metavar="REGION", help="such as us-east-1; by default that of AWS's own tools")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def add(name: str, about: str) -> argparse.ArgumentParser:
+    def add(name: str, about: str) -> Parser:
         return commands.add_parser(name, help=about, description=about, parents=[where])
 
     command = add("list", "all clusters of a region side by side: hosts, actors, and what is wrong")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import select
@@ -20,6 +19,7 @@ from apex.cloud.host.metadata import Metadata
 from apex.cloud.host.role import host_command, is_new
 from apex.cloud.host.settings import ETC, HOME, HostSettings, read_settings
 from apex.cloud.host.shutdown import end_cluster, leave_group
+from apex.config.arguments import Parser
 from apex.errors import ConfigError, require
 from apex.runtime.lifecycle import (
     FAILED,
@@ -71,9 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> Parser:
     """What may be typed."""
-    parser = argparse.ArgumentParser(prog="apex host", description="What a machine of a cluster does for itself.")
+    parser = Parser(prog="apex host", description="What a machine of a cluster does for itself.")
     parser.add_argument("--etc", type=Path, default=ETC, metavar="DIR", help="where cluster.env and the TOML files are")
     parser.add_argument("--home", type=Path, default=HOME, metavar="DIR", help="where keys and runs are")
     words = parser.add_subparsers(dest="word", required=True)

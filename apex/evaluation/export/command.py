@@ -23,7 +23,8 @@ import torch
 from torch import nn
 
 from apex.config import to_dict
-from apex.config.argument_types import PlainParser
+from apex.config.arguments import Parser, value_of
+from apex.config.validation import NonNegativeInt, checked
 from apex.dqn.networks import q_values
 from apex.environments.factory import kind
 from apex.errors import ApexError, ConfigError, require
@@ -66,7 +67,7 @@ def export(
 
     Raises ConfigError if the run, policy or folder cannot be used, ExportError if ONNX cannot express the network.
     """
-    require(isinstance(episodes, int) and episodes >= 0, f"episodes must be a whole number >= 0, got {episodes!r}")
+    checked("episodes", NonNegativeInt, episodes)
     require(license.strip() != "" and license.isprintable(), f"license must be a name, as in mit, got {license!r}")
     folder = RunFolder.open(Path(run))
     path = find_policy(folder.path, checkpoint)
@@ -202,11 +203,10 @@ def main(argv: Sequence[str]) -> int:
     return FINISHED
 
 
-def _make_parser() -> PlainParser:
-    parser = PlainParser(
+def _make_parser() -> Parser:
+    parser = Parser(
         prog="apex export",
         description="Writes a run's weights for others: safetensors, a model card, ONNX.",
-        allow_abbrev=False,
     )
     parser.add_argument("run", metavar="RUN", help="a run folder, or its name below runs/")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to (default: RUN/export)")
@@ -217,7 +217,11 @@ def _make_parser() -> PlainParser:
     )
     parser.add_argument("--onnx", action="store_true", help="model.onnx too, compared with torch by onnxruntime")
     parser.add_argument(
-        "--episodes", type=int, default=0, metavar="N", help="greedy full games played for the card (default: none)"
+        "--episodes",
+        type=value_of(NonNegativeInt),
+        default=0,
+        metavar="N",
+        help="greedy full games played for the card (default: none)",
     )
     parser.add_argument("--license", default="mit", metavar="NAME", help="of the weights, for the card (default mit)")
     return parser

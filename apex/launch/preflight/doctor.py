@@ -41,7 +41,7 @@ from apex.launch.preflight.checks import (
 )
 from apex.launch.preflight.leftovers import find_leftovers
 from apex.launch.preflight.requirements import disk_needed
-from apex.launch.resume import reopen, take_resume
+from apex.launch.resume import reopen, resume_parser
 from apex.replay_memory.frames.lz4_blocks import describe_native
 from apex.replay_memory.store.location import store_path
 from apex.runtime.gpu import means_gpu, read_cuda
@@ -52,7 +52,6 @@ from apex.runtime.provenance import describe_versions
 from apex.runtime.text import clean
 from apex.types import Schema
 
-JSON = "--json"
 STYLES = {"ok": "green", "warning": "yellow", "short": "bold red"}
 DISTRIBUTION = "apex-zeromq"
 
@@ -73,23 +72,19 @@ class Report(NamedTuple):
 @reports_errors("apex doctor")
 def main(argv: Sequence[str] | None = None) -> int:
     """The composition root: status 0 when training can start, 1 when something is short, 2 for wrong options."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    as_json = JSON in arguments
-    words = [word for word in arguments if word != JSON]
-    name, rest = take_resume(words)
+    parser = resume_parser("apex doctor")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    options, rest = parser.parse_known_args(argv)
     own = None
-    if name is None:
-        about = (
-            "Says whether apex train could start here with the same options, and what to do if not. "
-            f"{JSON} adds one object as the last line."
-        )
-        config = parse_config(rest, prog="apex doctor", description=about, kind=kind, means_gpu=means_gpu)
+    if options.resume is None:
+        about = "Says whether apex train could start here with the same options, and what to do if not."
+        config = parse_config(rest, prog="apex doctor", description=about, kind=kind, means_gpu=means_gpu, own=[parser])
     else:
-        folder, config = reopen(name, rest)
+        folder, config = reopen(options.resume, rest, accept=options.accept_changes)
         own = store_path(folder.run_id)
     report = examine(config, own)
     print_report(config, report)
-    if as_json:
+    if options.json:
         print(json.dumps(describe_report(config, report)))
     return FAILED if report.short else FINISHED
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from apex.config.argument_types import PlainParser
+from apex.config.arguments import Formatter, Parser, value_of
 from apex.errors import ConfigError, require
 from apex.runs.folder import RunFolder
 from apex.runs.plots.aggregate import CurveGroup, group_runs, reached, read_csv, read_run
@@ -43,19 +41,20 @@ def main(argv: Sequence[str]) -> int:
     return FINISHED
 
 
-def _make_parser() -> PlainParser:
-    parser = PlainParser(
+def _make_parser() -> Parser:
+    parser = Parser(
         prog="apex plot",
         description="Draws score against steps and against wall clock.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        formatter_class=Formatter,
     )
     parser.add_argument("run", nargs="*", metavar="RUN", help="runs to draw, by their evaluator's scores")
     parser.add_argument("--curve", action="append", default=[], metavar="NAME=FILE.csv", help="somebody else's curve")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the picture: .png or .svg")
     parser.add_argument("--title", metavar="T", help="default: the environment")
-    parser.add_argument("--threshold", type=_number, metavar="SCORE", help="a dashed line, and who reaches it when")
+    parser.add_argument(
+        "--threshold", type=value_of(float), metavar="SCORE", help="a dashed line, and who reaches it when"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     return parser
 
@@ -125,13 +124,3 @@ def _row(figures: dict[str, Any], threshold: float | None) -> str:
         else:
             words.append(f"{number_text(threshold)} by {len(times)} of {len(last)}")
     return ", ".join(words)
-
-
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"must be a number, got {text!r}")
-    return value

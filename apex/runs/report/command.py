@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from apex.config.argument_types import PlainParser
+from apex.config.arguments import Parser
 from apex.errors import ConfigError, require
 from apex.runs.folder import RunFolder
 from apex.runs.report.page import build_page
@@ -49,8 +49,8 @@ def main(argv: Sequence[str], *, film: Callable[[Path, float], EmbeddedVideo] = 
     return FINISHED
 
 
-def _make_parser() -> PlainParser:
-    parser = PlainParser(prog="apex report", description="Writes one HTML page about a run.", allow_abbrev=False)
+def _make_parser() -> Parser:
+    parser = Parser(prog="apex report", description="Writes one HTML page about a run.")
     parser.add_argument("run", nargs="?", metavar="RUN", help="a run folder, or its name below runs/")
     parser.add_argument("--out", type=Path, metavar="PAGE.html", help=f"default: {NAME} in the run's folder")
     parser.add_argument(

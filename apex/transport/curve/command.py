@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from apex.config.arguments import Formatter, Parser
 from apex.errors import ConfigError, require
 from apex.runtime.lifecycle import FINISHED, reports_errors
 from apex.transport.curve.key_store import PINNED, Keys, certificates, create_pair, lists_for, write_private
@@ -36,11 +36,11 @@ The keys of learner and replay are pinned by all others: to change one, make a n
 @reports_errors("apex keys")
 def main(argv: Sequence[str] | None = None) -> int:
     """The composition root."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="apex keys",
         description="Makes the keys without which no socket is opened beyond this host.",
         epilog=GUIDE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Formatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
     new = commands.add_parser("new", help="a folder with a key for every role")

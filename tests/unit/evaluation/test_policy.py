@@ -120,7 +120,7 @@ def test_a_policy_is_loaded_from_a_run_a_checkpoint_or_a_file(tmp_path, monkeypa
     ("source", "options", "message"),
     [
         ("nowhere", {}, "nowhere is not a run folder"),
-        ("mine", {"epsilon": 1.5}, r"epsilon must be 0 ... 1, got 1\.5"),
+        ("mine", {"epsilon": 1.5}, r"epsilon must be a number from 0 to 1, got 1\.5"),
         ("mine", {"checkpoint": "bets"}, "must be best, last or a path, got 'bets'"),
         ("runs/mine/checkpoints/best.safetensors", {"checkpoint": "last"}, "is one policy"),
         ("runs/mine/manifest.json", {}, "cannot be read"),

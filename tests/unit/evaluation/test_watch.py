@@ -220,11 +220,11 @@ def test_it_ends_after_so_many_steps_or_when_asked_to_stop():
         (["nowhere"], "nowhere is not a run folder: no such folder"),
         (["mine", "--out", "game.avi"], "--out must end in .mp4 or .gif, got game.avi"),
         (["mine", "--out", "no/game.gif"], "there is no folder no"),
-        (["mine", "--episodes", "0"], "--episodes: must be a whole number >= 1, got '0'"),
-        (["mine", "--seconds", "0"], "--seconds: must be a number of seconds > 0, got '0'"),
-        (["mine", "--seconds", "inf"], "--seconds: must be a number of seconds > 0, got 'inf'"),
-        (["mine", "--epsilon", "2"], "--epsilon: must be a number 0 ... 1, got '2'"),
-        (["mine", "--seed", "-1"], "--seed: must be a whole number 0 ... 2147483647, got '-1'"),
+        (["mine", "--episodes", "0"], "--episodes: must be an integer of at least 1, got 0"),
+        (["mine", "--seconds", "0"], "--seconds: must be a number above 0, got 0.0"),
+        (["mine", "--seconds", "inf"], "--seconds: must be a finite number, got inf"),
+        (["mine", "--epsilon", "2"], "--epsilon: must be a number from 0 to 1, got 2.0"),
+        (["mine", "--seed", "-1"], "--seed: must be an integer from 0 to 2147483647, got -1"),
     ],
 )
 def test_refuses_what_it_does_not_understand(tmp_path, capsys, monkeypatch, argv, words):

@@ -13,7 +13,7 @@ import pytest
 from apex.config import Config, EnvironmentConfig, ReplayConfig, RunConfig
 from apex.environments.factory import describe
 from apex.errors import ConfigError
-from apex.launch.resume import ACCEPT, reopen, take_resume
+from apex.launch.resume import reopen, resume_parser
 from apex.launch.resume_check import check_resume
 from apex.learning.run_save import snapshot_folder
 from apex.replay_memory.store.location import beside, store_path
@@ -45,13 +45,14 @@ def folder(tmp_path):
     ],
 )
 def test_the_run_is_told_from_the_other_arguments(arguments, name, rest):
-    assert take_resume(arguments) == (name, rest)
+    options, others = resume_parser("apex train").parse_known_args(arguments)
+    assert (options.resume, others) == (name, rest)
 
 
-@pytest.mark.parametrize("arguments", [["--resume"], ["--resume="], ["--resume", "--seed", "2"]])
+@pytest.mark.parametrize("arguments", [["--resume"], ["--resume", "--seed", "2"]])
 def test_a_run_must_be_named(arguments):
-    with pytest.raises(ConfigError, match="--resume needs a run folder"):
-        take_resume(arguments)
+    with pytest.raises(ConfigError, match="argument --resume: expected one argument; apex train --help"):
+        resume_parser("apex train").parse_known_args(arguments)
 
 
 def test_without_more_nothing_changes(folder):
@@ -88,7 +89,7 @@ def test_what_would_make_it_another_run_is_refused_by_name(folder, arguments, wo
 
 
 def test_a_flag_accepts_changes_that_what_is_saved_can_bear(folder):
-    found, config = reopen(str(folder.path), ["--learner.learning-rate", "1e-5", ACCEPT])
+    found, config = reopen(str(folder.path), ["--learner.learning-rate", "1e-5"], accept=True)
     assert config.learner.learning_rate == 1e-5
     found.go_on(config, argv=[])
     assert RunFolder.open(folder.path).config == config
@@ -106,7 +107,7 @@ def test_a_flag_accepts_changes_that_what_is_saved_can_bear(folder):
 )
 def test_no_flag_accepts_what_is_saved_would_not_fit(folder, arguments):
     with pytest.raises(ConfigError, match="what is saved would not fit"):
-        reopen(str(folder.path), [*arguments, ACCEPT])
+        reopen(str(folder.path), arguments, accept=True)
 
 
 def test_an_environment_that_has_changed_is_refused(folder):
@@ -129,9 +130,11 @@ def test_a_run_that_still_goes_is_refused(folder, place):
         path.unlink()
 
 
-def test_what_is_no_run_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="not a run folder"):
-        reopen(str(tmp_path / "nowhere"), [])
+def test_what_is_no_run_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("nowhere", ""):
+        with pytest.raises(ConfigError, match="not a run folder"):
+            reopen(name, [])
 
 
 # --- what is found ----------------------------------------------------------------------------------------------------

@@ -296,7 +296,7 @@ def test_the_command_prints_what_it_wrote(tmp_path, capsys):
     [
         (["nowhere"], "nowhere is not a run folder"),
         (["mine", "--checkpoint", "lost"], "must be best, last or a path, got 'lost'"),
-        (["mine", "--episodes", "-1"], "episodes must be a whole number >= 0, got -1"),
+        (["mine", "--episodes", "-1"], "--episodes: must be an integer of at least 0, got -1"),
         (["mine", "--episodes", "many"], "argument --episodes"),
         (["mine", "--license", ""], "license must be a name, as in mit, got ''"),
         (["mine", "--out", "/proc/nowhere"], "cannot write to /proc/nowhere"),

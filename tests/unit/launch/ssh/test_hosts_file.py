@@ -190,7 +190,7 @@ def test_an_ssh_that_is_not_there_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--hosts"], "--hosts needs a TOML file that names the machines, see docs/own-machines.md"),
+        (["--hosts"], "argument --hosts: expected one argument"),
         (["--hosts", "none.toml"], "--hosts: cannot read the configuration none.toml"),
         (["--hosts=hosts.toml", "--transport.keys", "k"], "transport.keys cannot be set with --hosts: leave it out"),
         (["--hosts", "hosts.toml", "--insecure-no-auth"], "transport.insecure_no_auth cannot be set with --hosts"),
