@@ -30,6 +30,7 @@ from apex.runtime.disk_monitor import DiskMonitor
 from apex.runtime.gpu import means_gpu
 from apex.runtime.lifecycle import FAILED, FINISHED, Stop, log_to, reports_errors, stop_on_signals
 from apex.runtime.ports import PortClaims
+from apex.runtime.run_claim import claim_run
 from apex.runtime.supervisor import Ending, Program, supervise
 from apex.runtime.watchdog import take_notifier
 from apex.transport.control_client import ControlClient
@@ -193,6 +194,7 @@ def _run(
     transport = config.transport
     observer = read_keys(transport.keys, "observer")
     with (
+        claim_run(folder.run_id),
         log_to(folder.logs / "launcher.log"),
         open_context(observer) as context,
         open_view(out or sys.stdout) as view,

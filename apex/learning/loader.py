@@ -28,6 +28,7 @@ from apex.replay_memory.store.location import counters_path, store_path
 from apex.replay_memory.store.reader import StoreReader
 from apex.runtime.children import start_child
 from apex.runtime.lifecycle import POLL_SECONDS, Stop
+from apex.runtime.private_file import ForeignFileError
 from apex.transport.codec import Codec
 from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import BatchReceiver, max_batch_bytes
@@ -84,14 +85,19 @@ class LoaderTask(NamedTuple):
     transport: TransportConfig
 
     def open_source(self, index: int, shard: int, inode: int) -> LocalSource | None:
-        """A loader's source over the store of a shard on this host; None while the store is only half made."""
+        """A loader's source over the store of a shard on this host.
+
+        None while the store is only half made. Raises ForeignFileError if another user has put a file in its place.
+        """
         path, row = store_path(self.run_id, shard), self.replay.num_samplers + index
         try:
             reader = StoreReader(path, self.schema)
+            counters = SamplerCounters(counter_rows(self.replay, self.learner), counters_path(path))
+        except ForeignFileError:
+            raise
         except ConfigError as error:
             log.info("not yet: %s", error)
             return None
-        counters = SamplerCounters(counter_rows(self.replay, self.learner), counters_path(path))
         settings = DrawSettings.configured(self.replay, shard, self.learner.batch_size)
         return LocalSource(BatchDrawer(reader, counters, row, settings, np.random.default_rng([self.seed, row, inode])))
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from apex.learning.batch_source import LocalSource
 from apex.replay_memory.store.location import has_owner
+from apex.runtime.private_file import ForeignFileError
+
+log = logging.getLogger("apex")
 
 LOOK_SECONDS = 0.5  # between two looks whether a replay server on this host has come, or made its store anew
 
@@ -36,6 +40,12 @@ class StoreMonitor:
             except FileNotFoundError:
                 inode = 0
             if inode != self._inode and (not inode or has_owner(self._path)):
-                self._source = self._open_source(inode) if inode else None
-                self._inode = inode if self._source is not None else 0
+                self._inode = inode
+                try:
+                    self._source = self._open_source(inode) if inode else None
+                except ForeignFileError as error:
+                    self._source = None
+                    log.error("%s", error)  # Once: only another file at this place is looked at again.
+                else:
+                    self._inode = inode if self._source is not None else 0
         return self._source

@@ -12,6 +12,7 @@ import numpy as np
 from apex.config import LearnerConfig, ReplayConfig
 from apex.errors import ConfigError
 from apex.replay_memory.rate_limiter import RateLimiter
+from apex.runtime.private_file import open_private
 
 _ROW_BYTES = 64  # a cache line each: writers of different rows do not disturb one another
 
@@ -27,13 +28,16 @@ class SamplerCounters:
     BASE_INSERTED, BASE_DRAWN = 6, 7  # of row 0: where the limiter's line begins since the replay server was started
 
     def __init__(self, num_rows: int, path: Path | None = None) -> None:
-        """A file in tmpfs at `path`, made if it is not there; or memory that only forked children share."""
+        """A file in tmpfs at `path`, made if it is not there; or memory that only forked children share.
+
+        Raises ForeignFileError for another user's file, and ConfigError where there is no room.
+        """
         num_bytes = _ROW_BYTES * num_rows
         if path is None:
             memory = mmap.mmap(-1, num_bytes)
         else:
             # Open for as long as the process lives: its lock says that somebody wants the store, see `is_wanted`.
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            descriptor = open_private(path, os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
                 os.posix_fallocate(descriptor, 0, num_bytes)

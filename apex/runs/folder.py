@@ -213,9 +213,12 @@ def make_folder(config: Config, started: datetime | None = None) -> Path:
     while True:
         path = folder / (name if number == 1 else f"{name}-{number}")
         try:
-            path.mkdir(parents=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700)  # Its manifest names the run, which is what a stranger would need to join it.
             return path
         except FileExistsError as error:
+            if not path.parent.is_dir():
+                raise ConfigError(f"cannot make the run folder {path}: Not a directory; set run.folder") from error
             if config.run.name:
                 raise ConfigError(
                     f"run.name {name!r}: {path} is there already, and a run is never overwritten; "

@@ -27,7 +27,7 @@ class FileLock:
 
         Whoever asks `has_owner` holds the lock for an instant: who means to keep it must not give up because of that.
         """
-        self._descriptor = os.open(path, os.O_RDWR)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         while True:
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -55,11 +55,11 @@ class FileLock:
 
 
 def is_owned(path: Path) -> bool:
-    """Whether a process owns the file now; False if there is no such file."""
+    """Whether a process owns the file now; False if there is no such file, or if it is another user's."""
     try:
         FileLock(path).release()
     except ConfigError:
         return True
-    except FileNotFoundError:
+    except OSError:
         return False
     return False

@@ -13,6 +13,7 @@ from apex.errors import ConfigError, require
 from apex.replay_memory.store.layout import COMMIT, FIRST_KEY, STORE_HEADER, Regions, Sizes, StoreSettings
 from apex.replay_memory.store.location import beside, in_use, remove
 from apex.runtime.file_lock import LOCK_ATTEMPTS, FileLock
+from apex.runtime.private_file import open_private
 from apex.types import Schema
 
 MAGIC = int.from_bytes(b"ApeXrepl", "little")
@@ -70,11 +71,11 @@ def create_file(
 def open_file(path: Path, schema: Schema, *, writable: bool) -> Regions:
     """Maps an existing file; raises ConfigError unless it is a store of this format and schema.
 
-    That is a DamagedMemoryError where no configuration would fit.
+    That is a DamagedMemoryError where no configuration would fit, and a ForeignFileError for another user's file.
     """
     require_processor(platform.machine())
     try:
-        descriptor = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
+        descriptor = open_private(path, os.O_RDWR if writable else os.O_RDONLY)
     except OSError as error:
         raise ConfigError(f"cannot open the replay memory {path}: {error.strerror}") from error
     try:

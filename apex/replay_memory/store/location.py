@@ -8,8 +8,17 @@ from pathlib import Path
 
 from apex.errors import ConfigError
 from apex.runtime.file_lock import FileLock, is_owned
+from apex.runtime.run_claim import is_claimed
 
 MEMORY = Path("/dev/shm")  # tmpfs on every Linux
+
+
+def run_id_of(store: Path) -> int | None:
+    """Of which run the store at this path is, by its name; None for a name that is not one of ours."""
+    try:
+        return int(store.name.split("-")[1], 16)
+    except (IndexError, ValueError):
+        return None
 
 
 def store_path(run_id: int, shard: int = 0) -> Path:
@@ -50,7 +59,10 @@ def has_owner(path: Path) -> bool:
 
 
 def is_wanted(path: Path) -> bool:
-    """Whether anybody lives who draws from the store at `path`: its writer may be away, and about to come back."""
+    """Whether its run goes on, or somebody draws from it: its writer may be away, and about to come back."""
+    run_id = run_id_of(path)
+    if run_id is not None and is_claimed(run_id):
+        return True
     try:
         descriptor = os.open(counters_path(path), os.O_RDWR)
     except FileNotFoundError:
@@ -67,10 +79,15 @@ def is_wanted(path: Path) -> bool:
 
 
 def remove(path: Path) -> bool:
-    """Removes a store, or what is left of one or of its making, unless it has an owner. Returns whether any was."""
+    """Removes a store, or what is left of one or of its making, unless it has an owner. Returns whether any was.
+
+    Raises ConfigError for one that has, and for another user's.
+    """
     found = False
     for file in (beside(path), path):
         try:
+            if file.lstat().st_uid != os.geteuid():
+                raise ConfigError(f"cannot remove the replay memory {file}: it belongs to another user")
             ownership = FileLock(file, in_use=in_use(file))
         except FileNotFoundError:
             continue

@@ -17,7 +17,7 @@ from apex.learning.batch_source import RemoteSource
 from apex.learning.loader import Loader, LoaderTask, load
 from apex.learning.store_monitor import LOOK_SECONDS, StoreMonitor
 from apex.replay_memory.store.layout import StoreSettings
-from apex.replay_memory.store.location import remove, store_path
+from apex.replay_memory.store.location import counters_path, remove, store_path
 from apex.replay_memory.store.writer import StoreWriter
 from apex.runtime.children import start_child, stop_children
 
@@ -280,6 +280,17 @@ def test_one_shard_beside_the_loader_and_another_elsewhere_make_one_batch():
     finally:
         store.close()
         remove(direct.path)
+
+
+@pytest.mark.parametrize("planted", ["store", "counters"])
+def test_another_users_file_in_the_place_of_a_memory_is_passed_over_and_reported_once(direct, planted, caplog):
+    store = direct.make_store()
+    (direct.path if planted == "store" else counters_path(direct.path)).touch()
+    (direct.path if planted == "store" else counters_path(direct.path)).chmod(0o666)
+    assert [direct.monitor.source() for _ in range(3)] == [None] * 3
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "another user may have planted it" in caplog.text
+    store.close()
 
 
 def test_a_loader_goes_on_while_the_writer_is_away_and_follows_it_to_a_new_store(direct):

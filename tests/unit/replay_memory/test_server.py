@@ -21,6 +21,7 @@ from apex.replay_memory.store.location import beside, counters_path
 from apex.replay_memory.store.reader import StoreReader
 from apex.replay_memory.store.writer import StoreWriter
 from apex.runtime.file_lock import FileLock
+from apex.runtime.run_claim import claim_run
 from apex.transport.codec import Codec
 from apex.transport.hello import Welcome
 from apex.types import PriorityUpdate, Receipt, Stream
@@ -252,6 +253,16 @@ def test_what_a_crashed_run_left_in_memory_is_reclaimed_and_what_runs_is_not(tmp
     running.store.close()
 
 
+def test_the_memory_of_a_run_that_is_claimed_stays_while_all_its_programs_are_away(tmp_path):
+    path = tmp_path / "apex-2-0.replay"
+    Scene(path).store.close()
+    with claim_run(2):
+        reclaim(tmp_path / "apex-3-0.replay")
+        assert path.exists()
+    reclaim(tmp_path / "apex-3-0.replay")
+    assert not path.exists()
+
+
 def make_welcome():
     config = Config(
         actor=ActorConfig(num_actors=4, segment_length=5),
@@ -317,6 +328,7 @@ def test_a_damaged_store_is_removed_for_its_snapshot_and_for_nothing_less(tmp_pa
 def test_a_memory_whose_making_was_cut_short_is_removed_and_said_to_be(tmp_path, caplog, num_bytes):
     path = tmp_path / "store"
     path.write_bytes(bytes(num_bytes))
+    path.chmod(0o600)
     owner = FileLock(path)
     with pytest.raises(ConfigError, match="is not a replay memory"):
         open_store(path, make_welcome())  # Somebody is at it.

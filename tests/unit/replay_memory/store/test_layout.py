@@ -265,6 +265,7 @@ def test_refuses_a_file_that_is_none_of_its_own(path, fields, message):
 
 def test_refuses_a_file_that_is_too_short(path):
     path.write_bytes(b"ApeX")
+    path.chmod(0o600)
     with pytest.raises(ConfigError, match="it has 4 bytes"):
         open_reader(path)
 
