@@ -19,7 +19,8 @@ from typing import Any
 from apex.config import RunConfig
 from apex.errors import ApexError, ConfigError
 from apex.runtime.file_lock import FileLock
-from apex.runtime.lifecycle import FAILED, POLL_SECONDS, REFUSED, Stop, Wait, die_with_parent, stop_on_signals
+from apex.runtime.lifecycle import FAILED, POLL_SECONDS, REFUSED, Stop, Wait, stop_on_signals
+from apex.runtime.spawn import belong_to
 from apex.runtime.watchdog import Pulse, Silence, is_traced
 
 KILL_SECONDS = 1.0  # the kernel's time to end what was sent SIGKILL
@@ -81,10 +82,8 @@ def _kill_what_is_left() -> None:
 
 
 def _run(parent: int, name: str, pulse: Pulse, target: Callable[..., None], args: tuple[Any, ...]) -> None:
-    die_with_parent()
+    belong_to(parent)
     FileLock.forget()
-    if os.getppid() != parent:  # It died before the line above.
-        os._exit(FAILED)
     with stop_on_signals(pulse.tick) as stop:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:

@@ -21,6 +21,7 @@ def spawn(
     output: File = subprocess.DEVNULL,
     errors: File = subprocess.STDOUT,
     environment: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
     niceness: int = 0,
     cores: Collection[int] = (),
     pass_fds: Collection[int] = (),
@@ -30,7 +31,8 @@ def spawn(
 
     It has a session of its own, so that Ctrl-C reaches only this process, which then stops its programs in order. When
     the thread that called this ends, the kernel sends the program `ends_by`. `environment` is added to this process's
-    own. `cores`: the CPUs that the program may use; empty: all. Raises OSError if there is no such program.
+    own. `cwd` is its working directory; None: this process's own. `cores`: the CPUs that the program may use; empty:
+    all. Raises OSError if there is no such program.
     """
     parent = os.getpid()
 
@@ -46,6 +48,7 @@ def spawn(
         stdout=output,
         stderr=errors,
         env={**os.environ, **(environment or {})},
+        cwd=cwd,
         pass_fds=tuple(pass_fds),
         start_new_session=True,
         preexec_fn=before_exec,

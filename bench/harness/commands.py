@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from apex.replay_memory.store.location import MEMORY
-from apex.runtime.lifecycle import FAILED, POLL_SECONDS, Stop, die_with_parent
+from apex.runtime.lifecycle import POLL_SECONDS, Stop
+from apex.runtime.spawn import spawn
 
 END_SECONDS = 60.0  # A command that is asked to stop may take so long.
 LEFT_SECONDS = 3.0  # Processes that the command has left behind may take so long.
@@ -58,23 +59,14 @@ class Runner:
         """Runs a command that imports the packages in `cwd`. Raises KeyboardInterrupt when told to stop."""
         temporary, output, errors = (self._folder / name for name in ("tmp", "output", "errors"))
         temporary.mkdir()
-        parent = os.getpid()
-
-        def before_exec() -> None:
-            die_with_parent(signal.SIGTERM)
-            if os.getppid() != parent:  # The parent ended before the line above.
-                os._exit(FAILED)
-
         with output.open("wb") as stdout, errors.open("wb") as stderr:
-            process = subprocess.Popen(
+            process = spawn(
                 command,
                 cwd=cwd,
-                env={**os.environ, "PYTHONPATH": f"{cwd}:{self._folder / 'site'}", "TMPDIR": str(temporary)},
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                start_new_session=True,  # Ctrl-C reaches only this process, which then stops the command.
-                preexec_fn=before_exec,
+                environment={"PYTHONPATH": f"{cwd}:{self._folder / 'site'}", "TMPDIR": str(temporary)},
+                output=stdout,
+                errors=stderr,
+                ends_by=signal.SIGTERM,  # A bench then stops its own programs.
             )
         try:
             libraries = self._wait(process, cwd)

@@ -1,0 +1,17 @@
+"""`spawn` starts a program in the folder, with the environment and with the outputs that it is given."""
+
+from __future__ import annotations
+
+from apex.runtime.spawn import spawn
+
+
+def test_a_program_has_the_folder_and_the_variables_it_was_given(tmp_path):
+    with (tmp_path / "said").open("wb") as output:
+        process = spawn(
+            ["sh", "-c", "pwd; echo $FRUIT; echo wrong >&2"],
+            output=output,
+            environment={"FRUIT": "plum"},
+            cwd=tmp_path.parent,
+        )
+    assert process.wait(10) == 0
+    assert (tmp_path / "said").read_text() == f"{tmp_path.parent}\nplum\nwrong\n"
