@@ -47,7 +47,7 @@ class Side(NamedTuple):
     checkout: Path
 
 
-class Rates(NamedTuple):
+class PairedRates(NamedTuple):
     """One metric's rates on both sides, pair by pair."""
 
     a: list[float]
@@ -165,9 +165,11 @@ def _succeed(what: str, runner: Runner, command: Sequence[str], cwd: Path) -> st
 # --- the measurements -------------------------------------------------------------------------------------------------
 
 
-def _measure(a: Side, b: Side, names: Sequence[str], pairs: int, seconds: float, runner: Runner) -> dict[str, Rates]:
+def _measure(
+    a: Side, b: Side, names: Sequence[str], pairs: int, seconds: float, runner: Runner
+) -> dict[str, PairedRates]:
     """Runs every bench `pairs` times on both sides, and reports which compiled extensions were loaded."""
-    rates = {metric: Rates([], []) for metric, (bench, _) in METRICS.items() if bench in names}
+    rates = {metric: PairedRates([], []) for metric, (bench, _) in METRICS.items() if bench in names}
     loaded = {(side.name, name): set[str]() for side in (a, b) for name in names}
     for pair in range(pairs):
         for name in names:

@@ -7,11 +7,9 @@ and without keys are taken in turn, so that other work on the machine meets both
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from multiprocessing import Pipe
@@ -24,7 +22,7 @@ from apex.config import Config
 from apex.errors import require
 from apex.frame_blob import make_blob
 from apex.runtime.children import check_children, start_child, stop_children
-from apex.runtime.lifecycle import FINISHED, POLL_SECONDS, Stop, stop_on_signals
+from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.runtime.ports import choose_ports, is_free
 from apex.transport.async_receiver import PULL, AsyncReceiver
 from apex.transport.codec import Codec
@@ -33,6 +31,7 @@ from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import ExperienceSender, max_segment_bytes
 from apex.transport.sockets import open_context
 from apex.types import RECORD, Schema, Segment, Stream
+from bench.harness.command import Figures, make_parser, run_bench
 from bench.harness.report import ReportRow, print_rows
 
 PIECES = 5  # with and without keys; a rate is the median of so many
@@ -47,22 +46,20 @@ LINES = [
     ReportRow("curve_share", "with keys against without", "%", 100, 0, 35),
 ]
 
-Figures = dict[str, float]
-
 
 def main(argv: Sequence[str]) -> int:
     """Returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m bench curve", description="Measures what keys cost here.")
+    parser = make_parser("curve", "Measures what keys cost here.")
     parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="in all; default 20")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     options = parser.parse_args(argv)
     require(options.seconds > 0, f"--seconds must be > 0, got {options.seconds}")
-    with stop_on_signals() as stop, tempfile.TemporaryDirectory(prefix="apex-bench-") as name:
-        figures = measure(Path(name) / "keys", options.seconds, stop)
-    print_rows(f"segments of {TRANSITIONS} transitions, {TRANSITIONS * FRAME_BYTES:,} bytes", LINES, figures)
-    if options.json:
-        print(json.dumps(figures))
-    return FINISHED
+    title = f"segments of {TRANSITIONS} transitions, {TRANSITIONS * FRAME_BYTES:,} bytes"
+    return run_bench(
+        parser.prog,
+        lambda folder, stop: measure(folder / "keys", options.seconds, stop),
+        lambda figures: print_rows(title, LINES, figures),
+        as_json=options.json,
+    )
 
 
 def measure(folder: Path, seconds: float, stop: Stop) -> Figures:

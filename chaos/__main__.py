@@ -30,7 +30,7 @@ from chaos.report import Figure, ScenarioReporter, audit_figures
 from chaos.run import ChaosRun
 from chaos.scenarios import DEFAULTS, GOES_ON, HOSTS, OPTIONS, SCENARIOS, ScenarioOptions
 
-PROGRAMS = {"deaths": "chaos.deaths", "hostile": "chaos.hostile.command", "saves": "chaos.saves.command"}
+COMMANDS = {"deaths": "chaos.deaths", "hostile": "chaos.hostile.command", "saves": "chaos.saves.command"}
 SETTINGS: dict[str, tuple[type, str, str]] = {  # of an Order: type, placeholder, meaning
     "minutes": (float, "M", "how long"),
     "period": (float, "SECONDS", "between two faults"),
@@ -51,8 +51,8 @@ TRAIN = (
 def main(argv: Sequence[str] | None = None) -> int:
     """The composition root; 1 if the audit fails or the run does not go on."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if words and words[0] in PROGRAMS:
-        program: int = importlib.import_module(PROGRAMS[words[0]]).main(words[1:])
+    if words and words[0] in COMMANDS:
+        program: int = importlib.import_module(COMMANDS[words[0]]).main(words[1:])
         return program
     arguments, rest = _parser().parse_known_args(words)
     order = _order(arguments)

@@ -9,11 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-PROGRAMS = {
-    "apex.replay": "replay",
-    "apex.learner": "learner",
-    "chaos.programs.actor": "actor",
-    "apex.evaluator": "evaluator",
+from apex.types import PROGRAMS, Role
+
+ROLE_OF_MODULE: dict[str, str] = {
+    **{f"apex.{role}": role for role in PROGRAMS},
+    "chaos.programs.actor": Role.ACTOR,
     "chaos.programs.launcher": "launcher",
 }
 NOT_ITS_OWN = ("/dev/shm/apex-", "/usr/", "/lib", *{f"{path}/" for path in (sys.prefix, sys.base_prefix)})
@@ -114,4 +114,4 @@ def _program(pid: int) -> str:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ").split(" ")
     except OSError:
         return ""
-    return next((role for module, role in PROGRAMS.items() if module in words), "")
+    return next((role for module, role in ROLE_OF_MODULE.items() if module in words), "")

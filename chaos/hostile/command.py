@@ -54,7 +54,7 @@ SETTLE_SECONDS = 2.0
 SERVED = ("experience", "priorities", "receipts", "batches", "control", "metrics")  # whose sockets the programs bind
 BAR = 0.9  # of the honest rate
 
-Figures = dict[str, Any]
+Measurements = dict[str, Any]  # figures, and counts by kind
 
 
 @reports_errors("python -m chaos hostile")
@@ -90,7 +90,7 @@ def main(argv: Sequence[str]) -> int:
     return FINISHED if figures["honest_share"] >= BAR else FAILED
 
 
-def print_report(figures: Figures) -> None:
+def print_report(figures: Measurements) -> None:
     """What came, and what it did."""
     for name, value in figures.items():
         shown = ", ".join(f"{key} {count:,}" for key, count in value.items()) if isinstance(value, dict) else value
@@ -106,7 +106,7 @@ def measure(
     stop: Stop,
     *,
     curve: bool = False,
-) -> Figures:
+) -> Measurements:
     """All figures; with `curve` keys are made in `folder`, and the honest use them."""
     keys, strangers = (str(folder / name) if curve else "" for name in ("keys", "strangers"))
     if curve:
@@ -148,7 +148,7 @@ def measure(
         watched.work(SETTLE_SECONDS)
         after, memory_after = watched.work(quiet_seconds), watched.memory()
         status = ask(transport.endpoint("control"), 5.0, read_keys(keys, "observer")) or {}
-        figures: Figures = {
+        figures: Measurements = {
             "curve": curve,
             "connections": sum(came["counts"].values()),
             "connections_by_kind": came["counts"],
@@ -211,7 +211,7 @@ class _Watched:
         return whole - shared
 
 
-def _measure_endless(watched: _Watched, host: str, port: int, num_bytes: int, curve: bool) -> Figures:
+def _measure_endless(watched: _Watched, host: str, port: int, num_bytes: int, curve: bool) -> Measurements:
     """What one message without an end costs while it is open, and after it."""
     before = watched.memory()
     peer: socket.socket | None = None

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 NEW_NETWORK = 0x4000_0000  # <linux/sched.h>
-PROGRAMS = ("ip", "unshare", "setpriv", "nsenter", "mount")
+TOOLS = ("ip", "unshare", "setpriv", "nsenter", "mount")
 LOOK_SECONDS = 0.2
 SECONDS = 60.0  # that the kernel may take for anything here
 ATTEMPT = """
@@ -201,7 +201,7 @@ def wait_until(
 
 def missing() -> str:
     """Why there can be no such machines here; "" if there can."""
-    absent = [program for program in PROGRAMS if shutil.which(program) is None]
+    absent = [program for program in TOOLS if shutil.which(program) is None]
     if absent:
         return f"not installed: {', '.join(absent)}"
     if os.geteuid() != 0:
