@@ -55,8 +55,8 @@ def double_q_errors(
 def loss_and_gradients(delta: Tensor, importance_weights: Tensor, *, kind: LossKind) -> tuple[Tensor, Tensor]:
     """The loss, float32[], and its derivatives by each Q(s_t, a_t), float32[B], where autograd is not asked."""
     loss = _mean_loss(delta, importance_weights, kind)
-    slopes = delta if kind == "squared" else delta.clamp(-1.0, 1.0)
-    return loss, slopes * importance_weights / -len(delta)
+    derivatives = delta if kind == "squared" else delta.clamp(-1.0, 1.0)
+    return loss, derivatives * importance_weights / -len(delta)
 
 
 def _mean_loss(delta: Tensor, importance_weights: Tensor, kind: LossKind) -> Tensor:

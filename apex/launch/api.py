@@ -83,7 +83,7 @@ def train(config: Config, *, quiet: bool = False, stop: Callable[[], bool] | Non
 def train_as(
     config: Config, compose: Composer | None, *, quiet: bool = False, stop: Callable[[], bool] | None = None
 ) -> Run:
-    """The same with other programs: `compose` names them, as in `launch.run`."""
+    """The same with other programs: `compose` names them, as in `run_programs`."""
     require(isinstance(config, Config), f'train takes an apex.Config, as apex.preset("pong"), got {config!r:.80}')
     with _once(), _stopping(stop) as request, ExitStack() as opened:
         out = opened.enter_context(open(os.devnull, "w")) if quiet else None

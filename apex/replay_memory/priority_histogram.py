@@ -28,7 +28,7 @@ class PriorityHistogram:
         self._newest: dict[str, Any] | None = None
 
     def newest(self) -> dict[str, Any] | None:
-        """{"counts": [K], "edges": [K + 1]} as `metrics.MetricsWriter` takes it; None while there is none to make.
+        """{"counts": [K], "edges": [K + 1]} as `MetricsWriter` takes it; None while there is none to make.
 
         Counts are transitions, scaled up from the keys that were looked at. Edges are |TD error|, without the exponent;
         an exponent of 0 tells none. Takes about a millisecond each PERIOD.

@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def work(folder: Path, stop: Stop, task: WorkerTask) -> None:
-    """A worker process of the actor, as `actor_worker.work`."""
+    """A worker process of the actor, as `apex.acting.worker.run_worker`."""
     welcome = task.welcome
     codec = Codec(welcome.run_id, welcome.schema)
 

@@ -32,7 +32,7 @@ from fuzz.mutations import seal
 from fuzz.reference import accepts
 from fuzz.seeds import PIXELS, SIDES, TYPES, VECTORS, make_seeds
 
-pytestmark = pytest.mark.no_cover  # Coverage, which would take half of the time, is test_wire's.
+pytestmark = pytest.mark.no_cover  # Coverage would double the time; transport/test_codec.py measures it.
 
 MESSAGES = 20_000  # of each type; a million: python -m tests.fuzz
 ROOT = Path(__file__).parents[2]

@@ -28,10 +28,10 @@ class Linear(NamedTuple):
         """float32[B, D] -> float32[B, H]."""
         return torch.addmm(self.bias, inputs, self.weight.t())
 
-    def differentiate(self, inputs: Tensor, slopes: Tensor) -> None:
-        """Leaves the gradients of both parameters in their places; `slopes`: of the loss by the outputs."""
-        torch.mm(slopes.t(), inputs, out=self.weight_gradient)
-        torch.sum(slopes, 0, out=self.bias_gradient)
+    def differentiate(self, inputs: Tensor, output_gradient: Tensor) -> None:
+        """Leaves the gradients of both parameters in their places; `output_gradient`: of the loss by the outputs."""
+        torch.mm(output_gradient.t(), inputs, out=self.weight_gradient)
+        torch.sum(output_gradient, 0, out=self.bias_gradient)
 
 
 class Torso(Protocol):
@@ -40,11 +40,11 @@ class Torso(Protocol):
     def forward(self, stacks: Tensor) -> tuple[Tensor, ...]:
         """frame_dtype[N, B, S, *F] -> what each layer gives for N * B rows, of which the last is float32[N * B, F]."""
 
-    def backward(self, stacks: Tensor, passed: tuple[Tensor, ...], slopes: Tensor) -> None:
+    def backward(self, stacks: Tensor, passed: tuple[Tensor, ...], output_gradient: Tensor) -> None:
         """Leaves all gradients in their places.
 
-        `passed`: what `forward` gave; `slopes`: float32[B, F], of the loss by the features of `stacks[0]`. The rest of
-        them has none.
+        `passed`: what `forward` gave; `output_gradient`: float32[B, F], of the loss by the features of
+        `stacks[0]`; the other features have none.
         """
 
 
@@ -78,21 +78,21 @@ class Heads:
         q += self._value.output(value) - q.mean(1, keepdim=True)
         return PassedHeads(advantage, value, q)
 
-    def backward(self, features: Tensor, passed: PassedHeads, action: Tensor, slopes: Tensor) -> Tensor:
-        """Leaves all gradients in their places; returns the slopes by the first B features, float32[B, F].
+    def backward(self, features: Tensor, passed: PassedHeads, action: Tensor, q_gradient: Tensor) -> Tensor:
+        """Leaves all gradients in their places; returns the gradient by the first B features, float32[B, F].
 
-        `action`: int64[B], and `slopes`: float32[B], of the loss by Q(s_t, a_t). The other values of Q, and the rows of
+        `action`: int64[B]. `q_gradient`: float32[B], of the loss by Q(s_t, a_t). The other values of Q, and the rows of
         `features` and `passed` after the first B, have none.
         """
         size, num_actions = len(action), passed.q.shape[1]
-        features, slopes = features[:size], slopes.unsqueeze(1)
-        by_advantage = torch.zeros(size, num_actions).scatter_(1, action.unsqueeze(1), slopes)
+        features, q_gradient = features[:size], q_gradient.unsqueeze(1)
+        by_advantage = torch.zeros(size, num_actions).scatter_(1, action.unsqueeze(1), q_gradient)
         if self._value is None:
             return _back_through(self._advantage, features, passed.advantage[:size], by_advantage)
         assert passed.value is not None
-        by_advantage -= slopes / num_actions  # Q = V + A - mean A
+        by_advantage -= q_gradient / num_actions  # Q = V + A - mean A
         by_features = _back_through(self._advantage, features, passed.advantage[:size], by_advantage)
-        by_features += _back_through(self._value, features, passed.value[:size], slopes)
+        by_features += _back_through(self._value, features, passed.value[:size], q_gradient)
         return by_features
 
 
@@ -102,9 +102,9 @@ def linear(layer: nn.Module) -> Linear:
     return Linear(layer.weight, layer.bias, layer.weight.grad, layer.bias.grad)
 
 
-def stop_where_silent(slopes: Tensor, outputs: Tensor) -> Tensor:
-    """The way back through a ReLU: where its output is 0 nothing passes."""
-    passed: Tensor = torch.ops.aten.threshold_backward(slopes, outputs, 0)
+def relu_backward(output_gradient: Tensor, outputs: Tensor) -> Tensor:
+    """The gradient by the inputs of a ReLU: 0 where its output is 0."""
+    passed: Tensor = torch.ops.aten.threshold_backward(output_gradient, outputs, 0)
     return passed
 
 
@@ -112,9 +112,9 @@ def _head(head: Head) -> _Head:
     return _Head(linear(head.hidden), linear(head.output))
 
 
-def _back_through(head: _Head, features: Tensor, hidden: Tensor, slopes: Tensor) -> Tensor:
+def _back_through(head: _Head, features: Tensor, hidden: Tensor, output_gradient: Tensor) -> Tensor:
     """Leaves the gradients of a head's parameters in their places; returns those by its features."""
-    head.output.differentiate(hidden, slopes)
-    by_hidden = stop_where_silent(slopes @ head.output.weight, hidden)
+    head.output.differentiate(hidden, output_gradient)
+    by_hidden = relu_backward(output_gradient @ head.output.weight, hidden)
     head.hidden.differentiate(features, by_hidden)
     return by_hidden @ head.hidden.weight

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from apex.dqn.kernels.convolution import KERNEL, LANES, STRIDE, load_convolution
 from apex.dqn.kernels.pixel_convolution import convolve, places, weight_gradient
-from apex.dqn.manual_backward.layers import stop_where_silent
+from apex.dqn.manual_backward.layers import relu_backward
 
 PLACES_IN_BODY = (0, 2, 4)  # of the convolutions; between them are ReLUs
 
@@ -36,24 +36,24 @@ class ConvolutionLayer(NamedTuple):
         _native().layer(self._shape(inputs), *_pointers(inputs, packed, self.bias, out))
         return out
 
-    def differentiate(self, inputs: Tensor, slopes: Tensor) -> None:
-        """Leaves the gradients of both parameters in their places; `slopes`: of the loss, before the ReLU."""
+    def differentiate(self, inputs: Tensor, output_gradient: Tensor) -> None:
+        """Leaves the gradients of both parameters in their places; `output_gradient`: of the loss, before the ReLU."""
         outputs, channels, kernel, _ = self.weight.shape
         gradient = inputs.new_zeros(kernel, kernel, channels, outputs)
-        _native().layer_weight_gradient(self._shape(inputs), *_pointers(inputs, slopes, gradient))
-        self.keep(gradient.permute(3, 2, 0, 1), slopes)
+        _native().layer_weight_gradient(self._shape(inputs), *_pointers(inputs, output_gradient, gradient))
+        self.keep(gradient.permute(3, 2, 0, 1), output_gradient)
 
-    def keep(self, gradient: Tensor, slopes: Tensor) -> None:
+    def keep(self, gradient: Tensor, output_gradient: Tensor) -> None:
         """Puts the gradient of the weights, and what follows for the bias, where they belong."""
         assert self.weight_gradient is not None
         self.weight_gradient.copy_(gradient)
-        torch.sum(slopes.flatten(0, 2), 0, out=self.bias_gradient)
+        torch.sum(output_gradient.flatten(0, 2), 0, out=self.bias_gradient)
 
-    def back(self, inputs: Tensor, slopes: Tensor) -> Tensor:
-        """The slopes before the ReLU that the inputs came of, of their shape."""
+    def back(self, inputs: Tensor, output_gradient: Tensor) -> Tensor:
+        """The gradient before the ReLU that the inputs came from, in their shape."""
         turned = self.weight.permute(2, 0, 3, 1).contiguous()
         gradient = torch.empty_like(inputs)
-        _native().layer_input_gradient(self._shape(inputs), *_pointers(inputs, slopes, turned, gradient))
+        _native().layer_input_gradient(self._shape(inputs), *_pointers(inputs, output_gradient, turned, gradient))
         return gradient
 
     def _shape(self, inputs: Tensor) -> Any:
@@ -62,7 +62,7 @@ class ConvolutionLayer(NamedTuple):
 
 
 class PixelTorso:
-    """The body of a `networks.PixelQNetwork` that `suits`: a `written_layers.Body`."""
+    """The body of a `networks.PixelQNetwork` that `suits`: a `layers.Torso`."""
 
     def __init__(self, body: nn.Sequential) -> None:
         self._first, self._second, self._third = (convolution_layer(body[index]) for index in PLACES_IN_BODY)
@@ -85,16 +85,16 @@ class PixelTorso:
         third = self._third(second)
         return first, second, third, third.permute(0, 3, 1, 2).flatten(1)
 
-    def backward(self, stacks: Tensor, passed: tuple[Tensor, ...], slopes: Tensor) -> None:
+    def backward(self, stacks: Tensor, passed: tuple[Tensor, ...], output_gradient: Tensor) -> None:
         """Leaves all gradients in their places."""
-        first, second, third, features = (rows[: len(slopes)] for rows in passed)
-        channels_first = stop_where_silent(slopes, features).view(len(third), third.shape[3], *third.shape[1:3])
-        slopes = channels_first.permute(0, 2, 3, 1).contiguous()
-        self._third.differentiate(second, slopes)
-        slopes = self._third.back(second, slopes)
-        self._second.differentiate(first, slopes)
-        slopes = self._second.back(first, slopes)
-        self._first.keep(weight_gradient(stacks[0], slopes), slopes)
+        first, second, third, features = (rows[: len(output_gradient)] for rows in passed)
+        channels_first = relu_backward(output_gradient, features).view(len(third), third.shape[3], *third.shape[1:3])
+        output_gradient = channels_first.permute(0, 2, 3, 1).contiguous()
+        self._third.differentiate(second, output_gradient)
+        output_gradient = self._third.back(second, output_gradient)
+        self._second.differentiate(first, output_gradient)
+        output_gradient = self._second.back(first, output_gradient)
+        self._first.keep(weight_gradient(stacks[0], output_gradient), output_gradient)
 
 
 def suits(body: nn.Sequential) -> bool:

@@ -44,14 +44,17 @@ class _Network:
         body = self._body.forward(stacks)
         return _Passed(body, self._heads.forward(body[-1]))
 
-    def backward(self, stacks: Tensor, passed: _Passed, action: Tensor, slopes: Tensor) -> None:
-        """Leaves all gradients in their places; `slopes`: float32[B], of the loss by Q(s_t, a_t)."""
-        by_features = self._heads.backward(passed.body[-1], passed.heads, action, slopes)
+    def backward(self, stacks: Tensor, passed: _Passed, action: Tensor, q_gradient: Tensor) -> None:
+        """Leaves all gradients in their places; `q_gradient`: float32[B], of the loss by Q(s_t, a_t)."""
+        by_features = self._heads.backward(passed.body[-1], passed.heads, action, q_gradient)
         self._body.backward(stacks, passed.body, by_features)
 
 
 class ManualUpdate:
-    """The step of `autograd_update.EagerUpdate` for networks that are `written_out`, but for the last bits of sums."""
+    """The step of `autograd_update.EagerUpdate` for networks that `has_manual_backward` accepts.
+
+    The results differ in the last bits of sums only.
+    """
 
     def __init__(
         self,
@@ -85,8 +88,8 @@ class ManualUpdate:
         q, next_q = passed.heads.q.chunk(2)
         next_q_target = self._judge(batch.stacks[1:]) if judged is None else judged.result()
         errors = double_q_errors(q, next_q, next_q_target, batch.action, batch.n_step_return, batch.discount)
-        loss, slopes = loss_and_gradients(errors, batch.weights, kind=self._config.loss)
-        self._online.backward(batch.stacks, passed, batch.action, slopes)
+        loss, q_gradient = loss_and_gradients(errors, batch.weights, kind=self._config.loss)
+        self._online.backward(batch.stacks, passed, batch.action, q_gradient)
         norm = torch.linalg.vector_norm(self._gradient)
         finite = torch.isfinite(loss) & torch.isfinite(norm)
         if finite:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from apex.dqn.manual_backward.layers import linear, stop_where_silent
+from apex.dqn.manual_backward.layers import linear, relu_backward
 
 
 class VectorTorso:
-    """The body of a `networks.VectorQNetwork`: a `written_layers.Body`."""
+    """The body of a `networks.VectorQNetwork`: a `layers.Torso`."""
 
     def __init__(self, body: nn.Sequential) -> None:
         self._flatten = body[0]
@@ -20,9 +20,9 @@ class VectorTorso:
         first = self._first(states).relu_()
         return states, first, self._second(first).relu_()
 
-    def backward(self, stacks: Tensor, passed: tuple[Tensor, ...], slopes: Tensor) -> None:
+    def backward(self, stacks: Tensor, passed: tuple[Tensor, ...], output_gradient: Tensor) -> None:
         """Leaves all gradients in their places."""
-        states, first, second = (rows[: len(slopes)] for rows in passed)
-        slopes = stop_where_silent(slopes, second)
-        self._second.differentiate(first, slopes)
-        self._first.differentiate(states, stop_where_silent(slopes @ self._second.weight, first))
+        states, first, second = (rows[: len(output_gradient)] for rows in passed)
+        output_gradient = relu_backward(output_gradient, second)
+        self._second.differentiate(first, output_gradient)
+        self._first.differentiate(states, relu_backward(output_gradient @ self._second.weight, first))

@@ -2,7 +2,7 @@
  *
  * LZ4 itself is liblz4's: the caller passes its LZ4_decompress_safe. What is here is the loop around it, which from
  * Python costs two thirds of the decompression itself (docs/performance.md). Built at installation where there is a C
- * compiler; apex/blocks.py does the same without.
+ * compiler; lz4_blocks.py does the same without.
  */
 #include <stdint.h>
 #include <string.h>
@@ -110,5 +110,5 @@ void apex_decode_stored(lz4_decompress decompress, const struct memory *memory, 
         good[i] = (uint8_t)decode_one(decompress, memory, &transitions[i], stacks);
 }
 
-/* Of the functions' arguments: apex/native.py takes no other, so that a file of an older installation is not called. */
+/* Of the functions' arguments: lz4_blocks.py takes no other, so that a file of an older installation is not called. */
 const int64_t apex_interface = 2;

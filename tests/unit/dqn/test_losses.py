@@ -91,7 +91,7 @@ def test_matches_the_definition_with_its_gradient(kind, seed):
 
 @pytest.mark.parametrize("kind", ["squared", "huber"])
 @pytest.mark.parametrize("seed", range(5))
-def test_the_slopes_are_the_derivatives_of_the_loss(kind, seed):
+def test_the_gradients_are_the_derivatives_of_the_loss(kind, seed):
     arguments = batch(17, seed=seed)
     q = arguments["q"].requires_grad_()
     expected, td_errors = double_q_loss(**arguments, kind=kind)
@@ -99,10 +99,10 @@ def test_the_slopes_are_the_derivatives_of_the_loss(kind, seed):
     weights = arguments.pop("importance_weights")
     with torch.no_grad():
         errors = double_q_errors(**arguments)
-        loss, slopes = loss_and_gradients(errors, weights, kind=kind)
+        loss, gradients = loss_and_gradients(errors, weights, kind=kind)
     assert torch.equal(loss, expected)
     assert torch.equal(errors.abs(), td_errors)
-    torch.testing.assert_close(slopes, gradient.gather(1, arguments["action"].unsqueeze(1)).squeeze(1))
+    torch.testing.assert_close(gradients, gradient.gather(1, arguments["action"].unsqueeze(1)).squeeze(1))
 
 
 @pytest.mark.parametrize("kind", ["squared", "huber"])

@@ -25,16 +25,16 @@ pytestmark = pytest.mark.skipif(load_convolution() is None, reason="no C compile
 
 
 def make(batch, height, width, inputs, outputs, kernel, stride):
-    """A layer, what goes into it (after a ReLU), and slopes of the loss by what it gives before its own ReLU."""
+    """A layer, what goes into it (after a ReLU), and the gradient of the loss by what it gives before its own ReLU."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
         module = nn.Conv2d(inputs, outputs, kernel, stride)
         into = torch.randn(batch, height, width, inputs).relu()
         places = ((size - kernel) // stride + 1 for size in (height, width))
-        slopes = torch.randn(batch, *places, outputs)
+        output_gradient = torch.randn(batch, *places, outputs)
     for parameter in module.parameters():
         parameter.grad = torch.full_like(parameter, torch.nan)  # What was there before is nobody's.
-    return convolution_layer(module), into, slopes
+    return convolution_layer(module), into, output_gradient
 
 
 def windows(layer, rows):
@@ -54,46 +54,46 @@ def test_it_is_a_convolution_and_a_relu(shape):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_gradients_of_its_parameters_are_those_of_the_formula(shape):
-    layer, into, slopes = make(*shape)
+    layer, into, output_gradient = make(*shape)
     with torch.no_grad():
-        layer.differentiate(into, slopes)
-    expected = torch.einsum("bijyxc,bijo->ocyx", windows(layer, into.double()), slopes.double())
+        layer.differentiate(into, output_gradient)
+    expected = torch.einsum("bijyxc,bijo->ocyx", windows(layer, into.double()), output_gradient.double())
     torch.testing.assert_close(layer.weight_gradient.double(), expected, **TOLERANCE)
-    torch.testing.assert_close(layer.bias_gradient.double(), slopes.double().sum((0, 1, 2)), **TOLERANCE)
+    torch.testing.assert_close(layer.bias_gradient.double(), output_gradient.double().sum((0, 1, 2)), **TOLERANCE)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_way_back_passes_where_the_relu_before_it_was_not_silent(shape):
-    layer, into, slopes = make(*shape)
+    layer, into, output_gradient = make(*shape)
     expected = torch.zeros(into.shape, dtype=torch.float64)
-    _, rows, columns, _ = slopes.shape
+    _, rows, columns, _ = output_gradient.shape
     kernel, stride = layer.weight.shape[2], layer.stride
     for i in range(rows):
         for j in range(columns):
-            share = torch.einsum("bo,ocyx->byxc", slopes[:, i, j].double(), layer.weight.detach().double())
+            share = torch.einsum("bo,ocyx->byxc", output_gradient[:, i, j].double(), layer.weight.detach().double())
             expected[:, i * stride : i * stride + kernel, j * stride : j * stride + kernel] += share
     expected[into == 0] = 0
     with torch.no_grad():
-        torch.testing.assert_close(layer.back(into, slopes).double(), expected, **TOLERANCE)
+        torch.testing.assert_close(layer.back(into, output_gradient).double(), expected, **TOLERANCE)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_no_number_is_not_hidden_by_a_relu(value):
-    layer, into, slopes = make(*SHAPES[1])
+    layer, into, output_gradient = make(*SHAPES[1])
     into[1, 4, 4, 3] = value
     with torch.no_grad():
         assert not layer(into)[1].isfinite().all()
         assert layer(into)[0].isfinite().all()
-        slopes[0, 2, 2, 1] = value
-        assert not layer.back(into.nan_to_num(1.0, 1.0), slopes)[0].isfinite().all()
+        output_gradient[0, 2, 2, 1] = value
+        assert not layer.back(into.nan_to_num(1.0, 1.0), output_gradient)[0].isfinite().all()
 
 
 def test_an_empty_batch_is_no_exception():
-    layer, into, slopes = make(*SHAPES[0])
+    layer, into, output_gradient = make(*SHAPES[0])
     with torch.no_grad():
-        assert layer(into[:0]).shape == (0, *slopes.shape[1:])
-        assert layer.back(into[:0], slopes[:0]).shape == (0, *into.shape[1:])
-        layer.differentiate(into[:0], slopes[:0])
+        assert layer(into[:0]).shape == (0, *output_gradient.shape[1:])
+        assert layer.back(into[:0], output_gradient[:0]).shape == (0, *into.shape[1:])
+        layer.differentiate(into[:0], output_gradient[:0])
     assert (layer.weight_gradient == 0).all()
 
 

@@ -11,7 +11,7 @@ import pytest
 from support.builders import chi_square_bound
 from support.store_builders import create, decode, expect, make_segment, make_update, open_reader
 
-pytestmark = pytest.mark.no_cover  # Coverage, which would take half of the time, is test_store's.
+pytestmark = pytest.mark.no_cover  # Coverage would double the time; test_writer.py and test_reader.py measure it.
 
 FORK = multiprocessing.get_context("fork")
 COUNT = 5  # Transitions of a segment: one of each class, so that each class always has a fifth of the store.

@@ -22,7 +22,7 @@ from support.store_builders import (
 from apex.replay_memory.store.deduplication import InsertOutcome
 from apex.replay_memory.store.file import open_file
 
-pytestmark = pytest.mark.no_cover  # Coverage, which would take half of the time, is test_store's.
+pytestmark = pytest.mark.no_cover  # Coverage would double the time; test_writer.py and test_reader.py measure it.
 
 WILD = [np.nan, np.inf, -np.inf, -1, -1e-45, -0.0, 0, 1e-45, 1e-38, 3.4e38]  # denormal ones and huge ones among them
 
