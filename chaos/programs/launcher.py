@@ -54,7 +54,8 @@ def programs(
         if role == "replay":
             made.append(replace(program, command=(*program.command, "--advertise", ADDRESSES["to replay"])))
         elif role == "actor":
-            command = tuple("chaos.programs.actor" if word == "apex.actor" else word for word in program.command)
+            words = (word for word in program.command if word != "-P")  # `chaos` is found in the current folder only.
+            command = tuple("chaos.programs.actor" if word == "apex.actor" else word for word in words)
             at = command.index("chaos.programs.actor") + 1
             command = (*command[:at], str(ledgers), *command[at:])
             made += [
