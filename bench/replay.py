@@ -21,7 +21,7 @@ from apex.environments.factory import describe
 from apex.errors import ConfigError, require
 from apex.replay_memory.store.layout import STORED_RECORD
 from apex.replay_memory.store.sum_tree import SumTree
-from apex.runs.checkpoints.folder import latest_good
+from apex.runs.checkpoints.folder import find_latest
 from apex.runs.checkpoints.policy_file import find_best
 from apex.runs.folder import RunFolder
 from apex.runtime.lifecycle import Stop
@@ -128,7 +128,7 @@ def _sources(options: argparse.Namespace) -> list[tuple[str, EnvironmentConfig, 
     sources: list[tuple[str, EnvironmentConfig, Path | None]] = [("", EnvironmentConfig(id=GAME), None)]
     if options.run:
         run = RunFolder.open(options.run)
-        policy = find_best(run.checkpoints) or latest_good(run.checkpoints)
+        policy = find_best(run.checkpoints) or find_latest(run.checkpoints).path
         if policy is None:
             raise ConfigError(f"{run.path} has no policy yet: it was trained too shortly")
         sources.append(("trained_", run.config.environment, policy))

@@ -16,7 +16,7 @@ from apex.dqn.networks import q_values
 from apex.environments.factory import describe
 from apex.environments.single import AgentEnvironment
 from apex.errors import ConfigError, require
-from apex.runs.checkpoints.folder import latest_good
+from apex.runs.checkpoints.folder import find_latest
 from apex.runs.checkpoints.paths import MANIFEST
 from apex.runs.checkpoints.policy_file import PolicyInfo, find_best
 from apex.runs.checkpoints.policy_file import read_policy as read_policy
@@ -119,7 +119,7 @@ def find_policy(run: str | os.PathLike[str], checkpoint: str | os.PathLike[str] 
         return best
     require(choice != "best", f"{folder.path} has no best policy: no evaluation was finished; try --checkpoint last")
     if choice in (None, "last"):
-        last = latest_good(folder.checkpoints)
+        last = find_latest(folder.checkpoints).path
         if last is None:
             raise ConfigError(
                 f"{folder.path} has neither a best policy nor a checkpoint yet: it was trained too shortly"

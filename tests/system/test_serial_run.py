@@ -24,7 +24,7 @@ from apex.launch.local import main as train
 from apex.launch.preflight.fit import FREE_RATIO, fit_one_process
 from apex.learning.setup import open_run
 from apex.replay_memory.store.location import store_path
-from apex.runs.checkpoints.folder import load_latest
+from apex.runs.checkpoints.folder import find_latest
 from apex.runs.checkpoints.policy_file import find_best, read_policy
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
@@ -106,7 +106,7 @@ def curves(folder):
 
 def tensors(folder):
     """Networks and optimizer, bit for bit."""
-    state = load_latest(folder.checkpoints)
+    state = find_latest(folder.checkpoints).state
     found = []
 
     def collect(tree):
@@ -170,7 +170,7 @@ def test_limits_end_it_with_a_checkpoint(tmp_path, capsys, option, reason):
     said = capsys.readouterr().out
     assert f"finished: {reason}" in said
     assert f"{PRESETS['cartpole'].config.actor.num_actors} actors, batches of 32, 2 samples per insert" in said
-    assert load_latest(tmp_path / "mine" / "checkpoints") is not None
+    assert find_latest(tmp_path / "mine" / "checkpoints").state is not None
     assert "go on:" not in said
 
 

@@ -37,16 +37,6 @@ class Found(NamedTuple):
     bad: list[Path]  # folders that are no whole checkpoint, and newer
 
 
-def load_latest(folder: Path) -> LearnerState | None:
-    """The newest checkpoint below `folder` that is whole; None if none was ever finished. Else as `find_latest`."""
-    return find_latest(folder).state
-
-
-def latest_good(folder: Path) -> Path | None:
-    """Where `load_latest` finds its checkpoint; it logs and raises as that does."""
-    return find_latest(folder).path
-
-
 def find_latest(folder: Path) -> Found:
     """Looks for the newest checkpoint below `folder` that is whole.
 

@@ -23,7 +23,7 @@ from apex.runs.checkpoints.checkpoint import (
     save_checkpoint,
     verify,
 )
-from apex.runs.checkpoints.folder import find_latest, latest_good, load_latest, prune, set_aside
+from apex.runs.checkpoints.folder import find_latest, prune, set_aside
 from apex.runs.checkpoints.policy_file import BEST
 from apex.types import Progress
 
@@ -203,7 +203,7 @@ def test_a_full_disk_leaves_the_older_checkpoints_and_no_rest(tmp_path):
     assert load_checkpoint(path).progress.num_steps == 700
     assert (names(path), names(tmp_path)) == (before, ["000000007", "newest.json"])
     save_checkpoint(tmp_path, make_state(8))
-    assert load_latest(tmp_path).num_updates == 8
+    assert find_latest(tmp_path).state.num_updates == 8
 
 
 # --- damage ---------------------------------------------------------------------------------------------------------
@@ -271,27 +271,27 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_cause(tmp_path, damage, mes
 def test_the_latest_falls_back_loudly_to_the_one_before(tmp_path, damage, caplog):
     first, second = make_checkpoints(tmp_path, 1, 2)
     damage(second)
-    assert latest_good(tmp_path) == first
-    assert load_latest(tmp_path).num_updates == 1
+    assert find_latest(tmp_path).path == first
+    assert find_latest(tmp_path).state.num_updates == 1
     assert {record.levelno for record in caplog.records} == {logging.ERROR}
     assert "000000002" in caplog.records[0].getMessage()
 
 
 def test_the_latest_is_the_one_of_most_updates_whenever_it_was_written(tmp_path):
     make_checkpoints(tmp_path, 999, 1_000_000_000, 5)
-    assert load_latest(tmp_path).num_updates == 1_000_000_000
+    assert find_latest(tmp_path).state.num_updates == 1_000_000_000
 
 
 def test_there_is_no_latest_where_there_never_was_one(tmp_path):
     (tmp_path / BEST).write_bytes(b"")
-    assert load_latest(tmp_path) is None
-    assert latest_good(tmp_path / "nowhere") is None
+    assert find_latest(tmp_path).state is None
+    assert find_latest(tmp_path / "nowhere").path is None
 
 
 def test_a_first_checkpoint_that_was_never_finished_is_named_and_the_run_begins_anew(tmp_path, caplog):
     with pytest.raises(Crash):
         save_checkpoint(tmp_path, make_state(1), pause=crash_at("rename the manifest"))
-    assert load_latest(tmp_path) is None
+    assert find_latest(tmp_path).state is None
     assert "000000001 is not a whole checkpoint" in caplog.text
 
 
@@ -311,7 +311,7 @@ def test_a_checkpoint_that_is_gone_is_missed(tmp_path, caplog):
     assert "000000002, which newest.json names, is missing" in found.passed_over[0]
     shutil.rmtree(tmp_path / "000000001")
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole; .*000000002, .* is missing"):
-        load_latest(tmp_path)
+        find_latest(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -344,7 +344,7 @@ def test_raises_rather_than_begin_anew_where_all_are_bad(tmp_path):
     for path in make_checkpoints(tmp_path, 1, 2):
         one_bit(path)
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole; the newest: .*000000002"):
-        load_latest(tmp_path)
+        find_latest(tmp_path)
 
 
 # --- pruning --------------------------------------------------------------------------------------------------------
