@@ -16,7 +16,6 @@ from apex.acting.service import join, run_service
 from apex.acting.worker import Work, run_worker
 from apex.config.arguments import Parser, value_of
 from apex.config.validation import NonNegativeInt
-from apex.runtime.children import call_in_child
 from apex.runtime.lifecycle import (
     FINISHED,
     configure_logging,
@@ -24,7 +23,7 @@ from apex.runtime.lifecycle import (
     stop_on_signals,
 )
 from apex.runtime.watchdog import take_notifier
-from apex.transport.hello import add_route_options, read_route, read_welcome
+from apex.transport.hello import add_route_options, greet_in_child, read_route
 
 log = logging.getLogger("apex")
 
@@ -42,10 +41,8 @@ def main(argv: Sequence[str] | None = None, work: Work = run_worker) -> int:
     route = read_route(arguments)
     with stop_on_signals(take_notifier()) as stop:
         greet = partial(join, route=route, processes=arguments.processes, envs=arguments.envs)
-        answer = call_in_child("hello", greet, stop)
-        if not answer:
-            return FINISHED
-        return run_service(read_welcome(answer), int(answer["num_actors"]), arguments.envs, work, stop)
+        welcome = greet_in_child(greet, stop)
+        return run_service(welcome, arguments.envs, work, stop) if welcome is not None else FINISHED
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from apex.config.arguments import Parser
 from apex.evaluation.service import run_service
 from apex.runtime.lifecycle import FINISHED, configure_logging, reports_errors, stop_on_signals
 from apex.runtime.watchdog import take_notifier
-from apex.transport.hello import add_route_options, greet, read_route, read_welcome
+from apex.transport.hello import add_route_options, greet, read_route
 
 log = logging.getLogger("apex")
 
@@ -24,8 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     configure_logging("evaluator")
     route = read_route(arguments)
     with stop_on_signals(take_notifier()) as stop:
-        answer = greet(route, "evaluator", stop)
-        return run_service(read_welcome(answer), stop) if answer else FINISHED
+        welcome = greet(route, "evaluator", stop)
+        return run_service(welcome, stop) if welcome is not None else FINISHED
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from apex.config.arguments import Parser, value_of
 from apex.config.validation import NonNegativeInt
 from apex.replay_memory.recovery import predecessor_is_dead
 from apex.replay_memory.service import run_service
-from apex.runtime.children import call_in_child
 from apex.runtime.lifecycle import (
     FINISHED,
     configure_logging,
@@ -25,7 +24,7 @@ from apex.runtime.lifecycle import (
     stop_on_signals,
 )
 from apex.runtime.watchdog import take_notifier
-from apex.transport.hello import add_route_options, greet, read_route, read_welcome
+from apex.transport.hello import add_route_options, greet, greet_in_child, read_route
 
 log = logging.getLogger("apex")
 
@@ -55,22 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     configure_logging("replay")
     route = read_route(arguments)
     with stop_on_signals(take_notifier()) as stop:
-        answer = call_in_child(
-            "hello",
-            partial(
-                greet,
-                route,
-                "replay",
-                shard=arguments.shard,
-                holder_is_dead=partial(predecessor_is_dead, arguments.shard),
-            ),
-            stop,
-        )
-        if not answer:
+        is_dead = partial(predecessor_is_dead, arguments.shard)
+        welcome = greet_in_child(partial(greet, route, "replay", shard=arguments.shard, holder_is_dead=is_dead), stop)
+        if welcome is None:
             return FINISHED
         if arguments.bind:
-            answer["config"]["transport"]["bind"] = arguments.bind
-        return run_service(read_welcome(answer), arguments.shard, arguments.advertise, arguments.snapshots, stop)
+            welcome = welcome.with_transport(bind=arguments.bind)
+        return run_service(welcome, arguments.shard, arguments.advertise, arguments.snapshots, stop)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@ import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from math import prod
-from typing import Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from apex.frame_blob import FrameBlob
@@ -128,8 +129,8 @@ class Step(NamedTuple):
 class Stream(NamedTuple):
     """Who speaks: one environment stream in one of its lives."""
 
-    actor_id: int  # 0 ... N-1; the highest has the smallest epsilon
-    incarnation: int  # grows with every lease of the id
+    actor_id: Annotated[int, Meta(ge=0, le=2**32 - 1)]  # 0 ... N-1; the highest has the smallest epsilon
+    incarnation: Annotated[int, Meta(ge=0, le=2**63 - 1)]  # grows with every lease of the id
 
     def shard(self, num_shards: int) -> int:
         """The replay shard that keeps the stream, in this life and every other."""

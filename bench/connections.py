@@ -34,7 +34,7 @@ from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.runtime.ports import choose_ports, is_free
 from apex.transport.codec import Codec
 from apex.transport.endpoints import ExperienceSender, ReceiptReceiver
-from apex.transport.hello import Route, greet, read_welcome
+from apex.transport.hello import Route, greet
 from apex.transport.sockets import open_context, split_address
 from apex.types import Role, Stream
 from bench.harness.command import Figures, make_parser, read_config, record_games, run_bench
@@ -260,10 +260,9 @@ def send(stop: Stop, recording: Recording, learner: str, count: int, pipe: Conne
     compressor = Compressor(recording)
     cuts = [Cut(0, recording.records_of(piece), compressor.blob(piece)) for piece in range(len(recording.pieces))]
     host, port = split_address(learner, 0)
-    answer = greet(Route(host, port), "actor", stop, num_streams=count, needs_replay=True)
-    if not answer:
+    welcome = greet(Route(host, port), "actor", stop, num_streams=count, needs_replay=True)
+    if welcome is None:
         return
-    welcome = read_welcome(answer)
     require(len(welcome.streams) == count, f"{count} actor ids were asked for, but {len(welcome.streams)} are free")
     (replay,), window = welcome.replay, welcome.config.actor.window
     codec = Codec(welcome.run_id, welcome.schema)

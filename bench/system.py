@@ -109,4 +109,4 @@ def _time_run(config: Config, folder: Path, seconds: float, stop: Stop) -> tuple
 def _updates(config: Config) -> int:
     """As the learner reports them, once a second."""
     status = ask(f"tcp://{control_address(config)}", ANSWER_SECONDS)
-    return 0 if status is None else int(status["updates"])
+    return 0 if status is None else status.updates

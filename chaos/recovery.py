@@ -115,11 +115,11 @@ class FaultInjector:
             began, first = time.monotonic(), [-1]
 
             def updates() -> bool:
-                if run.status is None or run.status_at < began or not run.status["updates"]:
+                if run.status is None or run.status_at < began or not run.status.updates:
                     return False
                 if first[0] < 0:
-                    first[0] = int(run.status["updates"])
-                return int(run.status["updates"]) > first[0]
+                    first[0] = run.status.updates
+                return run.status.updates > first[0]
 
             return updates
         newest = run.newest_incarnation

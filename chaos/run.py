@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from apex.config import Config
 from apex.errors import ConfigError
@@ -21,6 +21,8 @@ from apex.replay_memory.store.location import remove, store_path
 from apex.runs.folder import RunFolder
 from apex.runtime.spawn import spawn
 from apex.transport.control_client import ControlClient
+from apex.transport.messages.control import StatusRequest
+from apex.transport.messages.run_status import RunStatus
 from apex.transport.sockets import Context
 from chaos.audit import Content, Follower, Verdict, judge
 from chaos.ledger import Entries, LedgerReader
@@ -64,7 +66,7 @@ class ChaosRun:
         self._asked_at = self._look_at = 0.0
         self.run_folder: RunFolder | None = None
         self.stores: list[Follower] = []
-        self.status: dict[str, Any] | None = None
+        self.status: RunStatus | None = None
         self.status_at = 0.0
         self.most_updates = 0  # of the learner: what it does again after a crash counts once
         self.num_updates = 0  # as they were seen to be done: what it does again counts again
@@ -229,14 +231,14 @@ class ChaosRun:
         if self._client is None:
             return
         while (answer := self._client.receive(0.0)) is not None:
-            if answer["type"] == "status":
+            if isinstance(answer, RunStatus):
                 self.status, self.status_at, self._asked_at = answer, now, min(self._asked_at, now - ANSWER_SECONDS)
-                updates = int(answer["updates"])
+                updates = answer.updates
                 self.most_updates = max(self.most_updates, updates)
                 self.num_updates += max(0, updates - self._updates_before) if self._updates_before else 0
                 self._updates_before = updates
         if now - self._asked_at >= ANSWER_SECONDS and now - self.status_at >= ASK_SECONDS:
-            self._client.send({"type": "status"})
+            self._client.send(StatusRequest())
             self._asked_at = now
 
 

@@ -204,8 +204,8 @@ def soak(
     """Faults for a long time; what each role holds at the middle and at the end, once replay is full."""
     half = 30 * order.minutes
     first = random_faults(run, proxy, hand, reporter, _half(order, 0))
-    status = run.status or {}
-    full = status["replay"]["size"] >= 0.99 * status["replay"]["capacity"] if status else False
+    replay = run.status.replay if run.status is not None else None
+    full = replay is not None and (replay.size or 0) >= 0.99 * replay.capacity
     settle = min(SETTLE_SECONDS, 6 * order.minutes)
     middle = settled_footprints(run, settle)
     second = random_faults(run, proxy, hand, reporter, _half(order, 1))

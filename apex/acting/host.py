@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from apex.acting.shared_parameters import SharedParameters
 from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.runtime.rates import Rates
 from apex.transport.endpoints import ParameterSubscriber
+from apex.transport.messages.status import ActorStatus
 
 
 class WorkerFigures:
@@ -55,7 +55,7 @@ class ActorHost:
         self._rates = Rates(time.monotonic(), 0.0, 0)
         self._waited = (time.monotonic(), 0.0)  # at the last heartbeat
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ActorStatus:
         """What the heartbeats say; `wait_share` is of the time since the last one, rates are of some seconds."""
         now = time.monotonic()
         steps = float((self._figures.rows[:, 0] * self._sizes).sum())
@@ -63,14 +63,14 @@ class ActorHost:
         self._waited = (now, waited)
         share = min(1.0, (waited - waited_then) / max(now - then, 1e-3) / len(self._sizes))
         rate, received = self._rates.measure(now, steps, self._received)
-        return {
-            "steps_per_second": rate,
-            "rate": f"{rate:,.0f} steps/s",
-            "wait_share": share,
-            "waiting": "for receipts" if share > 0.5 and steps else "for parameters" if not steps else "",
-            "num_steps": steps,
-            "parameter_bytes_per_second": received,
-        }
+        return ActorStatus(
+            steps_per_second=rate,
+            rate=f"{rate:,.0f} steps/s",
+            wait_share=share,
+            waiting="for receipts" if share > 0.5 and steps else "for parameters" if not steps else "",
+            num_steps=steps,
+            parameter_bytes_per_second=received,
+        )
 
     def run(self, subscriber: ParameterSubscriber, stop: Stop, check: Callable[[], None]) -> None:
         """Hands on the newest parameters until asked to stop."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from apex.acting.host import ActorHost, WorkerFigures
 from apex.acting.shared_parameters import SharedParameters
@@ -18,23 +17,23 @@ from apex.transport.codec import Codec
 from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import ParameterSubscriber
 from apex.transport.heartbeat import Session
-from apex.transport.hello import Route, Welcome, greet, read_welcome
+from apex.transport.hello import Route, Welcome, greet
 from apex.transport.sockets import open_context
 
 log = logging.getLogger("apex")
 
 
-def join(stop: Stop, *, route: Route, processes: int, envs: int) -> dict[str, Any]:
+def join(stop: Stop, *, route: Route, processes: int, envs: int) -> Welcome | None:
     """Says hello, learns how many streams this host takes, and leases them."""
-    answer = greet(route, "actor", stop, needs_replay=True)
-    if not answer:
-        return {}
-    actor = read_welcome(answer).config.actor
+    welcome = greet(route, "actor", stop, needs_replay=True)
+    if welcome is None:
+        return None
+    actor = welcome.config.actor
     num_streams = (processes or actor.num_processes or 1) * (envs or actor.envs_per_process or 1)
     return greet(route, "actor", stop, num_streams=num_streams, needs_replay=True)
 
 
-def run_service(welcome: Welcome, num_actors: int, envs: int, work: Work, stop: Stop) -> int:
+def run_service(welcome: Welcome, envs: int, work: Work, stop: Stop) -> int:
     """Runs one worker process per `envs` leased streams until the run ends; returns the exit status.
 
     Raises ChildDiedError, with the last words of the workers, when one of them dies.
@@ -46,7 +45,7 @@ def run_service(welcome: Welcome, num_actors: int, envs: int, work: Work, stop: 
     figures = WorkerFigures(len(blocks))
     log.info("actors %d to %d in %d processes", streams[-1].actor_id, streams[0].actor_id, len(blocks))
     children = [
-        start_child(f"actor-{block[0].actor_id}", work, WorkerTask(welcome, num_actors, block, shared, figures, row))
+        start_child(f"actor-{block[0].actor_id}", work, WorkerTask(welcome, block, shared, figures, row))
         for row, block in enumerate(blocks)
     ]
     session = None

@@ -28,6 +28,7 @@ from apex.transport.control_client import MetricsSender
 from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import ExperienceSender, ReceiptReceiver
 from apex.transport.hello import Welcome
+from apex.transport.messages.results import ActorFigures
 from apex.transport.sockets import open_context
 from apex.types import Schema, Stream
 
@@ -38,7 +39,6 @@ class WorkerTask(NamedTuple):
     """What a worker process is given."""
 
     welcome: Welcome
-    num_actors: int
     streams: list[Stream]
     shared: SharedParameters
     figures: WorkerFigures
@@ -74,7 +74,7 @@ def run_worker(stop: Stop, task: WorkerTask, connect: Connect | None = None) -> 
                 ReceiptReceiver(context, [shard["receipts"] for shard in welcome.replay], codec, streams),
             ),
             parameters=task.shared,
-            num_actors=task.num_actors,
+            num_actors=config.actor.num_actors,
             rng=rng,
         )
         metrics = MetricsSender(context, welcome.endpoint("metrics"), codec)
@@ -150,5 +150,5 @@ def _explore(stop: Stop, actor: Actor, metrics: MetricsSender, figures: NDArray[
             report_at = now + REPORT_SECONDS
             scalars = actor.scores.take()
             if scalars:
-                metrics.send({"role": "actor", "steps": None, "time": time.time(), "scalars": scalars})
+                metrics.send(ActorFigures(role="actor", steps=None, time=time.time(), scalars=scalars))
     actor.end()

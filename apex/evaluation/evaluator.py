@@ -5,48 +5,29 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from apex.config import EvaluatorConfig
+from apex.config import Config, EnvironmentConfig
 from apex.dqn.exploration import epsilon_greedy
 from apex.dqn.networks import load_parameters, q_values
-from apex.environments.factory import EnvironmentFailure
+from apex.environments.factory import EnvironmentFailure, make_environment
 from apex.errors import ConfigError
 from apex.evaluation.episodes import ActFunction, Episode, evaluation_seed, play, summarize
 from apex.evaluation.episodes import EpisodeEnvironment as PlayableEnvironment
 from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait
+from apex.transport.messages.results import EvaluationResult
+from apex.transport.messages.status import EvaluatorStatus
 from apex.types import Array
 from apex.types import Parameters as ParameterValues
 
 log = logging.getLogger("apex")
 
 REST_SECONDS = 5.0  # after a confirmed score, which ends the run: the programs that end it need the core
-
-
-class EvaluationResult(NamedTuple):
-    """The result of one evaluation."""
-
-    updates: int  # version of the parameters
-    mean: float
-    median: float
-    low: float | None  # 95 % interval of the mean, by the bootstrap; None: one game has no interval
-    high: float | None
-    length: float  # mean, in steps
-    episodes: int
-    scores: list[float]
-    confirmed: bool  # the mean reached the stop score, and again over fresh games if evaluator.confirm_episodes is set
-    epsilon: float
-    seed: int  # of these games; the same seed and num_envs play them again
-    num_envs: int  # games side by side
-    seconds: float  # that it took
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields that are not None by name, ready for JSON."""
-        return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 class ClosableEnvironment(PlayableEnvironment, Protocol):
@@ -56,14 +37,8 @@ class ClosableEnvironment(PlayableEnvironment, Protocol):
         """Frees them."""
 
 
-class LearnerLink(Protocol):
-    """The learner as the evaluator uses it."""
-
-    def newest(self, timeout: float) -> ParameterValues | None:
-        """The newest parameters that were not yet returned, or None after `timeout` seconds without any."""
-
-    def send(self, result: EvaluationResult, parameters: ParameterValues | None) -> None:
-        """Sends a result, with its parameters if no earlier evaluation was better."""
+Newest = Callable[[float], ParameterValues | None]  # parameters not yet returned; None after so many seconds without
+Keep = Callable[[EvaluationResult, ParameterValues | None], None]  # with its parameters when none before was better
 
 
 class Evaluator:
@@ -71,23 +46,23 @@ class Evaluator:
 
     def __init__(
         self,
-        config: EvaluatorConfig,
+        config: Config,
         network: nn.Module,
         *,
-        stop_score: float | None,
-        seed: int,
-        make_environment: Callable[[int, int], ClosableEnvironment],
-        learner: LearnerLink,
+        newest: Newest,
+        keep: Keep,
+        make_environment: Callable[[int, int], ClosableEnvironment] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`make_environment(num_envs, seed)` makes the games of one evaluation."""
-        self._config = config
+        """`keep` takes each result; `make_environment(num_envs, seed)` makes games, None: the configured ones."""
+        self._config = config.evaluator
         self._network = network.eval()
-        self._stop_score = stop_score
-        self._seed = seed
-        self._make_environment = make_environment
-        self._learner = learner
+        self._stop_score = config.run.stop_score
+        self._seed = config.seed
+        self._make_environment = make_environment or partial(_make_environment, config.environment)
+        self._newest = newest
+        self._keep = keep
         self._clock = clock
         self._sleep = sleep
         self._wait = Wait("evaluator", clock)
@@ -108,7 +83,7 @@ class Evaluator:
 
     def step(self, stop: Stop, timeout: float = POLL_SECONDS) -> bool:
         """Evaluates the newest parameters; returns False if no newer ones come within `timeout` seconds."""
-        parameters = self._learner.newest(timeout)
+        parameters = self._newest(timeout)
         if parameters is None:
             self._wait.on("newer parameters from the learner")
             return False
@@ -120,9 +95,9 @@ class Evaluator:
             log.exception("no evaluation of updates %d; the run goes on", parameters.version)
         return True
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> EvaluatorStatus:
         """The evaluator's part of a heartbeat."""
-        return {"rate": f"{self.num_evaluations} done", "waiting": self._wait.reason}
+        return EvaluatorStatus(rate=f"{self.num_evaluations} done", waiting=self._wait.reason)
 
     def _evaluate(self, parameters: ParameterValues, stop: Stop) -> None:
         """Plays, plays again if the stop score must be confirmed, and sends; nothing if `stop` was requested."""
@@ -154,7 +129,7 @@ class Evaluator:
         if is_best:
             self.best = result.mean
         self.num_evaluations += 1
-        self._learner.send(result, parameters if is_best else None)
+        self._keep(result, parameters if is_best else None)
         if result.confirmed:
             self._start_at = max(self._start_at, self._clock() + REST_SECONDS)
 
@@ -179,6 +154,10 @@ class Evaluator:
             return seed, play(environment, policy, episodes, stop=stop)
         finally:
             environment.close()
+
+
+def _make_environment(config: EnvironmentConfig, num_envs: int, seed: int) -> ClosableEnvironment:
+    return make_environment(config, num_envs, seed=seed, num_threads=1)
 
 
 def make_policy(network: nn.Module, epsilon: float, rng: np.random.Generator) -> ActFunction:

@@ -20,7 +20,6 @@ from apex.launch.local import Composer, RunOutcome
 from apex.launch.local import run as run_programs
 from apex.runtime.gpu import means_gpu
 from apex.runtime.lifecycle import FINISHED, REFUSED, Stop, stop_on_signals
-from apex.runtime.text import known
 
 GUARD = 'Put what trains below `if __name__ == "__main__":`, so that the module can be imported without training'
 
@@ -101,28 +100,22 @@ def train_as(
 
 
 def _judge(outcome: RunOutcome) -> Run:
-    folder, ending, status = outcome.folder, outcome.ending, outcome.status or {}
+    folder, ending, status = outcome
     if ending.status == REFUSED:
         raise ConfigError(ending.cause)
     if ending.status != FINISHED:
         raise TrainingError(ending.cause, folder.path)
-    evaluator = status.get("evaluator") or {}
     return Run(
         folder=folder.path,
         config=folder.config,
-        reason=status.get("reason") or ending.cause,
+        reason=(status.reason if status else "") or ending.cause,
         interrupted=not ending.role,
-        score=known(evaluator.get("score")),
-        best_score=known(evaluator.get("best")),
-        steps=_count(status.get("steps")),
-        updates=_count(status.get("updates")),
-        seconds=known(status.get("elapsed_seconds")),
+        score=status.evaluator.score if status else None,
+        best_score=status.evaluator.best if status else None,
+        steps=status.steps if status else None,
+        updates=status.updates if status else None,
+        seconds=status.elapsed_seconds if status else None,
     )
-
-
-def _count(value: Any) -> int | None:
-    number = known(value)
-    return None if number is None else int(number)
 
 
 _busy = threading.local()

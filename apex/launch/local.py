@@ -25,7 +25,6 @@ from apex.launch.terminal.view import LogTail, PlainView, open_view, say
 from apex.replay_memory.store.location import store_path
 from apex.runs.folder import RunFolder
 from apex.runs.lock import hold
-from apex.runs.members import Status
 from apex.runtime.disk_monitor import DiskMonitor
 from apex.runtime.gpu import means_gpu
 from apex.runtime.lifecycle import FAILED, FINISHED, Stop, log_to, reports_errors, stop_on_signals
@@ -36,6 +35,7 @@ from apex.runtime.watchdog import take_notifier
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.key_store import read_keys
 from apex.transport.hello import local_host
+from apex.transport.messages.run_status import RunStatus
 from apex.transport.sockets import open_context
 from apex.types import Role, Schema
 
@@ -75,7 +75,7 @@ class RunOutcome(NamedTuple):
 
     folder: RunFolder
     ending: Ending
-    status: Status | None  # the last one that was heard
+    status: RunStatus | None  # the last one that was heard
 
 
 def train(config: Config, stop: Stop, argv: Sequence[str], compose: Composer | None = None) -> int:
@@ -128,7 +128,7 @@ def run_here(config: Config, schema: Schema, stop: Stop, argv: Sequence[str], ou
         log_to(folder.logs / "learner.log", "learner"),
         open_serial_run(folder, stop) as system,
     ):
-        watch = RunMonitor(system.desk.report, PlainView(out or sys.stdout), LogTail(folder.logs), History())
+        watch = RunMonitor(system.coordinator.report, PlainView(out or sys.stdout), LogTail(folder.logs), History())
         disk = DiskMonitor(folder.path, watch.tell)
 
         def look() -> None:

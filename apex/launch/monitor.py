@@ -10,8 +10,9 @@ from typing import Protocol
 
 from apex.launch.terminal.dashboard import History
 from apex.launch.terminal.view import LogTail, View
-from apex.runs.members import Status
 from apex.transport.control_client import ControlClient
+from apex.transport.messages.control import StatusRequest
+from apex.transport.messages.run_status import RunStatus
 
 log = logging.getLogger("apex")
 
@@ -25,7 +26,7 @@ ANSWER_SECONDS = 3.0  # a question that was not answered by then is asked again
 class StatusSource(Protocol):
     """Where the status object comes from."""
 
-    def __call__(self) -> Status | None:
+    def __call__(self) -> RunStatus | None:
         """The newest status since the last call, without waiting; None if there is none."""
 
 
@@ -37,17 +38,17 @@ class StatusClient:
         self._clock = clock
         self._asked_at = self._ask_at = 0.0
 
-    def __call__(self) -> Status | None:
+    def __call__(self) -> RunStatus | None:
         """The newest status since the last call, or None."""
-        newest: Status | None = None
+        newest: RunStatus | None = None
         while (answer := self._client.receive(0.0)) is not None:
-            if answer["type"] == "status":
+            if isinstance(answer, RunStatus):
                 newest = answer
         now = self._clock()
         if newest is not None:
             self._ask_at = min(self._ask_at, self._asked_at + STATUS_SECONDS)
         if now >= self._ask_at:
-            self._client.send({"type": "status"})
+            self._client.send(StatusRequest())
             self._asked_at, self._ask_at = now, now + ANSWER_SECONDS
         return newest
 
@@ -63,7 +64,7 @@ class RunMonitor:
         history: History,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.status: Status | None = None
+        self.status: RunStatus | None = None
         self._source = source
         self._view = view
         self._logs = logs
@@ -76,12 +77,12 @@ class RunMonitor:
     @property
     def ending(self) -> bool:
         """Whether the run is coming to its end, so that nothing need be started any more."""
-        return (self.status or {}).get("phase") in ("finishing", "finished")
+        return self.status is not None and self.status.phase in ("finishing", "finished")
 
     @property
     def training(self) -> bool:
         """Whether there are curves to look at."""
-        return bool((self.status or {}).get("updates"))
+        return self.status is not None and self.status.updates > 0
 
     def tick(self) -> None:
         """Shows what is new; reads the logs for warnings, and shows the time that goes by, once a second."""

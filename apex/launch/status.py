@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+
+import msgspec
 
 from apex.config import Config
 from apex.config.arguments import Parser, value_of
@@ -15,6 +15,8 @@ from apex.launch.terminal.view import show_once
 from apex.runtime.lifecycle import FINISHED, NEIGHBOUR_GONE, reports_errors
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.key_store import Keys, read_keys
+from apex.transport.messages.control import StatusRequest
+from apex.transport.messages.run_status import RunStatus
 from apex.transport.sockets import open_context, split_address
 
 
@@ -36,20 +38,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"apex status: no learner answers at {endpoint} ({arguments.timeout:g} s)", file=sys.stderr)
         return NEIGHBOUR_GONE
     if arguments.json:
-        print(json.dumps(status))
+        print(msgspec.json.encode(status).decode())
     else:
         show_once(status)
     return FINISHED
 
 
-def ask(endpoint: str, timeout: float, keys: Keys | None = None) -> dict[str, Any] | None:
-    """The status object of the learner at `endpoint`, or None after `timeout` seconds without an answer."""
+def ask(endpoint: str, timeout: float, keys: Keys | None = None) -> RunStatus | None:
+    """The status of the run of the learner at `endpoint`, or None after `timeout` seconds without an answer."""
     deadline = time.monotonic() + timeout
     with open_context(keys) as context:
         client = ControlClient(context, endpoint, linger=0.0)
-        client.send({"type": "status"})
+        client.send(StatusRequest())
         while (remaining := deadline - time.monotonic()) > 0:
             answer = client.receive(remaining)
-            if answer is not None and answer["type"] == "status":
+            if isinstance(answer, RunStatus):
                 return answer
     return None

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from apex.config import CheckpointConfig, LearnerConfig, ReplayConfig, RunConfig
 from apex.dqn.networks import dormant_share
 from apex.learning.batch_ring import BatchRing
+from apex.learning.coordinator.link import TrainerLink, TrainerReport
 from apex.learning.run_save import DivergedError
 from apex.learning.trainer import Trainer
-from apex.runtime.children import ChildDiedError
 from apex.runtime.lifecycle import INTERRUPTED, POLL_SECONDS, Stop, Wait
+from apex.transport.messages.status import LearnerStatus
 from apex.types import Progress
 
 REPORT_SECONDS = 1.0  # between two reports to the coordinator
@@ -23,32 +23,11 @@ REPORT_SECONDS = 1.0  # between two reports to the coordinator
 log = logging.getLogger("apex")
 
 
-class Pipe(Protocol):
-    """The way to the coordinator and back; messages are JSON."""
-
-    def send_bytes(self, buf: bytes, /) -> None:
-        """Sends a message."""
-
-    def poll(self) -> bool:
-        """Whether a message has come."""
-
-    def recv_bytes(self) -> bytes:
-        """The next message."""
-
-
-def send(pipe: Pipe, message: dict[str, Any]) -> None:
-    """Sends to the coordinator; raises ChildDiedError where it is gone."""
-    try:
-        pipe.send_bytes(json.dumps(message).encode())
-    except BrokenPipeError as error:
-        raise ChildDiedError("the coordinator process is gone") from error
-
-
 class CoordinatorLink:
     """What the coordinator has told: where priorities go, who is absent, how far the run is."""
 
     def __init__(
-        self, pipe: Pipe, replay: ReplayConfig, connect: Callable[[str, int], None], progress: Progress
+        self, pipe: TrainerLink, replay: ReplayConfig, connect: Callable[[str, int], None], progress: Progress
     ) -> None:
         """`connect` is told where the priorities of a shard go; `progress`: how far the run is before it goes on."""
         self.progress = progress
@@ -60,40 +39,36 @@ class CoordinatorLink:
     def hear(self) -> str:
         """Takes the news; returns why the run should end, if it should."""
         reason = ""
-        while self._pipe.poll():
-            try:
-                news = json.loads(self._pipe.recv_bytes())
-            except (EOFError, ConnectionResetError) as error:
-                raise ChildDiedError("the coordinator process is gone") from error
-            for shard, endpoints in enumerate(news["replay"]):
+        while (news := self._pipe.receive()) is not None:
+            for shard, endpoints in enumerate(news.replay):
                 endpoint = endpoints.get("priorities", "")
                 if endpoint and endpoint != self._priorities[shard]:
                     self._priorities[shard] = endpoint
                     self._connect(endpoint, shard)
-            self.absent = news["absent"]
-            self.progress = Progress(news["steps"], news["episodes"], news["elapsed_seconds"])
-            reason = news["end"]
+            self.absent, self.progress, reason = news.absent, news.progress, news.end
         return reason
 
 
-def describe_training(trainer: Trainer) -> dict[str, Any]:
-    """What of a report does not depend on any clock."""
+def describe_training(trainer: Trainer, **measured: Any) -> LearnerStatus:
+    """What the trainer says of itself; `measured` are figures that depend on a clock."""
     figures: dict[str, Any] = {}
     if trainer.figures is not None:
-        figures = {**trainer.figures._asdict(), "dormant_share": dormant_share(trainer.online)}
-    return {
-        "updates": trainer.num_updates,
-        "policy_lag": trainer.policy_lag,
-        "skipped_updates": trainer.num_skipped,
-        "learning_rate": trainer.learning_rate,
-        **{name: float(value) for name, value in figures.items()},
-    }
+        figures = {name: float(value) for name, value in trainer.figures._asdict().items()}
+        figures["dormant_share"] = dormant_share(trainer.online)
+    return LearnerStatus(
+        updates=trainer.num_updates,
+        policy_lag=trainer.policy_lag,
+        skipped_updates=trainer.num_skipped,
+        learning_rate=trainer.learning_rate,
+        **figures,
+        **measured,
+    )
 
 
 class Reporter:
     """Rates and means since the last report, for the coordinator."""
 
-    def __init__(self, pipe: Pipe, ring: BatchRing) -> None:
+    def __init__(self, pipe: TrainerLink, ring: BatchRing) -> None:
         self._pipe = pipe
         self._batch_size = ring.batch_size
         self._loaders = loaders = ring.loaders
@@ -112,19 +87,19 @@ class Reporter:
         seconds = now - self._since
         rate = (trainer.num_updates - self._updates) / seconds
         loaded = self._loaders.seconds.copy()
-        message = {
-            **describe_training(trainer),
-            "updates_per_second": rate,
-            "samples_per_second": rate * self._batch_size,
-            "wait_share": min(1.0, (trainer.wait_seconds - self._waited) / seconds),
-            "loader_busy_share": min(1.0, float((loaded - self._loaded).max()) / seconds),  # of the busiest
-            "loaders_draw": float(self._loaders.draws[0]),  # 1 or 0: all do, or none, as they are on one host.
-            "refused_batches": int(self._loaders.refused[0]),
-            "load_per_core": os.getloadavg()[0] / (os.cpu_count() or 1),  # threads of this host that want to run
-            "waiting": waiting,
-        }
+        status = describe_training(
+            trainer,
+            updates_per_second=rate,
+            samples_per_second=rate * self._batch_size,
+            wait_share=min(1.0, (trainer.wait_seconds - self._waited) / seconds),
+            loader_busy_share=min(1.0, float((loaded - self._loaded).max()) / seconds),
+            loaders_draw=bool(self._loaders.draws[0]),  # All do, or none, as they are on one host.
+            refused_batches=int(self._loaders.refused[0]),
+            load_per_core=os.getloadavg()[0] / (os.cpu_count() or 1),
+            waiting=waiting,
+        )
         self._since, self._updates, self._waited, self._loaded = now, trainer.num_updates, trainer.wait_seconds, loaded
-        send(self._pipe, message)
+        self._pipe.send(TrainerReport(status))
 
 
 class LearnerLoop:

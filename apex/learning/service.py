@@ -7,8 +7,9 @@ from multiprocessing import Pipe
 
 from apex.dqn.networks import num_parameters
 from apex.learning.batch_ring import BatchRing
-from apex.learning.coordinator.coordinator import END_NOTICE_SECONDS
-from apex.learning.loop import CoordinatorLink, LearnerLoop, Reporter, send
+from apex.learning.coordinator.link import TrainerEnd, TrainerStart, trainer_end
+from apex.learning.coordinator.server import END_NOTICE_SECONDS
+from apex.learning.loop import CoordinatorLink, LearnerLoop, Reporter
 from apex.learning.parameter_publisher import PublishingThread
 from apex.learning.setup import (
     choose_device,
@@ -44,6 +45,7 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
     ring = BatchRing.configured(config.learner, config.replay.num_shards, folder.schema, cuda=device.type == "cuda")
     pipe, coordinator_pipe = Pipe()
     coordinator, loaders = start_children(folder, ring, coordinator_pipe, pipe)
+    link = trainer_end(pipe)
     coordinator_pipe.close()  # Its other end: who dies is noticed.
     prepare_torch(config.learner, device)
     codec = Codec(folder.run_id, folder.schema)
@@ -58,12 +60,11 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
             priorities = PrioritySender(context, codec)
             trainer = make_trainer(folder, device, ring, priorities, publisher.publish)
             progress = restore_trainer(folder, trainer, found)
-            start = {"num_parameters": num_parameters(trainer.online), "updates": trainer.num_updates}
-            send(pipe, {**start, "progress": progress._asdict()})
+            link.send(TrainerStart(num_parameters(trainer.online), trainer.num_updates, progress))
             loop = LearnerLoop(
                 trainer,
-                CoordinatorLink(pipe, config.replay, priorities.connect, progress),
-                Reporter(pipe, ring),
+                CoordinatorLink(link, config.replay, priorities.connect, progress),
+                Reporter(link, ring),
                 save=lambda progress: save_checkpoint(folder, trainer, progress),
                 learner=config.learner,
                 checkpoint=config.checkpoint,
@@ -74,7 +75,7 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
             loop.save()
             log.info("ends after %d updates: %s", trainer.num_updates, reason)
             publisher.close()
-            send(pipe, {"finished": reason})
+            link.send(TrainerEnd(reason))
             coordinator.join(2 * END_NOTICE_SECONDS)
         return FINISHED
     except ChildDiedError:

@@ -18,7 +18,7 @@ from apex.dqn.networks import make_network
 from apex.environments.factory import describe, kind
 from apex.errors import ConfigError, require
 from apex.learning.batch_ring import BatchRing
-from apex.learning.coordinator.coordinator import CoordinatorConfig, run_coordinator
+from apex.learning.coordinator.server import run_coordinator
 from apex.learning.loader import LoaderTask, start_loaders
 from apex.learning.run_save import save_run
 from apex.learning.skipped_batches import SkippedBatches
@@ -67,8 +67,7 @@ def start_children(
 ) -> tuple[BaseProcess, list[BaseProcess]]:
     """The coordinator and the loaders: before this process has a ZeroMQ context, a thread or CUDA."""
     config, schema, run_id = folder.config, folder.schema, folder.run_id
-    desk = CoordinatorConfig(config, schema, run_id, config.actor.num_actors, folder.next_epoch(), folder.path)
-    coordinator = start_child("coordinator", run_coordinator, desk, pipe, trainer_end)
+    coordinator = start_child("coordinator", run_coordinator, folder, folder.next_epoch(), pipe, trainer_end)
     task = LoaderTask(schema, ring, run_id, config.seed, config.replay, config.learner, config.transport)
     return coordinator, start_loaders(task)
 

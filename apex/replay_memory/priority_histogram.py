@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
 from apex.replay_memory.store.layout import Store
+from apex.transport.messages.histogram import BINS_PER_DECADE, LOWEST_DECADE, Histogram, bin_edges
 
 PERIOD = 10.0  # seconds between two of them
 MOST_KEYS = 10_000  # looked at; more would tell no more, and hold up the writer's thread
-BINS_PER_DECADE = 8
-MOST_BINS = 1_000  # of one that is believed: float64 spans 617 decades, of which these are 125
-LOWEST_DECADE = -8  # What lies below the first bin counts as in it.
 
 
 class PriorityHistogram:
@@ -25,10 +22,10 @@ class PriorityHistogram:
         self._clock = clock
         self._rng = np.random.default_rng(0)  # Which keys are looked at is no matter of chance.
         self._made_at = -np.inf
-        self._newest: dict[str, Any] | None = None
+        self._newest: Histogram | None = None
 
-    def newest(self) -> dict[str, Any] | None:
-        """{"counts": [K], "edges": [K + 1]} as `MetricsWriter` takes it; None while there is none to make.
+    def newest(self) -> Histogram | None:
+        """The newest histogram; None while there is none to make.
 
         Counts are transitions, scaled up from the keys that were looked at. Edges are |TD error|, without the exponent;
         an exponent of 0 tells none. Takes about a millisecond each PERIOD.
@@ -40,7 +37,7 @@ class PriorityHistogram:
                 self._made_at, self._newest = now, made
         return self._newest
 
-    def _make(self) -> dict[str, Any] | None:
+    def _make(self) -> Histogram | None:
         store = self._store
         first_key, size = store.first_key, store.size
         count = min(size, MOST_KEYS)
@@ -53,23 +50,4 @@ class PriorityHistogram:
         decades = np.log10(weights) / store.priority_exponent
         counts = np.bincount(((decades - LOWEST_DECADE).clip(0) * BINS_PER_DECADE).astype(np.int64))
         start = int(np.flatnonzero(counts)[0])
-        edges = 10.0 ** (LOWEST_DECADE + np.arange(start, len(counts) + 1) / BINS_PER_DECADE)
-        return {"counts": (counts[start:] * (size / len(weights))).tolist(), "edges": edges.tolist()}
-
-
-def merge(histograms: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One of several shards' histograms, at least one; raises ValueError for what `PriorityHistogram` did not make."""
-    total: dict[int, float] = {}
-    for histogram in histograms:
-        try:
-            counts, first = histogram["counts"], float(histogram["edges"][0])
-            start = round((np.log10(first) - LOWEST_DECADE) * BINS_PER_DECADE) if first > 0 else -1
-            if not 0 <= start < MOST_BINS or not 0 < len(counts) <= MOST_BINS:
-                raise ValueError(f"a histogram of {len(counts)} bins from {first} on")
-            for index, count in enumerate(counts):
-                total[start + index] = total.get(start + index, 0.0) + float(count)
-        except (TypeError, KeyError, IndexError) as error:
-            raise ValueError(f"a histogram that is none: {error!r}") from error
-    start, stop = min(total), max(total) + 1
-    edges = 10.0 ** (LOWEST_DECADE + np.arange(start, stop + 1) / BINS_PER_DECADE)
-    return {"counts": [total.get(index, 0.0) for index in range(start, stop)], "edges": edges.tolist()}
+        return Histogram((counts[start:] * (size / len(weights))).tolist(), bin_edges(start, len(counts)))

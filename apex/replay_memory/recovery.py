@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import secrets
 from pathlib import Path
-from typing import Any
 
 from apex.config import ReplayConfig
 from apex.errors import ConfigError
@@ -25,6 +24,7 @@ from apex.replay_memory.store.location import (
 )
 from apex.replay_memory.store.writer import StoreWriter
 from apex.transport.hello import Welcome, host_name
+from apex.transport.messages.control import WaitAnswer
 
 log = logging.getLogger("apex")
 
@@ -103,11 +103,11 @@ def reclaim(own: Path) -> None:
             counters.unlink(missing_ok=True)
 
 
-def predecessor_is_dead(shard: int, answer: dict[str, Any]) -> bool:
+def predecessor_is_dead(shard: int, answer: WaitAnswer) -> bool:
     """Whether the replay server that holds this shard ran on this host, died and left its memory.
 
     `answer` is the learner's when it says that the place is taken.
     """
-    path = store_path(int(answer.get("run_id", 0)), shard)
+    path = store_path(answer.run_id, shard)
     left = path.exists() or beside(path).exists()
-    return answer.get("host") == host_name() and left and not has_owner(path)
+    return answer.host == host_name() and left and not has_owner(path)

@@ -6,6 +6,7 @@ import fcntl
 import mmap
 import os
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -77,7 +78,7 @@ class SamplerCounters:
         return int(self._cells[:, self.DRAWN].sum())
 
     @property
-    def waits_for(self) -> str:
+    def waits_for(self) -> Literal["", "inserts", "learner"]:
         """What all samplers wait for at present; "" while one does not."""
         active = self._cells[self._cells[:, self.ACTIVE] == 1]
         if not len(active):

@@ -6,7 +6,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from apex.replay_memory.priority_histogram import PriorityHistogram
 from apex.replay_memory.rate_limiter import RateLimiter
@@ -16,6 +15,7 @@ from apex.replay_memory.store.writer import StoreWriter
 from apex.runtime.rates import Rates
 from apex.transport.codec import Codec
 from apex.transport.header import Frame, WireError
+from apex.transport.messages.status import ReplayStatus
 from apex.types import Receipt
 
 log = logging.getLogger("apex")
@@ -98,7 +98,7 @@ class ReplayServer:
         self._may_insert = keeps_ratio or inserts_wanted
         return self._may_insert
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ReplayStatus:
         """What the heartbeats say; `busy_share` is of the time since the last one, rates are of some seconds."""
         store, samplers, now = self._store, self._samplers, self._clock()
         inserted, drawn = store.num_inserted, samplers.num_drawn
@@ -107,23 +107,24 @@ class ReplayServer:
         seconds = max(now - then, 1e-3)
         counters = store.counters
         inserts, samples = self._rates.measure(now, inserted, drawn)
-        return {
-            "num_inserted": inserted,
-            "num_drawn": drawn,
-            "store_incarnation": str(store.store_incarnation),
-            "size": store.size,
-            "bytes": store.bytes_used,
-            "max_bytes": store.max_bytes,
-            "inserts_per_second": inserts,
-            "samples_per_second": samples,
-            "busy_share": min(1.0, (worked - worked_then) / seconds),  # of the writer: what it waits takes no time
-            "stale_priorities": counters.stale_priorities,
-            "duplicate_segments": counters.duplicates,
-            "refused": sum(self._refused.values()) + sum(counters.refused.values()),
-            "refusals": {**self._refused, **counters.refused},
-            "samplers_wait_for": samplers.waits_for,
-            "inserts_wait": not self._may_insert,
-            "rate": f"{inserts:,.0f} in/s, {samples:,.0f} out/s",
-            "waiting": f"for {samplers.waits_for}" if samplers.waits_for else "",
-            "priority_histogram": self._histogram.newest(),
-        }
+        return ReplayStatus(
+            num_inserted=inserted,
+            num_drawn=drawn,
+            store_incarnation=str(store.store_incarnation),
+            size=store.size,
+            bytes=store.bytes_used,
+            max_bytes=store.max_bytes,
+            inserts_per_second=inserts,
+            samples_per_second=samples,
+            busy_share=min(1.0, (worked - worked_then) / seconds),  # of the writer: what it waits takes no time
+            stale_priorities=counters.stale_priorities,
+            duplicate_segments=counters.duplicates,
+            refused=sum(self._refused.values()) + sum(counters.refused.values()),
+            refusals={**self._refused, **counters.refused},
+            refused_connections={},  # The sockets know them.
+            samplers_wait_for=samplers.waits_for,
+            inserts_wait=not self._may_insert,
+            rate=f"{inserts:,.0f} in/s, {samples:,.0f} out/s",
+            waiting=f"for {samplers.waits_for}" if samplers.waits_for else "",
+            priority_histogram=self._histogram.newest(),
+        )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from apex.config import REPLAY_SOCKETS
 from apex.replay_memory.batch_drawer import DrawSettings
@@ -31,6 +32,7 @@ from apex.transport.codec import Codec
 from apex.transport.curve.key_store import read_keys
 from apex.transport.heartbeat import Session
 from apex.transport.hello import Welcome
+from apex.transport.messages.status import ReplayStatus
 from apex.transport.sockets import Context, InsecureBindWarning, local_address, open_context
 
 log = logging.getLogger("apex")
@@ -123,11 +125,11 @@ def _forgotten_if_empty(store: StoreWriter, path: Path) -> Iterator[None]:
 def _join(welcome: Welcome, server: ReplayServer, context: Context, advertise: str, stop: Stop) -> Session:
     """Tells the learner where this shard can be reached, and goes on telling how it does."""
     transport = welcome.config.transport
-    host = advertise or (transport.bind if transport.is_loopback else local_address(welcome.host))
+    host = advertise or (transport.bind if transport.is_loopback else local_address(welcome.route.host))
     endpoints = {name: transport.endpoint(name, host, server.shard) for name in REPLAY_SOCKETS}
 
-    def status() -> dict[str, Any]:
-        return {**server.status(), "refused_connections": context.refused_connections}
+    def status() -> ReplayStatus:
+        return replace(server.status(), refused_connections=context.refused_connections)
 
     session = Session(welcome, "replay", stop, status, endpoints, server.shard)
     log.info("ready: %s", ", ".join(endpoints.values()))

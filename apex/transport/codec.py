@@ -6,7 +6,6 @@ the wire: lengths are only compared.
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -15,8 +14,8 @@ import numpy as np
 
 from apex.frame_blob import BlobError, check_table, table_bytes
 from apex.transport.header import Frame, Header, MessageKind, WireError, pack, require_field, unpack
-from apex.transport.json_codec import dump_json, load_json
-from apex.transport.json_fields import check_metrics, check_request, check_result
+from apex.transport.json_codec import convert, encode_json, parse_json
+from apex.transport.messages.results import ActorFigures, EvaluationResult
 from apex.types import (
     BATCH_RECORD,
     RECORD,
@@ -87,7 +86,7 @@ class Codec:
         """The inverse of `encode_receipt`."""
         header, (body,) = self._check(frames, MessageKind.RECEIPT, 1, schema=0)
         require_field(len(body) == _RECEIPT.size, "length", f"{len(body)} bytes in a receipt")
-        _require_nothing(header, "num_items")
+        header.require_zero("num_items")
         store_incarnation, bitmap = _RECEIPT.unpack(body)
         return Receipt(Stream(header.sender, header.incarnation), store_incarnation, header.number, bitmap)
 
@@ -164,49 +163,44 @@ class Codec:
     def decode_parameters(self, frames: Sequence[Frame], num_parameters: int) -> Parameters:
         """The inverse of `encode_parameters`; there must be exactly `num_parameters` finite values."""
         header, (body,) = self._check(frames, MessageKind.PARAMETERS, 1)
-        _require_nothing(header, "shard", "sender", "incarnation")
+        header.require_zero("shard", "sender", "incarnation")
         return Parameters(_version(header.number), self._values(header, body, num_parameters))
 
-    def encode_evaluation(self, result: dict[str, Any], parameters: Parameters | None) -> list[bytes]:
+    def encode_evaluation(self, result: EvaluationResult, parameters: Parameters | None) -> list[bytes]:
         """One frame: header, the values of the parameters that were evaluated (or none), the result as JSON."""
         values = b"" if parameters is None else parameters.values.astype("<f4", copy=False).tobytes()
         version = 0 if parameters is None else parameters.version
-        body = values + dump_json(result)
+        body = values + encode_json(result)
         return [self._head(MessageKind.EVALUATION, 0, Stream(0, 0), version, len(values) // 4, [body]) + body]
 
     def decode_evaluation(
         self, frames: Sequence[Frame], num_parameters: int
-    ) -> tuple[dict[str, Any], Parameters | None]:
+    ) -> tuple[EvaluationResult, Parameters | None]:
         """The inverse of `encode_evaluation`."""
         header, (body,) = self._check(frames, MessageKind.EVALUATION, 1)
-        _require_nothing(header, "shard", "sender", "incarnation")
+        header.require_zero("shard", "sender", "incarnation")
         require_field(
             header.num_items in (0, num_parameters), "count", f"{header.num_items} values, not {num_parameters}"
         )
         cut = 4 * header.num_items
         require_field(len(body) >= cut, "length", f"{len(body)} bytes for {header.num_items} values")
         version = _version(header.number)
-        result = load_json(body[cut:])
-        check_result(result)
+        result: EvaluationResult = convert(parse_json(body[cut:]), EvaluationResult)
         if not header.num_items:
             return result, None
         return result, Parameters(version, self._values(header, body[:cut], num_parameters))
 
-    # --- JSON -------------------------------------------------------------------------------------------------------
-
-    def encode_metrics(self, message: dict[str, Any]) -> list[bytes]:
+    def encode_metrics(self, figures: ActorFigures) -> list[bytes]:
         """One frame: header, JSON."""
-        body = dump_json(message)
+        body = encode_json(figures)
         return [self._head(MessageKind.METRICS, 0, Stream(0, 0), 0, 0, [body], schema=0) + body]
 
-    def decode_metrics(self, frames: Sequence[Frame]) -> dict[str, Any]:
+    def decode_metrics(self, frames: Sequence[Frame]) -> ActorFigures:
         """The inverse of `encode_metrics`."""
         header, (body,) = self._check(frames, MessageKind.METRICS, 1, schema=0)
-        _require_nothing(header, "shard", "sender", "incarnation", "number", "num_items")
-        message = load_json(body)
-        check_metrics(message)
-        scalars = {tag: math.nan if value is None else value for tag, value in message["scalars"].items()}
-        return {**message, "scalars": scalars}
+        header.require_zero("shard", "sender", "incarnation", "number", "num_items")
+        figures: ActorFigures = convert(parse_json(body), ActorFigures)
+        return figures
 
     # --- what all have in common ------------------------------------------------------------------------------------
 
@@ -271,34 +265,6 @@ class Codec:
         require_field(bool((next_frame < num_frames).all()), "frames", "beyond the last frame")
         require_field(bool((depth <= frame + 1).all()), "frames", "before the first frame")
         require_field(bool((next_depth <= next_frame + 1).all()), "frames", "before the first frame")
-
-
-def encode_control(message: dict[str, Any], run_id: int = 0) -> list[bytes]:
-    """One frame: header, JSON. Control messages travel before run and schema are known: 0 stands there."""
-    body = dump_json(message)
-    return [pack(MessageKind.CONTROL, 0, run_id, Stream(0, 0), 0, 0, 0, [body]) + body]
-
-
-def decode_control(frames: Sequence[Frame]) -> dict[str, Any]:
-    """The inverse of `encode_control`, as far as all control messages are alike."""
-    header, (body,) = unpack(frames, MessageKind.CONTROL, 1)
-    _require_nothing(header, "shard", "sender", "schema", "incarnation", "number", "num_items")
-    message = load_json(body)
-    require_field(isinstance(message.get("type"), str), "json", "a control message without a type")
-    return message
-
-
-def decode_request(frames: Sequence[Frame], run_id: int) -> dict[str, Any]:
-    """A control message to the coordinator of a run, checked field by field."""
-    message = decode_control(frames)
-    check_request(message, run_id)
-    return message
-
-
-def _require_nothing(header: Header, *fields: str) -> None:
-    """Where nothing is meant stands 0."""
-    for name in fields:
-        require_field(getattr(header, name) == 0, name, f"{getattr(header, name)}, but nothing is meant here")
 
 
 def _version(number: int) -> int:

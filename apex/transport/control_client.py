@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
 
 import zmq
 
-from apex.transport.codec import Codec, decode_control, encode_control
+from apex.transport.codec import Codec
+from apex.transport.control_codec import decode_answer, encode_control
 from apex.transport.header import WireError
 from apex.transport.json_codec import MAX_JSON_BYTES
+from apex.transport.messages.control import Answer, Request
+from apex.transport.messages.results import ActorFigures
 from apex.transport.sockets import GOODBYE_SECONDS, Context, Reader, connect, prepare, receive
 
 LATEST_SECONDS = 0.2  # between two attempts to connect: a run begins when all have found the learner
@@ -32,7 +34,7 @@ class ControlClient(Reader):
         self._socket.reconnect_ivl_max = int(1000 * LATEST_SECONDS)
         connect(self._socket, endpoint, "control")
 
-    def send(self, message: dict[str, Any], run_id: int = 0) -> None:
+    def send(self, message: Request, run_id: int = 0) -> None:
         """Sends without waiting; without a learner to take it, it is dropped."""
         self.send_frames(encode_control(message, run_id))
 
@@ -43,13 +45,13 @@ class ControlClient(Reader):
         except zmq.Again:
             self.refuse(WireError("dropped", "no learner takes it"))
 
-    def receive(self, timeout: float) -> dict[str, Any] | None:
+    def receive(self, timeout: float) -> Answer | None:
         """The next message, or None after `timeout` seconds without one."""
         frames = receive(self._socket, timeout)
         if frames is None:
             return None
         try:
-            return decode_control(frames)
+            return decode_answer(frames)
         except WireError as error:
             self.refuse(error)
             if time.monotonic() >= self._tell_at:
@@ -71,9 +73,9 @@ class MetricsSender:
         prepare(self._socket, high_water_mark=100)
         connect(self._socket, endpoint, "metrics")
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, figures: ActorFigures) -> None:
         """Sends without waiting."""
         try:
-            self._socket.send_multipart(self._codec.encode_metrics(message), zmq.NOBLOCK)
+            self._socket.send_multipart(self._codec.encode_metrics(figures), zmq.NOBLOCK)
         except zmq.Again:
             return

@@ -44,8 +44,9 @@ class WireError(ValueError):
 
 
 class Header(NamedTuple):
-    """The header's fields after the magic and the version."""
+    """The header's fields after the magic."""
 
+    version: int
     kind: MessageKind
     shard: int
     run_id: int
@@ -56,6 +57,11 @@ class Header(NamedTuple):
     num_items: int
     length: int
     crc: int
+
+    def require_zero(self, *fields: str) -> None:
+        """Raises WireError unless the fields are 0, as where they mean nothing."""
+        for name in fields:
+            require_field(getattr(self, name) == 0, name, f"{getattr(self, name)}, but nothing is meant here")
 
 
 def receipt_topic(run_id: int, shard: int, actor_id: int) -> bytes:
@@ -98,9 +104,10 @@ def unpack(frames: Sequence[Frame], kind: MessageKind, num_frames: int) -> tuple
     require_field(len(first) >= HEADER.size, "length", f"{len(first)} bytes are no header")
     magic, version, *fields = HEADER.unpack_from(first)
     require_field(magic == MAGIC, "magic", f"{bytes(first[:4])!r} is not {MAGIC!r}")
-    require_field(version == WIRE_VERSION, "version", f"wire version {version}, but this is {WIRE_VERSION}")
+    is_told = kind == MessageKind.CONTROL  # Whoever speaks another version is told so by `decode_request`.
+    require_field(version == WIRE_VERSION or is_told, "version", f"wire version {version}, but this is {WIRE_VERSION}")
     require_field(fields[0] == kind, "kind", f"kind {fields[0]}, but {kind.name} is expected here")
-    header = Header(kind, *fields[1:])
+    header = Header(version, kind, *fields[1:])
     bodies = [first[HEADER.size :], *(memoryview(frame) for frame in frames[1:])]
     length = sum(len(body) for body in bodies)
     require_field(header.length == length, "length", f"{length} bytes, the header says {header.length}")

@@ -10,16 +10,31 @@ import os
 import queue
 import time
 from collections.abc import Callable
-from typing import Any
+
+from msgspec.structs import replace
 
 from apex.runtime.lifecycle import EXPLAIN_SECONDS, POLL_SECONDS, Helper, Stop, Wait
 from apex.runtime.watchdog import Silence, is_traced
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.key_store import read_keys
 from apex.transport.hello import Welcome, host_name
+from apex.transport.messages.control import (
+    ActorHeartbeat,
+    Answer,
+    AnyHeartbeat,
+    EvaluatorHeartbeat,
+    Goodbye,
+    RefusedAnswer,
+    ReplayHeartbeat,
+    StateAnswer,
+)
+from apex.transport.messages.fields import JoiningRole, printable
+from apex.transport.messages.status import ActorStatus, EvaluatorStatus, ReplayStatus
 from apex.transport.sockets import open_context
 
 PATIENCE = 1.25  # times as long as whoever watches from outside, who can say more than the program itself
+
+HEARTBEATS = {"actor": ActorHeartbeat, "evaluator": EvaluatorHeartbeat, "replay": ReplayHeartbeat}
 
 log = logging.getLogger("apex")
 
@@ -35,9 +50,9 @@ class Session:
     def __init__(
         self,
         welcome: Welcome,
-        role: str,
+        role: JoiningRole,
         stop: Stop,
-        status: Callable[[], dict[str, Any]],
+        status: Callable[[], ActorStatus | EvaluatorStatus | ReplayStatus],
         endpoints: dict[str, str] | None = None,
         shard: int = 0,
     ) -> None:
@@ -77,7 +92,7 @@ class Session:
         wait = Wait(self._role)
         heard, beat_at = time.monotonic(), 0.0
         with open_context(read_keys(welcome.config.transport.keys, self._role)) as context:
-            client = ControlClient(context, welcome.control)
+            client = ControlClient(context, welcome.route.endpoint)
             while not self._closing:
                 if time.monotonic() >= beat_at:
                     beat_at = time.monotonic() + period
@@ -91,9 +106,9 @@ class Session:
                         self._hear(answer)
                         beat_at = 0.0 if self.finished else beat_at  # Its last figures are wanted before it goes.
                 elif time.monotonic() - heard > 3 * period:
-                    wait.on(f"the learner at {welcome.control}")
+                    wait.on(f"the learner at {welcome.route.endpoint}")
             self._flush(client)
-            client.send({"type": "goodbye", "session": welcome.session}, welcome.run_id)
+            client.send(Goodbye(welcome.session), welcome.run_id)
             client.close()
 
     def _watch_main_thread(self) -> str:
@@ -107,22 +122,19 @@ class Session:
         seconds = self._silence.seconds
         return f"for its own main thread ({seconds:.0f} s without a turn)" if seconds > EXPLAIN_SECONDS else ""
 
-    def _heartbeat(self) -> dict[str, Any]:
-        status = dict(self._status())
-        if stuck := self._watch_main_thread():
-            status["waiting"] = stuck
-        return {
-            "type": "heartbeat",
-            "session": self._welcome.session,
-            "run_id": self._welcome.run_id,
-            "role": self._role,
-            "host": host_name(),
-            "pid": os.getpid(),
-            "shard": self._shard,
-            "streams": self._welcome.streams,
-            "endpoints": self._endpoints,
-            "status": status,
-        }
+    def _heartbeat(self) -> AnyHeartbeat:
+        status, welcome = self._status(), self._welcome
+        make: Callable[..., AnyHeartbeat] = HEARTBEATS[self._role]
+        return make(
+            session=welcome.session,
+            run_id=welcome.run_id,
+            host=host_name(),
+            pid=os.getpid(),
+            shard=self._shard,
+            streams=welcome.streams,
+            endpoints=self._endpoints,
+            status=replace(status, waiting=printable(self._watch_main_thread() or status.waiting)),
+        )
 
     def _flush(self, client: ControlClient) -> None:
         while True:
@@ -131,12 +143,12 @@ class Session:
             except queue.Empty:
                 return
 
-    def _hear(self, answer: dict[str, Any]) -> None:
-        if answer["type"] == "state":
-            self.inserts_wanted = bool(answer.get("inserts_wanted"))
-            if answer.get("stop"):
+    def _hear(self, answer: Answer) -> None:
+        if isinstance(answer, StateAnswer):
+            self.inserts_wanted = answer.inserts_wanted
+            if answer.stop:
                 self.finished = True
                 self._stop.request()
-        elif answer["type"] == "refused":
+        elif isinstance(answer, RefusedAnswer):
             self.lost = True
             self._stop.request()

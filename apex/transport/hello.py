@@ -9,16 +9,28 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple, Self
+
+import msgspec
 
 from apex.config import Config, TransportConfig, from_dict
 from apex.config.arguments import Parser
-from apex.errors import ConfigError
+from apex.runtime.children import call_in_child
 from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.key_store import read_keys
 from apex.transport.header import WIRE_VERSION
-from apex.transport.json_fields import printable
+from apex.transport.messages.control import (
+    Answer,
+    Goodbye,
+    Hello,
+    RefusedAnswer,
+    StateAnswer,
+    WaitAnswer,
+    WelcomeAnswer,
+)
+from apex.transport.messages.fields import JoiningRole, printable
 from apex.transport.sockets import RefusedError, open_context, split_address
 from apex.types import Schema, Stream
 
@@ -26,25 +38,6 @@ log = logging.getLogger("apex")
 
 
 HELLO_SECONDS = 0.5  # between two hellos
-
-
-class Welcome(NamedTuple):
-    """What the learner tells a newcomer."""
-
-    control: str  # the endpoint that was asked
-    host: str  # the learner's, as this program reaches it
-    session: int
-    run_id: int
-    config: Config
-    schema: Schema
-    num_parameters: int
-    memory: str  # of the learner's host, see `location.memory_id`
-    replay: list[dict[str, str]]  # endpoints by name of each shard; empty before all of them have said hello
-    streams: list[Stream]
-
-    def endpoint(self, name: str) -> str:
-        """The address of one of the learner's sockets."""
-        return self.config.transport.endpoint(name, self.host)
 
 
 class Route(NamedTuple):
@@ -59,6 +52,29 @@ class Route(NamedTuple):
     def endpoint(self) -> str:
         """The learner's control socket."""
         return f"tcp://{self.host}:{self.port}"
+
+
+class Welcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a program knows once the learner has let it in."""
+
+    route: Route
+    session: int
+    run_id: int
+    config: Config  # the run's, with this program's own keys
+    schema: Schema
+    num_parameters: int
+    memory: str = ""  # of the learner's host, see `location.memory_id`
+    replay: list[dict[str, str]] = []  # endpoints by name of each shard; empty before all of them have said hello
+    streams: list[Stream] = []
+
+    def endpoint(self, name: str) -> str:
+        """The address of one of the learner's sockets."""
+        return self.config.transport.endpoint(name, self.route.host)
+
+    def with_transport(self, **settings: Any) -> Self:
+        """The same with settings of this program's own."""
+        transport = replace(self.config.transport, **settings)
+        return msgspec.structs.replace(self, config=replace(self.config, transport=transport))
 
 
 def local_host(transport: TransportConfig) -> str:
@@ -83,64 +99,93 @@ def read_route(arguments: argparse.Namespace) -> Route:
 
 def greet(
     route: Route,
-    role: str,
+    role: JoiningRole,
     stop: Stop,
     *,
     shard: int = 0,
     num_streams: int = 0,
     needs_replay: bool = False,
-    holder_is_dead: Callable[[dict[str, Any]], bool] = lambda answer: False,
-) -> dict[str, Any]:
+    holder_is_dead: Callable[[WaitAnswer], bool] = lambda answer: False,
+) -> Welcome | None:
     """Says hello until the learner answers with all that the role needs.
 
-    Returns the welcome as it arrived, but for what this program was told about its own keys. `shard` is a replay
-    server's. `num_streams` > 0 leases that many actor ids at most. Returns {} when `stop` is
+    `shard` is a replay server's. `num_streams` > 0 leases that many actor ids at most. Returns None when `stop` is
     requested or the run is over; `holder_is_dead` tells from the learner's answer whether the program that holds this
-    one's place has died. Raises RefusedError when the learner says no.
+    one's place has died. Raises RefusedError when the learner says no, ConfigError for a configuration that this
+    program does not know.
     """
-    session = secrets.randbits(63)
-    hello = {
-        "type": "hello",
-        "wire": WIRE_VERSION,
-        "session": session,
-        "role": role,
-        "host": host_name(),
-        "pid": os.getpid(),
-        "shard": shard,
-        "num_streams": num_streams,
-    }
-    endpoint = route.endpoint
+    hello = Hello(
+        wire=WIRE_VERSION,
+        session=secrets.randbits(63),
+        role=role,
+        host=host_name(),
+        pid=os.getpid(),
+        shard=shard,
+        num_streams=num_streams,
+    )
     wait = Wait(role)
     with open_context(read_keys(route.keys, role)) as context:
-        client = ControlClient(context, endpoint)
+        client = ControlClient(context, route.endpoint)
         while not stop.requested:
-            client.send(hello)
-            asked = time.monotonic()
-            while (answer := client.receive(POLL_SECONDS)) is None and time.monotonic() - asked < HELLO_SECONDS:
-                if stop.requested:
-                    return {}
-            if answer is None:
-                wait.on(silent_learner(route, role))
-            elif answer["type"] == "refused":
-                raise RefusedError(f"the learner at {endpoint} refuses this {role}: {answer.get('reason')}")
-            elif answer["type"] == "state" and answer.get("stop"):
-                log.info("the run of the learner at %s is over", endpoint)
-                return {}
-            elif answer["type"] == "wait" and holder_is_dead(answer):
-                client.send({"type": "goodbye", "session": int(answer["holder"])}, int(answer["run_id"]))
-            elif answer["type"] != "welcome":
-                wait.on(f"the learner at {endpoint} to see whether its place is free")
-                time.sleep(POLL_SECONDS)
-            elif needs_replay and not answer["replay"]:
-                wait.on(f"{answer.get('absent') or 'a replay server'} to say hello to the learner at {endpoint}")
-                time.sleep(POLL_SECONDS)
-            elif num_streams and not answer["streams"]:
-                wait.on(f"a free actor id: all {answer['num_actors']} are leased")
-                time.sleep(POLL_SECONDS)
-            else:
-                answer["config"]["transport"] |= {"keys": route.keys, "insecure_no_auth": route.insecure_no_auth}
-                return {**answer, "session": session, "control": endpoint, "host": route.host}
-    return {}
+            answer = _ask(client, hello, stop)
+            match answer:
+                case None:
+                    wait.on(silent_learner(route, role))
+                    continue
+                case RefusedAnswer():
+                    raise RefusedError(f"the learner at {route.endpoint} refuses this {role}: {answer.reason}")
+                case StateAnswer(stop=True):
+                    log.info("the run of the learner at %s is over", route.endpoint)
+                    return None
+                case WaitAnswer() if holder_is_dead(answer):
+                    client.send(Goodbye(answer.holder), answer.run_id)
+                    continue
+                case WelcomeAnswer():
+                    if needs_replay and not answer.replay:
+                        missing = (
+                            f"{answer.absent or 'a replay server'} to say hello to the learner at {route.endpoint}"
+                        )
+                    elif num_streams and not answer.streams:
+                        missing = f"a free actor id: all {answer.num_actors} are leased"
+                    else:
+                        return _read_welcome(answer, route, hello.session)
+                case _:
+                    missing = f"the learner at {route.endpoint} to see whether its place is free"
+            wait.on(missing)
+            time.sleep(POLL_SECONDS)
+    return None
+
+
+def greet_in_child(greet: Callable[[Stop], Welcome | None], stop: Stop) -> Welcome | None:
+    """Calls `greet(stop)` in a child of its own, for a program that forks afterwards: a context must not cross that."""
+    answer = call_in_child("hello", lambda child_stop: msgspec.to_builtins(greet(child_stop)) or {}, stop)
+    return msgspec.convert(answer, Welcome) if answer else None
+
+
+def _ask(client: ControlClient, hello: Hello, stop: Stop) -> Answer | None:
+    """The answer to one hello, or None if there was none for a moment."""
+    client.send(hello)
+    asked = time.monotonic()
+    while time.monotonic() - asked < HELLO_SECONDS and not stop.requested:
+        if (answer := client.receive(POLL_SECONDS)) is not None:
+            return answer
+    return None
+
+
+def _read_welcome(answer: WelcomeAnswer, route: Route, session: int) -> Welcome:
+    """Raises ConfigError for a configuration that this program does not know."""
+    welcome = Welcome(
+        route=route,
+        session=session,
+        run_id=answer.run_id,
+        config=from_dict(answer.config),
+        schema=answer.schema,
+        num_parameters=answer.num_parameters,
+        memory=answer.memory,
+        replay=answer.replay,
+        streams=answer.streams,
+    )
+    return welcome.with_transport(keys=route.keys, insecure_no_auth=route.insecure_no_auth)
 
 
 def host_name() -> str:
@@ -152,22 +197,3 @@ def silent_learner(route: Route, role: str) -> str:
     """Whom a program waits for. Who is not let in hears nothing, on loopback too, so a wait must say what it may be."""
     why = f"must list this {role}'s key" if route.keys else "may want --keys"
     return f"the learner at {route.endpoint}, which {why}"
-
-
-def read_welcome(answer: dict[str, Any]) -> Welcome:
-    """Checks a welcome; raises ConfigError if it is none of this version's."""
-    try:
-        return Welcome(
-            control=str(answer["control"]),
-            host=str(answer["host"]),
-            session=int(answer["session"]),
-            run_id=int(answer["run_id"]),
-            config=from_dict(answer["config"]),
-            schema=Schema.from_dict(answer["schema"]),
-            num_parameters=int(answer["num_parameters"]),
-            memory=str(answer["memory"]),
-            replay=[{str(name): str(value) for name, value in shard.items()} for shard in answer["replay"]],
-            streams=[Stream(int(actor_id), int(incarnation)) for actor_id, incarnation in answer["streams"]],
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"the learner's welcome is not understood: {error!r}") from error

@@ -14,7 +14,7 @@ from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.transport.codec import Codec
 from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import ExperienceSender, ReceiptReceiver
-from apex.transport.hello import Route, greet, read_welcome
+from apex.transport.hello import Route, greet
 from apex.transport.sockets import open_context
 from bench.harness.recording import Compressor, Recording
 
@@ -99,10 +99,9 @@ def write(stop: Stop, recording: Recording, config: Config, pipe: Connection, be
     num_streams, window = config.actor.num_actors, config.actor.window
     port = config.transport.control_port + config.transport.port_offset
     route = Route(config.transport.bind, port, config.transport.keys)
-    answer = greet(route, "actor", stop, num_streams=num_streams, needs_replay=True)
-    if not answer:
+    welcome = greet(route, "actor", stop, num_streams=num_streams, needs_replay=True)
+    if welcome is None:
         return
-    welcome = read_welcome(answer)
     codec, streams = Codec(welcome.run_id, welcome.schema), welcome.streams
     with open_context(read_keys(config.transport.keys, "actor")) as context:
         (replay,) = welcome.replay

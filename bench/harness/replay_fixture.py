@@ -23,7 +23,8 @@ from typing import Any, Literal
 from apex.config import Config
 from apex.config.role_command import role_command
 from apex.learning.batch_ring import Batch, BatchRing
-from apex.learning.coordinator.coordinator import CoordinatorConfig, run_coordinator
+from apex.learning.coordinator.link import TrainerEnd, TrainerLink, TrainerStart, trainer_end
+from apex.learning.coordinator.server import run_coordinator
 from apex.learning.loader import LoaderTask, start_loaders
 from apex.replay_memory.store.location import MEMORY
 from apex.runs.folder import RunFolder
@@ -35,7 +36,7 @@ from apex.transport.codec import Codec
 from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import PrioritySender
 from apex.transport.sockets import open_context
-from apex.types import Role
+from apex.types import Progress, Role
 from bench.harness.programs import control_address
 from bench.harness.recorded_writer import Inserted, write
 from bench.harness.recording import Recording
@@ -122,16 +123,15 @@ def open_replay_fixture(
     ring = BatchRing.configured(config.learner, config.replay.num_shards, run.schema, cuda=cuda)
     trainer_pipe, coordinator_pipe = Pipe()
     pipe, writer_pipe = Pipe()
-    desk = CoordinatorConfig(config, run.schema, run.run_id, config.actor.num_actors, 1, run.path)
     with ExitStack() as started:
         started.callback(_remove_memory, run.run_id)
-        children = [start_child("coordinator", run_coordinator, desk, coordinator_pipe, trainer_pipe)]
+        children = [start_child("coordinator", run_coordinator, run, 1, coordinator_pipe, trainer_pipe)]
         started.callback(stop_children, children)
         children.append(start_child("writer", write, recording, config, writer_pipe, pipe))
         coordinator_pipe.close()
         writer_pipe.close()
-        server = _start_server(config)
-        started.callback(_end_server, server, trainer_pipe)
+        server, coordinator = _start_server(config), trainer_end(trainer_pipe)
+        started.callback(_end_server, server, coordinator)
 
         def check() -> None:
             if stop.requested:
@@ -140,8 +140,8 @@ def open_replay_fixture(
             if server.poll() is not None:
                 raise ChildDiedError(f"the replay server ended with status {server.returncode}")
 
-        _tell(trainer_pipe, {"num_parameters": 1, "updates": 0})
-        endpoint = _find_replay(trainer_pipe, check)
+        coordinator.send(TrainerStart(num_parameters=1, updates=0, progress=Progress()))
+        endpoint = _find_replay(coordinator, check)
         # After the store is there, so that none of them looks for it in vain; before this process has a context.
         loader = LoaderTask(run.schema, ring, run.run_id, config.seed, config.replay, config.learner, config.transport)
         children += start_loaders(loader)
@@ -160,24 +160,20 @@ def _start_server(config: Config) -> subprocess.Popen[bytes]:
         return spawn([sys.executable, "-m", "apex", *command], output=output, ends_by=signal.SIGTERM)
 
 
-def _find_replay(pipe: Connection, check: Callable[[], None]) -> str:
+def _find_replay(coordinator: TrainerLink, check: Callable[[], None]) -> str:
     """Waits for the coordinator to say where priorities go."""
     while True:
         check()
-        if pipe.poll(POLL_SECONDS):
-            endpoint = json.loads(pipe.recv_bytes())["replay"][0].get("priorities", "")
-            if endpoint:
-                return str(endpoint)
+        news = coordinator.receive()
+        if news is not None and "priorities" in news.replay[0]:
+            return news.replay[0]["priorities"]
+        time.sleep(0.05)
 
 
-def _tell(pipe: Connection, message: dict[str, Any]) -> None:
-    with suppress(BrokenPipeError):
-        pipe.send_bytes(json.dumps(message).encode())
-
-
-def _end_server(server: subprocess.Popen[bytes], pipe: Connection) -> None:
+def _end_server(server: subprocess.Popen[bytes], coordinator: TrainerLink) -> None:
     """In order, as at the end of a run; else by force."""
-    _tell(pipe, {"finished": "measured"})
+    with suppress(ChildDiedError):
+        coordinator.send(TrainerEnd("measured"))
     with suppress(subprocess.TimeoutExpired):
         server.wait(END_SECONDS)
     with suppress(ProcessLookupError):

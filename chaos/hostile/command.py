@@ -147,7 +147,7 @@ def measure(
             stop_children([besiegers])
         watched.work(SETTLE_SECONDS)
         after, memory_after = watched.work(quiet_seconds), watched.memory()
-        status = ask(transport.endpoint("control"), 5.0, read_keys(keys, "observer")) or {}
+        status = ask(transport.endpoint("control"), 5.0, read_keys(keys, "observer"))
         figures: Measurements = {
             "curve": curve,
             "connections": sum(came["counts"].values()),
@@ -162,9 +162,11 @@ def measure(
             "memory_bytes_before": memory_before,
             "memory_bytes_most": most,
             "memory_bytes_after": memory_after,
-            "server_is_up": bool(status),
+            "server_is_up": status is not None,
             "refusals": {
-                f"{door} {reason}": n for door, all_ in status.get("refusals", {}).items() for reason, n in all_.items()
+                f"{door} {reason}": count
+                for door, counts in (status.refusals if status is not None else {}).items()
+                for reason, count in counts.items()
             },
         }
         if endless_bytes:

@@ -21,6 +21,7 @@ from apex.config import TransportConfig
 from apex.launch.status import ask
 from apex.runs.folder import RunFolder
 from apex.transport.curve.key_store import Keys
+from apex.transport.messages.run_status import RunStatus
 
 ADMIN, STRANGER = "203.0.113.7", "203.0.113.8"
 SSH, TENSORBOARD = 22, 6006
@@ -50,7 +51,7 @@ class Told(NamedTuple):
     before_cut: Memory
     in_cut: tuple[Memory, Memory]  # once nothing was under way any more, and when the cable was back
     after_cut: Memory
-    status: dict[str, Any]  # the learner's own, when all of that was over
+    status: RunStatus  # the learner's own, when all of that was over
     curves: dict[str, list[str]]  # by who asks: the runs that TensorBoard shows
 
 
@@ -74,13 +75,13 @@ def tell(cluster: NamespacedCluster, ssm: Any, name: str) -> Told:
             host.start("apex-keys.service")
 
     def leased() -> int:
-        return int(status_of(learner)["actors"]["leased"])
+        return status_of(learner).actors.leased
 
     # The evaluator's machine is there, and boots last: without a score nothing ends before its time.
     boot(*(host for host in cluster.hosts.values() if host is not evaluator))
-    wait_until(lambda: status_of(learner)["updates"] > 20, "updates", START_SECONDS)
+    wait_until(lambda: status_of(learner).updates > 20, "updates", START_SECONDS)
     wait_until(lambda: all(stream.contiguous for stream in memory().streams), "experience of all", BUSY_SECONDS)
-    num_actors = status_of(learner)["actors"]["configured"]
+    num_actors = status_of(learner).actors.configured
 
     roles = {host.address: host.role for host in cluster.hosts.values()}
     knockers = {**{host.address: host for host in cluster.hosts.values()}, **people}
@@ -146,7 +147,7 @@ def tell(cluster: NamespacedCluster, ssm: Any, name: str) -> Told:
     )
 
 
-def status_of(learner: Host) -> dict[str, Any]:
+def status_of(learner: Host) -> RunStatus:
     """What `apex status` shows on the learner's host, with the key that this host made for it."""
     keys = learner.folder / "home/keys"
     endpoint = TransportConfig().endpoint("control", learner.address)

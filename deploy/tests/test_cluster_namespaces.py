@@ -117,7 +117,7 @@ def test_nobody_but_the_admin_is_let_through_where_nobody_listens(told: Told) ->
 def test_the_ids_of_a_host_that_died_are_leased_again(told: Told) -> None:
     assert told.heirless_seconds <= HEIRLESS_SECONDS
     assert len(told.dead_ids) == PER_HOST
-    assert told.status["actors"]["leased"] == told.status["actors"]["configured"] == NUM_ACTORS
+    assert told.status.actors.leased == told.status.actors.configured == NUM_ACTORS
     for actor_id, (before, after) in enumerate(zip(told.before_death.streams, told.after_death.streams, strict=True)):
         assert (after.incarnation > before.incarnation) == (actor_id in told.dead_ids)
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from random import Random
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from apex.transport import codec, header, json_fields
+from apex.transport import codec, control_codec, header, json_codec
 from apex.transport.header import WireError
 
 from .mutations import Mutator
@@ -21,7 +21,7 @@ from .reference import accepts
 from .seeds import DECODE, SIDES, Seed, make_seeds
 
 CORPUS = Path(__file__).with_name("corpus")
-DECODERS = {module.__file__ for module in (json_fields, header, codec)}
+DECODERS = {module.__file__ for module in (codec, control_codec, header, json_codec)}
 TRACED_SHARE = 0.02  # of the messages: tracing makes decoding ten times as slow
 MEASURED_SHARE = 0.005  # of the messages: what decoding them allocates
 MOST_CORPUS = 2_000
@@ -70,10 +70,13 @@ def judge(kind: str, side_name: str, parts: list[bytes]) -> tuple[str, str]:
 
 
 class Arcs:
-    """Steps from line to line within the decoders, as the interpreter's trace function sees them."""
+    """Steps from line to line within the decoders, as the interpreter's trace function sees them.
+
+    msgspec's own steps are not Python's: each of its sentences counts as one, but for the numbers in it.
+    """
 
     def __init__(self) -> None:
-        self.known: set[tuple[CodeType, int, int]] = set()
+        self.known: set[tuple[CodeType, int, int] | str] = set()
         self._new = False
 
     def watch(self, call: Callable[[], Any]) -> bool:
@@ -83,9 +86,16 @@ class Arcs:
         sys.settrace(self._enter)
         try:
             call()
+        except WireError as error:
+            self._note(re.sub(r"\d+", "0", str(error)))
         finally:
             sys.settrace(before)
         return self._new
+
+    def _note(self, step: tuple[CodeType, int, int] | str) -> None:
+        if step not in self.known:
+            self.known.add(step)
+            self._new = True
 
     def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
         if frame.f_code.co_filename not in DECODERS:
@@ -97,9 +107,7 @@ class Arcs:
             if event == "line":
                 arc = (code, last, frame.f_lineno)
                 last = frame.f_lineno
-                if arc not in self.known:
-                    self.known.add(arc)
-                    self._new = True
+                self._note(arc)
             return step
 
         return step
@@ -128,8 +136,9 @@ def run(kind: str, messages: int, seed: int, *, most_findings: int = 10) -> Repo
     findings: list[Finding] = []
     num_done = 0
     for origin in corpus:
-        arcs.watch(lambda origin=origin: judge(kind, origin.side, origin.parts))
         reason, problem = judge(kind, origin.side, origin.parts)
+        if not problem:
+            arcs.watch(lambda origin=origin: DECODE[kind](SIDES[origin.side], origin.parts))
         if problem or reason:
             findings.append(Finding(kind, origin.side, origin.parts, problem or f"a seed is refused: {reason}"))
     for num_done in range(1, messages + 1):  # noqa: B007 - how far it came
@@ -149,15 +158,10 @@ def run(kind: str, messages: int, seed: int, *, most_findings: int = 10) -> Repo
             findings.append(Finding(kind, origin.side, parts, problem))
             if len(findings) >= most_findings:
                 break
-        if look > 1 - TRACED_SHARE and parts and len(corpus) < MOST_CORPUS and sum(map(len, parts)) < 2_000:
-            decode = DECODE[kind]
-
-            def call(made: Seed = made, decode: Any = decode) -> None:
-                with suppress(WireError):
-                    decode(SIDES[made.side], made.parts)
-
-            if not problem and arcs.watch(call):
-                corpus.append(made)
+        is_small = 0 < sum(map(len, parts)) < 2_000
+        may_grow = look > 1 - TRACED_SHARE and is_small and len(corpus) < MOST_CORPUS and not problem
+        if may_grow and arcs.watch(lambda made=made: DECODE[kind](SIDES[made.side], made.parts)):
+            corpus.append(made)
     accepted = reasons.pop("", 0)
     return Report(kind, num_done, accepted, dict(reasons.most_common()), len(arcs.known), len(corpus), findings)
 

@@ -66,6 +66,7 @@ def accepts(kind: str, parts: list[bytes], facts: Facts) -> bool:
 
 
 class Header(NamedTuple):
+    version: int
     shard: int
     run_id: int
     sender: int
@@ -79,11 +80,11 @@ def read_header(kind: str, parts: list[bytes]) -> tuple[Header, bytes, list[byte
     must(len(parts) == (2 if kind == "batch" else 1))
     first = parts[0]
     must(len(first) >= 52)
-    must(first[:4] == b"ApeX" and first[4] == 1 and first[5] == KINDS[kind])
+    must(first[:4] == b"ApeX" and (first[4] == 1 or kind == "control") and first[5] == KINDS[kind])
     shard, run_id, sender, schema, incarnation, number, items, length, crc = struct.unpack("<HQIIQQIII", first[6:52])
     must(length == sum(len(part) for part in parts) - 52)
     must(crc == binascii.crc32(first[:48] + first[52:] + b"".join(parts[1:])))
-    return Header(shard, run_id, sender, schema, incarnation, number, items), first[52:], parts[1:]
+    return Header(first[4], shard, run_id, sender, schema, incarnation, number, items), first[52:], parts[1:]
 
 
 # --- arrays -----------------------------------------------------------------------------------------------------------
@@ -352,11 +353,6 @@ def is_text(value: Any) -> bool:
     return all(character == " " or unicodedata.category(character)[0] not in "CZ" for character in value)
 
 
-def is_name(text: str) -> bool:
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    return 1 <= len(text) <= 64 and text[0] in letters and all(each in letters + "0123456789_" for each in text)
-
-
 def is_histogram(value: Any) -> bool:
     if type(value) is not dict or sorted(value) != ["counts", "edges"]:
         return False
@@ -365,35 +361,44 @@ def is_histogram(value: Any) -> bool:
         return False
     if len(edges) != len(counts) + 1 or not all(is_number(each) for each in counts + edges):
         return False
-    if any(count < 0 or count > 2**53 for count in counts) or edges[0] <= 0 or edges[-1] > 1e30:
+    if any(count < 0 or float(count) > 2**53 for count in counts) or edges[0] < 1e-30 or edges[-1] > 1e30:
         return False
     return all(edges[index] < edges[index + 1] for index in range(len(counts)))
 
 
+COUNTS = ("num_inserted", "num_drawn", "size", "bytes", "max_bytes", "stale_priorities", "duplicate_segments")
+COUNTS += ("refused",)
+RATES = ("inserts_per_second", "samples_per_second", "busy_share")
+OF_REPLAY = (*COUNTS, *RATES, "store_incarnation", "refusals", "refused_connections", "samplers_wait_for")
+OF_REPLAY += ("inserts_wait", "priority_histogram")
+OF_ACTOR = ("num_steps", "steps_per_second", "wait_share", "parameter_bytes_per_second")
+OF_ROLE = {"replay": OF_REPLAY, "actor": OF_ACTOR, "evaluator": ()}
+
+
 def check_status(status: Any, role: str) -> None:
-    must(type(status) is dict and len(status) <= 64)
+    must(type(status) is dict)
+    must(sorted(status) == sorted(("rate", "waiting", *OF_ROLE[role])))
     for name, value in status.items():
-        must(is_name(name))
-        if name in ("num_inserted", "num_drawn", "size", "bytes", "max_bytes"):
-            must(role == "replay" and is_whole(value, 0, 2**62))
-        elif name in ("samplers_wait_for", "store_incarnation"):
-            must(role == "replay" and is_text(value))
-        elif name in ("rate", "waiting"):
+        if name in COUNTS:
+            must(is_whole(value, 0, 2**62))
+        elif name in ("rate", "waiting", "store_incarnation"):
             must(is_text(value))
+        elif name == "samplers_wait_for":
+            must(value in ("", "inserts", "learner"))
         elif name == "inserts_wait":
-            must(role == "replay" and type(value) is bool)
+            must(type(value) is bool)
         elif name in ("refusals", "refused_connections"):
-            must(role == "replay" and type(value) is dict and len(value) <= 64)
+            must(type(value) is dict and len(value) <= 64)
             for reason, count in value.items():
                 must(is_text(reason) and is_whole(count, 0, 2**62))
         elif name == "priority_histogram":
-            must(role == "replay" and (value is None or is_histogram(value)))
+            must(value is None or is_histogram(value))
         else:
-            must(value is None or type(value) is bool or is_number(value) or is_text(value))
+            must(is_number(value))
 
 
 def check_who(message: dict[str, Any]) -> None:
-    must(message["role"] in ("actor", "replay", "evaluator", "learner"))
+    must(type(message["role"]) is str and message["role"] in OF_ROLE)
     must(is_text(message["host"]))
     must(is_whole(message["pid"], 0, 2**31 - 1))
     must(is_whole(message["shard"], -(2**31), 2**31 - 1))
@@ -402,6 +407,8 @@ def check_who(message: dict[str, Any]) -> None:
 def read_control(header: Header, body: bytes, rest: list[bytes], facts: Facts) -> None:
     """What the coordinator is asked."""
     must(header.shard == header.sender == header.schema == header.incarnation == header.number == header.items == 0)
+    if header.version != facts.wire_version or header.run_id not in (0, facts.run_id):
+        return  # It is told so.
     message = Text(body).read_all()
     kind = message.get("type")
     if kind == "status":
@@ -410,20 +417,16 @@ def read_control(header: Header, body: bytes, rest: list[bytes], facts: Facts) -
         must(sorted(message) == ["session", "type"])
         must(is_whole(message["session"], 0, 2**63 - 1))
     elif kind == "hello":
-        must(is_whole(message.get("wire"), -(2**31), 2**31 - 1))
-        must(is_whole(message.get("session"), 0, 2**63 - 1))
-        if message["wire"] != facts.wire_version:
-            return
         must(sorted(message) == ["host", "num_streams", "pid", "role", "session", "shard", "type", "wire"])
+        must(is_whole(message["wire"], facts.wire_version, facts.wire_version))
+        must(is_whole(message["session"], 0, 2**63 - 1))
         check_who(message)
         must(is_whole(message["num_streams"], 0, 65_536))
     elif kind == "heartbeat":
-        must(is_whole(message.get("run_id"), 0, 2**64 - 1))
-        must(is_whole(message.get("session"), 0, 2**63 - 1))
-        if message["run_id"] != facts.run_id:
-            return
         names = "endpoints host pid role run_id session shard status streams type"
         must(sorted(message) == names.split())
+        must(is_whole(message["run_id"], 0, 2**64 - 1))
+        must(is_whole(message["session"], 0, 2**63 - 1))
         check_who(message)
         must(type(message["streams"]) is list and len(message["streams"]) <= 65_536)
         for stream in message["streams"]:
@@ -449,7 +452,7 @@ def read_metrics(header: Header, body: bytes, rest: list[bytes], facts: Facts) -
     message = Text(body).read_all()
     must(sorted(message) == ["role", "scalars", "steps", "time"])
     must(message["role"] == "actor")
-    must(message["steps"] is None or is_whole(message["steps"], 0, 2**63 - 1))
+    must(message["steps"] is None)
     must(is_number(message["time"]))
     must(type(message["scalars"]) is dict and len(message["scalars"]) <= 4096)
     for tag, value in message["scalars"].items():
@@ -464,7 +467,8 @@ def read_evaluation(header: Header, body: bytes, rest: list[bytes], facts: Facts
     must(len(body) >= cut)
     read_values(body[:cut])
     result = Text(body[cut:]).read_all()
-    must(set(result) >= {"updates", "mean", "median", "length", "episodes", "confirmed"})
+    needed = "confirmed episodes epsilon length mean median num_envs scores seconds seed updates"
+    must(set(result) >= set(needed.split()))
     for name, value in result.items():
         if name == "updates":
             must(is_whole(value, 0, 2**32 - 1))
@@ -476,7 +480,9 @@ def read_evaluation(header: Header, body: bytes, rest: list[bytes], facts: Facts
             must(is_whole(value, 0, 2**31 - 1))
         elif name == "num_envs":
             must(is_whole(value, 1, 10_000))
-        elif name in ("mean", "median", "low", "high", "length", "epsilon", "seconds"):
+        elif name in ("low", "high"):
+            must(value is None or is_number(value))
+        elif name in ("mean", "median", "length", "epsilon", "seconds"):
             must(is_number(value))
         elif name == "scores":
             must(type(value) is list and len(value) <= 10_000 and all(is_number(each) for each in value))

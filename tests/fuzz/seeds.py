@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from apex.acting.segment_builder import COMPRESS
 from apex.frame_blob import make_blob
-from apex.transport.codec import Codec, decode_control, decode_request, encode_control
-from apex.transport.header import WIRE_VERSION
-from apex.transport.json_fields import check_request
+from apex.transport.codec import Codec
+from apex.transport.control_codec import decode_request
+from apex.transport.header import WIRE_VERSION, MessageKind, pack
+from apex.transport.messages.results import ActorFigures, EvaluationResult
 from apex.types import BATCH_RECORD, RECORD, BatchMessage, Parameters, PriorityUpdate, Receipt, Schema, Segment, Stream
 
 from .reference import Facts
@@ -58,7 +61,6 @@ DECODE: dict[str, Callable[[Side, list[bytes]], Any]] = {
     "evaluation": lambda side, parts: side.codec.decode_evaluation(parts, side.facts.num_parameters),
 }
 TYPES = tuple(DECODE)
-__all__ = ["DECODE", "SIDES", "TYPES", "Seed", "Side", "check_request", "decode_control", "make_seeds"]
 
 
 class Seed(NamedTuple):
@@ -94,28 +96,51 @@ def make_batch(schema: Schema, shard: int) -> BatchMessage:
     return BatchMessage(shard, 77, 1, 9, 100, records, make_frames(schema, 3 * num_frames))
 
 
-HEARTBEAT = {"type": "heartbeat", "session": 5, "run_id": RUN, "role": "replay", "host": "h", "pid": 7, "shard": 0}
-STATUSES: list[dict[str, Any]] = [
-    {"num_inserted": 3, "rate": "3 in/s", "busy_share": 0.5, "inserts_wait": False, "refusals": {"crc": 1}},
-    {"size": 2, "priority_histogram": {"counts": [1.0, 2], "edges": [0.5, 1.0, 2.0]}, "waiting": ""},
-    {},
-]
+HEARTBEAT = {"type": "heartbeat", "session": 5, "run_id": RUN, "host": "h", "pid": 7, "shard": 0}
+STATUS: dict[str, Any] = {"rate": "3 in/s", "waiting": ""}
+OF_REPLAY: dict[str, Any] = {
+    **STATUS,
+    **dict.fromkeys(("num_inserted", "num_drawn", "size", "bytes", "max_bytes", "stale_priorities", "refused"), 3),
+    "duplicate_segments": 0,
+    "inserts_per_second": 0.5,
+    "samples_per_second": 1,
+    "busy_share": 0.5,
+    "store_incarnation": "7",
+    "samplers_wait_for": "",
+    "inserts_wait": False,
+    "refusals": {"crc": 1},
+    "refused_connections": {},
+    "priority_histogram": {"counts": [1.0, 2], "edges": [0.5, 1.0, 2.0]},
+}
+OF_ACTOR = {**STATUS, "num_steps": 3.0, "steps_per_second": 9, "wait_share": 0.5, "parameter_bytes_per_second": 8}
+STATUSES: dict[str, Any] = {"replay": OF_REPLAY, "actor": OF_ACTOR, "evaluator": STATUS}
 REQUESTS: list[dict[str, Any]] = [
     {"type": "status"},
     {"type": "goodbye", "session": 5},
     {"type": "hello", "wire": WIRE_VERSION, "session": 5, "role": "actor", "host": "h", "pid": 7, "shard": 0}
     | {"num_streams": 4},
-    {"type": "hello", "wire": 9, "session": 5, "x": [[]]},
-    {"type": "heartbeat", "session": 5, "run_id": 1, "x": {"y": {}}},
     *(
-        {**HEARTBEAT, "streams": [[0, 1]], "endpoints": {"experience": "tcp://h:1"}, "status": status}
-        for status in STATUSES
+        {**HEARTBEAT, "streams": [[0, 1]], "endpoints": {"experience": "tcp://h:1"}, "role": role, "status": status}
+        for role, status in STATUSES.items()
     ),
-    {**HEARTBEAT, "role": "actor", "streams": [[0, 1]], "endpoints": {}, "status": {"rate": "9/s", "num_steps": 3.0}},
+    {
+        **HEARTBEAT,
+        "streams": [],
+        "endpoints": {},
+        "role": "replay",
+        "status": {**OF_REPLAY, "priority_histogram": None},
+    },
 ]
-RESULT = {"updates": 12, "mean": 3.5, "median": 3.0, "length": 10, "episodes": 2, "confirmed": False}
-RESULT_MORE = {"scores": [3, 4.0], "low": 3, "high": 4.0, "epsilon": 0.01, "seed": 9, "num_envs": 2, "seconds": 1.0}
-FIGURES = {"role": "actor", "steps": None, "time": 1.5}
+RESULT = EvaluationResult(
+    updates=12, mean=3.5, median=3.0, length=10, episodes=2, confirmed=False, scores=[3, 4.0], epsilon=0.01, seed=9,
+    num_envs=2, seconds=1.0,
+)  # fmt: skip
+
+
+def make_request(message: dict[str, Any], run_id: int = RUN) -> list[bytes]:
+    """A control message that says this, whether it is one or not."""
+    body = json.dumps(message).encode()
+    return [pack(MessageKind.CONTROL, 0, run_id, Stream(0, 0), 0, 0, 0, [body]) + body]
 
 
 def make_seeds(kind: str) -> list[Seed]:
@@ -138,14 +163,14 @@ def make_seeds(kind: str) -> list[Seed]:
                 for n in (1, 4)
             ],
             "parameters": [codec.encode_parameters(Parameters(12, values))],
-            "control": [encode_control(request, RUN) for request in REQUESTS],
+            "control": [*map(make_request, REQUESTS), make_request(REQUESTS[0], 0), make_request(REQUESTS[0], 1)],
             "metrics": [
-                codec.encode_metrics({**FIGURES, "scalars": scalars})
+                codec.encode_metrics(ActorFigures(role="actor", steps=None, time=1.5, scalars=scalars))
                 for scalars in ({"actors/mean_score": 2.0, "actor_highest_id/score": None}, {})
             ],
             "evaluation": [
                 codec.encode_evaluation(RESULT, Parameters(12, values)),
-                codec.encode_evaluation({**RESULT, **RESULT_MORE}, None),
+                codec.encode_evaluation(replace(RESULT, low=3, high=4.0), None),
             ],
         }
         seeds += [Seed(name, [bytes(part) for part in message]) for message in messages[kind]]

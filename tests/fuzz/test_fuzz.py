@@ -5,27 +5,34 @@ The long run is `python -m tests.fuzz --messages 1000000`.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from apex.acting.send_window import SendWindow
-from apex.config import Config
+from apex.config import ActorConfig, Config, RunConfig
 from apex.launch.terminal.dashboard import History, plain_line, render
-from apex.learning.coordinator.metric_rows import evaluation_row
+from apex.learning.coordinator.coordinator import Coordinator
+from apex.learning.coordinator.metric_rows import MetricRows, evaluation_row
 from apex.replay_memory.frames.lz4_blocks import FrameError
 from apex.replay_memory.frames.stack_decoder import StackDecoder
-from apex.replay_memory.priority_histogram import merge
 from apex.replay_memory.store.layout import StoreSettings
 from apex.replay_memory.store.reader import StoreReader
 from apex.replay_memory.store.writer import StoreWriter
+from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import MetricsWriter
-from apex.runs.status import RunStatus
+from apex.runs.state import RunState
+from apex.runs.status import summarize
 from apex.transport.codec import Codec
+from apex.transport.control_codec import decode_answer, encode_control
+from apex.transport.messages.control import Heartbeat
 from apex.types import BatchMessage, Stream
 from fuzz.campaign import CORPUS, Finding, accepted_messages, judge, replay, run
 from fuzz.mutations import seal
@@ -36,6 +43,7 @@ pytestmark = pytest.mark.no_cover  # Coverage would double the time; transport/t
 
 MESSAGES = 20_000  # of each type; a million: python -m tests.fuzz
 ROOT = Path(__file__).parents[2]
+FOUR_ACTORS = Config(actor=ActorConfig(num_actors=4))
 
 
 @pytest.mark.timeout(600)  # Each takes 3 to 11 s of one core, of which a busy machine gives little.
@@ -199,25 +207,22 @@ def test_whatever_receipt_is_accepted_leaves_the_window_sound():
 def test_whatever_heartbeat_is_accepted_can_be_summed_up_shown_and_kept(tmp_path):
     metrics = MetricsWriter(tmp_path)
     beats = 0
-    for index, (_, message) in enumerate(accepted_messages("control", 20_000, seed=1)):
-        if message["type"] != "heartbeat" or message["run_id"] != SIDES["pixels"].facts.run_id:
+    for index, (_, heartbeat) in enumerate(accepted_messages("control", 20_000, seed=1)):
+        if not isinstance(heartbeat, Heartbeat):
             continue
         beats += 1
-        status = RunStatus(Config(), name="run", folder="/run", num_actors=4)
+        state = RunState(FOUR_ACTORS, name="run", folder="/run")
         for session in range(2):
-            status.hear(session, message["role"], message["host"], message["pid"], message["status"])
-        status.finished = index % 2 == 0
-        report = status.report(metrics.latest)
-        json.dumps(report, allow_nan=False)
-        plain_line(report)
+            with suppress(ValueError):  # It is of a shard that the run does not have.
+                state.hear(replace(heartbeat, session=session))
+        state.finished = index % 2 == 0
+        status = summarize(state, metrics.latest)
+        assert decode_answer(encode_control(status)) == status
+        plain_line(status)
         if beats % 10 == 0:
-            render(report, 80, 24, History(), ascii_only=True)
-        whole = status.replay_status()
-        scalars = {f"replay/{name}": value for name, value in whole.items() if type(value) in (int, float)}
-        row = {"role": "replay", "steps": 1, "time": 1.0, "scalars": scalars | status.scalars()}
-        if whole["priority_histograms"]:
-            row["histograms"] = {"replay/priority": merge(whole["priority_histograms"])}
-        metrics.accept(row)
+            render(status, 80, 24, History(), ascii_only=True)
+        for row in MetricRows(state).next():
+            metrics.accept(row)
     assert beats > 200
     metrics.close()
 
@@ -225,14 +230,17 @@ def test_whatever_heartbeat_is_accepted_can_be_summed_up_shown_and_kept(tmp_path
 def test_whatever_evaluation_or_figure_is_accepted_can_be_kept(tmp_path):
     metrics, kept = MetricsWriter(tmp_path), 0
     for _, (result, _) in accepted_messages("evaluation", 10_000, seed=1):
-        status = RunStatus(Config(), name="run", folder="/run", num_actors=4)
-        status.evaluation = {**result, "best": result["mean"]}
-        assert status.end_reason() == ""
-        plain_line(status.report(metrics.latest))
-        metrics.accept(evaluation_row(5, result, result["mean"]))
+        state = RunState(FOUR_ACTORS, name="run", folder="/run")
+        state.evaluation, state.best_score = result, result.mean
+        assert state.end_reason() == ""
+        plain_line(summarize(state, metrics.latest))
+        metrics.accept(evaluation_row(5, result, result.mean))
         kept += 1
-    for _, message in accepted_messages("metrics", 10_000, seed=1):
-        metrics.accept({**message, "steps": 5})
+    config = dataclasses.replace(FOUR_ACTORS, run=RunConfig(folder=str(tmp_path), name="run"))
+    coordinator = Coordinator(RunFolder.create(config, VECTORS), epoch=1)
+    for _, figures in accepted_messages("metrics", 10_000, seed=1):
+        coordinator.keep_figures(figures)
         kept += 1
     assert kept > 500
+    coordinator.close()
     metrics.close()

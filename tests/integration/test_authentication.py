@@ -19,13 +19,15 @@ from apex.errors import ConfigError
 from apex.learning.parameter_publisher import PublishingThread
 from apex.runtime.lifecycle import Stop
 from apex.transport.async_receiver import PULL, ROUTER, AsyncReceiver
-from apex.transport.codec import Codec, decode_control, encode_control
+from apex.transport.codec import Codec
 from apex.transport.control_client import ControlClient
+from apex.transport.control_codec import decode_request, encode_control
 from apex.transport.curve.command import new_folder
 from apex.transport.curve.key_store import ENDPOINTS, Keys
 from apex.transport.curve.zap_handler import ZapHandlerError
 from apex.transport.endpoints import BatchReceiver, ExperienceSender, ParameterPublisher, ParameterSubscriber
-from apex.transport.hello import Route, greet, read_welcome
+from apex.transport.hello import Route, greet
+from apex.transport.messages.control import StatusRequest, WelcomeAnswer
 from apex.transport.sockets import InsecureBindWarning, bind, connect, open_context, prepare
 from apex.types import Parameters
 
@@ -294,9 +296,9 @@ def test_who_asks_is_known_by_the_role_of_its_key(folder):
             endpoint = free_endpoint()
             control = AsyncReceiver(learner, ROUTER, endpoint, "control", high_water_mark=10, max_bytes=1_000)
             client = ControlClient(observer, endpoint)
-            client.send({"type": "status"})
+            client.send(StatusRequest())
             ((peer, *frames),) = await control.burst(DEADLINE)
-            assert decode_control(frames) == {"type": "status"}
+            assert decode_request(frames, RUN) == StatusRequest()
             assert peer.role == "observer"
             control.reply(peer, [b"x"])
             assert client.receive(DEADLINE) is None
@@ -321,16 +323,10 @@ def test_segments_arrive_whole_with_keys(folder):
 def test_a_learner_without_keys_talks_nobody_into_opening_a_port():
     """It is bound beyond its host; who joins must have typed --insecure-no-auth too."""
     config = Config(transport=TransportConfig(bind="10.0.0.1", insecure_no_auth=True))
-    welcome = {
-        "type": "welcome",
-        "run_id": RUN,
-        "config": to_dict(config),
-        "schema": PIXELS.to_dict(),
-        "num_parameters": 10,
-        "memory": "",
-        "replay": [],
-        "streams": [],
-    }
+    welcome = WelcomeAnswer(
+        run_id=RUN, config=to_dict(config), schema=PIXELS, num_parameters=10, num_actors=4, memory="", replay=[],
+        absent="", streams=[],
+    )  # fmt: skip
 
     async def scenario(route):
         with open_context() as context:
@@ -338,7 +334,7 @@ def test_a_learner_without_keys_talks_nobody_into_opening_a_port():
             joining = asyncio.create_task(asyncio.to_thread(greet, route, "replay", Stop()))
             ((peer, *_), *_) = await control.burst(DEADLINE)
             control.reply(peer, encode_control(welcome))
-            return read_welcome(await joining)
+            return await joining
 
     port = int(free_endpoint().rpartition(":")[2])
     with pytest.raises(ConfigError, match=r"10\.0\.0\.1.*--insecure-no-auth"):

@@ -16,14 +16,18 @@ import threading
 from apex.config import Config, RunConfig, TransportConfig
 from apex.runtime.lifecycle import configure_logging, stop_on_signals
 from apex.transport.heartbeat import Session
-from apex.transport.hello import Welcome
+from apex.transport.hello import Route, Welcome
+from apex.transport.messages.status import ActorStatus
 from apex.types import Schema
 configure_logging("actor")
 config = Config(transport=TransportConfig(heartbeat_seconds=0.1), run=RunConfig(stuck_seconds=0.4))
 schema = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
-welcome = Welcome("tcp://127.0.0.1:9", "127.0.0.1", 1, 2, config, schema, 3, "", [], [])
+welcome = Welcome(route=Route("127.0.0.1", 9), session=1, run_id=2, config=config, schema=schema, num_parameters=3)
+status = ActorStatus(
+    rate="", waiting="", num_steps=0, steps_per_second=0, wait_share=0, parameter_bytes_per_second=0
+)
 with stop_on_signals() as stop:
-    session = Session(welcome, "actor", stop, dict)
+    session = Session(welcome, "actor", stop, lambda: status)
     for _ in range(100):
         stop.tick()
     threading.Event().wait()  # for nobody

@@ -63,14 +63,14 @@ def trained(tmp_path_factory):
 @pytest.mark.timeout(240)  # With the run that it shares.
 def test_keeps_the_replay_ratio_and_stores_what_was_acted(trained):
     status, num_steps, _ = trained
-    assert status["refused"] == 0
-    assert status["duplicate_segments"] == 0
-    assert status["num_drawn"] == NUM_UPDATES * 32
+    assert status.refused == 0
+    assert status.duplicate_segments == 0
+    assert status.num_drawn == NUM_UPDATES * 32
     # Samples may be ahead by the tolerance, 0.1 * 8 * 200, and by a batch; inserts by what is stored at once, 4 * 12.
-    ahead = NUM_UPDATES * 32 - 8 * (status["num_inserted"] - 200)
+    ahead = NUM_UPDATES * 32 - 8 * (status.num_inserted - 200)
     assert 0.1 * 8 * 200 - 8 * 48 <= ahead <= 0.1 * 8 * 200 + 32
     # What was acted is stored, but for the steps since the last cut and the open windows.
-    assert 0 <= 4 * num_steps - status["num_inserted"] <= 4 * (10 + 2)
+    assert 0 <= 4 * num_steps - status.num_inserted <= 4 * (10 + 2)
 
 
 def test_learns(trained):

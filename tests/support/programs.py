@@ -73,7 +73,7 @@ class Programs:
 
         def found():
             status = ask(self.endpoint, 1.0)
-            return status if status and wanted(status) else None
+            return status if status is not None and wanted(status) else None
 
         deadline = time.monotonic() + DEADLINE
         while time.monotonic() < deadline:

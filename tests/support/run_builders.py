@@ -10,7 +10,7 @@ from support.builders import VECTORS
 from apex.config import EnvironmentConfig, RunConfig
 from apex.config.presets import VECTOR
 from apex.runs.folder import RunFolder
-from apex.runs.metrics.writer import MetricsWriter
+from apex.runs.metrics.writer import MetricRow, MetricsWriter
 
 NOON = datetime(2025, 1, 31, 12, 0, 5)
 EVALUATOR, ACTOR = "evaluator/score", "actor_highest_id/score"
@@ -40,5 +40,5 @@ def add_rows(run, role, rows, *, since=None):
     began = (NOON.astimezone() if since is None else since).timestamp()
     writer = MetricsWriter(run.path)
     for seconds, steps, scalars in rows:
-        writer.accept({"role": role, "steps": steps, "time": began + seconds, "scalars": scalars})
+        writer.accept(MetricRow(role, steps, scalars, began + seconds))
     writer.close()

@@ -15,7 +15,7 @@ def test_a_full_disk_leaves_whole_lines_and_events_and_goes_on_when_there_is_roo
         """
         import json, logging, os, sys
         from pathlib import Path
-        from apex.runs.metrics.writer import MetricsWriter, read_curve
+        from apex.runs.metrics.writer import MetricRow, MetricsWriter, read_curve
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
         logging.basicConfig(stream=sys.stdout, format="%(message)s")
@@ -25,7 +25,7 @@ def test_a_full_disk_leaves_whole_lines_and_events_and_goes_on_when_there_is_roo
         writer = MetricsWriter(folder)
         curve = folder / "curves/learner.jsonl"
         for steps in range(150):
-            writer.accept({"role": "learner", "steps": steps, "time": 1.0, "scalars": {"loss": steps}})
+            writer.accept(MetricRow("learner", steps, {"loss": steps}, 1.0))
             writer.flush()
             assert curve.read_bytes().endswith(b"\\n")
         full = len(read_curve(curve))

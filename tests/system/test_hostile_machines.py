@@ -20,7 +20,7 @@ from apex.launch.preflight.checks import check_tmpfs, read_room
 from apex.launch.preflight.leftovers import Leftovers, find_orphans
 from apex.launch.terminal.view import LogTail
 from apex.runs.folder import RunFolder
-from apex.runs.metrics.writer import MetricsWriter, read_curve
+from apex.runs.metrics.writer import MetricRow, MetricsWriter, read_curve
 from apex.runtime.gpu import Cuda
 from apex.runtime.hardware import available_memory, core_limits, has_bfloat16, memory_limits, read_machine, read_space
 from apex.runtime.lifecycle import FINISHED, Stop
@@ -90,7 +90,7 @@ def test_without_descriptors_curves_wait(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:
-        writer.accept({"role": "learner", "steps": 1, "time": 1.0, "scalars": {"a": 1}})
+        writer.accept(MetricRow("learner", 1, {"a": 1}, 1.0))
         writer.flush()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.listening import listening
+from support.messages import HELLO
 from support.programs import CALM, running_in
 from support.waiting import until
 from zmq.utils import z85
@@ -19,7 +20,8 @@ from apex.runs.folder import RunFolder
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.command import new_folder
 from apex.transport.curve.key_store import Keys
-from apex.transport.header import WIRE_VERSION
+from apex.transport.messages.control import StatusRequest
+from apex.transport.messages.run_status import RunStatus
 from apex.transport.sockets import open_context
 from apex.types import Role
 
@@ -76,10 +78,10 @@ def test_a_run_with_keys_trains_and_tells_nobody_and_executes_nothing_that_it_re
     def training():
         assert programs.running["train"].poll() is None, programs.said("train")
         status = ask(programs.endpoint, 1.0, observer)
-        return status if status and status["updates"] > 10 else None
+        return status if status and status.updates > 10 else None
 
     status = until(training, "training", seconds=120.0)
-    assert {row["role"] for row in status["roles"]} == {"replay", "actor", "evaluator"}
+    assert {row.role for row in status.roles} == {"replay", "actor", "evaluator"}
     assert ask(programs.endpoint, 0.3) is None  # without a key
     assert not any(secret in text for text in arguments(programs.folder) for secret in known)
     folder = RunFolder.open(programs.folder / "runs" / "one")
@@ -95,9 +97,9 @@ def test_a_run_with_keys_trains_and_tells_nobody_and_executes_nothing_that_it_re
 
     with open_context(observer) as context:  # An observer may look, and may not join in.
         client = ControlClient(context, programs.endpoint)
-        client.send({"type": "hello", "wire": WIRE_VERSION, "session": 1, "role": "actor", "num_streams": 1})
-        client.send({"type": "status"})
-        assert client.receive(10.0)["type"] == "status"
+        client.send(HELLO)
+        client.send(StatusRequest())
+        assert isinstance(client.receive(10.0), RunStatus)
 
     programs.running["train"].send_signal(signal.SIGTERM)
     assert programs.wait("train") == 0, programs.said("train")

@@ -61,16 +61,16 @@ def test_an_actor_that_comes_late_gets_the_ids_that_are_free_and_contributes(pro
     programs.start("learner", "learner", *CALM, *programs.offset)
     programs.start("replay", "replay", *programs.learner)
     programs.start("first", "actor", *programs.learner, "--envs", "2")
-    programs.status(lambda status: status["actors"]["leased"] == 2 and status["updates"] > 10)
+    programs.status(lambda status: status.actors.leased == 2 and status.updates > 10)
     programs.start("second", "actor", *programs.learner, "--envs", "2")
-    programs.status(lambda status: status["actors"]["leased"] == 4)
-    both = programs.status(lambda status: len([r for r in status["roles"] if r["role"] == "actor" and r["rate"]]) == 2)
+    programs.status(lambda status: status.actors.leased == 4)
+    both = programs.status(lambda status: len([r for r in status.roles if r.role == "actor" and r.rate]) == 2)
     assert both["limited_by"]
     programs.running["first"].send_signal(signal.SIGTERM)
     assert programs.wait("first") == 0
-    programs.status(lambda status: status["actors"]["leased"] == 2)
+    programs.status(lambda status: status.actors.leased == 2)
     programs.start("third", "actor", *programs.learner)
-    programs.status(lambda status: status["actors"]["leased"] == 4)
+    programs.status(lambda status: status.actors.leased == 4)
     for name in ("second", "third", "learner", "replay"):
         programs.running[name].send_signal(signal.SIGTERM)
         assert programs.wait(name) == 0, programs.said(name)
@@ -128,7 +128,7 @@ def test_one_command_trains_with_one_actor_and_leaves_nothing_behind(programs):
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_one_signal_ends_everything_within_ten_seconds(programs, signum):
     programs.start("train", "train", *CALM, *programs.offset, "--name", "one")
-    programs.status(lambda status: status["updates"] > 10)
+    programs.status(lambda status: status.updates > 10)
     folder = RunFolder.open(programs.folder / "runs" / "one")
     assert {address for address, _ in listening(running_in(programs.folder))} == {"127.0.0.1"}
     programs.running["train"].send_signal(signum)
@@ -141,7 +141,7 @@ def test_one_signal_ends_everything_within_ten_seconds(programs, signum):
 
 def test_after_the_launcher_was_killed_no_process_stays(programs):
     programs.start("train", "train", *CALM, *programs.offset, "--name", "one")
-    programs.status(lambda status: status["updates"] > 10)
+    programs.status(lambda status: status.updates > 10)
     assert len(running_in(programs.folder)) >= 6  # launcher, replay, sampler, learner, loader, actor at least
     learner = learner_of(programs.folder)
     os.kill(learner, signal.SIGSTOP)  # Who hears nobody ends as well.
@@ -150,7 +150,7 @@ def test_after_the_launcher_was_killed_no_process_stays(programs):
     folder = RunFolder.open(programs.folder / "runs" / "one")
     assert store_path(folder.run_id).exists()  # It waits for --resume ...
     programs.start("other", "train", *CALM, *programs.offset, "--name", "other", "--run.no-tensorboard")
-    programs.status(lambda status: status["run"] == "other" and status["steps"])
+    programs.status(lambda status: status.run == "other" and status.steps)
     assert not store_path(folder.run_id).exists()  # ... until another run needs the room.
     programs.running["other"].send_signal(signal.SIGTERM)
     assert programs.wait("other") == 0, programs.said("other")
@@ -169,16 +169,14 @@ def test_a_loader_and_an_actor_that_are_stopped_for_good_are_found_and_the_run_g
     """The loader is a child, which its parent finds; the actor is a program, which the launcher finds."""
     options = ["--run.stuck-seconds", "10", "--run.no-tensorboard", "--run.stop-score", "501", "--name", "one"]
     programs.start("train", "train", *CALM, *options, *programs.offset)
-    status = programs.status(lambda status: status["updates"] > 50)
+    status = programs.status(lambda status: status.updates > 50)
     learner = learner_of(programs.folder)
     os.kill(sorted(children_of(learner))[1], signal.SIGSTOP)  # The first is the coordinator.
-    actor = next(row["pid"] for row in status["roles"] if row["role"] == "actor")
+    actor = next(row.pid for row in status.roles if row.role == "actor")
     os.kill(actor, signal.SIGSTOP)
     until(lambda: not {learner, actor} & set(running_in(programs.folder)), "the end of both", seconds=DEADLINE)
-    steps = status["steps"]
-    programs.status(
-        lambda status: status["steps"] > steps + 500 and status["updates_per_second"] and status["updates"] > 50
-    )
+    steps = status.steps
+    programs.status(lambda status: status.steps > steps + 500 and status.updates_per_second and status.updates > 50)
     said = programs.said("train")
     assert "actor made no turn for " in said
     assert any(line.startswith("learner ") and "it starts again" in line for line in said.splitlines())
@@ -191,13 +189,13 @@ def test_a_loader_and_an_actor_that_are_stopped_for_good_are_found_and_the_run_g
 def steps_and_updates(folder):
     """Every row of the replay server's and of the learner's curve."""
     rows = [read_curve(folder.curves / f"{role}.jsonl") for role in ("replay", "learner")]
-    return [row["steps"] for row in rows[0]], [row["scalars"]["learner/updates"] for row in rows[1]]
+    return [row.steps for row in rows[0]], [row.scalars["learner/updates"] for row in rows[1]]
 
 
 def test_a_run_that_was_stopped_goes_on_where_it_was(programs):
     options = ["--replay.samples-per-insert", "8", "--run.no-tensorboard", "--name", "one"]
     programs.start("train", "train", *CALM, *options, *programs.offset)
-    programs.status(lambda status: status["updates"] > 50)
+    programs.status(lambda status: status.updates > 50)
     programs.running["train"].send_signal(signal.SIGINT)
     assert programs.wait("train") == 0, programs.said("train")
     assert "train --resume" in programs.said("train")
@@ -223,7 +221,7 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(programs):
     assert all_updates == sorted(all_updates)
     assert all_steps[-1] >= goal
     assert all_updates[-1] > updates[-1] > 50
-    replayed = [row["scalars"]["replay/num_inserted"] for row in read_curve(folder.curves / "replay.jsonl")]
+    replayed = [row.scalars["replay/num_inserted"] for row in read_curve(folder.curves / "replay.jsonl")]
     assert replayed == sorted(replayed)
     ratio = 32 * (all_updates[-1] - updates[-1]) / (all_steps[-1] - steps[-1])
     assert ratio < 1.5 * 8  # ... and nothing is caught up with.
@@ -234,7 +232,7 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(programs):
 
 def test_a_run_whose_every_process_was_killed_goes_on_with_the_memory_that_stayed(programs):
     programs.start("train", "train", *CALM, *programs.offset, "--name", "one", "--run.no-tensorboard")
-    programs.status(lambda status: status["updates"] > 10)
+    programs.status(lambda status: status.updates > 10)
     for process in running_in(programs.folder):
         os.kill(process, signal.SIGKILL)
     until(lambda: not running_in(programs.folder), "end of all processes", seconds=60.0)
@@ -252,17 +250,17 @@ def test_a_run_goes_on_after_kill_of_any_program_and_stores_nothing_twice(progra
     programs.start(
         "train", "train", *TINY, *programs.offset, "--name", "one", "--run.no-tensorboard", "--run.stop-score", "501"
     )
-    status = programs.status(lambda status: status["updates"] > 50)
+    status = programs.status(lambda status: status.updates > 50)
     for role in ("replay", "actor", "learner"):
-        victim = next(row for row in status["roles"] if row["role"] == role) if role != "learner" else None
-        pid = victim["pid"] if victim else learner_of(programs.folder)
+        victim = next(row for row in status.roles if row.role == role) if role != "learner" else None
+        pid = victim.pid if victim else learner_of(programs.folder)
         os.kill(pid, signal.SIGKILL)
-        steps = status["steps"]
+        steps = status.steps
         status = programs.status(
             lambda status, steps=steps, pid=pid: (
-                status["steps"] > steps + 500
-                and status["updates_per_second"]
-                and all(row["pid"] != pid or row["last_seen_seconds"] > 2 for row in status["roles"])
+                status.steps > steps + 500
+                and status.updates_per_second
+                and all(row.pid != pid or row.last_seen_seconds > 2 for row in status.roles)
             )
         )
     log = (programs.folder / "runs" / "one" / "logs" / "replay.log").read_text()
@@ -276,17 +274,17 @@ def test_a_run_goes_on_after_kill_of_any_program_and_stores_nothing_twice(progra
 def test_a_run_goes_on_after_kill_of_one_of_its_replay_shards_and_keeps_streams_apart(programs, batches):
     options = ["--replay.num-shards", "2", "--run.no-tensorboard", "--run.stop-score", "501", batches]
     programs.start("train", "train", *CALM, *options, *programs.offset, "--name", "one")
-    status = programs.status(lambda status: status["updates"] > 50)
+    status = programs.status(lambda status: status.updates > 50)
     folder = RunFolder.open(programs.folder / "runs" / "one")
-    shards = [row for row in status["roles"] if row["role"] == "replay"]
-    assert [row["shard"] for row in shards] == [0, 1]
-    os.kill(shards[1]["pid"], signal.SIGKILL)
-    steps, updates = status["steps"], status["updates"]
+    shards = [row for row in status.roles if row.role == "replay"]
+    assert [row.shard for row in shards] == [0, 1]
+    os.kill(shards[1].pid, signal.SIGKILL)
+    steps, updates = status.steps, status.updates
     programs.status(
         lambda status: (
-            status["steps"] > steps + 500
-            and status["updates"] > updates + 50
-            and any(row["pid"] != shards[1]["pid"] and row.get("shard") == 1 for row in status["roles"])
+            status.steps > steps + 500
+            and status.updates > updates + 50
+            and any(row.pid != shards[1].pid and row.shard == 1 for row in status.roles)
         )
     )
     for shard in range(2):

@@ -21,12 +21,12 @@ from apex.launch.summary import how_it_went
 from apex.launch.terminal.dashboard import History
 from apex.launch.terminal.view import WARNING, LogTail, open_view, say
 from apex.runs.folder import make_folder
-from apex.runs.members import Status
 from apex.runtime.gpu import means_gpu
 from apex.runtime.lifecycle import FAILED, FINISHED, Stop, log_to
 from apex.runtime.supervisor import Ending, supervise
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.key_store import read_keys
+from apex.transport.messages.run_status import RunStatus
 from apex.transport.sockets import open_context
 
 SET_HERE = ("transport.bind", "transport.keys", "transport.insecure_no_auth", "run.folder", "run.single_process")
@@ -124,7 +124,7 @@ def _size(config: Config, cores: int, replay_bytes: int) -> Config:
     )
 
 
-def _run(launch: Launch, stop: Stop, argv: Sequence[str]) -> tuple[Ending, Status | None]:
+def _run(launch: Launch, stop: Stop, argv: Sequence[str]) -> tuple[Ending, RunStatus | None]:
     hosts, config, folder, cores = launch
     blocks = dict(zip(hosts.actors, divide(config.actor.num_actors, cores), strict=True))
     places, logs = place_programs(hosts, config), folder / "logs"

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 from apex.launch.terminal.dashboard import History, plain_line, render
-from apex.runs.members import Status
+from apex.transport.messages.run_status import RunStatus
 
 MAX_ROWS = 1_000  # of a picture that may scroll
 PLAIN_SECONDS = 10.0  # between two plain lines
@@ -25,7 +25,7 @@ WARNING = re.compile(r"\S+ \S+ (WARNING|ERROR|CRITICAL) ")  # time, role, level:
 class View(Protocol):
     """Where a run is shown."""
 
-    def show(self, status: Status | None, history: History) -> None:
+    def show(self, status: RunStatus | None, history: History) -> None:
         """Shows the newest status; None before there is any."""
 
     def note(self, sentence: str) -> None:
@@ -51,7 +51,7 @@ class LiveView:
         self._console = console
         self._live = live
 
-    def show(self, status: Status | None, history: History) -> None:
+    def show(self, status: RunStatus | None, history: History) -> None:
         """Draws the newest status at the terminal's present size."""
         width, height = self._console.size
         picture = render(status, width, height, history, ascii_only=self._console.options.ascii_only)
@@ -70,12 +70,12 @@ class PlainView:
         self._phase: str | None = None
         self._next = 0.0
 
-    def show(self, status: Status | None, history: History) -> None:
+    def show(self, status: RunStatus | None, history: History) -> None:
         """Prints the newest status if its time has come."""
-        phase, now = (status or {}).get("phase"), self._clock()
-        if status is None or (phase == self._phase and now < self._next):
+        now = self._clock()
+        if status is None or (status.phase == self._phase and now < self._next):
             return
-        self._phase, self._next = phase, now + PLAIN_SECONDS
+        self._phase, self._next = status.phase, now + PLAIN_SECONDS
         say(plain_line(status), self._stream)
 
     def note(self, sentence: str) -> None:
@@ -83,7 +83,7 @@ class PlainView:
         say(sentence, self._stream)
 
 
-def show_once(status: Status, stream: TextIO | None = None) -> None:
+def show_once(status: RunStatus, stream: TextIO | None = None) -> None:
     """Prints the picture where it is, as long as it is."""
     console = Console(file=stream or sys.stdout, highlight=False)
     console.print(render(status, console.width, MAX_ROWS, History(), ascii_only=console.options.ascii_only))

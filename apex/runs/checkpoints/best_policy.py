@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from apex.config import Config
 from apex.runs.checkpoints.checkpoint import CheckpointError
 from apex.runs.checkpoints.policy_file import PlayedGames, PolicyInfo, find_best, read_policy, save_best
+from apex.transport.messages.results import EvaluationResult
 from apex.types import Parameters, Schema
 
 log = logging.getLogger("apex")
@@ -67,7 +67,6 @@ class BestPolicy:
         return True
 
 
-def games_of(result: dict[str, Any]) -> PlayedGames | None:
-    """Which games an evaluation has played, if it tells."""
-    names = [field.name for field in fields(PlayedGames)]
-    return PlayedGames(**{name: result[name] for name in names}) if all(map(result.__contains__, names)) else None
+def games_of(result: EvaluationResult) -> PlayedGames:
+    """Which games an evaluation has played."""
+    return PlayedGames(**{field.name: getattr(result, field.name) for field in fields(PlayedGames)})

@@ -13,10 +13,10 @@ import re
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NamedTuple
 
 from tensorboardX.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
 from tensorboardX.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
@@ -25,24 +25,25 @@ from tensorboardX.summary import custom_scalars, histogram_raw, scalar, text  # 
 
 from apex.runs.metrics.tensorboard_layout import LAYOUT
 from apex.runtime.append_file import AppendFile
+from apex.transport.json_codec import encode_json
+from apex.transport.messages.histogram import Histogram
 
 FLUSH_SECONDS = 1.0  # `accept` flushes after this time
-MAX_TAGS = 100_000  # if other programs choose their names
 
 _EVENTS = re.compile(r"events\.out\.tfevents\.(\d+)\.")
 
 log = logging.getLogger("apex")
 
 
-class MetricRow(TypedDict):
-    """The figures of one role at one time, by TensorBoard tag. What came over a socket was checked there."""
+class MetricRow(NamedTuple):
+    """Figures of one role at one time."""
 
-    role: str  # names the file of the JSON lines
-    steps: int
-    time: float  # unix seconds
-    scalars: dict[str, float]
-    histograms: NotRequired[dict[str, dict[str, list[float]]]]  # {"counts": [K] >= 0, "edges": [K + 1] increasing}
-    texts: NotRequired[dict[str, str]]  # of one line each
+    role: str
+    steps: int  # of the run
+    scalars: dict[str, float]  # by TensorBoard tag
+    time: float | None = None  # Unix seconds; None: now. It is for the eye: nothing is measured by it.
+    histograms: Mapping[str, Histogram] = {}
+    texts: Mapping[str, str] = {}
 
 
 class MetricsWriter:
@@ -67,28 +68,17 @@ class MetricsWriter:
         """Lines and events that were dropped because they could not be written."""
         return self._events.num_dropped + sum(file.num_dropped for file in self._curves.values())
 
-    def accept(self, row: MetricRow, *, bounded: bool = False) -> None:
-        """Adds one row. `bounded`: once there are MAX_TAGS tags, the row's new ones are left out."""
-        steps, wall_time = int(row["steps"]), row["time"]
-        scalars = {
-            tag: float(value)
-            for tag, value in row["scalars"].items()
-            if not bounded or tag in self._latest or len(self._latest) < MAX_TAGS
-        }
-        histograms, texts = row.get("histograms", {}), row.get("texts", {})
-        self._latest |= scalars
-        line: dict[str, Any] = {"steps": steps, "time": wall_time}
-        line["scalars"] = {tag: value if math.isfinite(value) else None for tag, value in scalars.items()}
-        line |= {name: values for name, values in (("histograms", histograms), ("texts", texts)) if values}
-        role = row["role"]
-        if role not in self._curves:
-            self._curves[role] = AppendFile(self._folder / "curves" / f"{role}.jsonl", lines=True)
-        self._curves[role].append(json.dumps(line, allow_nan=False).encode() + b"\n")
-        summaries = [scalar(tag, value) for tag, value in scalars.items()]
-        summaries += [_summarize(tag, histogram) for tag, histogram in histograms.items()]
-        summaries += [text(tag, words) for tag, words in texts.items()]
-        for summary in summaries:
-            self._add_event(Event(wall_time=wall_time, step=steps, summary=summary))
+    def accept(self, row: MetricRow) -> None:
+        """Takes one row. A value that is not finite is null in the JSON lines."""
+        now = time.time() if row.time is None else row.time
+        self._latest |= row.scalars
+        self._write_line(row, now)
+        for tag, value in row.scalars.items():
+            self._add_summary(scalar(tag, value), row.steps, now)
+        for tag, histogram in row.histograms.items():
+            self._add_summary(_summarize(tag, histogram), row.steps, now)
+        for tag, words in row.texts.items():
+            self._add_summary(text(tag, words), row.steps, now)
         if self._clock() >= self._flush_at:
             self.flush()
 
@@ -121,6 +111,16 @@ class MetricsWriter:
         for file in (self._events, *self._curves.values()):
             file.close()
 
+    def _write_line(self, row: MetricRow, now: float) -> None:
+        line: dict[str, Any] = {"steps": row.steps, "time": now, "scalars": row.scalars}
+        line |= {name: value for name in ("histograms", "texts") if (value := getattr(row, name))}
+        if row.role not in self._curves:
+            self._curves[row.role] = AppendFile(self._folder / "curves" / f"{row.role}.jsonl", lines=True)
+        self._curves[row.role].append(encode_json(line) + b"\n")
+
+    def _add_summary(self, summary: Summary, steps: int, wall_time: float) -> None:
+        self._add_event(Event(wall_time=wall_time, step=steps, summary=summary))
+
     def _add_event(self, event: Event) -> None:
         """Appends one record: uint64 length, its checksum, the event, its checksum."""
         data = event.SerializeToString()
@@ -152,9 +152,9 @@ def _next_name(folder: Path) -> str:
     return f"events.out.tfevents.{seconds:010d}.{socket.gethostname()}.{time.time_ns()}"
 
 
-def _summarize(tag: str, histogram: dict[str, list[float]]) -> Summary:
+def _summarize(tag: str, histogram: Histogram) -> Summary:
     """TensorBoard expects the sums of the bins' centres."""
-    counts, edges = histogram["counts"], histogram["edges"]
+    counts, edges = histogram.counts, histogram.edges
     middles = [(low + high) / 2 for low, high in pairwise(edges)]
     total = math.fsum(n * x for n, x in zip(counts, middles, strict=True))
     squares = math.fsum(n * x * x for n, x in zip(counts, middles, strict=True))

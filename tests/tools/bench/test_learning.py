@@ -336,7 +336,7 @@ if arguments[2] != "train":
     os.execv({python!r}, [{python!r}, *arguments])
 from pathlib import Path
 from apex.environments.factory import describe, kind
-from apex.runs.metrics.writer import MetricsWriter
+from apex.runs.metrics.writer import MetricRow, MetricsWriter
 from apex.dqn.networks import flatten_parameters, make_network
 from apex.runtime.gpu import means_gpu
 from apex.config.command_line import parse_config
@@ -351,7 +351,7 @@ for steps, score in ((500, 20.5), (900, 480.0)):
         ("evaluator", steps, {{"evaluator/score": score}}),
         ("learner", steps + 50, {{"learner/updates": steps / 10}}),
     ):
-        writer.accept({{"role": role, "steps": at, "time": time.time(), "scalars": scalars}})
+        writer.accept(MetricRow(role, at, scalars))
 writer.close()
 network = make_network(config.network, schema, seed=0)
 info = PolicyInfo(schema=schema, network=config.network, environment=config.environment, num_updates=90, score=480.0)

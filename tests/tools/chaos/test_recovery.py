@@ -12,7 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 from support.builders import VECTORS
+from support.messages import make_run_status
 from support.waiting import until
 
 from apex.config import Config
@@ -70,7 +72,7 @@ class Sleeper:
         self.num_stored = self.num_acknowledged = self.most_updates = self.num_updates = 0
         self.newest_incarnation = self.num_resumes = 0
         self.ledger = Ledger()
-        self.status, self.status_at = {"updates": 1, "replay": {"size": 1, "capacity": 1}}, float("inf")
+        self.status, self.status_at = make_run_status(updates=1, replay={"size": 1, "capacity": 1}), float("inf")
 
     def processes(self):
         roles = ("launcher", "replay", "learner", "actor")
@@ -84,7 +86,7 @@ class Sleeper:
         self.most_updates += 1
         self.num_updates += 1
         self.newest_incarnation += 1
-        self.status = {**self.status, "updates": self.status["updates"] + 1}
+        self.status = replace(self.status, updates=self.status.updates + 1)
 
     def wait(self, seconds, until=lambda: False):
         for _ in range(100):

@@ -268,13 +268,13 @@ def test_only_the_highest_id_writes_the_highest_ids_curve():
 def test_a_host_counts_the_steps_of_all_its_streams(sizes):
     figures = WorkerFigures(len(sizes))
     host = ActorHost(None, figures, sizes)
-    assert host.status()["waiting"] == "for parameters"
+    assert host.status().waiting == "for parameters"
     figures.rows[:, 0] = 10
     status = host.status()
-    assert status["num_steps"] == 10 * sum(sizes)
-    assert status["steps_per_second"] > 0
-    assert status["rate"] == f"{status['steps_per_second']:,.0f} steps/s"
-    assert status["waiting"] == ""
+    assert status.num_steps == 10 * sum(sizes)
+    assert status.steps_per_second > 0
+    assert status.rate == f"{status.steps_per_second:,.0f} steps/s"
+    assert status.waiting == ""
 
 
 def test_a_host_counts_its_one_copy_of_the_parameters():
@@ -298,7 +298,7 @@ def test_a_host_counts_its_one_copy_of_the_parameters():
     before = time.monotonic()
     host.run(Subscriber(), stop, lambda: None)
     time.sleep(0.05)
-    rate = host.status()["parameter_bytes_per_second"]
+    rate = host.status().parameter_bytes_per_second
     assert published == [7] * 3
     assert 12_000 / (time.monotonic() - before + 1.0) < rate <= 12_000 / 0.05
 

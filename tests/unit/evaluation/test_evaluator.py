@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import logging
 
 import numpy as np
 import pytest
 import torch
+from support.builders import PIXELS, RUN
 from support.clocks import Clock
+from support.messages import as_json
 from support.scripted import ScriptedEnvironment
 from torch import nn
 
-from apex.config import EvaluatorConfig
+from apex.config import Config, EvaluatorConfig, RunConfig
 from apex.dqn.networks import flatten_parameters
 from apex.environments.factory import EnvironmentFailure
 from apex.errors import ConfigError
@@ -20,6 +21,8 @@ from apex.evaluation.episodes import Episode, evaluation_seed, summarize
 from apex.evaluation.evaluator import Evaluator, make_policy
 from apex.learning.coordinator.metric_rows import evaluation_row
 from apex.runtime.lifecycle import Stop
+from apex.transport.codec import Codec
+from apex.transport.messages.status import EvaluatorStatus
 from apex.types import Parameters
 
 
@@ -59,7 +62,7 @@ class Learner:
             self._clock.now += timeout
         return entry
 
-    def send(self, result, parameters):
+    def keep(self, result, parameters):
         self.results.append(result)
         self.versions.append(None if parameters is None else parameters.version)
 
@@ -82,13 +85,13 @@ class Trial:
         self.environments = []
         self._scores = list(scores)
         self._on_play = on_play
+        settings = {"period_seconds": 0.0, "episodes": 2, "num_envs": 2, "epsilon": 0.0, **settings}
         self.evaluator = Evaluator(
-            EvaluatorConfig(**{"period_seconds": 0.0, "episodes": 2, "num_envs": 2, "epsilon": 0.0, **settings}),
+            Config(seed=seed, run=RunConfig(stop_score=stop_score), evaluator=EvaluatorConfig(**settings)),
             Table(),
-            stop_score=stop_score,
-            seed=seed,
+            newest=self.learner.newest,
+            keep=self.learner.keep,
             make_environment=self.make_environment,
-            learner=self.learner,
             clock=self.clock,
             sleep=self.clock.sleep,
         )
@@ -115,19 +118,19 @@ def test_reports_the_games_of_the_parameters_it_was_given():
 def test_the_interval_is_that_of_the_games_and_one_game_has_none():
     (result,) = Trial(make_parameters(30), scores=[[2.0, 7.0, 3.0]], episodes=3, num_envs=3).run()
     assert (result.low, result.high) == summarize([Episode(score, 1) for score in (2.0, 7.0, 3.0)]).interval
-    row = evaluation_row(70, result.to_dict(), 9.0)["scalars"]
+    row = evaluation_row(70, result, 9.0).scalars
     assert (row["evaluator/score_low"], row["evaluator/score_high"]) == (result.low, result.high)
     (alone,) = Trial(make_parameters(30), scores=[[2.0]], episodes=1, num_envs=1).run()
-    assert not {"low", "high"} & set(alone.to_dict())
-    assert set(row) - set(evaluation_row(70, alone.to_dict(), 9.0)["scalars"]) == {
+    assert not {"low", "high"} & as_json(alone).keys()
+    assert set(row) - set(evaluation_row(70, alone, 9.0).scalars) == {
         "evaluator/score_low",
         "evaluator/score_high",
     }
 
 
-def test_a_result_is_ready_for_json():
+def test_a_result_travels_as_it_is():
     (result,) = Trial(make_parameters(30)).run()
-    assert json.loads(json.dumps(result.to_dict())) == result.to_dict()
+    assert Codec(RUN, PIXELS).decode_evaluation(Codec(RUN, PIXELS).encode_evaluation(result, None), 1) == (result, None)
 
 
 def test_the_parameters_choose_the_actions():
@@ -255,12 +258,10 @@ def test_a_long_wait_for_parameters_is_explained(caplog):
 
 def test_the_status_says_what_is_waited_for():
     trial = Trial(make_parameters(1), None)
-    assert trial.evaluator.status() == {"rate": "0 done", "waiting": ""}
+    assert trial.evaluator.status() == EvaluatorStatus(rate="0 done", waiting="")
     trial.run()
-    assert trial.evaluator.status() == {
-        "rate": "1 done",
-        "waiting": "for newer parameters from the learner (0 s)",
-    }
+    waiting = "for newer parameters from the learner (0 s)"
+    assert trial.evaluator.status() == EvaluatorStatus(rate="1 done", waiting=waiting)
 
 
 def test_a_stop_during_the_games_sends_nothing():

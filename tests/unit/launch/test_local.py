@@ -7,8 +7,10 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from support.builders import VECTORS
 from support.launches import cartpole, stand_in
+from support.messages import make_run_status
 
 from apex.config import (
     CheckpointConfig,
@@ -30,6 +32,8 @@ from apex.runs.folder import RunFolder
 from apex.runtime.lifecycle import FAILED, FINISHED, REFUSED, Stop
 from apex.runtime.supervisor import Ending
 from apex.transport.hello import local_host
+from apex.transport.messages.control import RefusedAnswer, StatusRequest
+from apex.transport.messages.run_status import EvaluatorSummary
 
 pytestmark = pytest.mark.programs
 
@@ -49,7 +53,7 @@ class Tape:
         return self.statuses.pop(0) if self.statuses else None
 
     def show(self, status, history):
-        self.events.append(("show", (status or {}).get("phase"), history.silent_seconds))
+        self.events.append(("show", status and status.phase, history.silent_seconds))
 
     def note(self, sentence):
         self.events.append(("note", sentence))
@@ -141,13 +145,13 @@ def test_evaluator_and_tensorboard_can_be_left_out(tmp_path):
 
 def test_tensorboard_waits_for_the_first_updates(tmp_path):
     folder = make_folder(tmp_path)
-    for status, ready in [(None, False), ({"updates": 0}, False), ({"updates": 1, "phase": "training"}, True)]:
+    for status, ready in [(None, False), (make_run_status(updates=0), False), (make_run_status(updates=1), True)]:
         assert compose(folder, status)["tensorboard"].ready() is ready
 
 
 @pytest.mark.parametrize(("phase", "ready"), [("training", True), ("finishing", False), ("finished", False)])
 def test_nobody_but_the_learner_is_started_again_while_the_run_ends(tmp_path, phase, ready):
-    programs = compose(make_folder(tmp_path), {"phase": phase, "updates": 1})
+    programs = compose(make_folder(tmp_path), make_run_status(phase=phase))
     assert programs.pop("learner").ready()
     assert {program.ready() for program in programs.values()} == {ready}
 
@@ -163,7 +167,7 @@ def test_programs_of_this_host_connect_to_where_it_is_bound(bind, host):
 
 
 def test_a_status_is_shown_when_it_comes_and_silence_once_a_second():
-    tape = Tape([None, None, {"phase": "training"}])
+    tape = Tape([None, None, make_run_status(phase="training")])
     watch = make_watch(tape)
     for tape.now in (0.0, 0.5, 0.6, 0.7, 1.5, 1.6, 2.6):
         watch.tick()
@@ -224,7 +228,7 @@ class Client:
         self.inbox = []
 
     def send(self, message):
-        assert message == {"type": "status"}
+        assert message == StatusRequest()
         self.sent += 1
 
     def receive(self, timeout):
@@ -237,8 +241,9 @@ def test_the_learner_is_asked_once_a_second_while_it_answers():
     ask = StatusClient(client, tape.clock)
     sent = []
     for tape.now in (0.0, 0.2, 0.4, 1.0, 1.2):
-        client.inbox = [{"type": "status", "n": tape.now}] if tape.now in (0.2, 1.2) else []
-        assert ask() == ({"type": "status", "n": tape.now} if tape.now in (0.2, 1.2) else None)
+        answer = make_run_status(elapsed_seconds=tape.now) if tape.now in (0.2, 1.2) else None
+        client.inbox = [answer] if answer else []
+        assert ask() == answer
         sent.append(client.sent)
     assert sent == [1, 1, 1, 2, 2]
 
@@ -255,20 +260,22 @@ def test_a_question_without_an_answer_is_asked_again_after_three_seconds():
 
 def test_the_newest_of_several_answers_counts_and_others_are_no_status():
     client = Client()
-    client.inbox = [{"type": "status", "n": 1}, {"type": "status", "n": 2}, {"type": "refused"}]
-    assert StatusClient(client)() == {"type": "status", "n": 2}
+    client.inbox = [make_run_status(steps=1), make_run_status(steps=2), RefusedAnswer("no")]
+    assert StatusClient(client)() == make_run_status(steps=2)
 
 
 # --- last words -------------------------------------------------------------------------------------------------------
 
-STATUS = {
-    "reason": "reached the score 475",
-    "steps": 123_456,
-    "updates": 345,
-    "elapsed_seconds": 61.0,
-    "evaluator": {"score": 497.25, "best": 500.0},
-    "actors": {"score": 12.0, "highest_id": 31},
-}
+STATUS = make_run_status(
+    phase="finished",
+    reason="reached the score 475",
+    elapsed_seconds=61.0,
+    evaluator={"score": 497.25, "best": 500.0},
+    actors={"score": 12.0, "highest_id": 31},
+)
+
+
+NO_GAMES = make_run_status(updates=0, actors={"score": None}, evaluator={"score": None})
 
 
 def finish_checkpoint(folder, num_updates):
@@ -305,20 +312,24 @@ def test_a_finished_run_says_why_how_well_and_what_to_type_next(tmp_path):
 
 
 def test_without_an_evaluator_the_score_is_that_of_the_actor_that_explores_least(tmp_path):
-    lines = summary(Ending(FINISHED, ""), {**STATUS, "evaluator": None}, make_folder(tmp_path))
+    lines = summary(
+        Ending(FINISHED, ""),
+        replace(STATUS, evaluator=EvaluatorSummary(score=None, best=None, episodes=None, updates=None)),
+        make_folder(tmp_path),
+    )
     assert "score: 12 by actor 31, which explores least" in lines
 
 
 def test_a_run_that_was_stopped_says_how_it_goes_on(tmp_path):
     folder = make_folder(tmp_path)
     (folder.checkpoints / "000000345").mkdir()
-    lines = summary(Ending(FINISHED, "interrupted"), {**STATUS, "reason": ""}, folder)
+    lines = summary(Ending(FINISHED, "interrupted"), replace(STATUS, reason=""), folder)
     assert f"go on: {command_name('apex')} train --resume {folder.path}" in lines
 
 
 def test_what_there_is_not_yet_is_not_offered(tmp_path):
     folder = make_folder(tmp_path)
-    lines = summary(Ending(FINISHED, "interrupted"), {}, folder)
+    lines = summary(Ending(FINISHED, "interrupted"), NO_GAMES, folder)
     assert lines[0] == "finished: interrupted"
     assert lines[1] == "score: none yet: no game was over"
     assert lines[-1] == f"run folder: {folder.path}"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from support.store_builders import create, make_segment, make_update
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from apex.replay_memory.priority_histogram import BINS_PER_DECADE, MOST_KEYS, PERIOD, PriorityHistogram, merge
+from apex.replay_memory.priority_histogram import MOST_KEYS, PERIOD, PriorityHistogram
 from apex.replay_memory.store.priority_weights import MAX_STORED_PRIORITY
-from apex.runs.metrics.writer import MetricsWriter
+from apex.runs.metrics.writer import MetricRow, MetricsWriter
+from apex.transport.messages.histogram import BINS_PER_DECADE
 
 
 def make_store(path, *priorities, **sizes):
@@ -24,7 +23,7 @@ def make_store(path, *priorities, **sizes):
 
 def tally(histogram):
     """Decade -> count, for the bins that hold any."""
-    pairs = zip(histogram["edges"], histogram["counts"], strict=False)
+    pairs = zip(histogram.edges, histogram.counts, strict=False)
     return {round(float(np.log10(edge)) * BINS_PER_DECADE) / BINS_PER_DECADE: count for edge, count in pairs if count}
 
 
@@ -34,9 +33,9 @@ def test_bins_are_those_of_the_td_error_whatever_the_exponent(path, priority_exp
     writer = make_store(path, *priorities, priority_exponent=priority_exponent)
     histogram = PriorityHistogram(writer).newest()
     assert tally(histogram) == {-2.0: 2.0, 0.0: 3.0, 2.0: 1.0}
-    assert histogram["edges"][0] == pytest.approx(0.01)  # Nothing empty at either end.
-    assert histogram["edges"][-1] == pytest.approx(100 * 10 ** (1 / BINS_PER_DECADE))
-    assert len(histogram["counts"]) == 4 * BINS_PER_DECADE + 1
+    assert histogram.edges[0] == pytest.approx(0.01)  # Nothing empty at either end.
+    assert histogram.edges[-1] == pytest.approx(100 * 10 ** (1 / BINS_PER_DECADE))
+    assert len(histogram.counts) == 4 * BINS_PER_DECADE + 1
     writer.close()
 
 
@@ -44,7 +43,7 @@ def test_the_smallest_and_the_largest_have_bins(path):
     writer = make_store(path, 0, np.inf, min_priority=1e-30)
     histogram = PriorityHistogram(writer).newest()
     assert tally(histogram) == {-8.0: 1.0, 6.0: 1.0}
-    assert histogram["edges"][-1] > MAX_STORED_PRIORITY
+    assert histogram.edges[-1] > MAX_STORED_PRIORITY
     writer.close()
 
 
@@ -106,44 +105,12 @@ def test_an_exponent_of_0_tells_no_priorities(path):
 
 def test_an_event_file_holds_it_as_it_was_sent(path, tmp_path):
     writer = make_store(path, 1.05, 1.05, 0.011)
-    histogram = json.loads(json.dumps(PriorityHistogram(writer).newest()))
+    histogram = PriorityHistogram(writer).newest()
     metrics = MetricsWriter(tmp_path)
-    row = {"role": "replay", "steps": 7, "time": 1.0, "scalars": {}, "histograms": {"replay/priority": histogram}}
-    metrics.accept(row)
+    metrics.accept(MetricRow("replay", 7, {}, histograms={"replay/priority": histogram}))
     metrics.close()
     (event,) = EventAccumulator(str(tmp_path / "tensorboard" / tmp_path.name)).Reload().Histograms("replay/priority")
     assert (event.step, event.histogram_value.num) == (7, 3)
-    assert list(event.histogram_value.bucket_limit) == histogram["edges"][1:]
-    assert list(event.histogram_value.bucket) == histogram["counts"]
+    assert list(event.histogram_value.bucket_limit) == histogram.edges[1:]
+    assert list(event.histogram_value.bucket) == histogram.counts
     writer.close()
-
-
-def test_shards_are_added_bin_by_bin(path):
-    parts = []
-    for number, priorities in enumerate([[1.05, 0.011], [1.05, 120.0], [1.05]]):
-        writer = make_store(path.with_name(f"store-{number}"), *priorities)
-        parts.append(PriorityHistogram(writer).newest())
-        writer.close()
-    whole = merge(parts)
-    assert tally(whole) == {-2.0: 1.0, 0.0: 3.0, 2.0: 1.0}
-    assert len(whole["edges"]) == len(whole["counts"]) + 1
-    assert merge(parts[:1]) == parts[0]
-
-
-@pytest.mark.parametrize(
-    "histogram",
-    [
-        {},
-        [],
-        {"counts": "many", "edges": [1.0]},
-        {"counts": [], "edges": [1.0]},
-        {"counts": [1.0], "edges": []},
-        {"counts": [1.0], "edges": [0.0, 1.0]},
-        {"counts": [1.0], "edges": [1e300, 1e301]},
-        {"counts": [1.0] * 2_000, "edges": [1.0]},
-        {"counts": [None], "edges": [1.0]},
-    ],
-)
-def test_what_is_no_histogram_is_refused(histogram):
-    with pytest.raises(ValueError, match=r"histogram|float"):
-        merge([histogram])

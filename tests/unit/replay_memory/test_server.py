@@ -23,7 +23,7 @@ from apex.replay_memory.store.writer import StoreWriter
 from apex.runtime.file_lock import FileLock
 from apex.runtime.run_claim import claim_run
 from apex.transport.codec import Codec
-from apex.transport.hello import Welcome
+from apex.transport.hello import Route, Welcome
 from apex.types import PriorityUpdate, Receipt, Stream
 
 CODEC = Codec(RUN, PIXELS)
@@ -93,7 +93,7 @@ def test_a_duplicate_is_stored_once_and_acknowledged_again(scene):
     scene.insert(0)
     assert scene.insert(0) == [Receipt(Stream(2, 7), 77, 1, 0)]
     assert scene.store.num_inserted == 5
-    assert scene.server.status()["duplicate_segments"] == 1
+    assert scene.server.status().duplicate_segments == 1
 
 
 def test_rubbish_is_counted_by_reason_and_gets_no_receipt(scene):
@@ -101,8 +101,8 @@ def test_rubbish_is_counted_by_reason_and_gets_no_receipt(scene):
     assert scene.server.insert([[b"x"], [b"GET / HTTP/1.1" * 10], segment]) == []
     scene.server.update_priorities([[b"x"]])
     status = scene.server.status()
-    assert status["refusals"] == {"length": 2, "magic": 1, "unknown actor": 1}
-    assert status["refused"] == 4
+    assert status.refusals == {"length": 2, "magic": 1, "unknown actor": 1}
+    assert status.refused == 4
     assert scene.store.num_inserted == 0
 
 
@@ -191,7 +191,7 @@ def test_the_replay_ratio_holds_samplers_and_inserts(tmp_path):
     assert scene.server.check_limiter()
     scene.insert(3, 4)
     assert not scene.server.check_limiter()
-    assert scene.server.status()["inserts_wait"]
+    assert scene.server.status().inserts_wait
 
 
 def test_inserts_never_wait_while_another_shards_samples_wait_for_inserts(tmp_path):
@@ -199,7 +199,7 @@ def test_inserts_never_wait_while_another_shards_samples_wait_for_inserts(tmp_pa
     scene.insert(0, 1, 2, 3)
     assert not scene.server.check_limiter()
     assert scene.server.check_limiter(inserts_wanted=True)
-    assert not scene.server.status()["inserts_wait"]
+    assert not scene.server.status().inserts_wait
 
 
 def test_what_is_for_another_shard_is_refused_and_counted(scene):
@@ -211,7 +211,7 @@ def test_what_is_for_another_shard_is_refused_and_counted(scene):
     update = PriorityUpdate(1, 77, 0, batch.number, batch.records["key"], np.ones(B, np.float32))
     assert scene.server.insert([wrong]) == []
     scene.server.update_priorities([CODEC.encode_priorities(update)])
-    assert scene.server.status()["refusals"] == {"shard": 2}
+    assert scene.server.status().refusals == {"shard": 2}
     assert scene.store.num_inserted == 10
     assert scene.counters.in_flight(0) == 1
 
@@ -222,13 +222,13 @@ def test_rates_are_of_the_last_ten_seconds(scene):
     scene.draw()
     scene.now += 2
     status = scene.server.status()
-    assert status["inserts_per_second"] == 5
-    assert status["samples_per_second"] == B / 2
-    assert status["num_drawn"] == B
+    assert status.inserts_per_second == 5
+    assert status.samples_per_second == B / 2
+    assert status.num_drawn == B
     scene.now += 8
-    assert scene.server.status()["inserts_per_second"] == 1
+    assert scene.server.status().inserts_per_second == 1
     scene.now += 2
-    assert scene.server.status()["inserts_per_second"] == 0
+    assert scene.server.status().inserts_per_second == 0
 
 
 def test_what_a_crashed_run_left_in_memory_is_reclaimed_and_what_runs_is_not(tmp_path):
@@ -269,7 +269,8 @@ def make_welcome():
         replay=ReplayConfig(capacity=1_000, max_bytes=100_000, min_size_to_sample=10, num_samplers=2),
         learner=LearnerConfig(batch_size=B),
     )
-    return Welcome("tcp://host:1", "host", 1, RUN, config, PIXELS, 7, "", {}, [])
+    route = Route("host", 1)
+    return Welcome(route=route, session=1, run_id=RUN, config=config, schema=PIXELS, num_parameters=7)
 
 
 def test_a_store_is_made_then_gone_on_with_and_then_restored_from_its_snapshot(tmp_path, caplog):
@@ -384,7 +385,7 @@ def test_malformed_messages_are_counted_and_told_of_now_and_then_and_others_are_
     honest = CODEC.encode_segment(make_segment(PIXELS, number=0, base=0))
     receipts = scene.server.insert([[b"x"], unknown] * 100 + [honest])
     assert [receipt.contiguous for receipt in receipts] == [1]
-    assert scene.server.status()["refused"] == 200
+    assert scene.server.status().refused == 200
     assert len(caplog.records) == 7  # at 1, 2, 4 ... 64
     assert "refused 64 messages for their length" in caplog.text
 
@@ -394,4 +395,4 @@ def test_a_server_that_goes_on_from_a_snapshot_tells_of_no_samples_that_were_dra
     server = ReplayServer(scene.store, CODEC, scene.counters, RateLimiter(10, 0.0, 0.1, False), clock=scene.clock)
     scene.now += 1
     status = server.status()
-    assert (status["num_drawn"], status["samples_per_second"]) == (1_000_000, 0)
+    assert (status.num_drawn, status.samples_per_second) == (1_000_000, 0)

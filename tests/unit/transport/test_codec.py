@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import zlib
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.builders import PIXELS, RUN, VECTORS, make_batch, make_records, make_segment
+from support.messages import RESULT, as_json
+from support.sealing import reseal, with_body, with_json
 
-from apex.transport.codec import Codec, decode_control, decode_request, encode_control
-from apex.transport.header import HEADER, TOPIC_BYTES, WIRE_VERSION, MessageKind, WireError, peek_kind, receipt_topic
-from apex.transport.json_fields import is_text, printable
+from apex.transport.codec import Codec
+from apex.transport.header import HEADER, TOPIC_BYTES, MessageKind, WireError, peek_kind, receipt_topic
+from apex.transport.messages.results import ActorFigures
 from apex.types import Parameters, PriorityUpdate, Receipt, Stream
 
 CODEC = Codec(RUN, PIXELS)
 UPDATE = PriorityUpdate(0, 77, 1, 9, np.arange(5), np.linspace(0, 1, 5, dtype=np.float32))
-RESULT = {"updates": 12, "mean": 3.5, "median": 3.0, "length": 10.0, "episodes": 2, "confirmed": False}
-ACTOR_FIGURES = {"role": "actor", "steps": None, "time": 1.5, "scalars": {"actors/mean_score": 2.0}}
+FIGURES = ActorFigures(role="actor", steps=None, time=1.5, scalars={"actors/mean_score": 2.0})
 PARAMETERS = Parameters(12, np.linspace(-1, 1, 10, dtype=np.float32))
-
-
-def reseal(frames, **fields):
-    """The message with header fields changed and its checksum made right again, as an attacker would."""
-    names = ["magic", "version", "kind", "shard", "run_id", "sender", "schema", "incarnation", "number", "count"]
-    values = dict(zip([*names, "length", "crc"], HEADER.unpack_from(frames[0]), strict=True))
-    bodies = [bytes(frames[0])[HEADER.size :], *map(bytes, frames[1:])]
-    values["length"] = sum(map(len, bodies))
-    values |= fields
-    head = HEADER.pack(*values.values())[:-4]
-    crc = zlib.crc32(head)
-    for body in bodies:
-        crc = zlib.crc32(body, crc)
-    return [head + crc.to_bytes(4, "little") + bodies[0], *bodies[1:]]
-
-
-def with_body(frames, body):
-    return reseal([bytes(frames[0])[: HEADER.size] + body, *frames[1:]])
 
 
 @pytest.mark.parametrize("schema", [PIXELS, VECTORS])
@@ -89,25 +71,21 @@ def test_an_evaluation_comes_back_with_and_without_parameters():
     assert CODEC.decode_evaluation(CODEC.encode_evaluation(result, None), 10) == (result, None)
 
 
-def test_control_and_metrics_come_back():
-    assert decode_control(encode_control({"type": "hello", "n": 1})) == {"type": "hello", "n": 1}
-    assert CODEC.decode_metrics(CODEC.encode_metrics(ACTOR_FIGURES)) == ACTOR_FIGURES
-
-
-def test_a_figure_that_is_not_finite_travels_as_null():
-    figures = {**ACTOR_FIGURES, "scalars": {"actors/mean_score": np.inf, "actor_highest_id/score": np.nan}}
-    frames = CODEC.encode_metrics(figures)
-    assert b"null" in frames[0]
-    assert all(np.isnan(value) for value in CODEC.decode_metrics(frames)["scalars"].values())
+def test_metrics_come_back_and_what_is_not_finite_as_null():
+    figures = replace(FIGURES, scalars={"actors/mean_score": np.inf, "actor_highest_id/score": np.float32(2.0)})
+    expected = replace(FIGURES, scalars={"actors/mean_score": None, "actor_highest_id/score": 2.0})
+    assert CODEC.decode_metrics(CODEC.encode_metrics(FIGURES)) == FIGURES
+    assert CODEC.decode_metrics(CODEC.encode_metrics(figures)) == expected
 
 
 def test_the_kind_can_be_told_before_decoding():
-    assert peek_kind(CODEC.encode_evaluation({}, None)) == MessageKind.EVALUATION
+    assert peek_kind(CODEC.encode_evaluation(RESULT, None)) == MessageKind.EVALUATION
     assert peek_kind([b"short"]) == -1
     assert peek_kind([]) == -1
 
 
 SEGMENT = CODEC.encode_segment(make_segment(PIXELS))
+METRICS = CODEC.encode_metrics(FIGURES)
 
 
 @pytest.mark.parametrize(
@@ -247,34 +225,26 @@ def test_refuses_batches_that_cannot_be(frames, reason):
         (CODEC.decode_receipt, with_body(CODEC.encode_receipt(Receipt(Stream(0, 0), 0, 0, 0)), b"x"), "length"),
         (CODEC.decode_priorities, reseal(CODEC.encode_priorities(UPDATE), count=0), "count"),
         (CODEC.decode_priorities, reseal(CODEC.encode_priorities(UPDATE), count=6), "length"),
-        (decode_control, reseal(encode_control({})), "json"),
-        (decode_control, with_body(encode_control({}), b"[]"), "json"),
-        (decode_control, with_body(encode_control({}), b"\xff\xfe"), "json"),
-        (decode_control, with_body(encode_control({}), b"[" * 100_000), "json"),
-        (decode_control, with_body(encode_control({}), b" " * (1 << 20) + b"{}"), "length"),
+        (CODEC.decode_metrics, with_json(METRICS, b"nonsense"), "json"),
+        (CODEC.decode_metrics, reseal(METRICS, sender=1), "sender"),
         *(
-            (decode_control, with_body(encode_control({}), b'{"type": "x", "n": %s}' % text), "json")
-            for text in (
-                b"NaN",
-                b"-Infinity",
-                b"1e999",
-                b"18446744073709551616",
-                b"-9223372036854775809",
-                b"9" * 5_000,
-                b'"\\ud800"',
-                b"[" * 16 + b"]" * 16,
-                b'[["\\udfff"]]',
-                b'{"a": 1, "a": 2}',
-                b'1, "type": "y"',
+            (CODEC.decode_metrics, with_json(METRICS, {**as_json(FIGURES), **field}), "fields")
+            for field in (
+                {"role": "learner"},
+                {"steps": 5},
+                {"time": None},
+                {"time": True},
+                {"time": 1e301},
+                {"more": 1},
+                {"scalars": []},
+                {"scalars": {"learner/loss": 0}},
+                {"scalars": {"actors/x": "1"}},
+                {"scalars": {"actors/x\n": 1}},
+                {"scalars": {"actors/" + "x" * 122: 1}},
+                {"scalars": {f"actors/{number}": 1 for number in range(4_097)}},
+                {"histograms": {"x": {"counts": [1], "edges": [1, 2]}}},
             )
         ),
-        (CODEC.decode_metrics, with_body(CODEC.encode_metrics({}), b"nonsense"), "json"),
-        (CODEC.decode_metrics, CODEC.encode_metrics({**ACTOR_FIGURES, "role": "learner"}), "role"),
-        (CODEC.decode_metrics, CODEC.encode_metrics({"role": "actor"}), "fields"),
-        (CODEC.decode_metrics, CODEC.encode_metrics({**ACTOR_FIGURES, "time": None}), "fields"),
-        (CODEC.decode_metrics, CODEC.encode_metrics({**ACTOR_FIGURES, "scalars": {"learner/loss": 0}}), "fields"),
-        (CODEC.decode_metrics, reseal(CODEC.encode_metrics(ACTOR_FIGURES), sender=1), "sender"),
-        (decode_control, reseal(encode_control({"type": "x"}), number=1), "number"),
     ],
 )
 def test_refuses_other_messages_that_cannot_be(decode, frames, reason):
@@ -351,99 +321,30 @@ def test_what_is_for_another_shard_is_refused():
             decode()
 
 
-HEARTBEAT = {
-    "type": "heartbeat", "session": 5, "run_id": RUN, "role": "replay", "host": "h", "pid": 7, "shard": 0,
-    "streams": [[0, 1]], "endpoints": {"experience": "tcp://h:1"},
-    "status": {"num_inserted": 3, "rate": "3 in/s", "busy_share": 0.5, "inserts_wait": False, "waiting": "",
-               "refusals": {"crc": 1}, "priority_histogram": {"counts": [1.0], "edges": [0.5, 1.0]}},
-}  # fmt: skip
-OF_REPLAY = {
-    **dict.fromkeys(("num_inserted", "num_drawn", "size", "bytes", "max_bytes"), 1),
-    "samplers_wait_for": "inserts", "store_incarnation": "7", "inserts_wait": True, "refusals": {},
-    "refused_connections": {}, "priority_histogram": None,
-}  # fmt: skip
-HELLO = {
-    "type": "hello", "wire": WIRE_VERSION, "session": 5, "role": "actor",
-    "host": "h", "pid": 7, "shard": 0, "num_streams": 4,
-}  # fmt: skip
-
-
 @pytest.mark.parametrize(
-    "message",
+    "field",
     [
-        HEARTBEAT,
-        {**HEARTBEAT, "status": OF_REPLAY},
-        {**HEARTBEAT, "role": "actor", "status": {"rate": "9 steps/s", "waiting": "", "num_steps": 9}},
-        HELLO,
-        {"type": "status"},
-        {"type": "goodbye", "session": 5},
-        {"type": "hello", "wire": WIRE_VERSION + 1, "session": 5, "anything": [1]},  # It is told so.
-        {"type": "heartbeat", "run_id": RUN + 1, "session": 5, "anything": [1]},
+        {"mean": [1]},
+        {"mean": None},
+        {"mean": 1e301},
+        {"episodes": -1},
+        {"episodes": 2.0},
+        {"scores": [None]},
+        {"scores": [0.0] * 10_001},
+        {"confirmed": 1},
+        {"seed": 2**31},
+        {"num_envs": 0},
+        {"else": 1},
     ],
-)
-def test_requests_come_back(message):
-    assert decode_request(encode_control(message, RUN), RUN) == message
-
-
-def with_status(**fields):
-    return {**HEARTBEAT, "status": {**HEARTBEAT["status"], **fields}}
-
-
-@pytest.mark.parametrize(
-    ("message", "reason"),
-    [
-        ({"type": "what"}, "type"),
-        ({"type": "status", "more": 1}, "fields"),
-        ({"type": "goodbye"}, "fields"),
-        ({"type": "goodbye", "session": 5.0}, "fields"),
-        ({**HELLO, "num_streams": -1}, "fields"),
-        ({**HELLO, "session": 2**63}, "fields"),
-        ({**HELLO, "role": ["actor"]}, "fields"),
-        ({**HELLO, "host": "\x1b[2J"}, "fields"),
-        ({**HELLO, "pid": True}, "fields"),
-        ({**HEARTBEAT, "streams": [[0]]}, "fields"),
-        ({**HEARTBEAT, "streams": [["0", 1]]}, "fields"),
-        ({**HEARTBEAT, "endpoints": []}, "fields"),
-        ({**HEARTBEAT, "status": []}, "fields"),
-        *(({**HEARTBEAT, "role": "actor", "status": {name: said}}, "fields") for name, said in OF_REPLAY.items()),
-        (with_status(rate=[1]), "fields"),
-        (with_status(rate="a" * 201), "fields"),
-        (with_status(num_inserted=1e9), "fields"),
-        (with_status(busy_share=[0.5]), "fields"),
-        (with_status(busy_share=1.7e308), "fields"),
-        (with_status(refusals={"crc": "many"}), "fields"),
-        (with_status(**{"Not a name": 1}), "fields"),
-        (with_status(**{f"figure_{index}": index for index in range(60)}), "fields"),
-        (with_status(priority_histogram={"counts": "many"}), "fields"),
-        (with_status(priority_histogram={"counts": [1e17], "edges": [0.5, 1.0]}), "fields"),
-        (with_status(priority_histogram={"counts": [1.0], "edges": [0.5, 0.5]}), "fields"),
-        (with_status(priority_histogram={"counts": [1.0], "edges": [0.5, 1e200]}), "fields"),
-        (with_status(priority_histogram={"counts": [1.0], "edges": [0.0, 1.0]}), "fields"),
-        (with_status(priority_histogram={"counts": [], "edges": [1.0]}), "fields"),
-    ],
-)
-def test_refuses_requests_that_cannot_be(message, reason):
-    with pytest.raises(WireError) as refusal:
-        decode_request(encode_control(message), RUN)
-    assert refusal.value.reason == reason
-
-
-@pytest.mark.parametrize(
-    "field", [{"mean": [1]}, {"mean": None}, {"episodes": -1}, {"scores": [None]}, {"confirmed": 1}, {"else": 1}]
 )
 def test_refuses_results_that_cannot_be(field):
+    frames = with_json(CODEC.encode_evaluation(RESULT, None), {**as_json(RESULT), **field})
     with pytest.raises(WireError, match="fields"):
-        CODEC.decode_evaluation(CODEC.encode_evaluation({**RESULT, **field}, None), 10)
+        CODEC.decode_evaluation(frames, 10)
 
 
-def test_what_is_no_text_arrives_as_something_that_can_be_printed():
-    said = {"type": "welcome", "config": {"run": {"folder": "L\u00e4ufe/\udcff\U0001f600", "\ud800": float("inf")}}}
-    expected = {"type": "welcome", "config": {"run": {"folder": "L\u00e4ufe/?\U0001f600", "?": None}}}
-    assert decode_control(encode_control(said)) == expected
-
-
-def test_a_host_may_have_any_bytes_for_a_name():
-    shown = printable("a\x1b[2J\udcff\n" + "b" * 300)
-    assert shown.startswith("a?[2J??b")
-    assert is_text(shown)
-    assert printable("J\u00fcrgens PC") == "J\u00fcrgens PC"
+@pytest.mark.parametrize("field", sorted(as_json(RESULT).keys() - {"low", "high"}))
+def test_refuses_a_result_that_lacks_a_field(field):
+    result = {name: value for name, value in as_json(RESULT).items() if name != field}
+    with pytest.raises(WireError, match=f"missing required field `{field}`"):
+        CODEC.decode_evaluation(with_json(CODEC.encode_evaluation(RESULT, None), result), 10)

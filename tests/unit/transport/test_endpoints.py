@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import zmq
 from support.builders import PIXELS, RUN, VALUES, make_batch, make_segment
+from support.messages import HELLO
 from support.waiting import DEADLINE, until
 
 from apex.errors import ConfigError
 from apex.transport.async_receiver import AsyncReceiver
-from apex.transport.codec import Codec, decode_control, encode_control
+from apex.transport.codec import Codec
 from apex.transport.control_client import ControlClient, MetricsSender
+from apex.transport.control_codec import decode_request, encode_control
 from apex.transport.endpoints import (
     BatchReceiver,
     BatchSender,
@@ -29,6 +31,8 @@ from apex.transport.endpoints import (
     max_batch_bytes,
     max_segment_bytes,
 )
+from apex.transport.messages.control import StateAnswer
+from apex.transport.messages.results import ActorFigures
 from apex.transport.sockets import AddressError, bind, local_address, open_context, prepare, split_address
 from apex.types import Parameters, PriorityUpdate, Receipt, Stream
 
@@ -214,11 +218,11 @@ def test_control_answers_and_a_vanished_peer_is_not_missed(endpoint, caplog):
         with open_context() as server, open_context() as role:
             control = AsyncReceiver(server, zmq.ROUTER, endpoint, "control", high_water_mark=10, max_bytes=1_000)
             client = ControlClient(role, endpoint)
-            client.send({"type": "hello"})
+            client.send(HELLO)
             ((identity, *frames),) = await control.burst(DEADLINE)
-            assert decode_control(frames) == {"type": "hello"}
-            control.reply(identity, encode_control({"type": "welcome"}))
-            assert client.receive(DEADLINE) == {"type": "welcome"}
+            assert decode_request(frames, RUN) == HELLO
+            control.reply(identity, encode_control(StateAnswer(True)))
+            assert client.receive(DEADLINE) == StateAnswer(True)
             control.reply(identity, [b"nonsense"])
             control.reply(identity, [b"nonsense"])
             assert client.receive(DEADLINE) is None
@@ -227,7 +231,7 @@ def test_control_answers_and_a_vanished_peer_is_not_missed(endpoint, caplog):
             said = [record.getMessage() for record in caplog.records]
             assert said == [f"refused what the learner at {endpoint} answered: length: 8 bytes are no header"]
             client.close()
-            control.reply(b"nobody", encode_control({"type": "welcome"}))
+            control.reply(b"nobody", encode_control(StateAnswer(True)))
 
     asyncio.run(scenario())
 
@@ -235,11 +239,11 @@ def test_control_answers_and_a_vanished_peer_is_not_missed(endpoint, caplog):
 def test_nothing_said_into_the_void_blocks(context, endpoint):
     client = ControlClient(context, endpoint)
     for _ in range(100):
-        client.send({"type": "hello"})
+        client.send(HELLO)
     assert client.refused["dropped"] > 0
     metrics = MetricsSender(context, endpoint, CODEC)
     for _ in range(200):
-        metrics.send({"role": "actor"})
+        metrics.send(ActorFigures(role="actor", steps=None, time=1.0, scalars={}))
     priorities = PrioritySender(context, CODEC)
     priorities.connect(endpoint)
     for number in range(200):

@@ -9,7 +9,9 @@ import subprocess
 import sys
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
+from support.messages import make_row, make_run_status
 
 from apex.launch.terminal.dashboard import MAX_SCORES, History, plain_line, render, seconds_to_go
 from apex.launch.terminal.layout import RowLayout
@@ -20,71 +22,24 @@ SIZES = [(width, height) for width in (1, 5, 20, 40, 59, 60, 80, 120, 300) for h
 ESCAPE = "\x1b"
 
 
-def full_status(**changes):
-    """A status in which everything is known."""
-    return {
-        "run": "pong-20250131-235959",
-        "folder": "runs/pong-20250131-235959",
-        "environment": "ALE/Pong-v5",
-        "elapsed_seconds": 3723.4,
-        "phase": "training",
-        "reason": "",
-        "steps": 123_456,
-        "steps_per_second": 1890.2,
-        "updates": 345,
-        "updates_per_second": 9.12,
-        "samples_per_second": 1164.8,
-        "policy_lag": 12.0,
-        "replay": {
-            "size": 50_000,
-            "capacity": 200_000,
-            "min_size": 20_000,
-            "bytes": 100 * 2**20,
-            "max_bytes": 3 * 2**30,
-            "inserts_per_second": 1890.0,
-            "samples_per_insert": 0.61,
-            "stale_priorities": 3,
-        },
-        "actors": {
-            "configured": 32,
-            "leased": 31,
-            "highest_id": 31,
-            "highest_epsilon": 0.00066,
-            "score": 12.0,
-            "mean_score": -3.25,
-            "episodes": 17,
-        },
-        "learner": {"loss": 0.0123, "mean_q": 0.5, "gradient_norm": 1.0, "td_error": 0.1},
-        "evaluator": {"score": 18.2, "best": 19.0, "episodes": 5, "updates": 300},
-        "limits": {"steps": 0, "updates": 0, "minutes": 65.0, "score": 475.0},
-        "limited_by": {"part": "actors", "why": "samplers wait for inserts", "setting": "--actor.num-processes"},
-        "roles": [
-            role("actor", rate="1890 steps/s", waiting="for receipts (12 s)"),
-            role("replay", rate="1890 inserts/s"),
-        ],
-        **changes,
-    }
-
-
-def role(name, *, host="one", seen=0.3, rate=None, waiting=None):
-    return {"role": name, "host": host, "pid": 12, "last_seen_seconds": seen, "rate": rate, "waiting": waiting}
-
-
-def without_values(tree):
-    """The same fields, all of them null."""
-    return {name: without_values(value) if isinstance(value, dict) else None for name, value in tree.items()}
-
-
-PARTIAL = full_status(
-    updates_per_second=float("nan"), replay={"size": 10}, actors=None, roles=[{"role": "actor"}, None]
+full_status, role = make_run_status, make_row
+UNKNOWN = make_run_status(
+    **dict.fromkeys(("steps_per_second", "updates_per_second", "samples_per_second", "policy_lag", "limited_by")),
+    replay=dict.fromkeys(
+        ("size", "bytes", "max_bytes", "inserts_per_second", "samples_per_insert", "stale_priorities", "busy_share")
+    ),
+    actors=dict.fromkeys(("score", "mean_score", "episodes")),
+    learner=dict.fromkeys(("loss", "mean_q", "gradient_norm", "td_error")),
+    evaluator=dict.fromkeys(("score", "best", "episodes", "updates")),
+    limits={"score": None},
+    run="",
+    environment="",
+    elapsed_seconds=0.0,
+    steps=0,
+    updates=0,
+    roles=[],
 )
-STATUSES = {
-    "none": None,
-    "empty": {},
-    "nulls": without_values(full_status()),
-    "partial": PARTIAL,
-    "full": full_status(),
-}
+STATUSES = {"none": None, "unknown": UNKNOWN, "full": full_status()}
 
 
 def draw(status, width=100, height=60, history=None, **options):
@@ -99,10 +54,10 @@ def row_of(rows, label):
 
 
 def test_replay_servers_are_told_apart_where_there_are_several():
-    rows = draw(full_status(roles=[{**role("replay"), "shard": 0}, {**role("replay"), "shard": 1}, role("actor")]))
+    rows = draw(full_status(roles=[role("replay", shard=0), role("replay", shard=1), role("actor")]))
     assert row_of(rows, "replay 0")
     assert row_of(rows, "replay 1")
-    assert not any(row.startswith("replay 0") for row in draw(full_status(roles=[{**role("replay"), "shard": 0}])))
+    assert not any(row.startswith("replay 0") for row in draw(full_status(roles=[role("replay", shard=0)])))
 
 
 # --- the picture ------------------------------------------------------------------------------------------------------
@@ -196,7 +151,7 @@ def test_plain_characters_suffice_where_others_cannot_be_shown():
 
 
 def scored(actor, evaluator=None, updates=0):
-    return {"actors": {"score": actor}, "evaluator": {"score": evaluator, "updates": updates}}
+    return full_status(actors={"score": actor}, evaluator={"score": evaluator, "updates": updates})
 
 
 def test_a_score_is_noted_when_it_changes_and_an_evaluation_when_it_is_another():
@@ -225,20 +180,23 @@ def test_a_sparkline_has_one_bar_for_each_of_few_values_and_means_of_many():
 
 def test_the_first_limit_to_be_reached_is_the_one_that_counts():
     limits = {"steps": 2_000, "updates": 1_000, "minutes": 10.0}
-    status = {"phase": "training", "steps": 1_000, "steps_per_second": 10.0, "limits": limits}
-    status |= {"updates": 500, "updates_per_second": 10.0, "elapsed_seconds": 0.0}
+    status = full_status(
+        limits=limits, steps=1_000, steps_per_second=10.0, updates=500, updates_per_second=10.0, elapsed_seconds=0.0
+    )
     assert seconds_to_go(status) == 50.0
-    assert seconds_to_go(status | {"updates": 2_000}) == 0.0
+    assert seconds_to_go(replace(status, updates=2_000)) == 0.0
 
 
 def test_while_replay_fills_it_counts_down_to_training():
     replay = {"size": 5_000, "min_size": 20_000, "inserts_per_second": 1_000.0}
-    assert seconds_to_go({"phase": "filling replay", "replay": replay}) == 15.0
+    assert seconds_to_go(full_status(phase="filling replay", replay=replay)) == 15.0
 
 
 def test_without_limits_or_rates_nobody_knows_the_end():
-    assert seconds_to_go({"phase": "training", "limits": {"steps": 0, "updates": 100}, "updates": 1}) is None
-    assert seconds_to_go({"phase": "finishing", "limits": {"minutes": 5.0}, "elapsed_seconds": 1.0}) is None
+    limits = {"updates": 1_000, "minutes": 0.0}
+    assert seconds_to_go(full_status(limits=limits, updates_per_second=None)) is None
+    assert seconds_to_go(full_status(limits={"minutes": 0.0})) is None
+    assert seconds_to_go(full_status(phase="finishing")) is None
 
 
 @pytest.mark.parametrize(
@@ -275,7 +233,7 @@ def test_a_plain_line_has_what_is_known():
         "1:02:03 training | steps 123,456 (1,890/s) | updates 345 (9.12/s) | replay 50,000/200,000 | score 12 | "
         "evaluator 18.2, best 19 | limited by actors: samplers wait for inserts; turn --actor.num-processes"
     )
-    assert plain_line({}) == "0:00:00 starting | steps - (-/s) | updates - (-/s) | replay -/-"
+    assert plain_line(UNKNOWN) == "0:00:00 training | steps 0 (-/s) | updates 0 (-/s) | replay -/200,000"
 
 
 def test_without_a_terminal_there_is_a_line_every_ten_seconds_and_at_each_change_of_phase():

@@ -5,45 +5,64 @@ from __future__ import annotations
 import itertools
 import time
 
-import pytest
+from support.messages import make_heartbeat
 
-from apex.config import Config, RunConfig
+from apex.config import ActorConfig, Config, ReplayConfig, RunConfig
 from apex.learning.coordinator.metric_rows import MetricRows
 from apex.runs.metrics.writer import MetricsWriter, read_curve
-from apex.runs.status import RunStatus
+from apex.runs.state import RunState
+from apex.transport.messages.histogram import Histogram, bin_edges
+from apex.transport.messages.status import LearnerStatus
 
 DAY = 86_400.0
 
 
-def make_status(clock=time.monotonic, **run):
-    return RunStatus(Config(run=RunConfig(**run)), name="run", folder="runs/run", num_actors=4, clock=clock)
+def make_state(clock=time.monotonic, **run):
+    config = Config(run=RunConfig(**run), actor=ActorConfig(num_actors=4))
+    return RunState(config, name="run", folder="runs/run", clock=clock)
 
 
-def hear(status, num_inserted, **more):
-    status.hear(1, "replay", "host", 10, {"num_inserted": num_inserted, "store_incarnation": "7", **more})
+def hear(state, num_inserted, session=1, shard=0, **more):
+    state.hear(make_heartbeat("replay", session, shard=shard, num_inserted=num_inserted, **more))
 
 
 def test_who_has_said_nothing_has_no_row():
-    status = make_status()
-    assert list(MetricRows(status).next()) == []
-    hear(status, 42, rate="fast")
-    (row,) = MetricRows(status).next()
-    assert (row["role"], row["steps"]) == ("replay", 42)
-    assert row["scalars"]["replay/num_inserted"] == 42
-    status.hear_trainer({"updates": 5, "waiting": "for batches"})
-    learner, _ = MetricRows(status).next()
-    assert learner["scalars"]["learner/updates"] == 5
-    assert "learner/waiting" not in learner["scalars"]
+    state = make_state()
+    assert list(MetricRows(state).next()) == []
+    hear(state, 42, num_drawn=84)
+    (row,) = MetricRows(state).next()
+    assert (row.role, row.steps) == ("replay", 42)
+    assert row.scalars["replay/num_inserted"] == 42
+    assert row.scalars["replay/samples_per_insert"] == 2
+    state.hear_trainer(LearnerStatus(updates=5, waiting="for batches"))
+    learner, _ = MetricRows(state).next()
+    assert learner.scalars == {
+        "learner/updates": 5,
+        "learner/skipped_updates": 0,
+        "learner/refused_batches": 0,
+    }  # Texts and what is not known have no curve.
 
 
-def test_a_histogram_that_is_none_does_not_take_the_learners_row_with_it():
-    status = make_status()
-    status.hear_trainer({"updates": 5})
-    hear(status, 42, priority_histogram={"counts": "many"})
-    rows = MetricRows(status).next()
-    assert next(rows)["role"] == "learner"
-    with pytest.raises(ValueError, match="histogram"):
-        next(rows)
+def test_a_figure_can_be_left_out():
+    state = make_state()
+    hear(state, 42)
+    (row,) = MetricRows(state, {"replay/busy_share"}).next()
+    assert "replay/busy_share" not in row.scalars
+    assert "replay/size" in row.scalars
+
+
+def test_histograms_of_all_shards_are_added_up_when_one_is_new():
+    config = Config(replay=ReplayConfig(num_shards=2), actor=ActorConfig(num_actors=4))
+    state = RunState(config, name="run", folder="runs/run")
+    rows = MetricRows(state)
+    edges = bin_edges(64, 65)  # from 1 on
+    seen = []
+    for counts in ((1.0, 2.0), (1.0, 2.0), (1.0, 5.0)):
+        for shard, count in enumerate(counts):
+            hear(state, 42, session=shard, shard=shard, priority_histogram=Histogram([count], edges))
+        (row,) = rows.next()
+        seen.append({tag: histogram.counts for tag, histogram in row.histograms.items()})
+    assert seen == [{"replay/priority": [3.0]}, {}, {"replay/priority": [6.0]}]
 
 
 def test_a_wall_clock_that_jumps_neither_ends_a_run_nor_turns_its_curves_back(tmp_path, monkeypatch):
@@ -51,34 +70,34 @@ def test_a_wall_clock_that_jumps_neither_ends_a_run_nor_turns_its_curves_back(tm
     jumps = itertools.cycle((0.0, 400 * DAY, -30 * DAY, 3_600.0, -3_600.0))
     monkeypatch.setattr(time, "time", lambda: 1e9 + next(jumps))
     now = [0.0]
-    status = make_status(lambda: now[0], max_minutes=10.0)
-    rows, writer = MetricRows(status), MetricsWriter(tmp_path)
+    state = make_state(lambda: now[0], max_minutes=10.0)
+    rows, writer = MetricRows(state), MetricsWriter(tmp_path)
     for second in range(60):
         now[0] = float(second)
-        hear(status, 100 * second)
-        status.hear_trainer({"updates": second})
+        hear(state, 100 * second)
+        state.hear_trainer(LearnerStatus(updates=second))
         for row in rows.next():
             writer.accept(row)
-        assert status.end_reason() == ""
-        status.forget_silent(30.0)
-        assert status.members
+        assert state.end_reason() == ""
+        state.members.forget_silent(30.0)
+        assert state.members
     writer.close()
     curve = read_curve(tmp_path / "curves" / "learner.jsonl")
     assert [row["scalars"]["learner/updates"] for row in curve] == list(range(60))
     assert [row["steps"] for row in curve] == list(range(0, 6_000, 100))
     now[0] = 600.0
-    assert status.end_reason() == "reached 10 minutes"
+    assert state.end_reason() == "reached 10 minutes"
 
 
 def test_the_setting_is_told_as_a_text_when_it_changes():
-    status, told = make_status(), []
-    status.replay_endpoints = [{"experience": "tcp://..."}]
-    rows = MetricRows(status)
-    status.hear(2, "actor", "host", 11, {})
+    state, told = make_state(), []
+    state.members.replay_endpoints = [{"experience": "tcp://..."}]
+    rows = MetricRows(state)
+    state.hear(make_heartbeat("actor", 2))
     for size, updates in [(10, 0), (20, 0), (60_000, 0), (60_000, 5), (60_000, 9)]:
-        hear(status, size, size=size)
-        status.hear_trainer({"updates": updates, "wait_share": 0.0})
-        told.append(next(rows.next()).get("texts", {}).get("limited_by/setting"))
+        hear(state, size, size=size)
+        state.hear_trainer(LearnerStatus(updates=updates, wait_share=0.0))
+        told.append(next(rows.next()).texts.get("limited_by/setting"))
     assert told[1:3] == [None, None]
     assert told[4] is None
     assert told[0] == "actors: turn --actor.num-processes, --replay.min-size-to-sample"

@@ -10,7 +10,7 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
 from apex.metric_tags import actor_tags
 from apex.runs.metrics.tensorboard_layout import GLANCE, LAYOUT
-from apex.runs.metrics.writer import MetricsWriter
+from apex.runs.metrics.writer import MetricRow, MetricsWriter
 
 CHARTS = [(title, tag) for category in LAYOUT.values() for title, tags in category.items() for tag in tags]
 
@@ -36,7 +36,7 @@ def test_a_run_that_goes_on_still_has_one_arrangement(tmp_path):
     for steps in (0, 500):
         writer = MetricsWriter(tmp_path)
         writer.begin(steps)
-        writer.accept({"role": "learner", "steps": steps + 100, "time": 1.0, "scalars": {"learner/loss": 1.0}})
+        writer.accept(MetricRow("learner", steps + 100, {"learner/loss": 1.0}, 1.0))
         writer.close()
     shown = EventAccumulator(str(tmp_path / "tensorboard" / tmp_path.name)).Reload()
     read = [Layout.FromString(e.tensor_proto.string_val[0]) for e in shown.Tensors("custom_scalars__config__")]

@@ -7,7 +7,7 @@ import json
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from apex.runs.metrics.truncate import cut_curves
-from apex.runs.metrics.writer import MetricsWriter, read_curve
+from apex.runs.metrics.writer import MetricRow, MetricsWriter, read_curve
 
 
 def write(folder, *steps):
@@ -15,7 +15,7 @@ def write(folder, *steps):
     writer.begin(steps[0])
     cut_curves(folder / "curves", steps[0])
     for step in steps[1:]:
-        writer.accept({"role": "learner", "steps": step, "time": 1.0, "scalars": {"learner/loss": float(step)}})
+        writer.accept(MetricRow("learner", step, {"learner/loss": float(step)}, 1.0))
     writer.close()
 
 

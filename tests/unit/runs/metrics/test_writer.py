@@ -1,34 +1,37 @@
-"""The metrics writer: what it takes stands in both files, and no disk stops it."""
+"""The metrics writer: what it takes is in both files, and no disk stops it."""
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import struct
 import time
 
+import msgspec
 import numpy as np
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import masked_crc32c
 
-from apex.runs.metrics.writer import MetricsWriter, read_curve
+from apex.runs.metrics.writer import MetricRow, MetricsWriter, read_curve
 from apex.runtime.append_file import MAX_PENDING_BYTES
+from apex.transport.messages.histogram import Histogram
 
 
-def make_message(steps=100, **changes):
-    return {"role": "learner", "steps": steps, "time": 1000.5, "scalars": {"learner/loss": 0.25}, **changes}
+def make_row(steps=100, **changes):
+    return MetricRow(
+        **{"role": "learner", "steps": steps, "time": 1000.5, "scalars": {"learner/loss": 0.25}, **changes}
+    )
 
 
-def make_histogram(counts=(1, 2), edges=(0.0, 1.0, 3.0)):
-    return {"counts": list(counts), "edges": list(edges)}
+def make_histogram(counts=(1.0, 2.0), edges=(0.5, 1.0, 3.0)):
+    return Histogram(list(counts), list(edges))
 
 
-def write(folder, *messages):
+def write(folder, *rows):
     writer = MetricsWriter(folder)
-    for message in messages:
-        writer.accept(message)
+    for row in rows:
+        writer.accept(row)
     writer.close()
     return writer
 
@@ -52,40 +55,40 @@ def read_events(folder):
 
 
 def test_tensorboard_reads_tag_value_steps_and_time(tmp_path):
-    histogram = {"replay/priority": make_histogram([4, 0, 1], [0.0, 1.0, 2.0, 4.0])}
-    write(tmp_path, make_message(1), make_message(2, scalars={"learner/loss": 0.5}, histograms=histogram))
+    histogram = {"replay/priority": make_histogram([4.0, 0.0, 1.0], [0.5, 1.5, 2.0, 4.0])}
+    write(tmp_path, make_row(1), make_row(2, scalars={"learner/loss": 0.5}, histograms=histogram))
     shown = EventAccumulator(str(tmp_path / "tensorboard" / tmp_path.name)).Reload()
     scalars = [(event.wall_time, event.step, event.value) for event in shown.Scalars("learner/loss")]
     assert scalars == [(1000.5, 1, 0.25), (1000.5, 2, 0.5)]
     (event,) = shown.Histograms("replay/priority")
     value = event.histogram_value
-    assert (value.min, value.max, value.num, value.sum, value.sum_squares) == (0, 4, 5, 4 * 0.5 + 3, 4 * 0.25 + 9)
-    assert (list(value.bucket_limit), list(value.bucket)) == ([1, 2, 4], [4, 0, 1])
+    assert (value.min, value.max, value.num, value.sum, value.sum_squares) == (0.5, 4, 5, 4 + 3, 4 + 9)
+    assert (list(value.bucket_limit), list(value.bucket)) == ([1.5, 2, 4], [4, 0, 1])
 
 
 def test_tensorboard_reads_texts_and_so_does_the_curve(tmp_path):
-    write(
-        tmp_path, make_message(1), make_message(2, texts={"limited_by/setting": "actors: turn --actor.num-processes"})
-    )
+    write(tmp_path, make_row(1), make_row(2, texts={"limited_by/setting": "actors: turn --actor.num-processes"}))
     shown = EventAccumulator(str(tmp_path / "tensorboard" / tmp_path.name)).Reload()
     (event,) = shown.Tensors("limited_by/setting/text_summary")
     assert (event.step, event.tensor_proto.string_val) == (2, [b"actors: turn --actor.num-processes"])
-    told = [message.get("texts") for message in read_curve(tmp_path / "curves/learner.jsonl")]
+    told = [row.get("texts") for row in read_curve(tmp_path / "curves/learner.jsonl")]
     assert told == [None, {"limited_by/setting": "actors: turn --actor.num-processes"}]
 
 
-def test_each_message_is_one_json_line_in_its_roles_curve(tmp_path):
-    first, second = make_message(1), make_message(2, role="replay", histograms={"replay/priority": make_histogram()})
+def test_each_row_is_one_json_line_in_its_roles_curve(tmp_path):
+    first, second = make_row(1), make_row(2, role="replay", histograms={"replay/priority": make_histogram()})
     write(tmp_path, first, second)
     assert sorted(path.name for path in (tmp_path / "curves").iterdir()) == ["learner.jsonl", "replay.jsonl"]
     assert read_curve(tmp_path / "curves/learner.jsonl") == [
         {"steps": 1, "time": 1000.5, "scalars": {"learner/loss": 0.25}}
     ]
-    assert read_curve(tmp_path / "curves/replay.jsonl")[0]["histograms"] == {"replay/priority": make_histogram()}
+    assert read_curve(tmp_path / "curves/replay.jsonl")[0]["histograms"] == {
+        "replay/priority": {"counts": [1, 2], "edges": [0.5, 1, 3]}
+    }
 
 
 def test_a_value_that_is_not_finite_is_drawn_as_such_and_null_in_the_json(tmp_path):
-    writer = write(tmp_path, make_message(1), make_message(2, scalars={"learner/loss": math.nan}))
+    writer = write(tmp_path, make_row(1), make_row(2, scalars={"learner/loss": math.nan}))
     *_, event = read_events(tmp_path)
     assert math.isnan(event.summary.value[0].simple_value)
     assert read_curve(tmp_path / "curves/learner.jsonl")[-1]["scalars"] == {"learner/loss": None}
@@ -95,22 +98,22 @@ def test_a_value_that_is_not_finite_is_drawn_as_such_and_null_in_the_json(tmp_pa
 def test_the_latest_value_of_a_tag_is_kept(tmp_path):
     writer = MetricsWriter(tmp_path)
     assert writer.latest("learner/loss") is None
-    writer.accept(make_message(1, scalars={"a": 1, "b": 2}))
-    writer.accept(make_message(2, scalars={"a": 3}))
+    writer.accept(make_row(1, scalars={"a": 1, "b": 2}))
+    writer.accept(make_row(2, scalars={"a": 3}))
     assert (writer.latest("a"), writer.latest("b")) == (3.0, 2.0)
     writer.close()
 
 
 def test_numpy_numbers_are_numbers(tmp_path):
-    write(tmp_path, make_message(np.int64(3), scalars={"a": np.float32(0.5), "b": np.int32(4)}))
+    write(tmp_path, make_row(np.int64(3), scalars={"a": np.float32(0.5), "b": np.int32(4)}))
     assert read_curve(tmp_path / "curves/learner.jsonl") == [
         {"steps": 3, "time": 1000.5, "scalars": {"a": 0.5, "b": 4.0}}
     ]
 
 
 def test_a_second_writer_goes_on_where_the_first_ended(tmp_path):
-    write(tmp_path, make_message(1))
-    write(tmp_path, make_message(2))
+    write(tmp_path, make_row(1))
+    write(tmp_path, make_row(2))
     assert [line["steps"] for line in read_curve(tmp_path / "curves/learner.jsonl")] == [1, 2]
     shown = EventAccumulator(str(tmp_path / "tensorboard" / tmp_path.name)).Reload()
     assert [event.step for event in shown.Scalars("learner/loss")] == [1, 2]
@@ -119,16 +122,16 @@ def test_a_second_writer_goes_on_where_the_first_ended(tmp_path):
 # --- when it writes -------------------------------------------------------------------------------------------------
 
 
-def test_a_message_is_on_its_way_to_the_disk_within_a_second(tmp_path):
+def test_a_row_is_on_its_way_to_the_disk_within_a_second(tmp_path):
     now = [50.0]
     writer = MetricsWriter(tmp_path, clock=lambda: now[0])
     curve = tmp_path / "curves/learner.jsonl"
-    writer.accept(make_message(1))
+    writer.accept(make_row(1))
     assert not curve.exists()
     now[0] += 1.0
-    writer.accept(make_message(2))
+    writer.accept(make_row(2))
     assert len(read_curve(curve)) == 2
-    writer.accept(make_message(3))
+    writer.accept(make_row(3))
     assert len(read_curve(curve)) == 2
     writer.flush()
     assert len(read_curve(curve)) == 3
@@ -144,7 +147,7 @@ def test_a_full_disk_warns_once_and_loses_nothing_if_it_has_room_again(tmp_path,
     curve.symlink_to("/dev/full")
     writer = MetricsWriter(tmp_path)
     for steps in range(3):
-        writer.accept(make_message(steps))
+        writer.accept(make_row(steps))
         writer.flush()
     (said,) = [record.getMessage() for record in caplog.records]
     assert said == f"cannot write {curve}: No space left on device; the run goes on, its curves have a gap"
@@ -160,24 +163,24 @@ def test_what_waits_for_a_full_disk_is_bounded_and_the_rest_is_counted(tmp_path)
     curve.parent.mkdir()
     curve.symlink_to("/dev/full")
     writer = MetricsWriter(tmp_path)
-    message = make_message(histograms={"h": make_histogram([1.0] * 1_000, range(1_001))})
-    size = len(json.dumps(message))
-    num_messages = MAX_PENDING_BYTES // size + 10
-    for _ in range(num_messages):
-        writer.accept(message)
+    row = make_row(histograms={"h": make_histogram([1.0] * 1_000, range(1, 1_002))})
+    size = len(msgspec.json.encode(row.histograms))
+    num_rows = MAX_PENDING_BYTES // size + 10
+    for _ in range(num_rows):
+        writer.accept(row)
         writer.flush()
     curve.unlink()
     writer.close()
     lines = curve.read_text().splitlines()
-    assert 0 < len(lines) < num_messages
-    assert writer.num_dropped == num_messages - len(lines)
+    assert 0 < len(lines) < num_rows
+    assert writer.num_dropped == num_rows - len(lines)
     assert len(curve.read_bytes()) <= MAX_PENDING_BYTES
 
 
 def test_tensorboard_reads_on_after_the_clock_was_set_back_between_two_writers(tmp_path, monkeypatch):
     for number, now in enumerate((2_000_000_000, 1_000_000_000, 1_500_000_000), start=1):
         monkeypatch.setattr(time, "time_ns", lambda now=now: now * 10**9)
-        write(tmp_path, make_message(number))
+        write(tmp_path, make_row(number))
     names = sorted(path.name for path in (tmp_path / "tensorboard" / tmp_path.name).iterdir())
     assert [int(name.split(".")[3]) for name in names] == [2_000_000_000, 2_000_000_001, 2_000_000_002]
     assert [event.step for event in read_events(tmp_path) if event.HasField("summary")] == [1, 2, 3]
@@ -185,18 +188,18 @@ def test_tensorboard_reads_on_after_the_clock_was_set_back_between_two_writers(t
 
 def test_a_folder_that_cannot_be_made_stops_nothing(tmp_path, caplog):
     (tmp_path / "tensorboard").write_text("in the way")
-    writer = write(tmp_path, make_message(1), make_message(2))
+    writer = write(tmp_path, make_row(1), make_row(2))
     assert len(read_curve(tmp_path / "curves/learner.jsonl")) == 2
     assert "cannot write" in caplog.text
     assert writer.latest("learner/loss") == 0.25
 
 
 def test_half_a_line_of_a_killed_writer_harms_no_other(tmp_path):
-    write(tmp_path, make_message(1), make_message(2))
+    write(tmp_path, make_row(1), make_row(2))
     curve = tmp_path / "curves/learner.jsonl"
     curve.write_bytes(curve.read_bytes()[:-10])
     assert [line["steps"] for line in read_curve(curve)] == [1]
-    write(tmp_path, make_message(3))
+    write(tmp_path, make_row(3))
     assert [line["steps"] for line in read_curve(curve)] == [1, 3]
 
 
@@ -208,28 +211,9 @@ def test_a_line_that_is_no_object_is_left_out(tmp_path):
 
 def test_a_removed_file_is_made_again(tmp_path):
     writer = MetricsWriter(tmp_path)
-    writer.accept(make_message(1))
+    writer.accept(make_row(1))
     writer.flush()
     shutil.rmtree(tmp_path / "curves")
-    writer.accept(make_message(2))
+    writer.accept(make_row(2))
     writer.close()
     assert [line["steps"] for line in read_curve(tmp_path / "curves/learner.jsonl")] == [2]
-
-
-def test_where_there_are_too_many_tags_no_new_ones_from_a_socket_are_begun_and_all_else_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("apex.runs.metrics.writer.MAX_TAGS", 3)
-    writer = MetricsWriter(tmp_path)
-    writer.accept(make_message(1, role="actor", scalars={"a": 1, "b": 1}), bounded=True)
-    writer.accept(make_message(2, role="actor", scalars={"c": 2, "d": 2, "e": 2, "a": 2}), bounded=True)
-    writer.accept(make_message(3, role="actor", scalars={"f": 3, "b": 3}), bounded=True)
-    writer.accept(make_message(4, scalars={"learner/loss": 4}))
-    writer.accept(make_message(5, role="actor", scalars={"g": 5, "a": 5}), bounded=True)
-    writer.close()
-    kept = [line["scalars"] for line in read_curve(tmp_path / "curves/actor.jsonl")]
-    assert kept == [
-        {"a": 1, "b": 1},
-        {"c": 2, "d": 2, "e": 2, "a": 2},
-        {"b": 3},
-        {"a": 5},
-    ]  # One row may pass the limit.
-    assert read_curve(tmp_path / "curves/learner.jsonl")[0]["scalars"] == {"learner/loss": 4}

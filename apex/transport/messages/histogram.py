@@ -1,0 +1,50 @@
+"""A histogram of priorities, whose bins lie on one grid for all replay servers, so that theirs can be added."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated
+
+import numpy as np
+from msgspec import Meta
+
+from apex.transport.messages.fields import Record
+
+BINS_PER_DECADE = 8
+LOWEST_DECADE = -8  # Values below the first bin count as in it.
+MAX_BINS = 256  # 32 decades
+
+BinCount = Annotated[float, Meta(ge=0, le=2**53)]
+Edge = Annotated[float, Meta(ge=1e-30, le=1e30)]  # The square of the greatest can still be added up.
+
+
+class Histogram(Record, frozen=True):
+    """How many values lie in each of some bins, which grow by the same factor."""
+
+    counts: Annotated[list[BinCount], Meta(min_length=1, max_length=MAX_BINS)]
+    edges: Annotated[list[Edge], Meta(max_length=MAX_BINS + 1)]  # one more than counts, increasing
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for edges that do not fit."""
+        if len(self.edges) != len(self.counts) + 1 or any(low >= high for low, high in pairwise(self.edges)):
+            raise ValueError("edges must increase, and be one more than counts")
+
+
+def bin_edges(first: int, stop: int) -> list[float]:
+    """Edges of the grid's bins `first` ... `stop` - 1."""
+    edges: list[float] = (10.0 ** (LOWEST_DECADE + np.arange(first, stop + 1) / BINS_PER_DECADE)).tolist()
+    return edges
+
+
+def merge(histograms: Sequence[Histogram]) -> Histogram | None:
+    """The sum of several shards' histograms; None without any."""
+    if len(histograms) < 2:
+        return histograms[0] if histograms else None
+    total: dict[int, float] = {}
+    for histogram in histograms:
+        first = round((float(np.log10(histogram.edges[0])) - LOWEST_DECADE) * BINS_PER_DECADE)
+        for index, count in enumerate(histogram.counts, first):
+            total[index] = total.get(index, 0.0) + count
+    first, stop = min(total), max(total) + 1
+    return Histogram([total.get(index, 0.0) for index in range(first, stop)], bin_edges(first, stop))

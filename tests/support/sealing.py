@@ -1,0 +1,32 @@
+"""Messages that were changed and whose checksum was made right again, as an attacker would."""
+
+from __future__ import annotations
+
+import json
+import zlib
+
+from apex.transport.header import HEADER
+
+
+def reseal(frames, **fields):
+    """The message with header fields changed."""
+    names = ["magic", "version", "kind", "shard", "run_id", "sender", "schema", "incarnation", "number", "count"]
+    values = dict(zip([*names, "length", "crc"], HEADER.unpack_from(frames[0]), strict=True))
+    bodies = [bytes(frames[0])[HEADER.size :], *map(bytes, frames[1:])]
+    values["length"] = sum(map(len, bodies))
+    values |= fields
+    head = HEADER.pack(*values.values())[:-4]
+    crc = zlib.crc32(head)
+    for body in bodies:
+        crc = zlib.crc32(body, crc)
+    return [head + crc.to_bytes(4, "little") + bodies[0], *bodies[1:]]
+
+
+def with_body(frames, body):
+    """The message with another body after the header."""
+    return reseal([bytes(frames[0])[: HEADER.size] + body, *frames[1:]])
+
+
+def with_json(frames, message):
+    """The message with this JSON after the header: bytes as they are, all else by the standard library."""
+    return with_body(frames, message if isinstance(message, bytes) else json.dumps(message).encode())

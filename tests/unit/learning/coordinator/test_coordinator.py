@@ -1,0 +1,185 @@
+"""The coordinator's decisions, without a socket or a process."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace as replace_fields
+from support.clocks import Clock
+from support.messages import HELLO, RESULT, make_heartbeat
+from support.trainers import NETWORK, SCHEMA
+
+from apex.config import ActorConfig, Config, ReplayConfig, RunConfig
+from apex.learning.coordinator.coordinator import END, Coordinator
+from apex.learning.coordinator.link import TrainerEnd, TrainerReport, TrainerStart
+from apex.runs.folder import RunFolder
+from apex.runs.metrics.writer import read_curve
+from apex.transport.header import WireError
+from apex.transport.messages.control import (
+    Goodbye,
+    RefusedAnswer,
+    StateAnswer,
+    StatusRequest,
+    WaitAnswer,
+    WelcomeAnswer,
+)
+from apex.transport.messages.results import ActorFigures
+from apex.transport.messages.status import LearnerStatus
+from apex.types import Progress
+
+THERE = {"priorities": "tcp://1.2.3.4:5"}
+REPLAY = replace_fields(HELLO, role="replay", num_streams=0)
+
+
+class Scene:
+    """A coordinator with a clock."""
+
+    def __init__(self, folder, num_shards=1, deterministic=False, **limits):
+        self.clock = Clock()
+        config = Config(
+            network=NETWORK,
+            actor=ActorConfig(num_actors=6),
+            replay=ReplayConfig(num_shards=num_shards),
+            run=RunConfig(folder=str(folder), name="run", **limits),
+        )
+        self.folder = RunFolder.create(config, SCHEMA)
+        self.coordinator = Coordinator(self.folder, epoch=1, deterministic=deterministic, clock=self.clock)
+        self.coordinator.hear_trainer(TrainerStart(10, 0, Progress()))
+
+    def beat(self, role="replay", session=5, **more):
+        heartbeat = make_heartbeat(role, session, run_id=self.folder.run_id, **more)
+        return self.coordinator.answer(heartbeat)
+
+    def figures(self, **scalars):
+        named = {f"actors/{name}": value for name, value in scalars.items()}
+        self.coordinator.keep_figures(ActorFigures(role="actor", steps=None, time=1.0, scalars=named))
+
+    def curve(self, role):
+        self.coordinator.close()
+        return read_curve(self.folder.curves / f"{role}.jsonl")
+
+
+@pytest.fixture
+def scene(tmp_path):
+    return Scene(tmp_path)
+
+
+def test_a_welcome_says_who_is_there_and_which_ids_are_leased(scene):
+    answer = scene.coordinator.answer(HELLO)
+    assert isinstance(answer, WelcomeAnswer)
+    assert (answer.run_id, answer.schema, answer.num_parameters) == (scene.folder.run_id, SCHEMA, 10)
+    assert (answer.replay, answer.absent) == ([], "a replay server")
+    assert [stream.actor_id for stream in answer.streams] == [5, 4, 3, 2]
+    scene.beat(endpoints=THERE)
+    assert scene.coordinator.answer(HELLO).replay == [THERE]
+
+
+def test_a_heartbeat_of_another_run_or_with_ids_of_another_is_refused(scene):
+    assert scene.coordinator.answer(make_heartbeat("actor", run_id=1)) == RefusedAnswer("this is another run")
+    streams = scene.coordinator.answer(HELLO).streams
+    assert scene.beat("actor", streams=streams) == StateAnswer(stop=False)
+    assert scene.coordinator.status().actors.leased == 4
+    assert scene.beat("actor", session=6, streams=streams) == RefusedAnswer("its actor ids were leased to another")
+    assert scene.coordinator.answer(Goodbye(5)) is None
+    assert scene.coordinator.status().roles == []
+
+
+def test_a_heartbeat_of_a_shard_that_is_none_is_an_error(scene):
+    with pytest.raises(WireError, match="there is no shard 1"):
+        scene.beat(shard=1)
+
+
+def test_a_newcomer_waits_until_it_is_known_whether_the_server_before_lives(scene):
+    scene.beat(session=1)
+    scene.clock.now += 1.0
+    ask = replace_fields(REPLAY, session=2)
+    assert scene.coordinator.answer(ask) == WaitAnswer(holder=1, host="h", run_id=scene.folder.run_id)
+    scene.clock.now += 0.5
+    scene.beat(session=1)
+    refused = scene.coordinator.answer(ask)
+    assert refused.reason == "a replay server is there already: process 7 on h; stop it, or name another --shard"
+
+
+def test_a_newcomer_takes_the_place_of_a_server_that_is_silent_for_two_heartbeats(scene):
+    scene.beat(session=1)
+    scene.clock.now += 1.9
+    assert isinstance(scene.coordinator.answer(replace_fields(REPLAY, session=2)), WaitAnswer)
+    scene.clock.now += 0.2
+    assert isinstance(scene.coordinator.answer(replace_fields(REPLAY, session=2)), WelcomeAnswer)
+
+
+def test_what_the_trainer_says_is_shown_and_its_end_is_told_to_all(scene):
+    scene.coordinator.hear_trainer(TrainerReport(LearnerStatus(updates=7, loss=0.5)))
+    assert scene.coordinator.answer(StatusRequest()).learner.loss == 0.5
+    scene.coordinator.hear_trainer(TrainerEnd("reached 7 updates"))
+    assert scene.beat("evaluator") == END
+    assert scene.coordinator.answer(HELLO) == END
+    assert scene.coordinator.answer(StatusRequest()).reason == "reached 7 updates"
+
+
+def test_news_say_where_replay_is_and_why_the_run_should_end(tmp_path):
+    scene = Scene(tmp_path, max_steps=10)
+    news = scene.coordinator.decide()
+    assert (news.replay, news.absent, news.end, news.progress.num_steps) == ([{}], "a replay server", "", 0)
+    scene.beat(endpoints=THERE, num_inserted=10)
+    news = scene.coordinator.decide()
+    assert (news.replay, news.absent, news.end, news.progress.num_steps) == ([THERE], "", "reached 10 steps", 10)
+
+
+def test_steps_of_earlier_lives_count(scene):
+    scene.coordinator.hear_trainer(TrainerStart(10, 50, Progress(100, 3, 60.0)))
+    progress = scene.coordinator.decide().progress
+    assert (progress.num_steps, progress.num_episodes, progress.elapsed_seconds) == (100, 3, 60)
+
+
+def test_the_first_confirmed_score_is_the_last(tmp_path):
+    scene = Scene(tmp_path, stop_score=3.0)
+    for mean, confirmed in ((9.0, False), (4.0, True), (1.0, False)):
+        scene.coordinator.keep_evaluation(replace_fields(RESULT, mean=mean, confirmed=confirmed), None)
+    status = scene.coordinator.status()
+    assert (status.reason, status.evaluator.score) == ("reached the score 3", 4.0)
+    assert [row["scalars"]["evaluator/score"] for row in scene.curve("evaluator")] == [9.0, 4.0]
+
+
+def test_curves_have_the_episodes_of_all_actors_and_only_tags_of_the_run(scene):
+    scene.figures(episodes=2.0, mean_score=None, score_9999_epsilon_1=5.0)
+    scene.figures(episodes=3.0)
+    assert [row["scalars"] for row in scene.curve("actor")] == [
+        {"actors/episodes": 2, "actors/mean_score": None},
+        {"actors/episodes": 5},
+    ]
+
+
+@pytest.mark.parametrize("episodes", [-1.0, 2.0**31, None])
+def test_a_number_of_episodes_that_cannot_be_is_not_counted(scene, episodes):
+    scene.figures(episodes=episodes)
+    assert scene.coordinator.state.num_episodes == 0
+
+
+def test_curves_of_a_resumed_run_begin_when_every_replay_server_has_said_what_it_holds(scene):
+    scene.coordinator.hear_trainer(TrainerStart(10, 50, Progress(num_steps=100)))
+    scene.figures(episodes=1.0)
+    scene.beat(endpoints=THERE, num_inserted=120)
+    scene.figures(episodes=1.0)
+    assert [row["steps"] for row in scene.curve("actor")] == [120]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_figures_of_a_clock_are_in_the_curves_unless_the_run_is_deterministic(tmp_path, deterministic):
+    scene = Scene(tmp_path, deterministic=deterministic)
+    scene.beat(endpoints=THERE, num_inserted=5)
+    scene.coordinator.write_rows()
+    (row,) = scene.curve("replay")
+    assert ("replay/busy_share" in row["scalars"]) is not deterministic
+    assert row["scalars"]["replay/num_inserted"] == 5
+
+
+def test_the_silent_are_forgotten_and_their_ids_are_free(scene):
+    scene.beat("actor", streams=scene.coordinator.answer(HELLO).streams)
+    scene.clock.now += 31.0
+    scene.coordinator.tick()
+    assert [stream.actor_id for stream in scene.coordinator.answer(replace_fields(HELLO, session=9)).streams] == [
+        5,
+        4,
+        3,
+        2,
+    ]

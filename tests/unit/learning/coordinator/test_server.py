@@ -1,0 +1,437 @@
+"""The coordinator's process welcomes, leases, keeps curves and says goodbye."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import zmq
+from msgspec.structs import replace as replace_fields
+from support.messages import HELLO, RESULT, STATUSES, as_json, make_heartbeat
+from support.sealing import reseal, with_json
+from support.trainers import NETWORK, SCHEMA
+from support.waiting import until
+
+from apex.config import ActorConfig, Config, ReplayConfig, RunConfig
+from apex.dqn.networks import flatten_parameters, make_network
+from apex.launch.status import ask
+from apex.learning.coordinator.coordinator import FORGET_SECONDS
+from apex.learning.coordinator.link import TrainerEnd, TrainerReport, TrainerStart, trainer_end
+from apex.learning.coordinator.server import run_coordinator
+from apex.replay_memory.store.location import store_path
+from apex.runs.checkpoints.policy_file import BEST, PlayedGames, read_policy
+from apex.runs.folder import RunFolder
+from apex.runs.metrics.writer import read_curve
+from apex.runtime.children import start_child, stop_children
+from apex.runtime.file_lock import FileLock
+from apex.runtime.lifecycle import Stop
+from apex.transport.codec import Codec
+from apex.transport.control_client import ControlClient, MetricsSender
+from apex.transport.control_codec import encode_control
+from apex.transport.header import WIRE_VERSION
+from apex.transport.heartbeat import Session
+from apex.transport.hello import Route, greet
+from apex.transport.messages.control import RefusedAnswer, StateAnswer, StatusRequest
+from apex.transport.messages.histogram import Histogram, bin_edges
+from apex.transport.messages.results import ActorFigures
+from apex.transport.messages.status import LearnerStatus
+from apex.transport.sockets import RefusedError, open_context
+from apex.types import Parameters, Progress
+
+pytestmark = pytest.mark.programs
+
+
+class CoordinatorProcess:
+    """A coordinator process, and the trainer's end of its pipe."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.transport = folder.config.transport
+        self.pipe, pipe = multiprocessing.Pipe()
+        self.link = trainer_end(self.pipe)
+        self.child = start_child("coordinator", run_coordinator, folder, 1, pipe, self.pipe)
+        pipe.close()
+        self.port = self.transport.control_port + self.transport.port_offset
+
+    def finish(self, reason, updates=5):
+        self.link.send(TrainerReport(LearnerStatus(updates=updates)))
+        self.link.send(TrainerEnd(reason))
+
+    def welcome(self, role="actor", **more):
+        return greet(Route("127.0.0.1", self.port), role, Stop(), **more)
+
+    def status(self):
+        return ask(self.transport.endpoint("control"), 5.0)
+
+    def news(self, wanted):
+        def found():
+            news = self.link.receive() if self.pipe.poll(0.1) else None
+            return news if news is not None and wanted(news) else None
+
+        return until(found, "news")
+
+
+def start_coordinator(tmp_path, transport, num_shards, **limits):
+    config = Config(
+        transport=transport,
+        network=NETWORK,
+        actor=ActorConfig(num_actors=6),
+        replay=ReplayConfig(num_shards=num_shards),
+        run=RunConfig(folder=str(tmp_path), name="run", max_steps=1_000, **limits),
+    )
+    coordinator = CoordinatorProcess(RunFolder.create(config, SCHEMA))
+    network = make_network(NETWORK, SCHEMA, seed=0)
+    coordinator.parameters = Parameters(7, flatten_parameters(network))
+    coordinator.link.send(TrainerStart(len(coordinator.parameters.values), 0, Progress()))
+    return coordinator
+
+
+@pytest.fixture
+def coordinator(tmp_path, transport):
+    coordinator = start_coordinator(tmp_path, transport, 1)
+    yield coordinator
+    stop_children([coordinator.child])
+
+
+@pytest.fixture
+def two_shards(tmp_path, transport):
+    coordinator = start_coordinator(tmp_path, replace(transport, heartbeat_seconds=0.2), 2)
+    yield coordinator
+    stop_children([coordinator.child])
+
+
+def session_of(welcome, role, status=None, endpoints=None, shard=0):
+    """A session; `status` are figures of its status, which may change later."""
+    stop = Stop()
+    return Session(
+        welcome, role, stop, lambda: replace_fields(STATUSES[role], **(status or {})), endpoints, shard
+    ), stop
+
+
+def test_hello_is_answered_with_all_that_a_role_needs(coordinator):
+    welcome = coordinator.welcome(num_streams=4)
+    assert welcome.run_id == coordinator.folder.run_id
+    assert welcome.config == coordinator.folder.config
+    assert welcome.schema == SCHEMA
+    assert welcome.num_parameters == len(coordinator.parameters.values)
+    assert [stream.actor_id for stream in welcome.streams] == [5, 4, 3, 2]
+    assert [stream.actor_id for stream in coordinator.welcome(num_streams=4).streams] == [1, 0]
+
+
+def test_a_run_folder_and_a_host_whose_names_are_no_text_keep_nobody_out(tmp_path, transport, monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "host\udcff")
+    coordinator = start_coordinator(tmp_path / "runs\udcff", transport, 1)
+    try:
+        welcome = coordinator.welcome("evaluator")
+        assert welcome.config.run.folder == str(tmp_path / "runs?")
+        evaluator, _ = session_of(welcome, "evaluator")
+        until(lambda: [row.host for row in coordinator.status().roles] == ["host?"], "heartbeat")
+        evaluator.close()
+    finally:
+        stop_children([coordinator.child])
+
+
+def test_the_status_tells_of_a_program_whose_main_thread_makes_no_turns(coordinator, monkeypatch):
+    monkeypatch.setattr("apex.transport.heartbeat.EXPLAIN_SECONDS", 0.2)
+    evaluator, stop = session_of(coordinator.welcome("evaluator"), "evaluator")
+    stuck = until(lambda: [row for row in coordinator.status().roles if row.waiting], "silence")
+    assert stuck[0].waiting.startswith("for its own main thread (")
+    until(lambda: stop.tick() or not any(row.waiting for row in coordinator.status().roles), "turns")
+    evaluator.close()
+
+
+def test_actors_wait_for_replay_and_learn_where_it_is(coordinator):
+    replay, _ = session_of(
+        coordinator.welcome("replay"), "replay", {"num_inserted": 42}, {"priorities": "tcp://1.2.3.4:5"}
+    )
+    welcome = coordinator.welcome(num_streams=1, needs_replay=True)
+    assert welcome.replay == [{"priorities": "tcp://1.2.3.4:5"}]
+    assert coordinator.news(lambda news: news.progress.num_steps == 42).replay == welcome.replay
+    status = coordinator.status()
+    assert status.steps == 42
+    assert status.phase == "filling replay"
+    replay.close()
+    until(lambda: not coordinator.status().roles, "goodbye")
+
+
+def test_actors_wait_until_every_shard_has_said_hello(two_shards):
+    endpoints = [{"priorities": f"tcp://1.2.3.{shard}:5"} for shard in range(2)]
+    late, _ = session_of(two_shards.welcome("replay", shard=1), "replay", {"num_inserted": 5}, endpoints[1], shard=1)
+    news = two_shards.news(lambda news: news.replay[1])
+    assert (news.replay[0], news.absent) == ({}, "shard 0 of 2")
+    assert two_shards.welcome().replay == []
+    first, _ = session_of(two_shards.welcome("replay"), "replay", {"num_inserted": 7}, endpoints[0])
+    assert two_shards.welcome(num_streams=1, needs_replay=True).replay == endpoints
+    news = two_shards.news(lambda news: news.progress.num_steps == 12)
+    assert (news.replay, news.absent) == (endpoints, "")
+    late.close()
+    assert two_shards.news(lambda news: news.absent).absent == "shard 1 of 2"
+    first.close()
+
+
+def test_the_trainer_hears_of_a_server_that_moved_although_nothing_else_has_changed(two_shards):
+    with open_context() as context:
+        client = ControlClient(context, two_shards.transport.endpoint("control"))
+        for endpoint in ("tcp://a", "tcp://b"):
+            there = {"priorities": endpoint}
+            client.send(make_heartbeat("replay", run_id=two_shards.folder.run_id, shard=1, endpoints=there))
+            news = two_shards.news(lambda news, endpoint=endpoint: news.replay[1].get("priorities") == endpoint)
+            assert news.absent == "shard 0 of 2"  # It was not told later, because of something else.
+
+
+def test_a_shard_that_this_run_does_not_have_is_refused(two_shards):
+    for shard in (2, -1):
+        with pytest.raises(RefusedError, match=f"--shard {shard}: this run has replay.num_shards 2, 0 ... 1"):
+            two_shards.welcome("replay", shard=shard)
+
+
+def test_a_shard_that_a_living_server_holds_is_refused_and_one_that_fell_silent_is_given(two_shards):
+    holder, _ = session_of(two_shards.welcome("replay", shard=1), "replay", {"num_inserted": 5}, shard=1)
+    until(lambda: two_shards.status().roles, "heartbeat")
+    with pytest.raises(
+        RefusedError, match=r"shard 1 of 2 is there already: process \d+ on .*; stop it, or name anothe"
+    ):
+        two_shards.welcome("replay", shard=1)
+    two_shards.welcome("replay", shard=0)
+    with open_context() as context:  # One that was killed: its heartbeats just end.
+        client = ControlClient(context, two_shards.transport.endpoint("control"))
+        client.send(make_heartbeat("replay", run_id=two_shards.folder.run_id))
+        assert isinstance(client.receive(5.0), StateAnswer)
+    began = time.monotonic()
+    two_shards.welcome("replay", shard=0)
+    assert time.monotonic() - began < FORGET_SECONDS / 2
+    holder.close()
+    two_shards.welcome("replay", shard=1)  # It has said goodbye.
+
+
+@contextmanager
+def owned(memory):
+    ownership = FileLock(memory)
+    try:
+        yield
+    finally:
+        ownership.release()
+
+
+def test_a_server_that_died_on_this_host_need_not_be_waited_for(tmp_path, transport):
+    patient = replace(transport, heartbeat_seconds=300.0, lease_seconds=900.0)
+    coordinator = start_coordinator(tmp_path, patient, 1)
+    memory = store_path(coordinator.folder.run_id)
+    memory.touch()
+    try:
+        with open_context() as context:
+            client = ControlClient(context, patient.endpoint("control"))
+            client.send(make_heartbeat("replay", run_id=coordinator.folder.run_id, host=socket.gethostname()))
+            assert isinstance(client.receive(30.0), StateAnswer)
+        with owned(memory), ThreadPoolExecutor(1) as pool:
+            stop = Stop()
+            greeting = pool.submit(greet, Route("127.0.0.1", coordinator.port), "replay", stop)
+            with pytest.raises(TimeoutError):  # It lives: its memory has an owner.
+                greeting.result(1.0)
+            stop.request()
+        assert coordinator.welcome("replay").run_id == coordinator.folder.run_id
+    finally:
+        memory.unlink()
+        stop_children([coordinator.child])
+
+
+def test_a_shard_hears_that_its_inserts_are_wanted_where_another_one_waits_for_its_own(two_shards):
+    waits = {"samplers_wait_for": ""}
+    other, _ = session_of(two_shards.welcome("replay", shard=1), "replay", waits, shard=1)
+    own, _ = session_of(two_shards.welcome("replay"), "replay", {"samplers_wait_for": "learner"})
+    waits["samplers_wait_for"] = "inserts"
+    until(lambda: own.inserts_wanted, "wish")
+    assert not other.inserts_wanted
+    waits["samplers_wait_for"] = ""
+    until(lambda: not own.inserts_wanted, "end of the wish")
+    own.close()
+    other.close()
+
+
+def test_ids_are_free_again_after_goodbye_and_after_silence(coordinator):
+    first = coordinator.welcome(num_streams=6)
+    session, _ = session_of(first, "actor")
+    session.close()
+    assert len(coordinator.welcome(num_streams=6).streams) == 6  # This one never sends a heartbeat ...
+    until(lambda: coordinator.status().actors, "status")
+    third = coordinator.welcome(num_streams=6)  # ... so this one gets its ids when the lease has run out.
+    assert len(third.streams) == 6
+    assert min(stream.incarnation for stream in third.streams) > max(stream.incarnation for stream in first.streams)
+
+
+def test_who_lost_its_ids_is_told_and_ends(coordinator):
+    welcome = coordinator.welcome(num_streams=6)
+    until(lambda: greet(Route("127.0.0.1", coordinator.port), "actor", Stop(), num_streams=1), "a lease that ran out")
+    session, stop = session_of(welcome, "actor")
+    until(lambda: stop.requested, "refusal")
+    assert session.lost
+    assert not session.finished
+    session.close()
+
+
+def test_another_wire_version_and_nonsense_are_refused(coordinator):
+    with open_context() as context:
+        client = ControlClient(context, coordinator.transport.endpoint("control"))
+        client.send_frames(reseal(encode_control(HELLO), version=WIRE_VERSION + 1))
+        reason = f"wire version {WIRE_VERSION + 1}, but this is {WIRE_VERSION}"
+        assert client.receive(5.0) == RefusedAnswer(reason)
+        for nonsense in ({"type": "hello"}, {"type": "what", "session": 1}, {"type": "heartbeat", "session": "x"}):
+            client.send_frames(with_json(encode_control(HELLO), nonsense))
+        client.send_frames([b"garbage"])
+        client.send(make_heartbeat("actor", run_id=5))
+        assert client.receive(5.0) == RefusedAnswer("this is another run")
+
+
+def test_the_best_evaluation_is_kept_and_shown(coordinator):
+    codec = Codec(coordinator.folder.run_id, SCHEMA)
+    session, _ = session_of(coordinator.welcome("evaluator"), "evaluator")
+    result = replace_fields(RESULT, mean=3.0, updates=7, seed=12, episodes=5, num_envs=5, epsilon=0.5)
+    session.post(codec.encode_evaluation(result, coordinator.parameters))
+    session.post(codec.encode_evaluation(replace_fields(result, mean=1.0), None))
+    until(lambda: coordinator.status().evaluator.score == 1.0, "evaluation")
+    assert coordinator.status().evaluator.best == 3.0
+    worse = Parameters(
+        9, coordinator.parameters.values + 1
+    )  # From an evaluator that was started again, and thinks it the best.
+    session.post(codec.encode_evaluation(replace_fields(result, mean=2.0, updates=9), worse))
+    until(lambda: coordinator.status().evaluator.score == 2.0, "evaluation")
+    kept = read_policy(coordinator.folder.checkpoints / BEST)[0]
+    assert (kept.num_updates, kept.games) == (7, PlayedGames(seed=12, episodes=5, num_envs=5, epsilon=0.5))
+    session.close()
+
+
+def test_the_first_confirmed_score_ends_the_run_whatever_evaluation_comes_with_it(tmp_path, transport):
+    coordinator = start_coordinator(tmp_path, transport, 1, stop_score=10.0)
+    codec = Codec(coordinator.folder.run_id, SCHEMA)
+    try:
+        with open_context() as context:
+            client = ControlClient(context, transport.endpoint("control"))
+            for mean, confirmed in ((9.0, False), (12.0, True), (1.0, False)):  # In one burst.
+                result = replace_fields(RESULT, mean=mean, confirmed=confirmed)
+                client.send_frames(codec.encode_evaluation(result, None))
+            assert coordinator.news(lambda news: news.end).end == "reached the score 10"
+        assert coordinator.status().evaluator.score == 12.0
+        coordinator.finish("reached the score 10")
+        until(lambda: coordinator.child.exitcode is not None, "coordinator's end")
+    finally:
+        stop_children([coordinator.child])
+    rows = read_curve(coordinator.folder.curves / "evaluator.jsonl")
+    assert [row["scalars"]["evaluator/score"] for row in rows] == [9.0, 12.0]
+
+
+def test_metrics_reach_the_curves_with_the_steps_that_are_known(coordinator):
+    # As all that is replay says where it is, curves begin, whichever came first: this heartbeat or the first row.
+    endpoints = {"priorities": "tcp://127.0.0.1:1"}
+    replay, _ = session_of(coordinator.welcome("replay"), "replay", {"num_inserted": 42}, endpoints)
+    coordinator.news(lambda news: news.progress.num_steps == 42)
+    scalars = {"actor_highest_id/score": 17.0, "actors/score_0006_epsilon_0.10000": 1.0, "actors/steps_per_second": 2.0}
+    with open_context() as context:
+        metrics = MetricsSender(
+            context, coordinator.transport.endpoint("metrics"), Codec(coordinator.folder.run_id, SCHEMA)
+        )
+        metrics.send(ActorFigures(role="actor", steps=None, time=1.0, scalars=scalars))
+        until(lambda: coordinator.status().actors.score == 17.0, "score")
+    replay.close()
+    curve = coordinator.folder.curves / "actor.jsonl"
+    until(lambda: curve.exists() and read_curve(curve), "curve")
+    assert read_curve(curve)[0]["steps"] == 42
+    assert read_curve(curve)[0]["scalars"] == {"actor_highest_id/score": 17.0}  # Six actors have no other tags.
+
+
+def test_no_message_ends_the_coordinator_and_all_are_counted(coordinator):
+    """Each of these did, by an error that nobody caught, at once or when its figures were summed up."""
+    codec = Codec(coordinator.folder.run_id, SCHEMA)
+    huge = 10**400
+    figures = ActorFigures(role="actor", steps=None, time=1.0, scalars={})
+    beat = as_json(make_heartbeat("replay", run_id=coordinator.folder.run_id))
+    with open_context() as context:
+        metrics = context.socket(zmq.PUSH)
+        metrics.connect(coordinator.transport.endpoint("metrics"))
+        for field in ({"scalars": {"actors/x": huge}}, {"scalars": {"learner/loss": 1.0}}, {"time": huge}):
+            metrics.send_multipart(with_json(codec.encode_metrics(figures), {**as_json(figures), **field}))
+        client = ControlClient(context, coordinator.transport.endpoint("control"))
+        client.send_frames(with_json(codec.encode_evaluation(RESULT, None), {**as_json(RESULT), "mean": [1]}))
+        for field in ({"size": huge}, {"num_inserted": 1e308}, {"busy_share": [1]}):
+            status = {**beat["status"], **field}
+            client.send_frames(with_json(encode_control(HELLO), {**beat, "status": status}))
+        client.send(make_heartbeat("replay", run_id=coordinator.folder.run_id, shard=1))  # The run has one.
+
+        def refused():
+            counts = coordinator.status().refusals
+            return sum(counts.get("control", {}).values()) == 5 and sum(counts.get("metrics", {}).values()) == 3
+
+        until(refused, "refusals")
+    assert coordinator.status().refusals["metrics"] == {"json": 2, "fields": 1}
+    assert coordinator.status().refusals["control"] == {"json": 1, "fields": 4}
+
+
+def test_a_histogram_is_written_once_however_often_it_comes(coordinator):
+    first, second = (Histogram([count], bin_edges(64, 65)) for count in (1.0, 2.0))
+    status = {"num_inserted": 42, "priority_histogram": first}
+    replay, _ = session_of(coordinator.welcome("replay"), "replay", status)
+
+    def rows(role="replay"):
+        curve = coordinator.folder.curves / f"{role}.jsonl"
+        return read_curve(curve) if curve.exists() else []
+
+    until(lambda: len(rows()) >= 3, "rows")
+    status["priority_histogram"] = second
+    until(lambda: len([row for row in rows() if "histograms" in row]) == 2, "the second histogram")
+    replay.close()
+    assert [row["histograms"] for row in rows() if "histograms" in row] == [
+        {"replay/priority": as_json(first)},
+        {"replay/priority": as_json(second)},
+    ]
+
+
+def test_the_end_is_told_to_the_trainer_and_then_to_everybody(coordinator):
+    status = {"num_inserted": 999}
+    replay, stop = session_of(coordinator.welcome("replay"), "replay", status)
+    coordinator.news(lambda news: news.progress.num_steps == 999)
+    status["num_inserted"] = 1_000
+    assert coordinator.news(lambda news: news.end).end == "reached 1000 steps"
+    assert not stop.requested
+    coordinator.finish("reached 1000 steps")
+    until(lambda: stop.requested, "end")
+    assert replay.finished
+    replay.close()
+    until(lambda: coordinator.child.exitcode is not None, "coordinator's end")
+    assert coordinator.child.exitcode == 0
+
+
+def test_the_end_is_told_to_who_has_not_asked_again(tmp_path, transport):
+    """To wait for the next heartbeat of each would be the longest part of the goodbye."""
+    coordinator = start_coordinator(tmp_path, replace(transport, heartbeat_seconds=60.0, lease_seconds=200.0), 1)
+    try:
+        replay, stop = session_of(coordinator.welcome("replay"), "replay")
+        until(lambda: coordinator.status().roles, "heartbeat")
+        coordinator.finish("reached 1000 steps")
+        until(lambda: stop.requested, "end", seconds=5.0)
+        assert replay.finished
+        replay.close()
+    finally:
+        stop_children([coordinator.child])
+
+
+def test_who_has_asked_for_the_status_is_sent_the_last_one_with_the_reason(coordinator):
+    """The coordinator may be gone before an observer asks again."""
+    with open_context(None) as context:
+        observer = ControlClient(context, coordinator.transport.endpoint("control"), linger=0.0)
+        observer.send(StatusRequest())
+        assert observer.receive(5.0).phase != "finished"
+        coordinator.finish("reached 60 updates", updates=60)
+        last = observer.receive(5.0)
+        observer.close()
+    assert (last.phase, last.reason, last.updates) == ("finished", "reached 60 updates", 60)
+
+
+def test_without_its_trainer_the_coordinator_ends(coordinator):
+    coordinator.status()
+    coordinator.pipe.close()
+    until(lambda: coordinator.child.exitcode is not None, "coordinator's end")
+    assert coordinator.child.exitcode == 0

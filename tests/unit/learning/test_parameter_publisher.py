@@ -1,0 +1,47 @@
+"""The publishing thread sends the newest parameters, and its failure is its role's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.trainers import SCHEMA
+from support.waiting import until
+
+from apex.errors import ConfigError
+from apex.learning.parameter_publisher import PublishingThread
+from apex.runtime.lifecycle import Stop
+from apex.runtime.ports import is_free
+from apex.transport.codec import Codec
+from apex.transport.endpoints import ParameterSubscriber
+from apex.transport.sockets import open_context
+from apex.types import Parameters
+
+pytestmark = pytest.mark.programs
+
+
+def test_the_publishing_thread_publishes_the_newest_and_the_last(transport):
+    codec, values = Codec(1, SCHEMA), np.ones(4, np.float32)
+    publishing = PublishingThread(transport.endpoint("parameters"), codec, Stop())
+    with open_context() as context:
+        subscriber = ParameterSubscriber(context, transport.endpoint("parameters"), codec, num_parameters=4)
+        publishing.publish(Parameters(1, values))
+        assert until(lambda: subscriber.receive(0.1), "parameters").version == 1
+        publishing.publish(Parameters(2, values))
+        assert until(lambda: subscriber.receive(0.1), "parameters").version == 2
+        assert subscriber.receive(0.3) is None  # Each is published once.
+        publishing.publish(Parameters(3, values))
+        publishing.close()
+        assert until(lambda: subscriber.receive(0.1), "parameters").version == 3
+    publishing.check()
+
+
+def test_a_thread_that_fails_stops_the_role_and_is_raised_there(transport):
+    stop = Stop()
+    first = PublishingThread(transport.endpoint("parameters"), Codec(1, SCHEMA), Stop())
+    until(lambda: not is_free("127.0.0.1", transport.parameters_port + transport.port_offset), "bind")
+    second = PublishingThread(transport.endpoint("parameters"), Codec(1, SCHEMA), stop)
+    until(lambda: stop.requested, "failure")
+    with pytest.raises(ConfigError, match="is in use"):
+        second.check()
+    first.close()
+    second.close()

@@ -1,0 +1,361 @@
+"""The status sums up what every program says, knows when the run is over, and names what limits it."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from support.clocks import Clock
+from support.messages import RESULT, make_heartbeat
+
+from apex.config import ActorConfig, Config, ReplayConfig, RunConfig
+from apex.runs.bottleneck import PARTS
+from apex.runs.members import ABSENT_HEARTBEATS, MAX_MEMBERS, MAX_ROWS
+from apex.runs.state import RunState
+from apex.runs.status import summarize
+from apex.transport.json_codec import MAX_JSON_BYTES, encode_json
+from apex.transport.messages.fields import MAX_TEXT
+from apex.transport.messages.run_status import EvaluatorSummary, RoleRow
+from apex.transport.messages.status import LearnerStatus
+from apex.types import Progress
+
+THERE = {"experience": "tcp://..."}
+
+
+def make_state(clock=None, *, num_shards=1, **run):
+    replay = ReplayConfig(samples_per_insert=6, num_shards=num_shards)
+    config = Config(run=RunConfig(**run), actor=ActorConfig(num_actors=max(4, num_shards)), replay=replay)
+    return RunState(config, name="pong-1", folder="runs/pong-1", clock=clock or Clock())
+
+
+def report(state, latest=lambda tag: None):
+    return summarize(state, latest)
+
+
+def hear(state, role, session=1, **more):
+    state.hear(make_heartbeat(role, session, **more))
+
+
+def hear_all(state, replay=None, actor=None, **learner):
+    hear(state, "replay", endpoints=THERE, **{"num_inserted": 500, "size": 400, **(replay or {})})
+    hear(state, "actor", 2, **(actor or {}))
+    state.learner = LearnerStatus(**{"updates": 7, "wait_share": 0.9, **learner})
+
+
+def test_says_nothing_false_before_anybody_spoke():
+    status = report(make_state())
+    assert status.phase == "waiting for replay"
+    assert status.steps == 0
+    assert status.roles == []
+    assert status.limited_by is None
+    assert status.evaluator.score is None
+    assert status.replay.size is None
+    assert status.actors.steps_per_second is None
+    assert status.learner.loss is None
+
+
+def test_a_trainer_that_reports_no_more_is_what_limits_the_run_whatever_its_last_figures_were():
+    clock = Clock()
+    state = make_state(clock)
+
+    def limit_after(seconds):
+        clock.now += seconds
+        hear_all(state)  # The others go on.
+        return report(state).limited_by
+
+    state.hear_trainer(LearnerStatus(updates=8))
+    assert limit_after(10.0).part == "wire"
+    limit = limit_after(1.0)
+    assert (limit.part, limit.setting) == ("learner", "--run.stuck-seconds")
+    assert limit.why == "no word from its trainer for 11 s: one long update, or it is stuck"
+    state.hear_trainer(LearnerStatus(updates=9))
+    assert limit_after(0.0).part == "wire"
+
+
+def test_collects_what_the_programs_say():
+    clock = Clock()
+    state = make_state(clock)
+    hear_all(state, loss=0.5)
+    state.evaluation, state.best_score = RESULT, 4.0
+    clock.now += 2
+    status = report(state, {"actor_highest_id/score": 9.0}.get)
+    assert status.phase == "training"
+    assert status.steps == 500
+    assert status.replay.size == 400
+    assert status.learner.loss == 0.5
+    assert status.actors.score == 9.0
+    assert status.actors.highest_id == 3
+    assert status.actors.highest_epsilon == pytest.approx(0.4**8)
+    assert status.evaluator == EvaluatorSummary(score=3.5, best=4.0, episodes=2, updates=12)
+    assert [row.role for row in status.roles] == ["actor", "replay"]
+    assert status.roles[0] == RoleRow(
+        role="actor", shard=None, host="h", pid=7, last_seen_seconds=2.0, rate="10 steps/s", waiting=""
+    )
+
+
+def test_phases_follow_the_run():
+    state = make_state()
+    hear(state, "replay", endpoints=THERE)
+    assert report(state).phase == "filling replay"
+    state.learner = LearnerStatus(updates=1)
+    assert report(state).phase == "training"
+    state.reason = "reached 5 steps"
+    assert report(state).phase == "finishing"
+    state.finished = True
+    assert report(state).phase == "finished"
+
+
+def test_steps_stay_when_replay_is_gone():
+    state = make_state()
+    hear_all(state)
+    state.members.forget(1)
+    assert state.num_steps == 500
+
+
+def test_the_silent_are_forgotten():
+    clock = Clock()
+    state = make_state(clock)
+    hear_all(state)
+    clock.now += 20
+    hear(state, "actor", 2)
+    clock.now += 15
+    state.members.forget_silent(30.0)
+    assert list(state.members) == [2]
+
+
+def test_ends_by_steps_minutes_or_a_confirmed_score():
+    clock = Clock()
+    state = make_state(clock, max_steps=501, max_minutes=1.0, stop_score=10.0)
+    hear_all(state)
+    assert state.end_reason() == ""
+    for mean, confirmed, reason in ((11.0, False, ""), (9.0, True, ""), (10.0, True, "reached the score 10")):
+        state.evaluation = replace(RESULT, mean=mean, confirmed=confirmed)
+        assert state.end_reason() == reason
+    state.evaluation = None
+    hear_all(state, replay={"num_inserted": 501})
+    assert state.end_reason() == "reached 501 steps"
+    clock.now += 61
+    state = make_state(clock, max_minutes=1.0)
+    clock.now += 60
+    assert state.end_reason() == "reached 1 minutes"
+
+
+def test_the_first_reason_to_end_stays():
+    state = make_state(max_steps=501, stop_score=3.0)
+    assert state.judge() == ""
+    hear_all(state, replay={"num_inserted": 501})
+    assert state.judge() == "reached 501 steps"
+    state.evaluation = replace(RESULT, confirmed=True)
+    assert state.judge() == state.reason == "reached 501 steps"
+
+
+@pytest.mark.parametrize(
+    ("replay", "actor", "learner", "part"),
+    [
+        ({}, {}, {"wait_share": 0.05}, "learner"),
+        ({}, {}, {"wait_share": None}, "learner"),
+        ({"samplers_wait_for": "inserts"}, {}, {"wait_share": 0.9}, "actors"),
+        ({"inserts_wait": True}, {"wait_share": 0.9}, {"wait_share": 0.05}, "learner"),
+        ({"inserts_wait": True}, {"wait_share": 0.9}, {"wait_share": 0.5, "loader_busy_share": 0.9}, "loaders"),
+        ({"inserts_wait": True, "busy_share": 0.9}, {"wait_share": 0.9}, {"wait_share": 0.5}, "replay"),
+        ({"inserts_wait": True}, {"wait_share": 0.9}, {"wait_share": 0.5}, "wire"),
+        ({}, {}, {"wait_share": 0.9, "load_per_core": 3.2}, "processor"),
+        ({}, {"wait_share": 0.5}, {"wait_share": 0.9, "load_per_core": 0.9}, "wire"),
+        ({}, {}, {"wait_share": 0.9, "loader_busy_share": 0.9}, "loaders"),
+        ({"busy_share": 0.9}, {"wait_share": 0.5}, {"wait_share": 0.9}, "replay"),
+        ({}, {"wait_share": 0.5}, {"wait_share": 0.9}, "wire"),
+        ({}, {}, {"wait_share": 0.9}, "wire"),
+    ],
+)
+def test_names_the_part_that_limits(replay, actor, learner, part):
+    state = make_state()
+    hear_all(state, replay=replay, actor=actor, **learner)
+    limited_by = report(state).limited_by
+    assert limited_by.part == part
+    assert limited_by.why
+    assert limited_by.setting
+    shown = {tag: value for tag, value in state.scalars().items() if tag.startswith("limited_by/")}
+    assert len(shown) == len(PARTS)
+    assert [tag for tag, value in shown.items() if value] == [f"limited_by/{part}"]
+
+
+def test_where_the_parts_take_turns_none_limits():
+    config = Config(actor=ActorConfig(num_actors=4))
+    state = RunState(config, name="run", folder="runs/run", finds_bottleneck=False)
+    hear_all(state)
+    assert report(state).limited_by is None
+    assert not [tag for tag in state.scalars() if tag.startswith("limited_by/")]
+
+
+def test_curves_show_what_actor_hosts_say_of_themselves():
+    state = make_state()
+    assert state.scalars() == {}
+    for session, wait_share in enumerate([0.25, 0.75]):
+        figures = {"wait_share": wait_share, "parameter_bytes_per_second": 1_000.0, "steps_per_second": 30.0}
+        hear(state, "actor", session, **figures)
+    assert state.scalars() == {
+        "actors/wait_share": 0.75,
+        "actors/parameter_bytes_per_second": 2_000,
+        "actors/steps_per_second": 60,
+    }
+
+
+def test_the_status_says_who_works_and_who_waits():
+    state = make_state()
+    hear(state, "actor", wait_share=0.25, parameter_bytes_per_second=8.0)
+    state.learner = LearnerStatus(wait_share=0.5, loader_busy_share=0.75)
+    status = report(state)
+    assert status.actors.wait_share == 0.25
+    assert status.actors.parameter_bytes_per_second == 8
+    assert (status.learner.wait_share, status.learner.loader_busy_share) == (0.5, 0.75)
+
+
+def test_without_actors_they_are_what_limits():
+    state = make_state()
+    hear_all(state)
+    state.members.forget(2)
+    assert report(state).limited_by.why == "no actor is there"
+
+
+def test_of_a_program_that_was_started_again_the_newer_life_counts():
+    clock = Clock()
+    state = make_state(clock)
+    hear(state, "replay", num_inserted=500, size=400)
+    clock.now += 1
+    hear(state, "replay", 3, num_inserted=600, size=450)
+    assert report(state).replay.size == 450
+    assert state.num_steps == 600
+
+
+def test_steps_go_on_when_a_store_is_made_anew_or_restored():
+    state = make_state()
+
+    def steps(num_inserted, store_incarnation):
+        hear(state, "replay", num_inserted=num_inserted, store_incarnation=store_incarnation)
+        return state.num_steps
+
+    assert [steps(0, "7"), steps(500, "7")] == [0, 500]
+    assert [steps(0, "8"), steps(30, "8")] == [500, 530]  # made anew
+    assert [steps(20, "9"), steps(25, "9")] == [530, 535]  # restored from a snapshot that was a little older
+
+
+def hear_shard(state, shard, session=None, **fields):
+    hear(state, "replay", 10 + shard if session is None else session, shard=shard, **fields)
+
+
+def test_the_replay_memory_is_the_sum_of_its_shards_and_of_each_the_newer_life_counts():
+    clock = Clock()
+    state = make_state(clock, num_shards=2)
+    hear_shard(state, 0, session=1, num_inserted=90, size=90, num_drawn=900)
+    clock.now += 1
+    hear_shard(state, 0, num_inserted=100, size=80, num_drawn=1_000)
+    hear_shard(state, 1, num_inserted=300, size=240, num_drawn=1_000, inserts_per_second=1.5, busy_share=0.5)
+    hear_shard(state, 0, session=10, num_inserted=100, size=80, num_drawn=1_000, busy_share=0.3)
+    status = report(state)
+    assert state.num_steps == status.steps == 400
+    assert status.replay.size == 320
+    assert status.replay.inserts_per_second == 1.5
+    assert status.replay.samples_per_insert == 5
+    assert status.replay.busy_share == 0.5  # of the busiest: it is what limits
+    assert [row.shard for row in status.roles] == [0, 0, 1]
+
+
+def test_refusals_of_all_shards_are_added_up_by_reason():
+    state = make_state(num_shards=2)
+    hear_shard(state, 0, refusals={"crc": 1, "magic": 2}, refused_connections={"experience no key": 1})
+    hear_shard(state, 1, refusals={"crc": 3}, refused_connections={"experience no key": 2})
+    state.refusals, state.refused_connections = {"control": {"json": 4}}, {"control no key": 1}
+    status = report(state)
+    assert status.refusals == {"replay": {"crc": 4, "magic": 2}, "batches": {"refused": 0}, "control": {"json": 4}}
+    assert status.refused_connections == {"experience no key": 3, "control no key": 1}
+
+
+def test_steps_go_on_whichever_shard_is_made_anew_and_after_the_learner_was_started_again():
+    state = make_state(num_shards=2)
+    state.go_on(Progress(num_steps=500))  # from the checkpoint
+
+    def steps(shard, num_inserted, store_incarnation):
+        hear_shard(state, shard, num_inserted=num_inserted, store_incarnation=store_incarnation)
+        return state.num_steps
+
+    assert [steps(0, 260, "a"), steps(1, 250, "b")] == [500, 510]
+    assert [steps(0, 300, "a"), steps(1, 300, "b")] == [550, 600]
+    assert [steps(1, 0, "c"), steps(1, 30, "c"), steps(0, 310, "a")] == [600, 630, 640]  # made anew
+    assert [steps(0, 290, "d"), steps(0, 295, "d")] == [640, 645]  # restored from a snapshot that was a little older
+
+
+def test_a_shard_that_never_came_or_fell_silent_or_said_goodbye_is_absent():
+    clock = Clock()
+    state = make_state(clock, num_shards=2)
+    members = state.members
+    assert members.absent_replay == "shard 0 of 2, shard 1 of 2"
+    hear_shard(state, 0)
+    assert members.absent_replay == "shard 1 of 2"
+    hear_shard(state, 1)
+    assert members.absent_replay == ""
+    clock.now += ABSENT_HEARTBEATS + 0.1
+    hear_shard(state, 0)
+    assert members.absent_replay == "shard 1 of 2"
+    members.forget(10)
+    hear_shard(state, 1)
+    assert members.absent_replay == "shard 0 of 2"
+    assert make_state().members.absent_replay == "a replay server"
+
+
+def test_endpoints_are_handed_out_when_every_shard_has_said_hello():
+    state = make_state(num_shards=2)
+    hear_shard(state, 1, endpoints={"experience": "b"})
+    assert state.members.all_replay_endpoints == []
+    assert report(state).phase == "waiting for replay"
+    hear_shard(state, 0, endpoints={"experience": "a"})
+    assert state.members.all_replay_endpoints == [{"experience": "a"}, {"experience": "b"}]
+    assert report(state).phase == "filling replay"
+
+
+def test_a_shard_that_is_away_is_what_limits():
+    state = make_state(num_shards=2)
+    state.members.replay_endpoints = [{"experience": "a"}, {"experience": "b"}]
+    state.learner = LearnerStatus(updates=7)
+    hear(state, "actor")
+    hear_shard(state, 0)
+    assert report(state).limited_by.why == "shard 1 of 2 is away"
+
+
+def test_inserts_into_one_shard_are_wanted_while_samples_of_another_wait_for_inserts():
+    """Else both would wait for ever: a batch has a part from each, and one actor process feeds both."""
+    state = make_state(num_shards=2)
+    hear_shard(state, 0, samplers_wait_for="learner", inserts_wait=True)
+    hear_shard(state, 1, samplers_wait_for="inserts")
+    assert state.members.inserts_wanted(0)
+    assert not state.members.inserts_wanted(1)
+    alone = make_state()
+    hear_shard(alone, 0, samplers_wait_for="inserts")
+    assert not alone.members.inserts_wanted(0)
+
+
+def test_without_a_replay_server_there_are_no_figures_of_one():
+    """Else its curve would have rows of nothing."""
+    assert make_state().members.replay is None
+
+
+@pytest.mark.parametrize("shard", [2, -1])
+def test_a_shard_that_the_run_does_not_have_is_refused(shard):
+    state = make_state(num_shards=2, max_steps=1_000)
+    with pytest.raises(ValueError, match=f"there is no shard {shard}"):
+        hear_shard(state, shard, num_inserted=2**62)
+    assert (state.num_steps, state.end_reason(), len(state.members)) == (0, "", 0)
+
+
+def test_the_longest_status_fits_into_an_answer_and_whoever_came_first_is_in_it():
+    longest = "\U0001f600" * MAX_TEXT
+    state = make_state(num_shards=64)
+    for shard in range(64):
+        counts = {f"{shard} {number} {longest}"[:MAX_TEXT]: 2**62 for number in range(64)}
+        hear_shard(state, shard, refusals=counts, refused_connections=counts, rate=longest, waiting=longest)
+    for session in range(1_000, 1_000 + MAX_MEMBERS - 64):
+        hear(state, "actor", session, host=longest, rate=longest, waiting=longest)
+    with pytest.raises(ValueError, match="are here already"):
+        hear(state, "actor", 999)
+    status = report(state)
+    assert len(encode_json(status)) < MAX_JSON_BYTES
+    assert sum(row.role == "replay" for row in status.roles) == 64
+    assert (len(status.roles), status.more_roles) == (MAX_ROWS, MAX_MEMBERS - MAX_ROWS)
