@@ -92,12 +92,12 @@ class LoaderTask(NamedTuple):
         path, row = store_path(self.run_id, shard), self.replay.num_samplers + index
         try:
             reader = StoreReader(path, self.schema)
-            counters = SamplerCounters(counter_rows(self.replay, self.learner), counters_path(path))
         except ForeignFileError:
             raise
         except ConfigError as error:
             log.info("not yet: %s", error)
             return None
+        counters = SamplerCounters(counter_rows(self.replay, self.learner), counters_path(path))
         settings = DrawSettings.configured(self.replay, shard, self.learner.batch_size)
         return LocalSource(BatchDrawer(reader, counters, row, settings, np.random.default_rng([self.seed, row, inode])))
 

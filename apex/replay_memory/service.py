@@ -57,7 +57,10 @@ def run_service(welcome: Welcome, shard: int, advertise: str, snapshots: Path | 
     children = _start_samplers(welcome, path, store, counters, settings)
     snapshot_process: SnapshotProcess | None = None
     if folder is not None:
-        snapshot_process = _start_snapshots(welcome, path, folder, counters)
+        snapshotter = partial(
+            SnapshotWriter, path, welcome.schema, folder, run_id=welcome.run_id, num_drawn=lambda: counters.num_drawn
+        )
+        snapshot_process = SnapshotProcess(snapshotter, config.checkpoint.replay_period)
         children.append(snapshot_process.process)
     server = ReplayServer(store, Codec(welcome.run_id, welcome.schema), counters, settings.limiter, shard=shard)
     session: Session | None = None
@@ -99,15 +102,6 @@ def _start_samplers(
     keys, endpoint = config.transport.keys, welcome.endpoint("batches")
     task = SamplerTask(welcome.schema, welcome.run_id, path, counters, settings, keys, endpoint)
     return [start_child(f"sampler-{index}", run_sampler, index, task, seed) for index, seed in enumerate(seeds)]
-
-
-def _start_snapshots(
-    welcome: Welcome, path: Path, folder: SnapshotFolder, counters: SamplerCounters
-) -> SnapshotProcess:
-    writer = partial(
-        SnapshotWriter, path, welcome.schema, folder, run_id=welcome.run_id, num_drawn=lambda: counters.num_drawn
-    )
-    return SnapshotProcess(writer, welcome.config.checkpoint.replay_period)
 
 
 @contextmanager
