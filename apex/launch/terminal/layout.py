@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Console, Group
 from rich.text import Text
 
-from apex.runtime.text import clean, known
+from apex.runtime.text import clean
 
 LABEL_WIDTH = 12  # columns of the labels in a wide terminal
 WIDE = 60  # columns from which there is room for bars
@@ -55,12 +55,11 @@ class RowLayout:
         for i, line in enumerate(text.wrap(self._console, width - len(head))):
             self._rows.append(Row(rank + i, (head if i == 0 else Text(" " * len(head))) + line))
 
-    def bar(self, part: Any, whole: Any, length: int = 20) -> str:
+    def bar(self, part: float | None, whole: float, length: int = 20) -> str:
         """How full something is; "" when that is not known."""
-        part, whole = known(part), known(whole)
-        if part is None or not whole:
+        if part is None:
             return ""
-        fraction = min(1.0, max(0.0, part / whole))
+        fraction = min(1.0, part / whole)
         full, empty = ("#", ".") if self._ascii_only else ("█", "░")
         filled = round(length * fraction)
         return f"{full * filled}{empty * (length - filled)} {fraction:.0%}" if self.wide else f"{fraction:.0%}"
