@@ -80,10 +80,14 @@ def importance_weights(probability: NDArray[np.float64], num_transitions: int, e
     every batch, that is 1/R * leaf / root of its shard, and N counts them all: the mean over a batch of f(i) / (N P(i))
     is the mean of f over the whole memory, exactly, however unequal the shards are.
 
-    Within one batch of one N the scaling cancels N; it stands here as the paper writes it.
+    Within one batch of one N the scaling cancels N; it stands here as the paper writes it. An infinite probability
+    marks a row that cannot be learned from: its weight is 0. Raises ValueError for one that is not positive.
     """
-    if not (np.isfinite(probability).all() and (probability > 0).all()):
-        raise ValueError("probabilities must be finite and positive: what was drawn was possible")
-    weights = (num_transitions * probability) ** -exponent
-    scaled: NDArray[np.float32] = (weights / weights.max()).astype(np.float32)
-    return scaled
+    if not (probability > 0).all():
+        raise ValueError("probabilities must be positive: what was drawn was possible")
+    usable = np.isfinite(probability)
+    weights = np.zeros(len(probability), np.float32)
+    if usable.any():
+        raw = (num_transitions * probability[usable]) ** -exponent
+        weights[usable] = raw / raw.max()
+    return weights

@@ -22,7 +22,7 @@ from apex.types import Array, Step
 CHANNELS = {1: None, 3: cv2.COLOR_RGB2GRAY, 4: cv2.COLOR_RGBA2GRAY}  # how an image of so many is grayed
 DEFAULT_FPS = 30  # of an environment that does not say how fast it is to be shown
 MAX_ACTIONS = 65_536  # what a record's uint16 can number
-MAX_REWARD = 1e30  # of one step: the sum of an n-step window is a float32
+MAX_REWARD = 1e13  # of one step: the learner sets n-step returns beyond 1e15 aside, and n is at most 64
 MAX_VALUE = float(np.finfo(np.float32).max)  # of a value of an observation
 MAX_VALUES = 2**20  # of an observation that is a vector
 MIN_IMAGE_SIZE = 16  # pixels; below that an image is a grid of cells, and resizing would blur them

@@ -19,6 +19,7 @@ from apex.types import Array, BatchMessage, PriorityUpdate, Schema
 NUM_SLOTS = 3  # one being trained on, one ready, one being filled; with more loaders more
 MAX_BEHIND = 2  # steps that a GPU may be behind: one is computed, one lies ready; their slots stay as they are
 MOST_LOADERS = 64
+MAX_RETURN = 1e15  # of a transition that is learned from: beyond it squares of TD errors and gradients overflow
 
 
 PART_FIELDS = np.dtype(
@@ -49,7 +50,9 @@ class Batch(NamedTuple):
 
     stacks: Array  # frame_dtype[2, B, S, *F]: s_t, s_{t+m}
     keys: Array  # int64[B]  each of its own shard's
-    probability: Array  # float64[B]  P(i) = 1/R * leaf / root of its shard: every shard gives 1/R of each batch
+    # P(i) = 1/R * leaf / root of its shard: every shard gives 1/R of each batch. Infinite for a row that cannot be
+    # learned from, as its frames do not decompress or its return is beyond MAX_RETURN: its weight and priority are 0.
+    probability: Array  # float64[B]
     action: Array  # int64[B]
     n_step_return: Array  # float32[B]
     discount: Array  # float32[B]
@@ -58,9 +61,15 @@ class Batch(NamedTuple):
     parts: list[BatchPart]
     slot: int
 
+    @property
+    def usable(self) -> NDArray[np.bool_]:
+        """bool[B]  which rows can be learned from."""
+        return np.isfinite(self.probability)
+
     def updates(self, priorities: Array) -> list[PriorityUpdate]:
         """New priorities, float32[B], for the keys: one update for each part, to be sent to where it came from."""
         size = len(self.keys) // len(self.parts)
+        priorities = np.where(self.usable, priorities, np.float32(0))
         rows = [slice(size * index, size * (index + 1)) for index in range(len(self.parts))]
         return [
             PriorityUpdate(*part, self.keys[own].copy(), priorities[own])
@@ -132,14 +141,19 @@ class BatchRing:
         """Where the part of a shard begins in a batch."""
         return shard * self.part_size
 
-    def put(self, slot: int, part: BatchMessage) -> None:
-        """Writes what a part says beside its stacks."""
+    def put(self, slot: int, part: BatchMessage, decoded: NDArray[np.bool_] | None = None) -> None:
+        """Writes what a part says beside its stacks; `decoded`: which rows have them, all if None."""
         fields, records, first = self._fields[slot], part.records, self.first_row(part.shard)
         rows = slice(first, first + self.part_size)
         fields["keys"][rows] = records["key"]
-        for name in ("action", "version", "n_step_return", "discount"):
+        for name in ("action", "version", "discount"):
             fields[name][rows] = records[name]
-        fields["probability"][rows] = records["probability"] / self.num_shards  # the shard's share of every batch
+        usable = np.abs(records["n_step_return"]) <= MAX_RETURN
+        if decoded is not None:
+            usable &= decoded
+        fields["n_step_return"][rows] = np.where(usable, records["n_step_return"], 0)
+        share = records["probability"] / self.num_shards  # the shard's share of every batch
+        fields["probability"][rows] = np.where(usable, share, np.inf)
         parts = fields["parts"]
         parts[part.shard] = (part.shard, part.store_incarnation, part.sampler, part.number, part.num_transitions)
 
@@ -193,10 +207,11 @@ class BatchSlot(NamedTuple):
         return self.decoder.decode_stored(arena, stored)
 
     def put(self, part: BatchMessage) -> None:
-        """Writes the part, its frames too where they are compressed still; raises FrameError for those."""
+        """Writes the part, its frames too where they are compressed still."""
+        decoded = None
         if part.blob is not None:
-            self.decoder.decode(part.records, part.blob, self.ring.first_row(self.shard))
-        self.ring.put(self.slot, part)
+            decoded = self.decoder.decode_sound(part.records, part.blob, self.ring.first_row(self.shard))
+        self.ring.put(self.slot, part, decoded)
 
 
 def slots_needed(num_loaders: int, *, cuda: bool) -> int:

@@ -7,7 +7,6 @@ from typing import Protocol
 
 from apex.learning.batch_ring import BatchSlot
 from apex.replay_memory.batch_drawer import BatchDrawer
-from apex.replay_memory.frames.lz4_blocks import FrameError
 from apex.types import BatchMessage
 
 
@@ -25,15 +24,11 @@ class LocalSource:
         self._drawer = drawer
 
     def fill(self, slot: BatchSlot) -> bool:
-        """See `BatchSource`. A part that does not decode is as good as not drawn."""
+        """See `BatchSource`."""
         part = self._drawer.draw(slot if slot.reads_stores else None)
         if part is None:
             return False
-        try:
-            slot.put(part)
-        except FrameError:
-            self._drawer.take_back()
-            return False
+        slot.put(part)
         return True
 
 
@@ -57,19 +52,14 @@ class RemoteSource:
         self._credit = credit
         self._queues: list[deque[BatchMessage]] = [deque() for _ in range(num_shards)]
         self.num_dropped = 0
-        self.num_undecodable = 0
 
     def fill(self, slot: BatchSlot) -> bool:
-        """See `BatchSource`. A part that does not decode is counted and dropped."""
+        """See `BatchSource`."""
         queue = self._queues[slot.shard]
-        while queue:
-            try:
-                slot.put(queue.popleft())
-            except FrameError:
-                self.num_undecodable += 1
-            else:
-                return True
-        return False
+        if not queue:
+            return False
+        slot.put(queue.popleft())
+        return True
 
     def receive(self, timeout: float) -> None:
         """Takes one part, of any shard, into its queue; waits up to `timeout` seconds for it."""

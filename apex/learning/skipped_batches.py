@@ -9,7 +9,7 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from apex.learning.batch_ring import Batch
+from apex.learning.batch_ring import MAX_RETURN, Batch
 from apex.runtime.atomic_files import replace_file
 from apex.types import PriorityUpdate
 
@@ -19,17 +19,18 @@ MAX_FILES = 5  # a batch of Atari takes 29 MB
 log = logging.getLogger("apex")
 
 
-def without_nonfinite(update: PriorityUpdate) -> PriorityUpdate:
-    """The update with finite priorities only, so that the replay server hears of the batch all the same.
+def set_aside(update: PriorityUpdate) -> PriorityUpdate:
+    """The priorities that are sent after a skipped update, so that what was at fault is hardly drawn again.
 
-    A transition whose TD error is not finite while others are is itself at fault: priority 0, which the server raises
-    to replay.min_priority, so that it is hardly drawn again. Where none is finite it is the network, and nothing
-    changes: there is one key that no transition has, and the message only gives the sampler its credit back.
+    A transition whose |TD error| is not finite, or beyond MAX_RETURN, while others are below is itself at fault: its
+    priority is 0, which the server raises to replay.min_priority. If none is sound, apart from rows that were unusable
+    already and have 0, the network is at fault, and no priority changes: the update names one key that no transition
+    has, and only gives the sampler its credit back.
     """
-    finite = np.isfinite(update.priorities)
-    if not finite.any():
+    sound = update.priorities <= MAX_RETURN  # False for NaN.
+    if not (sound & (update.priorities > 0)).any():
         return update._replace(keys=np.full(1, -1, np.int64), priorities=np.zeros(1, np.float32))
-    return update._replace(priorities=np.where(finite, update.priorities, np.float32(0)))
+    return update._replace(priorities=np.where(sound, update.priorities, np.float32(0)))
 
 
 class SkippedBatches:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -17,12 +18,14 @@ from apex.dqn.gradient_step import UpdateFigures
 from apex.dqn.losses import importance_weights
 from apex.dqn.networks import flatten_parameters
 from apex.dqn.optimizers import learning_rate_at, make_optimizer, restore_optimizer, set_learning_rate
-from apex.learning.batch_ring import Batch
+from apex.learning.batch_ring import MAX_RETURN, Batch
 from apex.learning.device_transfer import make_transfer
-from apex.learning.skipped_batches import without_nonfinite
+from apex.learning.skipped_batches import set_aside
 from apex.types import Array, Parameters, PriorityUpdate
 
 COLLECT_SECONDS = 0.001  # between two looks for results, while no batch comes
+
+log = logging.getLogger("apex")
 
 
 class BatchProvider(Protocol):
@@ -77,6 +80,7 @@ class Trainer:
         self.num_updates = 0  # batches learned from, those included that were skipped
         self.num_skipped = 0  # updates that were not made, as their loss or gradient was not finite
         self.num_skipped_in_row = 0  # up to the newest whose result is known
+        self.num_unusable = 0  # rows of batches that could not be learned from, see `Batch.probability`
         self.wait_seconds = 0.0  # in all, for batches
         self.policy_lag = 0.0  # learner version - version that chose the actions, mean of the last batch
         self.figures: UpdateFigures | None = None  # of the last update
@@ -153,6 +157,7 @@ class Trainer:
         weights = importance_weights(
             batch.probability, batch.num_transitions, self._config.importance_sampling_exponent
         )
+        self._count_unusable(int((~batch.usable).sum()))
         on_device = self._transfer.load(batch, weights)
         if self._config.learning_rate_updates:
             set_learning_rate(self.optimizer, self.learning_rate)
@@ -161,6 +166,17 @@ class Trainer:
         self.policy_lag = max(0.0, self.num_updates - float(batch.version.mean()))
         # In one tensor: one copy to the host tells both.
         self._transfer.give_back(batch, torch.cat([updated.td_errors.float(), updated.finite.float().reshape(1)]))
+
+    def _count_unusable(self, count: int) -> None:
+        """Counts rows that cannot be learned from; warns at 1, 2, 4, 8 ..."""
+        before, self.num_unusable = self.num_unusable, self.num_unusable + count
+        if before.bit_length() != self.num_unusable.bit_length():
+            log.warning(
+                "%d transitions could not be learned from: their frames do not decompress, or their return is beyond "
+                "%g. They get priority 0; look at the environment and at who may insert",
+                self.num_unusable,
+                MAX_RETURN,
+            )
 
     def _send(self, batch: Batch, result: NDArray[np.float32]) -> None:
         """Takes a result that has arrived on the host, at most `device_transfer.MAX_BEHIND` steps after it was made."""
@@ -172,4 +188,4 @@ class Trainer:
             self.num_skipped_in_row += 1
             self._keep_skipped(batch, td_errors, self.num_skipped)
         for update in batch.updates(td_errors):
-            self._priorities.send(update if finite else without_nonfinite(update))
+            self._priorities.send(update if finite else set_aside(update))

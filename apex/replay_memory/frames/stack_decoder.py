@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from apex.frame_blob import FrameBlob, read_table
-from apex.replay_memory.frames.lz4_blocks import MOST_FRAMES, NativeBlocks, make_blocks
+from apex.frame_blob import FrameBlob, join_blob, read_table
+from apex.replay_memory.frames.lz4_blocks import MOST_FRAMES, FrameError, NativeBlocks, make_blocks
 from apex.types import Array, Schema
 
 
@@ -45,6 +45,29 @@ class StackDecoder:
             self._copy(blob, int(table[0]), places)
         else:
             self._blocks.decompress(blob, table[:-1], table[1:], places)
+
+    def decode_sound(self, records: Array, blob: FrameBlob, first_row: int = 0) -> NDArray[np.bool_]:
+        """Fills what rows it can as `decode` does; returns which, bool[b]. The others may hold anything."""
+        try:
+            self.decode(records, blob, first_row)
+        except FrameError:  # Rare: so each transition alone.
+            counts = records["num_frames"].astype(np.int64)
+            table, stops = read_table(blob, int(counts.sum())), np.cumsum(counts)
+            pieces = [table[stop - count : stop + 1] for count, stop in zip(counts, stops, strict=True)]
+            return np.array(
+                [
+                    self._decodes(record, join_blob(np.diff(piece), [blob[piece[0] : piece[-1]]]), first_row + row)
+                    for row, (record, piece) in enumerate(zip(np.split(records, len(records)), pieces, strict=True))
+                ]
+            )
+        return np.ones(len(records), np.bool_)
+
+    def _decodes(self, record: Array, blob: FrameBlob, row: int) -> bool:
+        try:
+            self.decode(record, blob, row)
+        except FrameError:
+            return False
+        return True
 
     @property
     def reads_stores(self) -> bool:

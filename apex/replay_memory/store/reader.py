@@ -82,7 +82,8 @@ class StoreReader(Store):
     ) -> Draw | None:
         """Draws in proportion to the leaves, with replacement: one from each of B equal ranges of their sum.
 
-        A `decoder` decodes the frames at once, those of record i into its row i. Returns None when the store is empty,
+        A `decoder` decodes the frames at once, those of record i into its row i; the probability of a record whose
+        frames do not decompress is infinite, which marks it as unusable. Returns None when the store is empty,
         or when some of the batch met only what the writer was just overwriting, `max_attempts` times. The order within
         a batch means nothing.
         """
@@ -109,12 +110,12 @@ class StoreReader(Store):
             copied = decoder.decode_stored(self._bytes, self._describe(rows, stored["segment"], first_frames, records))
         self._pause("check")
         live = self._still_live(stored)  # Last: what is live now was not touched before.
+        records["probability"][~copied] = np.inf
         self._note_undecodable(int((live & ~copied).sum()))
-        kept = live & copied
-        if kept.all():
+        if live.all():
             return _Drawn(rows, records, frames)
-        frames = None if frames is None else frames.take(kept, records["num_frames"])
-        return _Drawn(rows[kept], records[kept], frames)
+        frames = None if frames is None else frames.take(live, records["num_frames"])
+        return _Drawn(rows[live], records[live], frames)
 
     def _describe(
         self, rows: NDArray[np.int64], segments: NDArray[np.int64], first_frames: NDArray[np.int64], records: Array

@@ -147,7 +147,14 @@ def test_importance_weights_bear_probabilities_of_any_size():
     assert weights.tolist() == [1.0, 0.0]
 
 
-@pytest.mark.parametrize("probability", [0.0, -0.1, np.nan, np.inf])
+@pytest.mark.parametrize("exponent", [0.0, 0.5])
+def test_a_row_that_cannot_be_learned_from_has_no_weight(exponent):
+    weights = importance_weights(np.array([0.1, np.inf, 0.1]), 10, exponent)
+    assert weights.tolist() == [1.0, 0.0, 1.0]
+    assert importance_weights(np.array([np.inf, np.inf]), 10, exponent).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("probability", [0.0, -0.1, np.nan])
 def test_refuses_what_is_not_the_probability_of_something_drawn(probability):
-    with pytest.raises(ValueError, match="finite and positive"):
+    with pytest.raises(ValueError, match="must be positive"):
         importance_weights(np.array([0.5, probability]), 10, 0.4)

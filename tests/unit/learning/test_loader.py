@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import secrets
 from functools import partial
 
@@ -11,7 +12,7 @@ import pytest
 from support.builders import PIXELS, VECTORS, make_batch, make_frames, make_records, make_segment
 
 from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig
-from apex.frame_blob import make_blob
+from apex.frame_blob import make_blob, read_table
 from apex.learning.batch_ring import BatchPart, BatchRing
 from apex.learning.batch_source import RemoteSource
 from apex.learning.loader import Loader, LoaderTask, load
@@ -172,16 +173,33 @@ def test_never_overwrites_a_slot_that_was_not_released():
     assert ring.receive(1.0).parts[0].number == 2
 
 
-def test_what_does_not_decompress_is_counted_and_dropped():
+def test_one_transition_that_does_not_decompress_costs_no_other_its_place_in_the_batch():
     part = make_batch(PIXELS)
-    broken = part._replace(blob=make_blob([b"\xff" * 20] * 24))
+    table = read_table(part.blob, 24)
+    frames = [part.blob[begin:end] for begin, end in itertools.pairwise(table)]
+    frames[8] = b"\xff" * 20  # of the second transition of four
     ring = BatchRing(PIXELS, 4)
     remote = Remote(ring)
-    assert not remote.send(broken)
-    assert remote.source.num_undecodable == 1
-    assert remote.send(broken, part)
-    assert remote.source.num_undecodable == 2
-    expect(ring.receive(1.0), part)
+    assert remote.send(part._replace(blob=make_blob(frames)))
+    batch = ring.receive(1.0)
+    assert batch.usable.tolist() == [True, False, True, True]
+    ring.release(batch.slot)
+    remote.send(part)
+    whole = ring.receive(1.0)
+    for row in (0, 2, 3):
+        np.testing.assert_array_equal(batch.stacks[:, row], whole.stacks[:, row])
+    (update,) = batch.updates(np.full(4, 7.0, np.float32))
+    assert update.priorities.tolist() == [7.0, 0.0, 7.0, 7.0]
+
+
+def test_a_return_that_no_square_can_hold_is_not_learned_from():
+    part = make_batch(PIXELS)
+    part.records["n_step_return"] = [1e15, 1.1e15, -3e38, 1.0]
+    ring = BatchRing(PIXELS, 4)
+    assert Remote(ring).send(part)
+    batch = ring.receive(1.0)
+    assert batch.usable.tolist() == [True, False, False, True]
+    assert batch.n_step_return.tolist() == [np.float32(1e15), 0.0, 0.0, 1.0]
 
 
 def test_another_process_fills_what_this_one_reads():

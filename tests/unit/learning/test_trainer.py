@@ -293,6 +293,34 @@ def test_no_priority_that_is_not_finite_leaves_and_the_transition_at_fault_is_dr
     np.testing.assert_array_equal(update.keys, make_batch(0).keys)
 
 
+def test_what_is_finite_but_overflows_is_set_aside_too():
+    tape = Tape(make_batch(0))
+    tape.batches[0].n_step_return[[3, 7]] = [2e19, -1e30]
+    trainer = make_trainer(tape, loss="squared")
+    trainer.step(0.0)
+    assert trainer.num_skipped == 1
+    (update,) = tape.updates
+    assert np.flatnonzero(update.priorities == 0).tolist() == [3, 7]
+
+
+def test_a_row_that_cannot_be_learned_from_changes_nothing_and_gets_priority_0(caplog):
+    batch, twin = make_batch(0), make_batch(0)
+    for one, number in ((batch, 5.0), (twin, 9.0)):
+        one.probability[2] = np.inf
+        one.stacks[:, 2] = number
+        one.n_step_return[2] = number
+    networks = []
+    for one in (batch, twin):
+        tape = Tape(one)
+        trainer = make_trainer(tape)
+        trainer.step(0.0)
+        assert np.flatnonzero(tape.updates[0].priorities == 0).tolist() == [2]
+        assert (trainer.num_unusable, trainer.num_skipped) == (1, 0)
+        networks.append(flatten_parameters(trainer.online))
+    assert (networks[0] == networks[1]).all()
+    assert "1 transitions could not be learned from" in caplog.text
+
+
 def test_where_the_network_is_at_fault_priorities_stay_and_the_credit_comes_back():
     tape = Tape(spoiled(5, slice(None)))
     make_trainer(tape).step(0.0)
