@@ -1,7 +1,7 @@
 """Evidence that it learns, gathered run by run; tables and plots of it are rebuilt from what is committed.
 
-    python -m bench learning run --task cartpole --system apex --seed 4
-    python -m bench learning run --task cartpole --system sb3 --seed 4          # bench/peers/setup.sh first
+    python -m bench learning run --task cartpole --system apex --seed K
+    python -m bench learning run --task cartpole --system sb3 --seed K          # bench/peers/setup.sh first
     python -m bench learning run --task pong --system apex --seed 2 --minutes 20 -- --learner.learning-rate 2e-4
     python -m bench learning tables
 

@@ -13,7 +13,7 @@ MAX_STORED_PRIORITY = 1e6  # Larger ones, and infinity, count as this: one of th
 
 
 class PriorityWeights:
-    """priority ** exponent, of priorities between `min_priority` and MAX_STORED_PRIORITY."""
+    """Leaf weights: priority ** exponent, of priorities between `min_priority` and MAX_STORED_PRIORITY."""
 
     def __init__(self, min_priority: float, exponent: float) -> None:
         """Raises ConfigError where the smallest weight would be 0."""
@@ -26,7 +26,7 @@ class PriorityWeights:
         self._exponent = exponent
 
     def of(self, priorities: NDArray[np.float32]) -> NDArray[np.float64]:
-        """The weights, float64[B], never 0. A NaN counts as min_priority."""
+        """The leaf weights, float64[B], never 0. A NaN counts as min_priority."""
         clamped = np.fmin(np.fmax(priorities.astype(np.float64), self._min_priority), MAX_STORED_PRIORITY)
         weights: NDArray[np.float64] = clamped**self._exponent
         return weights
