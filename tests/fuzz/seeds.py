@@ -9,17 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from apex.acting.segment_builder import COMPRESS
-from apex.frame_blob import make_blob
 from apex.transport.codec import Codec
 from apex.transport.control_codec import decode_request
 from apex.transport.header import WIRE_VERSION, MessageKind, pack
 from apex.transport.messages.results import ActorFigures, EvaluationResult
-from apex.types import BATCH_RECORD, RECORD, BatchMessage, Parameters, PriorityUpdate, Receipt, Schema, Segment, Stream
+from apex.types import Parameters, PriorityUpdate, Receipt, Schema, Stream
 
+from ..support.builders import RUN, make_batch, make_segment
 from .reference import Facts
 
-RUN = 0xABCDEF
 PIXELS = Schema(frame_shape=(3, 2), frame_dtype="uint8", stack=3, num_actions=3, n_step=2, codec="lz4")
 VECTORS = Schema(frame_shape=(2,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
 
@@ -68,32 +66,6 @@ class Seed(NamedTuple):
 
     side: str
     parts: list[bytes]
-
-
-def make_frames(schema: Schema, count: int) -> bytes:
-    dtype = np.dtype(schema.frame_dtype)
-    frames = [np.full(schema.frame_shape, 1 + index, dtype) for index in range(count)]
-    return make_blob([COMPRESS[schema.codec](frame) for frame in frames])
-
-
-def make_records(schema: Schema, count: int) -> Any:
-    steps = np.arange(count)
-    records = np.zeros(count, RECORD)
-    records["n_step_return"], records["discount"], records["priority"] = steps, 0.5, 1 + steps
-    records["action"], records["frame"], records["next_frame"] = steps % schema.num_actions, steps, steps + 1
-    records["depth"] = np.minimum(steps + 1, schema.stack)
-    records["next_depth"] = np.minimum(steps + 2, schema.stack)
-    return records
-
-
-def make_batch(schema: Schema, shard: int) -> BatchMessage:
-    num_frames = schema.stack + 1
-    records = np.zeros(3, BATCH_RECORD)
-    records["key"], records["probability"], records["discount"] = 7 + np.arange(3), 0.25, 0.9
-    records["n_step_return"], records["version"], records["action"] = np.arange(3), 5, np.arange(3) % 2
-    records["num_frames"], records["frame"], records["next_frame"] = num_frames, schema.stack - 1, schema.stack
-    records["depth"] = records["next_depth"] = schema.stack
-    return BatchMessage(shard, 77, 1, 9, 100, records, make_frames(schema, 3 * num_frames))
 
 
 HEARTBEAT = {"type": "heartbeat", "session": 5, "run_id": RUN, "host": "h", "pid": 7, "shard": 0}
@@ -150,14 +122,9 @@ def make_seeds(kind: str) -> list[Seed]:
         codec, schema = side.codec, side.codec.schema
         values = np.array([0.5, -1.0, 2.0], np.float32)
         messages: dict[str, list[list[Any]]] = {
-            "segment": [
-                codec.encode_segment(
-                    Segment(Stream(2, 7), 3, 11, make_records(schema, n), make_frames(schema, n + 1), 1)
-                )
-                for n in (1, 4)
-            ],
+            "segment": [codec.encode_segment(make_segment(schema, n)) for n in (1, 4)],
             "receipt": [codec.encode_receipt(Receipt(Stream(2, 7), 77, 4, 0b101), 1)],
-            "batch": [codec.encode_batch(make_batch(schema, shard)) for shard in (0, 1)],
+            "batch": [codec.encode_batch(make_batch(schema, 3)._replace(shard=shard)) for shard in (0, 1)],
             "priorities": [
                 codec.encode_priorities(PriorityUpdate(0, 77, 1, 9, np.arange(n), np.ones(n, np.float32)))
                 for n in (1, 4)

@@ -34,10 +34,10 @@ from apex.transport.codec import Codec
 from apex.transport.control_codec import decode_answer, encode_control
 from apex.transport.messages.control import Heartbeat
 from apex.types import BatchMessage, Stream
-from fuzz.campaign import CORPUS, Finding, accepted_messages, judge, replay, run
-from fuzz.mutations import seal
-from fuzz.reference import accepts
-from fuzz.seeds import PIXELS, SIDES, TYPES, VECTORS, make_seeds
+from tests.fuzz.campaign import CORPUS, Finding, accepted_messages, judge, replay, run
+from tests.fuzz.mutations import seal
+from tests.fuzz.reference import accepts
+from tests.fuzz.seeds import PIXELS, SIDES, TYPES, VECTORS, make_seeds
 
 pytestmark = pytest.mark.no_cover  # Coverage would double the time; transport/test_codec.py measures it.
 

@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from support.native import skip_without_convolution
 from torch import nn
 
 from apex.dqn.kernels import convolution
@@ -30,11 +31,6 @@ def found():
     load_convolution.cache_clear()
     yield
     load_convolution.cache_clear()
-
-
-def needs_the_loop():
-    if load_convolution() is None:
-        pytest.skip("installed without a C compiler, or the processor has no AVX2")
 
 
 def make_layer(channels=4, outputs=8, *, kernel=8, stride=4, **settings):
@@ -86,7 +82,7 @@ SHAPES = [  # batch, channels, height, width, outputs
 
 @pytest.mark.parametrize(("batch", "channels", "height", "width", "outputs"), SHAPES)
 def test_it_is_a_convolution_of_pixels_scaled_to_one(batch, channels, height, width, outputs):
-    needs_the_loop()
+    skip_without_convolution()
     layer, images = make_layer(channels, outputs), make_images(batch, channels, height, width)
     with torch.no_grad():
         out = layer(images)
@@ -97,7 +93,7 @@ def test_it_is_a_convolution_of_pixels_scaled_to_one(batch, channels, height, wi
 @pytest.mark.parametrize("order", ["channels first", "channels last"])
 @pytest.mark.parametrize(("batch", "channels", "height", "width", "outputs"), SHAPES)
 def test_its_gradients_are_those_of_the_formula(batch, channels, height, width, outputs, order):
-    needs_the_loop()
+    skip_without_convolution()
     layer, images = make_layer(channels, outputs), make_images(batch, channels, height, width)
     out = layer(images)
     assert is_native(out)
@@ -201,7 +197,7 @@ def test_a_bias_learns_beside_a_frozen_weight():
 
 
 def test_a_gradient_of_the_gradient_is_refused_and_not_left_out():
-    needs_the_loop()
+    skip_without_convolution()
     layer = make_layer()
     (gradient,) = torch.autograd.grad(layer(make_images()).square().sum(), layer.weight, create_graph=True)
     with pytest.raises(RuntimeError):

@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 import torch
+from support.native import skip_without_convolution
 from torch import nn
 
-from apex.dqn.kernels.convolution import load_convolution
 from apex.dqn.manual_backward.pixel_torso import PixelTorso, convolution_layer, suits
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
@@ -21,7 +21,7 @@ SHAPES = [  # batch, height, width, inputs, outputs, kernel, stride
     (1, 7, 36, 8, 8, 2, 1),  # 35 places in a row: six blocks of five and six
     (1, 6, 9, 24, 40, 3, 3),  # places that do not overlap
 ]
-pytestmark = pytest.mark.skipif(load_convolution() is None, reason="no C compiler at installation, or no AVX2")
+skip_without_convolution()
 
 
 def make(batch, height, width, inputs, outputs, kernel, stride):

@@ -9,12 +9,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from support.native import skip_without_convolution
 from torch import nn
 
 from apex.config import LearnerConfig, NetworkConfig
 from apex.dqn.autograd_update import EagerUpdate, make_update, place
 from apex.dqn.gradient_step import DeviceBatch
-from apex.dqn.kernels.convolution import load_convolution
 from apex.dqn.manual_backward import pixel_torso
 from apex.dqn.manual_backward.update import ManualUpdate
 from apex.dqn.manual_backward.vector_torso import VectorTorso
@@ -32,9 +32,9 @@ KINDS = [*VECTORS, *PIXELS]
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def needs_the_loop(schema):
-    if len(schema.frame_shape) == 2 and load_convolution() is None:
-        pytest.skip("installed without a C compiler, or the processor has no AVX2")
+def skip_without_loop(schema):
+    if len(schema.frame_shape) == 2:
+        skip_without_convolution()
 
 
 def make_schema(stack=1, dtype="float32", frame_shape=(5,)):
@@ -61,7 +61,7 @@ def make_batch(schema, size, seed):
 
 def make(kind, schema, *, dueling=True, width=0.25, aside=False, **settings):
     """An update of that kind, its networks and its optimizer; equal for equal arguments but the kind."""
-    needs_the_loop(schema)
+    skip_without_loop(schema)
     config = LearnerConfig(**{"batch_size": 8, "optimizer": "adam", "learning_rate": 1e-2, **settings})
     network = NetworkConfig(hidden=round(7 / width), body_hidden=6, dueling=dueling, width=width)
     online, target = (place(make_network(network, schema, seed=seed), CPU) for seed in (1, 2))
@@ -246,7 +246,7 @@ def chosen_for(online, **settings):
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_chosen_for_our_own_networks_and_what_one_thread_differentiates(kind):
     schema = make_schema(*kind)
-    needs_the_loop(schema)
+    skip_without_loop(schema)
     own = make_network(NetworkConfig(hidden=7, body_hidden=6, width=0.25), schema, seed=1)
     assert chosen_for(own) is ManualUpdate
     assert chosen_for(own, num_threads=2) is ManualUpdate  # The second one is the target network's.

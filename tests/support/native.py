@@ -1,0 +1,13 @@
+"""The compiled loops, which not every machine has."""
+
+from __future__ import annotations
+
+import pytest
+
+from apex.dqn.kernels.convolution import load_convolution
+
+
+def skip_without_convolution():
+    """Skips the calling test, or the calling module, where the native convolution is missing."""
+    if load_convolution() is None:
+        pytest.skip("installed without a C compiler, or the processor has no AVX2", allow_module_level=True)
