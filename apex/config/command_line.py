@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from apex.config.arguments import Formatter, Parser, reader_may_leave
-from apex.config.codec import dump_toml, flatten, lay_over, read_toml
+from apex.config.codec import dump_toml, flatten, from_dict, lay_over, read_toml
 from apex.config.presets import DEFAULT, PRESETS, EnvironmentKind, preset_for
 from apex.config.tree import Config, EnvironmentConfig
 from apex.config.validation import did_you_mean, from_text
@@ -78,7 +78,8 @@ def parse_config(
         with reader_may_leave(), suppress(SystemExit):
             _read_settings(["--help"], below, prog, description)
         raise SystemExit(0)
-    config = _read_settings(rest, below, prog, description)
+    # Without other options there is no need to wait 0.2 s for tyro.
+    config = _read_settings(rest, below, prog, description) if rest else from_dict({}, below)
     if options.print_config:
         with reader_may_leave():
             print(dump_toml(config, Config()), end="")
@@ -150,7 +151,7 @@ def _choose_base(
 
 def _read_settings(words: Sequence[str], below: Config, prog: str, description: str) -> Config:
     """`below` with the settings that `words` give; --help among them lists every one and ends the program."""
-    import tyro  # takes 60 ms, which programs without settings need not spend
+    import tyro
     from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
     registry = ConstructorRegistry()

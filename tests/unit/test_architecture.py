@@ -86,6 +86,12 @@ def test_what_people_start_does_not_wait_for_torch(module):
     assert subprocess.run([sys.executable, "-c", program], timeout=100).returncode == 0
 
 
+@pytest.mark.parametrize("role", ["actor", "replay", "learner", "evaluator"])
+def test_a_role_does_not_wait_for_the_parser_of_all_settings(role):
+    program = f"import sys, apex.{role}, apex.config.command_line; sys.exit('tyro' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=100).returncode == 0
+
+
 def wall_clocks(tree):
     """Where a source looks at the wall clock, which people and time servers move."""
     for node in ast.walk(tree):
