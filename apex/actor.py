@@ -14,8 +14,7 @@ from functools import partial
 
 from apex.acting.service import join, run_service
 from apex.acting.worker import Work, run_worker
-from apex.config.arguments import Parser, value_of
-from apex.config.validation import NonNegativeInt
+from apex.config.arguments import Parser, non_negative_int
 from apex.runtime.lifecycle import (
     FINISHED,
     configure_logging,
@@ -33,7 +32,7 @@ def main(argv: Sequence[str] | None = None, work: Work = run_worker) -> int:
     """`apex actor`: the composition root. `work` is what each of its worker processes does."""
     parser = Parser(prog="apex actor", description="Explores for the learner at HOST.")
     add_route_options(parser)
-    count = value_of(NonNegativeInt)
+    count = non_negative_int
     parser.add_argument("--processes", type=count, default=0, help="processes on this host; 0: by the learner")
     parser.add_argument("--envs", type=count, default=0, help="streams per process; 0: by the learner")
     arguments = parser.parse_args(argv)

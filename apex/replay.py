@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from apex.config.arguments import Parser, value_of
-from apex.config.validation import NonNegativeInt
+from apex.config.arguments import Parser, non_negative_int
 from apex.replay_memory.recovery import predecessor_is_dead
 from apex.replay_memory.service import run_service
 from apex.runtime.lifecycle import (
@@ -35,11 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="apex replay", description="Keeps experience for the learner at HOST.")
     add_route_options(parser)
     parser.add_argument(
-        "--shard",
-        type=value_of(NonNegativeInt),
-        default=0,
-        metavar="I",
-        help="which of replay.num_shards, 0 ... R-1; default 0",
+        "--shard", type=non_negative_int, default=0, metavar="I", help="which of replay.num_shards, from 0; default 0"
     )
     parser.add_argument(
         "--bind", default="", metavar="ADDRESS", help="interface to listen on; default: the learner's choice"

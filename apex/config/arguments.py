@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from apex.config.validation import checked, from_text
+from apex.config.validation import NonNegativeInt, PositiveFloat, PositiveInt, Probability, Seed, checked, from_text
 from apex.errors import ConfigError
 
 
@@ -37,8 +37,8 @@ class Parser(argparse.ArgumentParser):
             super().print_help(file)
 
 
-def value_of(annotation: Any) -> Callable[[str], Any]:
-    """The `type` of an option whose text must be a value of `annotation`, as in `value_of(PositiveInt)`."""
+def _value_of(annotation: Any) -> Callable[[str], Any]:
+    """The `type` of an option whose text must be a value of `annotation`."""
 
     def read(text: str) -> Any:
         try:
@@ -47,6 +47,14 @@ def value_of(annotation: Any) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(str(error).strip()) from error
 
     return read
+
+
+positive_int = _value_of(PositiveInt)
+non_negative_int = _value_of(NonNegativeInt)
+finite_float = _value_of(float)
+positive_float = _value_of(PositiveFloat)
+probability = _value_of(Probability)
+seed = _value_of(Seed)
 
 
 @contextmanager

@@ -73,13 +73,13 @@ def parse_config(
         base = PRESETS[options.preset].config
     elif base is None:
         base = _choose_base(asked, file, typed, kind, means_gpu)
-    below = lay_over(lay_over(base, file), typed)
+    default = lay_over(lay_over(base, file), typed)
     if options.help_all:
         with reader_may_leave(), suppress(SystemExit):
-            _read_settings(["--help"], below, prog, description)
+            _read_settings(["--help"], default, prog, description)
         raise SystemExit(0)
     # Without other options there is no need to wait 0.2 s for tyro.
-    config = _read_settings(rest, below, prog, description) if rest else from_dict({}, below)
+    config = _read_settings(rest, default, prog, description) if rest else from_dict({}, default)
     if options.print_config:
         with reader_may_leave():
             print(dump_toml(config, Config()), end="")
@@ -140,7 +140,7 @@ def _choose_base(
     kind: Callable[[EnvironmentConfig], EnvironmentKind],
     means_gpu: Callable[[object], bool],
 ) -> Config:
-    """What lies below file and options if no preset is named."""
+    """The settings under file and options if no preset is named."""
     if set(Config.field_types()) <= set(file):  # A file with every table, as --print-config prints it, stands alone.
         return Config()
     if not any("id" in tree.get("environment", {}) for tree in (file, typed)):
@@ -149,8 +149,8 @@ def _choose_base(
     return preset_for(kind(EnvironmentConfig(id=name)), name, gpu=lambda: trains_on_gpu(asked, means_gpu))
 
 
-def _read_settings(words: Sequence[str], below: Config, prog: str, description: str) -> Config:
-    """`below` with the settings that `words` give; --help among them lists every one and ends the program."""
+def _read_settings(words: Sequence[str], default: Config, prog: str, description: str) -> Config:
+    """Returns `default` with the settings that `words` give; --help among them lists every one and ends the program."""
     import tyro
     from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
@@ -177,7 +177,7 @@ def _read_settings(words: Sequence[str], below: Config, prog: str, description: 
                 prog=prog,
                 description=description,
                 args=words,
-                default=below,
+                default=default,
                 return_unknown_args=True,
                 registry=registry,
             )

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from apex.config import EnvironmentConfig
-from apex.config.arguments import Parser, value_of
+from apex.config.arguments import Parser, positive_int, probability, seed
 from apex.config.validation import PositiveInt, Probability, Seed, checked
 from apex.environments.factory import describe, kind, make_environment
 from apex.errors import ConfigError, require
@@ -125,13 +125,13 @@ def _make_parser() -> Parser:
     )
     add = parser.add_argument
     add("run", nargs="?", metavar="RUN", help="a run folder, or its name below runs/")
-    add("--episodes", type=value_of(PositiveInt), default=30, metavar="N", help="full games (default 30)")
+    add("--episodes", type=positive_int, default=30, metavar="N", help="full games (default 30)")
     words = "probability of a random action (default 0.001)"
-    add("--epsilon", type=value_of(Probability), default=0.001, metavar="P", help=words)
-    add("--seed", type=value_of(Seed), default=0, metavar="S", help="of games and random actions (default 0)")
+    add("--epsilon", type=probability, default=0.001, metavar="P", help=words)
+    add("--seed", type=seed, default=0, metavar="S", help="of games and random actions (default 0)")
     words = "which policy of the run (default: the best by its evaluator, else the last checkpoint)"
     add("--checkpoint", metavar="best|last|PATH", help=words)
-    add("--envs", type=value_of(PositiveInt), default=5, metavar="E", help="games side by side (default 5)")
+    add("--envs", type=positive_int, default=5, metavar="E", help="games side by side (default 5)")
     add("--json", action="store_true", help="print one JSON object as the last line")
     add("--video", type=Path, metavar="FILE.mp4|.gif", help="write the first game, at normal speed")
     add("--random", action="store_true", help="play at random; takes --env instead of RUN")

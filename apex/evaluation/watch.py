@@ -16,8 +16,7 @@ import gymnasium
 import torch
 from gymnasium.wrappers import HumanRendering
 
-from apex.config.arguments import Parser, value_of
-from apex.config.validation import PositiveFloat, PositiveInt, Probability, Seed
+from apex.config.arguments import Parser, positive_float, positive_int, probability, seed
 from apex.errors import ConfigError
 from apex.evaluation.policy import Policy, load_policy, require_fit
 from apex.evaluation.video import begin_video, check_video_path, enlarge
@@ -123,27 +122,12 @@ def _make_parser() -> Parser:
     add = parser.add_argument
     add("run", nargs="?", metavar="RUN", help="a run folder, or its name below runs/")
     add("--out", type=Path, metavar="FILE.gif|.mp4", help="write a film instead of opening a window")
-    add("--episodes", type=value_of(PositiveInt), metavar="N", help="games (default: of a film 1; else no limit)")
+    add("--episodes", type=positive_int, metavar="N", help="games (default: of a film 1; else no limit)")
+    add("--seconds", type=positive_float, metavar="S", help="of play at most (default: of a film 60; else no limit)")
     add(
-        "--seconds",
-        type=value_of(PositiveFloat),
-        metavar="S",
-        help="of play at most (default: of a film 60; else no limit)",
+        "--epsilon", type=probability, default=0.001, metavar="P", help="probability of a random action (default 0.001)"
     )
-    add(
-        "--epsilon",
-        type=value_of(Probability),
-        default=0.001,
-        metavar="P",
-        help="probability of a random action (default 0.001)",
-    )
-    add(
-        "--seed",
-        type=value_of(Seed),
-        default=secrets.randbits(31),
-        metavar="S",
-        help="of games and actions (default: random)",
-    )
+    add("--seed", type=seed, default=secrets.randbits(31), metavar="S", help="of games and actions (default: random)")
     return parser
 
 

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from apex.config import Config
-from apex.config.arguments import Parser, value_of
-from apex.config.validation import PositiveFloat
+from apex.config.arguments import Parser, positive_float
 from apex.launch.terminal.view import show_once
 from apex.runtime.lifecycle import FINISHED, NEIGHBOUR_GONE, reports_errors
 from apex.transport.control_client import ControlClient
@@ -28,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--keys", default="", metavar="DIR", help="folder with an observer's keys, see apex keys")
     parser.add_argument("--json", action="store_true", help="print the whole status object")
     parser.add_argument(
-        "--timeout", type=value_of(PositiveFloat), default=3.0, metavar="SECONDS", help="how long to wait for an answer"
+        "--timeout", type=positive_float, default=3.0, metavar="SECONDS", help="how long to wait for an answer"
     )
     arguments = parser.parse_args(argv)
     host, port = split_address(arguments.learner, Config().transport.control_port)

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from apex.config import to_dict
-from apex.config.arguments import Parser, value_of
+from apex.config.arguments import Parser, non_negative_int
 from apex.config.validation import NonNegativeInt, checked
 from apex.dqn.networks import q_values
 from apex.environments.factory import kind
@@ -218,10 +218,10 @@ def _make_parser() -> Parser:
     parser.add_argument("--onnx", action="store_true", help="model.onnx too, compared with torch by onnxruntime")
     parser.add_argument(
         "--episodes",
-        type=value_of(NonNegativeInt),
+        type=non_negative_int,
         default=0,
         metavar="N",
-        help="greedy full games played for the card (default: none)",
+        help="greedy full games for the card (default: none)",
     )
     parser.add_argument("--license", default="mit", metavar="NAME", help="of the weights, for the card (default mit)")
     return parser

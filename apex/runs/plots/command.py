@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from apex.config.arguments import Formatter, Parser, value_of
+from apex.config.arguments import Formatter, Parser, finite_float
 from apex.errors import ConfigError, require
 from apex.runs.folder import RunFolder
 from apex.runs.plots.aggregate import CurveGroup, group_runs, reached, read_csv, read_run
@@ -53,7 +53,7 @@ def _make_parser() -> Parser:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the picture: .png or .svg")
     parser.add_argument("--title", metavar="T", help="default: the environment")
     parser.add_argument(
-        "--threshold", type=value_of(float), metavar="SCORE", help="a dashed line, and who reaches it when"
+        "--threshold", type=finite_float, metavar="SCORE", help="a dashed line, and who reaches it when"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     return parser
