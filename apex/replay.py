@@ -7,7 +7,9 @@ replay.num_shards of these servers, each with its --shard of the streams and of 
 
 from __future__ import annotations
 
+import argparse
 import logging
+import re
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -24,8 +26,16 @@ from apex.runtime.lifecycle import (
 )
 from apex.runtime.watchdog import take_notifier
 from apex.transport.hello import add_route_options, greet, greet_in_child, read_route
+from apex.transport.messages.fields import HOST
 
 log = logging.getLogger("apex")
+
+
+def host(text: str) -> str:
+    """A host's name or address, for argparse."""
+    if not re.fullmatch(HOST, text):
+        raise argparse.ArgumentTypeError(f"must be a name or an address (IPv6 in brackets), got {text!r}")
+    return text
 
 
 @reports_errors("apex replay", logs_failures=True)
@@ -40,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--bind", default="", metavar="ADDRESS", help="interface to listen on; default: the learner's choice"
     )
     parser.add_argument(
-        "--advertise", default="", metavar="HOST", help="how the others reach this host; default: found out"
+        "--advertise", default="", type=host, metavar="HOST", help="how the others reach this host; default: found out"
     )
     parser.add_argument(
         "--snapshots", type=Path, metavar="DIR", help="folder for snapshots of the memory, and to go on from; else none"

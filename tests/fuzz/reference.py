@@ -353,6 +353,18 @@ def is_text(value: Any) -> bool:
     return all(character == " " or unicodedata.category(character)[0] not in "CZ" for character in value)
 
 
+def is_endpoint(value: Any) -> bool:
+    if not is_text(value) or not value.startswith("tcp://"):
+        return False
+    host, colon, port = value[len("tcp://") :].rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        is_host = len(host) > 2 and set(host[1:-1]) <= set("0123456789abcdefABCDEF:.")
+    else:
+        is_host = host != "" and all(each.isascii() and (each.isalnum() or each in "._-") for each in host)
+    is_port = port.isascii() and port.isdecimal() and not port.startswith("0") and 0 < int(port) < 65_536
+    return bool(colon) and is_host and is_port
+
+
 def is_histogram(value: Any) -> bool:
     if type(value) is not dict or sorted(value) != ["counts", "edges"]:
         return False
@@ -434,7 +446,7 @@ def read_control(header: Header, body: bytes, rest: list[bytes], facts: Facts) -
             must(is_whole(stream[0], 0, 2**32 - 1) and is_whole(stream[1], 0, 2**63 - 1))
         must(type(message["endpoints"]) is dict and len(message["endpoints"]) <= 16)
         for name, endpoint in message["endpoints"].items():
-            must(is_text(name) and is_text(endpoint))
+            must(is_text(name) and is_endpoint(endpoint))
         check_status(message["status"], message["role"])
     else:
         raise Refused

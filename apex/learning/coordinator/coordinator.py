@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 
 from apex.config import to_dict
@@ -41,6 +42,7 @@ from apex.transport.messages.status import LearnerStatus
 from apex.types import Parameters
 
 MAX_ASKING = 1_000  # replay servers that wait for a shard
+MAX_REPLACED = 1_000  # sessions that are remembered
 FORGET_SECONDS = 30.0  # a program that is silent for so long is shown no more
 OF_A_CLOCK = {f"replay/{name}" for name in ("inserts_per_second", "samples_per_second", "busy_share")}
 END = StateAnswer(stop=True)  # what is said of a run that is over
@@ -82,6 +84,8 @@ class Coordinator:
         self._tags = actor_tags(self.state.epsilons)
         self._curves_began = False  # whether it is known how many steps they go on from
         self._asked: dict[int, float] = {}  # when a replay server first asked for a shard that another one may hold
+        self._holders: dict[int, int] = {}  # by shard the session of the replay server that the run goes on with
+        self._replaced: deque[int] = deque(maxlen=MAX_REPLACED)  # sessions of replay servers that another one followed
 
     def status(self) -> RunStatus:
         """What the run is doing."""
@@ -95,6 +99,7 @@ class Coordinator:
             case StatusRequest():
                 return self.status()
             case Goodbye():
+                self._replace(request.session)
                 self._leases.release(request.session)
                 self.state.members.forget(request.session)
                 return None
@@ -105,8 +110,11 @@ class Coordinator:
     def _answer_hello(self, hello: Hello) -> Answer:
         if self.state.finished:
             return END
-        if hello.role == "replay" and (answer := self._turn_away(hello)) is not None:
-            return answer
+        if hello.role == "replay":
+            if (answer := self._turn_away(hello)) is not None:
+                return answer
+            self._replace(self._holders.get(hello.shard, hello.session), by=hello.session)
+            self._holders[hello.shard] = hello.session
         return WelcomeAnswer(
             run_id=self._folder.run_id,
             config=to_dict(self._config),
@@ -122,29 +130,46 @@ class Coordinator:
     def _turn_away(self, hello: Hello) -> Answer | None:
         """What a replay server that says hello is told if another one holds its shard; None if nobody does.
 
-        The server before may have been killed a moment ago. Who is heard again after the newcomer has asked is alive;
-        who is silent for two heartbeats is not. In between the newcomer waits, and asks again.
+        The server before may have been killed a moment ago. It is alive if it is heard later than a heartbeat after the
+        newcomer has asked: what it sent before its death may be read until then. If it is silent for two heartbeats it
+        is dead. In between the newcomer waits, and asks again.
         """
         replay, shard, session, now = self._config.replay, hello.shard, hello.session, self._clock()
         if not 0 <= shard < replay.num_shards:
             shards = f"replay.num_shards {replay.num_shards}, 0 ... {replay.num_shards - 1}"
             return RefusedAnswer(f"--shard {shard}: this run has {shards}")
         member = self.state.members.replay_servers.get(shard)
-        silence = 2 * self._config.transport.heartbeat_seconds
-        if member is None or member.heartbeat.session == session or now - member.seen_at > silence:
+        heartbeat_seconds = self._config.transport.heartbeat_seconds
+        if member is None or member.heartbeat.session == session or now - member.seen_at > 2 * heartbeat_seconds:
             self._asked.pop(session, None)
             return None
         holder = member.heartbeat
         if len(self._asked) > MAX_ASKING:
             self._asked.clear()  # Whoever means it asks again.
-        if member.seen_at <= self._asked.setdefault(session, now):
+        if member.seen_at <= self._asked.setdefault(session, now) + heartbeat_seconds:
             return WaitAnswer(holder=holder.session, host=holder.host, run_id=self._folder.run_id)
         where = f"{replay.shard_name(shard)} is there already: process {holder.pid} on {holder.host}"
         return RefusedAnswer(f"{where}; stop it, or name another --shard")
 
+    def _replace(self, session: int, by: int | None = None) -> None:
+        """Notes that nothing more is taken from a replay server; `by`: who follows it."""
+        if session != by and session in self._holders.values():
+            self._holders = {shard: holder for shard, holder in self._holders.items() if holder != session}
+            self._replaced.append(session)
+
+    def _is_replaced(self, heartbeat: AnyHeartbeat) -> bool:
+        """Whether a heartbeat comes from a replay server whose shard another one holds, as after a cut network."""
+        if not isinstance(heartbeat, ReplayHeartbeat):
+            return False
+        if heartbeat.session in self._replaced:
+            return True
+        return self._holders.setdefault(heartbeat.shard, heartbeat.session) != heartbeat.session
+
     def _answer_heartbeat(self, heartbeat: AnyHeartbeat) -> Answer:
         if heartbeat.run_id != self._folder.run_id:
             return RefusedAnswer("this is another run")
+        if self._is_replaced(heartbeat):
+            return RefusedAnswer("another replay server has taken its place")
         if not self._leases.renew(heartbeat.session, heartbeat.streams, self._clock()):
             return RefusedAnswer("its actor ids were leased to another")
         try:

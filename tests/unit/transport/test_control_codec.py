@@ -119,6 +119,17 @@ def with_status(**fields):
         ({**BEAT, "endpoints": {"a\n": "x"}}, "fields"),
         ({**BEAT, "status": []}, "fields"),
         ({**BEAT, "more": 1}, "fields"),
+        *(
+            ({**BEAT, "endpoints": {"priorities": endpoint}}, "fields")
+            for endpoint in (
+                "garbage",
+                "tcp://my host:51002",
+                "tcp://user@h:51002",
+                "tcp://h:0",
+                "tcp://h:65536",
+                "ipc:///x",
+            )
+        ),
         *(({**BEAT, "role": role}, "fields") for role in ("actor", "evaluator", "learner", "observer")),
         (with_status(rate=[1]), "fields"),
         (with_status(rate="a" * 201), "fields"),

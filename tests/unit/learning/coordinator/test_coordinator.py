@@ -90,10 +90,9 @@ def test_a_heartbeat_of_a_shard_that_is_none_is_an_error(scene):
 
 def test_a_newcomer_waits_until_it_is_known_whether_the_server_before_lives(scene):
     scene.beat(session=1)
-    scene.clock.now += 1.0
     ask = replace_fields(REPLAY, session=2)
     assert scene.coordinator.answer(ask) == WaitAnswer(holder=1, host="h", run_id=scene.folder.run_id)
-    scene.clock.now += 0.5
+    scene.clock.now += 1.5
     scene.beat(session=1)
     refused = scene.coordinator.answer(ask)
     assert refused.reason == "a replay server is there already: process 7 on h; stop it, or name another --shard"
@@ -105,6 +104,39 @@ def test_a_newcomer_takes_the_place_of_a_server_that_is_silent_for_two_heartbeat
     assert isinstance(scene.coordinator.answer(replace_fields(REPLAY, session=2)), WaitAnswer)
     scene.clock.now += 0.2
     assert isinstance(scene.coordinator.answer(replace_fields(REPLAY, session=2)), WelcomeAnswer)
+
+
+def test_what_a_dead_server_had_sent_before_the_newcomer_asked_does_not_refuse_it(scene):
+    scene.beat(session=1)
+    ask = replace_fields(REPLAY, session=2)
+    assert isinstance(scene.coordinator.answer(ask), WaitAnswer)
+    scene.clock.now += 0.1
+    scene.beat(session=1)  # It lay in a queue.
+    assert isinstance(scene.coordinator.answer(ask), WaitAnswer)
+    scene.clock.now += 2.1
+    assert isinstance(scene.coordinator.answer(ask), WelcomeAnswer)
+
+
+def test_a_server_that_said_goodbye_is_heard_no_more(scene):
+    scene.beat(session=1)
+    scene.coordinator.answer(Goodbye(1))  # Its successor on the same host says so, as it is dead.
+    assert isinstance(scene.beat(session=1), RefusedAnswer)
+    assert isinstance(scene.coordinator.answer(replace_fields(REPLAY, session=2)), WelcomeAnswer)
+
+
+def test_a_server_that_comes_back_after_a_cut_network_finds_its_place_taken(scene):
+    scene.beat(session=1, endpoints={"priorities": "tcp://1.1.1.1:1"})
+    scene.clock.now += 2.1
+    assert isinstance(scene.coordinator.answer(replace_fields(REPLAY, session=2)), WelcomeAnswer)
+    scene.beat(session=2, endpoints={"priorities": "tcp://2.2.2.2:2"})
+    assert scene.beat(session=1) == RefusedAnswer("another replay server has taken its place")
+    assert scene.coordinator.decide().replay == [{"priorities": "tcp://2.2.2.2:2"}]
+    assert isinstance(scene.beat(session=2), StateAnswer)
+
+
+def test_after_the_learner_started_again_the_first_server_of_a_shard_keeps_it(scene):
+    assert isinstance(scene.beat(session=1), StateAnswer)
+    assert isinstance(scene.beat(session=2), RefusedAnswer)
 
 
 def test_what_the_trainer_says_is_shown_and_its_end_is_told_to_all(scene):
