@@ -33,7 +33,7 @@ log = logging.getLogger("apex")
 
 def host(text: str) -> str:
     """A host's name or address, for argparse."""
-    if not re.fullmatch(HOST, text):
+    if text and not re.fullmatch(HOST, text):
         raise argparse.ArgumentTypeError(f"must be a name or an address (IPv6 in brackets), got {text!r}")
     return text
 

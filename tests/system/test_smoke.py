@@ -76,19 +76,6 @@ def test_an_actor_that_comes_late_gets_the_ids_that_are_free_and_contributes(pro
         assert programs.wait(name) == 0, programs.said(name)
 
 
-def test_a_game_is_watched_by_the_learners_address_or_the_run(programs):
-    programs.start("learner", "learner", *CALM, *programs.offset, "--run.name", "by-hand")
-    programs.start("watch", "watch", *programs.learner, "--out", "game.gif", "--seconds", "1")
-    assert programs.wait("watch") == 0, programs.said("watch")
-    assert "game.gif: " in programs.said("watch")
-    # It has saved nothing yet, so these are the parameters that it publishes.
-    programs.start("live", "watch", "runs/by-hand", "--once", "--out", "live.gif", "--seconds", "1")
-    assert programs.wait("live") == 0, programs.said("live")
-    assert not list((programs.folder / "runs" / "by-hand" / "checkpoints").glob("0*"))
-    programs.running["learner"].send_signal(signal.SIGTERM)
-    assert programs.wait("learner") == 0, programs.said("learner")
-
-
 @pytest.mark.covers_programs
 def test_one_command_trains_with_one_actor_and_leaves_nothing_behind(programs):
     programs.start(
@@ -120,7 +107,7 @@ def test_one_command_trains_with_one_actor_and_leaves_nothing_behind(programs):
     programs.start("evaluate", "evaluate", "runs/one", "--episodes", "3", "--json")
     assert programs.wait("evaluate") == 0, programs.said("evaluate")
     assert json.loads(programs.said("evaluate").splitlines()[-1])["episodes"] == 3
-    programs.start("watch", "watch", "runs/one", "--once", "--seconds", "1", "--out", "game.gif")
+    programs.start("watch", "watch", "runs/one", "--seconds", "1", "--out", "game.gif")
     assert programs.wait("watch") == 0, programs.said("watch")
     assert (programs.folder / "game.gif").read_bytes()[:6] == b"GIF89a"
 

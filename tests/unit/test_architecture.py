@@ -24,6 +24,7 @@ TIMESTAMPS = {  # Modules that may record when something happened, for people to
     "apex.runs.metrics.writer": {"time.time", "time.time_ns"},
     "apex.learning.coordinator.metric_rows": {"time.time"},
     "apex.acting.worker": {"time.time"},
+    "apex.launch.serial.run": {"time.time"},
     "apex.runs.folder": {"datetime.now", "time.time"},
 }
 

@@ -188,7 +188,7 @@ def test_memory_is_that_of_the_first_and_last_minute_and_in_a_short_run_of_tenth
     [
         (["actor", "--seconds", "0"], "--seconds must be > 0, got 0.0"),
         (["learner", "--seconds", "-1"], "--seconds must be > 0, got -1.0"),
-        (["repaly"], "known: actor, compare, connections, curve, learner, learning, replay, system"),
+        (["repaly"], "known: actor, compare, connections, curve, learner, learning, leases, replay, system"),
         (["replay", "--transitions", "5"], "--transitions must be >= 512"),
         (["replay", "--samplers", "0"], "--samplers must be 1 ... 64"),
         (["replay", "--seconds", "0"], "--seconds must be > 0"),
