@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NoReturn
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn, TextIO
 
 from apex.config.validation import NonNegativeInt, PositiveFloat, PositiveInt, Probability, Seed, checked, from_text
 from apex.errors import ConfigError
@@ -58,10 +59,16 @@ seed = _value_of(Seed)
 
 
 @contextmanager
-def reader_may_leave() -> Iterator[None]:
-    """Within it, whoever reads standard output may close it early: `apex train --help | head` is no error."""
+def reader_may_leave(stream: TextIO | None = None) -> Iterator[None]:
+    """Within it, a closed pipe or terminal silences the stream (default: standard output) instead of raising."""
+    stream = stream or sys.stdout
     try:
         yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # The interpreter flushes once more at its end.
+        stream.flush()
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            raise
+        with suppress(OSError):  # The stream has no descriptor.
+            silence = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(silence, stream.fileno())  # The interpreter flushes once more at its end.
+            os.close(silence)

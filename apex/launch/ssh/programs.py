@@ -75,32 +75,7 @@ def make_programs(
     port = run.tensorboard_port
     forward = ("-L", f"127.0.0.1:{port}:127.0.0.1:{port}")  # so that one may look from here
     curves = ("--logdir", f"{run.folder}/{run.name}/tensorboard", "--host", "127.0.0.1", "--port", str(port))
-
-    def program(place: HostEntry, grace: float, *arguments: str, ssh: tuple[str, ...] = (), **options: Any) -> Program:
-        order = JobSpec(
-            role=place.role,
-            arguments=arguments,
-            home=home(config, place),
-            keys={file.name: file.read_text() for file in (secrets / place.name).glob("*.*")},
-            grace_seconds=grace,
-            stuck_seconds=run.stuck_seconds if _role(place) in tuple(Role) else 0.0,
-            niceness=options.pop("niceness", 0),
-            run=to_dict(config) if place is hosts.learner else None,
-            argv=tuple(argv),
-        )
-        path = secrets / f"{place.name}.order"
-        write_private(path, order.encode())
-        return Program(
-            role=place.name,
-            command=(
-                *(sys.executable, "-u", "-m", "apex.launch.ssh.client", str(path)),
-                *ssh_command(hosts, place, guard_script(place), *ssh),
-            ),
-            grace_seconds=grace + LINK_SECONDS,
-            stuck_seconds=run.stuck_seconds,
-            **options,
-        )
-
+    program = partial(_make_program, hosts, config, secrets, argv)
     programs = []
     for place in place_programs(hosts, config):
         role, _, shard = place.role.partition("-")
@@ -127,6 +102,42 @@ def make_programs(
             options = {"stops_with": "actors", "essential": len(blocks) == 1, "ready": goes_on}
             programs.append(program(place, 2.0, *module_command(words), **options))
     return programs
+
+
+def _make_program(
+    hosts: Hosts,
+    config: Config,
+    secrets: Path,
+    argv: Sequence[str],
+    place: HostEntry,
+    grace: float,
+    *arguments: str,
+    ssh: tuple[str, ...] = (),
+    niceness: int = 0,
+    **options: Any,
+) -> Program:
+    """A program at `place`, and its order, which the ssh client sends."""
+    job = JobSpec(
+        role=place.role,
+        arguments=arguments,
+        home=home(config, place),
+        keys={file.name: file.read_text() for file in (secrets / place.name).glob("*.*")},
+        grace_seconds=grace,
+        stuck_seconds=config.run.stuck_seconds if _role(place) in tuple(Role) else 0.0,
+        niceness=niceness,
+        run=to_dict(config) if place is hosts.learner else None,
+        argv=tuple(argv),
+    )
+    path = secrets / f"{place.name}.order"
+    write_private(path, job.encode())
+    client = (sys.executable, "-u", "-m", "apex.launch.ssh.client", str(path))
+    return Program(
+        role=place.name,
+        command=(*client, *ssh_command(hosts, place, guard_script(place), *ssh)),
+        grace_seconds=grace + LINK_SECONDS,
+        stuck_seconds=config.run.stuck_seconds,
+        **options,
+    )
 
 
 def _role(place: HostEntry) -> str:

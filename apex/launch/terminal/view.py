@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import Any, Protocol, TextIO, cast
 
 from rich.console import Console
 from rich.live import Live
 
+from apex.config.arguments import reader_may_leave
 from apex.launch.terminal.dashboard import History, plain_line, render
 from apex.transport.messages.run_status import RunStatus
 
@@ -35,7 +35,7 @@ class View(Protocol):
 @contextmanager
 def open_view(stream: TextIO) -> Iterator[View]:
     """A live picture when `stream` is a terminal that can show one, else plain lines."""
-    console = Console(file=stream, highlight=False)
+    console = Console(file=cast(TextIO, _LastingStream(stream)), highlight=False)
     if not stream.isatty() or console.is_dumb_terminal:
         yield PlainView(stream)
         return
@@ -92,15 +92,26 @@ def show_once(status: RunStatus, stream: TextIO | None = None) -> None:
 def say(line: str, stream: TextIO | None = None) -> None:
     """Prints a line. When its reader is gone (`apex train | head`) the run goes on in silence."""
     stream = stream or sys.stdout
-    try:
-        encoding = stream.encoding or "utf-8"
-        print(line.encode(encoding, "replace").decode(encoding), file=stream, flush=True)
-    except BrokenPipeError:
-        silence = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silence, stream.fileno())
-        os.close(silence)
-    except OSError:  # Its disk is full, say: the run goes on without this line.
-        pass
+    encoding = stream.encoding or "utf-8"
+    _LastingStream(stream).write(line.encode(encoding, "replace").decode(encoding) + "\n")
+
+
+class _LastingStream:
+    """A stream whose writes never fail: a closed terminal or a full disk does not end the run."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> None:
+        """Writes and flushes the text if that is possible."""
+        with suppress(OSError), reader_may_leave(self._stream):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        """Does nothing: `write` flushes."""
 
 
 class LogTail:

@@ -1,5 +1,6 @@
 """The view of a run: a picture that fits any terminal whatever the status lacks; plain lines where there is none."""
 
+import errno
 import io
 import os
 import pty
@@ -315,6 +316,43 @@ def test_what_an_encoding_cannot_say_is_replaced():
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     say("caf\u00e9", stream)
     assert stream.buffer.getvalue() == b"caf?\n"
+
+
+class ClosedTerminal(io.StringIO):
+    """A terminal that was closed: each write fails."""
+
+    def isatty(self):
+        return True
+
+    def write(self, text):
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_terminal_that_cannot_be_written_does_not_end_the_run(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    stream = ClosedTerminal()
+    with open_view(stream) as view:
+        view.show(full_status(), History())
+    say("finished", stream)
+    assert stream.getvalue() == ""
+
+
+def test_a_program_whose_terminal_is_closed_ends_with_its_own_status(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    script = (
+        "import sys\nfrom apex.launch.terminal.view import History, open_view, say\n"
+        "with open_view(sys.stdout) as view:\n    view.show(None, History())\n    sys.stdin.read()\n"
+        "    view.show(None, History())\nsay('finished')\nsys.exit(7)"
+    )
+    master, slave = pty.openpty()
+    program = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=slave, stderr=subprocess.PIPE
+    )
+    os.close(slave)
+    assert os.read(master, 1)
+    os.close(master)
+    assert program.communicate(timeout=30)[1] == b""
+    assert program.returncode == 7
 
 
 def test_a_reader_that_leaves_does_not_end_the_run():
