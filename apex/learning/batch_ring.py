@@ -22,17 +22,6 @@ MOST_LOADERS = 64
 MAX_RETURN = 1e15  # of a transition that is learned from: beyond it squares of TD errors and gradients overflow
 
 
-PART_FIELDS = np.dtype(
-    [
-        ("shard", "<i8"),
-        ("store_incarnation", "<u8"),
-        ("sampler", "<i8"),
-        ("number", "<i8"),
-        ("num_transitions", "<i8"),
-    ]
-)
-
-
 class BatchPart(NamedTuple):
     """Where B/R transitions of a batch come from, by the names of `types.BatchMessage`."""
 
@@ -99,7 +88,7 @@ class BatchRing:
                 ("version", "<i8", batch_size),
                 ("n_step_return", "<f4", batch_size),
                 ("discount", "<f4", batch_size),
-                ("parts", PART_FIELDS, num_shards),
+                ("parts", "<u8", (num_shards, 5)),  # `BatchPart`, and transitions alive
             ]
         )
         frame_bytes = prod(shape) * np.dtype(schema.frame_dtype).itemsize
@@ -154,8 +143,13 @@ class BatchRing:
         fields["n_step_return"][rows] = np.where(usable, records["n_step_return"], 0)
         share = records["probability"] / self.num_shards  # the shard's share of every batch
         fields["probability"][rows] = np.where(usable, share, np.inf)
-        parts = fields["parts"]
-        parts[part.shard] = (part.shard, part.store_incarnation, part.sampler, part.number, part.num_transitions)
+        fields["parts"][part.shard] = (
+            part.shard,
+            part.store_incarnation,
+            part.sampler,
+            part.number,
+            part.num_transitions,
+        )
 
     def hand_over(self, slot: int) -> None:
         """Gives a slot to the reading side: all parts are in it."""
@@ -223,10 +217,7 @@ def _read_byte(descriptor: int, timeout: float) -> int | None:
     deadline = time.monotonic() + timeout
     while True:
         try:
-            data = os.read(descriptor, 1)
-            if data:
-                return data[0]
-            return None
+            return os.read(descriptor, 1)[0]
         except BlockingIOError:
             remaining = deadline - time.monotonic()
             if remaining <= 0 or not select.select([descriptor], [], [], remaining)[0]:

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol
+from collections.abc import Callable
 
 from apex.learning.batch_ring import BatchSlot
 from apex.replay_memory.batch_drawer import BatchDrawer
 from apex.types import BatchMessage
-
-
-class BatchSource(Protocol):
-    """Gives a shard's parts of batches."""
-
-    def fill(self, slot: BatchSlot) -> bool:
-        """Puts the shard's next part into its slot; False if there is none yet. Does not wait."""
 
 
 class LocalSource:
@@ -24,19 +17,12 @@ class LocalSource:
         self._drawer = drawer
 
     def fill(self, slot: BatchSlot) -> bool:
-        """See `BatchSource`."""
+        """Puts the shard's next part into its slot; False if there is none yet. Does not wait."""
         part = self._drawer.draw(slot if slot.reads_stores else None)
         if part is None:
             return False
         slot.put(part)
         return True
-
-
-class PartReceiver(Protocol):
-    """Where parts of batches arrive that samplers send."""
-
-    def receive(self, timeout: float) -> BatchMessage | None:
-        """The next part, or None after `timeout` seconds without one."""
 
 
 class RemoteSource:
@@ -46,15 +32,15 @@ class RemoteSource:
     then: beyond its credit the oldest part is dropped and counted, for it was drawn by the oldest priorities.
     """
 
-    def __init__(self, receiver: PartReceiver, *, num_shards: int, credit: int) -> None:
-        """`credit`: parts that all samplers of a shard together may have in flight."""
-        self._receiver = receiver
+    def __init__(self, receive: Callable[[float], BatchMessage | None], *, num_shards: int, credit: int) -> None:
+        """`receive` waits for a part, up to so many seconds; `credit`: parts of a shard that may be in flight."""
+        self._receive = receive
         self._credit = credit
         self._queues: list[deque[BatchMessage]] = [deque() for _ in range(num_shards)]
         self.num_dropped = 0
 
     def fill(self, slot: BatchSlot) -> bool:
-        """See `BatchSource`."""
+        """Puts the shard's next part into its slot; False if there is none yet. Does not wait."""
         queue = self._queues[slot.shard]
         if not queue:
             return False
@@ -63,7 +49,7 @@ class RemoteSource:
 
     def receive(self, timeout: float) -> None:
         """Takes one part, of any shard, into its queue; waits up to `timeout` seconds for it."""
-        part = self._receiver.receive(timeout)
+        part = self._receive(timeout)
         if part is None:
             return
         queue = self._queues[part.shard]

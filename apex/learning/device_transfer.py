@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from numpy.typing import NDArray
@@ -22,22 +22,6 @@ from apex.learning.batch_ring import MAX_BEHIND, Batch
 from apex.types import Array
 
 log = logging.getLogger("apex")
-
-
-class DeviceTransfer(Protocol):
-    """The way to the device and back."""
-
-    def load(self, batch: Batch, weights: Array) -> DeviceBatch:
-        """The batch on the device; `weights`: float32[B]."""
-
-    def give_back(self, batch: Batch, result: Tensor) -> None:
-        """Takes what the update made of the batch; both leave, and then the slot, as soon as they may."""
-
-    def collect(self) -> bool:
-        """Lets leave what may, without waiting; tells whether some is still under way."""
-
-    def flush(self) -> None:
-        """Waits until all results and slots have left."""
 
 
 Return = Callable[[Batch, NDArray[Any]], None]  # takes a batch, and what the update made of it
@@ -52,20 +36,20 @@ class HostTransfer:
         self._release = release
 
     def load(self, batch: Batch, weights: Array) -> DeviceBatch:
-        """Views of the batch's memory."""
+        """Views of the batch's memory; `weights`: float32[B]."""
         return DeviceBatch(*map(torch.from_numpy, _arrays(batch, weights)))
 
     def give_back(self, batch: Batch, result: Tensor) -> None:
-        """Everything is done already."""
+        """Sends what the update made of the batch, and releases its slot."""
         self._send(batch, result.numpy())
         self._release(batch.slot)
 
     def collect(self) -> bool:
-        """Nothing is ever under way."""
+        """Whether a result is on its way: never."""
         return False
 
     def flush(self) -> None:
-        """Nothing is ever under way."""
+        """Every result has left already."""
 
 
 class _Returning(NamedTuple):
@@ -90,7 +74,7 @@ class CudaTransfer:
         self._returning: deque[_Returning] = deque()
 
     def load(self, batch: Batch, weights: Array) -> DeviceBatch:
-        """Starts the copy, which the current stream then waits for; this thread does not."""
+        """Starts the copy, which the current stream waits for, not this thread. `weights`: float32[B]."""
         arrays = [torch.from_numpy(array) for array in _arrays(batch, weights)]
         while len(self._buffers) < 2:
             self._buffers.append(DeviceBatch(*(torch.empty_like(array, device=self._device) for array in arrays)))
@@ -111,7 +95,7 @@ class CudaTransfer:
         self._collect(MAX_BEHIND)
 
     def collect(self) -> bool:
-        """Hands on what has arrived: while no batch comes, it may be these priorities that the next one waits for."""
+        """Hands on what has arrived, without waiting; tells whether more is on its way."""
         self._collect(MAX_BEHIND)
         return bool(self._returning)
 
@@ -150,7 +134,7 @@ def make_transfer(
     send: Return,
     release: Release,
     lock: Callable[[Array], None] = lock_memory,
-) -> DeviceTransfer:
+) -> HostTransfer | CudaTransfer:
     """The way to `device`; `memory` is what all slots lie in, and is locked for copies where a GPU can have it so."""
     if device.type == "cpu":
         return HostTransfer(send, release)

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from apex.config import LearnerConfig, ReplayConfig, TransportConfig
+from apex.config import Config
 from apex.errors import ConfigError
 from apex.learning.batch_ring import BatchRing, BatchSlot
-from apex.learning.batch_source import BatchSource, LocalSource, RemoteSource
+from apex.learning.batch_source import LocalSource, RemoteSource
 from apex.learning.store_monitor import StoreMonitor
 from apex.replay_memory.batch_drawer import BatchDrawer, DrawSettings
 from apex.replay_memory.frames.stack_decoder import StackDecoder
@@ -53,7 +53,7 @@ class Loader:
             self._slot = self._ring.take_free(timeout)
         return self._slot is not None
 
-    def fill(self, sources: Sequence[BatchSource | None]) -> bool:
+    def fill(self, sources: Sequence[LocalSource | RemoteSource | None]) -> bool:
         """Has each missing part filled by the source of its shard, if it has one; tells whether one was.
 
         False too while there is no slot: `ready` takes one.
@@ -79,17 +79,15 @@ class LoaderTask(NamedTuple):
     schema: Schema
     ring: BatchRing
     run_id: int
-    seed: int
-    replay: ReplayConfig
-    learner: LearnerConfig
-    transport: TransportConfig
+    config: Config
 
     def open_source(self, index: int, shard: int, inode: int) -> LocalSource | None:
         """A loader's source over the store of a shard on this host.
 
         None while the store is only half made. Raises ForeignFileError if another user has put a file in its place.
         """
-        path, row = store_path(self.run_id, shard), self.replay.num_samplers + index
+        config, path = self.config, store_path(self.run_id, shard)
+        row = config.replay.num_samplers + index
         try:
             reader = StoreReader(path, self.schema)
         except ForeignFileError:
@@ -97,20 +95,22 @@ class LoaderTask(NamedTuple):
         except ConfigError as error:
             log.info("not yet: %s", error)
             return None
-        counters = SamplerCounters(counter_rows(self.replay, self.learner), counters_path(path))
-        settings = DrawSettings.configured(self.replay, shard, self.learner.batch_size)
-        return LocalSource(BatchDrawer(reader, counters, row, settings, np.random.default_rng([self.seed, row, inode])))
+        counters = SamplerCounters(counter_rows(config.replay, config.learner), counters_path(path))
+        settings = DrawSettings.configured(config.replay, shard, config.learner.batch_size)
+        return LocalSource(
+            BatchDrawer(reader, counters, row, settings, np.random.default_rng([config.seed, row, inode]))
+        )
 
 
 def start_loaders(task: LoaderTask) -> list[BaseProcess]:
     """The processes that fill the ring. To be started before this process has a ZeroMQ context or a thread."""
-    num_loaders = max(1, task.learner.num_loaders)
+    num_loaders = max(1, task.config.learner.num_loaders)
     return [start_child(f"loader-{index}", run_loader, index, task) for index in range(num_loaders)]
 
 
 def run_loader(stop: Stop, index: int, task: LoaderTask) -> None:
     """A loader process. The first one also listens for the samplers of replay shards on other hosts."""
-    ring, replay, transport = task.ring, task.replay, task.transport
+    ring, replay, transport = task.ring, task.config.replay, task.config.transport
     loader = Loader(task.schema, ring)
     monitors = [
         StoreMonitor(store_path(task.run_id, shard), partial(task.open_source, index, shard))
@@ -128,7 +128,7 @@ def run_loader(stop: Stop, index: int, task: LoaderTask) -> None:
                 num_shards=ring.num_shards,
             )
             credit = replay.num_samplers * replay.batches_in_flight
-            remote = RemoteSource(receiver, num_shards=ring.num_shards, credit=credit)
+            remote = RemoteSource(receiver.receive, num_shards=ring.num_shards, credit=credit)
         while not stop.requested:
             context.check()
             ring.loaders.seconds[index] = time.process_time()

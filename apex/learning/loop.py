@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from apex.config import CheckpointConfig, LearnerConfig, ReplayConfig, RunConfig
+from apex.config import Config, ReplayConfig
 from apex.dqn.networks import dormant_share
 from apex.learning.batch_ring import BatchRing
 from apex.learning.coordinator.link import TrainerLink, TrainerReport
@@ -110,32 +110,28 @@ class LearnerLoop:
         trainer: Trainer,
         coordinator: CoordinatorLink,
         reporter: Reporter,
+        config: Config,
         *,
         save: Callable[[Progress], None],
-        learner: LearnerConfig,
-        checkpoint: CheckpointConfig,
-        run: RunConfig,
     ) -> None:
         """`save` writes a checkpoint, and is told the progress."""
         self._trainer = trainer
         self._coordinator = coordinator
         self._reporter = reporter
         self._write = save
-        self._save_period = checkpoint.period
+        self._config = config
         self._save_due = False  # a period is over; what it has learned is not saved yet
-        self._max_skipped_updates = learner.max_skipped_updates
-        self._max_updates = run.max_updates
         self._wait = Wait("learner")
 
     def run(self, stop: Stop, check: Callable[[], None]) -> str:
         """Trains until stopped; returns why it ended. `check` raises what a child or a thread has run into."""
-        trainer, coordinator = self._trainer, self._coordinator
+        trainer, coordinator, max_updates = self._trainer, self._coordinator, self._config.run.max_updates
         trainer.begin()
         while True:
             if trainer.step(POLL_SECONDS):
                 self._wait.over()
                 self._check_skipped()
-                self._save_due |= trainer.num_updates % self._save_period == 0
+                self._save_due |= trainer.num_updates % self._config.checkpoint.period == 0
                 if self._save_due and not trainer.num_skipped_in_row:
                     self.save()
             else:
@@ -144,8 +140,8 @@ class LearnerLoop:
             reason = coordinator.hear()
             if stop.requested:
                 reason = reason or INTERRUPTED
-            if 0 < self._max_updates <= trainer.num_updates:
-                reason = reason or f"reached {self._max_updates} updates"
+            if 0 < max_updates <= trainer.num_updates:
+                reason = reason or f"reached {max_updates} updates"
             if reason or self._reporter.due():
                 check()
                 self._reporter.report(trainer, waiting=self._wait.reason)
@@ -170,7 +166,7 @@ class LearnerLoop:
     def _check_skipped(self) -> None:
         """Raises DivergedError where too many updates in a row could not be made."""
         count = self._trainer.num_skipped_in_row
-        if count >= self._max_skipped_updates:
+        if count >= self._config.learner.max_skipped_updates:
             raise DivergedError(
                 f"the loss or the gradient of {count} updates in a row was not finite, the last one number "
                 f"{self._trainer.num_updates}: look at bad-batches in the run folder, lower --learner.learning-rate, "

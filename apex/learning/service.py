@@ -8,24 +8,15 @@ from multiprocessing import Pipe
 from apex.dqn.networks import num_parameters
 from apex.learning.batch_ring import BatchRing
 from apex.learning.coordinator.link import TrainerEnd, TrainerStart, trainer_end
-from apex.learning.coordinator.server import END_NOTICE_SECONDS
+from apex.learning.coordinator.server import END_NOTICE_SECONDS, run_coordinator
+from apex.learning.loader import LoaderTask, start_loaders
 from apex.learning.loop import CoordinatorLink, LearnerLoop, Reporter
 from apex.learning.parameter_publisher import PublishingThread
-from apex.learning.setup import (
-    choose_device,
-    make_trainer,
-    prepare_torch,
-    restore_trainer,
-    save_checkpoint,
-    start_children,
-)
+from apex.learning.setup import choose_device, make_trainer, prepare_torch, restore_trainer, save_checkpoint
 from apex.runs.checkpoints.folder import find_latest
 from apex.runs.folder import RunFolder
-from apex.runtime.children import ChildDiedError, check_children, stop_children
-from apex.runtime.lifecycle import (
-    FINISHED,
-    Stop,
-)
+from apex.runtime.children import ChildDiedError, check_children, start_child, stop_children
+from apex.runtime.lifecycle import FINISHED, Stop
 from apex.transport.codec import Codec
 from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import PrioritySender
@@ -39,16 +30,19 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
 
     Returns the exit status. Raises ChildDiedError when the coordinator or a loader dies, and DivergedError.
     """
-    config, device = folder.config, choose_device(folder.config.learner)
+    config, schema, run_id = folder.config, folder.schema, folder.run_id
+    device = choose_device(config.learner)
     keys = read_keys(config.transport.keys, "learner")
     found = find_latest(folder.checkpoints)
-    ring = BatchRing.configured(config.learner, config.replay.num_shards, folder.schema, cuda=device.type == "cuda")
+    ring = BatchRing.configured(config.learner, config.replay.num_shards, schema, cuda=device.type == "cuda")
     pipe, coordinator_pipe = Pipe()
-    coordinator, loaders = start_children(folder, ring, coordinator_pipe, pipe)
+    # Children start before this process has a ZeroMQ context, a thread or CUDA.
+    coordinator = start_child("coordinator", run_coordinator, folder, folder.next_epoch(), coordinator_pipe, pipe)
+    loaders = start_loaders(LoaderTask(schema, ring, run_id, config))
     link = trainer_end(pipe)
     coordinator_pipe.close()  # Its other end: who dies is noticed.
     prepare_torch(config.learner, device)
-    codec = Codec(folder.run_id, folder.schema)
+    codec = Codec(run_id, schema)
     publisher = PublishingThread(config.transport.endpoint("parameters"), codec, stop, keys)
 
     def check() -> None:
@@ -65,10 +59,8 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
                 trainer,
                 CoordinatorLink(link, config.replay, priorities.connect, progress),
                 Reporter(link, ring),
+                config,
                 save=lambda progress: save_checkpoint(folder, trainer, progress),
-                learner=config.learner,
-                checkpoint=config.checkpoint,
-                run=config.run,
             )
             log.info("run %s, folder %s, device %s", folder.path.name, folder.path, device)
             reason = loop.run(stop, check)

@@ -1,12 +1,10 @@
-"""Everything a learner makes before its first update: device, run folder, children, trainer, restored state."""
+"""Everything a learner makes before its first update: device, run folder, trainer, restored state."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from functools import partial
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 
 import torch
 
@@ -17,15 +15,12 @@ from apex.config.sizing import size_to_machine
 from apex.dqn.networks import make_network
 from apex.environments.factory import describe, kind
 from apex.errors import ConfigError, require
-from apex.learning.batch_ring import BatchRing
-from apex.learning.coordinator.server import run_coordinator
-from apex.learning.loader import LoaderTask, start_loaders
 from apex.learning.run_save import save_run
 from apex.learning.skipped_batches import SkippedBatches
 from apex.learning.trainer import BatchProvider, PrioritySink, Trainer
 from apex.runs.checkpoints.folder import Found, set_aside
 from apex.runs.folder import RunFolder
-from apex.runtime.children import call_in_child, start_child
+from apex.runtime.children import call_in_child
 from apex.runtime.gpu import means_gpu
 from apex.runtime.hardware import read_machine
 from apex.runtime.lifecycle import Stop
@@ -60,16 +55,6 @@ def open_run(arguments: list[str]) -> RunFolder:
     require(not config.run.single_process, "--single-process is a whole run in one process: apex train starts it")
     schema = describe(config.environment, config.actor.n_step)
     return RunFolder.create(size_to_machine(config, read_machine(), schema), schema, argv=arguments)
-
-
-def start_children(
-    folder: RunFolder, ring: BatchRing, pipe: Connection, trainer_end: Connection
-) -> tuple[BaseProcess, list[BaseProcess]]:
-    """The coordinator and the loaders: before this process has a ZeroMQ context, a thread or CUDA."""
-    config, schema, run_id = folder.config, folder.schema, folder.run_id
-    coordinator = start_child("coordinator", run_coordinator, folder, folder.next_epoch(), pipe, trainer_end)
-    task = LoaderTask(schema, ring, run_id, config.seed, config.replay, config.learner, config.transport)
-    return coordinator, start_loaders(task)
 
 
 def prepare_torch(config: LearnerConfig, device: torch.device) -> None:

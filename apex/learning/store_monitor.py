@@ -40,12 +40,11 @@ class StoreMonitor:
             except FileNotFoundError:
                 inode = 0
             if inode != self._inode and (not inode or has_owner(self._path)):
-                self._inode = inode
+                self._source = None
                 try:
                     self._source = self._open_source(inode) if inode else None
-                except ForeignFileError as error:
-                    self._source = None
-                    log.error("%s", error)  # Once: only another file at this place is looked at again.
-                else:
                     self._inode = inode if self._source is not None else 0
+                except ForeignFileError as error:
+                    self._inode = inode  # The error is logged once: only another file here is looked at again.
+                    log.error("%s", error)
         return self._source

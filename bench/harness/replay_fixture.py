@@ -143,7 +143,7 @@ def open_replay_fixture(
         coordinator.send(TrainerStart(num_parameters=1, updates=0, progress=Progress()))
         endpoint = _find_replay(coordinator, check)
         # After the store is there, so that none of them looks for it in vain; before this process has a context.
-        loader = LoaderTask(run.schema, ring, run.run_id, config.seed, config.replay, config.learner, config.transport)
+        loader = LoaderTask(run.schema, ring, run.run_id, config)
         children += start_loaders(loader)
         keys = read_keys(config.transport.keys, "learner")
         priorities = PrioritySender(started.enter_context(open_context(keys)), Codec(run.run_id, run.schema))

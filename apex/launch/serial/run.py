@@ -162,10 +162,8 @@ class SerialRun:
             self.trainer,
             CoordinatorLink(self.coordinator, config.replay, lambda endpoint, shard: None, Progress()),
             Reporter(self.coordinator, self.experience.ring),
+            config,
             save=lambda progress: save_checkpoint(self._folder, self.trainer, progress),
-            learner=config.learner,
-            checkpoint=config.checkpoint,
-            run=config.run,
         )
         self.experience.actor.begin()
         reason = loop.run(self._stop, look)

@@ -42,17 +42,17 @@ class News(msgspec.Struct, frozen=True):
 
 
 FromTrainer = TrainerStart | TrainerReport | TrainerEnd
-Sent = TypeVar("Sent", contravariant=True)
-Received = TypeVar("Received", covariant=True)
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
 
 
-class Link(Protocol[Sent, Received]):
-    """One end of a connection."""
+class TrainerLink(Protocol):
+    """The trainer's end of its connection to the coordinator."""
 
-    def send(self, message: Sent) -> None:
+    def send(self, message: FromTrainer) -> None:
         """Sends a message."""
 
-    def receive(self) -> Received | None:
+    def receive(self) -> News | None:
         """The next message, without waiting; None if there is none."""
 
 
@@ -78,9 +78,6 @@ class PipeEnd(Generic[Sent, Received]):
             return self._decoder.decode(self._pipe.recv_bytes()) if self._pipe.poll() else None
         except (EOFError, ConnectionResetError) as error:
             raise ChildDiedError(f"the {self._other} process is gone") from error
-
-
-TrainerLink = Link[FromTrainer, News]  # the trainer's end
 
 
 def trainer_end(pipe: Connection) -> PipeEnd[FromTrainer, News]:

@@ -42,7 +42,7 @@ class Remote:
 
     def __init__(self, ring, schema=PIXELS, credit=8):
         self.ring, self.arrivals = ring, Arrivals()
-        self.source = RemoteSource(self.arrivals, num_shards=ring.num_shards, credit=credit)
+        self.source = RemoteSource(self.arrivals.receive, num_shards=ring.num_shards, credit=credit)
         self.loader = Loader(schema, ring)
 
     def send(self, *parts):
@@ -241,7 +241,7 @@ class Direct:
     def make_monitor(self):
         """The first loader's, of the last shard."""
         config = self.config
-        task = LoaderTask(PIXELS, self.ring, self.run_id, 1, config.replay, config.learner, config.transport)
+        task = LoaderTask(PIXELS, self.ring, self.run_id, config)
         return StoreMonitor(self.path, partial(task.open_source, 0, config.replay.num_shards - 1), self.clock)
 
     def draw(self):
@@ -288,7 +288,7 @@ def test_one_shard_beside_the_loader_and_another_elsewhere_make_one_batch():
     try:
         assert direct.loader.ready(0.0)
         arrivals = Arrivals(part_of(0, 5), part_of(0, 6))
-        remote = RemoteSource(arrivals, num_shards=2, credit=8)
+        remote = RemoteSource(arrivals.receive, num_shards=2, credit=8)
         for _ in range(3):
             load(direct.loader, [None, direct.monitor.source()], remote)
         batch = direct.ring.receive(0.0)

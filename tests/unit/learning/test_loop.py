@@ -46,10 +46,8 @@ class Loop:
             self.trainer,
             CoordinatorLink(pipe, replay, lambda *connection: self.connected.append(connection), Progress()),
             Reporter(pipe, SimpleNamespace(batch_size=16, loaders=self.loaders)),
+            replace(CONFIG, learner=learner, run=RunConfig(**run)),
             save=self.save,
-            learner=learner,
-            checkpoint=CONFIG.checkpoint,
-            run=RunConfig(**run),
         )
 
     def save(self, progress):
