@@ -61,7 +61,7 @@ part_shell() {
 # pytest lists what it skips, and why; the end of all names it again.
 part_units() {
   if ! have systemd-analyze; then skip "units: systemd-analyze verify" "systemd-analyze is not installed"; fi
-  python -m pytest -q -rs -p no:cacheprovider tests/test_units.py tests/test_host.py
+  python -m pytest -q -rs -p no:cacheprovider tests/test_units.py tests/test_host.py tests/test_bucket.py
   if have packer; then
     python -m pytest -q -rs -p no:cacheprovider tests/test_packer.py -m "not build"
   else

@@ -1,56 +1,54 @@
-# What each role's hosts may do: publish a key of their own role, read those that they check, write their log. The
-# learner also writes checkpoints and curves, and ends the run; the evaluator reads the curves; an actor host leaves its
-# group. No host can name another cluster, and none can delete in the bucket: who takes a host over cannot take the
-# weights away.
+# What the hosts of each kind may do: publish keys of their own roles, read those that they check, read max_hours, write
+# their log, leave their group. The learner's host also writes and reads its run, and ends the cluster. No host can name
+# another cluster, and none can delete in the bucket: a compromised host cannot destroy the weights.
 
 data "aws_caller_identity" "this" {}
 
 data "aws_partition" "this" {}
 
-data "aws_s3_bucket" "checkpoints" { # Refuses a bucket that is not there, at plan.
+data "aws_s3_bucket" "checkpoints" { # Refuses a missing bucket at plan.
   bucket = var.bucket
 }
 
 locals {
   here       = "${var.region}:${data.aws_caller_identity.this.account_id}"
   aws        = "arn:${data.aws_partition.this.partition}"
-  keys       = "${local.aws}:ssm:${local.here}:parameter/apex/${var.name}/keys"
+  parameters = "${local.aws}:ssm:${local.here}:parameter/apex/${var.name}"
   log_groups = "${local.aws}:logs:${local.here}:log-group:/apex/${var.name}"
   bucket     = "${local.aws}:s3:::${var.bucket}"
+  groups     = { for kind in keys(local.hosts) : kind => "${local.aws}:autoscaling:${local.here}:autoScalingGroup:*:autoScalingGroupName/${local.prefix}-${kind}" }
 
-  # Whose public keys a role checks, as apex keys bundles them.
-  hears = {
+  # Whose public keys a role checks.
+  checks = {
     replay    = ["learner", "actor"]
     learner   = ["replay", "actor", "evaluator"]
     evaluator = ["learner"]
     actor     = ["learner", "replay"]
   }
+  others = {
+    for kind, host in local.hosts :
+    kind => setsubtract(flatten([for role in host.roles : local.checks[role]]), host.roles)
+  }
 
-  group = "${local.aws}:autoscaling:${local.here}:autoScalingGroup:*:autoScalingGroupName/${local.actor_group}"
-
-  # Beside what all have: by role, what it may do, to what, and on what condition.
+  # What only some may do, to what, and on what condition.
   duties = {
-    replay = {}
-    learner = {
+    for kind in keys(local.hosts) : kind => kind != "learner" ? {
+      LeaveGroup = {
+        actions = ["autoscaling:TerminateInstanceInAutoScalingGroup"], resources = [local.groups[kind]], only = {}
+      }
+      } : {
       WriteRun = {
-        actions = ["s3:PutObject", "s3:AbortMultipartUpload"], resource = "${local.bucket}/${var.name}/*", only = {}
+        actions   = ["s3:PutObject", "s3:PutObjectTagging", "s3:AbortMultipartUpload", "s3:GetObject"]
+        resources = ["${local.bucket}/${var.name}/*"], only = {}
       }
-      FindRun   = { actions = ["s3:GetObject"], resource = "${local.bucket}/${var.name}/manifest.json", only = {} }
-      EndActors = { actions = ["autoscaling:SetDesiredCapacity"], resource = local.group, only = {} }
-      EndHosts = {
-        actions  = ["ec2:TerminateInstances"]
-        resource = "${local.aws}:ec2:${local.here}:instance/*"
-        only     = { for key, value in local.tags : "aws:ResourceTag/${key}" => value }
+      FindRun    = { actions = ["s3:ListBucket"], resources = [local.bucket], only = { "s3:prefix" = "${var.name}/*" } }
+      EndGroups  = { actions = ["autoscaling:SetDesiredCapacity"], resources = values(local.groups), only = {} }
+      LeaveGroup = { actions = ["autoscaling:DetachInstances"], resources = [local.groups[kind]], only = {} }
+      EndItself = {
+        actions   = ["ec2:TerminateInstances"]
+        resources = ["${local.aws}:ec2:${local.here}:instance/*"]
+        only      = { for key, value in merge(local.tags, { Role = kind }) : "aws:ResourceTag/${key}" => value }
       }
-    }
-    evaluator = {
-      FindCurves = {
-        actions = ["s3:ListBucket"], resource = local.bucket, only = { "s3:prefix" = "${var.name}/tensorboard/*" }
-      }
-      ReadCurves = { actions = ["s3:GetObject"], resource = "${local.bucket}/${var.name}/tensorboard/*", only = {} }
-    }
-    actor = {
-      LeaveGroup = { actions = ["autoscaling:TerminateInstanceInAutoScalingGroup"], resource = local.group, only = {} }
     }
   }
 }
@@ -66,19 +64,25 @@ data "aws_iam_policy_document" "hosts_may_assume" {
   }
 }
 
-data "aws_iam_policy_document" "role" {
-  for_each = toset(local.roles)
+data "aws_iam_policy_document" "host" {
+  for_each = local.hosts
 
   statement {
-    sid       = "PublishOwnKey"
+    sid       = "PublishOwnKeys"
     actions   = ["ssm:PutParameter", "ssm:DeleteParameter"]
-    resources = ["${local.keys}/${each.key}/*"]
+    resources = [for role in each.value.roles : "${local.parameters}/keys/${role}/*"]
   }
 
   statement {
     sid       = "ReadOthersKeys"
     actions   = ["ssm:GetParametersByPath"]
-    resources = flatten([for other in local.hears[each.key] : ["${local.keys}/${other}", "${local.keys}/${other}/*"]])
+    resources = flatten([for role in local.others[each.key] : ["${local.parameters}/keys/${role}", "${local.parameters}/keys/${role}/*"]])
+  }
+
+  statement {
+    sid       = "ReadMaxHours"
+    actions   = ["ssm:GetParameter"]
+    resources = ["${local.parameters}/max-hours"]
   }
 
   statement {
@@ -93,13 +97,13 @@ data "aws_iam_policy_document" "role" {
     content {
       sid       = statement.key
       actions   = statement.value.actions
-      resources = [statement.value.resource]
+      resources = statement.value.resources
 
       dynamic "condition" {
         for_each = statement.value.only
 
         content {
-          test     = "StringLike"
+          test     = condition.key == "s3:prefix" ? "StringLike" : "StringEquals"
           variable = condition.key
           values   = [condition.value]
         }
@@ -108,27 +112,27 @@ data "aws_iam_policy_document" "role" {
   }
 }
 
-resource "aws_iam_role" "role" {
-  for_each = toset(local.roles)
+resource "aws_iam_role" "host" {
+  for_each = local.hosts
 
   name               = "${local.prefix}-${each.key}"
-  description        = "Ape-X ${var.name}: hosts of the role ${each.key}"
+  description        = "Ape-X ${var.name}: hosts of the kind ${each.key}"
   assume_role_policy = data.aws_iam_policy_document.hosts_may_assume.json
   tags               = { Role = each.key }
 }
 
-resource "aws_iam_role_policy" "role" {
-  for_each = toset(local.roles)
+resource "aws_iam_role_policy" "host" {
+  for_each = local.hosts
 
   name   = each.key
-  role   = aws_iam_role.role[each.key].id
-  policy = data.aws_iam_policy_document.role[each.key].json
+  role   = aws_iam_role.host[each.key].id
+  policy = data.aws_iam_policy_document.host[each.key].json
 }
 
-resource "aws_iam_instance_profile" "role" {
-  for_each = toset(local.roles)
+resource "aws_iam_instance_profile" "host" {
+  for_each = local.hosts
 
   name = "${local.prefix}-${each.key}"
-  role = aws_iam_role.role[each.key].name
+  role = aws_iam_role.host[each.key].name
   tags = { Role = each.key }
 }

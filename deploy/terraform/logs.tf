@@ -1,33 +1,21 @@
-# What the roles log, by role; and what the firewall refused.
+# What hosts log, by kind; and what the firewall refused.
 
-resource "aws_cloudwatch_log_group" "role" {
+resource "aws_cloudwatch_log_group" "host" {
   #checkov:skip=CKV_AWS_158:encrypted with AWS's own key; a key of one's own bills, and lingers for a week after destroy
   #checkov:skip=CKV_AWS_338:the log of a training run is not an audit log; var.log_retention_days
-  for_each = toset(local.roles)
+  for_each = merge({ for kind in keys(local.hosts) : kind => kind }, { refused = "network" })
 
   name              = "/apex/${var.name}/${each.key}"
   retention_in_days = var.log_retention_days
-  tags              = { Role = each.key }
-}
-
-resource "aws_cloudwatch_log_group" "refused" {
-  #checkov:skip=CKV_AWS_158:encrypted with AWS's own key; a key of one's own bills, and lingers for a week after destroy
-  #checkov:skip=CKV_AWS_338:the log of a training run is not an audit log; var.log_retention_days
-  count = var.flow_logs ? 1 : 0
-
-  name              = "/apex/${var.name}/refused"
-  retention_in_days = var.log_retention_days
-  tags              = { Role = "network" }
+  tags              = { Role = each.value }
 }
 
 resource "aws_flow_log" "refused" {
-  count = var.flow_logs ? 1 : 0
-
   vpc_id               = aws_vpc.this.id
   traffic_type         = "REJECT"
   log_destination_type = "cloud-watch-logs"
-  log_destination      = aws_cloudwatch_log_group.refused[0].arn
-  iam_role_arn         = aws_iam_role.flow_logs[0].arn
+  log_destination      = aws_cloudwatch_log_group.host["refused"].arn
+  iam_role_arn         = aws_iam_role.flow_logs.arn
   tags                 = { Name = local.prefix, Role = "network" }
 }
 
@@ -50,17 +38,13 @@ data "aws_iam_policy_document" "flow_logs" {
 }
 
 resource "aws_iam_role" "flow_logs" {
-  count = var.flow_logs ? 1 : 0
-
   name               = "${local.prefix}-flow-logs"
   assume_role_policy = data.aws_iam_policy_document.flow_logs_may_assume.json
   tags               = { Role = "network" }
 }
 
 resource "aws_iam_role_policy" "flow_logs" {
-  count = var.flow_logs ? 1 : 0
-
   name   = "refused"
-  role   = aws_iam_role.flow_logs[0].id
+  role   = aws_iam_role.flow_logs.id
   policy = data.aws_iam_policy_document.flow_logs.json
 }

@@ -1,5 +1,5 @@
-# One network in one zone. Hosts have public addresses and no door to the outside but those of security.tf:
-# a NAT gateway or interface endpoints would go on billing after the last host has ended.
+# One network in one zone. Hosts have public addresses, and security.tf closes all ports but its own: a NAT gateway or
+# interface endpoints would go on billing after the last host has ended.
 
 resource "aws_vpc" "this" {
   cidr_block           = var.vpc_cidr
@@ -8,16 +8,13 @@ resource "aws_vpc" "this" {
   tags                 = { Name = local.prefix, Role = "network" }
 }
 
-# Half of it for the hosts whose addresses are fixed, so that no actor host is given one of them.
 resource "aws_subnet" "this" {
-  for_each = { fixed = cidrsubnet(var.vpc_cidr, 1, 0), actors = cidrsubnet(var.vpc_cidr, 1, 1) }
-
-  #checkov:skip=CKV_AWS_130:nothing but 22 and 6006 is open, to admin_cidrs; a NAT gateway would bill on after the run
+  #checkov:skip=CKV_AWS_130:only 6006, and 22 with a key, are open, to admin_cidrs; a NAT gateway would bill on after the run
   vpc_id                  = aws_vpc.this.id
-  cidr_block              = each.value
-  availability_zone       = coalesce(var.availability_zone, "${var.region}a")
+  cidr_block              = var.vpc_cidr
+  availability_zone       = local.run.zone
   map_public_ip_on_launch = true
-  tags                    = { Name = "${local.prefix}-${each.key}", Role = "network" }
+  tags                    = { Name = local.prefix, Role = "network" }
 }
 
 resource "aws_internet_gateway" "this" {
@@ -37,9 +34,7 @@ resource "aws_route" "out" {
 }
 
 resource "aws_route_table_association" "this" {
-  for_each = aws_subnet.this
-
-  subnet_id      = each.value.id
+  subnet_id      = aws_subnet.this.id
   route_table_id = aws_route_table.this.id
 }
 

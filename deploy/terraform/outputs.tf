@@ -1,28 +1,23 @@
-output "tensorboard_url" {
-  description = "The curves of the whole cluster, from admin_cidrs."
-  value       = "http://${aws_instance.evaluator.public_ip}:6006"
+data "aws_instances" "learner" {
+  instance_tags        = merge(local.tags, { Role = "learner" })
+  instance_state_names = ["pending", "running"]
+
+  depends_on = [aws_autoscaling_group.host]
 }
 
-output "addresses" {
-  description = "Private addresses, which stay; the evaluator's, learner's and replay server's public ones may change."
-  value = {
-    private = local.address
-    public = {
-      replay    = aws_instance.replay.public_ip
-      learner   = aws_instance.learner.public_ip
-      evaluator = aws_instance.evaluator.public_ip
-    }
-  }
+output "tensorboard_url" {
+  description = "The curves, from admin_cidrs. After the learner's host was replaced: terraform apply -refresh-only, or apex cluster list."
+  value       = try("http://${data.aws_instances.learner.public_ips[0]}:6006", "no learner host yet: apex cluster list shows it")
 }
 
 output "actor_group" {
   description = "The auto-scaling group of the actor hosts."
-  value       = aws_autoscaling_group.actors.name
+  value       = aws_autoscaling_group.host["actor"].name
 }
 
 output "num_actors" {
   description = "N: streams, each with its own epsilon."
-  value       = terraform_data.ladder.input
+  value       = local.run.num_actors
 }
 
 output "checkpoints" {
@@ -30,12 +25,7 @@ output "checkpoints" {
   value       = "s3://${var.bucket}/${var.name}/"
 }
 
-output "bucket" {
-  description = "The bucket, which is not the stack's."
-  value       = var.bucket
-}
-
 output "log_groups" {
-  description = "CloudWatch log groups, by role."
-  value       = { for role, group in aws_cloudwatch_log_group.role : role => group.name }
+  description = "CloudWatch log groups, by kind of host."
+  value       = { for kind, group in aws_cloudwatch_log_group.host : kind => group.name }
 }

@@ -1,7 +1,7 @@
-# Who may knock where. The keys of apex keys decide who is let in; these rules keep strangers from the door.
+# Which host may connect to which port. The keys decide who is let in; these rules keep strangers from the ports.
 
 locals {
-  doors = {
+  sockets = {
     experience = { port = 51001, at = "replay", open_to = ["actor"] }
     priorities = { port = 51002, at = "replay", open_to = ["learner"] }
     receipts   = { port = 51003, at = "replay", open_to = ["actor"] }
@@ -11,21 +11,30 @@ locals {
     metrics    = { port = 52004, at = "learner", open_to = ["replay", "evaluator", "actor"] }
   }
 
+  kind_of = merge([for kind, host in local.hosts : { for role in host.roles : role => kind }]...)
+
   passages = merge([
-    for name, door in local.doors : { for from in door.open_to : "${name}-from-${from}" => merge(door, { name = name, from = from }) }
+    for name, socket in local.sockets : {
+      for role in socket.open_to :
+      "${name}-from-${role}" => { name = name, port = socket.port, at = local.kind_of[socket.at], from = local.kind_of[role] }
+      if local.kind_of[role] != local.kind_of[socket.at] # A host reaches itself.
+    }
   ]...)
 
-  admin_doors = merge([
+  admin_ports = merge([
     for cidr in var.admin_cidrs : merge(
-      { for role in local.roles : "ssh-${role}-${cidr}" => { role = role, port = 22, cidr = cidr, what = "SSH" } },
-      { "tensorboard-${cidr}" = { role = "evaluator", port = 6006, cidr = cidr, what = "TensorBoard" } },
+      { "tensorboard-${cidr}" = { kind = "learner", port = 6006, cidr = cidr, what = "TensorBoard" } },
+      {
+        for kind in keys(local.hosts) : "ssh-${kind}-${cidr}" => { kind = kind, port = 22, cidr = cidr, what = "SSH" }
+        if var.ssh_key_name != null
+      },
     )
   ]...)
 }
 
-resource "aws_security_group" "role" {
-  #checkov:skip=CKV2_AWS_5:each is its role's hosts' group; in a plan checkov does not see that through for_each
-  for_each = toset(local.roles)
+resource "aws_security_group" "host" {
+  #checkov:skip=CKV2_AWS_5:each is the group of a kind of hosts; in a plan checkov does not see that through for_each
+  for_each = local.hosts
 
   name        = "${local.prefix}-${each.key}"
   description = "Ape-X ${var.name}: ${each.key}"
@@ -37,16 +46,16 @@ resource "aws_security_group" "role" {
   }
 }
 
-resource "aws_default_security_group" "closed" { # Nobody is in it; and who gets into it by mistake reaches nothing.
+resource "aws_default_security_group" "closed" { # No host is in it, and one that were would reach nothing.
   vpc_id = aws_vpc.this.id
   tags   = { Name = "${local.prefix}-closed", Role = "network" }
 }
 
-resource "aws_vpc_security_group_ingress_rule" "door" {
+resource "aws_vpc_security_group_ingress_rule" "socket" {
   for_each = local.passages
 
-  security_group_id            = aws_security_group.role[each.value.at].id
-  referenced_security_group_id = aws_security_group.role[each.value.from].id
+  security_group_id            = aws_security_group.host[each.value.at].id
+  referenced_security_group_id = aws_security_group.host[each.value.from].id
   ip_protocol                  = "tcp"
   from_port                    = each.value.port
   to_port                      = each.value.port
@@ -54,11 +63,11 @@ resource "aws_vpc_security_group_ingress_rule" "door" {
   tags                         = { Name = each.key, Role = each.value.at }
 }
 
-resource "aws_vpc_security_group_egress_rule" "door" {
+resource "aws_vpc_security_group_egress_rule" "socket" {
   for_each = local.passages
 
-  security_group_id            = aws_security_group.role[each.value.from].id
-  referenced_security_group_id = aws_security_group.role[each.value.at].id
+  security_group_id            = aws_security_group.host[each.value.from].id
+  referenced_security_group_id = aws_security_group.host[each.value.at].id
   ip_protocol                  = "tcp"
   from_port                    = each.value.port
   to_port                      = each.value.port
@@ -67,21 +76,21 @@ resource "aws_vpc_security_group_egress_rule" "door" {
 }
 
 resource "aws_vpc_security_group_ingress_rule" "admin" {
-  for_each = local.admin_doors
+  for_each = local.admin_ports
 
-  security_group_id = aws_security_group.role[each.value.role].id
+  security_group_id = aws_security_group.host[each.value.kind].id
   cidr_ipv4         = each.value.cidr
   ip_protocol       = "tcp"
   from_port         = each.value.port
   to_port           = each.value.port
   description       = "${each.value.what} for those who run the cluster"
-  tags              = { Name = each.key, Role = each.value.role }
+  tags              = { Name = each.key, Role = each.value.kind }
 }
 
 resource "aws_vpc_security_group_egress_rule" "aws" { # S3, SSM, CloudWatch and auto-scaling have no fixed addresses.
-  for_each = toset(local.roles)
+  for_each = local.hosts
 
-  security_group_id = aws_security_group.role[each.key].id
+  security_group_id = aws_security_group.host[each.key].id
   cidr_ipv4         = "0.0.0.0/0"
   ip_protocol       = "tcp"
   from_port         = 443

@@ -11,12 +11,12 @@ variable "name" {
 }
 
 variable "admin_cidrs" {
-  description = "The networks that may reach SSH (22) and TensorBoard (6006), IPv4. No default: say who you are."
+  description = "The IPv4 networks that may reach TensorBoard (6006) and, with ssh_key_name, SSH (22)."
   type        = set(string)
 
   validation {
     condition     = length(var.admin_cidrs) > 0
-    error_message = "admin_cidrs must name at least one network, as in [\"203.0.113.7/32\"]: without one nobody could look."
+    error_message = "admin_cidrs must name at least one network, as in [\"203.0.113.7/32\"]: without one nobody could see the curves."
   }
 
   validation {
@@ -25,8 +25,8 @@ variable "admin_cidrs" {
   }
 
   validation {
-    condition     = alltrue([for cidr in var.admin_cidrs : try(tonumber(split("/", cidr)[1]), 0) >= 8])
-    error_message = "admin_cidrs must not be the whole Internet or a great part of it: /8 or longer."
+    condition     = alltrue([for cidr in var.admin_cidrs : try(tonumber(split("/", cidr)[1]), 0) >= 16])
+    error_message = "admin_cidrs must not be a great part of the Internet: /16 or longer."
   }
 }
 
@@ -132,53 +132,56 @@ variable "spot" {
   default     = true
 }
 
+variable "learner_spot" {
+  description = "Whether the learner's host is a spot instance: a third of the price. When it goes, its group starts another, which restores the run from the bucket; the replay memory begins empty."
+  type        = bool
+  default     = false
+}
+
 variable "actor_instance_types" {
-  description = "Types for actor hosts, all of one size, the preferred first. Several, so that spot capacity is found somewhere."
+  description = "Types for actor hosts with equally many cores, the preferred first. Several, so that spot capacity is found."
   type        = list(string)
   default     = ["c7i.2xlarge", "c7a.2xlarge", "c6i.2xlarge", "c6a.2xlarge", "m7i.2xlarge", "m6i.2xlarge"]
 
   validation {
-    condition     = length(var.actor_instance_types) > 0 && alltrue([for type in var.actor_instance_types : can(regex("^[cmr][5-9][a-z-]*\\.([0-9]*x)?large$", type)) && !can(regex("^[a-z]+[0-9]+[a-z]*g", type))])
-    error_message = "actor_instance_types must be x86-64 types of the families c, m or r, as in c7i.2xlarge; no Graviton: samplers and images need x86-64."
-  }
-
-  validation {
-    condition     = length(distinct([for type in var.actor_instance_types : element(split(".", type), 1)])) == 1
-    error_message = "actor_instance_types must be of one size, as in c7i.2xlarge and m7i.2xlarge: every host runs as many streams."
-  }
-}
-
-variable "replay_instance_type" {
-  description = "Memory-optimized: 2,000,000 Atari transitions take 3 GB, images that compress badly up to 100 GB."
-  type        = string
-  default     = "r7i.2xlarge"
-
-  validation {
-    condition     = can(regex("^[rx][5-9][a-z-]*\\.([0-9]*x)?large$", var.replay_instance_type)) && !can(regex("^[a-z]+[0-9]+[a-z]*g", var.replay_instance_type))
-    error_message = "replay_instance_type must be a memory-optimized x86-64 type, as in r7i.2xlarge; no Graviton: samplers rely on x86-64's order of stores."
+    condition     = length(var.actor_instance_types) > 0
+    error_message = "actor_instance_types must name at least one type, as in c7i.2xlarge."
   }
 }
 
 variable "learner_instance_type" {
-  description = "With an NVIDIA GPU that PyTorch supports."
+  description = "With an NVIDIA GPU that PyTorch supports, and memory for the replay server: 2,000,000 Atari transitions take 3 GB."
   type        = string
   default     = "g6.2xlarge"
+}
+
+variable "replay_host" {
+  description = "\"learner\": the replay server shares the learner's host, whose loaders draw from its memory. \"own\": it has a host of its own, of replay_instance_type, and batches come by TCP."
+  type        = string
+  default     = "learner"
 
   validation {
-    condition     = can(regex("^(g4dn|g5|g6|g6e|gr6|p4d|p4de|p5|p5e|p5en)\\.([0-9]*x)?large$", var.learner_instance_type))
-    error_message = "learner_instance_type must have an NVIDIA GPU and an x86-64 processor: g4dn, g5, g6, g6e, gr6, p4d, p4de, p5, p5e or p5en, as in g6.2xlarge."
+    condition     = contains(["learner", "own"], var.replay_host)
+    error_message = "replay_host must be \"learner\" or \"own\"."
   }
 }
 
+variable "replay_instance_type" {
+  description = "For replay_host = \"own\". Memory-optimized: images that compress badly take up to 100 GB."
+  type        = string
+  default     = "r7i.2xlarge"
+}
+
 variable "evaluator_instance_type" {
-  description = "Plays full games and shows TensorBoard."
+  description = "Plays full games."
   type        = string
   default     = "c7i.xlarge"
+}
 
-  validation {
-    condition     = can(regex("^[cmr][5-9][a-z-]*\\.([0-9]*x)?large$", var.evaluator_instance_type)) && !can(regex("^[a-z]+[0-9]+[a-z]*g", var.evaluator_instance_type))
-    error_message = "evaluator_instance_type must be an x86-64 type of the families c, m or r, as in c7i.xlarge."
-  }
+variable "image_commit" {
+  description = "The commit of both images, as in their tag Commit. null: that of the newest GPU image. Decided by the first apply."
+  type        = string
+  default     = null
 }
 
 # Where
@@ -195,7 +198,7 @@ variable "region" {
 }
 
 variable "availability_zone" {
-  description = "The one zone of all hosts: traffic between zones costs, and adds delay. null: the zone a of the region. Not every zone has every GPU, and not every account every zone."
+  description = "The one zone of all hosts: traffic between zones costs, and adds delay. null: the first that offers all instance types. Decided by the first apply."
   type        = string
   default     = null
 
@@ -217,7 +220,7 @@ variable "vpc_cidr" {
 }
 
 variable "ssh_key_name" {
-  description = "An EC2 key pair of yours, for SSH. null: none; logs and curves need no SSH."
+  description = "An EC2 key pair of yours, for SSH, which opens port 22 to admin_cidrs. null: none; logs and curves need no SSH."
   type        = string
   default     = null
 }
@@ -225,7 +228,7 @@ variable "ssh_key_name" {
 # Until when, and for how much
 
 variable "max_hours" {
-  description = "Every host ends itself after so many hours, whatever happens, and the group of actors is set to 0."
+  description = "The cluster ends so many hours after the first apply, whatever happens. It may be changed while the cluster runs."
   type        = number
   default     = 24
 
@@ -266,18 +269,4 @@ variable "budget_email" {
     condition     = var.budget_usd == null ? true : can(regex("^[^@ ]+@[^@ ]+$", var.budget_email))
     error_message = "budget_email must be a mail address when budget_usd is set."
   }
-}
-
-# For an emulator of AWS
-
-variable "flow_logs" {
-  description = "Whether refused packets are logged. false for an emulator that knows no flow logs."
-  type        = bool
-  default     = true
-}
-
-variable "end_schedule" {
-  description = "Whether the group of actors has a scheduled end. false for an emulator that knows no scheduled actions; then max_hours holds by the hosts' own clocks alone."
-  type        = bool
-  default     = true
 }

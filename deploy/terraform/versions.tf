@@ -1,5 +1,5 @@
 terraform {
-  required_version = ">= 1.9" # validations that look at a second variable
+  required_version = ">= 1.9" # validations that refer to other objects
 
   required_providers {
     aws = {

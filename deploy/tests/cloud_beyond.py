@@ -63,8 +63,10 @@ def _handler(instances: Mapping[str, str]) -> type[http.server.BaseHTTPRequestHa
 
         def do_GET(self) -> None:
             known = self.headers["X-aws-ec2-metadata-token"] == "token"
-            found = self.path == "/latest/meta-data/instance-id"
-            self._answer(401 if not known else 200 if found else 404, instances.get(self.client_address[0], ""))
+            address = self.client_address[0]
+            found = {"instance-id": instances.get(address, ""), "local-ipv4": address}
+            name = self.path.removeprefix("/latest/meta-data/")
+            self._answer(401 if not known else 200 if name in found else 404, found.get(name, ""))
 
         def _answer(self, status: int, text: str) -> None:
             self.send_response(status)

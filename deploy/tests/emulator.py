@@ -23,6 +23,7 @@ _set_groups = InstanceBackend.modify_instance_security_groups
 
 REGION = "us-east-1"
 BUCKET = "apex-test-checkpoints"
+COMMIT = "0123abc"  # of the images
 
 
 def environment(endpoint: str) -> dict[str, str]:
@@ -68,18 +69,21 @@ def client(service: str, endpoint: str) -> Any:
 def furnish(endpoint: str) -> None:
     """What a cluster needs and does not make: the bucket, and the images as deploy/packer registers them."""
     client("s3", endpoint).create_bucket(Bucket=BUCKET)
-    ec2 = client("ec2", endpoint)
-    disk = {"DeviceName": "/dev/xvda", "Ebs": {"VolumeSize": 16, "Encrypted": True}}
-    for role in ("cpu", "gpu"):
+    register_images(endpoint, COMMIT)
+
+
+def register_images(endpoint: str, commit: str, kinds: tuple[str, ...] = ("cpu", "gpu")) -> list[str]:
+    """Images of a commit, as deploy/packer registers them; returns their ids."""
+    ec2, images = client("ec2", endpoint), []
+    disk = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 16, "Encrypted": True}}
+    for kind in kinds:
         image = ec2.register_image(
-            Name=f"apex-{role}-1", Architecture="x86_64", RootDeviceName="/dev/xvda", BlockDeviceMappings=[disk]
+            Name=f"apex-{kind}-{commit}", Architecture="x86_64", RootDeviceName="/dev/sda1", BlockDeviceMappings=[disk]
         )["ImageId"]
-        ec2.create_tags(Resources=[image], Tags=tags(role))
-
-
-def tags(role: str) -> list[dict[str, str]]:
-    """An image's."""
-    return [{"Key": "Project", "Value": "apex-zeromq"}, {"Key": "Role", "Value": role}]
+        tags = {"Project": "apex-zeromq", "Role": kind, "Commit": commit}
+        ec2.create_tags(Resources=[image], Tags=[{"Key": key, "Value": value} for key, value in tags.items()])
+        images.append(image)
+    return images
 
 
 def _mend() -> None:

@@ -3,8 +3,9 @@
     machine_init.py FOLDER    reads "start UNIT" from its standard input, and ends with it
 
 FOLDER has `etc` (/etc/apex), `home` (/var/lib/apex) and `log`, a file for each unit. Units, drop-ins and their scripts
-are those of deploy/units. Whatever they want and wait for is started first. Not done: User= (all run as root, without
-any capability unless a command has "+"), the rest of the sandbox, and units that need the journal or systemd itself.
+are those of deploy/units. Whatever they want and wait for is started first. Of what scripts ask of systemctl, only
+try-restart is done; the rest is noted. Not done: User= (all run as root, without any capability unless a command has
+"+"), the rest of the sandbox, and units that need the journal or systemd itself.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ UNITS = Path(__file__).parents[1] / "units"
 LEFT_OUT = {"apex-logs.service", "apex-spot.service"}  # read the journal; wait for the market, then call systemctl
 SYSTEMCTL = """#!/bin/sh
 echo "$*" >> /var/lib/apex/systemctl
+case "$*" in *try-restart*) echo "$*" > /opt/apex/asked ;; esac
 """
+RUNNING: dict[str, subprocess.Popen[bytes]] = {}  # by unit: its newest program
+LOCKS: dict[str, threading.Lock] = {}  # by unit: one run at a time
 WITHOUT_CAPABILITIES = ("setpriv", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all")
 
 
@@ -79,7 +83,7 @@ def run(unit: Unit, line: str, extra: dict[str, str]) -> int:
     environment = {**unit.environment(), **extra}
     command = [expand(word, environment) for word in shlex.split(words)]
     with (LOG / unit.name).open("ab") as log:
-        status = subprocess.call(
+        process = subprocess.Popen(
             command if privileged else [*WITHOUT_CAPABILITIES, *command],
             cwd=unit.last("WorkingDirectory", "/"),
             env=environment,
@@ -89,7 +93,8 @@ def run(unit: Unit, line: str, extra: dict[str, str]) -> int:
             umask=int(unit.last("UMask", "0022"), 8),
             preexec_fn=lambda: prepare(unit),
         )
-    return 0 if forgiven else status
+    RUNNING[unit.name] = process
+    return 0 if process.wait() and forgiven else process.returncode
 
 
 def prepare(unit: Unit) -> None:
@@ -108,26 +113,41 @@ def expand(word: str, environment: dict[str, str]) -> str:
 
 
 def start(name: str) -> None:
-    """Brings a unit up, as often as it says, with what it wants."""
+    """Brings a unit up, with what it wants."""
     unit = Unit(name)
     for other in unit.before():
         if unit.waits_for(other):
             start(other)
         else:
             threading.Thread(target=start, args=[other], daemon=True).start()
+    with LOCKS.setdefault(name, threading.Lock()):  # Two roles of a host may want the same unit.
+        repeat(unit)
+
+
+def repeat(unit: Unit) -> None:
+    """Runs a unit's commands, as often as it says."""
     while True:
         status = 0
-        for line in [*unit.all("ExecStartPre"), *unit.all("ExecStart")]:
+        for line in (line for key in ("ExecStartPre", "ExecStart", "ExecStartPost") for line in unit.all(key)):
             status = run(unit, line, {})
             if status:
                 break
         ended = {"EXIT_CODE": "exited" if status >= 0 else "killed", "EXIT_STATUS": str(status)}
-        note(f"{name} ended with {status}")
+        note(f"{unit.name} ended with {status}")
         for line in unit.all("ExecStopPost"):
             run(unit, line, ended)
         if not unit.restarts(status):
             return
         time.sleep(float(unit.last("RestartSec", "0.1")))
+
+
+def restart_roles(fifo: Path) -> None:
+    """Stops the roles whenever a script asks for it; `start` begins them again, as their units say."""
+    while True:
+        for _ in fifo.read_text().splitlines():  # waits for a writer
+            for name, process in list(RUNNING.items()):
+                if name.startswith("apex@") and process.poll() is None:
+                    process.terminate()
 
 
 def note(words: str) -> None:
@@ -162,6 +182,8 @@ def furnish(folder: Path) -> None:
         (image / "bin" / script.name).symlink_to(script)
     (image / "bin/systemctl").write_text(SYSTEMCTL)
     (image / "bin/systemctl").chmod(0o755)
+    os.mkfifo(image / "asked")
+    threading.Thread(target=restart_roles, args=[image / "asked"], daemon=True).start()
     (image / "venv").symlink_to(sys.prefix)
     mount("-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/dev/shm")
     os.environ["PATH"] = f"{image / 'bin'}:{os.environ['PATH']}"

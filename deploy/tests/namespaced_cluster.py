@@ -48,8 +48,9 @@ class Host(Machine):
             path.write_text(file["content"])
             path.chmod(int(file["permissions"], 8))
         for command in self._user_data["runcmd"]:
-            assert command[:-1] == ["systemctl", "enable", "--now", "--no-block"], command
-            self.start(command[-1])
+            assert command[:4] == ["systemctl", "enable", "--now", "--no-block"], command
+            for unit in command[4:]:
+                self.start(unit)
 
     def start(self, unit: str) -> None:
         """`systemctl start --no-block`."""
@@ -60,6 +61,16 @@ class Host(Machine):
         path = self.folder / "log/ended"
         lines = path.read_text().splitlines() if path.exists() else []
         return [line.split()[-1] for line in lines if line.startswith(f"{unit} ")]
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it has booted."""
+        return (self.folder / "etc/cluster.env").exists()
+
+    def log_of(self, unit: str) -> str:
+        """All that a unit has logged."""
+        path = self.folder / "log" / unit
+        return path.read_text(errors="replace") if path.exists() else ""
 
     def asked_of_systemd(self) -> list[str]:
         """What the units' own scripts have said to systemctl."""

@@ -1,9 +1,10 @@
-"""One run of a cluster in namespaces, from the hosts' first boot to the learner's end, and what befalls it."""
+"""One run of a cluster in namespaces, from the hosts' first boot to the learner's end, with three faults on the way."""
 
 from __future__ import annotations
 
 import errno
 import json
+import re
 import select
 import socket
 import time
@@ -11,6 +12,7 @@ import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from namespaced_cluster import Host, NamespacedCluster
@@ -28,10 +30,11 @@ SSH, TENSORBOARD = 22, 6006
 SOCKETS = ("experience", "priorities", "receipts", "parameters", "batches", "control", "metrics")
 END = "start --no-block apex-end.service"  # the learner's host ends the cluster
 CUT_SECONDS = 10.0
-ANSWER_SECONDS = 2.0  # after which nobody answers who has not
+ANSWER_SECONDS = 2.0  # who has not answered by then does not answer
 START_SECONDS, SCORE_SECONDS, BUSY_SECONDS = 240.0, 400.0, 120.0  # deadlines, for a busy machine
 
 Door = tuple[str, int]  # address and port
+Row = dict[str, Any]  # of a curve
 Seen = TypeVar("Seen")
 
 
@@ -39,57 +42,67 @@ class Told(NamedTuple):
     """What was seen."""
 
     hosts: dict[str, Host]  # those of the end, by id
-    learner: Host
-    roles: dict[str, str]  # those of the beginning, by address
-    addresses: dict[str, str]  # of the hosts that are alone in their role
+    learner: Host  # the second one
+    roles: dict[str, str]  # of the hosts of the beginning, by address
+    at: str  # the first learner's address
     open: dict[str, set[Door]]  # by whose address it was tried from
     refused: dict[str, set[Door]]  # the same: let through, but nobody listens there
+    curves: dict[str, list[str]]  # by who asks: the runs that TensorBoard shows
     dead_ids: set[int]
-    heirless_seconds: float  # from a host's death until all ids were leased again
+    heirless_seconds: float  # from an actor host's death until all ids were leased again
     before_death: Memory
     after_death: Memory
     before_cut: Memory
     in_cut: tuple[Memory, Memory]  # once nothing was under way any more, and when the cable was back
     after_cut: Memory
-    status: RunStatus  # the learner's own, when all of that was over
-    curves: dict[str, list[str]]  # by who asks: the runs that TensorBoard shows
+    rows_lost: list[Row]  # the learner's curve on the host that was lost
+    rows: list[Row]  # the same curve at the end of the run
+    resumed_at: int  # update of the checkpoint from which the new host went on
+    updates_lost: int
 
 
 def tell(cluster: NamespacedCluster, ssm: Any, name: str) -> Told:
-    """Boots everything, has a host die, cuts another off, lets the run come to its end. Fails by deadlines."""
+    """Boots all hosts, loses an actor host, cuts the learner's off, loses that too, lets the run come to its end.
+
+    Fails by deadlines.
+    """
     cluster.add_new()
-    (learner,), (replay,), (evaluator,) = (cluster.of(role) for role in ("learner", "replay", "evaluator"))
+    (learner,), (evaluator,) = cluster.of("learner"), cluster.of("evaluator")
     people = {
         address: cluster.add_person(name, address) for name, address in (("admin", ADMIN), ("stranger", STRANGER))
     }
-    run = learner.folder / "home/runs" / name
-    memory = partial(read_memory, replay.root, run)
 
     def boot(*new: Host) -> None:
-        """Boots hosts, and has the others let them in: apex-keys.timer comes round every minute, and here now."""
+        """Boots hosts, and has the others accept them: apex-keys.timer comes round every minute, and here now."""
         for host in new:
             host.boot()
         paths = [f"/apex/{name}/keys/{host.role}/{host.id}" for host in new]
         wait_until(lambda: not ssm.get_parameters(Names=paths)["InvalidParameters"], "the keys of hosts", BUSY_SECONDS)
-        for host in (learner, replay):
-            host.start("apex-keys.service")
+        for host in cluster.hosts.values():
+            if host.is_up:
+                host.start("apex-keys.service")
+
+    # The evaluator boots last: without a score nothing ends before its time.
+    boot(*(host for host in cluster.hosts.values() if host is not evaluator))
+    wait_until(lambda: status_of(learner).updates > 20, "updates", START_SECONDS)
+    folder = RunFolder.open(learner.folder / "home/runs" / name)
+    memory = partial(read_memory, learner.root, folder.path)
+    wait_until(lambda: all(stream.contiguous for stream in memory().streams), "experience of all", BUSY_SECONDS)
+    wait_until(lambda: shown(learner, learner.address), "curves in TensorBoard", BUSY_SECONDS)
+    num_actors = status_of(learner).actors.configured
 
     def leased() -> int:
         return status_of(learner).actors.leased
-
-    # The evaluator's machine is there, and boots last: without a score nothing ends before its time.
-    boot(*(host for host in cluster.hosts.values() if host is not evaluator))
-    wait_until(lambda: status_of(learner).updates > 20, "updates", START_SECONDS)
-    wait_until(lambda: all(stream.contiguous for stream in memory().streams), "experience of all", BUSY_SECONDS)
-    num_actors = status_of(learner).actors.configured
 
     roles = {host.address: host.role for host in cluster.hosts.values()}
     knockers = {**{host.address: host for host in cluster.hosts.values()}, **people}
     ports = (*map(TransportConfig().port, SOCKETS), SSH, TENSORBOARD)
     doors = [(host.address, port) for host in cluster.hosts.values() for port in ports]
     answers = each(knockers, lambda network: knock(network, doors))
+    at = learner.address
+    curves = each(knockers, lambda network: shown(network, at))
 
-    # A host of actors dies, and the group has another one in its place.
+    # A host of actors dies, and the group starts another in its place.
     dead = cluster.of("actor")[-1]
     num_heirless = num_actors // len(cluster.of("actor"))
     before_death = memory()
@@ -103,38 +116,48 @@ def tell(cluster: NamespacedCluster, ssm: Any, name: str) -> Told:
     wait_until(lambda: len(renewed(memory(), lives)) == num_heirless, "the new host's experience", BUSY_SECONDS)
     after_death = memory()
 
-    # The replay server's cable is out for a while, in the middle of everything.
+    # The cable of learner and replay server is out for a while, in the middle of everything.
     before_cut = memory()
-    cluster.switch.cut(replay)
+    cluster.switch.cut(learner)
     time.sleep(CUT_SECONDS / 2)
     still = memory()
     time.sleep(CUT_SECONDS / 2)
     in_cut = still, memory()
-    cluster.switch.mend(replay)
-    window = RunFolder.open(run).config.actor.window
+    cluster.switch.mend(learner)
+    window = folder.config.actor.window
 
     def behind() -> list[str]:
         return who_is_behind(before_cut, memory(), window)
 
     wait_until(lambda: not behind(), "every stream to go on", BUSY_SECONDS, behind)
     after_cut = memory()
-    status = status_of(learner)
+    wait_until(lambda: leased() == num_actors, "all ids to be leased", BUSY_SECONDS)
+
+    # The learner's host is lost, with the replay memory: its group starts another, which restores the run.
+    wait_until((folder.checkpoints / "newest.json").exists, "a checkpoint", SCORE_SECONDS)
+    learner.start("apex-upload.service")  # as apex-upload.timer does
+    wait_until(lambda: learner.ended("apex-upload.service"), "an upload", BUSY_SECONDS)
+    updates = status_of(learner).updates
+    cluster.lose(learner)
+    (learner,) = cluster.add_new()
+    boot(learner)
+    wait_until(lambda: resumed_at(learner), "the run to be resumed", START_SECONDS)
+    went_on = resumed_at(learner)
+    wait_until(lambda: status_of(learner).updates > went_on, "updates of the new host", START_SECONDS)
 
     # Now the evaluator looks at what has been learned, and the run ends.
     boot(evaluator)
     wait_until(lambda: END in learner.asked_of_systemd(), "the end of the run", SCORE_SECONDS)
-    evaluator.start("apex-fetch.service")  # as apex-fetch.timer does
-    wait_until(lambda: shown(evaluator, evaluator.address), "curves in TensorBoard", BUSY_SECONDS)
-    del knockers[dead.address]
-    for address, found in each(knockers, lambda network: knock(network, [(evaluator.address, TENSORBOARD)])).items():
-        answers[address] |= found
+    learner.start("apex-end.service")  # as systemctl does
+    wait_until(lambda: learner.ended("apex-end.service"), "the end of the cluster", BUSY_SECONDS)
     return Told(
         hosts=cluster.hosts,
         learner=learner,
         roles=roles,
-        addresses={host.role: host.address for host in (replay, learner, evaluator)},
+        at=at,
         open={address: doors_with(found, 0) for address, found in answers.items()},
         refused={address: doors_with(found, errno.ECONNREFUSED) for address, found in answers.items()},
+        curves=curves,
         dead_ids=renewed(after_death, lives),
         heirless_seconds=heirless_seconds,
         before_death=before_death,
@@ -142,8 +165,10 @@ def tell(cluster: NamespacedCluster, ssm: Any, name: str) -> Told:
         before_cut=before_cut,
         in_cut=in_cut,
         after_cut=after_cut,
-        status=status,
-        curves=each(knockers, lambda network: shown(network, evaluator.address)),
+        rows_lost=read_rows(folder.curves / "learner.jsonl"),
+        rows=read_rows(learner.folder / "home/runs" / name / "curves/learner.jsonl"),
+        resumed_at=went_on,
+        updates_lost=updates - went_on,
     )
 
 
@@ -154,6 +179,17 @@ def status_of(learner: Host) -> RunStatus:
     status = learner.within(lambda: ask(endpoint, BUSY_SECONDS, Keys(keys, "observer")))
     assert status is not None, "the learner is silent"
     return status
+
+
+def resumed_at(learner: Host) -> int:
+    """The update from which a learner says that it goes on; 0 before it has said so."""
+    found = re.search(r"goes on at update (\d+)", learner.log_of("apex@learner.service"))
+    return int(found[1]) if found else 0
+
+
+def read_rows(path: Path) -> list[Row]:
+    """A curve, row by row."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def renewed(memory: Memory, lives: list[int]) -> set[int]:

@@ -54,19 +54,20 @@ def violations(plan: Plan, admin_cidrs: set[str]) -> list[str]:
 
 
 def user_data(found: list[dict[str, Any]]) -> dict[str, str]:
-    """What each role's hosts are told at their first boot."""
-    texts = {}
-    for item in found:
-        if item["type"] == "aws_instance":
-            texts[item["name"]] = base64.b64decode(item["values"]["user_data_base64"]).decode()
-        if item["type"] == "aws_launch_template":
-            texts[item["name"]] = base64.b64decode(item["values"]["user_data"]).decode()
-    return texts
+    """What the hosts of each kind are told at their first boot."""
+    templates = _of(found, "aws_launch_template")
+    return {item["index"]: base64.b64decode(item["values"]["user_data"]).decode() for item in templates}
 
 
 def _doors(found: list[dict[str, Any]]) -> Iterator[str]:
     transport = TransportConfig()
-    expected = {(transport.port(name), BOUND_BY[name], role) for name, roles in MAY_REACH.items() for role in roles}
+    kinds = {item["index"] for item in _of(found, "aws_security_group")}
+    expected = {
+        (transport.port(name), at, kind)
+        for name, roles in MAY_REACH.items()
+        for role in roles
+        if (at := kind_of(BOUND_BY[name], kinds)) != (kind := kind_of(role, kinds))
+    }
     groups = {item["values"]["id"]: item["index"] for item in found if item["type"] == "aws_security_group"}
     for direction, here, there in (("ingress", 1, 2), ("egress", 2, 1)):
         actual = set()
@@ -80,10 +81,10 @@ def _doors(found: list[dict[str, Any]]) -> Iterator[str]:
                     there: groups[values["referenced_security_group_id"]],
                 }
                 actual.add((values["from_port"], ends[1], ends[2]))
-        for port, at, role in sorted(actual - expected):
-            yield f"{direction}: {role} may reach {at}'s port {port}, and should not"
-        for port, at, role in sorted(expected - actual):
-            yield f"{direction}: {role} cannot reach {at}'s port {port}"
+        for port, at, kind in sorted(actual - expected):
+            yield f"{direction}: {kind} may reach {at}'s port {port}, and should not"
+        for port, at, kind in sorted(expected - actual):
+            yield f"{direction}: {kind} cannot reach {at}'s port {port}"
     for item in _of(found, "aws_vpc_security_group_egress_rule"):
         values = item["values"]
         if not values.get("referenced_security_group_id") and (values["from_port"], values["to_port"]) != (443, 443):
@@ -94,6 +95,11 @@ def _doors(found: list[dict[str, Any]]) -> Iterator[str]:
                 for rule in item["values"].get(direction) or []:
                     if item["type"] == "aws_default_security_group" or not _is_separate(rule, found):
                         yield f"{item['address']} has a rule of its own: {rule}"
+
+
+def kind_of(role: str, kinds: set[str]) -> str:
+    """The kind of hosts on which a role runs: a replay server shares the learner's unless it has its own."""
+    return role if role in kinds else "learner"
 
 
 def _is_separate(rule: dict[str, Any], found: list[dict[str, Any]]) -> bool:
@@ -117,11 +123,9 @@ def _admin(found: list[dict[str, Any]], admin_cidrs: set[str]) -> Iterator[str]:
 
 
 def _disks(found: list[dict[str, Any]]) -> Iterator[str]:
-    for item in found:
-        values = item["values"]
-        disks = [*values.get("root_block_device", []), *values.get("ebs_block_device", [])]
-        disks += [disk for device in values.get("block_device_mappings", []) for disk in device["ebs"]]
-        if item["type"] in ("aws_instance", "aws_launch_template") and not disks:
+    for item in _of(found, "aws_launch_template"):
+        disks = [disk for device in item["values"]["block_device_mappings"] for disk in device["ebs"]]
+        if not disks:
             yield f"{item['address']} does not say that its disk is encrypted"
         for disk in disks:
             if str(disk.get("encrypted")).lower() != "true":
@@ -131,7 +135,7 @@ def _disks(found: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _metadata(found: list[dict[str, Any]]) -> Iterator[str]:
-    for item in [*_of(found, "aws_instance"), *_of(found, "aws_launch_template")]:
+    for item in _of(found, "aws_launch_template"):
         for options in item["values"]["metadata_options"] or [{}]:
             if options.get("http_tokens") != "required":
                 yield f"{item['address']} answers IMDSv1"
@@ -170,14 +174,17 @@ def _tags(found: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _ends(found: list[dict[str, Any]]) -> Iterator[str]:
-    for item in [*_of(found, "aws_instance"), *_of(found, "aws_launch_template")]:
-        is_learner = item["address"] == "aws_instance.learner"
+    for item in _of(found, "aws_launch_template"):
+        is_learner = item["index"] == "learner"
         if item["values"]["instance_initiated_shutdown_behavior"] != ("stop" if is_learner else "terminate"):
             loses = "loses what it has not uploaded" if is_learner else "goes on billing for its disk"
             yield f"{item['address']} {loses} when it is off"
+    ending = {item["index"] for item in _of(found, "aws_autoscaling_schedule")}
     for item in _of(found, "aws_autoscaling_group"):
         if item["values"]["min_size"] != 0:
             yield f"{item['address']} cannot be set to 0 when the run ends"
+        if item["index"] not in ending:
+            yield f"{item['address']} goes on when max_hours are over"
 
 
 def _of(found: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:

@@ -8,13 +8,13 @@ import emulator
 import pytest
 from conftest import ADMINS, NAME, Cluster
 from rules import violations
-from terraform_program import Plan, changes
+from terraform_program import Plan, changes, resources
 
-GROUP = "aws_autoscaling_group.actors"
+GROUP = 'aws_autoscaling_group.host["actor"]'
 
 MUTATIONS = {
     "a port that is not the package's": (
-        "security.tf", "port = 51003", "port = 51005", "actor cannot reach replay's port 51003"),
+        "security.tf", "port = 51003", "port = 51005", "actor cannot reach learner's port 51003"),
     "a door open to one role more": (
         "security.tf", 'at = "learner", open_to = ["replay"] }', 'at = "learner", open_to = ["replay", "actor"] }',
         "actor may reach learner's port 52002"),
@@ -22,27 +22,28 @@ MUTATIONS = {
         "security.tf", "= each.value.cidr", '= "0.0.0.0/0"',
         "lets 0.0.0.0/0 in"),
     "a plain disk": (
-        "actors.tf", "encrypted             = true", "encrypted             = false", "disk that is not encrypted"),
-    "the older metadata service": ("replay.tf", '"required"', '"optional"', "answers IMDSv1"),
+        "hosts.tf", "encrypted             = true", "encrypted             = false", "disk that is not encrypted"),
+    "the older metadata service": ("hosts.tf", '"required"', '"optional"', "answers IMDSv1"),
     "a policy for every resource": (
-        "iam.tf", 'resources = ["${local.keys}/${each.key}/*"]', 'resources = ["*"]', "PublishOwnKey has Resource *"),
+        "iam.tf", '[for role in each.value.roles : "${local.parameters}/keys/${role}/*"]', '["*"]',
+        "PublishOwnKeys has Resource *"),
     "a learner that ends anybody's hosts": (
-        "iam.tf", 'only     = { for key, value in local.tags : "aws:ResourceTag/${key}" => value }', "only     = {}",
-        "EndHosts has Resource arn:aws:ec2:"),
+        "iam.tf", '{ for key, value in merge(local.tags, { Role = kind }) : "aws:ResourceTag/${key}" => value }', "{}",
+        "EndItself has Resource arn:aws:ec2:"),
     "a rule inside a group": (
         "security.tf", 'description = "Ape-X ${var.name}: ${each.key}"\n',
         'description = "Ape-X ${var.name}: ${each.key}"\n'
         '  ingress {\n from_port = 0\n to_port = 0\n protocol = "-1"\n cidr_blocks = ["0.0.0.0/0"]\n }\n',
         "has a rule of its own"),
     "a key in user data": (
-        "boot.tf", "APEX_BUCKET      = var.bucket", 'APEX_BUCKET      = var.bucket, APEX_SECRET = sha256("")',
+        "boot.tf", "APEX_BUCKET    = var.bucket", 'APEX_BUCKET    = var.bucket, APEX_SECRET = sha256("")',
         "user data of learner has"),
     "a host that nobody would find": (
-        "locals.tf", ', Cluster = var.name }', " }", "is not tagged"),
+        "hosts.tf", ', Cluster = var.name }', " }", "is not tagged"),
     "a learner whose disk goes with it": (
-        "learner.tf", '"stop"', '"terminate"', "aws_instance.learner loses what it has not uploaded"),
+        "hosts.tf", '"stop"', '"terminate"', 'aws_launch_template.host["learner"] loses what it has not uploaded'),
     "a group that cannot end": (
-        "actors.tf", "min_size                  = 0", "min_size                  = 1", "cannot be set to 0"),
+        "hosts.tf", "min_size                  = 0", "min_size                  = 1", "cannot be set to 0"),
 }  # fmt: skip
 
 
@@ -80,18 +81,50 @@ def test_spot_or_not_is_a_matter_of_the_group_alone(cluster: Cluster) -> None:
     assert {**before, key: 100} == after
 
 
-def test_neither_a_newer_image_nor_a_scaled_group_is_a_change(cluster: Cluster) -> None:
+def test_more_hours_replace_nothing(cluster: Cluster) -> None:
+    plan = cluster.terraform.plan("-refresh=false", "-var=max_hours=48")
+    found = changes(plan)
+    assert "aws_ssm_parameter.max_hours" in found
+    assert {address.split(".")[0] for address in found} == {
+        "aws_ssm_parameter",  # which the hosts read
+        "aws_autoscaling_schedule",
+        "aws_launch_template",  # for hosts that are made later
+        "aws_autoscaling_group",  # the template's version
+    }
+    actions = {tuple(item["change"]["actions"]) for item in plan["resource_changes"] if item["mode"] == "managed"}
+    assert actions == {("no-op",), ("update",)}
+
+
+def test_neither_newer_images_nor_a_scaled_group_is_a_change(cluster: Cluster) -> None:
     ec2, scaling = emulator.client("ec2", cluster.endpoint), emulator.client("autoscaling", cluster.endpoint)
-    newer = ec2.register_image(Name="apex-cpu-2", Architecture="x86_64", RootDeviceName="/dev/xvda")["ImageId"]
-    ec2.create_tags(Resources=[newer], Tags=emulator.tags("cpu"))
-    scaling.set_desired_capacity(AutoScalingGroupName=f"apex-{NAME}-actors", DesiredCapacity=0)
+    newer = emulator.register_images(cluster.endpoint, "fedcba9")
+    scaling.set_desired_capacity(AutoScalingGroupName=f"apex-{NAME}-actor", DesiredCapacity=0)
     try:
         plan = cluster.terraform.plan()
     finally:
-        ec2.deregister_image(ImageId=newer)
-        scaling.set_desired_capacity(AutoScalingGroupName=f"apex-{NAME}-actors", DesiredCapacity=3)
-    assert newer in str(plan["prior_state"]), "Terraform has not seen the newer image: this test finds nothing out"
+        for image in newer:
+            ec2.deregister_image(ImageId=image)
+        scaling.set_desired_capacity(AutoScalingGroupName=f"apex-{NAME}-actor", DesiredCapacity=3)
+    assert newer[1] in str(plan["prior_state"]), "Terraform has not seen the newer image: this test finds nothing out"
     assert changes(plan) == {}
+
+
+def test_both_images_are_of_one_commit(cluster: Cluster, tmp_path: Path) -> None:
+    """Where a newer CPU image was built alone, it is not taken; nor for hosts that are replaced later."""
+    ec2 = emulator.client("ec2", cluster.endpoint)
+    (alone,) = emulator.register_images(cluster.endpoint, "fedcba9", ("cpu",))
+    fresh = cluster.terraform.copy(tmp_path / "fresh")
+    (fresh.folder / "terraform.tfstate").unlink()
+    try:
+        plan = fresh.plan()
+    finally:
+        ec2.deregister_image(ImageId=alone)
+    templates = [item for item in resources(plan["planned_values"]) if item["type"] == "aws_launch_template"]
+    used = [item["values"]["image_id"] for item in templates]
+    images = ec2.describe_images(ImageIds=used)["Images"]
+    tags = [{tag["Key"]: tag["Value"] for tag in image["Tags"]} for image in images]
+    assert {tag["Role"] for tag in tags} == {"cpu", "gpu"}
+    assert {tag["Commit"] for tag in tags} == {emulator.COMMIT}
 
 
 @pytest.fixture(scope="module")
@@ -108,22 +141,18 @@ def test_the_rules_notice(what: str, found_in_mutant: list[str]) -> None:
     assert any(MUTATIONS[what][3] in violation for violation in found_in_mutant), found_in_mutant
 
 
-def test_the_learner_is_destroyed_before_its_way_to_the_bucket(cluster: Cluster) -> None:
+def test_hosts_are_destroyed_before_their_way_to_the_bucket(cluster: Cluster) -> None:
     configured = cluster.first_plan["configuration"]["root_module"]["resources"]
-    (learner,) = (item for item in configured if item["address"] == "aws_instance.learner")
+    (group,) = (item for item in configured if item["address"] == "aws_autoscaling_group.host")
     way = {
         item["address"]
         for item in configured
         if item["type"] in ("aws_route", "aws_route_table_association", "aws_vpc_endpoint", "aws_iam_role_policy")
         or item["address"] == "aws_vpc_security_group_egress_rule.aws"
     } - {"aws_iam_role_policy.flow_logs"}
-    assert set(learner["depends_on"]) == way
-
-
-def test_without_the_ladder_a_bound_would_restart_the_learner(cluster: Cluster, tmp_path: Path) -> None:
-    mutant = cluster.terraform.copy(tmp_path / "mutant")
-    mutant.edit("boot.tf", "    ignore_changes = [input]\n", "")
-    assert "aws_instance.learner" in changes(mutant.plan("-refresh=false", "-var=actor_hosts=24"))
+    assert set(group["depends_on"]) == way
+    values = [item["values"] for item in resources(cluster.first_plan["planned_values"]) if item["address"] == GROUP]
+    assert not values[0]["force_delete"], "Terraform would not wait for the hosts' last upload"
 
 
 def complaints(plan: Plan) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from conftest import NAME, Planned
 from rules import user_data
 from terraform_program import resources
 
+from apex.cloud.host.settings import read_settings
 from apex.config import Config, load_toml
 from apex.config.sizing import Machine, bytes_per_transition, size_to_machine
 from apex.transport.curve.key_store import lists_for
 from apex.types import Schema
 
-ROLES = ("replay", "learner", "evaluator", "actor")
+KINDS = {"learner": ("learner", "replay"), "evaluator": ("evaluator",), "actor": ("actor",)}
+TOML = {"learner", "actor"}  # the roles with settings of their own
 
 
 @pytest.fixture(scope="module")
@@ -37,17 +40,17 @@ def config(role: str, told: dict[str, str], folder: Path) -> Config:
     return load_toml(path)
 
 
-def test_every_role_is_told_before_anything_is_made(told: dict[str, str]) -> None:
-    assert set(told) == set(ROLES)
+def test_every_host_is_told_before_anything_is_made(told: dict[str, str]) -> None:
+    assert set(told) == set(KINDS)
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_cloud_init_accepts_it(role: str, told: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_cloud_init_accepts_it(kind: str, told: dict[str, str], tmp_path: Path) -> None:
     sources = os.environ.get("APEX_CLOUD_INIT")
     if not sources:
         pytest.skip("no cloud-init: deploy/test.sh says why")
     path = tmp_path / "user-data"
-    path.write_text(told[role])
+    path.write_text(told[kind])
     done = subprocess.run(
         [sys.executable, "-m", "cloudinit.cmd.main", "schema", "--config-file", str(path)],
         env={**os.environ, "PYTHONPATH": sources, "PYTHONWARNINGS": "ignore"},
@@ -59,29 +62,28 @@ def test_cloud_init_accepts_it(role: str, told: dict[str, str], tmp_path: Path) 
     assert "Valid cloud-config" in done.stdout
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_it_writes_two_files_and_starts_one_unit(role: str, told: dict[str, str]) -> None:
-    document: dict[str, Any] = yaml.safe_load(told[role])
-    assert set(files(told[role])) == {"/etc/apex/cluster.env", f"/etc/apex/{role}.toml"}
-    assert document["runcmd"] == [["systemctl", "enable", "--now", "--no-block", f"apex@{role}.service"]]
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_writes_settings_and_starts_the_units_of_its_roles(kind: str, told: dict[str, str]) -> None:
+    document: dict[str, Any] = yaml.safe_load(told[kind])
+    toml = {f"/etc/apex/{role}.toml" for role in TOML & set(KINDS[kind])}
+    assert set(files(told[kind])) == {"/etc/apex/cluster.env"} | toml
+    units = [f"apex@{role}.service" for role in KINDS[kind]]
+    assert document["runcmd"] == [["systemctl", "enable", "--now", "--no-block", *units]]
     assert set(document) == {"package_update", "package_upgrade", "write_files", "runcmd"}
     assert not document["package_update"]
     assert not document["package_upgrade"]
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_the_host_knows_its_place(role: str, told: dict[str, str]) -> None:
-    lines = files(told[role])["/etc/apex/cluster.env"].splitlines()
-    assert dict(line.split("=") for line in lines) == {
-        "APEX_CLUSTER": NAME,
-        "APEX_ROLE": role,
-        "APEX_REGION": "us-east-1",
-        "APEX_BUCKET": "apex-test-checkpoints",
-        "APEX_LEARNER": "10.77.0.11",
-        "APEX_REPLAY": "10.77.0.10",
-        "APEX_MAX_HOURS": "24",
-        "APEX_ACTOR_GROUP": f"apex-{NAME}-actors",
-    }
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_host_knows_its_place(kind: str, told: dict[str, str], tmp_path: Path) -> None:
+    text = files(told[kind])["/etc/apex/cluster.env"]
+    (tmp_path / "cluster.env").write_text(text)
+    settings = read_settings(tmp_path)
+    assert (settings.cluster, settings.roles, settings.role) == (NAME, KINDS[kind], kind)
+    assert (settings.region, settings.bucket) == ("us-east-1", "apex-test-checkpoints")
+    assert settings.group(kind) == f"apex-{NAME}-{kind}"
+    assert abs(datetime.fromisoformat(settings.begun) - datetime.now(UTC)) < timedelta(hours=1)
+    assert "APEX_MAX_HOURS=24\n" in text
 
 
 def test_the_learner_trains_what_was_asked(told: dict[str, str], tmp_path: Path) -> None:
@@ -89,13 +91,16 @@ def test_the_learner_trains_what_was_asked(told: dict[str, str], tmp_path: Path)
     assert learner.environment.id == "ALE/Breakout-v5"
     assert (learner.learner.batch_size, learner.learner.optimizer, learner.learner.learning_rate) == (256, "adam", 1e-4)
     assert learner.run.stop_score == 18
-    assert learner.run.name == NAME
     assert learner.actor.num_actors == 3 * 8 * 16
-    assert (learner.transport.bind, learner.transport.keys) == ("10.77.0.11", "/var/lib/apex/keys")
 
 
-def test_the_replay_memory_is_sized_by_its_own_host(told: dict[str, str], tmp_path: Path) -> None:
-    learner = config("learner", told, tmp_path)
+def test_the_replay_memory_is_sized_by_the_learners_host_or_by_its_own(
+    told: dict[str, str], tmp_path: Path, planned: Planned
+) -> None:
+    assert config("learner", told, tmp_path).replay.host_bytes == 0
+    apart = planned.terraform.copy(tmp_path / "own").plan("-var=replay_host=own")
+    own = user_data(resources(apart["planned_values"]))
+    learner = config("learner", own, tmp_path)
     assert learner.replay.host_bytes == 64 * 2**30  # an r7i.2xlarge; the learner's g6.2xlarge has half of it
     schema = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=4, n_step=3, codec="lz4")
     sized = size_to_machine(learner, Machine(cores=8, memory_bytes=2**30, gpu=True), schema)
@@ -107,31 +112,23 @@ def test_actor_hosts_step_what_their_cores_bear(told: dict[str, str], tmp_path: 
     assert (actor.num_processes, actor.envs_per_process) == (8, 16)
 
 
-@pytest.mark.parametrize(("role", "address"), [("replay", "10.77.0.10"), ("learner", "10.77.0.11")])
-def test_who_binds_binds_the_address_that_is_fixed(
-    role: str, address: str, told: dict[str, str], tmp_path: Path, planned: Planned
-) -> None:
-    assert config(role, told, tmp_path).transport.bind == address
-    (host,) = (
-        item for item in resources(planned.first_plan["planned_values"]) if item["address"] == f"aws_instance.{role}"
-    )
-    assert host["values"]["private_ip"] == address
-
-
-@pytest.mark.parametrize("role", ROLES)
-def test_no_socket_is_without_keys(role: str, told: dict[str, str], tmp_path: Path) -> None:
-    assert config(role, told, tmp_path).transport.keys == "/var/lib/apex/keys"
-
-
-@pytest.mark.parametrize("role", ROLES)
-def test_a_host_may_read_the_keys_that_it_checks_and_write_its_own_alone(role: str, planned: Planned) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_host_may_read_the_keys_that_it_checks_and_write_its_own_alone(kind: str, planned: Planned) -> None:
     (policy,) = (
         item["values"]["policy"]
         for item in resources(planned.first_plan["planned_values"])
-        if item["type"] == "aws_iam_role_policy" and item.get("index") == role
+        if item["type"] == "aws_iam_role_policy" and item.get("index") == kind
     )
     statements = {item["Sid"]: item["Resource"] for item in yaml.safe_load(policy)["Statement"]}
     below = f"parameter/apex/{NAME}/keys/"
-    expected = {other for other in lists_for(role) if other != "observer"}  # made on the learner's host
-    assert {arn.split(below)[1].removesuffix("/*") for arn in statements["ReadOthersKeys"]} == expected
-    assert statements["PublishOwnKey"].split(below)[1] == f"{role}/*"
+
+    def roles(sid: str) -> set[str]:
+        found = statements[sid] if isinstance(statements[sid], list) else [statements[sid]]
+        return {arn.split(below)[1].removesuffix("/*") for arn in found}
+
+    # Keys of the host itself, and the observer's, are made there.
+    assert roles("ReadOthersKeys") == {other for role in KINDS[kind] for other in lists_for(role)} - {
+        *KINDS[kind],
+        "observer",
+    }
+    assert roles("PublishOwnKeys") == set(KINDS[kind])

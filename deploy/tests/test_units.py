@@ -8,19 +8,21 @@ import shlex
 import shutil
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from apex.cloud.host import journal_upload
 from apex.cloud.host.command import make_parser
-from apex.cloud.host.key_exchange import CHANGED
+from apex.cloud.host.key_exchange import CHANGED, KeyEntry
 from apex.cloud.host.role import host_command
 from apex.cloud.host.settings import HostSettings
 from apex.cloud.host.shutdown import LONGEST_WAIT_SECONDS, TRY_SECONDS
 from apex.config import TransportConfig
 from apex.config.command_line import parse_config
 from apex.environments.factory import kind
+from apex.errors import ConfigError
 from apex.evaluator import main as evaluator
 from apex.runtime.gpu import means_gpu
 from apex.runtime.lifecycle import HOPELESS, NEIGHBOUR_GONE, REFUSED
@@ -45,10 +47,12 @@ def commands() -> list[str]:
     return [value.lstrip("+-!@:") for path in files for name in names for value in values(path, name)]
 
 
-def settings(folder: Path, **more: str) -> HostSettings:
-    fixed = {"cluster": "pong", "role": "learner", "region": "us-east-1", "bucket": "b", "actor_group": "g"}
-    addresses = {"learner": "10.77.0.11", "replay": "10.77.0.10"}
-    return HostSettings(**{**fixed, **addresses, **more}, etc=folder / "etc", home=folder / "home")
+def settings(folder: Path, *roles: str) -> HostSettings:
+    (folder / "home/keys").mkdir(parents=True, exist_ok=True)
+    entry = KeyEntry("learner", "i-1", "0" * 64, "10.77.0.11", datetime.now(UTC))
+    (folder / "home/keys/learner.i-1.key").write_text(entry.certificate)
+    fixed = {"cluster": "pong", "region": "us-east-1", "bucket": "b", "begun": "2026-01-02T03:04:05Z"}
+    return HostSettings(**fixed, roles=roles or ("learner", "replay"), etc=folder / "etc", home=folder / "home")
 
 
 @systemd
@@ -67,7 +71,7 @@ def test_systemd_has_nothing_to_say_about_the_units(tmp_path):
 
 def test_every_command_of_a_unit_is_one_that_the_package_takes():
     ours = [command for command in commands() if command.startswith(HOST)]
-    assert len(ours) == 8
+    assert len(ours) == 7
     for command in ours:
         for role in PROGRAMS if "%i" in command else ("",):
             make_parser().parse_args(shlex.split(command.removeprefix(HOST).replace("%i", role)))
@@ -81,10 +85,11 @@ def test_every_other_command_is_a_program_that_the_image_has():
 
 @pytest.mark.parametrize("role", ["replay", "actor"])
 def test_a_role_gets_a_command_that_its_program_takes(role, tmp_path):
-    command = host_command(settings(tmp_path, role=role), role, num_cores=8)
+    command = host_command(settings(tmp_path, role), role, num_cores=8)
+    assert command[command.index("--learner") + 1] == "10.77.0.11"
     found = subprocess.run([sys.executable, "-c", PROGRAM, *command], capture_output=True, text=True, timeout=60)
     # It has read its options, and goes no further: there are no keys yet.
-    assert "there is no folder of keys" in found.stderr
+    assert f"cannot read {tmp_path}/home/keys/{role}.key_secret" in found.stderr
     assert "usage:" not in found.stderr
 
 
@@ -92,10 +97,27 @@ PROGRAM = "import sys; from apex.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
 def test_the_evaluator_gets_a_command_that_it_takes(tmp_path, capsys):
-    word, *options = host_command(settings(tmp_path, role="evaluator"), "evaluator", num_cores=8)
+    word, *options = host_command(settings(tmp_path, "evaluator"), "evaluator", num_cores=8)
     assert word == "evaluator"
     assert evaluator(options) == REFUSED
-    assert "there is no folder of keys" in capsys.readouterr().err
+    assert "home/keys/evaluator.key_secret" in capsys.readouterr().err
+
+
+def test_a_replay_server_keeps_snapshots_where_it_has_its_own_host(tmp_path):
+    assert "--snapshots" not in host_command(settings(tmp_path, "learner", "replay"), "replay", num_cores=8)
+    assert "--snapshots" in host_command(settings(tmp_path, "replay"), "replay", num_cores=8)
+
+
+def test_a_host_refuses_the_role_of_another(tmp_path):
+    with pytest.raises(ConfigError, match="this host has the roles learner, replay, not 'actor'"):
+        host_command(settings(tmp_path), "actor", num_cores=8)
+
+
+def test_a_role_is_refused_before_the_learners_address_is_known(tmp_path):
+    here = settings(tmp_path, "actor")
+    (here.keys / "learner.i-1.key").unlink()
+    with pytest.raises(ConfigError, match="no key of the learner with its address"):
+        host_command(here, "actor", num_cores=8)
 
 
 def test_the_learner_starts_a_run_of_the_clusters_name_by_its_file(tmp_path):
@@ -105,7 +127,7 @@ def test_the_learner_starts_a_run_of_the_clusters_name_by_its_file(tmp_path):
     config = parse_config(options, prog="apex learner", description="", kind=kind, means_gpu=means_gpu)
     assert (word, config.seed, config.environment.id, config.run.name) == ("learner", 7, "CartPole-v1", "pong")
     assert config.run.folder == str(tmp_path / "home/runs")
-    assert (config.transport.bind, config.transport.keys) == ("10.77.0.11", str(tmp_path / "home/keys"))
+    assert (config.transport.bind, config.transport.keys) == ("0.0.0.0", str(tmp_path / "home/keys"))
 
 
 def test_the_learner_goes_on_with_the_run_that_is_there(tmp_path):
@@ -132,7 +154,7 @@ def test_a_run_whose_making_was_cut_short_is_begun_anew(tmp_path):
 def test_actors_take_the_cores_of_their_own_machine(tmp_path, text, words):
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/actor.toml").write_text(text)
-    assert host_command(settings(tmp_path, role="actor"), "actor", num_cores=8)[-len(words) :] == words
+    assert host_command(settings(tmp_path, "actor"), "actor", num_cores=8)[-len(words) :] == words
 
 
 def test_the_kernel_keeps_the_packages_ports_for_it():
@@ -181,7 +203,7 @@ def test_only_who_stops_other_units_is_root():
 
 
 def test_what_every_unit_says_goes_to_cloudwatch():
-    followed = {word.removeprefix("--unit=") for word in journal_upload.command("%i") if word.startswith("--unit=")}
+    followed = {word.removeprefix("--unit=") for word in journal_upload.command(["%i"]) if word.startswith("--unit=")}
     assert followed == {path.name.replace("apex@", "apex@%i") for path in SERVICES}
 
 
@@ -191,9 +213,12 @@ def test_enabling_a_role_brings_all_that_its_machine_needs():
 
     common = wants("apex@.service")
     assert {"apex-keys.service", "apex-keys.timer", "apex-logs.service"} <= common
-    assert wants("apex@learner.service.d/learner.conf") == {"apex-upload.timer"}
+    assert wants("apex@learner.service.d/learner.conf") == {
+        "apex-upload.timer",
+        "apex-tensorboard.service",
+        "apex-spot.service",
+    }
     assert wants("apex@actor.service.d/actor.conf") == {"apex-spot.service"}
-    assert wants("apex@evaluator.service.d/evaluator.conf") == {"apex-fetch.timer", "apex-tensorboard.service"}
     units = {path.name for path in UNITS.iterdir()}
     assert {
         word
@@ -215,10 +240,17 @@ def call(tmp_path: Path, script: str, *words: str, systemctl: str = "", **enviro
     return tape.read_text().splitlines()
 
 
-@pytest.mark.parametrize("status", ["0", "2", "3"])
-def test_the_end_of_the_learners_run_ends_the_cluster(tmp_path, status):
-    calls = call(tmp_path, "apex-ended", "apex@learner.service", EXIT_CODE="exited", EXIT_STATUS=status)
+@pytest.mark.parametrize(
+    ("role", "status"),
+    [("learner", "0"), ("learner", "2"), ("learner", "3"), ("replay", "2"), ("actor", "2"), ("actor", "3")],
+)
+def test_the_end_of_the_learners_run_and_a_refused_role_start_the_end(tmp_path, role, status):
+    calls = call(tmp_path, "apex-ended", f"apex@{role}.service", EXIT_CODE="exited", EXIT_STATUS=status)
     assert calls[-1] == "start --no-block apex-end.service"
+
+
+def test_an_actor_that_the_learner_has_sent_away_does_not_end_its_host(tmp_path):
+    assert call(tmp_path, "apex-ended", "apex@actor.service", EXIT_CODE="exited", EXIT_STATUS="0") == []
 
 
 @pytest.mark.parametrize(
@@ -231,22 +263,42 @@ def test_the_end_of_the_learners_run_ends_the_cluster(tmp_path, status):
     ],
 )
 def test_who_stops_the_learner_does_not_end_the_cluster(tmp_path, systemctl, code, status):
-    calls = call(tmp_path, "apex-ended", "u", systemctl=systemctl, EXIT_CODE=code, EXIT_STATUS=status)
+    calls = call(
+        tmp_path, "apex-ended", "apex@learner.service", systemctl=systemctl, EXIT_CODE=code, EXIT_STATUS=status
+    )
     assert not any(line.startswith("start") for line in calls)
 
 
-def test_a_machine_goes_off_when_its_hours_are_over(tmp_path):
-    calls = call(tmp_path, "apex-max-hours", APEX_MAX_HOURS="0.0001")
-    assert calls == ["start apex-end.service", "--no-block poweroff"]
+HOURS_OVER = ["start apex-end.service", "--no-block poweroff"]
 
 
-def test_a_machine_whose_end_fails_goes_off_all_the_same(tmp_path):
-    calls = call(tmp_path, "apex-max-hours", systemctl='[ "$1" != start ]', APEX_MAX_HOURS="0.0001")
-    assert calls[-1] == "--no-block poweroff"
+def max_hours(tmp_path: Path, newest: str, at_boot: str, begun: str = "2026-01-02T03:04:05Z", **more: str) -> list[str]:
+    (tmp_path / "max-hours").write_text(newest)
+    return call(
+        tmp_path, "apex-max-hours", str(tmp_path / "max-hours"), APEX_MAX_HOURS=at_boot, APEX_BEGUN=begun, **more
+    )
 
 
-def test_a_machine_stays_within_its_hours(tmp_path):
-    assert call(tmp_path, "apex-max-hours", APEX_MAX_HOURS="1000000") == []
+def test_a_host_goes_off_when_the_hours_of_its_cluster_are_over(tmp_path):
+    assert max_hours(tmp_path, "", "0.0001") == HOURS_OVER
+
+
+def test_a_host_whose_end_fails_goes_off_all_the_same(tmp_path):
+    assert max_hours(tmp_path, "", "0.0001", systemctl='[ "$1" != start ]')[-1] == "--no-block poweroff"
+
+
+def test_hours_that_were_raised_or_lowered_while_it_runs_are_those_that_count(tmp_path):
+    assert max_hours(tmp_path, "1000000", "0.0001") == []
+    assert max_hours(tmp_path, "0.0001", "1000000") == HOURS_OVER
+
+
+def test_hours_are_those_of_the_cluster_however_young_the_host(tmp_path):
+    assert max_hours(tmp_path, "", "1000000", begun="1826-01-02T03:04:05Z") == HOURS_OVER
+
+
+@pytest.mark.parametrize("damaged", ["", "0", "x", "-1", "1e9", "9; reboot"])
+def test_a_number_that_is_none_does_not_keep_a_host_running(tmp_path, damaged):
+    assert max_hours(tmp_path, damaged, "0.0001") == HOURS_OVER
 
 
 def test_a_role_begins_anew_where_the_key_that_it_talks_to_has_changed(tmp_path):

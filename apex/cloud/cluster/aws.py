@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from apex.errors import ApexError, ConfigError, require
 from apex.runtime.optional_imports import remedy
 
 PROJECT = "apex-zeromq"  # the tag Project of everything that deploy/terraform makes; Cluster and Role stand beside it
-OURS = [{"Name": "tag:Project", "Values": [PROJECT]}]  # a filter
+OURS = [{"Name": "tag:Project", "Values": [PROJECT]}, {"Name": "tag-key", "Values": ["Cluster"]}]  # filters
 
 Item = dict[str, Any]  # as AWS describes a resource
 
-_REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d+")
-_DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AuthorizationError"}
-_UNKNOWN_CALLER = {
-    *("AuthFailure", "ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "SignatureDoesNotMatch"),
-    *("InvalidAccessKeyId", "UnrecognizedClientException", "RequestExpired"),
-}
+_UNKNOWN_CALLER = ("AuthFailure", "Token", "Signature", "AccessKeyId", "UnrecognizedClient", "RequestExpired")
 
 
 class AwsError(ApexError, RuntimeError):
-    """AWS refused or did not answer. `code` is AWS's own name of the error, "" where it gave none."""
+    """AWS refused or did not answer. `code` is AWS's own name of the error, or botocore's."""
 
     def __init__(self, sentence: str, code: str = "") -> None:
         super().__init__(sentence)
@@ -36,8 +31,7 @@ class Aws:
     def __init__(self, region: str, client: Callable[[str], Any]) -> None:
         """`client` makes the boto3 client of a service."""
         self.region = region
-        self._make = client
-        self._clients: dict[str, Any] = {}
+        self._client = cache(client)
 
     def call(self, service: str, operation: str, **arguments: Any) -> Item:
         """One call; raises AwsError."""
@@ -46,15 +40,9 @@ class Aws:
 
     def pages(self, service: str, operation: str, key: str, **arguments: Any) -> Iterator[Item]:
         """The entries under `key` in all pages of an answer; raises AwsError."""
-        paginator = _translate(service, operation, lambda: self._client(service).get_paginator(operation))
-        pages = iter(paginator.paginate(**arguments))
+        pages = iter(self._client(service).get_paginator(operation).paginate(**arguments))
         while (page := _translate(service, operation, lambda: next(pages, None))) is not None:
             yield from page.get(key, [])
-
-    def _client(self, service: str) -> Any:
-        if service not in self._clients:
-            self._clients[service] = self._make(service)
-        return self._clients[service]
 
 
 def open_aws(region: str | None) -> Aws:
@@ -72,11 +60,9 @@ def open_aws(region: str | None) -> Aws:
         session = boto3.Session(region_name=region)
     except BotoCoreError as error:  # such as a profile that does not exist
         raise ConfigError(str(error)) from error
-    name = session.region_name
-    require(bool(name), "no region: use --region us-east-1, AWS_DEFAULT_REGION, or `aws configure`")
-    require(bool(_REGION.fullmatch(name)), f"--region must be an AWS region, as in us-east-1; got {name!r}")
+    require(bool(session.region_name), "no region: use --region us-east-1, AWS_DEFAULT_REGION, or `aws configure`")
     config = Config(connect_timeout=10, read_timeout=60, retries={"mode": "standard"})
-    return Aws(name, lambda service: session.client(service, config=config))
+    return Aws(session.region_name, lambda service: session.client(service, config=config))
 
 
 def tags(item: Mapping[str, Any]) -> dict[str, str]:
@@ -90,19 +76,15 @@ def _translate(service: str, operation: str, call: Callable[[], Any]) -> Any:
     try:
         return call()
     except ClientError as error:
-        code = str(error.response.get("Error", {}).get("Code", ""))
-        text = str(error.response.get("Error", {}).get("Message", "")) or code
+        code, text = (str(error.response.get("Error", {}).get(key, "")) for key in ("Code", "Message"))
         sentence = f"{service} {error.operation_name}: {text} ({code})"
-        if code in _DENIED:
+        if code.startswith(("AccessDenied", "UnauthorizedOperation", "AuthorizationError")):
             sentence = f"AWS denies {service}:{error.operation_name}; your user or role needs this permission ({text})"
-        elif code in _UNKNOWN_CALLER:
-            sentence = (
-                f"AWS refuses these credentials ({code}: {text}); renew them with `aws sso login` or `aws configure`"
-            )
+        elif any(word in code for word in _UNKNOWN_CALLER):
+            sentence = f"AWS refuses these credentials ({code}: {text}); renew them, as with `aws sso login`"
         raise AwsError(sentence, code) from error
     except BotoCoreError as error:
-        kind = type(error).__name__
-        sentence = f"{service} {operation}: {error}"
-        if "Credential" in kind or "Token" in kind or "SSO" in kind:
+        kind, sentence = type(error).__name__, f"{service} {operation}: {error}"
+        if any(word in kind for word in ("Credential", "Token", "SSO")):
             sentence = f"no credentials: {error}. Set them with `aws configure sso`, AWS_PROFILE or AWS_ACCESS_KEY_ID"
         raise AwsError(sentence, kind) from error

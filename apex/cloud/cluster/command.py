@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from apex.cloud.cluster.aws import Aws, open_aws
 from apex.cloud.cluster.inventory import find_clusters, require_cluster
-from apex.cloud.cluster.logs import GROUPS, Tail, duration, groups_for
-from apex.cloud.cluster.resize import resize
-from apex.cloud.cluster.table import as_json, show
+from apex.cloud.cluster.logs import GROUPS, Tail, duration
+from apex.cloud.cluster.table import show
 from apex.config.arguments import Parser, reader_may_leave
+from apex.errors import require
 from apex.runtime.lifecycle import FINISHED, reports_errors, sleep, stop_on_signals
+from apex.types import PROGRAMS
 
 FOLLOW_SECONDS = 3.0  # between two reads of a log; CloudWatch limits their rate
 
@@ -39,11 +39,10 @@ def _parser() -> Parser:
     def add(name: str, about: str) -> Parser:
         return commands.add_parser(name, help=about, description=about, parents=[where])
 
-    command = add("list", "all clusters of a region side by side: hosts, actors, and what is wrong")
-    command.add_argument("--json", action="store_true", help="print one JSON object")
+    add("list", "all clusters of a region side by side: hosts, and what is wrong")
     command = add("tail", "the logs of a cluster's hosts, by time")
     command.add_argument("name", metavar="NAME")
-    command.add_argument("--role", metavar="ROLE", help=f"only one of {', '.join(GROUPS)}")
+    command.add_argument("--role", metavar="ROLE", choices=GROUPS, help=f"only one of {', '.join(GROUPS)}")
     command.add_argument("--since", default="10m", metavar="AGE", help="how far back: 90s, 10m, 2h, 1d (default 10m)")
     command.add_argument("--follow", action="store_true", help="go on until Ctrl-C")
     command = add("resize", "set how many actor hosts a cluster has")
@@ -53,18 +52,16 @@ def _parser() -> Parser:
 
 
 def _list(arguments: argparse.Namespace, aws: Aws) -> None:
-    clusters = find_clusters(aws)
     with reader_may_leave():
-        as_text = json.dumps(as_json(clusters, aws.region)) if arguments.json else None
-        print(as_text or show(clusters, datetime.now(UTC), aws.region))
+        print(show(find_clusters(aws), datetime.now(UTC), aws.region))
 
 
 def _tail(arguments: argparse.Namespace, aws: Aws) -> None:
-    roles, age = groups_for(arguments.role), duration(arguments.since)
-    tail = Tail(aws, require_cluster(aws, arguments.name).name, roles, datetime.now(UTC) - age)
+    roles, since = [arguments.role] if arguments.role else PROGRAMS, datetime.now(UTC) - duration(arguments.since)
+    tail = Tail(aws, require_cluster(aws, arguments.name).name, roles, since)
     with reader_may_leave(), stop_on_signals() as stop:
         while not stop.requested:
-            for line in tail.read(datetime.now(UTC)):
+            for line in tail.read():
                 print(line)
                 if stop.requested:
                     break
@@ -75,7 +72,21 @@ def _tail(arguments: argparse.Namespace, aws: Aws) -> None:
 
 
 def _resize(arguments: argparse.Namespace, aws: Aws) -> None:
-    print(resize(aws, require_cluster(aws, arguments.name), arguments.actors))
+    """With actor hosts, other groups that the end of a run has set to 0 get their host back."""
+    groups, size = require_cluster(aws, arguments.name).groups, arguments.actors
+    require("actor" in groups, f"{arguments.name} has no group of actor hosts: terraform apply has not finished")
+    group = groups["actor"]
+    require(size >= 0, f"--actors must be >= 0, got {size}")
+    require(
+        size <= group.most,
+        f"--actors must be <= {group.most}, got {size}: set actor_hosts = {size} in terraform.tfvars, run "
+        "terraform apply, then repeat this command",
+    )
+    sizes = {role: 1 for role, other in groups.items() if size and not other.desired} | {"actor": size}
+    for role in sizes:
+        names = {"AutoScalingGroupName": groups[role].name, "DesiredCapacity": sizes[role]}
+        aws.call("autoscaling", "set_desired_capacity", **names)
+    print(f"{arguments.name}: desired actor hosts {size}, {group.desired} before; {group.in_service} in service")
 
 
 _COMMANDS = {"list": _list, "tail": _tail, "resize": _resize}

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime
 from typing import NamedTuple
 
 from apex.cloud.cluster.aws import OURS, Aws, Item, tags
 from apex.errors import ConfigError
-from apex.types import Role
 
-SINGLE = (Role.LEARNER, Role.REPLAY, Role.EVALUATOR)  # roles with one host each
 UP = ("pending", "running")
 GONE = ("shutting-down", "terminated")  # EC2 lists such instances for an hour
 
@@ -20,20 +17,16 @@ class ClusterHost(NamedTuple):
 
     id: str
     role: str
-    type: str
-    state: str  # EC2's name of it, or "impaired": it runs, and EC2's own checks fail
+    state: str  # EC2's name of it
     since: datetime
-    spot: bool
-    private: str
-    public: str
+    public: str  # address
 
 
 class AutoScalingGroup(NamedTuple):
-    """The auto-scaling group of the actor hosts."""
+    """The auto-scaling group of one kind of hosts."""
 
     name: str
     desired: int
-    least: int
     most: int
     in_service: int
     status: str  # "", or what AWS is doing to it: "Delete in progress"
@@ -45,28 +38,29 @@ class Cluster(NamedTuple):
 
     name: str
     hosts: list[ClusterHost]  # the oldest first
-    group: AutoScalingGroup | None
-
-    def of(self, role: str) -> list[ClusterHost]:
-        """The hosts of a role."""
-        return [host for host in self.hosts if host.role == role]
-
-    @property
-    def since(self) -> datetime | None:
-        """When the oldest host was started."""
-        return self.hosts[0].since if self.hosts else None
+    groups: dict[str, AutoScalingGroup]  # by role
 
 
 def find_clusters(aws: Aws) -> dict[str, Cluster]:
     """All clusters by name, in alphabetical order; also those of which only the network exists."""
-    hosts: dict[str, list[ClusterHost]] = {}
-    for cluster, host in sorted(_hosts(aws), key=lambda found: (found[1].since, found[1].id)):
-        hosts.setdefault(cluster, []).append(host)
+    instances = [
+        (tags(item), item)
+        for reservation in aws.pages("ec2", "describe_instances", "Reservations", Filters=OURS)
+        for item in reservation["Instances"]
+        if item["State"]["Name"] not in GONE
+    ]
     pages = aws.pages("autoscaling", "describe_auto_scaling_groups", "AutoScalingGroups", Filters=OURS)
-    groups = {tags(item).get("Cluster", ""): _group(aws, item) for item in pages}
-    networks = {tags(item).get("Cluster", "") for item in aws.pages("ec2", "describe_vpcs", "Vpcs", Filters=OURS)}
-    names = sorted({*hosts, *groups, *networks} - {""})
-    return {name: Cluster(name, hosts.get(name, []), groups.get(name)) for name in names}
+    groups = [(tags(item), item) for item in pages]
+    networks = [tags(item) for item in aws.pages("ec2", "describe_vpcs", "Vpcs", Filters=OURS)]
+    names = sorted({tag["Cluster"] for tag in (*networks, *(tag for tag, _ in (*instances, *groups)))})
+    clusters = {name: Cluster(name, [], {}) for name in names}
+    for tag, item in sorted(instances, key=lambda found: found[1]["LaunchTime"]):
+        role, public = tag.get("Role", ""), item.get("PublicIpAddress", "")
+        host = ClusterHost(item["InstanceId"], role, item["State"]["Name"], item["LaunchTime"], public)
+        clusters[tag["Cluster"]].hosts.append(host)
+    for tag, item in groups:
+        clusters[tag["Cluster"]].groups[tag.get("Role", "")] = _group(aws, item)
+    return clusters
 
 
 def require_cluster(aws: Aws, name: str) -> Cluster:
@@ -80,65 +74,31 @@ def require_cluster(aws: Aws, name: str) -> Cluster:
 
 def problems(cluster: Cluster) -> list[str]:
     """What is wrong, one sentence each."""
-    group = cluster.group
-    if not cluster.hosts and (group is None or not group.desired):
+    if not cluster.hosts and not any(group.desired for group in cluster.groups.values()):
         return ["nothing runs: the run has ended, or the cluster is incomplete. Remove it with terraform destroy"]
     found = []
-    for role in SINGLE:
-        if (count := len(cluster.of(role))) != 1:
-            found.append(f"{count} {role} hosts instead of one" if count else f"no {role} host")
-    found += [f"{host.role} {host.id} is {host.state}{_hint(host)}" for host in cluster.hosts if host.state not in UP]
-    if group is None:
-        found.append("no group of actor hosts")
-    elif group.status:
-        found.append(f"the group of actor hosts: {group.status}")
-    elif not group.desired:
-        found.append("the group of actor hosts has size 0: no experience arrives")
-    elif group.in_service < group.desired:
-        why = f": {group.trouble}" if group.trouble else ""
-        found.append(f"{group.in_service} of {group.desired} actor hosts in service{why}")
+    for host in cluster.hosts:
+        if host.state not in UP:  # A learner's host that is done terminates itself, unless an upload has failed.
+            hint = ": its disk holds files that could not be uploaded. Start it again to upload them"
+            is_left = host.role == "learner" and host.state == "stopped"
+            found.append(f"{host.role} {host.id} is {host.state}{hint if is_left else ''}")
+    for role, group in sorted(cluster.groups.items()):
+        if group.status:
+            found.append(f"the group of {role} hosts: {group.status}")
+        elif not group.desired:
+            found.append(f"the group of {role} hosts has size 0")
+        elif group.in_service < group.desired:
+            why = f": {group.trouble}" if group.trouble else ""
+            found.append(f"{group.in_service} of {group.desired} {role} hosts in service{why}")
     return found
 
 
-def _hint(host: ClusterHost) -> str:
-    """A learner's host that has finished terminates itself; it is stopped where the last upload has failed."""
-    is_left = host.role == "learner" and host.state == "stopped"
-    return ": its disk holds files that could not be uploaded. Start it again to upload them" if is_left else ""
-
-
-def _hosts(aws: Aws) -> Iterator[tuple[str, ClusterHost]]:
-    """Each instance with its cluster's name."""
-    impaired = {
-        item["InstanceId"]
-        for item in aws.pages("ec2", "describe_instance_status", "InstanceStatuses")
-        if "impaired" in (item["InstanceStatus"]["Status"], item["SystemStatus"]["Status"])
-    }
-    for reservation in aws.pages("ec2", "describe_instances", "Reservations", Filters=OURS):
-        for item in reservation["Instances"]:
-            if (state := item["State"]["Name"]) not in GONE:
-                yield (
-                    tags(item).get("Cluster", ""),
-                    ClusterHost(
-                        id=item["InstanceId"],
-                        role=tags(item).get("Role", ""),
-                        type=item["InstanceType"],
-                        state="impaired" if item["InstanceId"] in impaired else state,
-                        since=item["LaunchTime"],
-                        spot=item.get("InstanceLifecycle") == "spot",
-                        private=item.get("PrivateIpAddress") or "",
-                        public=item.get("PublicIpAddress") or "",
-                    ),
-                )
-
-
 def _group(aws: Aws, item: Item) -> AutoScalingGroup:
-    in_service = sum(
-        host["LifecycleState"] == "InService" and host["HealthStatus"] == "Healthy" for host in item["Instances"]
-    )
+    hosts = [(host["LifecycleState"], host["HealthStatus"]) for host in item["Instances"]]
+    in_service = hosts.count(("InService", "Healthy"))
     return AutoScalingGroup(
         name=item["AutoScalingGroupName"],
         desired=item["DesiredCapacity"],
-        least=item["MinSize"],
         most=item["MaxSize"],
         in_service=in_service,
         status=item.get("Status") or "",

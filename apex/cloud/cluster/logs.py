@@ -8,12 +8,11 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from apex.cloud.cluster.aws import Aws, AwsError
-from apex.errors import ConfigError, require
+from apex.errors import ConfigError
 from apex.types import PROGRAMS
 
 GROUPS = (*PROGRAMS, "refused")  # the last: packets that the firewall refused
 LATE = 30_000  # milliseconds that CloudWatch may show a line after a newer one
-WINDOW = 3_600_000  # milliseconds that are read, sorted and shown at once
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -40,32 +39,25 @@ class Tail:
     def __init__(self, aws: Aws, cluster: str, roles: Sequence[str], since: datetime) -> None:
         self._aws = aws
         self._groups = {role: f"/apex/{cluster}/{role}" for role in roles}
-        self._from = _milliseconds(since)
-        self._is_first = True  # The first read may span days; later ones are short.
+        self._from = int(since.timestamp() * 1000)
         self._seen: dict[tuple[str, str], int] = {}  # times of those lines that may be read again
 
-    def read(self, now: datetime) -> Iterator[LogLine]:
+    def read(self) -> Iterator[LogLine]:
         """The lines that were not yielded before, by time."""
-        newest, end = self._from, _milliseconds(now) if self._is_first else 0
-        for start in range(self._from, max(end, self._from + 1), WINDOW):
-            until = {"endTime": start + WINDOW - 1} if start + WINDOW < end else {}  # A host's clock may be ahead.
-            for line in sorted(line for role in self._groups for line in self._lines(role, startTime=start, **until)):
-                key = (line.role, line.id)
-                if key not in self._seen:
-                    self._seen[key] = line.milliseconds
-                    newest = max(newest, line.milliseconds)
-                    yield line
-        self._is_first = False
-        self._from = max(self._from, newest - LATE)
+        for line in sorted(line for role in self._groups for line in self._lines(role)):
+            if (line.role, line.id) not in self._seen:
+                self._seen[line.role, line.id] = line.milliseconds
+                yield line
+        self._from = max(self._from, max(self._seen.values(), default=0) - LATE)
         self._seen = {key: at for key, at in self._seen.items() if at >= self._from}
 
-    def _lines(self, role: str, **when: int) -> Iterator[LogLine]:
-        group = self._groups[role]
+    def _lines(self, role: str) -> Iterator[LogLine]:
+        where = {"logGroupName": self._groups[role], "startTime": self._from}
         try:
-            for event in self._aws.pages("logs", "filter_log_events", "events", logGroupName=group, **when):
+            for event in self._aws.pages("logs", "filter_log_events", "events", **where):
                 yield LogLine(event["timestamp"], role, event["logStreamName"], event["eventId"], event["message"])
         except AwsError as error:
-            if error.code != "ResourceNotFoundException":  # An incomplete cluster lacks some groups.
+            if error.code != "ResourceNotFoundException":  # A group that this cluster does not have.
                 raise
 
 
@@ -75,13 +67,3 @@ def duration(text: str) -> timedelta:
     if match is None:
         raise ConfigError(f"--since must be a number with s, m, h or d, as in 10m; got {text!r}")
     return timedelta(seconds=int(match[1]) * _UNITS[match[2]])
-
-
-def groups_for(role: str | None) -> tuple[str, ...]:
-    """The roles whose logs are read; raises ConfigError for an unknown one."""
-    require(role is None or role in GROUPS, f"--role must be one of {', '.join(GROUPS)}; got {role!r}")
-    return PROGRAMS if role is None else (role,)
-
-
-def _milliseconds(at: datetime) -> int:
-    return int(at.timestamp() * 1000)

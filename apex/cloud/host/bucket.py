@@ -1,126 +1,268 @@
-"""What of a run goes to the cluster's bucket, and the curves that come back from there.
+"""The copy of a run in its cluster's bucket: what a learner host uploads, and how another one restores the run from it.
 
-s3://BUCKET/CLUSTER/ is a copy of the run folder: `apex evaluate` takes a copy of it. Replay memory and logs stay out.
+    s3://BUCKET/CLUSTER/
+        begun.json           which cluster this is, and which instance may write here
+        manifest.json ...    the run folder without logs and replay memory; of its checkpoints, each newest one
+        parts/FILE/I-OFFSET  the files that only grow, in pieces: part I goes to byte OFFSET of FILE, and ends it
+
+Curves and event files would cost terabytes if each upload took them whole. They are uploaded whole when the run ends.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
+import re
+import shutil
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from apex.runtime.atomic_files import replace_file
+from apex.errors import ConfigError
+from apex.runtime.atomic_files import replace_file, seal
 
-SENT = "sent.json"  # beside the run folders: what the bucket has, by size and time of change
-BEGUN = "begun.json"  # in the bucket alone: which machine has begun to write there
-MANIFEST = "manifest.json"  # every run has it, and no more than one
-CURVES = "tensorboard"  # the folder that comes back
+BEGUN = "begun.json"
+MANIFEST = "manifest.json"  # every run has one, written first and uploaded last
+NEWEST = "checkpoints/newest.json"
+PARTS = "parts/"
+EXPIRES = "Kind=checkpoint"  # tag of checkpoints that the bucket may drop after a while (deploy/terraform/bucket)
+MAX_PARTS = 100  # of a file that are remembered; one that was cut further back is uploaded again from its beginning
+THREADS = 16  # of a restore
 
-_LEFT_OUT = {"logs", "replay"}  # folders
-
-SentFiles = dict[str, list[int]]
+_GROWING = ("curves/", "tensorboard/")
+_LEFT_OUT = ("logs/", "checkpoints/replay/", "epoch.json")
+_CHECKPOINT = re.compile(r"checkpoints/(\d{9,})/")
 
 log = logging.getLogger("apex")
 
 
-def begin(s3: Any, bucket: str, cluster: str, host: str) -> bool:
-    """Writes below `cluster`, before a run begins, which machine does; False, and nothing, where an earlier run is.
+class Part(NamedTuple):
+    """A piece of a growing file that was uploaded."""
 
-    Raises what keeps this machine from looking or writing there: that must be known before a run, not when it ends.
-    """
-    try:
-        s3.head_object(Bucket=bucket, Key=f"{cluster}/{MANIFEST}")
-        return False
-    except s3.exceptions.ClientError as error:
-        # Of what is not there it says "forbidden" too, as this machine may not list. A busy service says neither.
-        if error.response["ResponseMetadata"]["HTTPStatusCode"] not in (403, 404):
-            raise
-    s3.put_object(Bucket=bucket, Key=f"{cluster}/{BEGUN}", Body=json.dumps({"host": host}).encode())
-    return True
+    offset: int  # bytes before it
+    size: int
+    digest: str
+
+    @classmethod
+    def of(cls, offset: int, data: bytes) -> Part:
+        """The record of `data` at `offset`."""
+        return cls(offset, len(data), hashlib.sha256(data).hexdigest()[:16])
 
 
-def upload(s3: Any, bucket: str, run: Path, sent_file: Path) -> int:
-    """Copies what is new or has changed below `run`; returns how many files. Nothing is ever deleted in the bucket."""
-    sent = _read_sent(sent_file)
-    num_sent = 0
-    for name, path, mark in _unsent(run, sent):
+class _Change(NamedTuple):
+    """A file that the bucket lacks, or has in an older version."""
+
+    name: str  # below the run folder
+    path: Path
+    mark: list[int]  # size, time of change in ns, and whether the bucket may drop it
+
+
+class RunBucket:
+    """The copy of the run folder `run` below s3://`bucket`/`run.name`/; `state_file` notes what is there."""
+
+    def __init__(self, s3: Any, bucket: str, run: Path, state_file: Path) -> None:
+        self._s3 = s3
+        self._bucket = bucket
+        self._run = run
+        self._state_file = state_file
+        self._sent: dict[str, list[int]] = {}
+        self._parts: dict[str, list[Part]] = {}
+        self._number = 0  # of the last part
+        with suppress(OSError, ValueError, KeyError, TypeError):  # Else everything is uploaded again.
+            state = json.loads(state_file.read_text())
+            self._number = int(state["number"])
+            self._parts = {name: [Part(*part) for part in parts] for name, parts in state["parts"].items()}
+            self._sent = {str(name): [*map(int, mark)] for name, mark in state["sent"].items()}
+
+    def __str__(self) -> str:
+        return f"s3://{self._bucket}/{self._run.name}"
+
+    def begin(self, begun: str, host: str) -> bool:
+        """Notes that `host` writes here from now on; returns whether there is a run to restore.
+
+        `begun` tells this cluster from others of its name. Raises ConfigError where the run is another cluster's, and
+        whatever keeps this host from reading or writing: that must be known before a run, not when it ends.
+        """
+        has_run = self._exists(MANIFEST)
+        if has_run and self._owner().get("begun") != begun:
+            raise ConfigError(f"{self} has a run of another cluster: rename this cluster, or move that run elsewhere")
+        self._put(BEGUN, json.dumps({"begun": begun, "host": host}).encode())
+        return has_run
+
+    def upload(self, host: str, *, whole: bool = False) -> int:
+        """Uploads what is new, and returns how many objects. `whole`: growing files too, as the run has ended.
+
+        Nothing is deleted in the bucket. Raises RuntimeError where another host has taken over.
+        """
+        if (owner := self._owner().get("host", host)) != host:
+            raise RuntimeError(f"{self} belongs to {owner} now: this machine was replaced, and uploads nothing")
+        number, newest = self._newest()  # Read first: then the curves reach at least as far as the checkpoint.
         try:
-            s3.upload_file(str(path), bucket, f"{run.name}/{name}")
-        except FileNotFoundError:  # An older checkpoint, removed meanwhile.
-            continue
-        sent[name] = mark
-        num_sent += 1
-        _write_sent(sent_file, sent)
-    return num_sent
+            growing = ((name, path) for name, path in self._files() if name.startswith(_GROWING))
+            count = sum([self._upload_part(name, path) for name, path in growing])
+            for change in self._changes(number, whole):
+                with suppress(FileNotFoundError):  # A checkpoint was removed meanwhile: a newer one is there.
+                    if change.name == NEWEST:
+                        self._put(NEWEST, newest)
+                    else:
+                        extra = {"ExtraArgs": {"Tagging": EXPIRES}} if change.mark[2] else {}
+                        self._s3.upload_file(str(change.path), self._bucket, self._key(change.name), **extra)
+                    self._sent[change.name] = change.mark
+                    count += 1
+        finally:
+            self._write_state()
+        return count
+
+    def only_here(self) -> list[str]:
+        """The files that the bucket lacks, or has in an older version."""
+        changes = (change.name for change in self._changes(self._newest()[0], whole=False))
+        growing = ((name, path) for name, path in self._files() if name.startswith(_GROWING))
+        return [*changes, *(name for name, path in growing if self._next_part(name, path)[1] is not None)]
+
+    def restore(self) -> None:
+        """Makes the run folder from the bucket; it is whole or not there. Replay memory and logs begin empty."""
+        partial = self._run.with_name(f".{self._run.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        names = sorted(self._names())
+        number = json.loads(self._get(NEWEST))["num_updates"] if NEWEST in names else -1
+        files = [name for name in names if _is_restored(name, number)]
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(lambda name: self._download(name, partial), files))
+            parts = (name for name in names if name.startswith(PARTS))
+            for folder, of_file in groupby(parts, key=lambda name: name.rpartition("/")[0]):
+                name = folder.removeprefix(PARTS)
+                self._parts[name] = self._join(pool, list(of_file), _below(partial, name))
+        # Greater than any number of starts that the lost host may have counted (RunFolder.next_epoch).
+        replace_file(partial / "epoch.json", seal({"epoch": int(time.time())}))
+        os.replace(partial, self._run)
+        self._sent = {name: _mark(self._run / name, expires=bool(_CHECKPOINT.match(name))) for name in files}
+        self._write_state()
+        log.info("restored %s from %s, checkpoint of update %d", self._run, self, number)
+
+    def _join(self, pool: ThreadPoolExecutor, names: list[str], path: Path) -> list[Part]:
+        """Writes a growing file from its parts, in the order of their numbers."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        parts: list[Part] = []
+        with path.open("wb") as file:
+            for some in (names[i : i + 4 * THREADS] for i in range(0, len(names), 4 * THREADS)):  # They are in memory.
+                for name, data in zip(some, pool.map(self._get, some), strict=True):
+                    number, offset = map(int, name.rpartition("/")[2].split("-"))
+                    self._number = max(self._number, number)
+                    file.truncate(offset)
+                    file.seek(offset)
+                    file.write(data)
+                    parts = [*(part for part in parts if part.offset < offset), Part.of(offset, data)]
+        return [part for part in parts if part.size][-MAX_PARTS:]
+
+    def _upload_part(self, name: str, path: Path) -> bool:
+        """Uploads what a growing file has more than the bucket; whether that was anything."""
+        kept, data = self._next_part(name, path)
+        if data is None:
+            return False
+        offset = kept[-1].offset + kept[-1].size if kept else 0
+        self._number = max(self._number + 1, time.time_ns() // 1_000_000)  # increases even if the state file was lost
+        self._put(f"{PARTS}{name}/{self._number:015d}-{offset:015d}", data)
+        self._parts[name] = [*kept, *([Part.of(offset, data)] if data else [])][-MAX_PARTS:]
+        return True
+
+    def _next_part(self, name: str, path: Path) -> tuple[list[Part], bytes | None]:
+        """The parts that the file still begins with, and what comes after them; None: the bucket has all of it.
+
+        A resumed run cuts the rows of steps that it makes again: then the last parts are not in the file any more.
+        """
+        parts = self._parts.get(name, [])
+        with path.open("rb") as file:
+            kept = list(parts)
+            while (
+                kept and Part.of(kept[-1].offset, os.pread(file.fileno(), kept[-1].size, kept[-1].offset)) != kept[-1]
+            ):
+                kept.pop()
+            file.seek(kept[-1].offset + kept[-1].size if kept else 0)
+            data = file.read()
+        return kept, data if data or len(kept) < len(parts) else None
+
+    def _changes(self, number: int, whole: bool) -> Iterator[_Change]:
+        """Files to upload: checkpoint `number` first, and each manifest after what it names."""
+        for name, path in sorted(self._files(), key=lambda item: _rank(item[0])):
+            checkpoint = _CHECKPOINT.match(name)
+            is_due = int(checkpoint[1]) == number if checkpoint else whole or not name.startswith(_GROWING)
+            with suppress(FileNotFoundError):
+                mark, sent = _mark(path, expires=bool(checkpoint) and not whole), self._sent.get(name, [-1, -1, 0])
+                if is_due and (sent[:2] != mark[:2] or sent[2] > mark[2]):  # It changed, or must not expire any more.
+                    yield _Change(name, path, mark)
+
+    def _files(self) -> Iterator[tuple[str, Path]]:
+        for folder, folders, names in os.walk(self._run):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            for name in sorted(names):
+                path = Path(folder) / name
+                relative = path.relative_to(self._run).as_posix()
+                if not name.startswith(".") and not relative.startswith(_LEFT_OUT):  # Hidden ones are being written.
+                    yield relative, path
+
+    def _newest(self) -> tuple[int, bytes]:
+        """The update of the newest checkpoint, and the file that says so; -1 without one."""
+        with suppress(OSError, ValueError, KeyError):
+            data = (self._run / NEWEST).read_bytes()
+            return int(json.loads(data)["num_updates"]), data
+        return -1, b""
+
+    def _owner(self) -> dict[str, Any]:
+        return dict(json.loads(self._get(BEGUN))) if self._exists(BEGUN) else {}
+
+    def _exists(self, name: str) -> bool:
+        """By listing: of a missing object S3 says "forbidden" to a host that may not list the whole bucket."""
+        key = self._key(name)
+        found = self._s3.list_objects_v2(Bucket=self._bucket, Prefix=key, MaxKeys=1).get("Contents", [])
+        return any(item["Key"] == key for item in found)
+
+    def _names(self) -> Iterator[str]:
+        prefix = self._key("")
+        for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix):
+            yield from (item["Key"].removeprefix(prefix) for item in page.get("Contents", []))
+
+    def _key(self, name: str) -> str:
+        return f"{self._run.name}/{name}"
+
+    def _get(self, name: str) -> bytes:
+        return bytes(self._s3.get_object(Bucket=self._bucket, Key=self._key(name))["Body"].read())
+
+    def _put(self, name: str, data: bytes) -> None:
+        self._s3.put_object(Bucket=self._bucket, Key=self._key(name), Body=data)
+
+    def _download(self, name: str, folder: Path) -> None:
+        path = _below(folder, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._s3.download_file(self._bucket, self._key(name), str(path))
+
+    def _write_state(self) -> None:
+        state = {"number": self._number, "parts": self._parts, "sent": self._sent}
+        replace_file(self._state_file, json.dumps(state).encode())
 
 
-def only_here(run: Path, sent_file: Path) -> list[str]:
-    """The files that the bucket lacks, or has as they were before."""
-    return [name for name, _, _ in _unsent(run, _read_sent(sent_file))]
+def _is_restored(name: str, number: int) -> bool:
+    checkpoint = _CHECKPOINT.match(name)
+    return int(checkpoint[1]) == number if checkpoint else not name.startswith((PARTS, *_GROWING, *_LEFT_OUT, BEGUN))
 
 
-def fetch_curves(s3: Any, bucket: str, run: Path) -> int:
-    """Brings the curves up to date; returns how many bytes came.
-
-    Event files only grow, and TensorBoard holds them open: what is new is appended, and nothing is replaced.
-    """
-    (run / CURVES).mkdir(parents=True, exist_ok=True)
-    num_bytes = 0
-    pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{run.name}/{CURVES}/")
-    for found in (found for page in pages for found in page.get("Contents", [])):
-        path = run / found["Key"].removeprefix(f"{run.name}/")
-        if not path.resolve().is_relative_to(run.resolve()):
-            log.error("the bucket has %s, which lies outside the run: it is passed over", found["Key"])
-            continue
-        here = path.stat().st_size if path.exists() else 0
-        if found["Size"] < here:
-            log.error("%s is shorter in the bucket: it is another run's, and is fetched anew", path)
-            path.unlink()
-            here = 0
-        if found["Size"] > here:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            answer = s3.get_object(Bucket=bucket, Key=found["Key"], Range=f"bytes={here}-{found['Size'] - 1}")
-            data = answer["Body"].read()
-            with path.open("ab") as file:
-                file.write(data)
-            num_bytes += len(data)
-    return num_bytes
+def _below(folder: Path, name: str) -> Path:
+    """The path of an object below `folder`; raises ConfigError for one outside, which somebody else has put there."""
+    path = folder / name
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(f"the bucket has {name!r}, which lies outside of the run folder")
+    return path
 
 
-def _unsent(run: Path, sent: SentFiles) -> Iterator[tuple[str, Path, list[int]]]:
-    """What is new or has changed: its name, where it is, its mark."""
-    for name, path in sorted(_files(run), key=lambda item: _rank(item[0])):
-        with suppress(FileNotFoundError):
-            found = path.stat()
-            mark = [found.st_size, found.st_mtime_ns]
-            if sent.get(name) != mark:
-                yield name, path, mark
-
-
-def _files(run: Path) -> Iterator[tuple[str, Path]]:
-    for folder, folders, names in os.walk(run):
-        here = Path(folder)
-        folders[:] = [name for name in folders if name not in _LEFT_OUT and not name.startswith(".")]
-        for name in names:
-            if not name.startswith("."):  # what is still being written
-                yield (here / name).relative_to(run).as_posix(), here / name
+def _mark(path: Path, *, expires: bool) -> list[int]:
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns, int(expires)]
 
 
 def _rank(name: str) -> tuple[bool, bool, str]:
-    """Checkpoints before curves, and of each its manifest last: who finds one there finds all that it names."""
-    return not name.startswith("checkpoints/"), name.endswith("manifest.json"), name
-
-
-def _read_sent(path: Path) -> SentFiles:
-    with suppress(OSError, ValueError):
-        found = json.loads(path.read_text())
-        return {str(name): [int(size), int(changed)] for name, (size, changed) in found.items()}
-    return {}  # All is sent again.
-
-
-def _write_sent(path: Path, sent: SentFiles) -> None:
-    replace_file(path, json.dumps(sent).encode())
+    return not _CHECKPOINT.match(name), name.endswith(MANIFEST), name

@@ -1,4 +1,4 @@
-"""What EC2 tells a machine about itself: its instance metadata, version 2 only (a token first)."""
+"""What EC2 tells an instance about itself: the instance metadata service, version 2 (which asks for a token)."""
 
 from __future__ import annotations
 
@@ -7,26 +7,33 @@ import urllib.request
 
 ADDRESS = "http://169.254.169.254"
 TIMEOUT_SECONDS = 2.0
-TOKEN_SECONDS = 60  # a token's life; one is asked for each time
+TOKEN_SECONDS = 60  # a token's life; each read takes a new one
 
 
 class Metadata:
-    """The metadata service at `address`."""
+    """The metadata service at `address`. All methods raise OSError where it does not answer."""
 
     def __init__(self, address: str = ADDRESS) -> None:
         self._address = address
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # Nobody's proxy is asked.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never through a proxy
 
     def instance_id(self) -> str:
-        """This machine's name in EC2. Raises OSError where there is no such service."""
-        found = self._read("instance-id")
-        if not found:
-            raise OSError(f"{self._address} does not tell this machine's instance id")
-        return found
+        """This instance's id."""
+        return self._require("instance-id")
+
+    def private_address(self) -> str:
+        """This instance's private IPv4 address."""
+        return self._require("local-ipv4")
 
     def spot_notice(self) -> str:
-        """What the market has announced, as JSON: action and time; "" while it has nothing to say."""
+        """The announced interruption of a spot instance, as JSON with action and time; "" while there is none."""
         return self._read("spot/instance-action")
+
+    def _require(self, name: str) -> str:
+        found = self._read(name)
+        if not found:
+            raise OSError(f"{self._address} has no {name}")
+        return found
 
     def _read(self, path: str) -> str:
         life = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_SECONDS)}

@@ -1,4 +1,4 @@
-"""What a machine of a cluster knows of itself: `/etc/apex/cluster.env`, as its first boot wrote it. No secret in it."""
+"""The settings of a cluster's host: `/etc/apex/cluster.env`, as its first boot wrote it. It holds no secret."""
 
 from __future__ import annotations
 
@@ -12,35 +12,39 @@ from apex.types import PROGRAMS
 ETC = Path("/etc/apex")
 HOME = Path("/var/lib/apex")
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")  # it stands in paths, parameters and object names
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")  # part of paths, parameters and object names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSettings:
-    """One machine's place in its cluster."""
+    """One host's place in its cluster."""
 
-    cluster: str  # the run's name, too
-    role: str
+    cluster: str  # also the run's name
+    roles: tuple[str, ...]  # programs that run here; the first names the host's group and its permissions
     region: str
-    bucket: str  # where checkpoints and curves go
-    learner: str  # private address
-    replay: str  # private address
-    actor_group: str  # auto-scaling group of the actor machines
+    bucket: str  # of checkpoints and curves
+    begun: str  # when the cluster was first applied: tells it from others of its name
     etc: Path = ETC
     home: Path = HOME
 
     def __post_init__(self) -> None:
         require(bool(_NAME.fullmatch(self.cluster)), f"APEX_CLUSTER must be a-z, 0-9 and -, got {self.cluster!r}")
-        require(self.role in PROGRAMS, f"APEX_ROLE must be one of {', '.join(PROGRAMS)}, got {self.role!r}")
+        known = bool(self.roles) and set(self.roles) <= set(PROGRAMS)
+        require(known, f"APEX_ROLES must be some of {', '.join(PROGRAMS)}, got {','.join(self.roles)!r}")
+
+    @property
+    def role(self) -> str:
+        """The role that names the host's auto-scaling group, its permissions and its log group."""
+        return self.roles[0]
 
     @property
     def keys(self) -> Path:
-        """The folder of this machine's keys."""
+        """The folder of this host's keys."""
         return self.home / "keys"
 
     @property
     def runs(self) -> Path:
-        """Where run folders are."""
+        """The folder of run folders."""
         return self.home / "runs"
 
     @property
@@ -50,8 +54,12 @@ class HostSettings:
 
     @property
     def parameters(self) -> str:
-        """Where the cluster's parameters are in the parameter store."""
+        """The path of the cluster's parameters in the parameter store."""
         return f"/apex/{self.cluster}"
+
+    def group(self, role: str) -> str:
+        """The name of a role's auto-scaling group."""
+        return f"apex-{self.cluster}-{role}"
 
 
 def read_settings(etc: Path = ETC, home: Path = HOME) -> HostSettings:
@@ -60,13 +68,12 @@ def read_settings(etc: Path = ETC, home: Path = HOME) -> HostSettings:
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}, which the first boot of a machine writes: {error}") from error
-    values: dict[str, str] = {}
-    for line in lines:
-        name, equals, value = line.strip().partition("=")
-        if equals and not name.startswith("#"):
-            values[name.strip()] = value.strip().strip("\"'")
-    names = ("cluster", "role", "region", "bucket", "learner", "replay", "actor_group")
+        raise ConfigError(f"cannot read {path}, which the first boot writes: {error}") from error
+    values = {name: value for name, equals, value in (line.partition("=") for line in lines) if equals}
+    names = ("cluster", "roles", "region", "bucket", "begun")
     missing = [f"APEX_{name.upper()}" for name in names if not values.get(f"APEX_{name.upper()}")]
-    require(not missing, f"{path} does not say {', '.join(missing)}")
-    return HostSettings(**{name: values[f"APEX_{name.upper()}"] for name in names}, etc=etc, home=home)
+    require(not missing, f"{path} lacks {', '.join(missing)}")
+    cluster, roles, region, bucket, begun = (values[f"APEX_{name.upper()}"] for name in names)
+    return HostSettings(
+        cluster=cluster, roles=tuple(roles.split(",")), region=region, bucket=bucket, begun=begun, etc=etc, home=home
+    )

@@ -1,6 +1,6 @@
-"""The end of a cluster, as the learner's machine brings it about, and of a machine whose hours are over.
+"""How the learner's host ends its cluster, and how any other host ends itself.
 
-A machine that is turned off is terminated, disk and all; but the learner's is only stopped, and keeps its disk. It is
+A host that powers off is terminated, disk and all; but the learner's is only stopped, and keeps its disk. It is
 terminated here, once the bucket has all that the disk has: `apex cluster list` names one that was not.
 """
 
@@ -8,65 +8,71 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from apex.cloud.host.bucket import RunBucket
 from apex.cloud.host.settings import HostSettings
 from apex.runtime.lifecycle import Stop, sleep
+from apex.types import PROGRAMS
 
-TRY_SECONDS = 900.0  # for the last upload, while no other machine of the cluster bills any more
+TRY_SECONDS = 900.0  # for the last upload, while no other host of the cluster bills any more
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 5.0, 120.0  # between two tries
+
+Client = Callable[[str], Any]  # an AWS service's name -> its client
 
 log = logging.getLogger("apex")
 
 
-def end_cluster(
-    scaling: Any,
-    ec2: Any,
-    settings: HostSettings,
-    own: str,
-    others: Callable[[], Iterable[str]],
-    upload: Callable[[], object],
-    only_here: Callable[[], list[str]],
-    stop: Stop,
-) -> bool:
-    """The last upload, then the actors to 0, then the `others`' machines, and this one; whether all of it went well.
+def end_cluster(client: Client, settings: HostSettings, own: str, copy: RunBucket, stop: Stop) -> bool:
+    """Uploads the run, sets all other groups to 0, and terminates this host (`own`); returns whether all succeeded.
 
-    What fails keeps nothing else from being done: machines that go on cost money. An upload that fails is tried again,
-    when the others are gone, for TRY_SECONDS; without it this machine (`own`) is left to be stopped, with its disk.
-    `others` gives instance ids, `only_here` the files that the bucket lacks.
+    A failure does not keep the rest from being done: hosts that go on cost money. A failed upload is repeated for
+    TRY_SECONDS, when the other hosts are gone. If it never succeeds, this host leaves its group, so that it is stopped
+    and keeps its disk.
     """
+    scaling, ec2 = client("autoscaling"), client("ec2")
 
-    def terminate() -> None:
-        refused = [host for host in others() if not _try(f"the end of {host}", partial(_terminate, ec2, host))]
-        if refused:
-            raise RuntimeError(f"these go on: {', '.join(refused)}")
+    def set_to_zero(role: str) -> None:
+        scaling.set_desired_capacity(AutoScalingGroupName=settings.group(role), DesiredCapacity=0, HonorCooldown=False)
 
-    def no_actors() -> None:
-        group = settings.actor_group
-        scaling.set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=0, HonorCooldown=False)
-
+    upload = partial(copy.upload, own, whole=True)
     is_kept = _try("the last upload", upload)
-    is_done = [_try("actors to 0", no_actors), _try("the end of the other machines", terminate)]
+    others = [role for role in PROGRAMS if role not in settings.roles]
+    done = [_try(f"{role} hosts to 0", partial(set_to_zero, role)) for role in others]
     if not is_kept:
-        log.error("only on this machine's disk: %s", _names(only_here))
+        log.error("only on this host's disk: %s", _names(copy))
         is_kept = _try_again("the last upload", upload, stop)
     if not is_kept:
+        _try("leaving the group", partial(_detach, scaling, settings.group(settings.role), own))
         log.error(
-            "only on this machine's disk, and not in s3://%s/%s: %s. It is stopped and not terminated; its disk bills. "
-            "When the bucket can be written, start %s again: it uploads them, and ends with its hours",
-            settings.bucket, settings.cluster, _names(only_here), own,
+            "only on this host's disk, and not in %s: %s. The host is stopped, not terminated; its disk bills. When "
+            "the bucket can be written, start %s again: it uploads them, and ends with its hours",
+            copy, _names(copy), own,
         )  # fmt: skip
         return False
-    return all([*is_done, _try("the end of this machine", partial(_terminate, ec2, own))])
+    done += [_try("the own group to 0", partial(set_to_zero, settings.role))]
+    return all([*done, _try("the end of this host", lambda: ec2.terminate_instances(InstanceIds=[own]))])
 
 
-def _names(files: Callable[[], list[str]]) -> str:
+def leave_group(scaling: Any, host: str) -> bool:
+    """Terminates a host so that its group does not start another in its place; returns whether that succeeded."""
+    return _try(
+        "leaving the group",
+        lambda: scaling.terminate_instance_in_auto_scaling_group(InstanceId=host, ShouldDecrementDesiredCapacity=True),
+    )
+
+
+def _detach(scaling: Any, group: str, host: str) -> None:
+    scaling.detach_instances(InstanceIds=[host], AutoScalingGroupName=group, ShouldDecrementDesiredCapacity=True)
+
+
+def _names(copy: RunBucket) -> str:
     try:
-        return ", ".join(files())
-    except OSError as error:  # A disk that cannot be read keeps nothing else from being done.
-        return f"what cannot be listed: {error}"
+        return ", ".join(copy.only_here())
+    except OSError as error:  # An unreadable disk does not keep anything else from being done.
+        return f"files that cannot be listed: {error}"
 
 
 def _try_again(what: str, step: Callable[[], object], stop: Stop) -> bool:
@@ -81,22 +87,10 @@ def _try_again(what: str, step: Callable[[], object], stop: Stop) -> bool:
     return False
 
 
-def _terminate(ec2: Any, host: str) -> None:
-    ec2.terminate_instances(InstanceIds=[host])  # One by one: with one that is gone, a call for all would fail.
-
-
-def leave_group(scaling: Any, host: str) -> bool:
-    """Ends an actor machine so that its group does not start another in its place."""
-    return _try(
-        "leaving the group",
-        lambda: scaling.terminate_instance_in_auto_scaling_group(InstanceId=host, ShouldDecrementDesiredCapacity=True),
-    )
-
-
 def _try(what: str, step: Callable[[], object]) -> bool:
     try:
         step()
-    except Exception:  # whatever it is: the next step is to be done all the same
+    except Exception:  # whatever it is: the next step must be done too
         log.exception("%s failed", what)
         return False
     log.info("%s: done", what)

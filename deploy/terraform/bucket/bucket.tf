@@ -46,6 +46,17 @@ variable "keep_old_days" {
   }
 }
 
+variable "keep_checkpoint_days" {
+  description = "How long a checkpoint is kept that only serves to resume a run. Best policies, curves and a run's last checkpoint stay."
+  type        = number
+  default     = 7
+
+  validation {
+    condition     = var.keep_checkpoint_days >= 1
+    error_message = "keep_checkpoint_days must be at least 1."
+  }
+}
+
 resource "aws_s3_bucket" "checkpoints" {
   #checkov:skip=CKV_AWS_18:a log of who reads weights would need a second bucket; CloudTrail has it where it is wanted
   #checkov:skip=CKV_AWS_144:weights can be trained again; a copy in another region doubles the bill
@@ -86,6 +97,22 @@ resource "aws_s3_bucket_server_side_encryption_configuration" "checkpoints" {
 
 resource "aws_s3_bucket_lifecycle_configuration" "checkpoints" {
   bucket = aws_s3_bucket.checkpoints.id
+
+  rule {
+    id     = "checkpoints"
+    status = "Enabled"
+
+    filter {
+      tag {
+        key   = "Kind" # apex/cloud/host/bucket.py
+        value = "checkpoint"
+      }
+    }
+
+    expiration {
+      days = var.keep_checkpoint_days
+    }
+  }
 
   rule {
     id     = "old-versions"

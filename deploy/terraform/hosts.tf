@@ -1,0 +1,144 @@
+# The hosts: an auto-scaling group for each kind, which replaces a host that goes. A learner's new host restores the run
+# from the bucket. Terraform sets the bounds of a group; its size is up to the owner (apex cluster resize) and to the end
+# of the run, which sets it to 0.
+
+locals {
+  prefix = "apex-${var.name}"
+  tags   = { Project = "apex-zeromq", Cluster = var.name }
+
+  kinds = {
+    learner = {
+      roles = var.replay_host == "own" ? ["learner"] : ["learner", "replay"]
+      types = [var.learner_instance_type], size = 1, spot = var.learner_spot, disk_gb = 200
+    }
+    replay = { # its disk has room for three snapshots of half of the memory
+      roles   = ["replay"], types = [var.replay_instance_type], size = 1, spot = false
+      disk_gb = var.replay_host == "own" ? max(100, 20 + ceil(1.5 * local.replay_bytes / pow(1024, 3))) : 0
+    }
+    evaluator = { roles = ["evaluator"], types = [var.evaluator_instance_type], size = 1, spot = false, disk_gb = 30 }
+    actor     = { roles = ["actor"], types = var.actor_instance_types, size = var.actor_hosts, spot = var.spot, disk_gb = 30 }
+  }
+  hosts = { for kind, host in local.kinds : kind => host if kind != "replay" || var.replay_host == "own" }
+
+  image = { for kind in keys(local.hosts) : kind => data.aws_ami.image[kind == "learner" ? "gpu" : "cpu"] }
+}
+
+resource "aws_launch_template" "host" {
+  for_each = local.hosts
+
+  name                   = "${local.prefix}-${each.key}"
+  image_id               = local.image[each.key].id
+  instance_type          = each.value.types[0]
+  key_name               = var.ssh_key_name
+  vpc_security_group_ids = [aws_security_group.host[each.key].id]
+  user_data              = local.user_data[each.key]
+  ebs_optimized          = true
+  update_default_version = true
+  tags                   = { Name = "${local.prefix}-${each.key}", Role = each.key }
+
+  # A host that is done powers itself off, and bills no more. A learner's disk may hold what the bucket lacks: it stays
+  # until the host has uploaded that and terminates itself.
+  instance_initiated_shutdown_behavior = each.key == "learner" ? "stop" : "terminate"
+
+  iam_instance_profile {
+    name = aws_iam_instance_profile.host[each.key].name
+  }
+
+  metadata_options {
+    http_endpoint               = "enabled"
+    http_tokens                 = "required"
+    http_put_response_hop_limit = 1
+  }
+
+  block_device_mappings {
+    device_name = local.image[each.key].root_device_name
+
+    ebs {
+      volume_type           = "gp3"
+      volume_size           = each.value.disk_gb
+      encrypted             = true
+      delete_on_termination = true
+    }
+  }
+
+  dynamic "tag_specifications" {
+    for_each = ["instance", "volume", "network-interface"]
+
+    content {
+      resource_type = tag_specifications.value
+      tags          = merge(local.tags, { Name = "${local.prefix}-${each.key}", Role = each.key })
+    }
+  }
+}
+
+resource "aws_autoscaling_group" "host" {
+  for_each = local.hosts
+
+  name                      = "${local.prefix}-${each.key}"
+  vpc_zone_identifier       = [aws_subnet.this.id]
+  min_size                  = 0
+  max_size                  = each.value.size
+  desired_capacity          = each.value.size # at the beginning
+  health_check_type         = "EC2"
+  health_check_grace_period = 120
+  capacity_rebalance        = each.key == "actor" && each.value.spot # never two learners
+  wait_for_capacity_timeout = each.key == "learner" && !each.value.spot ? "10m" : "0"
+
+  mixed_instances_policy {
+    instances_distribution {
+      on_demand_base_capacity                  = 0
+      on_demand_percentage_above_base_capacity = each.value.spot ? 0 : 100
+      on_demand_allocation_strategy            = "prioritized"
+      spot_allocation_strategy                 = "price-capacity-optimized"
+    }
+
+    launch_template {
+      launch_template_specification {
+        launch_template_id = aws_launch_template.host[each.key].id
+        version            = aws_launch_template.host[each.key].latest_version
+      }
+
+      dynamic "override" {
+        for_each = each.value.types
+
+        content {
+          instance_type = override.value
+        }
+      }
+    }
+  }
+
+  dynamic "tag" {
+    for_each = merge(local.tags, { Name = "${local.prefix}-${each.key}", Role = each.key })
+
+    content {
+      key                 = tag.key
+      value               = tag.value
+      propagate_at_launch = true
+    }
+  }
+
+  lifecycle {
+    ignore_changes = [desired_capacity]
+  }
+
+  depends_on = [ # A first boot publishes a key. Destroyed before its way out, a host still saves and uploads what it has.
+    aws_iam_role_policy.host,
+    aws_route.out,
+    aws_route_table_association.this,
+    aws_vpc_endpoint.s3,
+    aws_vpc_security_group_egress_rule.aws,
+  ]
+}
+
+# The end that needs no host. A learner has an hour more, for its last upload.
+resource "aws_autoscaling_schedule" "end" {
+  for_each = local.hosts
+
+  scheduled_action_name  = "${local.prefix}-${each.key}-max-hours"
+  autoscaling_group_name = aws_autoscaling_group.host[each.key].name
+  start_time             = each.key == "learner" ? timeadd(local.end, "1h") : local.end
+  min_size               = 0
+  max_size               = -1 # unchanged
+  desired_capacity       = 0
+}

@@ -1,0 +1,392 @@
+"""The copy of a run in its bucket: what goes there, what it costs, and how a new learner host restores the run."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import boto3
+import pytest
+from moto import mock_aws
+from test_host import BEGUN, ENV, machine, metadata_service
+
+from apex.cloud.host import command as host_command
+from apex.cloud.host.bucket import RunBucket
+from apex.config import Config, RunConfig
+from apex.errors import ConfigError
+from apex.runs.checkpoints.checkpoint import note_newest
+from apex.runs.folder import RunFolder
+from apex.runs.metrics.truncate import cut_curves
+from apex.runtime.lifecycle import FINISHED, Stop
+from apex.types import Schema
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "emulated")
+    with mock_aws():
+        client = boto3.client("s3", region_name="us-east-1")
+        client.create_bucket(Bucket="weights")
+        yield client
+
+
+def copy_of(s3: Any, home: Path) -> RunBucket:
+    return RunBucket(s3, "weights", home / "runs/pong", home / "sent.json")
+
+
+def write(home: Path, name: str, text: str = "x") -> Path:
+    path = home / "runs/pong" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def append(home: Path, name: str, text: str) -> None:
+    path = home / "runs/pong" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(text)
+
+
+def checkpoint(home: Path, updates: int, size: int = 1) -> None:
+    write(home, f"checkpoints/{updates:09d}/learner.safetensors", "w" * size)
+    write(home, f"checkpoints/{updates:09d}/manifest.json", "{}")
+    note_newest(home / "runs/pong/checkpoints", updates)
+
+
+def make_run(home: Path) -> None:
+    write(home, "manifest.json", "{}")
+    checkpoint(home, 1)
+    for name in ("logs/learner.log", "checkpoints/replay/segments", "checkpoints/.partial/x", "epoch.json"):
+        write(home, name)
+    append(home, "curves/learner.jsonl", row(1))
+    append(home, "tensorboard/pong/events", "e1")
+
+
+def row(steps: int) -> str:
+    return json.dumps({"steps": steps}) + "\n"
+
+
+def objects(s3: Any) -> set[str]:
+    return {item["Key"].removeprefix("pong/") for item in s3.list_objects_v2(Bucket="weights").get("Contents", [])}
+
+
+def files(home: Path) -> dict[str, bytes]:
+    run = home / "runs/pong"
+    return {p.relative_to(run).as_posix(): p.read_bytes() for p in sorted(run.rglob("*")) if p.is_file()}
+
+
+def test_the_run_goes_to_the_bucket_and_stays_there(s3: Any, tmp_path: Path) -> None:
+    make_run(tmp_path)
+    copy = copy_of(s3, tmp_path)
+    copy.upload("i-1")
+    whole = {"manifest.json", "checkpoints/newest.json"}
+    whole |= {f"checkpoints/000000001/{name}" for name in ("manifest.json", "learner.safetensors")}
+    assert {name for name in objects(s3) if not name.startswith("parts/")} == whole
+    assert {name.rpartition("/")[0] for name in objects(s3) - whole} == {
+        "parts/curves/learner.jsonl",
+        "parts/tensorboard/pong/events",
+    }
+    assert copy.upload("i-1") == 0
+    (tmp_path / "runs/pong/checkpoints/000000001/learner.safetensors").unlink()
+    assert copy.upload("i-1") == 0
+    assert objects(s3) >= whole
+
+
+def test_a_manifest_goes_after_what_it_names(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    s3 = MemoryBucket()
+    copy_of(s3, tmp_path).upload("i-1")
+    whole = [name for name in s3.tape if not name.startswith("parts/")]
+    assert whole == [
+        "checkpoints/000000001/learner.safetensors",
+        "checkpoints/000000001/manifest.json",
+        "checkpoints/newest.json",
+        "manifest.json",
+    ]
+
+
+def test_of_several_checkpoints_only_the_newest_goes(s3: Any, tmp_path: Path) -> None:
+    make_run(tmp_path)
+    checkpoint(tmp_path, 2)
+    copy_of(s3, tmp_path).upload("i-1")
+    assert "checkpoints/000000002/manifest.json" in objects(s3)
+    assert "checkpoints/000000001/manifest.json" not in objects(s3)
+
+
+def test_a_checkpoint_may_expire_but_not_the_last_one_of_a_run(s3: Any, tmp_path: Path) -> None:
+    make_run(tmp_path)
+    copy = copy_of(s3, tmp_path)
+    key = "pong/checkpoints/000000001/learner.safetensors"
+    for whole, expected in ((False, [{"Key": "Kind", "Value": "checkpoint"}]), (True, [])):
+        copy.upload("i-1", whole=whole)
+        assert s3.get_object_tagging(Bucket="weights", Key=key)["TagSet"] == expected
+    assert s3.get_object_tagging(Bucket="weights", Key="pong/manifest.json")["TagSet"] == []
+
+
+def test_at_the_end_the_bucket_has_the_run_as_it_is_on_the_disk(s3: Any, tmp_path: Path) -> None:
+    make_run(tmp_path)
+    copy = copy_of(s3, tmp_path)
+    copy.upload("i-1", whole=True)
+    assert copy.only_here() == []
+    kept = {name: data for name, data in files(tmp_path).items() if name in objects(s3)}
+    assert {"curves/learner.jsonl", "tensorboard/pong/events", "manifest.json"} <= set(kept)
+    for name, data in kept.items():
+        assert s3.get_object(Bucket="weights", Key=f"pong/{name}")["Body"].read() == data
+
+
+def test_what_is_only_on_the_disk_is_named(s3: Any, tmp_path: Path) -> None:
+    make_run(tmp_path)
+    copy = copy_of(s3, tmp_path)
+    assert len(copy.only_here()) == 6
+    copy.upload("i-1")
+    append(tmp_path, "tensorboard/pong/events", "more")
+    checkpoint(tmp_path, 2)
+    assert set(copy.only_here()) == {
+        "tensorboard/pong/events",
+        "checkpoints/000000002/learner.safetensors",
+        "checkpoints/000000002/manifest.json",
+        "checkpoints/newest.json",
+    }
+
+
+# restore
+
+
+def restored(s3: Any, home: Path) -> RunBucket:
+    home.mkdir()
+    copy = copy_of(s3, home)
+    assert copy.begin(BEGUN, "i-2")
+    copy.restore()
+    return copy
+
+
+def test_a_new_host_has_the_curves_and_the_newest_checkpoint(s3: Any, tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    make_run(old)
+    copy = copy_of(s3, old)
+    copy.begin(BEGUN, "i-1")
+    for number in range(2, 5):
+        checkpoint(old, number)
+        append(old, "curves/learner.jsonl", row(number))
+        copy.upload("i-1")
+    after = restored(s3, new)
+    expected = {
+        name: data
+        for name, data in files(old).items()
+        if not name.startswith(("logs/", "checkpoints/replay/", "checkpoints/.", "epoch.json"))
+        and (not name.startswith("checkpoints/0") or name.startswith("checkpoints/000000004/"))
+    }
+    found = files(new)
+    assert {name: data for name, data in found.items() if not name.startswith("epoch.json")} == expected
+    assert after.upload("i-2") == 0, "the bucket has all of it already"
+
+
+def test_a_restored_run_counts_its_starts_on_above_those_of_the_lost_host(s3: Any, tmp_path: Path) -> None:
+    schema = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
+    config = Config(run=RunConfig(name="pong", folder=str(tmp_path / "old/runs")))
+    folder = RunFolder.create(config, schema, argv=[])
+    epochs = [folder.next_epoch() for _ in range(3)]
+    copy = copy_of(s3, tmp_path / "old")
+    copy.begin(BEGUN, "i-1")
+    copy.upload("i-1")
+    restored(s3, tmp_path / "new")
+    again = RunFolder.open(tmp_path / "new/runs/pong")
+    assert again.run_id == folder.run_id
+    assert again.next_epoch() > max(epochs) + 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_growing_files_come_back_as_they_were_whatever_happened_to_them(tmp_path: Path, seed: int) -> None:
+    """Against the files themselves: rows are added and cut off, hosts are lost, and what they noted is lost."""
+    rng, s3, home, steps = random.Random(seed), MemoryBucket(), tmp_path / "0", 0
+    make_run(home)
+    copy = copy_of(s3, home)
+    copy.begin(BEGUN, "i-2")
+    copy.upload("i-2")
+    for life in range(1, 30):
+        event = rng.random()
+        if event < 0.6:
+            for _ in range(rng.randrange(4)):
+                steps += 1
+                append(home, "curves/learner.jsonl", row(steps))
+                append(home, f"tensorboard/pong/events.{life // 10}", "e" * rng.randrange(9))
+        elif event < 0.8:  # The learner was started again at an older checkpoint.
+            steps = max(1, steps - rng.randrange(9))
+            cut_curves(home / "runs/pong/curves", steps)
+        elif event < 0.9:
+            (home / "sent.json").unlink(missing_ok=True)
+        else:
+            home = tmp_path / str(life)
+            copy = restored(s3, home)
+        copy = copy_of(s3, home)
+        copy.upload("i-2")
+        expected = {name: data for name, data in files(home).items() if name.startswith(("curves/", "tensorboard/"))}
+        other = tmp_path / f"look-{life}"
+        restored(s3, other)
+        found = {name: data for name, data in files(other).items() if name.startswith(("curves/", "tensorboard/"))}
+        assert found == expected
+
+
+def test_nothing_in_the_bucket_leads_out_of_the_run(s3: Any, tmp_path: Path) -> None:
+    make_run(tmp_path / "old")
+    copy = copy_of(s3, tmp_path / "old")
+    copy.begin(BEGUN, "i-1")
+    copy.upload("i-1")
+    s3.put_object(Bucket="weights", Key="pong/x/../../../evil", Body=b"x")
+    with pytest.raises(ConfigError, match="outside of the run folder"):
+        restored(s3, tmp_path / "new")
+    assert not list(tmp_path.rglob("evil"))
+    assert not (tmp_path / "new/runs/pong").exists()
+
+
+def test_a_host_that_was_replaced_uploads_nothing(s3: Any, tmp_path: Path) -> None:
+    make_run(tmp_path / "old")
+    copy = copy_of(s3, tmp_path / "old")
+    copy.begin(BEGUN, "i-1")
+    copy.upload("i-1")
+    restored(s3, tmp_path / "new")
+    before = objects(s3)
+    checkpoint(tmp_path / "old", 9)
+    with pytest.raises(RuntimeError, match="belongs to i-2 now"):
+        copy.upload("i-1")
+    assert objects(s3) == before
+
+
+# cost
+
+
+class MemoryBucket:
+    """As much of S3 as a copy needs; notes the names in their order, and counts what is uploaded."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.tape: list[str] = []
+        self.num_bytes: dict[bool, int] = {True: 0, False: 0}  # by whether it is of curves
+
+    def put_object(self, Bucket: str, Key: str, Body: bytes) -> None:  # noqa: N803  # boto3's names
+        name = Key.removeprefix("pong/")
+        self.objects[Key] = Body
+        self.tape.append(name)
+        self.num_bytes[name.removeprefix("parts/").startswith(("curves/", "tensorboard/"))] += len(Body)
+
+    def upload_file(self, path: str, bucket: str, key: str, ExtraArgs: Any = None) -> None:  # noqa: N803
+        self.put_object(bucket, key, Path(path).read_bytes())
+
+    def download_file(self, bucket: str, key: str, path: str) -> None:
+        Path(path).write_bytes(self.objects[key])
+
+    def get_object(self, Bucket: str, Key: str) -> dict[str, Any]:  # noqa: N803
+        return {"Body": SimpleNamespace(read=lambda: self.objects[Key])}
+
+    def list_objects_v2(self, Bucket: str, Prefix: str, MaxKeys: int = 0) -> dict[str, Any]:  # noqa: N803
+        return {"Contents": [{"Key": key} for key in sorted(self.objects) if key.startswith(Prefix)]}
+
+    def get_paginator(self, operation: str) -> Any:
+        return SimpleNamespace(paginate=lambda **options: [self.list_objects_v2(**options)])
+
+
+def test_a_day_uploads_little_more_than_what_it_leaves(tmp_path: Path) -> None:
+    """24 hours, all sizes divided by 1,000: 12 MB of events and 5 MB of rows an hour, checkpoints of 100 MB."""
+    s3 = MemoryBucket()
+    make_run(tmp_path)
+    copy = copy_of(s3, tmp_path)
+    for minute in range(0, 24 * 60, 2):
+        append(tmp_path, "tensorboard/pong/events", "e" * 400)
+        for role in ("learner", "replay", "actor"):
+            append(tmp_path, f"curves/{role}.jsonl", "r" * 55 + "\n")
+        write(tmp_path, "elapsed.json", f"{minute}")
+        if minute % 60 == 0:
+            write(tmp_path, "checkpoints/best.safetensors", f"{minute:027000d}")
+        checkpoint(tmp_path, minute + 2, size=100_000)
+        copy.upload("i-1")
+    copy.upload("i-1", whole=True)
+    uploaded = sum(s3.num_bytes.values())
+    left = sum(map(len, s3.objects.values()))
+    curves = sum(len(data) for name, data in files(tmp_path).items() if name.startswith(("curves/", "tensorboard/")))
+    assert curves > 400_000
+    print(f"uploaded {uploaded / left:.2f} x what is left; of curves {s3.num_bytes[True] / curves:.2f} x their size")
+    assert uploaded <= 3 * left
+    assert s3.num_bytes[True] <= 3 * curves
+
+
+# the beginning of a run
+
+
+def prepare(client: Any, settings: Any, own: str = "i-1") -> bool:
+    with metadata_service(None, own) as metadata:
+        return host_command.prepare_run(settings, client, metadata, Stop())
+
+
+def test_a_run_begins_once_the_bucket_can_be_written(s3: Any, tmp_path: Path) -> None:
+    settings = machine(tmp_path, "learner")
+    for _ in range(2):  # The learner's program began, and was started again before it had made its run.
+        assert prepare(lambda service: s3, settings)
+        assert objects(s3) == {"begun.json"}
+        assert not settings.run.exists()
+
+
+def test_a_hosts_successor_takes_up_the_run(s3: Any, tmp_path: Path) -> None:
+    first, second = machine(tmp_path, "learner", name="first"), machine(tmp_path, "learner", name="second")
+    assert prepare(lambda service: s3, first)
+    make_run(first.home)
+    copy_of(s3, first.home).upload("i-1")
+    assert prepare(lambda service: s3, second, "i-2")
+    assert (second.run / "checkpoints/000000001/learner.safetensors").exists()
+
+
+def test_no_run_begins_where_its_weights_would_mix_with_anothers(s3: Any, tmp_path: Path) -> None:
+    earlier = machine(tmp_path, "learner", name="earlier", begun="2025-01-02T03:04:05Z")
+    settings = machine(tmp_path, "learner")
+    assert prepare(lambda service: s3, earlier)
+    assert prepare(lambda service: s3, settings), "the earlier cluster has made no run"
+    make_run(settings.home)
+    copy_of(s3, settings.home).upload("i-1")
+    with pytest.raises(ConfigError, match=r"s3://weights/pong has a run of another cluster: rename this cluster"):
+        prepare(lambda service: s3, earlier)
+
+
+def test_no_run_begins_whose_weights_have_nowhere_to_go(
+    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(host_command, "BUCKET_SECONDS", 0.1)
+    monkeypatch.setattr(host_command, "LOOK_SECONDS", 0.1)
+    s3.delete_bucket(Bucket="weights")
+    with pytest.raises(ConfigError, match=r"cannot write to s3://weights/pong.*NoSuchBucket"):
+        prepare(lambda service: s3, machine(tmp_path, "learner"))
+    said = [record for record in caplog.records if record.name == "apex"]  # boto3 logs too.
+    assert len(said) == 1, "said at once, and once"
+
+
+def test_a_bucket_that_is_not_open_yet_is_asked_again(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_command, "LOOK_SECONDS", 0.1)
+    s3.delete_bucket(Bucket="weights")
+    asked = []
+
+    def client(service: str) -> Any:
+        asked.append(service)
+        if len(asked) == 3:
+            s3.create_bucket(Bucket="weights")
+        return s3
+
+    assert prepare(client, machine(tmp_path, "learner"))
+    assert len(asked) == 3
+
+
+def test_only_a_learner_without_a_run_asks_for_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cluster.env").write_text(ENV)
+    tape: list[str] = []
+    monkeypatch.setattr(host_command, "aws_clients", lambda settings: None)
+    monkeypatch.setattr(host_command, "prepare_run", lambda *_: bool(tape.append("prepare")))
+    monkeypatch.setattr(host_command, "_become", lambda settings, role, only_print: tape.append(role))
+    command = ["--etc", str(tmp_path), "--home", str(tmp_path), "role"]
+    assert host_command.main([*command, "learner"]) == FINISHED  # It was asked to stop while it waited.
+    host_command.main([*command, "replay"])
+    make_run(tmp_path)
+    host_command.main([*command, "learner"])
+    assert tape == ["prepare", "replay", "learner"]
