@@ -71,7 +71,6 @@ class Actor:
         *,
         builder: SegmentBuilder,
         link: ReliableSender,
-        num_actors: int,
         rng: np.random.Generator,
     ) -> None:
         self._parameters_period = config.parameters_period
@@ -80,9 +79,9 @@ class Actor:
         self._builder = builder
         self._link = link
         self._rng = rng
-        ladder = epsilon_ladder(num_actors, config.epsilon_base, config.epsilon_exponent)
+        ladder = epsilon_ladder(config.num_actors, config.epsilon_base, config.epsilon_exponent)
         self._epsilon = ladder[[stream.actor_id for stream in streams]]
-        self.scores = EpisodeScores(streams, self._epsilon, num_actors)
+        self.scores = EpisodeScores(streams, self._epsilon, config.num_actors)
         self._observation: Array | None = None
         self.num_steps = 0  # of each stream
         self.wait = Wait(f"actor {max(stream.actor_id for stream in streams)}")

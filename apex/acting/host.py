@@ -19,17 +19,12 @@ class WorkerFigures:
     """What the worker processes tell their host: one row each of anonymous shared memory."""
 
     WORDS_BYTES = 2_000
-    COLUMNS = ("num_steps", "wait_seconds")
 
     def __init__(self, num_workers: int) -> None:
         """To be made before the fork."""
-        memory = mmap.mmap(-1, 8 * num_workers * len(self.COLUMNS))
-        self.rows = np.frombuffer(memory, np.float64).reshape(num_workers, len(self.COLUMNS))
+        # float64[workers, 2]: steps of each stream, seconds waited
+        self.rows = np.frombuffer(mmap.mmap(-1, 16 * num_workers), np.float64).reshape(num_workers, 2)
         self._words = [mmap.mmap(-1, self.WORDS_BYTES) for _ in range(num_workers)]
-
-    def total(self, column: str) -> float:
-        """The sum over the workers."""
-        return float(self.rows[:, self.COLUMNS.index(column)].sum())
 
     def leave_words(self, row: int, words: str) -> None:
         """Says why a worker ends: its host repeats it as the last words of the whole program."""
@@ -59,7 +54,7 @@ class ActorHost:
         """What the heartbeats say; `wait_share` is of the time since the last one, rates are of some seconds."""
         now = time.monotonic()
         steps = float((self._figures.rows[:, 0] * self._sizes).sum())
-        (then, waited_then), waited = self._waited, self._figures.total("wait_seconds")
+        (then, waited_then), waited = self._waited, float(self._figures.rows[:, 1].sum())
         self._waited = (now, waited)
         share = min(1.0, (waited - waited_then) / max(now - then, 1e-3) / len(self._sizes))
         rate, received = self._rates.measure(now, steps, self._received)

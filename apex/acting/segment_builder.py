@@ -20,11 +20,10 @@ def _lz4(frame: Array) -> bytes:
     return bytes(cramjam.lz4.compress_block(frame.data, store_size=False))  # Its length is known from the schema.
 
 
-def _raw(frame: Array) -> bytes:
-    return frame.tobytes()
-
-
-COMPRESS: dict[FrameCodec, Callable[[Array], bytes]] = {"lz4": _lz4, "raw": _raw}  # C-contiguous frame -> bytes
+COMPRESS: dict[FrameCodec, Callable[[Array], bytes]] = {
+    "lz4": _lz4,
+    "raw": np.ndarray.tobytes,
+}  # C-contiguous frame -> bytes
 MAX_SENT_PRIORITY = float(np.finfo(np.float32).max)  # finite: replay refuses a segment with any other
 
 
@@ -200,9 +199,7 @@ class SegmentBuilder:
         bootstrap = np.take_along_axis(next_value, last, axis=0).astype(np.float64)
         with np.errstate(invalid="ignore"):  # inf - inf
             priority = np.abs(n_step.n_step_return + n_step.discount * bootstrap - rows.value)
-        return np.fmin(
-            priority, MAX_SENT_PRIORITY
-        )  # Also of Q-values that are no numbers: what cannot be judged comes first.
+        return np.fmin(priority, MAX_SENT_PRIORITY)  # Q-values that are not finite give the largest priority.
 
     def _forget(self, rows: _Row, stop: NDArray[np.int64]) -> None:
         """Drops the rows and frames that no start at or after row `stop`, int64[E], needs."""

@@ -8,11 +8,7 @@ from apex.acting.host import ActorHost, WorkerFigures
 from apex.acting.shared_parameters import SharedParameters
 from apex.acting.worker import Work, WorkerTask
 from apex.runtime.children import ChildDiedError, check_children, start_child, stop_children
-from apex.runtime.lifecycle import (
-    FINISHED,
-    NEIGHBOUR_GONE,
-    Stop,
-)
+from apex.runtime.lifecycle import FINISHED, NEIGHBOUR_GONE, Stop
 from apex.transport.codec import Codec
 from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import ParameterSubscriber

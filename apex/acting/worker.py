@@ -50,16 +50,13 @@ Work = Callable[[Stop, WorkerTask], None]
 
 
 def run_worker(stop: Stop, task: WorkerTask, connect: Connect | None = None) -> None:
-    """A worker process: explores until it is told to stop.
-
-    `connect` makes the link to the replay shards of their sockets; if it is None, it is made of nothing else.
-    """
+    """A worker process: explores until it is told to stop. `connect` makes the link of sockets; None: as usual."""
     welcome, streams = task.welcome, task.streams
     config, schema = welcome.config, welcome.schema
     torch.set_num_threads(config.actor.num_threads)
     codec = Codec(welcome.run_id, schema)
     environment, rng = make_environments(config, streams)
-    connect = connect or partial(_connect, task, codec)
+    connect = connect or partial(ReliableSender, streams, codec, window=config.actor.window)
     with open_context(read_keys(config.transport.keys, "actor")) as context:
         actor = make_actor(
             config,
@@ -74,7 +71,6 @@ def run_worker(stop: Stop, task: WorkerTask, connect: Connect | None = None) -> 
                 ReceiptReceiver(context, [shard["receipts"] for shard in welcome.replay], codec, streams),
             ),
             parameters=task.shared,
-            num_actors=config.actor.num_actors,
             rng=rng,
         )
         metrics = MetricsSender(context, welcome.endpoint("metrics"), codec)
@@ -106,7 +102,6 @@ def make_actor(
     *,
     link: ReliableSender,
     parameters: NewestParameters,
-    num_actors: int,
     rng: np.random.Generator,
 ) -> Actor:
     """The actor of a process on this host."""
@@ -119,13 +114,8 @@ def make_actor(
         streams,
         builder=SegmentBuilder(config.actor, config.environment, schema, len(streams)),
         link=link,
-        num_actors=num_actors,
         rng=rng,
     )
-
-
-def _connect(task: WorkerTask, codec: Codec, outlets: Sequence[Outlet], receipts: Receipts) -> ReliableSender:
-    return ReliableSender(task.streams, codec, outlets, receipts, window=task.welcome.config.actor.window)
 
 
 def acts_in_bfloat16(config: Config, schema: Schema, *, has_bfloat16: bool) -> bool:

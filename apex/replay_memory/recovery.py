@@ -61,14 +61,11 @@ def open_store(
         restored = restore(snapshots, path, schema, settings, run_id=welcome.run_id, store_incarnation=incarnation)
     if restored is None:
         store = StoreWriter.create(path, schema, settings, store_incarnation=incarnation)
-    else:
-        store = restored.store
-    counters = SamplerCounters(num_rows, counters_path(path))
-    if restored is not None:
-        counters.go_on_from(restored.num_drawn)  # Else the limiter would see samples to catch up with.
-        log.info("restored %s: %d transitions, %d in all", path, store.size, store.num_inserted)
-    else:
         log.info("made %s", path)
+        return store, SamplerCounters(num_rows, counters_path(path))
+    store, counters = restored.store, SamplerCounters(num_rows, counters_path(path))
+    counters.go_on_from(restored.num_drawn)  # Else the limiter would see samples to catch up with.
+    log.info("restored %s: %d transitions, %d in all", path, store.size, store.num_inserted)
     return store, counters
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 log = logging.getLogger("apex")
 
-
 MAX_PENDING_BYTES = 1 << 20  # of one file that cannot be written; what comes after is dropped and counted
 
 

@@ -42,14 +42,12 @@ class _Watched:
 
     def look(self, limit: float) -> float:
         """Seconds without a turn if they are too many, else 0."""
-        ticks = self.pulse.ticks
-        too_long = self._silence.look(ticks != self._ticks, limit)
-        if ticks != self._ticks:
+        before, self._ticks = self._ticks, self.pulse.ticks
+        if self._ticks != before:
             self._wait.over()
         else:
             self._wait.on("a turn of it")
-        self._ticks = ticks
-        return self._silence.seconds if too_long else 0.0
+        return self._silence.seconds if self._silence.look(self._ticks != before, limit) else 0.0
 
 
 class ChildDiedError(ApexError, RuntimeError):

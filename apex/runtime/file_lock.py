@@ -16,16 +16,15 @@ ATTEMPT_SECONDS = 0.01  # ... and between two of them
 class FileLock:
     """Marks a file as owned by this process until `release`, or until the process ends in whatever way.
 
-    The lock belongs to an open file, not to the process: it lasts while any descriptor of that open file lasts.
-    So it is not the one that is mapped, and a forked child (`start_child`) closes its copy at once.
+    The lock lasts while any descriptor of the open file lasts: a forked child (`start_child`) closes its copy at once.
     """
 
     _descriptors: set[int] = set()  # noqa: RUF012 - one per process, and a class attribute means just that
 
     def __init__(self, path: Path, attempts: int = 1, in_use: str = "") -> None:
-        """Raises ConfigError with the message `in_use` if the file has an owner at every one of the attempts.
+        """Raises ConfigError with the message `in_use` if the file has an owner at each attempt.
 
-        Whoever asks `has_owner` holds the lock for an instant: who means to keep it must not give up because of that.
+        Several attempts: `is_owned` in another process holds the lock for an instant.
         """
         self._descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         while True:

@@ -55,7 +55,7 @@ def read_memory() -> int:
 
 def read_membership() -> str:
     """Which control groups this process is in."""
-    return _text(PROCESS)
+    return read_text(PROCESS)
 
 
 def core_limits(membership: str, root: Path) -> list[float]:
@@ -85,7 +85,7 @@ def available_memory(meminfo: str, membership: str, root: Path) -> int:
         limit = _words(folder / "memory.max") or _words(folder / "memory.limit_in_bytes")
         usage = _words(folder / "memory.current") or _words(folder / "memory.usage_in_bytes")
         if limit and usage and limit[0].isdecimal():
-            cached = re.search(r"^(?:total_)?inactive_file (\d+)$", _text(folder / "memory.stat"), re.MULTILINE)
+            cached = re.search(r"^(?:total_)?inactive_file (\d+)$", read_text(folder / "memory.stat"), re.MULTILINE)
             used = int(usage[0]) - (int(cached[1]) if cached else 0)  # What the kernel would drop is not in the way.
             available.append(max(0, int(limit[0]) - used))
     return min(available, default=2**62)  # Where nothing says, nothing is refused.
@@ -93,12 +93,12 @@ def available_memory(meminfo: str, membership: str, root: Path) -> int:
 
 def read_available_memory() -> int:
     """The same for this process, now."""
-    return available_memory(_text(MEMORY), read_membership(), ROOT)
+    return available_memory(read_text(MEMORY), read_membership(), ROOT)
 
 
 def read_bfloat16() -> bool:
     """Whether this host's processor multiplies bfloat16."""
-    return has_bfloat16(_text(PROCESSOR))
+    return has_bfloat16(read_text(PROCESSOR))
 
 
 def has_bfloat16(cpuinfo: str) -> bool:
@@ -154,10 +154,10 @@ def _tree(root: Path, controller: str) -> Path:
 
 
 def _words(path: Path) -> list[str]:
-    return _text(path).split()
+    return read_text(path).split()
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
     """What is in a file; nothing if there is none that may be read."""
     try:
         return path.read_text(errors="replace")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import logging
 import signal
@@ -33,12 +32,10 @@ P = ParamSpec("P")
 class Stop:
     """A request to stop: one plain attribute, because a signal handler may not take a lock.
 
-    Every loop asks for it at every turn, so to ask is also the sign of life that `watchdog` looks for: nobody else
-    than the loop of the main thread may ask.
+    Only the main thread's loop may read `requested`: each read is also the sign of life that `watchdog` looks for.
     """
 
     def __init__(self, on_tick: Callable[[], None] = lambda: None) -> None:
-        """`on_tick` is called at every turn."""
         self.ticks = 0
         self.signum = 0  # the first signal that requested it; 0: none did
         self._on_tick = on_tick
@@ -64,8 +61,8 @@ class Stop:
 def stop_on_signals(on_tick: Callable[[], None] = lambda: None) -> Iterator[Stop]:
     """Yields a Stop that SIGINT, SIGTERM or SIGHUP requests; a SIGINT after that raises KeyboardInterrupt.
 
-    SIGHUP comes when a terminal is closed. Where it is ignored, as under nohup, it stays ignored.
-    `on_tick` is called at every turn of the loop; a program that may be watched passes `take_notifier()`.
+    Where SIGHUP is ignored, as under nohup, it stays ignored. `on_tick` is called at every turn of the loop; a program
+    that may be watched passes `take_notifier()`.
     """
     stop = Stop(on_tick)
     asked = False
@@ -77,10 +74,8 @@ def stop_on_signals(on_tick: Callable[[], None] = lambda: None) -> Iterator[Stop
         asked, stop.signum = True, stop.signum or signum
         stop.request()
 
-    signals = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        signals.append(signal.SIGHUP)
-    previous = {s: signal.signal(s, handle) for s in signals}
+    hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
+    previous = {s: signal.signal(s, handle) for s in [signal.SIGINT, signal.SIGTERM, *hangup]}
     try:
         yield stop
     finally:
@@ -145,12 +140,6 @@ class Helper(threading.Thread):
             raise self.exception
 
 
-def die_with_parent(signum: signal.Signals = signal.SIGKILL) -> None:
-    """Has the kernel send `signum` to this process when its parent's thread ends, SIGKILL included."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signum)
-
-
 def complain(sentence: str) -> None:
     """Prints a program's last words on standard error; where they cannot be written, its exit status says enough."""
     with suppress(OSError):
@@ -184,11 +173,8 @@ def reports_errors(program: str, *, logs_failures: bool = False) -> Callable[[Ca
 
 
 def configure_logging(role: str) -> None:
-    """Logs to standard error: time, role, level, message; and where each thread was, when a signal ends the program.
-
-    A log that cannot be written harms nobody.
-    """
-    logging.raiseExceptions = False
+    """Logs to standard error: time, role, level, message; and where each thread was, when a signal ends the program."""
+    logging.raiseExceptions = False  # A log that cannot be written harms nobody.
     faulthandler.enable(sys.__stderr__ or sys.stderr)  # SIGABRT is what a program that is stuck gets.
     logging.basicConfig(
         stream=sys.stderr,

@@ -11,11 +11,7 @@ EXTRAS = {"aws": ("boto3",), "export": ("onnx", "onnxruntime")}  # as in pyproje
 
 
 def remedy(extra: str) -> str:
-    """What to type to install an extra where this program runs.
-
-    It names the packages and not `apex-zeromq[extra]`: this one is no package of an index, and whoever came to register
-    its name there would be asked for it.
-    """
+    """The command that installs an extra. It names the packages, as `apex-zeromq` is on no package index."""
     python = Path(sys.executable)
     typed = os.path.relpath(python) if python.is_relative_to(Path.cwd()) else str(python)
     return f"{shlex.quote(typed)} -m pip install {' '.join(EXTRAS[extra])}"

@@ -17,9 +17,8 @@ OFFSET_STEP = 100  # between two port offsets that are tried
 class PortClaims:
     """Ports that no other launcher on this host takes while this one lives, although nobody listens on them yet.
 
-    Between the look whether a port is free and the moment when a program binds it lie seconds, in which a second run
-    would find it free as well, and its programs would join the first one. A claim is an abstract socket's name: it is
-    taken in one step, belongs to the same network namespace as the port, and ends with its process.
+    A program binds its port seconds after the launcher chose it. Meanwhile a second run would find the port free, and
+    its programs would join the first run. A claim is the name of an abstract socket, which ends with its process.
     """
 
     def __init__(self) -> None:
@@ -76,15 +75,10 @@ def choose_ports(config: Config, free: Callable[[str, int], bool], tell: Callabl
 def ports(config: Config) -> list[int]:
     """Every port that a run listens on, TensorBoard's aside."""
     transport = config.transport
-    names = [
-        setting.name.removesuffix("_port")
-        for setting in dataclasses.fields(transport)
-        if setting.name.endswith("_port")
-    ]
-    more = range(1, config.replay.num_shards)
-    return [transport.port(name) for name in names] + [
-        transport.port(name, shard) for shard in more for name in REPLAY_SOCKETS
-    ]
+    names = [name.removesuffix("_port") for name in dataclasses.asdict(transport) if name.endswith("_port")]
+    shards = range(1, config.replay.num_shards)
+    more = [transport.port(name, shard) for shard in shards for name in REPLAY_SOCKETS]
+    return [*map(transport.port, names), *more]
 
 
 def is_free(host: str, port: int) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from apex.runtime.hardware import PROCESSOR, read_text
 from apex.version import VERSION
 
 PACKAGES = ("torch", "numpy", "pyzmq", "gymnasium", "ale-py", "cramjam", "safetensors", "tensorboardX", "tensorboard")
@@ -44,10 +45,7 @@ def describe_checkout(package: Path) -> dict[str, Any] | None:
 
 def describe_hardware() -> dict[str, Any]:
     """This host: processor, cores that this process may use, memory, GPUs."""
-    try:
-        facts = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        facts = ""
+    facts = read_text(PROCESSOR)
     processor = _fact(facts, "model name") or platform.processor() or platform.machine()
     family, model = _fact(facts, "cpu family"), _fact(facts, "model")
     if family and model:  # In a virtual machine several generations have one name.

@@ -1,7 +1,8 @@
-"""How this project starts another program: in a session of its own, and never outliving the process that started it."""
+"""Starts other programs: each in a session of its own, which ends with the process that started it."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from apex.runtime.lifecycle import NEIGHBOUR_GONE, die_with_parent
+from apex.runtime.lifecycle import NEIGHBOUR_GONE
 
 File = int | IO[Any]
 
@@ -24,21 +25,22 @@ def spawn(
     cwd: Path | None = None,
     niceness: int = 0,
     cores: Collection[int] = (),
-    pass_fds: Collection[int] = (),
     ends_by: signal.Signals = signal.SIGKILL,
 ) -> subprocess.Popen[bytes]:
-    """Starts a program whose standard input is empty.
+    """Starts a program with an empty standard input, in a session of its own: Ctrl-C does not reach it.
 
-    It has a session of its own, so that Ctrl-C reaches only this process, which then stops its programs in order. When
-    the thread that called this ends, the kernel sends the program `ends_by`. `environment` is added to this process's
-    own. `cwd` is its working directory; None: this process's own. `cores`: the CPUs that the program may use; empty:
-    all. Raises OSError if there is no such program.
+    When the thread that called this ends, the kernel sends the program `ends_by`. `environment` is added to this
+    process's own. `cwd` None: this process's own. `cores`: the CPUs that the program may use; empty: all. Raises
+    OSError if there is no such program.
     """
     parent = os.getpid()
 
     def before_exec() -> None:
         belong_to(parent, ends_by)
-        be_nice(niceness)
+        os.nice(niceness)
+        if niceness:
+            with suppress(OSError):  # Where the kernel groups sessions, niceness counts within a session only.
+                Path("/proc/self/autogroup").write_text(str(niceness))
         if cores:
             os.sched_setaffinity(0, cores)
 
@@ -49,7 +51,6 @@ def spawn(
         stderr=errors,
         env={**os.environ, **(environment or {})},
         cwd=cwd,
-        pass_fds=tuple(pass_fds),
         start_new_session=True,
         preexec_fn=before_exec,
     )
@@ -57,14 +58,7 @@ def spawn(
 
 def belong_to(parent: int, ends_by: signal.Signals = signal.SIGKILL) -> None:
     """Makes this process end with its parent, also if the parent has ended already. SIGKILL ends a stuck one too."""
-    die_with_parent(ends_by)
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, ends_by)
     if os.getppid() != parent:
         os._exit(NEIGHBOUR_GONE)
-
-
-def be_nice(niceness: int) -> None:
-    """Lowers this process's priority for the CPU; 0 changes nothing."""
-    os.nice(niceness)
-    if niceness:
-        with suppress(OSError):  # Where the kernel groups sessions, niceness counts within a session only.
-            Path("/proc/self/autogroup").write_text(str(niceness))

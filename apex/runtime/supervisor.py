@@ -115,11 +115,7 @@ class _Running:
     """A program in all its lives."""
 
     def __init__(
-        self,
-        program: Program,
-        log: Path,
-        tell: Callable[[str], None],
-        environment: Mapping[str, str],
+        self, program: Program, log: Path, tell: Callable[[str], None], environment: Mapping[str, str]
     ) -> None:
         self.program = program
         self.num_endings = 0
@@ -139,8 +135,7 @@ class _Running:
     def check(self, now: float) -> Ending | None:
         """Starts what is due, and looks after what has ended; returns an ending if it is the run's."""
         if self._process is None:
-            is_due = self._start_at is not None and now >= self._start_at and self.program.ready()
-            if is_due:
+            if self._start_at is not None and now >= self._start_at and self.program.ready():
                 self._start()
             return None
         status = self._process.poll()

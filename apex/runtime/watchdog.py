@@ -1,9 +1,7 @@
-"""Signs of life: a loop that turns shows it, and whoever watches finds the one that does not.
+"""Signs of life: detects loops that no longer turn, whether stopped, deadlocked or in an endless computation.
 
-What waits turns as well: no wait of ours lasts longer than a moment before it is taken up again. A program shows its
-turns by systemd's watchdog protocol (sd_notify), to our launcher as to systemd; a child process shows them by a counter
-in memory that it shares with its parent. Stopped, deadlocked or caught in an endless computation: from outside it is
-all the same.
+Waiting counts as turning. A program shows its turns by systemd's watchdog protocol (sd_notify), to our launcher as to
+systemd; a child process shows them by a counter in memory that it shares with its parent.
 """
 
 from __future__ import annotations
@@ -37,11 +35,7 @@ class Pulse:
 
 
 class Silence:
-    """How long somebody was silent, as far as the watcher was awake to listen.
-
-    A watcher that was stopped itself, or that slept with its machine, holds that time against nobody: one look counts
-    for a quarter of the limit at most.
-    """
+    """How long a process was silent. One look counts for a quarter of the limit at most: the watcher may have slept."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = 0.0
@@ -61,10 +55,7 @@ class Silence:
 def take_notifier(
     environment: MutableMapping[str, str] = os.environ, clock: Callable[[], float] = time.monotonic
 ) -> Notifier:
-    """Makes the notifier that `environment` asks for, and removes the request: it is not for this program's children.
-
-    To be called once, by the `main` of a program that may be watched.
-    """
+    """Makes the notifier that `environment` asks for, and removes the request, which is not for children."""
     address = environment.pop("NOTIFY_SOCKET", "")
     return Notifier(address, float(environment.pop("WATCHDOG_USEC", "0")) / 1e6, clock)
 
@@ -87,9 +78,7 @@ class Notifier:
         if now >= self._notify_at and self._pid == os.getpid():  # A forked child does not speak for its parent.
             self._notify_at = now + self._period
             with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as notify:
-                notify.sendto(
-                    self._message, self._address
-                )  # A watcher that is gone, or has a full queue, misses little.
+                notify.sendto(self._message, self._address)  # Fails if the watcher is gone or its queue is full.
                 self._message = b"WATCHDOG=1"
 
 

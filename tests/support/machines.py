@@ -9,10 +9,11 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import apex
-from apex.runtime.lifecycle import die_with_parent
+from apex.runtime.spawn import belong_to
 
 ROOT = Path(apex.__file__).parent.parent
 NETWORK = "10.77.0"
@@ -81,7 +82,7 @@ class Machines:
         holder = subprocess.Popen(
             ["unshare", "--net", "--mount", "--uts", "sh", "-c", script],
             stdout=subprocess.PIPE,
-            preexec_fn=die_with_parent,
+            preexec_fn=partial(belong_to, os.getpid()),
         )
         self._holders[name] = holder
         assert holder.stdout.readline() == b"ready\n"

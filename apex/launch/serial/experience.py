@@ -82,7 +82,6 @@ class Experience:
                 streams, self._codec, [self._mail], self._mail, window=config.actor.window, clock=clock
             ),
             parameters=self.parameters,
-            num_actors=len(streams),
             rng=rng,
         )
 

@@ -186,14 +186,11 @@ class SnapshotFolder:
 
     def _read_or_log(self, path: Path) -> Snapshot | None:
         try:
-            data = path.read_bytes()
-            snapshot = _decode(data)
+            return _decode(path.read_bytes())
         except OSError as error:
             log.error("%s: %s; trying the snapshot before it", path, error.strerror)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             log.error("%s is damaged: %s; trying the snapshot before it", path, error)
-        else:
-            return snapshot
         return None
 
     def prune(self) -> None:

@@ -91,7 +91,7 @@ class Tape:
 
 
 def make_actor(tape, network=None, **settings):
-    config = ActorConfig(gamma=0.9, segment_length=2, parameters_period=3, epsilon_base=1e-9, **settings)
+    config = ActorConfig(num_actors=4, gamma=0.9, segment_length=2, parameters_period=3, epsilon_base=1e-9, **settings)
     environment = EnvironmentConfig(clip_rewards=False, life_loss_terminates=False)
     return Actor(
         config,
@@ -100,7 +100,6 @@ def make_actor(tape, network=None, **settings):
         STREAMS,
         builder=SegmentBuilder(config, environment, VECTORS, E),
         link=tape,
-        num_actors=4,
         rng=np.random.default_rng(0),
     )
 
