@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from apex.types import Receipt, Stream
 
-# Without progress of a stream for so long, all that it has in flight is sent again. Where inserts wait for a slow
-# learner a stream may progress every few seconds only, while receipts say that the store is there and nothing is lost:
-# so it is twice the newest pause, but bounded.
+# Without progress of a stream for so long, all that it has in flight is sent again: twice the newest pause, within
+# these bounds, as inserts may wait for a slow learner.
 RESEND_SECONDS, MOST_RESEND_SECONDS = 2.0, 10.0
 SILENCE_SECONDS = 1.0  # A pause with so long a silence in it is no slowness. Receipts come every 0.2 s.
 

@@ -1,4 +1,4 @@
-"""One copy of the newest parameters per host: the host's process pins them up, its worker processes read them."""
+"""One copy of the newest parameters per host: the host's process writes them, its worker processes read them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SharedParameters:
         self._sides = np.frombuffer(memory, "<f4", _NUM_SIDES * num_parameters, 64).reshape(_NUM_SIDES, -1)
 
     def publish(self, parameters: Parameters) -> None:
-        """Pins up newer parameters. One process only may do this."""
+        """Writes newer parameters. One process only may do this."""
         number = int(self._words[0]) + 1
         side = number % _NUM_SIDES
         self._words[1] = number

@@ -21,12 +21,10 @@ from apex.dqn.gradient_step import DeviceBatch, Update, Updated, UpdateFigures
 from apex.dqn.losses import double_q_loss
 from apex.dqn.manual_backward.update import ManualUpdate, has_manual_backward
 
-# Two threads with a half of the batch each are as fast as two that share every operation, on cores of their own: 0.5 s
-# (Pong, 512, the paper's width). In a run, where actors want a part of the second core, those that share wait for each
-# other fifty times an update: 19 updates/s (64, a quarter of the width), where halves made 26. More were not measured.
+# Threads with a part of the batch each wait for each other once an update; threads that share every operation wait
+# fifty times, which costs updates where actors use the same cores. More parts were not measured.
 MOST_PARTS = 2
-# A pass takes some milliseconds whatever the batch. So with less for each thread one takes all of it, and the other
-# computes what the target network says meanwhile: 43 updates/s (Pong, 64, by autograd) where halves make 37.
+# With less for each thread one takes the whole batch and the other computes the target network's values meanwhile.
 SMALLEST_PART = 64
 
 WARM_UP_STEPS = 3  # before the capture: libraries choose their algorithms and allocate in the first ones
@@ -54,16 +52,10 @@ class EagerUpdate:
         num_parts: int = 1,
         judge_aside: bool = False,
     ) -> None:
-        """`one_pass`: s_t and s_{t+m} go through the online network together; else one after the other.
+        """`one_pass`: s_t and s_{t+m} go through the online network together, which is slower on a CPU.
 
-        Together they are half as many and twice as wide operations, but the backward pass runs through s_{t+m} as well,
-        for gradients of zero: on a CPU a step takes 1.4 times as long.
-
-        `num_parts` parts of the batch are differentiated side by side, each on a thread of its own, and their gradients
-        added: the same step, but for the last bits of sums.
-
-        `judge_aside`: the target network, which waits for nothing, computes on a thread of its own meanwhile. It is for
-        one part: several have every thread at work.
+        `num_parts` parts of the batch are differentiated on a thread each, and their gradients added: the same step,
+        but for the last bits of sums. `judge_aside`, for one part: the target network computes on another thread.
         """
         self._one_pass = one_pass
         self._config = config
@@ -94,11 +86,9 @@ class EagerUpdate:
         rows = zip(*(row.tensor_split(num_parts) for row in batch[1:]), strict=True)
         parts = [DeviceBatch(pixels, *row) for pixels, row in zip(stacks, rows, strict=True)]
         shares = [len(part.action) / len(batch.action) for part in parts]
-        others = [
-            self._others.submit(self._differentiate, index, parts[index], shares[index])
-            for index in range(1, num_parts)
-        ]
-        done = [self._differentiate(0, parts[0], shares[0]), *(other.result() for other in others)]
+        work = list(zip(range(num_parts), parts, shares, strict=True))
+        others = [self._others.submit(self._differentiate, *part) for part in work[1:]]
+        done = [self._differentiate(*work[0]), *(other.result() for other in others)]
         for twins in zip(*self._parameters[:num_parts], strict=True):
             gradients = [twin.grad for twin in twins if twin.grad is not None]
             twins[0].grad = sum(gradients[1:], gradients[0]) if gradients else None
@@ -173,14 +163,11 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> Tenso
 
 @torch.no_grad()
 def step_or_undo(optimizer: torch.optim.Optimizer, finite: Tensor) -> None:
-    """Makes the optimizer's step, and takes it back where `finite`, bool[], is False; the host never looks at it.
-
-    What the optimizer first keeps with this very step began at 0, as all averages and counts do.
-    """
+    """Makes the optimizer's step, and takes it back where `finite`, bool[], is False; the host never looks at it."""
     before = {id(tensor): tensor.clone() for tensor in _changed_by(optimizer)}
     optimizer.step()
     for tensor in _changed_by(optimizer):
-        known = before.get(id(tensor))
+        known = before.get(id(tensor))  # None: made by this very step, from 0
         tensor.copy_(torch.where(finite, tensor, torch.zeros_like(tensor) if known is None else known))
 
 

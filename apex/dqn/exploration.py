@@ -13,8 +13,7 @@ def epsilon_ladder(num_actors: int, base: float, exponent: float) -> NDArray[np.
     """Returns epsilon_i = base^(1 + exponent i / (N - 1)) for i = 0 ... N-1 [section 4.1].
 
     A single actor, for whom the formula divides by zero, gets the middle of the ladder, base^(1 + exponent / 2):
-    0.016 with the paper's values, as much as a lone DQN agent keeps for good. Either end would serve it badly:
-    with 0.4 it hardly ever sees how its own policy goes on, with 0.0007 it hardly ever tries anything else.
+    0.016 with the paper's values.
     """
     require(num_actors >= 1, f"actor.num_actors must be >= 1 to have epsilons, got {num_actors}")
     rungs = np.arange(num_actors) / (num_actors - 1) if num_actors > 1 else np.array([0.5])

@@ -63,9 +63,8 @@ def load_parameters(module: nn.Module, values: NDArray[np.float32]) -> None:
 def dormant_share(network: nn.Module) -> float:
     """Share of the units that the newest gradient passed by, of the hidden layer where it is greatest; else 0.
 
-    A ReLU that no sample of the batch has made fire learns nothing from it, and one that nothing makes fire never does
-    again: the layer gets poorer while the loss stays small (Sokar et al. 2023, The dormant neuron phenomenon in deep
-    reinforcement learning). It shows in the biases, whose gradients are exactly 0 then, and otherwise hardly ever.
+    A ReLU that no sample of the batch has made fire learns nothing from it (Sokar et al. 2023, The dormant neuron
+    phenomenon in deep reinforcement learning). The gradient of its bias is then exactly 0, and otherwise hardly ever.
     """
     shares = [
         float((parameter.grad == 0).float().mean())

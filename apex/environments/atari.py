@@ -1,8 +1,7 @@
 """E Atari games side by side, played by ALE's own C++ vector environment.
 
 ALE does the pixels (gray, the maximum of the last two frames, area-resized, stacked), the no-ops, the FIRE that some
-games wait for at their start, and the limit on frames. Rewards and lives leave here as they are: what the learner makes
-of them is decided above, and the score is counted below that.
+games wait for at their start, and the limit on frames. Rewards and lives are passed on as they are.
 """
 
 from __future__ import annotations
@@ -51,8 +50,7 @@ class AtariEnvironment:
     With `noop_max` n an episode begins with 0 ... n - 1 no-ops (ALE's own rule), and `max_episode_frames` counts
     emulator frames from the first step on: the step that reaches it is truncated, unless the game ended in it.
 
-    With `fire_after_life_loss` the step after a lost life is FIRE in games that have it, whatever action was chosen:
-    to press it is worth so little more than not to, once, that a policy learns it late and stands still until then.
+    With `fire_after_life_loss` the step after a lost life is FIRE in games that have it, whatever action was chosen.
     """
 
     def __init__(

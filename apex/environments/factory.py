@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
+import re
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Literal
 
 import ale_py
@@ -14,11 +17,10 @@ from apex.config import EnvironmentConfig
 from apex.config.importer import add_current_folder, find_factory
 from apex.environments.atari import AtariEnvironment, action_names
 from apex.environments.fault_budget import EnvironmentFailure
-from apex.environments.ids import atari_game, suggest
 from apex.environments.interface import VectorEnvironment
 from apex.environments.sync_vector import ObservationForm, SyncVectorEnvironment, read_spaces
 from apex.errors import ConfigError, require
-from apex.types import Schema
+from apex.types import FrameCodec, Schema
 
 gymnasium.register_envs(ale_py)  # Importing it has registered its games; this says so.
 
@@ -35,13 +37,18 @@ def describe(config: EnvironmentConfig, n_step: int, tell: Callable[[str], None]
     """
     game = atari_game(config.id)
     if game is not None:
-        shape = (config.image_size, config.image_size)
-        num_actions = len(action_names(config, game))
-        return _schema(shape, "uint8", stack=config.frame_stack, num_actions=num_actions, n_step=n_step)
-    form = _examine(config)
-    if form.change:
-        tell(f"{config.id}: {form.change}")
-    return _schema(form.shape, form.dtype, stack=form.stack, num_actions=form.num_actions, n_step=n_step)
+        stack, num_actions = config.frame_stack, len(action_names(config, game))
+        shape: tuple[int, ...] = (config.image_size, config.image_size)
+        dtype: Literal["uint8", "float32"] = "uint8"
+    else:
+        form = _examine(config)
+        shape, dtype, stack, num_actions = form.shape, form.dtype, form.stack, form.num_actions
+        if form.change:
+            tell(f"{config.id}: {form.change}")
+    codec: FrameCodec = "lz4" if dtype == "uint8" else "raw"
+    return Schema(
+        frame_shape=shape, frame_dtype=dtype, stack=stack, num_actions=num_actions, n_step=n_step, codec=codec
+    )
 
 
 def kind(config: EnvironmentConfig) -> Literal["atari", "image", "vector"]:
@@ -79,19 +86,6 @@ def _examine(config: EnvironmentConfig) -> ObservationForm:
             )
 
 
-def _schema(
-    shape: tuple[int, ...], dtype: Literal["uint8", "float32"], *, stack: int, num_actions: int, n_step: int
-) -> Schema:
-    return Schema(
-        frame_shape=shape,
-        frame_dtype=dtype,
-        stack=stack,
-        num_actions=num_actions,
-        n_step=n_step,
-        codec="lz4" if dtype == "uint8" else "raw",
-    )
-
-
 def _make(config: EnvironmentConfig, *, pictures: bool = False) -> gymnasium.Env[Any, Any]:
     """One plain environment; raises ConfigError with the reason why there is none."""
     _, colon, name = config.id.partition(":")
@@ -107,7 +101,7 @@ def _make(config: EnvironmentConfig, *, pictures: bool = False) -> gymnasium.Env
     except ConfigError:
         raise
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
-        raise ConfigError(f"environment.id {config.id!r} is unknown{suggest(config.id)}") from error
+        raise ConfigError(f"environment.id {config.id!r} is unknown{_suggest(config.id)}") from error
     except Exception as error:
         made = "made with render_mode='rgb_array'" if pictures else "made"
         raise ConfigError(f"environment.id {config.id!r} cannot be {made}: {type(error).__name__}: {error}") from error
@@ -118,3 +112,42 @@ def _make(config: EnvironmentConfig, *, pictures: bool = False) -> gymnasium.Env
         f"environment.id {config.id!r} cannot be drawn: asked for render_mode 'rgb_array', got {env.render_mode!r}",
     )
     return env
+
+
+def atari_game(name: str) -> str | None:
+    """ALE's name of the game that `name` means ("ms_pacman"), or None where it means no Atari game.
+
+    ALE/MsPacman-v5, MsPacmanNoFrameskip-v4, MsPacman-v4, MsPacman and ms_pacman mean the same. An environment of
+    another maker goes first: Blackjack-v1 is Gymnasium's, ALE/Blackjack-v5 and blackjack are Atari's.
+    """
+    match = re.fullmatch(r"(ALE/)?(\w+?)(?:NoFrameskip|Deterministic)?(?:-v\d+)?", name)
+    if match is None or (match[1] is None and match[2] in _other_names()):
+        return None
+    return _games().get(_plain(match[2]))
+
+
+def _is_atari(spec: Any) -> bool:
+    return str(spec.entry_point).startswith("ale_py")
+
+
+@cache
+def _games() -> dict[str, str]:
+    """ALE's name of every game that one can play alone, by its plain name."""
+    return {_plain(spec.name): spec.kwargs["game"] for spec in gymnasium.registry.values() if _is_atari(spec)}
+
+
+def _other_names() -> set[str]:
+    return {spec.name for spec in gymnasium.registry.values() if spec.namespace is None and not _is_atari(spec)}
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"^ale/|-v\d+$|[^a-z0-9/]", "", name.lower())
+
+
+def _suggest(name: str) -> str:
+    """What an unknown name may have meant, as the end of a sentence."""
+    known = {_plain(i): i for i, spec in gymnasium.registry.items() if not _is_atari(spec) or spec.namespace == "ALE"}
+    near = [known[plain] for plain in difflib.get_close_matches(_plain(name), known, n=3)]
+    if near:
+        return f"; did you mean {' or '.join(near)}?"
+    return "; it may be an Atari game (ALE/Pong-v5), any Gymnasium id, or package.module:factory"

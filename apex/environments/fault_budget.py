@@ -21,10 +21,7 @@ class BadAnswerError(ValueError):
 
 
 class FaultBudget:
-    """A bucket that leaks: each fault pours into it, each step drains it.
-
-    It counts steps and not seconds, so that the same games end, or do not end, on every machine.
-    """
+    """A bucket that leaks: each fault pours into it, each step drains it. Steps, unlike seconds, are reproducible."""
 
     def __init__(self, name: str, num_envs: int) -> None:
         """`name` of the environment, as the user wrote it."""
@@ -54,12 +51,8 @@ class FaultBudget:
                 f"{failure}: more than {MAX_FAULTS} faults in a row end it; the first: {self._first}"
             ) from error
         if self.num_faults.bit_count() == 1:  # The 1st, 2nd, 4th, 8th ...: a log has an end.
-            log.warning(
-                "%s; its episode is cut off, and it is made anew (fault %d here)",
-                failure,
-                self.num_faults,
-                exc_info=error,
-            )
+            words = "%s; its episode is cut off, and it is made anew (fault %d here)"
+            log.warning(words, failure, self.num_faults, exc_info=error)
 
     def failure(self, i: int, error: BaseException, where: str = "") -> EnvironmentFailure:
         """The fault in words."""

@@ -23,7 +23,7 @@ class ScaleCheck:
         self._name = name
         self._clip_rewards = clip_rewards
         self._steps_left = NUM_STEPS
-        self._told_observation = self._told_reward = False
+        self._told: set[str] = set()
 
     def look(self, frame: Array, reward: float) -> None:
         """Takes one step's frame [*F] (only vectors are looked at) and its raw reward."""
@@ -31,19 +31,13 @@ class ScaleCheck:
             return
         self._steps_left -= 1
         largest = float(np.abs(frame).max()) if frame.dtype != np.uint8 else 0.0
-        if largest > LARGE_OBSERVATION and not self._told_observation:
-            self._told_observation = True
-            log.warning(
-                "%s: an observation has the value %.3g; values of about 1 are learned faster. Scale them, for example "
-                "with gymnasium.wrappers.TransformObservation",
-                self._name,
-                largest,
-            )
-        if abs(reward) > LARGE_REWARD and not self._clip_rewards and not self._told_reward:
-            self._told_reward = True
-            log.warning(
-                "%s: a reward is %.3g; rewards of about 1 are learned faster. Scale them, for example with "
-                "gymnasium.wrappers.TransformReward, or set --environment.clip-rewards",
-                self._name,
-                reward,
-            )
+        if largest > LARGE_OBSERVATION:
+            self._warn("an observation has the value", largest, "values", "TransformObservation")
+        if abs(reward) > LARGE_REWARD and not self._clip_rewards:
+            self._warn("a reward is", reward, "rewards", "TransformReward, or set --environment.clip-rewards")
+
+    def _warn(self, figure: str, value: float, noun: str, remedy: str) -> None:
+        if figure not in self._told:
+            self._told.add(figure)
+            text = "%s: %s %.3g; %s of about 1 are learned faster. Scale them, for example with gymnasium.wrappers.%s"
+            log.warning(text, self._name, figure, value, noun, remedy)

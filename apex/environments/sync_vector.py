@@ -45,8 +45,8 @@ class ObservationForm(NamedTuple):
 class SyncVectorEnvironment:
     """A VectorEnvironment over plain environments, stepped one after the other by the caller's thread.
 
-    One that raises, or answers what no agent can learn from, disturbs no other: its episode is cut off before that
-    step, and it is closed and made anew. Of the step itself nothing is learned: it is `failed`.
+    The episode of one that raises, or answers what no agent can learn from, is cut off before that step, which is
+    `failed`; the environment is closed and made anew. The others go on.
     """
 
     def __init__(

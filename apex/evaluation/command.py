@@ -1,8 +1,7 @@
 """`apex evaluate`: full games of a run's policy, or of a random one, scored by their raw rewards. Needs no GPU, no run.
 
 The games' seeds come from a sequence that training does not use (`episodes.evaluation_seed`); the same --seed plays the
-same games again. An Atari game without sticky actions has 30 beginnings, by its no-ops, so it may go as one of another
-seed did.
+same games again.
 """
 
 from __future__ import annotations
@@ -120,8 +119,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _make_parser() -> Parser:
     parser = Parser(
-        prog="apex evaluate",
-        description="Plays full games with a run's policy and prints their raw scores.",
+        prog="apex evaluate", description="Plays full games with a run's policy and prints their raw scores."
     )
     add = parser.add_argument
     add("run", nargs="?", metavar="RUN", help="a run folder, or its name below runs/")
@@ -224,14 +222,10 @@ def _report(evaluation: Evaluation, environment: EnvironmentConfig) -> None:
         "mean length": f"{evaluation.length:.0f} steps",
     }
     if kind(environment) == "atari":
-        rows["games"] += _starts(environment)
+        most, sticky = environment.noop_max - 1, environment.sticky_actions
+        rows["games"] += f", each begun by 0 ... {most} no-ops" if most > 0 else ""
+        rows["games"] += f", sticky actions {sticky:g}" if sticky else ", no sticky actions"
     if evaluation.video is not None:
         rows["video"] = str(evaluation.video)
     for name, value in rows.items():
         print(f"{name:<12} {value}")
-
-
-def _starts(config: EnvironmentConfig) -> str:
-    """How an Atari game begins, and whether actions are sticky, as the end of a row."""
-    noops = f", each begun by 0 ... {config.noop_max - 1} no-ops" if config.noop_max > 1 else ""
-    return noops + (f", sticky actions {config.sticky_actions:g}" if config.sticky_actions else ", no sticky actions")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from apex.environments.interface import VectorEnvironment
 from apex.runtime.lifecycle import Stop
 from apex.types import Array, Step
 
@@ -20,23 +21,6 @@ _EVALUATION = 2  # spawn key; training uses 0 and 1
 log = logging.getLogger("apex")
 
 ActFunction = Callable[[Array], NDArray[np.int64]]  # observation [E, S, *F] -> action [E]
-
-
-class EpisodeEnvironment(Protocol):
-    """E games side by side."""
-
-    @property
-    def num_envs(self) -> int:
-        """E."""
-
-    def reset(self) -> Array:
-        """Begins all games and returns the observation [E, S, *F]."""
-
-    def step(self, actions: NDArray[np.int64]) -> Step:
-        """Plays one step of each game; an ended game is followed by the next one."""
-
-    def rest(self, i: int) -> None:
-        """Allows environment i to stand still: its games no longer count."""
 
 
 class Episode(NamedTuple):
@@ -56,13 +40,11 @@ class Summary:
     min: float
     max: float
     length: float  # mean, in steps
-    interval: (
-        tuple[float, float] | None
-    )  # 95 % of the mean, by bootstrap; too narrow below ten games; None for one game
+    interval: tuple[float, float] | None  # 95 % of the mean, by bootstrap; too narrow below ten games
 
 
 def play(
-    environment: EpisodeEnvironment,
+    environment: VectorEnvironment,
     policy: ActFunction,
     episodes: int,
     *,

@@ -5,20 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from functools import partial
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from apex.config import Config, EnvironmentConfig
+from apex.config import Config
 from apex.dqn.exploration import epsilon_greedy
 from apex.dqn.networks import load_parameters, q_values
-from apex.environments.factory import EnvironmentFailure, make_environment
+from apex.environments import factory
+from apex.environments.factory import EnvironmentFailure, VectorEnvironment
 from apex.errors import ConfigError
 from apex.evaluation.episodes import ActFunction, Episode, evaluation_seed, play, summarize
-from apex.evaluation.episodes import EpisodeEnvironment as PlayableEnvironment
 from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait
 from apex.transport.messages.results import EvaluationResult
 from apex.transport.messages.status import EvaluatorStatus
@@ -28,13 +26,6 @@ from apex.types import Parameters as ParameterValues
 log = logging.getLogger("apex")
 
 REST_SECONDS = 5.0  # after a confirmed score, which ends the run: the programs that end it need the core
-
-
-class ClosableEnvironment(PlayableEnvironment, Protocol):
-    """Games that are closed after use."""
-
-    def close(self) -> None:
-        """Frees them."""
 
 
 Newest = Callable[[float], ParameterValues | None]  # parameters not yet returned; None after so many seconds without
@@ -51,7 +42,7 @@ class Evaluator:
         *,
         newest: Newest,
         keep: Keep,
-        make_environment: Callable[[int, int], ClosableEnvironment] | None = None,
+        make_environment: Callable[[int, int], VectorEnvironment] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -60,7 +51,9 @@ class Evaluator:
         self._network = network.eval()
         self._stop_score = config.run.stop_score
         self._seed = config.seed
-        self._make_environment = make_environment or partial(_make_environment, config.environment)
+        self._make_environment = make_environment or (
+            lambda num_envs, seed: factory.make_environment(config.environment, num_envs, seed=seed, num_threads=1)
+        )
         self._newest = newest
         self._keep = keep
         self._clock = clock
@@ -75,8 +68,7 @@ class Evaluator:
     def run(self, stop: Stop) -> None:
         """Evaluates, with the configured pause, until `stop` is requested."""
         while not stop.requested:
-            pause = self._start_at - self._clock()
-            if pause > 0:
+            if (pause := self._start_at - self._clock()) > 0:
                 self._sleep(min(pause, POLL_SECONDS))
             else:
                 self.step(stop)
@@ -154,10 +146,6 @@ class Evaluator:
             return seed, play(environment, policy, episodes, stop=stop)
         finally:
             environment.close()
-
-
-def _make_environment(config: EnvironmentConfig, num_envs: int, seed: int) -> ClosableEnvironment:
-    return make_environment(config, num_envs, seed=seed, num_threads=1)
 
 
 def make_policy(network: nn.Module, epsilon: float, rng: np.random.Generator) -> ActFunction:

@@ -18,8 +18,7 @@ from apex.environments.single import AgentEnvironment
 from apex.errors import ConfigError, require
 from apex.runs.checkpoints.folder import find_latest
 from apex.runs.checkpoints.paths import MANIFEST
-from apex.runs.checkpoints.policy_file import PolicyInfo, find_best
-from apex.runs.checkpoints.policy_file import read_policy as read_policy
+from apex.runs.checkpoints.policy_file import PolicyInfo, find_best, read_policy
 from apex.runs.folder import RunFolder
 from apex.types import Array, Schema
 

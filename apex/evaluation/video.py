@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
 
 import cv2
 import numpy as np
@@ -22,16 +21,6 @@ MAX_GIF_PICTURES = 3_000  # kept in memory until the end, about 200 kB each
 Picture = NDArray[np.uint8]  # [H, W, 3], RGB
 
 
-class VideoWriter(Protocol):
-    """A video file; all pictures have one size."""
-
-    def add(self, picture: Picture) -> None:
-        """Adds the next picture."""
-
-    def close(self) -> None:
-        """Ends the file and reads it back; raises ConfigError if that fails."""
-
-
 def check_video_path(path: Path, option: str) -> None:
     """Raises ConfigError if no video can be written to `path`; `option` names it in the message."""
     require(path.suffix.lower() in (".mp4", ".gif"), f"{option} must end in .mp4 or .gif, got {path}")
@@ -39,7 +28,7 @@ def check_video_path(path: Path, option: str) -> None:
     require(not path.is_dir(), f"{option} {path} is a folder")
 
 
-def begin_video(path: Path, fps: float, option: str) -> VideoWriter:
+def begin_video(path: Path, fps: float, option: str) -> Mp4 | Gif:
     """Begins a video of `fps` pictures per second, in the format that `path` ends in."""
     return Gif(path, fps, option) if path.suffix.lower() == ".gif" else Mp4(path, fps, option)
 
@@ -51,7 +40,7 @@ def enlarge(picture: Picture) -> Picture:
 
 
 class Mp4:
-    """A VideoWriter that writes while the game goes on."""
+    """An mp4 file, written while the game goes on. All pictures have one size."""
 
     def __init__(self, path: Path, fps: float, option: str) -> None:
         self._path = path
@@ -61,7 +50,7 @@ class Mp4:
         self._num_pictures = 0
 
     def add(self, picture: Picture) -> None:
-        """See VideoWriter."""
+        """Adds the next picture."""
         height, width = (2 * (side // 2) for side in picture.shape[:2])  # The codec takes even sizes only.
         if self._writer is None:
             codec = cv2.VideoWriter.fourcc(*"mp4v")
@@ -71,7 +60,7 @@ class Mp4:
         self._num_pictures += 1
 
     def close(self) -> None:
-        """See VideoWriter. OpenCV does not report a full disk."""
+        """Ends the file and reads it back, as OpenCV reports no full disk; raises ConfigError if that fails."""
         if self._writer is None:
             return
         self._writer.release()
@@ -86,7 +75,7 @@ class Mp4:
 
 
 class Gif:
-    """A VideoWriter that writes at the end, and ignores pictures after MAX_GIF_PICTURES."""
+    """An animated GIF, written at the end; ignores pictures after MAX_GIF_PICTURES. All pictures have one size."""
 
     def __init__(self, path: Path, fps: float, option: str) -> None:
         self._path = path
@@ -97,7 +86,7 @@ class Gif:
         self._pictures: list[Image.Image] = []
 
     def add(self, picture: Picture) -> None:
-        """See VideoWriter."""
+        """Adds the next picture."""
         if self._num_seen % self._step == 0 and len(self._pictures) < MAX_GIF_PICTURES:
             # 256 colours are enough for nearly all games, and take a third of the memory.
             whole = Image.fromarray(picture)
@@ -105,7 +94,7 @@ class Gif:
         self._num_seen += 1
 
     def close(self) -> None:
-        """See VideoWriter."""
+        """Writes the file and reads it back; raises ConfigError if that fails."""
         if not self._pictures:
             return
         # A GIF counts hundredths of a second. Rounding each picture's end, not its duration, keeps the overall speed.
@@ -124,7 +113,7 @@ class Gif:
 class Camera:
     """Films environment 0's first game: one picture before each action."""
 
-    def __init__(self, video: VideoWriter, environment: VectorEnvironment, policy: ActFunction) -> None:
+    def __init__(self, video: Mp4 | Gif, environment: VectorEnvironment, policy: ActFunction) -> None:
         self._video = video
         self._environment = environment
         self._policy = policy

@@ -34,8 +34,7 @@ def open_store(
 ) -> tuple[StoreWriter, SamplerCounters]:
     """Goes on with the run's store if it is there and sound, else with its newest snapshot, else makes a new one.
 
-    With it comes the counters of those who draw from it. Raises ConfigError where the store is damaged and there is no
-    snapshot: the choice to begin with nothing is not made here.
+    Returns it with the samplers' counters. Raises ConfigError where the store is damaged and there is no snapshot.
     """
     config, schema = welcome.config, welcome.schema
     settings = store_settings(config.replay, config.actor.num_actors)
@@ -82,10 +81,7 @@ def store_settings(replay: ReplayConfig, num_streams: int) -> StoreSettings:
 
 
 def reclaim(own: Path) -> None:
-    """Removes what other runs have left in memory that crashed; where an owner or a learner beside it lives, it stays.
-
-    The run's own shards stay too: the server of each goes on with what is there.
-    """
+    """Removes what other runs that crashed have left in memory, unless an owner or a learner beside it lives."""
     for path in own.parent.glob("apex-*.replay"):
         if not is_same_run(path, own) and not is_wanted(path):
             try:

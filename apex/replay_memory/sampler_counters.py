@@ -19,10 +19,9 @@ _ROW_BYTES = 64  # a cache line each: writers of different rows do not disturb o
 
 
 class SamplerCounters:
-    """Counters that the samplers and the writer share: one row per sampler, each cell written by one process.
+    """One row per sampler, each cell written by one process. The counts outlive the processes.
 
-    Rows belong to the replay server's sampler processes first, then to the loaders of a learner on the same host, which
-    draw for themselves. The counts outlive the processes, so a sampler that is started again goes on with its numbers.
+    Rows belong to the replay server's sampler processes first, then to the loaders of a learner on the same host.
     """
 
     DRAWN, SENT, ACKNOWLEDGED, ACTIVE, WAITS_FOR_INSERTS, WAITS_FOR_LEARNER = range(6)  # transitions; batches; 0 or 1

@@ -154,10 +154,4 @@ def _run_tasks(*tasks: Coroutine[Any, Any, None]) -> None:
     try:
         asyncio.run(run())
     except BaseExceptionGroup as group:
-        raise _first(group) from group
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first cause among the exceptions of several tasks."""
-    cause = group.exceptions[0]
-    return _first(cause) if isinstance(cause, BaseExceptionGroup) else cause
+        raise group.exceptions[0] from group  # No task has a group of its own.

@@ -1,7 +1,4 @@
-"""Files that are whole or not there, and manifests, in which a changed bit shows.
-
-A manifest is sealed JSON, written last. It names the files that belong together and the SHA-256 of each.
-"""
+"""Files that are whole or not there, and manifests: sealed JSON, written last, with the SHA-256 of each file."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ _started: dict[BaseProcess, _Watched] = {}  # by this process
 
 
 def _kill_what_is_left() -> None:
-    """Whatever ended this process, it must not wait for its children: multiprocessing would, for ever."""
+    """Keeps multiprocessing from waiting for the children for ever, whatever ended this process."""
     for process in _started:
         if process.exitcode is None:
             process.kill()

@@ -41,7 +41,9 @@ class Cuda(NamedTuple):
 
 def read_cuda(nvml: Any = pynvml) -> Cuda:
     """Asks NVML, the driver's management library, and reads which build of torch is installed."""
-    built_for = _torch_version()
+    spec = importlib.util.find_spec("torch")
+    file = Path(spec.origin).with_name("version.py") if spec is not None and spec.origin else None
+    built_for = torch_version(file.read_text()) if file is not None and file.exists() else 0
     try:
         nvml.nvmlInit()
     except pynvml.NVMLError:  # There is no driver, or it does not answer.
@@ -69,12 +71,6 @@ def torch_version(text: str) -> int:
     """The version of CUDA that a build of torch is for, from the text of its version.py; 0 if it is for none."""
     found = re.search(r"^cuda\b[^=\n]*=\s*['\"](\d+)\.(\d+)", text, re.MULTILINE)
     return int(found[1]) * 1000 + int(found[2]) * 10 if found else 0
-
-
-def _torch_version() -> int:
-    spec = importlib.util.find_spec("torch")
-    file = Path(spec.origin).with_name("version.py") if spec is not None and spec.origin else None
-    return torch_version(file.read_text()) if file is not None and file.exists() else 0
 
 
 def _visible_devices(nvml: Any) -> list[Any]:

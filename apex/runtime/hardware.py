@@ -62,7 +62,10 @@ def core_limits(membership: str, root: Path) -> list[float]:
     """Cores' worth of time that each control group allows; `membership` is the text of /proc/self/cgroup."""
     limits = []
     for folder in _groups(membership, root, "cpu"):
-        words = _words(folder / "cpu.max") or _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
+        words = (
+            read_text(folder / "cpu.max").split()
+            or read_text(folder / "cpu.cfs_quota_us").split() + read_text(folder / "cpu.cfs_period_us").split()
+        )
         if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):  # "max" or -1: no limit
             limits.append(int(words[0]) / int(words[1]))
     return limits
@@ -72,7 +75,7 @@ def memory_limits(membership: str, root: Path) -> list[int]:
     """Bytes that each control group allows."""
     limits = []
     for folder in _groups(membership, root, "memory"):
-        words = _words(folder / "memory.max") or _words(folder / "memory.limit_in_bytes")
+        words = read_text(folder / "memory.max").split() or read_text(folder / "memory.limit_in_bytes").split()
         limits += [int(word) for word in words if word.isdecimal()]
     return limits
 
@@ -82,8 +85,8 @@ def available_memory(meminfo: str, membership: str, root: Path) -> int:
     found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
     available = [int(found[1]) * 1024] if found else []
     for folder in _groups(membership, root, "memory"):
-        limit = _words(folder / "memory.max") or _words(folder / "memory.limit_in_bytes")
-        usage = _words(folder / "memory.current") or _words(folder / "memory.usage_in_bytes")
+        limit = read_text(folder / "memory.max").split() or read_text(folder / "memory.limit_in_bytes").split()
+        usage = read_text(folder / "memory.current").split() or read_text(folder / "memory.usage_in_bytes").split()
         if limit and usage and limit[0].isdecimal():
             cached = re.search(r"^(?:total_)?inactive_file (\d+)$", read_text(folder / "memory.stat"), re.MULTILINE)
             used = int(usage[0]) - (int(cached[1]) if cached else 0)  # What the kernel would drop is not in the way.
@@ -138,9 +141,7 @@ def _groups(membership: str, root: Path, controller: str) -> Iterator[Path]:
     for line in membership.splitlines():
         _, colon, rest = line.partition(":")
         controllers, second, path = rest.partition(":")
-        if not (colon and second):
-            continue  # It is no line of this file.
-        if controllers and controller not in controllers.split(","):
+        if not (colon and second) or (controllers and controller not in controllers.split(",")):
             continue
         top = _tree(root, controller) if controllers else root
         group = top / path.lstrip("/")
@@ -151,10 +152,6 @@ def _tree(root: Path, controller: str) -> Path:
     """Version 1 has a tree for each controller, or for several; the kernel may name them in another order."""
     trees = sorted(folder for folder in root.glob(f"*{controller}*") if controller in folder.name.split(","))
     return trees[0] if trees else root / controller
-
-
-def _words(path: Path) -> list[str]:
-    return read_text(path).split()
 
 
 def read_text(path: Path) -> str:

@@ -149,8 +149,8 @@ def complain(sentence: str) -> None:
 def reports_errors(program: str, *, logs_failures: bool = False) -> Callable[[Callable[P, int]], Callable[P, int]]:
     """Decorates the `main` of `program`: an ApexError becomes one sentence on standard error and an exit status.
 
-    With `logs_failures`, errors that are not the user's mistake are logged instead, with their time. A
-    KeyboardInterrupt (a second Ctrl-C) becomes status 130, without a traceback.
+    With `logs_failures`, errors that are not the user's mistake are logged instead. A KeyboardInterrupt (a second
+    Ctrl-C) becomes status 130.
     """
 
     def decorate(main: Callable[P, int]) -> Callable[P, int]:

@@ -31,10 +31,7 @@ def describe_versions() -> dict[str, str | None]:
 
 
 def describe_checkout(package: Path) -> dict[str, Any] | None:
-    """The git commit that `package` is checked out from; None if git does not know it.
-
-    A package that is merely installed below somebody's checkout is not taken for a part of it.
-    """
+    """The git commit that `package` is checked out from; None if git does not track its files."""
     git = ["git", "--no-optional-locks", "-C", str(package)]
     if _ask([*git, "ls-files", "--error-unmatch", "--", "__init__.py"]) is None:
         return None

@@ -12,12 +12,9 @@ MARK = "\0apex-run-{:016x}"  # an abstract socket: it has no file, and ends with
 
 @contextmanager
 def claim_run(run_id: int) -> Iterator[None]:
-    """Within it `is_claimed` holds, so nobody removes the run's replay memory while its programs are restarted.
-
-    Several programs of one run may claim it; the first keeps the mark.
-    """
+    """Within it `is_claimed` holds, so nobody removes the run's replay memory while its programs are restarted."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mark:
-        with suppress(OSError):
+        with suppress(OSError):  # Another program of the run has the mark.
             mark.bind(MARK.format(run_id))
         yield
 

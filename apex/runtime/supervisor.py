@@ -92,8 +92,8 @@ def supervise(
 ) -> Ending:
     """Runs until asked to stop or until a program that matters ends; nothing is left running whatever is raised.
 
-    Each program writes to `logs`/ROLE.log. `tell` hears of what a person wants to know; `tick` is called every 0.2 s.
-    `environment` is added to this program's own for them.
+    Each program writes to `logs`/ROLE.log, and gets `environment` beside this program's own. `tell` is called with
+    sentences for a person, `tick` every 0.2 s.
     """
     running = [_Running(program, logs / f"{program.role}.log", tell, environment) for program in programs]
     standstill = Wait("launcher")

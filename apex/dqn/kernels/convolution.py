@@ -44,6 +44,13 @@ def load_convolution() -> Convolution | None:
     return None
 
 
+def native_convolution() -> Convolution:
+    """The native loop, where `load_convolution` has found it."""
+    native = load_convolution()
+    assert native is not None
+    return native
+
+
 def find_convolution(interface: int = INTERFACE) -> Convolution | str:
     """The native loop, or why there is none and what that costs."""
     costs = "an update of a small network takes up to 2.4 times as long"  # docs/adr/0019

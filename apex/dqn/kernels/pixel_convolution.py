@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from apex.dqn.kernels.convolution import KERNEL, LANES, STRIDE, load_convolution
+from apex.dqn.kernels.convolution import KERNEL, LANES, STRIDE, load_convolution, native_convolution
 
 
 def scale(observation: Tensor) -> Tensor:
@@ -91,29 +91,24 @@ def places(pixels: Sequence[int]) -> list[int]:
 def convolve(images: Tensor, weight: Tensor, bias: Tensor, out: Tensor, *, rectified: bool = False) -> Tensor:
     """uint8 [B, C, H, W], scaled to 0 ... 1, into float32 [B, places of H, places of W, outputs], which it returns.
 
-    `rectified`: with the ReLU that follows.
-
-    By the native loop, which must be there, for a weight float32 [outputs, C, KERNEL, KERNEL] and a bias that suit it.
+    `rectified`: with the ReLU that follows. The native loop must be there, and suit weight (float32 [outputs, C,
+    KERNEL, KERNEL]) and bias.
     """
-    native = load_convolution()
-    assert native is not None
     images = images.contiguous()
     packed = weight.permute(1, 2, 3, 0).mul(1 / 255).contiguous()
     scratch = weight.new_empty(images.shape[1:].numel())
     operands = (images, packed, bias.contiguous(), scratch, out)
-    native.convolve(_shape(images, len(weight), rectified), *(operand.data_ptr() for operand in operands))
+    native_convolution().convolve(_shape(images, len(weight), rectified), *(operand.data_ptr() for operand in operands))
     return out
 
 
 def weight_gradient(images: Tensor, gradient: Tensor) -> Tensor:
     """Of images uint8 [B, C, H, W] and a gradient float32 [B, ..., outputs]: float32 [outputs, C, KERNEL, KERNEL]."""
-    native = load_convolution()
-    assert native is not None
     images = images.contiguous()
     num_outputs = gradient.shape[3]
     total = gradient.new_zeros(images.shape[1], KERNEL, KERNEL, num_outputs)
     operands = (images, gradient, gradient.new_empty(images.shape[1:].numel()), total)
-    native.weight_gradient(_shape(images, num_outputs), *(operand.data_ptr() for operand in operands))
+    native_convolution().weight_gradient(_shape(images, num_outputs), *(operand.data_ptr() for operand in operands))
     return total.permute(3, 0, 1, 2).mul(1 / 255)
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from apex.dqn.kernels.convolution import KERNEL, LANES, STRIDE, load_convolution
+from apex.dqn.kernels.convolution import KERNEL, LANES, STRIDE, load_convolution, native_convolution
 from apex.dqn.kernels.pixel_convolution import convolve, places, weight_gradient
 from apex.dqn.manual_backward.layers import relu_backward
 
@@ -33,14 +33,14 @@ class ConvolutionLayer(NamedTuple):
         height, width = ((size - kernel) // self.stride + 1 for size in inputs.shape[1:3])
         out = inputs.new_empty(len(inputs), height, width, len(self.weight))
         packed = self.weight.permute(2, 3, 1, 0).contiguous()
-        _native().layer(self._shape(inputs), *_pointers(inputs, packed, self.bias, out))
+        native_convolution().layer(self._shape(inputs), *_pointers(inputs, packed, self.bias, out))
         return out
 
     def differentiate(self, inputs: Tensor, output_gradient: Tensor) -> None:
         """Leaves the gradients of both parameters in their places; `output_gradient`: of the loss, before the ReLU."""
         outputs, channels, kernel, _ = self.weight.shape
         gradient = inputs.new_zeros(kernel, kernel, channels, outputs)
-        _native().layer_weight_gradient(self._shape(inputs), *_pointers(inputs, output_gradient, gradient))
+        native_convolution().layer_weight_gradient(self._shape(inputs), *_pointers(inputs, output_gradient, gradient))
         self.keep(gradient.permute(3, 2, 0, 1), output_gradient)
 
     def keep(self, gradient: Tensor, output_gradient: Tensor) -> None:
@@ -53,7 +53,9 @@ class ConvolutionLayer(NamedTuple):
         """The gradient before the ReLU that the inputs came from, in their shape."""
         turned = self.weight.permute(2, 0, 3, 1).contiguous()
         gradient = torch.empty_like(inputs)
-        _native().layer_input_gradient(self._shape(inputs), *_pointers(inputs, output_gradient, turned, gradient))
+        native_convolution().layer_input_gradient(
+            self._shape(inputs), *_pointers(inputs, output_gradient, turned, gradient)
+        )
         return gradient
 
     def _shape(self, inputs: Tensor) -> Any:
@@ -62,7 +64,7 @@ class ConvolutionLayer(NamedTuple):
 
 
 class PixelTorso:
-    """The body of a `networks.PixelQNetwork` that `suits`: a `layers.Torso`."""
+    """The body of a `networks.PixelQNetwork` that `suits`."""
 
     def __init__(self, body: nn.Sequential) -> None:
         self._first, self._second, self._third = (convolution_layer(body[index]) for index in PLACES_IN_BODY)
@@ -86,7 +88,7 @@ class PixelTorso:
         return first, second, third, third.permute(0, 3, 1, 2).flatten(1)
 
     def backward(self, stacks: Tensor, passed: tuple[Tensor, ...], output_gradient: Tensor) -> None:
-        """Leaves all gradients in their places."""
+        """As `layers.VectorTorso.backward`."""
         first, second, third, features = (rows[: len(output_gradient)] for rows in passed)
         channels_first = relu_backward(output_gradient, features).view(len(third), third.shape[3], *third.shape[1:3])
         output_gradient = channels_first.permute(0, 2, 3, 1).contiguous()
@@ -109,12 +111,6 @@ def convolution_layer(layer: nn.Module) -> ConvolutionLayer:
     layer = cast(nn.Conv2d, layer)
     assert layer.bias is not None
     return ConvolutionLayer(layer.weight, layer.bias, layer.weight.grad, layer.bias.grad, layer.stride[0])
-
-
-def _native() -> Any:
-    native = load_convolution()
-    assert native is not None
-    return native
 
 
 def _pointers(*tensors: Tensor) -> list[int]:

@@ -1,8 +1,7 @@
 """The gradient step of our own networks on a CPU, with the gradients written out.
 
-A layer of so small a network takes tens of microseconds, and autograd wants several times that to keep account of it.
-Here s_t and s_{t+m} go through the online network together, gradients through s_t alone, and all gradients lie side by
-side in one tensor.
+s_t and s_{t+m} go through the online network together, gradients through s_t alone, and all gradients lie side by side
+in one tensor. autograd would take several times as long for so small a network.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ from apex.config import LearnerConfig
 from apex.dqn.gradient_step import DeviceBatch, Updated, UpdateFigures
 from apex.dqn.losses import double_q_errors, loss_and_gradients
 from apex.dqn.manual_backward import pixel_torso
-from apex.dqn.manual_backward.layers import Heads, PassedHeads, Torso
+from apex.dqn.manual_backward.layers import Heads, PassedHeads, VectorTorso
 from apex.dqn.manual_backward.pixel_torso import PixelTorso
-from apex.dqn.manual_backward.vector_torso import VectorTorso
 from apex.dqn.networks import PixelQNetwork, QNetwork, VectorQNetwork
 
 
@@ -35,8 +33,8 @@ class _Network:
 
     def __init__(self, network: nn.Module) -> None:
         network = cast(QNetwork, network)
-        body = PixelTorso if isinstance(network, PixelQNetwork) else VectorTorso
-        self._body: Torso = body(cast(nn.Sequential, network.body))
+        torso = PixelTorso if isinstance(network, PixelQNetwork) else VectorTorso
+        self._body: PixelTorso | VectorTorso = torso(cast(nn.Sequential, network.body))
         self._heads = Heads(network)
 
     def forward(self, stacks: Tensor) -> _Passed:

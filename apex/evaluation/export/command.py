@@ -204,24 +204,15 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _make_parser() -> Parser:
-    parser = Parser(
-        prog="apex export",
-        description="Writes a run's weights for others: safetensors, a model card, ONNX.",
-    )
-    parser.add_argument("run", metavar="RUN", help="a run folder, or its name below runs/")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where to (default: RUN/export)")
-    parser.add_argument(
-        "--checkpoint",
-        metavar="best|last|PATH",
-        help="which policy of the run (default: the best by its evaluator, else the last checkpoint)",
-    )
-    parser.add_argument("--onnx", action="store_true", help="model.onnx too, compared with torch by onnxruntime")
-    parser.add_argument(
-        "--episodes",
-        type=non_negative_int,
-        default=0,
-        metavar="N",
-        help="greedy full games for the card (default: none)",
-    )
-    parser.add_argument("--license", default="mit", metavar="NAME", help="of the weights, for the card (default mit)")
+    words = "Writes a run's weights for others: safetensors, a model card, ONNX."
+    parser = Parser(prog="apex export", description=words)
+    add = parser.add_argument
+    add("run", metavar="RUN", help="a run folder, or its name below runs/")
+    add("--out", type=Path, metavar="DIR", help="where to (default: RUN/export)")
+    words = "which policy of the run (default: the best by its evaluator, else the last checkpoint)"
+    add("--checkpoint", metavar="best|last|PATH", help=words)
+    add("--onnx", action="store_true", help="model.onnx too, compared with torch by onnxruntime")
+    words = "greedy full games for the card (default: none)"
+    add("--episodes", type=non_negative_int, default=0, metavar="N", help=words)
+    add("--license", default="mit", metavar="NAME", help="of the weights, for the card (default mit)")
     return parser

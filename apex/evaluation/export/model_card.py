@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from apex.config import Config, EnvironmentConfig
@@ -84,9 +83,18 @@ def write_card(
     lines += [f"# Ape-X on {game}", ""]
     lines += ["A Q-network, greedy by its largest output, trained by distributed prioritized experience replay"]
     lines += ["([Horgan et al. 2018](https://arxiv.org/abs/1803.00933)).", ""]
-    lines += _table(_facts(folder, info, config, evaluation, steps, license))
+    lines += ["| | |", "|---|---|", *_facts(folder, info, evaluation, steps, license)]
     lines += ["", "## What it takes and gives", "", *_interface(info, kind), ""]
-    lines += ["## Loading it with torch alone", "", *_loading(info), "```python", load_code(info).rstrip(), "```", ""]
+    lines += [
+        "## Loading it with torch alone",
+        "",
+        _loading(info),
+        "",
+        "```python",
+        load_code(info).rstrip(),
+        "```",
+        "",
+    ]
     lines += ["The action is `q_values(observation).argmax(1)`.", ""]
     if onnx is not None:
         lines += ["## ONNX", "", *_onnx(onnx), ""]
@@ -106,44 +114,34 @@ def load_code(info: PolicyInfo) -> str:
     return LINEAR + body.format(**facts) + (DUELING_HEADS if info.network.dueling else ONE_HEAD)
 
 
-def _table(rows: Sequence[tuple[str, str]]) -> list[str]:
-    return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
-
-
 def _facts(
-    folder: RunFolder,
-    info: PolicyInfo,
-    config: Config,
-    evaluation: Evaluation | None,
-    steps: int | None,
-    license: str,
-) -> list[tuple[str, str]]:
-    manifest = folder.manifest
+    folder: RunFolder, info: PolicyInfo, evaluation: Evaluation | None, steps: int | None, license: str
+) -> list[str]:
+    """Rows of a table."""
+    config, manifest = folder.config, folder.manifest
     git, hardware, versions = manifest.get("git"), manifest["hardware"], manifest["versions"]
     gpus = f", {', '.join(hardware['gpus'])}" if hardware["gpus"] else ", no GPU"
     commit = "not known" if git is None else f"`{git['commit']}`{', with changes' if git['dirty'] else ''}"
     elapsed = folder.elapsed_seconds
     until = "" if steps is None else f", after about {steps:,} environment steps"
-    return [
-        ("Environment", info.environment.id),
-        ("Score", _score(info, config, evaluation)),
-        (
-            "Trained",
-            f"{info.num_updates:,} updates of batches of {config.learner.batch_size}{until}; seed {config.seed}",
-        ),
-        ("Wall clock", f"{duration(elapsed)} for the whole run" if elapsed else "not known"),
-        ("Machine", f"{hardware['cores']} cores of {hardware['cpu']}{gpus}"),
-        ("Program", f"apex-zeromq {versions['apex']}, commit {commit}, torch {versions['torch']}"),
-        ("Licence", f"{license}, of the weights; the program that trained them is under the MIT licence"),
-    ]
+    trained = f"{info.num_updates:,} updates of batches of {config.learner.batch_size}{until}; seed {config.seed}"
+    rows = {
+        "Environment": info.environment.id,
+        "Score": _score(info, config, evaluation),
+        "Trained": trained,
+        "Wall clock": f"{duration(elapsed)} for the whole run" if elapsed else "not known",
+        "Machine": f"{hardware['cores']} cores of {hardware['cpu']}{gpus}",
+        "Program": f"apex-zeromq {versions['apex']}, commit {commit}, torch {versions['torch']}",
+        "Licence": f"{license}, of the weights; the program that trained them is under the MIT licence",
+    }
+    return [f"| {name} | {value} |" for name, value in rows.items()]
 
 
 def _score(info: PolicyInfo, config: Config, evaluation: Evaluation | None) -> str:
     """The score and how it was measured."""
     if evaluation is not None:
-        interval = (
-            "" if evaluation.interval is None else ", 95 % interval {:.2f} ... {:.2f}".format(*evaluation.interval)
-        )
+        bounds = evaluation.interval
+        interval = "" if bounds is None else ", 95 % interval {:.2f} ... {:.2f}".format(*bounds)
         return (
             f"mean {evaluation.mean:.2f}, median {evaluation.median:.2f} over {evaluation.episodes} full games"
             f"{interval}; raw rewards, epsilon {evaluation.epsilon:g}, seed {evaluation.seed}: `apex evaluate`, "
@@ -163,8 +161,8 @@ def _score(info: PolicyInfo, config: Config, evaluation: Evaluation | None) -> s
 
 def _interface(info: PolicyInfo, kind: EnvironmentKind) -> list[str]:
     schema, environment = info.schema, info.environment
-    lines = [f"- {line}" for line in _preprocessing(info, kind, environment)]
-    lines += [
+    return [
+        *(f"- {line}" for line in _preprocessing(info, kind, environment)),
         "- No mean, no variance and no other running statistic is applied to observations or rewards.",
         f"- Output: float32 [batch, {schema.num_actions}], one Q-value per action 0 ... {schema.num_actions - 1}"
         + (" of Atari's whole action set." if environment.full_action_space else ".")
@@ -172,7 +170,6 @@ def _interface(info: PolicyInfo, kind: EnvironmentKind) -> list[str]:
         "- Q-values are discounted sums of the rewards that were learned from"
         + (", clipped to -1 ... 1: they are no scores." if environment.clip_rewards else "."),
     ]
-    return lines
 
 
 def _preprocessing(info: PolicyInfo, kind: EnvironmentKind, environment: EnvironmentConfig) -> list[str]:
@@ -205,12 +202,11 @@ def _preprocessing(info: PolicyInfo, kind: EnvironmentKind, environment: Environ
     ]
 
 
-def _loading(info: PolicyInfo) -> list[str]:
+def _loading(info: PolicyInfo) -> str:
     if not info.network.factory:
-        return ["`pip install torch safetensors`; the tensors are float32.", ""]
+        return "`pip install torch safetensors`; the tensors are float32."
     module = info.network.factory.partition(":")[0]
-    text = f"The network is one of its author's own: the module `{module}` is needed, and is not part of this export."
-    return [text, ""]
+    return f"The network is one of its author's own: the module `{module}` is needed, and is not part of this export."
 
 
 def _onnx(onnx: OnnxFacts) -> list[str]:

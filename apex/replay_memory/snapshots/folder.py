@@ -139,9 +139,8 @@ class SnapshotFolder:
     def load_latest(self) -> Snapshot | None:
         """The snapshot to go on from, with all its files verified; None if none was ever finished.
 
-        What is bad is logged as an error. Where a file of the newest snapshot is bad, this is either the one before
-        or the newer part of it, keys behind the bad file: whichever has more transitions. Raises SnapshotError where
-        nothing is whole.
+        What is bad is logged as an error. Where a file of the newest snapshot is bad, this is the one before or the
+        keys behind the bad file, whichever are more. Raises SnapshotError where nothing is whole.
         """
         manifests = self._manifests()
         last = self.next_number() - 1

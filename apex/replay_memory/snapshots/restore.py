@@ -45,9 +45,8 @@ def restore(
 ) -> Restored | None:
     """Makes a store at `path` from the newest snapshot that is whole: keys, weights and rows as they were.
 
-    None if there is no snapshot. `store_incarnation` must be a new one: what was stored after the snapshot is lost, so
-    keys and numbers may be used again. The file appears at `path` when it is complete. Raises ConfigError where the
-    snapshot does not fit, SnapshotError where none is whole.
+    None if there is no snapshot. `store_incarnation` must be a new one, as keys may be used again. The file appears at
+    `path` when it is complete. Raises ConfigError where the snapshot does not fit, SnapshotError where none is whole.
     """
     snapshot = folder.load_latest()
     if snapshot is None:

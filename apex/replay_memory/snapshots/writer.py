@@ -41,9 +41,8 @@ class _Chunk(NamedTuple):
 class SnapshotWriter(Store):
     """Takes snapshots of the store at `path`.
 
-    The writer may overwrite what is being copied. As in a draw, the commit number is read before anything else and the
-    watermark after everything else: what was evicted meanwhile is simply not in the snapshot. `pause` is called with
-    the name of each step before it is taken: tests write in between.
+    As in a draw, the commit number is read first and the watermark last: what was overwritten meanwhile is not in the
+    snapshot. `pause` is called with the name of each step before it is taken: tests write in between.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class SnapshotWriter(Store):
         """Adds what is new to the folder; None if nothing is stored yet.
 
         `rest` is called after each file with the seconds that it took. Raises OSError where the disk refuses, and
-        SnapshotError where the memory cannot be copied; the snapshots before stay as they were, and nothing else does.
+        SnapshotError where the memory cannot be copied; earlier snapshots stay as they were.
         """
         try:
             return self._take(rest)

@@ -21,10 +21,7 @@ class InsertOutcome(StrEnum):
 
 
 class StreamRow(NamedTuple):
-    """What the store has of one stream, in the order of `layout.STREAM_ROW`.
-
-    It tells which segment comes twice, out of order or from an older life of the stream.
-    """
+    """What the store has of one stream, in the order of `layout.STREAM_ROW`."""
 
     commit: int  # the commit number with which it begins to hold
     incarnation: int
@@ -34,8 +31,7 @@ class StreamRow(NamedTuple):
     def judge(self, segment: Segment, commit: int) -> tuple[InsertOutcome, StreamRow]:
         """Says what is to be done with the segment, and the row after that; `commit` is then its commit number.
 
-        A higher incarnation begins a row anew. What lies below the segment's base was acknowledged earlier, if not
-        by this store then by one before it, and will not come again.
+        A higher incarnation begins a row anew. What lies below the segment's base was acknowledged earlier.
         """
         incarnation, contiguous = self.incarnation, self.contiguous
         stored = self.bitmap << 1  # Bit 0 is `contiguous` itself, not stored yet.

@@ -27,10 +27,7 @@ class DamagedMemoryError(ConfigError):
 def create_file(
     path: Path, schema: Schema, settings: StoreSettings, store_incarnation: int
 ) -> tuple[Regions, FileLock]:
-    """Makes a new file at `beside(path)`, all of it allocated. Raises ConfigError, and leaves none, if that cannot be.
-
-    It takes minutes for a large one, so it is to be renamed when all is in it: what is at `path` is always whole.
-    """
+    """Makes a new file at `beside(path)`, all of it allocated, to be renamed when all is in it. Raises ConfigError."""
     require_processor(platform.machine())
     sizes = settings.sizes
     require(sizes.capacity >= 1, f"replay.capacity must be >= 1, got {sizes.capacity}")

@@ -36,9 +36,8 @@ STORE_HEADER = np.dtype(
 COMMIT, FIRST_KEY, FIRST_BYTE, END_BYTE = range(4)
 CELLS_OFFSET = 512
 
-# What replay has of one stream. There are two versions of each row, written in turn: `commit` is the commit number
-# with which a version begins to hold, so the newest one that is not above COMMIT holds, and a crash between the
-# two writes changes nothing. A version that never came to hold has -1.
+# What replay has of one stream, in two versions that are written in turn. `commit` is the commit number with which a
+# version begins to hold: the newest one not above COMMIT holds. A version that never came to hold has -1.
 STREAM_ROW = np.dtype([("commit", "<i8"), ("incarnation", "<u8"), ("contiguous", "<u8"), ("bitmap", "<u8")])
 
 # One transition, at slot key % capacity. `segment` is the byte number of the segment's blob: byte numbers grow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from apex.errors import ConfigError
@@ -11,14 +12,6 @@ from apex.runtime.file_lock import FileLock, is_owned
 from apex.runtime.run_claim import is_claimed
 
 MEMORY = Path("/dev/shm")  # tmpfs on every Linux
-
-
-def run_id_of(store: Path) -> int | None:
-    """Of which run the store at this path is, by its name; None for a name that is not one of ours."""
-    try:
-        return int(store.name.split("-")[1], 16)
-    except (IndexError, ValueError):
-        return None
 
 
 def store_path(run_id: int, shard: int = 0) -> Path:
@@ -60,9 +53,9 @@ def has_owner(path: Path) -> bool:
 
 def is_wanted(path: Path) -> bool:
     """Whether its run goes on, or somebody draws from it: its writer may be away, and about to come back."""
-    run_id = run_id_of(path)
-    if run_id is not None and is_claimed(run_id):
-        return True
+    with suppress(IndexError, ValueError):  # A name that is not one of ours.
+        if is_claimed(int(path.name.split("-")[1], 16)):
+            return True
     try:
         descriptor = os.open(counters_path(path), os.O_RDWR)
     except FileNotFoundError:

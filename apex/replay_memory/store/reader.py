@@ -83,9 +83,8 @@ class StoreReader(Store):
         """Draws in proportion to the leaves, with replacement: one from each of B equal ranges of their sum.
 
         A `decoder` decodes the frames at once, those of record i into its row i; the probability of a record whose
-        frames do not decompress is infinite, which marks it as unusable. Returns None when the store is empty,
-        or when some of the batch met only what the writer was just overwriting, `max_attempts` times. The order within
-        a batch means nothing.
+        frames do not decompress is infinite. Returns None when the store is empty, or when part of the batch met only
+        what the writer was just overwriting, `max_attempts` times. The order within a batch means nothing.
         """
         num_transitions, missing = self.size, np.arange(batch_size)
         parts: list[_Drawn] = []

@@ -13,9 +13,8 @@ RECOMPUTED_NODES_PER_INDEX = 8
 class SumTree:
     """A perfect binary tree in one array: the root is node 1, the children of i are 2i and 2i+1.
 
-    Parents are always recomputed from their children, never adjusted by a difference, so the
-    sums carry no drift however long the tree lives. The leaves are the truth: `rebuild` makes the
-    rest from them. One writer may call `set` while readers in other processes call `find`.
+    Parents are always recomputed from their children, never adjusted by a difference, so the sums carry no drift.
+    One writer may call `set` while readers in other processes call `find`.
     """
 
     def __init__(self, nodes: NDArray[np.float64], capacity: int) -> None:
@@ -78,8 +77,7 @@ class SumTree:
     def find(self, targets: NDArray[np.float64]) -> NDArray[np.int64]:
         """For each target in [0, total), the index whose span of the running sum contains it.
 
-        The answer is always an index of the tree, but its weight may be 0: rarely by rounding, or because
-        a writer is at work. Whoever draws looks at the weight and draws again.
+        The answer is always an index of the tree, but its weight may be 0, by rounding or while a writer is at work.
         """
         width = min(SEARCHED_NODES, self._first_leaf)
         sums = self._nodes[width : 2 * width].copy()

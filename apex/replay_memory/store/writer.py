@@ -44,18 +44,16 @@ class StoreCounters(NamedTuple):
 class StoreWriter(Store):
     """The newest transitions, bounded in number and in bytes, drawn in proportion to priority ** exponent.
 
-    A key is the insertion number of a transition and its slot is key % capacity, so a key is live exactly
-    while it is not below the watermark; no table of names is kept. Segments are evicted whole, the oldest first.
-    No list of segments is kept either: the records of a segment share its byte number, and these grow with the keys.
+    A key is the insertion number of a transition and its slot is key % capacity; keys at or above the watermark are
+    live. Segments are evicted whole, the oldest first. The records of a segment share its byte number.
 
-    Every write keeps the order that readers without locks and the recovery after a crash rely on. `pause` is called
-    with the name of each step of an insert before it is taken: tests look, or crash, in between.
+    Readers without locks and the recovery after a crash rely on the order of writes. `pause` is called with the name
+    of each step of an insert before it is taken: tests look, or crash, in between.
     """
 
     def __init__(
         self, regions: Regions, ownership: FileLock, weights: PriorityWeights, pause: Callable[[str], None]
     ) -> None:
-        """See `create` and `attach`."""
         super().__init__(regions)
         self._ownership = ownership
         self._priority_weights = weights

@@ -16,8 +16,8 @@ from apex.config import LearnerConfig, NetworkConfig
 from apex.dqn.autograd_update import EagerUpdate, make_update, place
 from apex.dqn.gradient_step import DeviceBatch
 from apex.dqn.manual_backward import pixel_torso
+from apex.dqn.manual_backward.layers import VectorTorso
 from apex.dqn.manual_backward.update import ManualUpdate
-from apex.dqn.manual_backward.vector_torso import VectorTorso
 from apex.dqn.networks import QNetwork, flatten_parameters, make_network
 from apex.dqn.optimizers import make_optimizer, restore_optimizer
 from apex.types import Schema
