@@ -19,7 +19,7 @@ from apex.errors import ConfigError
 from apex.evaluation.episodes import ActFunction, Episode, evaluation_seed, play, summarize
 from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait
 from apex.transport.messages.results import EvaluationResult
-from apex.transport.messages.status import EvaluatorStatus
+from apex.transport.messages.status import RoleStatus
 from apex.types import Array
 from apex.types import Parameters as ParameterValues
 
@@ -87,9 +87,9 @@ class Evaluator:
             log.exception("no evaluation of updates %d; the run goes on", parameters.version)
         return True
 
-    def status(self) -> EvaluatorStatus:
+    def status(self) -> RoleStatus:
         """The evaluator's part of a heartbeat."""
-        return EvaluatorStatus(rate=f"{self.num_evaluations} done", waiting=self._wait.reason)
+        return RoleStatus(rate=f"{self.num_evaluations} done", waiting=self._wait.reason)
 
     def _evaluate(self, parameters: ParameterValues, stop: Stop) -> None:
         """Plays, plays again if the stop score must be confirmed, and sends; nothing if `stop` was requested."""

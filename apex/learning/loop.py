@@ -126,7 +126,7 @@ class LearnerLoop:
     def run(self, stop: Stop, check: Callable[[], None]) -> str:
         """Trains until stopped; returns why it ended. `check` raises what a child or a thread has run into."""
         trainer, coordinator, max_updates = self._trainer, self._coordinator, self._config.run.max_updates
-        trainer.begin()
+        trainer.publish_newest()  # Actors wait for a first policy.
         while True:
             if trainer.step(POLL_SECONDS):
                 self._wait.over()

@@ -87,11 +87,8 @@ class Trainer:
         self._transfer = make_transfer(device, batches.memory, self._send, batches.release)
         self._update = make_update(config, self.online, self.target, self.optimizer, device)
 
-    def begin(self) -> None:
-        """Publishes: actors wait for a first policy."""
-        self._publish_newest()
-
-    def _publish_newest(self) -> None:
+    def publish_newest(self) -> None:
+        """Publishes the online network as it is."""
         self._publish(self.parameters())
         self._publish_due, self._publish_at = False, self._clock() + self._config.publish_seconds
 
@@ -108,7 +105,7 @@ class Trainer:
             self.target.load_state_dict(self.online.state_dict())
         self._publish_due |= self.num_updates % self._config.publish_period == 0
         if self._publish_due and self._clock() >= self._publish_at:
-            self._publish_newest()
+            self.publish_newest()
         return True
 
     @property

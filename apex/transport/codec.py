@@ -48,15 +48,12 @@ class Codec:
         self.schema = schema
         self._fingerprint = schema.fingerprint
 
-    # --- experience -------------------------------------------------------------------------------------------------
-
     def encode_segment(self, segment: Segment, shard: int = 0) -> list[bytes]:
         """One frame: header, base and version, records, blob. `shard` is where it belongs."""
         body = b"".join(
             [_SEGMENT.pack(segment.base, segment.version), segment.records.tobytes(), memoryview(segment.blob)]
         )
-        count = len(segment.records)
-        return [self._head(MessageKind.SEGMENT, shard, segment.stream, segment.number, count, [body]) + body]
+        return self._seal(MessageKind.SEGMENT, segment.stream, segment.number, len(segment.records), body, shard=shard)
 
     def decode_segment(self, frames: Sequence[Frame], shard: int = 0) -> Segment:
         """The inverse of `encode_segment`, checked field by field against the schema; another shard's is refused."""
@@ -80,7 +77,7 @@ class Codec:
     def encode_receipt(self, receipt: Receipt, shard: int = 0) -> list[bytes]:
         """One frame; its first bytes are the stream's topic."""
         body = _RECEIPT.pack(receipt.store_incarnation, receipt.bitmap)
-        return [self._head(MessageKind.RECEIPT, shard, receipt.stream, receipt.contiguous, 0, [body], schema=0) + body]
+        return self._seal(MessageKind.RECEIPT, receipt.stream, receipt.contiguous, 0, body, shard=shard, schema=0)
 
     def decode_receipt(self, frames: Sequence[Frame]) -> Receipt:
         """The inverse of `encode_receipt`."""
@@ -90,16 +87,15 @@ class Codec:
         store_incarnation, bitmap = _RECEIPT.unpack(body)
         return Receipt(Stream(header.sender, header.incarnation), store_incarnation, header.number, bitmap)
 
-    # --- batches ----------------------------------------------------------------------------------------------------
-
     def encode_batch(self, batch: BatchMessage) -> list[Any]:
         """Two frames: header and records; the blob, which is not copied."""
         body = _BATCH.pack(batch.num_transitions) + batch.records.tobytes()
         if batch.blob is None:
             raise ValueError("a batch whose frames are decoded already does not travel")
         blob = memoryview(batch.blob)
-        stream = Stream(batch.sampler, batch.store_incarnation)
-        head = self._head(MessageKind.BATCH, batch.shard, stream, batch.number, len(batch.records), [body, blob])
+        stream, count = Stream(batch.sampler, batch.store_incarnation), len(batch.records)
+        bodies: list[Frame] = [body, blob]
+        head = pack(MessageKind.BATCH, batch.shard, self.run_id, stream, self._fingerprint, batch.number, count, bodies)
         return [head + body, blob]
 
     def decode_batch(self, frames: Sequence[Frame], batch_size: int, num_shards: int = 1) -> BatchMessage:
@@ -133,10 +129,8 @@ class Codec:
     def encode_priorities(self, update: PriorityUpdate) -> list[bytes]:
         """One frame: header, keys, priorities."""
         body = update.keys.astype("<i8").tobytes() + update.priorities.astype("<f4").tobytes()
-        stream = Stream(update.sampler, update.store_incarnation)
-        return [
-            self._head(MessageKind.PRIORITIES, update.shard, stream, update.number, len(update.keys), [body]) + body
-        ]
+        stream, count = Stream(update.sampler, update.store_incarnation), len(update.keys)
+        return self._seal(MessageKind.PRIORITIES, stream, update.number, count, body, shard=update.shard)
 
     def decode_priorities(self, frames: Sequence[Frame], shard: int = 0) -> PriorityUpdate:
         """The inverse of `encode_priorities`. What a priority may be is the store's business."""
@@ -150,28 +144,26 @@ class Codec:
         priorities = np.frombuffer(body, "<f4", header.num_items, 8 * header.num_items)
         return PriorityUpdate(header.shard, header.incarnation, header.sender, header.number, keys, priorities)
 
-    # --- parameters and evaluations ---------------------------------------------------------------------------------
-
     def encode_parameters(self, parameters: Parameters) -> list[bytes]:
         """One frame, because CONFLATE keeps the last frame of a message only."""
         body = parameters.values.astype("<f4", copy=False).tobytes()
-        stream = Stream(0, 0)
-        return [
-            self._head(MessageKind.PARAMETERS, 0, stream, parameters.version, len(parameters.values), [body]) + body
-        ]
+        return self._seal(MessageKind.PARAMETERS, Stream(0, 0), parameters.version, len(parameters.values), body)
 
     def decode_parameters(self, frames: Sequence[Frame], num_parameters: int) -> Parameters:
         """The inverse of `encode_parameters`; there must be exactly `num_parameters` finite values."""
         header, (body,) = self._check(frames, MessageKind.PARAMETERS, 1)
         header.require_zero("shard", "sender", "incarnation")
-        return Parameters(_version(header.number), self._values(header, body, num_parameters))
+        version, count = _version(header.number), header.num_items
+        require_field(count == num_parameters, "count", f"{count} values, not {num_parameters}")
+        require_field(len(body) == 4 * count, "length", f"{len(body)} bytes for {count} values")
+        return Parameters(version, _finite(body))
 
     def encode_evaluation(self, result: EvaluationResult, parameters: Parameters | None) -> list[bytes]:
         """One frame: header, the values of the parameters that were evaluated (or none), the result as JSON."""
         values = b"" if parameters is None else parameters.values.astype("<f4", copy=False).tobytes()
         version = 0 if parameters is None else parameters.version
         body = values + encode_json(result)
-        return [self._head(MessageKind.EVALUATION, 0, Stream(0, 0), version, len(values) // 4, [body]) + body]
+        return self._seal(MessageKind.EVALUATION, Stream(0, 0), version, len(values) // 4, body)
 
     def decode_evaluation(
         self, frames: Sequence[Frame], num_parameters: int
@@ -179,21 +171,17 @@ class Codec:
         """The inverse of `encode_evaluation`."""
         header, (body,) = self._check(frames, MessageKind.EVALUATION, 1)
         header.require_zero("shard", "sender", "incarnation")
-        require_field(
-            header.num_items in (0, num_parameters), "count", f"{header.num_items} values, not {num_parameters}"
-        )
-        cut = 4 * header.num_items
-        require_field(len(body) >= cut, "length", f"{len(body)} bytes for {header.num_items} values")
+        count, cut = header.num_items, 4 * header.num_items
+        require_field(count in (0, num_parameters), "count", f"{count} values, not {num_parameters}")
+        require_field(len(body) >= cut, "length", f"{len(body)} bytes for {count} values")
         version = _version(header.number)
         result: EvaluationResult = convert(parse_json(body[cut:]), EvaluationResult)
-        if not header.num_items:
-            return result, None
-        return result, Parameters(version, self._values(header, body[:cut], num_parameters))
+        return result, Parameters(version, _finite(body[:cut])) if count else None
 
     def encode_metrics(self, figures: ActorFigures) -> list[bytes]:
         """One frame: header, JSON."""
         body = encode_json(figures)
-        return [self._head(MessageKind.METRICS, 0, Stream(0, 0), 0, 0, [body], schema=0) + body]
+        return self._seal(MessageKind.METRICS, Stream(0, 0), 0, 0, body, schema=0)
 
     def decode_metrics(self, frames: Sequence[Frame]) -> ActorFigures:
         """The inverse of `encode_metrics`."""
@@ -202,21 +190,20 @@ class Codec:
         figures: ActorFigures = convert(parse_json(body), ActorFigures)
         return figures
 
-    # --- what all have in common ------------------------------------------------------------------------------------
-
-    def _head(
+    def _seal(
         self,
         kind: MessageKind,
-        shard: int,
         stream: Stream,
         number: int,
         count: int,
-        bodies: Sequence[Frame],
+        body: bytes,
         *,
-        schema: int | None = None,
-    ) -> bytes:
-        schema = self._fingerprint if schema is None else schema
-        return pack(kind, shard, self.run_id, stream, schema, number, count, bodies)
+        shard: int = 0,
+        schema: int = -1,
+    ) -> list[bytes]:
+        """One frame: header, body. `schema`: -1 for the run's."""
+        schema = self._fingerprint if schema < 0 else schema
+        return [pack(kind, shard, self.run_id, stream, schema, number, count, [body]) + body]
 
     def _check(
         self, frames: Sequence[Frame], kind: MessageKind, num_frames: int, *, schema: int | None = None
@@ -226,13 +213,6 @@ class Codec:
         expected = self._fingerprint if schema is None else schema
         require_field(header.schema == expected, "schema", f"schema {header.schema:x}, but this is {expected:x}")
         return header, bodies
-
-    def _values(self, header: Header, body: memoryview, num_parameters: int) -> Array:
-        require_field(header.num_items == num_parameters, "count", f"{header.num_items} values, not {num_parameters}")
-        require_field(len(body) == 4 * num_parameters, "length", f"{len(body)} bytes for {num_parameters} values")
-        values = np.frombuffer(body, "<f4")
-        require_field(bool(np.isfinite(values).all()), "values", "a parameter is not finite")
-        return values
 
     def _check_blob(self, blob: memoryview, limit: int) -> int:
         """Returns the number of frames of a sound blob, `limit` at most."""
@@ -270,3 +250,9 @@ class Codec:
 def _version(number: int) -> int:
     require_field(number <= MAX_VERSION, "number", f"version {number}")
     return number
+
+
+def _finite(body: memoryview) -> Array:
+    values = np.frombuffer(body, "<f4")
+    require_field(bool(np.isfinite(values).all()), "values", "a parameter is not finite")
+    return values

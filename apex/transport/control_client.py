@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 
 import zmq
 
@@ -13,7 +14,7 @@ from apex.transport.header import WireError
 from apex.transport.json_codec import MAX_JSON_BYTES
 from apex.transport.messages.control import Answer, Request
 from apex.transport.messages.results import ActorFigures
-from apex.transport.sockets import GOODBYE_SECONDS, Context, Reader, connect, prepare, receive
+from apex.transport.sockets import GOODBYE_SECONDS, Context, Reader, connect, prepare
 
 LATEST_SECONDS = 0.2  # between two attempts to connect: a run begins when all have found the learner
 TELL_SECONDS = 60.0  # between two warnings about answers that are none
@@ -43,21 +44,18 @@ class ControlClient(Reader):
         try:
             self._socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
-            self.refuse(WireError("dropped", "no learner takes it"))
+            self.refused["dropped"] += 1
 
     def receive(self, timeout: float) -> Answer | None:
         """The next message, or None after `timeout` seconds without one."""
-        frames = receive(self._socket, timeout)
-        if frames is None:
-            return None
-        try:
-            return decode_answer(frames)
-        except WireError as error:
-            self.refuse(error)
-            if time.monotonic() >= self._tell_at:
-                self._tell_at = time.monotonic() + TELL_SECONDS
-                log.warning("refused what the learner at %s answered: %s", self.endpoint, error)
-            return None
+        return self.read(self._socket, timeout, decode_answer)
+
+    def refuse(self, error: WireError) -> None:
+        """Counts one more; warns now and then."""
+        super().refuse(error)
+        if time.monotonic() >= self._tell_at:
+            self._tell_at = time.monotonic() + TELL_SECONDS
+            log.warning("refused what the learner at %s answered: %s", self.endpoint, error)
 
     def close(self) -> None:
         """Closes; what was said last has `linger` seconds to leave."""
@@ -75,7 +73,5 @@ class MetricsSender:
 
     def send(self, figures: ActorFigures) -> None:
         """Sends without waiting."""
-        try:
+        with suppress(zmq.Again):
             self._socket.send_multipart(self._codec.encode_metrics(figures), zmq.NOBLOCK)
-        except zmq.Again:
-            return

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import zmq
 
@@ -22,13 +21,6 @@ COALESCE_SECONDS = 0.2  # new subscriptions within this time are answered by one
 CONTROL_MARGIN = 4_096
 
 log = logging.getLogger("apex")
-
-
-def _buffers(frames: Sequence[Any]) -> list[memoryview]:
-    return [frame.buffer for frame in frames]
-
-
-# --- actor ------------------------------------------------------------------------------------------------------------
 
 
 class ExperienceSender:
@@ -87,9 +79,6 @@ class ReceiptReceiver(Reader):
                 self.refuse(error)
 
 
-# --- replay server ---------------------------------------------------------------------------------------------------
-
-
 class ReceiptPublisher:
     """The replay server's end of receipts."""
 
@@ -102,9 +91,6 @@ class ReceiptPublisher:
     def publish(self, receipt: Receipt, shard: int = 0) -> None:
         """Sends to whoever subscribed to the stream; a lost one is made good by the next."""
         self._socket.send_multipart(self._codec.encode_receipt(receipt, shard), zmq.NOBLOCK)
-
-
-# --- samplers and learner ---------------------------------------------------------------------------------------------
 
 
 class BatchSender:
@@ -159,16 +145,14 @@ class BatchReceiver(Reader):
 
     def receive(self, timeout: float) -> BatchMessage | None:
         """The next batch, or None after `timeout` seconds without one; what is no batch is counted and dropped."""
-        frames = receive(self._socket, timeout, copy=False)
-        if frames is None:
-            return None
-        try:
-            return self._codec.decode_batch(_buffers(frames), self._batch_size, self._num_shards)
-        except WireError as error:
-            self.refuse(error)
-            if self.num_refused.bit_count() == 1:  # Now and then: there may be very many.
-                log.warning("%d messages were no batches: %s", self.num_refused, self.refused)
-            return None
+        decode = self._codec.decode_batch
+        return self.read(self._socket, timeout, lambda frames: decode(frames, self._batch_size, self._num_shards))
+
+    def refuse(self, error: WireError) -> None:
+        """Counts one more; warns at 1, 2, 4, 8 ..."""
+        super().refuse(error)
+        if self.num_refused.bit_count() == 1:
+            log.warning("%d messages were no batches: %s", self.num_refused, dict(self.refused))
 
 
 class PrioritySender:
@@ -200,9 +184,6 @@ class PrioritySender:
             socket.send_multipart(self._codec.encode_priorities(update), zmq.NOBLOCK, copy=False)
         except zmq.Again:
             self.num_dropped += 1
-
-
-# --- parameters -------------------------------------------------------------------------------------------------------
 
 
 class ParameterPublisher:
@@ -263,14 +244,8 @@ class ParameterSubscriber(Reader):
 
     def receive(self, timeout: float) -> Parameters | None:
         """The newest parameters since the last call, or None after `timeout` seconds without any."""
-        frames = receive(self._socket, timeout, copy=False)
-        if frames is None:
-            return None
-        try:
-            return self._codec.decode_parameters(_buffers(frames), self._num_parameters)
-        except WireError as error:
-            self.refuse(error)
-            return None
+        decode = self._codec.decode_parameters
+        return self.read(self._socket, timeout, lambda frames: decode(frames, self._num_parameters))
 
 
 def max_segment_bytes(schema: Schema, segment_length: int) -> int:

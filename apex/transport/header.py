@@ -91,10 +91,7 @@ def pack(
     header = HEADER.pack(
         MAGIC, WIRE_VERSION, kind, shard, run_id, actor, schema, incarnation, number, count, length, 0
     )  # fmt: skip
-    crc = zlib.crc32(header[:_CRC_OFFSET])
-    for body in bodies:
-        crc = zlib.crc32(body, crc)
-    return header[:_CRC_OFFSET] + crc.to_bytes(4, "little")
+    return header[:_CRC_OFFSET] + _checksum(header, bodies).to_bytes(4, "little")
 
 
 def unpack(frames: Sequence[Frame], kind: MessageKind, num_frames: int) -> tuple[Header, list[memoryview]]:
@@ -111,11 +108,16 @@ def unpack(frames: Sequence[Frame], kind: MessageKind, num_frames: int) -> tuple
     bodies = [first[HEADER.size :], *(memoryview(frame) for frame in frames[1:])]
     length = sum(len(body) for body in bodies)
     require_field(header.length == length, "length", f"{length} bytes, the header says {header.length}")
-    crc = zlib.crc32(first[:_CRC_OFFSET])
-    for body in bodies:
-        crc = zlib.crc32(body, crc)
+    crc = _checksum(first, bodies)
     require_field(header.crc == crc, "crc", f"{crc:08x} is not {header.crc:08x}")
     return header, bodies
+
+
+def _checksum(header: Frame, bodies: Sequence[Frame]) -> int:
+    crc = zlib.crc32(header[:_CRC_OFFSET])
+    for body in bodies:
+        crc = zlib.crc32(body, crc)
+    return crc
 
 
 def require_field(condition: bool, reason: str, text: str) -> None:

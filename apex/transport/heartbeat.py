@@ -29,7 +29,7 @@ from apex.transport.messages.control import (
     StateAnswer,
 )
 from apex.transport.messages.fields import JoiningRole, printable
-from apex.transport.messages.status import ActorStatus, EvaluatorStatus, ReplayStatus
+from apex.transport.messages.status import RoleStatus
 from apex.transport.sockets import open_context
 
 PATIENCE = 1.25  # times as long as whoever watches from outside, who can say more than the program itself
@@ -52,7 +52,7 @@ class Session:
         welcome: Welcome,
         role: JoiningRole,
         stop: Stop,
-        status: Callable[[], ActorStatus | EvaluatorStatus | ReplayStatus],
+        status: Callable[[], RoleStatus],
         endpoints: dict[str, str] | None = None,
         shard: int = 0,
     ) -> None:

@@ -10,10 +10,11 @@ import errno
 import logging
 import socket as network
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import zmq
 
@@ -22,7 +23,7 @@ from apex.errors import ConfigError, require
 from apex.runtime.lifecycle import POLL_SECONDS, Wait
 from apex.transport.curve.key_store import ENDPOINTS, Keys
 from apex.transport.curve.zap_handler import ZapHandler
-from apex.transport.header import WireError
+from apex.transport.header import Frame, WireError
 
 RECONNECT_SECONDS = (0.1, 2.0)  # first and longest pause between two attempts
 KEEPALIVE_SECONDS = (4, 2)  # of an idle connection before the kernel's first probe, and between two probes
@@ -36,6 +37,7 @@ LISTENING = "0A"  # in /proc/net/tcp
 WARN_SECONDS = 60.0  # between two warnings that sockets are open to everybody
 
 Socket = zmq.Socket[bytes]
+Message = TypeVar("Message")
 
 log = logging.getLogger("apex")
 
@@ -174,14 +176,23 @@ def prepare(
 
 
 class Reader:
-    """Counts what it refuses."""
+    """Reads messages, and counts what it refuses."""
 
     def __init__(self) -> None:
-        self.refused: dict[str, int] = {}
+        self.refused: Counter[str] = Counter()  # messages, by reason
 
     def refuse(self, error: WireError) -> None:
         """Counts one more refusal of this kind."""
-        self.refused[error.reason] = self.refused.get(error.reason, 0) + 1
+        self.refused[error.reason] += 1
+
+    def read(self, socket: Any, timeout: float, decode: Callable[[list[Frame]], Message]) -> Message | None:
+        """The next message, or None after `timeout` seconds without one. What `decode` refuses is counted."""
+        parts = receive(socket, timeout, copy=False)
+        try:
+            return None if parts is None else decode([part.buffer for part in parts])
+        except WireError as error:
+            self.refuse(error)
+            return None
 
 
 class InsecureBindWarning:

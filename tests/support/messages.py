@@ -10,7 +10,7 @@ from apex.transport.heartbeat import HEARTBEATS
 from apex.transport.messages.control import Hello
 from apex.transport.messages.results import EvaluationResult
 from apex.transport.messages.run_status import RunStatus
-from apex.transport.messages.status import ActorStatus, EvaluatorStatus, ReplayStatus
+from apex.transport.messages.status import ActorStatus, ReplayStatus, RoleStatus
 
 RUN = 0xABCDEF
 
@@ -23,7 +23,7 @@ REPLAY = ReplayStatus(
 ACTOR = ActorStatus(
     rate="10 steps/s", waiting="", num_steps=9.0, steps_per_second=10.0, wait_share=0.0, parameter_bytes_per_second=0.0
 )
-EVALUATOR = EvaluatorStatus(rate="1 done", waiting="")
+EVALUATOR = RoleStatus(rate="1 done", waiting="")
 STATUSES = {"replay": REPLAY, "actor": ACTOR, "evaluator": EVALUATOR}
 HELLO = Hello(wire=WIRE_VERSION, session=5, role="actor", host="h", pid=7, shard=0, num_streams=4)
 RESULT = EvaluationResult(

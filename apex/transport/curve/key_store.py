@@ -96,13 +96,9 @@ def read_keys(folder: str, role: str) -> Keys | None:
     """Reads the keys of a role, and forbids core files; None where no folder is given: there is no authentication."""
     if not folder:
         return None
-    forbid_core_files()
-    return Keys(Path(folder), role)
-
-
-def forbid_core_files() -> None:
-    """Sets RLIMIT_CORE of this process to 0: a program that is stuck aborts, and its memory holds the secret."""
+    # No core file: a program that is stuck aborts, and its memory holds the secret.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    return Keys(Path(folder), role)
 
 
 def certificates(folder: Path, role: str) -> list[Path]:

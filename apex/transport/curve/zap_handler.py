@@ -49,12 +49,8 @@ class ZapHandler:
         self._context = context
         self._keys = keys
         self._ports: dict[str, set[int]] = {}  # by socket
-        self._needed = [
-            role
-            for socket_name in ENDPOINTS.values()
-            if socket_name.bound_by == keys.role
-            for role in socket_name.open_to
-        ]
+        own = [endpoint for endpoint in ENDPOINTS.values() if endpoint.bound_by == keys.role]
+        self._needed = {role for endpoint in own for role in endpoint.open_to}
         self._complaints: dict[str, str] = {}  # why a role's list that is needed cannot be read
         self._lists = {role: self._read(role) for role in Role}
         self._admitted: dict[tuple[str, bytes], str] = {}  # as whom a key went through a socket

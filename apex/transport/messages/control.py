@@ -7,22 +7,10 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from apex.transport.header import WIRE_VERSION
-from apex.transport.messages.fields import (
-    I32,
-    MAX_STREAMS,
-    U31,
-    U63,
-    U64,
-    Endpoints,
-    JoiningRole,
-    Record,
-    Text,
-)
+from apex.transport.messages.fields import I32, MAX_STREAMS, U31, U63, U64, Endpoints, JoiningRole, Record, Text
 from apex.transport.messages.run_status import RunStatus
-from apex.transport.messages.status import ActorStatus, EvaluatorStatus, ReplayStatus
+from apex.transport.messages.status import ActorStatus, ReplayStatus, RoleStatus
 from apex.types import Schema, Stream
-
-# --- requests ---------------------------------------------------------------------------------------------------------
 
 
 class Hello(Record, frozen=True, tag="hello", kw_only=True):
@@ -64,7 +52,7 @@ class ActorHeartbeat(Heartbeat, frozen=True, tag="actor", kw_only=True):
 class EvaluatorHeartbeat(Heartbeat, frozen=True, tag="evaluator", kw_only=True):
     """An evaluator's."""
 
-    status: EvaluatorStatus
+    status: RoleStatus
 
 
 class ReplayHeartbeat(Heartbeat, frozen=True, tag="replay", kw_only=True):
@@ -86,8 +74,6 @@ class StatusRequest(Record, frozen=True, tag="status"):
 AnyHeartbeat = ActorHeartbeat | EvaluatorHeartbeat | ReplayHeartbeat
 Request = Hello | AnyHeartbeat | Goodbye | StatusRequest
 REQUESTS: dict[str, Any] = {"hello": Hello, "heartbeat": AnyHeartbeat, "goodbye": Goodbye, "status": StatusRequest}
-
-# --- answers ----------------------------------------------------------------------------------------------------------
 
 
 class WelcomeAnswer(Record, frozen=True, tag="welcome", kw_only=True):

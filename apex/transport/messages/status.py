@@ -9,14 +9,10 @@ from apex.transport.messages.histogram import Histogram
 
 
 class RoleStatus(Record, frozen=True, kw_only=True):
-    """What every program says of itself."""
+    """What every program says of itself, and all that an evaluator says."""
 
     rate: Text  # what it gets done, in words
     waiting: Text  # for whom, in words; "" while it works
-
-
-class EvaluatorStatus(RoleStatus, frozen=True, kw_only=True):
-    """An evaluator's."""
 
 
 class ActorStatus(RoleStatus, frozen=True, kw_only=True):

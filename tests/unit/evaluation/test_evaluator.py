@@ -22,7 +22,7 @@ from apex.evaluation.evaluator import Evaluator, make_policy
 from apex.learning.coordinator.metric_rows import evaluation_row
 from apex.runtime.lifecycle import Stop
 from apex.transport.codec import Codec
-from apex.transport.messages.status import EvaluatorStatus
+from apex.transport.messages.status import RoleStatus
 from apex.types import Parameters
 
 
@@ -258,10 +258,10 @@ def test_a_long_wait_for_parameters_is_explained(caplog):
 
 def test_the_status_says_what_is_waited_for():
     trial = Trial(make_parameters(1), None)
-    assert trial.evaluator.status() == EvaluatorStatus(rate="0 done", waiting="")
+    assert trial.evaluator.status() == RoleStatus(rate="0 done", waiting="")
     trial.run()
     waiting = "for newer parameters from the learner (0 s)"
-    assert trial.evaluator.status() == EvaluatorStatus(rate="1 done", waiting=waiting)
+    assert trial.evaluator.status() == RoleStatus(rate="1 done", waiting=waiting)
 
 
 def test_a_stop_during_the_games_sends_nothing():

@@ -21,7 +21,7 @@ from apex.types import Progress
 def test_publishes_first_then_every_period():
     tape = Tape(*(make_batch(number) for number in range(4)))
     trainer = make_trainer(tape, publish_period=2)
-    trainer.begin()
+    trainer.publish_newest()
     assert [trainer.step(0.0) for _ in range(5)] == [True] * 4 + [False]
     assert tape.words == [
         "publish 0",
@@ -43,7 +43,7 @@ def test_publishes_no_sooner_than_it_may_and_then_the_newest():
     tape = Tape(*(make_batch(number) for number in range(7)))
     now = 0.0
     trainer = make_trainer(tape, clock=lambda: now, publish_period=2, publish_seconds=10.0)
-    trainer.begin()
+    trainer.publish_newest()
     for now in (1.0, 9.0, 10.0, 11.0, 19.0, 20.5, 30.5):  # noqa: B007 - the clock reads it
         trainer.step(0.0)
     # Update 2 came too early, so 3 goes in its place; 4 and 5 came too early for that.
