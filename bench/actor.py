@@ -25,7 +25,6 @@ from apex.config.role_command import learner_command, role_command
 from apex.dqn.exploration import epsilon_greedy, epsilon_ladder
 from apex.dqn.networks import make_network, q_values
 from apex.environments.factory import describe, make_environment
-from apex.errors import require
 from apex.runs.folder import RunFolder
 from apex.runtime.hardware import read_bfloat16
 from apex.runtime.lifecycle import Stop
@@ -52,19 +51,20 @@ LINES = [
 
 def main(argv: Sequence[str]) -> int:
     """Returns the exit status."""
-    parser = make_parser("actor", "Measures an actor on one core. Other options are those of apex train.")
-    parser.add_argument("--seconds", type=float, default=30.0, metavar="S", help="of the actor; default 30")
+    parser = make_parser(
+        "actor",
+        "Measures an actor on one core. Other options are those of apex train.",
+        seconds=30.0,
+        of="of the actor",
+    )
     options, rest = parser.parse_known_args(argv)
-    require(options.seconds > 0, f"--seconds must be > 0, got {options.seconds}")
     config = read_config(rest, parser.prog)
 
     def show(figures: Figures) -> None:
         print_rows(f"{config.environment.id}, {int(figures['envs_per_process'])} environments", LINES, figures)
         print_parts(figures)
 
-    return run_bench(
-        parser.prog, lambda folder, stop: measure(config, folder, options.seconds, stop), show, as_json=options.json
-    )
+    return run_bench(lambda folder, stop: measure(config, folder, options.seconds, stop), show, as_json=options.json)
 
 
 def measure(config: Config, folder: Path, seconds: float, stop: Stop) -> Figures:

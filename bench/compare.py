@@ -17,6 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from apex.config.arguments import value_of
+from apex.config.validation import NonNegativeFloat, PositiveInt
 from apex.errors import ApexError, ConfigError, require
 from apex.runtime.lifecycle import FAILED, FINISHED, stop_on_signals
 from bench.harness.command import make_parser
@@ -62,22 +64,29 @@ class PairedRates(NamedTuple):
 
 def main(argv: Sequence[str]) -> int:
     """Returns the exit status: 1 if a median ratio is below --at-least."""
-    parser = make_parser("compare", "Runs benches alternately on the working tree (A) and on a commit (B).")
+    parser = make_parser(
+        "compare",
+        "Runs benches alternately on the working tree (A) and on a commit (B).",
+        seconds=10.0,
+        of="--seconds of each bench",
+    )
     parser.add_argument("rev", metavar="REV", help="the commit to compare with")
     parser.add_argument("--with", dest="other", metavar="OTHER", help="A is this commit instead of the working tree")
-    parser.add_argument("--pairs", type=int, default=7, metavar="N", help="runs of each bench on each side; default 7")
-    parser.add_argument("--only", default=",".join(BENCHES), metavar="NAME,...", help=f"of {', '.join(BENCHES)}")
-    parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help="--seconds of each bench; default 10")
     parser.add_argument(
-        "--at-least", type=float, default=0.0, metavar="R", help="status 1 if a median ratio is below R"
+        "--pairs", type=value_of(PositiveInt), default=7, metavar="N", help="runs of each bench on each side; default 7"
+    )
+    parser.add_argument("--only", default=",".join(BENCHES), metavar="NAME,...", help=f"of {', '.join(BENCHES)}")
+    parser.add_argument(
+        "--at-least",
+        type=value_of(NonNegativeFloat),
+        default=0.0,
+        metavar="R",
+        help="status 1 if a median ratio is below R",
     )
     options = parser.parse_args(argv)
     names = list(dict.fromkeys(options.only.split(",")))
     for name in names:
         require(name in BENCHES, f"--only: unknown bench {name!r}; known: {', '.join(BENCHES)}")
-    require(options.pairs >= 1, f"--pairs must be >= 1, got {options.pairs}")
-    require(options.seconds > 0, f"--seconds must be > 0, got {options.seconds}")
-    require(options.at_least >= 0, f"--at-least must be >= 0, got {options.at_least}")
 
     with stop_on_signals() as stop, tempfile.TemporaryDirectory(prefix="apex-compare-") as folder:
         runner = Runner(Path(folder), stop, LIMIT_SECONDS + 20 * options.seconds)

@@ -18,12 +18,16 @@ from itertools import chain
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from msgspec import Meta
 
 from apex.acting.reliable_sender import ReliableSender
 from apex.acting.segment_builder import Cut
 from apex.config import Config
+from apex.config.arguments import value_of
 from apex.config.role_command import learner_command, role_command
+from apex.config.validation import PositiveFloat
 from apex.environments.factory import describe
 from apex.errors import require
 from apex.replay_memory.store.file import open_file
@@ -82,15 +86,18 @@ class Sent(NamedTuple):
 def main(argv: Sequence[str]) -> int:
     """Returns the exit status: 1 if a transition was lost, or stored twice, or a segment never acknowledged."""
     parser = make_parser("connections", "Sends from many connections at once. Other options are those of apex train.")
-    parser.add_argument("--connections", type=int, default=128, metavar="N", help="default 128")
-    parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="default 10")
+    parser.add_argument(
+        "--connections",
+        type=value_of(Annotated[int, Meta(ge=2, le=MOST_ACTORS)]),
+        default=128,
+        metavar="N",
+        help="default 128",
+    )
+    parser.add_argument("--minutes", type=value_of(PositiveFloat), default=10.0, metavar="M", help="default 10")
     options, rest = parser.parse_known_args(argv)
     number = options.connections
-    require(2 <= number <= MOST_ACTORS, f"--connections must be 2 ... {MOST_ACTORS}, got {number}")
-    require(options.minutes > 0, f"--minutes must be > 0, got {options.minutes}")
     config = read_config(rest, parser.prog)
     return run_bench(
-        parser.prog,
         lambda folder, stop: measure(config, folder, number, 60 * options.minutes, stop),
         lambda figures: print_rows(f"{config.environment.id}, {options.minutes:g} minutes", LINES, figures),
         as_json=options.json,

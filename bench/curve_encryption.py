@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 
 from apex.config import Config
-from apex.errors import require
 from apex.frame_blob import make_blob
 from apex.runtime.children import check_children, start_child, stop_children
 from apex.runtime.lifecycle import POLL_SECONDS, Stop
@@ -49,13 +48,10 @@ LINES = [
 
 def main(argv: Sequence[str]) -> int:
     """Returns the exit status."""
-    parser = make_parser("curve", "Measures what keys cost here.")
-    parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="in all; default 20")
+    parser = make_parser("curve", "Measures what keys cost here.", seconds=20.0, of="in all")
     options = parser.parse_args(argv)
-    require(options.seconds > 0, f"--seconds must be > 0, got {options.seconds}")
     title = f"segments of {TRANSITIONS} transitions, {TRANSITIONS * FRAME_BYTES:,} bytes"
     return run_bench(
-        parser.prog,
         lambda folder, stop: measure(folder / "keys", options.seconds, stop),
         lambda figures: print_rows(title, LINES, figures),
         as_json=options.json,

@@ -26,7 +26,6 @@ from apex.dqn.gradient_step import DeviceBatch
 from apex.dqn.networks import make_network
 from apex.dqn.optimizers import make_optimizer
 from apex.environments.factory import describe
-from apex.errors import require
 from apex.learning.batch_ring import Batch, BatchPart, BatchRing
 from apex.learning.setup import choose_device, prepare_torch
 from apex.learning.trainer import BatchProvider, Trainer
@@ -100,16 +99,15 @@ class Nowhere:
 
 def main(argv: Sequence[str]) -> int:
     """Returns the exit status."""
-    parser = make_parser("learner", "Measures the learner. Other options are those of apex train.")
-    parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="of all three rates; default 60")
+    parser = make_parser(
+        "learner", "Measures the learner. Other options are those of apex train.", seconds=60.0, of="of all three rates"
+    )
     parser.add_argument("--compiled", action="store_true", help="also measure torch.compile (needs a C++ compiler)")
     options, rest = parser.parse_known_args(argv)
-    require(options.seconds > 0, f"--seconds must be > 0, got {options.seconds}")
     typed = names(rest, "--batch-size", "--learner.batch-size", "--config")
     config = read_config(rest if typed else [*rest, "--batch-size", str(BATCH_SIZE)], parser.prog)
     title = f"{config.environment.id}, batch {config.learner.batch_size}, {config.learner.num_threads} threads"
     return run_bench(
-        parser.prog,
         lambda folder, stop: measure(config, folder, options.seconds, stop, compiled=options.compiled),
         lambda figures: print_rows(title, LINES, figures),
         as_json=options.json,

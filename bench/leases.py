@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "leases", f"The time of one renewal among {NUM_LEASES:,} leases, by {STREAMS_PER_HOST} streams."
     )
     arguments = parser.parse_args(argv)
-    return run_bench("python -m bench leases", lambda folder, stop: measure(), show, as_json=arguments.json)
+    return run_bench(lambda folder, stop: measure(), show, as_json=arguments.json)
 
 
 def measure(num_leases: int = NUM_LEASES) -> Figures:

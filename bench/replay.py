@@ -13,10 +13,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
 from apex.config import ActorConfig, Config, EnvironmentConfig, LearnerConfig, ReplayConfig, TransportConfig
+from apex.config.arguments import Parser, value_of
+from apex.config.validation import PositiveInt
 from apex.environments.factory import describe
 from apex.errors import ConfigError, require
 from apex.replay_memory.store.layout import STORED_RECORD
@@ -46,24 +50,28 @@ def main(argv: Sequence[str]) -> int:
     options = _make_parser().parse_args(argv)
     _check(options)
     return run_bench(
-        "python -m bench replay",
         lambda folder, stop: _measure(options, folder, stop),
         print_report,
         as_json=options.json,
     )
 
 
-def _make_parser() -> argparse.ArgumentParser:
-    parser = make_parser("replay", "Measures the replay server.")
-    parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="of all at once; default 60")
+def _make_parser() -> Parser:
+    parser = make_parser("replay", "Measures the replay server.", seconds=60.0, of="of all at once")
+    rows, count = value_of(Annotated[int, Meta(ge=BATCH_SIZE)]), value_of(PositiveInt)
+    samplers = value_of(Annotated[int, Meta(ge=1, le=64)])
     parser.add_argument("--run", metavar="FOLDER", help="also with frames that this run's policy plays")
     parser.add_argument(
         "--peer", metavar="PYTHON", help="an interpreter that has dm-reverb: measure it in the same run"
     )
-    parser.add_argument("--transitions", type=int, default=1_000_000, metavar="N", help="stored; default 1,000,000")
-    parser.add_argument("--frames", type=int, default=100_000, metavar="N", help="distinct, recorded; default 100,000")
-    parser.add_argument("--leaves", type=int, default=2**21, metavar="N", help="of draw and update; default 2^21")
-    parser.add_argument("--samplers", type=int, default=1, metavar="K", help="sampler processes, or loaders that draw")
+    parser.add_argument("--transitions", type=rows, default=1_000_000, metavar="N", help="stored; default 1,000,000")
+    parser.add_argument(
+        "--frames", type=count, default=100_000, metavar="N", help="distinct, recorded; default 100,000"
+    )
+    parser.add_argument("--leaves", type=rows, default=2**21, metavar="N", help="of draw and update; default 2^21")
+    parser.add_argument(
+        "--samplers", type=samplers, default=1, metavar="K", help="sampler processes, or loaders that draw"
+    )
     parser.add_argument(
         "--link", choices=("tcp", "memory", "both"), default="both", help="how batches reach the learner"
     )
@@ -74,11 +82,6 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _check(options: argparse.Namespace) -> None:
-    require(options.seconds > 0, f"--seconds must be > 0, got {options.seconds}")
-    require(options.transitions >= BATCH_SIZE, f"--transitions must be >= {BATCH_SIZE}, got {options.transitions}")
-    require(options.leaves >= BATCH_SIZE, f"--leaves must be >= {BATCH_SIZE}, got {options.leaves}")
-    require(options.frames >= 1, f"--frames must be >= 1, got {options.frames}")
-    require(1 <= options.samplers <= 64, f"--samplers must be 1 ... 64, got {options.samplers}")
     require(not options.peer or Path(options.peer).exists(), f"--peer: there is no {options.peer}")
     if options.sizes:
         check_picture(options.sizes)

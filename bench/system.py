@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from apex.config import Config, dump_toml
-from apex.errors import require
 from apex.launch.status import ask
 from apex.runs.folder import RunFolder
 from apex.runtime.lifecycle import Stop
@@ -39,16 +38,15 @@ LINES = [
 
 def main(argv: Sequence[str]) -> int:
     """Returns the exit status."""
-    parser = make_parser("system", "Measures a whole run here. Other options are those of apex train.")
-    parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="of the run; default 60")
+    parser = make_parser(
+        "system", "Measures a whole run here. Other options are those of apex train.", seconds=60.0, of="of the run"
+    )
     parser.add_argument("--no-alone", action="store_true", help="not the actor and the learner alone, the limits")
     options, rest = parser.parse_known_args(argv)
-    require(options.seconds > 0, f"--seconds must be > 0, got {options.seconds}")
     config = read_config(rest, parser.prog)
     actors = f"{config.actor.num_processes} x {config.actor.envs_per_process} environments"
     title = f"{config.environment.id}, {actors}, batch {config.learner.batch_size}"
     return run_bench(
-        parser.prog,
         lambda folder, stop: measure(config, folder, options.seconds, stop, alone=not options.no_alone),
         lambda figures: print_rows(title, LINES, figures),
         as_json=options.json,

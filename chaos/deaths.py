@@ -7,7 +7,6 @@ peers that fill its queue and are killed with SIGKILL, and is read on later than
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import socket
@@ -24,7 +23,8 @@ from typing import NamedTuple
 import numpy as np
 import zmq
 
-from apex.errors import require
+from apex.config.arguments import Parser, value_of
+from apex.config.validation import PositiveInt
 from apex.runtime.lifecycle import FAILED, FINISHED, reports_errors
 from apex.transport.async_receiver import PULL, ROUTER, AsyncReceiver
 from apex.transport.codec import Codec
@@ -69,11 +69,12 @@ def main(argv: Sequence[str]) -> int:
         program, name, endpoint, keys = argv
         (_receive if program == "receive" else _fill)(name, endpoint, keys)
         return FINISHED
-    parser = argparse.ArgumentParser(prog="python -m chaos deaths", description=__doc__.partition("\n\n")[2])
-    parser.add_argument("--deaths", type=int, default=300, metavar="N", help="connections that die, for each kind")
+    parser = Parser(prog="python -m chaos deaths", description=__doc__.partition("\n\n")[2])
+    parser.add_argument(
+        "--deaths", type=value_of(PositiveInt), default=300, metavar="N", help="connections that die, for each kind"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     options = parser.parse_args(argv)
-    require(options.deaths >= 1, f"--deaths must be >= 1, got {options.deaths}")
     rounds = -(-options.deaths // NUM_PEERS)
     with tempfile.TemporaryDirectory() as folder:
         new_folder(Path(folder) / "keys")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from apex.errors import ConfigError, require
+from apex.errors import ConfigError
 from chaos.environment import PACED_ID
 from chaos.faults import KINDS, ROUND_TRIP_SECONDS, draw, draw_kills
 from chaos.growth import growth_figures, settled_footprints
@@ -41,10 +41,6 @@ class ScenarioOptions:
     size: int = 1_000_000  # transitions in memory before replay is killed
 
     def __post_init__(self) -> None:
-        require(self.minutes > 0, f"--minutes must be > 0, got {self.minutes:g}")
-        require(self.period > 0, f"--period must be > 0, got {self.period:g}")
-        require(self.rounds > 0, f"--rounds must be > 0, got {self.rounds}")
-        require(self.size > 0, f"--size must be > 0, got {self.size}")
         draw(self.seed, 0.0, self.period, self.faults)  # Refuses kinds that there are not.
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,12 +12,15 @@ from typing import Any
 import numpy as np
 
 from apex.config import Config
+from apex.config.arguments import Parser, value_of
 from apex.config.command_line import parse_config
 from apex.config.sizing import size_to_machine
+from apex.config.validation import PositiveFloat
 from apex.environments.factory import describe, kind
+from apex.errors import ApexError
 from apex.evaluation.evaluator import make_policy
 from apex.runs.checkpoints.policy_file import read_policy
-from apex.runtime.children import ChildDiedError, call_in_child
+from apex.runtime.children import call_in_child
 from apex.runtime.gpu import means_gpu
 from apex.runtime.hardware import read_machine
 from apex.runtime.lifecycle import FAILED, FINISHED, Stop, stop_on_signals
@@ -34,14 +35,20 @@ TRAINED_EPSILON = 0.01
 Figures = dict[str, float]
 
 
-class VerificationError(RuntimeError):
+class VerificationError(ApexError):
     """Something arrived that is not what was sent."""
 
 
-def make_parser(name: str, about: str) -> argparse.ArgumentParser:
-    """The options of `python -m bench NAME`; the benchmark adds its own."""
-    parser = argparse.ArgumentParser(prog=f"python -m bench {name}", description=about)
+def make_parser(name: str, about: str, *, seconds: float = 0.0, of: str = "") -> Parser:
+    """The options of `python -m bench NAME`; the benchmark adds its own.
+
+    `seconds`: the default of --seconds, the duration `of` a part of the benchmark; 0: there is no such option.
+    """
+    parser = Parser(prog=f"python -m bench {name}", description=about)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    if seconds:
+        text = f"{of}; default {seconds:g}"
+        parser.add_argument("--seconds", type=value_of(PositiveFloat), default=seconds, metavar="S", help=text)
     return parser
 
 
@@ -66,20 +73,15 @@ def measure_in_child(name: str, function: Callable[[Stop], dict[str, Any]], stop
 
 
 def run_bench(
-    prog: str,
     measure: Callable[[Path, Stop], Figures],
     show: Callable[[Figures], None],
     *,
     as_json: bool,
     passed: Callable[[Figures], bool] = lambda figures: True,
 ) -> int:
-    """Measures and shows; returns the exit status: 1 if a program died, a check failed, or the figures do not pass."""
-    try:
-        with stop_on_signals() as stop, tempfile.TemporaryDirectory(prefix="apex-bench-") as name:
-            figures = measure(Path(name), stop)
-    except (ChildDiedError, VerificationError) as error:
-        print(f"{prog}: {error}", file=sys.stderr)
-        return FAILED
+    """Measures and shows; returns the exit status: 1 if the figures do not pass."""
+    with stop_on_signals() as stop, tempfile.TemporaryDirectory(prefix="apex-bench-") as name:
+        figures = measure(Path(name), stop)
     show(figures)
     if as_json:
         print(json.dumps(figures))

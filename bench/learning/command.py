@@ -25,11 +25,16 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any
 
-from apex.errors import ConfigError, require
+from msgspec import Meta
+
+from apex.config.arguments import Parser, value_of
+from apex.config.validation import PositiveFloat
+from apex.errors import require
 from apex.evaluation.episodes import Episode, summarize
-from apex.runtime.lifecycle import FAILED, FINISHED, POLL_SECONDS, Stop, reports_errors, stop_on_signals
+from apex.runtime.lifecycle import FINISHED, POLL_SECONDS, Stop, reports_errors, stop_on_signals
+from apex.runtime.spawn import spawn
 from bench.learning.processor_time import OTHERS_SHARE, ProcessorTime
 from bench.learning.records import Record, RecordedScore, describe_code, describe_machine, record_path, write_record
 from bench.learning.runs import ROOT, ApexSystem, PeerSystem, RunError, System
@@ -41,6 +46,7 @@ FRESH = 1_000_000  # added to a run's seed for the games that count: neither its
 GRACE_SECONDS = 300.0  # beyond its time limit, in which a run starts and ends
 KILL_SECONDS = 20.0  # for a command to end after it was asked to
 EVALUATE_SECONDS = 3_600.0  # that the last games may take
+STANDARD_OUTPUT, STANDARD_ERROR = 1, 2  # file descriptors of this process
 
 
 @reports_errors("python -m bench learning")
@@ -51,26 +57,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "--" in arguments:
         place = arguments.index("--")
         own, further = arguments[:place], arguments[place + 1 :]
+    options = _make_parser().parse_args(own)
     try:
-        options = _make_parser().parse_args(own)
         if options.command == "tables":
             require(not further, "tables takes nothing after --")
             write(options.root, lambda line: print(line, file=sys.stderr))
-            return FINISHED
-        with stop_on_signals() as stop:
-            _run(options, further, stop)
-        return FINISHED
-    except (RunError, OSError, subprocess.SubprocessError, KeyboardInterrupt) as error:
-        print(f"learning: {error or 'told to stop twice'}; nothing was written", file=sys.stderr)
-        return FAILED
-
-
-class Parser(argparse.ArgumentParser):
-    """Refuses in one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raises what the command line shows."""
-        raise ConfigError(f"{message}; --help tells more")
+        else:
+            with stop_on_signals() as stop:
+                _run(options, further, stop)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise RunError(str(error)) from error
+    return FINISHED
 
 
 def _make_parser() -> Parser:
@@ -84,10 +81,12 @@ def _make_parser() -> Parser:
     run = commands.add_parser("run", help="one run, from a cold start to its evaluation; -- OPTIONS go to its command")
     run.add_argument("--task", choices=list(TASKS), required=True)
     run.add_argument("--system", choices=list(SYSTEMS), required=True)
-    run.add_argument("--seed", type=int, required=True, metavar="K")
-    run.add_argument("--minutes", type=float, metavar="M", help="time limit of the run (default: by the task)")
+    run.add_argument("--seed", type=value_of(Annotated[int, Meta(ge=0, le=MAX_SEED)]), required=True, metavar="K")
+    text = "time limit of the run (default: by the task)"
+    run.add_argument("--minutes", type=value_of(PositiveFloat), metavar="M", help=text)
     cores = len(os.sched_getaffinity(0))
-    run.add_argument("--cores", type=int, default=cores, metavar="N", help=f"that it may use (default: all {cores})")
+    some = value_of(Annotated[int, Meta(ge=1, le=cores)])
+    run.add_argument("--cores", type=some, default=cores, metavar="N", help=f"that it may use (default: all {cores})")
     run.add_argument("--peer-python", type=Path, default=ROOT / ".peer-sb3/bin/python", metavar="PYTHON")
     run.add_argument("--python", default=sys.executable, metavar="PYTHON", help="for apex (default: this one)")
     return parser
@@ -97,9 +96,6 @@ def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> Non
     task = TASKS[options.task]
     available = sorted(os.sched_getaffinity(0))
     minutes = task.minutes if options.minutes is None else options.minutes
-    require(0 <= options.seed <= MAX_SEED, f"--seed must be 0 ... {MAX_SEED}, got {options.seed}")
-    require(1 <= options.cores <= len(available), f"--cores must be 1 ... {len(available)}, got {options.cores}")
-    require(minutes > 0, f"--minutes must be > 0, got {minutes:g}")
     there = record_path(options.root, options.task, options.system, options.seed)
     require(
         not there.exists(),
@@ -121,7 +117,8 @@ def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> Non
         command = system.train(task, options.seed, minutes, further)
         print(f"learning: {system.show(command)}", file=sys.stderr, flush=True)
         began, clock, processor = time.time(), time.monotonic(), ProcessorTime(available[: options.cores])
-        _wait(subprocess.Popen(command, cwd=folder, start_new_session=True), 60 * minutes + GRACE_SECONDS, stop)
+        run = spawn(command, output=STANDARD_OUTPUT, errors=STANDARD_ERROR, cwd=folder, ends_by=signal.SIGTERM)
+        _wait(run, 60 * minutes + GRACE_SECONDS, stop)
         seconds, others = time.monotonic() - clock, processor.others_share()
         if others > OTHERS_SHARE:
             print(f"learning: others had {others:.0%} of the cores: its times are no evidence", file=sys.stderr)
@@ -180,7 +177,7 @@ def _evaluate(system: System, folder: Path, episodes: int, seed: int, stop: Stop
     """Full games with the policy that the run has left."""
     with tempfile.TemporaryFile("w+", encoding="utf-8") as said:
         command = system.evaluate(folder, episodes, seed)
-        process = subprocess.Popen(command, cwd=folder, stdout=said, start_new_session=True)
+        process = spawn(command, output=said, errors=STANDARD_ERROR, cwd=folder)
         _wait(process, EVALUATE_SECONDS, stop)
         said.seek(0)
         lines = said.read().strip().splitlines()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from apex.config import Config, flatten
-from apex.errors import require
+from apex.errors import ApexError, require
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
 from apex.runtime.provenance import describe_versions
@@ -21,7 +21,7 @@ PEER_SCRIPT = Path("bench/peers/stable_baselines3_dqn.py")
 _ASIDE = ("seed", "run.name", "run.folder", "run.tensorboard_port", "transport.", "environment.id")
 
 
-class RunError(Exception):
+class RunError(ApexError):
     """Why there is no evidence, as a sentence."""
 
 

@@ -10,7 +10,6 @@ memory it took.
 
 from __future__ import annotations
 
-import argparse
 import json
 import socket
 import sys
@@ -19,9 +18,10 @@ import time
 from collections.abc import Sequence
 from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
 
 from apex.config import (
     ActorConfig,
@@ -32,8 +32,9 @@ from apex.config import (
     ReplayConfig,
     TransportConfig,
 )
+from apex.config.arguments import Parser, value_of
+from apex.config.validation import PositiveFloat, PositiveInt
 from apex.environments.factory import describe
-from apex.errors import require
 from apex.launch.status import ask
 from apex.replay_memory.store.file import open_file
 from apex.replay_memory.store.layout import Store
@@ -60,20 +61,20 @@ Measurements = dict[str, Any]  # figures, and counts by kind
 @reports_errors("python -m chaos hostile")
 def main(argv: Sequence[str]) -> int:
     """Returns the exit status: 1 if a program ended, or the honest rate fell below the bar."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m chaos hostile", description="Opens hostile connections to every port while honest work goes on."
     )
-    parser.add_argument("--connections", type=int, default=10_000, metavar="N", help="in all; default 10,000")
-    parser.add_argument("--rate", type=float, default=2_000.0, metavar="R", help="honest transitions/s; default 2,000")
-    parser.add_argument("--quiet", type=float, default=10.0, metavar="S", help="before and after it; default 10 s")
-    parser.add_argument("--endless", type=int, default=4, metavar="MIB", help="sent as one endless message; default 4")
+    count, some = value_of(PositiveInt), value_of(PositiveFloat)
+    mebibytes = value_of(Annotated[int, Meta(ge=0, le=1_024)])
+    parser.add_argument("--connections", type=count, default=10_000, metavar="N", help="in all; default 10,000")
+    parser.add_argument("--rate", type=some, default=2_000.0, metavar="R", help="honest transitions/s; default 2,000")
+    parser.add_argument("--quiet", type=some, default=10.0, metavar="S", help="before and after it; default 10 s")
+    parser.add_argument(
+        "--endless", type=mebibytes, default=4, metavar="MIB", help="sent as one endless message; default 4"
+    )
     parser.add_argument("--curve", action="store_true", help="with keys, which the strangers do not have")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     options = parser.parse_args(argv)
-    require(options.connections >= 1, f"--connections must be >= 1, got {options.connections}")
-    require(options.rate > 0, f"--rate must be > 0, got {options.rate}")
-    require(options.quiet > 0, f"--quiet must be > 0, got {options.quiet}")
-    require(0 <= options.endless <= 1_024, f"--endless must be 0 ... 1024, got {options.endless}")
     with stop_on_signals() as stop, tempfile.TemporaryDirectory(prefix="apex-hostile-") as name:
         figures = measure(
             Path(name),

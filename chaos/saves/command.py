@@ -7,7 +7,6 @@ without.
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import mmap
@@ -25,6 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from apex.config.arguments import Parser, value_of
+from apex.config.validation import NonNegativeInt
 from apex.errors import ConfigError
 from apex.learning.run_save import snapshot_folder
 from apex.replay_memory.store.location import MEMORY
@@ -32,7 +33,7 @@ from apex.runs.checkpoints.paths import MANIFEST, NEWEST
 from apex.runs.checkpoints.policy_file import BEST
 from apex.runs.folder import RunFolder
 from apex.runtime.children import start_child
-from apex.runtime.lifecycle import FAILED, FINISHED, Stop
+from apex.runtime.lifecycle import FAILED, FINISHED, Stop, reports_errors
 from apex.types import Array
 from chaos.saves.saver import Read, Saver, make_run, make_segment, read_run
 
@@ -245,20 +246,17 @@ def _listen() -> Iterator[list[str]]:
         log.removeHandler(ear)
 
 
+@reports_errors("python -m chaos saves")
 def main(argv: Sequence[str] | None = None) -> int:
     """`python -m chaos saves`: status 1 if anything was unreadable, unseen or believed wrongly."""
-    parser = argparse.ArgumentParser(
-        prog="python -m chaos saves", description="Kills and damages saves of a small run."
-    )
-    parser.add_argument("--kills", type=int, default=1_000, help="SIGKILLs in mid-save")
-    parser.add_argument("--flips", type=int, default=10_000, help="single bits of the newest save")
-    parser.add_argument("--truncations", type=int, default=1_000, help="files of it cut short")
+    parser = Parser(prog="python -m chaos saves", description="Kills and damages saves of a small run.")
+    count = value_of(NonNegativeInt)
+    parser.add_argument("--kills", type=count, default=1_000, help="SIGKILLs in mid-save")
+    parser.add_argument("--flips", type=count, default=10_000, help="single bits of the newest save")
+    parser.add_argument("--truncations", type=count, default=1_000, help="files of it cut short")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print one JSON object only")
     options = parser.parse_args(argv)
-    for name in ("kills", "flips", "truncations"):
-        if getattr(options, name) < 0:
-            parser.error(f"--{name} must be >= 0, got {getattr(options, name)}")
     if not options.kills + options.flips + options.truncations:
         parser.error("--kills, --flips and --truncations are all 0: there is nothing to do")
     log.propagate = False

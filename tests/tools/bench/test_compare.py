@@ -204,15 +204,17 @@ def test_a_median_ratio_below_the_limit_is_a_failure_with_the_name_of_the_metric
         (["nowhere"], "unknown commit 'nowhere'"),
         (["HEAD", "--with", "nowhere"], "unknown commit 'nowhere'"),
         (["HEAD", "--only", "replay,repaly"], "--only: unknown bench 'repaly'; known: replay, actor, learner, pong"),
-        (["HEAD", "--pairs", "0"], "--pairs must be >= 1, got 0"),
-        (["HEAD", "--seconds", "nan"], "--seconds must be > 0, got nan"),
-        (["HEAD", "--at-least", "nan"], "--at-least must be >= 0, got nan"),
+        (["HEAD", "--pairs", "0"], "--pairs: must be an integer of at least 1, got 0"),
+        (["HEAD", "--seconds", "nan"], "--seconds: must be a number above 0, got nan"),
+        (["HEAD", "--at-least", "nan"], "--at-least: must be a number of at least 0, got nan"),
     ],
 )
 def test_a_mistake_is_a_sentence_and_status_2(repository, capsys, arguments, words):
     repository.commit("new", 1.0)
     assert compare(*arguments) == REFUSED
-    assert capsys.readouterr().err.splitlines()[-1] == f"python -m bench: {words}"
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("python -m bench: ")
+    assert words in said
 
 
 def test_a_folder_without_git_is_refused(tmp_path, monkeypatch, capsys):
@@ -226,7 +228,9 @@ def test_code_from_elsewhere_is_refused(repository, capsys):
     repository.write("apex/__init__.py", "__file__ = '/elsewhere/apex/__init__.py'")
     assert compare("HEAD") == REFUSED
     words = "A imports /elsewhere/apex/__init__.py, which is not in its own checkout"
-    assert capsys.readouterr().err.splitlines()[-1] == f"python -m bench: {words}"
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("python -m bench: ")
+    assert words in said
 
 
 @pytest.mark.parametrize("missing", ["apex", "bench"])

@@ -72,8 +72,8 @@ def test_the_words_hostile_and_saves_start_programs_of_their_own(monkeypatch):
     [
         (["--env", "CartPole-v1"], "plays chaos.environment:AuditEnvironment only"),
         (["--faults", "flood"], "--faults must be among"),
-        (["--minutes", "0"], "--minutes must be > 0"),
-        (["--scenario", "recovery", "--size", "0"], "--size must be > 0, got 0"),
+        (["--minutes", "0"], "--minutes: must be a number above 0"),
+        (["--scenario", "recovery", "--size", "0"], "--size: must be an integer of at least 1, got 0"),
         (["--scenario", "kills", "--minutes", "1"], "the scenario kills has no use for --minutes"),
         (["--nonsense", "1"], "unknown option --nonsense"),
     ],
