@@ -17,8 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from apex.config.arguments import value_of
-from apex.config.validation import NonNegativeFloat, PositiveInt
+from apex.config.arguments import positive_int, value_of
+from apex.config.validation import NonNegativeFloat
 from apex.errors import ApexError, ConfigError, require
 from apex.runtime.lifecycle import FAILED, FINISHED, stop_on_signals
 from bench.harness.command import make_parser
@@ -73,15 +73,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("rev", metavar="REV", help="the commit to compare with")
     parser.add_argument("--with", dest="other", metavar="OTHER", help="A is this commit instead of the working tree")
     parser.add_argument(
-        "--pairs", type=value_of(PositiveInt), default=7, metavar="N", help="runs of each bench on each side; default 7"
+        "--pairs", type=positive_int, default=7, metavar="N", help="runs of each bench on each side; default 7"
     )
     parser.add_argument("--only", default=",".join(BENCHES), metavar="NAME,...", help=f"of {', '.join(BENCHES)}")
+    ratio = value_of(NonNegativeFloat)
     parser.add_argument(
-        "--at-least",
-        type=value_of(NonNegativeFloat),
-        default=0.0,
-        metavar="R",
-        help="status 1 if a median ratio is below R",
+        "--at-least", type=ratio, default=0.0, metavar="R", help="status 1 if a median ratio is below R"
     )
     options = parser.parse_args(argv)
     names = list(dict.fromkeys(options.only.split(",")))

@@ -25,9 +25,8 @@ from msgspec import Meta
 from apex.acting.reliable_sender import ReliableSender
 from apex.acting.segment_builder import Cut
 from apex.config import Config
-from apex.config.arguments import value_of
+from apex.config.arguments import positive_float, value_of
 from apex.config.role_command import learner_command, role_command
-from apex.config.validation import PositiveFloat
 from apex.environments.factory import describe
 from apex.errors import require
 from apex.replay_memory.store.file import open_file
@@ -86,14 +85,9 @@ class Sent(NamedTuple):
 def main(argv: Sequence[str]) -> int:
     """Returns the exit status: 1 if a transition was lost, or stored twice, or a segment never acknowledged."""
     parser = make_parser("connections", "Sends from many connections at once. Other options are those of apex train.")
-    parser.add_argument(
-        "--connections",
-        type=value_of(Annotated[int, Meta(ge=2, le=MOST_ACTORS)]),
-        default=128,
-        metavar="N",
-        help="default 128",
-    )
-    parser.add_argument("--minutes", type=value_of(PositiveFloat), default=10.0, metavar="M", help="default 10")
+    count = value_of(Annotated[int, Meta(ge=2, le=MOST_ACTORS)])
+    parser.add_argument("--connections", type=count, default=128, metavar="N", help="default 128")
+    parser.add_argument("--minutes", type=positive_float, default=10.0, metavar="M", help="default 10")
     options, rest = parser.parse_known_args(argv)
     number = options.connections
     config = read_config(rest, parser.prog)

@@ -19,8 +19,7 @@ import numpy as np
 from msgspec import Meta
 
 from apex.config import ActorConfig, Config, EnvironmentConfig, LearnerConfig, ReplayConfig, TransportConfig
-from apex.config.arguments import Parser, value_of
-from apex.config.validation import PositiveInt
+from apex.config.arguments import Parser, positive_int, value_of
 from apex.environments.factory import describe
 from apex.errors import ConfigError, require
 from apex.replay_memory.store.layout import STORED_RECORD
@@ -58,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _make_parser() -> Parser:
     parser = make_parser("replay", "Measures the replay server.", seconds=60.0, of="of all at once")
-    rows, count = value_of(Annotated[int, Meta(ge=BATCH_SIZE)]), value_of(PositiveInt)
+    rows = value_of(Annotated[int, Meta(ge=BATCH_SIZE)])
     samplers = value_of(Annotated[int, Meta(ge=1, le=64)])
     parser.add_argument("--run", metavar="FOLDER", help="also with frames that this run's policy plays")
     parser.add_argument(
@@ -66,7 +65,7 @@ def _make_parser() -> Parser:
     )
     parser.add_argument("--transitions", type=rows, default=1_000_000, metavar="N", help="stored; default 1,000,000")
     parser.add_argument(
-        "--frames", type=count, default=100_000, metavar="N", help="distinct, recorded; default 100,000"
+        "--frames", type=positive_int, default=100_000, metavar="N", help="distinct, recorded; default 100,000"
     )
     parser.add_argument("--leaves", type=rows, default=2**21, metavar="N", help="of draw and update; default 2^21")
     parser.add_argument(

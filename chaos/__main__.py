@@ -10,15 +10,14 @@ import argparse
 import importlib
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from apex.config import Config
-from apex.config.arguments import Formatter, Parser, value_of
+from apex.config.arguments import Formatter, Parser, positive_float, positive_int
 from apex.config.command_line import parse_config
-from apex.config.validation import PositiveFloat, PositiveInt
 from apex.environments.factory import kind
 from apex.errors import ConfigError, require
 from apex.runtime.gpu import means_gpu
@@ -34,12 +33,12 @@ from chaos.run import ChaosRun
 from chaos.scenarios import DEFAULTS, GOES_ON, HOSTS, OPTIONS, SCENARIOS, ScenarioOptions
 
 COMMANDS = {"deaths": "chaos.deaths", "hostile": "chaos.hostile.command", "saves": "chaos.saves.command"}
-SETTINGS: dict[str, tuple[Any, str, str]] = {  # of ScenarioOptions: type, placeholder, meaning
-    "minutes": (PositiveFloat, "M", "how long"),
-    "period": (PositiveFloat, "SECONDS", "between two faults"),
+SETTINGS: dict[str, tuple[Callable[[str], Any], str, str]] = {  # of ScenarioOptions: type, placeholder, meaning
+    "minutes": (positive_float, "M", "how long"),
+    "period": (positive_float, "SECONDS", "between two faults"),
     "faults": (str, "KINDS", "which"),
-    "rounds": (PositiveInt, "N", "kills of each role"),
-    "size": (PositiveInt, "N", "transitions in memory before the first kill"),
+    "rounds": (positive_int, "N", "kills of each role"),
+    "size": (positive_int, "N", "transitions in memory before the first kill"),
 }
 # What `apex train` is told before what the scenario and the user say. The memory holds some minutes; beyond that the
 # audit reads each transition before it is overwritten.
@@ -133,14 +132,14 @@ def _parser() -> Parser:
     )
     parser.add_argument("--scenario", choices=list(SCENARIOS), default="random", help="what is done; default: random")
     parser.add_argument("--seed", type=int, default=defaults.seed, metavar="S", help="of faults and run; default: 0")
-    for setting, (annotation, metavar, words) in SETTINGS.items():
+    for setting, (read, metavar, words) in SETTINGS.items():
         users = [name for name, scenario in SCENARIOS.items() if setting in scenario.settings]
         values = {name: DEFAULTS.get(name, {}).get(setting, getattr(defaults, setting)) for name in users}
         usual = getattr(defaults, setting)
         default = ",".join(usual) if setting == "faults" else f"{usual:,.12g}"
         others = "".join(f"; {name}: {value:g}" for name, value in values.items() if value != usual)
         text = f"{words} ({', '.join(users)}); default: {default}{others}"
-        parser.add_argument(f"--{setting}", type=value_of(annotation), metavar=metavar, help=text)
+        parser.add_argument(f"--{setting}", type=read, metavar=metavar, help=text)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     return parser
 

@@ -23,8 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import zmq
 
-from apex.config.arguments import Parser, value_of
-from apex.config.validation import PositiveInt
+from apex.config.arguments import Parser, positive_int
 from apex.runtime.lifecycle import FAILED, FINISHED, reports_errors
 from apex.transport.async_receiver import PULL, ROUTER, AsyncReceiver
 from apex.transport.codec import Codec
@@ -71,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
         return FINISHED
     parser = Parser(prog="python -m chaos deaths", description=__doc__.partition("\n\n")[2])
     parser.add_argument(
-        "--deaths", type=value_of(PositiveInt), default=300, metavar="N", help="connections that die, for each kind"
+        "--deaths", type=positive_int, default=300, metavar="N", help="connections that die, for each kind"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     options = parser.parse_args(argv)

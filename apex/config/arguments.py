@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
             super().print_help(file)
 
 
-def _value_of(annotation: Any) -> Callable[[str], Any]:
+def value_of(annotation: Any) -> Callable[[str], Any]:
     """The `type` of an option whose text must be a value of `annotation`."""
 
     def read(text: str) -> Any:
@@ -50,12 +50,12 @@ def _value_of(annotation: Any) -> Callable[[str], Any]:
     return read
 
 
-positive_int = _value_of(PositiveInt)
-non_negative_int = _value_of(NonNegativeInt)
-finite_float = _value_of(float)
-positive_float = _value_of(PositiveFloat)
-probability = _value_of(Probability)
-seed = _value_of(Seed)
+positive_int = value_of(PositiveInt)
+non_negative_int = value_of(NonNegativeInt)
+finite_float = value_of(float)
+positive_float = value_of(PositiveFloat)
+probability = value_of(Probability)
+seed = value_of(Seed)
 
 
 @contextmanager

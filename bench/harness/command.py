@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from apex.config import Config
-from apex.config.arguments import Parser, value_of
+from apex.config.arguments import Parser, positive_float
 from apex.config.command_line import parse_config
 from apex.config.sizing import size_to_machine
-from apex.config.validation import PositiveFloat
 from apex.environments.factory import describe, kind
 from apex.errors import ApexError
 from apex.evaluation.evaluator import make_policy
@@ -48,7 +47,7 @@ def make_parser(name: str, about: str, *, seconds: float = 0.0, of: str = "") ->
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     if seconds:
         text = f"{of}; default {seconds:g}"
-        parser.add_argument("--seconds", type=value_of(PositiveFloat), default=seconds, metavar="S", help=text)
+        parser.add_argument("--seconds", type=positive_float, default=seconds, metavar="S", help=text)
     return parser
 
 

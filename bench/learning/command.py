@@ -29,8 +29,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from apex.config.arguments import Parser, value_of
-from apex.config.validation import PositiveFloat
+from apex.config.arguments import Parser, positive_float, value_of
 from apex.errors import require
 from apex.evaluation.episodes import Episode, summarize
 from apex.runtime.lifecycle import FINISHED, POLL_SECONDS, Stop, reports_errors, stop_on_signals
@@ -83,7 +82,7 @@ def _make_parser() -> Parser:
     run.add_argument("--system", choices=list(SYSTEMS), required=True)
     run.add_argument("--seed", type=value_of(Annotated[int, Meta(ge=0, le=MAX_SEED)]), required=True, metavar="K")
     text = "time limit of the run (default: by the task)"
-    run.add_argument("--minutes", type=value_of(PositiveFloat), metavar="M", help=text)
+    run.add_argument("--minutes", type=positive_float, metavar="M", help=text)
     cores = len(os.sched_getaffinity(0))
     some = value_of(Annotated[int, Meta(ge=1, le=cores)])
     run.add_argument("--cores", type=some, default=cores, metavar="N", help=f"that it may use (default: all {cores})")

@@ -32,8 +32,7 @@ from apex.config import (
     ReplayConfig,
     TransportConfig,
 )
-from apex.config.arguments import Parser, value_of
-from apex.config.validation import PositiveFloat, PositiveInt
+from apex.config.arguments import Parser, positive_float, positive_int, value_of
 from apex.environments.factory import describe
 from apex.launch.status import ask
 from apex.replay_memory.store.file import open_file
@@ -64,11 +63,14 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(
         prog="python -m chaos hostile", description="Opens hostile connections to every port while honest work goes on."
     )
-    count, some = value_of(PositiveInt), value_of(PositiveFloat)
     mebibytes = value_of(Annotated[int, Meta(ge=0, le=1_024)])
-    parser.add_argument("--connections", type=count, default=10_000, metavar="N", help="in all; default 10,000")
-    parser.add_argument("--rate", type=some, default=2_000.0, metavar="R", help="honest transitions/s; default 2,000")
-    parser.add_argument("--quiet", type=some, default=10.0, metavar="S", help="before and after it; default 10 s")
+    parser.add_argument("--connections", type=positive_int, default=10_000, metavar="N", help="in all; default 10,000")
+    parser.add_argument(
+        "--rate", type=positive_float, default=2_000.0, metavar="R", help="honest transitions/s; default 2,000"
+    )
+    parser.add_argument(
+        "--quiet", type=positive_float, default=10.0, metavar="S", help="before and after it; default 10 s"
+    )
     parser.add_argument(
         "--endless", type=mebibytes, default=4, metavar="MIB", help="sent as one endless message; default 4"
     )

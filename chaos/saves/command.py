@@ -24,8 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from apex.config.arguments import Parser, value_of
-from apex.config.validation import NonNegativeInt
+from apex.config.arguments import Parser, non_negative_int
 from apex.errors import ConfigError
 from apex.learning.run_save import snapshot_folder
 from apex.replay_memory.store.location import MEMORY
@@ -250,10 +249,9 @@ def _listen() -> Iterator[list[str]]:
 def main(argv: Sequence[str] | None = None) -> int:
     """`python -m chaos saves`: status 1 if anything was unreadable, unseen or believed wrongly."""
     parser = Parser(prog="python -m chaos saves", description="Kills and damages saves of a small run.")
-    count = value_of(NonNegativeInt)
-    parser.add_argument("--kills", type=count, default=1_000, help="SIGKILLs in mid-save")
-    parser.add_argument("--flips", type=count, default=10_000, help="single bits of the newest save")
-    parser.add_argument("--truncations", type=count, default=1_000, help="files of it cut short")
+    parser.add_argument("--kills", type=non_negative_int, default=1_000, help="SIGKILLs in mid-save")
+    parser.add_argument("--flips", type=non_negative_int, default=10_000, help="single bits of the newest save")
+    parser.add_argument("--truncations", type=non_negative_int, default=1_000, help="files of it cut short")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print one JSON object only")
     options = parser.parse_args(argv)

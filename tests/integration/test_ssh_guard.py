@@ -30,7 +30,7 @@ sys.exit(int(sys.argv[1]))
 """
 
 
-def order(what, **changes):
+def job(what, **changes):
     known = {
         "role": "role",
         "arguments": ["role", str(what)],
@@ -55,6 +55,7 @@ class Guards:
         process = subprocess.Popen(
             [sys.executable, "-u", "-m", "apex.launch.ssh.remote_guard"],
             cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": str(self.folder)},  # A guard's program does not import from its folder.
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -98,7 +99,7 @@ def finish(process):
 
 @pytest.mark.parametrize(("ends", "status"), [(0, 0), (2, REFUSED), (HOPELESS, HOPELESS)])
 def test_a_program_runs_with_its_keys_and_its_end_is_the_guards(guards, ends, status):
-    process = guards.start(order(ends).encode())
+    process = guards.start(job(ends).encode())
     assert process.wait(60) == status
     said = process.stdout.read().decode()
     assert "role.secret 0o600 hush" in said
@@ -108,7 +109,7 @@ def test_a_program_runs_with_its_keys_and_its_end_is_the_guards(guards, ends, st
 
 
 def test_it_ends_with_whoever_started_it_and_nothing_stays(guards):
-    process = guards.start(order("wait").encode())
+    process = guards.start(job("wait").encode())
     until(guards.programs, "program")
     status, _ = finish(process)
     assert status == NEIGHBOUR_GONE
@@ -117,7 +118,7 @@ def test_it_ends_with_whoever_started_it_and_nothing_stays(guards):
 
 
 def test_it_ends_its_program_although_nobody_reads_what_it_says(guards):
-    process = guards.start(order("wait").encode())
+    process = guards.start(job("wait").encode())
     until(guards.programs, "program")
     process.stdout.close()
     process.stdin.close()
@@ -126,19 +127,19 @@ def test_it_ends_its_program_although_nobody_reads_what_it_says(guards):
 
 
 def test_one_that_is_killed_takes_its_program_along(guards):
-    process = guards.start(order("wait").encode())
+    process = guards.start(job("wait").encode())
     until(guards.programs, "program")
     process.kill()
     until(lambda: not guards.programs(), "end")
 
 
 def test_the_next_one_waits_until_the_one_before_is_gone(guards):
-    first = guards.start(order("wait").encode())
+    first = guards.start(job("wait").encode())
     (before,) = until(guards.programs, "program")
-    second = guards.start(order(0, keys={"role.secret": "new"}).encode())
+    second = guards.start(job(0, keys={"role.secret": "new"}).encode())
     time.sleep(0.5)  # It must not begin, however much time it has.
     assert guards.programs() == [before]
-    third = guards.start(order(0, keys={"role.secret": "late"}).encode())
+    third = guards.start(job(0, keys={"role.secret": "late"}).encode())
     assert finish(third) == (NEIGHBOUR_GONE, "")  # It must not take anything away either.
     assert (guards.folder / "home" / "keys" / "role.secret").read_text() == "hush"
     finish(first)
@@ -147,10 +148,10 @@ def test_the_next_one_waits_until_the_one_before_is_gone(guards):
 
 
 @pytest.mark.parametrize("line", ["\n", '{"role": "actor"}\n', "\0\n"])
-def test_refuses_what_is_no_order(guards, line):
+def test_refuses_what_is_no_job(guards, line):
     status, said = finish(guards.start(line))
     assert status == REFUSED
-    assert said == "apex remote_guard: the first line is no order; apex train --hosts FILE starts this, nobody else\n"
+    assert said == "apex remote_guard: the first line is not a job; only apex train --hosts FILE starts this\n"
 
 
 def test_silence_is_taken_for_an_end(tmp_path):
@@ -183,8 +184,8 @@ def test_a_reader_that_does_not_read_gets_the_rest_later(tmp_path):
 
 
 def local_end(tmp_path, script):
-    path = tmp_path / "order"
-    path.write_text(order(0).encode())
+    path = tmp_path / "job"
+    path.write_text(job(0).encode())
     return [sys.executable, "-m", "apex.launch.ssh.client", str(path), "sh", "-c", script]
 
 
@@ -204,9 +205,9 @@ def test_this_end_tells_a_lost_connection_from_a_status_of_the_far_end(tmp_path,
     assert (answer.returncode, answer.stderr) == (status, words)
 
 
-def test_this_end_sends_the_order_then_beats_and_ends_its_input_when_it_is_asked_to(tmp_path):
+def test_this_end_sends_the_job_then_beats_and_ends_its_input_when_it_is_asked_to(tmp_path):
     process = subprocess.Popen(local_end(tmp_path, "cat; echo over"), stdout=subprocess.PIPE, text=True)
-    assert json.loads(process.stdout.readline()) == json.loads(json.dumps(asdict(order(0))))
+    assert json.loads(process.stdout.readline()) == json.loads(json.dumps(asdict(job(0))))
     assert process.stdout.readline() == "\n"
     assert process.stdout.readline() == "\n"
     process.terminate()

@@ -98,7 +98,7 @@ def nothing_runs(machines):
 
 def secrets_in(machines):
     """Keys that lie on any machine."""
-    return [path for path in machines.folder.rglob("*") if path.suffix in (".key_secret", ".order")]
+    return [path for path in machines.folder.rglob("*") if path.suffix in (".key_secret", ".job")]
 
 
 def lose_a_connection_then_the_launcher(machines, begun):

@@ -1,6 +1,6 @@
-"""This end of a program that is started over ssh: `python -m apex.launch.ssh.client ORDER COMMAND...`, by the launcher.
+"""This end of a program that is started over ssh: `python -m apex.launch.ssh.client JOB COMMAND...`, by the launcher.
 
-COMMAND, an ssh, runs `remote_guard` on the host. This process sends it the file ORDER, then a byte every second until
+COMMAND, an ssh, runs `remote_guard` on the host. This process sends it the file JOB, then a byte every second until
 this process ends or is asked to end.
 """
 
@@ -23,12 +23,12 @@ NOT_FOUND = (126, 127)  # a shell's
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The composition root."""
-    order, *command = sys.argv[1:] if argv is None else argv
+    job, *command = sys.argv[1:] if argv is None else argv
     with stop_on_signals(take_notifier()) as stop, subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0) as ssh:
         assert ssh.stdin is not None
         beat_at = time.monotonic()
         with suppress(BrokenPipeError):  # It has ended: its status says more.
-            ssh.stdin.write(Path(order).read_bytes())
+            ssh.stdin.write(Path(job).read_bytes())
             while not stop.requested and ssh.poll() is None:
                 if time.monotonic() >= beat_at:
                     beat_at = time.monotonic() + BEAT_SECONDS

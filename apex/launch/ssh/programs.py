@@ -116,7 +116,7 @@ def _make_program(
     niceness: int = 0,
     **options: Any,
 ) -> Program:
-    """A program at `place`, and its order, which the ssh client sends."""
+    """A program at `place`, and the job file that the ssh client sends."""
     job = JobSpec(
         role=place.role,
         arguments=arguments,
@@ -128,7 +128,7 @@ def _make_program(
         run=to_dict(config) if place is hosts.learner else None,
         argv=tuple(argv),
     )
-    path = secrets / f"{place.name}.order"
+    path = secrets / f"{place.name}.job"
     write_private(path, job.encode())
     client = (sys.executable, "-u", "-m", "apex.launch.ssh.client", str(path))
     return Program(

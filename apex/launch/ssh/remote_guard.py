@@ -33,8 +33,8 @@ from apex.runtime.lifecycle import (
     POLL_SECONDS,
     REFUSED,
     Stop,
-    complain,
     log_to,
+    reports_errors,
     stop_on_signals,
 )
 from apex.runtime.supervisor import Ending, Program, supervise
@@ -67,20 +67,19 @@ class JobSpec:
         return json.dumps(asdict(self)) + "\n"
 
 
+@reports_errors("apex remote_guard")
 def main() -> int:
     """The composition root."""
     with stop_on_signals(take_notifier()) as signals:
         source = FileIO(sys.stdin.fileno(), closefd=False)
         try:
-            order = JobSpec(**json.loads(source.readline() or b"{}"))
-        except (TypeError, ValueError):
-            complain("apex remote_guard: the first line is no order; apex train --hosts FILE starts this, nobody else")
-            return REFUSED
+            job = JobSpec(**json.loads(source.readline() or b"{}"))
+        except (TypeError, ValueError) as error:
+            raise ConfigError("the first line is not a job; only apex train --hosts FILE starts this") from error
         try:
-            ending = guard(order, Lifeline(sys.stdin.fileno(), signals))
-        except (ConfigError, OSError) as error:
-            complain(f"apex: {error}")
-            return REFUSED
+            ending = guard(job, Lifeline(sys.stdin.fileno(), signals))
+        except OSError as error:
+            raise ConfigError(str(error)) from error
         if not ending.role:  # It was stopped, which is no end of the run.
             return NEIGHBOUR_GONE
         return ending.status if ending.status in (FINISHED, REFUSED, NEIGHBOUR_GONE) else HOPELESS
@@ -109,27 +108,27 @@ class Lifeline:
             self.stop.request()
 
 
-def guard(order: JobSpec, lifeline: Lifeline) -> Ending:
+def guard(job: JobSpec, lifeline: Lifeline) -> Ending:
     """Runs the program until it ends, or the lifeline does. Raises ConfigError and OSError for what cannot be run."""
-    home, stop = Path(order.home), lifeline.stop
-    path = home / f"{order.role}.log"
+    home, stop = Path(job.home), lifeline.stop
+    path = home / f"{job.role}.log"
     home.mkdir(parents=True, exist_ok=True)
     home.chmod(0o700)
     with (home / "lock").open("a") as lock, log_to(path, "guard"):
         if not _take(lock, stop):
             return Ending(FINISHED, INTERRUPTED)
         copy = LogCopy(path, sys.stdout.fileno())
-        _lay_out(home / "keys", order.keys)
+        _lay_out(home / "keys", job.keys)
         try:
-            if order.run is not None:
-                _make_run(order.run, order.argv)
+            if job.run is not None:
+                _make_run(job.run, job.argv)
             program = Program(
-                role=order.role,
-                command=(sys.executable, "-u", "-P", "-m", *order.arguments),
-                grace_seconds=order.grace_seconds,
+                role=job.role,
+                command=(sys.executable, "-u", "-P", "-m", *job.arguments),
+                grace_seconds=job.grace_seconds,
                 ends_run=True,
-                niceness=order.niceness,
-                stuck_seconds=order.stuck_seconds,
+                niceness=job.niceness,
+                stuck_seconds=job.stuck_seconds,
             )
             ending = supervise([program], stop, logs=home, tell=log.warning, tick=copy)
             if ending.role and ending.status not in (FINISHED, REFUSED):

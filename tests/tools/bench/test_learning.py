@@ -11,6 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.benches import start
+from support.waiting import until
 
 from apex.errors import ConfigError
 from apex.evaluation.episodes import evaluation_seed
@@ -508,3 +510,15 @@ def test_refuses_in_one_sentence(tmp_path, capsys, arguments, message):
     said = capsys.readouterr().err
     assert message in said
     assert len(said.splitlines()) == 1
+
+
+def test_the_command_of_a_bench_that_is_killed_ends_too(tmp_path):
+    text = f"#!/bin/sh\necho $$ > {tmp_path}/pid\nwhile :; do sleep 0.05; done\n"
+    options = ("--peer-python", str(program(tmp_path, text)), "--task", "cartpole", "--system", "sb3", "--seed", "3")
+    bench = start(tmp_path, "learning", "--root", str(tmp_path), "run", *options)
+    try:
+        pid = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "command", seconds=60))
+    finally:
+        bench.kill()
+        bench.communicate()
+    until(lambda: not Path(f"/proc/{pid}").exists(), "end of the command", seconds=30)
