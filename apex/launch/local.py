@@ -19,6 +19,7 @@ from apex.launch.preflight.fit import fit, fit_one_process
 from apex.launch.resume import reopen, resume_parser
 from apex.launch.ssh.hosts_file import OPTION as HOSTS
 from apex.launch.ssh.launcher import train_on_hosts
+from apex.launch.ssh.programs import NICE
 from apex.launch.summary import summary
 from apex.launch.terminal.dashboard import History
 from apex.launch.terminal.view import LogTail, PlainView, open_view, say
@@ -40,8 +41,6 @@ from apex.transport.sockets import open_context
 from apex.types import Role, Schema
 
 log = logging.getLogger("apex")
-
-NICE = 10  # of what only watches the run, or has time
 
 
 @reports_errors("apex train")
@@ -209,14 +208,7 @@ def _run(
             watch.tick()
             disk.look()
 
-        ending = supervise(
-            programs,
-            stop,
-            logs=folder.logs,
-            tell=watch.tell,
-            tick=tick,
-            environment=environment or {},
-        )
+        ending = supervise(programs, stop, logs=folder.logs, tell=watch.tell, tick=tick, environment=environment or {})
         watch.tick()  # The last status comes without a question.
     return RunOutcome(folder, ending, watch.status)
 
@@ -246,18 +238,15 @@ def make_programs(config: Config, folder: RunFolder, watch: RunMonitor) -> list[
 
     programs = []
     for shard in range(num_shards):
-        name, words = (
-            f"replay-{shard}" if num_shards > 1 else "replay",
-            joins(Role.REPLAY, shard=shard, snapshots=snapshots),
-        )
+        name = f"replay-{shard}" if num_shards > 1 else "replay"
+        words = joins(Role.REPLAY, shard=shard, snapshots=snapshots)
         programs.append(ours(name, words, grace_seconds=1.5, stops_with="replay", ready=goes_on))
     words = learner_command(config=folder.config_file, run_folder=folder.path)
     programs.append(ours("learner", words, grace_seconds=4.0, ends_run=True))
     if config.evaluator.enabled:
         # Who says when the run is over does more than watch: beside busy actors it would take ten times as long.
         niceness = NICE if config.run.stop_score is None else 0
-        words = joins(Role.EVALUATOR)
-        programs.append(ours("evaluator", words, grace_seconds=1.0, niceness=niceness, ready=goes_on))
+        programs.append(ours("evaluator", joins(Role.EVALUATOR), grace_seconds=1.0, niceness=niceness, ready=goes_on))
     # Where inserts wait for samples, the learner's updates are what is scarce, and actors take the cores in between.
     niceness = NICE if config.replay.inserts_wait else 0
     programs.append(ours("actor", joins(Role.ACTOR), grace_seconds=2.0, niceness=niceness, ready=goes_on))

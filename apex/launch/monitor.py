@@ -6,7 +6,6 @@ import logging
 import re
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from apex.launch.terminal.dashboard import History
 from apex.launch.terminal.view import LogTail, View
@@ -21,13 +20,6 @@ WAIT = re.compile(r"(\S+ )?\S+ \S+ WARNING (?P<wait>\S.* waits .*) \((?P<seconds
 LATE_SECONDS = 5.0  # a wait that was not said again by then, although its time has doubled, is over
 STATUS_SECONDS = 1.0  # between two questions to the learner, and at most between two pictures
 ANSWER_SECONDS = 3.0  # a question that was not answered by then is asked again
-
-
-class StatusSource(Protocol):
-    """Where the status object comes from."""
-
-    def __call__(self) -> RunStatus | None:
-        """The newest status since the last call, without waiting; None if there is none."""
 
 
 class StatusClient:
@@ -58,12 +50,13 @@ class RunMonitor:
 
     def __init__(
         self,
-        source: StatusSource,
+        source: Callable[[], RunStatus | None],
         view: View,
         logs: LogTail,
         history: History,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`source` returns the newest status since its last call, without waiting; None if there is none."""
         self.status: RunStatus | None = None
         self._source = source
         self._view = view

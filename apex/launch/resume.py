@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 from apex.config import Config, flatten
@@ -13,8 +12,6 @@ from apex.errors import ConfigError, require
 from apex.replay_memory.store.location import has_owner, store_path
 from apex.runs.folder import RunFolder
 from apex.runtime.gpu import means_gpu
-
-log = logging.getLogger("apex")
 
 OPTION = "--resume"
 ACCEPT = "--accept-changes"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from logging.handlers import BufferingHandler
 from pathlib import Path
 
 from apex.config import Config
@@ -32,11 +31,16 @@ def check_resume(folder: RunFolder, config: Config, *, accept: bool) -> list[str
     whole, where the replay memory would not fit its sizes, and, unless `accept`, where all checkpoints are gone or the
     replay memory that belongs to the newest is.
     """
-    with _listen() as said:
+    said = BufferingHandler(sys.maxsize)
+    said.setLevel(logging.WARNING)
+    log.addHandler(said)
+    try:
         found = find_latest(folder.checkpoints)
         shards = range(config.replay.num_shards)
         replay = [_survey_replay(folder, config, shard, found, accept=accept) for shard in shards]
-    lines = [f"passed over: {sentence}" for sentence in said]
+    finally:
+        log.removeHandler(said)
+    lines = [f"passed over: {record.getMessage()}" for record in said.buffer]
     if found.state is None and folder.has_saved:
         gone = f"{folder.checkpoints} has no checkpoint, but one was written"
         require(accept, f"{OPTION} {folder.name}: {gone}. Put it back, or say {ACCEPT} to begin at update 0")
@@ -100,24 +104,3 @@ def _open_memory(path: Path, schema: Schema, snapshots: SnapshotFolder | None) -
         log.warning("%s; the replay server removes it", error)
         return None
     return regions
-
-
-class _LogCapture(logging.Handler):
-    """Keeps what is said of damage."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.said: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.said.append(record.getMessage())
-
-
-@contextmanager
-def _listen() -> Iterator[list[str]]:
-    ear = _LogCapture()
-    log.addHandler(ear)
-    try:
-        yield ear.said
-    finally:
-        log.removeHandler(ear)

@@ -32,6 +32,7 @@ from apex.types import Schema
 
 FORMAT = 2  # of the manifest
 
+_CONFIG = "config.toml"
 _MANIFEST = "manifest.json"
 _ELAPSED = "elapsed.json"
 _EPOCH = "epoch.json"
@@ -48,7 +49,7 @@ class RunFolder:
         self.manifest = manifest
         self.run_id = int(manifest["run_id"])  # 1 ... 2^64 - 1, drawn at random: no message of another run is taken
         self.schema = Schema.from_dict(manifest["schema"])
-        self.config_file = path / "config.toml"
+        self.config_file = path / _CONFIG
         self.curves = path / "curves"
         self.logs = path / "logs"
         self.tensorboard = path / "tensorboard"
@@ -137,7 +138,7 @@ class RunFolder:
         try:
             for name in ("curves", "logs", "tensorboard", "checkpoints"):
                 (path / name).mkdir()
-            replace_file(path / "config.toml", dump_toml(config).encode(errors="surrogateescape"))
+            replace_file(path / _CONFIG, _toml(config))
             replace_file(path / _MANIFEST, seal(manifest))
         except OSError as error:
             raise ConfigError(f"cannot write the run folder {path}: {error.strerror}; set run.folder") from error
@@ -145,9 +146,8 @@ class RunFolder:
 
     def go_on(self, config: Config, *, argv: Sequence[str] = sys.argv) -> None:
         """Notes that the run is started again, and with what; raises ConfigError if that cannot be written."""
-        elapsed = self.elapsed_seconds
         again = {
-            "elapsed_seconds": elapsed,
+            "elapsed_seconds": self.elapsed_seconds,
             "started": datetime.now().astimezone().isoformat(timespec="seconds"),
             "argv": list(argv),
             "versions": describe_versions(),
@@ -157,13 +157,13 @@ class RunFolder:
         self.manifest["config"] = to_dict(config)
         try:
             replace_file(self.path / _MANIFEST, seal(self.manifest))
-            replace_file(self.config_file, dump_toml(config).encode(errors="surrogateescape"))
+            replace_file(self.config_file, _toml(config))
         except OSError as error:
             raise ConfigError(f"cannot write the run folder {self.path}: {error.strerror}") from error
 
     def restore_config_file(self) -> None:
         """Writes config.toml again, and warns, if it differs from the manifest; raises ConfigError if it cannot."""
-        text = dump_toml(self.config).encode(errors="surrogateescape")
+        text = _toml(self.config)
         try:
             if self.config_file.exists() and self.config_file.read_bytes() == text:
                 return
@@ -227,6 +227,10 @@ def make_folder(config: Config, started: datetime | None = None) -> Path:
             number += 1
         except OSError as error:
             raise ConfigError(f"cannot make the run folder {path}: {error.strerror}; set run.folder") from error
+
+
+def _toml(config: Config) -> bytes:
+    return dump_toml(config).encode(errors="surrogateescape")
 
 
 def _game(environment_id: str) -> str:

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from apex.metric_tags import SCORE
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
 from apex.types import Role
 
 EVALUATION = ("evaluator", "evaluator/score")  # role and tag: the mean raw score of each evaluation
-
+ACTOR_SCORE = ("actor", SCORE)  # the scores of the actor with the smallest epsilon
 TIMED_ROLES = (Role.LEARNER, Role.EVALUATOR)  # their last rows tell when a start of the run ended
 
 

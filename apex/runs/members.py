@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -20,24 +20,18 @@ MAX_MEMBERS = 2_000  # who is known; more cannot all be real
 MAX_ROWS = 300  # who is shown: three texts each of at most 800 bytes must fit into an answer of MAX_JSON_BYTES
 MAX_REASONS = 64  # why connections or messages were refused: of each at most 820 bytes
 ABSENT_HEARTBEATS = 3  # a replay server that is silent for so many is away
+H = TypeVar("H", bound=AnyHeartbeat)
 SUMMED = (
     *("num_inserted", "num_drawn", "size", "bytes", "max_bytes", "inserts_per_second", "samples_per_second"),
     *("stale_priorities", "duplicate_segments", "refused"),
 )  # figures of the replay servers that are added up
 
 
-class Member(NamedTuple):
+class Member(NamedTuple, Generic[H]):
     """A program of the run."""
 
-    heartbeat: AnyHeartbeat  # the newest
+    heartbeat: H  # the newest
     seen_at: float  # monotonic seconds
-
-
-class ReplayServer(NamedTuple):
-    """The same of a replay server."""
-
-    heartbeat: ReplayHeartbeat
-    seen_at: float
 
 
 class Members:
@@ -48,7 +42,7 @@ class Members:
         self._replay = config.replay
         self._heartbeat_seconds = config.transport.heartbeat_seconds
         self._clock = clock
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, Member[AnyHeartbeat]] = {}
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._members)
@@ -99,10 +93,10 @@ class Members:
         return [beat.status for beat, _ in self._members.values() if isinstance(beat, ActorHeartbeat)]
 
     @property
-    def replay_servers(self) -> dict[int, ReplayServer]:
+    def replay_servers(self) -> dict[int, Member[ReplayHeartbeat]]:
         """By shard the server that was heard last: one that was killed is here for a while."""
         members = sorted(self._members.values(), key=lambda member: member.seen_at)
-        return {beat.shard: ReplayServer(beat, at) for beat, at in members if isinstance(beat, ReplayHeartbeat)}
+        return {beat.shard: Member(beat, at) for beat, at in members if isinstance(beat, ReplayHeartbeat)}
 
     @property
     def replay(self) -> ReplayStatus | None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable
 
-from apex.config import Config
+from apex.config import Config, ReplayConfig
 from apex.dqn.exploration import epsilon_ladder
 from apex.runs.bottleneck import PARTS, find_limit, find_limit_of_filling
 from apex.runs.members import Members
-from apex.runs.step_counter import StepCounter
 from apex.transport.messages.control import AnyHeartbeat, ReplayHeartbeat
 from apex.transport.messages.results import EvaluationResult
 from apex.transport.messages.run_status import Bottleneck
@@ -18,6 +18,8 @@ from apex.transport.messages.status import LearnerStatus
 from apex.types import Progress
 
 TRAINER_SILENCE_SECONDS = 10.0  # without a report of the trainer: then it is the bottleneck, whatever it said last
+
+log = logging.getLogger("apex")
 
 
 class RunState:
@@ -153,3 +155,25 @@ class RunState:
             "steps_per_second": sum(actor.steps_per_second for actor in actors),
             "parameter_bytes_per_second": sum(actor.parameter_bytes_per_second for actor in actors),
         }
+
+
+class StepCounter:
+    """Adds up what the stores of all shards have ever stored: a store that is made anew counts from 0 again."""
+
+    def __init__(self, config: ReplayConfig) -> None:
+        self.num_steps = 0  # transitions stored in this run
+        self._config = config
+        self._stores: dict[int, tuple[str, int]] = {}  # by shard: the store's incarnation, what it has counted
+        self._steps_before = 0  # steps that the present stores do not count
+
+    def count(self, shard: int, num_inserted: int, store_incarnation: str) -> None:
+        """Steps go on where they were when a store is made anew, or begins with less than was stored before."""
+        known, _ = self._stores.get(shard, ("", 0))
+        self._stores[shard] = store_incarnation, num_inserted
+        counted = sum(count for _, count in self._stores.values())
+        if store_incarnation != known:
+            if num_inserted == 0 < self.num_steps:
+                name = self._config.shard_name(shard)
+                log.warning("%s begins with an empty memory, although the run has %d steps", name, self.num_steps)
+            self._steps_before = max(0, self.num_steps - counted)
+        self.num_steps = max(self.num_steps, self._steps_before + counted)

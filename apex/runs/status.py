@@ -20,12 +20,9 @@ Latest = Callable[[str], float | None]  # the newest value of a metric by its ta
 
 def summarize(state: RunState, latest: Latest) -> RunStatus:
     """The status now."""
-    run, replay, learner, rows = (
-        state.config.run,
-        state.members.replay,
-        state.learner or LearnerStatus(),
-        state.members.rows(),
-    )
+    run, actor, replay_settings = state.config.run, state.config.actor, state.config.replay
+    replay, learner, rows = state.members.replay, state.learner or LearnerStatus(), state.members.rows()
+    highest, evaluation = actor.num_actors - 1, state.evaluation
     return RunStatus(
         run=state.name,
         folder=state.folder,
@@ -39,10 +36,28 @@ def summarize(state: RunState, latest: Latest) -> RunStatus:
         updates_per_second=learner.updates_per_second,
         samples_per_second=learner.samples_per_second,
         policy_lag=learner.policy_lag,
-        replay=_summarize_replay(state),
-        actors=_summarize_actors(state, latest),
+        replay=ReplaySummary(
+            capacity=replay_settings.capacity,
+            min_size=replay_settings.min_size_to_sample,
+            **{name: getattr(replay, name, None) for name in REPLAY_FIGURES},
+        ),
+        actors=ActorSummary(
+            configured=actor.num_actors,
+            leased=state.num_leased,
+            highest_id=highest,
+            highest_epsilon=state.epsilons[highest],
+            score=latest(SCORE),
+            mean_score=latest(MEAN_SCORE),
+            episodes=latest(EPISODES),
+            **state.actor_figures(),
+        ),
         learner=learner,
-        evaluator=_summarize_evaluations(state),
+        evaluator=EvaluatorSummary(
+            score=evaluation.mean if evaluation else None,
+            best=state.best_score,
+            episodes=evaluation.episodes if evaluation else None,
+            updates=evaluation.updates if evaluation else None,
+        ),
         limits=Limits(steps=run.max_steps, updates=run.max_updates, minutes=run.max_minutes, score=run.stop_score),
         limited_by=state.bottleneck(),
         refused_connections=add_counts([state.refused_connections, replay.refused_connections if replay else {}]),
@@ -53,37 +68,4 @@ def summarize(state: RunState, latest: Latest) -> RunStatus:
         },
         roles=rows,
         more_roles=len(state.members) - len(rows),
-    )
-
-
-def _summarize_replay(state: RunState) -> ReplaySummary:
-    replay = state.members.replay
-    return ReplaySummary(
-        capacity=state.config.replay.capacity,
-        min_size=state.config.replay.min_size_to_sample,
-        **{name: getattr(replay, name, None) for name in REPLAY_FIGURES},
-    )
-
-
-def _summarize_actors(state: RunState, latest: Latest) -> ActorSummary:
-    highest = state.config.actor.num_actors - 1
-    return ActorSummary(
-        configured=state.config.actor.num_actors,
-        leased=state.num_leased,
-        highest_id=highest,
-        highest_epsilon=state.epsilons[highest],
-        score=latest(SCORE),
-        mean_score=latest(MEAN_SCORE),
-        episodes=latest(EPISODES),
-        **state.actor_figures(),
-    )
-
-
-def _summarize_evaluations(state: RunState) -> EvaluatorSummary:
-    newest = state.evaluation
-    return EvaluatorSummary(
-        score=newest.mean if newest else None,
-        best=state.best_score,
-        episodes=newest.episodes if newest else None,
-        updates=newest.updates if newest else None,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,29 +50,22 @@ def find_leftovers(memory: Path = MEMORY, processes: Path = Path("/proc")) -> Le
 
 def find_orphans(processes: Path) -> list[Orphan]:
     """Roles that the first process of the host has inherited, unless that is a program of ours: a container's is."""
-    roles: dict[int, tuple[str, int]] = {}
+    with suppress(OSError):
+        if b"apex" in (processes / "1" / "cmdline").read_bytes():
+            return []
+    orphans = []
     for folder in processes.glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").split(" ")
             status = (folder / "status").read_text(errors="replace")
         except OSError:  # It has ended.
             continue
-        parent = re.search(r"^PPid:\s+(\d+)", status, re.MULTILINE)
         role = next((word for word in words if word in MODULES), None)
-        if role is not None and parent is not None:
-            roles[int(folder.name)] = role, int(parent[1])
-    if _is_ours(processes / "1"):
-        return []
-    return [Orphan(pid, role) for pid, (role, parent) in sorted(roles.items()) if parent == 1 and pid != os.getpid()]
+        if role is not None and re.search(r"^PPid:\s+1$", status, re.MULTILINE) and int(folder.name) != os.getpid():
+            orphans.append(Orphan(int(folder.name), role))
+    return sorted(orphans)
 
 
 def bytes_to_come(leftovers: Leftovers, own: Path | None) -> int:
     """Bytes of memory that the start of a run frees, or that its own store `own` has already."""
     return sum(leftovers.dead.values()) + (leftovers.in_use.get(own, 0) if own is not None else 0)
-
-
-def _is_ours(folder: Path) -> bool:
-    try:
-        return b"apex" in (folder / "cmdline").read_bytes()
-    except OSError:
-        return False

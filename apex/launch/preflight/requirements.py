@@ -17,9 +17,8 @@ from apex.replay_memory.store.layout import Sizes
 from apex.types import Schema
 
 MIB = 2**20
-OTHER_PROGRAM_BYTES = (
-    650 * MIB
-)  # launcher, replay and its snapshot process, coordinator, evaluator, actor host, TensorBoard
+# Launcher, replay and its snapshot process, coordinator, evaluator, actor host, TensorBoard.
+OTHER_PROGRAM_BYTES = 650 * MIB
 TRAINER_BYTES = 200 * MIB  # before its first update
 CUDA_BYTES = 3 * 2**30  # on the host, and a third of it on the GPU, for CUDA's libraries and context. A guess
 ACTOR_PROCESS_BYTES = 132 * MIB  # without its environments

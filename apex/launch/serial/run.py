@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from apex.config import Config
 from apex.dqn.networks import make_network
 from apex.evaluation.evaluator import Evaluator
 from apex.launch.serial.experience import STEPS_PER_ROW, Experience
@@ -141,7 +140,7 @@ class SerialCoordinator:
 
 
 class SerialRun:
-    """A run; made by `open_single_process`."""
+    """A run; made by `open_serial_run`."""
 
     def __init__(self, folder: RunFolder, store: StoreWriter, stop: Stop) -> None:
         self._folder = folder
@@ -174,14 +173,16 @@ class SerialRun:
 
 @contextmanager
 def open_serial_run(folder: RunFolder, stop: Stop) -> Iterator[SerialRun]:
-    """A new run, with its memory in the place of every run's. Its configuration is as `fitting.fit_one_process` gives.
+    """A new run, with its memory in the place of every run's. Its configuration is as `fit_one_process` gives.
 
     All of torch's sums have one order, as it has one thread; the generators that environments and networks of the
     user's own may draw from are seeded too.
     """
     config, path = folder.config, store_path(folder.run_id)
     prepare_torch(config.learner, CPU)
-    _seed_all(config)
+    random.seed(config.seed)
+    np.random.seed(config.seed)
+    torch.manual_seed(config.seed)
     reclaim(path)
     settings = store_settings(config.replay, config.actor.num_actors)
     store = StoreWriter.create(path, folder.schema, settings, store_incarnation=1)
@@ -194,9 +195,3 @@ def open_serial_run(folder: RunFolder, stop: Stop) -> Iterator[SerialRun]:
     finally:
         store.close()
         remove(path)
-
-
-def _seed_all(config: Config) -> None:
-    random.seed(config.seed)
-    np.random.seed(config.seed)
-    torch.manual_seed(config.seed)

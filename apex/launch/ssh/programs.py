@@ -22,7 +22,7 @@ from apex.types import Role
 
 BELOW = "hosts"  # in the folder of runs, here and there: what belongs to such a run, and is no run folder
 LINK_SECONDS = 4.0  # for the news that a program is to end, and that it has, beside the program's own grace
-NICE = 10  # of what only watches the run
+NICE = 10  # of what only watches the run, or has time
 
 
 def place_programs(hosts: Hosts, config: Config) -> list[HostEntry]:

@@ -24,9 +24,8 @@ class BestPolicy:
         self._config = config
         self._schema = schema
         self.score: float | None = None  # of the policy that is kept
-        self._waiting: tuple[float, Parameters, PlayedGames | None] | None = (
-            None  # one that is better, and could not be written yet
-        )
+        # One that is better, and could not be written yet.
+        self._waiting: tuple[float, Parameters, PlayedGames | None] | None = None
         try:
             path = find_best(folder)
             self.score = None if path is None else read_policy(path)[0].score

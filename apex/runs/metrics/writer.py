@@ -7,7 +7,6 @@ event after that waits for ever.
 from __future__ import annotations
 
 import json
-import logging
 import math
 import re
 import socket
@@ -31,8 +30,6 @@ from apex.transport.messages.histogram import Histogram
 FLUSH_SECONDS = 1.0  # `accept` flushes after this time
 
 _EVENTS = re.compile(r"events\.out\.tfevents\.(\d+)\.")
-
-log = logging.getLogger("apex")
 
 
 class MetricRow(NamedTuple):
@@ -62,11 +59,6 @@ class MetricsWriter:
         events = folder / "tensorboard" / folder.resolve().name
         self._events = AppendFile(events / _next_name(events))
         self._add_event(Event(wall_time=time.time(), file_version="brain.Event:2"))
-
-    @property
-    def num_dropped(self) -> int:
-        """Lines and events that were dropped because they could not be written."""
-        return self._events.num_dropped + sum(file.num_dropped for file in self._curves.values())
 
     def accept(self, row: MetricRow) -> None:
         """Takes one row. A value that is not finite is null in the JSON lines."""

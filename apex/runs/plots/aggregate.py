@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from apex.config import Config, flatten
 from apex.errors import ConfigError, require
-from apex.metric_tags import SCORE
 from apex.runs.folder import RunFolder
-from apex.runs.history import EVALUATION, RunHistory
+from apex.runs.history import ACTOR_SCORE, EVALUATION, RunHistory
 from apex.runtime.text import number_text
 
 HEADER = ["seconds", "steps", "score"]  # of a CSV file
@@ -78,7 +77,7 @@ class Band(NamedTuple):
 def read_run(folder: RunFolder) -> RunCurves:
     """The scores of the evaluator, or else of the actor with the smallest epsilon; raises ConfigError without any."""
     history = RunHistory(folder)
-    for role, tag in (EVALUATION, ("actor", SCORE)):
+    for role, tag in (EVALUATION, ACTOR_SCORE):
         curve = Curve(*history.series(role, tag))
         if len(curve.scores):
             return RunCurves(folder.name, folder.config, curve, (role, tag) == EVALUATION)

@@ -103,9 +103,8 @@ def chart(
         text = file.getvalue()
     start = f'<svg viewBox="0 0 {width} {HEIGHT}" role="img" aria-label="{escape(label)}">'
     content = text[text.index(">", text.index("<svg")) + 1 :]
-    content = re.sub(
-        r' id="[\w.]+_\d+"', "", content
-    )  # Names of groups, the same in every chart; nothing refers to them.
+    # Names of groups are the same in every chart; nothing refers to them.
+    content = re.sub(r' id="[\w.]+_\d+"', "", content)
     for color, variable in VARIABLES.items():
         content = content.replace(color, f"var({variable})")
     return start + content.strip()

@@ -10,9 +10,8 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from apex.config import Config, flatten
-from apex.metric_tags import SCORE
 from apex.runs.folder import RunFolder
-from apex.runs.history import EVALUATION, RunHistory, Series
+from apex.runs.history import EVALUATION, RunHistory
 from apex.runs.lock import is_held
 from apex.runtime.text import time_text
 
@@ -88,11 +87,6 @@ def find_scores(history: RunHistory) -> tuple[Score, Score] | None:
         return Score(mean, steps, seconds, games, interval)
 
     return score(int(means.values.argmax())), score(-1)
-
-
-def actor_scores(history: RunHistory) -> Series:
-    """Scores of the actor with the smallest epsilon."""
-    return history.series("actor", SCORE)
 
 
 def find_figures(run: RunFolder, history: RunHistory) -> list[Fact]:

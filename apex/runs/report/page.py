@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from apex.config import dump_toml
 from apex.runs.folder import RunFolder
-from apex.runs.history import EVALUATION, RunHistory
+from apex.runs.history import ACTOR_SCORE, EVALUATION, RunHistory
 from apex.runs.plots.aggregate import Axis
 from apex.runs.plots.figure import FAINT, MAIN, PANELS, WIDE, ChartLine, chart
 from apex.runs.report import facts
@@ -54,7 +54,7 @@ def build_page(run: RunFolder, video: EmbeddedVideo | str) -> str:
         state=facts.find_state(run),
         cards=_cards(run, history),
         is_evaluated=bool(len(history.series(*EVALUATION).values)),
-        has_actor_scores=bool(len(facts.actor_scores(history).values)),
+        has_actor_scores=bool(len(history.series(*ACTOR_SCORE).values)),
         scores=_score_charts(run, history),
         video=video if isinstance(video, EmbeddedVideo) else None,
         no_video=video if isinstance(video, str) else "",
@@ -71,7 +71,7 @@ def build_page(run: RunFolder, video: EmbeddedVideo | str) -> str:
 
 
 def _cards(run: RunFolder, history: RunHistory) -> list[Card]:
-    scores, last = facts.find_scores(history), facts.actor_scores(history).values
+    scores, last = facts.find_scores(history), history.series(*ACTOR_SCORE).values
     if scores is not None:
         cards = [
             Card(f"{score.mean:.4g}", f"{which} score", _origin_of(score))
@@ -99,7 +99,7 @@ def _origin_of(score: facts.Score) -> str:
 
 
 def _score_charts(run: RunFolder, history: RunHistory) -> list[Chart]:
-    series = ((facts.actor_scores(history), FAINT, 1.0), (history.series(*EVALUATION), MAIN, 1.8))
+    series = ((history.series(*ACTOR_SCORE), FAINT, 1.0), (history.series(*EVALUATION), MAIN, 1.8))
     charts = []
     for axis, title in zip(PANELS, ("Score against steps", "Score against wall clock"), strict=True):
         lines = [
