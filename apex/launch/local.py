@@ -185,7 +185,9 @@ def _run(
     out: TextIO | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> RunOutcome:
-    curves = f"TensorBoard {tensorboard_url(config)}" if config.run.tensorboard else "no TensorBoard"
+    host = config.run.tensorboard_bind
+    url = f"http://{socket.gethostname() if host == '0.0.0.0' else host}:{config.run.tensorboard_port}"
+    curves = f"TensorBoard {url}" if config.run.tensorboard else "no TensorBoard"
     introduction = [f"{config.environment.id}, seed {config.seed}", *sizes, f"run folder: {folder.path}"]
     introduction += [f"{curves}/#custom_scalars once training has begun"] if config.run.tensorboard else []
     for line in introduction:
@@ -264,9 +266,3 @@ def make_programs(config: Config, folder: RunFolder, watch: RunMonitor) -> list[
         )
         programs.insert(0, curves)
     return programs
-
-
-def tensorboard_url(config: Config) -> str:
-    """Where to point a browser."""
-    host = config.run.tensorboard_bind
-    return f"http://{socket.gethostname() if host == '0.0.0.0' else host}:{config.run.tensorboard_port}"

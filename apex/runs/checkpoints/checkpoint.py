@@ -119,9 +119,8 @@ def load_checkpoint(path: Path) -> LearnerState:
 
 def load_with_manifest(path: Path) -> tuple[LearnerState, Manifest]:
     """The same, and what the manifest says."""
-    manifest = read_manifest(path)
-    file = path / manifest.file
-    return parse_file(file, lambda: _decode(check_digest(read_file(file), manifest.sha256))), manifest
+    manifest, data = verify(path)
+    return parse_file(path / manifest.file, lambda: _decode(data)), manifest
 
 
 def note_newest(folder: Path, num_updates: int) -> None:
@@ -129,11 +128,11 @@ def note_newest(folder: Path, num_updates: int) -> None:
     replace_file(folder / NEWEST, seal({"format": FORMAT, "num_updates": num_updates}))
 
 
-def verify(path: Path) -> None:
-    """Raises CheckpointError unless the checkpoint's file is the one that was written."""
+def verify(path: Path) -> tuple[Manifest, bytes]:
+    """Manifest and learner's file of a checkpoint; raises CheckpointError unless both are whole."""
     manifest = read_manifest(path)
     file = path / manifest.file
-    parse_file(file, lambda: check_digest(read_file(file), manifest.sha256))
+    return manifest, parse_file(file, lambda: check_digest(read_file(file), manifest.sha256))
 
 
 def read_manifest(path: Path) -> Manifest:
