@@ -15,6 +15,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def export(
     info, network = read_policy(path)
     files = {
         MODEL: encode_policy(network, info, plain_names(info, network)),
-        CONFIG: json.dumps({**info.to_dict(), "config": to_dict(folder.config)}, indent=2).encode() + b"\n",
+        CONFIG: json.dumps({**asdict(info), "config": to_dict(folder.config)}, indent=2).encode() + b"\n",
     }
     compared = None
     if onnx:

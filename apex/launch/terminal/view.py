@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol, TextIO, cast
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.live import Live
@@ -20,16 +20,6 @@ from apex.transport.messages.run_status import RunStatus
 MAX_ROWS = 1_000  # of a picture that may scroll
 PLAIN_SECONDS = 10.0  # between two plain lines
 WARNING = re.compile(r"\S+ \S+ (WARNING|ERROR|CRITICAL) ")  # time, role, level: see `configure_logging`
-
-
-class View(Protocol):
-    """Where a run is shown."""
-
-    def show(self, status: RunStatus | None, history: History) -> None:
-        """Shows the newest status; None before there is any."""
-
-    def note(self, sentence: str) -> None:
-        """Shows a sentence at once, where sentences are not part of the picture anyway."""
 
 
 @contextmanager
@@ -81,6 +71,9 @@ class PlainView:
     def note(self, sentence: str) -> None:
         """Prints the sentence."""
         say(sentence, self._stream)
+
+
+View = LiveView | PlainView
 
 
 def show_once(status: RunStatus, stream: TextIO | None = None) -> None:

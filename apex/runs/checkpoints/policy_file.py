@@ -55,10 +55,6 @@ class PolicyInfo:
     score: float | None  # mean raw score by the evaluator, if it was evaluated
     games: PlayedGames | None = None  # that gave the score; older files lack it
 
-    def to_dict(self) -> dict[str, Any]:
-        """The fields, ready for JSON."""
-        return dataclasses.asdict(self)
-
 
 def save_policy(path: Path, values: NDArray[np.float32], info: PolicyInfo) -> None:
     """Writes the network of `values` (every tensor of the state dict, flattened) in one atomic step."""
@@ -70,7 +66,11 @@ def save_policy(path: Path, values: NDArray[np.float32], info: PolicyInfo) -> No
 def encode_policy(network: nn.Module, info: PolicyInfo, names: Mapping[str, str] = MappingProxyType({})) -> bytes:
     """A policy file. `names`: what tensors of the state dict are called in it, where that is another name."""
     tensors = {names.get(name, name): tensor.contiguous().clone() for name, tensor in network.state_dict().items()}
-    manifest = {**info.to_dict(), "names": {new: old for old, new in names.items()}, "sha256": digest_of(tensors)}
+    manifest = {
+        **dataclasses.asdict(info),
+        "names": {new: old for old, new in names.items()},
+        "sha256": digest_of(tensors),
+    }
     return encode(tensors, {"format": str(FORMAT), "policy": seal(manifest).decode()})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -91,7 +92,7 @@ def test_a_policy_with_a_flipped_bit_is_refused(tmp_path):
 
 def test_a_policy_of_the_format_before_is_read_without_a_check(tmp_path):
     network, info = make_policy()
-    old = {"format": "2", "policy": json.dumps(info.to_dict()), "names": "{}", "sha256": "0" * 64}
+    old = {"format": "2", "policy": json.dumps(dataclasses.asdict(info)), "names": "{}", "sha256": "0" * 64}
     safetensors.torch.save_file(network.state_dict(), tmp_path / BEST, old)
     loaded_info, loaded = read_policy(tmp_path / BEST)
     assert loaded_info == info
