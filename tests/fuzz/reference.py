@@ -360,7 +360,7 @@ def is_endpoint(value: Any) -> bool:
     if host.startswith("[") and host.endswith("]"):
         is_host = len(host) > 2 and set(host[1:-1]) <= set("0123456789abcdefABCDEF:.")
     else:
-        is_host = host != "" and all(each.isascii() and (each.isalnum() or each in "._-") for each in host)
+        is_host = host[:1].isalnum() and all(each.isascii() and (each.isalnum() or each in "._-") for each in host)
     is_port = port.isascii() and port.isdecimal() and not port.startswith("0") and 0 < int(port) < 65_536
     return bool(colon) and is_host and is_port
 

@@ -20,8 +20,8 @@ U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 U63 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 U64 = Annotated[int, Meta(ge=0)]  # No whole number on the wire has more than 64 bits.
 Counts = Annotated[dict[Text, Count], Meta(max_length=64)]  # by name
-HOST = r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]"  # a name, an IPv4 address, or an IPv6 address in brackets
-PORT = r"[1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5]"
+HOST = r"[A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\]"  # a name, an IPv4 address, or an IPv6 address in brackets
+PORT = r"[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
 Endpoint = Annotated[str, Meta(max_length=MAX_TEXT, pattern=rf"^tcp://({HOST}):({PORT})$")]
 Endpoints = Annotated[dict[Text, Endpoint], Meta(max_length=16)]  # by the socket's name
 JoiningRole = Literal["replay", "actor", "evaluator"]  # The learner is there already, and observers only ask.

@@ -127,6 +127,8 @@ def with_status(**fields):
                 "tcp://user@h:51002",
                 "tcp://h:0",
                 "tcp://h:65536",
+                "tcp://h:5\u0663",
+                "tcp://-h:51002",
                 "ipc:///x",
             )
         ),
