@@ -52,10 +52,10 @@ def save_run(
     A full disk does not end a run: what is there stays. Raises DivergedError for a state that must not be kept.
     """
     names = {"online": "the network", "target": "the target network", "optimizer": "the optimizer's state"}
-    for part in names:
+    for part, name in names.items():
         if not is_finite(state[part]):
             raise DivergedError(
-                f"{names[part]} is not finite at update {state['num_updates']}, and is not saved: lower "
+                f"{name} is not finite at update {state['num_updates']}, and is not saved: lower "
                 "--learner.learning-rate, and go on from the last good checkpoint with --resume RUN --accept-changes"
             )
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import zmq
@@ -112,8 +113,6 @@ class AsyncReceiver(Reader):
 
 def _peer(frames: Sequence[Any]) -> Peer:
     peer = Peer(frames[0].buffer)
-    try:
+    with suppress(zmq.ZMQError):  # It came without authentication.
         peer.role = frames[-1].get("User-Id")
-    except zmq.ZMQError:  # It came without authentication.
-        peer.role = ""
     return peer
