@@ -1,8 +1,7 @@
 """One gradient step on a batch that lies on the device: double Q, importance weights, clipped gradients.
 
-A step is a function of device tensors that waits for nothing. So on CUDA it is captured as a graph, and costs one
-launch instead of hundreds. An update whose loss or gradient is not finite is not made; on CUDA it is made and taken
-back, because to look would be to wait.
+A step is a function of device tensors that waits for nothing, so on CUDA it is captured as a graph. An update whose
+loss or gradient is not finite is not made; on CUDA it is made and taken back, because to look would be to wait.
 """
 
 from __future__ import annotations
@@ -181,8 +180,8 @@ def _changed_by(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 class GraphUpdate:
     """The same step as a CUDA graph: the first few are made one by one, then one is recorded, and all others replayed.
 
-    All of it happens on the stream that is current; it must not be the default one, and always the same. Whatever the
-    step reads and writes stays where it is: networks and optimizer must not be replaced after the first step.
+    The current stream must always be the same one, and not the default one. Networks and optimizer must not be replaced
+    after the first step.
     """
 
     def __init__(self, update: Update) -> None:

@@ -77,11 +77,10 @@ def importance_weights(probability: NDArray[np.float64], num_transitions: int, e
     """(N P(i))^-exponent for each of a batch, scaled so that the largest is 1.
 
     P(i) is the chance of transition i among all that the replay memory holds. With R shards, each of which gives 1/R of
-    every batch, that is 1/R * leaf / root of its shard, and N counts them all: the mean over a batch of f(i) / (N P(i))
-    is the mean of f over the whole memory, exactly, however unequal the shards are.
+    every batch, that is 1/R * leaf / root of its shard, and N counts them all. Within one batch the scaling cancels N.
 
-    Within one batch of one N the scaling cancels N; it stands here as the paper writes it. An infinite probability
-    marks a row that cannot be learned from: its weight is 0. Raises ValueError for one that is not positive.
+    An infinite probability marks a row that cannot be learned from: its weight is 0. Raises ValueError for one that is
+    not positive.
     """
     if not (probability > 0).all():
         raise ValueError("probabilities must be positive: what was drawn was possible")

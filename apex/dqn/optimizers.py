@@ -50,8 +50,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Goes on from the averages and counts of a `state_dict`; how it steps stays as this configuration and device say.
 
-    A state may come from another device, and with its tensors in another order of memory: it gets this one's, as a step
-    that is fused walks through parameter and averages side by side.
+    Tensors get this device's order of memory: a fused step walks through parameter and averages side by side.
     """
     own = optimizer.state_dict()["param_groups"]
     groups = [{**mine, "params": saved["params"]} for mine, saved in zip(own, state["param_groups"], strict=True)]

@@ -25,15 +25,8 @@ SCREEN_HEIGHT, SCREEN_WIDTH = 210, 160  # of a picture; the console's own pixels
 
 def action_names(config: EnvironmentConfig, game: str) -> list[str]:
     """What each action of `game` ("ms_pacman") is called: "noop", "right" ...; raises ConfigError without its ROM."""
-    emulator = _load(game)
-    actions = emulator.getLegalActionSet() if config.full_action_space else emulator.getMinimalActionSet()
-    return [action.name.lower() for action in actions]
-
-
-def _load(game: str) -> ale_py.ALEInterface:
-    """One emulator. Starts no thread."""
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # Else it greets on standard error.
-    emulator = ale_py.ALEInterface()
+    emulator = ale_py.ALEInterface()  # Starts no thread.
     try:
         emulator.loadROM(str(roms.get_rom_path(game)))
     except OSError as error:
@@ -41,7 +34,8 @@ def _load(game: str) -> ale_py.ALEInterface:
             f"the ROM of {game} cannot be read: {error}; ale-py brings it along: unset ALE_ROMS_DIR, or "
             "pip install --force-reinstall ale-py"
         ) from error
-    return emulator
+    actions = emulator.getLegalActionSet() if config.full_action_space else emulator.getMinimalActionSet()
+    return [action.name.lower() for action in actions]
 
 
 class AtariEnvironment:

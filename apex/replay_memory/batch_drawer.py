@@ -63,13 +63,10 @@ class BatchDrawer:
     def draw(self, decoder: FrameDecoder | None = None) -> BatchMessage | None:
         """Draws one part; None while it may not, or cannot yet. `decoder`: see `StoreReader.sample`.
 
-        The part counts as sent from now on: a learner on this host may answer before a `send` returns, and the writer
-        gives credit only for what was sent.
+        The part counts as sent from now on, as a learner on this host may answer before a `send` returns.
         """
-        if not self._may_draw():
-            return None
         settings = self._settings
-        drawn = self._reader.sample(settings.part_size, self._rng, decoder)
+        drawn = self._reader.sample(settings.part_size, self._rng, decoder) if self._may_draw() else None
         if drawn is None:
             return None
         part = BatchMessage(

@@ -33,9 +33,8 @@ class PortClaims:
 
     def claim(self, host: str, port: int) -> bool:
         """Whether a server could listen there now, and the port is ours until the end; raises as `is_free` does."""
-        if not is_free(host, port):
-            return False
-        if port not in self._claims:
+        free = is_free(host, port)
+        if free and port not in self._claims:
             name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             try:
                 name.bind(f"\0apex-port-{port}")
@@ -43,7 +42,7 @@ class PortClaims:
                 name.close()
                 return False
             self._claims[port] = name
-        return True
+        return free
 
 
 def choose_ports(config: Config, free: Callable[[str, int], bool], tell: Callable[[str], None]) -> Config:

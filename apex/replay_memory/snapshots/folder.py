@@ -142,8 +142,7 @@ class SnapshotFolder:
         What is bad is logged as an error. Where a file of the newest snapshot is bad, this is the one before or the
         keys behind the bad file, whichever are more. Raises SnapshotError where nothing is whole.
         """
-        manifests = self._manifests()
-        last = self.next_number() - 1
+        manifests, last = self._manifests(), self.next_number() - 1
         if manifests and int(manifests[0].name[:9]) < last:
             cause = f"{self.path} has files of {last:09d}.json without it: it was never finished, or is gone"
             log.error("%s; trying the snapshot before it", cause)
