@@ -9,10 +9,11 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from apex.config.validation import NonNegativeInt, PositiveFloat, PositiveInt, Probability, Seed, checked, from_text
-from apex.errors import ConfigError
+from apex.errors import ConfigError, require
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
@@ -56,6 +57,13 @@ finite_float = value_of(float)
 positive_float = value_of(PositiveFloat)
 probability = value_of(Probability)
 seed = value_of(Seed)
+
+
+def check_out(path: Path, *suffixes: str, option: str = "--out") -> None:
+    """Raises ConfigError if no file can be written to `path`, or it ends in none of the suffixes."""
+    require(path.suffix.lower() in suffixes, f"{option} must end in {' or '.join(suffixes)}, got {path}")
+    require(path.parent.is_dir(), f"{option} {path}: there is no folder {path.parent}")
+    require(not path.is_dir(), f"{option} {path} is a folder")
 
 
 @contextmanager

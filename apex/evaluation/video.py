@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from apex.config.arguments import check_out
 from apex.environments.interface import VectorEnvironment
 from apex.errors import require
 from apex.evaluation.episodes import ActFunction
@@ -23,9 +24,7 @@ Picture = NDArray[np.uint8]  # [H, W, 3], RGB
 
 def check_video_path(path: Path, option: str) -> None:
     """Raises ConfigError if no video can be written to `path`; `option` names it in the message."""
-    require(path.suffix.lower() in (".mp4", ".gif"), f"{option} must end in .mp4 or .gif, got {path}")
-    require(path.parent.is_dir(), f"{option} {path}: there is no folder {path.parent}")
-    require(not path.is_dir(), f"{option} {path} is a folder")
+    check_out(path, ".mp4", ".gif", option=option)
 
 
 def begin_video(path: Path, fps: float, option: str) -> Mp4 | Gif:

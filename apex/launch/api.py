@@ -21,6 +21,8 @@ from apex.launch.local import run as run_programs
 from apex.runtime.gpu import means_gpu
 from apex.runtime.lifecycle import FINISHED, REFUSED, Stop, stop_on_signals
 
+GUARD = 'Put what trains below `if __name__ == "__main__":`, so that the module can be imported without training'
+
 
 class TrainingError(ApexError, RuntimeError):
     """A run that ended by itself and not well. The text is the first cause."""
@@ -124,11 +126,7 @@ def _once() -> Iterator[None]:
     """Refuses to train while a run imports the module that calls this: it would start runs without end."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     imported = getattr(_busy, "training", False) or (spec is not None and spec.name.partition(".")[0] == "apex")
-    require(
-        not imported,
-        "apex.train was called while a run imported the module that calls it. Put what trains below "
-        '`if __name__ == "__main__":`, so that the module can be imported without training',
-    )
+    require(not imported, f"apex.train was called while a run imported the module that calls it. {GUARD}")
     _busy.training = True
     try:
         yield

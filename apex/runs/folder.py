@@ -32,7 +32,6 @@ from apex.types import Schema
 
 FORMAT = 2  # of the manifest
 
-_CONFIG = "config.toml"
 _MANIFEST = "manifest.json"
 _ELAPSED = "elapsed.json"
 _EPOCH = "epoch.json"
@@ -49,7 +48,7 @@ class RunFolder:
         self.manifest = manifest
         self.run_id = int(manifest["run_id"])  # 1 ... 2^64 - 1, drawn at random: no message of another run is taken
         self.schema = Schema.from_dict(manifest["schema"])
-        self.config_file = path / _CONFIG
+        self.config_file = path / "config.toml"
         self.curves = path / "curves"
         self.logs = path / "logs"
         self.tensorboard = path / "tensorboard"
@@ -138,7 +137,7 @@ class RunFolder:
         try:
             for name in ("curves", "logs", "tensorboard", "checkpoints"):
                 (path / name).mkdir()
-            replace_file(path / _CONFIG, _toml(config))
+            replace_file(path / "config.toml", dump_toml(config).encode(errors="surrogateescape"))
             replace_file(path / _MANIFEST, seal(manifest))
         except OSError as error:
             raise ConfigError(f"cannot write the run folder {path}: {error.strerror}; set run.folder") from error
@@ -157,13 +156,13 @@ class RunFolder:
         self.manifest["config"] = to_dict(config)
         try:
             replace_file(self.path / _MANIFEST, seal(self.manifest))
-            replace_file(self.config_file, _toml(config))
+            replace_file(self.config_file, dump_toml(config).encode(errors="surrogateescape"))
         except OSError as error:
             raise ConfigError(f"cannot write the run folder {self.path}: {error.strerror}") from error
 
     def restore_config_file(self) -> None:
         """Writes config.toml again, and warns, if it differs from the manifest; raises ConfigError if it cannot."""
-        text = _toml(self.config)
+        text = dump_toml(self.config).encode(errors="surrogateescape")
         try:
             if self.config_file.exists() and self.config_file.read_bytes() == text:
                 return
@@ -227,10 +226,6 @@ def make_folder(config: Config, started: datetime | None = None) -> Path:
             number += 1
         except OSError as error:
             raise ConfigError(f"cannot make the run folder {path}: {error.strerror}; set run.folder") from error
-
-
-def _toml(config: Config) -> bytes:
-    return dump_toml(config).encode(errors="surrogateescape")
 
 
 def _game(environment_id: str) -> str:

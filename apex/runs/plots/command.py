@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from apex.config.arguments import Formatter, Parser, finite_float
+from apex.config.arguments import Formatter, Parser, check_out, finite_float
 from apex.errors import ConfigError, require
 from apex.runs.folder import RunFolder
 from apex.runs.plots.aggregate import CurveGroup, group_runs, reached, read_csv, read_run
-from apex.runs.plots.figure import check_picture, save_picture
+from apex.runs.plots.figure import save_picture
 from apex.runtime.lifecycle import FINISHED
 from apex.runtime.text import number_text, time_text
 
@@ -27,7 +27,7 @@ score of one evaluation. Several files of one NAME are its seeds."""
 def main(argv: Sequence[str]) -> int:
     """Returns the exit status; raises ConfigError for a user's mistake."""
     options = _make_parser().parse_intermixed_args(argv)
-    check_picture(options.out)
+    check_out(options.out, ".png", ".svg")
     groups = _read(options.run, options.curve)
     title = options.title if options.title is not None else _title(options.run)
     save_picture(options.out, groups, title, options.threshold)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from apex.errors import ConfigError, require
+from apex.errors import ConfigError
 from apex.runs.plots.aggregate import Axis, CurveGroup, Floats, band
 from apex.runtime.text import number_text
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-KINDS = (".png", ".svg")
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # Okabe, Ito: for every eye
 DASHES: tuple[Any, ...] = ("solid", (0, (6, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2)))  # once the colors are used up
 PANELS: tuple[Axis, ...] = ("steps", "seconds")
@@ -58,13 +57,6 @@ class ChartLine(NamedTuple):
     y: Floats  # [N] finite
     color: str = MAIN  # a key of VARIABLES
     width: float = 1.8  # points
-
-
-def check_picture(path: Path) -> None:
-    """Raises ConfigError where `save_picture` could not write `path`."""
-    require(path.suffix.lower() in KINDS, f"--out must end in {' or '.join(KINDS)}, got {path}")
-    require(path.parent.is_dir(), f"--out {path}: there is no folder {path.parent}")
-    require(not path.is_dir(), f"--out {path} is a folder")
 
 
 def save_picture(path: Path, groups: Sequence[CurveGroup], title: str, threshold: float | None) -> None:

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from apex.config.arguments import Parser
-from apex.errors import ConfigError, require
+from apex.config.arguments import Parser, check_out
+from apex.errors import ConfigError
 from apex.runs.folder import RunFolder
 from apex.runs.report.page import build_page
 from apex.runs.report.video import EmbeddedVideo, NoVideoError, film
@@ -26,9 +26,7 @@ def main(argv: Sequence[str], *, film: Callable[[Path, float], EmbeddedVideo] = 
         raise ConfigError(f"which run? The latest: apex report {RunFolder.find_latest().path}")
     run = RunFolder.open(options.run)
     out = options.out or run.path / NAME
-    require(out.suffix.lower() in (".html", ".htm"), f"--out must end in .html, got {out}")
-    require(out.parent.is_dir(), f"--out {out}: there is no folder {out.parent}")
-    require(not out.is_dir(), f"--out {out} is a folder")
+    check_out(out, ".html", ".htm")
     video: EmbeddedVideo | str = ""
     if options.video:
         if sys.stderr.isatty():

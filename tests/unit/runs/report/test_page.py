@@ -340,7 +340,7 @@ def test_no_video_is_made_where_none_is_wanted(tmp_path, capsys):
     [
         ([], "which run? The latest: apex report runs/RUN"),
         (["none"], "none is not a run folder"),
-        (["RUN", "--out", "x.pdf"], "--out must end in .html, got x.pdf"),
+        (["RUN", "--out", "x.pdf"], "--out must end in .html or .htm, got x.pdf"),
         (["RUN", "--out", "none/x.html"], "there is no folder none"),
         (["RUN", "--out", "DIR.html"], "DIR.html is a folder"),
         (["RUN", "--videos"], "unrecognized arguments: --videos"),
