@@ -32,6 +32,7 @@ from apex.replay_memory.store.location import (
 from apex.replay_memory.store.reader import StoreReader
 from apex.runtime.children import start_child
 from apex.runtime.file_lock import FileLock
+from apex.runtime.run_claim import claim_run
 from apex.types import Schema, Stream
 
 FORK = multiprocessing.get_context("fork")
@@ -331,6 +332,13 @@ def test_a_store_is_wanted_while_somebody_holds_its_board(path):
         fcntl.flock(held, fcntl.LOCK_SH)
         assert is_wanted(path)
     assert not is_wanted(path)
+
+
+def test_a_store_is_wanted_while_a_program_claims_its_run(tmp_path):
+    store = tmp_path / "apex-00000000000f00d5-0.replay"
+    with claim_run(0xF00D5):
+        assert is_wanted(store)
+    assert not is_wanted(store)
 
 
 def test_an_owner_is_seen_while_it_lives_and_where_there_is_nothing_there_is_none(path):
