@@ -18,9 +18,8 @@ from apex.dqn.exploration import epsilon_greedy, epsilon_ladder
 from apex.dqn.networks import load_parameters, q_values
 from apex.environments.interface import VectorEnvironment
 from apex.runtime.lifecycle import POLL_SECONDS, Wait
+from apex.transport.timing import DRAIN_SECONDS
 from apex.types import Array, Parameters, Stream
-
-DRAIN_SECONDS = 0.5  # that a process which was told to end waits for its last receipts
 
 
 class NewestParameters(Protocol):

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
+from apex.transport.timing import MOST_RESEND_SECONDS, RECEIPT_SILENCE_SECONDS, RESEND_SECONDS
 from apex.types import Receipt, Stream
-
-# Without progress of a stream for so long, all that it has in flight is sent again: twice the newest pause, within
-# these bounds, as inserts may wait for a slow learner.
-RESEND_SECONDS, MOST_RESEND_SECONDS = 2.0, 10.0
-SILENCE_SECONDS = 1.0  # A pause with so long a silence in it is no slowness. Receipts come every 0.2 s.
 
 
 class SendWindow:
@@ -15,6 +11,9 @@ class SendWindow:
 
     Numbers begin at 0 with the stream's incarnation. `base` is the lowest number that is not acknowledged: it travels
     with every segment, so that a store that began anew knows what will never come again.
+
+    A stream without progress sends its window again. Where inserts wait for a slow learner it may progress every few
+    seconds only, while receipts say that the store is there: so it waits twice as long as its newest pause, or 10 s.
     """
 
     def __init__(self, stream: Stream, window: int) -> None:
@@ -68,7 +67,7 @@ class SendWindow:
         for number in arrived:
             del self._unacknowledged[number]
         if arrived:
-            slow = 0.0 if self._silence > SILENCE_SECONDS else now - self._progress_at
+            slow = 0.0 if self._silence > RECEIPT_SILENCE_SECONDS else now - self._progress_at
             self._patience = min(max(RESEND_SECONDS, 2 * slow), MOST_RESEND_SECONDS)
             self._silence = 0.0
             self._progress_at, self._resend_at = now, now + self._patience

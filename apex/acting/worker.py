@@ -30,9 +30,8 @@ from apex.transport.endpoints import ExperienceSender, ReceiptReceiver
 from apex.transport.hello import Welcome
 from apex.transport.messages.results import ActorFigures
 from apex.transport.sockets import open_context
+from apex.transport.timing import REPORT_SECONDS
 from apex.types import Schema, Stream
-
-REPORT_SECONDS = 1.0  # between two reports of scores
 
 
 class WorkerTask(NamedTuple):

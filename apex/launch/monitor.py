@@ -12,14 +12,13 @@ from apex.launch.terminal.view import LogTail, View
 from apex.transport.control_client import ControlClient
 from apex.transport.messages.control import StatusRequest
 from apex.transport.messages.run_status import RunStatus
+from apex.transport.timing import ANSWER_SECONDS, STATUS_SECONDS
 
 log = logging.getLogger("apex")
 
 # Host, if there are several, then time and role: see `lifecycle.Wait`.
 WAIT = re.compile(r"(\S+ )?\S+ \S+ WARNING (?P<wait>\S.* waits .*) \((?P<seconds>\d+) s\)")
 LATE_SECONDS = 5.0  # a wait that was not said again by then, although its time has doubled, is over
-STATUS_SECONDS = 1.0  # between two questions to the learner, and at most between two pictures
-ANSWER_SECONDS = 3.0  # a question that was not answered by then is asked again
 
 
 class StatusClient:

@@ -6,47 +6,36 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-from apex.config import Config, ReplayConfig
+from apex.config import Config
 from apex.dqn.networks import dormant_share
 from apex.learning.batch_ring import BatchRing
-from apex.learning.coordinator.link import TrainerLink, TrainerReport
+from apex.learning.coordinator.link import TrainerReport
 from apex.learning.run_save import DivergedError
 from apex.learning.trainer import Trainer
 from apex.runtime.lifecycle import INTERRUPTED, POLL_SECONDS, Stop, Wait
 from apex.transport.messages.status import LearnerStatus
+from apex.transport.timing import REPORT_SECONDS
 from apex.types import Progress
-
-REPORT_SECONDS = 1.0  # between two reports to the coordinator
 
 log = logging.getLogger("apex")
 
 
-class CoordinatorLink:
-    """What the coordinator has told: where priorities go, who is absent, how far the run is."""
+class CoordinatorView(Protocol):
+    """The coordinator, as the loop sees it."""
 
-    def __init__(
-        self, pipe: TrainerLink, replay: ReplayConfig, connect: Callable[[str, int], None], progress: Progress
-    ) -> None:
-        """`connect` is told where the priorities of a shard go; `progress`: how far the run is before it goes on."""
-        self.progress = progress
-        self.absent = ", ".join(map(replay.shard_name, range(replay.num_shards)))  # servers that are not there
-        self._pipe = pipe
-        self._connect = connect
-        self._priorities = [""] * replay.num_shards  # endpoints by shard
+    absent: str  # replay servers that are not there, in words
+
+    @property
+    def progress(self) -> Progress:
+        """How far the run is."""
+
+    def send(self, message: TrainerReport) -> None:
+        """Takes a report."""
 
     def hear(self) -> str:
         """Takes the news; returns why the run should end, if it should."""
-        reason = ""
-        while (news := self._pipe.receive()) is not None:
-            for shard, endpoints in enumerate(news.replay):
-                endpoint = endpoints.get("priorities", "")
-                if endpoint and endpoint != self._priorities[shard]:
-                    self._priorities[shard] = endpoint
-                    self._connect(endpoint, shard)
-            self.absent, self.progress, reason = news.absent, news.progress, news.end
-        return reason
 
 
 def describe_training(trainer: Trainer, **measured: Any) -> LearnerStatus:
@@ -66,10 +55,9 @@ def describe_training(trainer: Trainer, **measured: Any) -> LearnerStatus:
 
 
 class Reporter:
-    """Rates and means since the last report, for the coordinator."""
+    """Rates and means since the last report."""
 
-    def __init__(self, pipe: TrainerLink, ring: BatchRing) -> None:
-        self._pipe = pipe
+    def __init__(self, ring: BatchRing) -> None:
         self._batch_size = ring.batch_size
         self._loaders = loaders = ring.loaders
         self._since = time.monotonic()
@@ -81,8 +69,8 @@ class Reporter:
         """Whether a second has passed."""
         return time.monotonic() - self._since >= REPORT_SECONDS
 
-    def report(self, trainer: Trainer, *, waiting: str) -> None:
-        """Sends a report and starts the next interval."""
+    def report(self, trainer: Trainer, *, waiting: str) -> TrainerReport:
+        """Ends the interval; returns what the coordinator is to be told of it."""
         now = time.monotonic()
         seconds = now - self._since
         rate = (trainer.num_updates - self._updates) / seconds
@@ -93,13 +81,13 @@ class Reporter:
             samples_per_second=rate * self._batch_size,
             wait_share=min(1.0, (trainer.wait_seconds - self._waited) / seconds),
             loader_busy_share=min(1.0, float((loaded - self._loaded).max()) / seconds),
-            loaders_draw=bool(self._loaders.draws[0]),  # All do, or none, as they are on one host.
+            loaders_draw=int(self._loaders.draws[0]),  # All do, or none, as they are on one host.
             refused_batches=int(self._loaders.refused[0]),
             load_per_core=os.getloadavg()[0] / (os.cpu_count() or 1),
             waiting=waiting,
         )
         self._since, self._updates, self._waited, self._loaded = now, trainer.num_updates, trainer.wait_seconds, loaded
-        self._pipe.send(TrainerReport(status))
+        return TrainerReport(status)
 
 
 class LearnerLoop:
@@ -108,7 +96,7 @@ class LearnerLoop:
     def __init__(
         self,
         trainer: Trainer,
-        coordinator: CoordinatorLink,
+        coordinator: CoordinatorView,
         reporter: Reporter,
         config: Config,
         *,
@@ -144,7 +132,7 @@ class LearnerLoop:
                 reason = reason or f"reached {max_updates} updates"
             if reason or self._reporter.due():
                 check()
-                self._reporter.report(trainer, waiting=self._wait.reason)
+                coordinator.send(self._reporter.report(trainer, waiting=self._wait.reason))
             if reason:
                 trainer.flush()
                 self._check_skipped()

@@ -7,10 +7,10 @@ from multiprocessing import Pipe
 
 from apex.dqn.networks import num_parameters
 from apex.learning.batch_ring import BatchRing
-from apex.learning.coordinator.link import TrainerEnd, TrainerStart, trainer_end
-from apex.learning.coordinator.server import END_NOTICE_SECONDS, run_coordinator
+from apex.learning.coordinator.link import CoordinatorLink, TrainerEnd, TrainerStart
+from apex.learning.coordinator.server import run_coordinator
 from apex.learning.loader import LoaderTask, start_loaders
-from apex.learning.loop import CoordinatorLink, LearnerLoop, Reporter
+from apex.learning.loop import LearnerLoop, Reporter
 from apex.learning.parameter_publisher import PublishingThread
 from apex.learning.setup import choose_device, make_trainer, prepare_torch, restore_trainer, save_checkpoint
 from apex.runs.checkpoints.folder import find_latest
@@ -21,6 +21,7 @@ from apex.transport.codec import Codec
 from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import PrioritySender
 from apex.transport.sockets import open_context
+from apex.transport.timing import END_NOTICE_SECONDS
 
 log = logging.getLogger("apex")
 
@@ -39,7 +40,6 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
     # Children start before this process has a ZeroMQ context, a thread or CUDA.
     coordinator = start_child("coordinator", run_coordinator, folder, folder.next_epoch(), coordinator_pipe, pipe)
     loaders = start_loaders(LoaderTask(schema, ring, run_id, config))
-    link = trainer_end(pipe)
     coordinator_pipe.close()  # Its other end: who dies is noticed.
     prepare_torch(config.learner, device)
     codec = Codec(run_id, schema)
@@ -54,11 +54,12 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
             priorities = PrioritySender(context, codec)
             trainer = make_trainer(folder, device, ring, priorities, publisher.publish)
             progress = restore_trainer(folder, trainer, found)
+            link = CoordinatorLink(pipe, config.replay, priorities.connect, progress)
             link.send(TrainerStart(num_parameters(trainer.online), trainer.num_updates, progress))
             loop = LearnerLoop(
                 trainer,
-                CoordinatorLink(link, config.replay, priorities.connect, progress),
-                Reporter(link, ring),
+                link,
+                Reporter(ring),
                 config,
                 save=lambda progress: save_checkpoint(folder, trainer, progress),
             )

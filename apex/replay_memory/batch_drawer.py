@@ -12,9 +12,8 @@ from apex.config import ReplayConfig
 from apex.replay_memory.rate_limiter import RateLimiter
 from apex.replay_memory.sampler_counters import SamplerCounters
 from apex.replay_memory.store.reader import FrameDecoder, StoreReader
+from apex.transport.timing import CREDIT_SECONDS
 from apex.types import BatchMessage
-
-SILENCE_SECONDS = 5.0  # without an answer for so long, what is in flight counts as lost, and one more batch may go
 
 
 class DrawSettings(NamedTuple):
@@ -99,7 +98,7 @@ class BatchDrawer:
         if in_flight != self._in_flight:
             self._in_flight, self._changed_at = in_flight, now
         has_credit = in_flight < settings.batches_in_flight
-        if not has_credit and now - self._changed_at >= SILENCE_SECONDS:
+        if not has_credit and now - self._changed_at >= CREDIT_SECONDS:
             has_credit, self._changed_at = True, now
         counters.note_wait(self._row, inserts=not allowed, learner=allowed and not has_credit)
         return allowed and has_credit

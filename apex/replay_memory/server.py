@@ -16,11 +16,10 @@ from apex.runtime.rates import Rates
 from apex.transport.codec import Codec
 from apex.transport.header import Frame, WireError
 from apex.transport.messages.status import ReplayStatus
+from apex.transport.timing import STREAM_LIFE_SECONDS
 from apex.types import Receipt
 
 log = logging.getLogger("apex")
-
-STREAM_LIFE_SECONDS = 60.0  # a stream that was not heard for so long gets no more of them
 
 
 class ReplayServer:

@@ -12,9 +12,9 @@ from apex.transport.endpoints import ReceiptPublisher, max_segment_bytes
 from apex.transport.heartbeat import Session
 from apex.transport.hello import Welcome
 from apex.transport.sockets import Context
+from apex.transport.timing import RECEIPT_SECONDS
 from apex.types import Receipt
 
-RECEIPT_SECONDS = 0.2  # between two receipts of a stream that lives: a SUB may have missed one
 LIMITER_SECONDS = 0.005  # between two looks whether inserts may go on
 
 

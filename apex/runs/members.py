@@ -15,11 +15,11 @@ from apex.transport.messages.control import ActorHeartbeat, AnyHeartbeat, Replay
 from apex.transport.messages.histogram import merge
 from apex.transport.messages.run_status import RoleRow
 from apex.transport.messages.status import ActorStatus, ReplayStatus
+from apex.transport.timing import ABSENT_HEARTBEATS
 
 MAX_MEMBERS = 2_000  # who is known; more cannot all be real
 MAX_ROWS = 300  # who is shown: three texts each of at most 800 bytes must fit into an answer of MAX_JSON_BYTES
 MAX_REASONS = 64  # why connections or messages were refused: of each at most 820 bytes
-ABSENT_HEARTBEATS = 3  # a replay server that is silent for so many is away
 H = TypeVar("H", bound=AnyHeartbeat)
 SUMMED = (
     *("num_inserted", "num_drawn", "size", "bytes", "max_bytes", "inserts_per_second", "samples_per_second"),

@@ -15,9 +15,8 @@ from apex.transport.messages.control import AnyHeartbeat, ReplayHeartbeat
 from apex.transport.messages.results import EvaluationResult
 from apex.transport.messages.run_status import Bottleneck
 from apex.transport.messages.status import LearnerStatus
+from apex.transport.timing import TRAINER_SILENCE_SECONDS
 from apex.types import Progress
-
-TRAINER_SILENCE_SECONDS = 10.0  # without a report of the trainer: then it is the bottleneck, whatever it said last
 
 log = logging.getLogger("apex")
 

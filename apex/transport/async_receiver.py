@@ -10,7 +10,8 @@ from typing import Any
 import zmq
 
 from apex.transport.header import Frame, WireError
-from apex.transport.sockets import GOODBYE_SECONDS, Context, Reader, bind, prepare
+from apex.transport.sockets import Context, Reader, bind, prepare
+from apex.transport.timing import GOODBYE_SECONDS
 
 PULL, ROUTER = zmq.PULL, zmq.ROUTER
 

@@ -14,9 +14,9 @@ from apex.transport.header import WireError
 from apex.transport.json_codec import MAX_JSON_BYTES
 from apex.transport.messages.control import Answer, Request
 from apex.transport.messages.results import ActorFigures
-from apex.transport.sockets import GOODBYE_SECONDS, Context, Reader, connect, prepare
+from apex.transport.sockets import Context, Reader, connect, prepare
+from apex.transport.timing import CONTROL_RECONNECT_SECONDS, GOODBYE_SECONDS
 
-LATEST_SECONDS = 0.2  # between two attempts to connect: a run begins when all have found the learner
 TELL_SECONDS = 60.0  # between two warnings about answers that are none
 
 log = logging.getLogger("apex")
@@ -32,7 +32,7 @@ class ControlClient(Reader):
         self._tell_at = 0.0
         self._socket = context.socket(zmq.DEALER)
         prepare(self._socket, high_water_mark=64, max_bytes=MAX_JSON_BYTES, linger=linger)
-        self._socket.reconnect_ivl_max = int(1000 * LATEST_SECONDS)
+        self._socket.reconnect_ivl_max = int(1000 * CONTROL_RECONNECT_SECONDS)
         connect(self._socket, endpoint, "control")
 
     def send(self, message: Request, run_id: int = 0) -> None:

@@ -14,10 +14,10 @@ import zmq
 from apex.transport.codec import Codec
 from apex.transport.header import HEADER, WireError, receipt_topic
 from apex.transport.sockets import Context, Reader, Socket, bind, connect, prepare, receive
+from apex.transport.timing import REPEAT_SECONDS, SUBSCRIPTION_SECONDS
 from apex.types import BatchMessage, Parameters, PriorityUpdate, Receipt, Schema, Stream
 
 MAX_SUBSCRIPTIONS = 1_000  # read at a time
-COALESCE_SECONDS = 0.2  # new subscriptions within this time are answered by one publish
 CONTROL_MARGIN = 4_096
 
 log = logging.getLogger("apex")
@@ -193,7 +193,9 @@ class ParameterPublisher:
     has come for `repeat_seconds`.
     """
 
-    def __init__(self, context: Context, endpoint: str, codec: Codec, *, repeat_seconds: float = 5.0) -> None:
+    def __init__(
+        self, context: Context, endpoint: str, codec: Codec, *, repeat_seconds: float = REPEAT_SECONDS
+    ) -> None:
         self._codec = codec
         self._socket = context.socket(zmq.XPUB)  # It tells of subscriptions, which a PUB does not.
         prepare(self._socket, high_water_mark=2, max_bytes=1_024, linger=0.2)
@@ -218,7 +220,7 @@ class ParameterPublisher:
                 break
             timeout = 0.0
             if parts[0][:1] == b"\x01":
-                self._answer_at = min(self._answer_at, time.monotonic() + COALESCE_SECONDS)
+                self._answer_at = min(self._answer_at, time.monotonic() + SUBSCRIPTION_SECONDS)
         if time.monotonic() >= self._answer_at:
             self._send()
 

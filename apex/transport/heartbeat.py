@@ -18,23 +18,19 @@ from apex.runtime.watchdog import Silence, is_traced
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.key_store import read_keys
 from apex.transport.hello import Welcome, host_name
-from apex.transport.messages.control import (
-    ActorHeartbeat,
-    Answer,
-    AnyHeartbeat,
-    EvaluatorHeartbeat,
-    Goodbye,
-    RefusedAnswer,
-    ReplayHeartbeat,
-    StateAnswer,
-)
+from apex.transport.messages import control
 from apex.transport.messages.fields import JoiningRole, printable
 from apex.transport.messages.status import RoleStatus
 from apex.transport.sockets import open_context
+from apex.transport.timing import ABSENT_HEARTBEATS
 
 PATIENCE = 1.25  # times as long as whoever watches from outside, who can say more than the program itself
 
-HEARTBEATS = {"actor": ActorHeartbeat, "evaluator": EvaluatorHeartbeat, "replay": ReplayHeartbeat}
+HEARTBEATS = {
+    "actor": control.ActorHeartbeat,
+    "evaluator": control.EvaluatorHeartbeat,
+    "replay": control.ReplayHeartbeat,
+}
 
 log = logging.getLogger("apex")
 
@@ -105,10 +101,10 @@ class Session:
                     if not self.finished:
                         self._hear(answer)
                         beat_at = 0.0 if self.finished else beat_at  # Its last figures are wanted before it goes.
-                elif time.monotonic() - heard > 3 * period:
+                elif time.monotonic() - heard > ABSENT_HEARTBEATS * period:
                     wait.on(f"the learner at {welcome.route.endpoint}")
             self._flush(client)
-            client.send(Goodbye(welcome.session), welcome.run_id)
+            client.send(control.Goodbye(welcome.session), welcome.run_id)
             client.close()
 
     def _watch_main_thread(self) -> str:
@@ -122,9 +118,9 @@ class Session:
         seconds = self._silence.seconds
         return f"for its own main thread ({seconds:.0f} s without a turn)" if seconds > EXPLAIN_SECONDS else ""
 
-    def _heartbeat(self) -> AnyHeartbeat:
+    def _heartbeat(self) -> control.AnyHeartbeat:
         status, welcome = self._status(), self._welcome
-        make: Callable[..., AnyHeartbeat] = HEARTBEATS[self._role]
+        make: Callable[..., control.AnyHeartbeat] = HEARTBEATS[self._role]
         return make(
             session=welcome.session,
             run_id=welcome.run_id,
@@ -143,12 +139,12 @@ class Session:
             except queue.Empty:
                 return
 
-    def _hear(self, answer: Answer) -> None:
-        if isinstance(answer, StateAnswer):
+    def _hear(self, answer: control.Answer) -> None:
+        if isinstance(answer, control.StateAnswer):
             self.inserts_wanted = answer.inserts_wanted
             if answer.stop:
                 self.finished = True
                 self._stop.request()
-        elif isinstance(answer, RefusedAnswer):
+        elif isinstance(answer, control.RefusedAnswer):
             self.lost = True
             self._stop.request()

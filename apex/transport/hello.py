@@ -21,23 +21,13 @@ from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.key_store import read_keys
 from apex.transport.header import WIRE_VERSION
-from apex.transport.messages.control import (
-    Answer,
-    Goodbye,
-    Hello,
-    RefusedAnswer,
-    StateAnswer,
-    WaitAnswer,
-    WelcomeAnswer,
-)
+from apex.transport.messages import control
 from apex.transport.messages.fields import JoiningRole, printable
 from apex.transport.sockets import RefusedError, open_context, split_address
+from apex.transport.timing import HELLO_SECONDS
 from apex.types import Schema, Stream
 
 log = logging.getLogger("apex")
-
-
-HELLO_SECONDS = 0.5  # between two hellos
 
 
 class Route(NamedTuple):
@@ -105,7 +95,7 @@ def greet(
     shard: int = 0,
     num_streams: int = 0,
     needs_replay: bool = False,
-    holder_is_dead: Callable[[WaitAnswer], bool] = lambda answer: False,
+    holder_is_dead: Callable[[control.WaitAnswer], bool] = lambda answer: False,
 ) -> Welcome | None:
     """Says hello until the learner answers with all that the role needs.
 
@@ -114,7 +104,7 @@ def greet(
     one's place has died. Raises RefusedError when the learner says no, ConfigError for a configuration that this
     program does not know.
     """
-    hello = Hello(
+    hello = control.Hello(
         wire=WIRE_VERSION,
         session=secrets.randbits(63),
         role=role,
@@ -132,15 +122,15 @@ def greet(
                 case None:
                     wait.on(silent_learner(route, role))
                     continue
-                case RefusedAnswer():
+                case control.RefusedAnswer():
                     raise RefusedError(f"the learner at {route.endpoint} refuses this {role}: {answer.reason}")
-                case StateAnswer(stop=True):
+                case control.StateAnswer(stop=True):
                     log.info("the run of the learner at %s is over", route.endpoint)
                     return None
-                case WaitAnswer() if holder_is_dead(answer):
-                    client.send(Goodbye(answer.holder), answer.run_id)
+                case control.WaitAnswer() if holder_is_dead(answer):
+                    client.send(control.Goodbye(answer.holder), answer.run_id)
                     continue
-                case WelcomeAnswer():
+                case control.WelcomeAnswer():
                     if needs_replay and not answer.replay:
                         missing = (
                             f"{answer.absent or 'a replay server'} to say hello to the learner at {route.endpoint}"
@@ -162,7 +152,7 @@ def greet_in_child(greet: Callable[[Stop], Welcome | None], stop: Stop) -> Welco
     return msgspec.convert(answer, Welcome) if answer else None
 
 
-def _ask(client: ControlClient, hello: Hello, stop: Stop) -> Answer | None:
+def _ask(client: ControlClient, hello: control.Hello, stop: Stop) -> control.Answer | None:
     """The answer to one hello, or None if there was none for a moment."""
     client.send(hello)
     asked = time.monotonic()
@@ -172,7 +162,7 @@ def _ask(client: ControlClient, hello: Hello, stop: Stop) -> Answer | None:
     return None
 
 
-def _read_welcome(answer: WelcomeAnswer, route: Route, session: int) -> Welcome:
+def _read_welcome(answer: control.WelcomeAnswer, route: Route, session: int) -> Welcome:
     """Raises ConfigError for a configuration that this program does not know."""
     welcome = Welcome(
         route=route,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-FIRST_SECONDS = 10.0  # of silence before the first new connection; each further one waits twice as long
+from apex.transport.timing import RENEW_SECONDS
 
 
 class ReconnectBackoff:
@@ -13,12 +13,12 @@ class ReconnectBackoff:
     """
 
     def __init__(self) -> None:
-        self._limit = FIRST_SECONDS
+        self._limit = RENEW_SECONDS
 
     def is_due(self, silence: float) -> bool:
         """Whether to connect anew now; `silence`: seconds without an answer that was waited for."""
-        if silence < FIRST_SECONDS:
-            self._limit = FIRST_SECONDS
+        if silence < RENEW_SECONDS:
+            self._limit = RENEW_SECONDS
         if silence < self._limit:
             return False
         self._limit *= 2

@@ -24,14 +24,17 @@ from apex.runtime.lifecycle import POLL_SECONDS, Wait
 from apex.transport.curve.key_store import ENDPOINTS, Keys
 from apex.transport.curve.zap_handler import ZapHandler
 from apex.transport.header import Frame, WireError
+from apex.transport.timing import (
+    HANDSHAKE_SECONDS,
+    KEEPALIVE_PROBES,
+    KEEPALIVE_SECONDS,
+    MOST_RECONNECT_SECONDS,
+    PROBE_SECONDS,
+    RECONNECT_SECONDS,
+    UNACKNOWLEDGED_SECONDS,
+)
 
-RECONNECT_SECONDS = (0.1, 2.0)  # first and longest pause between two attempts
-KEEPALIVE_SECONDS = (4, 2)  # of an idle connection before the kernel's first probe, and between two probes
-KEEPALIVE_PROBES = 3  # without an answer, after which the connection is closed: 10 s in all
-UNACKNOWLEDGED_SECONDS = 10.0  # that sent bytes may lie at a peer's host before the connection is closed
-HANDSHAKE_SECONDS = 5.0  # a connection that has not shown its key by then is closed; who is refused comes again then
 CURVE_BYTES = 1_024  # more than CURVE adds to a message (33), and than its own longest one in a handshake
-GOODBYE_SECONDS = 1.0  # what is said last on the control socket may take this long to leave
 BORROWED_SECONDS = 90.0  # that a port which an outgoing connection has is waited for; it stays so for 60 after its end
 LISTENING = "0A"  # in /proc/net/tcp
 WARN_SECONDS = 60.0  # between two warnings that sockets are open to everybody
@@ -165,9 +168,9 @@ def prepare(
     """
     socket.sndhwm = socket.rcvhwm = high_water_mark
     socket.linger = int(linger * 1000)
-    socket.reconnect_ivl, socket.reconnect_ivl_max = (int(1000 * seconds) for seconds in RECONNECT_SECONDS)
+    socket.reconnect_ivl, socket.reconnect_ivl_max = int(1000 * RECONNECT_SECONDS), int(1000 * MOST_RECONNECT_SECONDS)
     socket.tcp_keepalive, socket.tcp_keepalive_cnt = 1, KEEPALIVE_PROBES
-    socket.tcp_keepalive_idle, socket.tcp_keepalive_intvl = KEEPALIVE_SECONDS
+    socket.tcp_keepalive_idle, socket.tcp_keepalive_intvl = KEEPALIVE_SECONDS, PROBE_SECONDS
     if not reader_may_pause:
         socket.tcp_maxrt = int(1000 * UNACKNOWLEDGED_SECONDS)
     socket.handshake_ivl = socket.connect_timeout = int(1000 * HANDSHAKE_SECONDS)

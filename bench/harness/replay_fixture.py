@@ -23,7 +23,7 @@ from typing import Any, Literal
 from apex.config import Config
 from apex.config.role_command import role_command
 from apex.learning.batch_ring import Batch, BatchRing
-from apex.learning.coordinator.link import TrainerEnd, TrainerLink, TrainerStart, trainer_end
+from apex.learning.coordinator.link import CoordinatorLink, TrainerEnd, TrainerStart
 from apex.learning.coordinator.server import run_coordinator
 from apex.learning.loader import LoaderTask, start_loaders
 from apex.replay_memory.store.location import MEMORY
@@ -130,7 +130,11 @@ def open_replay_fixture(
         children.append(start_child("writer", write, recording, config, writer_pipe, pipe))
         coordinator_pipe.close()
         writer_pipe.close()
-        server, coordinator = _start_server(config), trainer_end(trainer_pipe)
+        server = _start_server(config)
+        found: list[str] = []  # where priorities go
+        coordinator = CoordinatorLink(
+            trainer_pipe, config.replay, lambda endpoint, shard: found.append(endpoint), Progress()
+        )
         started.callback(_end_server, server, coordinator)
 
         def check() -> None:
@@ -141,13 +145,16 @@ def open_replay_fixture(
                 raise ChildDiedError(f"the replay server ended with status {server.returncode}")
 
         coordinator.send(TrainerStart(num_parameters=1, updates=0, progress=Progress()))
-        endpoint = _find_replay(coordinator, check)
+        while not found:
+            check()
+            coordinator.hear()
+            time.sleep(0.05)
         # After the store is there, so that none of them looks for it in vain; before this process has a context.
         loader = LoaderTask(run.schema, ring, run.run_id, config)
         children += start_loaders(loader)
         keys = read_keys(config.transport.keys, "learner")
         priorities = PrioritySender(started.enter_context(open_context(keys)), Codec(run.run_id, run.schema))
-        priorities.connect(endpoint)
+        priorities.connect(found[0])
         yield ReplayFixture(run, ring, priorities, pipe, server, check)
 
 
@@ -160,17 +167,7 @@ def _start_server(config: Config) -> subprocess.Popen[bytes]:
         return spawn([sys.executable, "-m", "apex", *command], output=output, ends_by=signal.SIGTERM)
 
 
-def _find_replay(coordinator: TrainerLink, check: Callable[[], None]) -> str:
-    """Waits for the coordinator to say where priorities go."""
-    while True:
-        check()
-        news = coordinator.receive()
-        if news is not None and "priorities" in news.replay[0]:
-            return news.replay[0]["priorities"]
-        time.sleep(0.05)
-
-
-def _end_server(server: subprocess.Popen[bytes], coordinator: TrainerLink) -> None:
+def _end_server(server: subprocess.Popen[bytes], coordinator: CoordinatorLink) -> None:
     """In order, as at the end of a run; else by force."""
     with suppress(ChildDiedError):
         coordinator.send(TrainerEnd("measured"))

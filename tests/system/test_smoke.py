@@ -65,7 +65,7 @@ def test_an_actor_that_comes_late_gets_the_ids_that_are_free_and_contributes(pro
     programs.start("second", "actor", *programs.learner, "--envs", "2")
     programs.status(lambda status: status.actors.leased == 4)
     both = programs.status(lambda status: len([r for r in status.roles if r.role == "actor" and r.rate]) == 2)
-    assert both["limited_by"]
+    assert both.limited_by
     programs.running["first"].send_signal(signal.SIGTERM)
     assert programs.wait("first") == 0
     programs.status(lambda status: status.actors.leased == 2)
@@ -176,7 +176,7 @@ def test_a_loader_and_an_actor_that_are_stopped_for_good_are_found_and_the_run_g
 def steps_and_updates(folder):
     """Every row of the replay server's and of the learner's curve."""
     rows = [read_curve(folder.curves / f"{role}.jsonl") for role in ("replay", "learner")]
-    return [row.steps for row in rows[0]], [row.scalars["learner/updates"] for row in rows[1]]
+    return [row["steps"] for row in rows[0]], [row["scalars"]["learner/updates"] for row in rows[1]]
 
 
 def test_a_run_that_was_stopped_goes_on_where_it_was(programs):
@@ -208,7 +208,7 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(programs):
     assert all_updates == sorted(all_updates)
     assert all_steps[-1] >= goal
     assert all_updates[-1] > updates[-1] > 50
-    replayed = [row.scalars["replay/num_inserted"] for row in read_curve(folder.curves / "replay.jsonl")]
+    replayed = [row["scalars"]["replay/num_inserted"] for row in read_curve(folder.curves / "replay.jsonl")]
     assert replayed == sorted(replayed)
     ratio = 32 * (all_updates[-1] - updates[-1]) / (all_steps[-1] - steps[-1])
     assert ratio < 1.5 * 8  # ... and nothing is caught up with.

@@ -21,8 +21,8 @@ from apex.dqn.networks import make_network
 from apex.evaluation.evaluator import Evaluator
 from apex.launch.serial.experience import STEPS_PER_ROW, Experience
 from apex.learning.coordinator.coordinator import Coordinator
-from apex.learning.coordinator.link import FromTrainer, News, TrainerEnd, TrainerReport
-from apex.learning.loop import CoordinatorLink, LearnerLoop, Reporter, describe_training
+from apex.learning.coordinator.link import TrainerEnd, TrainerReport
+from apex.learning.loop import LearnerLoop, Reporter, describe_training
 from apex.learning.setup import make_trainer, prepare_torch, save_checkpoint
 from apex.learning.trainer import Trainer
 from apex.replay_memory.recovery import reclaim, store_settings
@@ -41,10 +41,12 @@ CPU = torch.device("cpu")
 
 
 class SerialCoordinator:
-    """The way to the coordinator as `LearnerLoop` sees it, and what else happens between two turns of that loop.
+    """The coordinator as `LearnerLoop` sees it, and what else happens between two turns of that loop.
 
     It has games played to be scored, and tells the coordinator what the programs of other runs tell by sockets.
     """
+
+    absent = ""
 
     def __init__(
         self, folder: RunFolder, store: StoreWriter, experience: Experience, trainer: Trainer, stop: Stop
@@ -55,7 +57,7 @@ class SerialCoordinator:
         self._state.num_leased = config.actor.num_actors
         self._state.members.replay_endpoints = [{"memory": str(store_path(folder.run_id))}]
         self._folder = folder
-        self._config = config
+        self._config = config.evaluator
         self._store = store
         self._experience = experience
         self._trainer = trainer
@@ -68,35 +70,34 @@ class SerialCoordinator:
             keep=self._coordinator.keep_evaluation,
         )
         self._evaluate_at = config.evaluator.period_updates
-        self._told: News | None = None
         self._rates: dict[str, float | None] = {}  # for people: since the report before
         self._steps = Rates(0.0, 0)
 
-    # --- the way to the coordinator, as `LearnerLoop` sees it -------------------------------------------------------
+    @property
+    def progress(self) -> Progress:
+        """How far the run is."""
+        return self._state.progress
 
-    def send(self, message: FromTrainer) -> None:
+    def send(self, message: TrainerReport) -> None:
         """Takes the trainer's report, which comes once a second: only its rates, which nothing but the view needs."""
-        if isinstance(message, TrainerReport):
-            now = self._state.elapsed_seconds
-            (steps_per_second,) = self._steps.measure(now, self._store.num_inserted)
-            self._rates = {
-                "steps_per_second": steps_per_second,
-                "updates_per_second": message.status.updates_per_second,
-                "samples_per_second": message.status.samples_per_second,
-            }
-            self._folder.elapsed_seconds = now
+        now = self._folder.elapsed_seconds = self._state.elapsed_seconds
+        (steps_per_second,) = self._steps.measure(now, self._store.num_inserted)
+        self._rates = {
+            "steps_per_second": steps_per_second,
+            "updates_per_second": message.status.updates_per_second,
+            "samples_per_second": message.status.samples_per_second,
+        }
 
-    def receive(self) -> News | None:
-        """Does what is due; returns the news, if there are any."""
+    def hear(self) -> str:
+        """Does what is due; returns why the run should end, if it should."""
         self._state.steps.count(0, self._store.num_inserted, str(self._store.store_incarnation))
         if self._state.num_steps >= self._row_at:
             self._row_at = self._state.num_steps - self._state.num_steps % STEPS_PER_ROW + STEPS_PER_ROW
             self.write_rows()
-        if self._config.evaluator.enabled and self._trainer.num_updates >= self._evaluate_at:
-            self._evaluate_at += self._config.evaluator.period_updates
+        if self._config.enabled and self._trainer.num_updates >= self._evaluate_at:
+            self._evaluate_at += self._config.period_updates
             self._evaluator.step(self._stop)
-        told, self._told = self._told, News([{}], "", self._state.judge(), self._state.progress)
-        return self._told if self._told != told else None
+        return self._state.judge()
 
     # --- curves and status ------------------------------------------------------------------------------------------
 
@@ -159,8 +160,8 @@ class SerialRun:
         config = self._folder.config
         loop = LearnerLoop(
             self.trainer,
-            CoordinatorLink(self.coordinator, config.replay, lambda endpoint, shard: None, Progress()),
-            Reporter(self.coordinator, self.experience.ring),
+            self.coordinator,
+            Reporter(self.experience.ring),
             config,
             save=lambda progress: save_checkpoint(self._folder, self.trainer, progress),
         )

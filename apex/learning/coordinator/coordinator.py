@@ -23,29 +23,17 @@ from apex.runs.metrics.writer import MetricRow, MetricsWriter
 from apex.runs.state import RunState
 from apex.runs.status import summarize
 from apex.transport.header import WireError
-from apex.transport.messages.control import (
-    Answer,
-    AnyHeartbeat,
-    Goodbye,
-    Hello,
-    RefusedAnswer,
-    ReplayHeartbeat,
-    Request,
-    StateAnswer,
-    StatusRequest,
-    WaitAnswer,
-    WelcomeAnswer,
-)
+from apex.transport.messages import control
 from apex.transport.messages.results import ActorFigures, EvaluationResult
 from apex.transport.messages.run_status import RunStatus
 from apex.transport.messages.status import LearnerStatus
+from apex.transport.timing import FORGET_SECONDS, TAKEOVER_HEARTBEATS
 from apex.types import Parameters
 
 MAX_ASKING = 1_000  # replay servers that wait for a shard
 MAX_REPLACED = 1_000  # sessions that are remembered
-FORGET_SECONDS = 30.0  # a program that is silent for so long is shown no more
 OF_A_CLOCK = {f"replay/{name}" for name in ("inserts_per_second", "samples_per_second", "busy_share")}
-END = StateAnswer(stop=True)  # what is said of a run that is over
+END = control.StateAnswer(stop=True)  # what is said of a run that is over
 
 
 class Coordinator:
@@ -93,21 +81,21 @@ class Coordinator:
 
     # --- programs ---------------------------------------------------------------------------------------------------
 
-    def answer(self, request: Request) -> Answer | None:
+    def answer(self, request: control.Request) -> control.Answer | None:
         """What a request is answered with, if anything; raises WireError for one that cannot be."""
         match request:
-            case StatusRequest():
+            case control.StatusRequest():
                 return self.status()
-            case Goodbye():
+            case control.Goodbye():
                 self._replace(request.session)
                 self._leases.release(request.session)
                 self.state.members.forget(request.session)
                 return None
-            case Hello():
+            case control.Hello():
                 return self._answer_hello(request)
         return self._answer_heartbeat(request)
 
-    def _answer_hello(self, hello: Hello) -> Answer:
+    def _answer_hello(self, hello: control.Hello) -> control.Answer:
         if self.state.finished:
             return END
         if hello.role == "replay":
@@ -115,7 +103,7 @@ class Coordinator:
                 return answer
             self._replace(self._holders.get(hello.shard, hello.session), by=hello.session)
             self._holders[hello.shard] = hello.session
-        return WelcomeAnswer(
+        return control.WelcomeAnswer(
             run_id=self._folder.run_id,
             config=to_dict(self._config),
             schema=self._folder.schema,
@@ -127,7 +115,7 @@ class Coordinator:
             streams=self._leases.claim(hello.session, hello.num_streams, self._clock()),
         )
 
-    def _turn_away(self, hello: Hello) -> Answer | None:
+    def _turn_away(self, hello: control.Hello) -> control.Answer | None:
         """What a replay server that says hello is told if another one holds its shard; None if nobody does.
 
         The server before may have been killed a moment ago. It is alive if it is heard later than a heartbeat after the
@@ -137,19 +125,20 @@ class Coordinator:
         replay, shard, session, now = self._config.replay, hello.shard, hello.session, self._clock()
         if not 0 <= shard < replay.num_shards:
             shards = f"replay.num_shards {replay.num_shards}, 0 ... {replay.num_shards - 1}"
-            return RefusedAnswer(f"--shard {shard}: this run has {shards}")
+            return control.RefusedAnswer(f"--shard {shard}: this run has {shards}")
         member = self.state.members.replay_servers.get(shard)
         heartbeat_seconds = self._config.transport.heartbeat_seconds
-        if member is None or member.heartbeat.session == session or now - member.seen_at > 2 * heartbeat_seconds:
+        longest = TAKEOVER_HEARTBEATS * heartbeat_seconds
+        if member is None or member.heartbeat.session == session or now - member.seen_at > longest:
             self._asked.pop(session, None)
             return None
         holder = member.heartbeat
         if len(self._asked) > MAX_ASKING:
             self._asked.clear()  # Whoever means it asks again.
         if member.seen_at <= self._asked.setdefault(session, now) + heartbeat_seconds:
-            return WaitAnswer(holder=holder.session, host=holder.host, run_id=self._folder.run_id)
+            return control.WaitAnswer(holder=holder.session, host=holder.host, run_id=self._folder.run_id)
         where = f"{replay.shard_name(shard)} is there already: process {holder.pid} on {holder.host}"
-        return RefusedAnswer(f"{where}; stop it, or name another --shard")
+        return control.RefusedAnswer(f"{where}; stop it, or name another --shard")
 
     def _replace(self, session: int, by: int | None = None) -> None:
         """Notes that nothing more is taken from a replay server; `by`: who follows it."""
@@ -157,28 +146,30 @@ class Coordinator:
             self._holders = {shard: holder for shard, holder in self._holders.items() if holder != session}
             self._replaced.append(session)
 
-    def _is_replaced(self, heartbeat: AnyHeartbeat) -> bool:
+    def _is_replaced(self, heartbeat: control.AnyHeartbeat) -> bool:
         """Whether a heartbeat comes from a replay server whose shard another one holds, as after a cut network."""
-        if not isinstance(heartbeat, ReplayHeartbeat):
+        if not isinstance(heartbeat, control.ReplayHeartbeat):
             return False
-        if heartbeat.session in self._replaced:
-            return True
-        return self._holders.setdefault(heartbeat.shard, heartbeat.session) != heartbeat.session
+        holder = self._holders.get(heartbeat.shard, heartbeat.session)
+        return heartbeat.session in self._replaced or holder != heartbeat.session
 
-    def _answer_heartbeat(self, heartbeat: AnyHeartbeat) -> Answer:
+    def _answer_heartbeat(self, heartbeat: control.AnyHeartbeat) -> control.Answer:
         if heartbeat.run_id != self._folder.run_id:
-            return RefusedAnswer("this is another run")
+            return control.RefusedAnswer("this is another run")
         if self._is_replaced(heartbeat):
-            return RefusedAnswer("another replay server has taken its place")
+            return control.RefusedAnswer("another replay server has taken its place")
         if not self._leases.renew(heartbeat.session, heartbeat.streams, self._clock()):
-            return RefusedAnswer("its actor ids were leased to another")
+            return control.RefusedAnswer("its actor ids were leased to another")
         try:
             self.state.hear(heartbeat)
         except ValueError as error:
             raise WireError("fields", str(error)) from error
         self.state.num_leased = self._leases.num_leased
-        wanted = isinstance(heartbeat, ReplayHeartbeat) and self.state.members.inserts_wanted(heartbeat.shard)
-        return StateAnswer(self.state.finished, wanted)
+        wanted = False
+        if isinstance(heartbeat, control.ReplayHeartbeat):
+            self._holders.setdefault(heartbeat.shard, heartbeat.session)
+            wanted = self.state.members.inserts_wanted(heartbeat.shard)
+        return control.StateAnswer(self.state.finished, wanted)
 
     # --- the trainer ------------------------------------------------------------------------------------------------
 

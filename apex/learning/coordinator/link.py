@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from apex.config import ReplayConfig
 from apex.runtime.children import ChildDiedError
 from apex.transport.messages.status import LearnerStatus
 from apex.types import Progress
@@ -42,49 +43,43 @@ class News(msgspec.Struct, frozen=True):
 
 
 FromTrainer = TrainerStart | TrainerReport | TrainerEnd
-Sent = TypeVar("Sent")
-Received = TypeVar("Received")
+encode = msgspec.msgpack.encode
+decode_from_trainer = msgspec.msgpack.Decoder(FromTrainer).decode
+_decode_news = msgspec.msgpack.Decoder(News).decode
 
 
-class TrainerLink(Protocol):
-    """The trainer's end of its connection to the coordinator."""
+class CoordinatorLink:
+    """The trainer's end of the pipe to the coordinator. Raises ChildDiedError where that process is gone."""
+
+    def __init__(
+        self, pipe: Connection, replay: ReplayConfig, connect: Callable[[str, int], None], progress: Progress
+    ) -> None:
+        """`connect` is told where the priorities of a shard go; `progress`: how far the run is before it goes on."""
+        self.progress = progress
+        self.absent = ", ".join(map(replay.shard_name, range(replay.num_shards)))  # servers that are not there
+        self._pipe = pipe
+        self._connect = connect
+        self._priorities = [""] * replay.num_shards  # endpoints by shard
 
     def send(self, message: FromTrainer) -> None:
-        """Sends a message."""
-
-    def receive(self) -> News | None:
-        """The next message, without waiting; None if there is none."""
-
-
-class PipeEnd(Generic[Sent, Received]):
-    """One end of the pipe. Raises ChildDiedError where the process at the other end is gone."""
-
-    def __init__(self, pipe: Connection, received: Any, other: str) -> None:
-        """`received`: the type of what comes; `other`: the process at the other end, in words."""
-        self._pipe = pipe
-        self._decoder: msgspec.msgpack.Decoder[Received] = msgspec.msgpack.Decoder(received)
-        self._other = other
-
-    def send(self, message: Sent) -> None:
-        """Sends a message."""
+        """Tells the coordinator."""
         try:
-            self._pipe.send_bytes(msgspec.msgpack.encode(message))
+            self._pipe.send_bytes(encode(message))
         except BrokenPipeError as error:
-            raise ChildDiedError(f"the {self._other} process is gone") from error
+            raise ChildDiedError("the coordinator process is gone") from error
 
-    def receive(self) -> Received | None:
-        """The next message, without waiting; None if there is none."""
-        try:
-            return self._decoder.decode(self._pipe.recv_bytes()) if self._pipe.poll() else None
-        except (EOFError, ConnectionResetError) as error:
-            raise ChildDiedError(f"the {self._other} process is gone") from error
-
-
-def trainer_end(pipe: Connection) -> PipeEnd[FromTrainer, News]:
-    """The trainer's end of the pipe to the coordinator."""
-    return PipeEnd(pipe, News, "coordinator")
-
-
-def coordinator_end(pipe: Connection) -> PipeEnd[News, FromTrainer]:
-    """The coordinator's end."""
-    return PipeEnd(pipe, FromTrainer, "learner")
+    def hear(self) -> str:
+        """Takes the news; returns why the run should end, if it should."""
+        reason = ""
+        while self._pipe.poll():
+            try:
+                news = _decode_news(self._pipe.recv_bytes())
+            except (EOFError, ConnectionResetError) as error:
+                raise ChildDiedError("the coordinator process is gone") from error
+            for shard, endpoints in enumerate(news.replay):
+                endpoint = endpoints.get("priorities", "")
+                if endpoint and endpoint != self._priorities[shard]:
+                    self._priorities[shard] = endpoint
+                    self._connect(endpoint, shard)
+            self.absent, self.progress, reason = news.absent, news.progress, news.end
+        return reason

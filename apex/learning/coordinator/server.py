@@ -12,9 +12,8 @@ from collections import deque
 from multiprocessing.connection import Connection
 
 from apex.learning.coordinator.coordinator import END, Coordinator
-from apex.learning.coordinator.link import FromTrainer, News, PipeEnd, coordinator_end
+from apex.learning.coordinator.link import News, decode_from_trainer, encode
 from apex.runs.folder import RunFolder
-from apex.runtime.children import ChildDiedError
 from apex.runtime.lifecycle import Stop, Wait
 from apex.transport.async_receiver import PULL, ROUTER, AsyncReceiver, Peer
 from apex.transport.codec import Codec
@@ -24,10 +23,9 @@ from apex.transport.header import Frame, MessageKind, WireError, peek_kind
 from apex.transport.json_codec import MAX_JSON_BYTES
 from apex.transport.messages.control import Answer, Heartbeat, Hello, RefusedAnswer, StatusRequest
 from apex.transport.sockets import Context, InsecureBindWarning, open_context
+from apex.transport.timing import END_NOTICE_SECONDS, REPORT_SECONDS
 
-METRICS_PERIOD = 1.0  # seconds between two rows of curves
 MAX_OBSERVERS = 64  # who are sent the last status without asking
-END_NOTICE_SECONDS = 3.0  # how long the end of the run is told to whoever still asks
 
 log = logging.getLogger("apex")
 
@@ -37,7 +35,7 @@ def run_coordinator(stop: Stop, folder: RunFolder, epoch: int, pipe: Connection,
     trainer_end.close()  # The child's copy of it, which would keep the pipe open for ever.
     coordinator = Coordinator(folder, epoch=epoch)
     try:
-        asyncio.run(CoordinatorServer(coordinator, folder, coordinator_end(pipe), stop).run())
+        asyncio.run(CoordinatorServer(coordinator, folder, pipe, stop).run())
     finally:
         coordinator.close()
 
@@ -45,9 +43,7 @@ def run_coordinator(stop: Stop, folder: RunFolder, epoch: int, pipe: Connection,
 class CoordinatorServer:
     """Moves messages between programs, the trainer and the coordinator."""
 
-    def __init__(
-        self, coordinator: Coordinator, folder: RunFolder, trainer: PipeEnd[News, FromTrainer], stop: Stop
-    ) -> None:
+    def __init__(self, coordinator: Coordinator, folder: RunFolder, trainer: Connection, stop: Stop) -> None:
         self._coordinator = coordinator
         self._state = coordinator.state
         self._run_id = folder.run_id
@@ -99,7 +95,7 @@ class CoordinatorServer:
             if not self._hear_trainer():
                 return
             if time.monotonic() >= row_at:
-                row_at += METRICS_PERIOD
+                row_at += REPORT_SECONDS
                 self._tick()
             self._tell_trainer()
             if self._state.finished:
@@ -135,9 +131,9 @@ class CoordinatorServer:
     def _hear_trainer(self) -> bool:
         """Takes the trainer's reports; False when it is gone."""
         try:
-            while (message := self._trainer.receive()) is not None:
-                self._coordinator.hear_trainer(message)
-        except ChildDiedError:
+            while self._trainer.poll():
+                self._coordinator.hear_trainer(decode_from_trainer(self._trainer.recv_bytes()))
+        except (EOFError, ConnectionResetError):
             return False
         return True
 
@@ -146,9 +142,9 @@ class CoordinatorServer:
         if news != self._told:
             self._told = news
             try:
-                self._trainer.send(news)
-            except ChildDiedError as error:
-                log.warning("%s", error)
+                self._trainer.send_bytes(encode(news))
+            except BrokenPipeError:
+                log.warning("the trainer is gone")
 
     # --- programs ---------------------------------------------------------------------------------------------------
 

@@ -68,6 +68,6 @@ class LearnerStatus(Record, frozen=True, kw_only=True):
     refused_batches: int = 0
     wait_share: float | None = None  # of the trainer's time
     loader_busy_share: float | None = None  # of the busiest loader's time
-    loaders_draw: bool = False  # beside the replay server, and receive no batches
+    loaders_draw: int = 0  # 1: they draw for themselves, beside the replay server; 0: they receive batches
     load_per_core: float | None = None  # threads of its host that want to run, by core
     waiting: str = ""  # for whom, in words

@@ -9,7 +9,7 @@ from apex.acting.reliable_sender import ReliableSender, SupersededError
 from apex.acting.segment_builder import Cut
 from apex.acting.send_window import RESEND_SECONDS
 from apex.transport.codec import Codec
-from apex.transport.reconnect_backoff import FIRST_SECONDS
+from apex.transport.timing import RENEW_SECONDS
 from apex.types import Receipt, Stream
 
 CODEC = Codec(RUN, PIXELS)
@@ -155,10 +155,10 @@ def test_a_server_that_sends_no_receipts_is_connected_to_anew():
     tape = Tape()
     link = make_link(tape)
     link.send([cut(0)], version=1)
-    tape.now = FIRST_SECONDS - 0.1
+    tape.now = RENEW_SECONDS - 0.1
     link.pump()
     assert tape.num_reconnects == 0
-    tape.now = FIRST_SECONDS
+    tape.now = RENEW_SECONDS
     link.pump()
     link.pump()
     assert tape.num_reconnects == 1

@@ -14,8 +14,8 @@ from support.trainers import Tape, make_batch, make_trainer
 from apex.config import CheckpointConfig, Config, LearnerConfig, ReplayConfig, RunConfig
 from apex.errors import ConfigError
 from apex.learning.batch_ring import LoaderFigures
-from apex.learning.coordinator.link import News, coordinator_end, trainer_end
-from apex.learning.loop import CoordinatorLink, LearnerLoop, Reporter, describe_training
+from apex.learning.coordinator.link import CoordinatorLink, News, decode_from_trainer, encode
+from apex.learning.loop import LearnerLoop, Reporter, describe_training
 from apex.learning.run_save import DivergedError
 from apex.learning.setup import choose_device
 from apex.runtime.children import ChildDiedError
@@ -32,8 +32,7 @@ class Loop:
     """A learner's loop with the coordinator's end of its pipe in the test's hand."""
 
     def __init__(self, num_batches, num_shards=1, max_skipped_updates=10, **run):
-        self.coordinators_end, pipe = multiprocessing.Pipe()
-        self.pipe, pipe = coordinator_end(self.coordinators_end), trainer_end(pipe)
+        self.pipe, pipe = multiprocessing.Pipe()
         self.tape = Tape(*(make_batch(number) for number in range(num_batches)))
         self.trainer = make_trainer(self.tape)
         self.saved = []
@@ -45,7 +44,7 @@ class Loop:
         self.loop = LearnerLoop(
             self.trainer,
             CoordinatorLink(pipe, replay, lambda *connection: self.connected.append(connection), Progress()),
-            Reporter(pipe, SimpleNamespace(batch_size=16, loaders=self.loaders)),
+            Reporter(SimpleNamespace(batch_size=16, loaders=self.loaders)),
             replace(CONFIG, learner=learner, run=RunConfig(**run)),
             save=self.save,
         )
@@ -56,15 +55,15 @@ class Loop:
 
     def tell(self, *replay, end="", steps=0, absent=""):
         endpoints = [{"priorities": endpoint} for endpoint in replay]
-        self.pipe.send(News(endpoints, absent, end, Progress(steps, 2, 3)))
+        self.pipe.send_bytes(encode(News(endpoints, absent, end, Progress(steps, 2, 3))))
 
     def run(self, stop=None, check=lambda: None):
         return self.loop.run(stop or Stop(), check)
 
     def reports(self):
         found = []
-        while (report := self.pipe.receive()) is not None:
-            found.append(report.status)
+        while self.pipe.poll():
+            found.append(decode_from_trainer(self.pipe.recv_bytes()).status)
         return found
 
 
@@ -81,7 +80,7 @@ def test_ends_after_its_last_update_although_batches_remain():
     assert len(loop.tape.updates) == 5
     last = loop.reports()[-1]
     assert last.updates == 5
-    assert last.loaders_draw is False
+    assert last.loaders_draw == 0
     assert 0 <= last.load_per_core < 1_000
     assert last.policy_lag == 4 - 2  # The fifth update is made by version 4, what it learns from by version 2.
 
@@ -168,7 +167,7 @@ def test_nothing_is_saved_while_updates_are_skipped_but_as_soon_as_one_is_made_a
 
 def test_a_coordinator_that_is_gone_ends_it():
     loop = Loop(3)
-    loop.coordinators_end.close()
+    loop.pipe.close()
     with pytest.raises(ChildDiedError, match="coordinator"):
         loop.run()
 

@@ -8,11 +8,11 @@ from support.builders import PIXELS, RUN, make_segment
 
 from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig
 from apex.errors import ConfigError
-from apex.replay_memory.batch_drawer import SILENCE_SECONDS, BatchDrawer, DrawSettings
+from apex.replay_memory.batch_drawer import BatchDrawer, DrawSettings
 from apex.replay_memory.rate_limiter import RateLimiter
 from apex.replay_memory.recovery import open_store, reclaim
 from apex.replay_memory.sampler_counters import SamplerCounters
-from apex.replay_memory.server import STREAM_LIFE_SECONDS, ReplayServer
+from apex.replay_memory.server import ReplayServer
 from apex.replay_memory.snapshots.folder import SnapshotFolder
 from apex.replay_memory.snapshots.writer import SnapshotWriter
 from apex.replay_memory.store.file import open_file
@@ -24,6 +24,7 @@ from apex.runtime.file_lock import FileLock
 from apex.runtime.run_claim import claim_run
 from apex.transport.codec import Codec
 from apex.transport.hello import Route, Welcome
+from apex.transport.timing import CREDIT_SECONDS, STREAM_LIFE_SECONDS
 from apex.types import PriorityUpdate, Receipt, Stream
 
 CODEC = Codec(RUN, PIXELS)
@@ -140,9 +141,9 @@ def test_a_silent_learner_is_sent_one_batch_at_a_time(scene):
     scene.insert(0, 1)
     for _ in range(3):
         scene.draw()
-    scene.now += SILENCE_SECONDS
+    scene.now += CREDIT_SECONDS
     assert [scene.draw() for _ in range(2)] == [True, False]
-    scene.now += SILENCE_SECONDS / 2
+    scene.now += CREDIT_SECONDS / 2
     assert not scene.draw()
 
 

@@ -9,13 +9,14 @@ from support.messages import RESULT, make_heartbeat
 
 from apex.config import ActorConfig, Config, ReplayConfig, RunConfig
 from apex.runs.bottleneck import PARTS
-from apex.runs.members import ABSENT_HEARTBEATS, MAX_MEMBERS, MAX_ROWS
+from apex.runs.members import MAX_MEMBERS, MAX_ROWS
 from apex.runs.state import RunState
 from apex.runs.status import summarize
 from apex.transport.json_codec import MAX_JSON_BYTES, encode_json
 from apex.transport.messages.fields import MAX_TEXT
 from apex.transport.messages.run_status import EvaluatorSummary, RoleRow
 from apex.transport.messages.status import LearnerStatus
+from apex.transport.timing import ABSENT_HEARTBEATS
 from apex.types import Progress
 
 THERE = {"experience": "tcp://..."}

@@ -40,6 +40,7 @@ def test_who_has_said_nothing_has_no_row():
         "learner/updates": 5,
         "learner/skipped_updates": 0,
         "learner/refused_batches": 0,
+        "learner/loaders_draw": 0,
     }  # Texts and what is not known have no curve.
 
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 
+import msgspec
 import pytest
 import zmq
 from msgspec.structs import replace as replace_fields
@@ -20,8 +21,7 @@ from support.waiting import until
 from apex.config import ActorConfig, Config, ReplayConfig, RunConfig
 from apex.dqn.networks import flatten_parameters, make_network
 from apex.launch.status import ask
-from apex.learning.coordinator.coordinator import FORGET_SECONDS
-from apex.learning.coordinator.link import TrainerEnd, TrainerReport, TrainerStart, trainer_end
+from apex.learning.coordinator.link import CoordinatorLink, News, TrainerEnd, TrainerReport, TrainerStart
 from apex.learning.coordinator.server import run_coordinator
 from apex.replay_memory.store.location import store_path
 from apex.runs.checkpoints.policy_file import BEST, PlayedGames, read_policy
@@ -41,6 +41,7 @@ from apex.transport.messages.histogram import Histogram, bin_edges
 from apex.transport.messages.results import ActorFigures
 from apex.transport.messages.status import LearnerStatus
 from apex.transport.sockets import RefusedError, open_context
+from apex.transport.timing import FORGET_SECONDS
 from apex.types import Parameters, Progress
 
 pytestmark = pytest.mark.programs
@@ -53,7 +54,7 @@ class CoordinatorProcess:
         self.folder = folder
         self.transport = folder.config.transport
         self.pipe, pipe = multiprocessing.Pipe()
-        self.link = trainer_end(self.pipe)
+        self.link = CoordinatorLink(self.pipe, folder.config.replay, lambda *where: None, Progress())
         self.child = start_child("coordinator", run_coordinator, folder, 1, pipe, self.pipe)
         pipe.close()
         self.port = self.transport.control_port + self.transport.port_offset
@@ -70,7 +71,7 @@ class CoordinatorProcess:
 
     def news(self, wanted):
         def found():
-            news = self.link.receive() if self.pipe.poll(0.1) else None
+            news = msgspec.msgpack.decode(self.pipe.recv_bytes(), type=News) if self.pipe.poll(0.1) else None
             return news if news is not None and wanted(news) else None
 
         return until(found, "news")
@@ -372,7 +373,8 @@ def test_no_message_ends_the_coordinator_and_all_are_counted(coordinator):
 def test_a_histogram_is_written_once_however_often_it_comes(coordinator):
     first, second = (Histogram([count], bin_edges(64, 65)) for count in (1.0, 2.0))
     status = {"num_inserted": 42, "priority_histogram": first}
-    replay, _ = session_of(coordinator.welcome("replay"), "replay", status)
+    # Curves begin with the first row, or when all of replay has said where it is.
+    replay, _ = session_of(coordinator.welcome("replay"), "replay", status, {"priorities": "tcp://127.0.0.1:1"})
 
     def rows(role="replay"):
         curve = coordinator.folder.curves / f"{role}.jsonl"
