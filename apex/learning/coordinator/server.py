@@ -188,6 +188,6 @@ class CoordinatorServer:
 
 
 def _require_role(role: str, claimed: str) -> None:
-    """Refuses who speaks as another role than that of its key; `role` is "" without keys."""
+    """Raises WireError if a program claims another role than its key has; `role` is "" without keys."""
     if role and role != claimed:
         raise WireError("role", f"a key of the role {role} speaks as {claimed}")

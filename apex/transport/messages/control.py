@@ -44,19 +44,19 @@ class Heartbeat(Record, frozen=True, tag_field="role", kw_only=True):
 
 
 class ActorHeartbeat(Heartbeat, frozen=True, tag="actor", kw_only=True):
-    """An actor host's."""
+    """Heartbeat of an actor host."""
 
     status: ActorStatus
 
 
 class EvaluatorHeartbeat(Heartbeat, frozen=True, tag="evaluator", kw_only=True):
-    """An evaluator's."""
+    """Heartbeat of an evaluator."""
 
     status: RoleStatus
 
 
 class ReplayHeartbeat(Heartbeat, frozen=True, tag="replay", kw_only=True):
-    """A replay server's. What it counts may end the run, so no other role can say it."""
+    """Heartbeat of a replay server. What it counts may end the run, so no other role can say it."""
 
     status: ReplayStatus
 

@@ -11,7 +11,6 @@ from apex.config import MAX_EPISODES
 from apex.metric_tags import ACTOR_TAG_PREFIXES
 from apex.transport.messages.fields import U31, U32, Number, Record
 
-EpisodeCount = Annotated[int, Meta(ge=1, le=MAX_EPISODES)]
 ActorTag = Annotated[str, Meta(max_length=128, pattern=rf"^({'|'.join(ACTOR_TAG_PREFIXES)})[A-Za-z0-9_./-]*\Z")]
 
 

@@ -16,7 +16,7 @@ class RoleStatus(Record, frozen=True, kw_only=True):
 
 
 class ActorStatus(RoleStatus, frozen=True, kw_only=True):
-    """That of one actor host. Rates are of some seconds."""
+    """Status of one actor host. Rates are of some seconds."""
 
     num_steps: Number
     steps_per_second: Number
@@ -25,7 +25,7 @@ class ActorStatus(RoleStatus, frozen=True, kw_only=True):
 
 
 class ReplayStatus(RoleStatus, frozen=True, kw_only=True):
-    """That of one replay server, or the sum over all shards. Rates are of some seconds."""
+    """Status of one replay server, or the sum over all shards. Rates are of some seconds."""
 
     num_inserted: Count  # transitions stored since its store was made
     num_drawn: Count  # transitions drawn by all samplers
@@ -52,7 +52,7 @@ class ReplayStatus(RoleStatus, frozen=True, kw_only=True):
 
 
 class LearnerStatus(Record, frozen=True, kw_only=True):
-    """The trainer's. Rates are of the last second; None: not known before its first update, or its first report."""
+    """Status of the trainer. Rates are of the last second; None: not known before its first update or report."""
 
     updates: int = 0
     updates_per_second: float | None = None
