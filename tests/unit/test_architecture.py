@@ -19,7 +19,8 @@ EXECUTING_NAMES = {"send_pyobj", "recv_pyobj", "allow_pickle", "pickle_module", 
 EXECUTING_CALLS = {("torch", "load"), ("torch", "save")}
 
 WALL_CLOCKS = {"time", "time_ns", "now", "utcnow", "today", "localtime", "gmtime", "clock_gettime"}  # Python's names
-TIMESTAMPS = {  # Modules that may record when something happened, for people to read.
+TIMESTAMPS = {  # Modules that may record when something happened, or number lives that are lost count of.
+    "apex.cloud.host.bucket": {"time.time", "time.time_ns"},
     "apex.cloud.cluster.command": {"datetime.now"},
     "apex.runs.metrics.writer": {"time.time", "time.time_ns"},
     "apex.learning.coordinator.metric_rows": {"time.time"},

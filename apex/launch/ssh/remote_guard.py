@@ -67,7 +67,7 @@ class JobSpec:
         return json.dumps(asdict(self)) + "\n"
 
 
-@reports_errors("apex remote_guard")
+@reports_errors("apex")
 def main() -> int:
     """The composition root."""
     with stop_on_signals(take_notifier()) as signals:
