@@ -151,7 +151,7 @@ def test_the_next_one_waits_until_the_one_before_is_gone(guards):
 def test_refuses_what_is_no_job(guards, line):
     status, said = finish(guards.start(line))
     assert status == REFUSED
-    assert said == "apex remote_guard: the first line is not a job; only apex train --hosts FILE starts this\n"
+    assert said == "apex: the first line is not a job; only apex train --hosts FILE starts this\n"
 
 
 def test_silence_is_taken_for_an_end(tmp_path):
