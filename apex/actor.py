@@ -6,7 +6,6 @@ forward pass. An actor, as in the paper, is one environment stream with one epsi
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -23,8 +22,6 @@ from apex.runtime.lifecycle import (
 )
 from apex.runtime.watchdog import take_notifier
 from apex.transport.hello import add_route_options, greet_in_child, read_route
-
-log = logging.getLogger("apex")
 
 
 @reports_errors("apex actor", logs_failures=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Sequence
 
@@ -11,8 +10,6 @@ from apex.evaluation.service import run_service
 from apex.runtime.lifecycle import FINISHED, configure_logging, reports_errors, stop_on_signals
 from apex.runtime.watchdog import take_notifier
 from apex.transport.hello import add_route_options, greet, read_route
-
-log = logging.getLogger("apex")
 
 
 @reports_errors("apex evaluator")

@@ -6,7 +6,6 @@ process) and the curves. It is the only address that everybody must know.
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Sequence
 
@@ -21,8 +20,6 @@ from apex.runtime.lifecycle import (
     stop_on_signals,
 )
 from apex.runtime.watchdog import take_notifier
-
-log = logging.getLogger("apex")
 
 
 @reports_errors("apex learner", logs_failures=True)

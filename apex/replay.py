@@ -8,7 +8,6 @@ replay.num_shards of these servers, each with its --shard of the streams and of 
 from __future__ import annotations
 
 import argparse
-import logging
 import re
 import sys
 from collections.abc import Sequence
@@ -27,8 +26,6 @@ from apex.runtime.lifecycle import (
 from apex.runtime.watchdog import take_notifier
 from apex.transport.hello import add_route_options, greet, greet_in_child, read_route
 from apex.transport.messages.fields import HOST
-
-log = logging.getLogger("apex")
 
 
 def host(text: str) -> str:

@@ -57,32 +57,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         program: int = importlib.import_module(COMMANDS[words[0]]).main(words[1:])
         return program
     arguments, rest = _parser().parse_known_args(words)
-    order = _order(arguments)
-    return run_scenario(arguments.scenario, order, rest, ScenarioReporter(arguments.json))
+    options = _read_options(arguments)
+    return run_scenario(arguments.scenario, options, rest, ScenarioReporter(arguments.json))
 
 
-def run_scenario(name: str, order: ScenarioOptions, train: Sequence[str], reporter: ScenarioReporter) -> int:
+def run_scenario(name: str, options: ScenarioOptions, train: Sequence[str], reporter: ScenarioReporter) -> int:
     """Starts a run with the options `train`, does the scenario to it, and audits it alive and after its end."""
-    options = [*TRAIN, "--seed", str(order.seed), *OPTIONS.get(name, ()), *train]
-    config = parse_config(options, prog="python -m chaos", description="", kind=kind, means_gpu=means_gpu)
+    words = [*TRAIN, "--seed", str(options.seed), *OPTIONS.get(name, ()), *train]
+    config = parse_config(words, prog="python -m chaos", description="", kind=kind, means_gpu=means_gpu)
     own = config.environment.id in (ID, PACED_ID)
     require(own, f"python -m chaos plays {ID} only: of another game no two transitions need differ")
     config = choose_ports(config, is_free, reporter.say)
     folder = _make_folder(config)
-    options += ["--transport.port-offset", str(config.transport.port_offset)]
-    options += ["--run.folder", str(folder), "--run.name", "run"]
-    config = parse_config(options, prog="python -m chaos", description="", kind=kind, means_gpu=means_gpu)
-    reporter.say(f"chaos {name}, seed {order.seed}, in {folder}")
+    words += ["--transport.port-offset", str(config.transport.port_offset)]
+    words += ["--run.folder", str(folder), "--run.name", "run"]
+    config = parse_config(words, prog="python -m chaos", description="", kind=kind, means_gpu=means_gpu)
+    reporter.say(f"chaos {name}, seed {options.seed}, in {folder}")
     figures: list[Figure] = []
     verdicts: list[Verdict] = []
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # As Ctrl-C: what was begun is cleared away.
-    proxy = Proxy(config.transport, config.replay.num_shards, order.seed)
+    proxy = Proxy(config.transport, config.replay.num_shards, options.seed)
     try:
         with open_context() as context:
-            run = ChaosRun(config, folder, options, HOSTS.get(name, ()), context)
+            run = ChaosRun(config, folder, words, HOSTS.get(name, ()), context)
             try:
                 run.start()
-                figures += SCENARIOS[name].play(run, proxy, FaultInjector(run, proxy, order.seed), reporter, order)
+                figures += SCENARIOS[name].play(run, proxy, FaultInjector(run, proxy, options.seed), reporter, options)
                 alive = run.look()
                 run.end()
                 verdicts = [alive.judge(), run.look_at_end().judge()]
@@ -98,7 +98,7 @@ def run_scenario(name: str, order: ScenarioOptions, train: Sequence[str], report
     passed = all(verdict.passed for verdict in verdicts) and all(
         figure.value is not None for figure in figures if figure.name.endswith(GOES_ON)
     )
-    reporter.end({"scenario": name, "seed": order.seed, "folder": str(folder)}, figures, passed)
+    reporter.end({"scenario": name, "seed": options.seed, "folder": str(folder)}, figures, passed)
     return FINISHED if passed else FAILED
 
 
@@ -111,7 +111,7 @@ def _make_folder(config: Config) -> Path:
     return path.absolute()
 
 
-def _order(arguments: argparse.Namespace) -> ScenarioOptions:
+def _read_options(arguments: argparse.Namespace) -> ScenarioOptions:
     name = arguments.scenario
     given = {setting: getattr(arguments, setting) for setting in SETTINGS if getattr(arguments, setting) is not None}
     for setting in given:

@@ -49,12 +49,12 @@ class Link:
 
 
 class Proxy:
-    """The roads of one run, in a thread of their own."""
+    """The links between the programs of one run, in a thread of their own."""
 
     def __init__(self, transport: TransportConfig, num_shards: int, seed: int) -> None:
         """Raises ConfigError where an address cannot be bound."""
         self._random = random.Random(seed)
-        self._roads = {pair: Link() for pair in PAIRS}
+        self._links = {pair: Link() for pair in PAIRS}
         self._loop = asyncio.new_event_loop()
         self._servers: list[asyncio.Server] = []
         self.ports = sorted(
@@ -76,14 +76,14 @@ class Proxy:
             ) from error
 
     def set(self, pair: str, **values: Any) -> None:
-        """Changes what is wrong with a pair's connections; see Road."""
+        """Changes what is wrong with a pair's connections; see Link."""
 
         async def change() -> None:
-            road = self._roads[pair]
+            link = self._links[pair]
             for name, value in values.items():
-                setattr(road, name, value)
-            if road.is_cut:
-                road.break_connections()
+                setattr(link, name, value)
+            if link.is_cut:
+                link.break_connections()
 
         self._call(change())
 
@@ -93,7 +93,7 @@ class Proxy:
             self.set(pair, delay=0.0, bytes_per_second=0.0, is_cut=False, is_silent=False, bits_to_turn=0)
 
     def throw_garbage(self, payloads: Sequence[bytes]) -> None:
-        """Sends each payload to each port of the run, past the roads, on a connection of its own."""
+        """Sends each payload to each port of the run, past the links, on a connection of its own."""
 
         async def throw(port: int, payload: bytes) -> None:
             with suppress(OSError, asyncio.TimeoutError):
@@ -114,8 +114,8 @@ class Proxy:
         async def end() -> None:
             for server in self._servers:
                 server.close()
-            for road in self._roads.values():
-                road.break_connections()
+            for link in self._links.values():
+                link.break_connections()
             for task in asyncio.all_tasks() - {asyncio.current_task()}:
                 task.cancel()
             await asyncio.sleep(0.05)
@@ -134,12 +134,12 @@ class Proxy:
             for name in names:
                 for shard in _shards(name, num_shards):
                     port = transport.port(name, shard)
-                    serve = self._serve(self._roads[pair], port)
+                    serve = self._serve(self._links[pair], port)
                     self._servers.append(await asyncio.start_server(serve, ADDRESSES[through], port))
 
-    def _serve(self, road: Link, port: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]:
+    def _serve(self, link: Link, port: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            if road.is_cut:
+            if link.is_cut:
                 writer.transport.abort()
                 return
             try:
@@ -148,21 +148,21 @@ class Proxy:
                 writer.transport.abort()  # As the program itself would: nobody listens.
                 return
             ends = {writer, there[1]}
-            road.connections |= ends
+            link.connections |= ends
             try:
                 async with asyncio.TaskGroup() as tasks:
                     for source, sink in ((reader, there[1]), (there[0], writer)):
-                        tasks.create_task(self._carry(road, source, sink))
+                        tasks.create_task(self._carry(link, source, sink))
             except* (OSError, EOFError):
                 pass  # One end is gone, and so is the connection.
             finally:
-                road.connections -= ends
+                link.connections -= ends
                 for end in ends:
                     end.transport.abort()
 
         return serve
 
-    async def _carry(self, road: Link, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _carry(self, link: Link, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         """Carries bytes in one direction, each piece `delay` after it came; raises when an end goes."""
         loop = asyncio.get_running_loop()
         pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(CHUNKS_ON_THE_WAY)
@@ -172,19 +172,19 @@ class Proxy:
                 due, data = await pieces.get()
                 if (early := due - loop.time()) > 0:
                     await asyncio.sleep(early)
-                while road.is_silent:
+                while link.is_silent:
                     await asyncio.sleep(0.05)
                 if not data:
                     raise EOFError
-                sink.write(self._turn_a_bit(road, data))
+                sink.write(self._turn_a_bit(link, data))
                 await sink.drain()
-                if road.bytes_per_second:
-                    await asyncio.sleep(len(data) / road.bytes_per_second)
+                if link.bytes_per_second:
+                    await asyncio.sleep(len(data) / link.bytes_per_second)
 
         async def take() -> None:
             while True:
                 data = await source.read(CHUNK_BYTES)
-                await pieces.put((loop.time() + road.delay, data))
+                await pieces.put((loop.time() + link.delay, data))
                 if not data:
                     return
 
@@ -192,10 +192,10 @@ class Proxy:
             tasks.create_task(deliver())
             tasks.create_task(take())
 
-    def _turn_a_bit(self, road: Link, data: bytes) -> bytes:
-        if not road.bits_to_turn:
+    def _turn_a_bit(self, link: Link, data: bytes) -> bytes:
+        if not link.bits_to_turn:
             return data
-        road.bits_to_turn -= 1
+        link.bits_to_turn -= 1
         changed = bytearray(data)
         changed[self._random.randrange(len(changed))] ^= 1 << self._random.randrange(8)
         return bytes(changed)

@@ -48,23 +48,23 @@ Scenario = Callable[[ChaosRun, Proxy, FaultInjector, ScenarioReporter, ScenarioO
 
 
 def random_faults(
-    run: ChaosRun, proxy: Proxy, hand: FaultInjector, reporter: ScenarioReporter, order: ScenarioOptions
+    run: ChaosRun, proxy: Proxy, injector: FaultInjector, reporter: ScenarioReporter, options: ScenarioOptions
 ) -> list[Figure]:
     """Faults drawn from the seed, and the learner's updates beside those of a calm time."""
-    calm_seconds = min(CALM_SECONDS, 30.0 * order.minutes)
+    calm_seconds = min(CALM_SECONDS, 30.0 * options.minutes)
     calm = _updates(run, lambda: run.wait(calm_seconds)) / calm_seconds
-    faults = draw(order.seed, 60 * order.minutes, order.period, order.faults)
+    faults = draw(options.seed, 60 * options.minutes, options.period, options.faults)
     for fault in faults:
         reporter.say(fault.sentence())
-    reporter.say(f"{len(faults)} faults, seed {order.seed}")
+    reporter.say(f"{len(faults)} faults, seed {options.seed}")
     before, began = run.num_acknowledged, time.monotonic()
 
     def suffer() -> None:
         for fault in faults:
-            hand.wait(began + fault.at - time.monotonic())
-            hand.do(fault)
+            injector.wait(began + fault.at - time.monotonic())
+            injector.do(fault)
             reporter.say(f"{time.monotonic() - began:7.1f} s  done: {fault.sentence().strip()}")
-        hand.wait(began + 60 * order.minutes - time.monotonic())
+        injector.wait(began + 60 * options.minutes - time.monotonic())
 
     net = _updates(run, suffer)
     seconds = time.monotonic() - began
@@ -75,45 +75,45 @@ def random_faults(
         Figure("updates without faults", calm, "/s"),
         Figure("updates under faults, net of redone ones", net / seconds, "/s"),
         Figure("share of updates under faults", 100 * net / seconds / calm if calm else None, "%", ">= 80"),
-        *_calm_down(run, proxy, hand),
+        *_calm_down(run, proxy, injector),
     ]
 
 
 def kills(
-    run: ChaosRun, proxy: Proxy, hand: FaultInjector, reporter: ScenarioReporter, order: ScenarioOptions
+    run: ChaosRun, proxy: Proxy, injector: FaultInjector, reporter: ScenarioReporter, options: ScenarioOptions
 ) -> list[Figure]:
     """kill -9 of every role, its children and the launcher, as many rounds as were asked for."""
     times: dict[str, list[float | None]] = {}
-    for number, victim in enumerate(draw_kills(order.seed, order.rounds), 1):
-        recovery = hand.kill_and_wait(victim, KILL_SECONDS)
+    for number, victim in enumerate(draw_kills(options.seed, options.rounds), 1):
+        recovery = injector.kill_and_wait(victim, KILL_SECONDS)
         times.setdefault(victim.partition("'")[0], []).append(recovery.seconds)
         came = "not back yet" if recovery.seconds is None else f"back after {recovery.seconds:.1f} s"
         reporter.say(f"{number:4d}  kill -9 {victim}: {came}")
         if number % AUDIT_EVERY == 0:
             reporter.say(f"      audit {run.look().judge().sentence()}")
-    rows = [Figure(f"kill -9 of {role}", count) for role, count in sorted(hand.kills.items())]
-    return [*rows, *recovery_figures(times, {}), *_calm_down(run, proxy, hand)]
+    rows = [Figure(f"kill -9 of {role}", count) for role, count in sorted(injector.kills.items())]
+    return [*rows, *recovery_figures(times, {}), *_calm_down(run, proxy, injector)]
 
 
 def recoveries(
-    run: ChaosRun, proxy: Proxy, hand: FaultInjector, reporter: ScenarioReporter, order: ScenarioOptions
+    run: ChaosRun, proxy: Proxy, injector: FaultInjector, reporter: ScenarioReporter, options: ScenarioOptions
 ) -> list[Figure]:
     """How long each role is away after kill -9, one at a time, with `size` transitions in memory."""
-    reporter.say(f"waits for {order.size:,} transitions")
-    if not run.wait(3_600.0, lambda: run.num_stored >= order.size):
+    reporter.say(f"waits for {options.size:,} transitions")
+    if not run.wait(3_600.0, lambda: run.num_stored >= options.size):
         raise ConfigError(f"{run.num_stored:,} transitions came in an hour; ask for fewer with --size")
     times: dict[str, list[float | None]] = {}
-    for _ in range(order.rounds):
+    for _ in range(options.rounds):
         for role in BARS:
-            recovery = hand.kill_and_wait(role)
+            recovery = injector.kill_and_wait(role)
             times.setdefault(role, []).append(recovery.seconds)
             reporter.say(f"kill -9 {role}: {'never back' if recovery.seconds is None else f'{recovery.seconds:.1f} s'}")
-            run.wait(order.period)
-    return [*recovery_figures(times, BARS), *_calm_down(run, proxy, hand)]
+            run.wait(options.period)
+    return [*recovery_figures(times, BARS), *_calm_down(run, proxy, injector)]
 
 
 def partition(
-    run: ChaosRun, proxy: Proxy, hand: FaultInjector, reporter: ScenarioReporter, order: ScenarioOptions
+    run: ChaosRun, proxy: Proxy, injector: FaultInjector, reporter: ScenarioReporter, options: ScenarioOptions
 ) -> list[Figure]:
     """10 s in which nothing passes between actors and replay, and nobody is told; then the same with resets."""
     figures = []
@@ -130,24 +130,27 @@ def partition(
         run.wait(5.0)
         after = _acknowledged(run, lambda: run.wait(PARTITION_SECONDS)) / PARTITION_SECONDS
         figures.append(Figure(f"{name}: rate after against before", 100 * after / calm if calm else None, "%", ">= 90"))
-    return [*figures, *_calm_down(run, proxy, hand)]
+    return [*figures, *_calm_down(run, proxy, injector)]
 
 
 def far_actor(
-    run: ChaosRun, proxy: Proxy, hand: FaultInjector, reporter: ScenarioReporter, order: ScenarioOptions
+    run: ChaosRun, proxy: Proxy, injector: FaultInjector, reporter: ScenarioReporter, options: ScenarioOptions
 ) -> list[Figure]:
     """All actors on one host at 250 ms round trip from learner and replay."""
     for pair in ("actor-replay", "actor-learner"):
         proxy.set(pair, delay=ROUND_TRIP_SECONDS / 2)
     reporter.say(f"{1000 * ROUND_TRIP_SECONDS:.0f} ms round trip between the actors and everybody")
     run.wait(10.0)
-    seconds = 60 * order.minutes
+    seconds = 60 * options.minutes
     rate = _acknowledged(run, lambda: run.wait(seconds)) / seconds
-    return [Figure("from one actor host at 250 ms", rate, "transitions/s", ">= 1300"), *_calm_down(run, proxy, hand)]
+    return [
+        Figure("from one actor host at 250 ms", rate, "transitions/s", ">= 1300"),
+        *_calm_down(run, proxy, injector),
+    ]
 
 
 def slow_actors(
-    run: ChaosRun, proxy: Proxy, hand: FaultInjector, reporter: ScenarioReporter, order: ScenarioOptions
+    run: ChaosRun, proxy: Proxy, injector: FaultInjector, reporter: ScenarioReporter, options: ScenarioOptions
 ) -> list[Figure]:
     """Of 32 actors one runs a tenth of the time, one is stopped, and one is killed whenever it comes."""
     run.wait(60.0, lambda: len(set().union(*run.ledger.actors.values())) == sum(HOSTS["slow-actors"]))
@@ -157,7 +160,7 @@ def slow_actors(
     many, slow, stopped, gone = hosts
     pids = {process.pid for process in many}
     ids = set().union(*(run.ledger.actors.get(pid, set()) for pid in pids))
-    seconds = 60 * order.minutes
+    seconds = 60 * options.minutes
 
     def rate(look: Callable[[], object]) -> float:
         before, began = _count(run, ids), time.monotonic()
@@ -190,21 +193,21 @@ def slow_actors(
         Figure(f"the other {len(ids)} before", calm, "transitions/s"),
         Figure(f"the other {len(ids)} meanwhile", faulty, "transitions/s"),
         Figure("meanwhile against before", 100 * faulty / calm if calm else None, "%", ">= 95"),
-        *_calm_down(run, proxy, hand),
+        *_calm_down(run, proxy, injector),
     ]
 
 
 def soak(
-    run: ChaosRun, proxy: Proxy, hand: FaultInjector, reporter: ScenarioReporter, order: ScenarioOptions
+    run: ChaosRun, proxy: Proxy, injector: FaultInjector, reporter: ScenarioReporter, options: ScenarioOptions
 ) -> list[Figure]:
     """Faults for a long time; what each role holds at the middle and at the end, once replay is full."""
-    half = 30 * order.minutes
-    first = random_faults(run, proxy, hand, reporter, _half(order, 0))
+    half = 30 * options.minutes
+    first = random_faults(run, proxy, injector, reporter, _half(options, 0))
     replay = run.status.replay if run.status is not None else None
     full = replay is not None and (replay.size or 0) >= 0.99 * replay.capacity
-    settle = min(SETTLE_SECONDS, 6 * order.minutes)
+    settle = min(SETTLE_SECONDS, 6 * options.minutes)
     middle = settled_footprints(run, settle)
-    second = random_faults(run, proxy, hand, reporter, _half(order, 1))
+    second = random_faults(run, proxy, injector, reporter, _half(options, 1))
     end = settled_footprints(run, settle)
     figures = [Figure("replay was full at half time", float(full), "", "= 1")]
     figures += growth_figures(middle, end, f"in {half / 60:g} min")
@@ -213,8 +216,8 @@ def soak(
     return [*halves, *figures]
 
 
-class Known(NamedTuple):
-    """A scenario, what it is for in one line, and which of Order's settings it heeds."""
+class ScenarioEntry(NamedTuple):
+    """A scenario, what it is for in one line, and the ScenarioOptions that it uses."""
 
     play: Scenario
     summary: str
@@ -222,20 +225,20 @@ class Known(NamedTuple):
 
 
 RANDOM = ("minutes", "period", "faults")
-SCENARIOS: dict[str, Known] = {
-    "random": Known(random_faults, "faults of every kind, drawn from --seed (the default)", RANDOM),
-    "kills": Known(kills, "kill -9 of every role, --rounds times each", ("rounds",)),
-    "recovery": Known(
+SCENARIOS: dict[str, ScenarioEntry] = {
+    "random": ScenarioEntry(random_faults, "faults of every kind, drawn from --seed (the default)", RANDOM),
+    "kills": ScenarioEntry(kills, "kill -9 of every role, --rounds times each", ("rounds",)),
+    "recovery": ScenarioEntry(
         recoveries,
         "how long a role is away after kill -9, --rounds times, with --size transitions in memory",
         ("rounds", "size", "period"),
     ),
-    "partition": Known(partition, "10 s between actors and replay", ()),
-    "far-actor": Known(far_actor, "one actor host at 250 ms round trip", ("minutes",)),
-    "slow-actors": Known(slow_actors, "a slow, a stopped and a vanished actor among 32", ("minutes",)),
-    "soak": Known(soak, "faults for --minutes, and what memory and descriptors grow by", RANDOM),
+    "partition": ScenarioEntry(partition, "10 s between actors and replay", ()),
+    "far-actor": ScenarioEntry(far_actor, "one actor host at 250 ms round trip", ("minutes",)),
+    "slow-actors": ScenarioEntry(slow_actors, "a slow, a stopped and a vanished actor among 32", ("minutes",)),
+    "soak": ScenarioEntry(soak, "faults for --minutes, and what memory and descriptors grow by", RANDOM),
 }
-DEFAULTS: dict[str, dict[str, float]] = {  # of a scenario's settings, where they are not Order's
+DEFAULTS: dict[str, dict[str, float]] = {  # of a scenario's settings, where they differ from those of ScenarioOptions
     "recovery": {"rounds": 5},
     "far-actor": {"minutes": 1.0},
     "slow-actors": {"minutes": 0.5},
@@ -287,17 +290,17 @@ def _actor_hosts(run: ChaosRun) -> list[list[Process]]:
     return sorted(hosts, key=lambda host: (-streams(host), host[0].pid))
 
 
-def _half(order: ScenarioOptions, number: int) -> ScenarioOptions:
+def _half(options: ScenarioOptions, number: int) -> ScenarioOptions:
     return ScenarioOptions(
-        seed=order.seed + number, minutes=order.minutes / 2, period=order.period, faults=order.faults
+        seed=options.seed + number, minutes=options.minutes / 2, period=options.period, faults=options.faults
     )
 
 
-def _calm_down(run: ChaosRun, proxy: Proxy, hand: FaultInjector) -> list[Figure]:
+def _calm_down(run: ChaosRun, proxy: Proxy, injector: FaultInjector) -> list[Figure]:
     """Ends all faults and waits until experience arrives and the learner goes on."""
-    while hand.busy:
+    while injector.busy:
         run.tick()
-        hand.tick()
+        injector.tick()
     proxy.heal()
     stored, updates, began = run.num_acknowledged, run.num_updates, time.monotonic()
     goes_on = run.wait(120.0, lambda: run.num_acknowledged > stored and run.num_updates > updates)

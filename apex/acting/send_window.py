@@ -25,7 +25,7 @@ class SendWindow:
         self._progress_at = 0.0
         self._heard_at = 0.0
         self._silence = 0.0  # the longest since the last progress
-        self._patience = RESEND_SECONDS
+        self._resend_seconds = RESEND_SECONDS
         self._resend_at = 0.0
         self._store_incarnation: int | None = None
 
@@ -48,7 +48,7 @@ class SendWindow:
         """Keeps the message of segment `next_number`, which is being sent."""
         if not self._unacknowledged:
             self._heard_at, self._silence = now, 0.0
-            self._progress_at, self._resend_at = now, now + self._patience
+            self._progress_at, self._resend_at = now, now + self._resend_seconds
         self._unacknowledged[self.next_number] = message
         self.next_number += 1
 
@@ -68,9 +68,9 @@ class SendWindow:
             del self._unacknowledged[number]
         if arrived:
             slow = 0.0 if self._silence > RECEIPT_SILENCE_SECONDS else now - self._progress_at
-            self._patience = min(max(RESEND_SECONDS, 2 * slow), MOST_RESEND_SECONDS)
+            self._resend_seconds = min(max(RESEND_SECONDS, 2 * slow), MOST_RESEND_SECONDS)
             self._silence = 0.0
-            self._progress_at, self._resend_at = now, now + self._patience
+            self._progress_at, self._resend_at = now, now + self._resend_seconds
         known, self._store_incarnation = self._store_incarnation, receipt.store_incarnation
         return known is not None and known != receipt.store_incarnation and bool(self._unacknowledged)
 
@@ -80,6 +80,6 @@ class SendWindow:
 
     def resend(self, now: float) -> list[list[bytes]]:
         """Everything in flight, lowest number first."""
-        self._resend_at = now + self._patience
+        self._resend_at = now + self._resend_seconds
         self.num_resent += len(self._unacknowledged)
         return [self._unacknowledged[number] for number in sorted(self._unacknowledged)]

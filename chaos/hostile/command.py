@@ -132,7 +132,7 @@ def measure(
     ours, theirs = Pipe()
     with open_replay_fixture(config, recording, folder, "tcp", stop) as bed:
         transport = bed.config.transport
-        ports = {door: int(transport.endpoint(door).rpartition(":")[2]) for door in SERVED}
+        ports = {endpoint: int(transport.endpoint(endpoint).rpartition(":")[2]) for endpoint in SERVED}
         watched = _Watched(bed, Store(open_file(bed.store, bed.schema, writable=False)))
         bed.begin_insert(seconds=86_400.0, rate=rate)
         watched.work(SETTLE_SECONDS)
@@ -167,8 +167,8 @@ def measure(
             "memory_bytes_after": memory_after,
             "server_is_up": status is not None,
             "refusals": {
-                f"{door} {reason}": count
-                for door, counts in (status.refusals if status is not None else {}).items()
+                f"{endpoint} {reason}": count
+                for endpoint, counts in (status.refusals if status is not None else {}).items()
                 for reason, count in counts.items()
             },
         }

@@ -1,4 +1,4 @@
-"""What strangers say at the doors of a run, for `python -m chaos hostile`, and how many of them come."""
+"""What strangers say at the endpoints of a run, for `python -m chaos hostile`, and how many of them come."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def _rubbish(rng: Random, headed: bool) -> bytes:
     return b"ApeX" + bytes((1, kind)) + rng.randbytes(rng.randrange(46, 300))
 
 
-def attacks(door: str, strangers: str = "") -> dict[str, Attack]:
-    """What a stranger may say at a door, by name; `strangers` is a folder of keys that nobody knows, against CURVE."""
+def attacks(endpoint: str, strangers: str = "") -> dict[str, Attack]:
+    """What a stranger may say at an endpoint, by name; `strangers`: a folder of unknown keys, used against CURVE."""
 
     def after_the_handshake(say: Callable[[Random], bytes]) -> Attack:
         def attack(peer: socket.socket, rng: Random) -> None:
-            enter(peer, _TYPES[door])
+            enter(peer, _TYPES[endpoint])
             peer.sendall(say(rng))
 
         return attack
@@ -88,10 +88,10 @@ def attacks(door: str, strangers: str = "") -> dict[str, Attack]:
         "a message without an end": after_the_handshake(lambda rng: frame(b"x", 1) * 10_000),
         "reset": lambda peer, rng: peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)),
     }
-    return everywhere | _attacks_on_curve(door, strangers) if strangers else everywhere
+    return everywhere | _attacks_on_curve(endpoint, strangers) if strangers else everywhere
 
 
-def _attacks_on_curve(door: str, strangers: str) -> dict[str, Attack]:
+def _attacks_on_curve(endpoint: str, strangers: str) -> dict[str, Attack]:
     def hello(rng: Random) -> bytes:
         return frame(b"\x05HELLO\x01\x00" + bytes(72) + rng.randbytes(120), 4)
 
@@ -101,7 +101,7 @@ def _attacks_on_curve(door: str, strangers: str) -> dict[str, Attack]:
         "an enormous curve command": lambda peer, rng: peer.sendall(_CURVE_GREETING + enormous),
         "a curve hello without an end": lambda peer, rng: peer.sendall(_CURVE_GREETING + frame(b"x", 1) * 10_000),
     }
-    if door != "experience":
+    if endpoint != "experience":
         return said
     knocking: deque[ExitStack] = deque()
 
@@ -123,7 +123,7 @@ def besiege(stop: Stop, host: str, ports: dict[str, int], strangers: str, connec
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4 * HELD)), hard))
     rng = Random(0)
-    ways = {door: list(attacks(door, strangers).items()) for door in ports}
+    ways = {endpoint: list(attacks(endpoint, strangers).items()) for endpoint in ports}
     held: deque[socket.socket] = deque()
     counts: dict[str, int] = {}
     refused, began = 0, time.monotonic()
@@ -132,10 +132,10 @@ def besiege(stop: Stop, host: str, ports: dict[str, int], strangers: str, connec
             return
         if (early := number / PACE - (time.monotonic() - began)) > 0:
             time.sleep(early)
-        door = list(ports)[number % len(ports)]
-        name, attack = ways[door][number // len(ports) % len(ways[door])]
+        endpoint = list(ports)[number % len(ports)]
+        name, attack = ways[endpoint][number // len(ports) % len(ways[endpoint])]
         try:
-            peer = socket.create_connection((host, ports[door]), timeout=1.0)
+            peer = socket.create_connection((host, ports[endpoint]), timeout=1.0)
         except OSError:
             refused += 1
             continue

@@ -147,7 +147,7 @@ def test_an_address_that_is_taken_is_refused_with_the_remedy(proxy, transport):
         Proxy(transport, 1, seed=0)
 
 
-def test_garbage_reaches_the_program_past_the_roads(proxy, transport, echo):
+def test_garbage_reaches_the_program_past_the_links(proxy, transport, echo):
     proxy.set("actor-replay", is_cut=True)
     proxy.throw_garbage([b"noise"])  # Nobody listens at the other ports, and nothing is raised.
     until(lambda: echo.heard, "the noise")

@@ -1,4 +1,4 @@
-"""Faults reach the processes and roads they name and end when they should; scenarios measure what they say."""
+"""Faults reach the processes and links they name and end when they should; scenarios measure what they say."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ time.sleep(60)
 """
 
 
-class Roads:
+class Links:
     """Stands for the proxy: a tape."""
 
     def __init__(self):
@@ -122,65 +122,65 @@ def state(pid):
 
 
 def test_a_kill_kills_and_is_counted_by_role(run):
-    hand, victim = FaultInjector(run, Roads(), 0), run.child
-    hand.do(Fault(0.0, "kill", "replay's child"))
+    injector, victim = FaultInjector(run, Links(), 0), run.child
+    injector.do(Fault(0.0, "kill", "replay's child"))
     assert victim.wait(10) == -signal.SIGKILL
-    assert hand.kills == {"replay": 1}
-    assert not hand.kill("evaluator")
+    assert injector.kills == {"replay": 1}
+    assert not injector.kill("evaluator")
 
 
 def test_a_stop_ends_by_itself(run):
-    hand = FaultInjector(run, Roads(), 0)
-    hand.do(Fault(0.0, "stop", "actor", 0.05))
+    injector = FaultInjector(run, Links(), 0)
+    injector.do(Fault(0.0, "stop", "actor", 0.05))
     until(lambda: state(run.child.pid) == "T", "stop")
-    assert hand.busy
-    until(lambda: hand.tick() or not hand.busy, "end of the fault")
+    assert injector.busy
+    until(lambda: injector.tick() or not injector.busy, "end of the fault")
     until(lambda: state(run.child.pid) != "T", "going on")
 
 
 def test_a_storm_kills_several_times(run):
-    hand = FaultInjector(run, Roads(), 0)
-    hand.do(Fault(0.0, "storm", "learner"))
-    hand.tick()
-    assert hand.kills == {"learner": 1}
-    assert hand.busy
+    injector = FaultInjector(run, Links(), 0)
+    injector.do(Fault(0.0, "storm", "learner"))
+    injector.tick()
+    assert injector.kills == {"learner": 1}
+    assert injector.busy
 
 
 @pytest.mark.parametrize("kind", ["cut", "delay"])
-def test_a_road_is_broken_and_mended(run, kind):
-    roads = Roads()
-    hand = FaultInjector(run, roads, 0)
-    hand.do(Fault(0.0, kind, "actor-replay", 0.0))
-    hand.tick()
-    assert [pair for pair, _ in roads.tape] == ["actor-replay"] * 2
-    assert roads.tape[0][1]
-    assert not roads.tape[1][1]
+def test_a_link_is_broken_and_mended(run, kind):
+    links = Links()
+    injector = FaultInjector(run, links, 0)
+    injector.do(Fault(0.0, kind, "actor-replay", 0.0))
+    injector.tick()
+    assert [pair for pair, _ in links.tape] == ["actor-replay"] * 2
+    assert links.tape[0][1]
+    assert not links.tape[1][1]
 
 
 def test_garbage_is_thrown(run):
-    roads = Roads()
-    FaultInjector(run, roads, 0).do(Fault(0.0, "garbage", "every port"))
-    assert roads.tape[0][0] == "garbage"
+    links = Links()
+    FaultInjector(run, links, 0).do(Fault(0.0, "garbage", "every port"))
+    assert links.tape[0][0] == "garbage"
 
 
 @pytest.mark.parametrize("victim", ["replay", "learner", "actor", "launcher"])
 def test_a_victim_is_back_when_what_it_gives_comes_again(run, victim):
-    recovery = FaultInjector(run, Roads(), 0).kill_and_wait(victim)
+    recovery = FaultInjector(run, Links(), 0).kill_and_wait(victim)
     assert recovery.victim == victim
     assert recovery.seconds is not None
 
 
 def test_a_victim_that_gives_nothing_more_is_never_back(run):
     run.tick = lambda: None
-    assert FaultInjector(run, Roads(), 0).kill_and_wait("replay").seconds is None
+    assert FaultInjector(run, Links(), 0).kill_and_wait("replay").seconds is None
 
 
 @pytest.mark.parametrize("name", ["random", "kills", "recovery", "partition", "far-actor"])
 def test_a_scenario_heals_everything_and_says_whether_all_goes_on(run, name, capsys):
-    roads = Roads()
-    order = ScenarioOptions(minutes=0.001, period=0.02, rounds=1, size=10, faults=("kill", "garbage"))
-    figures = SCENARIOS[name].play(run, roads, FaultInjector(run, roads, 0), ScenarioReporter(as_json=False), order)
-    assert roads.tape[-1] == ("healed", {})
+    links = Links()
+    options = ScenarioOptions(minutes=0.001, period=0.02, rounds=1, size=10, faults=("kill", "garbage"))
+    figures = SCENARIOS[name].play(run, links, FaultInjector(run, links, 0), ScenarioReporter(as_json=False), options)
+    assert links.tape[-1] == ("healed", {})
     assert figures[-1].name == GOES_ON
     assert figures[-1].value is not None
     assert capsys.readouterr().out

@@ -88,7 +88,7 @@ def test_a_stream_that_progresses_slowly_is_not_taken_for_a_lossy_one():
     assert resent == [RESEND_SECONDS]
 
 
-def test_patience_is_bounded_and_lost_with_the_first_quick_progress():
+def test_the_resend_time_is_bounded_and_reset_with_the_first_quick_progress():
     window = window_with(4)
     hear(window, 0, since=0.0, until=100.0)
     window.acknowledge(receipt(1), now=100.0)
