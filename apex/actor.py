@@ -22,6 +22,7 @@ from apex.runtime.lifecycle import (
 )
 from apex.runtime.watchdog import take_notifier
 from apex.transport.hello import add_route_options, greet_in_child, read_route
+from apex.types import Role
 
 
 @reports_errors("apex actor", logs_failures=True)
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None, work: Work = run_worker) -> int:
     parser.add_argument("--processes", type=count, default=0, help="processes on this host; 0: by the learner")
     parser.add_argument("--envs", type=count, default=0, help="streams per process; 0: by the learner")
     arguments = parser.parse_args(argv)
-    configure_logging("actor")
+    configure_logging(Role.ACTOR)
     route = read_route(arguments)
     with stop_on_signals(take_notifier()) as stop:
         greet = partial(join, route=route, processes=arguments.processes, envs=arguments.envs)

@@ -10,6 +10,7 @@ from apex.evaluation.service import run_service
 from apex.runtime.lifecycle import FINISHED, configure_logging, reports_errors, stop_on_signals
 from apex.runtime.watchdog import take_notifier
 from apex.transport.hello import add_route_options, greet, read_route
+from apex.types import Role
 
 
 @reports_errors("apex evaluator")
@@ -18,10 +19,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="apex evaluator", description="Plays full games with the newest parameters.")
     add_route_options(parser)
     arguments = parser.parse_args(argv)
-    configure_logging("evaluator")
+    configure_logging(Role.EVALUATOR)
     route = read_route(arguments)
     with stop_on_signals(take_notifier()) as stop:
-        welcome = greet(route, "evaluator", stop)
+        welcome = greet(route, Role.EVALUATOR, stop)
         return run_service(welcome, stop) if welcome is not None else FINISHED
 
 

@@ -20,13 +20,14 @@ from apex.runtime.lifecycle import (
     stop_on_signals,
 )
 from apex.runtime.watchdog import take_notifier
+from apex.types import Role
 
 
 @reports_errors("apex learner", logs_failures=True)
 def main(argv: Sequence[str] | None = None) -> int:
     """`apex learner`: the composition root."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    configure_logging("learner")
+    configure_logging(Role.LEARNER)
     with stop_on_signals(take_notifier()) as stop:
         folder = open_run(arguments)
         with hold(folder.path, or_parent=True):  # The launcher holds it for the learner that it has started.

@@ -26,6 +26,7 @@ from apex.runtime.lifecycle import (
 from apex.runtime.watchdog import take_notifier
 from apex.transport.hello import add_route_options, greet, greet_in_child, read_route
 from apex.transport.messages.fields import HOST
+from apex.types import Role
 
 
 def host(text: str) -> str:
@@ -53,11 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--snapshots", type=Path, metavar="DIR", help="folder for snapshots of the memory, and to go on from; else none"
     )
     arguments = parser.parse_args(argv)
-    configure_logging("replay")
+    configure_logging(Role.REPLAY)
     route = read_route(arguments)
     with stop_on_signals(take_notifier()) as stop:
         is_dead = partial(predecessor_is_dead, arguments.shard)
-        welcome = greet_in_child(partial(greet, route, "replay", shard=arguments.shard, holder_is_dead=is_dead), stop)
+        hello = partial(greet, route, Role.REPLAY, shard=arguments.shard, holder_is_dead=is_dead)
+        welcome = greet_in_child(hello, stop)
         if welcome is None:
             return FINISHED
         if arguments.bind:

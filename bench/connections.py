@@ -261,7 +261,7 @@ def send(stop: Stop, recording: Recording, learner: str, count: int, pipe: Conne
     compressor = Compressor(recording)
     cuts = [Cut(0, recording.records_of(piece), compressor.blob(piece)) for piece in range(len(recording.pieces))]
     host, port = split_address(learner, 0)
-    welcome = greet(Route(host, port), "actor", stop, num_streams=count, needs_replay=True)
+    welcome = greet(Route(host, port), Role.ACTOR, stop, num_streams=count, needs_replay=True)
     if welcome is None:
         return
     require(len(welcome.streams) == count, f"{count} actor ids were asked for, but {len(welcome.streams)} are free")

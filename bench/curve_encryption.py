@@ -29,7 +29,7 @@ from apex.transport.curve.command import new_folder
 from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import ExperienceSender, max_segment_bytes
 from apex.transport.sockets import open_context
-from apex.types import RECORD, Schema, Segment, Stream
+from apex.types import RECORD, Role, Schema, Segment, Stream
 from bench.harness.command import Figures, make_parser, run_bench
 from bench.harness.report import ReportRow, print_rows
 
@@ -94,7 +94,7 @@ def _rate(folder: str, seconds: float, stop: Stop) -> float:
 def _receive(stop: Stop, folder: str, endpoint: str, seconds: float, pipe: Connection) -> None:
     async def receive() -> float:
         codec, limit = Codec(RUN_ID, SCHEMA), max_segment_bytes(SCHEMA, TRANSITIONS)
-        with open_context(read_keys(folder, "replay")) as context:
+        with open_context(read_keys(folder, Role.REPLAY)) as context:
             receiver = AsyncReceiver(context, PULL, endpoint, "experience", high_water_mark=WINDOW, max_bytes=limit)
             while not stop.requested and not await receiver.burst(POLL_SECONDS, limit=1):
                 pass
@@ -109,7 +109,7 @@ def _receive(stop: Stop, folder: str, endpoint: str, seconds: float, pipe: Conne
 
 def _send(stop: Stop, folder: str, endpoint: str) -> None:
     codec, segment = Codec(RUN_ID, SCHEMA), _make_segment()
-    with open_context(read_keys(folder, "actor")) as context:
+    with open_context(read_keys(folder, Role.ACTOR)) as context:
         sender = ExperienceSender(context, endpoint, num_messages=WINDOW // 2)
         while not stop.requested:
             message = codec.encode_segment(segment)

@@ -31,7 +31,7 @@ from apex.transport.curve.command import new_folder
 from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import BatchReceiver, ParameterPublisher, ParameterSubscriber
 from apex.transport.sockets import Context, connect, open_context, prepare
-from apex.types import Parameters, Schema
+from apex.types import Parameters, Role, Schema
 
 MARK = 50  # high-water mark of sockets that take one as an argument
 MESSAGE = bytes(2_000)
@@ -47,17 +47,17 @@ VALUES = np.zeros(1_000, np.float32)
 class Kind(NamedTuple):
     """A socket that receives, and who may connect to it."""
 
-    role: str  # of the program that receives
-    peer: str  # of the program that dies
+    role: Role  # of the program that receives
+    peer: Role  # of the program that dies
 
 
 KINDS = {
-    "experience": Kind("replay", "actor"),
-    "priorities": Kind("replay", "learner"),
-    "batches": Kind("learner", "replay"),
-    "control": Kind("learner", "actor"),
-    "metrics": Kind("learner", "actor"),
-    "parameters": Kind("actor", "learner"),
+    "experience": Kind(Role.REPLAY, Role.ACTOR),
+    "priorities": Kind(Role.REPLAY, Role.LEARNER),
+    "batches": Kind(Role.LEARNER, Role.REPLAY),
+    "control": Kind(Role.LEARNER, Role.ACTOR),
+    "metrics": Kind(Role.LEARNER, Role.ACTOR),
+    "parameters": Kind(Role.ACTOR, Role.LEARNER),
 }
 
 

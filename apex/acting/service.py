@@ -15,18 +15,19 @@ from apex.transport.endpoints import ParameterSubscriber
 from apex.transport.heartbeat import Session
 from apex.transport.hello import Route, Welcome, greet
 from apex.transport.sockets import open_context
+from apex.types import Role
 
 log = logging.getLogger("apex")
 
 
 def join(stop: Stop, *, route: Route, processes: int, envs: int) -> Welcome | None:
     """Says hello, learns how many streams this host takes, and leases them."""
-    welcome = greet(route, "actor", stop, needs_replay=True)
+    welcome = greet(route, Role.ACTOR, stop, needs_replay=True)
     if welcome is None:
         return None
     actor = welcome.config.actor
     num_streams = (processes or actor.num_processes or 1) * (envs or actor.envs_per_process or 1)
-    return greet(route, "actor", stop, num_streams=num_streams, needs_replay=True)
+    return greet(route, Role.ACTOR, stop, num_streams=num_streams, needs_replay=True)
 
 
 def run_service(welcome: Welcome, envs: int, work: Work, stop: Stop) -> int:
@@ -47,13 +48,13 @@ def run_service(welcome: Welcome, envs: int, work: Work, stop: Stop) -> int:
     session = None
     try:
         host = ActorHost(shared, figures, [len(block) for block in blocks])
-        session = Session(welcome, "actor", stop, host.status)
+        session = Session(welcome, Role.ACTOR, stop, host.status)
 
         def check() -> None:
             check_children(children, welcome.config.run.stuck_seconds)
             session.check()
 
-        with open_context(read_keys(welcome.config.transport.keys, "actor")) as context:
+        with open_context(read_keys(welcome.config.transport.keys, Role.ACTOR)) as context:
             subscriber = ParameterSubscriber(
                 context,
                 welcome.endpoint("parameters"),

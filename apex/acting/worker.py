@@ -31,7 +31,7 @@ from apex.transport.hello import Welcome
 from apex.transport.messages.results import ActorFigures
 from apex.transport.sockets import open_context
 from apex.transport.timing import REPORT_SECONDS
-from apex.types import Schema, Stream
+from apex.types import Role, Schema, Stream
 
 
 class WorkerTask(NamedTuple):
@@ -56,7 +56,7 @@ def run_worker(stop: Stop, task: WorkerTask, connect: Connect | None = None) -> 
     codec = Codec(welcome.run_id, schema)
     environment, rng = make_environments(config, streams)
     connect = connect or partial(ReliableSender, streams, codec, window=config.actor.window)
-    with open_context(read_keys(config.transport.keys, "actor")) as context:
+    with open_context(read_keys(config.transport.keys, Role.ACTOR)) as context:
         actor = make_actor(
             config,
             schema,

@@ -16,7 +16,7 @@ from apex.transport.heartbeat import Session
 from apex.transport.hello import Welcome
 from apex.transport.messages.results import EvaluationResult
 from apex.transport.sockets import open_context
-from apex.types import Parameters
+from apex.types import Parameters, Role
 
 log = logging.getLogger("apex")
 
@@ -25,7 +25,7 @@ def run_service(welcome: Welcome, stop: Stop) -> int:
     """Evaluates the newest parameters until the run ends; returns the exit status."""
     config, codec = welcome.config, Codec(welcome.run_id, welcome.schema)
     torch.set_num_threads(config.evaluator.num_threads)
-    with open_context(read_keys(config.transport.keys, "evaluator")) as context:
+    with open_context(read_keys(config.transport.keys, Role.EVALUATOR)) as context:
         subscriber = ParameterSubscriber(
             context, welcome.endpoint("parameters"), codec, num_parameters=welcome.num_parameters
         )
@@ -40,7 +40,7 @@ def run_service(welcome: Welcome, stop: Stop) -> int:
             newest=subscriber.receive,
             keep=keep,
         )
-        session = Session(welcome, "evaluator", stop, evaluator.status)
+        session = Session(welcome, Role.EVALUATOR, stop, evaluator.status)
         try:
             evaluator.run(stop)
             session.check()

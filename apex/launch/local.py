@@ -193,7 +193,7 @@ def _run(
     for line in introduction:
         say(line, out)
     transport = config.transport
-    observer = read_keys(transport.keys, "observer")
+    observer = read_keys(transport.keys, Role.OBSERVER)
     with (
         claim_run(folder.run_id),
         log_to(folder.logs / "launcher.log"),

@@ -17,6 +17,7 @@ from apex.transport.curve.key_store import Keys, read_keys
 from apex.transport.messages.control import StatusRequest
 from apex.transport.messages.run_status import RunStatus
 from apex.transport.sockets import open_context, split_address
+from apex.types import Role
 
 
 @reports_errors("apex status")
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     host, port = split_address(arguments.learner, Config().transport.control_port)
     endpoint = f"tcp://{host}:{port}"
-    status = ask(endpoint, arguments.timeout, read_keys(arguments.keys, "observer"))
+    status = ask(endpoint, arguments.timeout, read_keys(arguments.keys, Role.OBSERVER))
     if status is None:
         print(f"apex status: no learner answers at {endpoint} ({arguments.timeout:g} s)", file=sys.stderr)
         return NEIGHBOUR_GONE

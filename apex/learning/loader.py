@@ -33,7 +33,7 @@ from apex.transport.codec import Codec
 from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import BatchReceiver, max_batch_bytes
 from apex.transport.sockets import open_context
-from apex.types import Schema
+from apex.types import Role, Schema
 
 log = logging.getLogger("apex")
 
@@ -116,7 +116,7 @@ def run_loader(stop: Stop, index: int, task: LoaderTask) -> None:
         StoreMonitor(store_path(task.run_id, shard), partial(task.open_source, index, shard))
         for shard in range(ring.num_shards)
     ]
-    with open_context(read_keys(transport.keys, "learner")) as context:
+    with open_context(read_keys(transport.keys, Role.LEARNER)) as context:
         receiver = remote = None
         if index == 0:
             receiver = BatchReceiver(

@@ -22,6 +22,7 @@ from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import PrioritySender
 from apex.transport.sockets import open_context
 from apex.transport.timing import END_NOTICE_SECONDS
+from apex.types import Role
 
 log = logging.getLogger("apex")
 
@@ -33,7 +34,7 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
     """
     config, schema, run_id = folder.config, folder.schema, folder.run_id
     device = choose_device(config.learner)
-    keys = read_keys(config.transport.keys, "learner")
+    keys = read_keys(config.transport.keys, Role.LEARNER)
     found = find_latest(folder.checkpoints)
     ring = BatchRing.configured(config.learner, config.replay.num_shards, schema, cuda=device.type == "cuda")
     pipe, coordinator_pipe = Pipe()

@@ -17,7 +17,7 @@ from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import BatchSender
 from apex.transport.reconnect_backoff import ReconnectBackoff
 from apex.transport.sockets import open_context
-from apex.types import Schema
+from apex.types import Role, Schema
 
 IDLE_SECONDS = 0.001  # between two looks whether drawing is allowed
 
@@ -36,7 +36,7 @@ class SamplerTask(NamedTuple):
 
 def run_sampler(stop: Stop, index: int, task: SamplerTask, seed: np.random.SeedSequence) -> None:
     """A sampler process, the `index`-th of its server: draws and sends."""
-    with open_context(read_keys(task.keys, "replay")) as context:
+    with open_context(read_keys(task.keys, Role.REPLAY)) as context:
         reader = StoreReader(task.path, task.schema)
         drawer = BatchDrawer(reader, task.counters, index, task.settings, np.random.default_rng(seed))
         sender = BatchSender(context, task.endpoint, Codec(task.run_id, task.schema))

@@ -34,6 +34,7 @@ from apex.transport.heartbeat import Session
 from apex.transport.hello import Welcome
 from apex.transport.messages.status import ReplayStatus
 from apex.transport.sockets import Context, InsecureBindWarning, local_address, open_context
+from apex.types import Role
 
 log = logging.getLogger("apex")
 
@@ -65,7 +66,7 @@ def run_service(welcome: Welcome, shard: int, advertise: str, snapshots: Path | 
     server = ReplayServer(store, Codec(welcome.run_id, welcome.schema), counters, settings.limiter, shard=shard)
     session: Session | None = None
     try:
-        with _forgotten_if_empty(store, path), open_context(read_keys(config.transport.keys, "replay")) as context:
+        with _forgotten_if_empty(store, path), open_context(read_keys(config.transport.keys, Role.REPLAY)) as context:
             sockets = ReplaySockets(context, welcome, server)
             session = _join(welcome, server, context, advertise, stop)
             _run_tasks(
@@ -125,7 +126,7 @@ def _join(welcome: Welcome, server: ReplayServer, context: Context, advertise: s
     def status() -> ReplayStatus:
         return replace(server.status(), refused_connections=context.refused_connections)
 
-    session = Session(welcome, "replay", stop, status, endpoints, server.shard)
+    session = Session(welcome, Role.REPLAY, stop, status, endpoints, server.shard)
     log.info("ready: %s", ", ".join(endpoints.values()))
     return session
 

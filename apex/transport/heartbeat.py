@@ -19,17 +19,18 @@ from apex.transport.control_client import ControlClient
 from apex.transport.curve.key_store import read_keys
 from apex.transport.hello import Welcome, host_name
 from apex.transport.messages import control
-from apex.transport.messages.fields import JoiningRole, printable
+from apex.transport.messages.fields import printable
 from apex.transport.messages.status import RoleStatus
 from apex.transport.sockets import open_context
 from apex.transport.timing import ABSENT_HEARTBEATS
+from apex.types import Role
 
 PATIENCE = 1.25  # times as long as whoever watches from outside, who can say more than the program itself
 
 HEARTBEATS = {
-    "actor": control.ActorHeartbeat,
-    "evaluator": control.EvaluatorHeartbeat,
-    "replay": control.ReplayHeartbeat,
+    Role.ACTOR: control.ActorHeartbeat,
+    Role.EVALUATOR: control.EvaluatorHeartbeat,
+    Role.REPLAY: control.ReplayHeartbeat,
 }
 
 log = logging.getLogger("apex")
@@ -46,7 +47,7 @@ class Session:
     def __init__(
         self,
         welcome: Welcome,
-        role: JoiningRole,
+        role: Role,
         stop: Stop,
         status: Callable[[], RoleStatus],
         endpoints: dict[str, str] | None = None,

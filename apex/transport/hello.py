@@ -22,10 +22,10 @@ from apex.transport.control_client import ControlClient
 from apex.transport.curve.key_store import read_keys
 from apex.transport.header import WIRE_VERSION
 from apex.transport.messages import control
-from apex.transport.messages.fields import JoiningRole, printable
+from apex.transport.messages.fields import printable
 from apex.transport.sockets import RefusedError, open_context, split_address
 from apex.transport.timing import HELLO_SECONDS
-from apex.types import Schema, Stream
+from apex.types import Role, Schema, Stream
 
 log = logging.getLogger("apex")
 
@@ -89,7 +89,7 @@ def read_route(arguments: argparse.Namespace) -> Route:
 
 def greet(
     route: Route,
-    role: JoiningRole,
+    role: Role,
     stop: Stop,
     *,
     shard: int = 0,
@@ -183,7 +183,7 @@ def host_name() -> str:
     return printable(socket.gethostname())
 
 
-def silent_learner(route: Route, role: str) -> str:
+def silent_learner(route: Route, role: Role) -> str:
     """Whom a program waits for. Who is not let in hears nothing, on loopback too, so a wait must say what it may be."""
     why = f"must list this {role}'s key" if route.keys else "may want --keys"
     return f"the learner at {route.endpoint}, which {why}"

@@ -16,6 +16,7 @@ from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import ExperienceSender, ReceiptReceiver
 from apex.transport.hello import Route, greet
 from apex.transport.sockets import open_context
+from apex.types import Role
 from bench.harness.recording import Compressor, Recording
 
 IDLE_SECONDS = 0.02  # how late an order may be heard
@@ -99,11 +100,11 @@ def write(stop: Stop, recording: Recording, config: Config, pipe: Connection, be
     num_streams, window = config.actor.num_actors, config.actor.window
     port = config.transport.control_port + config.transport.port_offset
     route = Route(config.transport.bind, port, config.transport.keys)
-    welcome = greet(route, "actor", stop, num_streams=num_streams, needs_replay=True)
+    welcome = greet(route, Role.ACTOR, stop, num_streams=num_streams, needs_replay=True)
     if welcome is None:
         return
     codec, streams = Codec(welcome.run_id, welcome.schema), welcome.streams
-    with open_context(read_keys(config.transport.keys, "actor")) as context:
+    with open_context(read_keys(config.transport.keys, Role.ACTOR)) as context:
         (replay,) = welcome.replay
         sender = ExperienceSender(context, replay["experience"], num_messages=num_streams * window)
         outlet = _CountedOutlet(sender)

@@ -152,7 +152,7 @@ def open_replay_fixture(
         # After the store is there, so that none of them looks for it in vain; before this process has a context.
         loader = LoaderTask(run.schema, ring, run.run_id, config)
         children += start_loaders(loader)
-        keys = read_keys(config.transport.keys, "learner")
+        keys = read_keys(config.transport.keys, Role.LEARNER)
         priorities = PrioritySender(started.enter_context(open_context(keys)), Codec(run.run_id, run.schema))
         priorities.connect(found[0])
         yield ReplayFixture(run, ring, priorities, pipe, server, check)

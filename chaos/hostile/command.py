@@ -41,7 +41,7 @@ from apex.runtime.children import call_in_child, check_children, start_child, st
 from apex.runtime.lifecycle import FAILED, FINISHED, Stop, reports_errors, stop_on_signals
 from apex.transport.curve.command import new_folder
 from apex.transport.curve.key_store import PINNED, read_keys
-from apex.types import Schema
+from apex.types import Role, Schema
 from bench.harness.recording import Recording, load, record
 from bench.harness.replay_fixture import ReplayFixture, open_replay_fixture
 from bench.replay_steps import read_memory
@@ -150,7 +150,7 @@ def measure(
             stop_children([besiegers])
         watched.work(SETTLE_SECONDS)
         after, memory_after = watched.work(quiet_seconds), watched.memory()
-        status = ask(transport.endpoint("control"), 5.0, read_keys(keys, "observer"))
+        status = ask(transport.endpoint("control"), 5.0, read_keys(keys, Role.OBSERVER))
         figures: Measurements = {
             "curve": curve,
             "connections": sum(came["counts"].values()),

@@ -17,6 +17,7 @@ from apex.runtime.lifecycle import Stop
 from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import ExperienceSender
 from apex.transport.sockets import open_context
+from apex.types import Role
 
 HELD = 300  # hostile connections at the same time: below the 1,024 descriptors that a program may have open
 PACE = 400  # hostile connections per second
@@ -109,7 +110,7 @@ def _attacks_on_curve(endpoint: str, strangers: str) -> dict[str, Attack]:
         """As a program that found out whom it talks to, but whose own key nobody knows."""
         host, port = peer.getpeername()
         stranger = ExitStack()
-        context = stranger.enter_context(open_context(read_keys(strangers, "actor")))
+        context = stranger.enter_context(open_context(read_keys(strangers, Role.ACTOR)))
         ExperienceSender(context, f"tcp://{host}:{port}", num_messages=1).send([rng.randbytes(100)])
         knocking.append(stranger)
         if len(knocking) > _UNKNOWN:

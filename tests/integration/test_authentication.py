@@ -55,14 +55,14 @@ def elsewhere(tmp_path):
 
 
 class Server:
-    """A door of whoever binds it, and what comes of those who knock."""
+    """A bound socket, and what comes of those who connect."""
 
-    def __init__(self, context, door, kind=zmq.PULL):
+    def __init__(self, context, socket_name, kind=zmq.PULL):
         self.context = context
         self.socket = context.socket(kind)
         prepare(self.socket, high_water_mark=10)
         self._monitor = self.socket.get_monitor_socket(OUTCOMES)
-        bind(self.socket, ANY_PORT, door)
+        bind(self.socket, ANY_PORT, socket_name)
         self.endpoint = self.socket.last_endpoint.decode()
 
     def outcome(self):
@@ -75,18 +75,18 @@ class Server:
 
 
 @contextmanager
-def open_server(keys, door="experience"):
+def open_server(keys, socket_name="experience"):
     with open_context(keys) as context:
-        yield Server(context, door)
+        yield Server(context, socket_name)
 
 
 @contextmanager
-def knock(keys, server, door="experience"):
+def knock(keys, server, socket_name="experience"):
     """A client that has a message for the server."""
     with open_context(keys) as context:
         client = context.socket(zmq.PUSH)
         prepare(client, high_water_mark=10)
-        connect(client, server.endpoint, door)
+        connect(client, server.endpoint, socket_name)
         client.send(b"knock", zmq.NOBLOCK)
         yield client
 
@@ -98,18 +98,18 @@ def mixed(folder, other, role):
     return Keys(other, role)
 
 
-@pytest.mark.parametrize("door", ENDPOINTS)
-def test_the_key_of_a_role_opens_the_doors_of_that_role_and_no_others(folder, door):
-    with open_server(Keys(folder, ENDPOINTS[door].bound_by), door) as server:
-        for role in ENDPOINTS[door].open_to:
-            with knock(Keys(folder, role), server, door):
+@pytest.mark.parametrize("socket_name", ENDPOINTS)
+def test_the_key_of_a_role_opens_the_sockets_of_that_role_and_no_others(folder, socket_name):
+    with open_server(Keys(folder, ENDPOINTS[socket_name].bound_by), socket_name) as server:
+        for role in ENDPOINTS[socket_name].open_to:
+            with knock(Keys(folder, role), server, socket_name):
                 assert server.outcome() == "SUCCEEDED"
                 assert server.received() == b"knock"
-        for role in {"actor", "evaluator", "observer", "replay", "learner"} - set(ENDPOINTS[door].open_to):
-            with knock(Keys(folder, role), server, door):
+        for role in {"actor", "evaluator", "observer", "replay", "learner"} - set(ENDPOINTS[socket_name].open_to):
+            with knock(Keys(folder, role), server, socket_name):
                 assert server.outcome() == "FAILED_AUTH"
             assert server.received(0.05) is None
-            assert server.context.refused_connections[f"{door}: key of the role {role}"] >= 1
+            assert server.context.refused_connections[f"{socket_name}: key of the role {role}"] >= 1
 
 
 def test_a_wrong_key_is_refused(folder, elsewhere):

@@ -1,7 +1,7 @@
 """The real roles in one process, over memory instead of sockets: they keep the replay ratio, and they learn.
 
 Every segment and every priority still goes through the wire's encoding and back. That the same seed gives the same run
-is shown in test_single_process.py.
+is shown in tests/system/test_serial_run.py.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from apex.runtime.lifecycle import (
 )
 from apex.runtime.optional_imports import remedy
 from apex.runtime.watchdog import take_notifier
-from apex.types import PROGRAMS
+from apex.types import PROGRAMS, Role
 
 LOOK_SECONDS = 5.0  # between two looks for a spot notice or a missing key
 BUCKET_SECONDS = 300.0  # for which a bucket may refuse a new cluster: permissions take a minute to be known everywhere
@@ -52,11 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = read_settings(arguments.etc, arguments.home)
         if arguments.command == "role":
-            if arguments.role == "learner" and is_new(settings) and not arguments.print:
+            if arguments.role == Role.LEARNER and is_new(settings) and not arguments.print:
                 with stop_on_signals(lambda: None) as stop:  # The unit is not up yet.
                     if not prepare_run(settings, aws_clients(settings), Metadata(), stop):
                         return FINISHED
-            return _become(settings, arguments.role, arguments.print)
+            return _become(settings, Role(arguments.role), arguments.print)
         with stop_on_signals(take_notifier()) as stop:
             return _COMMANDS[arguments.command](settings, aws_clients(settings), Metadata(), stop)
     except ConfigError:
@@ -101,7 +101,7 @@ def aws_clients(settings: HostSettings) -> Client:
     return lambda service: boto3.client(service, region_name=settings.region, config=config)
 
 
-def _become(settings: HostSettings, role: str, only_print: bool) -> int:
+def _become(settings: HostSettings, role: Role, only_print: bool) -> int:
     command = host_command(settings, role, len(os.sched_getaffinity(0)))
     log.info("apex %s", shlex.join(command))
     if only_print:
@@ -208,7 +208,7 @@ def end(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) 
     host = metadata.instance_id()
     with suppress(Exception):  # A key that stays is accepted no more after ten minutes.
         key_exchange.withdraw(client("ssm"), settings, host)
-    if settings.role == "learner":
+    if settings.role == Role.LEARNER:
         done = end_cluster(client, settings, host, _copy(settings, client), stop)
     else:
         done = leave_group(client("autoscaling"), host)

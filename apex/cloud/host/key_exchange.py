@@ -24,6 +24,7 @@ from apex.cloud.host.settings import HostSettings
 from apex.errors import ConfigError
 from apex.runtime.atomic_files import replace_file, sync_folder
 from apex.transport.curve.key_store import PINNED, certificate, certificates, create_pair, lists_for, public_digits
+from apex.types import Role
 
 PUBLISH_SECONDS = 240.0  # between two writes of a host's key
 STALE_SECONDS = 600.0  # five more times in a row, a minute apart, that a write failed
@@ -39,7 +40,7 @@ log = logging.getLogger("apex")
 class KeyEntry(NamedTuple):
     """What a host has published of one of its roles."""
 
-    role: str
+    role: Role
     host: str
     key: str  # the public key, in hexadecimal digits
     address: str  # private, IPv4
@@ -59,7 +60,7 @@ def make_pairs(settings: HostSettings, address: str) -> None:
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(mode=0o700, parents=True)
-    for name in (*settings.roles, "observer") if "learner" in settings.roles else settings.roles:
+    for name in (*settings.roles, Role.OBSERVER) if Role.LEARNER in settings.roles else settings.roles:
         create_pair(partial, name)
         (partial / f"{name}.key").write_text(_certificate(public_digits(partial, name), address))
     sync_folder(partial)
@@ -124,23 +125,23 @@ def withdraw(ssm: Any, settings: HostSettings, host: str) -> None:
 
 def learner_address(settings: HostSettings) -> str:
     """The learner's private address; raises ConfigError before its key has arrived."""
-    for path in certificates(settings.keys, "learner"):
+    for path in certificates(settings.keys, Role.LEARNER):
         if found := _ADDRESS.search(path.read_text()):
             return found[1]
     raise ConfigError(f"no key of the learner with its address in {settings.keys}: apex-keys.service writes it")
 
 
-def _needed(settings: HostSettings) -> list[str]:
+def _needed(settings: HostSettings) -> list[Role]:
     """The roles whose keys come from other hosts. The observer's is made on the learner's host, for that host."""
-    needed = {name for role in settings.roles for name in lists_for(role)} - {*settings.roles, "observer"}
+    needed = {name for role in settings.roles for name in lists_for(role)} - {*settings.roles, Role.OBSERVER}
     return sorted(needed)
 
 
-def _name(settings: HostSettings, role: str, host: str) -> str:
+def _name(settings: HostSettings, role: Role, host: str) -> str:
     return f"{settings.parameters}/keys/{role}/{host}"
 
 
-def _read(role: str, item: dict[str, Any]) -> KeyEntry | None:
+def _read(role: Role, item: dict[str, Any]) -> KeyEntry | None:
     """Reads a parameter, which becomes a file and its content; None for a malformed one."""
     host = str(item["Name"]).rpartition("/")[2]
     try:
@@ -158,7 +159,7 @@ def _certificate(key: str, address: str) -> str:
     return f'metadata\n    address = "{address}"\n{certificate(key)}'
 
 
-def _write_certificates(folder: Path, role: str, entries: list[KeyEntry]) -> bool:
+def _write_certificates(folder: Path, role: Role, entries: list[KeyEntry]) -> bool:
     """Makes the role's certificates those of `entries`; returns whether any had to change."""
     wanted = {f"{role}.{entry.host}.key": entry.certificate for entry in entries}
     present = {path.name: path.read_text() for path in certificates(folder, role)}

@@ -19,13 +19,13 @@ ANY = "0.0.0.0"  # security groups and keys decide who gets in; the address chan
 log = logging.getLogger("apex")
 
 
-def host_command(settings: HostSettings, role: str, num_cores: int) -> list[str]:
+def host_command(settings: HostSettings, role: Role, num_cores: int) -> list[str]:
     """The words after `apex`. Raises ConfigError for a role of another host, and for a TOML file that is refused."""
     require(role in settings.roles, f"this host has the roles {', '.join(settings.roles)}, not {role!r}")
     file = settings.etc / f"{role}.toml"
     if role == Role.LEARNER:
         return _learner(settings, file)
-    joins = partial(role_command, Role(role), learner=learner_address(settings), keys=settings.keys)
+    joins = partial(role_command, role, learner=learner_address(settings), keys=settings.keys)
     if role == Role.REPLAY:
         shared = Role.LEARNER in settings.roles  # Terraform sizes only a replay host's own disk for snapshots.
         return list(joins(bind=ANY, snapshots=None if shared else settings.run / "checkpoints" / "replay"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from apex.errors import ConfigError, require
-from apex.types import PROGRAMS
+from apex.types import PROGRAMS, Role
 
 ETC = Path("/etc/apex")
 HOME = Path("/var/lib/apex")
@@ -20,7 +20,7 @@ class HostSettings:
     """One host's place in its cluster."""
 
     cluster: str  # also the run's name
-    roles: tuple[str, ...]  # programs that run here; the first names the host's group and its permissions
+    roles: tuple[Role, ...]  # programs that run here; the first names the host's group and its permissions
     region: str
     bucket: str  # of checkpoints and curves
     begun: str  # when the cluster was first applied: tells it from others of its name
@@ -29,11 +29,9 @@ class HostSettings:
 
     def __post_init__(self) -> None:
         require(bool(_NAME.fullmatch(self.cluster)), f"APEX_CLUSTER must be a-z, 0-9 and -, got {self.cluster!r}")
-        known = bool(self.roles) and set(self.roles) <= set(PROGRAMS)
-        require(known, f"APEX_ROLES must be some of {', '.join(PROGRAMS)}, got {','.join(self.roles)!r}")
 
     @property
-    def role(self) -> str:
+    def role(self) -> Role:
         """The role that names the host's auto-scaling group, its permissions and its log group."""
         return self.roles[0]
 
@@ -57,7 +55,7 @@ class HostSettings:
         """The path of the cluster's parameters in the parameter store."""
         return f"/apex/{self.cluster}"
 
-    def group(self, role: str) -> str:
+    def group(self, role: Role) -> str:
         """The name of a role's auto-scaling group."""
         return f"apex-{self.cluster}-{role}"
 
@@ -74,6 +72,7 @@ def read_settings(etc: Path = ETC, home: Path = HOME) -> HostSettings:
     missing = [f"APEX_{name.upper()}" for name in names if not values.get(f"APEX_{name.upper()}")]
     require(not missing, f"{path} lacks {', '.join(missing)}")
     cluster, roles, region, bucket, begun = (values[f"APEX_{name.upper()}"] for name in names)
-    return HostSettings(
-        cluster=cluster, roles=tuple(roles.split(",")), region=region, bucket=bucket, begun=begun, etc=etc, home=home
-    )
+    known = set(roles.split(",")) <= set(PROGRAMS)
+    require(known, f"APEX_ROLES must be some of {', '.join(PROGRAMS)}, got {roles!r}")
+    own = tuple(map(Role, roles.split(",")))
+    return HostSettings(cluster=cluster, roles=own, region=region, bucket=bucket, begun=begun, etc=etc, home=home)

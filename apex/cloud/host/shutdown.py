@@ -15,7 +15,7 @@ from typing import Any
 from apex.cloud.host.bucket import RunBucket
 from apex.cloud.host.settings import HostSettings
 from apex.runtime.lifecycle import Stop, sleep
-from apex.types import PROGRAMS
+from apex.types import PROGRAMS, Role
 
 TRY_SECONDS = 900.0  # for the last upload, while no other host of the cluster bills any more
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 5.0, 120.0  # between two tries
@@ -34,7 +34,7 @@ def end_cluster(client: Client, settings: HostSettings, own: str, copy: RunBucke
     """
     scaling, ec2 = client("autoscaling"), client("ec2")
 
-    def set_to_zero(role: str) -> None:
+    def set_to_zero(role: Role) -> None:
         scaling.set_desired_capacity(AutoScalingGroupName=settings.group(role), DesiredCapacity=0, HonorCooldown=False)
 
     upload = partial(copy.upload, own, whole=True)

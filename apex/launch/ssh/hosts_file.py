@@ -13,16 +13,18 @@ from typing import Any, NamedTuple
 
 from apex.config import read_toml
 from apex.errors import ConfigError, require
+from apex.transport.curve.key_store import PINNED
+from apex.types import Role
 
 OPTION = "--hosts"
 FOLDER = "apex-zeromq"  # as git clone calls it
 
 _DESTINATION = re.compile(r"(ssh://)?[A-Za-z0-9_][A-Za-z0-9_.@:%-]*")  # never an option, never a word for a shell
 _KEYS = {
-    "learner": {"host", "folder", "address"},
-    "replay": {"host", "folder", "address"},
-    "evaluator": {"host", "folder"},
-    "actor": {"host", "folder", "processes"},
+    Role.LEARNER: {"host", "folder", "address"},
+    Role.REPLAY: {"host", "folder", "address"},
+    Role.EVALUATOR: {"host", "folder"},
+    Role.ACTOR: {"host", "folder", "processes"},
 }
 
 
@@ -73,19 +75,19 @@ def read_hosts(path: Path) -> Hosts:
         words = ()
     require(bool(words), f"{path}: ssh must be a command, got {ssh!r}")
 
-    def place(role: str, table: Any) -> HostEntry:
+    def place(role: Role, table: Any) -> HostEntry:
         return _place(path, role, table, folder)
 
-    for role in ("learner", "replay"):
+    for role in PINNED:
         require(role in tree, f'{path} has no [{role}]: it needs host = "..." and address = "..."')
-    actors = tree.get("actor", [])
+    actors = tree.get(Role.ACTOR, [])
     require(isinstance(actors, list) and bool(actors), f'{path} has no [[actor]]: each needs host = "..."')
     hosts = Hosts(
         ssh=words,
-        learner=place("learner", tree["learner"]),
-        replay=place("replay", tree["replay"]),
-        evaluator=place("evaluator", tree["evaluator"]) if "evaluator" in tree else None,
-        actors=tuple(place("actor", table) for table in actors),
+        learner=place(Role.LEARNER, tree[Role.LEARNER]),
+        replay=place(Role.REPLAY, tree[Role.REPLAY]),
+        evaluator=place(Role.EVALUATOR, tree[Role.EVALUATOR]) if Role.EVALUATOR in tree else None,
+        actors=tuple(place(Role.ACTOR, table) for table in actors),
     )
     names = [actor.name for actor in hosts.actors]
     for name in names:
@@ -115,7 +117,7 @@ def divide(num_actors: int, cores: Sequence[int]) -> list[tuple[int, int]]:
     return found
 
 
-def _place(path: Path, role: str, table: Any, folder: Any) -> HostEntry:
+def _place(path: Path, role: Role, table: Any, folder: Any) -> HostEntry:
     where = f"{path}, {role}"
     require(isinstance(table, dict), f"{where}: must be a table, got {table!r}")
     for name in table:

@@ -28,6 +28,7 @@ from apex.transport.control_client import ControlClient
 from apex.transport.curve.key_store import read_keys
 from apex.transport.messages.run_status import RunStatus
 from apex.transport.sockets import open_context
+from apex.types import Role
 
 SET_HERE = ("transport.bind", "transport.keys", "transport.insecure_no_auth", "run.folder", "run.single_process")
 
@@ -140,7 +141,7 @@ def _run(launch: Launch, stop: Stop, argv: Sequence[str]) -> tuple[Ending, RunSt
     with (
         new_secrets(folder, places) as secrets,
         log_to(logs / "launcher.log"),
-        open_context(read_keys(str(secrets / "keys"), "observer")) as context,
+        open_context(read_keys(str(secrets / "keys"), Role.OBSERVER)) as context,
         open_view(sys.stdout) as view,
     ):
         endpoint = config.transport.endpoint("control", hosts.learner.address)

@@ -53,7 +53,8 @@ def new_secrets(folder: Path, places: Sequence[HostEntry]) -> Iterator[Path]:
         new_folder(secrets / "keys")
         for place in reversed(places):  # Each actor host gets a key of its own, before the lists of all are copied.
             if (role := _role(place)) in tuple(Role):
-                bundle_for(secrets / "keys", role, secrets / place.name, place.name if role == "actor" else "")
+                name = place.name if role == Role.ACTOR else ""
+                bundle_for(secrets / "keys", Role(role), secrets / place.name, name)
         yield secrets
     finally:
         shutil.rmtree(secrets, ignore_errors=True)
@@ -86,14 +87,14 @@ def make_programs(
         if role == "tensorboard":
             options: dict[str, Any] = {"ssh": forward, "crash_budget": 1.0, "essential": False, "niceness": NICE}
             programs.append(program(place, 0.5, "tensorboard.main", *curves, "--reload_interval", "5", **options))
-        elif role == "replay":
+        elif role == Role.REPLAY:
             snapshots = Path(where) / "snapshots" if config.checkpoint.replay else None
             words = joins(Role.REPLAY, bind=place.address, shard=int(shard or 0), snapshots=snapshots)
             programs.append(program(place, 1.5, *module_command(words), stops_with="replay", ready=goes_on))
-        elif role == "learner":
+        elif role == Role.LEARNER:
             words = learner_command(run_folder=f"{run.folder}/{run.name}")
             programs.append(program(place, 4.0, *module_command(words), ends_run=True))
-        elif role == "evaluator":
+        elif role == Role.EVALUATOR:
             programs.append(program(place, 1.0, *module_command(joins(Role.EVALUATOR)), ready=goes_on))
         else:
             processes, envs = blocks[place]

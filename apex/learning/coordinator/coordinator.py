@@ -28,7 +28,7 @@ from apex.transport.messages.results import ActorFigures, EvaluationResult
 from apex.transport.messages.run_status import RunStatus
 from apex.transport.messages.status import LearnerStatus
 from apex.transport.timing import FORGET_SECONDS, TAKEOVER_HEARTBEATS
-from apex.types import Parameters
+from apex.types import Parameters, Role
 
 MAX_ASKING = 1_000  # replay servers that wait for a shard
 MAX_REPLACED = 1_000  # sessions that are remembered
@@ -98,7 +98,7 @@ class Coordinator:
     def _answer_hello(self, hello: control.Hello) -> control.Answer:
         if self.state.finished:
             return END
-        if hello.role == "replay":
+        if hello.role == Role.REPLAY:
             if (answer := self._turn_away(hello)) is not None:
                 return answer
             self._replace(self._holders.get(hello.shard, hello.session), by=hello.session)

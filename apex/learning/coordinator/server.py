@@ -24,6 +24,7 @@ from apex.transport.json_codec import MAX_JSON_BYTES
 from apex.transport.messages.control import Answer, Heartbeat, Hello, RefusedAnswer, StatusRequest
 from apex.transport.sockets import Context, InsecureBindWarning, open_context
 from apex.transport.timing import END_NOTICE_SECONDS, REPORT_SECONDS
+from apex.types import Role
 
 MAX_OBSERVERS = 64  # who are sent the last status without asking
 
@@ -57,7 +58,7 @@ class CoordinatorServer:
 
     async def run(self) -> None:
         """Serves until the trainer is done, then tells everybody for a moment."""
-        with open_context(read_keys(self._transport.keys, "learner")) as context:
+        with open_context(read_keys(self._transport.keys, Role.LEARNER)) as context:
             wait = Wait("coordinator")
             while not self._coordinator.num_parameters:  # The most that a message may take depends on it.
                 wait.on("the trainer to make its network and to read its checkpoint")
@@ -163,7 +164,7 @@ class CoordinatorServer:
         """Has a message answered; raises WireError for one that cannot be."""
         role = identity.role if isinstance(identity, Peer) else ""
         if peek_kind(frames) == MessageKind.EVALUATION:
-            _require_role(role, "evaluator")
+            _require_role(role, Role.EVALUATOR)
             self._coordinator.keep_evaluation(*self._codec.decode_evaluation(frames, self._coordinator.num_parameters))
             return None
         request = decode_request(frames, self._run_id)
@@ -187,7 +188,7 @@ class CoordinatorServer:
                     self._figures.refuse(error)
 
 
-def _require_role(role: str, claimed: str) -> None:
+def _require_role(role: str, claimed: Role) -> None:
     """Raises WireError if a program claims another role than its key has; `role` is "" without keys."""
     if role and role != claimed:
         raise WireError("role", f"a key of the role {role} speaks as {claimed}")

@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         new_folder(arguments.folder)
         print(f"made {arguments.folder}: a key each for {', '.join(Role)}; apex keys --help says what goes where")
     else:
-        bundle_for(arguments.folder, arguments.role, arguments.out, arguments.name)
+        bundle_for(arguments.folder, Role(arguments.role), arguments.out, arguments.name)
         files = ", ".join(sorted(path.name for path in arguments.out.iterdir()))
         print(f"made {arguments.out}: {files}; copy it with its modes, as scp -rp does")
         if arguments.name:
@@ -71,7 +71,7 @@ def new_folder(folder: Path) -> None:
         create_pair(folder, role)
 
 
-def bundle_for(folder: Path, role: str, out: Path, name: str = "") -> None:
+def bundle_for(folder: Path, role: Role, out: Path, name: str = "") -> None:
     """Makes `out` with what a host of this role needs; with a `name` it gets a key of its own."""
     require(not name or role not in PINNED, f"--name: all others expect the one key of the {role}, leave it out")
     require(re.fullmatch(r"[^/\s]*", name) is not None, f"--name must be a plain word, got {name!r}")

@@ -18,29 +18,29 @@ from zmq.utils import z85
 from apex.errors import ConfigError, require
 from apex.types import Role
 
-PINNED = ("learner", "replay")  # who binds: all clients expect this one key there
+PINNED = (Role.LEARNER, Role.REPLAY)  # who binds: all clients expect this one key there
 KEY_BYTES = 32
 
 
 class Endpoint(NamedTuple):
     """A socket that is bound, and who may connect to it."""
 
-    bound_by: str
-    open_to: tuple[str, ...]
+    bound_by: Role
+    open_to: tuple[Role, ...]
 
 
 ENDPOINTS = {
-    "experience": Endpoint("replay", ("actor",)),
-    "priorities": Endpoint("replay", ("learner",)),
-    "receipts": Endpoint("replay", ("actor",)),
-    "parameters": Endpoint("learner", ("actor", "evaluator")),
-    "batches": Endpoint("learner", ("replay",)),
-    "control": Endpoint("learner", ("replay", "actor", "evaluator", "observer")),
-    "metrics": Endpoint("learner", ("actor",)),
+    "experience": Endpoint(Role.REPLAY, (Role.ACTOR,)),
+    "priorities": Endpoint(Role.REPLAY, (Role.LEARNER,)),
+    "receipts": Endpoint(Role.REPLAY, (Role.ACTOR,)),
+    "parameters": Endpoint(Role.LEARNER, (Role.ACTOR, Role.EVALUATOR)),
+    "batches": Endpoint(Role.LEARNER, (Role.REPLAY,)),
+    "control": Endpoint(Role.LEARNER, (Role.REPLAY, Role.ACTOR, Role.EVALUATOR, Role.OBSERVER)),
+    "metrics": Endpoint(Role.LEARNER, (Role.ACTOR,)),
 }
 
 
-def lists_for(role: str) -> tuple[str, ...]:
+def lists_for(role: Role) -> tuple[Role, ...]:
     """The roles whose public keys this role needs: of whom it connects to, and of who connects to it."""
     needed = {endpoint.bound_by for endpoint in ENDPOINTS.values() if role in endpoint.open_to}
     for endpoint in ENDPOINTS.values():
@@ -52,7 +52,7 @@ def lists_for(role: str) -> tuple[str, ...]:
 class Keys:
     """The keys that a program of one role takes from its folder."""
 
-    def __init__(self, folder: Path, role: str) -> None:
+    def __init__(self, folder: Path, role: Role) -> None:
         """Raises ConfigError for what is missing, is no key, or lies open to others."""
         require(folder.is_dir(), f"there is no folder of keys {folder}: make one with apex keys new {folder}")
         require(
@@ -77,12 +77,12 @@ class Keys:
         """The public key that whoever binds this socket must have."""
         return self._only_key(ENDPOINTS[socket_name].bound_by)
 
-    def accepted(self, role: str) -> dict[bytes, str]:
+    def accepted(self, role: Role) -> dict[bytes, str]:
         """The public keys that are accepted as the role's now, each with the name of its file."""
         paths = certificates(self._folder, role)
         return {_load(path, stat.S_IWGRP | stat.S_IWOTH, "written")[0]: path.name for path in paths}
 
-    def _only_key(self, role: str) -> bytes:
+    def _only_key(self, role: Role) -> bytes:
         keys = list(self.accepted(role))
         require(
             len(keys) == 1,
@@ -92,7 +92,7 @@ class Keys:
         return keys[0]
 
 
-def read_keys(folder: str, role: str) -> Keys | None:
+def read_keys(folder: str, role: Role) -> Keys | None:
     """Reads the keys of a role, and forbids core files; None where no folder is given: there is no authentication."""
     if not folder:
         return None
@@ -101,18 +101,18 @@ def read_keys(folder: str, role: str) -> Keys | None:
     return Keys(Path(folder), role)
 
 
-def certificates(folder: Path, role: str) -> list[Path]:
+def certificates(folder: Path, role: Role) -> list[Path]:
     """The files with the public keys of a role."""
     return sorted(path for pattern in (f"{role}.key", f"{role}.*.key") for path in folder.glob(pattern))
 
 
-def create_pair(folder: Path, role: str) -> None:
+def create_pair(folder: Path, role: Role) -> None:
     """Makes ROLE.key and ROLE.key_secret in `folder`, which nobody else can look into; raises OSError."""
     for path in zmq.auth.create_certificates(folder, role):
         Path(path).chmod(0o600)
 
 
-def public_digits(folder: Path, role: str) -> str:
+def public_digits(folder: Path, role: Role) -> str:
     """The public key of the role's own pair, as 64 hexadecimal digits; raises ConfigError."""
     return z85.decode(_load(folder / f"{role}.key_secret", stat.S_IRWXG | stat.S_IRWXO, "read")[0]).hex()
 

@@ -151,7 +151,7 @@ class ZapHandler:
                 "a key that had opened %s was removed: cut all %d connections, who may comes again", socket_name, count
             )
 
-    def _read(self, role: str) -> dict[bytes, str]:
+    def _read(self, role: Role) -> dict[bytes, str]:
         """The role's keys. A list that cannot be read lets nobody in, and is read again at the next look."""
         try:
             keys = self._keys.accepted(role)

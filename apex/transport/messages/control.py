@@ -7,10 +7,12 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from apex.transport.header import WIRE_VERSION
-from apex.transport.messages.fields import I32, MAX_STREAMS, U31, U63, U64, Endpoints, JoiningRole, Record, Text
+from apex.transport.messages.fields import I32, MAX_STREAMS, U31, U63, U64, Endpoints, Record, Text
 from apex.transport.messages.run_status import RunStatus
 from apex.transport.messages.status import ActorStatus, ReplayStatus, RoleStatus
-from apex.types import Schema, Stream
+from apex.types import Role, Schema, Stream
+
+JOINING = (Role.REPLAY, Role.ACTOR, Role.EVALUATOR)  # The learner is there already, and observers only ask.
 
 
 class Hello(Record, frozen=True, tag="hello", kw_only=True):
@@ -18,11 +20,15 @@ class Hello(Record, frozen=True, tag="hello", kw_only=True):
 
     wire: Annotated[int, Meta(ge=WIRE_VERSION, le=WIRE_VERSION)]  # the sender's
     session: U63  # drawn at random: who asks
-    role: JoiningRole
+    role: Role
     host: Text
     pid: U31
     shard: I32  # a replay server's; else 0
     num_streams: Annotated[int, Meta(ge=0, le=MAX_STREAMS)]  # actor ids wanted
+
+    def __post_init__(self) -> None:
+        if self.role not in JOINING:
+            raise ValueError(f"a program of the role {self.role} does not join a run")
 
 
 class Heartbeat(Record, frozen=True, tag_field="role", kw_only=True):
@@ -38,24 +44,24 @@ class Heartbeat(Record, frozen=True, tag_field="role", kw_only=True):
     endpoints: Endpoints  # a replay server's sockets
 
     @property
-    def role(self) -> str:
+    def role(self) -> Role:
         """The role of the program."""
-        return str(self.__struct_config__.tag)
+        return Role(str(self.__struct_config__.tag))
 
 
-class ActorHeartbeat(Heartbeat, frozen=True, tag="actor", kw_only=True):
+class ActorHeartbeat(Heartbeat, frozen=True, tag=Role.ACTOR.value, kw_only=True):
     """Heartbeat of an actor host."""
 
     status: ActorStatus
 
 
-class EvaluatorHeartbeat(Heartbeat, frozen=True, tag="evaluator", kw_only=True):
+class EvaluatorHeartbeat(Heartbeat, frozen=True, tag=Role.EVALUATOR.value, kw_only=True):
     """Heartbeat of an evaluator."""
 
     status: RoleStatus
 
 
-class ReplayHeartbeat(Heartbeat, frozen=True, tag="replay", kw_only=True):
+class ReplayHeartbeat(Heartbeat, frozen=True, tag=Role.REPLAY.value, kw_only=True):
     """Heartbeat of a replay server. What it counts may end the run, so no other role can say it."""
 
     status: ReplayStatus

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -24,7 +24,6 @@ HOST = r"[A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\]"  # a name, an IPv4 addre
 PORT = r"[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
 Endpoint = Annotated[str, Meta(max_length=MAX_TEXT, pattern=rf"^tcp://({HOST}):({PORT})$")]
 Endpoints = Annotated[dict[Text, Endpoint], Meta(max_length=16)]  # by the socket's name
-JoiningRole = Literal["replay", "actor", "evaluator"]  # The learner is there already, and observers only ask.
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -104,7 +104,7 @@ def test_parts_of_a_batch_are_decoded_into_their_own_rows_and_touch_no_others(sc
 
 
 def stored_of(records, blob_at):
-    """What `StoreReader` tells of these records when the arena holds their blob at `image_at`."""
+    """What `StoreReader` tells of these records when the arena holds their blob at `blob_at`."""
     first = np.cumsum(records["num_frames"], dtype=np.int64) - records["num_frames"]
     stored = np.empty(len(records), STORED)
     stored["row"], stored["blob"], stored["first_frame"] = np.arange(len(records)), blob_at, first

@@ -61,9 +61,9 @@ def test_a_bundle_has_what_its_role_needs_and_one_secret_only(folder, tmp_path, 
     assert set(found) == {f"{role}.key_secret", *(f"{other}.key" for other in lists_for(role))}
     assert set(found.values()) == {0o600}
     keys = Keys(out, role)
-    for door, (bound_by, open_to) in ENDPOINTS.items():
+    for socket_name, (bound_by, open_to) in ENDPOINTS.items():
         if role in open_to:
-            assert keys.server_key(door) == Keys(folder, bound_by).public
+            assert keys.server_key(socket_name) == Keys(folder, bound_by).public
         if role == bound_by:
             assert all(keys.accepted(other) for other in open_to)
 
