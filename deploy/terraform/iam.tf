@@ -53,13 +53,15 @@ locals {
   }
 }
 
-data "aws_iam_policy_document" "hosts_may_assume" {
+data "aws_iam_policy_document" "may_assume" {
+  for_each = toset(["ec2", "vpc-flow-logs"])
+
   statement {
     actions = ["sts:AssumeRole"]
 
     principals {
       type        = "Service"
-      identifiers = ["ec2.amazonaws.com"]
+      identifiers = ["${each.key}.amazonaws.com"]
     }
   }
 }
@@ -117,7 +119,7 @@ resource "aws_iam_role" "host" {
 
   name               = "${local.prefix}-${each.key}"
   description        = "Ape-X ${var.name}: hosts of the kind ${each.key}"
-  assume_role_policy = data.aws_iam_policy_document.hosts_may_assume.json
+  assume_role_policy = data.aws_iam_policy_document.may_assume["ec2"].json
   tags               = { Role = each.key }
 }
 

@@ -19,17 +19,6 @@ resource "aws_flow_log" "refused" {
   tags                 = { Name = local.prefix, Role = "network" }
 }
 
-data "aws_iam_policy_document" "flow_logs_may_assume" {
-  statement {
-    actions = ["sts:AssumeRole"]
-
-    principals {
-      type        = "Service"
-      identifiers = ["vpc-flow-logs.amazonaws.com"]
-    }
-  }
-}
-
 data "aws_iam_policy_document" "flow_logs" {
   statement {
     actions   = ["logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"]
@@ -39,7 +28,7 @@ data "aws_iam_policy_document" "flow_logs" {
 
 resource "aws_iam_role" "flow_logs" {
   name               = "${local.prefix}-flow-logs"
-  assume_role_policy = data.aws_iam_policy_document.flow_logs_may_assume.json
+  assume_role_policy = data.aws_iam_policy_document.may_assume["vpc-flow-logs"].json
   tags               = { Role = "network" }
 }
 

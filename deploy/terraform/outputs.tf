@@ -15,17 +15,7 @@ output "actor_group" {
   value       = aws_autoscaling_group.host["actor"].name
 }
 
-output "num_actors" {
-  description = "N: streams, each with its own epsilon."
-  value       = local.run.num_actors
-}
-
 output "checkpoints" {
   description = "Where checkpoints and curves are, and stay after destroy."
   value       = "s3://${var.bucket}/${var.name}/"
-}
-
-output "log_groups" {
-  description = "CloudWatch log groups, by kind of host."
-  value       = { for kind, group in aws_cloudwatch_log_group.host : kind => group.name }
 }

@@ -55,14 +55,13 @@ data "aws_ami" "newest" {
   most_recent = true
   owners      = ["self"]
 
-  filter {
-    name   = "tag:Project"
-    values = [local.tags.Project]
-  }
+  dynamic "filter" {
+    for_each = { Project = local.tags.Project, Role = "gpu" }
 
-  filter {
-    name   = "tag:Role"
-    values = ["gpu"]
+    content {
+      name   = "tag:${filter.key}"
+      values = [filter.value]
+    }
   }
 }
 
@@ -72,19 +71,13 @@ data "aws_ami" "image" {
   most_recent = true
   owners      = ["self"]
 
-  filter {
-    name   = "tag:Project"
-    values = [local.tags.Project]
-  }
+  dynamic "filter" {
+    for_each = { Project = local.tags.Project, Role = each.key, Commit = local.run.commit }
 
-  filter {
-    name   = "tag:Role"
-    values = [each.key]
-  }
-
-  filter {
-    name   = "tag:Commit"
-    values = [local.run.commit]
+    content {
+      name   = "tag:${filter.key}"
+      values = [filter.value]
+    }
   }
 }
 

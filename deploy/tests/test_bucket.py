@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -117,6 +118,20 @@ def test_of_several_checkpoints_only_the_newest_goes(s3: Any, tmp_path: Path) ->
     copy_of(s3, tmp_path).upload("i-1")
     assert "checkpoints/000000002/manifest.json" in objects(s3)
     assert "checkpoints/000000001/manifest.json" not in objects(s3)
+
+
+def test_a_checkpoint_that_is_removed_meanwhile_is_not_called_the_newest(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    s3 = MemoryBucket()
+    copy = copy_of(s3, tmp_path)
+    copy.upload("i-1")
+    checkpoint(tmp_path, 2)
+    shutil.rmtree(tmp_path / "runs/pong/checkpoints/000000002")
+    copy.upload("i-1")
+    assert json.loads(s3.objects["pong/checkpoints/newest.json"])["num_updates"] == 1
+    checkpoint(tmp_path, 3)
+    copy.upload("i-1")
+    assert json.loads(s3.objects["pong/checkpoints/newest.json"])["num_updates"] == 3
 
 
 def test_a_checkpoint_may_expire_but_not_the_last_one_of_a_run(s3: Any, tmp_path: Path) -> None:

@@ -107,7 +107,9 @@ class RunBucket:
             growing = ((name, path) for name, path in self._files() if name.startswith(_GROWING))
             count = sum([self._upload_part(name, path) for name, path in growing])
             for change in self._changes(number, whole):
-                with suppress(FileNotFoundError):  # A checkpoint was removed meanwhile: a newer one is there.
+                if change.name == NEWEST and f"checkpoints/{number:09d}/{MANIFEST}" not in self._sent:
+                    continue  # The checkpoint was removed meanwhile: a newer one is there.
+                with suppress(FileNotFoundError):
                     if change.name == NEWEST:
                         self._put(NEWEST, newest)
                     else:
@@ -116,6 +118,8 @@ class RunBucket:
                     self._sent[change.name] = change.mark
                     count += 1
         finally:
+            old = {name for name in self._sent if (found := _CHECKPOINT.match(name)) and int(found[1]) != number}
+            self._sent = {name: mark for name, mark in self._sent.items() if name not in old}
             self._write_state()
         return count
 
