@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
 def _make_parser() -> Parser:
     parser = make_parser("replay", "Measures the replay server.", seconds=60.0, of="of all at once")
     rows = value_of(Annotated[int, Meta(ge=BATCH_SIZE)])
-    samplers = value_of(Annotated[int, Meta(ge=1, le=64)])
+    processes = value_of(Annotated[int, Meta(ge=1, le=64)])
     parser.add_argument("--run", metavar="FOLDER", help="also with frames that this run's policy plays")
     parser.add_argument(
         "--peer", metavar="PYTHON", help="an interpreter that has dm-reverb: measure it in the same run"
@@ -69,7 +69,10 @@ def _make_parser() -> Parser:
     )
     parser.add_argument("--leaves", type=rows, default=2**21, metavar="N", help="of draw and update; default 2^21")
     parser.add_argument(
-        "--samplers", type=samplers, default=1, metavar="K", help="sampler processes, or loaders that draw"
+        "--samplers", type=processes, default=1, metavar="K", help="sampler processes, for batches by TCP"
+    )
+    parser.add_argument(
+        "--loaders", type=processes, default=1, metavar="L", help="loaders, which draw or receive; default 1"
     )
     parser.add_argument(
         "--link", choices=("tcp", "memory", "both"), default="both", help="how batches reach the learner"
@@ -143,7 +146,7 @@ def _config(options: argparse.Namespace, environment: EnvironmentConfig) -> Conf
         environment=environment,
         actor=ActorConfig(num_actors=NUM_STREAMS),
         replay=ReplayConfig(capacity=capacity, min_size_to_sample=options.transitions, num_samplers=options.samplers),
-        learner=LearnerConfig(batch_size=BATCH_SIZE, num_loaders=options.samplers),
+        learner=LearnerConfig(batch_size=BATCH_SIZE, num_loaders=options.loaders),
         transport=TransportConfig(port_offset=-27_000, lease_seconds=86_400.0),  # The writer sends no heartbeats.
     )
 

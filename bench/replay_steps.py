@@ -148,7 +148,7 @@ def _time_travel(batch: BatchMessage, config: Config, codec: Codec, batch_size: 
     with open_context() as context:
         limit = max_batch_bytes(codec.schema, batch_size)
         receiver = BatchReceiver(context, endpoint, codec, batch_size=batch_size, max_bytes=limit)
-        sender = BatchSender(context, endpoint, codec)
+        sender = BatchSender(context, [endpoint], codec)
 
         def travel() -> None:
             sender.send(batch, 1.0)

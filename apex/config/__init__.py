@@ -1,6 +1,6 @@
 """Every setting of a run: its default, unit, range and source. See `tree` for the settings and `codec` for TOML."""
 
-from apex.config.addresses import REPLAY_SOCKETS, SHARD_STEP, TransportConfig
+from apex.config.addresses import PORT_STEP, REPLAY_SOCKETS, TransportConfig
 from apex.config.codec import dump_toml, flatten, from_dict, lay_over, load_toml, read_toml, to_dict
 from apex.config.tree import (
     MAX_EPISODES,
@@ -17,8 +17,8 @@ from apex.config.tree import (
 
 __all__ = [
     "MAX_EPISODES",
+    "PORT_STEP",
     "REPLAY_SOCKETS",
-    "SHARD_STEP",
     "ActorConfig",
     "CheckpointConfig",
     "Config",

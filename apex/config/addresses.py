@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from apex.config.validation import Branch, Port, PositiveFloat
 from apex.errors import require
 
-SHARD_STEP = 10  # between a port of one replay shard and the same port of the next
+PORT_STEP = 10  # between a port of one replay shard, or loader, and the same port of the next
 REPLAY_SOCKETS = ("experience", "priorities", "receipts")  # that each replay shard binds
 
 
@@ -24,7 +24,7 @@ class TransportConfig(Branch):
     priorities_port: Port = 51002  # replay, PULL; the next shard's is 10 higher
     receipts_port: Port = 51003  # replay, XPUB; the next shard's is 10 higher
     parameters_port: Port = 52001  # learner, XPUB
-    batches_port: Port = 52002  # learner, PULL
+    batches_port: Port = 52002  # loader, PULL; the next loader's is 10 higher
     control_port: Port = 52003  # learner, ROUTER
     metrics_port: Port = 52004  # learner, PULL
     shared_memory: bool = True  # a learner on the replay server's host draws from its memory; False: through sockets
@@ -57,11 +57,12 @@ class TransportConfig(Branch):
         """Whether only this host can reach what is bound."""
         return self.bind in ("127.0.0.1", "localhost")
 
-    def port(self, name: str, shard: int = 0) -> int:
-        """The number of the port `name` ("experience", ...), of a replay shard where it is one of REPLAY_SOCKETS."""
+    def port(self, name: str, index: int = 0) -> int:
+        """The number of the port `name` ("experience", ...). `index`: of the shard for REPLAY_SOCKETS, of the loader
+        for batches, else 0."""
         number: int = getattr(self, name + "_port")
-        return number + self.port_offset + SHARD_STEP * shard
+        return number + self.port_offset + PORT_STEP * index
 
-    def endpoint(self, name: str, host: str | None = None, shard: int = 0) -> str:
-        """The tcp:// address of the socket `name` on `host`, or where to bind it."""
-        return f"tcp://{host or self.bind}:{self.port(name, shard)}"
+    def endpoint(self, name: str, host: str | None = None, index: int = 0) -> str:
+        """The tcp:// address of the socket `name` on `host`, or where to bind it; `index` as in `port`."""
+        return f"tcp://{host or self.bind}:{self.port(name, index)}"

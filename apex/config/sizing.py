@@ -236,8 +236,7 @@ def _size_learner(config: Config, actor: ActorConfig, machine: Machine, schema: 
 
 
 def _num_loaders(config: Config, machine: Machine) -> int:
-    # Without shared memory one loader receives from the sockets; more would be idle.
-    several = _uses_gpu(config.learner, machine) and config.transport.shared_memory
+    several = _uses_gpu(config.learner, machine)
     by_machine = max(1, min(MOST_LOADERS, machine.cores // CORES_PER_LOADER)) if several else 1
     return config.learner.num_loaders or by_machine
 

@@ -245,12 +245,13 @@ class Config(Branch):
             f"actor.num_actors {self.actor.num_actors} must be >= replay.num_shards {num_shards}: "
             "an actor's experience goes to one shard, and no shard may stay empty",
         )
-        for name in REPLAY_SOCKETS:
-            port = self.transport.port(name, num_shards - 1)
+        last = {**dict.fromkeys(REPLAY_SOCKETS, (num_shards, "shard")), "batches": (self.learner.num_loaders, "loader")}
+        for name, (count, owner) in last.items():
+            port = self.transport.port(name, max(0, count - 1))
             require(
                 port <= 65535,
-                f"transport.{name}_port + port_offset must be <= 65535 for every shard, got {port} for the last of "
-                f"{num_shards}",
+                f"transport.{name}_port + port_offset must be <= 65535 for every {owner}, got {port} for the last of "
+                f"{count}",
             )
 
     @property

@@ -71,7 +71,7 @@ class LoaderFigures(NamedTuple):
 
     seconds: NDArray[np.float64]  # of each: processor time; what it waits takes none
     draws: NDArray[np.float64]  # of each: 1 while it draws every shard's part for itself, else 0
-    refused: NDArray[np.int64]  # [1]  messages that were no batches
+    refused: NDArray[np.float64]  # of each: messages that were no batches
 
 
 class BatchRing:
@@ -95,8 +95,7 @@ class BatchRing:
         slot_bytes = -(-(frame_bytes + self.dtype.itemsize) // mmap.PAGESIZE) * mmap.PAGESIZE
         memory = mmap.mmap(-1, slot_bytes * num_slots)
         self.memory = np.frombuffer(memory, np.uint8)  # all slots, for who wants to lock them
-        seconds, draws = np.frombuffer(mmap.mmap(-1, 2 * 8 * MOST_LOADERS), np.float64).reshape(2, -1)
-        self.loaders = LoaderFigures(seconds, draws, np.frombuffer(mmap.mmap(-1, 8), np.int64))
+        self.loaders = LoaderFigures(*np.frombuffer(mmap.mmap(-1, 3 * 8 * MOST_LOADERS), np.float64).reshape(3, -1))
         self.num_slots = num_slots
         self.batch_size = batch_size
         self.num_shards = num_shards

@@ -109,7 +109,7 @@ def start_loaders(task: LoaderTask) -> list[BaseProcess]:
 
 
 def run_loader(stop: Stop, index: int, task: LoaderTask) -> None:
-    """A loader process. The first one also listens for the samplers of replay shards on other hosts."""
+    """A loader process. It also listens for the samplers of replay shards on other hosts."""
     ring, replay, transport = task.ring, task.config.replay, task.config.transport
     loader = Loader(task.schema, ring)
     monitors = [
@@ -117,41 +117,35 @@ def run_loader(stop: Stop, index: int, task: LoaderTask) -> None:
         for shard in range(ring.num_shards)
     ]
     with open_context(read_keys(transport.keys, Role.LEARNER)) as context:
-        receiver = remote = None
-        if index == 0:
-            receiver = BatchReceiver(
-                context,
-                transport.endpoint("batches"),
-                Codec(task.run_id, task.schema),
-                batch_size=ring.part_size,
-                max_bytes=max_batch_bytes(task.schema, ring.part_size),
-                num_shards=ring.num_shards,
-            )
-            credit = replay.num_samplers * replay.batches_in_flight
-            remote = RemoteSource(receiver.receive, num_shards=ring.num_shards, credit=credit)
+        receiver = BatchReceiver(
+            context,
+            transport.endpoint("batches", index=index),
+            Codec(task.run_id, task.schema),
+            batch_size=ring.part_size,
+            max_bytes=max_batch_bytes(task.schema, ring.part_size),
+            num_shards=ring.num_shards,
+        )
+        credit = replay.num_samplers * replay.batches_in_flight
+        remote = RemoteSource(receiver.receive, num_shards=ring.num_shards, credit=credit)
         while not stop.requested:
             context.check()
             ring.loaders.seconds[index] = time.process_time()
-            if receiver is not None:
-                ring.loaders.refused[0] = receiver.num_refused
+            ring.loaders.refused[index] = receiver.num_refused
             if loader.ready(POLL_SECONDS):
                 local = [monitor.source() if transport.shared_memory else None for monitor in monitors]
                 ring.loaders.draws[index] = None not in local
                 load(loader, local, remote)
 
 
-def load(loader: Loader, local: Sequence[LocalSource | None], remote: RemoteSource | None) -> None:
+def load(loader: Loader, local: Sequence[LocalSource | None], remote: RemoteSource) -> None:
     """Fills what it can of the loader's batch; waits for a part, or a little, if it can fill nothing.
 
-    `local`: for each shard the source on this host, or None where it is on another; `remote`: of those, if this loader
-    gets their parts.
+    `local`: for each shard the source on this host, or None where it is on another, and `remote` gives its parts.
     """
     elsewhere = sum(local[shard] is None for shard in loader.missing)
-    if elsewhere and remote is None:
-        time.sleep(POLL_SECONDS)  # This loader cannot make a batch whole: the first one does.
-    elif loader.fill([source or remote for source in local]):
+    if loader.fill([source or remote for source in local]):
         return
-    elif elsewhere and remote is not None:
+    if elsewhere:
         remote.receive(POLL_SECONDS if elsewhere == len(loader.missing) else IDLE_SECONDS)
     else:
         time.sleep(IDLE_SECONDS)

@@ -82,7 +82,7 @@ class Reporter:
             wait_share=min(1.0, (trainer.wait_seconds - self._waited) / seconds),
             loader_busy_share=min(1.0, float((loaded - self._loaded).max()) / seconds),
             loaders_draw=int(self._loaders.draws[0]),  # All do, or none, as they are on one host.
-            refused_batches=int(self._loaders.refused[0]),
+            refused_batches=int(self._loaders.refused.sum()),
             load_per_core=os.getloadavg()[0] / (os.cpu_count() or 1),
             waiting=waiting,
         )

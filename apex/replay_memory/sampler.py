@@ -31,7 +31,7 @@ class SamplerTask(NamedTuple):
     counters: SamplerCounters
     settings: DrawSettings
     keys: str  # folder of keys
-    endpoint: str  # the learner's, for batches
+    endpoints: list[str]  # of the learner's loaders, for batches
 
 
 def run_sampler(stop: Stop, index: int, task: SamplerTask, seed: np.random.SeedSequence) -> None:
@@ -39,7 +39,7 @@ def run_sampler(stop: Stop, index: int, task: SamplerTask, seed: np.random.SeedS
     with open_context(read_keys(task.keys, Role.REPLAY)) as context:
         reader = StoreReader(task.path, task.schema)
         drawer = BatchDrawer(reader, task.counters, index, task.settings, np.random.default_rng(seed))
-        sender = BatchSender(context, task.endpoint, Codec(task.run_id, task.schema))
+        sender = BatchSender(context, task.endpoints, Codec(task.run_id, task.schema))
         backoff = ReconnectBackoff()
         while not stop.requested:
             if backoff.is_due(drawer.silence):

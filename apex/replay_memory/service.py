@@ -100,8 +100,9 @@ def _start_samplers(
     if config.transport.shared_memory and welcome.memory == memory_id():
         return []
     seeds = np.random.SeedSequence([config.seed, store.num_inserted, settings.shard]).spawn(config.replay.num_samplers)
-    keys, endpoint = config.transport.keys, welcome.endpoint("batches")
-    task = SamplerTask(welcome.schema, welcome.run_id, path, counters, settings, keys, endpoint)
+    loaders = range(max(1, config.learner.num_loaders))
+    endpoints = [config.transport.endpoint("batches", welcome.route.host, loader) for loader in loaders]
+    task = SamplerTask(welcome.schema, welcome.run_id, path, counters, settings, config.transport.keys, endpoints)
     return [start_child(f"sampler-{index}", run_sampler, index, task, seed) for index, seed in enumerate(seeds)]
 
 

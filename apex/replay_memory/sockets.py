@@ -29,7 +29,7 @@ class ReplaySockets:
         self._experience = AsyncReceiver(
             context,
             PULL,
-            config.transport.endpoint("experience", shard=server.shard),
+            config.transport.endpoint("experience", index=server.shard),
             "experience",
             high_water_mark=2 * config.actor.window * config.actor.num_actors + 8,
             max_bytes=max_segment_bytes(schema, config.actor.segment_length),
@@ -38,12 +38,12 @@ class ReplaySockets:
         self._priorities = AsyncReceiver(
             context,
             PULL,
-            config.transport.endpoint("priorities", shard=server.shard),
+            config.transport.endpoint("priorities", index=server.shard),
             "priorities",
             high_water_mark=1_000,
             max_bytes=12 * config.part_size + 1_024,
         )
-        endpoint = config.transport.endpoint("receipts", shard=server.shard)
+        endpoint = config.transport.endpoint("receipts", index=server.shard)
         self._receipts = ReceiptPublisher(context, endpoint, Codec(welcome.run_id, schema))
 
     async def take_experience(self, stop: Stop, session: Session) -> None:

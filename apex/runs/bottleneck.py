@@ -64,12 +64,9 @@ def find_limit_of_filling(
 
 def _between(actors: Sequence[ActorStatus], replay: ReplayStatus, learner: LearnerStatus, why: str) -> Bottleneck:
     """Who keeps batches from a learner that waits for them."""
-    # Loaders that draw for themselves; by sockets one of them receives, and more would have nothing to do.
-    more = "--learner.num-loaders" if learner.loaders_draw else "--replay.num-samplers"
     loaders_work, load = learner.loader_busy_share or 0.0, learner.load_per_core or 0.0
     if loaders_work > BUSY:
-        setting = more if learner.loaders_draw else "--transport.shared-memory, a learner beside the replay server"
-        return Bottleneck("loaders", f"{why}, its loaders work {_percent(loaders_work)}", setting)
+        return Bottleneck("loaders", f"{why}, its loaders work {_percent(loaders_work)}", "--learner.num-loaders")
     if replay.busy_share > BUSY:
         return Bottleneck(
             "replay", f"its writer works {_percent(replay.busy_share)} of its time", "--replay.num-shards"
@@ -80,6 +77,7 @@ def _between(actors: Sequence[ActorStatus], replay: ReplayStatus, learner: Learn
     blocked = max(actor.wait_share for actor in actors)
     if blocked > 0.2 and not replay.inserts_wait:  # Else they wait for the learner's sake.
         return Bottleneck("wire", f"actors wait {_percent(blocked)} of their time for receipts", "--actor.window")
+    more = "--learner.num-loaders" if learner.loaders_draw else "--replay.num-samplers"
     return Bottleneck("wire", f"{why}, and nobody works at the limit", f"{more}, --replay.batches-in-flight")
 
 

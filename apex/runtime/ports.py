@@ -75,9 +75,9 @@ def ports(config: Config) -> list[int]:
     """Every port that a run listens on, TensorBoard's aside."""
     transport = config.transport
     names = [name.removesuffix("_port") for name in dataclasses.asdict(transport) if name.endswith("_port")]
-    shards = range(1, config.replay.num_shards)
+    shards, loaders = range(1, config.replay.num_shards), range(1, config.learner.num_loaders)
     more = [transport.port(name, shard) for shard in shards for name in REPLAY_SOCKETS]
-    return [*map(transport.port, names), *more]
+    return [*map(transport.port, names), *more, *(transport.port("batches", loader) for loader in loaders)]
 
 
 def is_free(host: str, port: int) -> bool:

@@ -94,19 +94,23 @@ class ReceiptPublisher:
 
 
 class BatchSender:
-    """A sampler's end of sampling."""
+    """A sampler's end of sampling: batches go to the loaders in turn, past those whose queue is full."""
 
-    def __init__(self, context: Context, endpoint: str, codec: Codec) -> None:
+    def __init__(self, context: Context, endpoints: Sequence[str], codec: Codec) -> None:
+        """`endpoints`: one of each loader."""
         self._codec = codec
-        self._endpoint = endpoint
+        self._endpoints = endpoints
         self._socket = context.socket(zmq.PUSH)
         prepare(self._socket, high_water_mark=2, reader_may_pause=True)
-        connect(self._socket, endpoint, "batches")
+        self._socket.immediate = True  # Nothing is queued for a loader that cannot be reached.
+        for endpoint in endpoints:
+            connect(self._socket, endpoint, "batches")
 
     def reconnect(self) -> None:
-        """Makes a new connection; batches that lie in the old one are dropped."""
-        self._socket.disconnect(self._endpoint)
-        connect(self._socket, self._endpoint, "batches")
+        """Makes new connections; batches that lie in the old ones are dropped."""
+        for endpoint in self._endpoints:
+            self._socket.disconnect(endpoint)
+            connect(self._socket, endpoint, "batches")
 
     def send(self, batch: BatchMessage, timeout: float) -> bool:
         """Sends, waiting up to `timeout` seconds for room; returns whether it was sent."""
@@ -117,7 +121,7 @@ class BatchSender:
 
 
 class BatchReceiver(Reader):
-    """The learner's end of sampling: samplers connect to it and keep a few batches, or parts of them, on their way."""
+    """A loader's end of sampling: samplers connect to it and keep a few batches, or parts of them, on their way."""
 
     def __init__(
         self,

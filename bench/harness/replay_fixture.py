@@ -114,8 +114,6 @@ def open_replay_fixture(
     config = choose_ports(config, is_free, lambda sentence: None)
     config = dataclasses.replace(
         config,
-        # By sockets there is one that listens; more loaders would be idle.
-        learner=dataclasses.replace(config.learner, num_loaders=config.learner.num_loaders if link == "memory" else 1),
         transport=dataclasses.replace(config.transport, shared_memory=link == "memory"),
         run=dataclasses.replace(config.run, folder=str(folder), name=f"bench-{link}"),
     )

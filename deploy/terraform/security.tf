@@ -6,7 +6,7 @@ locals {
     priorities = { port = 51002, at = "replay", open_to = ["learner"] }
     receipts   = { port = 51003, at = "replay", open_to = ["actor"] }
     parameters = { port = 52001, at = "learner", open_to = ["actor", "evaluator"] }
-    batches    = { port = 52002, at = "learner", open_to = ["replay"] }
+    batches    = { port = 52002, last = 52632, at = "learner", open_to = ["replay"] } # 10 higher for each loader
     control    = { port = 52003, at = "learner", open_to = ["replay", "evaluator", "actor"] }
     metrics    = { port = 52004, at = "learner", open_to = ["replay", "evaluator", "actor"] }
   }
@@ -16,7 +16,7 @@ locals {
   passages = merge([
     for name, socket in local.sockets : {
       for role in socket.open_to :
-      "${name}-from-${role}" => { name = name, port = socket.port, at = local.kind_of[socket.at], from = local.kind_of[role] }
+      "${name}-from-${role}" => merge({ last = socket.port }, socket, { name = name, at = local.kind_of[socket.at], from = local.kind_of[role] })
       if local.kind_of[role] != local.kind_of[socket.at] # A host reaches itself.
     }
   ]...)
@@ -58,7 +58,7 @@ resource "aws_vpc_security_group_ingress_rule" "socket" {
   referenced_security_group_id = aws_security_group.host[each.value.from].id
   ip_protocol                  = "tcp"
   from_port                    = each.value.port
-  to_port                      = each.value.port
+  to_port                      = each.value.last
   description                  = "${each.value.name}, from ${each.value.from}"
   tags                         = { Name = each.key, Role = each.value.at }
 }
@@ -70,7 +70,7 @@ resource "aws_vpc_security_group_egress_rule" "socket" {
   referenced_security_group_id = aws_security_group.host[each.value.at].id
   ip_protocol                  = "tcp"
   from_port                    = each.value.port
-  to_port                      = each.value.port
+  to_port                      = each.value.last
   description                  = "${each.value.name}, to ${each.value.at}"
   tags                         = { Name = each.key, Role = each.value.from }
 }

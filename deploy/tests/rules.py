@@ -12,6 +12,7 @@ from typing import Any
 from terraform_program import Plan, resources
 
 from apex.config import TransportConfig
+from apex.learning.batch_ring import MOST_LOADERS
 
 PROJECT = "apex-zeromq"
 ADMIN_PORTS = {22, 6006}
@@ -62,6 +63,7 @@ def user_data(found: list[dict[str, Any]]) -> dict[str, str]:
 def _doors(found: list[dict[str, Any]]) -> Iterator[str]:
     transport = TransportConfig()
     kinds = {item["index"] for item in _of(found, "aws_security_group")}
+    last = {transport.port("batches"): transport.port("batches", MOST_LOADERS - 1)}
     expected = {
         (transport.port(name), at, kind)
         for name, roles in MAY_REACH.items()
@@ -74,8 +76,9 @@ def _doors(found: list[dict[str, Any]]) -> Iterator[str]:
         for item in _of(found, f"aws_vpc_security_group_{direction}_rule"):
             values = item["values"]
             if values.get("referenced_security_group_id"):
-                if values["from_port"] != values["to_port"] or values["ip_protocol"] != "tcp":
-                    yield f"{item['address']} opens more than one port"
+                first = values["from_port"]
+                if values["to_port"] != last.get(first, first) or values["ip_protocol"] != "tcp":
+                    yield f"{item['address']} opens more than its port"
                 ends = {
                     here: groups[values["security_group_id"]],
                     there: groups[values["referenced_security_group_id"]],

@@ -100,6 +100,11 @@ run "accepts_what_is_not_the_default" {
   }
 
   assert {
+    condition     = aws_vpc_security_group_ingress_rule.socket["batches-from-replay"].to_port == 52632
+    error_message = "Every loader receives batches on a port of its own."
+  }
+
+  assert {
     condition     = aws_autoscaling_group.host["learner"].mixed_instances_policy[0].instances_distribution[0].on_demand_percentage_above_base_capacity == 0
     error_message = "The learner's host may be a spot instance."
   }

@@ -86,8 +86,15 @@ def test_a_part_of_a_batch_is_the_same_from_each_shard():
 
 def test_each_shard_has_ports_of_its_own_ten_apart():
     transport = TransportConfig(port_offset=100)
-    ports = [transport.endpoint(name, shard=2) for name in ("experience", "priorities", "receipts")]
+    ports = [transport.endpoint(name, index=2) for name in ("experience", "priorities", "receipts")]
     assert ports == [f"tcp://127.0.0.1:{port}" for port in (51_121, 51_122, 51_123)]
+
+
+def test_each_loader_has_a_port_of_its_own_for_batches():
+    transport = TransportConfig(port_offset=100)
+    assert [transport.port("batches", loader) for loader in range(3)] == [52_102, 52_112, 52_122]
+    with pytest.raises(ConfigError, match=r"batches_port .* for every loader, got 65632 for the last of 64"):
+        Config(learner=LearnerConfig(num_loaders=64), transport=TransportConfig(port_offset=13_000))
 
 
 def test_a_server_is_called_by_its_shard_where_there_are_several():

@@ -145,19 +145,6 @@ def test_beyond_their_credit_the_oldest_parts_are_dropped_and_counted():
     assert [ring.receive(0.0).parts[0].number for _ in range(4)] == [2, 3, 4, 5]
 
 
-def test_only_the_first_loader_takes_what_comes_by_socket():
-    ring = BatchRing(PIXELS, 8, num_shards=2)
-    loader = Loader(PIXELS, ring)
-    assert loader.ready(0.0)
-
-    class Store:
-        def fill(self, slot):
-            raise AssertionError("drew a part of a batch that it cannot make whole")
-
-    load(loader, [Store(), None], None)
-    assert loader.missing == [0, 1]
-
-
 def test_never_overwrites_a_slot_that_was_not_released():
     parts = [make_batch(PIXELS, number=number) for number in range(3)]
     ring = BatchRing(PIXELS, 4, num_slots=2)

@@ -38,7 +38,7 @@ class Loop:
         self.saved = []
         self.saved_at = []  # updates
         self.connected = []
-        self.loaders = LoaderFigures(np.zeros(2), np.zeros(2), np.zeros(1, np.int64))
+        self.loaders = LoaderFigures(np.zeros(2), np.zeros(2), np.zeros(2))
         learner = replace(CONFIG.learner, max_skipped_updates=max_skipped_updates)
         replay = ReplayConfig(num_shards=num_shards)
         self.loop = LearnerLoop(

@@ -32,10 +32,11 @@ def test_actors_that_wait_for_the_learners_sake_do_not_make_the_window_too_small
     assert limit(actor={"wait_share": 0.9}).setting == "--actor.window"
 
 
-@pytest.mark.parametrize("busy", [0.9, 0.1])
-def test_more_loaders_are_advised_only_where_each_draws_for_itself(busy):
-    assert "--learner.num-loaders" in limit(loader_busy_share=busy, loaders_draw=True).setting
-    assert "--learner.num-loaders" not in limit(loader_busy_share=busy, loaders_draw=False).setting
+def test_more_loaders_are_advised_where_they_work_at_the_limit_or_draw_for_themselves():
+    for draws in (True, False):
+        assert limit(loader_busy_share=0.9, loaders_draw=draws).setting == "--learner.num-loaders"
+    assert "--learner.num-loaders" in limit(loader_busy_share=0.1, loaders_draw=True).setting
+    assert "--replay.num-samplers" in limit(loader_busy_share=0.1, loaders_draw=False).setting
 
 
 def test_where_nobody_works_at_the_limit_but_all_want_a_core_the_processor_is_named():

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from apex.config import Config, ReplayConfig, RunConfig, TransportConfig
+from apex.config import Config, LearnerConfig, ReplayConfig, RunConfig, TransportConfig
 from apex.errors import ConfigError
 from apex.runtime.ports import PortClaims, choose_ports, is_free, ports
 
@@ -103,8 +103,13 @@ def test_an_address_of_another_host_is_refused_by_name():
 def test_ports_of_every_shard_count_and_those_of_shards_that_are_not_there_do_not(taken):
     two = Config(replay=ReplayConfig(num_shards=2))
     assert len(ports(two)) == len(set(ports(two))) == len(ports(Config())) + 3
+
     assert choose(two, all_free_but(taken))[0].transport.port_offset == 100
     assert choose(Config(), all_free_but(taken))[0].transport.port_offset == 0
+
+
+def test_every_loader_needs_a_port_of_its_own():
+    assert set(ports(Config(learner=LearnerConfig(num_loaders=3)))) - set(ports(Config())) == {52_012, 52_022}
 
 
 def test_shards_that_find_no_room_below_the_last_port_are_refused_by_name():

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -55,7 +56,7 @@ def test_batches_arrive_and_garbage_is_counted(context, endpoint):
     stranger.send(b"x" * 100)
     until(lambda: receiver.receive(0.1) or receiver.refused, "refusal")
     assert receiver.refused == {"frames": 1}
-    sender = BatchSender(context, endpoint, CODEC)
+    sender = BatchSender(context, [endpoint], CODEC)
     batch = make_batch(PIXELS)
     assert sender.send(batch, DEADLINE)
     back = until(lambda: receiver.receive(0.1), "batch")
@@ -63,8 +64,38 @@ def test_batches_arrive_and_garbage_is_counted(context, endpoint):
     assert bytes(back.blob) == batch.blob
 
 
+def test_batches_go_to_all_loaders_in_turn(context):
+    receivers, endpoints = [], []
+    for _ in range(2):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            endpoints.append(f"tcp://127.0.0.1:{probe.getsockname()[1]}")
+        receivers.append(
+            BatchReceiver(context, endpoints[-1], CODEC, batch_size=4, max_bytes=max_batch_bytes(PIXELS, 4))
+        )
+    sender, got = BatchSender(context, endpoints, CODEC), Counter()
+
+    def both_get_some():
+        sender.send(make_batch(PIXELS), 0.1)
+        got.update(index for index in range(2) if receivers[index].receive(0.05) is not None)
+        return len(got) == 2
+
+    for _ in range(2):
+        until(both_get_some, "a batch for each loader")
+        sender.reconnect()  # What lies in the old connections is lost.
+        got.clear()
+
+
+def test_a_loader_that_cannot_be_reached_keeps_no_batch_from_the_others(context, endpoint):
+    receiver = BatchReceiver(context, endpoint, CODEC, batch_size=4, max_bytes=max_batch_bytes(PIXELS, 4))
+    sender = BatchSender(context, [endpoint, "tcp://127.0.0.1:1"], CODEC)
+    for number in range(8):
+        assert sender.send(make_batch(PIXELS, number=number), DEADLINE)
+        assert until(lambda: receiver.receive(0.1), "batch").number == number
+
+
 def test_a_sampler_without_a_learner_waits_no_longer_than_told(context, endpoint):
-    sender, batch = BatchSender(context, endpoint, CODEC), make_batch(PIXELS)
+    sender, batch = BatchSender(context, [endpoint], CODEC), make_batch(PIXELS)
     while sender.send(batch, 0.0):  # The high-water mark's worth has room.
         pass
     began = time.monotonic()
