@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
-# Trains: sets up .venv the first time, then starts every part. Ctrl-C stops them in order.
+# Trains an agent. The first start creates .venv. Ctrl-C stops all programs in order.
 #
-#   ./run.sh                                 Pong
-#   ./run.sh --preset cartpole               solved within a minute
+#   ./run.sh                                 trains on Pong
+#   ./run.sh --preset cartpole               solves CartPole within a minute
 #   ./run.sh --env ALE/Breakout-v5 --actors 32 --max-minutes 60
-#   ./run.sh --hosts hosts.toml              on several machines over ssh, see docs/own-machines.md
 #
-# Without an NVIDIA GPU, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu makes the first start much smaller.
+# Without an NVIDIA GPU, set PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu to install the smaller PyTorch for CPUs.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 # shellcheck source=venv.sh

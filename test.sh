@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
-# Checks everything: format, lint, types, layers, shell scripts, tests, coverage. Sets up .venv the first time.
+# Checks format, lint, types, layers, shell scripts, tests and coverage. The first start creates .venv.
 #
-#   ./test.sh                    all of it; every statement and branch of the parts that learn must be tested
-#   ./test.sh --fast             the same with the unit tests only, for the time while you write
-#   ./test.sh --coverage         all of it, with the coverage of every part, of which 90 % must be tested
-#   ./test.sh -k sum_tree -x     arguments go to pytest, without coverage
+#   ./test.sh                    runs all checks; tests must cover every statement and branch of the learning code
+#   ./test.sh --fast             runs all checks, but only the unit tests and no coverage
+#   ./test.sh --coverage         runs all checks and measures coverage of all code, which must be at least 90 %
+#   ./test.sh -k sum_tree -x     runs only pytest with these arguments, without coverage
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 # shellcheck source=venv.sh
 source ./venv.sh
 ensure_venv "$PWD" dev
 PATH="$PWD/.venv/bin:$PATH"
-unset PYTHONDONTWRITEBYTECODE # Hundreds of programs are started, and each would compile the package anew.
+unset PYTHONDONTWRITEBYTECODE # Tests start hundreds of programs; without bytecode files, each would compile the package.
 
-# The parts in which a mistake would be learned from, and the tests that cover each of their statements and branches.
-LEARNING=(errors types frame_blob 'config/tree' 'config/codec' 'config/importer' 'config/sizing' acting/segment_builder
-  'dqn/exploration' 'dqn/gradient_step' 'dqn/losses' 'dqn/n_step' 'dqn/networks' 'dqn/optimizers' 'dqn/kernels/*'
-  'dqn/manual_backward/*' replay_memory/rate_limiter 'replay_memory/store/*' runtime/file_lock)
-TESTS_OF_LEARNING=(tests/unit/{config,dqn} tests/unit/acting/test_segment_builder.py tests/unit/runtime/test_malloc.py
-  tests/unit/replay_memory/{frames,store} tests/unit/replay_memory/test_rate_limiter.py)
+# The learning code, in which an error could go unnoticed, and the tests that cover each of its statements and branches.
+LEARNING=(types frame_blob config/{tree,dpg,algorithm_choice,codec,importer,sizing} acting/segment_builder
+  'algorithms/*' dqn/{algorithm,autograd_update,exploration,losses,networks,'kernels/*','manual_backward/*'}
+  dpg/{algorithm,exploration,networks,update} replay_memory/{rate_limiter,'store/*'} runtime/file_lock)
+TESTS_OF_LEARNING=(tests/unit/{algorithms,config,dpg,dqn} tests/unit/acting/test_segment_builder.py
+  tests/unit/runtime/test_malloc.py tests/unit/replay_memory/{frames,store,test_rate_limiter.py})
 
 ruff format --check .
 ruff check .
@@ -27,14 +27,19 @@ lint-imports --no-logo
 if shellcheck --version >/dev/null 2>&1; then
   shellcheck run.sh test.sh venv.sh bench/gpu.sh bench/peers/setup.sh .ci/run
 else
-  echo "shellcheck is not installed: the shell scripts were not checked" >&2
+  echo "shellcheck does not run on this host: skipped the shell scripts" >&2
 fi
 
 cores=$(nproc)
-# Many tests wait for programs, sockets or deadlines: so there are more processes than cores.
+# More processes than cores, because many tests wait for programs, sockets or deadlines.
 run() { pytest --dist loadgroup --no-loadscope-reorder --numprocesses "$@"; }
-require_learning() { coverage report --include="$(printf 'apex/%s.py,' "${LEARNING[@]}")" --fail-under=100; }
-# Programs that the tests start elsewhere write here, and nowhere else.
+require_learning() {
+  for part in "${LEARNING[@]}"; do
+    compgen -G "apex/$part.py" >/dev/null || { echo "test.sh: LEARNING names apex/$part.py, which does not exist" >&2 && return 1; }
+  done
+  coverage report --include="$(printf 'apex/%s.py,' "${LEARNING[@]}")" --fail-under=100
+}
+# Programs that tests start in other folders must write their coverage data here too.
 export COVERAGE_FILE="$PWD/.coverage"
 coverage erase
 case "${1-}" in

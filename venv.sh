@@ -1,5 +1,5 @@
-# Sourced by run.sh and test.sh: finds a Python, and keeps .venv as pyproject.toml and constraints.txt say.
-# Speaks on standard error only. PYTHON=/path/to/python chooses the interpreter of a new .venv.
+# Sourced by run.sh and test.sh: finds Python, and creates or updates .venv from pyproject.toml and constraints.txt.
+# Prints only to standard error. PYTHON=/path/to/python selects the interpreter of a new .venv.
 # shellcheck shell=bash
 
 fail() {
@@ -7,12 +7,12 @@ fail() {
   exit 1
 }
 
-# Sets `python` to one that is new enough and can make virtual environments, or fails saying what is missing.
+# Sets `python` to an interpreter that is new enough and can create virtual environments. Otherwise prints an error.
 find_python() {
   local candidate found="" candidates=(python3.13 python3.12 python3.11 python3)
   if [[ -n ${PYTHON:-} ]]; then candidates=("$PYTHON"); fi
   for candidate in "${candidates[@]}"; do
-    # Each is tried, not only looked up: a version manager puts commands in the path that only say "not found".
+    # Runs each candidate, because commands of a version manager may only print "not found".
     "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue
     found=$candidate
     if "$candidate" -c 'import ensurepip, venv' 2>/dev/null; then
@@ -21,39 +21,49 @@ find_python() {
     fi
   done
   if [[ -n $found ]]; then
-    fail "$found cannot make virtual environments: install its venv module (Debian and Ubuntu: apt install python3-venv)."
+    fail "$found cannot create virtual environments: install its venv module (Debian and Ubuntu: apt install python3-venv)."
   elif [[ -n ${PYTHON:-} ]]; then
     fail "PYTHON=$PYTHON is not Python 3.11 or newer: $("$PYTHON" --version 2>&1 | head -n 1 || true)"
   fi
-  fail "Python 3.11 or newer is needed; tried ${candidates[*]}. Install one, or name it: PYTHON=/path/to/python $0"
+  fail "Python 3.11 or newer is required; tried ${candidates[*]}. Install it, or set its path: PYTHON=/path/to/python $0"
 }
 
-# ensure_venv ROOT [EXTRA[,EXTRA]]: returns at once when ROOT/.venv holds exactly what is wanted.
+# Copies pip's output. On a terminal, also shows its newest line.
+show_progress() {
+  local line
+  while IFS= read -r line; do
+    printf '%s\n' "$line"
+    if [[ -t 2 ]]; then printf '\r\033[K  %s' "${line:0:76}" >&2; fi
+  done
+  if [[ -t 2 ]]; then printf '\r\033[K' >&2; fi
+}
+
+# ensure_venv ROOT [EXTRA[,EXTRA]]: installs the package and its extras into ROOT/.venv unless they are up to date.
 ensure_venv() {
   local root=$1 extra=${2:-} venv=$1/.venv python what
   local stamp=$venv/.installed unfinished=$venv/.unfinished log=$venv/install.log
-  # The path belongs to the stamp: a virtual environment that was moved does not work.
+  # The stamp includes the path, because a moved virtual environment does not work.
   what="$(cat "$root/pyproject.toml" "$root/constraints.txt" "$root/setup.py" "$root"/apex/dqn/kernels/*.c "$root"/apex/replay_memory/frames/*.c <(echo "$root") | sha256sum | cut -d ' ' -f 1)"
   grep -qsx "$what $extra" "$stamp" && [[ -x $venv/bin/python ]] && return
 
-  echo "Installing into $venv (once, about a minute)" >&2
-  # What an interrupted start left behind may look complete, and the programs of a moved environment name an interpreter
-  # that is elsewhere: both are thrown away. pip's cache makes up for it.
+  echo "Installing PyTorch, the Atari emulator and other packages into $venv (once, about a minute)" >&2
+  # Recreates the environment after an interrupted installation, and after a move, which breaks the paths of its programs.
+  # pip's cache keeps this fast.
   if [[ -e $unfinished || ! -x $venv/bin/python ]] || ! grep -qsF "$venv/bin/python" "$venv/bin/pip"; then
     find_python
     mkdir -p "$venv"
     touch "$unfinished"
     find "$venv" -mindepth 1 -maxdepth 1 ! -name .unfinished -exec rm -rf {} +
-    "$python" -m venv "$venv" || fail "$python could not make $venv; the lines above say why."
+    "$python" -m venv "$venv" || fail "$python could not create $venv; see the error above."
   fi
   touch "$unfinished"
   rm -f "$stamp"
-  if ! "$venv/bin/python" -m pip install --disable-pip-version-check --no-input \
-    --constraint "$root/constraints.txt" --editable "$root${extra:+[$extra]}" >"$log" 2>&1; then
+  if ! "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off \
+    --constraint "$root/constraints.txt" --editable "$root${extra:+[$extra]}" 2>&1 | show_progress >"$log"; then
     tail -n 20 "$log" >&2
-    fail "The installation failed; the lines above are the end of $log. The next start tries again."
+    fail "The installation failed; the lines above are the end of $log. Run the same command again to retry."
   fi
-  # Whoever has an extra has what goes without it.
+  # An environment with extras also satisfies requests without them.
   printf '%s\n' "$what " "$what ${extra%%,*}" "$what $extra" >"$stamp"
   rm "$unfinished"
 }

@@ -3,11 +3,11 @@
     import apex
 
     config = apex.preset("cartpole", seed=2, run={"max_minutes": 5})
-    run = apex.train(config)                      # as `apex train` does; Ctrl-C ends it in order
+    run = apex.train(config)                      # as `apex train` does; Ctrl-C ends the run cleanly
     print(apex.evaluate(run, episodes=100).mean)  # as `apex evaluate` does
     policy = apex.load_policy(run)                # observation -> action
 
-Everything is imported when it is first asked for: `import apex` alone loads neither NumPy nor torch.
+Each name is imported at its first use: `import apex` alone loads neither NumPy nor torch.
 """
 
 from __future__ import annotations
@@ -20,23 +20,27 @@ from apex.version import VERSION
 if TYPE_CHECKING:
     from apex.config import Config
     from apex.config.presets import preset
-    from apex.environments.fault_budget import EnvironmentFailure
-    from apex.errors import ConfigError
+    from apex.errors import ApexError, ConfigError, DataError, EnvironmentFailure, TrainingError, UsageError
     from apex.evaluation.command import Evaluation, evaluate
     from apex.evaluation.export.command import export
     from apex.evaluation.policy import Policy, load_policy
-    from apex.launch.api import Run, TrainingError, preset_for, train
+    from apex.launch.api import Run, preset_for, train
+    from apex.launch.ray.options import RayEngine
 
 __version__ = VERSION
 
 __all__ = [
+    "ApexError",
     "Config",
     "ConfigError",
+    "DataError",
     "EnvironmentFailure",
     "Evaluation",
     "Policy",
+    "RayEngine",
     "Run",
     "TrainingError",
+    "UsageError",
     "evaluate",
     "export",
     "load_policy",
@@ -45,15 +49,15 @@ __all__ = [
     "train",
 ]
 
-_HOMES = {  # module -> what it has of the names above
+_HOMES = {  # module -> the names in `__all__` that it defines
     "config": ("Config",),
     "config.presets": ("preset",),
-    "environments.fault_budget": ("EnvironmentFailure",),
-    "errors": ("ConfigError",),
+    "errors": ("ApexError", "ConfigError", "DataError", "EnvironmentFailure", "TrainingError", "UsageError"),
     "evaluation.command": ("Evaluation", "evaluate"),
     "evaluation.export.command": ("export",),
     "evaluation.policy": ("Policy", "load_policy"),
-    "launch.api": ("Run", "TrainingError", "preset_for", "train"),
+    "launch.api": ("Run", "preset_for", "train"),
+    "launch.ray.options": ("RayEngine",),
 }
 
 
@@ -63,7 +67,7 @@ def __getattr__(name: str) -> Any:
             value = getattr(importlib.import_module(f"apex.{module}"), name)
             globals()[name] = value
             return value
-    raise AttributeError(f"module 'apex' has no attribute {name!r}; there are {', '.join(__all__)}")
+    raise AttributeError(f"module 'apex' has no attribute {name!r}; it has {', '.join(__all__)}")
 
 
 def __dir__() -> list[str]:

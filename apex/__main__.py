@@ -1,4 +1,4 @@
-"""`python -m apex` is `apex`."""
+"""Runs the `apex` command for `python -m apex`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The `apex` command: which program each word starts. A program is imported only when it is asked for."""
+"""The `apex` command: maps each subcommand to a program, which is imported only when the subcommand is used."""
 
 from __future__ import annotations
 
@@ -9,48 +9,51 @@ from difflib import get_close_matches
 from typing import NamedTuple
 
 from apex.config.arguments import reader_may_leave
-from apex.errors import ConfigError
-from apex.runtime.lifecycle import FINISHED, reports_errors
+from apex.errors import FINISHED, UsageError
+from apex.runtime.lifecycle import reports_errors
 from apex.version import VERSION
 
-Main = Callable[[list[str]], int]  # what follows its word -> exit status
+Main = Callable[[list[str]], int]  # arguments after the subcommand -> exit status
 
 
 class Command(NamedTuple):
-    """A word after `apex`."""
+    """A subcommand of `apex`."""
 
-    module: str  # whose main(argv) it calls
+    module: str  # module with the function main(argv)
     summary: str
 
 
 COMMANDS = {
-    "train": Command("apex.launch.local", "a whole run on this machine"),
-    "evaluate": Command("apex.evaluation.command", "full games of a trained agent, its score and a video"),
-    "watch": Command("apex.evaluation.watch", "games of a run's newest policy, in a window or as a film"),
-    "doctor": Command("apex.launch.preflight.doctor", "whether a run can start here, and the remedy if not"),
-    "status": Command("apex.launch.status", "what a run is doing, from any shell"),
-    "plot": Command("apex.runs.plots.command", "learning curves of runs and others in one picture"),
-    "report": Command("apex.runs.report.command", "a page about a run, to send to a colleague"),
-    "export": Command("apex.evaluation.export.command", "a run's weights for others: safetensors, a model card, ONNX"),
-    "keys": Command("apex.transport.curve.command", "makes the keys of a cluster: apex keys new DIR"),
-    "learner": Command("apex.learner", "the learner alone; the others find it by its address"),
-    "replay": Command("apex.replay", "the replay server alone: --learner HOST"),
-    "actor": Command("apex.actor", "actors on this host: --learner HOST"),
-    "evaluator": Command("apex.evaluator", "plays the newest parameters: --learner HOST"),
-    "cluster": Command("apex.cloud.cluster.command", "looks after clusters on EC2: list, tail, resize, kill, audit"),
-    "host": Command("apex.cloud.host.command", "what a machine of a cluster does for itself, by its units"),
+    "train": Command("apex.launch.local", "train an agent on this machine"),
+    "evaluate": Command("apex.evaluation.command", "score a trained agent in full games, or record a video"),
+    "watch": Command("apex.evaluation.watch", "show games of a run's newest policy, or record a video"),
+    "doctor": Command("apex.launch.preflight.doctor", "check whether a run can start here, and how to fix problems"),
+    "status": Command("apex.launch.status", "print what a run is doing"),
+    "plot": Command("apex.runs.plots.command", "draw learning curves of several runs in one picture"),
+    "report": Command("apex.runs.report.command", "write one HTML page about a run"),
+    "export": Command(
+        "apex.evaluation.export.command", "write a run's weights as safetensors and ONNX, with a model card"
+    ),
+    "keys": Command("apex.transport.curve.command", "create the keys of a cluster: apex keys new DIR"),
+    "learner": Command("apex.learner", "start a learner; the other programs connect to its address"),
+    "replay": Command("apex.replay", "start a replay server: --learner HOST"),
+    "actor": Command("apex.actor", "start actors on this host: --learner HOST"),
+    "evaluator": Command("apex.evaluator", "start an evaluator: --learner HOST"),
+    "cluster": Command("apex.cloud.cluster.command", "list, follow and resize clusters on EC2"),
+    "completion": Command("apex.completion", "print a completion script for bash or zsh"),
+    "host": Command("apex.cloud.host.command", "commands that systemd calls on the hosts of a cluster"),
 }
 
 
 def load(module: str) -> Main:
-    """Imports a program."""
+    """Imports a program and returns its main function."""
     program: Main = importlib.import_module(module).main
     return program
 
 
 @reports_errors("apex")
 def main(argv: Sequence[str] | None = None, *, load: Callable[[str], Main] = load) -> int:
-    """Runs the program that the first word names; returns its exit status."""
+    """Runs the subcommand named by the first argument; returns the exit status of the subcommand."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
         with reader_may_leave():
@@ -63,7 +66,7 @@ def main(argv: Sequence[str] | None = None, *, load: Callable[[str], Main] = loa
 
 
 def overview() -> str:
-    """What `apex` alone prints."""
+    """Returns the text that `apex` without a subcommand prints."""
     lines = [
         "Ape-X over ZeroMQ: many actors, one prioritized replay, one learner.",
         "",
@@ -71,8 +74,8 @@ def overview() -> str:
         "",
     ]
     lines += [f"  {name:<10} {command.summary}" for name, command in COMMANDS.items()]
-    lines += ["", "apex train --preset cartpole   trains, shows it, and ends with the score"]
-    lines += ["apex COMMAND --help            tells all about one", "apex --version"]
+    lines += ["", "begin with   apex train --preset cartpole, then apex evaluate --video game.mp4"]
+    lines += ["more         apex COMMAND --help, apex --version"]
     return "\n".join(lines)
 
 
@@ -81,6 +84,6 @@ def _find(word: str) -> Command:
         return COMMANDS[word]
     known = f"known: {', '.join(COMMANDS)}"
     if word.startswith("-"):
-        raise ConfigError(f"a command comes before {word}, as in `apex train {word}`; {known}")
+        raise UsageError(f"the command is missing before {word}; write, for example, `apex train {word}`; {known}")
     near = get_close_matches(word, COMMANDS, n=1)
-    raise ConfigError(f"unknown command {word!r}; {f'did you mean {near[0]}? ' if near else ''}{known}")
+    raise UsageError(f"unknown command {word!r}; {f'did you mean {near[0]}? ' if near else ''}{known}")

@@ -1,21 +1,125 @@
-"""The errors that programs report in one sentence, and the exit status that each leads to."""
+"""The errors that programs report in one sentence, with their exit statuses.
+
+    ApexError                     status 1: the program failed
+    ├── UsageError                status 2: the input cannot be used; a restart does not help
+    │   ├── ConfigError           a setting is unknown, out of range, or in conflict with another
+    │   ├── DataError             a file or replay memory is missing, damaged, or of another format
+    │   │   ├── CheckpointError
+    │   │   ├── SnapshotError
+    │   │   ├── DamagedMemoryError
+    │   │   └── ForeignFileError  a file of another user
+    │   ├── AddressError          an address that cannot be bound
+    │   ├── RefusedError          the learner refuses this program
+    │   └── ChildRefusedError     a child process ended with status 2
+    ├── DivergedError             status 3: the program failed, and a restart does not help
+    ├── EnvironmentFailure        the user's environment failed
+    ├── ChildDiedError            a child process ended unexpectedly
+    ├── LostMemoryError           the file of a replay memory was removed while the replay server ran
+    ├── ExportError               a network cannot be written as ONNX
+    ├── TrainingError             `apex.train` raises this if a run fails
+    └── AwsError                  AWS refused a request or did not respond
+
+Errors that a caller always handles (a message that breaks the protocol, a frame that cannot be decompressed) are
+plain ValueErrors and RuntimeErrors, defined beside the code that raises them.
+"""
 
 from __future__ import annotations
+
+from pathlib import Path
+
+FINISHED, FAILED, REFUSED, NEIGHBOUR_GONE = 0, 1, 2, 75  # exit statuses; 75 (EX_TEMPFAIL): try again
+HOPELESS = 3  # exit status of a role that failed and that a restart does not help; the run ends with FAILED
 
 
 class ApexError(Exception):
     """A program reports this error in one sentence and ends with `exit_status`."""
 
-    exit_status = 1
+    exit_status = FAILED
 
 
-class ConfigError(ApexError, ValueError):
-    """A mistake of the user: a setting that does not exist, a value out of range, a file that cannot be used."""
+class UsageError(ApexError, ValueError):
+    """The input of a program cannot be used: an option, a setting, a file, an address."""
 
-    exit_status = 2
+    exit_status = REFUSED
 
 
-def require(condition: bool, message: str) -> None:
-    """Raises ConfigError with `message` unless `condition` holds."""
+class ConfigError(UsageError):
+    """A setting does not exist, is out of range, or is in conflict with another setting."""
+
+
+class DataError(UsageError):
+    """A file is missing, damaged or of another format. The message names the file and the reason."""
+
+
+class CheckpointError(DataError):
+    """A checkpoint of the learner cannot be loaded."""
+
+
+class SnapshotError(DataError):
+    """A snapshot of the replay memory cannot be restored."""
+
+
+class DamagedMemoryError(DataError):
+    """The file of a replay memory cannot be used with any configuration."""
+
+
+class ForeignFileError(DataError):
+    """Another user created a file, or can read or change it."""
+
+
+class AddressError(UsageError):
+    """An address cannot be bound."""
+
+
+class RefusedError(UsageError):
+    """The learner refuses this program; the message gives the reason."""
+
+
+class ChildRefusedError(UsageError):
+    """A child process refused its input and has logged the reason; restarting the role does not help."""
+
+
+class ChildDiedError(ApexError, RuntimeError):
+    """A child process ended unexpectedly. The role ends too and is started again with all its processes."""
+
+
+class LostMemoryError(ApexError, RuntimeError):
+    """The file of a replay memory was removed or replaced while the replay server ran; the server is started again."""
+
+
+class DivergedError(ApexError, RuntimeError):
+    """Training can make no more progress: losses, gradients or parameters are not finite."""
+
+    exit_status = HOPELESS
+
+
+class EnvironmentFailure(ApexError):  # noqa: N818  EnvironmentError is Python's old name of OSError.
+    """An environment raised an exception or returned values that cannot be learned from. The message names the
+    environment, the value and the step."""
+
+
+class ExportError(ApexError, RuntimeError):
+    """The network cannot be written as ONNX, or the ONNX file computes other values than the network."""
+
+
+class TrainingError(ApexError, RuntimeError):
+    """A run ended with an error. The message describes the error that occurred first."""
+
+    def __init__(self, cause: str, folder: Path | None) -> None:
+        """`folder`: folder with the logs and checkpoints; None if the run had not started."""
+        super().__init__(cause)
+        self.folder = folder
+
+
+class AwsError(ApexError, RuntimeError):
+    """AWS refused a request or did not respond. `code` is the error's name in AWS or botocore."""
+
+    def __init__(self, sentence: str, code: str = "") -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+def require(condition: bool, message: str, error: type[UsageError] = UsageError) -> None:
+    """Raises `error` with `message` unless `condition` holds."""
     if not condition:
-        raise ConfigError(message)
+        raise error(message)

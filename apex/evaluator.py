@@ -1,4 +1,4 @@
-"""The evaluator: full games of the newest parameters, now and then, while training goes on."""
+"""The evaluator: plays full games with the newest parameters at intervals during training."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import sys
 from collections.abc import Sequence
 
 from apex.config.arguments import Parser
+from apex.errors import FINISHED
 from apex.evaluation.service import run_service
-from apex.runtime.lifecycle import FINISHED, configure_logging, reports_errors, stop_on_signals
+from apex.runtime.lifecycle import configure_logging, reports_errors, stop_on_signals
 from apex.runtime.watchdog import take_notifier
 from apex.transport.hello import add_route_options, greet, read_route
 from apex.types import Role
@@ -15,8 +16,10 @@ from apex.types import Role
 
 @reports_errors("apex evaluator")
 def main(argv: Sequence[str] | None = None) -> int:
-    """`apex evaluator`: the composition root."""
-    parser = Parser(prog="apex evaluator", description="Plays full games with the newest parameters.")
+    """Runs `apex evaluator`: the composition root."""
+    parser = Parser(
+        prog="apex evaluator", description="Starts an evaluator, which plays full games with the newest parameters."
+    )
     add_route_options(parser)
     arguments = parser.parse_args(argv)
     configure_logging(Role.EVALUATOR)

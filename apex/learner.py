@@ -1,7 +1,7 @@
-"""The learner: trains on what the samplers send, publishes parameters, returns priorities by key.
+"""The learner: trains on batches from the samplers, publishes parameters, sends new priorities to the replay servers.
 
-`apex learner` also keeps the run: it owns the run folder, the configuration, the control socket (its coordinator
-process) and the curves. It is the only address that everybody must know.
+`apex learner` also manages the run: it owns the run folder, the configuration, the control socket (in its coordinator
+process) and the curves. Its address is the only one that all other programs need.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from apex.types import Role
 
 @reports_errors("apex learner", logs_failures=True)
 def main(argv: Sequence[str] | None = None) -> int:
-    """`apex learner`: the composition root."""
+    """Runs `apex learner`: the composition root."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     configure_logging(Role.LEARNER)
     with stop_on_signals(take_notifier()) as stop:
         folder = open_run(arguments)
-        with hold(folder.path, or_parent=True):  # The launcher holds it for the learner that it has started.
+        with hold(folder.path, or_parent=True):  # The parent may be a launcher that holds the lock.
             return run_service(folder, stop)
 
 

@@ -1,8 +1,9 @@
-"""The replay server: one writer with asyncio and ZeroMQ, K samplers that read shared memory without locks.
+"""The replay server: one writer with asyncio and ZeroMQ, and K samplers that read shared memory without locks.
 
-`apex replay --learner HOST` keeps the newest transitions in a file in tmpfs that all its processes map. The writer owns
-every write: inserts and priorities. No other process of ours waits for it, and it waits for none. There are
-replay.num_shards of these servers, each with its --shard of the streams and of the memory.
+`apex replay --learner HOST` keeps the newest transitions in a file in tmpfs. All processes of the server map this file.
+Only the writer changes the file: it inserts transitions and sets priorities. The samplers do not wait for the writer,
+and the writer does not wait for the samplers. K is replay.num_samplers. A run has replay.num_shards of these servers;
+each of them stores the streams of one shard.
 """
 
 from __future__ import annotations
@@ -15,14 +16,10 @@ from functools import partial
 from pathlib import Path
 
 from apex.config.arguments import Parser, non_negative_int
+from apex.errors import FINISHED
 from apex.replay_memory.recovery import predecessor_is_dead
 from apex.replay_memory.service import run_service
-from apex.runtime.lifecycle import (
-    FINISHED,
-    configure_logging,
-    reports_errors,
-    stop_on_signals,
-)
+from apex.runtime.lifecycle import configure_logging, reports_errors, stop_on_signals
 from apex.runtime.watchdog import take_notifier
 from apex.transport.hello import add_route_options, greet, greet_in_child, read_route
 from apex.transport.messages.fields import HOST
@@ -30,28 +27,32 @@ from apex.types import Role
 
 
 def host(text: str) -> str:
-    """A host's name or address, for argparse."""
+    """Returns `text` if it is empty or a host's name or IPv4 address. argparse uses this as the type of an option."""
     if text and not re.fullmatch(HOST, text):
-        raise argparse.ArgumentTypeError(f"must be a name or an address (IPv6 in brackets), got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a host name or an IPv4 address, got {text!r}")
     return text
 
 
 @reports_errors("apex replay", logs_failures=True)
 def main(argv: Sequence[str] | None = None) -> int:
-    """`apex replay`: the composition root."""
-    parser = Parser(prog="apex replay", description="Keeps experience for the learner at HOST.")
+    """Runs `apex replay`: the composition root."""
+    parser = Parser(prog="apex replay", description="Starts a replay server for the learner at HOST.")
     add_route_options(parser)
     parser.add_argument(
-        "--shard", type=non_negative_int, default=0, metavar="I", help="which of replay.num_shards, from 0; default 0"
+        "--shard", type=non_negative_int, default=0, metavar="I", help="number of this shard, from 0 (default: 0)"
     )
     parser.add_argument(
-        "--bind", default="", metavar="ADDRESS", help="interface to listen on; default: the learner's choice"
+        "--bind", default="", metavar="ADDRESS", help="address of this host to listen on (default: the learner decides)"
     )
     parser.add_argument(
-        "--advertise", default="", type=host, metavar="HOST", help="how the others reach this host; default: found out"
+        "--advertise",
+        default="",
+        type=host,
+        metavar="HOST",
+        help="address at which other hosts reach this one (default: automatic)",
     )
     parser.add_argument(
-        "--snapshots", type=Path, metavar="DIR", help="folder for snapshots of the memory, and to go on from; else none"
+        "--snapshots", type=Path, metavar="DIR", help="folder to restore the memory from and save snapshots to"
     )
     arguments = parser.parse_args(argv)
     configure_logging(Role.REPLAY)

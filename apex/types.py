@@ -1,14 +1,16 @@
-"""What crosses a boundary between modules: immutable records, their dtypes and axes.
+"""Types that are passed between modules: immutable records, their dtypes and axes.
 
-Axes: B batch, E environment streams of one process, A actions, S stacked frames, *F one frame.
+Axes: B batch, E environment streams of one process, A discrete actions, K values of a continuous action, S stacked
+frames, *F one frame. An action is int64, 0 ... A - 1, or float32[K] in [-1, 1], depending on the `Schema`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
+from functools import cache
 from math import prod
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -22,138 +24,216 @@ Array = NDArray[Any]
 
 
 class Role(StrEnum):
-    """A program of a run. Its name is also its command, its key and its module: `apex actor`, `actor.key`."""
+    """A role of a program in a run. The value is also the name of the role's command, key file and module, such as
+    `apex actor`, `actor.key` and `apex.actor`."""
 
     LEARNER = "learner"
     REPLAY = "replay"
     ACTOR = "actor"
     EVALUATOR = "evaluator"
-    OBSERVER = "observer"  # only asks the learner for its status: `apex status` and the live view
+    OBSERVER = "observer"  # only requests the status from the learner: `apex status` and the live view
 
 
-PROGRAMS = (Role.LEARNER, Role.REPLAY, Role.ACTOR, Role.EVALUATOR)  # the roles with a program of their own
+PROGRAMS = (Role.LEARNER, Role.REPLAY, Role.ACTOR, Role.EVALUATOR)  # roles that have their own program
 
-
-# One transition inside a segment. `frame` and `next_frame` count from the segment's first frame and
-# name the newest frame of s_t and of s_{t+m}; `depth` and `next_depth` say how many frames of the
-# stack are real: an episode starts with S - 1 zero frames, which are never sent.
-RECORD = np.dtype(
-    [
-        ("n_step_return", "<f4"),  # r_{t+1} + ... + gamma^(m-1) r_{t+m}
-        ("discount", "<f4"),  # gamma^m, or 0 if s_{t+m} is terminal
-        ("priority", "<f4"),  # |TD error| by the actor's own Q-values, before the exponent
-        ("action", "<u2"),
-        ("frame", "<u2"),
-        ("next_frame", "<u2"),
-        ("depth", "u1"),
-        ("next_depth", "u1"),
-    ]
-)
-
-# One transition of a batch on its way to the learner. Its frames `first ... next_frame` lie side by side in
-# the batch's blob; `frame` and `next_frame` count from the first of them.
-BATCH_RECORD = np.dtype(
-    [
-        ("key", "<i8"),
-        ("probability", "<f8"),  # leaf / root when it was drawn
-        ("n_step_return", "<f4"),
-        ("discount", "<f4"),
-        ("version", "<u4"),  # parameters that chose the action, as num_updates
-        ("action", "<u2"),
-        ("num_frames", "<u2"),
-        ("frame", "<u2"),
-        ("next_frame", "<u2"),
-        ("depth", "u1"),
-        ("next_depth", "u1"),
-        ("unused", "<u2"),  # Pads the record to 40 bytes; always 0.
-    ]
-)
 
 FrameCodec = Literal["lz4", "raw"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schema:
-    """What one transition looks like; every length on the wire is compared with this, never trusted."""
+    """The format of a transition. Every length in a received message is checked against the schema."""
 
     frame_shape: tuple[int, ...]  # (84, 84) for images, (D,) for vectors
     frame_dtype: Literal["uint8", "float32"]
     stack: int  # frames in one observation; 1 for vectors
-    num_actions: int
-    n_step: int  # no transition is longer
-    codec: FrameCodec  # how each frame is compressed on its own
+    num_actions: int  # A; 0 if actions are continuous
+    n_step: int  # maximum steps that one transition spans
+    codec: FrameCodec  # compression of each single frame
+    action_size: int = 0  # K; 0 if actions are discrete
+    masked: bool = False  # whether the environment has masks of the allowed actions
 
     @property
     def frame_bytes(self) -> int:
-        """Bytes of one frame, decompressed."""
+        """Size of one decompressed frame in bytes."""
         return prod(self.frame_shape) * np.dtype(self.frame_dtype).itemsize
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
-        """Axes [S, *F] of one observation."""
+        """Shape of one observation, [S, *F]."""
         return (self.stack, *self.frame_shape)
 
     @property
+    def action_shape(self) -> tuple[int, ...]:
+        """Shape of one action: () if actions are discrete, else (K,)."""
+        return (self.action_size,) if self.action_size else ()
+
+    @property
+    def action_dtype(self) -> str:
+        """The dtype of a discrete action, or of each of the K values of a continuous action."""
+        return "<f4" if self.action_size else "<i8"
+
+    @property
+    def actions(self) -> str:
+        """A description of the actions, such as "6 actions"."""
+        return f"actions of {self.action_size} values" if self.action_size else f"{self.num_actions} actions"
+
+    @property
+    def mask_bytes(self) -> int:
+        """Size in bytes of a packed action mask (see `pack_mask`); 0 if there are no masks."""
+        return -(-self.num_actions // 8) if self.masked else 0
+
+    @property
     def max_frame_bytes(self) -> int:
-        """The most that one frame may take compressed (LZ4's own bound)."""
+        """Maximum size of one compressed frame in bytes; for lz4, the bound that LZ4 guarantees."""
         return self.frame_bytes + self.frame_bytes // 255 + 16 if self.codec == "lz4" else self.frame_bytes
 
     @property
     def fingerprint(self) -> int:
-        """The first 32 bits of a SHA-256 over the fields: it stands in every header."""
+        """The first 32 bits of the fields' SHA-256. Every message header contains this number."""
         text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields, ready for JSON."""
+        """Returns the fields as a dictionary that can be written as JSON."""
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Self:
-        """The inverse of `to_dict`, also after JSON."""
-        return cls(**{**fields, "frame_shape": tuple(fields["frame_shape"])})
+    def from_dict(cls, saved: dict[str, Any]) -> Self:
+        """Returns the schema from a result of `to_dict` or its JSON. Raises ValueError if a field is missing."""
+        missing = [field.name for field in fields(cls) if field.name not in saved]
+        if missing:
+            raise ValueError(f"the schema lacks {', '.join(missing)}: an older version of this package wrote it")
+        return cls(**{**saved, "frame_shape": tuple(saved["frame_shape"])})
+
+
+# --- records --------------------------------------------------------------------------------------------------------
+
+
+@cache
+def record_dtype(schema: Schema) -> np.dtype[Any]:
+    """Returns the dtype of one transition in a segment.
+
+    `frame` and `next_frame` are the numbers, within the segment, of the newest frames of s_t and s_{t+m}. `depth` and
+    `next_depth` are the counts of real frames in the two stacks: an episode starts with S - 1 zero frames, which are
+    never sent. `reward` and `step_discount` belong to the single step from s_t; learning does not use them yet.
+    """
+    return np.dtype(
+        [
+            ("n_step_return", "<f4"),  # r_{t+1} + ... + gamma^(m-1) r_{t+m}
+            ("discount", "<f4"),  # gamma^m, or 0 if s_{t+m} is terminal
+            ("priority", "<f4"),  # |TD error| computed by the actor, before the exponent
+            ("reward", "<f4"),  # r_{t+1}, the reward used for learning
+            ("step_discount", "<f4"),  # gamma, or 0 if s_{t+1} is terminal
+            ("action", schema.action_dtype, schema.action_shape),
+            ("frame", "<u2"),
+            ("next_frame", "<u2"),
+            ("depth", "u1"),
+            ("next_depth", "u1"),
+            *_mask_field(schema),
+        ]
+    )
+
+
+@cache
+def batch_record_dtype(schema: Schema) -> np.dtype[Any]:
+    """Returns the dtype of one transition of a batch that is sent to the learner.
+
+    The frames of a transition are adjacent in the batch's blob. `frame` and `next_frame` count from the first frame of
+    the transition.
+    """
+    return padded(
+        [
+            ("key", "<i8"),
+            ("probability", "<f8"),  # leaf / root of the sum tree when the transition was drawn
+            ("n_step_return", "<f4"),
+            ("discount", "<f4"),
+            ("action", schema.action_dtype, schema.action_shape),
+            ("version", "<u4"),  # version (num_updates) of the parameters that chose the action
+            ("num_frames", "<u2"),
+            ("frame", "<u2"),
+            ("next_frame", "<u2"),
+            ("depth", "u1"),
+            ("next_depth", "u1"),
+            *_mask_field(schema),
+        ]
+    )
+
+
+def padded(record: list[Any]) -> np.dtype[Any]:
+    """Returns the dtype of the fields, padded to a multiple of 8 bytes for alignment by a field `unused`, always 0."""
+    return np.dtype([*record, ("unused", "u1", (-np.dtype(record).itemsize % 8,))])
+
+
+def _mask_field(schema: Schema) -> list[Any]:
+    """Returns the field for the mask of actions allowed in s_{t+m}, see `pack_mask`; [] if there are no masks."""
+    return [("next_mask", "u1", (schema.mask_bytes,))] if schema.masked else []
+
+
+def pack_mask(mask: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """Packs bool[..., A] into uint8[..., ceil(A / 8)]: action a is bit a % 8 of byte a // 8; bits beyond A are 0."""
+    return np.packbits(mask, axis=-1, bitorder="little")
+
+
+def unpack_mask(packed: NDArray[np.uint8], num_actions: int) -> NDArray[np.bool_]:
+    """Returns the mask that `pack_mask` packed, bool[..., A]."""
+    return np.unpackbits(packed, axis=-1, count=num_actions, bitorder="little").view(np.bool_)
+
+
+class Exploration(NamedTuple):
+    """The amount of exploration of each of N actors."""
+
+    name: str  # meaning of the amounts: "epsilon" or "noise"
+    amounts: NDArray[np.float64]  # [N]
+
+    def label(self, index: int) -> str:
+        """Returns one actor's exploration as text, such as "epsilon 0.0155"."""
+        return f"{self.name} {self.amounts[index]:.3g}"
 
 
 class Step(NamedTuple):
-    """What E environments answer to E actions. An ended one has already begun its next episode."""
+    """The result of one step of E environments. An environment whose episode ended has already started the next one."""
 
     observation: Array  # frame_dtype[E, S, *F]  the state to act in next
-    reward: NDArray[np.float32]  # [E]  raw: neither clipped nor scaled
-    terminated: NDArray[np.bool_]  # [E]  the MDP ended
-    truncated: NDArray[np.bool_]  # [E]  a limit cut it
-    life_lost: NDArray[np.bool_]  # [E]  a life went, and the game goes on
-    final_observation: Array  # frame_dtype[E, S, *F]  last state of what ended; elsewhere anything
-    failed: NDArray[np.bool_] | None = None  # [E]  not taken: its environment failed and began anew; None: all were
+    reward: NDArray[np.float32]  # [E]  raw reward, neither clipped nor scaled
+    terminated: NDArray[np.bool_]  # [E]  the episode reached a terminal state
+    truncated: NDArray[np.bool_]  # [E]  a limit, such as a time limit, ended the episode
+    life_lost: NDArray[np.bool_]  # [E]  a life was lost, and the game continues
+    final_observation: Array  # frame_dtype[E, S, *F]  last state of episodes that ended; other rows: arbitrary
+    failed: NDArray[np.bool_] | None = None  # [E]  the environment failed and was started again; None: no failures
+    played: Array | None = None  # [E] or [E, K]  executed actions; None: the chosen actions were executed
+    action_mask: NDArray[np.bool_] | None = None  # [E, A]  actions allowed in `observation`; None: no masks
+    final_mask: NDArray[np.bool_] | None = None  # [E, A]  actions allowed in `final_observation`
 
 
 class Stream(NamedTuple):
-    """Who speaks: one environment stream in one of its lives."""
+    """One incarnation of one environment stream."""
 
-    actor_id: Annotated[int, Meta(ge=0, le=2**32 - 1)]  # 0 ... N-1; the highest has the smallest epsilon
-    incarnation: Annotated[int, Meta(ge=0, le=2**63 - 1)]  # grows with every lease of the id
+    actor_id: Annotated[int, Meta(ge=0, le=2**32 - 1)]  # 0 ... N-1; the highest id has the smallest epsilon
+    incarnation: Annotated[int, Meta(ge=0, le=2**63 - 1)]  # increases with every lease of the id
 
     def shard(self, num_shards: int) -> int:
-        """The replay shard that keeps the stream, in this life and every other."""
+        """Returns the replay shard that stores the stream, the same for all incarnations."""
         return self.actor_id % num_shards
 
 
 class Segment(NamedTuple):
-    """About 50 consecutive transitions of one stream, and every frame that they need once."""
+    """About 50 consecutive transitions of one stream. A frame that several transitions share is contained once."""
 
     stream: Stream
     number: int  # 0, 1, 2, ... within the stream's incarnation
-    version: int  # newest parameters that chose an action here, as num_updates
-    records: Array  # RECORD[K]
+    version: int  # version (num_updates) of the newest parameters that chose an action in this segment
+    records: Array  # record_dtype[M]
     blob: FrameBlob  # uint32[F + 1] byte offsets of the frames, then the frames; see `make_blob`
-    base: int = 0  # every segment numbered below this was acknowledged, by this store or by an earlier one
+    base: int = 0  # all segments with lower numbers were acknowledged, by this store or an earlier one
 
 
 class Receipt(NamedTuple):
-    """What the replay server has of one stream."""
+    """Tells an actor which segments of one stream the replay server has stored."""
 
     stream: Stream
-    store_incarnation: int  # another one: the store began anew, and what was not acknowledged is sent again
-    contiguous: int  # every segment numbered below this is stored
+    store_incarnation: int  # if this changes, the store is new, and unacknowledged segments are sent again
+    contiguous: int  # all segments with lower numbers are stored
     bitmap: int  # bit i: segment contiguous + 1 + i is stored too
 
 
@@ -161,12 +241,12 @@ class BatchMessage(NamedTuple):
     """A shard's part of a batch: records and their compressed frames."""
 
     shard: int
-    store_incarnation: int  # keys are meaningful within this only
-    sampler: int  # which sampler process drew it ...
-    number: int  # ... as its how many-th; comes back with the priorities, and so bounds what is in flight
-    num_transitions: int  # transitions alive when it was drawn: N of the importance weights
-    records: Array  # BATCH_RECORD[B]
-    blob: FrameBlob | None  # frames of all, laid out as in `make_blob`; None: decoded into the learner's memory already
+    store_incarnation: int  # keys are valid only within this incarnation
+    sampler: int  # number of the sampler process that drew the part
+    number: int  # sequence number within that sampler; returned with the priorities to limit parts in flight
+    num_transitions: int  # transitions in the shard when the part was drawn: N in the importance weights
+    records: Array  # batch_record_dtype[B]
+    blob: FrameBlob | None  # all frames, as in `make_blob`; None: already decoded into the learner's memory
 
 
 class PriorityUpdate(NamedTuple):
@@ -183,13 +263,13 @@ class PriorityUpdate(NamedTuple):
 class Parameters(NamedTuple):
     """A snapshot of the online network."""
 
-    version: int  # num_updates when it was published
-    values: NDArray[np.float32]  # every tensor of the state dict, flattened, one after the other
+    version: int  # num_updates when the snapshot was published
+    values: NDArray[np.float32]  # all tensors of the state dict, flattened and concatenated
 
 
 class Progress(NamedTuple):
-    """How far a run was, beside its updates: what the curves go on from."""
+    """The progress of a run, except the number of updates. A resumed run continues its curves from these values."""
 
-    num_steps: int = 0  # transitions that the replay server had stored
+    num_steps: int = 0  # transitions that the replay servers had stored
     num_episodes: int = 0  # games that actors had finished
-    elapsed_seconds: float = 0.0  # in all lives
+    elapsed_seconds: float = 0.0  # over all starts of the run

@@ -6,14 +6,16 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 
-from apex.errors import ConfigError
-from apex.runtime.lifecycle import FINISHED, reports_errors
+from apex.errors import FINISHED, UsageError
+from apex.runtime.lifecycle import reports_errors
 
 BENCHES = {  # word -> module whose main(argv) measures
     "actor": "bench.actor",
     "compare": "bench.compare",
     "connections": "bench.connections",
     "curve": "bench.curve_encryption",
+    "device": "bench.device",
+    "engines": "bench.engines",
     "learner": "bench.learner",
     "learning": "bench.learning.command",
     "leases": "bench.leases",
@@ -30,9 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"usage: python -m bench {'|'.join(BENCHES)} [OPTIONS]")
         return FINISHED
     if words[0] not in BENCHES:
-        raise ConfigError(f"unknown benchmark {words[0]!r}; known: {', '.join(BENCHES)}")
+        raise UsageError(f"unknown benchmark {words[0]!r}; known: {', '.join(BENCHES)}")
     if any(word.partition("=")[0] == "--transport.keys" for word in words):
-        raise ConfigError("benchmarks run on loopback without keys; python -m bench curve tells what keys cost")
+        raise UsageError("benchmarks run on loopback without keys; python -m bench curve tells what keys cost")
     bench: Callable[[list[str]], int] = importlib.import_module(BENCHES[words[0]]).main
     return bench(words[1:])
 

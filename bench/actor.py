@@ -179,12 +179,17 @@ def time_parts(config: Config, schema: Schema, stop: Stop, seconds: float) -> Fi
         seen = observation
         q = timed("forward", lambda seen=seen: q_values(network, seen, bfloat16=fast))
         if builder.ready:
-            timed("cut", lambda q=q: builder.cut(q))
+            timed("cut", lambda q=q: builder.cut(q.max(1)))
         action = timed("choose", lambda q=q: epsilon_greedy(q, epsilon, rng))
         step = timed("environment", lambda action=action: environment.step(action))
         cut_short = (step.truncated & ~step.terminated).any()
         final_q = q_values(network, step.final_observation, bfloat16=fast) if cut_short else None
-        timed("collect", lambda a=action, q=q, s=step, f=final_q: builder.append(a, q, s, f))
+        final_value = None if final_q is None else final_q.max(1)
+        played = action if step.played is None else step.played
+        timed(
+            "collect",
+            lambda a=played, q=q, s=step, f=final_value: builder.append(a, q[np.arange(count), a], q.max(1), s, f),
+        )
         observation = step.observation
         steps += count
     environment.close()

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from apex.config.arguments import positive_int, value_of
 from apex.config.validation import NonNegativeFloat
-from apex.errors import ApexError, ConfigError, require
-from apex.runtime.lifecycle import FAILED, FINISHED, stop_on_signals
+from apex.errors import FAILED, FINISHED, ApexError, UsageError, require
+from apex.runtime.lifecycle import stop_on_signals
 from bench.harness.command import make_parser
 from bench.harness.commands import Runner
 
@@ -128,7 +128,7 @@ def _prepare(checkout: Path, rev: str | None, runner: Runner) -> Side:
     _compile_extensions(side, runner)
     imported = runner.run([sys.executable, "-c", PRINT_IMPORTS.format(_command(side)[0])], checkout)
     if imported.status:
-        raise ConfigError(f"{side.name} has no apex or no benches: {imported.describe_failure()}")
+        raise UsageError(f"{side.name} has no apex or no benches: {imported.describe_failure()}")
     for path in imported.output.splitlines():
         require(Path(path).is_relative_to(checkout), f"{side.name} imports {path}, which is not in its own checkout")
     return side
@@ -150,14 +150,14 @@ def _copy_working_tree(root: Path, checkout: Path, runner: Runner) -> None:
 
 
 def _compile_extensions(side: Side, runner: Runner) -> None:
-    """Compiles every apex/**/NAME.c into _NAME.*.so beside the source; raises ConfigError if one is missing."""
+    """Compiles every apex/**/NAME.c into _NAME.*.so beside the source; raises UsageError if one is missing."""
     sources = sorted(side.checkout.glob("apex/**/*.c"))
     if not sources:
         return
     built = runner.run([sys.executable, "setup.py", "build_ext", "--inplace"], side.checkout)
     missing = [str(path.relative_to(side.checkout)) for path in sources if not [*path.parent.glob(f"_{path.stem}.*")]]
     if built.status or missing:
-        raise ConfigError(f"{side.name}: cannot compile {', '.join(missing)}: {built.describe_failure()}")
+        raise UsageError(f"{side.name}: cannot compile {', '.join(missing)}: {built.describe_failure()}")
 
 
 def _succeed(what: str, runner: Runner, command: Sequence[str], cwd: Path) -> str:

@@ -29,7 +29,7 @@ from apex.transport.curve.command import new_folder
 from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import ExperienceSender, max_segment_bytes
 from apex.transport.sockets import open_context
-from apex.types import RECORD, Role, Schema, Segment, Stream
+from apex.types import Role, Schema, Segment, Stream, record_dtype
 from bench.harness.command import Figures, make_parser, run_bench
 from bench.harness.report import ReportRow, print_rows
 
@@ -120,7 +120,7 @@ def _send(stop: Stop, folder: str, endpoint: str) -> None:
 def _make_segment() -> Segment:
     """The first steps of an episode, with frames that no compressor would make smaller."""
     rng, steps = np.random.default_rng(0), np.arange(TRANSITIONS)
-    records = np.zeros(TRANSITIONS, RECORD)
+    records = np.zeros(TRANSITIONS, record_dtype(SCHEMA))
     records["frame"], records["next_frame"] = steps, steps + 1
     records["depth"] = np.minimum(steps + 1, SCHEMA.stack)
     records["next_depth"] = np.minimum(steps + 2, SCHEMA.stack)

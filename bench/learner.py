@@ -1,9 +1,9 @@
 """`python -m bench learner`: updates a second from a real replay server, beside what the same update makes without one.
 
 Three rates of the same network and batch: the plain step, as one writes it down (float32, operation by operation, the
-memory given back each time); the learner's own step on one batch that lies still; and the learner's step fed by loaders
-that draw from a real replay server, with priorities going back. The second against the first is what tuning gave, the
-third against the second what replay costs.
+memory given back each time; on a GPU copied from locked memory, as with a data loader's `pin_memory`); the learner's
+own step on one batch that lies still; and the learner's step fed by loaders that draw from a real replay server, with
+priorities going back. The second against the first is what tuning gave, the third against the second what replay costs.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,13 +20,15 @@ import numpy as np
 import torch
 from torch import nn
 
+from apex.algorithms.gradient_step import DeviceBatch
+from apex.algorithms.interface import make_algorithm
+from apex.algorithms.optimizers import make_optimizer
 from apex.config import Config
 from apex.dqn.autograd_update import EagerUpdate
-from apex.dqn.gradient_step import DeviceBatch
 from apex.dqn.networks import make_network
-from apex.dqn.optimizers import make_optimizer
 from apex.environments.factory import describe
 from apex.learning.batch_ring import Batch, BatchPart, BatchRing
+from apex.learning.device_transfer import lock_memory
 from apex.learning.setup import choose_device, prepare_torch
 from apex.learning.trainer import BatchProvider, Trainer
 from apex.runtime.lifecycle import Stop
@@ -158,13 +160,17 @@ def time_plain(config: Config, schema: Schema, seconds: float, stop: Stop, *, co
     if compiled:
         online, target = (cast(nn.Module, torch.compile(network)) for network in (online, target))
     update = EagerUpdate(learner, online, target, optimizer)
-    batch = Resident(schema, learner.batch_size).receive(0.0)
+    resident = Resident(schema, learner.batch_size)
+    batch = resident.receive(0.0)
     assert batch is not None
+    if device.type != "cpu":
+        with suppress(RuntimeError):  # The learner then copies from memory that is not locked, too.
+            lock_memory(resident.memory)
     weights = np.ones(learner.batch_size, np.float32)
 
     def step() -> None:
         arrays = batch.stacks, batch.action, batch.n_step_return, batch.discount, weights
-        updated = update(DeviceBatch(*(torch.from_numpy(array).to(device) for array in arrays)))
+        updated = update(DeviceBatch(*(torch.from_numpy(array).to(device, non_blocking=True) for array in arrays)))
         updated.td_errors.cpu()  # As one does who sends the priorities at once.
 
     return _median_rate(step, lambda: None, seconds, stop)
@@ -174,21 +180,24 @@ def time_resident(config: Config, schema: Schema, seconds: float, stop: Stop) ->
     """Updates a second of the learner's own step on one batch that lies still."""
     device = choose_device(config.learner)
     prepare_torch(config.learner, device)
-    trainer = _make_trainer(config, schema, device, Resident(schema, config.learner.batch_size), Nowhere())
+    trainer = make_bench_trainer(config, schema, device, Resident(schema, config.learner.batch_size), Nowhere())
     return _median_rate(lambda: trainer.step(0.0), trainer.flush, seconds, stop)
 
 
-def _make_trainer(
+def make_bench_trainer(
     config: Config, schema: Schema, device: torch.device, batches: BatchProvider, priorities: Any
 ) -> Trainer:
-    return Trainer(
+    """The learner's own trainer, which publishes nothing."""
+    trainer = Trainer(
         config.learner,
-        partial(make_network, config.network, schema, seed=config.seed),
+        make_algorithm(config, schema),
         device=device,
         batches=batches,
         priorities=priorities,
         publish=lambda parameters: None,
     )
+    torch.set_num_threads(trainer.torch_threads)
+    return trainer
 
 
 def _time_fed(config: Config, schema: Schema, folder: Path, seconds: float, stop: Stop) -> tuple[float, float]:
@@ -213,7 +222,7 @@ def _time_fed(config: Config, schema: Schema, folder: Path, seconds: float, stop
         bed.begin_insert(transitions=capacity - 5_000)
         bed.end_insert()
         prepare_torch(config.learner, device)
-        trainer = _make_trainer(config, schema, device, bed.ring, bed.priorities)
+        trainer = make_bench_trainer(config, schema, device, bed.ring, bed.priorities)
 
         def step() -> None:
             bed.check()

@@ -21,14 +21,14 @@ from msgspec import Meta
 from apex.config import ActorConfig, Config, EnvironmentConfig, LearnerConfig, ReplayConfig, TransportConfig
 from apex.config.arguments import Parser, positive_int, value_of
 from apex.environments.factory import describe
-from apex.errors import ConfigError, require
-from apex.replay_memory.store.layout import STORED_RECORD
+from apex.errors import UsageError, require
+from apex.replay_memory.store.layout import stored_record_dtype
 from apex.replay_memory.store.sum_tree import SumTree
 from apex.runs.checkpoints.folder import find_latest
 from apex.runs.checkpoints.policy_file import find_best
 from apex.runs.folder import RunFolder
 from apex.runtime.lifecycle import Stop
-from apex.types import RECORD
+from apex.types import record_dtype
 from bench.harness.command import GAME, NUM_STREAMS, Figures, VerificationError, make_parser, record_games, run_bench
 from bench.harness.recording import Recording
 from bench.harness.replay_fixture import LinkKind, ReplayFixture, open_replay_fixture
@@ -135,7 +135,7 @@ def _sources(options: argparse.Namespace) -> list[tuple[str, EnvironmentConfig, 
         run = RunFolder.open(options.run)
         policy = find_best(run.checkpoints) or find_latest(run.checkpoints).path
         if policy is None:
-            raise ConfigError(f"{run.path} has no policy yet: it was trained too shortly")
+            raise UsageError(f"{run.path} has no policy yet: it was trained too shortly")
         sources.append(("trained_", run.config.environment, policy))
     return sources
 
@@ -247,7 +247,7 @@ def _both(bed: ReplayFixture, seconds: float) -> Figures:
 
 def _memory(bed: ReplayFixture, transitions: int, image_bytes: float) -> Figures:
     whole, shared = read_memory(bed.processes)
-    stored = STORED_RECORD.itemsize + image_bytes
+    stored = stored_record_dtype(bed.schema).itemsize + image_bytes
     tables = 8 * SumTree.num_nodes(PAPER_CAPACITY)
     extrapolated = whole - shared + PAPER_CAPACITY * stored + tables
     return {
@@ -255,7 +255,7 @@ def _memory(bed: ReplayFixture, transitions: int, image_bytes: float) -> Figures
         "memory_transitions": transitions,
         "memory_bytes_2m": whole if transitions == PAPER_CAPACITY else extrapolated,
         "store_bytes_per_transition": stored + tables / PAPER_CAPACITY,
-        "record_bytes_per_transition_on_wire": RECORD.itemsize,
+        "record_bytes_per_transition_on_wire": record_dtype(bed.schema).itemsize,
     }
 
 

@@ -28,7 +28,7 @@ from apex.runtime.ports import OFFSET_STEP, is_free
 from apex.transport.codec import Codec
 from apex.transport.endpoints import BatchReceiver, BatchSender, max_batch_bytes
 from apex.transport.sockets import open_context
-from apex.types import RECORD, BatchMessage, PriorityUpdate, Schema, Segment, Stream
+from apex.types import BatchMessage, PriorityUpdate, Schema, Segment, Stream, record_dtype
 
 TINY = Schema(frame_shape=(1,), frame_dtype="uint8", stack=1, num_actions=1, n_step=1, codec="raw")
 SEGMENT_RECORDS = 4_096  # of the store that only the tree is measured in
@@ -60,7 +60,7 @@ def time_store(num_slots: int, batch_size: int) -> StoreTimes:
         store_incarnation=1,
     )
     try:
-        records = np.zeros(length, RECORD)
+        records = np.zeros(length, record_dtype(TINY))
         records["next_frame"] = records["depth"] = records["next_depth"] = 1
         blob = make_blob([b"\0", b"\1"])
         for number in range(num_slots // length):

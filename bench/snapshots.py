@@ -24,7 +24,7 @@ from apex.replay_memory.store.reader import StoreReader
 from apex.replay_memory.store.writer import StoreWriter
 from apex.runtime.children import start_child, stop_children
 from apex.runtime.lifecycle import Stop
-from apex.types import RECORD, Array, Schema, Segment, Stream
+from apex.types import Array, Schema, Segment, Stream, record_dtype
 
 SCHEMA = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=18, n_step=3, codec="lz4")
 SEGMENT = 50  # transitions
@@ -113,7 +113,7 @@ def _make_full_store(path: Path, settings: StoreSettings, frame_bytes: int) -> t
 
 def _make_segments(frame_bytes: int) -> list[Segment]:
     rng = np.random.default_rng(0)
-    records: Array = np.zeros(SEGMENT, RECORD)
+    records: Array = np.zeros(SEGMENT, record_dtype(SCHEMA))
     records["frame"] = np.arange(SEGMENT)
     records["next_frame"] = np.arange(SEGMENT) + 3
     records["depth"] = np.minimum(np.arange(SEGMENT) + 1, 4)

@@ -1,7 +1,7 @@
 """`python -m chaos`: a real run under faults, and the proof that nothing of it is lost or stored twice.
 
 Actors write down what they send and what is acknowledged to them; at the end that is compared with what is stored, bit
-for bit. `python -m chaos deaths`, `hostile` and `saves` are programs of their own.
+for bit. `python -m chaos deaths`, `hostile`, `saves` and `unusable` are programs of their own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import importlib
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,9 @@ from apex.config import Config
 from apex.config.arguments import Formatter, Parser, positive_float, positive_int
 from apex.config.command_line import parse_config
 from apex.environments.factory import kind
-from apex.errors import ConfigError, require
+from apex.errors import FAILED, FINISHED, UsageError, require
 from apex.runtime.gpu import means_gpu
-from apex.runtime.lifecycle import FAILED, FINISHED, reports_errors
+from apex.runtime.lifecycle import reports_errors
 from apex.runtime.ports import choose_ports, is_free
 from apex.transport.sockets import open_context
 from chaos.audit import Verdict
@@ -30,21 +31,28 @@ from chaos.proxy import Proxy
 from chaos.recovery import FaultInjector
 from chaos.report import Figure, ScenarioReporter, audit_figures
 from chaos.run import ChaosRun
-from chaos.scenarios import DEFAULTS, GOES_ON, HOSTS, OPTIONS, SCENARIOS, ScenarioOptions
+from chaos.scenarios import DEFAULTS, ESSENTIAL, HOSTS, OPTIONS, SCENARIOS, ScenarioOptions
 
-COMMANDS = {"deaths": "chaos.deaths", "hostile": "chaos.hostile.command", "saves": "chaos.saves.command"}
+COMMANDS = {
+    "deaths": "chaos.deaths",
+    "hostile": "chaos.hostile.command",
+    "saves": "chaos.saves.command",
+    "unusable": "chaos.unusable.command",
+}
 SETTINGS: dict[str, tuple[Callable[[str], Any], str, str]] = {  # of ScenarioOptions: type, placeholder, meaning
     "minutes": (positive_float, "M", "how long"),
     "period": (positive_float, "SECONDS", "between two faults"),
     "faults": (str, "KINDS", "which"),
     "rounds": (positive_int, "N", "kills of each role"),
+    "part": (positive_int, "N", "only the first or second run of the scenario"),
     "size": (positive_int, "N", "transitions in memory before the first kill"),
 }
 # What `apex train` is told before what the scenario and the user say. The memory holds some minutes; beyond that the
 # audit reads each transition before it is overwritten.
 TRAIN = (
     *("--env", ID, "--actors", "8", "--run.no-tensorboard", "--learner.batch-size", "64"),
-    *("--replay.capacity", "1000000", "--checkpoint.period", "500", "--checkpoint.replay-period", "60"),
+    *("--replay.capacity", "1000000", "--checkpoint.replay-period", "60"),
+    *("--checkpoint.period", "500", "--checkpoint.period-seconds", "10"),
     *("--evaluator.period-seconds", "20", "--evaluator.episodes", "5", "--evaluator.num-envs", "5"),
 )
 
@@ -62,8 +70,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_scenario(name: str, options: ScenarioOptions, train: Sequence[str], reporter: ScenarioReporter) -> int:
-    """Starts a run with the options `train`, does the scenario to it, and audits it alive and after its end."""
-    words = [*TRAIN, "--seed", str(options.seed), *OPTIONS.get(name, ()), *train]
+    """Starts the scenario's runs with the options `train`, does it to them, and says what came of it."""
+    figures: list[Figure] = []
+    passed, parts = True, SCENARIOS[name].parts
+    require(options.part <= len(parts), f"--part must be at most {len(parts)}, got {options.part}")
+    for part, more in enumerate(parts, 1):
+        if options.part not in (0, part):
+            continue
+        found, ok = _play(name, replace(options, part=part), [*OPTIONS.get(name, ()), *more, *train], reporter)
+        prefix = f"{' '.join(more) or 'else'}: " if len(parts) > 1 else ""
+        figures += [figure._replace(name=f"{prefix}{figure.name}") for figure in found]
+        passed &= ok
+    reporter.end({"scenario": name, "seed": options.seed}, figures, passed)
+    return FINISHED if passed else FAILED
+
+
+def _play(
+    name: str, options: ScenarioOptions, train: Sequence[str], reporter: ScenarioReporter
+) -> tuple[list[Figure], bool]:
+    """Starts a run, does the scenario to it, and audits it alive and after its end; tells whether it passed."""
+    words = [*TRAIN, "--seed", str(options.seed), *train]
     config = parse_config(words, prog="python -m chaos", description="", kind=kind, means_gpu=means_gpu)
     own = config.environment.id in (ID, PACED_ID)
     require(own, f"python -m chaos plays {ID} only: of another game no two transitions need differ")
@@ -95,11 +121,8 @@ def run_scenario(name: str, options: ScenarioOptions, train: Sequence[str], repo
         proxy.close()
     for verdict, when in zip(verdicts, ("alive", "after the end"), strict=True):
         figures += audit_figures(verdict, when)
-    passed = all(verdict.passed for verdict in verdicts) and all(
-        figure.value is not None for figure in figures if figure.name.endswith(GOES_ON)
-    )
-    reporter.end({"scenario": name, "seed": options.seed, "folder": str(folder)}, figures, passed)
-    return FINISHED if passed else FAILED
+    essential = [figure for figure in figures if figure.name.endswith(ESSENTIAL)]
+    return figures, all(verdict.passed for verdict in verdicts) and all(figure.reached for figure in essential)
 
 
 def _make_folder(config: Config) -> Path:
@@ -107,7 +130,7 @@ def _make_folder(config: Config) -> Path:
     try:
         path.mkdir(parents=True)
     except OSError as error:
-        raise ConfigError(f"cannot make the folder {path}: {error.strerror}; --run.folder names another") from error
+        raise UsageError(f"cannot make the folder {path}: {error.strerror}; --run.folder names another") from error
     return path.absolute()
 
 
@@ -127,7 +150,7 @@ def _parser() -> Parser:
     parser = Parser(
         prog="python -m chaos",
         description="Trains on this machine while things go wrong, and audits what is stored.\n\nscenarios\n" + known,
-        epilog="All other options are those of `apex train`. deaths, hostile, saves have their own.",
+        epilog="All other options are those of `apex train`. deaths, hostile, saves, unusable have their own.",
         formatter_class=Formatter,
     )
     parser.add_argument("--scenario", choices=list(SCENARIOS), default="random", help="what is done; default: random")

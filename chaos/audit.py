@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from apex.errors import ConfigError
+from apex.errors import UsageError
 from apex.replay_memory.store.file import open_file
 from apex.replay_memory.store.layout import COMMIT, Regions
 from apex.types import Schema
@@ -82,8 +82,8 @@ class Content(NamedTuple):
 class Follower:
     """Reads what one store holds, and goes on reading what is added, faster than it is overwritten.
 
-    Nothing is locked: the writer works on, or is dead, or another one has begun. A store of another incarnation is
-    another store: what the one before held is forgotten, as that one is.
+    Nothing is locked: the writer works on, or is dead, or another one has begun. A store of another incarnation may
+    have been restored from a snapshot, and goes on with its keys: of the one before remains what was overwritten then.
     """
 
     def __init__(self, path: Path, schema: Schema) -> None:
@@ -167,13 +167,16 @@ class Follower:
             if self._regions is None or (facts.st_dev, facts.st_ino) != self._file:
                 self._regions = open_file(self._path, self._schema, writable=False)
                 self._file = facts.st_dev, facts.st_ino
-        except (OSError, ConfigError):  # It is away, or just being made.
+        except (OSError, UsageError):  # It is away, or just being made.
             return None
         incarnation = int(self._regions.header["store_incarnation"][0])
         if incarnation != self.store_incarnation:
-            self.store_incarnation, self._parts = incarnation, []
-            self.first_key = self.end_key = first_live(self._regions)
-            self.unseen = self.changed = 0
+            first = first_live(self._regions)
+            overwritten = _join(self._parts)[: max(0, first - self.first_key)]
+            if not len(overwritten):
+                self.first_key, self.unseen, self.changed = first, 0, 0
+            self.store_incarnation, self._parts = incarnation, [overwritten]
+            self.end_key = self.first_key + len(overwritten)
         return self._regions
 
 

@@ -24,7 +24,8 @@ import numpy as np
 import zmq
 
 from apex.config.arguments import Parser, positive_int
-from apex.runtime.lifecycle import FAILED, FINISHED, reports_errors
+from apex.errors import FAILED, FINISHED
+from apex.runtime.lifecycle import reports_errors
 from apex.transport.async_receiver import PULL, ROUTER, AsyncReceiver
 from apex.transport.codec import Codec
 from apex.transport.curve.command import new_folder

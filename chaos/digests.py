@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 
 from apex.frame_blob import read_table
 from apex.replay_memory.store.layout import FIRST_KEY, Regions
-from apex.types import RECORD, Array, Segment
+from apex.types import Array, Segment
 
-_OWN = ("n_step_return", "discount", "priority", "action", "depth", "next_depth")  # The rest depends on the place.
-_PACKED = np.dtype([(name, RECORD[name]) for name in _OWN] + [("version", "<u4"), ("length", "<u2")])
+# The other fields depend on the place.
+_OWN = (
+    "n_step_return", "discount", "priority", "reward", "step_discount", "action", "depth", "next_depth", "next_mask"
+)  # fmt: skip
 
 
 def digest_segment(segment: Segment) -> NDArray[np.uint64]:
@@ -48,8 +50,9 @@ def first_live(regions: Regions) -> int:
 
 
 def _digests(records: Array, version: Array, blob: memoryview) -> NDArray[np.uint64]:
-    packed = np.empty(len(records), _PACKED)
-    for name in _OWN:
+    own = [(name, records.dtype[name]) for name in _OWN if name in (records.dtype.names or ())]
+    packed = np.empty(len(records), np.dtype([*own, ("version", "<u4"), ("length", "<u2")]))
+    for name, _ in own:
         packed[name] = records[name]
     packed["version"] = version
     packed["length"] = records["next_frame"] - records["frame"]

@@ -9,9 +9,10 @@ from typing import NamedTuple
 from apex.errors import require
 from chaos.proxy import PAIRS
 
-KINDS = ("kill", "stop", "cut", "delay", "garbage", "storm")
+KINDS = ("kill", "hangup", "stop", "cut", "delay", "garbage", "storm")
 VICTIMS = ("launcher", "replay", "learner", "actor")
 ROUND_TRIP_SECONDS = 0.25  # of what is delayed
+RARE_ROUNDS = 5
 STORM_KILLS = 4
 STORM_SECONDS = 1.5  # between two of them
 
@@ -21,13 +22,14 @@ class Fault(NamedTuple):
 
     at: float  # seconds after the run has begun to train
     kind: str  # one of KINDS
-    target: str  # a role, "ROLE's child", a pair of programs, or "every port"
+    target: str  # a role, "ROLE's child", "learner's loader", a pair of programs, or "every port"
     seconds: float = 0.0  # how long it lasts
 
     def sentence(self) -> str:
         """For people."""
         words = {
             "kill": f"kill -9 {self.target}",
+            "hangup": f"SIGHUP {self.target}",
             "stop": f"SIGSTOP {self.target} for {self.seconds:.1f} s",
             "cut": f"cut {self.target} for {self.seconds:.1f} s",
             "delay": f"{1000 * ROUND_TRIP_SECONDS:.0f} ms round trip {self.target} for {self.seconds:.1f} s",
@@ -40,7 +42,7 @@ class Fault(NamedTuple):
 def draw(seed: int, seconds: float, period: float, kinds: Sequence[str] = KINDS) -> list[Fault]:
     """A fault every `period` seconds, give or take a fifth of it; the same for the same arguments.
 
-    Every kind comes once before any comes again. Raises ConfigError for a kind that there is not.
+    Every kind comes once before any comes again. Raises UsageError for a kind that there is not.
     """
     for kind in kinds:
         require(kind in KINDS, f"--faults must be among {', '.join(KINDS)}, got {kind!r}")
@@ -58,15 +60,19 @@ def draw(seed: int, seconds: float, period: float, kinds: Sequence[str] = KINDS)
     return faults
 
 
-def draw_kills(seed: int, rounds: int) -> list[str]:
-    """Who is killed, one after the other: every role once a round; of roles with children, these every other time."""
+def draw_kills(seed: int, rounds: int, victims: Sequence[str], rare: Sequence[str] = ()) -> list[str]:
+    """Who is killed, one after the other: each of `victims` once a round, of `rare` in every RARE_ROUNDS-th only.
+
+    Of actors and replay servers their children are killed every other time.
+    """
     rng = random.Random(seed)
-    victims: list[str] = []
+    killed: list[str] = []
     for number in range(rounds):
-        for role in rng.sample(VICTIMS, len(VICTIMS)):
-            child = role != "launcher" and number % 2 == 1
-            victims.append(f"{role}'s child" if child else role)
-    return victims
+        targets = [*victims, *(rare if number % RARE_ROUNDS == 0 else ())]
+        for target in rng.sample(targets, len(targets)):
+            is_child = target in ("actor", "replay") and rng.random() < 0.5
+            killed.append(f"{target}'s child" if is_child else target)
+    return killed
 
 
 def make_garbage(seed: int) -> list[bytes]:
@@ -87,6 +93,8 @@ def _target(kind: str, rng: random.Random) -> tuple[str, float]:
     if kind == "kill":
         role = rng.choice(VICTIMS)
         return (f"{role}'s child" if role != "launcher" and rng.random() < 0.5 else role), 0.0
+    if kind == "hangup":
+        return rng.choice(VICTIMS), 0.0
     if kind == "storm":
         return rng.choice([role for role in VICTIMS if role != "launcher"]), STORM_KILLS * STORM_SECONDS
     if kind == "stop":

@@ -76,6 +76,14 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def maps_memory(pid: int) -> bool:
+    """Whether the process sees the replay memory. Of the learner's children loaders do, the coordinator does not."""
+    try:
+        return ".replay" in Path(f"/proc/{pid}/maps").read_text(errors="replace")
+    except OSError:
+        return False
+
+
 def footprints(processes: list[Process]) -> dict[str, Footprint]:
     """By role. What has gone meanwhile is left out."""
     total: dict[str, Footprint] = {}

@@ -15,7 +15,7 @@ from threading import Thread
 from typing import Any
 
 from apex.config import TransportConfig
-from apex.errors import ConfigError
+from apex.errors import UsageError
 
 # Where each role finds the learner, and where all find the replay servers.
 ADDRESSES = {"actor": "127.0.0.2", "to replay": "127.0.0.3", "replay": "127.0.0.4", "evaluator": "127.0.0.5"}
@@ -52,7 +52,7 @@ class Proxy:
     """The links between the programs of one run, in a thread of their own."""
 
     def __init__(self, transport: TransportConfig, num_shards: int, seed: int) -> None:
-        """Raises ConfigError where an address cannot be bound."""
+        """Raises UsageError where an address cannot be bound."""
         self._random = random.Random(seed)
         self._links = {pair: Link() for pair in PAIRS}
         self._loop = asyncio.new_event_loop()
@@ -71,7 +71,7 @@ class Proxy:
             self._call(self._open(transport, num_shards))
         except OSError as error:
             self.close()
-            raise ConfigError(
+            raise UsageError(
                 f"python -m chaos cannot listen beside the run: {error}; --transport.port-offset"
             ) from error
 

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from apex.errors import ConfigError
+from apex.errors import UsageError
 from chaos.faults import ROUND_TRIP_SECONDS, STORM_KILLS, STORM_SECONDS, Fault, make_garbage
-from chaos.processes import Process, kill, send
+from chaos.processes import Process, kill, maps_memory, send
 from chaos.proxy import Proxy
 from chaos.run import ChaosRun
 
-PATIENCE_SECONDS = 60.0  # after which a run is called stuck
+PATIENCE_SECONDS = 180.0  # after which a run is called stuck; on a busy machine a program takes a minute to start again
 CHECK_BITS = 2  # turned over in living connections, with each cut
 
 
@@ -23,6 +23,12 @@ class Recovery(NamedTuple):
 
     victim: str
     seconds: float | None  # until what the victim gives came again; None: it did not within the patience
+
+
+def name_of(target: str) -> str:
+    """By what name kills of a target are counted: loaders by themselves, other children with their role."""
+    role, _, child = target.partition("'s ")
+    return child if child == "loader" else role
 
 
 class FaultInjector:
@@ -40,6 +46,10 @@ class FaultInjector:
         now = time.monotonic()
         if fault.kind == "kill":
             self.kill(fault.target)
+        elif fault.kind == "hangup":
+            for process in self._run.processes():
+                if process.role == fault.target and not process.is_child:
+                    send(process.pid, signal.SIGHUP)
         elif fault.kind == "storm":
             for number in range(STORM_KILLS):
                 self._later.append((now + number * STORM_SECONDS, lambda: self._kill_again(fault.target)))
@@ -79,21 +89,23 @@ class FaultInjector:
         return bool(self._later)
 
     def kill(self, target: str) -> bool:
-        """kill -9 of a role's program or of one of its children; False if there is none just now."""
+        """kill -9 of a role's program, one of its children or loaders; False if there is none just now."""
         role, _, child = target.partition("'")
         candidates = [process for process in self._run.processes() if process.role == role]
         candidates = [process for process in candidates if process.is_child == bool(child)]
+        if child == "s loader":
+            candidates = [process for process in candidates if maps_memory(process.pid)]
         if not candidates:
             return False
         victim: Process = self._random.choice(candidates)
         kill(victim)
-        self.kills[role] = self.kills.get(role, 0) + 1
+        self.kills[name_of(target)] = self.kills.get(name_of(target), 0) + 1
         return True
 
     def kill_and_wait(self, target: str, patience: float = PATIENCE_SECONDS) -> Recovery:
         """kill -9, and until what the victim gives comes again: stored, updated, or accepted from a new life."""
         if not self._run.wait(PATIENCE_SECONDS, lambda: self.kill(target)):
-            raise ConfigError(f"there is no {target} to kill for {PATIENCE_SECONDS:g} s")
+            raise UsageError(f"there is no {target} to kill for {PATIENCE_SECONDS:g} s")
         began = time.monotonic()
         self._run.tick()  # What was on its way has arrived.
         back = self._watch(target.partition("'")[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from apex.config import Config
-from apex.errors import ConfigError
+from apex.errors import UsageError
 from apex.learning.run_save import snapshot_folder
 from apex.replay_memory.recovery import store_settings
 from apex.replay_memory.snapshots.restore import restore
@@ -33,6 +34,7 @@ AUDIT_SECONDS = 1.0  # between two looks of the followers: a store that is full 
 ASK_SECONDS = 0.25  # between two questions to the learner
 ANSWER_SECONDS = 2.0  # a question that was not answered by then is asked again
 START_SECONDS = 90.0  # until a run trains
+ABORT = re.compile(r"^Assertion failed|was ended by signal 6\b|ended with status -6\b", re.MULTILINE)
 END_SECONDS = 20.0  # until a run that was told to end has ended
 
 
@@ -74,13 +76,13 @@ class ChaosRun:
         self.num_resumes = 0
 
     def start(self, wanted: Callable[[], bool] | None = None) -> None:
-        """Starts the run, and waits until it trains. Raises ConfigError if it never does."""
+        """Starts the run, and waits until it trains. Raises UsageError if it never does."""
         self._start(self._options)
         self._client = ControlClient(self._context, self._config.transport.endpoint("control"))
         deadline = time.monotonic() + START_SECONDS
         while not (wanted or self._trains)():
             if time.monotonic() > deadline or self._launcher is None or self._launcher.poll() is not None:
-                raise ConfigError(f"the run does not begin to train; see {self._folder}")
+                raise UsageError(f"the run does not begin to train; see {self._folder}")
             self.tick()
 
     def tick(self, may_resume: bool = True) -> None:
@@ -130,6 +132,12 @@ class ChaosRun:
         """All that live."""
         return [] if self._launcher is None else find(self._launcher.pid)
 
+    def count_aborts(self) -> int:
+        """How often a program of the run ended by an assertion of a library or another abort, as the logs tell."""
+        assert self.run_folder is not None
+        texts = (path.read_text(errors="replace") for path in self.run_folder.logs.glob("*.log"))
+        return sum(len(ABORT.findall(text)) for text in texts)
+
     def look(self) -> Look:
         """What the ledgers say and what is stored, now.
 
@@ -171,7 +179,7 @@ class ChaosRun:
             store_incarnation=secrets.randbits(62) + 1,
         )
         if restored is None:
-            raise ConfigError(f"no memory and no snapshot of {folder.path} is left to look into")
+            raise UsageError(f"no memory and no snapshot of {folder.path} is left to look into")
         restored.store.close()
         try:
             follower = Follower(path, folder.schema)

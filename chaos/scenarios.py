@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from apex.errors import ConfigError
+from apex.errors import UsageError
 from chaos.environment import PACED_ID
-from chaos.faults import KINDS, ROUND_TRIP_SECONDS, draw, draw_kills
+from chaos.faults import KINDS, RARE_ROUNDS, ROUND_TRIP_SECONDS, draw, draw_kills
 from chaos.growth import growth_figures, settled_footprints
 from chaos.processes import Process, kill, send
 from chaos.proxy import Proxy
-from chaos.recovery import FaultInjector
+from chaos.recovery import FaultInjector, name_of
 from chaos.report import Figure, ScenarioReporter, recovery_figures
 from chaos.run import ChaosRun
 
@@ -24,7 +24,13 @@ PARTITION_SECONDS = 10.0
 KILL_SECONDS = 7.0  # after which the next one is killed, whether the one before is back or not
 AUDIT_EVERY = 20  # kills
 SETTLE_SECONDS = 60.0  # before memory is looked at: who was just started again holds less than who has worked a while
-GOES_ON = "all goes on after the last fault"  # the figure without which no run passes
+GOES_ON = "all goes on after the last fault"
+ABORTS = "programs that aborted"
+ESSENTIAL = (GOES_ON, ABORTS)  # figures whose bars every run must reach
+KILLED = (
+    (("actor",),),
+    (("actor", "learner", "learner's loader"), ("replay", "launcher")),
+)  # by part: often, and rarely
 SLOW_HOSTS = (1, 1, 1)  # streams of the slow, the stopped and the vanished host
 SLOW_SHARE = 0.1  # of the time that a slow actor runs
 
@@ -38,6 +44,7 @@ class ScenarioOptions:
     period: float = 30.0  # seconds between two faults
     faults: tuple[str, ...] = KINDS
     rounds: int = 50  # kills of each role
+    part: int = 0  # the run of the scenario, from 1; 0: all of its runs, one after the other
     size: int = 1_000_000  # transitions in memory before replay is killed
 
     def __post_init__(self) -> None:
@@ -67,32 +74,35 @@ def random_faults(
         injector.wait(began + 60 * options.minutes - time.monotonic())
 
     net = _updates(run, suffer)
-    seconds = time.monotonic() - began
+    seconds, acknowledged = time.monotonic() - began, run.num_acknowledged - before
+    calm_down = _calm_down(run, proxy, injector)
     return [
         Figure("faults", len(faults)),
         Figure("the launcher was resumed", run.num_resumes, "times"),
-        Figure("acknowledged under faults", run.num_acknowledged - before, "transitions"),
+        Figure("acknowledged under faults", acknowledged, "transitions"),
         Figure("updates without faults", calm, "/s"),
         Figure("updates under faults, net of redone ones", net / seconds, "/s"),
         Figure("share of updates under faults", 100 * net / seconds / calm if calm else None, "%", ">= 80"),
-        *_calm_down(run, proxy, injector),
+        *calm_down,
     ]
 
 
 def kills(
     run: ChaosRun, proxy: Proxy, injector: FaultInjector, reporter: ScenarioReporter, options: ScenarioOptions
 ) -> list[Figure]:
-    """kill -9 of every role, its children and the launcher, as many rounds as were asked for."""
+    """kill -9 of actors in a run whose inserts wait for samples, then of everybody in one whose inserts do not."""
     times: dict[str, list[float | None]] = {}
-    for number, victim in enumerate(draw_kills(options.seed, options.rounds), 1):
+    for number, victim in enumerate(draw_kills(options.seed, options.rounds, *KILLED[options.part - 1]), 1):
         recovery = injector.kill_and_wait(victim, KILL_SECONDS)
-        times.setdefault(victim.partition("'")[0], []).append(recovery.seconds)
+        times.setdefault(name_of(victim), []).append(recovery.seconds)
         came = "not back yet" if recovery.seconds is None else f"back after {recovery.seconds:.1f} s"
         reporter.say(f"{number:4d}  kill -9 {victim}: {came}")
         if number % AUDIT_EVERY == 0:
             reporter.say(f"      audit {run.look().judge().sentence()}")
-    rows = [Figure(f"kill -9 of {role}", count) for role, count in sorted(injector.kills.items())]
-    return [*rows, *recovery_figures(times, {}), *_calm_down(run, proxy, injector)]
+    rows = [Figure(f"kill -9 of {target}", count) for target, count in sorted(injector.kills.items())]
+    calm = _calm_down(run, proxy, injector)
+    aborts = Figure(ABORTS, run.count_aborts(), "", "= 0")
+    return [*rows, *recovery_figures(times, {}), aborts, *calm]
 
 
 def recoveries(
@@ -101,7 +111,7 @@ def recoveries(
     """How long each role is away after kill -9, one at a time, with `size` transitions in memory."""
     reporter.say(f"waits for {options.size:,} transitions")
     if not run.wait(3_600.0, lambda: run.num_stored >= options.size):
-        raise ConfigError(f"{run.num_stored:,} transitions came in an hour; ask for fewer with --size")
+        raise UsageError(f"{run.num_stored:,} transitions came in an hour; ask for fewer with --size")
     times: dict[str, list[float | None]] = {}
     for _ in range(options.rounds):
         for role in BARS:
@@ -156,7 +166,7 @@ def slow_actors(
     run.wait(60.0, lambda: len(set().union(*run.ledger.actors.values())) == sum(HOSTS["slow-actors"]))
     hosts = _actor_hosts(run)
     if len(hosts) != 1 + len(SLOW_HOSTS):
-        raise ConfigError(f"{len(hosts)} actor hosts are there, not {1 + len(SLOW_HOSTS)}")
+        raise UsageError(f"{len(hosts)} actor hosts are there, not {1 + len(SLOW_HOSTS)}")
     many, slow, stopped, gone = hosts
     pids = {process.pid for process in many}
     ids = set().union(*(run.ledger.actors.get(pid, set()) for pid in pids))
@@ -222,12 +232,23 @@ class ScenarioEntry(NamedTuple):
     play: Scenario
     summary: str
     settings: tuple[str, ...]
+    parts: tuple[tuple[str, ...], ...] = ((),)  # runs, one after the other, with these options of `apex train`
 
 
 RANDOM = ("minutes", "period", "faults")
 SCENARIOS: dict[str, ScenarioEntry] = {
     "random": ScenarioEntry(random_faults, "faults of every kind, drawn from --seed (the default)", RANDOM),
-    "kills": ScenarioEntry(kills, "kill -9 of every role, --rounds times each", ("rounds",)),
+    "kills": ScenarioEntry(
+        kills,
+        "kill -9 of actors, --rounds times, while inserts wait for samples; then as often of actors, learner and "
+        f"loaders where they do not, and of replay and launcher in every {RARE_ROUNDS}th round",
+        ("rounds", "part"),
+        (
+            ("--replay.samples-per-insert", "8", "--replay.inserts-wait"),
+            # Paced, so that within an hour the audit still reads all before it is overwritten.
+            ("--env", PACED_ID, "--replay.samples-per-insert", "8"),
+        ),
+    ),
     "recovery": ScenarioEntry(
         recoveries,
         "how long a role is away after kill -9, --rounds times, with --size transitions in memory",
@@ -239,6 +260,7 @@ SCENARIOS: dict[str, ScenarioEntry] = {
     "soak": ScenarioEntry(soak, "faults for --minutes, and what memory and descriptors grow by", RANDOM),
 }
 DEFAULTS: dict[str, dict[str, float]] = {  # of a scenario's settings, where they differ from those of ScenarioOptions
+    "kills": {"rounds": 100},
     "recovery": {"rounds": 5},
     "far-actor": {"minutes": 1.0},
     "slow-actors": {"minutes": 0.5},

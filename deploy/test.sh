@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Checks what deploy/ brings up, without an account: real Terraform and Packer against an AWS emulated on loopback.
+# Tests deploy/ without an AWS account: runs real Terraform and Packer against an AWS emulator on loopback.
 #
-#   deploy/test.sh                    every part but the images
-#   deploy/test.sh images             builds every image, which takes 3 to 8 minutes more
-#   deploy/test.sh terraform policy   these parts
+#   deploy/test.sh                    runs all parts except images
+#   deploy/test.sh images             builds all images, which takes 3 to 8 minutes
+#   deploy/test.sh terraform policy   runs only these parts
 #
-# Installs what it needs into .venv and deploy/.venv. What cannot be had here is left out, and listed by name at the end.
+# Installs its Python packages into .venv and deploy/.venv. Skips checks whose tools are missing and lists them at the end.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 # shellcheck source=../venv.sh
@@ -22,11 +22,11 @@ SKIPPED=()
 say() { printf '\n== %s\n' "$*"; }
 skip() {
   SKIPPED+=("$1: $2")
-  echo "left out: $1: $2"
+  echo "skipped: $1: $2"
 }
 have() { command -v "$1" >/dev/null; }
 
-# environment NAME REQUIREMENTS: a virtual environment of its own, made when the requirements have changed.
+# environment NAME REQUIREMENTS: creates a separate virtual environment, again if the requirements have changed.
 environment() {
   local folder="$VENV/$1"
   if ! cmp -s "$2" "$folder/requirements.txt"; then
@@ -37,7 +37,8 @@ environment() {
   fi
 }
 
-# Where cloud-init's own checker is: its sources are enough, so that no machine gets a service that runs at boot.
+# Prints the folder of cloud-init's schema checker. Unpacks only its sources, because installing the package would add a
+# service that runs at boot.
 cloud_init() {
   local package=usr/lib/python3/dist-packages
   if [[ -d /$package/cloudinit ]]; then
@@ -51,14 +52,14 @@ cloud_init() {
 part_shell() {
   local scripts
   if ! shellcheck --version >/dev/null 2>&1; then
-    skip shellcheck "it does not run here"
+    skip shellcheck "shellcheck does not run on this host"
     return
   fi
   mapfile -t scripts < <(find . -path ./.venv -prune -o -name '*.sh' -print)
   shellcheck -x "${scripts[@]}" units/bin/*
 }
 
-# pytest lists what it skips, and why; the end of all names it again.
+# pytest lists skipped tests with the reason.
 part_units() {
   if ! have systemd-analyze; then skip "units: systemd-analyze verify" "systemd-analyze is not installed"; fi
   python -m pytest -q -rs -p no:cacheprovider tests/test_units.py tests/test_host.py tests/test_bucket.py
@@ -71,11 +72,11 @@ part_units() {
 
 part_images() {
   if ! have packer; then
-    skip "images: builds and what is in them" "packer is not installed"
+    skip "images: builds and contents" "packer is not installed"
     return
   fi
   if ((EUID)) || ! have unshare; then
-    skip "images: builds and what is in them" "a changed root needs root, and unshare"
+    skip "images: builds and contents" "chroot needs root and unshare"
     return
   fi
   python -m pytest -q -rs -p no:cacheprovider tests/test_packer.py -m build
@@ -93,14 +94,14 @@ part_terraform() {
   terraform fmt -check -diff -recursive terraform
   local cloud_init
   cloud_init="$(cloud_init || true)"
-  if [[ -z $cloud_init ]]; then skip "cloud-init schema" "cloud-init is not to be had"; fi
+  if [[ -z $cloud_init ]]; then skip "cloud-init schema" "cloud-init is neither installed nor downloadable"; fi
   APEX_CLOUD_INIT="$cloud_init" APEX_KEEP_PLAN="$SCRATCH/plan.json" \
-    python -m pytest -q -p no:cacheprovider --numprocesses 3 --dist loadfile tests/test_terraform_*.py # They wait a lot.
+    python -m pytest -q -p no:cacheprovider --numprocesses 3 --dist loadfile tests/test_terraform_*.py # 3: these tests mostly wait.
 }
 
 part_policy() {
   if ! environment policy tests/requirements-policy.txt; then
-    skip "policy: checkov" "it could not be installed"
+    skip "policy: checkov" "the installation of checkov failed"
     return
   fi
   "$VENV/policy/bin/checkov" --directory terraform --framework terraform --quiet --compact --skip-download
@@ -108,17 +109,17 @@ part_policy() {
     "$VENV/policy/bin/checkov" --file "$SCRATCH/plan.json" --framework terraform_plan \
       --repo-root-for-plan-enrichment terraform --quiet --compact --skip-download
   else
-    skip "policy: checkov on the plan" "the part terraform did not make one"
+    skip "policy: checkov on the plan" "the part terraform has not created a plan"
   fi
 }
 
-# The cluster, run: as root, because it makes its machines of namespaces.
+# Runs a cluster whose hosts are Linux namespaces; needs root.
 part_namespaces() {
   local missing
   missing="$(cd tests && python -c 'import namespaces; print(namespaces.missing())')"
   if ! have terraform; then missing="terraform is not installed"; fi
   if [[ -n $missing ]]; then
-    skip "namespaces: the cluster trains, bears faults, is open to nobody else" "$missing"
+    skip "namespaces: training, faults and access control of a cluster" "$missing"
     return
   fi
   python -m pytest -q -rs -p no:cacheprovider tests/test_cluster_namespaces.py
@@ -127,16 +128,16 @@ part_namespaces() {
 asked=" ${*:-${PARTS[*]}} "
 for part in $asked; do
   if ! declare -F "part_$part" >/dev/null; then
-    echo "there is no part $part; there are ${PARTS[*]} images" >&2
+    echo "unknown part '$part': use ${PARTS[*]} or images" >&2
     exit 2
   fi
 done
-for part in "${PARTS[@]}" images; do # In this order whatever was typed: policy looks at the plan that terraform made.
+for part in "${PARTS[@]}" images; do # In this order, because policy reads the plan of terraform.
   if [[ $asked == *" $part "* ]]; then
     say "$part"
     "part_$part"
   fi
 done
 
-say "${#SKIPPED[@]} left out"
+say "${#SKIPPED[@]} skipped"
 if ((${#SKIPPED[@]})); then printf '  %s\n' "${SKIPPED[@]}"; fi

@@ -7,6 +7,7 @@ neither ports nor memory files. Where the rights for that are missing, all tests
 
 from __future__ import annotations
 
+import signal
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,7 @@ APART = ("test_smoke.py",)  # Its tests take minutes and share nothing, so they 
 
 
 def pytest_configure(config):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # Under nohup it is ignored, also by what a test starts.
     if getattr(config, "workerinput", {}).get("own_namespaces"):
         enter_namespaces()
 

@@ -1,4 +1,4 @@
-"""One acting loop: E environment streams, stepped together with one batched forward pass."""
+"""The acting loop: steps E environment streams together with one batched forward pass."""
 
 from __future__ import annotations
 
@@ -7,42 +7,38 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
 from apex.acting.episode_scores import EpisodeScores
 from apex.acting.reliable_sender import ReliableSender
 from apex.acting.segment_builder import SegmentBuilder
+from apex.algorithms.interface import Agent, Mask
+from apex.algorithms.parameters import load_parameters
 from apex.config import ActorConfig
-from apex.dqn.exploration import epsilon_greedy, epsilon_ladder
-from apex.dqn.networks import load_parameters, q_values
 from apex.environments.interface import VectorEnvironment
 from apex.runtime.lifecycle import POLL_SECONDS, Wait
 from apex.transport.timing import DRAIN_SECONDS
-from apex.types import Array, Parameters, Stream
+from apex.types import Array, Exploration, Parameters, Stream
 
 
 class NewestParameters(Protocol):
-    """Where parameters come from."""
+    """The source of parameters."""
 
     def newer(self, known: int) -> tuple[int, Parameters] | None:
-        """What was published after number `known`, with its number; None if nothing was."""
+        """Returns the newest parameters and their number, if that is larger than `known`; otherwise None."""
 
 
 class ActingPolicy:
-    """A network with the newest parameters that were published."""
+    """An agent with the newest published parameters."""
 
-    def __init__(self, network: torch.nn.Module, parameters: NewestParameters, *, bfloat16: bool = False) -> None:
-        """`bfloat16`: compute Q-values in it, where the processor multiplies it."""
-        self._network = network.eval()  # A user's may have layers that only train.
+    def __init__(self, agent: Agent, parameters: NewestParameters) -> None:
+        self.agent = agent
         self._parameters = parameters
-        self._bfloat16 = bfloat16
-        self._published = 0  # number of the newest parameters
-        self.version = 0  # their version
+        self._published = 0  # number of the loaded parameters; 0: none
+        self.version = 0  # version of the loaded parameters
 
     @property
     def ready(self) -> bool:
-        """Whether parameters have come."""
+        """Whether parameters have been loaded."""
         return self._published > 0
 
     def refresh(self) -> None:
@@ -51,15 +47,11 @@ class ActingPolicy:
         if news is not None:
             self._published, parameters = news
             self.version = parameters.version
-            load_parameters(self._network, parameters.values)
-
-    def q_values(self, observation: Array) -> NDArray[np.float32]:
-        """Q of every action, float32[E, A]."""
-        return q_values(self._network, observation, bfloat16=self._bfloat16)
+            load_parameters(self.agent.network, parameters.values)
 
 
 class Actor:
-    """One process: E streams, stepped together."""
+    """The actor of one process: steps E streams together."""
 
     def __init__(
         self,
@@ -67,32 +59,36 @@ class Actor:
         environment: VectorEnvironment,
         policy: ActingPolicy,
         streams: Sequence[Stream],
+        exploration: Exploration,
         *,
         builder: SegmentBuilder,
         link: ReliableSender,
         rng: np.random.Generator,
     ) -> None:
+        """`exploration`: the amounts of all N actors, from `Algorithm.exploration`."""
         self._parameters_period = config.parameters_period
         self._environment = environment
         self._policy = policy
         self._builder = builder
         self._link = link
         self._rng = rng
-        ladder = epsilon_ladder(config.num_actors, config.epsilon_base, config.epsilon_exponent)
-        self._epsilon = ladder[[stream.actor_id for stream in streams]]
-        self.scores = EpisodeScores(streams, self._epsilon, config.num_actors)
+        self._exploration = exploration.amounts[[stream.actor_id for stream in streams]]
+        self.scores = EpisodeScores(streams, Exploration(exploration.name, self._exploration), config.num_actors)
         self._observation: Array | None = None
-        self.num_steps = 0  # of each stream
+        self._mask: Mask = None
+        self._acted_version = 0  # version of the parameters that chose the last actions
+        self.num_steps = 0  # steps of each stream
         self.wait = Wait(f"actor {max(stream.actor_id for stream in streams)}")
 
     def begin(self) -> None:
         """Resets the environments."""
         self._observation = self._environment.reset()
+        self._mask = self._environment.action_mask
         self._builder.begin(self._observation)
 
     def step(self, timeout: float = POLL_SECONDS) -> bool:
-        """Steps all streams once. False if it had to wait instead: for first parameters, or for receipts."""
-        policy = self._policy
+        """Steps all streams once; returns False if it only waited, for the first parameters or for receipts."""
+        policy, agent = self._policy, self._policy.agent
         if self.num_steps % self._parameters_period == 0 or not policy.ready:
             policy.refresh()
         if not policy.ready:
@@ -104,25 +100,26 @@ class Actor:
             return False
         self.wait.over()
         assert self._observation is not None
-        q = policy.q_values(self._observation)
+        decision = agent.decide(self._observation, self._mask, self._exploration, self._rng)
         if self._builder.ready:
-            self._link.send(self._builder.cut(q), policy.version)
-        action = epsilon_greedy(q, self._epsilon, self._rng)
-        step = self._environment.step(action)
+            self._link.send(self._builder.cut(decision.state_value), self._acted_version)
+        self._acted_version = policy.version
+        step = self._environment.step(decision.action)
         cut_short = step.truncated & ~step.terminated
-        final_q = policy.q_values(step.final_observation) if cut_short.any() else None
-        self._builder.append(action, q, step, final_q)
+        final_value = agent.state_value(step.final_observation, step.final_mask) if cut_short.any() else None
+        played = decision.action if step.played is None else step.played
+        self._builder.append(played, decision.value(played), decision.state_value, step, final_value)
         self.scores.add(step)
-        self._observation = step.observation
+        self._observation, self._mask = step.observation, step.action_mask
         self.num_steps += 1
         return True
 
     def end(self, timeout: float = DRAIN_SECONDS) -> None:
-        """Sends what is complete, and waits up to `timeout` seconds until all is acknowledged."""
+        """Sends the complete transitions, and waits up to `timeout` seconds for all acknowledgements."""
         if self._observation is None or not self._policy.ready:
             return
-        q = self._policy.q_values(self._observation)
-        self._link.send(self._builder.cut(q), self._policy.version)
+        state_value = self._policy.agent.state_value(self._observation, self._mask)
+        self._link.send(self._builder.cut(state_value), self._acted_version)
         deadline = time.monotonic() + timeout
         while self._link.in_flight and time.monotonic() < deadline:
             self._link.pump(0.05)

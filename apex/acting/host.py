@@ -1,4 +1,4 @@
-"""What stands above the worker processes of one host: their figures, and the one copy of the parameters."""
+"""The parent of one host's worker processes: collects the workers' figures, and receives parameters for all workers."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from apex.transport.messages.status import ActorStatus
 
 
 class WorkerFigures:
-    """What the worker processes tell their host: one row each of anonymous shared memory."""
+    """Figures of the worker processes for their parent: one row per worker in anonymous shared memory."""
 
     WORDS_BYTES = 2_000
 
     def __init__(self, num_workers: int) -> None:
-        """To be made before the fork."""
-        # float64[workers, 2]: steps of each stream, seconds waited
+        """Create this object before the fork."""
+        # float64[workers, 2]: steps of each stream, seconds spent waiting
         self.rows = np.frombuffer(mmap.mmap(-1, 16 * num_workers), np.float64).reshape(num_workers, 2)
         self._words = [mmap.mmap(-1, self.WORDS_BYTES) for _ in range(num_workers)]
 
     def leave_words(self, row: int, words: str) -> None:
-        """Says why a worker ends: its host repeats it as the last words of the whole program."""
+        """Records why a worker ends; the parent adds this text to its own error."""
         data = words.encode(errors="replace")[: self.WORDS_BYTES]
         self._words[row][: len(data)] = data
 
     @property
     def last_words(self) -> str:
-        """Those of the first worker that left some; "" if none did."""
+        """The text of the first worker that recorded one; "" if none did."""
         every = (memory[:].rstrip(b"\0").decode(errors="replace") for memory in self._words)
         return next(filter(None, every), "")
 
 
 class ActorHost:
-    """The process above the workers: heartbeats, leases, and the host's one copy of the parameters."""
+    """The parent process of the workers: reports their status, and publishes parameters in shared memory."""
 
     def __init__(self, shared: SharedParameters, figures: WorkerFigures, sizes: Sequence[int]) -> None:
-        """`sizes`: streams of each worker."""
+        """`sizes`: number of streams of each worker."""
         self._shared = shared
         self._figures = figures
         self._sizes = np.array(sizes)
-        self._received = 0  # bytes of parameters, for all workers
+        self._received = 0  # received bytes of parameters, shared by all workers
         self._rates = Rates(time.monotonic(), 0.0, 0)
-        self._waited = (time.monotonic(), 0.0)  # at the last heartbeat
+        self._waited = (time.monotonic(), 0.0)  # time and total wait at the last heartbeat
 
     def status(self) -> ActorStatus:
-        """What the heartbeats say; `wait_share` is of the time since the last one, rates are of some seconds."""
+        """Returns the status for a heartbeat. `wait_share` covers the time since the last call, rates a few seconds."""
         now = time.monotonic()
         steps = float((self._figures.rows[:, 0] * self._sizes).sum())
         (then, waited_then), waited = self._waited, float(self._figures.rows[:, 1].sum())
@@ -68,7 +68,7 @@ class ActorHost:
         )
 
     def run(self, subscriber: ParameterSubscriber, stop: Stop, check: Callable[[], None]) -> None:
-        """Hands on the newest parameters until asked to stop."""
+        """Publishes the newest parameters to the workers until `stop` is requested."""
         while not stop.requested:
             parameters = subscriber.receive(POLL_SECONDS)
             if parameters is not None:

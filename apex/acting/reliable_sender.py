@@ -1,4 +1,4 @@
-"""From an actor process to the replay server: numbered, windowed, acknowledged, sent again."""
+"""Sends segments reliably from an actor process to the replay servers: numbers, windows, receipts, resending."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from apex.types import Receipt, Segment, Stream
 
 
 class Outlet(Protocol):
-    """Where segments go."""
+    """A connection to a replay shard."""
 
     def send(self, message: list[bytes]) -> bool:
-        """Sends without waiting; False if there is no room."""
+        """Sends without waiting; returns False if the queue is full."""
 
     def reconnect(self) -> None:
-        """Makes a new connection, as no receipt came over the old one; what it still held is dropped."""
+        """Replaces the connection, which brings no receipts, by a new one; drops messages queued in the old one."""
 
 
 class Receipts(Protocol):
-    """Where receipts come from."""
+    """The source of receipts."""
 
     def receive(self, timeout: float = 0.0) -> list[Receipt]:
-        """All that have arrived; waits up to `timeout` seconds for the first."""
+        """Returns all receipts that have arrived; waits up to `timeout` seconds for the first."""
 
 
 class SupersededError(RuntimeError):
-    """A stream has a newer life: the store takes nothing more from this one, and no receipt will come."""
+    """A stream has a newer incarnation. The replay server ignores this older one, and sends it no more receipts."""
 
 
 class ReliableSender:
-    """The streams of one process on their way to the store, each segment exactly once."""
+    """Sends the segments of all streams of one process, so that each segment is stored exactly once."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class ReliableSender:
         window: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`outlets`: one to each replay shard, in their order; `receipts` come from all of them."""
+        """`outlets`: one per replay shard, in the order of the shards; `receipts` come from all shards."""
         self._codec = codec
         self._outlets = outlets
         self._receipts = receipts
@@ -55,25 +55,27 @@ class ReliableSender:
         self._windows = [SendWindow(stream, window) for stream in streams]
         self._by_actor = {window.stream.actor_id: window for window in self._windows}
         self._backoffs = [ReconnectBackoff() for _ in outlets]
-        self._heard_at = [clock() for _ in outlets]  # by shard: a receipt, or nothing was in flight
+        self._heard_at = [
+            clock() for _ in outlets
+        ]  # per shard: time of the last receipt; while no segment is in flight, the current time
 
     @property
     def blocked(self) -> bool:
-        """Whether a stream's window is full: exploring must pause. That is the back-pressure."""
+        """Whether a stream's window is full, so that acting must pause. This is the back-pressure."""
         return any(window.full for window in self._windows)
 
     @property
     def in_flight(self) -> int:
-        """Segments that are sent and not acknowledged."""
+        """The number of sent segments without acknowledgement."""
         return sum(window.in_flight for window in self._windows)
 
     @property
     def num_resent(self) -> int:
-        """Segments that were sent again."""
+        """The number of segments that were sent again."""
         return sum(window.num_resent for window in self._windows)
 
     def send(self, cuts: Sequence[Cut], version: int) -> None:
-        """Sends what was cut; `version` is that of the parameters which chose the newest actions."""
+        """Sends the cut segments; `version`: version of the parameters that chose the newest actions."""
         now = self._clock()
         for cut in cuts:
             window = self._windows[cut.stream_index]
@@ -82,12 +84,12 @@ class ReliableSender:
             shard = window.stream.shard(len(self._outlets))
             message = self._codec.encode_segment(segment, shard)
             window.add(message, now)
-            self._outlets[shard].send(message)  # Without room it stays in the window, and is sent again.
+            self._outlets[shard].send(message)  # If the queue is full, the window sends the segment again later.
 
     def pump(self, timeout: float = 0.0) -> None:
-        """Takes receipts, waiting up to `timeout` seconds for one, and sends again what is overdue.
+        """Takes receipts, waiting up to `timeout` seconds for the first, and sends overdue segments again.
 
-        Raises SupersededError when a receipt tells of a newer life of one of the streams.
+        Raises SupersededError if a receipt has a newer incarnation of one of the streams.
         """
         now = self._clock()
         for receipt in self._receipts.receive(timeout):
@@ -96,7 +98,7 @@ class ReliableSender:
                 continue
             if receipt.stream.incarnation > window.stream.incarnation:
                 raise SupersededError(
-                    f"actor {window.stream.actor_id} was leased to somebody else meanwhile; start again"
+                    f"actor {window.stream.actor_id} has been leased to another host; restart this program"
                 )
             self._heard_at[window.stream.shard(len(self._outlets))] = now
             if window.acknowledge(receipt, now):
@@ -107,7 +109,7 @@ class ReliableSender:
                 self._resend(window, now)
 
     def _reconnect_silent(self, now: float) -> None:
-        """Makes new connections to servers that should send receipts and do not."""
+        """Reconnects to replay servers whose receipts are overdue."""
         waiting = {window.stream.shard(len(self._outlets)) for window in self._windows if window.in_flight}
         for shard, outlet in enumerate(self._outlets):
             if shard not in waiting:

@@ -1,4 +1,4 @@
-"""Turns the steps of E environment streams into segments: transitions, and every frame that they need once."""
+"""Turns the steps of E environment streams into segments: transitions, and each frame they need once."""
 
 from __future__ import annotations
 
@@ -9,85 +9,89 @@ import cramjam
 import numpy as np
 from numpy.typing import NDArray
 
+from apex.algorithms.n_step import NStep, n_step_returns, n_step_target
 from apex.config import ActorConfig, EnvironmentConfig
-from apex.dqn.n_step import NStep, n_step_returns
 from apex.errors import require
 from apex.frame_blob import make_blob
-from apex.types import RECORD, Array, FrameCodec, Schema, Step
+from apex.types import Array, FrameCodec, Schema, Step, pack_mask, record_dtype
 
 
 def _lz4(frame: Array) -> bytes:
-    return bytes(cramjam.lz4.compress_block(frame.data, store_size=False))  # Its length is known from the schema.
+    return bytes(cramjam.lz4.compress_block(frame.data, store_size=False))  # The schema defines the length.
 
 
 COMPRESS: dict[FrameCodec, Callable[[Array], bytes]] = {
     "lz4": _lz4,
     "raw": np.ndarray.tobytes,
 }  # C-contiguous frame -> bytes
-MAX_SENT_PRIORITY = float(np.finfo(np.float32).max)  # finite: replay refuses a segment with any other
+MAX_SENT_PRIORITY = float(
+    np.finfo(np.float32).max
+)  # The replay server refuses segments whose priorities are not finite.
 
 
 class Cut(NamedTuple):
-    """What one stream has for its next `types.Segment`."""
+    """The content of one stream's next `types.Segment`."""
 
     stream_index: int  # 0 ... E-1
-    records: Array  # RECORD[K], K >= 1, in the order of time
+    records: Array  # record_dtype[M], M >= 1, in order of time
     blob: bytes
 
 
 class _Row(NamedTuple):
     """One step of all streams, axes [E]; stacked at a cut to [T, E]."""
 
-    action: NDArray[np.int64]  # a_t
-    reward: NDArray[np.float64]  # r_{t+1} as learned from
+    action: Array  # a_t; [E, K] for continuous actions
+    reward: NDArray[np.float64]  # r_{t+1} as used for training: scaled, clipped
     terminated: NDArray[np.bool_]  # s_{t+1} is terminal for learning
     truncated: NDArray[np.bool_]
     value: NDArray[np.float32]  # Q(s_t, a_t)
-    max_value: NDArray[np.float32]  # max_a Q(s_t, a)
-    final_value: NDArray[np.float32]  # max_a Q(s_{t+1}, a) where s_{t+1} is the last state of a truncated episode
-    taken: NDArray[np.bool_]  # False: the environment failed; the row keeps step with the others, and is no transition
-    frame: NDArray[np.int64]  # newest frame of s_t, counted from the stream's beginning
-    depth: NDArray[np.int64]  # how many frames of s_t's stack are real
+    state_value: NDArray[np.float32]  # bootstrap value of s_t
+    final_value: NDArray[np.float32]  # bootstrap value of s_{t+1}, if that is the last state of a truncated episode
+    next_mask: NDArray[np.uint8]  # [E, bytes]  actions allowed in s_{t+1}, packed
+    taken: NDArray[np.bool_]  # False: the environment failed in this step, so the step becomes no transition
+    frame: NDArray[np.int64]  # index of the newest frame of s_t, counted from the stream's beginning
+    depth: NDArray[np.int64]  # number of real frames in s_t's stack; the others are zero
 
 
 class SegmentBuilder:
-    """Collects steps, and cuts them into self-contained pieces whenever it is told to.
+    """Collects steps, and cuts them into self-contained segments on request.
 
-    The frames of a stream lie in the order of time: an episode's first, one per step, its final one, then the next
-    episode's first. Only the last step of a window can end an episode, so s_{t+m}'s newest frame always lies m after
-    s_t's, and `next_frame == frame + m`. Each frame is compressed once, when it comes; two segments that need it send
-    the same bytes.
+    The frames of a stream are in order of time: an episode's first frame, one per step, its final frame, then the next
+    episode's first. Only the last step of an n-step window can end an episode, so s_{t+m}'s newest frame is always m
+    frames after s_t's, and `next_frame == frame + m`. Each frame is compressed once, on arrival; if two segments need a
+    frame, both send the same bytes.
 
-    Every step of every episode becomes exactly one transition. Those whose window is still open at a cut (the newest
-    n - 1 at most) wait for the next one. A life loss, where it counts as terminal, closes windows with discount 0, but
-    the game goes on, and so do its frames and stacks. A failed step is no transition: the one before it is the last of
-    its episode, and bootstraps from the state in which the step was to be taken.
+    Every step of every episode becomes exactly one transition. Transitions whose n-step window is still open at a cut
+    (the newest n - 1 at most) are left for the next cut. A life loss that counts as terminal closes windows with
+    discount 0, but the game continues, with its frames and stacks. A failed step becomes no transition: the previous
+    step is the last of its episode, and bootstraps from the state in which the failed step was taken.
     """
 
     def __init__(self, actor: ActorConfig, environment: EnvironmentConfig, schema: Schema, num_streams: int) -> None:
-        """The builder of a process that steps `num_streams` streams."""
+        """Creates a builder for `num_streams` streams; call `begin` next."""
         self._schema = schema
         self._compress_frame = COMPRESS[schema.codec]
         self._num_streams = num_streams
         self._gamma = actor.gamma
         self._segment_length = actor.segment_length
+        self._reward_scale = environment.reward_scale
         self._clip_rewards = environment.clip_rewards
         self._life_loss_terminates = environment.life_loss_terminates
         self._streams = np.arange(num_streams)
 
     def begin(self, observation: Array) -> None:
-        """Starts all streams at `observation`, frame_dtype[E, S, *F], after a reset; first of all calls."""
+        """Starts all streams at `observation`, frame_dtype[E, S, *F], after a reset. Call this first."""
         shape = (self._num_streams, *self._schema.observation_shape)
         require(
             observation.shape == shape and observation.dtype == self._schema.frame_dtype,
             f"the environment's observations must be {self._schema.frame_dtype}{list(shape)}, "
-            f"got {observation.dtype}{list(observation.shape)}: make it return what the schema says",
+            f"got {observation.dtype}{list(observation.shape)}: change the environment to match its schema",
         )
-        self._rows: list[_Row] = []  # From the oldest start that is pending in any stream.
-        self._first = np.zeros(self._num_streams, np.int64)  # [E]  row of the oldest pending start
-        self._num_steps = 0  # since the last cut
-        self._frames = [[frame] for frame in self._compress(observation)]  # What the oldest pending start needs, on.
-        self._oldest = np.zeros(self._num_streams, np.int64)  # [E]  number of the first frame of `_frames`
+        self._rows: list[_Row] = []  # steps, from the oldest that any stream still needs on
+        self._first = np.zeros(self._num_streams, np.int64)  # [E]  row of the oldest step that is not yet a transition
+        self._num_steps = 0  # steps since the last cut
+        self._frames = [[frame] for frame in self._compress(observation)]  # per stream, from the oldest needed frame on
+        self._oldest = np.zeros(self._num_streams, np.int64)  # [E]  index of the first frame in `_frames`
         self._frame = np.zeros(self._num_streams, np.int64)  # [E]  `frame` and `depth` of the newest observation
         self._depth = np.ones(self._num_streams, np.int64)
 
@@ -98,46 +102,47 @@ class SegmentBuilder:
 
     def append(
         self,
-        action: NDArray[np.int64],  # [E]  a_t
-        q: NDArray[np.float32],  # [E, A]  Q(s_t), which chose it
+        action: Array,  # [E] or [E, K]  a_t as chosen; ignored if `step.played` is given
+        value: NDArray[np.float32],  # [E]  Q(s_t, a_t) of the action that was played
+        state_value: NDArray[np.float32],  # [E]  bootstrap value of s_t, such as max_a Q(s_t, a)
         step: Step,
-        final_q: NDArray[np.float32] | None,  # [E, A]  Q(step.final_observation); None if nobody was truncated
+        final_value: NDArray[np.float32] | None,  # [E]  bootstrap value of step.final_observation; None: none truncated
     ) -> None:
-        """Adds one step of all streams. Of `final_q` only the rows truncated and not terminated are read.
+        """Adds one step of all streams. Reads only the rows of `final_value` that are truncated and not terminated.
 
-        The arrays are the caller's again on return.
+        Copies the arrays, so that the caller may reuse them.
         """
         if self.ready:
-            raise RuntimeError(f"{self._num_steps} steps since the last cut: cut before the next step")
+            raise RuntimeError(f"{self._num_steps} steps were appended since the last cut: call cut first")
         bootstrapped = step.truncated & ~step.terminated
-        if final_q is not None:
-            final_value = np.where(bootstrapped, final_q.max(1), np.float32(0))
-        elif not bootstrapped.any():
+        if final_value is None:
+            if bootstrapped.any():
+                raise ValueError("an episode was truncated: pass final_value, the value of its final observation")
             final_value = np.zeros(self._num_streams, np.float32)
-        else:
-            raise ValueError("an episode was truncated: final_q, the Q-values of its final observation, must be given")
-        reward = step.reward.astype(np.float64)
+        action = action if step.played is None else step.played
+        reward = step.reward.astype(np.float64) * self._reward_scale
         failed = np.zeros(self._num_streams, np.bool_) if step.failed is None else step.failed.copy()
         if self._rows and step.failed is not None:
             before = self._rows[-1]
             cut_off = failed & ~(before.terminated | before.truncated)
             before.truncated[cut_off] = True
-            before.final_value[cut_off] = q.max(1)[cut_off]
+            before.final_value[cut_off] = state_value[cut_off]
+        ended = step.terminated | step.truncated
         self._rows.append(
             _Row(
                 action=action.copy(),
                 reward=np.clip(reward, -1.0, 1.0) if self._clip_rewards else reward,
                 terminated=step.terminated | (step.life_lost & self._life_loss_terminates) | failed,
                 truncated=step.truncated.copy(),
-                value=q[self._streams, action],
-                max_value=q.max(1),
-                final_value=final_value,
+                value=value.copy(),
+                state_value=state_value.copy(),
+                final_value=np.where(bootstrapped, final_value, np.float32(0)),
+                next_mask=self._next_mask(step, ended),
                 taken=~failed,
                 frame=self._frame,
                 depth=self._depth,
             )
         )
-        ended = step.terminated | step.truncated
         finals = self._compress(step.final_observation[ended])
         for stream, frame in zip(np.flatnonzero(ended), finals, strict=True):
             self._frames[stream].append(frame)
@@ -147,18 +152,21 @@ class SegmentBuilder:
         self._depth = np.where(ended | failed, 1, np.minimum(self._depth + 1, self._schema.stack))
         self._num_steps += 1
 
-    def cut(self, q: NDArray[np.float32]) -> list[Cut]:
-        """Hands out every transition whose window is closed; a stream that has none is left out.
+    def cut(self, state_value: NDArray[np.float32]) -> list[Cut]:
+        """Returns all transitions whose n-step window is closed; leaves out streams without any.
 
-        `q`, float32[E, A], is that of the newest observation, which is computed anyway to act next. May be called at
-        any time. A process that ends after a cut loses no more than the open windows, n - 1 transitions of a stream.
+        `state_value`, float32[E]: bootstrap value of the newest observation, which is also needed for the next action.
+        May be called at any time. A process that ends after a cut loses only the open windows: at most n - 1
+        transitions per stream.
         """
         self._num_steps = 0
         if not self._rows:
             return []
         rows = _Row(*map(np.stack, zip(*self._rows, strict=True)))
         n_step = n_step_returns(rows.reward, rows.terminated, rows.truncated, self._schema.n_step, self._gamma)
-        priority = self._priorities(rows, n_step, q)
+        last = np.arange(len(self._rows))[:, None] + n_step.length - 1  # index of the row of r_{t+m}
+        priority = _priorities(rows, n_step, last, state_value)
+        step_discount = np.where(rows.terminated, 0.0, self._gamma)
         # Closed windows come before open ones, so a stream's new transitions are the rows first ... stop - 1.
         is_new = np.arange(len(self._rows))[:, None] >= self._first
         num_new = (n_step.complete & is_new).sum(0)
@@ -169,11 +177,15 @@ class SegmentBuilder:
             new = new[rows.taken[new, stream]]
             if not new.size:
                 continue
-            records = np.empty(new.size, RECORD)
+            records = np.empty(new.size, record_dtype(self._schema))
             records["n_step_return"] = n_step.n_step_return[new, stream]
             records["discount"] = n_step.discount[new, stream]
             records["priority"] = priority[new, stream]
+            records["reward"] = rows.reward[new, stream]
+            records["step_discount"] = step_discount[new, stream]
             records["action"] = rows.action[new, stream]
+            if self._schema.masked:
+                records["next_mask"] = rows.next_mask[last[new, stream], stream]
             frame, depth = rows.frame[new, stream], rows.depth[new, stream]
             oldest = frame[0] - depth[0] + 1
             length = n_step.length[new, stream]
@@ -187,22 +199,23 @@ class SegmentBuilder:
         return cuts
 
     def _compress(self, observation: Array) -> list[bytes]:
-        """Compresses the newest frame of each stack, the only one that has not been seen before."""
+        """Compresses the newest frame of each stack; the other frames were compressed before."""
         newest = np.ascontiguousarray(observation[:, -1], self._schema.frame_dtype)
         return [self._compress_frame(frame) for frame in newest]
 
-    def _priorities(self, rows: _Row, n_step: NStep, q: NDArray[np.float32]) -> Array:
-        """|n_step_return + discount * max_a Q(s_{t+m}, a) - Q(s_t, a_t)|, float64[T, E], by the actor's own Q."""
-        following = np.concatenate([rows.max_value[1:], q.max(1)[None]])
-        next_value = np.where(rows.truncated, rows.final_value, following)  # max_a Q(s_{t+1}, a) after each row
-        last = np.arange(len(self._rows))[:, None] + n_step.length - 1
-        bootstrap = np.take_along_axis(next_value, last, axis=0).astype(np.float64)
-        with np.errstate(invalid="ignore"):  # inf - inf
-            priority = np.abs(n_step.n_step_return + n_step.discount * bootstrap - rows.value)
-        return np.fmin(priority, MAX_SENT_PRIORITY)  # Q-values that are not finite give the largest priority.
+    def _next_mask(self, step: Step, ended: NDArray[np.bool_]) -> NDArray[np.uint8]:
+        """Returns the packed allowed actions in s_{t+1}, uint8[E, bytes]; 0 bytes if the schema has no masks."""
+        if not self._schema.masked:
+            return np.zeros((self._num_streams, 0), np.uint8)
+        if step.action_mask is None or (ended.any() and step.final_mask is None):
+            raise ValueError("the schema has action masks, but this step has none")
+        mask = (
+            step.action_mask if step.final_mask is None else np.where(ended[:, None], step.final_mask, step.action_mask)
+        )
+        return pack_mask(mask)
 
     def _forget(self, rows: _Row, stop: NDArray[np.int64]) -> None:
-        """Drops the rows and frames that no start at or after row `stop`, int64[E], needs."""
+        """Drops unneeded rows and frames; `stop`, int64[E]: index of the first row that each stream still needs."""
         oldest = np.concatenate([rows.frame - rows.depth, (self._frame - self._depth)[None]]) + 1
         oldest_needed = oldest[stop, self._streams]
         for frames, num_unneeded in zip(self._frames, oldest_needed - self._oldest, strict=True):
@@ -211,3 +224,13 @@ class SegmentBuilder:
         num_done = int(stop.min())
         del self._rows[:num_done]
         self._first = stop - num_done
+
+
+def _priorities(rows: _Row, n_step: NStep, last: NDArray[np.int64], state_value: NDArray[np.float32]) -> Array:
+    """Returns |TD error| by the actor's network, float64[T, E]; `last`, int64[T, E]: index of the row of r_{t+m}."""
+    following = np.concatenate([rows.state_value[1:], state_value[None]])
+    next_value = np.where(rows.truncated, rows.final_value, following)  # bootstrap value of s_{t+1} per row
+    bootstrap = np.take_along_axis(next_value, last, axis=0).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # inf - inf gives NaN without a warning
+        td_error: Array = n_step_target(n_step.n_step_return, n_step.discount, bootstrap) - rows.value
+    return np.fmin(np.abs(td_error), MAX_SENT_PRIORITY)  # Values that are not finite give the largest priority.

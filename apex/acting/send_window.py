@@ -1,4 +1,4 @@
-"""Which segments are on their way: kept until acknowledged, sent again when nothing moves."""
+"""Keeps sent segments until they are acknowledged, and sends them again if no acknowledgement comes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from apex.types import Receipt, Stream
 class SendWindow:
     """The unacknowledged segments of one stream, at most `window` of them.
 
-    Numbers begin at 0 with the stream's incarnation. `base` is the lowest number that is not acknowledged: it travels
-    with every segment, so that a store that began anew knows what will never come again.
+    Segments are numbered from 0 in each incarnation of the stream. `base` is the lowest number without acknowledgement.
+    Every segment contains `base`, so that a new, empty replay memory knows which numbers will never be sent again.
 
-    A stream without progress sends its window again. Where inserts wait for a slow learner it may progress every few
-    seconds only, while receipts say that the store is there: so it waits twice as long as its newest pause, or 10 s.
+    A stream sends its window again if no segment is acknowledged for some time. If inserts wait for a slow learner,
+    acknowledgements may be seconds apart, although other receipts show that the server is alive. The time is therefore
+    twice the gap between the last two acknowledgements, at most 10 s.
     """
 
     def __init__(self, stream: Stream, window: int) -> None:
@@ -24,19 +25,19 @@ class SendWindow:
         self._unacknowledged: dict[int, list[bytes]] = {}
         self._progress_at = 0.0
         self._heard_at = 0.0
-        self._silence = 0.0  # the longest since the last progress
+        self._silence = 0.0  # longest time without a receipt since the last progress
         self._resend_seconds = RESEND_SECONDS
         self._resend_at = 0.0
         self._store_incarnation: int | None = None
 
     @property
     def base(self) -> int:
-        """Every number below this was acknowledged."""
+        """The lowest number without acknowledgement."""
         return min(self._unacknowledged, default=self.next_number)
 
     @property
     def in_flight(self) -> int:
-        """Segments that are sent and not acknowledged."""
+        """The number of sent segments without acknowledgement."""
         return len(self._unacknowledged)
 
     @property
@@ -45,7 +46,7 @@ class SendWindow:
         return self.next_number - self.base >= self._window
 
     def add(self, message: list[bytes], now: float) -> None:
-        """Keeps the message of segment `next_number`, which is being sent."""
+        """Keeps the message of segment `next_number`, which the caller sends."""
         if not self._unacknowledged:
             self._heard_at, self._silence = now, 0.0
             self._progress_at, self._resend_at = now, now + self._resend_seconds
@@ -53,7 +54,7 @@ class SendWindow:
         self.next_number += 1
 
     def acknowledge(self, receipt: Receipt, now: float) -> bool:
-        """Drops what the store has. Returns whether the store is another one, and all else must be sent again."""
+        """Drops acknowledged segments; returns whether the replay memory is new and the rest must be sent again."""
         if receipt.stream != self.stream:
             return False
         self._silence = max(self._silence, now - self._heard_at)
@@ -75,11 +76,11 @@ class SendWindow:
         return known is not None and known != receipt.store_incarnation and bool(self._unacknowledged)
 
     def overdue(self, now: float) -> bool:
-        """Whether segments are in flight, and none was acknowledged or sent again for too long."""
+        """Returns whether segments are in flight, and the last acknowledgement or resend was too long ago."""
         return bool(self._unacknowledged) and now >= self._resend_at
 
     def resend(self, now: float) -> list[list[bytes]]:
-        """Everything in flight, lowest number first."""
+        """Returns all messages in flight, lowest number first, to be sent again."""
         self._resend_at = now + self._resend_seconds
         self.num_resent += len(self._unacknowledged)
         return [self._unacknowledged[number] for number in sorted(self._unacknowledged)]

@@ -7,8 +7,10 @@ import logging
 from apex.acting.host import ActorHost, WorkerFigures
 from apex.acting.shared_parameters import SharedParameters
 from apex.acting.worker import Work, WorkerTask
-from apex.runtime.children import ChildDiedError, check_children, start_child, stop_children
-from apex.runtime.lifecycle import FINISHED, NEIGHBOUR_GONE, Stop
+from apex.errors import FINISHED, NEIGHBOUR_GONE, ChildDiedError
+from apex.runtime.children import check_children, start_child, stop_children
+from apex.runtime.hardware import read_machine
+from apex.runtime.lifecycle import Stop
 from apex.transport.codec import Codec
 from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import ParameterSubscriber
@@ -21,19 +23,21 @@ log = logging.getLogger("apex")
 
 
 def join(stop: Stop, *, route: Route, processes: int, envs: int) -> Welcome | None:
-    """Says hello, learns how many streams this host takes, and leases them."""
+    """Joins the run, computes this host's number of streams, and leases that many; returns None if stopped."""
     welcome = greet(route, Role.ACTOR, stop, needs_replay=True)
     if welcome is None:
         return None
     actor = welcome.config.actor
-    num_streams = (processes or actor.num_processes or 1) * (envs or actor.envs_per_process or 1)
+    own_cores = read_machine().cores if welcome.config.run.head else 1
+    num_streams = (processes or actor.num_processes or own_cores) * (envs or actor.envs_per_process or 1)
     return greet(route, Role.ACTOR, stop, num_streams=num_streams, needs_replay=True)
 
 
-def run_service(welcome: Welcome, envs: int, work: Work, stop: Stop) -> int:
-    """Runs one worker process per `envs` leased streams until the run ends; returns the exit status.
+def run_service(welcome: Welcome, envs: int, work: Work, stop: Stop) -> int | None:
+    """Runs one worker process per `envs` leased streams (0: as configured) until the run ends; returns the exit status.
 
-    Raises ChildDiedError, with the last words of the workers, when one of them dies.
+    Returns None if a replay server has moved, so that this host must join again. If a worker dies, raises
+    ChildDiedError with the cause that the worker recorded.
     """
     streams = welcome.streams
     size = envs or welcome.config.actor.envs_per_process or len(streams)
@@ -62,6 +66,8 @@ def run_service(welcome: Welcome, envs: int, work: Work, stop: Stop) -> int:
                 num_parameters=welcome.num_parameters,
             )
             host.run(subscriber, stop, check)
+        if session.moved and not session.finished:
+            return None
         return NEIGHBOUR_GONE if session.lost else FINISHED
     except ChildDiedError as error:
         raise ChildDiedError(": ".join(filter(None, [str(error), figures.last_words]))) from error

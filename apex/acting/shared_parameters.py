@@ -1,4 +1,4 @@
-"""One copy of the newest parameters per host: the host's process writes them, its worker processes read them."""
+"""One copy of the newest parameters per host: the parent process writes it, the worker processes read it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ _NUM_SIDES = 2
 class SharedParameters:
     """Anonymous shared memory with two sides: one is written while the other is read. One writer, no lock.
 
-    Word 0 counts the publishes; number k (from 1) stands on side k mod 2. A reader copies, then looks whether
-    the writer has begun number k + 2, which overwrites the side: word 1 says which number it is at.
+    Published parameters are numbered from 1; number k is on side k mod 2. Word 0 is the newest published number. Word 1
+    is the number that the writer began to write last. A reader copies side k mod 2, then checks that the writer has not
+    begun number k + 2, which overwrites this side.
     """
 
     def __init__(self, num_parameters: int) -> None:
-        """To be made before the fork."""
+        """Create this object before the fork."""
         memory = mmap.mmap(-1, 64 + _NUM_SIDES * 4 * num_parameters)
-        self._words = np.frombuffer(memory, "<i8", 8)  # published, begun, version of either side
+        self._words = np.frombuffer(memory, "<i8", 8)  # number published, number begun, versions of sides 0 and 1
         self._sides = np.frombuffer(memory, "<f4", _NUM_SIDES * num_parameters, 64).reshape(_NUM_SIDES, -1)
 
     def publish(self, parameters: Parameters) -> None:
-        """Writes newer parameters. One process only may do this."""
+        """Writes newer parameters. Only one process may call this."""
         number = int(self._words[0]) + 1
         side = number % _NUM_SIDES
         self._words[1] = number
@@ -34,7 +35,7 @@ class SharedParameters:
         self._words[0] = number
 
     def newer(self, known: int) -> tuple[int, Parameters] | None:
-        """What was published after number `known` (0: anything), with its number; None if nothing was."""
+        """Returns the newest parameters and their number, if that is larger than `known` (0: any); otherwise None."""
         while (number := int(self._words[0])) > known:
             side = number % _NUM_SIDES
             version, values = int(self._words[2 + side]), self._sides[side].copy()

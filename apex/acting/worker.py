@@ -1,4 +1,4 @@
-"""A worker process of an actor host: E environment streams, stepped together with one batched forward pass."""
+"""A worker process of an actor host: steps E environment streams together with one batched forward pass."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from apex.acting.host import WorkerFigures
 from apex.acting.reliable_sender import Outlet, Receipts, ReliableSender
 from apex.acting.segment_builder import SegmentBuilder
 from apex.acting.shared_parameters import SharedParameters
+from apex.algorithms.interface import make_algorithm
 from apex.config import Config
 from apex.config.sizing import is_wide
-from apex.dqn.networks import make_network
-from apex.environments.factory import EnvironmentFailure, make_environment
+from apex.environments.factory import make_environment
 from apex.environments.interface import VectorEnvironment
+from apex.errors import EnvironmentFailure
 from apex.runtime.hardware import read_bfloat16
 from apex.runtime.lifecycle import Stop
 from apex.transport.codec import Codec
@@ -35,7 +36,7 @@ from apex.types import Role, Schema, Stream
 
 
 class WorkerTask(NamedTuple):
-    """What a worker process is given."""
+    """The arguments of a worker process."""
 
     welcome: Welcome
     streams: list[Stream]
@@ -49,7 +50,7 @@ Work = Callable[[Stop, WorkerTask], None]
 
 
 def run_worker(stop: Stop, task: WorkerTask, connect: Connect | None = None) -> None:
-    """A worker process: explores until it is told to stop. `connect` makes the link of sockets; None: as usual."""
+    """Runs a worker process: acts until `stop` is requested. `connect` creates the sender; None: ReliableSender."""
     welcome, streams = task.welcome, task.streams
     config, schema = welcome.config, welcome.schema
     torch.set_num_threads(config.actor.num_threads)
@@ -83,7 +84,7 @@ def run_worker(stop: Stop, task: WorkerTask, connect: Connect | None = None) -> 
 
 
 def make_environments(config: Config, streams: Sequence[Stream]) -> tuple[VectorEnvironment, np.random.Generator]:
-    """Environments and exploration of a process: by the seed, its lowest actor id and its life."""
+    """Creates a process's environments and random generator, seeded by run seed, lowest actor id and incarnation."""
     first = min(stream.actor_id for stream in streams)
     seeds = np.random.SeedSequence([config.seed, first, streams[0].incarnation])
     environment_seed, exploration_seed = seeds.spawn(2)
@@ -103,14 +104,15 @@ def make_actor(
     parameters: NewestParameters,
     rng: np.random.Generator,
 ) -> Actor:
-    """The actor of a process on this host."""
-    network = make_network(config.network, schema, seed=config.seed)
+    """Creates the actor of a process."""
+    algorithm = make_algorithm(config, schema)
     bfloat16 = acts_in_bfloat16(config, schema, has_bfloat16=read_bfloat16())
     return Actor(
         config.actor,
         environment,
-        ActingPolicy(network, parameters, bfloat16=bfloat16),
+        ActingPolicy(algorithm.make_agent(algorithm.make_network(), bfloat16=bfloat16), parameters),
         streams,
+        algorithm.exploration(config.actor.num_actors),
         builder=SegmentBuilder(config.actor, config.environment, schema, len(streams)),
         link=link,
         rng=rng,
@@ -118,7 +120,7 @@ def make_actor(
 
 
 def acts_in_bfloat16(config: Config, schema: Schema, *, has_bfloat16: bool) -> bool:
-    """Whether this host's actors compute in bfloat16. Each decides for itself: hosts may differ."""
+    """Returns whether the actors of this host compute in bfloat16. This depends on the CPU of the host."""
     pays = has_bfloat16 and is_wide(config.network, schema)
     return config.actor.bfloat16 == "on" or (config.actor.bfloat16 == "auto" and pays)
 
@@ -134,7 +136,7 @@ def _explore(stop: Stop, actor: Actor, metrics: MetricsSender, figures: NDArray[
         if not acted:
             figures[1] += now - began
             if not actor.num_steps:
-                time.sleep(0.01)  # First parameters are on their way.
+                time.sleep(0.01)  # The first parameters have not arrived yet.
         if now >= report_at:
             report_at = now + REPORT_SECONDS
             scalars = actor.scores.take()

@@ -1,7 +1,8 @@
-"""Every setting of a run: its default, unit, range and source. See `tree` for the settings and `codec` for TOML."""
+"""All settings of a run. `tree` defines them with default, unit, range and source; `codec` reads and writes TOML."""
 
 from apex.config.addresses import PORT_STEP, REPLAY_SOCKETS, TransportConfig
 from apex.config.codec import dump_toml, flatten, from_dict, lay_over, load_toml, read_toml, to_dict
+from apex.config.dpg import DpgConfig
 from apex.config.tree import (
     MAX_EPISODES,
     ActorConfig,
@@ -22,6 +23,7 @@ __all__ = [
     "ActorConfig",
     "CheckpointConfig",
     "Config",
+    "DpgConfig",
     "EnvironmentConfig",
     "EvaluatorConfig",
     "LearnerConfig",

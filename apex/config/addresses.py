@@ -2,67 +2,73 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 from apex.config.validation import Branch, Port, PositiveFloat
-from apex.errors import require
+from apex.errors import ConfigError, require
 
-PORT_STEP = 10  # between a port of one replay shard, or loader, and the same port of the next
-REPLAY_SOCKETS = ("experience", "priorities", "receipts")  # that each replay shard binds
+PORT_STEP = 10  # difference between the same port of two consecutive shards or loaders
+REPLAY_SOCKETS = ("experience", "priorities", "receipts")  # sockets that each replay shard binds
+SOCKETS = (*REPLAY_SOCKETS, "parameters", "batches", "control", "metrics")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportConfig(Branch):
-    """Addresses and ports. Other hosts need to know only the learner's control port."""
+    """Addresses and ports. Other hosts need only the address and control port of the learner."""
 
-    bind: str = "127.0.0.1"  # interface that this host's sockets bind to; beyond loopback it needs keys
-    keys: str = ""  # folder of keys, see apex keys --help: encrypts every socket, and says who may connect
-    insecure_no_auth: bool = False  # bind beyond loopback without keys: anyone who reaches a port is trusted
-    port_offset: int = 0  # added to every port below, so that several runs fit on a host
-    experience_port: Port = 51001  # replay, PULL; the next shard's is 10 higher
-    priorities_port: Port = 51002  # replay, PULL; the next shard's is 10 higher
-    receipts_port: Port = 51003  # replay, XPUB; the next shard's is 10 higher
-    parameters_port: Port = 52001  # learner, XPUB
-    batches_port: Port = 52002  # loader, PULL; the next loader's is 10 higher
-    control_port: Port = 52003  # learner, ROUTER
-    metrics_port: Port = 52004  # learner, PULL
-    shared_memory: bool = True  # a learner on the replay server's host draws from its memory; False: through sockets
-    heartbeat_seconds: PositiveFloat = 1.0  # between two heartbeats on the control socket
-    lease_seconds: PositiveFloat = 3.5  # an actor's ids are free again after this long without a heartbeat
+    bind: str = "127.0.0.1"  # address that this host's sockets bind to; any other than loopback needs keys
+    keys: str = ""  # folder of CURVE keys that encrypt and authenticate every connection; see apex keys --help
+    insecure_no_auth: bool = False  # bind to non-loopback addresses without keys; trusts every host that can connect
+    port_offset: int = 0  # added to every port below, so that several runs can share a host
+    experience_port: Port = 51001  # replay server, PULL: segments from actors; 10 higher for each further shard
+    priorities_port: Port = 51002  # replay server, PULL: new priorities; 10 higher for each further shard
+    receipts_port: Port = 51003  # replay server, PUB: receipts for segments; 10 higher for each further shard
+    parameters_port: Port = 52001  # learner, XPUB: network parameters
+    batches_port: Port = 52002  # loader, PULL: batches from samplers; 10 higher for each further loader
+    control_port: Port = 52003  # learner, ROUTER: joining and heartbeats
+    metrics_port: Port = 52004  # learner, PULL: metrics
+    shared_memory: bool = True  # a learner on the same host reads the replay memory directly; False: use TCP
+    heartbeat_seconds: PositiveFloat = 1.0  # seconds between two heartbeats on the control socket
+    lease_seconds: PositiveFloat = 3.5  # seconds without a heartbeat after which an actor's ids are released
 
     def check_relations(self) -> None:
-        for setting in dataclasses.fields(self):
-            if setting.name.endswith("_port"):
-                port = getattr(self, setting.name) + self.port_offset
-                name = f"transport.{setting.name} + port_offset"
-                require(1024 <= port <= 65535, f"{name} must be from 1024 to 65535, got {port}")
+        for name in SOCKETS:
+            port, setting = self.port(name), f"transport.{name}_port + port_offset"
+            require(1024 <= port <= 65535, f"{setting} must be from 1024 to 65535, got {port}", ConfigError)
         require(
             self.lease_seconds >= 3 * self.heartbeat_seconds,
-            f"transport.lease_seconds must be >= 3 heartbeats, got {self.lease_seconds}",
+            f"transport.lease_seconds {self.lease_seconds} must be >= 3 x heartbeat_seconds {self.heartbeat_seconds}",
+            ConfigError,
         )
         require(
             bool(self.keys) or self.insecure_no_auth or self.is_loopback,
-            f"transport.bind {self.bind!r} is not a loopback address, so it needs keys: apex keys new keys makes them, "
-            "--transport.keys keys (of other programs: --keys keys) uses them; "
-            "or --insecure-no-auth, where you trust everyone who can reach it",
+            f"transport.bind {self.bind!r} is not a loopback address, so it needs keys: create them with "
+            "`apex keys new keys` and pass --transport.keys keys (for one role: --keys keys); "
+            "or pass --insecure-no-auth if you trust every host that can connect",
+            ConfigError,
         )
         require(
             not (self.keys and self.insecure_no_auth),
-            f"transport.keys {self.keys!r} and --insecure-no-auth: leave one of them out",
+            f"transport.keys {self.keys!r} and --insecure-no-auth exclude each other: leave one of them out",
+            ConfigError,
         )
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this host can reach what is bound."""
+        """Returns whether only this host can connect to the bound sockets."""
         return self.bind in ("127.0.0.1", "localhost")
 
     def port(self, name: str, index: int = 0) -> int:
-        """The number of the port `name` ("experience", ...). `index`: of the shard for REPLAY_SOCKETS, of the loader
-        for batches, else 0."""
+        """Returns the port number of the socket `name` ("experience", ...).
+
+        `index` is the shard number for REPLAY_SOCKETS, the loader number for "batches", else 0.
+        """
         number: int = getattr(self, name + "_port")
         return number + self.port_offset + PORT_STEP * index
 
     def endpoint(self, name: str, host: str | None = None, index: int = 0) -> str:
-        """The tcp:// address of the socket `name` on `host`, or where to bind it; `index` as in `port`."""
+        """Returns the tcp:// address of the socket `name` on `host`; without `host`, the address to bind to.
+
+        `index` has the same meaning as in `port`.
+        """
         return f"tcp://{host or self.bind}:{self.port(name, index)}"

@@ -1,4 +1,4 @@
-"""argparse as every command uses it: mistakes are ConfigErrors, and values are checked like settings."""
+"""Argument parsing for every command: mistakes raise ConfigError, and option values are checked like settings."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from apex.errors import ConfigError, require
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
-    """Lays --help out in at most 100 columns, and keeps the line breaks of an epilog."""
+    """Formats --help in at most 100 columns and keeps the line breaks of the description and the epilog."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30, width=min(100, shutil.get_terminal_size().columns - 2))
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises ConfigError for a mistake, where argparse ends the program after a page of usage."""
+    """Raises ConfigError for a mistake; plain argparse prints the usage and exits instead."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        """Names the mistake, and where the options are listed."""
-        raise ConfigError(f"{message}; {self.prog} --help lists the options")
+        """Raises ConfigError with the mistake and the command that lists the options."""
+        raise ConfigError(f"{message}; run {self.prog} --help for a list of options")
 
     def print_help(self, file: Any = None) -> None:
-        """Prints the options; whoever reads them may leave early."""
+        """Prints the options; a closed pipe is not an error."""
         with reader_may_leave():
             super().print_help(file)
 
 
 def value_of(annotation: Any) -> Callable[[str], Any]:
-    """The `type` of an option whose text must be a value of `annotation`."""
+    """Returns an argparse `type` function that converts text to `annotation` and checks the range."""
 
     def read(text: str) -> Any:
         try:
@@ -60,15 +60,15 @@ seed = value_of(Seed)
 
 
 def check_out(path: Path, *suffixes: str, option: str = "--out") -> None:
-    """Raises ConfigError if no file can be written to `path`, or it ends in none of the suffixes."""
+    """Raises UsageError if `path` cannot be written to, or if it ends in none of the suffixes."""
     require(path.suffix.lower() in suffixes, f"{option} must end in {' or '.join(suffixes)}, got {path}")
-    require(path.parent.is_dir(), f"{option} {path}: there is no folder {path.parent}")
-    require(not path.is_dir(), f"{option} {path} is a folder")
+    require(path.parent.is_dir(), f"{option} {path}: there is no folder {path.parent}; create it")
+    require(not path.is_dir(), f"{option} must be a file, but {path} is a folder")
 
 
 @contextmanager
 def reader_may_leave(stream: TextIO | None = None) -> Iterator[None]:
-    """Within it, a closed pipe or terminal silences the stream (default: standard output) instead of raising."""
+    """Returns a context that drops output to `stream` (default: standard output) if its pipe or terminal is closed."""
     stream = stream or sys.stdout
     try:
         yield
@@ -78,5 +78,5 @@ def reader_may_leave(stream: TextIO | None = None) -> Iterator[None]:
             raise
         with suppress(OSError):  # The stream has no descriptor.
             silence = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(silence, stream.fileno())  # The interpreter flushes once more at its end.
+            os.dup2(silence, stream.fileno())  # The interpreter flushes the stream again when it exits.
             os.close(silence)

@@ -1,8 +1,9 @@
-"""The configuration as a dictionary and as TOML, and back; refuses what the tree does not know."""
+"""Converts the configuration to and from dictionaries and TOML. Unknown settings raise ConfigError."""
 
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from copy import copy
 from dataclasses import asdict, replace
@@ -17,7 +18,7 @@ AnyBranch = TypeVar("AnyBranch", bound=Branch)
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """Every setting by its dotted name, in the tree's order."""
+    """Returns every setting as {dotted name: value}, in the order of the tree."""
     flat: dict[str, Any] = {}
     for name, value in to_dict(config).items():
         flat |= {f"{name}.{leaf}": entry for leaf, entry in value.items()} if isinstance(value, dict) else {name: value}
@@ -25,12 +26,12 @@ def flatten(config: Config) -> dict[str, Any]:
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """The tree as plain dictionaries, ready for JSON."""
+    """Returns the tree as plain dictionaries that JSON can hold."""
     return asdict(config)
 
 
 def from_dict(tree: dict[str, Any], base: Config | None = None) -> Config:
-    """`base`, or the defaults, with the values of `tree`; raises ConfigError for what may not be configured."""
+    """Returns `base`, or the defaults, updated with `tree`; raises ConfigError for an unknown setting or bad value."""
     config = lay_over(base or Config(), tree)
     values = {name: getattr(config, name) for name in Config.field_types()}
     branches: dict[str, Any] = {name: replace(value) for name, value in values.items() if isinstance(value, Branch)}
@@ -38,9 +39,9 @@ def from_dict(tree: dict[str, Any], base: Config | None = None) -> Config:
 
 
 def lay_over(base: AnyBranch, tree: dict[str, Any]) -> AnyBranch:
-    """`base`, the tree or a branch of it, with the values of `tree`, whose names, types and ranges are checked.
+    """Returns `base`, a Config or one branch of it, updated with `tree`; checks names, types and ranges.
 
-    Relations between settings are not checked, because a command line may change one of them later.
+    Relations between settings are not checked, because later options may still change one of the settings.
     """
     result, known = copy(base), base.field_types()
     for name, value in tree.items():
@@ -49,14 +50,16 @@ def lay_over(base: AnyBranch, tree: dict[str, Any]) -> AnyBranch:
             raise ConfigError(f"unknown setting {setting}{did_you_mean(setting, [*known, *flatten(Config())])}")
         current = getattr(base, name)
         if isinstance(current, Branch):
-            require(isinstance(value, dict), f"{setting} must be a table of settings, got {value!r}")
+            require(isinstance(value, dict), f"{setting} must be a table of settings, got {value!r}", ConfigError)
             value = lay_over(current, value)
+        if isinstance(current, dict) and isinstance(value, dict):
+            value = {**current, **value}
         object.__setattr__(result, name, checked(setting, known[name], value))
     return result
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Reads a TOML file; whether it holds settings is for `from_dict` to say."""
+    """Reads a TOML file and returns its tables; `from_dict` checks them. Raises ConfigError if it is unreadable."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -64,14 +67,14 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def load_toml(path: Path, base: Config | None = None) -> Config:
-    """Reads a TOML file over `base`."""
+    """Reads a TOML file and returns `base`, or the defaults, updated with its values. Raises ConfigError."""
     return from_dict(read_toml(path), base)
 
 
 def dump_toml(config: Config, default: Config | None = None) -> str:
-    """The whole tree as TOML; `load_toml` gives it back. A setting that is None is left out, as TOML has no null.
+    """Returns the whole tree as TOML for `load_toml`. Settings that are None are left out, because TOML has no null.
 
-    With `default`, a value that differs from it has the default beside it.
+    With `default`, each value that differs from it is followed by a comment with the default value.
     """
     usual, lines, table = flatten(default or config), [], ""
     for setting, value in flatten(config).items():
@@ -81,8 +84,21 @@ def dump_toml(config: Config, default: Config | None = None) -> str:
             table = branch
         if value is None:
             continue
-        line = f"{name} = {json.dumps(value, ensure_ascii=False)}"
+        line = f"{name} = {_toml(value)}"
         if value != usual[setting]:
-            line = f"{line:<38}  # default: {'none' if usual[setting] is None else json.dumps(usual[setting])}"
+            line = f"{line:<38}  # default: {'none' if usual[setting] is None else _toml(usual[setting])}"
         lines.append(line)
     return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    """Returns a value as TOML on one line. Except for tables, TOML has the same notation as JSON."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_toml_key(key)} = {_toml(entry)}' for key, entry in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[\w-]+", key, re.ASCII) else _toml(key)

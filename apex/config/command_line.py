@@ -1,12 +1,13 @@
-"""The command line of a run: preset, then TOML file, then options; every setting of the tree is one.
+"""The command line of a run. Every setting is an option; options override the TOML file, which overrides the preset.
 
-argparse reads the settings that people use first, because some of them choose the preset. tyro reads all others.
+argparse reads the most used settings, because some of them choose the preset. tyro reads all others.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import json
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, suppress
 from dataclasses import is_dataclass
@@ -23,27 +24,34 @@ from apex.errors import ConfigError, require
 
 
 class Short(NamedTuple):
-    """A setting that people use first."""
+    """A frequently used setting, which --help lists under a short name."""
 
     setting: str
-    metavar: str  # stands for its value in --help; a switch has none
+    metavar: str  # placeholder of the value in --help; empty for a switch
     help: str
 
 
 SHORT_NAMES = {
     "env": Short("environment.id", "ID", "Atari game, Gymnasium id or package.module:factory; chooses the preset"),
-    "actors": Short("actor.num_actors", "N", "environment streams that explore; 0: by the machine"),
+    "actors": Short("actor.num_actors", "N", "environment streams that explore; 0: chosen for this machine"),
     "device": Short("learner.device", "DEVICE", "where the learner computes: auto, cpu or cuda"),
-    "batch-size": Short("learner.batch_size", "N", "transitions of an update; 0: by the machine"),
-    "network": Short("network.factory", "FACTORY", "Q-network of your own: package.module:factory"),
-    "stop-score": Short("run.stop_score", "SCORE", "end when an evaluation's mean score reaches this; none: never"),
-    "max-minutes": Short("run.max_minutes", "M", "end after this long"),
-    "max-steps": Short("run.max_steps", "N", "end after this many steps of all actors"),
-    "max-updates": Short("run.max_updates", "N", "end after this many updates"),
+    "batch-size": Short("learner.batch_size", "N", "transitions per update; 0: chosen for this machine"),
+    "network": Short("network.factory", "FACTORY", "your own network: package.module:factory"),
+    "stop-score": Short(
+        "run.stop_score", "SCORE", "end when 100 new games confirm a mean score above this; none: never"
+    ),
+    "max-minutes": Short("run.max_minutes", "M", "end after M minutes"),
+    "max-steps": Short("run.max_steps", "N", "end after N steps of all actors together"),
+    "max-updates": Short("run.max_updates", "N", "end after N gradient steps"),
     "name": Short("run.name", "NAME", "name of the run folder (default: environment and time)"),
-    "single-process": Short("run.single_process", "", "all roles in one process: one seed, one curve"),
-    "insecure-no-auth": Short("transport.insecure_no_auth", "", "serve other hosts without keys"),
+    "head": Short("run.head", "", "run no actors on this host; on other hosts, run: apex actor --learner HOST"),
+    "single-process": Short(
+        "run.single_process", "", "run all roles in one process: the same seed gives the same curve"
+    ),
+    "insecure-no-auth": Short("transport.insecure_no_auth", "", "accept connections from other hosts without keys"),
 }
+
+ENV_ARG = "argument of gymnasium.make or of the factory; the value is JSON or text; may be repeated"
 
 Tree = dict[str, Any]
 
@@ -58,15 +66,15 @@ def parse_config(
     base: Config | None = None,
     own: Sequence[Parser] = (),
 ) -> Config:
-    """Returns the tree that the options describe; raises ConfigError for what it does not understand.
+    """Returns the configuration that the options describe; raises ConfigError for unknown options and bad values.
 
-    `kind` tells what an environment shows, and `means_gpu` whether a `learner.device` is a GPU of this host. Both are
-    called only where an environment is named and no preset is. `base` replaces the preset. `own` has the options that
-    the program has read itself, for --help. --help, --help-all and --print-config print and end the program.
+    `kind` returns the kind of an environment, `means_gpu` whether a `learner.device` is a GPU of this host. Both are
+    called only if an environment is given without a preset. `base` replaces the preset. `own`: parsers of the caller's
+    own options, which --help lists too. --help, --help-all and --print-config print their text and raise SystemExit.
     """
     parser = _make_parser(prog, description, own)
     options, rest = parser.parse_known_args([_with_hyphens(word) if word.startswith("--") else word for word in argv])
-    require(base is None or options.preset is None, "--preset: a run keeps its own configuration, leave that out")
+    require(base is None or options.preset is None, "a resumed run keeps its own configuration: leave --preset out")
     file, typed = read_toml(options.config) if options.config else {}, _read_short_names(options)
     asked = lay_over(lay_over(Config(), file), typed)
     if options.preset is not None:
@@ -78,7 +86,7 @@ def parse_config(
         with reader_may_leave(), suppress(SystemExit):
             _read_settings(["--help"], default, prog, description)
         raise SystemExit(0)
-    # Without other options there is no need to wait 0.2 s for tyro.
+    # Importing tyro takes 0.2 s, so it is skipped if no other options are given.
     config = _read_settings(rest, default, prog, description) if rest else from_dict({}, default)
     if options.print_config:
         with reader_may_leave():
@@ -88,12 +96,12 @@ def parse_config(
 
 
 def trains_on_gpu(config: Config, means_gpu: Callable[[object], bool]) -> bool:
-    """Whether a learner of this host computes on a GPU."""
+    """Returns whether a learner on this host computes on a GPU."""
     return not config.run.single_process and means_gpu(config.learner.device)
 
 
 def _make_parser(prog: str, description: str, own: Sequence[Parser]) -> Parser:
-    """Reads what chooses a preset, and the settings that people use first by their short and long names."""
+    """Returns a parser of the options that choose a preset, and of SHORT_NAMES under both short and long names."""
     names = "\n".join(f"  {name:<12} {preset.summary}" for name, preset in PRESETS.items())
     parser = Parser(
         prog=prog,
@@ -103,26 +111,29 @@ def _make_parser(prog: str, description: str, own: Sequence[Parser]) -> Parser:
         formatter_class=Formatter,
         parents=own,
     )
-    parser.add_argument("--preset", choices=PRESETS, metavar="NAME", help="settings to begin with; see below")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML, as --print-config prints them")
+    parser.add_argument("--preset", choices=PRESETS, metavar="NAME", help="start from this preset; see the list below")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="read settings from a TOML file in the format of --print-config"
+    )
     for short, (setting, metavar, text) in SHORT_NAMES.items():
         long = _with_hyphens(f"--{setting}")
         for option, about in ((f"--{short}", text), (long, argparse.SUPPRESS)):
             how: Any = {"metavar": metavar} if metavar else {"action": "store_true", "default": None}
             parser.add_argument(option, dest=setting, help=about, **how)
-    parser.add_argument("--print-config", action="store_true", help="print all settings of the run, and end")
-    parser.add_argument("--help-all", action="store_true", help="list every setting, and end")
+    parser.add_argument("--env-arg", action="append", default=[], metavar="KEY=VALUE", help=ENV_ARG)
+    parser.add_argument("--print-config", action="store_true", help="print every setting of the run and exit")
+    parser.add_argument("--help-all", action="store_true", help="list every setting and exit")
     return parser
 
 
 def _with_hyphens(word: str) -> str:
-    """An option or setting as --help spells it."""
+    """Returns an option or setting with hyphens instead of underscores in its name; its value stays unchanged."""
     option, equals, value = word.partition("=")
     return option.replace("_", "-") + equals + value
 
 
 def _read_short_names(options: argparse.Namespace) -> Tree:
-    """The settings among the options that argparse has read."""
+    """Returns the settings among the options that argparse has parsed."""
     tree: Tree = {}
     for setting, *_ in SHORT_NAMES.values():
         value = getattr(options, setting)
@@ -130,7 +141,22 @@ def _read_short_names(options: argparse.Namespace) -> Tree:
             branch, _, name = setting.partition(".")
             hint = Config.field_types()[branch].field_types()[name]
             tree.setdefault(branch, {})[name] = from_text(hint, value) if isinstance(value, str) else value
+    if options.env_arg:
+        tree.setdefault("environment", {})["args"] = read_env_args(options.env_arg)
     return tree
+
+
+def read_env_args(words: Sequence[str]) -> Tree:
+    """Converts KEY=VALUE words to arguments of an environment; raises ConfigError for a word without `=`."""
+    args: Tree = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        require(bool(equals), f"--env-arg must be KEY=VALUE, got {word!r}", ConfigError)
+        try:
+            args[name] = json.loads(text)
+        except ValueError:
+            args[name] = text
+    return args
 
 
 def _choose_base(
@@ -140,17 +166,19 @@ def _choose_base(
     kind: Callable[[EnvironmentConfig], EnvironmentKind],
     means_gpu: Callable[[object], bool],
 ) -> Config:
-    """The settings under file and options if no preset is named."""
-    if set(Config.field_types()) <= set(file):  # A file with every table, as --print-config prints it, stands alone.
+    """Returns the configuration to which file and options are applied if no preset is given."""
+    if set(Config.field_types()) <= set(file):  # The file has every table, as from --print-config.
         return Config()
     if not any("id" in tree.get("environment", {}) for tree in (file, typed)):
         return PRESETS[DEFAULT].config
     name = asked.environment.id
-    return preset_for(kind(EnvironmentConfig(id=name)), name, gpu=lambda: trains_on_gpu(asked, means_gpu))
+    return preset_for(
+        kind(EnvironmentConfig(id=name, args=asked.environment.args)), name, gpu=lambda: trains_on_gpu(asked, means_gpu)
+    )
 
 
 def _read_settings(words: Sequence[str], default: Config, prog: str, description: str) -> Config:
-    """Returns `default` with the settings that `words` give; --help among them lists every one and ends the program."""
+    """Returns `default` updated with the options in `words`; --help prints every setting and raises SystemExit."""
     import tyro
     from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
@@ -193,15 +221,15 @@ def _read_settings(words: Sequence[str], default: Config, prog: str, description
 def _unknown(word: str, prog: str) -> str:
     word, *_ = word.split("=")
     if word in PRESETS:
-        return f"unexpected {word!r}; did you mean --preset {word}?"
+        return f"unexpected argument {word!r}; did you mean --preset {word}?"
     if not word.startswith("--"):
-        return f"unexpected {word!r}: options begin with --, and {prog} --help lists them"
-    known = [f"--{_with_hyphens(name)}" for name in (*flatten(Config()), *SHORT_NAMES, "preset", "config")]
-    return f"unknown option {word}{did_you_mean(word, known) or f'; {prog} --help-all lists all'}"
+        return f"unexpected argument {word!r}: options begin with --; run {prog} --help for a list"
+    known = [f"--{_with_hyphens(name)}" for name in (*flatten(Config()), *SHORT_NAMES, "env-arg", "preset", "config")]
+    return f"unknown option {word}{did_you_mean(word, known) or f'; run {prog} --help-all for a list'}"
 
 
 def _refusal(end: BaseException | None, box: str) -> ConfigError:
-    """The ConfigError of a constructor that has made tyro end, or else the first paragraph in tyro's box."""
+    """Returns the ConfigError that made tyro exit, or else a ConfigError with the first paragraph of tyro's message."""
     while end is not None:
         if isinstance(end, ConfigError):
             return end

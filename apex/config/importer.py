@@ -1,4 +1,4 @@
-"""The user's own code behind a setting that reads package.module:name."""
+"""Imports the user's code for a setting of the form package.module:name."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from apex.errors import ConfigError, require
 
 
 def add_current_folder() -> None:
-    """Lets this process import modules from the current folder, after all others.
+    """Appends the current folder to sys.path, so that installed modules take precedence.
 
-    Programs of a run are started with `python -P`, so a file named like a library's module is not imported by accident.
-    Only a setting that names the user's own module asks for this folder.
+    Processes of a run start with `python -P`, so that a file named like a library module is not imported by accident.
+    Only a setting that names a module of the user needs the current folder.
     """
     here = os.getcwd()
     if "" not in sys.path and here not in sys.path:
-        sys.path.append(here)  # It stays: the user's module may import others later.
+        sys.path.append(here)  # Not removed again: the user's module may import others later.
 
 
 def find_factory(setting: str, path: str) -> Any:
-    """The function or class that `path` names; modules in the current directory are found too.
+    """Returns the function or class at `path` (package.module:name); also looks in the current folder.
 
-    Raises ConfigError, which names the setting, where there is none.
+    Raises ConfigError, which names `setting`, if the module cannot be imported or has no such function or class.
     """
     module_name, _, name = path.partition(":")
     add_current_folder()
@@ -33,8 +33,8 @@ def find_factory(setting: str, path: str) -> Any:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(
-            f"{setting} {path!r}: cannot import {module_name!r} here ({os.getcwd()}): {reason}"
+            f"{setting} {path!r}: cannot import {module_name!r} in the folder {os.getcwd()}: {reason}"
         ) from error
     factory = getattr(module, name, None)
-    require(callable(factory), f"{setting} {path!r}: {module_name!r} has no function or class {name!r} to be called")
+    require(callable(factory), f"{setting} {path!r}: {module_name!r} has no function or class {name!r}")
     return factory

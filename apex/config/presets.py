@@ -1,4 +1,4 @@
-"""Named settings. Each lists only where it leaves the defaults, which are the paper's, and why."""
+"""The presets. Each lists only the settings that differ from the defaults, and why. The defaults are the paper's."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from apex.config import (
     ActorConfig,
     CheckpointConfig,
     Config,
+    DpgConfig,
     EnvironmentConfig,
     EvaluatorConfig,
     LearnerConfig,
@@ -18,97 +19,96 @@ from apex.config import (
     RunConfig,
     from_dict,
 )
-from apex.errors import require
+from apex.errors import ConfigError, require
 
-EnvironmentKind = Literal["atari", "image", "vector"]  # of an environment, by what it shows
+# The kind of an environment, by its observations; continuous: vector observations and continuous actions.
+EnvironmentKind = Literal["atari", "image", "vector", "continuous"]
 
 
 class Preset(NamedTuple):
-    """A whole tree, and what it is for in one line."""
+    """A complete configuration and its purpose in one line."""
 
     config: Config
     summary: str
 
 
-# Horgan et al. 2018. Every value and its reference stands beside its setting in tree.py. Only the number of actors is
-# not a default, because few machines have the cores for it.
+# Horgan et al. 2018. tree.py has every value and its reference beside the setting. Only the number of actors differs
+# from the default, because few machines have enough cores for 360.
 PAPER = Config(
     actor=ActorConfig(num_actors=360),  # [section 4.1]
 )
 
-# Any Atari game on a machine with a GPU: the paper's network, batch, replay ratio (none) and schedule. What differs
-# makes it learn sooner on one machine, and needs half of the memory. How many actors explore follows from the machine;
-# the paper had 360.
+# Any Atari game on a machine with a GPU: the paper's network, batch, schedule and unlimited replay ratio. The settings
+# below learn faster on one machine and need half of the memory. The number of actors is chosen for the machine; the
+# paper had 360.
 ATARI = Config(
-    environment=EnvironmentConfig(fire_after_life_loss=True),  # paper: not said; Stable-Baselines3's wrapper does it
-    actor=ActorConfig(bfloat16="auto"),  # paper: not said; by the processor
+    environment=EnvironmentConfig(fire_after_life_loss=True),  # paper: not stated; Stable-Baselines3 does it
+    actor=ActorConfig(bfloat16="auto"),  # paper: not stated; depends on the CPU
     replay=ReplayConfig(
-        capacity=1_000_000,  # paper: 2 M; about 1.5 GiB of compressed frames instead of 3
-        min_size_to_sample=20_000,  # paper: 50,000, which 360 actors have in seconds
+        capacity=1_000_000,  # paper: 2 M; about 1.5 GiB of compressed frames instead of 3 GiB
+        min_size_to_sample=20_000,  # paper: 50,000, which 360 actors insert within seconds
     ),
     learner=LearnerConfig(
-        optimizer="adam",  # paper: RMSProp; Adam wants no tuning between games
+        optimizer="adam",  # paper: RMSProp; Adam needs no tuning for each game
         learning_rate=1e-4,  # paper: 2.5e-4 / 4, for RMSProp
-        optimizer_epsilon=1.5e-4,  # paper: 1.5e-7, for RMSProp; this is Adam's [Hessel et al. 2018]
-        loss="huber",  # paper: squared; one huge error moves the network no further than a large one
-        bfloat16="auto",  # paper: not said; where the hardware has it, an update takes 0.6 of the time
+        optimizer_epsilon=1.5e-4,  # paper: 1.5e-7, for RMSProp; for Adam see Hessel et al. 2018
+        loss="huber",  # paper: squared; Huber bounds the gradient of very large errors
+        bfloat16="auto",  # paper: not stated; with hardware support an update takes 0.6 times as long
     ),
     evaluator=EvaluatorConfig(
-        # The paper says not when: a full game takes tens of seconds of a core, and is taken from training on few.
+        # Long, because a full game occupies one core for tens of seconds. The paper does not state a period.
         period_seconds=120.0,
         episodes=2,
-        confirm_episodes=10,  # where it is to end at a score
-        num_envs=2,
+        num_envs=50,  # An evaluation uses only one per game; the 100 games that confirm a score use all 50.
     ),
 )
 
-# Pong without many cores: as many small updates as these can make. With a network of a quarter of the width and, on few
-# cores, a batch of an eighth an update costs about a twentieth. How many actors explore, and how large a batch is,
-# follows from the machine: 16 and 64 on two cores.
+# Pong on few cores: many small updates. The network has a quarter of the width. On few cores the batch is an eighth of
+# the paper's, and an update then takes about a twentieth of the time. The number of actors and the batch size are
+# chosen for the machine: 16 actors and batches of 64 on two cores.
 PONG = Config(
     environment=ATARI.environment,
     actor=ATARI.actor,
     replay=ReplayConfig(
-        capacity=200_000,  # paper: 2 M; some games of every actor are enough here
-        min_size_to_sample=10_000,  # paper: 50,000; about 5 s of two cores
-        # Paper: free running, about 0.8; DQN's own is 8. On few cores samples are scarce, not steps: a crude trial was
-        # at 18 after 28 minutes and 0.97 M steps with 6, and with 0.6 still at -21 after 2.4 M.
+        capacity=200_000,  # paper: 2 M; a few games of each actor are enough here
+        min_size_to_sample=10_000,  # paper: 50,000; two cores insert 10,000 in about 5 s
+        # Paper: unlimited, in practice about 0.8; DQN: 8. On few cores, samples are scarcer than steps. In a rough
+        # trial the score was 18 after 0.97 M steps (28 minutes) with 6, but still -21 after 2.4 M steps with 0.6.
         samples_per_insert=8.0,
-        inserts_wait=True,  # what actors leave of their core: the learner's second thread, loading, evaluator
+        inserts_wait=True,  # leaves CPU time for the learner, the loader and the evaluator
     ),
     learner=replace(
         ATARI.learner,
-        batch_size=0,  # paper: 512; by the machine, which is 64 on few cores
-        learning_rate=3e-4,  # paper: 2.5e-4 / 4; the smaller network bears it
-        optimizer_epsilon=1e-5,  # paper: 1.5e-7; with 1e-4 and 1.5e-4, which are atari's, Breakout learned half as much
-        target_period=500,  # paper: 2,500; updates are as few as the cores are
+        batch_size=0,  # paper: 512; chosen for the machine, 64 on few cores
+        learning_rate=3e-4,  # paper: 2.5e-4 / 4; the smaller network tolerates a higher rate
+        optimizer_epsilon=1e-5,  # paper: 1.5e-7; with ATARI's rate and epsilon, Breakout learned half as much
+        target_period=500,  # paper: 2,500; few cores make few updates
     ),
     network=NetworkConfig(width=0.25),  # paper: 1
-    # There are 30 ways for a game to begin, by its no-ops, and a policy that wins most may lose one of them by 20.
-    evaluator=replace(ATARI.evaluator, confirm_episodes=30, num_envs=30),
+    evaluator=ATARI.evaluator,
     checkpoint=CheckpointConfig(period=1_000),
 )
 
-# Any other game of pixels without a GPU. Breakout, at a quarter of the width and with a rate that does not fall, stood
-# at 16 from its 6th minute to its 22nd (docs/learning.md).
+# Any other game with images, without a GPU. With a quarter of the width and a constant learning rate, the score of
+# Breakout stayed at 16 from minute 6 to minute 22 (docs/learning.md).
 NARROW = replace(
     PONG,
     learner=replace(
         PONG.learner,
-        learning_rate_updates=40_000,  # paper: it does not fall; the first 13 minutes of two cores
+        learning_rate_updates=40_000,  # paper: constant; here it decays during the first 13 minutes on two cores
     ),
     network=NetworkConfig(width=0.5),  # paper: 1
-    evaluator=replace(ATARI.evaluator, episodes=10, num_envs=10),  # one game differs from the next by 5
+    evaluator=replace(ATARI.evaluator, episodes=10),  # not 2, because the scores of single games differ by about 5
 )
 
-# Vectors of a few numbers. Nothing below is the paper's, which plays Atari only: small networks, quick targets, fresh
-# parameters, and rewards as they are.
+# Observations that are vectors of a few numbers. The values are not from the paper, whose DQN plays only Atari: small
+# networks, a short target period, frequent publications and unclipped rewards.
 VECTOR = Config(
     environment=EnvironmentConfig(clip_rewards=False),
     actor=ActorConfig(
         num_actors=8,
-        segment_length=25,  # half of the paper's: experience is of use sooner
-        parameters_period=20,  # the policy changes from second to second
+        segment_length=25,  # half of the paper's value, so that experience reaches the learner sooner
+        parameters_period=20,  # more frequent than in the paper, because the policy changes every second
     ),
     replay=ReplayConfig(capacity=50_000, min_size_to_sample=1_000),
     learner=LearnerConfig(
@@ -120,83 +120,158 @@ VECTOR = Config(
         max_gradient_norm=10.0,
         target_period=100,
         publish_period=5,
-        publish_seconds=0.0,  # the network is tiny
-        num_threads=1,  # and several threads would wait for each other, however many cores there are
+        publish_seconds=0.0,  # no minimum, because the parameters are few
+        num_threads=1,  # the network is too small to gain from more threads
     ),
     network=NetworkConfig(hidden=64, body_hidden=64),
     evaluator=EvaluatorConfig(
         period_seconds=2.0,
         period_updates=500,
         episodes=20,
-        confirm_episodes=100,  # the score of a lucky few ends no run
         epsilon=0.0,
         num_envs=20,
     ),
     checkpoint=CheckpointConfig(period=1_000),
 )
 
-# What follows was found for this environment, and may be too bold for another.
+# These values were tuned on CartPole-v1 and may be too aggressive for other environments.
 CARTPOLE = replace(
     VECTOR,
     environment=EnvironmentConfig(id="CartPole-v1", clip_rewards=False),
-    actor=replace(VECTOR.actor, num_actors=16, n_step=5),  # n paper: 3; an episode is long beside what one step tells
-    # Samples are scarce, not steps: actors that ran freely would take the core that the learner needs.
+    actor=replace(VECTOR.actor, num_actors=16, n_step=5),  # paper: n_step 3; larger here, because episodes are long
+    # Limits the actors, because learning needs more samples, not more steps. Without this limit, actors would use the
+    # CPU time that the learner needs.
     replay=replace(VECTOR.replay, samples_per_insert=16.0, inserts_wait=True),
     learner=replace(VECTOR.learner, learning_rate=3e-3, target_period=25),
     evaluator=replace(
         VECTOR.evaluator,
-        period_seconds=0.5,  # A policy that solves it is another one two seconds later.
+        # Short: two seconds after a policy solves the task, later updates have already replaced it.
+        period_seconds=0.5,
         period_updates=250,
         episodes=10,
         num_envs=100,
     ),
-    run=RunConfig(stop_score=475.0),  # the environment's own threshold; an episode gives 500 at most
+    run=RunConfig(stop_score=475.0),  # the environment's own threshold; the maximum of an episode is 500
 )
 
 LUNARLANDER = replace(
     VECTOR,
     environment=EnvironmentConfig(id="LunarLander-v3", clip_rewards=False),
     actor=replace(VECTOR.actor, num_actors=16, segment_length=50, n_step=5),
-    # With 16 it took half as long again, and with 32 it was at no end after five minutes: it learns from many steps.
+    # A higher ratio is slower: with 16 a run took 1.5 times as long, and with 32 the task was not solved in 5 minutes.
     replay=ReplayConfig(capacity=200_000, min_size_to_sample=5_000, samples_per_insert=6.0, inserts_wait=True),
     learner=replace(VECTOR.learner, batch_size=256),
-    # Twice as wide, an update takes three times as long on a core, and teaches less than twice as much.
+    # With twice the width, an update on one core takes 3 times as long and improves the policy less than twice as much.
     network=NetworkConfig(hidden=128, body_hidden=128),
     evaluator=replace(VECTOR.evaluator, period_seconds=10.0, num_envs=100),
     run=RunConfig(stop_score=200.0),  # the environment's own threshold
 )
 
+# Ape-X DPG of Horgan et al. 2018, section 4.2 and appendix D. Values that differ from the paper have a comment.
+DPG = Config(
+    environment=EnvironmentConfig(id="Pendulum-v1", clip_rewards=False),  # paper: DeepMind's control suite
+    actor=ActorConfig(num_actors=64, n_step=5),
+    replay=ReplayConfig(capacity=1_000_000),  # paper: prioritised eviction; here the oldest are replaced
+    learner=LearnerConfig(
+        batch_size=256,
+        optimizer="adam",
+        learning_rate=1e-4,
+        optimizer_epsilon=1e-8,  # paper: not stated; the default of Adam
+        target_period=100,
+    ),
+    evaluator=EvaluatorConfig(epsilon=0.0),
+)
+
+# Any environment with continuous actions, on few cores: the additions of TD3, normalized observations, and a different
+# noise for each actor.
+CONTROL = Config(
+    environment=DPG.environment,
+    actor=ActorConfig(num_actors=16, n_step=3, segment_length=25, parameters_period=20),
+    replay=ReplayConfig(capacity=1_000_000, min_size_to_sample=5_000, samples_per_insert=64.0, inserts_wait=True),
+    learner=LearnerConfig(
+        batch_size=256,
+        optimizer="adam",
+        learning_rate=1e-3,
+        optimizer_epsilon=1e-8,
+        target_period=100,
+        publish_period=5,
+        publish_seconds=0.0,
+        num_threads=1,
+    ),
+    dpg=DpgConfig(
+        policy_units=256,
+        policy_units_2=256,
+        critic_units=256,
+        critic_units_2=256,
+        first_activation="relu",
+        num_critics=2,
+        policy_period=2,
+        action_gradient_clip=0.0,
+        target_noise=0.2,
+        noise=0.6,
+        noise_ladder=0.1,
+        normalize_observations=True,
+    ),
+    evaluator=VECTOR.evaluator,
+    checkpoint=CheckpointConfig(period=1_000),
+)
+
+PENDULUM = replace(
+    CONTROL,
+    environment=replace(CONTROL.environment, reward_scale=0.1),
+    replay=replace(CONTROL.replay, capacity=100_000, min_size_to_sample=1_000),
+    dpg=replace(CONTROL.dpg, policy_units=64, policy_units_2=64, critic_units=64, critic_units_2=64),
+    evaluator=replace(VECTOR.evaluator, num_envs=100),
+    run=RunConfig(stop_score=-200.0),
+)
+
+LUNARLANDER_CONTINUOUS = replace(
+    CONTROL,
+    environment=replace(CONTROL.environment, id="LunarLanderContinuous-v3"),
+    actor=replace(CONTROL.actor, n_step=5, segment_length=50),
+    replay=replace(CONTROL.replay, capacity=200_000, samples_per_insert=24.0),  # not 64, because a step is fast
+    learner=replace(CONTROL.learner, batch_size=128),
+    dpg=replace(CONTROL.dpg, policy_units=128, policy_units_2=128, critic_units=128, critic_units_2=128),
+    evaluator=replace(VECTOR.evaluator, period_seconds=10.0, num_envs=100),
+    run=LUNARLANDER.run,
+)
+
 DEFAULT = "pong"
 
 PRESETS: dict[str, Preset] = {
-    "cartpole": Preset(CARTPOLE, "CartPole-v1, until it is solved: within a minute"),
-    "lunarlander": Preset(LUNARLANDER, "LunarLander-v3, until it is solved"),
-    "pong": Preset(PONG, "Atari Pong, sized to the machine (the default)"),
+    "cartpole": Preset(CARTPOLE, "CartPole-v1, until solved, in less than a minute"),
+    "lunarlander": Preset(LUNARLANDER, "LunarLander-v3, until solved"),
+    "pong": Preset(PONG, "Atari Pong, sized for this machine (the default)"),
     "atari": Preset(ATARI, "any Atari game on a GPU: the paper's network and batch"),
+    "dpg": Preset(DPG, "continuous actions: the paper's values, 64 actors"),
+    "control": Preset(CONTROL, "continuous actions on few cores: TD3's additions"),
     "paper": Preset(PAPER, "the paper's values, 360 actors"),
 }
 
 
 def preset(name: str, **changes: Any) -> Config:
-    """The preset `name`, with changes: `preset("pong", seed=2, run={"max_minutes": 5}, learner={"batch_size": 64})`.
+    """Returns the preset `name` with changes: `preset("pong", seed=2, learner={"batch_size": 64})`.
 
-    A branch of the tree is given as a dictionary of its settings; others keep the preset's values. Raises ConfigError
-    for an unknown preset or setting and for a value out of range.
+    A branch of the configuration is given as a dictionary of the settings to change; all others keep the values of the
+    preset. Raises ConfigError for an unknown preset or setting and for a value out of range.
     """
-    require(name in PRESETS, f"the preset must be one of {', '.join(PRESETS)}, got {name!r}")
+    require(name in PRESETS, f"the preset must be one of {', '.join(PRESETS)}, got {name!r}", ConfigError)
     return from_dict(changes, PRESETS[name].config)
 
 
 def preset_for(kind: EnvironmentKind, environment_id: str, *, gpu: Callable[[], bool]) -> Config:
-    """The settings for an environment of which only the id is known; `gpu` says whether the learner has one.
+    """Returns the configuration for an environment if the user chose no preset. `gpu()`: whether the learner has a GPU.
 
-    Pong, CartPole-v1 and LunarLander have presets of their own. Other Atari games and other images go by `atari` on a
-    GPU, and without one by `NARROW`: of the paper's updates two cores make one or two a second, of these 55.
-    Other vectors go by what `cartpole` and `lunarlander` begin with. Their scores are on scales of their own: no score
-    ends these runs.
+    Pong, CartPole-v1, LunarLander and Pendulum have configurations of their own. Other image environments use ATARI
+    with a GPU, else NARROW: two cores make one or two updates per second with ATARI, and 55 with NARROW. Other vector
+    environments use VECTOR; other environments with continuous actions use CONTROL. VECTOR and CONTROL have no stop
+    score, because each environment has its own scale of scores.
     """
     name = environment_id.rpartition("/")[2]
-    if kind == "vector":  # CartPole-v0 ends an episode after 200 steps, and never gives 475.
+    if kind == "continuous":
+        own = {"Pendulum": PENDULUM, "LunarLanderContinuous": LUNARLANDER_CONTINUOUS}
+        base = own.get(name.rpartition("-")[0], CONTROL)
+    elif kind == "vector":  # CartPole-v0 ends episodes after 200 steps, so its score cannot reach 475.
         base = LUNARLANDER if name.startswith("LunarLander-") else CARTPOLE if name == "CartPole-v1" else VECTOR
     elif kind == "atari" and name.lower().startswith("pong"):
         base = PONG

@@ -1,4 +1,4 @@
-"""The command line of each role: what starts `apex learner`, `apex replay`, `apex actor` and `apex evaluator`."""
+"""Builds the command lines of the roles: `apex learner`, `apex replay`, `apex actor` and `apex evaluator`."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ OptionValue = str | int | Path | None
 
 
 def learner_command(*, config: Path | None = None, run_folder: Path | str | None = None) -> tuple[str, ...]:
-    """The words after `apex` that start a learner with this configuration file, in this run folder."""
+    """Returns the arguments after `apex` that start a learner with this configuration file and run folder."""
     return (str(Role.LEARNER), *_options({"config": config, "run-folder": run_folder}))
 
 
 def role_command(
     role: Role, *, learner: str, keys: str | Path = "", insecure_no_auth: bool = False, **own: OptionValue
 ) -> tuple[str, ...]:
-    """The words after `apex` that start a role which joins the learner at HOST:PORT, with a folder of keys.
+    """Returns the arguments after `apex` that start a role. `learner`: HOST:PORT to join; `keys`: folder of keys.
 
-    `own`: the role's own options, such as a replay server's `bind`, `shard` and `snapshots`, an actor host's
-    `processes` and `envs`. Those that are None or empty are left out.
+    `own`: options of this role, such as `bind`, `shard` and `snapshots` of a replay server, or `processes` and `envs`
+    of an actor host. Options that are None or empty are left out.
     """
     words = _options({"learner": learner, "keys": keys, **own})
     return (str(role), *words, *(("--insecure-no-auth",) if insecure_no_auth else ()))
 
 
 def module_command(words: tuple[str, ...]) -> tuple[str, ...]:
-    """The words after `python -m` that start the same program as `words` after `apex`: named by its module."""
+    """Returns the arguments after `python -m` that start the same program as `apex` followed by `words`."""
     role, *options = words
     return (f"apex.{role}", *options)
 

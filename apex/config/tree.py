@@ -1,19 +1,20 @@
-"""Every setting: its default, unit, range and source, once. A role receives its branch.
+"""Defines every setting once, with its default, unit, range and source. Each class below is one branch of the tree.
 
-Numbers marked [table N], [section N] or [appendix X] are those of Horgan et al. 2018; [PER] is Schaul et al. 2016,
-[DQN] Mnih et al. 2015. `presets.py` holds the named settings. `command_line.py` makes each field an option, and its
-comment the option's help.
+[table N], [section N] and [appendix X] mark values from Horgan et al. 2018. [PER] marks values from Schaul et al. 2016,
+[DQN] values from Mnih et al. 2015. `presets.py` defines the presets. `command_line.py` turns each field into an option
+and the comment beside the field into the help text of that option.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from apex.config.addresses import REPLAY_SOCKETS, TransportConfig
+from apex.config.addresses import REPLAY_SOCKETS, SOCKETS, TransportConfig
+from apex.config.dpg import DpgConfig, check_algorithm
 from apex.config.validation import (
     Branch,
     NonNegativeFloat,
@@ -22,11 +23,13 @@ from apex.config.validation import (
     PositiveFloat,
     PositiveInt,
     Probability,
+    Seconds,
     Seed,
+    check_arguments,
 )
-from apex.errors import require
+from apex.errors import ConfigError, require
 
-MAX_EPISODES = 10_000  # of one evaluation: its scores go in one message
+MAX_EPISODES = 10_000  # maximum episodes of one evaluation, because one message carries all their scores
 
 Decay = Annotated[float, Meta(ge=0, lt=1)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
@@ -35,68 +38,75 @@ Format = Literal["auto", "on", "off"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentConfig(Branch):
-    """The game, and how its pixels and rewards reach the agent."""
+    """The environment, and how its pixels and rewards are prepared for the agent."""
 
-    id: Annotated[str, Meta(min_length=1)] = "ALE/Pong-v5"  # Atari game, Gymnasium id, or package.module:factory
+    id: Annotated[str, Meta(min_length=1)] = "ALE/Pong-v5"  # Atari game, Gymnasium id or package.module:factory
+    args: dict[str, Any] = field(default_factory=dict)  # arguments of gymnasium.make or the factory; not for Atari
     frame_skip: PositiveInt = 4  # Atari: emulator frames per step; the last two are max-pooled [DQN]
     frame_stack: Annotated[int, Meta(ge=1, le=16)] = 4  # images: frames in one observation [DQN]
     image_size: Annotated[int, Meta(ge=8, le=512)] = 84  # images: height and width in pixels [DQN]
-    noop_max: NonNegativeInt = 30  # Atari: an episode begins with fewer no-ops than this, drawn uniformly [DQN]
-    sticky_actions: Decay = 0.0  # Atari: probability that the emulator repeats the last action; the paper has none
-    full_action_space: bool = False  # Atari: all 18 actions instead of the game's own
-    max_episode_frames: PositiveInt = 108_000  # Atari: emulator frames until truncation, 30 minutes [DQN]
-    clip_rewards: bool = True  # learn from rewards clipped to [-1, 1]; the score stays raw [DQN]
-    life_loss_terminates: bool = True  # learn as if a lost life ended the game; the game and its score go on [DQN]
-    fire_after_life_loss: bool = False  # Atari: the step after a lost life is FIRE; Breakout stands still without
+    noop_max: NonNegativeInt = 30  # Atari: episodes start with a random number of no-ops below this [DQN]; 0: none
+    sticky_actions: Decay = 0.0  # Atari: probability that the emulator repeats the last action. Paper: 0
+    full_action_space: bool = False  # Atari: use all 18 actions instead of only those of the game
+    max_episode_frames: PositiveInt = 108_000  # Atari: emulator frames after which an episode is truncated [DQN]
+    reward_scale: PositiveFloat = 1.0  # factor on the rewards for learning, applied before clipping; scores stay raw
+    clip_rewards: bool = True  # clip rewards to [-1, 1] for learning; scores stay raw [DQN]
+    life_loss_terminates: bool = True  # learn as if a lost life ended the episode; game and score continue [DQN]
+    fire_after_life_loss: bool = False  # Atari: play FIRE after each lost life. Breakout does not resume without it
+
+    def check_relations(self) -> None:
+        check_arguments("environment.args", self.args)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorConfig(Branch):
     """Exploration. An actor is one environment stream with one epsilon."""
 
-    num_actors: Annotated[int, Meta(ge=0, le=65_536)] = 0  # N, fixed for a run; 0: by the machine. Paper: 360
-    num_processes: NonNegativeInt = 0  # processes on this host; 0: by the machine's cores
-    envs_per_process: NonNegativeInt = 0  # environments that one process steps together; 0: spread evenly
-    num_threads: PositiveInt = 1  # torch threads of one process
-    epsilon_base: Annotated[float, Meta(gt=0, lt=1)] = 0.4  # epsilon_i = base^(1 + exponent i / (N - 1)) [section 4.1]
-    epsilon_exponent: NonNegativeFloat = 7.0  # the exponent of epsilon_i [section 4.1]
-    n_step: Annotated[int, Meta(ge=1, le=64)] = 3  # steps of an n-step return [section 3.2]
+    num_actors: Annotated[int, Meta(ge=0, le=65_536)] = 0  # N, all actors; 0: chosen for this machine. Paper: 360
+    num_processes: NonNegativeInt = 0  # actor processes on this host; 0: chosen from the number of CPU cores
+    envs_per_process: NonNegativeInt = 0  # environments per actor process; 0: the actors are spread evenly
+    num_threads: PositiveInt = 1  # PyTorch threads per actor process
+    epsilon_base: Annotated[float, Meta(gt=0, lt=1)] = 0.4  # epsilon_i = base^(1 + exponent*i / (N - 1)) [section 4.1]
+    epsilon_exponent: NonNegativeFloat = 7.0  # exponent in the formula of epsilon_i, see epsilon_base [section 4.1]
+    n_step: Annotated[int, Meta(ge=1, le=64)] = 3  # maximum steps of an n-step return [section 3.2]
     gamma: Fraction = 0.99  # discount factor per step [appendix C]
-    segment_length: Annotated[int, Meta(ge=1, le=1000)] = 50  # steps of an actor between two sends [section 4.1]
-    window: Annotated[int, Meta(ge=1, le=64)] = 8  # unacknowledged segments at which an actor pauses
-    parameters_period: PositiveInt = 100  # steps between two looks for newer parameters: 400 frames [section 4.1]
-    bfloat16: Format = "off"  # compute Q-values for acting in bfloat16; auto: if it is faster on this processor
+    segment_length: Annotated[int, Meta(ge=1, le=1000)] = 50  # steps of one actor sent as one segment [section 4.1]
+    window: Annotated[int, Meta(ge=1, le=64)] = 8  # number of unacknowledged segments at which an actor pauses
+    parameters_period: PositiveInt = 100  # steps between checks for newer parameters. Paper: 400 frames [section 4.1]
+    bfloat16: Format = "off"  # compute Q-values for acting in bfloat16; auto: only if faster on this CPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayConfig(Branch):
-    """The replay memory: one server, or several that share it."""
+    """The replay memory: one replay server, or several that each hold a shard."""
 
-    num_shards: Annotated[int, Meta(ge=1, le=64)] = 1  # R: replay servers, each with 1/R of the memory and of a batch
-    capacity: Annotated[int, Meta(ge=1, le=2**31)] = 2_000_000  # transitions; the oldest are replaced [section 4.1]
-    max_bytes: NonNegativeInt = 0  # bytes of compressed frames; 0: by capacity, and half of the memory at most
-    host_bytes: NonNegativeInt = 0  # memory of hosts that only run replay servers; 0: they share the learner's host
-    min_size_to_sample: PositiveInt = 50_000  # sampling starts at this many transitions [section 4.1]
+    num_shards: Annotated[int, Meta(ge=1, le=64)] = 1  # number of replay servers, R; each supplies 1/R of a batch
+    capacity: Annotated[int, Meta(ge=1, le=2**31)] = 2_000_000  # transitions; new ones replace the oldest [section 4.1]
+    max_bytes: NonNegativeInt = 0  # maximum bytes of compressed frames; 0: enough for capacity, up to half the RAM
+    host_bytes: NonNegativeInt = 0  # total RAM in bytes of separate replay hosts; 0: replay is on the learner's host
+    min_size_to_sample: PositiveInt = 50_000  # inserted transitions before sampling starts [section 4.1]
     priority_exponent: Annotated[float, Meta(ge=0, le=2)] = 0.6  # alpha; 0: uniform sampling [section 4.1]
-    min_priority: Annotated[float, Meta(gt=0, lt=1)] = 1e-6  # least priority: any transition may be drawn [PER 3.3]
-    num_samplers: Annotated[int, Meta(ge=1, le=64)] = 1  # processes of one server that draw and send
-    batches_in_flight: Annotated[int, Meta(ge=1, le=1024)] = 8  # batches of one sampler that wait for their priorities
-    samples_per_insert: NonNegativeFloat = 0.0  # replay ratio above which samplers wait; 0: no limit, as in the paper
-    inserts_wait: bool = False  # inserts wait as well if sampling falls behind; actors then run at low priority
-    samples_per_insert_tolerance: PositiveFloat = 0.1  # slack of that ratio, as a fraction of min_size_to_sample
+    min_priority: Annotated[float, Meta(gt=0, lt=1)] = 1e-6  # above 0, so that any transition can be drawn [PER 3.3]
+    num_samplers: Annotated[int, Meta(ge=1, le=64)] = 1  # processes per replay server that draw and send batches
+    batches_in_flight: Annotated[int, Meta(ge=1, le=1024)] = 8  # maximum batches per sampler that await new priorities
+    samples_per_insert: NonNegativeFloat = 0.0  # samples per insert above which samplers wait; 0: no limit, as in paper
+    inserts_wait: bool = False  # inserts also wait if sampling falls behind. If on, actors have low CPU priority
+    samples_per_insert_tolerance: PositiveFloat = 0.1  # allowed lead or lag of inserts, divided by min_size_to_sample
 
     def check_relations(self) -> None:
         require(
             self.min_size_to_sample <= self.capacity,
             f"replay.min_size_to_sample {self.min_size_to_sample} must be <= replay.capacity {self.capacity}",
+            ConfigError,
         )
         require(
             not self.inserts_wait or self.samples_per_insert > 0,
             "replay.inserts_wait needs replay.samples_per_insert > 0",
+            ConfigError,
         )
 
     def per_shard(self) -> ReplayConfig:
-        """The settings of each of the servers: what counts the whole memory, divided by R."""
+        """Returns the settings of one replay server: sizes of the whole memory are divided by R."""
         return dataclasses.replace(
             self,
             num_shards=1,
@@ -106,126 +116,138 @@ class ReplayConfig(Branch):
         )
 
     def shard_name(self, shard: int) -> str:
-        """A server's name for people."""
+        """Returns the name of a replay server for log lines and messages."""
         return "a replay server" if self.num_shards == 1 else f"shard {shard} of {self.num_shards}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerConfig(Branch):
-    """Gradient steps."""
+    """Batches, optimizer, target network and published parameters."""
 
-    batch_size: Annotated[int, Meta(ge=0, le=65_536)] = 512  # transitions; 0: by the machine [section 4.1]
-    optimizer: Literal["rmsprop", "adam"] = "rmsprop"  # rmsprop: centered, epsilon inside the root [appendix C]
-    learning_rate: PositiveFloat = 6.25e-5  # step size: 0.00025 / 4 [appendix C]
+    batch_size: Annotated[int, Meta(ge=0, le=65_536)] = 512  # transitions; 0: chosen for this machine [section 4.1]
+    optimizer: Literal["rmsprop", "adam"] = "rmsprop"  # rmsprop: centered, epsilon inside the square root [appendix C]
+    learning_rate: PositiveFloat = 6.25e-5  # step size of the optimizer. Paper: 0.00025 / 4 [appendix C]
     learning_rate_updates: NonNegativeInt = 0  # updates over which the learning rate decays linearly; 0: constant
-    final_learning_rate_share: Fraction = 0.1  # share of the learning rate that is left after that decay
-    optimizer_epsilon: PositiveFloat = 1.5e-7  # added to the divisor of a step [appendix C]
-    rmsprop_decay: Decay = 0.95  # decay of RMSProp's two means [appendix C]
-    adam_beta1: Decay = 0.9  # decay of Adam's mean of gradients
-    adam_beta2: Decay = 0.999  # decay of Adam's mean of squared gradients
-    max_gradient_norm: PositiveFloat = 40.0  # longer gradients are scaled down to it [appendix C]
+    final_learning_rate_share: Fraction = 0.1  # learning rate after learning_rate_updates, divided by learning_rate
+    optimizer_epsilon: PositiveFloat = 1.5e-7  # added to the denominator of an optimizer step [appendix C]
+    rmsprop_decay: Decay = 0.95  # decay of RMSProp's means of gradients and squared gradients [appendix C]
+    adam_beta1: Decay = 0.9  # decay of Adam's mean of gradients (beta 1)
+    adam_beta2: Decay = 0.999  # decay of Adam's mean of squared gradients (beta 2)
+    max_gradient_norm: PositiveFloat = 40.0  # gradients with a larger norm are scaled down to it [appendix C]
     loss: Literal["squared", "huber"] = "squared"  # squared: 1/2 delta^2 [section 3.2]
-    importance_sampling_exponent: Probability = 0.4  # beta of the importance weights [section 4.1]
-    target_period: PositiveInt = 2_500  # updates between two copies of the online network [section 4.1]
-    publish_period: PositiveInt = 10  # updates between two publishes of the parameters
-    publish_seconds: NonNegativeFloat = 0.25  # least time between two publishes; it limits the traffic of a fast GPU
+    importance_sampling_exponent: Probability = 0.4  # beta, exponent of the importance weights [section 4.1]
+    target_period: PositiveInt = 2_500  # updates between two copies of the network to the target network [section 4.1]
+    publish_period: PositiveInt = 10  # updates between two publications of the parameters
+    publish_seconds: NonNegativeFloat = 0.25  # minimum seconds between two publications; limits network traffic
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda if there is a GPU
-    max_skipped_updates: PositiveInt = 10  # updates in a row with a loss or gradient that is not finite, until failure
-    num_threads: NonNegativeInt = 0  # torch threads; 0: by the machine's cores
-    num_loaders: Annotated[int, Meta(ge=0, le=64)] = 0  # processes that decode batches; 0: by the machine
-    bfloat16: Format = "off"  # autocast to bfloat16; auto: if it is faster on this processor or GPU
+    max_skipped_updates: PositiveInt = 10  # end the run after this many non-finite updates in a row
+    num_threads: NonNegativeInt = 0  # PyTorch threads; 0: chosen from the number of CPU cores
+    num_loaders: Annotated[int, Meta(ge=0, le=64)] = 0  # processes that decode batches; 0: chosen for this machine
+    bfloat16: Format = "off"  # compute updates in bfloat16 (autocast); auto: only if faster on this CPU or GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkConfig(Branch):
-    """The Q-network: dueling heads on a convolutional or a fully connected body."""
+    """The Q-network: dueling heads on a convolutional or fully connected body. Ape-X DPG uses only `factory`."""
 
-    factory: str = ""  # package.module:factory(schema) -> torch.nn.Module, instead of all below
-    width: Annotated[float, Meta(gt=0, le=8)] = 1.0  # images: scales channels 32, 64, 64 and the hidden layer [DQN]
-    hidden: PositiveInt = 512  # units of each head's hidden layer [Wang et al. 2016]
-    body_hidden: PositiveInt = 128  # vectors: units of each of the two layers below the heads
+    factory: str = ""  # package.module:factory(schema) -> torch.nn.Module; replaces the settings below
+    width: Annotated[float, Meta(gt=0, le=8)] = 1.0  # images: factor on channels 32, 64, 64 and hidden units [DQN]
+    hidden: PositiveInt = 512  # units in the hidden layer of each head [Wang et al. 2016]
+    body_hidden: PositiveInt = 128  # vectors: units in each of the two layers below the heads
     dueling: bool = True  # separate heads for state value and advantages [section 3.2]
 
     def check_relations(self) -> None:
         require(
             not self.factory or ":" in self.factory,
-            f"network.factory must read package.module:name, got {self.factory!r}",
+            f"network.factory must have the form package.module:name, got {self.factory!r}",
+            ConfigError,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatorConfig(Branch):
-    """Full games of the newest parameters, now and then, while training goes on."""
+    """Full games that the newest parameters play at intervals during training."""
 
     enabled: bool = True  # run the evaluator
-    period_seconds: NonNegativeFloat = 60.0  # between the starts of two evaluations; a longer one delays the next
-    period_updates: PositiveInt = 1_000  # updates between two evaluations with run.single_process, instead of seconds
+    period_seconds: NonNegativeFloat = 60.0  # minimum seconds from the start of one evaluation to the start of the next
+    period_updates: PositiveInt = 1_000  # updates between two evaluations, if run.single_process is on
     episodes: Annotated[int, Meta(ge=1, le=MAX_EPISODES)] = 5  # full games per evaluation
-    confirm_episodes: Annotated[int, Meta(ge=0, le=MAX_EPISODES)] = 0  # more games that must confirm run.stop_score
-    epsilon: Probability = 0.001  # probability of a random action
-    num_envs: PositiveInt = 5  # games played side by side
-    num_threads: PositiveInt = 1  # torch threads
+    confirm_episodes: Annotated[int, Meta(ge=100, le=MAX_EPISODES)] = 100  # new games that must confirm run.stop_score
+    final_seconds: Seconds = 120.0  # maximum seconds for games of the final policy at the end of a run; 0: no games
+    epsilon: Probability = 0.001  # probability of a random action; continuous actions: standard deviation of noise
+    num_envs: PositiveInt = 5  # games played in parallel
+    num_threads: PositiveInt = 1  # PyTorch threads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig(Branch):
-    """What is kept on disk."""
+    """Checkpoints of the learner, and snapshots of the replay memory."""
 
-    period: PositiveInt = 5_000  # updates between two checkpoints of the learner
-    keep: Annotated[int, Meta(ge=2)] = 3  # newest checkpoints kept, beside the best; one more than the newest at least
-    replay: bool = True  # save the replay memory too, for a resumed run; this takes its size on disk
-    replay_period: PositiveFloat = 300.0  # seconds between two snapshots of the replay memory; each adds what is new
+    period: PositiveInt = 5_000  # maximum updates between two checkpoints; see period_seconds for the minimum time
+    period_seconds: PositiveFloat = 120.0  # maximum seconds between two checkpoints; the minimum is a quarter of this
+    keep: Annotated[int, Meta(ge=2)] = 3  # number of newest checkpoints kept; the best policy is kept as well
+    replay: bool = True  # also save the replay memory, for --resume; needs as much disk space as the memory
+    replay_period: PositiveFloat = 300.0  # seconds between two snapshots of the replay memory; each adds new data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig(Branch):
-    """One training run: where its files are and when it ends."""
+    """One training run: its folder, its limits and its processes."""
 
-    name: str = ""  # folder below `folder`; empty: environment and time
-    folder: str = "runs"  # where run folders are
-    stop_score: float | None = None  # ends when the evaluator's mean raw score reaches this
-    max_steps: NonNegativeInt = 0  # ends after this many steps of all actors; 0: never
-    max_updates: NonNegativeInt = 0  # ends after this many updates; 0: never
-    max_minutes: NonNegativeFloat = 0.0  # ends after this long, the time before a resume included; 0: never
-    single_process: bool = False  # all roles in one process, in an order that no clock decides: one seed, one curve
-    stuck_seconds: NonNegativeFloat = 300.0  # a process without progress for so long is killed; 0: never
-    tensorboard: bool = True  # show the curves
-    tensorboard_port: Port = 6006  # the next free one when taken
-    tensorboard_bind: str = "127.0.0.1"  # interface that TensorBoard listens on
+    name: str = ""  # name of the run folder inside run.folder; empty: environment and time
+    folder: str = "runs"  # folder that contains the run folders
+    stop_score: float | None = None  # end once the mean raw score is above this with 95 % confidence; none: never
+    max_steps: NonNegativeInt = 0  # end after this many steps of all actors together; 0: no limit
+    max_updates: NonNegativeInt = 0  # end after this many updates; 0: no limit
+    max_minutes: NonNegativeFloat = 0.0  # end after this many minutes; a resumed run continues counting; 0: no limit
+    head: bool = False  # run no actors on this host; other hosts run them. Needs actor.num_actors > 0
+    single_process: bool = False  # all roles in one process; the same seed gives the same curve
+    stuck_seconds: Seconds = 300.0  # seconds without progress after which a process is killed; 0: never
+    crash_budget: Annotated[float, Meta(ge=0, le=1000)] = 3.0  # allowed crashes per program; 1 expires every 2 minutes
+    tensorboard: bool = True  # start TensorBoard, which shows the learning curves
+    tensorboard_port: Port = 6006  # port of TensorBoard; if it is in use, the next free port
+    tensorboard_bind: str = "127.0.0.1"  # address that TensorBoard listens on
 
     def check_relations(self) -> None:
         require(
             "/" not in self.name and self.name not in (".", ".."),
             f"run.name must be a plain folder name, got {self.name!r}",
+            ConfigError,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(Branch):
-    """The whole tree. The defaults are the paper's where it gives a value."""
+    """The complete configuration. The defaults are the paper's values where the paper gives one."""
 
-    seed: Seed = 1  # random seed of networks, environments and exploration
+    seed: Seed = 1  # random seed of the networks, the environments and exploration
+    algorithm: str = ""  # dqn, dpg or package.module:factory(config, schema); empty: chosen by the actions
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
     actor: ActorConfig = field(default_factory=ActorConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
+    dpg: DpgConfig = field(default_factory=DpgConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     transport: TransportConfig = field(default_factory=TransportConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
     def check_relations(self) -> None:
+        check_algorithm(self.algorithm)
         require(
             self.learner.batch_size <= self.replay.min_size_to_sample,
             f"learner.batch_size {self.learner.batch_size} must be <= "
             f"replay.min_size_to_sample {self.replay.min_size_to_sample}",
+            ConfigError,
         )
         require(
             self.run.stop_score is None or self.evaluator.enabled,
-            "run.stop_score needs the evaluator: leave evaluator.enabled on",
+            "run.stop_score needs the evaluator: set evaluator.enabled to true",
+            ConfigError,
         )
         self._check_shards()
+        self._check_ports()
 
     def _check_shards(self) -> None:
         num_shards, capacity = self.replay.num_shards, self.replay.per_shard().capacity
@@ -234,27 +256,43 @@ class Config(Branch):
             segment <= capacity,
             f"replay.capacity {self.replay.capacity}{f' / {num_shards} shards' * (num_shards > 1)} must hold a segment "
             f"of up to {segment} transitions",
+            ConfigError,
         )
         require(
             self.learner.batch_size % num_shards == 0,
             f"learner.batch_size {self.learner.batch_size} must be a multiple of replay.num_shards {num_shards}: "
-            "a batch has as many transitions from each",
+            "each shard supplies the same number of transitions",
+            ConfigError,
         )
         require(
             self.actor.num_actors >= num_shards or not self.actor.num_actors,
             f"actor.num_actors {self.actor.num_actors} must be >= replay.num_shards {num_shards}: "
-            "an actor's experience goes to one shard, and no shard may stay empty",
+            "each actor sends to one shard, and no shard may stay empty",
+            ConfigError,
         )
-        last = {**dict.fromkeys(REPLAY_SOCKETS, (num_shards, "shard")), "batches": (self.learner.num_loaders, "loader")}
-        for name, (count, owner) in last.items():
-            port = self.transport.port(name, max(0, count - 1))
+
+    def _check_ports(self) -> None:
+        owners: dict[int, str] = {}
+        for setting, port in self.ports:
             require(
                 port <= 65535,
-                f"transport.{name}_port + port_offset must be <= 65535 for every {owner}, got {port} for the last of "
-                f"{count}",
+                f"{setting} + port_offset must be <= 65535 for every shard and loader, got {port}",
+                ConfigError,
             )
+            require(port not in owners, f"{setting} and {owners.get(port)} are both {port}: change one", ConfigError)
+            owners[port] = setting
+
+    @property
+    def ports(self) -> list[tuple[str, int]]:
+        """Returns (setting, port) for every port that the run listens on, except the port of TensorBoard."""
+        number = {**dict.fromkeys(REPLAY_SOCKETS, self.replay.num_shards), "batches": max(1, self.learner.num_loaders)}
+        return [
+            (f"transport.{name}_port", self.transport.port(name, index))
+            for name in SOCKETS
+            for index in range(number.get(name, 1))
+        ]
 
     @property
     def part_size(self) -> int:
-        """Transitions of a batch that each replay shard gives."""
+        """Returns the number of transitions that each replay shard supplies to a batch."""
         return self.learner.batch_size // self.replay.num_shards

@@ -1,8 +1,9 @@
-"""Checks values against the types and ranges in their annotations, wherever a configuration is made."""
+"""Checks values against the types and ranges in their annotations whenever a configuration is created."""
 
 from __future__ import annotations
 
 import functools
+import json
 import math
 from collections.abc import Iterable
 from contextlib import suppress
@@ -16,10 +17,12 @@ from msgspec import Meta
 
 from apex.errors import ConfigError
 
-PositiveInt = Annotated[int, Meta(ge=1)]
-NonNegativeInt = Annotated[int, Meta(ge=0)]
+LARGEST = 2**62  # largest integer allowed for a setting, so that sums still fit into the 64 bits of control messages
+PositiveInt = Annotated[int, Meta(ge=1, le=LARGEST)]
+NonNegativeInt = Annotated[int, Meta(ge=0, le=LARGEST)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0)]
+Seconds = Annotated[float, Meta(ge=0, le=1e6)]  # at most 12 days
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Seed = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Port = Annotated[int, Meta(ge=1024, le=65535)]
@@ -29,7 +32,7 @@ _NOUNS = {"IntType": "an integer", "FloatType": "a number", "BoolType": "true or
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Base of the configuration dataclasses. Its constructor checks each field, also for `dataclasses.replace`."""
+    """Base class of the configuration dataclasses. The constructor checks each field, also in `dataclasses.replace`."""
 
     def __post_init__(self) -> None:
         for name, annotation in self.field_types().items():
@@ -42,33 +45,58 @@ class Branch:
     @classmethod
     @functools.cache
     def field_types(cls) -> dict[str, Any]:
-        """The annotation of each field, with its range."""
+        """Returns {field name: annotation}, where the annotation includes the range."""
         return get_type_hints(cls, include_extras=True)
 
 
 def setting_name(branch: object, field: str) -> str:
-    """The dotted name of a branch's field: `actor.n_step` of an ActorConfig, `seed` of a Config."""
+    """Returns the dotted name of a field: `actor.n_step` for an ActorConfig, `seed` for a Config."""
     return f"{type(branch).__name__.removesuffix('Config').lower()}.{field}".lstrip(".")
 
 
 def checked(name: str, annotation: Any, value: Any) -> Any:
-    """Returns `value`, an integer as a float where that is the type; raises ConfigError for another type or range."""
+    """Returns `value`, converted from int to float if needed; raises ConfigError for a wrong type or range."""
     if isinstance(annotation, type) and issubclass(annotation, Branch):
         if not isinstance(value, annotation):
-            raise ConfigError(f"{name} must be an {annotation.__name__}, got {value!r}")
+            raise ConfigError(f"{name} must be of the type {annotation.__name__}, got {value!r}")
         return value
     try:
         result = msgspec.convert(value, annotation, strict=True)
-    except msgspec.ValidationError:
-        raise ConfigError(f"{name} must be {describe(annotation)}, got {value!r}") from None
+    except (msgspec.ValidationError, UnicodeError):  # UnicodeError: text that is not valid UTF-8
+        allowed = "an integer of at most 2^62" if type(value) is int and value > LARGEST else describe(annotation)
+        raise ConfigError(f"{name} must be {allowed}, got {value!r}") from None
     if isinstance(result, float) and not math.isfinite(result):
         raise ConfigError(f"{name} must be a finite number, got {value!r}")
+    if isinstance(result, str) and "\0" in result:
+        raise ConfigError(f"{name} must be text without null bytes, got {value!r}")
     return result
 
 
+def check_arguments(name: str, args: dict[str, Any]) -> None:
+    """Raises ConfigError if `args` contains render_mode, or a value that JSON or TOML cannot hold."""
+    if "render_mode" in args:
+        raise ConfigError(f"{name} must not have render_mode, because --video sets it")
+    check_plain(name, args)
+
+
+def check_plain(name: str, value: Any) -> None:
+    """Raises ConfigError unless JSON and TOML can both hold the value: null, NaN and infinity are not allowed."""
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            check_plain(f"{name}.{key}", entry)
+    elif isinstance(value, list):
+        for entry in value:
+            check_plain(name, entry)
+    elif not isinstance(value, str | int | float) or (isinstance(value, float) and not math.isfinite(value)):
+        raise ConfigError(f"{name} must be text, a finite number, true or false, a list or a table, got {value!r}")
+
+
 def from_text(annotation: Any, text: str) -> Any:
-    """The number or none that `text` stands for where `annotation` allows one, else `text`, for `checked` to refuse."""
+    """Returns `text` converted to a number, None or JSON table if `annotation` allows that, else the unchanged text."""
     plain = annotation.__origin__ if get_origin(annotation) is Annotated else annotation
+    if get_origin(plain) is dict:
+        with suppress(ValueError):
+            return json.loads(text)
     allowed = get_args(plain) or (plain,)
     if NoneType in allowed and text.lower() == "none":
         return None
@@ -80,13 +108,15 @@ def from_text(annotation: Any, text: str) -> Any:
 
 
 def describe(annotation: Any) -> str:
-    """What a value may be, as in "an integer from 1 to 64"."""
+    """Returns the allowed values in words, such as "an integer from 1 to 64"."""
     info: Any = msgspec.inspect.type_info(annotation)
     return " or ".join(_describe(each) for each in getattr(info, "types", (info,)))
 
 
 def _describe(info: Any) -> str:
     kind = type(info).__name__
+    if kind == "DictType":
+        return "a table of names and values"
     if kind == "LiteralType":
         return f"one of {', '.join(info.values)}"
     if kind == "StrType":
@@ -95,14 +125,20 @@ def _describe(info: Any) -> str:
         word: getattr(info, name, None)
         for name, word in (("ge", "of at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
     }
-    given = {word: bound for word, bound in bounds.items() if bound is not None}
+    given = {word: bound for word, bound in bounds.items() if bound not in (None, LARGEST)}
     if list(given) == ["of at least", "at most"]:
         return f"{_NOUNS[kind]} from {info.ge} to {info.le}"
     return " ".join([_NOUNS[kind], " and ".join(f"{word} {bound}" for word, bound in given.items())]).strip()
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a refusal: known names with the last part of `name`, else one of similar spelling, else nothing."""
-    leaf, names = name.rpartition(".")[2].lstrip("-"), list(known)
-    near = [each for each in names if each.rpartition(".")[2] == leaf] or get_close_matches(name, names, n=1)
+    """Returns "; did you mean ...?" with known names that have the same last part as `name` or are similar, or ""."""
+    leaf, names = last_part(name), list(known)
+    similar = [each for each in get_close_matches(name, names, n=1) if get_close_matches(leaf, [last_part(each)])]
+    near = [each for each in names if last_part(each) == leaf] or similar
     return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+def last_part(name: str) -> str:
+    """Returns the last part of a dotted name: `n_step` for actor.n_step and --actor.n_step."""
+    return name.rpartition(".")[2].lstrip("-")

@@ -1,4 +1,4 @@
-"""Exploration: every actor keeps its own epsilon for ever, and together they cover the range."""
+"""Exploration: each actor has a fixed epsilon; together the actors cover the range."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from apex.types import Array
 
 
 def epsilon_ladder(num_actors: int, base: float, exponent: float) -> NDArray[np.float64]:
-    """Returns epsilon_i = base^(1 + exponent i / (N - 1)) for i = 0 ... N-1 [section 4.1].
+    """Returns epsilon_i = base^(1 + exponent * i / (N - 1)) for i = 0 ... N-1 [section 4.1].
 
-    A single actor, for whom the formula divides by zero, gets the middle of the ladder, base^(1 + exponent / 2):
-    0.016 with the paper's values.
+    With a single actor the formula would divide by zero. That actor gets the middle of the ladder,
+    base^(1 + exponent / 2): 0.016 with the paper's values.
     """
     require(num_actors >= 1, f"actor.num_actors must be >= 1 to have epsilons, got {num_actors}")
     rungs = np.arange(num_actors) / (num_actors - 1) if num_actors > 1 else np.array([0.5])
@@ -24,13 +24,23 @@ def epsilon_greedy(
     q: Array,  # float32[E, A]
     epsilon: NDArray[np.float64],  # [E]
     rng: np.random.Generator,
+    mask: NDArray[np.bool_] | None = None,  # [E, A]  allowed actions, at least one per stream; None: all
 ) -> NDArray[np.int64]:
-    """Returns int64[E] actions: uniform among all A with probability epsilon, else greedy (the lowest of equals).
+    """Returns actions, int64[E]: a random allowed action with probability epsilon, else the greedy one.
 
-    The number of draws from `rng` depends on the shape of `q` alone, so a seed gives the same explorations whatever
-    the network says.
+    Among equal Q-values, the action with the lowest number is greedy. The number of draws from `rng` depends only on
+    the shape of `q`, so with a given seed the agent explores at the same steps whatever the Q-values are.
     """
     num_streams, num_actions = q.shape
     explores = rng.random(num_streams) < epsilon
-    random_action = rng.integers(num_actions, size=num_streams)
-    return np.where(explores, random_action, q.argmax(1))
+    if mask is None:
+        return np.where(explores, rng.integers(num_actions, size=num_streams), q.argmax(1))
+    chosen = np.floor(rng.random(num_streams) * mask.sum(1))  # rank among the allowed actions
+    random_action = (mask.cumsum(1) > chosen[:, None]).argmax(1)
+    action: NDArray[np.int64] = np.where(explores, random_action, allowed(q, mask).argmax(1))
+    return action
+
+
+def allowed(q: Array, mask: NDArray[np.bool_] | None) -> Array:
+    """Returns the Q-values, [E, A], but -inf for actions that are not allowed, even if their value is NaN."""
+    return q if mask is None else np.where(mask, q, np.float32(-np.inf))

@@ -1,8 +1,8 @@
-"""The Q-network: from a batch of observations to one value per action.
+"""The Q-network: maps a batch of observations to one value per action.
 
-Dueling heads (Wang et al. 2016) on the body of DQN (Mnih et al. 2015) for images, on two fully connected layers for
-vectors, or the user's own module. Every layer keeps torch's default initialisation, uniform within 1 / sqrt(fan in),
-which is that of DQN's own code. Axes: B batch, A actions, S stacked frames, *F one frame.
+The body is that of DQN (Mnih et al. 2015) for images and two fully connected layers for vectors. Dueling heads (Wang et
+al. 2016) follow. A custom module may replace the whole network. Every layer has torch's default initialization, uniform
+within 1 / sqrt(fan in), as in DQN's published code. Axes: B batch, A actions, S stacked frames, *F one frame.
 """
 
 from __future__ import annotations
@@ -15,74 +15,35 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from apex.algorithms.parameters import num_parameters
 from apex.config import NetworkConfig
 from apex.config.importer import find_factory
 from apex.dqn.kernels.pixel_convolution import PixelConvolution, scale
-from apex.errors import ConfigError, require
+from apex.errors import UsageError, require
 from apex.types import Schema
 
 CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # channels, kernel, stride of each layer [DQN]
 
 
 def make_network(config: NetworkConfig, schema: Schema, *, seed: int) -> nn.Module:
-    """Returns a module: uint8 or float32 [B, S, *F] -> float32 [B, A]; equal seeds give equal parameters.
+    """Returns a module: uint8 or float32 [B, S, *F] -> float32 [B, A]. Equal seeds give equal parameters.
 
-    uint8 is scaled to 0 ... 1 inside. torch's global generator is left as it was.
+    The module scales uint8 to 0 ... 1. torch's global random state does not change.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # Not torch.manual_seed: that would also seed every GPU.
         return _make_custom(config.factory, schema) if config.factory else _make_own(config, schema)
 
 
-def num_parameters(module: nn.Module) -> int:
-    """Elements of all tensors of the state dict: the length of `flatten_parameters`."""
-    return sum(tensor.numel() for tensor in _tensors(module))
-
-
-def flatten_parameters(module: nn.Module) -> NDArray[np.float32]:
-    """Every tensor of the state dict in its order, each row-major, in one new array that the module never touches."""
-    flat = torch.cat([tensor.detach().reshape(-1) for tensor in _tensors(module)])  # `cat` always copies.
-    values: NDArray[np.float32] = flat.cpu().numpy()
-    return values
-
-
-def load_parameters(module: nn.Module, values: NDArray[np.float32]) -> None:
-    """The inverse of `flatten_parameters`: copies `values` into the module; raises ConfigError for another size."""
-    tensors = _tensors(module)
-    sizes = [tensor.numel() for tensor in tensors]
-    require(
-        values.shape == (sum(sizes),),
-        f"parameters of shape {list(values.shape)} do not fit a network of {sum(sizes)}: "
-        "use the same network.* settings, and the same code behind network.factory, on every host",
-    )
-    flat = torch.from_numpy(np.require(values, np.float32, ["C", "W"]))  # torch warns of arrays it could not write to.
-    for tensor, part in zip(tensors, torch.split(flat, sizes), strict=True):
-        tensor.copy_(part.view(tensor.shape))
-
-
-def dormant_share(network: nn.Module) -> float:
-    """Share of the units that the newest gradient passed by, of the hidden layer where it is greatest; else 0.
-
-    A ReLU that no sample of the batch has made fire learns nothing from it (Sokar et al. 2023, The dormant neuron
-    phenomenon in deep reinforcement learning). The gradient of its bias is then exactly 0, and otherwise hardly ever.
-    """
-    shares = [
-        float((parameter.grad == 0).float().mean())
-        for name, parameter in network.named_parameters()
-        if name.endswith("bias") and not name.endswith("output.bias") and parameter.grad is not None
-    ]
-    return max(shares, default=0.0)
-
-
 def q_values(network: nn.Module, observation: NDArray[Any], *, bfloat16: bool = False) -> NDArray[np.float32]:
-    """Q of a batch, frame_dtype[B, S, *F] -> float32[B, A], to act by."""
+    """Returns Q-values for acting, without gradients: frame_dtype[B, S, *F] -> float32[B, A]."""
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
         values: NDArray[np.float32] = network(torch.from_numpy(observation)).float().numpy()
     return values
 
 
 class QNetwork(nn.Module):
-    """Q = V + A - mean A with dueling heads; else one head, which is Q. The body scales uint8."""
+    """Returns Q = V + A - mean(A) with dueling heads, else the output of one head. The body scales uint8 input."""
 
     def __init__(self, body: nn.Module, num_features: int, num_actions: int, *, hidden: int, dueling: bool) -> None:
         super().__init__()
@@ -101,25 +62,25 @@ class QNetwork(nn.Module):
 
 
 class VectorQNetwork(QNetwork):
-    """As `make_network` makes it for vectors, and nobody else: flatten, linear, ReLU, linear, ReLU, and the heads."""
+    """The network for vectors: flatten, linear, ReLU, linear, ReLU, heads. Only `make_network` creates it."""
 
 
 class PixelQNetwork(QNetwork):
-    """As `make_network` makes it for bytes of images: `CONVOLUTIONS`, a ReLU after each, flatten, and the heads."""
+    """The network for uint8 images: `CONVOLUTIONS` with ReLUs, flatten, heads. Only `make_network` creates it."""
 
 
 class ScaledFlatten(nn.Flatten):
-    """Flattens, and scales uint8 to 0 ... 1."""
+    """Flattens observations and scales uint8 to 0 ... 1."""
 
     def forward(self, observation: Tensor) -> Tensor:
-        """uint8 or float32 [B, S, *F] -> [B, all of it]."""
+        """uint8 or float32 [B, S, *F] -> [B, product of S and F]."""
         return super().forward(scale(observation))
 
 
 class Head(nn.Module):
-    """A hidden layer and a linear one. The linear one is float32 also under autocast.
+    """A hidden layer with ReLU and a linear output layer, which computes in float32 even under autocast.
 
-    In bfloat16 a Q-value between 2 and 4 would be rounded to steps of 1/64, which is more than many a TD error.
+    bfloat16 would round Q-values between 2 and 4 to multiples of 1/64, which is more than many TD errors.
     """
 
     def __init__(self, num_features: int, hidden: int, num_outputs: int) -> None:
@@ -131,7 +92,7 @@ class Head(nn.Module):
         """[B, num_features] -> float32 [B, num_outputs]."""
         hidden = torch.relu(self.hidden(features))
         device = hidden.device.type
-        if not torch.is_autocast_enabled(device):  # To say so again would take a small network as long as a layer.
+        if not torch.is_autocast_enabled(device):  # autocast() below takes as long as a small layer.
             output: Tensor = self.output(hidden)
             return output
         with torch.autocast(device, enabled=False):
@@ -150,7 +111,7 @@ def _make_own(config: NetworkConfig, schema: Schema) -> QNetwork:
     require(
         axes == 1,
         f"frames of shape {list(schema.frame_shape)} are neither images [height, width] nor vectors [D]: "
-        "give a network of your own by network.factory",
+        "set network.factory to a custom network",
     )
     units = config.body_hidden
     body = nn.Sequential(
@@ -164,7 +125,7 @@ def _make_own(config: NetworkConfig, schema: Schema) -> QNetwork:
 
 
 def _convolutional_body(config: NetworkConfig, schema: Schema) -> tuple[nn.Sequential, int]:
-    """The layers, and how many features they give for frames of this size."""
+    """Returns the layers and the number of features they output for frames of this size."""
     layers: list[nn.Module] = []
     in_channels, (height, width) = schema.stack, schema.frame_shape
     smallest = 1
@@ -172,8 +133,8 @@ def _convolutional_body(config: NetworkConfig, schema: Schema) -> tuple[nn.Seque
         smallest = (smallest - 1) * stride + kernel
     require(
         min(height, width) >= smallest,
-        f"frames of {height} x {width} pixels are too small for the convolutions, which need {smallest} x {smallest}: "
-        "raise environment.image_size, or give a network of your own by network.factory",
+        f"frames of {height} x {width} pixels are too small for the convolutions, which need at least "
+        f"{smallest} x {smallest}: raise environment.image_size, or set network.factory to a custom network",
     )
     for channels, kernel, stride in CONVOLUTIONS:
         out_channels = _scaled(channels, config.width)
@@ -188,45 +149,33 @@ def _scaled(units: int, width: float) -> int:
 
 
 def _make_custom(path: str, schema: Schema) -> nn.Module:
-    """Calls the user's factory, and refuses what could not learn or travel."""
+    """Calls the user's factory. Raises UsageError if the network cannot be trained or its parameters cannot be sent."""
     factory = find_factory("network.factory", path)
     try:
         module: nn.Module = factory(schema)
     except Exception as error:
-        raise ConfigError(f"network.factory {path!r} raised {type(error).__name__}: {error}") from error
+        raise UsageError(f"network.factory {path!r} raised {type(error).__name__}: {error}") from error
     require(
         isinstance(module, nn.Module),
         f"network.factory {path!r} must return a torch.nn.Module, got {type(module).__name__}",
     )
     shape = (2, *schema.observation_shape)
     observation = torch.randint(256, shape).to(torch.uint8) if schema.frame_dtype == "uint8" else torch.rand(shape)
-    asked = f"network.factory {path!r}: its module, given {schema.frame_dtype}{list(shape)},"
-    expected = f"it must be finite float32[2, {schema.num_actions}]: one value per action"
+    asked = f"network.factory {path!r}: the module, given {schema.frame_dtype}{list(shape)},"
+    expected = f"the output must be finite float32[2, {schema.num_actions}]: one value per action"
     try:
         q = module(observation)
     except Exception as error:
-        raise ConfigError(f"{asked} raised {type(error).__name__}: {error}") from error
+        raise UsageError(f"{asked} raised {type(error).__name__}: {error}") from error
     require(isinstance(q, Tensor), f"{asked} returned {type(q).__name__}; {expected}")
     require(
         q.shape == (2, schema.num_actions) and q.dtype is torch.float32,
         f"{asked} returned {str(q.dtype).removeprefix('torch.')}{list(q.shape)}; {expected}",
     )
     require(bool(q.isfinite().all()), f"{asked} returned {q.tolist()}; {expected}")
-    require(q.requires_grad, f"{asked} returned what depends on no parameter that can learn")
+    require(q.requires_grad, f"{asked} returned a tensor that does not depend on any trainable parameter")
     try:
-        _tensors(module)
-    except ConfigError as error:
-        raise ConfigError(f"network.factory {path!r}: {error}") from error
+        num_parameters(module)
+    except UsageError as error:
+        raise UsageError(f"network.factory {path!r}: {error}") from error
     return module
-
-
-def _tensors(module: nn.Module) -> list[Tensor]:
-    """The state dict's tensors: detached, on the module's own memory; all float32, as parameters travel."""
-    state = module.state_dict()
-    for name, tensor in state.items():
-        require(
-            tensor.dtype is torch.float32,
-            f"{name!r} of the network is {str(tensor.dtype).removeprefix('torch.')}, but parameters travel as float32: "
-            "convert it, keep it out of the state dict (persistent=False), or use LayerNorm in the place of BatchNorm",
-        )
-    return list(state.values())

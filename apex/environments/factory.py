@@ -1,11 +1,12 @@
-"""Environments: E of them side by side, whoever made the game. Nothing else knows ALE or Gymnasium."""
+"""Creates and describes environments of ALE, Gymnasium and the user. Other packages use only this interface."""
 
 from __future__ import annotations
 
 import difflib
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, Literal
 
@@ -15,14 +16,17 @@ import numpy as np
 
 from apex.config import EnvironmentConfig
 from apex.config.importer import add_current_folder, find_factory
+from apex.environments.action_form import read_actions
+from apex.environments.answers import has_mask
 from apex.environments.atari import AtariEnvironment, action_names
-from apex.environments.fault_budget import EnvironmentFailure
 from apex.environments.interface import VectorEnvironment
-from apex.environments.sync_vector import ObservationForm, SyncVectorEnvironment, read_spaces
-from apex.errors import ConfigError, require
-from apex.types import FrameCodec, Schema
+from apex.environments.mujoco import prepare, require_picture, uses_mujoco
+from apex.environments.observation_form import read_observations
+from apex.environments.sync_vector import SyncVectorEnvironment
+from apex.errors import EnvironmentFailure, UsageError, require
+from apex.types import Schema
 
-gymnasium.register_envs(ale_py)  # Importing it has registered its games; this says so.
+gymnasium.register_envs(ale_py)  # Importing ale_py has registered its games; this marks the import as used.
 
 log = logging.getLogger("apex")
 
@@ -30,100 +34,136 @@ __all__ = ["EnvironmentFailure", "VectorEnvironment", "describe", "kind", "make_
 
 
 def describe(config: EnvironmentConfig, n_step: int, tell: Callable[[str], None] = lambda sentence: None) -> Schema:
-    """What a transition of this environment looks like; raises ConfigError where there can be none.
+    """Returns the schema of this environment's transitions; raises UsageError if the environment cannot be used.
 
-    Makes one environment at most and closes it again; no thread is left behind. `tell` is called with one sentence if
-    the environment's own images are converted before the agent sees them.
+    Creates at most one environment, resets it to find out whether it has action masks, and closes it. Leaves no thread
+    behind. `tell` is called with one sentence if the environment's images are converted for the agent.
     """
-    game = atari_game(config.id)
+    game = _atari_game(config)
     if game is not None:
-        stack, num_actions = config.frame_stack, len(action_names(config, game))
-        shape: tuple[int, ...] = (config.image_size, config.image_size)
-        dtype: Literal["uint8", "float32"] = "uint8"
-    else:
-        form = _examine(config)
-        shape, dtype, stack, num_actions = form.shape, form.dtype, form.stack, form.num_actions
-        if form.change:
-            tell(f"{config.id}: {form.change}")
-    codec: FrameCodec = "lz4" if dtype == "uint8" else "raw"
+        return Schema(
+            frame_shape=(config.image_size, config.image_size),
+            frame_dtype="uint8",
+            stack=config.frame_stack,
+            num_actions=len(action_names(config, game)),
+            n_step=n_step,
+            codec="lz4",
+        )
+    with _one(config) as env:
+        form, actions = read_observations(env, config), read_actions(env, config)
+        masked = actions.num_actions > 0 and _gives_masks(env, config)
+    if form.change:
+        tell(f"{config.id}: {form.change}")
     return Schema(
-        frame_shape=shape, frame_dtype=dtype, stack=stack, num_actions=num_actions, n_step=n_step, codec=codec
+        frame_shape=form.shape,
+        frame_dtype=form.dtype,
+        stack=form.stack,
+        num_actions=actions.num_actions,
+        n_step=n_step,
+        codec="lz4" if form.dtype == "uint8" else "raw",
+        action_size=actions.size,
+        masked=masked,
     )
 
 
-def kind(config: EnvironmentConfig) -> Literal["atari", "image", "vector"]:
-    """What the agent sees: Atari's images, other images, or vectors."""
-    if atari_game(config.id) is not None:
+def kind(config: EnvironmentConfig) -> Literal["atari", "image", "vector", "continuous"]:
+    """Returns the kind of observations; "continuous": vector observations with continuous actions."""
+    if _atari_game(config) is not None:
         return "atari"
-    return "image" if _examine(config).dtype == "uint8" else "vector"
+    with _one(config) as env:
+        if read_observations(env, config).dtype == "uint8":
+            return "image"
+        return "continuous" if isinstance(env.action_space, gymnasium.spaces.Box) else "vector"
 
 
 def make_environment(
     config: EnvironmentConfig, num_envs: int, *, seed: int, num_threads: int = 0, pictures: bool = False
 ) -> VectorEnvironment:
-    """Makes `num_envs` environments whose seeds follow from `seed`, and from no neighbour's.
+    """Creates `num_envs` environments, whose seeds are derived from `seed`.
 
-    The same seed plays the same games step for step, and environment i the same one however many stand beside it.
-    `num_threads`: of the Atari emulators, 0 for one per core; all other environments are stepped by the caller's.
+    The same seed and actions give the same games. The game of environment i does not depend on `num_envs`.
+    `num_threads`: threads of the Atari emulators, 0 for one per core; the caller's thread steps all other environments.
     """
     seeds = [int(word) >> 1 for word in np.random.SeedSequence(seed).generate_state(num_envs)]  # 31 bits, ALE's range.
-    game = atari_game(config.id)
+    game = _atari_game(config)
     if game is not None:
         return AtariEnvironment(config, game, seeds, num_threads=num_threads, pictures=pictures)
-    return SyncVectorEnvironment(config, lambda i: _make(config, pictures=pictures and i == 0), seeds)
+    return SyncVectorEnvironment(config, lambda i: _make(config, pictures=pictures and i == 0, plays=True), seeds)
 
 
-def _examine(config: EnvironmentConfig) -> ObservationForm:
+@contextmanager
+def _one(config: EnvironmentConfig) -> Iterator[gymnasium.Env[Any, Any]]:
+    """Creates one environment to inspect, and closes it afterwards."""
     env = _make(config)
     try:
-        return read_spaces(env, config)
+        yield env
     finally:
         try:
             env.close()
         except Exception as error:
-            log.warning(
-                "%s: raised %s: %s (in its close); nothing depends on it", config.id, type(error).__name__, error
-            )
+            log.warning("%s: raised %s: %s (in its close); ignored", config.id, type(error).__name__, error)
 
 
-def _make(config: EnvironmentConfig, *, pictures: bool = False) -> gymnasium.Env[Any, Any]:
-    """One plain environment; raises ConfigError with the reason why there is none."""
+def _gives_masks(env: gymnasium.Env[Any, Any], config: EnvironmentConfig) -> bool:
+    try:
+        _, info = env.reset(seed=0)
+    except Exception as error:
+        raise UsageError(f"environment.id {config.id!r} cannot be reset: {type(error).__name__}: {error}") from error
+    return has_mask(info)
+
+
+def _make(config: EnvironmentConfig, *, pictures: bool = False, plays: bool = False) -> gymnasium.Env[Any, Any]:
+    """Creates one environment, to play (`plays`) or only to inspect; raises UsageError with the reason if it fails."""
     _, colon, name = config.id.partition(":")
-    options: dict[str, Any] = {"render_mode": "rgb_array"} if pictures else {}
+    options = {**config.args, **({"render_mode": "rgb_array"} if pictures else {})}
     env: Any
     try:
-        if colon and name.isidentifier():  # Else it is Gymnasium's own module:Name-v0.
+        if colon and name.isidentifier():  # Otherwise it is Gymnasium's form module:Name-v0.
             env = find_factory("environment.id", config.id)(**options)
         else:
             if colon:
                 add_current_folder()
+            if uses_mujoco(config.id):
+                prepare(config.id, draws=pictures or not plays, pictures=pictures)
             env = gymnasium.make(config.id, disable_env_checker=True, **options)
-    except ConfigError:
+    except UsageError:
         raise
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
-        raise ConfigError(f"environment.id {config.id!r} is unknown{_suggest(config.id)}") from error
+        raise UsageError(f"environment.id {config.id!r} is unknown{_suggest(config.id)}") from error
     except Exception as error:
         made = "made with render_mode='rgb_array'" if pictures else "made"
-        raise ConfigError(f"environment.id {config.id!r} cannot be {made}: {type(error).__name__}: {error}") from error
+        raise UsageError(f"environment.id {config.id!r} cannot be {made}: {type(error).__name__}: {error}") from error
     if not isinstance(env, gymnasium.Env):
-        raise ConfigError(f"environment.id {config.id!r} must return a gymnasium.Env, got {type(env).__name__}")
+        raise UsageError(f"environment.id {config.id!r} must return a gymnasium.Env, got {type(env).__name__}")
     require(
         not pictures or env.render_mode == "rgb_array",
-        f"environment.id {config.id!r} cannot be drawn: asked for render_mode 'rgb_array', got {env.render_mode!r}",
+        f"environment.id {config.id!r} cannot be drawn: requested render_mode 'rgb_array', got {env.render_mode!r}",
     )
+    if pictures and uses_mujoco(config.id):
+        require_picture(env, config.id)
     return env
 
 
 def atari_game(name: str) -> str | None:
-    """ALE's name of the game that `name` means ("ms_pacman"), or None where it means no Atari game.
+    """Returns ALE's name of the game `name`, such as "ms_pacman"; None if `name` is not an Atari game.
 
-    ALE/MsPacman-v5, MsPacmanNoFrameskip-v4, MsPacman-v4, MsPacman and ms_pacman mean the same. An environment of
-    another maker goes first: Blackjack-v1 is Gymnasium's, ALE/Blackjack-v5 and blackjack are Atari's.
+    ALE/MsPacman-v5, MsPacmanNoFrameskip-v4, MsPacman-v4, MsPacman and ms_pacman are the same game. Names of other
+    registered environments take precedence: Blackjack-v1 is Gymnasium's, ALE/Blackjack-v5 and blackjack are Atari's.
     """
     match = re.fullmatch(r"(ALE/)?(\w+?)(?:NoFrameskip|Deterministic)?(?:-v\d+)?", name)
     if match is None or (match[1] is None and match[2] in _other_names()):
         return None
     return _games().get(_plain(match[2]))
+
+
+def _atari_game(config: EnvironmentConfig) -> str | None:
+    """Returns `atari_game` of the configured id; raises UsageError if an Atari game is given arguments."""
+    game = atari_game(config.id)
+    require(
+        game is None or not config.args,
+        f"environment.args {config.args}: {config.id} takes no arguments; use settings like --environment.frame-skip",
+    )
+    return game
 
 
 def _is_atari(spec: Any) -> bool:
@@ -132,7 +172,7 @@ def _is_atari(spec: Any) -> bool:
 
 @cache
 def _games() -> dict[str, str]:
-    """ALE's name of every game that one can play alone, by its plain name."""
+    """Returns {plain name: ALE's name} of every single-player game."""
     return {_plain(spec.name): spec.kwargs["game"] for spec in gymnasium.registry.values() if _is_atari(spec)}
 
 
@@ -145,9 +185,9 @@ def _plain(name: str) -> str:
 
 
 def _suggest(name: str) -> str:
-    """What an unknown name may have meant, as the end of a sentence."""
+    """Returns suggestions for an unknown name, as the end of an error message."""
     known = {_plain(i): i for i, spec in gymnasium.registry.items() if not _is_atari(spec) or spec.namespace == "ALE"}
     near = [known[plain] for plain in difflib.get_close_matches(_plain(name), known, n=3)]
     if near:
         return f"; did you mean {' or '.join(near)}?"
-    return "; it may be an Atari game (ALE/Pong-v5), any Gymnasium id, or package.module:factory"
+    return "; it must be an Atari game (ALE/Pong-v5), a Gymnasium id, or package.module:factory"

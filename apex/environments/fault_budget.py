@@ -1,45 +1,41 @@
-"""How many faults of its environments a process bears: a few at once, and a rare one for ever."""
+"""Limits the faults of the environments in a process: tolerates rare faults, and fails on many in a row."""
 
 from __future__ import annotations
 
 import logging
 
-from apex.errors import ApexError
+from apex.errors import EnvironmentFailure
 
-MAX_FAULTS = 10  # in a row; the one after that ends the process
-FORGIVEN_STEPS = 1_000  # steps of one environment in which one fault is forgiven
+MAX_FAULTS = 10  # faults in a row that are tolerated; the next one ends the process
+FORGIVEN_STEPS = 1_000  # environment steps in which the level of FaultBudget falls by one fault
 
 log = logging.getLogger("apex")
 
 
-class EnvironmentFailure(ApexError):  # noqa: N818  EnvironmentError is Python's old name of OSError.
-    """An environment raised, or answered what no agent can learn from. The text names it, the value and the step."""
-
-
 class BadAnswerError(ValueError):
-    """An environment answered what no agent can learn from; the text goes on after "environment 3 of 16"."""
+    """An environment returned a bad value. The text continues the sentence "environment 3 of 16 ..."."""
 
 
 class FaultBudget:
-    """A bucket that leaks: each fault pours into it, each step drains it. Steps, unlike seconds, are reproducible."""
+    """A leaky bucket: each fault adds 1, each step removes a little. Steps are reproducible, but seconds are not."""
 
     def __init__(self, name: str, num_envs: int) -> None:
-        """`name` of the environment, as the user wrote it."""
+        """`name`: the id of the environment, as the user wrote it."""
         self.num_faults = 0
-        self.faults = [0] * num_envs  # of each: what befalls one says nothing of another
+        self.faults = [0] * num_envs  # number of faults of each environment
         self._name = name
         self._num_envs = num_envs
         self._num_steps = 0
         self._level = 0.0
-        self._first = ""  # fault since the bucket was empty
+        self._first = ""  # first fault since the bucket was empty
 
     def step(self) -> None:
-        """Notes that every environment is about to be stepped once."""
+        """Records that every environment is about to be stepped once."""
         self._num_steps += 1
         self._level = max(0.0, self._level - self._num_envs / FORGIVEN_STEPS)
 
     def bear(self, i: int, error: BaseException, where: str = "") -> None:
-        """Notes a fault of environment i, and logs it; raises EnvironmentFailure if it is one too many."""
+        """Records and logs a fault of environment i; raises EnvironmentFailure after more than MAX_FAULTS in a row."""
         failure = self.failure(i, error, where)
         if self._level == 0:
             self._first = str(failure)
@@ -48,14 +44,14 @@ class FaultBudget:
         self._level += 1
         if self._level > MAX_FAULTS:
             raise EnvironmentFailure(
-                f"{failure}: more than {MAX_FAULTS} faults in a row end it; the first: {self._first}"
+                f"{failure}: more than {MAX_FAULTS} faults in a row; the first fault: {self._first}"
             ) from error
-        if self.num_faults.bit_count() == 1:  # The 1st, 2nd, 4th, 8th ...: a log has an end.
-            words = "%s; its episode is cut off, and it is made anew (fault %d here)"
+        if self.num_faults.bit_count() == 1:  # Only the 1st, 2nd, 4th, 8th ...: there may be very many.
+            words = "%s; ending its episode and creating the environment again (fault %d in this process)"
             log.warning(words, failure, self.num_faults, exc_info=error)
 
     def failure(self, i: int, error: BaseException, where: str = "") -> EnvironmentFailure:
-        """The fault in words."""
+        """Returns an EnvironmentFailure that describes the fault."""
         what = str(error) if isinstance(error, BadAnswerError) else f"raised {type(error).__name__}: {error}"
         told = f"{what} ({where})" if where else what
         return EnvironmentFailure(

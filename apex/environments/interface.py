@@ -1,4 +1,4 @@
-"""What every vector environment of ours offers, whichever library plays the game."""
+"""The interface of all vector environments, for any library."""
 
 from __future__ import annotations
 
@@ -11,32 +11,39 @@ from apex.types import Array, Step
 
 
 class VectorEnvironment(Protocol):
-    """E environment streams of one process. What ends in a step has begun its next episode when `step` returns.
+    """E environment streams in one process. If a step ends an episode, `step` also begins the next episode.
 
-    Observations after a reset are S - 1 zero frames and the first frame. Every call returns new arrays, which are
-    never written to again: an observation may be kept for as long as it is of use. One exception: where nothing
-    ended, `final_observation` may be `observation` itself.
+    After a reset, an observation consists of S - 1 zero frames and the first frame. Every call returns new arrays that
+    never change afterwards, so that callers may keep them. If no episode ended, `final_observation` may be the same
+    array as `observation`.
     """
 
     @property
     def num_envs(self) -> int:
-        """E."""
+        """E, the number of environments."""
 
     @property
     def fps(self) -> float:
-        """Steps per second of a game at its true speed, as a person would play it."""
+        """Steps per second at the speed at which a person would play."""
+
+    @property
+    def action_mask(self) -> NDArray[np.bool_] | None:
+        """Allowed actions in the newest observation, bool[E, A]; None: no masks. Valid after `reset`."""
 
     def reset(self) -> Array:
-        """Begins an episode everywhere; frame_dtype[E, S, *F]. The first time it also seeds."""
+        """Starts an episode in every environment; returns frame_dtype[E, S, *F]. The first call also sets the seeds."""
 
-    def step(self, actions: NDArray[np.int64]) -> Step:
-        """Takes actions [E], 0 ... A - 1; raises EnvironmentFailure where faults are no exception any more."""
+    def step(self, actions: Array) -> Step:
+        """Plays the actions, int64[E] below A or float32[E, K] in [-1, 1]. Does not check action masks.
+
+        Raises EnvironmentFailure after too many faults in a row.
+        """
 
     def rest(self, i: int) -> None:
-        """Says that environment i is of no use before the next reset: it may stand still, and gives no reward then."""
+        """Allows environment i to pause until the next reset. A paused environment returns reward 0."""
 
     def picture(self) -> NDArray[np.uint8]:
-        """uint8[H, W, 3], RGB: what environment 0 looks like now. Only if made with pictures=True."""
+        """Returns a picture of environment 0, uint8[H, W, 3], RGB. Needs an environment created with pictures=True."""
 
     def close(self) -> None:
-        """Ends the environments. May be called twice."""
+        """Closes the environments. May be called twice."""

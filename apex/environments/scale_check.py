@@ -8,25 +8,25 @@ import numpy as np
 
 from apex.types import Array
 
-NUM_STEPS = 1_000  # of the first environment that are looked at
+NUM_STEPS = 1_000  # number of steps of the first environment that are checked
 LARGE_OBSERVATION = 100.0  # networks for vectors expect values of about 1
-LARGE_REWARD = 100.0  # Q-values of thousands take long to learn, and the gradient is clipped at every update
+LARGE_REWARD = 200.0  # Q-values in the thousands are learned slowly, because every gradient is clipped
 
 log = logging.getLogger("apex")
 
 
 class ScaleCheck:
-    """Looks at the first steps of one environment and logs at most one warning about each of its figures."""
+    """Checks the first steps of one environment; logs at most one warning each for observations and rewards."""
 
     def __init__(self, name: str, *, clip_rewards: bool) -> None:
-        """`name`: of the environment. Clipped rewards cannot be too large."""
+        """`name`: id of the environment. Clipped rewards are not checked."""
         self._name = name
         self._clip_rewards = clip_rewards
         self._steps_left = NUM_STEPS
         self._told: set[str] = set()
 
     def look(self, frame: Array, reward: float) -> None:
-        """Takes one step's frame [*F] (only vectors are looked at) and its raw reward."""
+        """Checks the frame [*F] of one step, if it is a vector, and its raw reward."""
         if not self._steps_left:
             return
         self._steps_left -= 1
@@ -39,5 +39,5 @@ class ScaleCheck:
     def _warn(self, figure: str, value: float, noun: str, remedy: str) -> None:
         if figure not in self._told:
             self._told.add(figure)
-            text = "%s: %s %.3g; %s of about 1 are learned faster. Scale them, for example with gymnasium.wrappers.%s"
+            text = "%s: %s %.3g; %s of about 1 are learned faster: scale them, for example with gymnasium.wrappers.%s"
             log.warning(text, self._name, figure, value, noun, remedy)

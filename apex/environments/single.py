@@ -1,4 +1,4 @@
-"""One environment as the agent sees it: Gymnasium's interface to what training played, pixels and stacks included."""
+"""A Gymnasium environment with the same observations, actions and preprocessing as in training."""
 
 from __future__ import annotations
 
@@ -16,31 +16,38 @@ from apex.errors import require
 from apex.types import Array, Schema
 
 
-class AgentEnvironment(gymnasium.Env[Array, np.int64]):
-    """Observations are frame_dtype[S, *F], of vectors float32[D]; actions are 0 ... A - 1; rewards are raw.
+class AgentEnvironment(gymnasium.Env[Array, Any]):
+    """Observations are frame_dtype[S, *F] for images and float32[D] for vectors; rewards are raw.
 
-    The same seed begins the same game. `info` says whether a life was lost in the step, and whether the environment
-    failed in it: it raised, say. Such an episode is over (`truncated`), and the next `reset` begins a new one. With
-    `environment.fire_after_life_loss`, FIRE is played in the place of the one action after a lost life.
+    Actions are 0 ... A - 1, or float32[K] in [-1, 1], which is scaled to the game's own bounds. If the game expects
+    several integers, each combination is one action. If the game has action masks, `info["action_mask"]` is bool[A].
+
+    The same seed starts the same game. `info["life_lost"]` is whether a life was lost in the step, `info["failed"]`
+    whether the environment failed, for example raised an exception. A failed episode is `truncated`; the next `reset`
+    starts a new one. With `environment.fire_after_life_loss`, FIRE replaces the action after a lost life.
     """
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  Gymnasium's own type
 
     def __init__(self, config: EnvironmentConfig, schema: Schema, *, render_mode: str | None = None) -> None:
-        """Raises ConfigError for a render mode other than None and "rgb_array"."""
+        """Raises UsageError for a render mode other than None and "rgb_array"."""
         require(render_mode in (None, "rgb_array"), f"render_mode must be None or 'rgb_array', got {render_mode!r}")
         self.render_mode = render_mode
         shape = schema.observation_shape if schema.stack > 1 else schema.frame_shape
         low, high = (0, 255) if schema.frame_dtype == "uint8" else (-np.inf, np.inf)
         self.observation_space = spaces.Box(low, high, shape, np.dtype(schema.frame_dtype).type)
-        self.action_space = spaces.Discrete(schema.num_actions)
+        self.action_space: spaces.Space[Any] = (
+            spaces.Box(-1, 1, schema.action_shape) if schema.action_size else spaces.Discrete(schema.num_actions)
+        )
+        self._action_dtype = schema.action_dtype
         self._config = config
         self._games: VectorEnvironment | None = None
-        self._next: Array | None = None  # the first observation of an episode that has begun by itself
+        # First observation and info of an episode that has started automatically after the previous one.
+        self._next: tuple[Array, dict[str, Any]] | None = None
         self._is_over = True
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
-        """Begins an episode; observation and info. With a `seed`, that seed's first one. `options` are not used."""
+        """Starts an episode, with `seed` the first of this seed; returns (observation, info). Ignores `options`."""
         super().reset(seed=seed)
         if seed is not None or self._games is None:
             self.close()
@@ -48,32 +55,33 @@ class AgentEnvironment(gymnasium.Env[Array, np.int64]):
             pictures = self.render_mode is not None
             self._games = make_environment(self._config, 1, seed=first, num_threads=1, pictures=pictures)
             self.metadata = {**self.metadata, "render_fps": self._games.fps}
-        observation, self._next = self._next, None
+        begun, self._next = self._next, None
         self._is_over = False
-        return self._games.reset()[0].reshape(self._shape) if observation is None else observation, {}
+        return begun or (self._games.reset()[0].reshape(self._shape), _mask_info(self._games.action_mask))
 
-    def step(self, action: int | np.integer[Any]) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        """observation, reward, terminated, truncated, info. An episode that has ended must be `reset` first."""
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        """Returns (observation, reward, terminated, truncated, info). Raises ResetNeeded if the episode is over."""
         if self._games is None or self._is_over:
             raise gymnasium.error.ResetNeeded("the episode is over, or none has begun: call reset first")
-        step = self._games.step(np.array([action], np.int64))
+        step = self._games.step(np.array([action], self._action_dtype))
         failed = step.failed is not None and bool(step.failed[0])
         terminated, truncated = bool(step.terminated[0]), bool(step.truncated[0]) or failed
         self._is_over = terminated or truncated
-        shown = step.observation
+        shown, mask = step.observation, step.action_mask
         if self._is_over:
-            self._next, shown = step.observation[0].reshape(self._shape), step.final_observation
-        info = {"life_lost": bool(step.life_lost[0]), "failed": failed}
+            self._next = shown[0].reshape(self._shape), _mask_info(mask)
+            shown, mask = step.final_observation, step.final_mask
+        info = {"life_lost": bool(step.life_lost[0]), "failed": failed, **_mask_info(mask)}
         return shown[0].reshape(self._shape), float(step.reward[0]), terminated, truncated, info
 
     def render(self) -> NDArray[np.uint8]:
-        """uint8[H, W, 3], RGB; raises RuntimeError unless it was made with render_mode "rgb_array" and has begun."""
+        """Returns uint8[H, W, 3], RGB; raises RuntimeError before the first reset or if render_mode is None."""
         if self._games is None:
-            raise RuntimeError("no picture before the first reset")
+            raise RuntimeError("no picture before the first reset: call reset first")
         return self._games.picture()
 
     def close(self) -> None:
-        """Ends the game. May be called twice."""
+        """Closes the game. May be called twice."""
         if self._games is not None:
             self._games.close()
         self._games = self._next = None
@@ -82,3 +90,7 @@ class AgentEnvironment(gymnasium.Env[Array, np.int64]):
     @property
     def _shape(self) -> tuple[int, ...]:
         return self.observation_space.shape or ()
+
+
+def _mask_info(mask: NDArray[np.bool_] | None) -> dict[str, Any]:
+    return {} if mask is None else {"action_mask": mask[0]}

@@ -1,7 +1,7 @@
-"""`apex evaluate`: full games of a run's policy, or of a random one, scored by their raw rewards. Needs no GPU, no run.
+"""`apex evaluate`: plays full games with a run's policy, or a random one, and scores them by their raw rewards.
 
-The games' seeds come from a sequence that training does not use (`episodes.evaluation_seed`); the same --seed plays the
-same games again.
+It needs no GPU, and the run need not be running. The seeds of the games come from a sequence that training does not use
+(`episodes.evaluation_seed`). The same --seed plays the same games again.
 """
 
 from __future__ import annotations
@@ -19,41 +19,44 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from apex.algorithms.interface import Mask
 from apex.config import EnvironmentConfig
 from apex.config.arguments import Parser, positive_int, probability, seed
+from apex.config.command_line import ENV_ARG, read_env_args
 from apex.config.validation import PositiveInt, Probability, Seed, checked
 from apex.environments.factory import describe, kind, make_environment
-from apex.errors import ConfigError, require
+from apex.errors import FAILED, FINISHED, require
 from apex.evaluation.episodes import ActFunction, Episode, Summary, evaluation_seed, play, summarize
 from apex.evaluation.evaluator import make_policy
 from apex.evaluation.policy import find_policy, require_fit
 from apex.evaluation.video import Camera, begin_video, check_video_path
 from apex.runs.checkpoints.policy_file import read_policy
-from apex.runs.folder import RunFolder
-from apex.runtime.lifecycle import FAILED, FINISHED, Stop, reports_errors, stop_on_signals
+from apex.runs.folder import open_run
+from apex.runtime.lifecycle import Stop, reports_errors, stop_on_signals
+from apex.types import Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation(Summary):
-    """The scores of full games, and which games they were: the same seed and `num_envs` play them again."""
+    """The scores of full games, and how they were played: the same `seed` and `num_envs` play the same games again."""
 
-    scores: list[float]  # of each game: the sum of its raw rewards
-    lengths: list[int]  # of each game, in steps
-    epsilon: float  # probability of a random action
+    scores: list[float]  # sum of the raw rewards of each game
+    lengths: list[int]  # steps of each game
+    epsilon: float  # probability of a random action; for continuous actions, standard deviation of the noise
     seed: int
-    checkpoint: Path | None  # whose policy played; None: a random one
-    updates: int | None  # of that policy
+    checkpoint: Path | None  # checkpoint of the policy; None: a random policy
+    updates: int | None  # updates of the policy; None: a random policy
     environment: str
     video: Path | None
 
 
 class Player(NamedTuple):
-    """A policy and the games that it plays."""
+    """A policy, and the settings of the games it plays."""
 
     policy: ActFunction
     environment: EnvironmentConfig
     epsilon: float
-    seed: int  # as the user gave it
+    seed: int  # seed that the user chose
     checkpoint: Path | None = None  # None: a random policy
     updates: int | None = None
 
@@ -68,11 +71,11 @@ def evaluate(
     num_envs: int = 5,
     video: str | os.PathLike[str] | None = None,
 ) -> Evaluation:
-    """Plays `episodes` full games with a run's policy, `num_envs` side by side, as `apex evaluate` does.
+    """Plays `episodes` full games with a run's policy, `num_envs` in parallel, as `apex evaluate` does.
 
-    `run` and `checkpoint` are those of `apex.load_policy`. The games' seeds are not those of training. `video`: where
-    to write the first game, as .mp4 or .gif. Raises ConfigError for what there is not or cannot be, EnvironmentFailure
-    where the environment cannot be played.
+    `run` and `checkpoint` are the same as in `apex.load_policy`. The games use other seeds than training. `video`: path
+    of a film of the first game, ending in .mp4 or .gif. Raises UsageError if an argument is invalid or the policy
+    cannot be loaded, and EnvironmentFailure if the environment fails.
     """
     checked("episodes", PositiveInt, episodes)
     checked("num_envs", PositiveInt, num_envs)
@@ -88,11 +91,11 @@ def evaluate(
 
 @reports_errors("apex evaluate")
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit status; a user's mistake is a sentence on standard error."""
+    """Runs `apex evaluate`; returns the exit status. A user's mistake is reported in one sentence."""
     options = _make_parser().parse_args(argv)
     if options.video is not None:
         check_video_path(options.video, "--video")
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # Pictures need no screen, nor a complaint that there is none.
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # Avoids a warning; pictures need no display.
     games: list[Episode] = []
 
     def on_game(game: Episode) -> None:
@@ -122,24 +125,25 @@ def _make_parser() -> Parser:
         prog="apex evaluate", description="Plays full games with a run's policy and prints their raw scores."
     )
     add = parser.add_argument
-    add("run", nargs="?", metavar="RUN", help="a run folder, or its name below runs/")
-    add("--episodes", type=positive_int, default=30, metavar="N", help="full games (default 30)")
-    words = "probability of a random action (default 0.001)"
+    add("run", nargs="?", metavar="RUN", help="a run folder, or its name below runs/ (default: the newest run)")
+    add("--episodes", type=positive_int, default=30, metavar="N", help="number of full games (default 30)")
+    words = "probability of a random action; for continuous actions, standard deviation of the noise (default 0.001)"
     add("--epsilon", type=probability, default=0.001, metavar="P", help=words)
-    add("--seed", type=seed, default=0, metavar="S", help="of games and random actions (default 0)")
-    words = "which policy of the run (default: the best by its evaluator, else the last checkpoint)"
+    add("--seed", type=seed, default=0, metavar="S", help="seed of games and random actions (default 0)")
+    words = "policy to play (default: best if the run has a best policy, otherwise last)"
     add("--checkpoint", metavar="best|last|PATH", help=words)
-    add("--envs", type=positive_int, default=5, metavar="E", help="games side by side (default 5)")
+    add("--envs", type=positive_int, default=5, metavar="E", help="number of games played in parallel (default 5)")
     add("--json", action="store_true", help="print one JSON object as the last line")
-    add("--video", type=Path, metavar="FILE.mp4|.gif", help="write the first game, at normal speed")
-    add("--random", action="store_true", help="play at random; takes --env instead of RUN")
-    add("--env", metavar="ID", help="environment of --random")
+    add("--video", type=Path, metavar="FILE.mp4|.gif", help="write a film of the first game, at normal speed")
+    add("--random", action="store_true", help="play random actions; needs --env instead of RUN")
+    add("--env", metavar="ID", help="environment for --random")
+    add("--env-arg", action="append", default=[], metavar="KEY=VALUE", help=f"for --random: {ENV_ARG}")
     return parser
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """A few observations at a time: more threads of torch would only disturb a training that goes on."""
+    """Limits torch to one thread: batches are small, and more threads would slow down a run on this machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -157,7 +161,7 @@ def _play(
     stop: Stop | None = None,
     on_game: Callable[[Episode], None] = lambda game: None,
 ) -> list[Episode]:
-    """Plays the games and films the first one to `path`; returns fewer if `stop` was requested."""
+    """Plays the games, films the first one to `path`, and returns the games; fewer if `stop` was requested."""
     seed, num_envs = evaluation_seed(player.seed), min(num_envs, episodes)
     environment = make_environment(player.environment, num_envs, seed=seed, num_threads=1, pictures=path is not None)
     with closing(environment):
@@ -172,26 +176,33 @@ def _play(
 
 def _make_player(options: argparse.Namespace) -> Player:
     if not options.random:
-        require(options.env is None, f"--env {options.env} belongs to --random; a run knows its environment")
-        if options.run is None:
-            raise ConfigError(f"which run? The latest: apex evaluate {RunFolder.find_latest().path}")
-        return _load_player(options.run, options.checkpoint, options.epsilon, options.seed)
+        require(options.env is None, f"--env {options.env} needs --random; a run defines its environment itself")
+        return _load_player(options.run or open_run(None).path, options.checkpoint, options.epsilon, options.seed)
     require(options.env is not None, "--random needs --env ID, for example --env ALE/Pong-v5")
-    require(options.run is None, f"--random plays {options.env}, not the run {options.run}: give one of the two")
-    require(options.checkpoint is None, "--checkpoint belongs to a run, not to --random")
-    config = EnvironmentConfig(id=options.env)
-    num_actions = describe(config, n_step=1).num_actions
-    rng = np.random.default_rng(evaluation_seed(options.seed))
-    return Player(lambda observation: rng.integers(num_actions, size=len(observation)), config, 1.0, options.seed)
+    require(options.run is None, f"--random and the run {options.run} exclude each other: leave one out")
+    require(options.checkpoint is None, "--checkpoint and --random exclude each other: leave one out")
+    config = EnvironmentConfig(id=options.env, args=read_env_args(options.env_arg))
+    schema, rng = describe(config, n_step=1), np.random.default_rng(evaluation_seed(options.seed))
+
+    def choose(observation: Array, mask: Mask) -> Array:
+        if schema.action_size:
+            return rng.uniform(-1, 1, (len(observation), schema.action_size)).astype(np.float32)
+        if mask is None:
+            return rng.integers(schema.num_actions, size=len(observation))
+        shares: Array = mask.cumsum(1) / mask.sum(1, keepdims=True)
+        action: Array = (shares > rng.random((len(mask), 1))).argmax(1)
+        return action
+
+    return Player(choose, config, 1.0, options.seed)
 
 
 def _load_player(
     run: str | os.PathLike[str], checkpoint: str | os.PathLike[str] | None, epsilon: float, seed: int
 ) -> Player:
     path = find_policy(run, checkpoint)
-    info, network = read_policy(path)
+    info, agent = read_policy(path)
     require_fit(path, info)
-    policy = make_policy(network, epsilon, np.random.default_rng(evaluation_seed(seed)))
+    policy = make_policy(agent, epsilon, np.random.default_rng(evaluation_seed(seed)))
     return Player(policy, info.environment, epsilon, seed, path, info.num_updates)
 
 
@@ -210,7 +221,9 @@ def _sum_up(player: Player, games: Sequence[Episode], video: Path | None) -> Eva
 
 
 def _report(evaluation: Evaluation, environment: EnvironmentConfig) -> None:
-    interval = "" if evaluation.interval is None else "  (95 %: {:.2f} ... {:.2f})".format(*evaluation.interval)
+    interval = (
+        "" if evaluation.interval is None else "  (95 % interval: {:.2f} ... {:.2f})".format(*evaluation.interval)
+    )
     who = "random" if evaluation.checkpoint is None else f"{evaluation.checkpoint}, {evaluation.updates:,} updates"
     rows = {
         "environment": evaluation.environment,
@@ -223,7 +236,7 @@ def _report(evaluation: Evaluation, environment: EnvironmentConfig) -> None:
     }
     if kind(environment) == "atari":
         most, sticky = environment.noop_max - 1, environment.sticky_actions
-        rows["games"] += f", each begun by 0 ... {most} no-ops" if most > 0 else ""
+        rows["games"] += f", each begins with 0 ... {most} no-ops" if most > 0 else ""
         rows["games"] += f", sticky actions {sticky:g}" if sticky else ", no sticky actions"
     if evaluation.video is not None:
         rows["video"] = str(evaluation.video)

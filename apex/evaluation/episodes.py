@@ -1,33 +1,42 @@
-"""Plays full games side by side and scores them by their raw rewards, without a bias to short games."""
+"""Plays full games in parallel and scores them by their raw rewards, without a bias towards short games."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from apex.algorithms.interface import Mask
 from apex.environments.interface import VectorEnvironment
-from apex.runtime.lifecycle import Stop
 from apex.types import Array, Step
 
-NUM_RESAMPLES = 10_000  # of the bootstrap
-ENDLESS_STEPS = 100_000  # of one game, after which a warning is logged; Atari's longest have 27,000
-_EVALUATION = 2  # spawn key; training uses 0 and 1
+NUM_RESAMPLES = 10_000  # resamples of the bootstrap
+ENDLESS_STEPS = 100_000  # steps of one game after which a warning is logged; the longest Atari games have 27,000
+_EVALUATION = 2  # spawn key of evaluation seeds; training uses 0 and 1
 
 log = logging.getLogger("apex")
 
-ActFunction = Callable[[Array], NDArray[np.int64]]  # observation [E, S, *F] -> action [E]
+# observation [E, S, *F], and allowed actions [E, A] or None -> action [E] or [E, K]
+ActFunction = Callable[[Array, Mask], Array]
+
+
+class Until(Protocol):
+    """A condition that ends play early, such as a `Stop`."""
+
+    @property
+    def requested(self) -> bool:
+        """Whether to stop playing now."""
 
 
 class Episode(NamedTuple):
     """One full game."""
 
-    score: float  # the sum of raw rewards
-    length: int  # steps
+    score: float  # sum of the raw rewards
+    length: int  # number of steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +48,9 @@ class Summary:
     median: float
     min: float
     max: float
-    length: float  # mean, in steps
-    interval: tuple[float, float] | None  # 95 % of the mean, by bootstrap; too narrow below ten games
+    length: float  # mean number of steps
+    # 95 % bootstrap confidence interval of the mean; too narrow for fewer than ten games. None: only one game
+    interval: tuple[float, float] | None
 
 
 def play(
@@ -48,30 +58,32 @@ def play(
     policy: ActFunction,
     episodes: int,
     *,
-    stop: Stop | None = None,
+    stop: Until | None = None,
     on_step: Callable[[Step], None] = lambda step: None,
     on_game: Callable[[Episode], None] = lambda game: None,
+    endless_steps: int = ENDLESS_STEPS,
 ) -> list[Episode]:
-    """Plays `episodes` full games and returns them in the order in which they ended; fewer if `stop` is requested.
+    """Plays `episodes` full games, fewer if `stop` is requested; returns them in the order in which they ended.
 
-    Environment i plays `episodes // E` games, and one more if i < episodes % E, however long they take. (The first
-    `episodes` games to end would contain too many short ones.) A game in which the environment failed is played again.
+    Environment i of E plays `episodes // E` games, and one more if i < episodes % E, however long they take. (The first
+    `episodes` games to end would include too many short ones.) A game in which the environment failed is played again.
+    A warning is logged for a game that reaches `endless_steps`.
     """
     num_envs = environment.num_envs
     missing = episodes // num_envs + (np.arange(num_envs) < episodes % num_envs)
     scores, lengths = np.zeros(num_envs), np.zeros(num_envs, np.int64)
     games: list[Episode] = []
-    observation = environment.reset()
+    observation, mask = environment.reset(), environment.action_mask
     while missing.any() and not (stop is not None and stop.requested):
-        step = environment.step(policy(observation))
-        observation = step.observation
+        step = environment.step(policy(observation, mask))
+        observation, mask = step.observation, step.action_mask
         scores += step.reward
         lengths += 1
         on_step(step)
-        for i in np.flatnonzero((lengths == ENDLESS_STEPS) & (missing > 0)):
+        for i in np.flatnonzero((lengths == endless_steps) & (missing > 0)):
             log.warning(
-                "game %d of %d has not ended in %s steps: without a time limit in the environment there is no score",
-                *(i, num_envs, f"{ENDLESS_STEPS:,}"),
+                "environment %d (of %d): its game has not ended after %s steps; add a time limit to the environment",
+                *(i, num_envs, f"{endless_steps:,}"),
             )
         for i in np.flatnonzero(step.terminated | step.truncated):
             if missing[i]:
@@ -87,7 +99,7 @@ def play(
 
 
 def summarize(games: Sequence[Episode]) -> Summary:
-    """The statistics of at least one game. The same games give the same interval."""
+    """Returns the statistics of one or more games. The same games give the same interval."""
     scores = np.array([game.score for game in games])
     return Summary(
         episodes=len(games),
@@ -100,14 +112,17 @@ def summarize(games: Sequence[Episode]) -> Summary:
     )
 
 
-def evaluation_seed(seed: int, number: int = 0) -> int:
-    """A 31-bit seed for the environments of evaluation `number`, from a sequence that training does not use."""
-    sequence = np.random.SeedSequence([seed, number], spawn_key=(_EVALUATION,))
+def evaluation_seed(seed: int, number: int = 0, life: int = 0) -> int:
+    """Returns a 31-bit seed for the environments of evaluation `number`, from a sequence that training does not use.
+
+    `life`: a different number for each start of the evaluator, because each start numbers its evaluations from 1.
+    """
+    sequence = np.random.SeedSequence([seed, number, life], spawn_key=(_EVALUATION,))
     return int(sequence.generate_state(1)[0]) % 2**31
 
 
 def _bootstrap(scores: NDArray[Any]) -> tuple[float, float]:
-    """The middle 95 % of the means of samples drawn from `scores` with replacement."""
+    """Returns the 2.5 % and 97.5 % quantiles of the means of samples drawn from `scores` with replacement."""
     rng = np.random.default_rng(0)
     means = scores[rng.integers(len(scores), size=(NUM_RESAMPLES, len(scores)))].mean(1)
     low, high = np.quantile(means, (0.025, 0.975))

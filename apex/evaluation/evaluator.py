@@ -5,52 +5,70 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
-from torch import nn
 
+from apex.algorithms.interface import Agent
+from apex.algorithms.parameters import load_parameters
 from apex.config import Config
-from apex.dqn.exploration import epsilon_greedy
-from apex.dqn.networks import load_parameters, q_values
 from apex.environments import factory
-from apex.environments.factory import EnvironmentFailure, VectorEnvironment
-from apex.errors import ConfigError
+from apex.environments.factory import VectorEnvironment
+from apex.errors import EnvironmentFailure, UsageError
 from apex.evaluation.episodes import ActFunction, Episode, evaluation_seed, play, summarize
 from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait
 from apex.transport.messages.results import EvaluationResult
 from apex.transport.messages.status import RoleStatus
-from apex.types import Array
 from apex.types import Parameters as ParameterValues
 
 log = logging.getLogger("apex")
 
-REST_SECONDS = 5.0  # after a confirmed score, which ends the run: the programs that end it need the core
+REST_SECONDS = 5.0  # pause after a confirmed score, which ends the run; leaves the CPU to the run's other programs
 
 
-Newest = Callable[[float], ParameterValues | None]  # parameters not yet returned; None after so many seconds without
-Keep = Callable[[EvaluationResult, ParameterValues | None], None]  # with its parameters when none before was better
+Final = Callable[[], int | None]  # returns the version of the run's last parameters; None while training continues
+Newest = Callable[[float], ParameterValues | None]  # takes a timeout in seconds; returns newer parameters, or None
+Keep = Callable[
+    [EvaluationResult, ParameterValues | None], None
+]  # takes a result, and the evaluated parameters if the result is the best so far, otherwise None
+
+
+class _Until(NamedTuple):
+    """The condition that ends the evaluation of the parameters `version`."""
+
+    stop: Stop
+    version: int
+    final: Final
+
+    @property
+    def requested(self) -> bool:
+        """Whether a stop was requested, or training has ended with other parameters than `version`."""
+        return self.stop.requested or self.final() not in (None, self.version)
 
 
 class Evaluator:
-    """Evaluates the learner's newest parameters. Evaluation k of a seed always plays the same games."""
+    """Evaluates the learner's newest parameters. With the same `seed` and `life`, evaluation k plays the same games."""
 
     def __init__(
         self,
         config: Config,
-        network: nn.Module,
+        agent: Agent,
         *,
         newest: Newest,
         keep: Keep,
+        life: int = 0,
         make_environment: Callable[[int, int], VectorEnvironment] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`keep` takes each result; `make_environment(num_envs, seed)` makes games, None: the configured ones."""
+        """`keep` takes each result. `make_environment(num_envs, seed)` creates environments; None: as configured.
+
+        `life` is a different number for each start of the evaluator, so that each start plays different games.
+        """
         self._config = config.evaluator
-        self._network = network.eval()
+        self._agent = agent
         self._stop_score = config.run.stop_score
-        self._seed = config.seed
+        self._seed, self._life = config.seed, life
         self._make_environment = make_environment or (
             lambda num_envs, seed: factory.make_environment(config.environment, num_envs, seed=seed, num_threads=1)
         )
@@ -61,19 +79,23 @@ class Evaluator:
         self._wait = Wait("evaluator", clock)
         self._start_at = clock()
         self._num_plays = 0
-        self._has_made = False  # an environment: a later failure is no mistake of the configuration
+        self._has_made = False  # whether an environment was ever created: later failures are not mistakes in settings
         self.num_evaluations = 0
         self.best: float | None = None
 
-    def run(self, stop: Stop) -> None:
-        """Evaluates, with the configured pause, until `stop` is requested."""
+    def run(self, stop: Stop, final: Final = lambda: None) -> None:
+        """Evaluates the newest parameters at the configured interval until `stop` is requested.
+
+        Once `final` returns the version of the last parameters, these are evaluated at once, and the games of older
+        parameters are abandoned.
+        """
         while not stop.requested:
-            if (pause := self._start_at - self._clock()) > 0:
+            if final() is None and (pause := self._start_at - self._clock()) > 0:
                 self._sleep(min(pause, POLL_SECONDS))
             else:
-                self.step(stop)
+                self.step(stop, final=final)
 
-    def step(self, stop: Stop, timeout: float = POLL_SECONDS) -> bool:
+    def step(self, stop: Stop, timeout: float = POLL_SECONDS, *, final: Final = lambda: None) -> bool:
         """Evaluates the newest parameters; returns False if no newer ones come within `timeout` seconds."""
         parameters = self._newest(timeout)
         if parameters is None:
@@ -82,23 +104,27 @@ class Evaluator:
         self._wait.over()
         self._start_at = self._clock() + self._config.period_seconds
         try:
-            self._evaluate(parameters, stop)
-        except EnvironmentFailure:  # The actors have other environments.
-            log.exception("no evaluation of updates %d; the run goes on", parameters.version)
+            self._evaluate(parameters, _Until(stop, parameters.version, final))
+        except EnvironmentFailure:  # The actors' environments are not affected.
+            log.exception("evaluation of update %d failed; the run continues", parameters.version)
         return True
 
     def status(self) -> RoleStatus:
-        """The evaluator's part of a heartbeat."""
+        """Returns the evaluator's part of a heartbeat."""
         return RoleStatus(rate=f"{self.num_evaluations} done", waiting=self._wait.reason)
 
-    def _evaluate(self, parameters: ParameterValues, stop: Stop) -> None:
-        """Plays, plays again if the stop score must be confirmed, and sends; nothing if `stop` was requested."""
-        config, since = self._config, self._clock()
-        load_parameters(self._network, parameters.values)
-        seed, played = self._play(config.episodes, stop)
-        if self._reached(played) and config.confirm_episodes and not stop.requested:
-            seed, played = self._play(config.confirm_episodes, stop)  # The first games were selected for being good.
-        if stop.requested:
+    def _evaluate(self, parameters: ParameterValues, until: _Until) -> None:
+        """Plays games and keeps the result. If the mean reaches the stop score, plays new games to confirm the score.
+
+        In that case, keeps only the result of the new games. Keeps nothing if `until` is requested.
+        """
+        config, since, goal = self._config, self._clock(), self._stop_score
+        load_parameters(self._agent.network, parameters.values)
+        seed, played = self._play(config.episodes, until)
+        confirms = goal is not None and bool(played) and summarize(played).mean >= goal and not until.requested
+        if confirms:
+            seed, played = self._play(config.confirm_episodes, until)  # The first games' score is biased by selection.
+        if until.requested:
             return
         summary = summarize(played)
         low, high = summary.interval or (None, None)
@@ -111,7 +137,7 @@ class Evaluator:
             length=summary.length,
             episodes=summary.episodes,
             scores=[game.score for game in played],
-            confirmed=self._reached(played),
+            confirmed=confirms and goal is not None and low is not None and low >= goal,
             epsilon=config.epsilon,
             seed=seed,
             num_envs=min(config.num_envs, summary.episodes),
@@ -125,34 +151,24 @@ class Evaluator:
         if result.confirmed:
             self._start_at = max(self._start_at, self._clock() + REST_SECONDS)
 
-    def _reached(self, played: list[Episode]) -> bool:
-        if self._stop_score is None or not played:
-            return False
-        return bool(np.mean([game.score for game in played]) >= self._stop_score)
-
-    def _play(self, episodes: int, stop: Stop) -> tuple[int, list[Episode]]:
-        """Plays games with a new seed and returns both; raises ConfigError if no environment could ever be made."""
-        self._num_plays += 1  # `apex evaluate` uses number 0, whose games never select a policy.
-        seed = evaluation_seed(self._seed, self._num_plays)
+    def _play(self, episodes: int, until: _Until) -> tuple[int, list[Episode]]:
+        """Returns a new seed, and the games played with it. Raises UsageError if the first environment cannot start."""
+        self._num_plays += 1  # `apex evaluate` uses number 0, so that its games differ from those that select a policy.
+        seed = evaluation_seed(self._seed, self._num_plays, self._life)
         try:
             environment = self._make_environment(min(self._config.num_envs, episodes), seed)
-        except ConfigError as error:
+        except UsageError as error:
             if self._has_made:
                 raise EnvironmentFailure(str(error)) from error
             raise
         self._has_made = True
         try:
-            policy = make_policy(self._network, self._config.epsilon, np.random.default_rng(seed))
-            return seed, play(environment, policy, episodes, stop=stop)
+            policy = make_policy(self._agent, self._config.epsilon, np.random.default_rng(seed))
+            return seed, play(environment, policy, episodes, stop=until)
         finally:
             environment.close()
 
 
-def make_policy(network: nn.Module, epsilon: float, rng: np.random.Generator) -> ActFunction:
-    """The epsilon-greedy policy of a network."""
-
-    def act(observation: Array) -> NDArray[np.int64]:
-        q = q_values(network, observation)
-        return epsilon_greedy(q, np.full(len(q), epsilon), rng)
-
-    return act
+def make_policy(agent: Agent, exploration: float, rng: np.random.Generator) -> ActFunction:
+    """Returns an agent's policy. `exploration`: epsilon; for continuous actions, standard deviation of the noise."""
+    return lambda observation, mask: agent.act(observation, mask, exploration, rng)

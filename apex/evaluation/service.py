@@ -1,4 +1,4 @@
-"""The evaluator service: plays the newest parameters until the run ends."""
+"""The evaluator service: evaluates the newest parameters until the run ends."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import logging
 
 import torch
 
-from apex.dqn.networks import make_network
+from apex.algorithms.interface import make_algorithm
+from apex.errors import FINISHED, NEIGHBOUR_GONE
 from apex.evaluation.evaluator import Evaluator
-from apex.runtime.lifecycle import FINISHED, NEIGHBOUR_GONE, Stop
+from apex.runtime.lifecycle import Stop
 from apex.transport.codec import Codec
 from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import ParameterSubscriber
@@ -31,18 +32,20 @@ def run_service(welcome: Welcome, stop: Stop) -> int:
         )
 
         def keep(result: EvaluationResult, parameters: Parameters | None) -> None:
-            log.info("updates %d: mean %.1f over %d games", result.updates, result.mean, result.episodes)
+            log.info("evaluated update %d: mean score %.1f over %d games", result.updates, result.mean, result.episodes)
             session.post(codec.encode_evaluation(result, parameters))
 
+        algorithm = make_algorithm(config, welcome.schema)
         evaluator = Evaluator(
             config,
-            make_network(config.network, welcome.schema, seed=config.seed),
+            algorithm.make_agent(algorithm.make_network()),
             newest=subscriber.receive,
             keep=keep,
+            life=welcome.session,
         )
         session = Session(welcome, Role.EVALUATOR, stop, evaluator.status)
         try:
-            evaluator.run(stop)
+            evaluator.run(stop, lambda: session.final)
             session.check()
             return NEIGHBOUR_GONE if session.lost else FINISHED
         finally:

@@ -1,4 +1,4 @@
-"""`apex.train`: a whole run on this machine as one call, the same as `apex train` does."""
+"""`apex.train`: trains on this machine with one call, as the command `apex train` does."""
 
 from __future__ import annotations
 
@@ -7,107 +7,124 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from apex.config import Config, EnvironmentConfig, from_dict, lay_over, presets
 from apex.config.command_line import trains_on_gpu
 from apex.environments.factory import kind
-from apex.errors import ApexError, ConfigError, require
-from apex.launch.local import Composer, RunOutcome
+from apex.errors import FINISHED, REFUSED, TrainingError, UsageError, require
+from apex.launch.local import Composer
 from apex.launch.local import run as run_programs
+from apex.launch.ray.options import LOCAL, RAY, RayEngine
 from apex.runtime.gpu import means_gpu
-from apex.runtime.lifecycle import FINISHED, REFUSED, Stop, stop_on_signals
+from apex.runtime.lifecycle import Stop, stop_on_signals
+from apex.runtime.supervisor import Ending
+from apex.transport.messages.run_status import RunStatus
 
-GUARD = 'Put what trains below `if __name__ == "__main__":`, so that the module can be imported without training'
-
-
-class TrainingError(ApexError, RuntimeError):
-    """A run that ended by itself and not well. The text is the first cause."""
-
-    def __init__(self, cause: str, folder: Path | None) -> None:
-        """`folder` has the logs and checkpoints; None if the run had not begun."""
-        super().__init__(cause)
-        self.folder = folder
+GUARD = 'Move the training code below `if __name__ == "__main__":`, so that the module can be imported without training'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run that has ended well. It stands for its folder wherever a path is asked for."""
+    """A run that ended without an error. A `Run` can be passed wherever the path of a run folder is accepted."""
 
     folder: Path
-    config: Config = field(repr=False)  # with every size that was chosen for this machine
-    reason: str  # why it ended, as in "reached the score 475"
-    interrupted: bool  # by Ctrl-C, or by the `stop` that `train` was given
-    score: float | None  # mean raw score of the evaluator's last games; None: it had finished none
-    best_score: float | None  # of the evaluator's best
-    steps: int | None  # of the environments; None here and below: the run was too short to be asked
+    config: Config = field(repr=False)  # including the sizes chosen for this machine
+    reason: str  # why the run ended, for example "reached the score 475"
+    interrupted: bool  # whether Ctrl-C or the argument `stop` of `train` ended the run
+    score: float | None  # mean raw score of the last evaluation; None: no evaluation was finished
+    best_score: float | None  # mean raw score of the best evaluation; None: no evaluation was finished
+    steps: int | None  # environment steps. `steps`, `updates` and `seconds` are None if the run never reported them
     updates: int | None
-    seconds: float | None  # of wall clock
+    seconds: float | None  # wall-clock time
 
     def __fspath__(self) -> str:
-        """The run folder."""
+        """Returns the path of the run folder."""
         return str(self.folder)
 
 
 def preset_for(environment_id: str, **changes: Any) -> Config:
-    """What `apex train --env ID` takes: the settings for any Atari game, Gymnasium id or package.module:factory.
+    """Returns the settings of `apex train --env ID` for an Atari game, a Gymnasium id or package.module:factory.
 
-    `changes` are those of `apex.preset`; those for pixels go by whether this machine has a GPU, or by learner.device.
-    Raises ConfigError for an environment that cannot be made here.
+    `changes` are the same as in `apex.preset`. If observations are images, the settings depend on learner.device, or,
+    if that is "auto", on whether this machine has a GPU. Raises UsageError if the environment cannot be created here.
     """
-    shown, asked = kind(EnvironmentConfig(id=environment_id)), lay_over(Config(), changes)
+    asked = lay_over(Config(), changes)
+    shown = kind(EnvironmentConfig(id=environment_id, args=asked.environment.args))
     return from_dict(changes, presets.preset_for(shown, environment_id, gpu=lambda: trains_on_gpu(asked, means_gpu)))
 
 
-def train(config: Config, *, quiet: bool = False, stop: Callable[[], bool] | None = None) -> Run:
-    """Trains on this machine until a limit of `config.run` is reached, and returns the run.
+def train(
+    config: Config, *, quiet: bool = False, stop: Callable[[], bool] | None = None, engine: str | RayEngine = "local"
+) -> Run:
+    """Trains until a limit of `config.run` is reached, and returns the run.
 
-    Replay, learner, actors and evaluator are programs of their own, all of which have ended when this returns or
-    raises. A script needs no `if __name__ == "__main__"`, unless its environment or network stands in the script
-    itself: those programs import it. They can import what the caller can (sys.path).
+    `engine`: "local" trains on this machine. "ray", or a RayEngine with the number of actor hosts and their CPUs,
+    trains on a Ray cluster: this process is Ray's driver, and `Run.folder` is a path on the host of the run's head.
 
-    `quiet`: nothing is printed; the logs are in the run folder all the same. `stop` is asked five times a second, and
-    True ends the run. Ctrl-C ends it too: what was learned is saved, and the run is returned with `interrupted` set; a
-    second Ctrl-C kills every program and raises KeyboardInterrupt. SIGTERM ends the run, then takes its usual effect.
-    Signals reach the main thread only: to end a run in another one, use `stop`.
+    Replay, learner, actors and evaluator run as separate processes. All of them have ended when this function returns
+    or raises. They can import the same modules as the caller (sys.path). A script needs `if __name__ == "__main__"`
+    only if it defines its environment or network itself, because the processes then import the script.
 
-    Raises ConfigError for what cannot be run as configured, TrainingError for a run that failed, with the first cause.
+    `quiet`: print nothing; the logs are still written to the run folder. `stop` is called five times a second; the run
+    ends when it returns True. Ctrl-C also ends the run: the learner saves a checkpoint, and the returned run has
+    `interrupted` set. A second Ctrl-C kills every process and raises KeyboardInterrupt. SIGTERM ends the run;
+    then this process handles it as usual. Only the main thread receives signals: use `stop` in other threads.
+
+    Raises UsageError if the configuration cannot be run, and TrainingError, with the first cause, if the run failed.
     """
-    return train_as(config, None, quiet=quiet, stop=stop)
+    if engine == LOCAL:
+        return train_as(config, None, quiet=quiet, stop=stop)
+    chosen = RayEngine() if engine == RAY else engine
+    if not isinstance(chosen, RayEngine):
+        raise UsageError(f'engine must be "local", "ray" or an apex.RayEngine, got {engine!r}')
+    from apex.launch.ray import driver  # Imported here because Ray may not be installed.
+
+    with _training(config, stop, quiet) as (request, out):
+        launch, ending, status = driver.train(config, chosen, request, ["apex.train"], out)
+    return _judge(launch.run_folder, launch.config, ending, status)
 
 
 def train_as(
     config: Config, compose: Composer | None, *, quiet: bool = False, stop: Callable[[], bool] | None = None
 ) -> Run:
-    """The same with other programs: `compose` names them, as in `run_programs`."""
-    require(isinstance(config, Config), f'train takes an apex.Config, as apex.preset("pong"), got {config!r:.80}')
-    with _once(), _stopping(stop) as request, ExitStack() as opened:
-        out = opened.enter_context(open(os.devnull, "w")) if quiet else None
+    """Does the same as `train` on this machine, but runs the programs that `compose` returns; None: the usual ones."""
+    with _training(config, stop, quiet) as (request, out):
         paths = [path or os.getcwd() for path in sys.path]
         outcome = run_programs(
             config, request, ["apex.train"], compose, out=out, environment={"PYTHONPATH": os.pathsep.join(paths)}
         )
-    if request.signum == signal.SIGTERM:
-        signal.raise_signal(signal.SIGTERM)
     if outcome is None and request.signum:
         raise KeyboardInterrupt("stopped before the run began")
     if outcome is None:
         raise TrainingError("the run was stopped before it began", None)
-    return _judge(outcome)
-
-
-def _judge(outcome: RunOutcome) -> Run:
     folder, ending, status = outcome
+    return _judge(folder.path, folder.config, ending, status)
+
+
+@contextmanager
+def _training(config: Config, stop: Callable[[], bool] | None, quiet: bool) -> Iterator[tuple[Stop, TextIO | None]]:
+    """Yields the request to stop and the stream for progress. On exit, a received SIGTERM has its usual effect."""
+    require(
+        isinstance(config, Config), f'config must be an apex.Config, such as apex.preset("pong"); got {config!r:.80}'
+    )
+    with _once(), _stopping(stop) as request, open(os.devnull, "w") as nowhere:
+        yield request, nowhere if quiet else None
+    if request.signum == signal.SIGTERM:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def _judge(folder: Path, config: Config, ending: Ending, status: RunStatus | None) -> Run:
     if ending.status == REFUSED:
-        raise ConfigError(ending.cause)
+        raise UsageError(ending.cause)
     if ending.status != FINISHED:
-        raise TrainingError(ending.cause, folder.path)
+        raise TrainingError(ending.cause, folder)
     return Run(
-        folder=folder.path,
-        config=folder.config,
+        folder=folder,
+        config=config,
         reason=(status.reason if status else "") or ending.cause,
         interrupted=not ending.role,
         score=status.evaluator.score if status else None,
@@ -123,10 +140,10 @@ _busy = threading.local()
 
 @contextmanager
 def _once() -> Iterator[None]:
-    """Refuses to train while a run imports the module that calls this: it would start runs without end."""
+    """Raises UsageError if a process of a run imports a module that calls `train`, because this would start a run."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     imported = getattr(_busy, "training", False) or (spec is not None and spec.name.partition(".")[0] == "apex")
-    require(not imported, f"apex.train was called while a run imported the module that calls it. {GUARD}")
+    require(not imported, f"apex.train was called while a process of a run imported this module. {GUARD}")
     _busy.training = True
     try:
         yield
@@ -136,7 +153,10 @@ def _once() -> Iterator[None]:
 
 @contextmanager
 def _stopping(ask: Callable[[], bool] | None) -> Iterator[Stop]:
-    """A Stop that `ask` requests, and in the main thread SIGINT and SIGTERM: no other can have handlers."""
+    """Yields a Stop that is requested when `ask` returns True; in the main thread, also by SIGINT or SIGTERM.
+
+    Other threads cannot have signal handlers.
+    """
 
     def on_tick() -> None:
         if ask is not None and ask():

@@ -1,4 +1,4 @@
-"""`apex train`: one command that runs every program of a run on this machine, and shows them until the end."""
+"""`apex train`: runs every program of a run on this machine, and shows its progress until it ends."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from apex.config import Config
 from apex.config.command_line import parse_config
 from apex.config.role_command import learner_command, module_command, role_command
-from apex.environments.factory import EnvironmentFailure, describe, kind
+from apex.environments.factory import describe, kind
+from apex.errors import FAILED, FINISHED, EnvironmentFailure
 from apex.launch.monitor import RunMonitor, StatusClient
-from apex.launch.preflight.fit import fit, fit_one_process
+from apex.launch.preflight.fit import fit, fit_one_process, require_head, require_keys
+from apex.launch.ray.options import RAY, add_engine_options, require_engine
 from apex.launch.resume import reopen, resume_parser
-from apex.launch.ssh.hosts_file import OPTION as HOSTS
-from apex.launch.ssh.launcher import train_on_hosts
-from apex.launch.ssh.programs import NICE
 from apex.launch.summary import summary
 from apex.launch.terminal.dashboard import History
 from apex.launch.terminal.view import LogTail, PlainView, open_view, say
@@ -28,7 +26,7 @@ from apex.runs.folder import RunFolder
 from apex.runs.lock import hold
 from apex.runtime.disk_monitor import DiskMonitor
 from apex.runtime.gpu import means_gpu
-from apex.runtime.lifecycle import FAILED, FINISHED, Stop, log_to, reports_errors, stop_on_signals
+from apex.runtime.lifecycle import Stop, log_to, reports_errors, stop_on_signals
 from apex.runtime.ports import PortClaims
 from apex.runtime.run_claim import claim_run
 from apex.runtime.supervisor import Ending, Program, supervise
@@ -40,29 +38,35 @@ from apex.transport.messages.run_status import RunStatus
 from apex.transport.sockets import open_context
 from apex.types import Role, Schema
 
+NICE = 10  # niceness of programs that only observe the run or are not the bottleneck
+
 log = logging.getLogger("apex")
 
 
 @reports_errors("apex train")
 def main(argv: Sequence[str] | None = None) -> int:
-    """The composition root; returns the exit status."""
+    """Runs `apex train`; returns the exit status."""
     try:
         with stop_on_signals(take_notifier()) as stop:
             arguments = sys.argv[1:] if argv is None else argv
             parser = resume_parser("apex train")
-            parser.add_argument(HOSTS, type=Path, metavar="FILE", help="run on several machines: docs/own-machines.md")
+            add_engine_options(parser)
             options, rest = parser.parse_known_args(arguments)
-            if options.hosts is not None:
-                return train_on_hosts(options.hosts, options.resume, rest, stop, arguments)
-            if options.resume is not None:
+            require_engine(options)
+            if options.resume is not None and options.engine != RAY:
                 return resume(options.resume, rest, stop, accept=options.accept_changes)
-            about = "Trains on this machine: replay, learner, actors, evaluator and TensorBoard."
+            about = "Trains on this machine or on a cluster: runs replay, learner, actors, evaluator and TensorBoard."
             config = parse_config(
                 rest, prog="apex train", description=about, kind=kind, means_gpu=means_gpu, own=[parser]
             )
+            if options.engine == RAY:
+                options.insecure_no_auth = config.transport.insecure_no_auth
+                from apex.launch.ray.driver import train_on_ray  # Imported here because Ray may not be installed.
+
+                return train_on_ray(options, config, rest, stop, arguments)
             return train(config, stop, arguments)
     except KeyboardInterrupt:
-        say("apex train: told to stop twice; every program was killed", sys.stderr)
+        say("apex train: interrupted again while stopping; every program was killed", sys.stderr)
         return FAILED
 
 
@@ -70,17 +74,17 @@ Composer = Callable[[Config, RunFolder, "RunMonitor"], list[Program]]
 
 
 class RunOutcome(NamedTuple):
-    """What became of a run."""
+    """How a run ended."""
 
     folder: RunFolder
     ending: Ending
-    status: RunStatus | None  # the last one that was heard
+    status: RunStatus | None  # the last status that the learner reported; None: the learner reported no status
 
 
 def train(config: Config, stop: Stop, argv: Sequence[str], compose: Composer | None = None) -> int:
-    """Sizes the run to the machine, runs it to its end, and says how it went; `argv` is only noted.
+    """Chooses the run's sizes for this machine, trains until the run ends, prints a summary, returns the exit status.
 
-    `compose` names the programs of the run; if it is None, `make_programs` does.
+    `argv` is only recorded in the run's manifest. `compose` returns the programs of the run; None: `make_programs`.
     """
     return _tell(run(config, stop, argv, compose))
 
@@ -94,17 +98,20 @@ def run(
     out: TextIO | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> RunOutcome | None:
-    """The same without the last words; None if it was stopped before it began.
+    """Does the same as `train`, but prints no summary; returns None if a stop was requested before the run began.
 
-    `out` is where it is shown, standard output if None; `environment` goes to the programs on top of this one's.
+    `out`: the stream for progress; None: standard output. `environment`: environment variables for the programs, in
+    addition to those of this process.
     """
+    if config.run.head:
+        require_head(config)
     if config.run.single_process:
         schema = describe(config.environment, config.actor.n_step, partial(say, stream=out))
         return run_here(config, schema, stop, argv, out)
     with PortClaims() as claims:
         schema = describe(config.environment, config.actor.n_step, partial(say, stream=out))
         config, sizes = fit(config, schema, partial(say, stream=out), free=claims.claim)
-        _check_keys(config)
+        require_keys(config)
         if stop.requested:
             return None
         folder = RunFolder.create(config, schema, argv=argv)
@@ -113,15 +120,18 @@ def run(
 
 
 def run_here(config: Config, schema: Schema, stop: Stop, argv: Sequence[str], out: TextIO | None) -> RunOutcome:
-    """The same with every role in this process, see `single_process`. It shows plain lines: a debugger has the rest."""
+    """Does the same as `run`, but with every role in this process: see the setting `run.single_process`.
+
+    Progress is printed as plain lines, so that a debugger can use the terminal.
+    """
+    from apex.errors import DivergedError
     from apex.launch.serial.run import open_serial_run
-    from apex.learning.run_save import DivergedError  # The launcher of several programs need not wait for torch.
 
     config, sizes = fit_one_process(config, schema)
     folder = RunFolder.create(config, schema, argv=argv)
     for line in (f"{config.environment.id}, seed {config.seed}", *sizes, f"run folder: {folder.path}"):
         say(line, out)
-    # Its log has the learner's name, as it is the learner's loop that runs.
+    # The log has the learner's name because the learner's loop runs here.
     with (
         hold(folder.path),
         log_to(folder.logs / "learner.log", "learner"),
@@ -145,35 +155,48 @@ def run_here(config: Config, schema: Schema, stop: Stop, argv: Sequence[str], ou
 
 
 def resume(name: str, argv: Sequence[str], stop: Stop, compose: Composer | None = None, *, accept: bool = False) -> int:
-    """Goes on with a run, in its folder, from its newest checkpoint and snapshot; `argv` may change limits."""
+    """Resumes the run `name` in its folder, from its newest checkpoint and snapshot; returns the exit status.
+
+    `argv` may change the run's limits. If `accept` is True, `argv` may change other settings too.
+    """
+    return _tell(go_on(name, argv, stop, compose, accept=accept))
+
+
+def go_on(
+    name: str,
+    argv: Sequence[str],
+    stop: Stop,
+    compose: Composer | None = None,
+    *,
+    accept: bool = False,
+    out: TextIO | None = None,
+) -> RunOutcome | None:
+    """Does the same as `resume`, but prints no summary; returns None if a stop was requested before the run began.
+
+    `out`: the stream for progress; None: standard output.
+    """
     folder, config = reopen(name, argv, accept=accept)
-    _check_keys(config)
-    from apex.launch.resume_check import check_resume  # It reads tensors; a run that begins need not wait for torch.
+    require_keys(config)
+    from apex.launch.resume_check import check_resume  # Imported here because new runs do not need torch here.
 
     with hold(folder.path), PortClaims() as claims:
         for line in check_resume(folder, config, accept=accept):
             say(line)
         config, sizes = fit(config, folder.schema, say, store_path(folder.run_id), free=claims.claim)
         if stop.requested:
-            return FINISHED
+            return None
         folder.go_on(config, argv=argv)
-        return _tell(_run(folder, config, sizes, stop, compose))
+        return _run(folder, config, sizes, stop, compose, out)
 
 
 def _tell(outcome: RunOutcome | None) -> int:
-    """Says how a run went; returns the exit status."""
+    """Prints the summary of a run; returns the exit status."""
     if outcome is None:
         return FINISHED
     folder, ending, status = outcome
     for line in summary(ending, status, folder):
         say(line, sys.stdout if ending.status == FINISHED else sys.stderr)
     return ending.status
-
-
-def _check_keys(config: Config) -> None:
-    """Raises ConfigError, before anything is started, if a program of the run would find its keys wanting."""
-    for role in Role:
-        read_keys(config.transport.keys, role)
 
 
 def _run(
@@ -189,10 +212,13 @@ def _run(
     url = f"http://{socket.gethostname() if host == '0.0.0.0' else host}:{config.run.tensorboard_port}"
     curves = f"TensorBoard {url}" if config.run.tensorboard else "no TensorBoard"
     introduction = [f"{config.environment.id}, seed {config.seed}", *sizes, f"run folder: {folder.path}"]
-    introduction += [f"{curves}/#custom_scalars once training has begun"] if config.run.tensorboard else []
+    introduction += [f"{curves}/#custom_scalars, available once training has begun"] if config.run.tensorboard else []
+    transport = config.transport
+    if config.run.head:
+        learner = f"{local_host(transport)}:{transport.port('control')}"
+        introduction.append(f"start actors on other hosts with: apex actor --learner {learner} --keys BUNDLE")
     for line in introduction:
         say(line, out)
-    transport = config.transport
     observer = read_keys(transport.keys, Role.OBSERVER)
     with (
         claim_run(folder.run_id),
@@ -201,7 +227,7 @@ def _run(
         open_view(out or sys.stdout) as view,
     ):
         source = StatusClient(ControlClient(context, transport.endpoint("control", local_host(transport)), linger=0.0))
-        history = History(footer=f"{curves}   logs {folder.logs}   Ctrl-C stops")
+        history = History(footer=(curves, f"logs {folder.logs}", "Ctrl-C stops"))
         watch = RunMonitor(source, view, LogTail(folder.logs), history)
         disk = DiskMonitor(folder.path, watch.tell)
         programs = (compose or make_programs)(config, folder, watch)
@@ -211,17 +237,17 @@ def _run(
             disk.look()
 
         ending = supervise(programs, stop, logs=folder.logs, tell=watch.tell, tick=tick, environment=environment or {})
-        watch.tick()  # The last status comes without a question.
+        watch.tick()  # Shows the learner's last status, which the learner sends without a request.
     return RunOutcome(folder, ending, watch.status)
 
 
 def make_programs(config: Config, folder: RunFolder, watch: RunMonitor) -> list[Program]:
-    """The programs of a run, in the order of their start: the last one is stopped first.
+    """Returns the programs of a run in the order of their start. They are stopped in reverse order.
 
-    Their grace adds up to less than 10 s, in which a run must be over.
+    The sum of their grace periods is less than 10 s, the time within which a run must stop.
     """
     python = (sys.executable, "-u", "-P", "-m")  # See `add_current_folder`.
-    control = config.transport.control_port + config.transport.port_offset
+    control = config.transport.port("control")
     joins = partial(
         role_command,
         learner=f"{local_host(config.transport)}:{control}",
@@ -236,7 +262,8 @@ def make_programs(config: Config, folder: RunFolder, watch: RunMonitor) -> list[
 
     def ours(name: str, words: tuple[str, ...], **options: Any) -> Program:
         command = (*python, *module_command(words))
-        return Program(role=name, command=command, stuck_seconds=config.run.stuck_seconds, **options)
+        stuck_seconds, crash_budget = config.run.stuck_seconds, config.run.crash_budget
+        return Program(role=name, command=command, stuck_seconds=stuck_seconds, crash_budget=crash_budget, **options)
 
     programs = []
     for shard in range(num_shards):
@@ -246,12 +273,13 @@ def make_programs(config: Config, folder: RunFolder, watch: RunMonitor) -> list[
     words = learner_command(config=folder.config_file, run_folder=folder.path)
     programs.append(ours("learner", words, grace_seconds=4.0, ends_run=True))
     if config.evaluator.enabled:
-        # Who says when the run is over does more than watch: beside busy actors it would take ten times as long.
+        # With a stop score, the run waits for evaluations. Beside busy actors, niceness makes them ten times slower.
         niceness = NICE if config.run.stop_score is None else 0
         programs.append(ours("evaluator", joins(Role.EVALUATOR), grace_seconds=1.0, niceness=niceness, ready=goes_on))
-    # Where inserts wait for samples, the learner's updates are what is scarce, and actors take the cores in between.
+    # If inserts wait for samples, the learner is the bottleneck: the actors get the CPU time that it leaves idle.
     niceness = NICE if config.replay.inserts_wait else 0
-    programs.append(ours("actor", joins(Role.ACTOR), grace_seconds=2.0, niceness=niceness, ready=goes_on))
+    if not config.run.head:
+        programs.append(ours("actor", joins(Role.ACTOR), grace_seconds=2.0, niceness=niceness, ready=goes_on))
     if config.run.tensorboard:
         host, port = config.run.tensorboard_bind, str(config.run.tensorboard_port)
         where = ("--logdir", str(folder.tensorboard), "--host", host, "--port", port)
@@ -262,7 +290,7 @@ def make_programs(config: Config, folder: RunFolder, watch: RunMonitor) -> list[
             grace_seconds=0.5,
             essential=False,
             niceness=NICE,
-            ready=lambda: watch.training and goes_on(),  # Its start takes seconds of a core that the run needs then.
+            ready=lambda: watch.training and goes_on(),  # Starting TensorBoard takes seconds of CPU time.
         )
         programs.insert(0, curves)
     return programs

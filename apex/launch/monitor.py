@@ -1,4 +1,4 @@
-"""What whoever started a run sees of it: its status, asked for once a second, and the warnings of its logs."""
+"""Shows a run to the user who started it: its status, requested once a second, and the warnings in its logs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from apex.transport.timing import ANSWER_SECONDS, STATUS_SECONDS
 
 log = logging.getLogger("apex")
 
-# Host, if there are several, then time and role: see `lifecycle.Wait`.
+# A log line about a wait: host (only with several hosts), time, role, level, message. See `lifecycle.Wait`.
 WAIT = re.compile(r"(\S+ )?\S+ \S+ WARNING (?P<wait>\S.* waits .*) \((?P<seconds>\d+) s\)")
-LATE_SECONDS = 5.0  # a wait that was not said again by then, although its time has doubled, is over
+# A wait that continues is logged again when its duration has doubled. If that line is this late, the wait is over.
+LATE_SECONDS = 5.0
 
 
 class StatusClient:
-    """Asks the learner for the status and never waits for the answer."""
+    """Requests the learner's status, and never blocks to wait for the answer."""
 
     def __init__(self, client: ControlClient, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
@@ -30,7 +31,7 @@ class StatusClient:
         self._asked_at = self._ask_at = 0.0
 
     def __call__(self) -> RunStatus | None:
-        """The newest status since the last call, or None."""
+        """Returns the newest status that has arrived since the last call; None if none has."""
         newest: RunStatus | None = None
         while (answer := self._client.receive(0.0)) is not None:
             if isinstance(answer, RunStatus):
@@ -45,7 +46,7 @@ class StatusClient:
 
 
 class RunMonitor:
-    """Looks at the run once a second, and shows what it sees."""
+    """Reads the run's status and logs once a second, and shows them."""
 
     def __init__(
         self,
@@ -64,20 +65,20 @@ class RunMonitor:
         self._clock = clock
         self._look_at = 0.0
         self._heard_at = clock()
-        self._noted_at: dict[str, float] = {}  # when a sentence was noted
+        self._noted_at: dict[str, float] = {}  # sentence -> time at which it was last shown, in seconds of `clock`
 
     @property
     def ending(self) -> bool:
-        """Whether the run is coming to its end, so that nothing need be started any more."""
+        """Whether the run is ending or has ended: no program needs to be started any more."""
         return self.status is not None and self.status.phase in ("finishing", "finished")
 
     @property
     def training(self) -> bool:
-        """Whether there are curves to look at."""
+        """Whether training has begun, so that there are curves to show."""
         return self.status is not None and self.status.updates > 0
 
     def tick(self) -> None:
-        """Shows what is new; reads the logs for warnings, and shows the time that goes by, once a second."""
+        """Shows a new status at once; reads the logs for warnings and refreshes the view at least once a second."""
         now = self._clock()
         status = self._source()
         if status is not None:
@@ -93,20 +94,20 @@ class RunMonitor:
         self._view.show(self.status, self._history)
 
     def tell(self, sentence: str) -> None:
-        """Shows what the supervisor has to say, at once, and logs it."""
+        """Logs a sentence of the supervisor and shows it at once."""
         log.info(sentence)
         self._note(sentence)
         self._view.show(self.status, self._history)
 
     def _note(self, sentence: str) -> None:
         for other in [other for other in self._history.notes if _subject(other) == _subject(sentence)]:
-            self._history.notes.remove(other)  # Said again, it stands last, and once.
+            self._history.notes.remove(other)  # A repeated note moves to the end.
         self._history.notes.append(sentence)
         self._noted_at[sentence] = self._clock()
         self._view.note(sentence)
 
     def _forget_waits(self) -> None:
-        """Takes waits off the picture that are over: each says so again when its time has doubled."""
+        """Removes the notes of waits that are over, because no log line has repeated them in time."""
         for sentence in list(self._history.notes):
             wait, now = WAIT.fullmatch(sentence), self._clock()
             if wait and now - self._noted_at.get(sentence, now) > int(wait["seconds"]) + LATE_SECONDS:
@@ -115,6 +116,6 @@ class RunMonitor:
 
 
 def _subject(sentence: str) -> str:
-    """What a sentence is about: of a wait, who waits for whom, whenever and however long."""
+    """Returns the part of a sentence that identifies its subject. For a wait: who waits for what, without times."""
     wait = WAIT.fullmatch(sentence)
     return wait["wait"] if wait else sentence

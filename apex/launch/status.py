@@ -1,4 +1,4 @@
-"""`apex status`: what a run is doing, from any shell."""
+"""`apex status`: prints the status of a run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import msgspec
 
 from apex.config import Config
 from apex.config.arguments import Parser, positive_float
+from apex.errors import FINISHED, NEIGHBOUR_GONE
 from apex.launch.terminal.view import show_once
-from apex.runtime.lifecycle import FINISHED, NEIGHBOUR_GONE, reports_errors
+from apex.runtime.lifecycle import reports_errors
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.key_store import Keys, read_keys
 from apex.transport.messages.control import StatusRequest
@@ -22,11 +23,11 @@ from apex.types import Role
 
 @reports_errors("apex status")
 def main(argv: Sequence[str] | None = None) -> int:
-    """The composition root; 75 when no learner answers."""
-    parser = Parser(prog="apex status", description="Shows the run of the learner at HOST.")
-    parser.add_argument("--learner", default="127.0.0.1", metavar="HOST[:PORT]", help="the learner's control address")
-    parser.add_argument("--keys", default="", metavar="DIR", help="folder with an observer's keys, see apex keys")
-    parser.add_argument("--json", action="store_true", help="print the whole status object")
+    """Runs `apex status`; returns the exit status, 75 if no learner answers."""
+    parser = Parser(prog="apex status", description="Prints the status of the run whose learner is at HOST.")
+    parser.add_argument("--learner", default="127.0.0.1", metavar="HOST[:PORT]", help="control address of the learner")
+    parser.add_argument("--keys", default="", metavar="DIR", help="folder with the keys of an observer, see apex keys")
+    parser.add_argument("--json", action="store_true", help="print the whole status as one JSON object")
     parser.add_argument(
         "--timeout", type=positive_float, default=3.0, metavar="SECONDS", help="how long to wait for an answer"
     )
@@ -35,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     endpoint = f"tcp://{host}:{port}"
     status = ask(endpoint, arguments.timeout, read_keys(arguments.keys, Role.OBSERVER))
     if status is None:
-        print(f"apex status: no learner answers at {endpoint} ({arguments.timeout:g} s)", file=sys.stderr)
+        text = f"apex status: no learner answered at {endpoint} within {arguments.timeout:g} s"
+        print(f"{text}; for a run elsewhere or with keys, give --learner and --keys", file=sys.stderr)
         return NEIGHBOUR_GONE
     if arguments.json:
         print(msgspec.json.encode(status).decode())
@@ -45,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def ask(endpoint: str, timeout: float, keys: Keys | None = None) -> RunStatus | None:
-    """The status of the run of the learner at `endpoint`, or None after `timeout` seconds without an answer."""
+    """Returns the status of the run whose learner is at `endpoint`; None without an answer in `timeout` seconds."""
     deadline = time.monotonic() + timeout
     with open_context(keys) as context:
         client = ControlClient(context, endpoint, linger=0.0)

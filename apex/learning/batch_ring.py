@@ -1,4 +1,4 @@
-"""Batches in memory that loaders and trainer share: a byte in a pipe hands over the slot that holds one, uncopied."""
+"""Batches in memory that loaders and trainer share. Only the number of a batch's slot is sent, as a byte in a pipe."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 
 from apex.config import LearnerConfig
 from apex.replay_memory.frames.stack_decoder import StackDecoder
-from apex.types import Array, BatchMessage, PriorityUpdate, Schema
+from apex.types import Array, BatchMessage, PriorityUpdate, Schema, unpack_mask
 
-NUM_SLOTS = 3  # one being trained on, one ready, one being filled; with more loaders more
-MAX_BEHIND = 2  # steps that a GPU may be behind: one is computed, one lies ready; their slots stay as they are
+NUM_SLOTS = 3  # slots: one in training, one ready, one being filled; each further loader needs one more
+MAX_BEHIND = 2  # updates that a GPU may be behind: one being computed, one queued; their slots must not change
 MOST_LOADERS = 64
-MAX_RETURN = 1e15  # of a transition that is learned from: beyond it squares of TD errors and gradients overflow
+MAX_RETURN = 1e15  # largest usable |n_step_return|: beyond it, squares of TD errors and gradients overflow
 
 
 class BatchPart(NamedTuple):
-    """Where B/R transitions of a batch come from, by the names of `types.BatchMessage`."""
+    """The origin of one part of a batch. The fields are named as in `types.BatchMessage`."""
 
     shard: int
     store_incarnation: int
@@ -34,29 +34,30 @@ class BatchPart(NamedTuple):
 class Batch(NamedTuple):
     """A batch in the learner's memory: views of a slot, valid until the slot is released.
 
-    It has one part from each of the R replay shards, B/R rows each, in the order of the shards.
+    A batch has one part of B/R rows from each of the R replay shards, in the order of the shards.
     """
 
     stacks: Array  # frame_dtype[2, B, S, *F]: s_t, s_{t+m}
-    keys: Array  # int64[B]  each of its own shard's
-    # P(i) = 1/R * leaf / root of its shard: every shard gives 1/R of each batch. Infinite for a row that cannot be
-    # learned from, as its frames do not decompress or its return is beyond MAX_RETURN: its weight and priority are 0.
+    keys: Array  # int64[B]  key of each transition in its shard
+    # P(i) = 1/R * leaf / root of its shard, because every shard gives 1/R of each batch. Infinite for an unusable row,
+    # whose frames do not decompress or whose |n_step_return| is above MAX_RETURN: its weight and priority are 0.
     probability: Array  # float64[B]
-    action: Array  # int64[B]
+    action: Array  # int64[B] or float32[B, K]
     n_step_return: Array  # float32[B]
     discount: Array  # float32[B]
-    version: Array  # int64[B]  parameters that chose the action
-    num_transitions: int  # alive in all shards when it was drawn: N
+    version: Array  # int64[B]  version of the parameters that chose the action
+    num_transitions: int  # N: live transitions in all shards when the batch was drawn
     parts: list[BatchPart]
     slot: int
+    next_mask: Array | None = None  # bool[B, A]  actions allowed in s_{t+m}; None: the environment has no masks
 
     @property
     def usable(self) -> NDArray[np.bool_]:
-        """bool[B]  which rows can be learned from."""
+        """bool[B]: which rows can be used for training."""
         return np.isfinite(self.probability)
 
     def updates(self, priorities: Array) -> list[PriorityUpdate]:
-        """New priorities, float32[B], for the keys: one update for each part, to be sent to where it came from."""
+        """Returns one update per part with the new `priorities`, float32[B]. Send each update to the part's shard."""
         size = len(self.keys) // len(self.parts)
         priorities = np.where(self.usable, priorities, np.float32(0))
         rows = [slice(size * index, size * (index + 1)) for index in range(len(self.parts))]
@@ -67,34 +68,36 @@ class Batch(NamedTuple):
 
 
 class LoaderFigures(NamedTuple):
-    """What the loaders say of themselves, in memory that the trainer maps too."""
+    """Figures of the loaders, one per loader, in memory shared with the trainer."""
 
-    seconds: NDArray[np.float64]  # of each: processor time; what it waits takes none
-    draws: NDArray[np.float64]  # of each: 1 while it draws every shard's part for itself, else 0
-    refused: NDArray[np.float64]  # of each: messages that were no batches
+    seconds: NDArray[np.float64]  # CPU time of the loader in seconds
+    draws: NDArray[np.float64]  # 1 while the loader draws the parts of all shards itself, otherwise 0
+    refused: NDArray[np.float64]  # number of messages that were not valid batches
 
 
 class BatchRing:
-    """A few batches in anonymous shared memory, made before the fork."""
+    """A few batches in anonymous shared memory. Create the ring before forking the loaders."""
 
     def __init__(self, schema: Schema, batch_size: int, num_slots: int = NUM_SLOTS, num_shards: int = 1) -> None:
         """`batch_size` must be a multiple of `num_shards`."""
         shape = (2, batch_size, *schema.observation_shape)
+        self._num_masked = schema.num_actions if schema.masked else 0
         self.dtype = np.dtype(
             [
                 ("keys", "<i8", batch_size),
                 ("probability", "<f8", batch_size),
-                ("action", "<i8", batch_size),
+                ("action", schema.action_dtype, (batch_size, *schema.action_shape)),
                 ("version", "<i8", batch_size),
                 ("n_step_return", "<f4", batch_size),
                 ("discount", "<f4", batch_size),
-                ("parts", "<u8", (num_shards, 5)),  # `BatchPart`, and transitions alive
+                ("parts", "<u8", (num_shards, 5)),  # fields of `BatchPart`, then number of live transitions
+                ("next_mask", "?", (batch_size, self._num_masked)),
             ]
         )
         frame_bytes = prod(shape) * np.dtype(schema.frame_dtype).itemsize
         slot_bytes = -(-(frame_bytes + self.dtype.itemsize) // mmap.PAGESIZE) * mmap.PAGESIZE
         memory = mmap.mmap(-1, slot_bytes * num_slots)
-        self.memory = np.frombuffer(memory, np.uint8)  # all slots, for who wants to lock them
+        self.memory = np.frombuffer(memory, np.uint8)  # memory of all slots, page-locked for a GPU
         self.loaders = LoaderFigures(*np.frombuffer(mmap.mmap(-1, 3 * 8 * MOST_LOADERS), np.float64).reshape(3, -1))
         self.num_slots = num_slots
         self.batch_size = batch_size
@@ -115,27 +118,29 @@ class BatchRing:
 
     @classmethod
     def configured(cls, learner: LearnerConfig, num_shards: int, schema: Schema, *, cuda: bool) -> BatchRing:
-        """A learner's, by a sized configuration."""
+        """Creates the ring of a learner from its sized configuration."""
         num_slots = slots_needed(learner.num_loaders, cuda=cuda)
         return cls(schema, learner.batch_size, num_slots, num_shards)
 
     # --- the filling side -------------------------------------------------------------------------------------------
 
     def take_free(self, timeout: float) -> int | None:
-        """A slot to fill, or None after `timeout` seconds without one."""
+        """Returns a slot to fill, or None after `timeout` seconds without a free slot."""
         return _read_byte(self._free[0], timeout)
 
     def first_row(self, shard: int) -> int:
-        """Where the part of a shard begins in a batch."""
+        """Returns the first row of a shard's part in a batch."""
         return shard * self.part_size
 
     def put(self, slot: int, part: BatchMessage, decoded: NDArray[np.bool_] | None = None) -> None:
-        """Writes what a part says beside its stacks; `decoded`: which rows have them, all if None."""
+        """Writes all fields of a part except its stacks. `decoded`: rows whose stacks were decoded; None: all."""
         fields, records, first = self._fields[slot], part.records, self.first_row(part.shard)
         rows = slice(first, first + self.part_size)
         fields["keys"][rows] = records["key"]
         for name in ("action", "version", "discount"):
             fields[name][rows] = records[name]
+        if self._num_masked:
+            fields["next_mask"][rows] = unpack_mask(records["next_mask"], self._num_masked)
         usable = np.abs(records["n_step_return"]) <= MAX_RETURN
         if decoded is not None:
             usable &= decoded
@@ -151,13 +156,13 @@ class BatchRing:
         )
 
     def hand_over(self, slot: int) -> None:
-        """Gives a slot to the reading side: all parts are in it."""
+        """Passes a slot to the reading side; all parts of its batch must be filled."""
         os.write(self._ready[1], bytes([slot]))
 
     # --- the reading side -------------------------------------------------------------------------------------------
 
     def receive(self, timeout: float) -> Batch | None:
-        """The oldest filled slot, or None after `timeout` seconds without one."""
+        """Returns the batch of the oldest filled slot, or None after `timeout` seconds without a filled slot."""
         slot = _read_byte(self._ready[0], timeout)
         if slot is None:
             return None
@@ -171,21 +176,22 @@ class BatchRing:
             n_step_return=fields["n_step_return"],
             discount=fields["discount"],
             version=fields["version"],
+            next_mask=fields["next_mask"] if self._num_masked else None,
             num_transitions=sum(num_transitions for *_, num_transitions in parts),
             parts=[BatchPart(*part) for *part, _ in parts],
             slot=slot,
         )
 
     def release(self, slot: int) -> None:
-        """Gives a slot back to be filled again."""
+        """Releases a slot, which may then be filled again."""
         os.write(self._free[1], bytes([slot]))
 
 
 class BatchSlot(NamedTuple):
-    """The rows that a shard's part takes in a slot that is being filled: a `reader.FrameDecoder`."""
+    """The rows of a shard's part in a slot that is being filled; implements `reader.FrameDecoder`."""
 
     ring: BatchRing
-    decoder: StackDecoder  # of the slot
+    decoder: StackDecoder  # decoder that writes into the slot
     slot: int
     shard: int
 
@@ -195,12 +201,12 @@ class BatchSlot(NamedTuple):
         return self.decoder.reads_stores
 
     def decode_stored(self, arena: NDArray[np.uint8], stored: Array) -> NDArray[np.bool_]:
-        """See `reader.FrameDecoder`; it changes the numbers of the rows in `stored`."""
+        """See `reader.FrameDecoder`; changes the row numbers in `stored`."""
         stored["row"] += self.ring.first_row(self.shard)
         return self.decoder.decode_stored(arena, stored)
 
     def put(self, part: BatchMessage) -> None:
-        """Writes the part, its frames too where they are compressed still."""
+        """Writes the part; also decodes its frames if they are still compressed."""
         decoded = None
         if part.blob is not None:
             decoded = self.decoder.decode_sound(part.records, part.blob, self.ring.first_row(self.shard))
@@ -208,7 +214,7 @@ class BatchSlot(NamedTuple):
 
 
 def slots_needed(num_loaders: int, *, cuda: bool) -> int:
-    """Slots enough for all that are filled, trained on, or not yet done with."""
+    """Returns the number of slots needed for batches being filled, in training, or waiting for a GPU's results."""
     return NUM_SLOTS + max(1, num_loaders) - 1 + (MAX_BEHIND if cuda else 0)
 
 

@@ -1,4 +1,4 @@
-"""Where the parts of a batch come from: the store of a shard on this host, or its samplers on another."""
+"""Sources of the parts of a batch: the replay memory of a shard on this host, or samplers on another host."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from apex.types import BatchMessage
 
 
 class LocalSource:
-    """Draws from the store of a shard on this host. Frames are decoded from its memory straight into the slot."""
+    """Draws from the replay memory of a shard on this host, and decodes the frames directly into the slot."""
 
     def __init__(self, drawer: BatchDrawer) -> None:
         self._drawer = drawer
 
     def fill(self, slot: BatchSlot) -> bool:
-        """Puts the shard's next part into its slot; False if there is none yet. Does not wait."""
+        """Writes the shard's next part to the slot. Returns False, without waiting, if no part is available yet."""
         part = self._drawer.draw(slot if slot.reads_stores else None)
         if part is None:
             return False
@@ -26,21 +26,21 @@ class LocalSource:
 
 
 class RemoteSource:
-    """Gives parts that came by socket, which wait in a queue for each shard until a batch has room for them.
+    """Takes parts from a socket and keeps them in one queue per shard until a batch needs them.
 
-    The samplers' credit bounds the queues. While another shard keeps a batch waiting, a sampler sends one more now and
-    then: beyond its credit the oldest part is dropped and counted, for it was drawn by the oldest priorities.
+    The samplers' credit limits the length of the queues. While a batch waits for another shard, a sampler occasionally
+    exceeds its credit. Then the oldest part is dropped and counted, because it was drawn with the oldest priorities.
     """
 
     def __init__(self, receive: Callable[[float], BatchMessage | None], *, num_shards: int, credit: int) -> None:
-        """`receive` waits for a part, up to so many seconds; `credit`: parts of a shard that may be in flight."""
+        """`receive` takes a timeout in seconds and returns a part; `credit`: maximum parts in flight per shard."""
         self._receive = receive
         self._credit = credit
         self._queues: list[deque[BatchMessage]] = [deque() for _ in range(num_shards)]
         self.num_dropped = 0
 
     def fill(self, slot: BatchSlot) -> bool:
-        """Puts the shard's next part into its slot; False if there is none yet. Does not wait."""
+        """Writes the shard's next part to the slot. Returns False, without waiting, if no part is available yet."""
         queue = self._queues[slot.shard]
         if not queue:
             return False
@@ -48,7 +48,7 @@ class RemoteSource:
         return True
 
     def receive(self, timeout: float) -> None:
-        """Takes one part, of any shard, into its queue; waits up to `timeout` seconds for it."""
+        """Receives one part from any shard and adds it to that shard's queue. Waits up to `timeout` seconds."""
         part = self._receive(timeout)
         if part is None:
             return

@@ -1,13 +1,14 @@
-"""From a slot of the ring to the device, and the way back of priorities and of the slot.
+"""Copies batches from a slot of the ring to the device, and priorities back to the host; then releases the slot.
 
-Without CUDA a batch is a view of the slot. With CUDA copies run on a stream of their own, from memory that is locked,
-into one of two buffers, while the update before still computes; and nothing here waits for the device as long as it is
-no more than `MAX_BEHIND` steps behind. A slot stays as it is until what was made of it is known: a batch that no update
-could be made with is looked at then. So the ring needs `MAX_BEHIND` slots more.
+Without CUDA, a batch is a view of the slot. With CUDA, batches are copied on a separate stream, from page-locked memory
+into one of two buffers, while the GPU still computes the previous update. Nothing here waits for the GPU unless the GPU
+is more than `MAX_BEHIND` updates behind. A slot is released only when the result of its update is known, because the
+batch of a skipped update is then saved. Therefore the ring needs `MAX_BEHIND` more slots.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,43 +18,60 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apex.dqn.gradient_step import DeviceBatch
+from apex.algorithms.gradient_step import DeviceBatch
 from apex.learning.batch_ring import MAX_BEHIND, Batch
 from apex.types import Array
 
 log = logging.getLogger("apex")
 
 
-Return = Callable[[Batch, NDArray[Any]], None]  # takes a batch, and what the update made of it
+Return = Callable[[Batch, NDArray[Any]], None]  # takes a batch and the result of its update
 Release = Callable[[int], None]  # takes a slot that may be filled again
+Receive = Callable[[NDArray[Any]], None]  # takes the values of a tensor, on the host
 
 
 class HostTransfer:
-    """The device is this processor."""
+    """The transfer for training on the CPU."""
 
     def __init__(self, send: Return, release: Release) -> None:
         self._send = send
         self._release = release
 
     def load(self, batch: Batch, weights: Array) -> DeviceBatch:
-        """Views of the batch's memory; `weights`: float32[B]."""
+        """Returns views of the batch's memory; `weights`: float32[B]."""
         return DeviceBatch(*map(torch.from_numpy, _arrays(batch, weights)))
 
     def give_back(self, batch: Batch, result: Tensor) -> None:
-        """Sends what the update made of the batch, and releases its slot."""
+        """Sends the result of the batch's update, and releases its slot."""
         self._send(batch, result.numpy())
         self._release(batch.slot)
 
+    def fetch(self, tensor: Tensor, receive: Receive) -> None:
+        """Calls `receive` with the values of `tensor`, which must not change later."""
+        receive(tensor.numpy())
+
+    def mark(self) -> Callable[[], None]:
+        """Returns a function that does nothing: on the CPU, there are no copies to wait for."""
+        return lambda: None
+
     def collect(self) -> bool:
-        """Whether a result is on its way: never."""
+        """Returns False: on the CPU, no result is ever in transit."""
         return False
 
     def flush(self) -> None:
-        """Every result has left already."""
+        """Does nothing: no result is in transit."""
+
+
+class _Fetching(NamedTuple):
+    """A tensor that is being copied to the host."""
+
+    tensor: Tensor
+    done: torch.cuda.Event
+    receive: Receive
 
 
 class _Returning(NamedTuple):
-    """What an update made of a batch, on its way to the host."""
+    """The result of a batch's update, which is being copied to the host."""
 
     batch: Batch
     result: Tensor
@@ -61,23 +79,27 @@ class _Returning(NamedTuple):
 
 
 class CudaTransfer:
-    """The device is a GPU."""
+    """The transfer for training on a GPU."""
 
     def __init__(self, device: torch.device, send: Return, release: Release) -> None:
         self._device = device
         self._send = send
         self._release = release
         self._copy_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._buffers: list[DeviceBatch] = []
+        self._buffers: list[list[Tensor]] = []
         self._free = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
         self._num_loaded = 0
         self._returning: deque[_Returning] = deque()
+        self._fetching: deque[_Fetching] = deque()
 
     def load(self, batch: Batch, weights: Array) -> DeviceBatch:
-        """Starts the copy, which the current stream waits for, not this thread. `weights`: float32[B]."""
+        """Starts a copy to the GPU. The current stream waits for it; this thread does not. `weights`: float32[B]."""
         arrays = [torch.from_numpy(array) for array in _arrays(batch, weights)]
-        while len(self._buffers) < 2:
-            self._buffers.append(DeviceBatch(*(torch.empty_like(array, device=self._device) for array in arrays)))
+        if not self._buffers:
+            for _ in range(2):
+                self._buffers.append([torch.empty_like(array, device=self._device) for array in arrays])
+            # Earlier uses of this memory were ordered on the current stream, where the buffers were allocated.
+            self._copy_stream.wait_stream(torch.cuda.current_stream(self._device))
         which = self._num_loaded % 2
         self._num_loaded += 1
         with torch.cuda.stream(self._copy_stream):
@@ -86,25 +108,38 @@ class CudaTransfer:
                 target.copy_(source, non_blocking=True)
             done = self._note()
         torch.cuda.current_stream(self._device).wait_event(done)
-        return self._buffers[which]
+        return DeviceBatch(*self._buffers[which])
 
     def give_back(self, batch: Batch, result: Tensor) -> None:
-        """Starts the result's way back; hands on those that have arrived, and releases their slots."""
+        """Starts to copy the result to the host. Sends the results that have arrived, and releases their slots."""
         self._free[(self._num_loaded - 1) % 2].record(torch.cuda.current_stream(self._device))
         self._returning.append(_Returning(batch, result.to("cpu", non_blocking=True), self._note()))
         self._collect(MAX_BEHIND)
 
+    def fetch(self, tensor: Tensor, receive: Receive) -> None:
+        """Starts to copy a tensor to the host. `collect`, `give_back` or `flush` calls `receive` after its arrival."""
+        self._fetching.append(_Fetching(tensor.to("cpu", non_blocking=True), self._note(), receive))
+
+    def mark(self) -> Callable[[], None]:
+        """Returns a function that waits, on any thread, for the copies to the host that were started before."""
+        done = self._note()
+        return lambda: done.synchronize()
+
     def collect(self) -> bool:
-        """Hands on what has arrived, without waiting; tells whether more is on its way."""
+        """Sends the results that have arrived, without waiting. Returns whether others are still in transit."""
         self._collect(MAX_BEHIND)
-        return bool(self._returning)
+        return bool(self._returning or self._fetching)
 
     def flush(self) -> None:
-        """Waits until all results and slots have left."""
+        """Waits until all results and fetched tensors have been sent, and all slots released."""
         self._collect(0)
 
     def _collect(self, most: int) -> None:
-        """Hands on what is done; waits until no more than `most` are under way."""
+        """Sends the results that have arrived. Waits until at most `most` results of batches are in transit."""
+        while self._fetching and (not most or _is_done(self._fetching[0].done)):
+            fetching = self._fetching.popleft()
+            fetching.done.synchronize()
+            fetching.receive(fetching.tensor.numpy())
         while self._returning and (len(self._returning) > most or _is_done(self._returning[0].done)):
             returning = self._returning.popleft()
             returning.done.synchronize()
@@ -118,14 +153,30 @@ class CudaTransfer:
 
 
 def lock_memory(memory: Array) -> None:
-    """Has CUDA lock the pages of an array, so that copies from it are not staged; raises RuntimeError."""
-    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    status = runtime.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)
-    if int(status) != 0:
+    """Locks the pages of an array, so that copies to the GPU need no staging buffer; raises RuntimeError on failure.
+
+    Needs a CUDA context on this thread. Calls the driver, because a failure of the runtime's `cudaHostRegister` would
+    remain the runtime's last error, which torch would report for the next kernel.
+    """
+    try:
+        register = ctypes.CDLL("libcuda.so.1").cuMemHostRegister_v2
+    except (OSError, AttributeError) as error:
+        raise RuntimeError(f"CUDA cannot lock the learner's memory: {error}") from error
+    status = register(ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(memory.nbytes), ctypes.c_uint(0))
+    if status != 0:
         raise RuntimeError(
-            f"CUDA cannot lock {memory.nbytes:,} bytes of the learner's memory (error {int(status)}): "
-            "raise the limit of locked memory, `ulimit -l unlimited`"
+            f"CUDA cannot lock {memory.nbytes:,} bytes of the learner's memory (CUresult {status}): "
+            "the container, or the limit of locked memory (ulimit -l), may forbid it"
         )
+
+
+def copy_to_host(tree: Any) -> Any:
+    """Returns a copy of a tree of dictionaries, lists and tuples. Call `mark` next to wait until it is complete."""
+    if isinstance(tree, Tensor):
+        return tree.detach().to("cpu", non_blocking=True, copy=True)
+    if isinstance(tree, dict):
+        return {key: copy_to_host(value) for key, value in tree.items()}
+    return type(tree)(map(copy_to_host, tree)) if isinstance(tree, list | tuple) else tree
 
 
 def make_transfer(
@@ -135,13 +186,13 @@ def make_transfer(
     release: Release,
     lock: Callable[[Array], None] = lock_memory,
 ) -> HostTransfer | CudaTransfer:
-    """The way to `device`; `memory` is what all slots lie in, and is locked for copies where a GPU can have it so."""
+    """Returns the transfer for `device`. `memory` contains all slots; for a GPU, it is page-locked if possible."""
     if device.type == "cpu":
         return HostTransfer(send, release)
     try:
         lock(memory)
     except RuntimeError as error:
-        log.warning("%s; until then batches are copied by way of CUDA's own buffers, which takes longer", error)
+        log.warning("%s. Batches are copied through CUDA's staging buffers instead, which is slower", error)
     return CudaTransfer(device, send, release)
 
 
@@ -150,4 +201,6 @@ def _is_done(event: torch.cuda.Event) -> bool:
 
 
 def _arrays(batch: Batch, weights: Array) -> Sequence[Array]:
-    return batch.stacks, batch.action, batch.n_step_return, batch.discount, weights
+    """Returns the arrays of a batch in the order of `DeviceBatch`."""
+    arrays = batch.stacks, batch.action, batch.n_step_return, batch.discount, weights
+    return arrays if batch.next_mask is None else (*arrays, batch.next_mask)

@@ -1,7 +1,7 @@
-"""Batches on their way into the learner: child processes draw or receive, and decompress into memory that all map.
+"""Loads batches for the learner: child processes draw or receive them, and decompress them into shared memory.
 
-A batch has a part from each replay shard. Where a shard's server runs on the same host, a loader draws from its store
-for itself, and its parts need no socket; else its samplers send them. The trainer never waits for a decompression.
+A batch has a part from each replay shard. If a shard's server runs on the same host, a loader draws from its replay
+memory directly, without a socket; otherwise the shard's samplers send the parts. The trainer never decompresses.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from apex.config import Config
-from apex.errors import ConfigError
+from apex.errors import ForeignFileError, UsageError
 from apex.learning.batch_ring import BatchRing, BatchSlot
 from apex.learning.batch_source import LocalSource, RemoteSource
 from apex.learning.store_monitor import StoreMonitor
@@ -28,7 +28,6 @@ from apex.replay_memory.store.location import counters_path, store_path
 from apex.replay_memory.store.reader import StoreReader
 from apex.runtime.children import start_child
 from apex.runtime.lifecycle import POLL_SECONDS, Stop
-from apex.runtime.private_file import ForeignFileError
 from apex.transport.codec import Codec
 from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import BatchReceiver, max_batch_bytes
@@ -39,24 +38,24 @@ log = logging.getLogger("apex")
 
 
 class Loader:
-    """Fills the slots of a ring one after the other, and hands each over when it has a part from every shard."""
+    """Fills the slots of a ring one after the other. Passes a slot to the trainer when all shards' parts are filled."""
 
     def __init__(self, schema: Schema, ring: BatchRing) -> None:
         self._ring = ring
         self._decoders = [StackDecoder(schema, stacks) for stacks in ring.stacks]
         self._slot: int | None = None
-        self.missing = list(range(ring.num_shards))  # shards whose part the slot has not yet
+        self.missing = list(range(ring.num_shards))  # shards whose part is still missing in the slot
 
     def ready(self, timeout: float) -> bool:
-        """Whether there is a slot to fill; waits up to `timeout` seconds for one."""
+        """Returns whether there is a slot to fill; waits up to `timeout` seconds for a free slot."""
         if self._slot is None:
             self._slot = self._ring.take_free(timeout)
         return self._slot is not None
 
     def fill(self, sources: Sequence[LocalSource | RemoteSource | None]) -> bool:
-        """Has each missing part filled by the source of its shard, if it has one; tells whether one was.
+        """Fills the missing parts whose sources have data; returns whether any part was filled.
 
-        False too while there is no slot: `ready` takes one.
+        Call `ready` first, which takes a slot: without a slot, returns False.
         """
         slot, missing = self._slot, self.missing
         if slot is None:
@@ -74,7 +73,7 @@ class Loader:
 
 
 class LoaderTask(NamedTuple):
-    """What the loader processes are given."""
+    """The arguments of the loader processes."""
 
     schema: Schema
     ring: BatchRing
@@ -82,9 +81,9 @@ class LoaderTask(NamedTuple):
     config: Config
 
     def open_source(self, index: int, shard: int, inode: int) -> LocalSource | None:
-        """A loader's source over the store of a shard on this host.
+        """Opens the replay memory of a shard on this host as a loader's source.
 
-        None while the store is only half made. Raises ForeignFileError if another user has put a file in its place.
+        Returns None while the replay memory is being created. Raises ForeignFileError if another user owns the file.
         """
         config, path = self.config, store_path(self.run_id, shard)
         row = config.replay.num_samplers + index
@@ -92,8 +91,8 @@ class LoaderTask(NamedTuple):
             reader = StoreReader(path, self.schema)
         except ForeignFileError:
             raise
-        except ConfigError as error:
-            log.info("not yet: %s", error)
+        except UsageError as error:
+            log.info("the replay memory is not ready: %s", error)
             return None
         counters = SamplerCounters(counter_rows(config.replay, config.learner), counters_path(path))
         settings = DrawSettings.configured(config.replay, shard, config.learner.batch_size)
@@ -103,13 +102,13 @@ class LoaderTask(NamedTuple):
 
 
 def start_loaders(task: LoaderTask) -> list[BaseProcess]:
-    """The processes that fill the ring. To be started before this process has a ZeroMQ context or a thread."""
+    """Starts the processes that fill the ring. Call this before this process has a ZeroMQ context or a thread."""
     num_loaders = max(1, task.config.learner.num_loaders)
     return [start_child(f"loader-{index}", run_loader, index, task) for index in range(num_loaders)]
 
 
 def run_loader(stop: Stop, index: int, task: LoaderTask) -> None:
-    """A loader process. It also listens for the samplers of replay shards on other hosts."""
+    """Runs a loader process, which also receives parts from the samplers of replay shards on other hosts."""
     ring, replay, transport = task.ring, task.config.replay, task.config.transport
     loader = Loader(task.schema, ring)
     monitors = [
@@ -138,9 +137,9 @@ def run_loader(stop: Stop, index: int, task: LoaderTask) -> None:
 
 
 def load(loader: Loader, local: Sequence[LocalSource | None], remote: RemoteSource) -> None:
-    """Fills what it can of the loader's batch; waits for a part, or a little, if it can fill nothing.
+    """Fills all available parts of the loader's batch. If no part is available, waits for one or sleeps briefly.
 
-    `local`: for each shard the source on this host, or None where it is on another, and `remote` gives its parts.
+    `local`: for each shard its source on this host; None if the shard is on another host and uses `remote`.
     """
     elsewhere = sum(local[shard] is None for shard in loader.missing)
     if loader.fill([source or remote for source in local]):

@@ -1,4 +1,4 @@
-"""The learner's loop: it trains, reports once a second, saves every period, and ends when something says enough."""
+"""The learner's loop: trains, reports once a second, saves periodically, and ends at a limit or a stop request."""
 
 from __future__ import annotations
 
@@ -8,46 +8,51 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from apex.algorithms.parameters import dormant_share
 from apex.config import Config
-from apex.dqn.networks import dormant_share
+from apex.errors import DivergedError
 from apex.learning.batch_ring import BatchRing
 from apex.learning.coordinator.link import TrainerReport
-from apex.learning.run_save import DivergedError
 from apex.learning.trainer import Trainer
 from apex.runtime.lifecycle import INTERRUPTED, POLL_SECONDS, Stop, Wait
 from apex.transport.messages.status import LearnerStatus
 from apex.transport.timing import REPORT_SECONDS
 from apex.types import Progress
 
+COMMON_FIGURES = ("loss", "mean_q", "td_error", "gradient_norm")  # figures of every algorithm's updates
+LEAST_SHARE = 0.25  # minimum time between two checkpoints, as a share of checkpoint.period_seconds
+
 log = logging.getLogger("apex")
 
 
 class CoordinatorView(Protocol):
-    """The coordinator, as the loop sees it."""
+    """The part of the coordinator that the loop uses."""
 
-    absent: str  # replay servers that are not there, in words
+    lack: str  # what the trainer waits for when no batch comes, in words
 
     @property
     def progress(self) -> Progress:
-        """How far the run is."""
+        """The progress of the run."""
 
     def send(self, message: TrainerReport) -> None:
         """Takes a report."""
 
     def hear(self) -> str:
-        """Takes the news; returns why the run should end, if it should."""
+        """Takes the coordinator's news; returns why the run should end, or "" if it should continue."""
 
 
 def describe_training(trainer: Trainer, **measured: Any) -> LearnerStatus:
-    """What the trainer says of itself; `measured` are figures that depend on a clock."""
+    """Returns the status of the trainer; `measured` are the figures that depend on a clock."""
     figures: dict[str, Any] = {}
-    if trainer.figures is not None:
-        figures = {name: float(value) for name, value in trainer.figures._asdict().items()}
-        figures["dormant_share"] = dormant_share(trainer.online)
+    if trainer.figures:
+        numbers = {name: float(value) for name, value in trainer.figures.items()}
+        figures = {name: numbers.pop(name) for name in COMMON_FIGURES if name in numbers}
+        figures |= {"dormant_share": dormant_share(trainer.online), "figures": numbers}
     return LearnerStatus(
         updates=trainer.num_updates,
         policy_lag=trainer.policy_lag,
         skipped_updates=trainer.num_skipped,
+        unusable_transitions=trainer.num_unusable,
         learning_rate=trainer.learning_rate,
         **figures,
         **measured,
@@ -55,7 +60,7 @@ def describe_training(trainer: Trainer, **measured: Any) -> LearnerStatus:
 
 
 class Reporter:
-    """Rates and means since the last report."""
+    """Measures rates and means since the last report."""
 
     def __init__(self, ring: BatchRing) -> None:
         self._batch_size = ring.batch_size
@@ -66,11 +71,11 @@ class Reporter:
         self._loaded = loaders.seconds.copy()
 
     def due(self) -> bool:
-        """Whether a second has passed."""
+        """Returns whether a second has passed since the last report."""
         return time.monotonic() - self._since >= REPORT_SECONDS
 
     def report(self, trainer: Trainer, *, waiting: str) -> TrainerReport:
-        """Ends the interval; returns what the coordinator is to be told of it."""
+        """Ends the interval; returns its report for the coordinator."""
         now = time.monotonic()
         seconds = now - self._since
         rate = (trainer.num_updates - self._updates) / seconds
@@ -81,7 +86,7 @@ class Reporter:
             samples_per_second=rate * self._batch_size,
             wait_share=min(1.0, (trainer.wait_seconds - self._waited) / seconds),
             loader_busy_share=min(1.0, float((loaded - self._loaded).max()) / seconds),
-            loaders_draw=int(self._loaders.draws[0]),  # All do, or none, as they are on one host.
+            loaders_draw=int(self._loaders.draws[0]),  # All loaders draw, or none: they run on one host.
             refused_batches=int(self._loaders.refused.sum()),
             load_per_core=os.getloadavg()[0] / (os.cpu_count() or 1),
             waiting=waiting,
@@ -91,7 +96,7 @@ class Reporter:
 
 
 class LearnerLoop:
-    """Train, report, save, until something says enough."""
+    """Trains, reports and saves until a limit is reached or a stop is requested."""
 
     def __init__(
         self,
@@ -100,31 +105,32 @@ class LearnerLoop:
         reporter: Reporter,
         config: Config,
         *,
-        save: Callable[[Progress], None],
+        save: Callable[[Progress], bool],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`save` writes a checkpoint, and is told the progress."""
+        """`save` begins a checkpoint with this progress; it returns False while the previous one is being written."""
         self._trainer = trainer
         self._coordinator = coordinator
         self._reporter = reporter
-        self._write = save
+        self._begin_save = save
+        self._clock = clock
         self._config = config
-        self._save_due = False  # a period is over; what it has learned is not saved yet
+        self._save_due = False  # whether a checkpoint period has ended since the last checkpoint
+        self._saved_at, self._pause = clock(), 0.0  # No minimum pause before the first checkpoint.
         self._wait = Wait("learner")
 
     def run(self, stop: Stop, check: Callable[[], None]) -> str:
-        """Trains until stopped; returns why it ended. `check` raises what a child or a thread has run into."""
+        """Trains until the run ends; returns the reason. `check` raises the error of a failed child or thread."""
         trainer, coordinator, max_updates = self._trainer, self._coordinator, self._config.run.max_updates
         trainer.publish_newest()  # Actors wait for a first policy.
         while True:
             if trainer.step(POLL_SECONDS):
                 self._wait.over()
                 self._check_skipped()
-                self._save_due |= trainer.num_updates % self._config.checkpoint.period == 0
-                if self._save_due and not trainer.num_skipped_in_row:
+                if self._is_save_due() and not trainer.num_skipped_in_row and not trainer.is_warming_up:
                     self.save()
             else:
-                few = "batches: a replay server has fewer transitions than its share of replay.min_size_to_sample"
-                self._wait.on(f"{coordinator.absent} to say hello" if coordinator.absent else few)
+                self._wait.on(coordinator.lack)
             reason = coordinator.hear()
             if stop.requested:
                 reason = reason or INTERRUPTED
@@ -139,24 +145,33 @@ class LearnerLoop:
                 return reason
 
     def save(self) -> None:
-        """Writes a checkpoint; not while updates are skipped, lest those from before the trouble go in their favour."""
+        """Begins a checkpoint, unless the previous one is still being written.
+
+        Does nothing while updates are skipped, because a new checkpoint would replace an older, good one.
+        """
         count = self._trainer.num_skipped_in_row
         if count:
             log.error(
-                "no checkpoint at update %d: the last %d updates were skipped; the older checkpoints stay",
+                "no checkpoint at update %d: the last %d updates were skipped; older checkpoints are kept",
                 self._trainer.num_updates,
                 count,
             )
             return
-        self._write(self._coordinator.progress)
-        self._save_due = False
+        if self._begin_save(self._coordinator.progress):
+            self._save_due, self._saved_at = False, self._clock()
+            self._pause = LEAST_SHARE * self._config.checkpoint.period_seconds
+
+    def _is_save_due(self) -> bool:
+        checkpoint, seconds = self._config.checkpoint, self._clock() - self._saved_at
+        self._save_due |= seconds >= checkpoint.period_seconds or self._trainer.num_updates % checkpoint.period == 0
+        return self._save_due and seconds >= self._pause
 
     def _check_skipped(self) -> None:
-        """Raises DivergedError where too many updates in a row could not be made."""
+        """Raises DivergedError if too many updates in a row were skipped."""
         count = self._trainer.num_skipped_in_row
         if count >= self._config.learner.max_skipped_updates:
             raise DivergedError(
-                f"the loss or the gradient of {count} updates in a row was not finite, the last one number "
+                f"the loss or the gradient of {count} updates in a row was not finite, up to update "
                 f"{self._trainer.num_updates}: look at bad-batches in the run folder, lower --learner.learning-rate, "
-                "and go on from the last good checkpoint with --resume RUN --accept-changes"
+                "and resume from the last good checkpoint with --resume RUN --accept-changes"
             )

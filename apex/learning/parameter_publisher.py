@@ -11,7 +11,7 @@ from apex.types import Parameters
 
 
 class PublishingThread:
-    """Owns the parameters' socket, so that newcomers are answered also during a long gradient step."""
+    """Publishes parameters on a separate thread, so that new subscribers get them even during a long gradient step."""
 
     def __init__(self, endpoint: str, codec: Codec, stop: Stop, keys: Keys | None = None) -> None:
         self._endpoint = endpoint
@@ -23,15 +23,15 @@ class PublishingThread:
         self._helper.start()
 
     def publish(self, parameters: Parameters) -> None:
-        """Publishes these next; what was not yet published is skipped."""
+        """Publishes these parameters next; skips older parameters that were not published yet."""
         self._newest = parameters
 
     def check(self) -> None:
-        """Raises what ended the thread, if anything did."""
+        """Raises the error that ended the thread, if there was one."""
         self._helper.check()
 
     def close(self) -> None:
-        """Publishes what is newest, and ends."""
+        """Publishes the newest parameters and ends the thread."""
         self._closing = True
         self._helper.join(2.0)
 

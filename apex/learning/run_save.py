@@ -1,7 +1,8 @@
-"""One save of a run: the learner's checkpoint, and in its manifest the snapshots of the replay memory beside it.
+"""Saves a run: the learner's checkpoint, whose manifest names the newest snapshots of the replay memory.
 
-The two parts are written by two processes, maybe on two hosts, each at its own period. Experience does not depend on
-the learner, so a snapshot that is newer than the checkpoint belongs to it just as well; an older one is said to be.
+The learner writes checkpoints; replay servers, possibly on other hosts, write snapshots, each at its own period. A
+checkpoint can be combined with a newer snapshot, because experience does not depend on the learner. A snapshot that is
+older than the named one is reported when the run is resumed.
 """
 
 from __future__ import annotations
@@ -14,27 +15,20 @@ from typing import Any
 import torch
 
 from apex.config import Config
-from apex.errors import ApexError
+from apex.errors import DivergedError
 from apex.replay_memory.snapshots.folder import SnapshotFolder, shard_folder
 from apex.runs.checkpoints.checkpoint import LearnerState, ReplayPart, save_checkpoint
 from apex.runs.checkpoints.folder import prune
 from apex.runtime.atomic_files import go_on
-from apex.runtime.lifecycle import HOPELESS
 from apex.types import Progress, Schema
 
-REPLAY = "replay"  # the snapshots' folder, below the checkpoints'
+REPLAY = "replay"  # folder of the snapshots, below the folder of the checkpoints
 
 log = logging.getLogger("apex")
 
 
-class DivergedError(ApexError, RuntimeError):
-    """Training makes no progress any more: losses, gradients or parameters are not finite."""
-
-    exit_status = HOPELESS
-
-
 def snapshot_folder(checkpoints: Path, num_shards: int, shard: int) -> SnapshotFolder:
-    """The snapshots of a shard, as `apex replay --snapshots CHECKPOINTS/replay` writes them."""
+    """Returns the snapshot folder of a shard, as `apex replay --snapshots CHECKPOINTS/replay` uses it."""
     return SnapshotFolder(shard_folder(checkpoints / REPLAY, num_shards, shard))
 
 
@@ -47,16 +41,16 @@ def save_run(
     *,
     pause: Callable[[str], None] = go_on,
 ) -> Path | None:
-    """Writes a checkpoint of what `Trainer.state` gives, and removes older ones; None where the disk refuses.
+    """Writes a checkpoint of the result of `Trainer.state`, and removes older ones; returns None if writing fails.
 
-    A full disk does not end a run: what is there stays. Raises DivergedError for a state that must not be kept.
+    A full disk does not end a run: older checkpoints are kept. Raises DivergedError if the state is not finite.
     """
     names = {"online": "the network", "target": "the target network", "optimizer": "the optimizer's state"}
     for part, name in names.items():
         if not is_finite(state[part]):
             raise DivergedError(
-                f"{name} is not finite at update {state['num_updates']}, and is not saved: lower "
-                "--learner.learning-rate, and go on from the last good checkpoint with --resume RUN --accept-changes"
+                f"{name} is not finite at update {state['num_updates']}, so no checkpoint is written: lower "
+                "--learner.learning-rate, and resume from the last good checkpoint with --resume RUN --accept-changes"
             )
     try:
         learner = LearnerState(progress=progress, config=config, schema=schema, **state)
@@ -64,12 +58,12 @@ def save_run(
         prune(checkpoints, config.checkpoint.keep, pause=pause)
         return path
     except OSError as error:
-        log.error("no checkpoint at update %d: %s; the older ones stay", state["num_updates"], error)
+        log.error("no checkpoint at update %d: %s; older checkpoints are kept", state["num_updates"], error)
         return None
 
 
 def is_finite(tree: Any) -> bool:
-    """Whether every number in all tensors of a tree of dictionaries and lists is finite."""
+    """Returns whether every number in all tensors of a tree of dictionaries and lists is finite."""
     if isinstance(tree, torch.Tensor):
         return not tree.is_floating_point() or bool(torch.isfinite(tree).all())
     if isinstance(tree, dict):
@@ -78,7 +72,7 @@ def is_finite(tree: Any) -> bool:
 
 
 def _replay_parts(checkpoints: Path, config: Config) -> list[ReplayPart]:
-    """The newest snapshot of each shard that lies beside the checkpoint. Elsewhere its replay server keeps it."""
+    """Returns the newest snapshot of each shard on this host. Servers on other hosts keep their own snapshots."""
     num_shards = config.replay.num_shards
     newest = [snapshot_folder(checkpoints, num_shards, shard).newest() for shard in range(num_shards)]
     return [ReplayPart(shard, found.number, found.size) for shard, found in enumerate(newest) if found is not None]

@@ -1,22 +1,29 @@
-"""The learner service: coordinator, loaders, trainer and publisher of one run, until it ends."""
+"""The learner service: runs the coordinator, loaders, trainer and publisher of one run until the run ends."""
 
 from __future__ import annotations
 
 import logging
+import time
+from functools import partial
 from multiprocessing import Pipe
+from multiprocessing.process import BaseProcess
 
-from apex.dqn.networks import num_parameters
+from apex.algorithms.parameters import num_parameters
+from apex.config import EvaluatorConfig
+from apex.errors import FINISHED, ChildDiedError
 from apex.learning.batch_ring import BatchRing
+from apex.learning.checkpoint_writer import CheckpointWriter
 from apex.learning.coordinator.link import CoordinatorLink, TrainerEnd, TrainerStart
 from apex.learning.coordinator.server import run_coordinator
 from apex.learning.loader import LoaderTask, start_loaders
 from apex.learning.loop import LearnerLoop, Reporter
 from apex.learning.parameter_publisher import PublishingThread
 from apex.learning.setup import choose_device, make_trainer, prepare_torch, restore_trainer, save_checkpoint
+from apex.learning.trainer import Trainer
 from apex.runs.checkpoints.folder import find_latest
 from apex.runs.folder import RunFolder
-from apex.runtime.children import ChildDiedError, check_children, start_child, stop_children
-from apex.runtime.lifecycle import FINISHED, Stop
+from apex.runtime.children import check_children, start_child, stop_children
+from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.transport.codec import Codec
 from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import PrioritySender
@@ -28,9 +35,9 @@ log = logging.getLogger("apex")
 
 
 def run_service(folder: RunFolder, stop: Stop) -> int:
-    """Trains until the run ends or `stop` is requested, from its newest checkpoint if there is one.
+    """Trains until the run ends or `stop` is requested. Starts from the run's newest checkpoint if there is one.
 
-    Returns the exit status. Raises ChildDiedError when the coordinator or a loader dies, and DivergedError.
+    Returns the exit status. Raises ChildDiedError if a child process dies, and DivergedError if training diverges.
     """
     config, schema, run_id = folder.config, folder.schema, folder.run_id
     device = choose_device(config.learner)
@@ -39,16 +46,20 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
     ring = BatchRing.configured(config.learner, config.replay.num_shards, schema, cuda=device.type == "cuda")
     pipe, coordinator_pipe = Pipe()
     # Children start before this process has a ZeroMQ context, a thread or CUDA.
-    coordinator = start_child("coordinator", run_coordinator, folder, folder.next_epoch(), coordinator_pipe, pipe)
+    coordinator = start_child(
+        *("coordinator", run_coordinator, folder, folder.next_epoch(), coordinator_pipe, pipe), device.type == "cuda"
+    )
     loaders = start_loaders(LoaderTask(schema, ring, run_id, config))
-    coordinator_pipe.close()  # Its other end: who dies is noticed.
+    coordinator_pipe.close()  # Only the child may hold this end, so that its death closes the pipe.
     prepare_torch(config.learner, device)
     codec = Codec(run_id, schema)
     publisher = PublishingThread(config.transport.endpoint("parameters"), codec, stop, keys)
+    saves = CheckpointWriter(partial(save_checkpoint, folder))
 
     def check() -> None:
         check_children([coordinator, *loaders], config.run.stuck_seconds)
         publisher.check()
+        saves.check()
 
     try:
         with open_context(keys) as context:
@@ -57,25 +68,40 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
             progress = restore_trainer(folder, trainer, found)
             link = CoordinatorLink(pipe, config.replay, priorities.connect, progress)
             link.send(TrainerStart(num_parameters(trainer.online), trainer.num_updates, progress))
-            loop = LearnerLoop(
-                trainer,
-                link,
-                Reporter(ring),
-                config,
-                save=lambda progress: save_checkpoint(folder, trainer, progress),
-            )
+            loop = LearnerLoop(trainer, link, Reporter(ring), config, save=partial(saves.begin, trainer.snapshot))
             log.info("run %s, folder %s, device %s", folder.path.name, folder.path, device)
             reason = loop.run(stop, check)
+            saves.wait()
             loop.save()
+            saves.wait()
             log.info("ends after %d updates: %s", trainer.num_updates, reason)
+            _end_run(trainer, link, coordinator, config.evaluator, reason, stop)
             publisher.close()
-            link.send(TrainerEnd(reason))
             coordinator.join(2 * END_NOTICE_SECONDS)
         return FINISHED
     except ChildDiedError:
         coordinator.join(1.0)
-        check_children([coordinator, *loaders])  # If one refused, so does the learner: to start it again is no use.
+        # If a child refused its configuration, raises that error instead, because a restart would not help.
+        check_children([coordinator, *loaders])
         raise
     finally:
         publisher.close()
         stop_children([coordinator, *loaders])
+        saves.close()
+
+
+def _end_run(
+    trainer: Trainer, link: CoordinatorLink, coordinator: BaseProcess, config: EvaluatorConfig, reason: str, stop: Stop
+) -> None:
+    """Tells the coordinator that training has ended, and waits for the evaluation of the final policy."""
+    is_evaluated = config.enabled and config.final_seconds > 0 and not stop.requested
+    if is_evaluated:
+        trainer.publish_newest()
+        trainer.flush()  # On a GPU, the parameters are published only after the copy to the host.
+    link.send(TrainerEnd(reason, trainer.num_updates if is_evaluated else None))
+    until = time.monotonic() + config.final_seconds
+    while is_evaluated and coordinator.is_alive() and time.monotonic() < until:
+        coordinator.join(POLL_SECONDS)
+        if stop.requested:
+            link.send(TrainerEnd(reason))
+            break

@@ -1,20 +1,20 @@
-"""Everything a learner makes before its first update: device, run folder, trainer, restored state."""
+"""Prepares a learner for its first update: device, run folder, trainer, restored state."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
+from typing import Any
 
 import torch
 
+from apex.algorithms.interface import make_algorithm
 from apex.config import LearnerConfig
 from apex.config.arguments import Parser
 from apex.config.command_line import parse_config
 from apex.config.sizing import size_to_machine
-from apex.dqn.networks import make_network
 from apex.environments.factory import describe, kind
-from apex.errors import ConfigError, require
+from apex.errors import UsageError, require
 from apex.learning.run_save import save_run
 from apex.learning.skipped_batches import SkippedBatches
 from apex.learning.trainer import BatchProvider, PrioritySink, Trainer
@@ -31,37 +31,43 @@ log = logging.getLogger("apex")
 
 
 def choose_device(config: LearnerConfig) -> torch.device:
-    """The configured device; raises ConfigError for CUDA where there is none: never a silent CPU.
+    """Returns the configured device; raises UsageError if CUDA is configured and there is no GPU.
 
-    Torch is asked in a child: to ask is to begin with CUDA, and who has begun cannot fork another that uses it.
+    A child process asks torch for a GPU, because this initializes CUDA, after which a process must not fork.
     """
     if config.device == "cpu":
         return torch.device("cpu")
     (sees_gpu,) = call_in_child("device", lambda stop: {"gpu": torch.cuda.is_available()}, Stop()).values()
     if config.device == "cuda" and not sees_gpu:
-        raise ConfigError("--device cuda, but torch sees no GPU here: use --device cpu, or mend the driver")
+        raise UsageError("--device cuda, but torch finds no GPU: use --device cpu, or repair the driver")
     return torch.device("cuda" if sees_gpu else "cpu")
 
 
 def open_run(arguments: list[str]) -> RunFolder:
-    """The run that `--run-folder` names, as the launcher made it; or a new one, by the other options."""
+    """Opens the run of `--run-folder`, which the launcher created; without it, creates a run from the other options."""
     parser = Parser(prog="apex learner", add_help=False)
-    parser.add_argument("--run-folder", metavar="DIR", help="train the run in this folder, whatever other options say")
+    parser.add_argument("--run-folder", metavar="DIR", help="train the run in this folder; other options are ignored")
     options, rest = parser.parse_known_args(arguments)
     if options.run_folder is not None:
         return RunFolder.open(options.run_folder)
-    about = "Trains on what actors send."
+    about = "Starts a learner, which trains on the transitions that actors send."
     config = parse_config(rest, prog="apex learner", description=about, kind=kind, means_gpu=means_gpu, own=[parser])
-    require(not config.run.single_process, "--single-process is a whole run in one process: apex train starts it")
+    require(not config.run.single_process, "--single-process runs all roles in one process: use apex train instead")
     schema = describe(config.environment, config.actor.n_step)
     return RunFolder.create(size_to_machine(config, read_machine(), schema), schema, argv=arguments)
 
 
 def prepare_torch(config: LearnerConfig, device: torch.device) -> None:
-    """Sets this process up as a learner's: its threads (see also `make_update`), its stream or its allocator."""
+    """Configures torch for a learner: number of threads (see also `make_trainer`), and CUDA stream or memory allocator.
+
+    On a GPU, also allows TF32 (10 bits of mantissa) in products of float32, as torch does for convolutions by default,
+    and lets cuDNN measure its algorithms for each new shape to choose the fastest.
+    """
     torch.set_num_threads(max(1, config.num_threads))
     if device.type == "cuda":
-        # A graph cannot be captured on the default one.
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.benchmark = True
+        # A CUDA graph cannot be captured on the default stream.
         torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
     else:
         keep_freed_memory()
@@ -74,34 +80,36 @@ def make_trainer(
     priorities: PrioritySink,
     publish: Callable[[Parameters], None],
 ) -> Trainer:
-    """The run's trainer, before its first update."""
+    """Creates the run's trainer. Also sets the number of threads for one operation of torch."""
     config, schema = folder.config, folder.schema
-    return Trainer(
+    trainer = Trainer(
         config.learner,
-        partial(make_network, config.network, schema, seed=config.seed),
+        make_algorithm(config, schema),
         device=device,
         batches=batches,
         priorities=priorities,
         publish=publish,
         keep_skipped=SkippedBatches(folder.path).keep,
     )
+    torch.set_num_threads(trainer.torch_threads)
+    return trainer
 
 
 def restore_trainer(folder: RunFolder, trainer: Trainer, found: Found) -> Progress:
-    """Takes up the newest checkpoint that is whole, if there is one; returns how far the run was."""
+    """Restores the newest undamaged checkpoint, if there is one; returns the progress of the run."""
     if found.state is None:
         return Progress(elapsed_seconds=folder.elapsed_seconds)
     trainer.restore(found.state._asdict())
     try:
         set_aside(folder.checkpoints, found)
     except OSError as error:
-        log.error("what is damaged in %s stays where it is: %s", folder.checkpoints, error)
-    log.info("goes on at update %d", trainer.num_updates)
+        log.error("cannot move damaged checkpoints out of %s: %s", folder.checkpoints, error)
+    log.info("resuming at update %d", trainer.num_updates)
     progress = found.state.progress
     return progress._replace(elapsed_seconds=max(progress.elapsed_seconds, folder.elapsed_seconds))
 
 
-def save_checkpoint(folder: RunFolder, trainer: Trainer, progress: Progress) -> None:
-    """Writes one, as far as the disk takes it; raises DivergedError for a network that is not finite."""
-    if save_run(folder.checkpoints, folder.config, folder.schema, trainer.state(), progress) is not None:
+def save_checkpoint(folder: RunFolder, state: dict[str, Any], progress: Progress) -> None:
+    """Writes the state of a trainer; logs a disk failure. Raises DivergedError if the state is not finite."""
+    if save_run(folder.checkpoints, folder.config, folder.schema, state, progress) is not None:
         folder.note_saved()

@@ -1,4 +1,4 @@
-"""Batches that no update could be made with: what the replay memory is told of them, and files to look at them."""
+"""Batches of skipped updates: their priorities for the replay memory, and files to inspect them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from apex.learning.batch_ring import MAX_RETURN, Batch
 from apex.runtime.atomic_files import replace_file
 from apex.types import PriorityUpdate
 
-FOLDER = "bad-batches"  # below the run's
-MAX_FILES = 5  # a batch of Atari takes 29 MB
+FOLDER = "bad-batches"  # folder below the run folder
+MAX_FILES = 5  # maximum number of files; a batch of Atari takes 29 MB
 
 log = logging.getLogger("apex")
 
 
 def set_aside(update: PriorityUpdate) -> PriorityUpdate:
-    """The priorities that are sent after a skipped update, so that what was at fault is hardly drawn again.
+    """Returns the priorities to send after a skipped update, so that bad transitions are rarely drawn again.
 
-    A transition whose |TD error| is not finite, or beyond MAX_RETURN, while others are below is itself at fault: its
-    priority is 0, which the server raises to replay.min_priority. If none is sound, apart from rows that were unusable
-    already and have 0, the network is at fault, and no priority changes: the update names one key that no transition
-    has, and only gives the sampler its credit back.
+    Transitions whose |TD error| is above MAX_RETURN or not finite are bad. Their priority becomes 0, which the server
+    raises to replay.min_priority. Unusable rows already have priority 0. If all other transitions are bad, the network
+    is at fault, and no priority changes: the update then contains a single key that no transition has, and only
+    returns the sampler's credit.
     """
     sound = update.priorities <= MAX_RETURN  # False for NaN.
     if not (sound & (update.priorities > 0)).any():
@@ -34,18 +34,23 @@ def set_aside(update: PriorityUpdate) -> PriorityUpdate:
 
 
 class SkippedBatches:
-    """Writes the first few of them below the run's folder, and says how many there were."""
+    """Writes the first few batches of skipped updates below the run folder, and logs the number of skipped updates."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / FOLDER
         self._warn_at = 1
 
     def keep(self, batch: Batch, td_errors: NDArray[np.float32], count: int) -> None:
-        """Takes one, the `count`-th of this life of the learner. A full disk does not end the run."""
+        """Writes the batch of the `count`-th skipped update since the learner started, up to MAX_FILES files.
+
+        Logs a warning for the first one, and again when the count has doubled. If writing fails, only logs an error.
+        """
         if count >= self._warn_at:
             self._warn_at = 2 * count
             log.warning(
-                "%d updates were skipped: their loss or gradient was not finite; batches are in %s", count, self._folder
+                "%d updates were skipped: loss or gradient was not finite; look at the batches in %s",
+                count,
+                self._folder,
             )
         try:
             if self._folder.is_dir() and len(list(self._folder.glob("*.safetensors"))) >= MAX_FILES:
@@ -54,7 +59,9 @@ class SkippedBatches:
                 name: np.ascontiguousarray(getattr(batch, name))
                 for name in ("stacks", "keys", "probability", "action", "n_step_return", "discount", "version")
             }
+            if batch.next_mask is not None:
+                arrays["next_mask"] = np.ascontiguousarray(batch.next_mask)
             name = f"{max(batch.version.tolist(), default=0):09d}-{batch.keys[0]:012d}.safetensors"
             replace_file(self._folder / name, safetensors.numpy.save({**arrays, "td_errors": td_errors.copy()}))
         except OSError as error:
-            log.error("the batch was not kept: %s", error)
+            log.error("cannot write the batch of a skipped update: %s", error)

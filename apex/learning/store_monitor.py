@@ -1,4 +1,4 @@
-"""Whether the replay server of a shard is on this host: then a loader draws from its store."""
+"""Finds the replay memory of a shard on this host, so that a loader can draw from it directly."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from apex.errors import ForeignFileError
 from apex.learning.batch_source import LocalSource
 from apex.replay_memory.store.location import has_owner
-from apex.runtime.private_file import ForeignFileError
 
 log = logging.getLogger("apex")
 
-LOOK_SECONDS = 0.5  # between two looks whether a replay server on this host has come, or made its store anew
+LOOK_SECONDS = 0.5  # time between two checks for a new replay memory file
 
 
 class StoreMonitor:
-    """Looks now and then for the store of a shard on this host."""
+    """Checks periodically for the replay memory of a shard on this host."""
 
     def __init__(
         self, path: Path, open_source: Callable[[int], LocalSource | None], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`open_source` takes the inode of the store at `path`; it returns None while that is only half made."""
+        """`open_source` takes the inode of the file at `path`; it returns None while the file is being created."""
         self._path = path
         self._open_source = open_source
         self._clock = clock
@@ -31,7 +31,7 @@ class StoreMonitor:
         self._source: LocalSource | None = None
 
     def source(self) -> LocalSource | None:
-        """Draws from the store as it is now; None while its replay server is not on this host."""
+        """Returns a source over the current replay memory; None while the shard's server is not on this host."""
         now = self._clock()
         if now >= self._look_at:
             self._look_at = now + LOOK_SECONDS
@@ -45,6 +45,6 @@ class StoreMonitor:
                     self._source = self._open_source(inode) if inode else None
                     self._inode = inode if self._source is not None else 0
                 except ForeignFileError as error:
-                    self._inode = inode  # The error is logged once: only another file here is looked at again.
+                    self._inode = inode  # Not opened again until the file changes, so that the error is logged once.
                     log.error("%s", error)
         return self._source

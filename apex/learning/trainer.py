@@ -1,59 +1,59 @@
-"""Gradient steps: double Q, n-step returns, importance weights, a target network (Horgan et al. 2018, section 3.2)."""
+"""Makes the gradient steps of an algorithm (Horgan et al. 2018, section 3): weights, target network, publishing."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor
 
+from apex.algorithms.graph_update import GraphUpdate, place
+from apex.algorithms.interface import Algorithm
+from apex.algorithms.losses import importance_weights
+from apex.algorithms.optimizers import learning_rate_at, restore_optimizer, set_learning_rate
+from apex.algorithms.parameters import flatten, flatten_parameters
 from apex.config import LearnerConfig
-from apex.dqn.autograd_update import make_update, place
-from apex.dqn.gradient_step import UpdateFigures
-from apex.dqn.losses import importance_weights
-from apex.dqn.networks import flatten_parameters
-from apex.dqn.optimizers import learning_rate_at, make_optimizer, restore_optimizer, set_learning_rate
 from apex.learning.batch_ring import MAX_RETURN, Batch
-from apex.learning.device_transfer import make_transfer
+from apex.learning.device_transfer import copy_to_host, make_transfer
 from apex.learning.skipped_batches import set_aside
 from apex.types import Array, Parameters, PriorityUpdate
 
-COLLECT_SECONDS = 0.001  # between two looks for results, while no batch comes
+COLLECT_SECONDS = 0.001  # time between two checks for results while no batch arrives
 
 log = logging.getLogger("apex")
 
 
 class BatchProvider(Protocol):
-    """Where batches come from."""
+    """The source of batches."""
 
-    memory: Array  # uint8[bytes] that all batches lie in
+    memory: Array  # uint8[bytes]  memory of all batches
 
     def receive(self, timeout: float) -> Batch | None:
-        """The next batch, or None after `timeout` seconds without one."""
+        """Returns the next batch, or None after `timeout` seconds without a batch."""
 
     def release(self, slot: int) -> None:
-        """Says that a batch's memory may be filled again."""
+        """Releases a batch's memory, which may then be filled again."""
 
 
 class PrioritySink(Protocol):
-    """Where new priorities go."""
+    """The receiver of new priorities."""
 
     def send(self, update: PriorityUpdate) -> None:
-        """Sends without waiting."""
+        """Sends new priorities without waiting."""
 
 
 class Trainer:
-    """One gradient step after the other: double Q, importance weights, clipped gradients, a target network."""
+    """Makes gradient steps for any algorithm, with importance weights, a target network and publishing."""
 
     def __init__(
         self,
         config: LearnerConfig,
-        make_network: Callable[[], nn.Module],
+        algorithm: Algorithm,
         *,
         device: torch.device,
         batches: BatchProvider,
@@ -62,9 +62,9 @@ class Trainer:
         keep_skipped: Callable[[Batch, NDArray[np.float32], int], None] = lambda batch, td_errors, count: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`make_network` makes the online network, and then the target network.
+        """`algorithm` creates the online network, then the target network.
 
-        `keep_skipped` takes a batch that no update could be made with, its |TD errors| and `num_skipped`.
+        `keep_skipped` takes the batch of a skipped update, its |TD errors| and `num_skipped`.
         """
         self._config = config
         self._keep_skipped = keep_skipped
@@ -73,27 +73,38 @@ class Trainer:
         self._publish = publish
         self._publish_due, self._publish_at = False, 0.0
         self._clock = clock
-        self.online = place(make_network(), device)
-        self.target = place(make_network(), device).requires_grad_(False).eval()
+        self.online = place(algorithm.make_network(), device)
+        self.target = place(algorithm.make_network(), device).requires_grad_(False).eval()
         self.target.load_state_dict(self.online.state_dict())
-        self.optimizer = make_optimizer(config, self.online.parameters())
-        self.num_updates = 0  # batches learned from, those included that were skipped
-        self.num_skipped = 0  # updates that were not made, as their loss or gradient was not finite
-        self.num_skipped_in_row = 0  # up to the newest whose result is known
-        self.num_unusable = 0  # rows of batches that could not be learned from, see `Batch.probability`
-        self.wait_seconds = 0.0  # in all, for batches
-        self.policy_lag = 0.0  # learner version - version that chose the actions, mean of the last batch
-        self.figures: UpdateFigures | None = None  # of the last update
+        self.optimizer = algorithm.make_optimizer(self.online)
+        self.num_updates = 0  # batches processed, including skipped ones
+        self.num_skipped = 0  # updates skipped because their loss or gradient was not finite
+        self.num_skipped_in_row = 0  # consecutive skipped updates, up to the newest known result
+        self.num_unusable = 0  # rows of batches that could not be used for training, see `Batch.probability`
+        self.wait_seconds = 0.0  # total time spent waiting for batches
+        self.policy_lag = 0.0  # learner version - version that chose the action, averaged over the last batch
+        self.figures: Mapping[str, Tensor] = {}  # figures of the last update
         self._transfer = make_transfer(device, batches.memory, self._send, batches.release)
-        self._update = make_update(config, self.online, self.target, self.optimizer, device)
+        self._update = algorithm.make_update(self.online, self.target, self.optimizer, device)
+
+    @property
+    def torch_threads(self) -> int:
+        """The number of threads to pass to `torch.set_num_threads` on a CPU."""
+        return self._update.torch_threads
+
+    @property
+    def is_warming_up(self) -> bool:
+        """Whether a step must still be recorded as a CUDA graph; nothing is published or saved before that."""
+        return isinstance(self._update, GraphUpdate) and self._update.is_warming_up
 
     def publish_newest(self) -> None:
-        """Publishes the online network as it is."""
-        self._publish(self.parameters())
+        """Publishes the current online network. On a GPU, starts the copy to the host, and publishes it later."""
+        version = self.num_updates
+        self._transfer.fetch(flatten(self.online), lambda values: self._publish(Parameters(version, values)))
         self._publish_due, self._publish_at = False, self._clock() + self._config.publish_seconds
 
     def step(self, timeout: float) -> bool:
-        """Makes one update; False if no batch came within `timeout` seconds."""
+        """Makes one update; returns False if no batch came within `timeout` seconds."""
         began = time.monotonic()
         batch = self._receive(timeout)
         self.wait_seconds += time.monotonic() - began
@@ -104,21 +115,21 @@ class Trainer:
         if self.num_updates % self._config.target_period == 0:
             self.target.load_state_dict(self.online.state_dict())
         self._publish_due |= self.num_updates % self._config.publish_period == 0
-        if self._publish_due and self._clock() >= self._publish_at:
+        if self._publish_due and not self.is_warming_up and self._clock() >= self._publish_at:
             self.publish_newest()
         return True
 
     @property
     def learning_rate(self) -> float:
-        """That of the next update."""
+        """The learning rate of the next update."""
         return learning_rate_at(self._config, self.num_updates)
 
     def parameters(self) -> Parameters:
-        """A clone of the online network, at a step boundary."""
+        """Returns a copy of the parameters of the online network. Call this between two steps."""
         return Parameters(self.num_updates, flatten_parameters(self.online))
 
     def state(self) -> dict[str, Any]:
-        """All that is needed to go on: state dicts by the names that `checkpoint.LearnerState` has for them."""
+        """Returns all state needed to continue: state dicts named as in `checkpoint.LearnerState`."""
         return {
             "num_updates": self.num_updates,
             "online": self.online.state_dict(),
@@ -127,8 +138,13 @@ class Trainer:
             "rng": {"torch": torch.get_rng_state()},
         }
 
+    def snapshot(self) -> tuple[dict[str, Any], Callable[[], None]]:
+        """Returns a copy of `state` on the host, and a function that waits, on any thread, until it is complete."""
+        copied: dict[str, Any] = copy_to_host(self.state())
+        return copied, self._transfer.mark()
+
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes on from what `state` gave."""
+        """Restores what an earlier call of `state` returned."""
         self.num_updates = state["num_updates"]
         self.online.load_state_dict(state["online"])
         self.target.load_state_dict(state["target"])
@@ -136,11 +152,11 @@ class Trainer:
         torch.set_rng_state(state["rng"]["torch"])
 
     def flush(self) -> None:
-        """Waits for the results that are still on their way to the host, and sends their priorities."""
+        """Waits for the results that are still being copied to the host, and sends their priorities."""
         self._transfer.flush()
 
     def _receive(self, timeout: float) -> Batch | None:
-        """The next batch. Meanwhile results leave as they arrive: where credit is short, it waits for just these."""
+        """Returns the next batch. Meanwhile sends results as they arrive, because they return credit to samplers."""
         deadline = time.monotonic() + timeout
         while self._transfer.collect():
             remaining = deadline - time.monotonic()
@@ -150,7 +166,7 @@ class Trainer:
         return self._batches.receive(max(0.0, deadline - time.monotonic()))
 
     def _train(self, batch: Batch) -> None:
-        # Of the whole memory, whatever its shards hold: P(i) = 1/R * leaf / root, N = the sum of what is alive in each.
+        # P(i) = 1/R * leaf / root of the shard, and N is the number of live transitions in all R shards.
         weights = importance_weights(
             batch.probability, batch.num_transitions, self._config.importance_sampling_exponent
         )
@@ -161,22 +177,22 @@ class Trainer:
         updated = self._update(on_device)
         self.figures = updated.figures
         self.policy_lag = max(0.0, self.num_updates - float(batch.version.mean()))
-        # In one tensor: one copy to the host tells both.
+        # One tensor for both results, so that one copy to the host is enough.
         self._transfer.give_back(batch, torch.cat([updated.td_errors.float(), updated.finite.float().reshape(1)]))
 
     def _count_unusable(self, count: int) -> None:
-        """Counts rows that cannot be learned from; warns at 1, 2, 4, 8 ..."""
+        """Counts unusable rows; warns at 1, 2, 4, 8 ..."""
         before, self.num_unusable = self.num_unusable, self.num_unusable + count
         if before.bit_length() != self.num_unusable.bit_length():
             log.warning(
-                "%d transitions could not be learned from: their frames do not decompress, or their return is beyond "
-                "%g. They get priority 0; look at the environment and at who may insert",
+                "%d transitions are unusable: their frames do not decompress, or their |return| is larger than %g. "
+                "They get priority 0; check the environment's rewards, and which hosts may send experience",
                 self.num_unusable,
                 MAX_RETURN,
             )
 
     def _send(self, batch: Batch, result: NDArray[np.float32]) -> None:
-        """Takes a result that has arrived on the host, at most `device_transfer.MAX_BEHIND` steps after it was made."""
+        """Sends the priorities of an update whose result has arrived, at most `MAX_BEHIND` steps after the update."""
         td_errors, finite = result[:-1], bool(result[-1])
         if finite:
             self.num_skipped_in_row = 0

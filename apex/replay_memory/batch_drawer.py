@@ -1,4 +1,4 @@
-"""Draws parts of batches from the store of one shard, while the rate limiter and the learner's credit allow it."""
+"""Draws parts of batches from one shard, as far as the rate limiter and the number of batches in flight allow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from apex.types import BatchMessage
 
 
 class DrawSettings(NamedTuple):
-    """What is drawn from one shard, and when."""
+    """The part size and the limits for drawing from one shard."""
 
     shard: int
     part_size: int  # transitions in a part of a batch
@@ -26,9 +26,9 @@ class DrawSettings(NamedTuple):
 
     @classmethod
     def configured(cls, replay: ReplayConfig, shard: int, batch_size: int) -> Self:
-        """Those of a run whose batches have `batch_size` transitions from all shards together.
+        """Returns the settings of one shard. A batch of `batch_size` transitions has one part from each shard.
 
-        Each shard holds the replay ratio for its own inserts and samples.
+        Each shard applies the replay ratio to its own inserts and samples.
         """
         own = replay.per_shard()
         tolerance = own.samples_per_insert_tolerance
@@ -37,7 +37,7 @@ class DrawSettings(NamedTuple):
 
 
 class BatchDrawer:
-    """Draws by one row of the counters, which keeps the credit and the numbers of its parts."""
+    """Draws parts of batches. Row `row` of the counters counts the parts sent and acknowledged."""
 
     def __init__(
         self,
@@ -60,9 +60,10 @@ class BatchDrawer:
         self._answered_at = clock()
 
     def draw(self, decoder: FrameDecoder | None = None) -> BatchMessage | None:
-        """Draws one part; None while it may not, or cannot yet. `decoder`: see `StoreReader.sample`.
+        """Returns one part; None if the limits do not allow one now, or if `StoreReader.sample` returns None.
 
-        The part counts as sent from now on, as a learner on this host may answer before a `send` returns.
+        decoder: see `StoreReader.sample`. The part counts as sent before the caller sends it, because a learner on this
+        host may answer before `send` returns.
         """
         settings = self._settings
         drawn = self._reader.sample(settings.part_size, self._rng, decoder) if self._may_draw() else None
@@ -82,11 +83,11 @@ class BatchDrawer:
 
     @property
     def silence(self) -> float:
-        """Seconds since the learner last answered, as far as parts are in flight; else 0."""
+        """Returns the seconds since the learner's last answer if parts are in flight; 0 if none are in flight."""
         return self._clock() - self._answered_at if self._in_flight else 0.0
 
     def take_back(self) -> None:
-        """Says that the part drawn last was not sent after all."""
+        """Removes the newest part from the counters, because it was not sent."""
         self._counters.take_back(self._row, self._settings.part_size)
 
     def _may_draw(self) -> bool:

@@ -1,4 +1,4 @@
-"""What replay keeps, by priority: how many transitions lie in each of some bins that grow by the same factor."""
+"""Histogram of the priorities in the replay memory, with logarithmic bins."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import numpy as np
 from apex.replay_memory.store.layout import Store
 from apex.transport.messages.histogram import BINS_PER_DECADE, LOWEST_DECADE, Histogram, bin_edges
 
-PERIOD = 10.0  # seconds between two of them
-MOST_KEYS = 10_000  # looked at; more would tell no more, and hold up the writer's thread
+PERIOD = 10.0  # minimum seconds between two histograms
+MOST_KEYS = 10_000  # maximum number of transitions examined; examining more would delay the writer's thread
 
 
 class PriorityHistogram:
-    """Made anew every PERIOD seconds at most, of keys that are spread over all that live."""
+    """Computes a histogram at most every PERIOD seconds, from live keys spread evenly over the memory."""
 
     def __init__(self, store: Store, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._clock = clock
-        self._rng = np.random.default_rng(0)  # Which keys are looked at is no matter of chance.
+        self._rng = np.random.default_rng(0)  # Fixed seed: the keys only need to be spread evenly.
         self._made_at = -np.inf
         self._newest: Histogram | None = None
 
     def newest(self) -> Histogram | None:
-        """The newest histogram; None while there is none to make.
+        """Returns the newest histogram; None if the store is empty or the priority exponent is 0.
 
-        Counts are transitions, scaled up from the keys that were looked at. Edges are |TD error|, without the exponent;
-        an exponent of 0 tells none. Takes about a millisecond each PERIOD.
+        Each count estimates the number of transitions in the bin from the examined keys. Bin edges are |TD error|,
+        without the exponent. Computing a histogram takes about 1 ms.
         """
         now = self._clock()
         if now - self._made_at >= PERIOD and self._store.priority_exponent > 0:
@@ -41,10 +41,10 @@ class PriorityHistogram:
         store = self._store
         first_key, size = store.first_key, store.size
         count = min(size, MOST_KEYS)
-        # One key of each of `count` equal ranges: what was inserted at one time has priorities of its own.
+        # One key from each of `count` equal ranges, because priorities differ between old and new transitions.
         keys = first_key + ((np.arange(count) + self._rng.random(count)) * (size / max(1, count))).astype(np.int64)
         weights = store.weights(keys)
-        weights = weights[weights > 0]  # The others are just being overwritten.
+        weights = weights[weights > 0]  # Weight 0: the transition is being overwritten.
         if not len(weights):
             return None
         decades = np.log10(weights) / store.priority_exponent

@@ -1,4 +1,4 @@
-"""How many transitions may be drawn for how many inserted ones."""
+"""Limits the replay ratio: the number of transitions drawn per inserted transition."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class RateLimiter:
-    """Keeps samples and inserts near a line, `samples_per_insert` steep. It counts transitions, not batches.
+    """Keeps the number of samples near a line with the slope `samples_per_insert`. Counts transitions, not batches.
 
-    With x inserted and y sampled, the line runs through (base_inserted, base_sampled), at first (min_size, 0):
+    x: transitions inserted, y: transitions sampled. The line starts at (base_inserted, base_sampled), initially at
+    (min_size_to_sample, 0):
 
         excess = y - base_sampled - samples_per_insert * (x - base_inserted)
         slack = tolerance_fraction * samples_per_insert * min_size_to_sample
 
-    Samples wait while excess > slack, and inserts, if they wait at all, while excess < -slack: never both.
-    Before min_size transitions arrived only samples wait. With samples_per_insert 0 nothing else does.
+    Samples wait while excess > slack. If `inserts_wait`, inserts wait while excess < -slack. Samples and inserts never
+    wait at the same time. Until min_size_to_sample transitions are inserted, samples wait and inserts do not. If
+    samples_per_insert is 0, there is no other limit.
     """
 
     min_size_to_sample: int
@@ -28,19 +30,19 @@ class RateLimiter:
     base_sampled: int = 0
 
     def may_sample(self, num_inserted: int, num_sampled: int) -> bool:
-        """Whether the next batch may be drawn."""
+        """Returns whether the next batch may be drawn."""
         if num_inserted < self.min_size_to_sample:
             return False
         return self.samples_per_insert == 0 or self._excess(num_inserted, num_sampled) <= self._slack
 
     def may_insert(self, num_inserted: int, num_sampled: int) -> bool:
-        """Whether the next segment may be stored."""
+        """Returns whether the next segment may be stored."""
         if not self.inserts_wait or self.samples_per_insert == 0 or num_inserted < self.min_size_to_sample:
             return True
         return self._excess(num_inserted, num_sampled) >= -self._slack
 
     def rebased(self, num_inserted: int, num_sampled: int) -> Self:
-        """The same limiter after a resume: what went before neither is caught up with nor blocks."""
+        """Returns a limiter like this one whose line starts at these counts, so that earlier excess has no effect."""
         base_inserted = max(num_inserted, self.min_size_to_sample)
         return dataclasses.replace(self, base_inserted=base_inserted, base_sampled=num_sampled)
 

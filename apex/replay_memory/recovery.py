@@ -1,4 +1,7 @@
-"""Where a replay server's memory comes from: what is there, else a snapshot, else nothing; and who clears up."""
+"""Opens the memory of a replay server, which may be an existing file, a restored snapshot or a new file.
+
+Also removes the memories of crashed runs.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ import secrets
 from pathlib import Path
 
 from apex.config import ReplayConfig
-from apex.errors import ConfigError
+from apex.errors import DamagedMemoryError, UsageError
 from apex.replay_memory.sampler_counters import SamplerCounters, counter_rows
 from apex.replay_memory.snapshots.folder import SnapshotFolder
 from apex.replay_memory.snapshots.restore import restore
-from apex.replay_memory.store.file import DamagedMemoryError, is_whole
+from apex.replay_memory.store.file import is_whole
 from apex.replay_memory.store.layout import StoreSettings
 from apex.replay_memory.store.location import (
     beside,
@@ -32,64 +35,67 @@ log = logging.getLogger("apex")
 def open_store(
     path: Path, welcome: Welcome, snapshots: SnapshotFolder | None = None
 ) -> tuple[StoreWriter, SamplerCounters]:
-    """Goes on with the run's store if it is there and sound, else with its newest snapshot, else makes a new one.
+    """Attaches to the run's store if it exists and is sound; else restores the newest snapshot; else creates a store.
 
-    Returns it with the samplers' counters. Raises ConfigError where the store is damaged and there is no snapshot.
+    Returns the store and the samplers' counters. Raises UsageError if the store is damaged and there is no snapshot.
     """
     config, schema = welcome.config, welcome.schema
     settings = store_settings(config.replay, config.actor.num_actors)
     num_rows = counter_rows(config.replay, config.learner)
     if path.exists() and not is_whole(path) and not has_owner(path):
-        log.error("removed %s, which was no replay memory: its making was cut short", path)
+        log.error("removed %s: it was incomplete, because its creation was interrupted", path)
         remove(path)
     if path.exists():
         try:
             store = StoreWriter.attach(path, schema, settings)
         except DamagedMemoryError as error:
             require_snapshot(error, snapshots)
-            log.error("%s; removed: going on with the newest snapshot, without what was stored after it", error)
+            log.error("%s; removing the file and restoring the newest snapshot, without later transitions", error)
             remove(path)
         else:
-            log.info("goes on with %s: %d transitions", path, store.size)
+            log.info("attached to %s: %d transitions", path, store.size)
             return store, SamplerCounters(num_rows, counters_path(path))
-    counters_path(path).unlink(missing_ok=True)  # It counted what was drawn from another store.
+    counters_path(path).unlink(missing_ok=True)  # The counts of an earlier store.
     incarnation = secrets.randbits(62) + 1
-    log.info("reserving %.1f GB in %s, and filling it if there is a snapshot", settings.max_bytes / 1e9, path)
+    log.info("allocating %.1f GB in %s; restoring a snapshot if there is one", settings.max_bytes / 1e9, path)
     restored = None
     if snapshots is not None:
         restored = restore(snapshots, path, schema, settings, run_id=welcome.run_id, store_incarnation=incarnation)
     if restored is None:
         store = StoreWriter.create(path, schema, settings, store_incarnation=incarnation)
-        log.info("made %s", path)
+        log.info("created %s", path)
         return store, SamplerCounters(num_rows, counters_path(path))
     store, counters = restored.store, SamplerCounters(num_rows, counters_path(path))
-    counters.go_on_from(restored.num_drawn)  # Else the limiter would see samples to catch up with.
-    log.info("restored %s: %d transitions, %d in all", path, store.size, store.num_inserted)
+    counters.go_on_from(restored.num_drawn)  # Otherwise the limiter would allow a burst of samples.
+    log.info("restored %s: %d transitions (%d inserted in total)", path, store.size, store.num_inserted)
     return store, counters
 
 
 def require_snapshot(damage: DamagedMemoryError, snapshots: SnapshotFolder | None) -> None:
-    """Raises ConfigError unless there is a snapshot to go on from instead of a damaged memory."""
+    """Raises UsageError unless there is a snapshot that can replace the damaged memory."""
     if snapshots is None or snapshots.newest() is None:
-        raise ConfigError(f"{damage}, and there is no snapshot: remove it to begin with an empty memory") from damage
+        raise UsageError(
+            f"{damage}, and there is no snapshot: remove the file to start with no transitions"
+        ) from damage
 
 
 def store_settings(replay: ReplayConfig, num_streams: int) -> StoreSettings:
-    """What each shard's store is made for."""
+    """Returns the settings of one shard's store. They are the same for all shards."""
     own = replay.per_shard()
     return StoreSettings(own.capacity, own.max_bytes, num_streams, own.priority_exponent, own.min_priority)
 
 
 def reclaim(own: Path) -> None:
-    """Removes what other runs that crashed have left in memory, unless an owner or a learner beside it lives."""
+    """Removes the memories of crashed runs. Keeps memories that a process still uses or whose run continues, and those
+    of the same run as `own`, the path of this server's store."""
     for path in own.parent.glob("apex-*.replay"):
         if not is_same_run(path, own) and not is_wanted(path):
             try:
                 removed = remove(path)
-            except ConfigError:
+            except UsageError:
                 continue
-            if removed:  # Else it went with its store.
-                log.info("removed %s, which a run that ended badly had left", path)
+            if removed:  # False: another process has just removed it.
+                log.info("removed %s, left behind by a run that was killed", path)
     for counters in own.parent.glob("apex-*.board"):
         store = counters.with_suffix(".replay")
         if not store.exists() and not is_same_run(store, own) and not is_wanted(store):
@@ -97,9 +103,9 @@ def reclaim(own: Path) -> None:
 
 
 def predecessor_is_dead(shard: int, answer: WaitAnswer) -> bool:
-    """Whether the replay server that holds this shard ran on this host, died and left its memory.
+    """Returns whether the previous replay server of this shard ran on this host, died and left its memory.
 
-    `answer` is the learner's when it says that the place is taken.
+    `answer`: the learner's answer that the shard already has a replay server.
     """
     path = store_path(answer.run_id, shard)
     left = path.exists() or beside(path).exists()

@@ -19,23 +19,23 @@ from apex.transport.reconnect_backoff import ReconnectBackoff
 from apex.transport.sockets import open_context
 from apex.types import Role, Schema
 
-IDLE_SECONDS = 0.001  # between two looks whether drawing is allowed
+IDLE_SECONDS = 0.001  # seconds between two checks whether drawing is allowed
 
 
 class SamplerTask(NamedTuple):
-    """What the sampler processes of a replay server are given."""
+    """Arguments that all sampler processes of a replay server share."""
 
     schema: Schema
     run_id: int
-    path: Path  # of the store
+    path: Path  # file of the store
     counters: SamplerCounters
     settings: DrawSettings
     keys: str  # folder of keys
-    endpoints: list[str]  # of the learner's loaders, for batches
+    endpoints: list[str]  # addresses of the learner's loaders, which receive the batches
 
 
 def run_sampler(stop: Stop, index: int, task: SamplerTask, seed: np.random.SeedSequence) -> None:
-    """A sampler process, the `index`-th of its server: draws and sends."""
+    """Runs sampler process number `index`: draws parts of batches and sends them until `stop` is requested."""
     with open_context(read_keys(task.keys, Role.REPLAY)) as context:
         reader = StoreReader(task.path, task.schema)
         drawer = BatchDrawer(reader, task.counters, index, task.settings, np.random.default_rng(seed))

@@ -1,4 +1,4 @@
-"""What the replay server does with each message: stores segments, applies priorities, owes receipts. No socket here."""
+"""Handles the messages to a replay server: stores segments, applies priorities, creates receipts. Has no sockets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger("apex")
 
 
 class ReplayServer:
-    """The writer: stores segments, applies priorities, owes receipts."""
+    """The writer of one shard: stores segments, applies priorities and creates receipts."""
 
     def __init__(
         self,
@@ -41,15 +41,18 @@ class ReplayServer:
         self._samplers = samplers
         self._limiter = limiter
         self._clock = clock
-        self._heard: dict[int, float] = {}  # when a stream was heard last
+        self._heard: dict[int, float] = {}  # actor id -> time of the actor's last segment
         self._refused: Counter[str] = Counter()
         self._histogram = PriorityHistogram(store, clock=clock)
         self._rates = Rates(clock(), store.num_inserted, samplers.num_drawn)
-        self._worked = (clock(), time.process_time())  # at the last heartbeat
+        self._worked = (clock(), time.process_time())  # wall and CPU time at the last heartbeat, in seconds
         self._may_insert = True
 
     def insert(self, messages: Sequence[Sequence[Frame]]) -> list[Receipt]:
-        """Stores segments; returns a receipt for each stream that was heard."""
+        """Stores segments; returns a receipt for each stream that sent at least one.
+
+        Raises LostMemoryError if the file of the memory was removed, because later servers could not find the segments.
+        """
         owed = set()
         for frames in messages:
             try:
@@ -60,13 +63,14 @@ class ReplayServer:
             except ValueError as error:
                 self._refuse("store", error)
             else:
-                if outcome is not InsertOutcome.UNKNOWN_ACTOR:  # The store has counted it.
+                if outcome is not InsertOutcome.UNKNOWN_ACTOR:  # Gets no receipt; counted by the store.
                     owed.add(segment.stream.actor_id)
         self._heard.update(dict.fromkeys(owed, self._clock()))
+        self._store.require_in_place()
         return [self._store.receipt(actor_id) for actor_id in sorted(owed)]
 
     def update_priorities(self, messages: Sequence[Sequence[Frame]]) -> None:
-        """Applies new priorities, and with them the credit of the samplers."""
+        """Applies new priorities and acknowledges the batches to the samplers."""
         for frames in messages:
             try:
                 update = self._codec.decode_priorities(frames, self.shard)
@@ -79,26 +83,30 @@ class ReplayServer:
 
     def _refuse(self, reason: str, error: ValueError) -> None:
         self._refused[reason] += 1
-        if self._refused[reason].bit_count() == 1:  # Now and then: there may be very many.
-            log.warning("refused %d messages for their %s, the last one: %s", self._refused[reason], reason, error)
+        if self._refused[reason].bit_count() == 1:  # At 1, 2, 4, 8, ..., because there may be very many.
+            log.warning("refused %d messages (%s); the last error: %s", self._refused[reason], reason, error)
 
     def receipts(self) -> list[Receipt]:
-        """Receipts of all streams that live, to be repeated: a SUB may have missed one."""
+        """Returns the receipts of all active streams, which are published again because actors may have missed some.
+
+        Raises LostMemoryError if the file of the memory was removed.
+        """
+        self._store.require_in_place()
         now = self._clock()
         self._heard = {actor_id: at for actor_id, at in self._heard.items() if now - at < STREAM_LIFE_SECONDS}
         return [self._store.receipt(actor_id) for actor_id in sorted(self._heard)]
 
     def check_limiter(self, *, inserts_wanted: bool = False) -> bool:
-        """Whether inserts may go on; False only with replay.inserts_wait.
+        """Returns whether inserts may continue; False is possible only with replay.inserts_wait.
 
-        `inserts_wanted`: samplers of another shard wait for inserts, so none may wait here.
+        `inserts_wanted`: samplers of another shard wait for inserts. If so, inserts into this shard must not wait.
         """
         keeps_ratio = self._samplers.limit(self._limiter).may_insert(self._store.num_inserted, self._samplers.num_drawn)
         self._may_insert = keeps_ratio or inserts_wanted
         return self._may_insert
 
     def status(self) -> ReplayStatus:
-        """What the heartbeats say; `busy_share` is of the time since the last one, rates are of some seconds."""
+        """Returns the status for a heartbeat. `busy_share` covers the time since the last heartbeat."""
         store, samplers, now = self._store, self._samplers, self._clock()
         inserted, drawn = store.num_inserted, samplers.num_drawn
         (then, worked_then), worked = self._worked, time.process_time()
@@ -115,12 +123,12 @@ class ReplayServer:
             max_bytes=store.max_bytes,
             inserts_per_second=inserts,
             samples_per_second=samples,
-            busy_share=min(1.0, (worked - worked_then) / seconds),  # of the writer: what it waits takes no time
+            busy_share=min(1.0, (worked - worked_then) / seconds),  # CPU time of the writer / wall time
             stale_priorities=counters.stale_priorities,
             duplicate_segments=counters.duplicates,
             refused=sum(self._refused.values()) + sum(counters.refused.values()),
             refusals={**self._refused, **counters.refused},
-            refused_connections={},  # The sockets know them.
+            refused_connections={},  # set by the caller, which has the sockets
             samplers_wait_for=samplers.waits_for,
             inserts_wait=not self._may_insert,
             rate=f"{inserts:,.0f} in/s, {samples:,.0f} out/s",

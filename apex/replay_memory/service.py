@@ -1,4 +1,4 @@
-"""The replay service: store, samplers, snapshot process and sockets of one shard, until the run ends."""
+"""The replay service: runs the store, samplers, snapshot process and sockets of one shard until the run ends."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from apex.config import REPLAY_SOCKETS
+from apex.errors import FINISHED, NEIGHBOUR_GONE, LostMemoryError
 from apex.replay_memory.batch_drawer import DrawSettings
 from apex.replay_memory.recovery import open_store, reclaim
 from apex.replay_memory.sampler import SamplerTask, run_sampler
@@ -27,7 +28,7 @@ from apex.replay_memory.sockets import ReplaySockets
 from apex.replay_memory.store.location import memory_id, remove, store_path
 from apex.replay_memory.store.writer import StoreWriter
 from apex.runtime.children import check_children, start_child, stop_children
-from apex.runtime.lifecycle import FINISHED, NEIGHBOUR_GONE, POLL_SECONDS, Stop
+from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.transport.codec import Codec
 from apex.transport.curve.key_store import read_keys
 from apex.transport.heartbeat import Session
@@ -36,14 +37,16 @@ from apex.transport.messages.status import ReplayStatus
 from apex.transport.sockets import Context, InsecureBindWarning, local_address, open_context
 from apex.types import Role
 
+LOST_SNAPSHOT_SECONDS = 120.0  # maximum seconds for a snapshot after the file of the memory was removed
+
 log = logging.getLogger("apex")
 
 
 def run_service(welcome: Welcome, shard: int, advertise: str, snapshots: Path | None, stop: Stop) -> int:
     """Serves one shard until the run ends or `stop` is requested; returns the exit status.
 
-    `snapshots` is the folder for snapshots and recovery; None: neither. Raises ConfigError when the memory cannot be
-    made, and ChildDiedError when a sampler or the snapshot process dies.
+    `snapshots` is the folder for snapshots and recovery; None disables both. Raises UsageError if the memory cannot be
+    created, and ChildDiedError if a sampler or the snapshot process dies.
     """
     config = welcome.config
     path = store_path(welcome.run_id, shard)
@@ -51,7 +54,7 @@ def run_service(welcome: Welcome, shard: int, advertise: str, snapshots: Path | 
     folder: SnapshotFolder | None = None
     if snapshots is not None and config.checkpoint.replay:
         own = shard_folder(snapshots, config.replay.num_shards, shard)
-        folder = SnapshotFolder(own, pause=lambda step: stop.tick())  # To restore a large memory takes minutes.
+        folder = SnapshotFolder(own, pause=lambda step: stop.tick())  # Heartbeats: restoring can take minutes.
     store, counters = open_store(path, welcome, folder)
     counters.rebase(store.num_inserted)
     settings = DrawSettings.configured(config.replay, shard, config.learner.batch_size)
@@ -66,7 +69,10 @@ def run_service(welcome: Welcome, shard: int, advertise: str, snapshots: Path | 
     server = ReplayServer(store, Codec(welcome.run_id, welcome.schema), counters, settings.limiter, shard=shard)
     session: Session | None = None
     try:
-        with _forgotten_if_empty(store, path), open_context(read_keys(config.transport.keys, Role.REPLAY)) as context:
+        with (
+            _left_in_order(store, path, snapshot_process),
+            open_context(read_keys(config.transport.keys, Role.REPLAY)) as context,
+        ):
             sockets = ReplaySockets(context, welcome, server)
             session = _join(welcome, server, context, advertise, stop)
             _run_tasks(
@@ -78,11 +84,11 @@ def run_service(welcome: Welcome, shard: int, advertise: str, snapshots: Path | 
         if session.lost:
             return NEIGHBOUR_GONE
         if not session.finished:
-            log.info("the memory stays in %s: the run goes on, and so does the next replay server of it", path)
+            log.info("keeping the memory in %s for the run's next replay server", path)
             return FINISHED
         store.close()
         if snapshot_process is not None and not snapshot_process.take_last():
-            log.warning("the last snapshot was not ready in time: the memory stays in %s until it is resumed", path)
+            log.warning("the last snapshot took too long; keeping the memory in %s until the run is resumed", path)
             return FINISHED
         remove(path)
         return FINISHED
@@ -95,7 +101,7 @@ def run_service(welcome: Welcome, shard: int, advertise: str, snapshots: Path | 
 def _start_samplers(
     welcome: Welcome, path: Path, store: StoreWriter, counters: SamplerCounters, settings: DrawSettings
 ) -> list[BaseProcess]:
-    """The sampler processes; none where the learner sees the same memory and draws for itself."""
+    """Starts the sampler processes; none if the learner draws directly from the shared memory."""
     config = welcome.config
     if config.transport.shared_memory and welcome.memory == memory_id():
         return []
@@ -107,10 +113,16 @@ def _start_samplers(
 
 
 @contextmanager
-def _forgotten_if_empty(store: StoreWriter, path: Path) -> Iterator[None]:
-    """Removes the memory where an error ends the service before anything was stored."""
+def _left_in_order(store: StoreWriter, path: Path, snapshots: SnapshotProcess | None) -> Iterator[None]:
+    """On an error: if the file of the memory was removed, takes a snapshot; if nothing was stored, removes the file."""
     try:
         yield
+    except LostMemoryError:
+        if snapshots is not None and snapshots.take_last(LOST_SNAPSHOT_SECONDS):
+            log.warning("saved all stored transitions in a snapshot; the next replay server restores it")
+        else:
+            log.error("no snapshot contains the newest transitions; the next replay server starts without them")
+        raise
     except BaseException:
         if store.num_inserted == 0:
             store.close()
@@ -119,7 +131,7 @@ def _forgotten_if_empty(store: StoreWriter, path: Path) -> Iterator[None]:
 
 
 def _join(welcome: Welcome, server: ReplayServer, context: Context, advertise: str, stop: Stop) -> Session:
-    """Tells the learner where this shard can be reached, and goes on telling how it does."""
+    """Reports this shard's addresses to the learner and starts to send heartbeats with the shard's status."""
     transport = welcome.config.transport
     host = advertise or (transport.bind if transport.is_loopback else local_address(welcome.route.host))
     endpoints = {name: transport.endpoint(name, host, server.shard) for name in REPLAY_SOCKETS}
@@ -135,7 +147,7 @@ def _join(welcome: Welcome, server: ReplayServer, context: Context, advertise: s
 async def _watch(
     welcome: Welcome, context: Context, children: Sequence[BaseProcess], session: Session, stop: Stop
 ) -> None:
-    """Raises what ends the authenticator, a child or the heartbeats."""
+    """Watches the authenticator, the child processes and the heartbeats, and raises the error if one of them fails."""
     warning = InsecureBindWarning(welcome.config.transport)
     while not stop.requested:
         await asyncio.sleep(POLL_SECONDS)
@@ -146,7 +158,7 @@ async def _watch(
 
 
 def _run_tasks(*tasks: Coroutine[Any, Any, None]) -> None:
-    """Runs all until they return; the first that raises ends the others, and its exception is raised."""
+    """Runs all tasks until they return. If a task raises an exception, cancels the other tasks and raises it again."""
 
     async def run() -> None:
         async with asyncio.TaskGroup() as group:
@@ -156,4 +168,4 @@ def _run_tasks(*tasks: Coroutine[Any, Any, None]) -> None:
     try:
         asyncio.run(run())
     except BaseExceptionGroup as group:
-        raise group.exceptions[0] from group  # No task has a group of its own.
+        raise group.exceptions[0] from group  # The tasks raise no groups themselves.

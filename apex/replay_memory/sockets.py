@@ -1,4 +1,4 @@
-"""The sockets of a replay server: what comes in goes to the server, and its receipts go out."""
+"""The sockets of a replay server: pass received messages to the server and publish its receipts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from apex.transport.sockets import Context
 from apex.transport.timing import RECEIPT_SECONDS
 from apex.types import Receipt
 
-LIMITER_SECONDS = 0.005  # between two looks whether inserts may go on
+LIMITER_SECONDS = 0.005  # seconds between two checks whether inserts may continue
 
 
 class ReplaySockets:
-    """Experience, priorities and receipts of one shard, with a task for each."""
+    """The sockets for experience, priorities and receipts of one shard, with the tasks that serve them."""
 
     def __init__(self, context: Context, welcome: Welcome, server: ReplayServer) -> None:
-        """Binds all of them; raises AddressError."""
+        """Binds the sockets; raises AddressError if an address cannot be bound."""
         config, schema = welcome.config, welcome.schema
         self._server = server
         self._inserts_wait = config.replay.inserts_wait
@@ -47,28 +47,28 @@ class ReplaySockets:
         self._receipts = ReceiptPublisher(context, endpoint, Codec(welcome.run_id, schema))
 
     async def take_experience(self, stop: Stop, session: Session) -> None:
-        """Stores segments and answers with receipts. Waits where the replay ratio asks for it."""
+        """Stores segments and publishes receipts; waits while the rate limiter does not allow inserts."""
         wait = Wait("replay")
         while not stop.requested:
             messages = await self._experience.burst(POLL_SECONDS)
-            # The limiter is asked before each segment: a whole burst would leave actors without receipts for long.
+            # If inserts may wait, stores one segment at a time, so that a wait does not delay receipts of stored ones.
             step = 1 if self._inserts_wait else max(1, len(messages))
             for first in range(0, len(messages), step):
                 while not self._server.check_limiter(inserts_wanted=session.inserts_wanted):
                     if stop.requested:
                         return
-                    wait.on("the learner to take samples: replay.inserts_wait")
+                    wait.on("the learner to take samples (replay.inserts_wait)")
                     await asyncio.sleep(LIMITER_SECONDS)
                 wait.over()
                 self._publish(self._server.insert(messages[first : first + step]))
 
     async def take_priorities(self, stop: Stop) -> None:
-        """Applies new priorities."""
+        """Applies new priorities until `stop`."""
         while not stop.requested:
             self._server.update_priorities(await self._priorities.burst(POLL_SECONDS))
 
     async def repeat_receipts(self, stop: Stop) -> None:
-        """Sends the receipts of all streams that live again and again."""
+        """Publishes the receipts of all active streams every RECEIPT_SECONDS."""
         while not stop.requested:
             await asyncio.sleep(RECEIPT_SECONDS)
             self._publish(self._server.receipts())

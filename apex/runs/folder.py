@@ -1,12 +1,12 @@
-"""The folder of one run: what was run, on what, by which code, and everything that comes of it.
+"""The folder of one run: its settings, hardware and code version, and all its output.
 
 runs/pong-20250131-235959/
-    manifest.json   who, when, where, which versions, every setting; without it the folder is no run
-    config.toml     every setting with its value, to be read by people
-    curves/         one .jsonl per role
-    logs/           one .log per program
-    tensorboard/    event files, in a folder of the run's name: TensorBoard shows that
-    checkpoints/    000012345/ by updates, best.safetensors, and replay/
+    manifest.json   run id, start time, hardware, versions, every setting; a folder without this file is not a run
+    config.toml     every setting with its value, for people to read
+    curves/         one .jsonl file per role
+    logs/           one .log file per process
+    tensorboard/    event files, in a subfolder with the run's name, which TensorBoard shows
+    checkpoints/    000012345/ (the number of updates), best.safetensors, and replay/
 """
 
 from __future__ import annotations
@@ -18,19 +18,22 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
 from apex.config import Config, dump_toml, from_dict, to_dict
-from apex.errors import ConfigError
+from apex.config.algorithm_choice import choose_algorithm
+from apex.errors import DataError, UsageError
 from apex.runtime.atomic_files import replace_file, seal, unseal
 from apex.runtime.provenance import describe_checkout, describe_hardware, describe_versions
 from apex.types import Schema
 
-FORMAT = 2  # of the manifest
+FORMAT = 3  # version of the manifest's format
+
+EPOCH_ZERO = 1_704_067_200  # Unix time of 2024-01-01. Epochs count seconds since then: 31 bits suffice until 2092.
 
 _MANIFEST = "manifest.json"
 _ELAPSED = "elapsed.json"
@@ -41,12 +44,12 @@ log = logging.getLogger("apex")
 
 
 class RunFolder:
-    """An existing run's files; made by `create`, found by `open` and `find_latest`."""
+    """The files of an existing run. `create` makes a new run folder; `open` and `find_latest` open an existing one."""
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
         self.path = path
         self.manifest = manifest
-        self.run_id = int(manifest["run_id"])  # 1 ... 2^64 - 1, drawn at random: no message of another run is taken
+        self.run_id = int(manifest["run_id"])  # random, 1 ... 2^64 - 1; messages with another id are refused
         self.schema = Schema.from_dict(manifest["schema"])
         self.config_file = path / "config.toml"
         self.curves = path / "curves"
@@ -56,7 +59,7 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """The folder's own name."""
+        """The name of the folder."""
         return self.path.name
 
     @property
@@ -66,45 +69,46 @@ class RunFolder:
 
     @property
     def elapsed_seconds(self) -> float:
-        """The time that the run has taken in all its lives, as last noted; 0 if it never was, or cannot be read."""
+        """Seconds that the run has taken over all its starts, as last recorded; 0 if there is no readable record."""
         path = self.path / _ELAPSED
         try:
             return float(json.loads(path.read_bytes())["seconds"])
         except (OSError, KeyError, TypeError, ValueError) as error:
             if not isinstance(error, FileNotFoundError) or any(self.checkpoints.glob("*")):
-                log.error("%s cannot be read (%s); the clock continues from the newest checkpoint", path, error)
+                log.error("%s cannot be read (%s); the run time continues from the newest checkpoint", path, error)
             return 0.0
 
     @elapsed_seconds.setter
     def elapsed_seconds(self, seconds: float) -> None:
-        with suppress(OSError):  # A full disk ends no run; the clock of the next start is then a little behind.
+        with suppress(OSError):  # A full disk must not end the run; the recorded time is then too short.
             partial = self.path / f".{_ELAPSED}.partial"
             partial.write_text(json.dumps({"seconds": round(seconds, 1)}))
             os.replace(partial, self.path / _ELAPSED)
 
     @property
     def has_saved(self) -> bool:
-        """Whether a checkpoint was ever finished: then one must be there. It is noted outside their folder."""
+        """Whether the run ever finished a checkpoint, so that at least one must exist."""
         return (self.path / _SAVED).exists()
 
     def note_saved(self) -> None:
-        """Notes that a checkpoint was finished."""
-        with suppress(OSError):  # A full disk ends no run; the next checkpoint notes it.
+        """Records that a checkpoint was finished."""
+        with suppress(OSError):  # A full disk must not end the run; the next checkpoint tries again.
             (self.path / _SAVED).touch()
 
-    def next_epoch(self) -> int:
-        """Counts the learner's starts in this run: each start leases higher incarnations than all before it.
+    def next_epoch(self, clock: Callable[[], float] = time.time) -> int:
+        """Returns the number of this start of the learner, so that each start leases higher incarnations than the last.
 
-        If the count is lost, the seconds since 1970 replace it: no run has been started that often. Raises OSError.
+        The number is the time in seconds, so that a copied or restored folder does not repeat a number. The number
+        grows even if the clock was set back. Raises OSError if the number cannot be recorded.
         """
-        path = self.path / _EPOCH
+        path, last = self.path / _EPOCH, 0
         try:
-            epoch = int(unseal(path.read_bytes())["epoch"]) + 1 if path.exists() else 1
-            if epoch == 1 and any(self.checkpoints.glob("*")):
-                raise ValueError("it is missing")
+            last = int(unseal(path.read_bytes())["epoch"]) if path.exists() else 0
+            if not last and any(self.checkpoints.glob("*")):
+                raise ValueError("the file is missing")
         except (KeyError, TypeError, ValueError) as error:
-            epoch = int(time.time())
-            log.error("%s cannot be read (%s); the learner's starts are counted from %d on", path, error, epoch)
+            log.error("%s cannot be read (%s); numbering this start of the learner by the clock alone", path, error)
+        epoch = max(last + 1, int(clock()) - EPOCH_ZERO)
         replace_file(path, seal({"epoch": epoch}))
         return epoch
 
@@ -117,7 +121,12 @@ class RunFolder:
         argv: Sequence[str] = sys.argv,
         started: datetime | None = None,
     ) -> Self:
-        """Makes the folder of a new run, called `config.run.name`, or by its game and the time; never an old one."""
+        """Makes the folder of a new run, named `config.run.name`, or by default after the game and the time.
+
+        Never uses a folder that exists. Raises UsageError if the folder cannot be written, or if the algorithm does
+        not fit the actions.
+        """
+        choose_algorithm(config, schema)
         started = (started or datetime.now()).astimezone()
         path = make_folder(config, started)
         manifest = {
@@ -140,11 +149,13 @@ class RunFolder:
             replace_file(path / "config.toml", dump_toml(config).encode(errors="surrogateescape"))
             replace_file(path / _MANIFEST, seal(manifest))
         except OSError as error:
-            raise ConfigError(f"cannot write the run folder {path}: {error.strerror}; set run.folder") from error
-        return cls(path, unseal(seal(manifest)))  # As `open` gives it: JSON has no tuples.
+            raise DataError(
+                f"cannot write the run folder {path}: {error.strerror}; set run.folder to another folder"
+            ) from error
+        return cls(path, unseal(seal(manifest)))  # The same as `open` reads: JSON has no tuples.
 
     def go_on(self, config: Config, *, argv: Sequence[str] = sys.argv) -> None:
-        """Notes that the run is started again, and with what; raises ConfigError if that cannot be written."""
+        """Records that the run is resumed, with its arguments and versions; raises UsageError if writing fails."""
         again = {
             "elapsed_seconds": self.elapsed_seconds,
             "started": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -158,54 +169,73 @@ class RunFolder:
             replace_file(self.path / _MANIFEST, seal(self.manifest))
             replace_file(self.config_file, dump_toml(config).encode(errors="surrogateescape"))
         except OSError as error:
-            raise ConfigError(f"cannot write the run folder {self.path}: {error.strerror}") from error
+            raise DataError(f"cannot write the run folder {self.path}: {error.strerror}") from error
 
     def restore_config_file(self) -> None:
-        """Writes config.toml again, and warns, if it differs from the manifest; raises ConfigError if it cannot."""
+        """Writes config.toml again and warns if it differs from the manifest; raises UsageError if writing fails."""
         text = dump_toml(self.config).encode(errors="surrogateescape")
         try:
             if self.config_file.exists() and self.config_file.read_bytes() == text:
                 return
             replace_file(self.config_file, text)
         except OSError as error:
-            raise ConfigError(f"cannot write {self.config_file}: {error.strerror}") from error
+            raise DataError(f"cannot write {self.config_file}: {error.strerror}") from error
         log.warning(
-            "%s differed from %s, which counts, and was written again. To change a setting, name it beside --resume",
+            "%s differed from the settings in %s and was overwritten. To change a setting, pass it with --resume",
             self.config_file,
             _MANIFEST,
         )
 
     @classmethod
     def open(cls, path: str | Path, folder: str | Path = "runs") -> Self:
-        """The run at `path`, or else the one of that name below `folder`; raises ConfigError if there is none."""
+        """Opens the run at `path`, or the run with that name below `folder`; raises UsageError if there is none."""
         named = Path(path)
         here = next((p for p in (named, Path(folder) / named) if (p / _MANIFEST).is_file()), None)
         if here is None:
             why = f"no {_MANIFEST}" if named.is_dir() else "no such folder"
             newest = [path.name for path in _list_runs(Path(folder))[:3]]
-            known = f"; the newest in {folder}: {', '.join(newest)}" if newest else ""
-            raise ConfigError(f"{path} is not a run folder: {why}{known}")
+            known = f"; the newest runs in {folder}: {', '.join(newest)}" if newest else ""
+            raise DataError(f"{path} is not a run folder: {why}{known}")
         try:
             manifest = unseal((here / _MANIFEST).read_bytes())
-            if manifest["format"] != FORMAT:
-                raise ValueError(f"its format is {manifest['format']}, but this program reads {FORMAT}")
-            return cls(here, manifest)
+            if manifest["format"] == FORMAT:
+                return cls(here, manifest)
         except (OSError, KeyError, TypeError, ValueError) as error:
-            cause = f"no {error}" if isinstance(error, KeyError) else str(error)
-            raise ConfigError(
-                f"{here / _MANIFEST} cannot be read: {cause}. Put it back from a copy of the run folder"
+            cause = f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
+            raise DataError(
+                f"{here / _MANIFEST} cannot be read: {cause}. Restore it from a copy of the run folder"
             ) from error
+        raise DataError(
+            f"{here} was made by {_maker(manifest)} in format {manifest['format']}, but this version reads only format "
+            f"{FORMAT}. Use the version that made it, or only evaluate the policy: "
+            f"apex evaluate {here}/checkpoints/best.safetensors"
+        )
 
     @classmethod
     def find_latest(cls, folder: str | Path = "runs") -> Self:
-        """The run below `folder` that was started last; raises ConfigError if there is none."""
+        """Opens the run below `folder` that was started last; raises UsageError if there is none."""
         for path in _list_runs(Path(folder)):
             return cls.open(path)
-        raise ConfigError(f"no run in {folder}: apex train starts one")
+        raise UsageError(f"no run in {folder}; start one with apex train")
+
+
+def open_run(path: str | Path | None) -> RunFolder:
+    """Opens the run at `path`. Without a path, opens the newest run and prints its name to standard error.
+
+    Raises UsageError if there is no such run.
+    """
+    if path is not None:
+        return RunFolder.open(path)
+    newest = RunFolder.find_latest()
+    print(f"using the newest run: {newest.path}", file=sys.stderr)
+    return newest
 
 
 def make_folder(config: Config, started: datetime | None = None) -> Path:
-    """A new, empty folder with a run's name. Names that were given are taken or refused; others get a number."""
+    """Makes a new, empty folder with the run's name. A default name gets a number if it is taken.
+
+    Raises UsageError if a configured name is taken, or if the folder cannot be made.
+    """
     folder, started = Path(config.run.folder), started or datetime.now()
     name = config.run.name or f"{_game(config.environment.id)}-{started:%Y%m%d-%H%M%S}"
     number = 1
@@ -213,29 +243,37 @@ def make_folder(config: Config, started: datetime | None = None) -> Path:
         path = folder / (name if number == 1 else f"{name}-{number}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.mkdir(mode=0o700)  # Its manifest names the run, which is what a stranger would need to join it.
+            path.mkdir(mode=0o700)  # 0700, because a user who can read the run id in the manifest could join the run.
             return path
         except FileExistsError as error:
             if not path.parent.is_dir():
-                raise ConfigError(f"cannot make the run folder {path}: Not a directory; set run.folder") from error
+                raise UsageError(
+                    f"cannot make the run folder {path}: {folder} is not a folder; set run.folder to a folder"
+                ) from error
             if config.run.name:
-                raise ConfigError(
-                    f"run.name {name!r}: {path} is there already, and a run is never overwritten; "
-                    "choose another name, or leave it out"
+                raise UsageError(
+                    f"run.name {name!r}: {path} exists already, and a run is never overwritten; "
+                    "choose another name, or omit run.name"
                 ) from error
             number += 1
         except OSError as error:
-            raise ConfigError(f"cannot make the run folder {path}: {error.strerror}; set run.folder") from error
+            raise UsageError(f"cannot make the run folder {path}: {error.strerror}; set run.folder") from error
 
 
 def _game(environment_id: str) -> str:
-    """ALE/MsPacman-v5 -> mspacman; package.module:make_maze -> make-maze."""
+    """Returns the game's name: ALE/MsPacman-v5 -> mspacman; package.module:make_maze -> make-maze."""
     name = re.split(r"[/:]", environment_id)[-1]
     return re.sub(r"[^a-z0-9]+", "-", re.sub(r"-v\d+$", "", name).lower()).strip("-") or "run"
 
 
+def _maker(manifest: dict[str, Any]) -> str:
+    """Returns the version of this package that wrote a manifest, and its commit if known."""
+    version, git = (manifest.get("versions") or {}).get("apex"), manifest.get("git")
+    return f"apex {version or 'of an unknown version'}" + (f" (commit {git['commit'][:12]})" if git else "")
+
+
 def _list_runs(folder: Path) -> list[Path]:
-    """Newest first, by when they were started. What has no readable start is none."""
+    """Returns the folders of runs, newest start first; omits folders whose manifest has no readable start time."""
     runs = []
     for file in folder.glob(f"*/{_MANIFEST}"):
         try:

@@ -1,4 +1,4 @@
-"""Reads the curves of a run by its steps and its clock, which both go on when the run is resumed."""
+"""Reads the curves of a run over its steps and its elapsed time. Both continue when the run is resumed."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import read_curve
 from apex.types import Role
 
-EVALUATION = ("evaluator", "evaluator/score")  # role and tag: the mean raw score of each evaluation
-ACTOR_SCORE = ("actor", SCORE)  # the scores of the actor with the smallest epsilon
-TIMED_ROLES = (Role.LEARNER, Role.EVALUATOR)  # their last rows tell when a start of the run ended
+EVALUATION = ("evaluator", "evaluator/score")  # role and tag of the mean raw score of each evaluation
+ACTOR_SCORE = ("actor", SCORE)  # role and tag of the scores of the actor with the highest id, which explores least
+TIMED_ROLES = (Role.LEARNER, Role.EVALUATOR)  # roles whose last rows show when the run stopped
 
 
 class Series(NamedTuple):
-    """One figure of a run, oldest first; seconds and steps never decrease."""
+    """The values of one metric of a run, oldest first. Seconds and steps never decrease."""
 
-    seconds: NDArray[np.float64]  # [N] since the run was started, without pauses before it was resumed
-    steps: NDArray[np.float64]  # [N] of all actors
-    values: NDArray[np.float64]  # [N] finite
+    seconds: NDArray[np.float64]  # [N] seconds that the run has taken; pauses before it was resumed do not count
+    steps: NDArray[np.float64]  # [N] steps of all actors
+    values: NDArray[np.float64]  # [N] finite values
 
 
 class RunHistory:
@@ -36,7 +36,7 @@ class RunHistory:
         self._starts = self._find_starts()
 
     def series(self, role: str, tag: str) -> Series:
-        """The finite values of `tag` of `role`; empty if there are none."""
+        """Returns the finite values of `tag` of `role`; empty if there are none."""
         points = [
             (self._elapsed(row["time"]), row["steps"], row["scalars"][tag])
             for row in self._rows(role)
@@ -46,17 +46,17 @@ class RunHistory:
         return Series(np.maximum.accumulate(seconds), steps, values)
 
     def tags(self, role: str) -> set[str]:
-        """All figures of a role."""
+        """Returns the tags of all metrics of a role."""
         return {tag for row in self._rows(role) for tag in row["scalars"]}
 
     @property
     def seconds(self) -> float:
-        """How long the run has taken, by its curves or its folder."""
+        """Seconds that the run has taken: by its curves or by its folder, whichever is more."""
         last = [self._elapsed(rows[-1]["time"]) for role in TIMED_ROLES if (rows := self._rows(role))]
         return max([*last, self._run.elapsed_seconds])
 
     def _read(self, role: str) -> list[dict[str, Any]]:
-        """The rows of a role; of steps that a resumed run made again, only the last ones."""
+        """Reads the rows of a role. If a resumed run repeated steps, only their last rows are returned."""
         path = self._run.curves / f"{role}.jsonl"
         rows: list[dict[str, Any]] = []
         for row in read_curve(path) if path.exists() else []:
@@ -68,9 +68,9 @@ class RunHistory:
         return rows
 
     def _find_starts(self) -> list[tuple[float, float]]:
-        """When each start of the run was, in unix seconds, and how long the run had gone on before.
+        """Returns the Unix time of each start of the run, and the seconds that the run had taken before that start.
 
-        The manifest counts from when the learner was ready, so the curves may show a longer time.
+        The manifest counts time only after the learner is ready, so the curves may show a longer time.
         """
         times = [row["time"] for role in TIMED_ROLES for row in self._rows(role)]
         starts = [(_unix(self._run.manifest["started"]), 0.0)]
@@ -82,7 +82,7 @@ class RunHistory:
         return starts
 
     def _elapsed(self, time: float) -> float:
-        """The run's clock at `time`, in unix seconds."""
+        """Returns the seconds that the run had taken at the Unix time `time`."""
         started, before = next((start for start in reversed(self._starts) if start[0] <= time), self._starts[0])
         return before + max(0.0, time - started)
 

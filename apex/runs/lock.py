@@ -1,4 +1,4 @@
-"""Who runs a run while it goes on: one launcher, or one learner that was started by hand."""
+"""Locks a run folder, so that only one launcher, or one learner that was started by hand, runs it at a time."""
 
 from __future__ import annotations
 
@@ -8,33 +8,36 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from apex.errors import ConfigError
+from apex.errors import UsageError
 from apex.runtime.file_lock import LOCK_ATTEMPTS, FileLock, is_owned
 
-LOCK = "run.lock"  # in the run folder: the lock is on this file, its text only says whose it is
+LOCK = "run.lock"  # file in the run folder that is locked; its text names the process that holds the lock
 
 
 @contextmanager
 def hold(folder: Path, *, or_parent: bool = False) -> Iterator[None]:
-    """Within it nobody else may run what is in `folder`, whatever has become of the run's other programs.
+    """Locks the run in `folder` for the duration of the context.
 
-    The lock ends with this process, in whatever way that ends, and no child has it. Raises ConfigError if another
-    process holds it, unless `or_parent` and it is the one that has started this one; or if the file cannot be written.
+    The kernel releases the lock when this process ends, even if it is killed. Child processes do not hold the lock.
+    Raises UsageError if the lock file cannot be written, or if another process holds the lock. With `or_parent`, the
+    parent of this process may hold the lock.
     """
     path = folder / LOCK
     ownership: FileLock | None = None
     try:
-        path.touch()
+        path.touch(mode=0o600)  # 0600, because any user who can open the file can also lock it.
         ownership = FileLock(path, LOCK_ATTEMPTS)
         path.write_text(_name(os.getpid()))
-    except ConfigError as error:
-        holder = path.read_text(errors="replace") or "it has only just begun"
+    except UsageError as error:
+        holder = path.read_text(errors="replace") or "started a moment ago"
         if not or_parent or holder != _name(os.getppid()):
-            raise ConfigError(f"{folder}: this run is still going; stop it first ({holder})") from error
+            raise UsageError(f"{folder}: this run is still running ({holder}); stop it first") from error
     except OSError as error:
         if ownership is not None:
             ownership.release()
-        raise ConfigError(f"cannot hold the run by {path}: {error.strerror}; make room, or move the run") from error
+        raise UsageError(
+            f"cannot lock the run with {path}: {error.strerror}; free disk space, or move the run to another disk"
+        ) from error
     try:
         yield
     finally:
@@ -43,7 +46,7 @@ def hold(folder: Path, *, or_parent: bool = False) -> Iterator[None]:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether somebody on this host runs what is in `folder` now, as far as this user may know."""
+    """Returns whether a process on this host runs the run in `folder`; False if this user may not read the lock."""
     try:
         return is_owned(folder / LOCK)
     except OSError:

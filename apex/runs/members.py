@@ -1,4 +1,4 @@
-"""The programs of a run as the coordinator knows them: who is there, and what each says of itself."""
+"""The processes of a run that the coordinator knows, each with its newest heartbeat."""
 
 from __future__ import annotations
 
@@ -11,34 +11,42 @@ from typing import Generic, NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from apex.config import Config
-from apex.transport.messages.control import ActorHeartbeat, AnyHeartbeat, ReplayHeartbeat
+from apex.transport.messages.control import (
+    ActorHeartbeat,
+    AnyHeartbeat,
+    EvaluatorHeartbeat,
+    ReplayHeartbeat,
+    generation_of,
+)
 from apex.transport.messages.histogram import merge
 from apex.transport.messages.run_status import RoleRow
-from apex.transport.messages.status import ActorStatus, ReplayStatus
+from apex.transport.messages.status import ActorStatus, ReplayStatus, Resources
 from apex.transport.timing import ABSENT_HEARTBEATS
 
-MAX_MEMBERS = 2_000  # who is known; more cannot all be real
-MAX_ROWS = 300  # who is shown: three texts each of at most 800 bytes must fit into an answer of MAX_JSON_BYTES
-MAX_REASONS = 64  # why connections or messages were refused: of each at most 820 bytes
+MAX_MEMBERS = 2_000  # maximum processes; heartbeats of any further process are refused
+# Maximum rows of a status reply: with three texts of at most 800 bytes per row, it stays below MAX_JSON_BYTES.
+MAX_ROWS = 300
+MAX_REASONS = 64  # maximum number of reasons, of at most 820 bytes each, for refused connections or messages
 H = TypeVar("H", bound=AnyHeartbeat)
 SUMMED = (
     *("num_inserted", "num_drawn", "size", "bytes", "max_bytes", "inserts_per_second", "samples_per_second"),
     *("stale_priorities", "duplicate_segments", "refused"),
-)  # figures of the replay servers that are added up
+)  # fields that are summed over the replay servers
 
 
 class Member(NamedTuple, Generic[H]):
-    """A program of the run."""
+    """A process of the run."""
 
-    heartbeat: H  # the newest
-    seen_at: float  # monotonic seconds
+    heartbeat: H  # the newest heartbeat
+    seen_at: float  # when the heartbeat arrived, in monotonic seconds
 
 
 class Members:
-    """Who is there, by session."""
+    """The processes of a run, by session."""
 
     def __init__(self, config: Config, clock: Callable[[], float] = time.monotonic) -> None:
-        self.replay_endpoints: list[dict[str, str]] = [{} for _ in range(config.replay.num_shards)]  # by shard
+        self.replay_endpoints: list[dict[str, str]] = [{} for _ in range(config.replay.num_shards)]  # [shard][name]
+        self.generation = 0  # generation number of all_replay_endpoints
         self._replay = config.replay
         self._heartbeat_seconds = config.transport.heartbeat_seconds
         self._clock = clock
@@ -51,26 +59,36 @@ class Members:
         return len(self._members)
 
     def hear(self, heartbeat: AnyHeartbeat) -> None:
-        """Notes a heartbeat; raises ValueError for one program too many, and for a shard that the run does not have."""
+        """Stores a heartbeat; raises ValueError if there are MAX_MEMBERS already, or if the shard does not exist."""
         if heartbeat.session not in self._members and len(self._members) >= MAX_MEMBERS:
-            raise ValueError(f"{MAX_MEMBERS} programs are here already")
+            raise ValueError(f"{MAX_MEMBERS} processes have joined already, which is the maximum")
         if isinstance(heartbeat, ReplayHeartbeat):
             if not 0 <= heartbeat.shard < self._replay.num_shards:
-                raise ValueError(f"there is no shard {heartbeat.shard}")
-            self.replay_endpoints[heartbeat.shard] = heartbeat.endpoints or self.replay_endpoints[heartbeat.shard]
+                raise ValueError(f"there is no shard {heartbeat.shard}: the run has {self._replay.num_shards} shards")
+            if heartbeat.endpoints not in ({}, self.replay_endpoints[heartbeat.shard]):
+                self.replay_endpoints[heartbeat.shard] = heartbeat.endpoints
+                self.generation = generation_of(self.all_replay_endpoints)
         self._members[heartbeat.session] = Member(heartbeat, self._clock())
 
+    def find(self, session: int) -> AnyHeartbeat | None:
+        """Returns the newest heartbeat of a process; None if the session is unknown."""
+        member = self._members.get(session)
+        return None if member is None else member.heartbeat
+
     def forget(self, session: int) -> None:
-        """Notes a goodbye."""
+        """Removes a process that has left the run."""
         self._members.pop(session, None)
 
     def forget_silent(self, seconds: float) -> None:
-        """Forgets the programs that were silent for so long."""
+        """Removes the processes that have sent no heartbeat for `seconds`."""
         now = self._clock()
         self._members = {s: member for s, member in self._members.items() if now - member.seen_at < seconds}
 
     def rows(self) -> list[RoleRow]:
-        """At most MAX_ROWS programs, for people: those that have been here longest, so that a flood hides nobody."""
+        """Returns status rows of at most MAX_ROWS processes, sorted by role.
+
+        The processes that joined first have precedence, so a flood of false processes cannot hide them.
+        """
         shown = [
             RoleRow(
                 role=beat.role,
@@ -80,27 +98,49 @@ class Members:
                 last_seen_seconds=self._clock() - seen_at,
                 rate=beat.status.rate,
                 waiting=beat.status.waiting,
+                resources=beat.resources,
             )
             for beat, seen_at in islice(self._members.values(), MAX_ROWS)
         ]
         return sorted(shown, key=lambda row: (row.role, row.shard or 0, row.host))
 
+    @property
+    def resources(self) -> dict[str, Resources]:
+        """CPU cores and memory in use, summed over the processes of each role."""
+        used: dict[str, Resources] = {}
+        for beat, _ in self._members.values():
+            if beat.resources is not None:
+                before = used.get(beat.role, Resources(cores=0.0, memory_bytes=0))
+                used[beat.role] = Resources(
+                    cores=before.cores + beat.resources.cores,
+                    memory_bytes=before.memory_bytes + beat.resources.memory_bytes,
+                )
+        return used
+
+    @property
+    def has_evaluator(self) -> bool:
+        """Whether an evaluator has joined the run."""
+        return any(isinstance(beat, EvaluatorHeartbeat) for beat, _ in self._members.values())
+
     # --- actors and replay servers ----------------------------------------------------------------------------------
 
     @property
     def actors(self) -> list[ActorStatus]:
-        """The status of each actor host."""
+        """The newest status of each actor host."""
         return [beat.status for beat, _ in self._members.values() if isinstance(beat, ActorHeartbeat)]
 
     @property
     def replay_servers(self) -> dict[int, Member[ReplayHeartbeat]]:
-        """By shard the server that was heard last: one that was killed is here for a while."""
+        """Each shard's server: the one with the newest heartbeat, as a killed server stays listed for a while."""
         members = sorted(self._members.values(), key=lambda member: member.seen_at)
         return {beat.shard: Member(beat, at) for beat, at in members if isinstance(beat, ReplayHeartbeat)}
 
     @property
     def replay(self) -> ReplayStatus | None:
-        """What the servers of all shards say: sums, and what holds for one of them holds for all; None without any."""
+        """The combined status of the servers of all shards; None if there are no servers.
+
+        Counts and rates are summed. `busy_share` is the highest. A wait in any shard counts as a wait.
+        """
         shards = [server.heartbeat.status for _, server in sorted(self.replay_servers.items())]
         if not shards:
             return None
@@ -117,26 +157,26 @@ class Members:
 
     @property
     def all_replay_endpoints(self) -> list[dict[str, str]]:
-        """Endpoints by name of each shard; empty before all of them have said hello."""
+        """The endpoints of each shard, by name; empty until the servers of all shards have joined."""
         return self.replay_endpoints if all(self.replay_endpoints) else []
 
     @property
     def absent_replay(self) -> str:
-        """Whom the run waits for: shards whose server has not said hello, or was not heard for a while; or ""."""
+        """Names of the shards whose server has not joined or has sent no heartbeat for a while; "" if there is none."""
         silence, now, servers = ABSENT_HEARTBEATS * self._heartbeat_seconds, self._clock(), self.replay_servers
         away = (i for i in range(self._replay.num_shards) if i not in servers or now - servers[i].seen_at > silence)
         return ", ".join(map(self._replay.shard_name, away))
 
     def inserts_wanted(self, shard: int) -> bool:
-        """Whether samplers of another shard wait for inserts: those into this one must not wait for samples then.
+        """Returns whether samplers of another shard wait for inserts. Inserts into `shard` must not wait in that case.
 
-        A batch has a part from each shard, so these samples would not come before those inserts; and they may be those
-        of an actor process that is paused because of this shard.
+        A batch has a part from every shard, so `shard` is not sampled until the other shard has received inserts. These
+        inserts may come from an actor process that `shard` has paused: both shards would wait for each other.
         """
         others = (server.heartbeat.status for other, server in self.replay_servers.items() if other != shard)
         return any(status.samplers_wait_for == "inserts" for status in others)
 
 
 def add_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Counts by name, added up: the MAX_REASONS greatest."""
+    """Returns the sums of counts with the same name; omits all but the MAX_REASONS largest sums."""
     return dict(sum(map(Counter, counts), Counter[str]()).most_common(MAX_REASONS))

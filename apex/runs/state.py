@@ -1,4 +1,4 @@
-"""What the coordinator knows of a run: what its programs say, how far it is, and why it should end."""
+"""The coordinator's view of a run: the status of its processes, its progress, and why it should end."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ import math
 import time
 from collections.abc import Callable
 
+from msgspec.structs import asdict
+
 from apex.config import Config, ReplayConfig
-from apex.dqn.exploration import epsilon_ladder
 from apex.runs.bottleneck import PARTS, find_limit, find_limit_of_filling
 from apex.runs.members import Members
 from apex.transport.messages.control import AnyHeartbeat, ReplayHeartbeat
 from apex.transport.messages.results import EvaluationResult
 from apex.transport.messages.run_status import Bottleneck
-from apex.transport.messages.status import LearnerStatus
+from apex.transport.messages.status import LearnerStatus, Resources
 from apex.transport.timing import TRAINER_SILENCE_SECONDS
-from apex.types import Progress
+from apex.types import Exploration, Progress
 
 log = logging.getLogger("apex")
 
 
 class RunState:
-    """Collects what every program says of itself and sums it up."""
+    """Collects the status messages of all processes of a run and summarizes them."""
 
     def __init__(
         self,
@@ -30,68 +31,72 @@ class RunState:
         *,
         name: str,
         folder: str,
+        exploration: Exploration,
         elapsed_seconds: float = 0.0,
         finds_bottleneck: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`elapsed_seconds`: how long the run had gone on when the learner was started again.
+        """`exploration`: how the actors explore (epsilon or noise). `elapsed_seconds`: seconds that the run had taken
+        before the learner was started again.
 
-        `finds_bottleneck` is False where the parts of the run do not wait for each other.
+        `finds_bottleneck`: False if the parts of the run do not wait for each other, as in one process.
         """
         self.members = Members(config, clock)
         self.learner: LearnerStatus | None = None  # None: the trainer has not reported yet
-        self.evaluation: EvaluationResult | None = None  # the newest
+        self.learner_resources: Resources | None = None  # used by trainer, coordinator and loaders; None: not measured
+        self.evaluation: EvaluationResult | None = None  # the newest result
         self.best_score: float | None = None
-        self.refused_connections: dict[str, int] = {}  # by the coordinator's ZAP handler, by socket and reason
-        self.refusals: dict[str, dict[str, int]] = {}  # by the learner's socket, by reason
+        self.refused_connections: dict[str, int] = {}  # counts by socket and reason, from the coordinator's ZAP handler
+        self.refusals: dict[str, dict[str, int]] = {}  # messages refused by the learner: counts by socket and reason
         self.num_leased = 0
         self.num_episodes = 0  # games that actors have finished in this run
-        self.reason = ""  # why the run ends; "" while it goes on
-        self.finished = False
+        self.reason = ""  # why the run ends; "" while it continues
+        self.over = False  # whether training has ended
+        self.final: int | None = None  # version of the parameters to evaluate after training; None: no evaluation
+        self._final_until = 0.0
         self.steps = StepCounter(config.replay)
         self.config = config
         self.name = name
         self.folder = folder
         self._finds_bottleneck = finds_bottleneck
-        actor = config.actor
-        self.epsilons = epsilon_ladder(actor.num_actors, actor.epsilon_base, actor.epsilon_exponent).tolist()
+        self.exploration = exploration
         self._clock = clock
         self._started_at = clock() - elapsed_seconds
         self._trainer_heard_at = clock()
 
     def hear(self, heartbeat: AnyHeartbeat) -> None:
-        """Notes a heartbeat; raises ValueError for one that cannot be."""
+        """Stores a heartbeat; raises ValueError if it is not valid."""
         self.members.hear(heartbeat)
         if isinstance(heartbeat, ReplayHeartbeat):
             status = heartbeat.status
             self.steps.count(heartbeat.shard, status.num_inserted, status.store_incarnation)
 
     def hear_trainer(self, status: LearnerStatus) -> None:
-        """Notes what the learner's trainer says of itself, about once a second."""
+        """Stores the status that the learner's trainer sends about once a second."""
         self.learner, self._trainer_heard_at = status, self._clock()
 
     def go_on(self, progress: Progress) -> None:
-        """Counts on from where the run was when the learner was started."""
+        """Continues the run's counters and clock from `progress`, with which the learner resumes the run."""
         self.steps.num_steps, self.num_episodes = progress.num_steps, progress.num_episodes
         self._started_at = self._clock() - progress.elapsed_seconds
 
     @property
     def num_steps(self) -> int:
-        """Transitions that the replay servers have stored in this run."""
+        """The number of transitions that the replay servers have stored in this run."""
         return self.steps.num_steps
 
     @property
     def elapsed_seconds(self) -> float:
-        """How long the run has gone on."""
+        """Seconds that the run has taken, over all its starts."""
         return self._clock() - self._started_at
 
     @property
     def progress(self) -> Progress:
-        """How far the run is, in whole seconds."""
+        """The numbers of steps, episodes and whole seconds of the run until now."""
         return Progress(self.num_steps, self.num_episodes, int(self.elapsed_seconds))
 
     def end_reason(self) -> str:
-        """Why the run should end now, in words; "" if it should not."""
+        """Returns why the run should end now, as a phrase; "" if it should continue."""
         run, evaluation = self.config.run, self.evaluation
         score = evaluation.mean if evaluation is not None and evaluation.confirmed else -math.inf
         if run.stop_score is not None and score >= run.stop_score:
@@ -99,33 +104,56 @@ class RunState:
         if run.max_steps and self.num_steps >= run.max_steps:
             return f"reached {run.max_steps} steps"
         if run.max_minutes and self.elapsed_seconds >= 60 * run.max_minutes:
-            return f"reached {run.max_minutes:g} minutes"
+            return f"reached {run.max_minutes:g} min"
         return ""
 
     def judge(self) -> str:
-        """Why the run ends, in words; "" while it goes on."""
+        """Decides whether the run ends. Returns the reason as a phrase; "" while the run continues."""
         self.reason = self.reason or self.end_reason()
         return self.reason
 
+    def end_training(self, final: int | None) -> None:
+        """Records that training has ended. `final`: version of the last parameters if they are to be evaluated."""
+        has_score = self.evaluation is not None and self.evaluation.confirmed  # the score that ended the run
+        self.over, self.final = True, None if has_score else final
+        self._final_until = self._clock() + self.config.evaluator.final_seconds
+
+    @property
+    def finished(self) -> bool:
+        """Whether training has ended and the run no longer waits for the score of the final policy.
+
+        The wait ends when the policy is evaluated, when there is no evaluator, or after `evaluator.final_seconds`.
+        """
+        if not self.over or self.final is None:
+            return self.over
+        evaluated = self.evaluation is not None and self.evaluation.updates >= self.final
+        return evaluated or not self.members.has_evaluator or self._clock() >= self._final_until
+
     def scalars(self) -> dict[str, float]:
-        """What the curves show of programs that send none themselves, by TensorBoard tag; and what limits the run."""
+        """Returns metrics by TensorBoard tag: those of processes that send no metrics, and the bottleneck."""
         scalars = {f"actors/{name}": value for name, value in self.actor_figures().items()}
         scalars |= {
             f"refused/{socket_name}": float(sum(counts.values())) for socket_name, counts in self.refusals.items()
         }
+        used = self.members.resources
+        if self.learner_resources is not None:
+            used["learner"] = self.learner_resources
+        for role, resources in used.items():
+            figures = {name: value for name, value in asdict(resources).items() if value is not None}
+            scalars |= {f"{name}/{role}": float(value) for name, value in figures.items()}
         bottleneck = self.bottleneck()
         if bottleneck is not None:
             scalars |= {f"limited_by/{part}": float(part == bottleneck.part) for part in PARTS}
         return scalars
 
     def bottleneck(self) -> Bottleneck | None:
-        """Which part would make training faster, or begin sooner, if it were faster; and the setting to change."""
+        """Returns the part that limits training, or delays its start, and the setting to change; None if unknown."""
         if not self._finds_bottleneck:
             return None
         members, phase = self.members, self.phase
         silence = self._clock() - self._trainer_heard_at
         if phase == "training" and silence > TRAINER_SILENCE_SECONDS:
-            why = f"no word from its trainer for {silence:.0f} s: one long update, or it is stuck"
+            why = f"the trainer has not reported for {silence:.0f} s: its update takes very long, or it is stuck"
             return Bottleneck("learner", why, "--run.stuck-seconds")
         if phase == "filling replay":
             return find_limit_of_filling(self.config, members.actors, members.replay, members.absent_replay)
@@ -133,19 +161,34 @@ class RunState:
             return find_limit(self.config, members.actors, members.replay, self.learner, members.absent_replay)
         return None
 
+    def lack(self) -> str:
+        """Returns what a trainer that has no batch waits for, as a phrase."""
+        members, replay = self.members, self.config.replay.per_shard()
+        if members.absent_replay:
+            return f"{members.absent_replay} to join the run"
+        for shard, server in members.replay_servers.items():
+            status, name = server.heartbeat.status, self.config.replay.shard_name(shard)
+            if status.size < replay.min_size_to_sample:
+                wanted = f"of the {replay.min_size_to_sample:,} required for sampling"
+                return f"transitions: {name} has {status.size:,} {wanted}"
+            if status.samplers_wait_for == "inserts":
+                return f"inserts into {name}: replay.samples_per_insert {replay.samples_per_insert:g} is reached"
+        refused = self.learner.refused_batches if self.learner is not None else 0
+        return f"batches: {refused:,} were refused, and no others arrived" if refused else "batches from its loaders"
+
     @property
     def phase(self) -> str:
-        """What the run is doing, in words."""
+        """What the run is doing, as a phrase."""
         if self.finished:
             return "finished"
-        if self.reason:
+        if self.reason or self.over:
             return "finishing"
         if not self.members.all_replay_endpoints:
             return "waiting for replay"
         return "training" if self.learner is not None and self.learner.updates else "filling replay"
 
     def actor_figures(self) -> dict[str, float]:
-        """Of all actor hosts together; of the time they wait, the one that waits most. {} without hosts."""
+        """Returns rates summed over all actor hosts, and the highest share of waiting time; {} without actor hosts."""
         actors = self.members.actors
         if not actors:
             return {}
@@ -157,22 +200,22 @@ class RunState:
 
 
 class StepCounter:
-    """Adds up what the stores of all shards have ever stored: a store that is made anew counts from 0 again."""
+    """Counts all transitions that the shards have ever stored, even if a store is created again and counts from 0."""
 
     def __init__(self, config: ReplayConfig) -> None:
         self.num_steps = 0  # transitions stored in this run
         self._config = config
-        self._stores: dict[int, tuple[str, int]] = {}  # by shard: the store's incarnation, what it has counted
-        self._steps_before = 0  # steps that the present stores do not count
+        self._stores: dict[int, tuple[str, int]] = {}  # shard -> incarnation and count of its store
+        self._steps_before = 0  # steps that are not in the counts of the present stores
 
     def count(self, shard: int, num_inserted: int, store_incarnation: str) -> None:
-        """Steps go on where they were when a store is made anew, or begins with less than was stored before."""
+        """Records the count of a shard. `num_steps` never decreases, even if a new store has fewer transitions."""
         known, _ = self._stores.get(shard, ("", 0))
         self._stores[shard] = store_incarnation, num_inserted
         counted = sum(count for _, count in self._stores.values())
         if store_incarnation != known:
             if num_inserted == 0 < self.num_steps:
                 name = self._config.shard_name(shard)
-                log.warning("%s begins with an empty memory, although the run has %d steps", name, self.num_steps)
+                log.warning("%s starts with an empty memory, although the run has %d steps", name, self.num_steps)
             self._steps_before = max(0, self.num_steps - counted)
         self.num_steps = max(self.num_steps, self._steps_before + counted)

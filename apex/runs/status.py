@@ -1,8 +1,10 @@
-"""The status of a run, as `apex status` and the live view show it, from what the coordinator knows."""
+"""Builds the status of a run that `apex status` and the live view show."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+
+from msgspec.structs import replace
 
 from apex.metric_tags import EPISODES, MEAN_SCORE, SCORE
 from apex.runs.members import add_counts
@@ -15,13 +17,14 @@ REPLAY_FIGURES = (
     *("stale_priorities", "busy_share"),
 )
 
-Latest = Callable[[str], float | None]  # the newest value of a metric by its tag
+Latest = Callable[[str], float | None]  # returns the newest value of a metric, by its tag
 
 
 def summarize(state: RunState, latest: Latest) -> RunStatus:
-    """The status now."""
+    """Returns the present status of the run."""
     run, actor, replay_settings = state.config.run, state.config.actor, state.config.replay
-    replay, learner, rows = state.members.replay, state.learner or LearnerStatus(), state.members.rows()
+    replay, rows = state.members.replay, state.members.rows()
+    learner = replace(state.learner or LearnerStatus(), resources=state.learner_resources)
     highest, evaluation = actor.num_actors - 1, state.evaluation
     return RunStatus(
         run=state.name,
@@ -45,7 +48,7 @@ def summarize(state: RunState, latest: Latest) -> RunStatus:
             configured=actor.num_actors,
             leased=state.num_leased,
             highest_id=highest,
-            highest_epsilon=state.epsilons[highest],
+            highest_exploration=state.exploration.label(highest),
             score=latest(SCORE),
             mean_score=latest(MEAN_SCORE),
             episodes=latest(EPISODES),

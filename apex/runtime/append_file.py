@@ -1,4 +1,4 @@
-"""A file that only grows, and that survives a full disk."""
+"""A file that is only appended to, and that tolerates a full disk."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 log = logging.getLogger("apex")
 
-MAX_PENDING_BYTES = 1 << 20  # of one file that cannot be written; what comes after is dropped and counted
+MAX_PENDING_BYTES = 1 << 20  # maximum unwritten bytes of one file; further records are dropped and counted
 
 
 class AppendFile:
-    """A file that only grows, by whole records, and that outlives a disk that is full for a while."""
+    """A file to which only whole records are appended. Writing continues when a full disk has space again."""
 
     def __init__(self, path: Path, *, lines: bool = False) -> None:
         self.num_dropped = 0
@@ -22,22 +22,22 @@ class AppendFile:
         self._lines = lines
         self._descriptor = -1
         self._pending = bytearray()
-        self._waits = False  # for a disk that takes it
+        self._waits = False  # True while the disk refuses writes
 
     def append(self, record: bytes) -> None:
-        """Takes a record, to be written by the next flush."""
+        """Buffers a record for the next flush. Drops and counts the record if the buffer is full."""
         if len(self._pending) + len(record) > MAX_PENDING_BYTES:
             self.num_dropped += 1
             return
         self._pending += record
 
     def flush(self) -> None:
-        """Writes all that is pending, or nothing of it: a file ends with a whole record, whatever the disk does."""
+        """Writes all buffered records or none of them, so that the file always ends with a whole record."""
         if not self._pending:
             return
         try:
             if self._descriptor >= 0 and not os.fstat(self._descriptor).st_nlink:
-                self.close()  # Somebody has removed it.
+                self.close()  # The file was removed.
             if self._descriptor < 0:
                 self._open()
             self._write_whole()
@@ -45,15 +45,15 @@ class AppendFile:
             self.close()
             if not self._waits:
                 cause = os.strerror(error.errno or errno.EIO)
-                log.warning("cannot write %s: %s; the run goes on, its curves have a gap", self._path, cause)
+                log.warning("cannot write %s: %s; the run continues, but its curves have a gap", self._path, cause)
             self._waits = True
             return
         if self._waits:
-            log.warning("%s is written again; %d records were given up", self._path, self.num_dropped)
+            log.warning("writing %s again; %d records were lost", self._path, self.num_dropped)
         self._waits = False
 
     def close(self) -> None:
-        """Closes; a later flush opens again."""
+        """Closes the file; a later flush opens it again."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -65,7 +65,7 @@ class AppendFile:
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
         except OSError:
-            with suppress(OSError):  # It is no regular file, say.
+            with suppress(OSError):  # Fails, for example, if the path is not a regular file.
                 os.ftruncate(self._descriptor, size)
             raise
         self._pending.clear()
@@ -75,4 +75,4 @@ class AppendFile:
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         size = os.fstat(self._descriptor).st_size
         if self._lines and size and os.pread(self._descriptor, 1, size - 1) != b"\n":
-            os.write(self._descriptor, b"\n")  # A killed writer has left half a line.
+            os.write(self._descriptor, b"\n")  # A killed writer has left an incomplete line.

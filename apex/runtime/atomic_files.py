@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and manifests: sealed JSON, written last, with the SHA-256 of each file."""
+"""Writes files atomically, and seals manifests: JSON files that are written last and list the SHA-256 of each file."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 
 def go_on(step: str) -> None:
-    """Does not pause: takes the next step at once."""
+    """Does nothing: the default for `pause` arguments, which tests replace."""
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Replaces `path` on the disk: whatever happens, it is the old file or the new one, never half of it."""
+    """Replaces the file at `path` atomically: even after a crash it is the old file or the new one, never a mixture."""
     os.replace(write_beside(path, data), path)
     sync_folder(path.parent)
 
 
 def write_beside(path: Path, data: bytes) -> Path:
-    """Writes `data` to a file next to `path`, as `write_flushed` does, and returns where."""
+    """Writes `data` with `write_flushed` to a file beside `path`; returns the path of that file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     write_flushed(partial, data)
@@ -28,9 +28,9 @@ def write_beside(path: Path, data: bytes) -> Path:
 
 
 def write_flushed(path: Path, *parts: Any, drops_cache: bool = False) -> None:
-    """Writes buffers to a file and flushes it to the disk. Raises OSError; nothing is left of the file then.
+    """Writes buffers to a file and flushes the file to disk. If this raises OSError, the file has been removed.
 
-    `drops_cache`: the kernel need not keep the file in memory.
+    `drops_cache`: also asks the kernel to drop the file from the page cache.
     """
     try:
         with path.open("wb") as file:
@@ -46,7 +46,7 @@ def write_flushed(path: Path, *parts: Any, drops_cache: bool = False) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flushes the names in `folder` to the disk."""
+    """Flushes the directory entries of `folder` to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -55,7 +55,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def digest(*parts: Any) -> str:
-    """The SHA-256 of buffers as if they were one, in hexadecimal."""
+    """Returns the SHA-256 of the concatenated buffers, in hexadecimal."""
     sha256 = hashlib.sha256()
     for part in parts:
         sha256.update(part)
@@ -65,21 +65,21 @@ def digest(*parts: Any) -> str:
 def check_digest(data: bytes, expected: str) -> bytes:
     """Returns `data`; raises ValueError unless its SHA-256 is the expected one."""
     if digest(data) != expected:
-        raise ValueError("its SHA-256 is not the one that was written")
+        raise ValueError("its SHA-256 differs from the recorded one")
     return data
 
 
 def seal(fields: dict[str, Any]) -> bytes:
-    """JSON with its own SHA-256. The same fields always give the same bytes, so a changed bit always shows."""
+    """Returns `fields` and their SHA-256 as JSON. Equal fields give equal bytes, so `unseal` detects any change."""
     return json.dumps({**fields, "seal": digest(json.dumps(fields).encode())}, indent=2).encode() + b"\n"
 
 
 def unseal(data: bytes) -> dict[str, Any]:
-    """The inverse of `seal`; raises ValueError for anything else."""
+    """Returns the fields that `seal` encoded; raises ValueError if `data` was not sealed or has changed."""
     fields = json.loads(data)
     if not isinstance(fields, dict) or "seal" not in fields:
-        raise ValueError("it has no seal")
+        raise ValueError('it has no "seal" field')
     del fields["seal"]
     if seal(fields) != data:
-        raise ValueError("it is not what was written: its SHA-256 differs")
+        raise ValueError("it was changed after it was written: its SHA-256 differs")
     return fields

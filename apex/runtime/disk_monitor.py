@@ -1,4 +1,4 @@
-"""Says when nothing can be kept of a run: programs cannot, because their logs are on the same disk."""
+"""Reports when the run folder cannot be written. Other processes cannot log this, as their logs are in that folder."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 from apex.runtime.hardware import Space, read_space
 
-LOOK_SECONDS = 1.0
-FULL_BYTES = 64 * 1024  # free at most, where a disk counts as full
+LOOK_SECONDS = 1.0  # time between two checks of the disk
+FULL_BYTES = 64 * 1024  # a disk with at most this much free space counts as full
 
 
 class DiskMonitor:
-    """Looks at the disk of one folder now and then, and tells of each change."""
+    """Checks the disk of one folder periodically and reports each change to `tell`."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class DiskMonitor:
         self._state = ""
 
     def look(self) -> None:
-        """Looks if it is time to."""
+        """Checks the disk if LOOK_SECONDS have passed since the last check."""
         now = self._clock()
         if now < self._look_at:
             return
@@ -42,6 +42,6 @@ class DiskMonitor:
         elif space.free <= FULL_BYTES:
             state = f"the disk of {self._folder} is full ({space.free // 1024} KiB free)"
         if state.partition("(")[0] != self._state.partition("(")[0]:
-            lost = "; the run goes on, but logs, curves and checkpoints are lost until that is mended"
-            self._tell(state + lost if state else f"the run folder {self._folder} can be written to again")
+            lost = "; the run continues, but logs, curves and checkpoints are lost until this is fixed"
+            self._tell(state + lost if state else f"the run folder {self._folder} is writable again")
             self._state = state

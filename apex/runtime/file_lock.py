@@ -1,4 +1,4 @@
-"""A lock on a file, which the kernel releases when the process that holds it ends."""
+"""A lock on a file. The kernel releases the lock when the process that holds it ends."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import os
 import time
 from pathlib import Path
 
-from apex.errors import ConfigError
+from apex.errors import UsageError
 
-LOCK_ATTEMPTS = 20  # of a process to lock its own file ...
-ATTEMPT_SECONDS = 0.01  # ... and between two of them
+LOCK_ATTEMPTS = 20  # number of times that a process tries to lock its own file
+ATTEMPT_SECONDS = 0.01  # time between two attempts
 
 
 class FileLock:
-    """Marks a file as owned by this process until `release`, or until the process ends in whatever way.
+    """Marks a file as owned by this process until `release`, or until the process ends, even if it is killed.
 
-    The lock lasts while any descriptor of the open file lasts: a forked child (`start_child`) closes its copy at once.
+    The lock lasts while any copy of the descriptor is open. So a forked child (`start_child`) closes its copy at once.
     """
 
-    _descriptors: set[int] = set()  # noqa: RUF012 - one per process, and a class attribute means just that
+    _descriptors: set[int] = set()  # noqa: RUF012 - shared on purpose: one set per process
 
     def __init__(self, path: Path, attempts: int = 1, in_use: str = "") -> None:
-        """Raises ConfigError with the message `in_use` if the file has an owner at each attempt.
+        """Locks the file at `path`; raises UsageError with the message `in_use` if each attempt finds another owner.
 
-        Several attempts: `is_owned` in another process holds the lock for an instant.
+        Several attempts are needed if another process calls `is_owned`, which holds the lock for a moment.
         """
         self._descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         while True:
@@ -35,29 +35,36 @@ class FileLock:
                 attempts -= 1
                 if not attempts:
                     os.close(self._descriptor)
-                    raise ConfigError(in_use or f"{path} is in use by another process") from error
+                    raise UsageError(in_use or f"{path} is in use by another process") from error
                 time.sleep(ATTEMPT_SECONDS)
         self._descriptors.add(self._descriptor)
 
+    def is_at(self, path: Path) -> bool:
+        """Returns whether `path` still names the locked file: False if the file was removed or replaced."""
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), path.stat(follow_symlinks=False))
+        except FileNotFoundError:
+            return False
+
     def release(self) -> None:
-        """Gives the file free. May be called again, and in a forked child, where it does nothing."""
+        """Releases the lock. A second call does nothing, and neither does a call in a forked child."""
         if self._descriptor in self._descriptors:
             self._descriptors.remove(self._descriptor)
             os.close(self._descriptor)
 
     @classmethod
     def forget(cls) -> None:
-        """Closes the copies that a forked child has. The parent remains the owner."""
+        """Closes the descriptors that a forked child has inherited. The parent keeps the locks."""
         for descriptor in cls._descriptors:
             os.close(descriptor)
         cls._descriptors.clear()
 
 
 def is_owned(path: Path) -> bool:
-    """Whether a process owns the file now; False if there is no such file, or if it is another user's."""
+    """Returns whether a process owns the file now; False if there is no such file or it belongs to another user."""
     try:
         FileLock(path).release()
-    except ConfigError:
+    except UsageError:
         return True
     except OSError:
         return False

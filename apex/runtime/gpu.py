@@ -1,16 +1,17 @@
-"""What NVIDIA's driver and torch's build say of the GPUs here; neither torch nor CUDA is loaded for it."""
+"""Reads which GPUs this host has and whether torch can use them, without loading torch or CUDA."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pynvml
 
-BFLOAT16_SINCE = (8, 0)  # compute capability: Ampere. Earlier GPUs emulate it.
+BFLOAT16_SINCE = (8, 0)  # compute capability of Ampere; earlier GPUs emulate bfloat16
 
 
 class Gpu(NamedTuple):
@@ -22,59 +23,82 @@ class Gpu(NamedTuple):
 
     @property
     def has_bfloat16(self) -> bool:
-        """Whether it multiplies bfloat16."""
+        """Whether the GPU multiplies bfloat16 in hardware."""
         return self.capability >= BFLOAT16_SINCE
 
 
 class Cuda(NamedTuple):
-    """GPUs, and what stands between them and torch. Versions are CUDA's, as in 12040 for 12.4."""
+    """The GPUs, and the CUDA versions of driver and torch. A version is a number such as 12040 for CUDA 12.4."""
 
-    driver: int  # the newest that the driver runs; 0: there is no driver
-    torch: int  # what torch was built for; 0: for the CPU alone
-    gpus: tuple[Gpu, ...]  # that CUDA_VISIBLE_DEVICES leaves
+    driver: int  # newest version that the driver supports; 0: there is no driver
+    torch: int  # version that torch was built for; 0: torch was built for CPUs only
+    gpus: tuple[Gpu, ...]  # the GPUs that CUDA_VISIBLE_DEVICES allows
 
     @property
     def usable(self) -> bool:
-        """Whether torch can compute on a GPU: a driver runs every minor version of its major one."""
+        """Whether torch can compute on a GPU: a GPU exists, and torch's major CUDA version is not above the driver's.
+
+        Minor versions do not matter.
+        """
         return bool(self.gpus) and 0 < self.torch // 1000 <= self.driver // 1000
 
 
 def read_cuda(nvml: Any = pynvml) -> Cuda:
-    """Asks NVML, the driver's management library, and reads which build of torch is installed."""
+    """Reads the GPUs from NVML, the driver's management library, and the CUDA version from the installed torch."""
     spec = importlib.util.find_spec("torch")
     file = Path(spec.origin).with_name("version.py") if spec is not None and spec.origin else None
     built_for = torch_version(file.read_text()) if file is not None and file.exists() else 0
     try:
         nvml.nvmlInit()
-    except pynvml.NVMLError:  # There is no driver, or it does not answer.
+    except pynvml.NVMLError:  # There is no driver, or the driver does not respond.
         return Cuda(0, built_for, ())
     try:
         driver = nvml.nvmlSystemGetCudaDriverVersion_v2()
         return Cuda(driver, built_for, tuple(_read_gpu(nvml, device) for device in _visible_devices(nvml)))
-    except pynvml.NVMLError:  # There is no libcuda.so.1, say.
+    except pynvml.NVMLError:  # For example, libcuda.so.1 is missing.
         return Cuda(0, built_for, ())
     finally:
         nvml.nvmlShutdown()
 
 
+class GpuMeter:
+    """Measures the load of the first GPU that CUDA shows to this process. The load includes all users of the GPU."""
+
+    def __init__(self, nvml: Any = pynvml) -> None:
+        self._nvml = nvml
+        self._device: Any = None
+        with suppress(pynvml.NVMLError):
+            nvml.nvmlInit()  # Never shut down: initializing is slow, measuring is fast.
+            self._device = next(iter(_visible_devices(nvml)), None)
+
+    def measure(self) -> tuple[float | None, int | None]:
+        """Returns the recent share of time in which the GPU worked, and its used memory in bytes; None if unknown."""
+        share = used = None
+        if self._device is not None:
+            with suppress(pynvml.NVMLError):
+                used = self._nvml.nvmlDeviceGetMemoryInfo(self._device).used
+                share = self._nvml.nvmlDeviceGetUtilizationRates(self._device).gpu / 100  # fails on MIG partitions
+        return share, used
+
+
 def means_gpu(device: object) -> bool:
-    """Whether a learner that is told `device` computes on a GPU of this host; None stands for "auto"."""
+    """Returns whether a learner with the setting `device` uses a GPU of this host; None means "auto"."""
     return device == "cuda" or (device != "cpu" and read_cuda().usable)
 
 
 def version_name(version: int) -> str:
-    """12040 is 12.4."""
+    """Returns the name of a CUDA version: 12040 -> 12.4."""
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
 def torch_version(text: str) -> int:
-    """The version of CUDA that a build of torch is for, from the text of its version.py; 0 if it is for none."""
+    """Returns the CUDA version of a torch build from the text of its version.py; 0 if the build has no CUDA."""
     found = re.search(r"^cuda\b[^=\n]*=\s*['\"](\d+)\.(\d+)", text, re.MULTILINE)
     return int(found[1]) * 1000 + int(found[2]) * 10 if found else 0
 
 
 def _visible_devices(nvml: Any) -> list[Any]:
-    """The devices that CUDA_VISIBLE_DEVICES names by number or UUID. Like CUDA, stops at a name that is wrong."""
+    """Returns the devices that CUDA_VISIBLE_DEVICES names by number or UUID. Like CUDA, stops at an invalid name."""
     text = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = map(str, range(nvml.nvmlDeviceGetCount())) if text is None else map(str.strip, text.split(","))
     devices = []

@@ -1,4 +1,4 @@
-"""Reads what this host has, or what a container may use of it."""
+"""Reads the resources of this host, within the limits of the container."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from apex.runtime.gpu import Cuda, read_cuda
 
 PROCESS, ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 MEMORY, PROCESSOR = Path("/proc/meminfo"), Path("/proc/cpuinfo")
-BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}  # What torch multiplies bfloat16 with; without either it emulates.
+BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}  # CPU flags; without any of these, torch emulates bfloat16
 
 
 class Space(NamedTuple):
-    """A file system."""
+    """The space on a file system."""
 
-    size: int  # bytes
-    free: int  # bytes that a user may still write
-    flaw: str = ""  # why nothing can be written at all
+    size: int  # total bytes
+    free: int  # bytes that an ordinary user can still write
+    flaw: str = ""  # why nothing can be written; "" if writing is possible
 
 
 class FileLimit(NamedTuple):
-    """How many files a process may have open."""
+    """The number of files that a process may have open."""
 
     soft: int
-    hard: int  # up to which it may raise the soft one itself
+    hard: int  # maximum to which the process itself may raise the soft limit
 
 
 def read_machine(cuda: Cuda | None = None) -> Machine:
-    """Cores and memory within the limits of affinity and control groups; a GPU if torch can use one."""
+    """Returns the resources that this process can use: cores, memory, GPU, and whether they support bfloat16."""
     cuda = read_cuda() if cuda is None else cuda
     membership = read_membership()
     cores = [float(len(os.sched_getaffinity(0))), *core_limits(membership, ROOT)]
@@ -43,23 +43,26 @@ def read_machine(cuda: Cuda | None = None) -> Machine:
         memory_bytes=read_memory(),
         gpu=cuda.usable,
         cpu_bfloat16=read_bfloat16(),
-        gpu_bfloat16=bool(cuda.gpus) and cuda.gpus[0].has_bfloat16,  # the first is the learner's
+        gpu_bfloat16=bool(cuda.gpus) and cuda.gpus[0].has_bfloat16,  # the learner uses the first GPU
     )
 
 
-def read_memory() -> int:
-    """Bytes, within the limits of control groups."""
+def read_memory(process: Path = PROCESS, root: Path = ROOT) -> int:
+    """Returns the memory that this process may use, in bytes: the host's memory, or a lower limit of a control group.
+
+    `process`: file that lists the control groups of this process; `root`: folder of all control groups.
+    """
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([whole, *memory_limits(read_membership(), ROOT)])
+    return min([whole, *memory_limits(read_text(process), root)])
 
 
 def read_membership() -> str:
-    """Which control groups this process is in."""
+    """Returns the text of /proc/self/cgroup, which names the control groups of this process."""
     return read_text(PROCESS)
 
 
 def core_limits(membership: str, root: Path) -> list[float]:
-    """Cores' worth of time that each control group allows; `membership` is the text of /proc/self/cgroup."""
+    """Returns the core limit of each control group that has one. `membership`: text of /proc/self/cgroup."""
     limits = []
     for folder in _groups(membership, root, "cpu"):
         words = (
@@ -72,7 +75,7 @@ def core_limits(membership: str, root: Path) -> list[float]:
 
 
 def memory_limits(membership: str, root: Path) -> list[int]:
-    """Bytes that each control group allows."""
+    """Returns the memory limit in bytes of each control group that has one."""
     limits = []
     for folder in _groups(membership, root, "memory"):
         words = read_text(folder / "memory.max").split() or read_text(folder / "memory.limit_in_bytes").split()
@@ -81,7 +84,7 @@ def memory_limits(membership: str, root: Path) -> list[int]:
 
 
 def available_memory(meminfo: str, membership: str, root: Path) -> int:
-    """Bytes that nobody uses now: of the host, and within each control group that has a limit. Swap is not counted."""
+    """Returns the unused memory in bytes: the least of the host's and of each control group's. Swap is not counted."""
     found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
     available = [int(found[1]) * 1024] if found else []
     for folder in _groups(membership, root, "memory"):
@@ -89,45 +92,45 @@ def available_memory(meminfo: str, membership: str, root: Path) -> int:
         usage = read_text(folder / "memory.current").split() or read_text(folder / "memory.usage_in_bytes").split()
         if limit and usage and limit[0].isdecimal():
             cached = re.search(r"^(?:total_)?inactive_file (\d+)$", read_text(folder / "memory.stat"), re.MULTILINE)
-            used = int(usage[0]) - (int(cached[1]) if cached else 0)  # What the kernel would drop is not in the way.
+            used = int(usage[0]) - (int(cached[1]) if cached else 0)  # The kernel can drop its file cache.
             available.append(max(0, int(limit[0]) - used))
-    return min(available, default=2**62)  # Where nothing says, nothing is refused.
+    return min(available, default=2**62)  # If nothing is known, no limit applies.
 
 
 def read_available_memory() -> int:
-    """The same for this process, now."""
+    """Returns the memory that this process can still use, in bytes."""
     return available_memory(read_text(MEMORY), read_membership(), ROOT)
 
 
 def read_bfloat16() -> bool:
-    """Whether this host's processor multiplies bfloat16."""
+    """Returns whether the CPU of this host multiplies bfloat16 in hardware."""
     return has_bfloat16(read_text(PROCESSOR))
 
 
 def has_bfloat16(cpuinfo: str) -> bool:
-    """Whether the processor multiplies bfloat16, by the text of /proc/cpuinfo."""
+    """Returns whether the CPU multiplies bfloat16 in hardware, from the text of /proc/cpuinfo."""
     flags = re.search(r"^flags\s*:(.*)$", cpuinfo, re.MULTILINE)
     return flags is not None and not BFLOAT16_FLAGS.isdisjoint(flags[1].split())
 
 
 def read_space(path: Path) -> Space:
-    """The file system below `path`; of size 0 where there is none."""
+    """Returns the file system of `path`; its size is 0 if the path cannot be used."""
     try:
         facts = os.statvfs(path)
     except OSError as error:
         return Space(0, 0, f"cannot be used: {error.strerror}")
-    flaw = "" if os.access(path, os.W_OK | os.X_OK) else "may not be written to"
+    flaw = "" if os.access(path, os.W_OK | os.X_OK) else "is not writable"
     return Space(facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize, flaw)
 
 
 def read_file_limit() -> FileLimit:
-    """This process's, which its children inherit."""
+    """Returns this process's limit of open files. Child processes inherit the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return FileLimit(*(2**62 if limit == resource.RLIM_INFINITY else limit for limit in (soft, hard)))
 
 
 def raise_file_limit(needed: int) -> bool:
-    """Raises the soft limit of open files to `needed` where it is lower and the hard one allows; tells if it did."""
+    """Raises the soft limit of open files to `needed` if the hard limit allows it. Returns whether it did so."""
     limit = read_file_limit()
     if not limit.soft < needed <= limit.hard:
         return False
@@ -137,7 +140,7 @@ def raise_file_limit(needed: int) -> bool:
 
 
 def _groups(membership: str, root: Path, controller: str) -> Iterator[Path]:
-    """The folders of this process's groups and of those above them: any of them may set a limit."""
+    """Yields the folders of this process's control groups and of all their parents: each of them may set a limit."""
     for line in membership.splitlines():
         _, colon, rest = line.partition(":")
         controllers, second, path = rest.partition(":")
@@ -149,13 +152,16 @@ def _groups(membership: str, root: Path, controller: str) -> Iterator[Path]:
 
 
 def _tree(root: Path, controller: str) -> Path:
-    """Version 1 has a tree for each controller, or for several; the kernel may name them in another order."""
+    """Returns the folder of a controller's tree in cgroup version 1.
+
+    Several controllers can share one tree, and the order of their names in the folder name can differ.
+    """
     trees = sorted(folder for folder in root.glob(f"*{controller}*") if controller in folder.name.split(","))
     return trees[0] if trees else root / controller
 
 
 def read_text(path: Path) -> str:
-    """What is in a file; nothing if there is none that may be read."""
+    """Returns the text of a file; "" if it cannot be read."""
     try:
         return path.read_text(errors="replace")
     except OSError:

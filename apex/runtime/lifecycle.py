@@ -1,4 +1,4 @@
-"""How every program of ours begins, waits and ends."""
+"""Starting, waiting and stopping, in the same way in every process of a run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from pathlib import Path
 from types import FrameType
 from typing import ParamSpec
 
-from apex.errors import ApexError
+from apex.errors import REFUSED, ApexError
 
-FINISHED, FAILED, REFUSED, NEIGHBOUR_GONE = 0, 1, 2, 75  # exit statuses; 75 (EX_TEMPFAIL): try again
-HOPELESS = 3  # of a role: failed, and would fail again however often it was started; the run's own status is FAILED
-KILLED_BY_CTRL_C = 130  # as a shell reports it
-INTERRUPTED = "interrupted"  # why a run ends that somebody has stopped, whoever of its programs says so
-POLL_SECONDS = 0.2  # No call blocks longer, so a role returns within a second of being asked.
-EXPLAIN_SECONDS = 10.0  # A wait longer than this says who waits for whom.
+KILLED_BY_CTRL_C = 130  # exit status, as in a shell
+INTERRUPTED = "interrupted"  # logged by every process as the reason if a user has stopped the run
+POLL_SECONDS = 0.2  # No call blocks longer, so a role returns within a second after a stop request.
+EXPLAIN_SECONDS = 10.0  # A longer wait is logged with its reason.
 
 log = logging.getLogger("apex")
 
@@ -30,39 +28,49 @@ P = ParamSpec("P")
 
 
 class Stop:
-    """A request to stop: one plain attribute, because a signal handler may not take a lock.
+    """A request to stop. It is a plain attribute, because a signal handler must not take a lock.
 
-    Only the main thread's loop may read `requested`: each read is also the sign of life that `watchdog` looks for.
+    Only the main thread's loop may read `requested`: each read is also a heartbeat for `watchdog`.
     """
 
     def __init__(self, on_tick: Callable[[], None] = lambda: None) -> None:
         self.ticks = 0
-        self.signum = 0  # the first signal that requested it; 0: none did
+        self.signum = 0  # the first signal that requested the stop; 0: no signal
         self._on_tick = on_tick
         self._requested = False
 
     @property
     def requested(self) -> bool:
-        """Whether the loop that asks should return."""
+        """Whether the calling loop should return. Reading this property also counts as a heartbeat."""
         self.tick()
         return self._requested
 
     def tick(self) -> None:
-        """Shows that the main thread gets on; to be called by what works for long without asking."""
+        """Sends a heartbeat of the main thread. Long computations that do not read `requested` must call this."""
         self.ticks += 1
         self._on_tick()
 
     def request(self) -> None:
-        """Asks every loop that watches this object to return."""
+        """Requests every loop that watches this object to return."""
         self._requested = True
+
+    def follower(self) -> Stop:
+        """Returns a Stop for a part of the program that may stop earlier. If this Stop is requested, so is that one."""
+
+        def look() -> None:
+            if self.requested:
+                part.request()
+
+        part = Stop(look)
+        return part
 
 
 @contextmanager
 def stop_on_signals(on_tick: Callable[[], None] = lambda: None) -> Iterator[Stop]:
-    """Yields a Stop that SIGINT, SIGTERM or SIGHUP requests; a SIGINT after that raises KeyboardInterrupt.
+    """Yields a Stop that SIGINT, SIGTERM or SIGHUP requests. A later SIGINT raises KeyboardInterrupt.
 
-    Where SIGHUP is ignored, as under nohup, it stays ignored. `on_tick` is called at every turn of the loop; a program
-    that may be watched passes `take_notifier()`.
+    If SIGHUP is ignored, as under nohup, it stays ignored. `on_tick` is called at every heartbeat; a program with a
+    watchdog passes `take_notifier()`.
     """
     stop = Stop(on_tick)
     asked = False
@@ -70,7 +78,7 @@ def stop_on_signals(on_tick: Callable[[], None] = lambda: None) -> Iterator[Stop
     def handle(signum: int, frame: FrameType | None) -> None:
         nonlocal asked
         if asked and signum == signal.SIGINT:
-            raise KeyboardInterrupt("told to stop twice")
+            raise KeyboardInterrupt("interrupted twice")
         asked, stop.signum = True, stop.signum or signum
         stop.request()
 
@@ -84,27 +92,30 @@ def stop_on_signals(on_tick: Callable[[], None] = lambda: None) -> Iterator[Stop
 
 
 def sleep(seconds: float, stop: Stop) -> None:
-    """Waits for as long, or until it is told to stop."""
+    """Sleeps for `seconds`, or less if `stop` is requested."""
     until = time.monotonic() + seconds
     while not stop.requested and time.monotonic() < until:
         time.sleep(POLL_SECONDS)
 
 
 class Wait:
-    """Explains a wait that has gone on for 10 s, and again each time it has doubled."""
+    """Logs the reason of a wait after `explain_seconds`, and again each time the waiting time has doubled."""
 
-    def __init__(self, who: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, who: str, clock: Callable[[], float] = time.monotonic, *, explain_seconds: float = EXPLAIN_SECONDS
+    ) -> None:
         self._who = who
         self._clock = clock
+        self._explain_seconds = explain_seconds
         self._since: float | None = None
         self._explain_at = 0.0
-        self.reason = ""  # "" while nothing is waited for
+        self.reason = ""  # what `who` waits for and how long; "" while there is no wait
 
     def on(self, whom: str) -> None:
-        """Notes that `who` waits for `whom`; to be called at every turn of the waiting loop."""
+        """Records that `who` waits for `whom`. Must be called in every iteration of the waiting loop."""
         now = self._clock()
         if self._since is None:
-            self._since, self._explain_at = now, EXPLAIN_SECONDS
+            self._since, self._explain_at = now, self._explain_seconds
         waited = now - self._since
         self.reason = f"for {whom} ({waited:.0f} s)"
         if waited >= self._explain_at:
@@ -112,13 +123,13 @@ class Wait:
             self._explain_at *= 2
 
     def over(self) -> None:
-        """Notes that the wait has ended."""
+        """Records that the wait has ended."""
         self._since = None
         self.reason = ""
 
 
 class Helper(threading.Thread):
-    """A thread that fails loudly: it stops its role, and `check` raises its exception there."""
+    """A thread whose exceptions are not lost: an exception stops the role, and `check` raises it in the caller."""
 
     def __init__(self, name: str, target: Callable[[], None], stop: Stop) -> None:
         super().__init__(name=name, daemon=True)
@@ -127,7 +138,7 @@ class Helper(threading.Thread):
         self.exception: BaseException | None = None
 
     def run(self) -> None:
-        """Runs the target; an exception is kept, and the role asked to stop."""
+        """Runs the target. Stores an exception and requests the role to stop."""
         try:
             self._target_function()
         except BaseException as exception:
@@ -135,22 +146,22 @@ class Helper(threading.Thread):
             self._stop_request.request()
 
     def check(self) -> None:
-        """Raises what ended the thread, if anything did."""
+        """Raises the exception that ended the thread, if any."""
         if self.exception is not None:
             raise self.exception
 
 
 def complain(sentence: str) -> None:
-    """Prints a program's last words on standard error; where they cannot be written, its exit status says enough."""
+    """Prints a program's final error to standard error. Ignores a failed write: the exit status shows the error too."""
     with suppress(OSError):
         print(sentence, file=sys.stderr, flush=True)
 
 
 def reports_errors(program: str, *, logs_failures: bool = False) -> Callable[[Callable[P, int]], Callable[P, int]]:
-    """Decorates the `main` of `program`: an ApexError becomes one sentence on standard error and an exit status.
+    """Decorates the `main` of `program`: prints an ApexError as one sentence and returns the error's exit status.
 
-    With `logs_failures`, errors that are not the user's mistake are logged instead. A KeyboardInterrupt (a second
-    Ctrl-C) becomes status 130.
+    With `logs_failures`, errors that are not caused by the user's input are logged instead. A KeyboardInterrupt (a
+    second Ctrl-C) becomes status 130.
     """
 
     def decorate(main: Callable[P, int]) -> Callable[P, int]:
@@ -173,9 +184,9 @@ def reports_errors(program: str, *, logs_failures: bool = False) -> Callable[[Ca
 
 
 def configure_logging(role: str) -> None:
-    """Logs to standard error: time, role, level, message; and where each thread was, when a signal ends the program."""
-    logging.raiseExceptions = False  # A log that cannot be written harms nobody.
-    faulthandler.enable(sys.__stderr__ or sys.stderr)  # SIGABRT is what a program that is stuck gets.
+    """Logs time, role, level and message to standard error, and all stack traces if a fatal signal ends the process."""
+    logging.raiseExceptions = False  # A failed write to the log must not stop the process.
+    faulthandler.enable(sys.__stderr__ or sys.stderr)  # logs stack traces when SIGABRT ends a stuck process
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.INFO,
@@ -187,14 +198,14 @@ def configure_logging(role: str) -> None:
 
 @contextmanager
 def log_to(path: Path, role: str = "launcher") -> Iterator[None]:
-    """Within it this process's own log goes to a file: the terminal belongs to the view."""
+    """Writes this process's log to a file during the context, because the live view uses the terminal."""
     raises, level = logging.raiseExceptions, log.level
-    logging.raiseExceptions = False  # A full disk would be told on the terminal, line by line.
+    logging.raiseExceptions = False  # Otherwise, on a full disk, each log line prints an error on the terminal.
     handler: logging.Handler
     try:
         handler = logging.FileHandler(path)
     except OSError as error:
-        complain(f"cannot write {path}: {error.strerror}; what the {role} does is not noted")
+        complain(f"cannot write {path}: {error.strerror}; the {role} continues without a log")
         handler = logging.NullHandler()
     handler.setFormatter(logging.Formatter(f"%(asctime)s {role} %(levelname)s %(message)s", "%H:%M:%S"))
     log.addHandler(handler)
@@ -203,7 +214,7 @@ def log_to(path: Path, role: str = "launcher") -> Iterator[None]:
         yield
     finally:
         log.removeHandler(handler)
-        with suppress(OSError):  # What it could not write until now.
+        with suppress(OSError):  # Closing writes the remaining lines, which can fail.
             handler.close()
         logging.raiseExceptions = raises
         log.setLevel(level)

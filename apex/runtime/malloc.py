@@ -1,18 +1,18 @@
-"""Has the C library keep the memory that it was given back."""
+"""Makes the C library keep freed memory."""
 
 from __future__ import annotations
 
 import ctypes
 
-# Of malloc.h.
+# Constants of malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
 def keep_freed_memory() -> bool:
-    """From now on large blocks are reused by this process, not returned to the kernel; False without glibc.
+    """Makes this process reuse large freed blocks instead of returning them to the kernel. Returns False without glibc.
 
-    By default glibc maps every block above 32 MB anew, such as the activations of a batch of 512, and the kernel clears
-    its pages. Memory then never shrinks below its peak, which comes back with every update anyway.
+    By default, glibc maps each block above 32 MB again, for example the activations of a batch of 512, and the kernel
+    clears its pages. With this setting, used memory stays at its peak, which every update reaches anyway.
     """
     try:
         set_option = ctypes.CDLL(None).mallopt

@@ -1,4 +1,4 @@
-"""What some commands need beside what training does, and how a user gets it."""
+"""Packages that only some commands need, and how to install them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import shlex
 import sys
 from pathlib import Path
 
-EXTRAS = {"aws": ("boto3",), "export": ("onnx", "onnxruntime")}  # as in pyproject.toml
+EXTRAS = {"aws": ("boto3",), "export": ("onnx", "onnxruntime"), "ray": ("ray[default]",)}  # see pyproject.toml
 
 
 def remedy(extra: str) -> str:
-    """The command that installs an extra. It names the packages, as `apex-zeromq` is on no package index."""
+    """Returns the command that installs an extra's packages by name: `apex-zeromq` itself is not on a package index."""
     python = Path(sys.executable)
     typed = os.path.relpath(python) if python.is_relative_to(Path.cwd()) else str(python)
-    return f"{shlex.quote(typed)} -m pip install {' '.join(EXTRAS[extra])}"
+    return f"{shlex.quote(typed)} -m pip install {shlex.join(EXTRAS[extra])}"

@@ -1,4 +1,4 @@
-"""Files at places that every user of the host may write to, such as /dev/shm: opened only if they are ours alone."""
+"""Opens files in folders that every user can write, such as /dev/shm, only if no other user can access the file."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ import os
 import stat
 from pathlib import Path
 
-from apex.errors import ConfigError
-
-
-class ForeignFileError(ConfigError):
-    """A file that another user has made, or can read or change."""
+from apex.errors import ForeignFileError
 
 
 def open_private(path: Path, flags: int) -> int:
-    """Opens a file as `os.open` does; a new one has mode 0600. Returns its descriptor.
+    """Opens a file as `os.open` does and returns its descriptor. A new file has mode 0600.
 
-    Raises ForeignFileError for a symbolic link, and unless the file is this user's and nobody else may use it; OSError
-    as `os.open`.
+    Raises ForeignFileError if the file is a symbolic link, belongs to another user, or is accessible to other users.
+    Raises OSError as `os.open` does.
     """
     if path.is_symlink():
         raise ForeignFileError(f"{path} is a symbolic link: another user may have planted it; remove it")
@@ -27,6 +23,6 @@ def open_private(path: Path, flags: int) -> int:
         return descriptor
     os.close(descriptor)
     raise ForeignFileError(
-        f"{path} belongs to user {facts.st_uid} and has mode {facts.st_mode & 0o777:o}, where user {os.geteuid()} and "
+        f"{path} belongs to user {facts.st_uid} and has mode {facts.st_mode & 0o777:o}, but user {os.geteuid()} and "
         "mode 600 are required: another user may have planted it; remove it"
     )

@@ -1,4 +1,4 @@
-"""What a run ran on: versions of packages, the git commit, the hardware."""
+"""Describes the origin of a run: versions of packages, the git commit, the hardware."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from apex.runtime.hardware import PROCESSOR, read_text
 from apex.version import VERSION
 
 PACKAGES = ("torch", "numpy", "pyzmq", "gymnasium", "ale-py", "cramjam", "safetensors", "tensorboardX", "tensorboard")
-ASK_SECONDS = 5.0  # how long git and nvidia-smi may take to answer
+ASK_SECONDS = 5.0  # timeout of git and nvidia-smi
 
 
 def describe_versions() -> dict[str, str | None]:
-    """Versions of this package, of Python, and of what it stands on; null for what is not installed."""
+    """Returns the versions of this package, of Python and of the main dependencies; None if not installed."""
     versions: dict[str, str | None] = {"apex": VERSION, "python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -31,7 +31,7 @@ def describe_versions() -> dict[str, str | None]:
 
 
 def describe_checkout(package: Path) -> dict[str, Any] | None:
-    """The git commit that `package` is checked out from; None if git does not track its files."""
+    """Returns the git commit from which `package` is checked out; None if git does not track its files."""
     git = ["git", "--no-optional-locks", "-C", str(package)]
     if _ask([*git, "ls-files", "--error-unmatch", "--", "__init__.py"]) is None:
         return None
@@ -41,11 +41,11 @@ def describe_checkout(package: Path) -> dict[str, Any] | None:
 
 
 def describe_hardware() -> dict[str, Any]:
-    """This host: processor, cores that this process may use, memory, GPUs."""
+    """Returns this host's CPU, the cores that this process may use, memory and GPUs."""
     facts = read_text(PROCESSOR)
     processor = _fact(facts, "model name") or platform.processor() or platform.machine()
     family, model = _fact(facts, "cpu family"), _fact(facts, "model")
-    if family and model:  # In a virtual machine several generations have one name.
+    if family and model:  # In a virtual machine, several CPU generations share one name.
         processor += f" (family {family}, model {model})"
     gpus = _ask(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
     return {
@@ -59,13 +59,13 @@ def describe_hardware() -> dict[str, Any]:
 
 
 def _fact(facts: str, name: str) -> str:
-    """Of the first processor in /proc/cpuinfo; empty if it does not tell."""
+    """Returns a field of the first CPU in /proc/cpuinfo; "" if it is missing."""
     found = re.search(rf"^{name}\s*:\s*(.+)$", facts, re.MULTILINE)
     return found[1].strip() if found else ""
 
 
 def _ask(command: Sequence[str]) -> str | None:
-    """What a program prints; None if there is no such program, or it fails, or is silent for too long."""
+    """Returns the output of a command; None if the command does not exist, fails, or exceeds ASK_SECONDS."""
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=ASK_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -1,21 +1,21 @@
-"""How fast counters grow, for people to read: what comes in bursts needs a window that holds several of them."""
+"""Growth rates of counters for display. Counters that grow in bursts need a window that covers several bursts."""
 
 from __future__ import annotations
 
 from collections import deque
 
-WINDOW_SECONDS = 10.0  # Sixteen streams on a small machine cut their segments together, every one or two seconds.
+WINDOW_SECONDS = 10.0  # covers several bursts: sixteen actors on a small machine send segments together every 1 to 2 s
 
 
 class Rates:
-    """Growth per second of counters that are looked at now and then, over the last WINDOW_SECONDS."""
+    """Growth per second of counters over the last WINDOW_SECONDS."""
 
     def __init__(self, now: float, *counts: float) -> None:
-        """`now` by any clock that only goes on, in seconds, as in every later call."""
+        """`now`: time in seconds by a monotonic clock, the same clock in every later call."""
         self._looks = deque([(now, counts)])
 
     def measure(self, now: float, *counts: float) -> tuple[float, ...]:
-        """One rate for each counter; 0 for one that has begun anew within the window and is below what it was."""
+        """Returns one rate per counter; 0 for a counter that is now lower because it was reset within the window."""
         while len(self._looks) > 1 and now - self._looks[1][0] >= WINDOW_SECONDS:
             self._looks.popleft()
         then, before = self._looks[0]

@@ -1,4 +1,4 @@
-"""A run's mark on the host that it is going on, whichever of its programs live at the moment."""
+"""Marks a run as active on this host, even while some of its processes are being restarted."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-MARK = "\0apex-run-{:016x}"  # an abstract socket: it has no file, and ends with its process
+MARK = "\0apex-run-{:016x}"  # name of an abstract socket, which has no file and disappears when its process ends
 
 
 @contextmanager
 def claim_run(run_id: int) -> Iterator[None]:
-    """Within it `is_claimed` holds, so nobody removes the run's replay memory while its programs are restarted."""
+    """Makes `is_claimed` true during the context, so that the run's replay memory is not removed during restarts."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mark:
-        with suppress(OSError):  # Another program of the run has the mark.
+        with suppress(OSError):  # Another process has already claimed the run.
             mark.bind(MARK.format(run_id))
         yield
 
 
 def is_claimed(run_id: int) -> bool:
-    """Whether a program on this host, in this network namespace, claims the run."""
+    """Returns whether a process on this host, in this network namespace, claims the run."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind(MARK.format(run_id))

@@ -1,4 +1,4 @@
-"""Starts other programs: each in a session of its own, which ends with the process that started it."""
+"""Starts other programs, each in its own session. They end with the process that started them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from apex.runtime.lifecycle import NEIGHBOUR_GONE
+from apex.errors import NEIGHBOUR_GONE
 
 File = int | IO[Any]
 
@@ -27,11 +27,11 @@ def spawn(
     cores: Collection[int] = (),
     ends_by: signal.Signals = signal.SIGKILL,
 ) -> subprocess.Popen[bytes]:
-    """Starts a program with an empty standard input, in a session of its own: Ctrl-C does not reach it.
+    """Starts a program with an empty standard input, in its own session, so that Ctrl-C does not reach it.
 
-    When the thread that called this ends, the kernel sends the program `ends_by`. `environment` is added to this
-    process's own. `cwd` None: this process's own. `cores`: the CPUs that the program may use; empty: all. Raises
-    OSError if there is no such program.
+    When the calling thread ends, the kernel sends the signal `ends_by` to the program. `environment` is added to the
+    environment of this process. `cwd`: working directory; None: that of this process. `cores`: numbers of the CPU cores
+    that the program may use; empty: all. Raises OSError if the program does not exist.
     """
     parent = os.getpid()
 
@@ -39,7 +39,7 @@ def spawn(
         belong_to(parent, ends_by)
         os.nice(niceness)
         if niceness:
-            with suppress(OSError):  # Where the kernel groups sessions, niceness counts within a session only.
+            with suppress(OSError):  # With autogroups, niceness applies only within a session.
                 Path("/proc/self/autogroup").write_text(str(niceness))
         if cores:
             os.sched_setaffinity(0, cores)
@@ -57,7 +57,7 @@ def spawn(
 
 
 def belong_to(parent: int, ends_by: signal.Signals = signal.SIGKILL) -> None:
-    """Makes this process end with its parent, also if the parent has ended already. SIGKILL ends a stuck one too."""
+    """Makes this process end when its parent ends, or now if the parent is gone. SIGKILL ends even a stuck process."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, ends_by)
     if os.getppid() != parent:

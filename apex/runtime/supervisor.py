@@ -1,4 +1,4 @@
-"""Keeps programs running: starts them, starts lost ones again within a budget, stops them in order, leaves nobody."""
+"""Keeps programs running: starts them, restarts failed ones within a budget, and stops all of them in order."""
 
 from __future__ import annotations
 
@@ -15,57 +15,49 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO, NamedTuple
 
+from apex.config import RunConfig
+from apex.errors import FAILED, FINISHED, HOPELESS, NEIGHBOUR_GONE, REFUSED
 from apex.runtime.children import KILL_SECONDS, LAST_WORDS_SECONDS
-from apex.runtime.lifecycle import (
-    FAILED,
-    FINISHED,
-    HOPELESS,
-    INTERRUPTED,
-    NEIGHBOUR_GONE,
-    POLL_SECONDS,
-    REFUSED,
-    Stop,
-    Wait,
-)
+from apex.runtime.lifecycle import EXPLAIN_SECONDS, INTERRUPTED, POLL_SECONDS, Stop, Wait
 from apex.runtime.spawn import spawn
 from apex.runtime.text import last_lines
 from apex.runtime.watchdog import Listener, Silence, is_traced
 
 log = logging.getLogger("apex")
 
-FIRST_PAUSE_SECONDS = 0.5  # before a first restart; doubles with each that the budget has not yet forgotten
+FIRST_PAUSE_SECONDS = 0.5  # pause before the first restart; doubles with each recent crash
 LONGEST_PAUSE_SECONDS = 10.0
-FORGET_SECONDS = 120.0  # one crash is forgotten in this time
-INNOCENT_COST = 0.25  # of a restart that is not the program's own fault: it ended well, or its neighbour was gone
-REST_SECONDS = 3.0  # before a program that ended well starts again: the run may just be ending
+FORGET_SECONDS = 120.0  # time in which the level of CrashBudget falls by one crash
+INNOCENT_COST = 0.25  # level added by a restart after exit status 0 or the loss of another process; a crash adds 1
+REST_SECONDS = 3.0  # minimum pause before a restart after exit status 0, because the run may be ending
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """One role's program. Programs start in order and stop in reverse order, neighbours of one group together."""
+    """The program of one role. Programs start in order and stop in reverse order; a group stops together."""
 
     role: str
     command: tuple[str, ...]
-    crash_budget: float = 3.0  # restarts in a row; past it the run ends with the program's status
-    grace_seconds: float = 2.0  # from SIGTERM to SIGKILL
-    stops_with: str = ""  # a group; "": alone
-    ends_run: bool = False  # status 0 of this one ends the run well; any other is started again
-    essential: bool = True  # False: past its budget the run goes on without it
-    niceness: int = 0  # above 0: runs when nobody else wants the core
-    stuck_seconds: float = 0.0  # without a sign of life by sd_notify; past it, it is killed; 0: it need give none
-    ready: Callable[[], bool] = lambda: True  # it is started, and started again, once this holds
+    crash_budget: float = RunConfig().crash_budget  # maximum level of CrashBudget; above it, no restart follows
+    grace_seconds: float = 2.0  # time from SIGTERM to SIGKILL
+    stops_with: str = ""  # group name: adjacent programs of the same group stop together; "": no group
+    ends_run: bool = False  # True: exit status 0 ends the run; False: the program is restarted
+    essential: bool = True  # False: the run continues without the program when its budget is used up
+    niceness: int = 0  # above 0: the program leaves CPU time to other programs
+    stuck_seconds: float = 0.0  # the program is killed after this time without a heartbeat (sd_notify); 0: no limit
+    ready: Callable[[], bool] = lambda: True  # the program is started and restarted only if this returns True
 
 
 class Ending(NamedTuple):
     """How a run ended."""
 
     status: int
-    cause: str  # one sentence; "" when it finished
-    role: str = ""  # who ended it, unless it was asked to stop
+    cause: str  # one sentence; "" if the run finished
+    role: str = ""  # role that ended the run; "" if a stop was requested
 
 
 class CrashBudget:
-    """A bucket that leaks: each crash pours into it, and the level says how long to pause before a restart."""
+    """A leaky bucket: each crash raises the level, which falls over time and determines the pause before a restart."""
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
@@ -73,7 +65,7 @@ class CrashBudget:
         self._at = 0.0
 
     def charge(self, cost: float, now: float) -> float | None:
-        """Returns the pause in seconds before the restart; None: the budget is spent."""
+        """Adds `cost` to the level. Returns the pause in seconds before the restart; None if the budget is used up."""
         self._level = max(0.0, self._level - (now - self._at) / FORGET_SECONDS)
         self._at = now
         pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2**self._level)
@@ -89,14 +81,16 @@ def supervise(
     tell: Callable[[str], None] = lambda sentence: None,
     tick: Callable[[], None] = lambda: None,
     environment: Mapping[str, str] = MappingProxyType({}),
+    explain_seconds: float = EXPLAIN_SECONDS,
 ) -> Ending:
-    """Runs until asked to stop or until a program that matters ends; nothing is left running whatever is raised.
+    """Runs the programs until a stop is requested or a program ends the run, then stops all, even on an exception.
 
-    Each program writes to `logs`/ROLE.log, and gets `environment` beside this program's own. `tell` is called with
-    sentences for a person, `tick` every 0.2 s.
+    Each program writes to `logs`/ROLE.log and gets `environment` in addition to the environment of this process. `tell`
+    is called with messages for the user, `tick` every 0.2 s. If no program sends heartbeats for `explain_seconds`, that
+    is logged.
     """
     running = [_Running(program, logs / f"{program.role}.log", tell, environment) for program in programs]
-    standstill = Wait("launcher")
+    standstill = Wait("launcher", explain_seconds=explain_seconds)
     try:
         while not stop.requested:
             for one in running:
@@ -112,7 +106,7 @@ def supervise(
 
 
 class _Running:
-    """A program in all its lives."""
+    """One program, across all its restarts."""
 
     def __init__(
         self, program: Program, log: Path, tell: Callable[[str], None], environment: Mapping[str, str]
@@ -125,15 +119,15 @@ class _Running:
         self._environment = environment
         self._budget = CrashBudget(program.crash_budget)
         self._process: subprocess.Popen[bytes] | None = None
-        self._start_at: float | None = 0.0  # None: given up
-        self._ended_well = False  # the last time: what is said of it waits until it is seen to be missed
+        self._start_at: float | None = 0.0  # None: do not start the program again
+        self._ended_well = False  # last exit status was 0; reported only when the program is restarted
         self._listener: Listener | None = None
         self._silence = Silence()
-        self._stuck_for = 0.0  # seconds, if it was killed for that
+        self._stuck_for = 0.0  # seconds without a heartbeat if the program was killed as stuck; else 0
         self.is_stuck = False
 
     def check(self, now: float) -> Ending | None:
-        """Starts what is due, and looks after what has ended; returns an ending if it is the run's."""
+        """Starts the program if it is due, and handles its end. Returns an Ending if the run ends."""
         if self._process is None:
             if self._start_at is not None and now >= self._start_at and self.program.ready():
                 self._start()
@@ -143,13 +137,13 @@ class _Running:
             heard = self._listener is not None and self._listener.heard()
             self.is_stuck = self._silence.look(heard, self.program.stuck_seconds)
             return None
-        self.kill()  # Its children may have outlived it.
+        self.kill()  # Child processes may still be running.
         self.last_status = status
         self.num_endings += 1
         if status == FINISHED and self.program.ends_run:
             return Ending(FINISHED, "", self.program.role)
         if status == FINISHED and not self.program.ready():
-            return None  # It has done its part: the run is ending.
+            return None  # The program has finished, and the run is ending.
         cost = INNOCENT_COST if status in (FINISHED, NEIGHBOUR_GONE) else 1.0
         pause = None if status in (REFUSED, HOPELESS) else self._budget.charge(cost, now)
         if pause is not None:
@@ -161,11 +155,11 @@ class _Running:
         if self.program.essential:
             return self.ending()
         self._start_at = None
-        self._tell(f"going on without {self.program.role}: {self.ending().cause}")
+        self._tell(f"continuing without {self.program.role}: {self.ending().cause}")
         return None
 
     def ending(self) -> Ending:
-        """What to say and to return when the run ends because of this program."""
+        """Returns the Ending of a run that ends because of this program."""
         status = FAILED if self.last_status in (None, HOPELESS) else max(FAILED, self.last_status or 0)
         last_words = "" if self._stuck_for else ": ".join(["", *last_lines(self._log, 1)])
         if status == REFUSED:
@@ -176,7 +170,7 @@ class _Running:
 
     def _start(self) -> None:
         if self._ended_well:
-            self._tell(f"{self.program.role} {self._words()}, and starts again; see {self._log}")
+            self._tell(f"{self.program.role} {self._words()}; it starts again; see {self._log}")
         self._ended_well, self._stuck_for, self._silence = False, 0.0, Silence()
         if self.program.stuck_seconds:
             self._listener = Listener(self.program.stuck_seconds)
@@ -191,7 +185,7 @@ class _Running:
 
     def _words(self) -> str:
         if self._stuck_for:
-            return f"made no turn for {self._stuck_for:.0f} s, and was killed as stuck (--run.stuck-seconds)"
+            return f"had no heartbeat for {self._stuck_for:.0f} s and was killed (--run.stuck-seconds)"
         status = self.last_status or FINISHED
         if status >= 0:
             return f"ended with status {status}"
@@ -199,18 +193,18 @@ class _Running:
 
     @property
     def alive(self) -> bool:
-        """Whether the program runs."""
+        """Whether the program is running."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def silence(self) -> float:
-        """Seconds without a sign of life; 0 for a program that need give none, or is looked at by a debugger."""
+        """Seconds without a heartbeat; 0 if the program sends none or a debugger has stopped it."""
         if self._process is None or not self.program.stuck_seconds or is_traced(self._process.pid):
             return 0.0
         return self._silence.seconds
 
     def kill_as_stuck(self) -> None:
-        """Ends the program and its children; one that is not stopped says first, in its log, where it was."""
+        """Kills the program and its children. The program first logs its stack traces, unless SIGSTOP stopped it."""
         if self._process is not None:
             self._stuck_for = self.silence
             self._process.send_signal(signal.SIGABRT)
@@ -220,23 +214,23 @@ class _Running:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def ask(self) -> None:
-        """Asks the program to end."""
+        """Sends SIGTERM to the program."""
         if self._process is not None and self.alive:
             self._tell(f"stopping {self.program.role}")
             self._process.send_signal(signal.SIGTERM)
 
     def stop(self, asked_at: float) -> None:
-        """Waits for the grace of a program that was asked to end, and kills what is left of it."""
+        """Waits until the program's grace period since `asked_at` is over, and kills its remaining processes."""
         if self._process is None:
             return
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, asked_at + self.program.grace_seconds - time.monotonic()))
         if self.alive:
-            self._tell(f"{self.program.role} did not stop within {self.program.grace_seconds:.1f} s and is killed")
+            self._tell(f"{self.program.role} did not stop within {self.program.grace_seconds:.1f} s; killing it")
         self.kill()
 
     def kill(self) -> None:
-        """Ends the program and its children at once."""
+        """Kills the program and its children immediately."""
         if self._process is None:
             return
         with suppress(ProcessLookupError):
@@ -249,25 +243,29 @@ class _Running:
 
 
 def _kill_the_stuck(running: Sequence[_Running], standstill: Wait) -> None:
-    """Kills who is silent while others are not. Where all fell silent together, it is the machine: none is to blame."""
+    """Kills each program whose heartbeats have stopped for too long.
+
+    If several programs are watched and no other one has sent a heartbeat recently, kills none: the machine is probably
+    too busy, or all programs were stopped.
+    """
     watched = [one for one in running if one.alive and one.program.stuck_seconds]
     stuck = [one for one in watched if one.is_stuck and one.silence]
     others = [one for one in watched if one not in stuck]
     if not stuck:
         standstill.over()
     elif len(watched) > 1 and not any(one.silence < one.program.stuck_seconds / 2 for one in others):
-        standstill.on("its programs: all fell silent together, so the machine is too busy, or all were stopped")
+        standstill.on("heartbeats: no program sends any, so the machine is too busy or all programs were stopped")
     else:
         for one in stuck:
             one.kill_as_stuck()
 
 
 def _open_log(path: Path) -> BinaryIO:
-    """A log to append to; where that cannot be had the program runs all the same, unheard."""
+    """Opens a log to append to; if that fails, the program runs without a log."""
     try:
         return path.open("ab")
     except OSError as error:
-        log.warning("cannot write %s: %s; what the program says is lost", path, error.strerror)
+        log.warning("cannot write %s: %s; the program runs without a log", path, error.strerror)
         return open(os.devnull, "ab")
 
 
@@ -279,13 +277,13 @@ def _stop_in_order(running: Sequence[_Running]) -> None:
                 one.ask()
             for one in together:
                 one.stop(asked_at)
-    finally:  # A second Ctrl-C arrives as an exception and skips the grace of all.
+    finally:  # A second Ctrl-C raises an exception, which skips all grace periods.
         for one in running:
             one.kill()
 
 
 def _first_cause(ending: Ending, running: Sequence[_Running]) -> Ending:
-    """Who only missed its neighbour is not to blame where another program failed by itself."""
+    """Returns the ending of the program that failed first, if `ending` only reports the loss of another process."""
     if ending.status != NEIGHBOUR_GONE:
         return ending
     return next((one.ending() for one in running if one.last_status not in (None, FINISHED, NEIGHBOUR_GONE)), ending)

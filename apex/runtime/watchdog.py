@@ -1,7 +1,7 @@
-"""Signs of life: detects loops that no longer turn, whether stopped, deadlocked or in an endless computation.
+"""Heartbeats: detects processes that are stuck because they are stopped, deadlocked or in an endless computation.
 
-Waiting counts as turning. A program shows its turns by systemd's watchdog protocol (sd_notify), to our launcher as to
-systemd; a child process shows them by a counter in memory that it shares with its parent.
+A loop sends a heartbeat in each iteration, also while it waits. A program sends heartbeats by systemd's watchdog
+protocol (sd_notify), to the launcher or to systemd. A child process counts them in memory shared with its parent.
 """
 
 from __future__ import annotations
@@ -9,33 +9,39 @@ from __future__ import annotations
 import mmap
 import os
 import socket
+import struct
 import time
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 
-NOTIFY_SECONDS = 1.0  # between two messages to the watcher; sooner where systemd's WatchdogSec is short
-START_FACTOR = 5  # before its first sign, a program may take so many times as long: cold disks load torch slowly
-LOOKS = 4  # at least, until somebody is held to be stuck
+NOTIFY_SECONDS = 1.0  # time between two messages to the watcher; shorter if systemd's WatchdogSec is short
+START_FACTOR = 5  # multiplies the limit until the first heartbeat, because torch loads slowly from a cold disk
+CREDENTIALS = "iII"  # process id, user id and group id of a message's sender
+CREDENTIALS_BYTES = socket.CMSG_SPACE(struct.calcsize(CREDENTIALS))
+LOOKS = 4  # minimum number of checks before a process counts as stuck
 
 
 class Pulse:
-    """Turns of a child process, counted in memory that is made before the fork."""
+    """Heartbeats of a child process, counted in memory that is shared before the fork."""
 
     def __init__(self) -> None:
         self._cell = memoryview(mmap.mmap(-1, 8)).cast("Q")
 
     def tick(self) -> None:
-        """Counts one; the child calls this."""
+        """Counts one heartbeat; called by the child."""
         self._cell[0] += 1
 
     @property
     def ticks(self) -> int:
-        """How many there were."""
+        """The number of heartbeats so far."""
         return self._cell[0]
 
 
 class Silence:
-    """How long a process was silent. One look counts for a quarter of the limit at most: the watcher may have slept."""
+    """Measures how long a process has sent no heartbeat.
+
+    One check adds at most a quarter of the limit to `seconds`, because the watcher itself may have been suspended.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = 0.0
@@ -44,7 +50,7 @@ class Silence:
         self._begun = False
 
     def look(self, heard: bool, limit: float) -> bool:
-        """Whether the silence lasts too long; `heard`: there was a sign since the last look. A limit of 0: never."""
+        """Returns whether the silence reaches `limit` (0: never). `heard`: a heartbeat arrived since the last call."""
         now = self._clock()
         self._begun |= heard
         self.seconds = 0.0 if heard else self.seconds + min(now - self._looked_at, limit / LOOKS)
@@ -55,16 +61,16 @@ class Silence:
 def take_notifier(
     environment: MutableMapping[str, str] = os.environ, clock: Callable[[], float] = time.monotonic
 ) -> Notifier:
-    """Makes the notifier that `environment` asks for, and removes the request, which is not for children."""
+    """Creates the notifier that systemd's variables request; removes them, so that children do not inherit them."""
     address = environment.pop("NOTIFY_SOCKET", "")
     return Notifier(address, float(environment.pop("WATCHDOG_USEC", "0")) / 1e6, clock)
 
 
 class Notifier:
-    """A program's end of sd_notify: a call is a turn. Silent without an address."""
+    """The sending end of sd_notify: each call is a heartbeat. Sends nothing without an address."""
 
     def __init__(self, address: str, limit: float, clock: Callable[[], float]) -> None:
-        """`limit`: seconds of silence that the watcher takes for too long; 0: it has not said."""
+        """`limit`: seconds without a heartbeat that the watcher allows; 0: unknown."""
         self._clock = clock
         self._pid = os.getpid()
         self._period = min(NOTIFY_SECONDS, limit / LOOKS) if limit else NOTIFY_SECONDS
@@ -73,9 +79,10 @@ class Notifier:
         self._address = "\0" + address[1:] if address.startswith("@") else address
 
     def __call__(self) -> None:
-        """Notes a turn, and says so now and then."""
+        """Counts a heartbeat and sends a message once per period."""
         now = self._clock()
-        if now >= self._notify_at and self._pid == os.getpid():  # A forked child does not speak for its parent.
+        # A forked child inherits this object, but must not send heartbeats on behalf of its parent.
+        if now >= self._notify_at and self._pid == os.getpid():
             self._notify_at = now + self._period
             with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as notify:
                 notify.sendto(self._message, self._address)  # Fails if the watcher is gone or its queue is full.
@@ -83,30 +90,32 @@ class Notifier:
 
 
 class Listener:
-    """A launcher's end of sd_notify, for one life of one program."""
+    """The launcher's receiving end of sd_notify, for one start of one program."""
 
     def __init__(self, limit: float) -> None:
-        """`limit`: seconds of silence that are too long, which the program is told."""
+        """`limit`: seconds without a heartbeat that are allowed; passed to the program in `environment`."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self._socket.bind("")  # The kernel finds a free name, and takes it back by itself.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._socket.bind("")  # The kernel chooses an unused name and releases it automatically.
         name = bytes(self._socket.getsockname())[1:].decode()
         self.environment = {"NOTIFY_SOCKET": f"@{name}", "WATCHDOG_USEC": str(int(limit * 1e6))}
 
     def heard(self) -> bool:
-        """Whether there was a sign since the last call."""
+        """Returns whether a heartbeat arrived since the last call. Ignores messages from other users."""
         heard = False
         with suppress(BlockingIOError):
             while True:
-                heard |= b"WATCHDOG=1" in self._socket.recv(4096)
+                words, [(_, _, sender), *_], _, _ = self._socket.recvmsg(4096, CREDENTIALS_BYTES)
+                heard |= b"WATCHDOG=1" in words and struct.unpack(CREDENTIALS, sender)[1] == os.geteuid()
         return heard
 
     def close(self) -> None:
-        """Gives the name back."""
+        """Closes the socket and releases its name."""
         self._socket.close()
 
 
 def is_traced(pid: int) -> bool:
-    """Whether a debugger holds the process: it is not stuck then, but looked at."""
+    """Returns whether a debugger traces the process, which then does not count as stuck."""
     try:
         with open(f"/proc/{pid}/status") as file:
             return any(line.startswith("TracerPid:") and line.split()[1] != "0" for line in file)

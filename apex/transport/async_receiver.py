@@ -1,4 +1,4 @@
-"""The bound sockets of the replay server's writer and of the learner's coordinator, for asyncio."""
+"""Reads bound sockets with asyncio: those of the replay server's writer and of the learner's coordinator."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ PULL, ROUTER = zmq.PULL, zmq.ROUTER
 
 
 class Peer(bytes):
-    """Where to send an answer to. A peer of ours never names itself, so the name is good for one connection."""
+    """The routing id of a connected peer, needed to reply to it. ZeroMQ assigns a new id to each connection."""
 
-    role = ""  # whose key it has; "" without keys
+    role = ""  # role of the peer's key; "" without keys
 
 
 class AsyncReceiver(Reader):
-    """A bound socket that is read in bursts: one wait, then all that has arrived, without a wait for each.
+    """A bound socket that is read in bursts: one wait returns all messages that have arrived, up to a limit.
 
-    One task reads it; any may answer. zmq.asyncio is not used: its wait for one message costs half as much again.
+    Only one task may read; any task may reply. zmq.asyncio is not used, because it waits once per message, which takes
+    50 % more time.
     """
 
     def __init__(
@@ -39,10 +40,10 @@ class AsyncReceiver(Reader):
         max_bytes: int,
         may_pause: bool = False,
     ) -> None:
-        """`may_pause`: see `reader_may_pause` of `prepare`."""
+        """Binds the socket. `may_pause`: see `reader_may_pause` of `prepare`."""
         super().__init__()
-        self._more = False  # whether messages may be left to receive
-        self._wake: Callable[[], None] = lambda: None  # who waits for a message looks again
+        self._more = False  # whether unread messages may remain
+        self._wake: Callable[[], None] = lambda: None  # makes a running `_wait` return
         self._socket = context.socket(kind)
         prepare(
             self._socket,
@@ -56,12 +57,12 @@ class AsyncReceiver(Reader):
         self._descriptor = int(self._socket.FD)
 
     async def burst(self, timeout: float, limit: int = 64) -> list[list[Frame]]:
-        """Up to `limit` messages; waits up to `timeout` seconds for the first. Those of a ROUTER begin with a Peer."""
+        """Returns up to `limit` messages; [] after `timeout` seconds. Each message of a ROUTER begins with a Peer."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         messages = self._arrived(limit)
         if messages:
-            await asyncio.sleep(0)  # Without a wait between them, bursts would leave no turn to the other tasks.
+            await asyncio.sleep(0)  # Lets other tasks run between two bursts.
         while not messages and (remaining := deadline - loop.time()) > 0:
             await (asyncio.sleep(0) if self._more else self._wait(loop, remaining))
             messages = self._arrived(limit)
@@ -83,10 +84,11 @@ class AsyncReceiver(Reader):
         return messages
 
     async def _wait(self, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
-        """Waits for a message, or less long: the descriptor also tells of peers.
+        """Waits up to `timeout` seconds for a message. May return early: the descriptor also reports other events.
 
-        To be called where none was left to receive: only then does the next one make the descriptor readable. It is
-        watched during the wait alone: it stays readable until somebody receives, and the loop would spin.
+        Call this only when no message is left to receive: otherwise the next message does not make the descriptor
+        readable. The descriptor stays readable until a message is received. The loop therefore watches it only during
+        this wait; if the loop watched it permanently, the loop would spin.
         """
         woken = loop.create_future()
 
@@ -104,16 +106,16 @@ class AsyncReceiver(Reader):
             timer.cancel()
 
     def reply(self, identity: Frame, frames: list[bytes]) -> None:
-        """Answers a peer of a ROUTER; one that is gone is not missed."""
+        """Sends a reply to a peer of a ROUTER. If the peer is gone, the reply is dropped and counted."""
         try:
             self._socket.send_multipart([bytes(identity), *frames], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             self.refuse(WireError("unanswered", str(error)))
-        self._wake()  # To send takes from the descriptor that a message came before.
+        self._wake()  # After a send, the descriptor may not report a message that has arrived. So `_wait` must return.
 
 
 def _peer(frames: Sequence[Any]) -> Peer:
     peer = Peer(frames[0].buffer)
-    with suppress(zmq.ZMQError):  # It came without authentication.
+    with suppress(zmq.ZMQError):  # The connection has no authentication.
         peer.role = frames[-1].get("User-Id")
     return peer

@@ -1,7 +1,7 @@
-"""What travels, message by message: arrays whose shapes the schema gives, everything else refused.
+"""Encodes and decodes messages. The run's schema determines the shapes of the arrays; decoders refuse other shapes.
 
-The layout is described in docs/protocol.md. Nothing is executed, and nothing is allocated by a number that came from
-the wire: lengths are only compared.
+docs/protocol.md describes the layout. Decoders execute nothing from a message, and allocate no memory of a size that
+a message states: they only compare that size with the expected one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from apex.transport.header import Frame, Header, MessageKind, WireError, pack, r
 from apex.transport.json_codec import convert, encode_json, parse_json
 from apex.transport.messages.results import ActorFigures, EvaluationResult
 from apex.types import (
-    BATCH_RECORD,
-    RECORD,
     Array,
     BatchMessage,
     Parameters,
@@ -27,71 +25,81 @@ from apex.types import (
     Schema,
     Segment,
     Stream,
+    batch_record_dtype,
+    record_dtype,
 )
 
 _SEGMENT = struct.Struct("<QI")  # base, version
 _RECEIPT = struct.Struct("<QQ")  # store incarnation, bitmap
-_BATCH = struct.Struct("<Q")  # transitions alive
+_BATCH = struct.Struct("<Q")  # number of transitions in the store
 
-MAX_RECORDS = 4_096  # in one segment
-MAX_FRAMES = 8_192  # in one segment
+MAX_RECORDS = 4_096  # maximum transitions in a segment
+MAX_FRAMES = 8_192  # maximum frames in a segment
 MAX_VERSION = 2**32 - 1
-_NUMBERS = 2**63  # Segment numbers and incarnations are below: the store keeps them as i8.
-_LEAST_PROBABILITY = 2.0**-1000  # One over a smaller one may be infinite, divided by the number of shards.
+_NUMBERS = 2**63  # Segment numbers and incarnations must be smaller, because the store keeps them as int64.
+_LEAST_PROBABILITY = 2.0**-1000  # For a smaller probability P, 1 / (P / number of shards) could overflow to infinity.
 
 
 class Codec:
-    """Encodes and decodes the messages of one run. Decoders raise WireError; what they return views what they got."""
+    """Encodes and decodes the messages of one run. Decoders raise WireError; the arrays that they return are views."""
 
     def __init__(self, run_id: int, schema: Schema) -> None:
         self.run_id = run_id
         self.schema = schema
         self._fingerprint = schema.fingerprint
+        self._record, self._batch_record = record_dtype(schema), batch_record_dtype(schema)
 
     def encode_segment(self, segment: Segment, shard: int = 0) -> list[bytes]:
-        """One frame: header, base and version, records, blob. `shard` is where it belongs."""
+        """Returns one frame: header, base and version, records, blob. `shard` is the shard that stores the segment."""
         body = b"".join(
             [_SEGMENT.pack(segment.base, segment.version), segment.records.tobytes(), memoryview(segment.blob)]
         )
         return self._seal(MessageKind.SEGMENT, segment.stream, segment.number, len(segment.records), body, shard=shard)
 
     def decode_segment(self, frames: Sequence[Frame], shard: int = 0) -> Segment:
-        """The inverse of `encode_segment`, checked field by field against the schema; another shard's is refused."""
+        """Decodes and checks what `encode_segment` wrote. Raises WireError if the segment is for another shard."""
         header, (body,) = self._check(frames, MessageKind.SEGMENT, 1)
-        require_field(header.shard == shard, "shard", f"a segment for shard {header.shard}, but this is {shard}")
-        require_field(0 < header.num_items <= MAX_RECORDS, "count", f"{header.num_items} records in a segment")
-        blob_at = _SEGMENT.size + header.num_items * RECORD.itemsize
-        require_field(len(body) >= blob_at + 8, "length", f"{len(body)} bytes for {header.num_items} records")
+        require_field(header.shard == shard, "shard", f"the segment is for shard {header.shard}, not for {shard}")
+        require_field(
+            0 < header.num_items <= MAX_RECORDS, "count", f"{header.num_items} transitions, expected 1 to {MAX_RECORDS}"
+        )
+        blob_at = _SEGMENT.size + header.num_items * self._record.itemsize
+        require_field(len(body) >= blob_at + 8, "length", f"{len(body)} bytes cannot hold {header.num_items} records")
         base, version = _SEGMENT.unpack_from(body)
-        require_field(base <= header.number, "base", f"base {base} above number {header.number}")
-        require_field(header.number < _NUMBERS, "number", f"segment {header.number}")
-        require_field(header.incarnation < _NUMBERS, "incarnation", f"incarnation {header.incarnation}")
-        records = np.frombuffer(body, RECORD, header.num_items, _SEGMENT.size)
+        require_field(base <= header.number, "base", f"base {base} is above segment number {header.number}")
+        require_field(header.number < _NUMBERS, "number", f"segment number {header.number} is not below 2^63")
+        require_field(header.incarnation < _NUMBERS, "incarnation", f"incarnation {header.incarnation} is too large")
+        records = np.frombuffer(body, self._record, header.num_items, _SEGMENT.size)
         blob = body[blob_at:]
         num_frames = self._check_blob(blob, MAX_FRAMES)
         self._check_records(records, num_frames)
         require_field(bool(np.isfinite(records["priority"]).all()), "priority", "a priority is not finite")
         require_field(bool((records["priority"] >= 0).all()), "priority", "a priority is negative")
+        require_field(bool(np.isfinite(records["reward"]).all()), "reward", "a reward is not finite")
+        step_discount = records["step_discount"]
+        require_field(
+            bool(((step_discount >= 0) & (step_discount <= 1)).all()), "discount", "a step discount is outside [0, 1]"
+        )
         return Segment(Stream(header.sender, header.incarnation), header.number, version, records, blob, base)
 
     def encode_receipt(self, receipt: Receipt, shard: int = 0) -> list[bytes]:
-        """One frame; its first bytes are the stream's topic."""
+        """Returns one frame. Its first bytes are the topic of the stream."""
         body = _RECEIPT.pack(receipt.store_incarnation, receipt.bitmap)
         return self._seal(MessageKind.RECEIPT, receipt.stream, receipt.contiguous, 0, body, shard=shard, schema=0)
 
     def decode_receipt(self, frames: Sequence[Frame]) -> Receipt:
-        """The inverse of `encode_receipt`."""
+        """Decodes what `encode_receipt` wrote."""
         header, (body,) = self._check(frames, MessageKind.RECEIPT, 1, schema=0)
-        require_field(len(body) == _RECEIPT.size, "length", f"{len(body)} bytes in a receipt")
+        require_field(len(body) == _RECEIPT.size, "length", f"{len(body)} bytes, expected {_RECEIPT.size}")
         header.require_zero("num_items")
         store_incarnation, bitmap = _RECEIPT.unpack(body)
         return Receipt(Stream(header.sender, header.incarnation), store_incarnation, header.number, bitmap)
 
     def encode_batch(self, batch: BatchMessage) -> list[Any]:
-        """Two frames: header and records; the blob, which is not copied."""
+        """Returns two frames: the header with the records, and the blob. The blob is not copied."""
         body = _BATCH.pack(batch.num_transitions) + batch.records.tobytes()
         if batch.blob is None:
-            raise ValueError("a batch whose frames are decoded already does not travel")
+            raise ValueError("cannot encode a batch without a blob: its frames are already decoded")
         blob = memoryview(batch.blob)
         stream, count = Stream(batch.sampler, batch.store_incarnation), len(batch.records)
         bodies: list[Frame] = [body, blob]
@@ -99,67 +107,69 @@ class Codec:
         return [head + body, blob]
 
     def decode_batch(self, frames: Sequence[Frame], batch_size: int, num_shards: int = 1) -> BatchMessage:
-        """The inverse of `encode_batch`; the blob's frames themselves are checked when they are decompressed."""
+        """Decodes what `encode_batch` wrote. The frames in the blob are checked later, when they are decompressed."""
         header, (body, blob) = self._check(frames, MessageKind.BATCH, 2)
-        require_field(header.shard < num_shards, "shard", f"shard {header.shard}, but there are {num_shards}")
-        require_field(
-            header.num_items == batch_size, "count", f"{header.num_items} transitions, but batches hold {batch_size}"
-        )
-        expected = _BATCH.size + batch_size * BATCH_RECORD.itemsize
-        require_field(len(body) == expected, "length", f"{len(body)} bytes, but {batch_size} records take {expected}")
+        require_field(header.shard < num_shards, "shard", f"shard {header.shard} is not below {num_shards}")
+        require_field(header.num_items == batch_size, "count", f"{header.num_items} transitions, expected {batch_size}")
+        expected = _BATCH.size + batch_size * self._batch_record.itemsize
+        require_field(len(body) == expected, "length", f"{len(body)} bytes, expected {expected}")
         (num_transitions,) = _BATCH.unpack_from(body)
-        require_field(0 < num_transitions < 2**40, "count", f"{num_transitions} transitions alive")
-        records = np.frombuffer(body, BATCH_RECORD, batch_size, _BATCH.size)
+        require_field(0 < num_transitions < 2**40, "count", f"a store cannot have {num_transitions} transitions")
+        records = np.frombuffer(body, self._batch_record, batch_size, _BATCH.size)
         per_transition = records["num_frames"].astype(np.int64)
         limit = 2 * self.schema.stack + self.schema.n_step
-        require_field(bool((per_transition <= limit).all()), "count", f"more than {limit} frames in a transition")
+        require_field(bool((per_transition <= limit).all()), "count", f"a transition has more than {limit} frames")
         num_frames = self._check_blob(blob, batch_size * limit)
         require_field(
-            int(per_transition.sum()) == num_frames, "count", f"{num_frames} frames, the records say otherwise"
+            int(per_transition.sum()) == num_frames,
+            "count",
+            f"the blob has {num_frames} frames, which differs from the sum of the records' `num_frames`",
         )
         self._check_records(records, per_transition)
         probability = records["probability"]
         likely = (probability >= _LEAST_PROBABILITY) & (probability <= 1)
-        require_field(bool(likely.all()), "probability", f"outside [{_LEAST_PROBABILITY:g}, 1]")
-        require_field(not records["unused"].any(), "unused", "is not 0")
+        require_field(bool(likely.all()), "probability", f"a probability is outside [{_LEAST_PROBABILITY:g}, 1]")
+        require_field(not records["unused"].any(), "unused", "an unused byte is not 0")
         return BatchMessage(
             header.shard, header.incarnation, header.sender, header.number, num_transitions, records, blob
         )
 
     def encode_priorities(self, update: PriorityUpdate) -> list[bytes]:
-        """One frame: header, keys, priorities."""
+        """Returns one frame: header, keys, priorities."""
         body = update.keys.astype("<i8").tobytes() + update.priorities.astype("<f4").tobytes()
         stream, count = Stream(update.sampler, update.store_incarnation), len(update.keys)
         return self._seal(MessageKind.PRIORITIES, stream, update.number, count, body, shard=update.shard)
 
     def decode_priorities(self, frames: Sequence[Frame], shard: int = 0) -> PriorityUpdate:
-        """The inverse of `encode_priorities`. What a priority may be is the store's business."""
+        """Decodes what `encode_priorities` wrote. The store checks the values of the priorities."""
         header, (body,) = self._check(frames, MessageKind.PRIORITIES, 1)
-        require_field(header.shard == shard, "shard", f"priorities for shard {header.shard}, but this is {shard}")
-        require_field(0 < header.num_items <= 65_536, "count", f"{header.num_items} priorities")
+        require_field(header.shard == shard, "shard", f"the priorities are for shard {header.shard}, not {shard}")
+        require_field(0 < header.num_items <= 65_536, "count", f"{header.num_items} priorities, expected 1 to 65536")
         require_field(
-            len(body) == 12 * header.num_items, "length", f"{len(body)} bytes for {header.num_items} priorities"
+            len(body) == 12 * header.num_items,
+            "length",
+            f"{len(body)} bytes, expected 12 for each of {header.num_items} priorities",
         )
         keys = np.frombuffer(body, "<i8", header.num_items)
         priorities = np.frombuffer(body, "<f4", header.num_items, 8 * header.num_items)
         return PriorityUpdate(header.shard, header.incarnation, header.sender, header.number, keys, priorities)
 
     def encode_parameters(self, parameters: Parameters) -> list[bytes]:
-        """One frame, because CONFLATE keeps the last frame of a message only."""
+        """Returns one frame, because a subscriber with ZMQ_CONFLATE keeps only the last frame of a message."""
         body = parameters.values.astype("<f4", copy=False).tobytes()
         return self._seal(MessageKind.PARAMETERS, Stream(0, 0), parameters.version, len(parameters.values), body)
 
     def decode_parameters(self, frames: Sequence[Frame], num_parameters: int) -> Parameters:
-        """The inverse of `encode_parameters`; there must be exactly `num_parameters` finite values."""
+        """Decodes what `encode_parameters` wrote: exactly `num_parameters` finite values."""
         header, (body,) = self._check(frames, MessageKind.PARAMETERS, 1)
         header.require_zero("shard", "sender", "incarnation")
         version, count = _version(header.number), header.num_items
-        require_field(count == num_parameters, "count", f"{count} values, not {num_parameters}")
-        require_field(len(body) == 4 * count, "length", f"{len(body)} bytes for {count} values")
+        require_field(count == num_parameters, "count", f"{count} parameter values, expected {num_parameters}")
+        require_field(len(body) == 4 * count, "length", f"{len(body)} bytes, expected 4 for each of {count} parameters")
         return Parameters(version, _finite(body))
 
     def encode_evaluation(self, result: EvaluationResult, parameters: Parameters | None) -> list[bytes]:
-        """One frame: header, the values of the parameters that were evaluated (or none), the result as JSON."""
+        """Returns one frame: header, values of the evaluated parameters (empty for None), result as JSON."""
         values = b"" if parameters is None else parameters.values.astype("<f4", copy=False).tobytes()
         version = 0 if parameters is None else parameters.version
         body = values + encode_json(result)
@@ -168,23 +178,23 @@ class Codec:
     def decode_evaluation(
         self, frames: Sequence[Frame], num_parameters: int
     ) -> tuple[EvaluationResult, Parameters | None]:
-        """The inverse of `encode_evaluation`."""
+        """Decodes what `encode_evaluation` wrote."""
         header, (body,) = self._check(frames, MessageKind.EVALUATION, 1)
         header.require_zero("shard", "sender", "incarnation")
         count, cut = header.num_items, 4 * header.num_items
-        require_field(count in (0, num_parameters), "count", f"{count} values, not {num_parameters}")
-        require_field(len(body) >= cut, "length", f"{len(body)} bytes for {count} values")
+        require_field(count in (0, num_parameters), "count", f"{count} parameters, expected 0 or {num_parameters}")
+        require_field(len(body) >= cut, "length", f"{len(body)} bytes cannot hold {count} parameter values")
         version = _version(header.number)
         result: EvaluationResult = convert(parse_json(body[cut:]), EvaluationResult)
         return result, Parameters(version, _finite(body[:cut])) if count else None
 
     def encode_metrics(self, figures: ActorFigures) -> list[bytes]:
-        """One frame: header, JSON."""
+        """Returns one frame: header, JSON."""
         body = encode_json(figures)
         return self._seal(MessageKind.METRICS, Stream(0, 0), 0, 0, body, schema=0)
 
     def decode_metrics(self, frames: Sequence[Frame]) -> ActorFigures:
-        """The inverse of `encode_metrics`."""
+        """Decodes what `encode_metrics` wrote."""
         header, (body,) = self._check(frames, MessageKind.METRICS, 1, schema=0)
         header.require_zero("shard", "sender", "incarnation", "number", "num_items")
         figures: ActorFigures = convert(parse_json(body), ActorFigures)
@@ -201,7 +211,7 @@ class Codec:
         shard: int = 0,
         schema: int = -1,
     ) -> list[bytes]:
-        """One frame: header, body. `schema`: -1 for the run's."""
+        """Returns one frame: header, body. `schema`: a fingerprint; -1: the fingerprint of this run's schema."""
         schema = self._fingerprint if schema < 0 else schema
         return [pack(kind, shard, self.run_id, stream, schema, number, count, [body]) + body]
 
@@ -209,50 +219,75 @@ class Codec:
         self, frames: Sequence[Frame], kind: MessageKind, num_frames: int, *, schema: int | None = None
     ) -> tuple[Header, list[memoryview]]:
         header, bodies = unpack(frames, kind, num_frames)
-        require_field(header.run_id == self.run_id, "run", f"run {header.run_id:x}, but this is {self.run_id:x}")
+        require_field(header.run_id == self.run_id, "run", f"run id {header.run_id:x}, expected {self.run_id:x}")
         expected = self._fingerprint if schema is None else schema
-        require_field(header.schema == expected, "schema", f"schema {header.schema:x}, but this is {expected:x}")
+        require_field(header.schema == expected, "schema", f"schema {header.schema:x}, expected {expected:x}")
         return header, bodies
 
     def _check_blob(self, blob: memoryview, limit: int) -> int:
-        """Returns the number of frames of a sound blob, `limit` at most."""
+        """Checks a blob and returns its number of frames. Raises WireError for more than `limit` frames."""
         schema = self.schema
         shortest = schema.frame_bytes if schema.codec == "raw" else 1
         try:
             num_frames = check_table(blob, shortest=shortest, longest=schema.max_frame_bytes, max_frames=limit)
         except BlobError as error:
             raise WireError("blob", str(error)) from error
-        if schema.frame_dtype == "float32":
+        if schema.frame_dtype == "float32" and schema.codec == "raw":
             values = np.frombuffer(blob, "<f4", offset=table_bytes(num_frames))
-            require_field(bool(np.isfinite(values).all()), "blob", "a value is not finite")
+            require_field(bool(np.isfinite(values).all()), "blob", "a frame value is not finite")
         return num_frames
 
     def _check_records(self, records: Array, num_frames: Array | int) -> None:
-        """Checks what segments and batches have in common; `num_frames` bounds the frame numbers."""
+        """Checks the fields that segments and batches share. `num_frames`: frames of the message, or of each record."""
         schema = self.schema
         frame, next_frame = records["frame"].astype(np.int64), records["next_frame"].astype(np.int64)
         depth, next_depth = records["depth"], records["next_depth"]
         discount = records["discount"]
         require_field(bool(np.isfinite(records["n_step_return"]).all()), "return", "an n-step return is not finite")
-        require_field(bool(((discount >= 0) & (discount <= 1)).all()), "discount", "outside [0, 1]")
-        require_field(bool((records["action"] < schema.num_actions).all()), "action", f"not below {schema.num_actions}")
-        require_field(bool(((depth >= 1) & (depth <= schema.stack)).all()), "depth", f"outside 1 ... {schema.stack}")
-        require_field(bool(((next_depth >= 1) & (next_depth <= schema.stack)).all()), "depth", "of a next observation")
+        require_field(bool(((discount >= 0) & (discount <= 1)).all()), "discount", "a discount is outside [0, 1]")
+        self._check_actions(records)
+        require_field(
+            bool(((depth >= 1) & (depth <= schema.stack)).all()), "depth", f"a depth is not in 1 ... {schema.stack}"
+        )
+        require_field(
+            bool(((next_depth >= 1) & (next_depth <= schema.stack)).all()),
+            "depth",
+            f"a next depth is not in 1 ... {schema.stack}",
+        )
         steps = next_frame - frame
         require_field(
-            bool(((steps >= 1) & (steps <= schema.n_step)).all()), "frames", f"not 1 ... {schema.n_step} apart"
+            bool(((steps >= 1) & (steps <= schema.n_step)).all()),
+            "frames",
+            f"`next_frame` is not 1 to {schema.n_step} frames after `frame`",
         )
-        require_field(bool((next_frame < num_frames).all()), "frames", "beyond the last frame")
-        require_field(bool((depth <= frame + 1).all()), "frames", "before the first frame")
-        require_field(bool((next_depth <= next_frame + 1).all()), "frames", "before the first frame")
+        require_field(bool((next_frame < num_frames).all()), "frames", "`next_frame` is beyond the last frame")
+        require_field(bool((depth <= frame + 1).all()), "frames", "a stack begins before the first frame")
+        require_field(
+            bool((next_depth <= next_frame + 1).all()), "frames", "a next stack begins before the first frame"
+        )
+
+    def _check_actions(self, records: Array) -> None:
+        """Checks actions and masks. A mask must allow at least one action unless the discount is 0."""
+        schema, action = self.schema, records["action"]
+        if schema.action_size:
+            require_field(bool((np.abs(action) <= 1).all()), "action", "an action has a component outside [-1, 1]")
+        else:
+            known = (action >= 0) & (action < schema.num_actions)
+            require_field(bool(known.all()), "action", f"an action is not in 0 ... {schema.num_actions - 1}")
+        if schema.masked:
+            masks = records["next_mask"]
+            allowed = masks.any(axis=1) | (records["discount"] == 0)
+            require_field(bool(allowed.all()), "mask", "a mask allows no action although the discount is not 0")
+            beyond = masks[:, -1] >> (schema.num_actions - 8 * (schema.mask_bytes - 1))
+            require_field(not beyond.any(), "mask", f"a mask allows actions above {schema.num_actions - 1}")
 
 
 def _version(number: int) -> int:
-    require_field(number <= MAX_VERSION, "number", f"version {number}")
+    require_field(number <= MAX_VERSION, "number", f"parameter version {number} is above {MAX_VERSION}")
     return number
 
 
 def _finite(body: memoryview) -> Array:
     values = np.frombuffer(body, "<f4")
-    require_field(bool(np.isfinite(values).all()), "values", "a parameter is not finite")
+    require_field(bool(np.isfinite(values).all()), "values", "a parameter value is not finite")
     return values

@@ -1,4 +1,4 @@
-"""What every program has with the coordinator: the control socket and metrics."""
+"""A program's connections to the coordinator: the control socket and the metrics socket."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from apex.transport.messages.results import ActorFigures
 from apex.transport.sockets import Context, Reader, connect, prepare
 from apex.transport.timing import CONTROL_RECONNECT_SECONDS, GOODBYE_SECONDS
 
-TELL_SECONDS = 60.0  # between two warnings about answers that are none
+TELL_SECONDS = 60.0  # minimum time between two warnings about invalid answers
 
 log = logging.getLogger("apex")
 
 
 class ControlClient(Reader):
-    """A program's end of the control socket."""
+    """Sends requests to the learner's coordinator over the control socket, and receives the answers."""
 
     def __init__(self, context: Context, endpoint: str, *, linger: float = GOODBYE_SECONDS) -> None:
-        """`linger`: seconds that what was said last may take to leave, after it is closed."""
+        """Connects. `linger`: seconds after `close` in which ZeroMQ still tries to send queued messages."""
         super().__init__()
         self.endpoint = endpoint
         self._tell_at = 0.0
@@ -36,7 +36,7 @@ class ControlClient(Reader):
         connect(self._socket, endpoint, "control")
 
     def send(self, message: Request, run_id: int = 0) -> None:
-        """Sends without waiting; without a learner to take it, it is dropped."""
+        """Sends without waiting. Drops the message if the send queue is full."""
         self.send_frames(encode_control(message, run_id))
 
     def send_frames(self, frames: list[bytes]) -> None:
@@ -47,23 +47,23 @@ class ControlClient(Reader):
             self.refused["dropped"] += 1
 
     def receive(self, timeout: float) -> Answer | None:
-        """The next message, or None after `timeout` seconds without one."""
+        """Returns the next answer, or None after `timeout` seconds or for an invalid answer, which is counted."""
         return self.read(self._socket, timeout, decode_answer)
 
     def refuse(self, error: WireError) -> None:
-        """Counts one more; warns now and then."""
+        """Counts one more invalid answer; warns at most once per TELL_SECONDS."""
         super().refuse(error)
         if time.monotonic() >= self._tell_at:
             self._tell_at = time.monotonic() + TELL_SECONDS
-            log.warning("refused what the learner at %s answered: %s", self.endpoint, error)
+            log.warning("ignored an invalid answer from the learner at %s: %s", self.endpoint, error)
 
     def close(self) -> None:
-        """Closes; what was said last has `linger` seconds to leave."""
+        """Closes the socket. ZeroMQ still tries to send queued messages for `linger` seconds."""
         self._socket.close()
 
 
 class MetricsSender:
-    """Any role's end of metrics. A figure that does not arrive is missed by nobody."""
+    """Sends an actor process's metrics to the coordinator. Lost metrics do no harm."""
 
     def __init__(self, context: Context, endpoint: str, codec: Codec) -> None:
         self._codec = codec
@@ -72,6 +72,6 @@ class MetricsSender:
         connect(self._socket, endpoint, "metrics")
 
     def send(self, figures: ActorFigures) -> None:
-        """Sends without waiting."""
+        """Sends without waiting; drops the figures if the send queue is full."""
         with suppress(zmq.Again):
             self._socket.send_multipart(self._codec.encode_metrics(figures), zmq.NOBLOCK)

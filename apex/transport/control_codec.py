@@ -1,4 +1,4 @@
-"""Control messages as bytes. They travel before run and schema are known: the header's schema is 0."""
+"""Encodes and decodes control messages. Their header has schema 0, as a program joins before it knows the schema."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from apex.types import Stream
 
 
 def encode_control(message: Request | Answer, run_id: int = 0) -> list[bytes]:
-    """One frame: header, JSON."""
+    """Returns one frame: header, JSON."""
     body = encode_json(message)
     return [pack(MessageKind.CONTROL, 0, run_id, Stream(0, 0), 0, 0, 0, [body]) + body]
 
 
 def decode_answer(frames: Sequence[Frame]) -> Answer:
-    """What the coordinator answers; raises WireError."""
+    """Decodes an answer of the coordinator; raises WireError."""
     _, body = _unpack(frames)
     answer: Answer = convert(parse_json(body), Answer)
     return answer
 
 
 def decode_request(frames: Sequence[Frame], run_id: int) -> Request | RefusedAnswer:
-    """A request to the coordinator of a run; raises WireError.
+    """Decodes a request to the coordinator of the run `run_id`; raises WireError.
 
-    A program of another wire version, or of another run, is to be told so: what it asks is not looked at.
+    If the sender has another wire version or run id, returns the RefusedAnswer to send, without reading the body.
     """
     header, body = _unpack(frames)
     if header.version != WIRE_VERSION:
-        return RefusedAnswer(f"wire version {header.version}, but this is {WIRE_VERSION}")
+        return RefusedAnswer(f"wire version {header.version}, expected {WIRE_VERSION}; install the learner's release")
     if header.run_id not in (0, run_id):
-        return RefusedAnswer("this is another run")
+        return RefusedAnswer("the request is for another run")
     message = parse_json(body)
     kind = message.get("type")
-    require_field(isinstance(kind, str) and kind in REQUESTS, "type", str(kind)[:40])
+    require_field(isinstance(kind, str) and kind in REQUESTS, "type", f"unknown request {str(kind)[:40]!r}")
     require_printable(message)
     request: Request = convert(message, REQUESTS[str(kind)])
     return request

@@ -1,6 +1,6 @@
-"""Both ends of experience, receipts, batches, priorities and parameters.
+"""Both sides of the sockets for experience, receipts, batches, priorities and parameters.
 
-A socket is named as in its endpoint, see `key_store.ENDPOINTS`. What it carries is described in docs/protocol.md.
+`key_store.ENDPOINTS` lists the names of the sockets. docs/protocol.md describes what each carries.
 """
 
 from __future__ import annotations
@@ -15,31 +15,43 @@ from apex.transport.codec import Codec
 from apex.transport.header import HEADER, WireError, receipt_topic
 from apex.transport.sockets import Context, Reader, Socket, bind, connect, prepare, receive
 from apex.transport.timing import REPEAT_SECONDS, SUBSCRIPTION_SECONDS
-from apex.types import BatchMessage, Parameters, PriorityUpdate, Receipt, Schema, Stream
+from apex.types import (
+    BatchMessage,
+    Parameters,
+    PriorityUpdate,
+    Receipt,
+    Schema,
+    Stream,
+    batch_record_dtype,
+    record_dtype,
+)
 
-MAX_SUBSCRIPTIONS = 1_000  # read at a time
+MAX_SUBSCRIPTIONS = 1_000  # maximum subscriptions read per call of `serve`
 CONTROL_MARGIN = 4_096
 
 log = logging.getLogger("apex")
 
 
 class ExperienceSender:
-    """The actor's end of experience. The send window bounds what is on its way, never the socket."""
+    """Sends an actor's experience to a replay server.
+
+    The send window, not the socket's queue, limits the number of unacknowledged messages.
+    """
 
     def __init__(self, context: Context, endpoint: str, *, num_messages: int) -> None:
-        """`num_messages`: streams x window, all resent once: the most that can be on its way."""
+        """`num_messages`: maximum number of unacknowledged messages (streams x window); each may be queued twice."""
         self._endpoint = endpoint
         self._socket = context.socket(zmq.PUSH)
         prepare(self._socket, high_water_mark=2 * num_messages + 8, reader_may_pause=True)
         connect(self._socket, endpoint, "experience")
 
     def reconnect(self) -> None:
-        """Makes a new connection; what lies in the old one is dropped, and the send window sends it again."""
+        """Renews the connection. Messages in the old one are lost; the send window sends them again."""
         self._socket.disconnect(self._endpoint)
         connect(self._socket, self._endpoint, "experience")
 
     def send(self, message: list[bytes]) -> bool:
-        """Sends without waiting. False: no room, and the send window will try again."""
+        """Sends without waiting. Returns False if the queue is full; the send window then tries again."""
         try:
             self._socket.send_multipart(message, zmq.NOBLOCK, copy=False)
         except zmq.Again:
@@ -48,14 +60,14 @@ class ExperienceSender:
 
 
 class ReceiptReceiver(Reader):
-    """The actor's end of receipts, for the streams of one process.
+    """Receives the receipts for the streams of one actor process.
 
-    One socket listens to all replay shards, so that one wait hears whichever answers first; each stream's topic names
-    the shard that answers for it.
+    One socket receives from all replay shards, so a single wait returns the first receipt from any shard. The topic of
+    a stream contains the stream's shard.
     """
 
     def __init__(self, context: Context, endpoints: Sequence[str], codec: Codec, streams: Sequence[Stream]) -> None:
-        """`endpoints`: one of each shard, in their order."""
+        """Connects. `endpoints`: one per shard, in the order of the shards."""
         super().__init__()
         self._codec = codec
         self._socket = context.socket(zmq.SUB)
@@ -66,7 +78,7 @@ class ReceiptReceiver(Reader):
             connect(self._socket, endpoint, "receipts")
 
     def receive(self, timeout: float = 0.0) -> list[Receipt]:
-        """All receipts that have arrived; waits up to `timeout` seconds for the first."""
+        """Returns all receipts that have arrived. Waits up to `timeout` seconds for the first."""
         receipts: list[Receipt] = []
         if timeout and not self._socket.poll(int(timeout * 1000)):
             return receipts
@@ -80,40 +92,40 @@ class ReceiptReceiver(Reader):
 
 
 class ReceiptPublisher:
-    """The replay server's end of receipts."""
+    """Sends the receipts of a replay server to the actors."""
 
     def __init__(self, context: Context, endpoint: str, codec: Codec) -> None:
         self._codec = codec
-        self._socket = context.socket(zmq.PUB)  # An XPUB keeps every subscription until somebody reads it.
+        self._socket = context.socket(zmq.PUB)  # An XPUB would queue each subscription until it is read.
         prepare(self._socket, high_water_mark=10_000, max_bytes=1_024)
         bind(self._socket, endpoint, "receipts")
 
     def publish(self, receipt: Receipt, shard: int = 0) -> None:
-        """Sends to whoever subscribed to the stream; a lost one is made good by the next."""
+        """Sends a receipt to the subscriber of its stream. If the receipt is lost, the next one replaces it."""
         self._socket.send_multipart(self._codec.encode_receipt(receipt, shard), zmq.NOBLOCK)
 
 
 class BatchSender:
-    """A sampler's end of sampling: batches go to the loaders in turn, past those whose queue is full."""
+    """Sends a sampler's batches to the loaders in turn. Skips loaders whose queue is full."""
 
     def __init__(self, context: Context, endpoints: Sequence[str], codec: Codec) -> None:
-        """`endpoints`: one of each loader."""
+        """Connects. `endpoints`: one per loader."""
         self._codec = codec
         self._endpoints = endpoints
         self._socket = context.socket(zmq.PUSH)
         prepare(self._socket, high_water_mark=2, reader_may_pause=True)
-        self._socket.immediate = True  # Nothing is queued for a loader that cannot be reached.
+        self._socket.immediate = True  # Queues no batch for a loader without a connection.
         for endpoint in endpoints:
             connect(self._socket, endpoint, "batches")
 
     def reconnect(self) -> None:
-        """Makes new connections; batches that lie in the old ones are dropped."""
+        """Renews the connections. Batches in the old ones are lost."""
         for endpoint in self._endpoints:
             self._socket.disconnect(endpoint)
             connect(self._socket, endpoint, "batches")
 
     def send(self, batch: BatchMessage, timeout: float) -> bool:
-        """Sends, waiting up to `timeout` seconds for room; returns whether it was sent."""
+        """Sends a batch to one loader. Returns False if no loader can take the batch within `timeout` seconds."""
         if not self._socket.poll(int(timeout * 1000), zmq.POLLOUT):
             return False
         self._socket.send_multipart(self._codec.encode_batch(batch), copy=False)
@@ -121,7 +133,7 @@ class BatchSender:
 
 
 class BatchReceiver(Reader):
-    """A loader's end of sampling: samplers connect to it and keep a few batches, or parts of them, on their way."""
+    """Receives batches, or parts of batches, for a loader. Samplers connect to the socket and keep a few in flight."""
 
     def __init__(
         self,
@@ -133,7 +145,7 @@ class BatchReceiver(Reader):
         max_bytes: int,
         num_shards: int = 1,
     ) -> None:
-        """`batch_size`: transitions in a message."""
+        """Binds the socket. `batch_size`: transitions per message; `max_bytes`: maximum bytes per message part."""
         super().__init__()
         self._codec = codec
         self._batch_size = batch_size
@@ -144,23 +156,27 @@ class BatchReceiver(Reader):
 
     @property
     def num_refused(self) -> int:
-        """Messages that were no batches."""
+        """Number of messages that were not valid batches."""
         return sum(self.refused.values())
 
     def receive(self, timeout: float) -> BatchMessage | None:
-        """The next batch, or None after `timeout` seconds without one; what is no batch is counted and dropped."""
+        """Returns the next batch, or None after `timeout` seconds or for an invalid message, which is counted."""
         decode = self._codec.decode_batch
         return self.read(self._socket, timeout, lambda frames: decode(frames, self._batch_size, self._num_shards))
 
     def refuse(self, error: WireError) -> None:
-        """Counts one more; warns at 1, 2, 4, 8 ..."""
+        """Counts one more invalid message; warns when the count is 1, 2, 4, 8 ..."""
         super().refuse(error)
         if self.num_refused.bit_count() == 1:
-            log.warning("%d messages were no batches: %s", self.num_refused, dict(self.refused))
+            log.warning(
+                "dropped %d messages that are not valid batches; counts by reason: %s",
+                self.num_refused,
+                dict(self.refused),
+            )
 
 
 class PrioritySender:
-    """The learner's end of priorities, a socket for each shard. One that is lost costs nothing: the old one stays."""
+    """Sends the learner's new priorities, with one socket per shard. If a message is lost, old priorities remain."""
 
     def __init__(self, context: Context, codec: Codec) -> None:
         self._context = context
@@ -170,7 +186,7 @@ class PrioritySender:
         self.num_dropped = 0
 
     def connect(self, endpoint: str, shard: int = 0) -> None:
-        """Sends what is for that shard to `endpoint` from now on."""
+        """Connects to `endpoint` for a shard, and disconnects from the shard's earlier endpoint."""
         if shard in self._sockets:
             self._sockets[shard].disconnect(self._endpoints[shard])
         else:
@@ -180,7 +196,7 @@ class PrioritySender:
         connect(self._sockets[shard], endpoint, "priorities")
 
     def send(self, update: PriorityUpdate) -> None:
-        """Sends to the shard without waiting; without room, or before it is known, it is dropped and counted."""
+        """Sends without waiting. Drops and counts the update if the queue is full or the shard is not connected."""
         socket = self._sockets.get(update.shard)
         try:
             if socket is None:
@@ -191,17 +207,17 @@ class PrioritySender:
 
 
 class ParameterPublisher:
-    """The learner's end of parameters: everybody gets the newest; a newcomer gets it at once.
+    """Publishes the learner's parameters: each new snapshot, and the newest one again after a new subscription.
 
-    A subscriber that is slower than the publishes misses some, perhaps the newest: it is repeated when nothing newer
-    has come for `repeat_seconds`.
+    A slow subscriber misses snapshots, possibly the newest. Therefore the newest snapshot is also published again after
+    `repeat_seconds` without a newer one.
     """
 
     def __init__(
         self, context: Context, endpoint: str, codec: Codec, *, repeat_seconds: float = REPEAT_SECONDS
     ) -> None:
         self._codec = codec
-        self._socket = context.socket(zmq.XPUB)  # It tells of subscriptions, which a PUB does not.
+        self._socket = context.socket(zmq.XPUB)  # Unlike PUB, XPUB reports subscriptions.
         prepare(self._socket, high_water_mark=2, max_bytes=1_024, linger=0.2)
         self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)
         bind(self._socket, endpoint, "parameters")
@@ -211,12 +227,12 @@ class ParameterPublisher:
         self.num_bytes = 0
 
     def publish(self, parameters: Parameters) -> None:
-        """Sends a snapshot to all subscribers."""
+        """Sends a snapshot of the parameters to all subscribers."""
         self._message = self._codec.encode_parameters(parameters)
         self._send()
 
     def serve(self, timeout: float) -> None:
-        """Answers new subscriptions, those of 200 ms together; waits up to `timeout` seconds for one."""
+        """Waits up to `timeout` seconds for subscriptions. Publishes once for all subscriptions within 200 ms."""
         timeout = min(timeout, max(0.0, self._answer_at - time.monotonic()))
         for _ in range(MAX_SUBSCRIPTIONS):
             parts = receive(self._socket, timeout)
@@ -236,7 +252,7 @@ class ParameterPublisher:
 
 
 class ParameterSubscriber(Reader):
-    """Where a host gets the newest parameters, and those only."""
+    """Receives the learner's parameters. Keeps only the newest snapshot."""
 
     def __init__(self, context: Context, endpoint: str, codec: Codec, *, num_parameters: int) -> None:
         super().__init__()
@@ -244,25 +260,24 @@ class ParameterSubscriber(Reader):
         self._num_parameters = num_parameters
         self._socket = context.socket(zmq.SUB)
         prepare(self._socket, high_water_mark=2, max_bytes=HEADER.size + 4 * num_parameters)
-        self._socket.setsockopt(zmq.CONFLATE, 1)  # A HWM of 1 would hand out the oldest, not the newest.
+        self._socket.setsockopt(zmq.CONFLATE, 1)  # Keeps the newest message; a HWM of 1 would keep the oldest.
         self._socket.subscribe(b"")
         connect(self._socket, endpoint, "parameters")
 
     def receive(self, timeout: float) -> Parameters | None:
-        """The newest parameters since the last call, or None after `timeout` seconds without any."""
+        """Returns the newest parameters since the last call, or None after `timeout` seconds without any."""
         decode = self._codec.decode_parameters
         return self.read(self._socket, timeout, lambda frames: decode(frames, self._num_parameters))
 
 
 def max_segment_bytes(schema: Schema, segment_length: int) -> int:
-    """The most that one segment message may take: episodes of one step have two frames for every step."""
-    num_frames = 2 * (segment_length + schema.n_step) + schema.stack
-    return (
-        HEADER.size + CONTROL_MARGIN + (segment_length + schema.n_step) * 32 + num_frames * (schema.max_frame_bytes + 4)
-    )
+    """Returns the maximum size of a segment message in bytes. Episodes of a single step have two frames per step."""
+    num_records = segment_length + schema.n_step
+    frames = (2 * num_records + schema.stack) * (schema.max_frame_bytes + 4)
+    return HEADER.size + CONTROL_MARGIN + num_records * record_dtype(schema).itemsize + frames
 
 
 def max_batch_bytes(schema: Schema, batch_size: int) -> int:
-    """The most that one part of a batch message may take."""
-    num_frames = 2 * schema.stack + schema.n_step
-    return HEADER.size + CONTROL_MARGIN + batch_size * (64 + num_frames * (schema.max_frame_bytes + 4))
+    """Returns the maximum size in bytes of one part of a batch message."""
+    frames = (2 * schema.stack + schema.n_step) * (schema.max_frame_bytes + 4)
+    return HEADER.size + CONTROL_MARGIN + batch_size * (batch_record_dtype(schema).itemsize + frames)

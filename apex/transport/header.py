@@ -1,4 +1,4 @@
-"""The header that every message begins with: what it is, whose, how long, and its checksum. See docs/protocol.md."""
+"""The header at the beginning of every message: kind, sender, length, checksum and more. See docs/protocol.md."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import NamedTuple
 from apex.types import Stream
 
 MAGIC = b"ApeX"
-WIRE_VERSION = 1
-# magic, version, kind, shard, run id, sender, schema, incarnation, number, count, length, crc: 52 bytes. The first 20
-# name one stream's receipts, so that a SUB can subscribe to them as a prefix.
+WIRE_VERSION = 2
+# magic, version, kind, shard, run id, sender, schema, incarnation, number, count, length, crc: 52 bytes.
+# The first 20 bytes of a receipt identify its stream: a SUB socket subscribes to these bytes as a prefix.
 HEADER = struct.Struct("<4sBBHQIIQQIII")
 TOPIC_BYTES = 20
 _CRC_OFFSET = HEADER.size - 4
@@ -36,7 +36,7 @@ class MessageKind(IntEnum):
 
 
 class WireError(ValueError):
-    """A message that was refused. `reason` is one of few words, for counting; the text says more."""
+    """A message was refused. `reason` is a short name under which refusals are counted; `text` has the details."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(f"{reason}: {text}")
@@ -59,19 +59,19 @@ class Header(NamedTuple):
     crc: int
 
     def require_zero(self, *fields: str) -> None:
-        """Raises WireError unless the fields are 0, as where they mean nothing."""
+        """Raises WireError unless these fields, which this kind of message does not use, are 0."""
         for name in fields:
-            require_field(getattr(self, name) == 0, name, f"{getattr(self, name)}, but nothing is meant here")
+            require_field(getattr(self, name) == 0, name, f"{name} {getattr(self, name)}, must be 0 in this message")
 
 
 def receipt_topic(run_id: int, shard: int, actor_id: int) -> bytes:
-    """The prefix that every receipt of one stream begins with."""
+    """Returns the first TOPIC_BYTES bytes, which are equal in all receipts of a stream."""
     header = HEADER.pack(MAGIC, WIRE_VERSION, MessageKind.RECEIPT, shard, run_id, actor_id, 0, 0, 0, 0, 0, 0)
     return header[:TOPIC_BYTES]
 
 
 def peek_kind(frames: Sequence[Frame]) -> int:
-    """The kind that a message claims to be; -1 where it is too short to say."""
+    """Returns the kind from the header without checking it; -1 if the message is shorter than a header."""
     return frames[0][5] if frames and len(frames[0]) >= HEADER.size else -1
 
 
@@ -85,7 +85,7 @@ def pack(
     count: int,
     bodies: Sequence[Frame],
 ) -> bytes:
-    """The header for `bodies`, which follow it."""
+    """Returns the header of a message with these `bodies`."""
     length = sum(len(body) for body in bodies)
     actor, incarnation = stream
     header = HEADER.pack(
@@ -95,21 +95,21 @@ def pack(
 
 
 def unpack(frames: Sequence[Frame], kind: MessageKind, num_frames: int) -> tuple[Header, list[memoryview]]:
-    """Returns the header and the bodies: what follows the header in the first frame, then the other frames."""
-    require_field(len(frames) == num_frames, "frames", f"{len(frames)} message parts, not {num_frames}")
+    """Returns the header and the bodies: the rest of the first frame, then the other frames. Raises WireError."""
+    require_field(len(frames) == num_frames, "frames", f"{len(frames)} message parts, expected {num_frames}")
     first = memoryview(frames[0])
-    require_field(len(first) >= HEADER.size, "length", f"{len(first)} bytes are no header")
+    require_field(len(first) >= HEADER.size, "length", f"{len(first)} bytes, but a header has {HEADER.size}")
     magic, version, *fields = HEADER.unpack_from(first)
-    require_field(magic == MAGIC, "magic", f"{bytes(first[:4])!r} is not {MAGIC!r}")
-    is_told = kind == MessageKind.CONTROL  # Whoever speaks another version is told so by `decode_request`.
-    require_field(version == WIRE_VERSION or is_told, "version", f"wire version {version}, but this is {WIRE_VERSION}")
-    require_field(fields[0] == kind, "kind", f"kind {fields[0]}, but {kind.name} is expected here")
+    require_field(magic == MAGIC, "magic", f"the message begins with {bytes(first[:4])!r}, expected {MAGIC!r}")
+    is_told = kind == MessageKind.CONTROL  # `decode_request` answers a request of another version.
+    require_field(version == WIRE_VERSION or is_told, "version", f"wire version {version}, expected {WIRE_VERSION}")
+    require_field(fields[0] == kind, "kind", f"message kind {fields[0]}, expected {kind:d} ({kind.name})")
     header = Header(version, kind, *fields[1:])
     bodies = [first[HEADER.size :], *(memoryview(frame) for frame in frames[1:])]
     length = sum(len(body) for body in bodies)
-    require_field(header.length == length, "length", f"{length} bytes, the header says {header.length}")
+    require_field(header.length == length, "length", f"{length} bytes, but the header says {header.length}")
     crc = _checksum(first, bodies)
-    require_field(header.crc == crc, "crc", f"{crc:08x} is not {header.crc:08x}")
+    require_field(header.crc == crc, "crc", f"checksum {crc:08x}, but the header says {header.crc:08x}")
     return header, bodies
 
 

@@ -1,6 +1,6 @@
-"""A program's standing with the learner: hello, welcome, then heartbeats until one of them goes.
+"""A program's session with the learner: after the welcome, the program sends heartbeats until it or the run ends.
 
-The learner's control address is the only one that anybody must know. Everything else comes with the welcome.
+Users configure only the learner's control address. The welcome contains everything else that a program needs.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from apex.runtime.lifecycle import EXPLAIN_SECONDS, POLL_SECONDS, Helper, Stop, Wait
+from apex.runtime.resources import ResourceMeter
 from apex.runtime.watchdog import Silence, is_traced
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.key_store import read_keys
 from apex.transport.hello import Welcome, host_name
 from apex.transport.messages import control
 from apex.transport.messages.fields import printable
-from apex.transport.messages.status import RoleStatus
+from apex.transport.messages.status import Resources, RoleStatus
 from apex.transport.sockets import open_context
 from apex.transport.timing import ABSENT_HEARTBEATS
 from apex.types import Role
 
-PATIENCE = 1.25  # times as long as whoever watches from outside, who can say more than the program itself
+PATIENCE = 1.25  # factor on `run.stuck_seconds`: above 1, so that a supervisor, which can report more, acts first
 
 HEARTBEATS = {
     Role.ACTOR: control.ActorHeartbeat,
@@ -37,11 +38,11 @@ log = logging.getLogger("apex")
 
 
 class Session:
-    """Heartbeats of a program, in a thread of their own that owns the control socket.
+    """Sends the heartbeats of a program, in a separate thread that owns the control socket.
 
-    They also tell when the main thread makes no turns. Past `run.stuck_seconds` the program is ended then: one that was
-    started by hand has nobody else to see it, and its heartbeats would hold its place for ever.
-    `status` is called at every heartbeat; what it returns is what `apex status` shows of this program.
+    The thread also watches the main loop. If the loop makes no progress for 1.25 x `run.stuck_seconds`, the thread
+    aborts the program. Otherwise, the heartbeats of a stuck program without a supervisor would hold its streams or its
+    shard permanently. For each heartbeat, the thread calls `status` and sends the result, which `apex status` shows.
     """
 
     def __init__(
@@ -52,11 +53,20 @@ class Session:
         status: Callable[[], RoleStatus],
         endpoints: dict[str, str] | None = None,
         shard: int = 0,
+        *,
+        explain_seconds: float = EXPLAIN_SECONDS,
     ) -> None:
-        """`endpoints` and `shard` are a replay server's."""
-        self.inserts_wanted = False  # samplers of a replay shard wait for inserts
-        self.finished = False  # the learner has ended the run
-        self.lost = False  # the learner does not know this program (any more)
+        """Starts the thread.
+
+        `endpoints` and `shard`: only for a replay server. If the main loop makes no progress for `explain_seconds`,
+        the status says so.
+        """
+        self._explain_seconds = explain_seconds
+        self.inserts_wanted = False  # whether samplers of another shard wait for inserts
+        self.finished = False  # whether the learner has ended the run
+        self.final: int | None = None  # version of the last parameters; None before training ends
+        self.lost = False  # whether the learner refused the heartbeats
+        self.moved = False  # whether a replay server's address differs from the one in the welcome
         self._welcome = welcome
         self._role = role
         self._stop = stop
@@ -65,21 +75,22 @@ class Session:
         self._shard = shard
         self._outbox: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
         self._closing = False
-        self._silence = Silence()  # of the main thread
+        self._meter = ResourceMeter()
+        self._silence = Silence()  # how long the main thread's loop has made no progress
         self._ticks = stop.ticks
         self._helper = Helper(f"{role} heartbeats", self._run, stop)
         self._helper.start()
 
     def post(self, frames: list[bytes]) -> None:
-        """Sends an encoded message over the control socket."""
+        """Queues an encoded message; the thread sends it over the control socket."""
         self._outbox.put(frames)
 
     def check(self) -> None:
-        """Raises what ended the heartbeats, if anything did."""
+        """Raises the exception that ended the thread, if any."""
         self._helper.check()
 
     def close(self) -> None:
-        """Says goodbye: leases are free at once."""
+        """Sends Goodbye, which releases the leases at once, and ends the thread."""
         self._closing = True
         self._helper.join(2.0)
 
@@ -101,7 +112,7 @@ class Session:
                     wait.over()
                     if not self.finished:
                         self._hear(answer)
-                        beat_at = 0.0 if self.finished else beat_at  # Its last figures are wanted before it goes.
+                        beat_at = 0.0 if self.finished else beat_at  # The run is over: send the last figures at once.
                 elif time.monotonic() - heard > ABSENT_HEARTBEATS * period:
                     wait.on(f"the learner at {welcome.route.endpoint}")
             self._flush(client)
@@ -109,15 +120,19 @@ class Session:
             client.close()
 
     def _watch_main_thread(self) -> str:
-        """What it waits for, in words; "" while it makes turns."""
+        """Returns a text for the status if the main loop makes no progress, else "". Aborts a stuck program."""
         ticks, limit = self._stop.ticks, PATIENCE * self._welcome.config.run.stuck_seconds
         too_long = self._silence.look(ticks != self._ticks, limit)
         self._ticks = ticks
         if too_long and not is_traced(os.getpid()):
-            log.critical("%s made no turn for %.0f s: it is stuck, and ends", self._role, self._silence.seconds)
-            os.abort()  # The log says where each thread was.
+            log.critical(
+                "%s: the main thread made no progress for %.0f s; aborting this process as stuck",
+                self._role,
+                self._silence.seconds,
+            )
+            os.abort()  # faulthandler logs the stack of each thread.
         seconds = self._silence.seconds
-        return f"for its own main thread ({seconds:.0f} s without a turn)" if seconds > EXPLAIN_SECONDS else ""
+        return f"for its own main thread ({seconds:.0f} s without progress)" if seconds > self._explain_seconds else ""
 
     def _heartbeat(self) -> control.AnyHeartbeat:
         status, welcome = self._status(), self._welcome
@@ -130,6 +145,7 @@ class Session:
             shard=self._shard,
             streams=welcome.streams,
             endpoints=self._endpoints,
+            resources=Resources(**self._meter.measure()._asdict()),
             status=replace(status, waiting=printable(self._watch_main_thread() or status.waiting)),
         )
 
@@ -142,9 +158,11 @@ class Session:
 
     def _hear(self, answer: control.Answer) -> None:
         if isinstance(answer, control.StateAnswer):
-            self.inserts_wanted = answer.inserts_wanted
+            self.inserts_wanted, self.final = answer.inserts_wanted, answer.final
+            self.moved = answer.generation not in (0, control.generation_of(self._welcome.replay))
             if answer.stop:
                 self.finished = True
+            if answer.stop or self.moved:
                 self._stop.request()
         elif isinstance(answer, control.RefusedAnswer):
             self.lost = True

@@ -1,4 +1,4 @@
-"""Joining a run: hello to the learner, and its welcome. Only the learner's control address must be known beforehand."""
+"""Joins a run: sends Hello to the learner and reads its welcome. Needs only the learner's control address."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import msgspec
 
 from apex.config import Config, TransportConfig, from_dict
 from apex.config.arguments import Parser
+from apex.errors import RefusedError
 from apex.runtime.children import call_in_child
 from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait
 from apex.transport.control_client import ControlClient
@@ -23,7 +24,7 @@ from apex.transport.curve.key_store import read_keys
 from apex.transport.header import WIRE_VERSION
 from apex.transport.messages import control
 from apex.transport.messages.fields import printable
-from apex.transport.sockets import RefusedError, open_context, split_address
+from apex.transport.sockets import open_context, split_address
 from apex.transport.timing import HELLO_SECONDS
 from apex.types import Role, Schema, Stream
 
@@ -31,58 +32,60 @@ log = logging.getLogger("apex")
 
 
 class Route(NamedTuple):
-    """How this program reaches the learner."""
+    """How this program connects to the learner."""
 
     host: str
     port: int
-    keys: str = ""  # folder of this program's keys
-    insecure_no_auth: bool = False  # without keys this program still talks beyond this host
+    keys: str = ""  # folder of this program's keys; "": no keys
+    insecure_no_auth: bool = False  # whether connections to other hosts are allowed without keys
 
     @property
     def endpoint(self) -> str:
-        """The learner's control socket."""
+        """Address of the learner's control socket."""
         return f"tcp://{self.host}:{self.port}"
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a program knows once the learner has let it in."""
+    """What a program knows after it has joined a run."""
 
     route: Route
     session: int
     run_id: int
-    config: Config  # the run's, with this program's own keys
+    config: Config  # configuration of the run, but with this program's keys
     schema: Schema
     num_parameters: int
-    memory: str = ""  # of the learner's host, see `location.memory_id`
-    replay: list[dict[str, str]] = []  # endpoints by name of each shard; empty before all of them have said hello
+    memory: str = ""  # identifies the learner's host, see `location.memory_id`
+    replay: list[dict[str, str]] = []  # endpoints by name for each shard; empty until all shards have joined
     streams: list[Stream] = []
 
     def endpoint(self, name: str) -> str:
-        """The address of one of the learner's sockets."""
+        """Returns the address of one of the learner's sockets."""
         return self.config.transport.endpoint(name, self.route.host)
 
     def with_transport(self, **settings: Any) -> Self:
-        """The same with settings of this program's own."""
+        """Returns a copy with other transport settings."""
         transport = replace(self.config.transport, **settings)
         return msgspec.structs.replace(self, config=replace(self.config, transport=transport))
 
 
 def local_host(transport: TransportConfig) -> str:
-    """Where this host's own programs reach what is bound."""
+    """Returns the address at which programs on this host reach the bound sockets."""
     return "127.0.0.1" if transport.bind in ("0.0.0.0", "localhost", "*") else transport.bind
 
 
 def add_route_options(parser: Parser) -> None:
-    """The options of every program that joins a run."""
+    """Adds the options that a program needs to join a run."""
     parser.add_argument("--learner", default="127.0.0.1", metavar="HOST[:PORT]", help="the learner's control address")
-    parser.add_argument("--keys", default="", metavar="DIR", help="folder of this role's keys, see apex keys --help")
+    parser.add_argument("--keys", default="", metavar="DIR", help="folder with this role's keys (see apex keys --help)")
     parser.add_argument(
-        "--insecure-no-auth", action="store_true", help="talk beyond this host without keys: anyone there is believed"
+        "--insecure-no-auth",
+        action="store_true",
+        help="allow connections to other hosts without keys, encryption or authentication",
     )
 
 
 def read_route(arguments: argparse.Namespace) -> Route:
-    """What was typed; raises ConfigError for what is no address."""
+    """Reads the options of `add_route_options`; raises UsageError for an invalid address."""
     host, port = split_address(arguments.learner, Config().transport.control_port)
     return Route(host, port, arguments.keys, arguments.insecure_no_auth)
 
@@ -97,12 +100,12 @@ def greet(
     needs_replay: bool = False,
     holder_is_dead: Callable[[control.WaitAnswer], bool] = lambda answer: False,
 ) -> Welcome | None:
-    """Says hello until the learner answers with all that the role needs.
+    """Sends Hello until the learner's welcome has all that the role needs. Returns None if stopped or the run is over.
 
-    `shard` is a replay server's. `num_streams` > 0 leases that many actor ids at most. Returns None when `stop` is
-    requested or the run is over; `holder_is_dead` tells from the learner's answer whether the program that holds this
-    one's place has died. Raises RefusedError when the learner says no, ConfigError for a configuration that this
-    program does not know.
+    shard: number of the shard, for a replay server. num_streams: maximum number of actor ids to lease. needs_replay:
+    wait until all replay servers have joined. holder_is_dead: takes the learner's answer that another program holds the
+    shard, and returns whether that program is dead.
+    Raises RefusedError if the learner refuses this program, and UsageError for an unknown setting of the run.
     """
     hello = control.Hello(
         wire=WIRE_VERSION,
@@ -133,27 +136,30 @@ def greet(
                 case control.WelcomeAnswer():
                     if needs_replay and not answer.replay:
                         missing = (
-                            f"{answer.absent or 'a replay server'} to say hello to the learner at {route.endpoint}"
+                            f"{answer.absent or 'a replay server'} to join the run of the learner at {route.endpoint}"
                         )
                     elif num_streams and not answer.streams:
-                        missing = f"a free actor id: all {answer.num_actors} are leased"
+                        missing = f"a free actor id: other actor hosts use all {answer.num_actors}"
                     else:
                         return _read_welcome(answer, route, hello.session)
                 case _:
-                    missing = f"the learner at {route.endpoint} to see whether its place is free"
+                    missing = (
+                        f"the learner at {route.endpoint} to assign this server's shard, "
+                        "which another replay server may still hold"
+                    )
             wait.on(missing)
             time.sleep(POLL_SECONDS)
     return None
 
 
 def greet_in_child(greet: Callable[[Stop], Welcome | None], stop: Stop) -> Welcome | None:
-    """Calls `greet(stop)` in a child of its own, for a program that forks afterwards: a context must not cross that."""
+    """Calls `greet(stop)` in a child process, because a program that forks later must not have a ZeroMQ context."""
     answer = call_in_child("hello", lambda child_stop: msgspec.to_builtins(greet(child_stop)) or {}, stop)
     return msgspec.convert(answer, Welcome) if answer else None
 
 
 def _ask(client: ControlClient, hello: control.Hello, stop: Stop) -> control.Answer | None:
-    """The answer to one hello, or None if there was none for a moment."""
+    """Sends one Hello; returns the answer, or None after HELLO_SECONDS."""
     client.send(hello)
     asked = time.monotonic()
     while time.monotonic() - asked < HELLO_SECONDS and not stop.requested:
@@ -163,7 +169,7 @@ def _ask(client: ControlClient, hello: control.Hello, stop: Stop) -> control.Ans
 
 
 def _read_welcome(answer: control.WelcomeAnswer, route: Route, session: int) -> Welcome:
-    """Raises ConfigError for a configuration that this program does not know."""
+    """Converts the learner's answer; raises UsageError if this program does not know a setting of the run."""
     welcome = Welcome(
         route=route,
         session=session,
@@ -179,11 +185,11 @@ def _read_welcome(answer: control.WelcomeAnswer, route: Route, session: int) -> 
 
 
 def host_name() -> str:
-    """This host's, as it is told and shown: a kernel takes any bytes for a name."""
+    """Returns this host's name with printable characters only: the kernel allows any bytes."""
     return printable(socket.gethostname())
 
 
 def silent_learner(route: Route, role: Role) -> str:
-    """Whom a program waits for. Who is not let in hears nothing, on loopback too, so a wait must say what it may be."""
-    why = f"must list this {role}'s key" if route.keys else "may want --keys"
+    """Describes a learner that does not answer. The text mentions keys, because a refused key gets no answer."""
+    why = f"must have this {role}'s public key" if route.keys else "may require --keys"
     return f"the learner at {route.endpoint}, which {why}"

@@ -1,4 +1,4 @@
-"""JSON on the wire: strict, of bounded size and depth, and of declared types."""
+"""Encodes and decodes JSON messages. Limits their size and depth, and checks the type of each field."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ import msgspec
 from apex.transport.header import WireError, require_field
 
 MAX_JSON_BYTES = 1 << 20
-MAX_JSON_DEPTH = 16  # The welcome's configuration is the deepest: 5.
+MAX_JSON_DEPTH = 16  # The deepest message, the welcome, has 5 levels.
 
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"(\s*:)?')  # The group matches if the string is a name.
-_ENCODER = msgspec.json.Encoder(enc_hook=methodcaller("item"))  # Scalars of NumPy become those of Python.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"(\s*:)?')  # The group matches if the string is an object's key.
+_ENCODER = msgspec.json.Encoder(enc_hook=methodcaller("item"))  # Converts NumPy scalars to Python scalars.
 
 
 def parse_json(body: memoryview) -> dict[str, Any]:
-    """A JSON object of at most MAX_JSON_BYTES, as the standard has it and no more.
+    """Parses a standard JSON object of at most MAX_JSON_BYTES; raises WireError.
 
-    No name stands twice in an object, every number is a whole one of 64 bits or a finite float, and nothing lies deeper
-    than MAX_JSON_DEPTH. Raises WireError.
+    Refuses duplicate keys, integers of more than 64 bits, numbers that are not finite, and nesting deeper than
+    MAX_JSON_DEPTH.
     """
-    require_field(len(body) <= MAX_JSON_BYTES, "length", f"{len(body)} bytes of JSON")
+    require_field(len(body) <= MAX_JSON_BYTES, "length", f"{len(body)} bytes of JSON, maximum is {MAX_JSON_BYTES}")
     try:
         message = msgspec.json.decode(body)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise WireError("json", str(error)[:80]) from error
-    require_field(isinstance(message, dict), "json", "not an object")
+    require_field(isinstance(message, dict), "json", "the message is not a JSON object")
     names = sum(match[1] is not None for match in _STRING.finditer(body))
-    require_field(_count_names(message, MAX_JSON_DEPTH) == names, "json", "a name stands twice")
+    require_field(_count_names(message, MAX_JSON_DEPTH) == names, "json", "an object has a duplicate key")
     return dict(message)
 
 
 def convert(message: dict[str, Any], kind: Any) -> Any:
-    """The message as its declared type; raises WireError."""
+    """Converts a message to the type `kind`; raises WireError."""
     try:
         return msgspec.convert(message, kind)
     except msgspec.ValidationError as error:
@@ -43,20 +43,20 @@ def convert(message: dict[str, Any], kind: Any) -> Any:
 
 
 def require_printable(value: Any) -> None:
-    """Raises WireError unless every text in a message prints as it stands: none moves a cursor."""
+    """Raises WireError if a text has unprintable characters, which could control a terminal."""
     if isinstance(value, dict):
         require_printable([*value, *value.values()])
     elif isinstance(value, list):
         for each in value:
             require_printable(each)
     elif isinstance(value, str):
-        require_field(value.isprintable(), "fields", "a text that cannot be printed")
+        require_field(value.isprintable(), "fields", "a text has unprintable characters")
 
 
 def encode_json(message: Any) -> bytes:
-    """The JSON of a record. Null stands for a number that is not finite, for which JSON has no word.
+    """Encodes a record as JSON. Numbers that are not finite become null.
 
-    A question mark stands for half a character: a path may be bytes that are no text.
+    Lone surrogates, which occur in paths that are not valid UTF-8, become question marks.
     """
     try:
         return _ENCODER.encode(message)
@@ -73,12 +73,12 @@ def _readable(value: Any) -> Any:
 
 
 def _count_names(value: Any, depth: int) -> int:
-    """How many names all objects in a value have; raises WireError for what is too deep, or a number too long."""
-    require_field(depth > 0, "json", f"deeper than {MAX_JSON_DEPTH}")
+    """Returns the number of keys in all nested objects; raises WireError for deep nesting or large integers."""
+    require_field(depth > 0, "json", f"the JSON is nested deeper than {MAX_JSON_DEPTH} levels")
     if isinstance(value, dict):
         return len(value) + sum(_count_names(each, depth - 1) for each in value.values())
     if isinstance(value, list):
         return sum(_count_names(each, depth - 1) for each in value)
     too_long = isinstance(value, int) and not -(2**63) <= value < 2**64
-    require_field(not too_long, "json", "a whole number of more than 64 bits")
+    require_field(not too_long, "json", "an integer has more than 64 bits")
     return 0

@@ -1,4 +1,4 @@
-"""When a connection is made anew because its peer does not answer."""
+"""Decides when to reconnect to a peer that does not answer."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from apex.transport.timing import RENEW_SECONDS
 
 
 class ReconnectBackoff:
-    """Decides for one connection whose reader may pause for as long as it likes, so that only answers tell it lives.
+    """Decides when to renew a connection whose reader may pause for any time. Only answers prove that the reader lives.
 
-    ZeroMQ goes on trying to connect by itself. So one new connection is enough for a network that was cut, and the
-    growing pauses bound what a peer that is merely stuck has to keep of the connections before.
+    ZeroMQ itself retries until a new connection succeeds, so one renewal is enough after a network failure. The time
+    before the next renewal doubles each time, which limits the number of old connections that a paused peer must read.
     """
 
     def __init__(self) -> None:
         self._limit = RENEW_SECONDS
 
     def is_due(self, silence: float) -> bool:
-        """Whether to connect anew now; `silence`: seconds without an answer that was waited for."""
+        """Returns whether to reconnect now. `silence`: seconds since an answer became due."""
         if silence < RENEW_SECONDS:
             self._limit = RENEW_SECONDS
         if silence < self._limit:

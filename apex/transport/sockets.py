@@ -1,7 +1,7 @@
-"""What every socket of ours has: a context that closes it, bounds, heartbeats and, where there are keys, CURVE.
+"""Socket setup shared by all programs: a context that closes its sockets, queue limits, keepalive and CURVE keys.
 
-A socket is made, used and closed by one thread of one process; a context is made after the last fork. Nothing here
-blocks for longer than the timeout that it is given. What a socket carries is described in docs/protocol.md.
+Create, use and close each socket in a single thread. Create a context only after the last fork. No function here blocks
+longer than its timeout. docs/protocol.md describes what each socket carries.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import zmq
 
 from apex.config import TransportConfig
-from apex.errors import ConfigError, require
+from apex.errors import AddressError, UsageError, require
 from apex.runtime.lifecycle import POLL_SECONDS, Wait
 from apex.transport.curve.key_store import ENDPOINTS, Keys
 from apex.transport.curve.zap_handler import ZapHandler
@@ -34,10 +34,10 @@ from apex.transport.timing import (
     UNACKNOWLEDGED_SECONDS,
 )
 
-CURVE_BYTES = 1_024  # more than CURVE adds to a message (33), and than its own longest one in a handshake
-BORROWED_SECONDS = 90.0  # that a port which an outgoing connection has is waited for; it stays so for 60 after its end
-LISTENING = "0A"  # in /proc/net/tcp
-WARN_SECONDS = 60.0  # between two warnings that sockets are open to everybody
+CURVE_BYTES = 1_024  # above the 33 bytes that CURVE adds to a message, and above its longest handshake message
+BORROWED_SECONDS = 90.0  # maximum wait for the port of an outgoing connection; Linux blocks it for 60 s afterwards
+LISTENING = "0A"  # state of a listening socket in /proc/net/tcp
+WARN_SECONDS = 60.0  # time between two warnings about sockets without authentication
 
 Socket = zmq.Socket[bytes]
 Message = TypeVar("Message")
@@ -45,45 +45,39 @@ Message = TypeVar("Message")
 log = logging.getLogger("apex")
 
 
-class AddressError(ConfigError):
-    """An address that cannot be bound."""
-
-
-class RefusedError(ConfigError):
-    """The learner does not want this program; the text says why."""
-
-
 class Context(zmq.Context[zmq.Socket[bytes]]):
-    """Keeps its sockets until it is destroyed, so that its end closes them all, forgotten ones too."""
+    """A ZeroMQ context that keeps references to its sockets, so that destroying the context closes all of them."""
 
     kept: tuple[Any, ...] = ()
     keys: Keys | None = None  # None: no authentication
-    authenticator: ZapHandler | None = None  # there once a socket is bound with keys
+    authenticator: ZapHandler | None = None  # created when the first socket is bound with keys
 
     def socket(self, *args: Any, **kwargs: Any) -> Any:
-        """Makes a socket that lives as long as the context."""
+        """Creates a socket that is kept as long as the context."""
         made = super().socket(*args, **kwargs)
         self.kept = (*self.kept, made)
         return made
 
     def check(self) -> None:
-        """Raises ZapHandlerError if nobody can connect any more. Whoever binds calls it now and then."""
+        """Raises ZapHandlerError if the authenticator has failed. Programs that bind sockets call this in a loop."""
         if self.authenticator is not None:
             self.authenticator.check()
 
     @property
     def refused_connections(self) -> dict[str, int]:
-        """How many the authenticator has turned away, by socket and reason."""
+        """Number of connections that the authenticator refused, by socket and reason."""
         return {} if self.authenticator is None else dict(self.authenticator.refused)
 
 
 @contextmanager
 def open_context(keys: Keys | None = None, io_threads: int = 1) -> Iterator[Context]:
-    """A context whose sockets are all closed at its end, each after its own linger; with `keys` all of them use CURVE.
+    """Opens a context. On exit, closes all its sockets, each after its linger. With `keys`, all sockets use CURVE.
 
-    Raises ConfigError for keys where libzmq was built without libsodium.
+    Raises UsageError if there are keys but libzmq was built without CURVE.
     """
-    require(keys is None or zmq.has("curve"), "keys need CURVE, and this libzmq was built without it: reinstall pyzmq")
+    require(
+        keys is None or zmq.has("curve"), "keys need CURVE, but this libzmq was built without CURVE: reinstall pyzmq"
+    )
     context = Context(io_threads)
     context.keys = keys
     try:
@@ -95,18 +89,20 @@ def open_context(keys: Keys | None = None, io_threads: int = 1) -> Iterator[Cont
 
 
 def bind(socket: Any, endpoint: str, socket_name: str) -> None:
-    """Binds, or raises AddressError with the address and the reason. `socket_name`: the socket's name in the protocol.
+    """Binds a socket; raises AddressError with the address and the reason. `socket_name`: the socket's `ENDPOINTS` key.
 
-    With keys only those get in to whom the socket is open, and nobody while the authenticator is not there.
+    With keys, only the roles that `ENDPOINTS` lists for the socket can connect, and only while the authenticator runs.
     """
     context = socket.context
     if context.keys is not None:
-        require(ENDPOINTS[socket_name].bound_by == context.keys.role, f"the {context.keys.role} does not bind {socket}")
+        require(
+            ENDPOINTS[socket_name].bound_by == context.keys.role, f"the {context.keys.role} does not bind {socket_name}"
+        )
         if context.authenticator is None:
             context.authenticator = ZapHandler(context, context.keys)
         socket.curve_server = 1
         socket.curve_secretkey = context.keys.secret
-        socket.zap_domain = socket_name.encode()  # Were it empty, or not enforced, CURVE would let any key in.
+        socket.zap_domain = socket_name.encode()  # Without an enforced domain CURVE accepts any key.
         socket.zap_enforce_domain = 1
     wait, give_up_at = Wait("a socket"), time.monotonic() + BORROWED_SECONDS
     while True:
@@ -116,13 +112,13 @@ def bind(socket: Any, endpoint: str, socket_name: str) -> None:
         except zmq.ZMQError as error:
             taken = error.errno == errno.EADDRINUSE
             if taken and not _has_listener(endpoint) and time.monotonic() < give_up_at:
-                wait.on(f"{endpoint}, whose port an outgoing connection has borrowed")
+                wait.on(f"{endpoint}, whose port an outgoing connection uses")
                 time.sleep(POLL_SECONDS)
                 continue
             socket.close(0)
             if taken:
                 raise AddressError(
-                    f"{endpoint} is in use: end what listens there, or set --transport.port-offset"
+                    f"{endpoint} is in use: stop the program that listens there, or set --transport.port-offset"
                 ) from error
             raise AddressError(f"cannot bind {endpoint}: {error}") from error
     if context.authenticator is not None:
@@ -130,10 +126,11 @@ def bind(socket: Any, endpoint: str, socket_name: str) -> None:
 
 
 def _has_listener(endpoint: str) -> bool:
-    """Whether a program listens on the port, at whatever address.
+    """Returns whether a program listens on the port, at any address.
 
-    If none does, the port is that of an outgoing connection: the kernel takes such numbers from 32768 ... 60999, where
-    ours are too, unless net.ipv4.ip_local_reserved_ports names them. A server that starts again must outwait it.
+    If not, a port in use belongs to an outgoing connection. The kernel chooses the ports of such connections from 32768
+    to 60999, which includes the ports of a run unless net.ipv4.ip_local_reserved_ports lists them. A restarted server
+    must then wait until the port is free.
     """
     port = f"{int(endpoint.rpartition(':')[2]):04X}"
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -146,7 +143,7 @@ def _has_listener(endpoint: str) -> bool:
 
 
 def connect(socket: Any, endpoint: str, socket_name: str) -> None:
-    """Connects without waiting. With keys, only to the holder of the key that is pinned for `socket_name`."""
+    """Connects without waiting. With keys, only a server with the expected key for `socket_name` is accepted."""
     keys = socket.context.keys
     if keys is not None:
         socket.curve_serverkey = keys.server_key(socket_name)
@@ -158,13 +155,13 @@ def connect(socket: Any, endpoint: str, socket_name: str) -> None:
 def prepare(
     socket: Any, *, high_water_mark: int, max_bytes: int = 0, linger: float = 0.0, reader_may_pause: bool = False
 ) -> None:
-    """Sets what every socket of ours has: bounds, back-off, and TCP keepalive to notice a peer that vanished.
+    """Sets queue limits (messages, bytes), linger (seconds), reconnect back-off, and TCP keepalive for lost peers.
 
-    There are no ZMTP heartbeats: libzmq 4.3.5 aborts the process when a peer dies while its queue is full and the
-    heartbeat timer fires before it is read on (docs/protocol.md, "Peers that vanish").
+    ZMTP heartbeats stay off: libzmq 4.3.5 aborts the process if a peer dies while a queue is full and the heartbeat
+    timer fires before the queue is read again (docs/protocol.md, "Peers that vanish").
 
     `reader_may_pause`: the reader of this socket may stop for longer than UNACKNOWLEDGED_SECONDS. The kernel cannot
-    tell that from a cut network, so whoever sends watches for answers, see `ReconnectBackoff`.
+    tell a paused reader from a broken network, so the sender watches for answers instead, see `ReconnectBackoff`.
     """
     socket.sndhwm = socket.rcvhwm = high_water_mark
     socket.linger = int(linger * 1000)
@@ -179,17 +176,17 @@ def prepare(
 
 
 class Reader:
-    """Reads messages, and counts what it refuses."""
+    """Reads messages and counts invalid ones."""
 
     def __init__(self) -> None:
-        self.refused: Counter[str] = Counter()  # messages, by reason
+        self.refused: Counter[str] = Counter()  # number of invalid messages by reason
 
     def refuse(self, error: WireError) -> None:
-        """Counts one more refusal of this kind."""
+        """Counts one more invalid message under the error's reason."""
         self.refused[error.reason] += 1
 
     def read(self, socket: Any, timeout: float, decode: Callable[[list[Frame]], Message]) -> Message | None:
-        """The next message, or None after `timeout` seconds without one. What `decode` refuses is counted."""
+        """Returns the next message, or None after `timeout` seconds or for an invalid message, which is counted."""
         parts = receive(socket, timeout, copy=False)
         try:
             return None if parts is None else decode([part.buffer for part in parts])
@@ -199,7 +196,7 @@ class Reader:
 
 
 class InsecureBindWarning:
-    """Warns every minute while sockets are bound beyond this host without keys."""
+    """Warns every minute while other hosts can reach this program's sockets without keys."""
 
     def __init__(self, transport: TransportConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._address = "" if transport.is_loopback or transport.keys else transport.bind
@@ -207,19 +204,19 @@ class InsecureBindWarning:
         self._warn_at = clock()
 
     def check(self) -> None:
-        """Warns if it is time; to be called in a loop."""
+        """Logs the warning if it is due; to be called in a loop."""
         if self._address and self._clock() >= self._warn_at:
             self._warn_at = self._clock() + WARN_SECONDS
             log.warning(
-                "--insecure-no-auth: whoever reaches %s can read and change this run; apex keys new makes keys",
+                "--insecure-no-auth: anyone who reaches %s can read and change this run; create keys: apex keys new",
                 self._address,
             )
 
 
 def receive(socket: Any, timeout: float, *, copy: bool = True) -> list[Any] | None:
-    """The parts of the next message, or None after `timeout` seconds without one.
+    """Returns the parts of the next message, or None after `timeout` seconds without one.
 
-    With keys, a connection's first ping makes poll report input although there is no message: nothing waits here then.
+    May return None early: with keys, poll also reports the first ping of a connection, which is not a message.
     """
     if not socket.poll(int(timeout * 1000)):
         return None
@@ -230,16 +227,16 @@ def receive(socket: Any, timeout: float, *, copy: bool = True) -> list[Any] | No
 
 
 def local_address(peer: str) -> str:
-    """This host's address as `peer` sees it: the one that packets to it leave from. Nothing is sent."""
+    """Returns the address from which this host sends packets to `peer`. Sends no packet."""
     with network.socket(network.AF_INET, network.SOCK_DGRAM) as probe:
         probe.connect((peer, 9))
         return str(probe.getsockname()[0])
 
 
 def split_address(text: str, default_port: int) -> tuple[str, int]:
-    """Reads HOST or HOST:PORT; raises ConfigError on anything else."""
+    """Parses HOST or HOST:PORT; raises UsageError for anything else."""
     host, _, port = text.partition(":")
     number = port or str(default_port)
     if not host or not number.isdecimal() or not 0 < int(number) < 65_536:
-        raise ConfigError(f"--learner must be HOST or HOST:PORT, got {text!r}")
+        raise UsageError(f"--learner must be HOST or HOST:PORT with a port from 1 to 65535, got {text!r}")
     return host, int(number)

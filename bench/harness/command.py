@@ -16,13 +16,13 @@ from apex.config.arguments import Parser, positive_float
 from apex.config.command_line import parse_config
 from apex.config.sizing import size_to_machine
 from apex.environments.factory import describe, kind
-from apex.errors import ApexError
+from apex.errors import FAILED, FINISHED, ApexError
 from apex.evaluation.evaluator import make_policy
 from apex.runs.checkpoints.policy_file import read_policy
 from apex.runtime.children import call_in_child
 from apex.runtime.gpu import means_gpu
 from apex.runtime.hardware import read_machine
-from apex.runtime.lifecycle import FAILED, FINISHED, Stop, stop_on_signals
+from apex.runtime.lifecycle import Stop, stop_on_signals
 from apex.types import Schema
 from bench.harness.recording import ActFunction, Recording, load, record
 
@@ -107,4 +107,5 @@ def _make_policy(config: Config, schema: Schema, path: Path | None) -> ActFuncti
     rng = np.random.default_rng(config.seed)
     if path is None:
         return lambda observation: rng.integers(schema.num_actions, size=len(observation))
-    return make_policy(read_policy(path)[1], TRAINED_EPSILON, rng)
+    policy = make_policy(read_policy(path)[1], TRAINED_EPSILON, rng)
+    return lambda observation: policy(observation, None)

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from apex.config import Config
-from apex.errors import ConfigError
+from apex.errors import ChildDiedError, UsageError
 from apex.replay_memory.store.file import open_file
 from apex.replay_memory.store.layout import Store
 from apex.replay_memory.store.location import MEMORY, store_path
 from apex.runs.folder import RunFolder
-from apex.runtime.children import ChildDiedError
 from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.runtime.spawn import spawn
 
@@ -107,7 +106,7 @@ def map_stores(run: RunFolder) -> list[Store]:
     try:
         paths = [store_path(run.run_id, shard) for shard in range(run.config.replay.num_shards)]
         return [Store(open_file(path, run.schema, writable=False)) for path in paths]
-    except ConfigError:
+    except UsageError:
         return []
 
 

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from apex.acting.segment_builder import COMPRESS, Cut, SegmentBuilder
 from apex.config import Config
-from apex.environments.factory import EnvironmentFailure, make_environment
+from apex.environments.factory import make_environment
+from apex.errors import EnvironmentFailure
 from apex.frame_blob import make_blob, read_table
 from apex.runtime.lifecycle import Stop
-from apex.types import RECORD, Array, Schema
+from apex.types import Array, Schema, record_dtype
 
 # Which frames of which stream a segment carries, counted within the stream.
 PIECE = np.dtype([("stream", "<i8"), ("first_frame", "<i8"), ("num_frames", "<i8"), ("first_record", "<i8")])
@@ -31,7 +32,7 @@ class Recording(NamedTuple):
     schema: Schema
     frames: list[Array]  # of each stream: frame_dtype[T, *F], in the order of time
     pieces: Array  # PIECE[P]
-    records: Array  # RECORD[K], those of the first piece, of the second, ...
+    records: Array  # record_dtype[M], those of the first piece, of the second, ...
     truth: Array  # TRUTH[K]
     num_distinct_frames: int
     image_bytes: int  # of all segments
@@ -86,15 +87,15 @@ def record(
         opened.callback(environment.close)
         files = [opened.enter_context((folder / f"frames-{stream:05d}").open("wb")) for stream in range(num_streams)]
         tapes = [_Tape(file, schema.stack) for file in files]
-        album = _Album()
+        album = _Album(schema)
         observation = environment.reset()
         builder.begin(observation)
         for tape, stack in zip(tapes, observation, strict=True):
             album.see(tape.keep(stack[-1]))
         while not stop.requested:
-            q = rng.random((num_streams, schema.num_actions), np.float32)  # Makes the priorities, which all differ.
+            values = rng.random(num_streams, np.float32)  # Make the priorities, which all differ.
             if builder.ready:
-                for cut in builder.cut(q):
+                for cut in builder.cut(values):
                     album.add(cut, tapes[cut.stream_index].take(len(cut.records)))
                 if album.num_distinct >= num_frames:
                     break
@@ -102,7 +103,7 @@ def record(
             step = environment.step(actions)
             if step.failed is not None:
                 raise EnvironmentFailure(f"{config.environment.id} failed: a recording must be whole; see above")
-            builder.append(actions, q, step, q)
+            builder.append(actions, rng.random(num_streams, np.float32), values, step, values)
             observation = step.observation
             ended = step.terminated | step.truncated
             for stream, tape in enumerate(tapes):
@@ -158,7 +159,8 @@ class _Tape:
 class _Album:
     """What was cut, in the order of time."""
 
-    def __init__(self) -> None:
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
         self._distinct: set[int] = set()
         self._pieces: list[tuple[int, int, int, int]] = []
         self._records: list[Array] = []
@@ -182,6 +184,6 @@ class _Album:
 
     def save(self, folder: Path) -> dict[str, Any]:
         np.save(folder / "pieces.npy", np.array(self._pieces, PIECE))
-        np.save(folder / "records.npy", np.concatenate([*self._records, np.empty(0, RECORD)]))
+        np.save(folder / "records.npy", np.concatenate([*self._records, np.empty(0, record_dtype(self._schema))]))
         np.save(folder / "truth.npy", np.array(self._truth, TRUTH))
         return {"num_distinct_frames": self.num_distinct, "image_bytes": self._image_bytes}

@@ -22,13 +22,14 @@ from typing import Any, Literal
 
 from apex.config import Config
 from apex.config.role_command import role_command
+from apex.errors import ChildDiedError
 from apex.learning.batch_ring import Batch, BatchRing
 from apex.learning.coordinator.link import CoordinatorLink, TrainerEnd, TrainerStart
 from apex.learning.coordinator.server import run_coordinator
 from apex.learning.loader import LoaderTask, start_loaders
 from apex.replay_memory.store.location import MEMORY
 from apex.runs.folder import RunFolder
-from apex.runtime.children import ChildDiedError, check_children, start_child, stop_children
+from apex.runtime.children import check_children, start_child, stop_children
 from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.runtime.ports import choose_ports, is_free
 from apex.runtime.spawn import spawn

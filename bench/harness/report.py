@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from apex.errors import ConfigError
+from apex.errors import UsageError
 from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.runtime.spawn import spawn
 from bench.replay_steps import StoreTimes
@@ -113,7 +113,7 @@ def print_sizes(times: Mapping[int, StoreTimes]) -> None:
 def run_peer(python: str, frames: Path, stop: Stop) -> dict[str, float]:
     """Runs the yardstick; returns its figures as insert, sample (per second) and update (ms)."""
     if not PEER_SCRIPT.exists():
-        raise ConfigError(f"--peer needs {PEER_SCRIPT}")
+        raise UsageError(f"--peer needs {PEER_SCRIPT}")
     command = [python, str(PEER_SCRIPT), str(frames)]
     process = spawn(command, output=subprocess.PIPE, errors=subprocess.PIPE)  # It has children, which end with it.
     try:
@@ -131,7 +131,7 @@ def run_peer(python: str, frames: Path, stop: Stop) -> dict[str, float]:
     figures = read_peer(said.decode(errors="replace"))
     if process.returncode or len(figures) < 3:
         last = (complained.decode(errors="replace").strip().splitlines() or ["nothing"])[-1]
-        raise ConfigError(f"--peer {python} ended with status {process.returncode} and said: {last}")
+        raise UsageError(f"--peer {python} ended with status {process.returncode} and said: {last}")
     return figures
 
 

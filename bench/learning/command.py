@@ -9,7 +9,7 @@
 is plain lines), and its clock runs from there to the command's exit. Then full games on seeds that nothing else has
 played give the score, and docs/results/learning/TASK/ gets SYSTEM-seed-K.json and .csv. A run that was stopped or has
 failed leaves nothing there.
-`tables` rewrites the results in README.md and docs/learning.md, and draws docs/results/learning/TASK.png.
+`tables` rewrites the results in docs/learning.md, and draws docs/results/learning/TASK.png.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from apex.config.arguments import Parser, positive_float, value_of
-from apex.errors import require
+from apex.errors import FINISHED, require
 from apex.evaluation.episodes import Episode, summarize
-from apex.runtime.lifecycle import FINISHED, POLL_SECONDS, Stop, reports_errors, stop_on_signals
+from apex.runtime.lifecycle import POLL_SECONDS, Stop, reports_errors, stop_on_signals
 from apex.runtime.spawn import spawn
 from bench.learning.processor_time import OTHERS_SHARE, ProcessorTime
 from bench.learning.records import Record, RecordedScore, describe_code, describe_machine, record_path, write_record

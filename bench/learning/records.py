@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import apex
-from apex.errors import ConfigError
+from apex.errors import UsageError
 from apex.runtime.atomic_files import replace_file
 from apex.runtime.provenance import describe_checkout, describe_hardware
 
@@ -78,7 +78,7 @@ def write_record(root: Path, record: Record, curve: Sequence[tuple[float, int, f
 
 
 def read_records(root: Path) -> list[Record]:
-    """All runs, by task, system and seed; raises ConfigError for a file that is none, or stands in another's place."""
+    """All runs, by task, system and seed; raises UsageError for a file that is none, or stands in another's place."""
     records = []
     for path in (root / FOLDER).glob("*/*.json"):
         try:
@@ -87,11 +87,11 @@ def read_records(root: Path) -> list[Record]:
                 raise ValueError(f"its format is not {FORMAT}")
             record = Record(**fields | {"score": RecordedScore(**fields["score"])})
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"{path} is no evidence of a run: {type(error).__name__}: {error}") from error
+            raise UsageError(f"{path} is no evidence of a run: {type(error).__name__}: {error}") from error
         if path != record_path(root, record.task, record.system, record.seed):
-            raise ConfigError(f"{path} says that it is seed {record.seed} of {record.system}, {record.task}")
+            raise UsageError(f"{path} says that it is seed {record.seed} of {record.system}, {record.task}")
         if not path.with_suffix(".csv").exists():
-            raise ConfigError(f"{path} has no curve beside it")
+            raise UsageError(f"{path} has no curve beside it")
         records.append(record)
     return sorted(records, key=lambda record: (record.task, record.system, record.seed))
 

@@ -15,7 +15,7 @@ from bench.learning.records import FOLDER, Record, read_records, record_path, wi
 from bench.learning.tasks import SYSTEMS, TASKS, LearningTask
 
 BEGIN, END = "<!-- learning results -->", "<!-- end of learning results -->"
-DOCUMENTS = (Path("README.md"), Path("docs/learning.md"))
+DOCUMENTS = (Path("docs/learning.md"),)
 PLOT_SECONDS = 120.0  # that one picture may take
 SAME_TIME = 0.95  # of our seconds, which another must have had to be compared after the same wall clock
 
@@ -23,7 +23,7 @@ Group = list[Record]  # the seeds of one command on one kind of machine
 
 
 def rebuild(root: Path) -> dict[Path, str]:
-    """What the documents must read, by path; raises ConfigError where one has no place for the results."""
+    """What the documents must read, by path; raises UsageError where one has no place for the results."""
     records = read_records(root)
     texts = {}
     for document in DOCUMENTS:
@@ -39,7 +39,7 @@ def rebuild(root: Path) -> dict[Path, str]:
 
 
 def write(root: Path, tell: Callable[[str], None]) -> None:
-    """Rewrites the documents, then the plots; raises ConfigError where a picture cannot be drawn."""
+    """Rewrites the documents, then the plots; raises UsageError where a picture cannot be drawn."""
     for path, text in rebuild(root).items():
         if path.read_text() != text:
             replace_file(path, text.encode())
@@ -91,7 +91,7 @@ def render(records: Sequence[Record], folder: Path) -> str:
     lines += ["", _provenance(records)]
     for name, task in TASKS.items():
         if any(record.task == name for record in records):
-            lines += ["", f"![{task.name}: score by wall clock and by steps]({folder.as_posix()}/{name}.png)"]
+            lines += ["", f"![{task.name}]({folder.as_posix()}/{name}.png)"]
     return "\n".join(lines)
 
 
@@ -192,11 +192,7 @@ def _provenance(records: Sequence[Record]) -> str:
         f"{task.name} {', '.join(_commits([record for record in records if record.task == name]))}"
         for name, task in measured.items()
     )
-    return (
-        f"Measured {when} on {' and on '.join(machines)}. Each run by `python -m bench learning run` "
-        "with the command of its line, table and plots by `python -m bench learning tables`. Full games, raw scores, "
-        f"seeds that nothing else has played; games per seed: {episodes}. Commits: {commits}."
-    )
+    return f"Measured {when} on {' and on '.join(machines)}. Games per seed: {episodes}. Commits: {commits}."
 
 
 def _commits(records: Sequence[Record]) -> list[str]:

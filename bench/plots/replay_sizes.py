@@ -18,7 +18,7 @@ _INK, _FAINT = "#444444", "#e4e4e4"
 
 
 def check_picture(path: Path) -> None:
-    """Raises ConfigError where `save_sizes` could not write `path`: to be asked before hours of measuring."""
+    """Raises UsageError where `save_sizes` could not write `path`: to be asked before hours of measuring."""
     require(path.suffix == ".png", f"--sizes must name a .png, got {path}")
     require(path.parent.is_dir(), f"--sizes: there is no folder {path.parent}")
 

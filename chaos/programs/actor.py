@@ -9,12 +9,11 @@ from functools import partial
 from pathlib import Path
 
 from apex import actor
-from apex.acting.reliable_sender import Outlet, Receipts, ReliableSender
 from apex.acting.worker import WorkerTask
 from apex.acting.worker import run_worker as act
 from apex.runtime.lifecycle import Stop
 from apex.transport.codec import Codec
-from chaos.ledger import Ledger, WitnessedOutlet, WitnessedReceipts
+from chaos.witness import witnessed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,18 +26,7 @@ def work(folder: Path, stop: Stop, task: WorkerTask) -> None:
     """A worker process of the actor, as `apex.acting.worker.run_worker`."""
     welcome = task.welcome
     codec = Codec(welcome.run_id, welcome.schema)
-
-    def connect(outlets: Sequence[Outlet], receipts: Receipts) -> ReliableSender:
-        ledger = Ledger(folder)
-        witnessed = [
-            WitnessedOutlet(outlet, ledger, partial(codec.decode_segment, shard=shard))
-            for shard, outlet in enumerate(outlets)
-        ]
-        return ReliableSender(
-            task.streams, codec, witnessed, WitnessedReceipts(receipts, ledger), window=welcome.config.actor.window
-        )
-
-    act(stop, task, connect)
+    act(stop, task, partial(witnessed, folder, task.streams, codec, window=welcome.config.actor.window))
 
 
 if __name__ == "__main__":

@@ -12,12 +12,13 @@ from pathlib import Path
 from apex.config import Config
 from apex.config.command_line import parse_config
 from apex.environments.factory import kind
+from apex.errors import FAILED
 from apex.launch.local import make_programs, resume, train
 from apex.launch.monitor import RunMonitor
 from apex.launch.resume import resume_parser
 from apex.runs.folder import RunFolder
 from apex.runtime.gpu import means_gpu
-from apex.runtime.lifecycle import FAILED, reports_errors, stop_on_signals
+from apex.runtime.lifecycle import reports_errors, stop_on_signals
 from apex.runtime.supervisor import Program
 from chaos.proxy import ADDRESSES
 

@@ -25,14 +25,14 @@ import numpy as np
 import torch
 
 from apex.config.arguments import Parser, non_negative_int
-from apex.errors import ConfigError
+from apex.errors import FAILED, FINISHED, UsageError
 from apex.learning.run_save import snapshot_folder
 from apex.replay_memory.store.location import MEMORY
 from apex.runs.checkpoints.paths import MANIFEST, NEWEST
 from apex.runs.checkpoints.policy_file import BEST
 from apex.runs.folder import RunFolder
 from apex.runtime.children import start_child
-from apex.runtime.lifecycle import FAILED, FINISHED, Stop, reports_errors
+from apex.runtime.lifecycle import Stop, reports_errors
 from apex.types import Array
 from chaos.saves.saver import Read, Saver, make_run, make_segment, read_run
 
@@ -105,7 +105,7 @@ def kill_saves(place: Path, count: int, seed: int, tell: Callable[[str], None]) 
         tally.count += 1
         try:
             read = read_run(folder.path)
-        except ConfigError as error:
+        except UsageError as error:
             tally.unreadable += 1
             tally.note(f"trial {trial}, {step or 'at a random moment'}: {error}")
             continue
@@ -203,7 +203,7 @@ def _try(
         with _listen() as said:
             read = read_run(folder.path)
             RunFolder.open(folder.path).next_epoch()
-    except ConfigError as error:
+    except UsageError as error:
         # There is one manifest of a run: a resume must refuse a damaged one by name.
         refused = path == folder.path / MANIFEST and (str(path) in str(error) or f"no {MANIFEST}" in str(error))
         tally.detected += refused

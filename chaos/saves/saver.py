@@ -11,10 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from apex.algorithms.optimizers import make_optimizer
+from apex.algorithms.parameters import flatten_parameters
 from apex.config import CheckpointConfig, Config, EnvironmentConfig, NetworkConfig, RunConfig
-from apex.dqn.networks import flatten_parameters, make_network
-from apex.dqn.optimizers import make_optimizer
-from apex.errors import ConfigError
+from apex.dqn.networks import make_network
+from apex.errors import UsageError
 from apex.frame_blob import make_blob
 from apex.learning.run_save import save_run, snapshot_folder
 from apex.replay_memory.snapshots.folder import SnapshotFolder
@@ -25,7 +26,7 @@ from apex.replay_memory.store.writer import StoreWriter
 from apex.runs.checkpoints.folder import find_latest, set_aside
 from apex.runs.checkpoints.policy_file import PolicyInfo, find_best, read_policy, save_best
 from apex.runs.folder import RunFolder
-from apex.types import RECORD, Array, Progress, Schema, Segment, Stream
+from apex.types import Array, Progress, Schema, Segment, Stream, record_dtype
 
 SCHEMA = Schema(frame_shape=(16,), frame_dtype="uint8", stack=4, num_actions=3, n_step=3, codec="lz4")
 SETTINGS = StoreSettings(capacity=4_000, max_bytes=400_000, num_streams=2, priority_exponent=0.6, min_priority=1e-6)
@@ -126,7 +127,7 @@ def make_run(folder: Path) -> RunFolder:
 def make_segment(number: int) -> Segment:
     """A segment of stream 0 that is told by its number."""
     rng = np.random.default_rng(number)
-    records: Array = np.zeros(SEGMENT, RECORD)
+    records: Array = np.zeros(SEGMENT, record_dtype(SCHEMA))
     records["n_step_return"] = number
     records["priority"] = rng.uniform(0.1, 1, SEGMENT)
     records["frame"] = np.arange(SEGMENT)
@@ -148,7 +149,7 @@ def open_memory(path: Path, snapshots: SnapshotFolder, run_id: int, incarnation:
 
 
 def read_run(path: Path) -> Read:
-    """Reads a run as a resume does; raises ConfigError where it is refused."""
+    """Reads a run as a resume does; raises UsageError where it is refused."""
     folder = RunFolder.open(path)
     folder.restore_config_file()
     found = find_latest(folder.checkpoints)
@@ -156,7 +157,9 @@ def read_run(path: Path) -> Read:
     best = find_best(folder.checkpoints)
     state = found.state
     if state is None or snapshot is None or best is None:
-        raise ConfigError(f"{path}: gone on from nothing: {state is None}, {snapshot is None}, {best is None}")
+        raise UsageError(f"{path}: gone on from nothing: {state is None}, {snapshot is None}, {best is None}")
+    if not all(isinstance(value, torch.Tensor) for value in state.online.values()):
+        raise UsageError(f"{path}: what was read as the network has no tensors")
     digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in state.online.values())).hexdigest()
     return Read(
         state.num_updates,

@@ -2,8 +2,9 @@
 #
 #   ./source.sh && packer init . && packer build .
 #
-# One recipe for both; the two sources of the build block hold the differences. A cluster takes two images of one commit. No key, no password and no address of
-# anybody is in here: credentials come from where the AWS tools look, and machines make their own keys at first boot.
+# Both images use one recipe; the two sources in the build block contain the differences. A cluster needs two images of the
+# same commit. The images contain no keys and no passwords: Packer uses the credentials of the AWS CLI, and hosts create
+# their own keys at the first boot.
 
 packer {
   required_version = ">= 1.6.6"
@@ -18,41 +19,41 @@ packer {
 }
 
 variable "region" {
-  description = "Where the images are built, and where they can be started."
+  description = "AWS region in which the images are built and can be started."
   type        = string
   default     = "us-east-1"
 }
 
 variable "only_from" {
-  description = "The networks that may reach the build machine's SSH port while it lives, such as [\"198.51.100.7/32\"]."
+  description = "Networks that may connect to the SSH port of the build machine, such as [\"198.51.100.7/32\"]."
   type        = list(string)
 
   validation {
     condition     = length(var.only_from) > 0 && length([for cidr in var.only_from : cidr if element(concat(split("/", cidr), ["0"]), 1) == "0"]) == 0
-    error_message = "The variable only_from must name networks with their length, and not the whole Internet."
+    error_message = "The variable only_from must contain at least one network with its prefix length (198.51.100.7/32) and not the whole Internet (/0)."
   }
 }
 
 variable "subnet_id" {
-  description = "A subnet with a way out; empty: the default VPC's."
+  description = "Subnet of the build machine, with Internet access; empty: a subnet of the default VPC."
   type        = string
   default     = ""
 }
 
 variable "gpu_instance_type" {
-  description = "On what the GPU image is built and tried out: it needs a GPU, so that the smoke test sees it."
+  description = "Instance type that builds and tests the GPU image. It needs a GPU, because the smoke test checks it."
   type        = string
   default     = "g6.xlarge"
 }
 
 variable "check_gpu" {
-  description = "Whether the smoke test must find a GPU on the machine that builds the GPU image; false: where the machine has none."
+  description = "Whether the smoke test of the GPU image requires a GPU. Set false if the build machine has none."
   type        = bool
   default     = true
 }
 
 variable "cpu_wheels" {
-  description = "Where pip finds PyTorch without CUDA, which is ten times smaller; empty: nowhere."
+  description = "Package index of PyTorch without CUDA (ten times smaller) for the CPU image; empty: use the default index."
   type        = string
   default     = "https://download.pytorch.org/whl/cpu"
 }

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Runs as root on the machine that becomes an image: installs Ape-X, its units and what they stand on. Enables no role:
-# which one a machine has is said at its first boot.
+# Runs as root on the build machine: installs Ape-X, its dependencies and its systemd units. Enables no role: the first
+# boot of a host enables the host's roles.
 #
-# Wants KIND (cpu or gpu), COMMIT and, for cpu, CPU_WHEELS in the environment.
+# Environment: KIND (cpu or gpu), COMMIT and, for cpu, CPU_WHEELS.
 set -euo pipefail
 staged=/tmp/apex-image
 home=/opt/apex
 
-# A cloud image may still be at its own first boot, and hold apt's lock.
+# The machine may still run cloud-init, which holds apt's lock.
 if command -v cloud-init >/dev/null; then cloud-init status --wait >/dev/null || true; fi
 export DEBIAN_FRONTEND=noninteractive
 apt-get -o DPkg::Lock::Timeout=300 -qq update
@@ -21,7 +21,7 @@ install -d -m 0755 "$home" "$home/bin" /etc/apex
 id apex >/dev/null 2>&1 || useradd --system --home-dir /var/lib/apex --shell /usr/sbin/nologin apex
 install -d -o apex -g apex -m 0750 /var/lib/apex /var/lib/apex/runs
 
-# The versions that the tests ran with, and no others. PyTorch comes without CUDA where there is no GPU.
+# Installs exactly the versions in constraints.txt, with which the tests ran. The CPU image gets PyTorch without CUDA.
 tar -xzf "$staged/source.tar.gz" -C "$staged"
 /usr/bin/python3 -m venv "$home/venv"
 pip=("$home/venv/bin/python" -m pip --disable-pip-version-check --no-input --quiet)
@@ -39,7 +39,7 @@ done
 install -m 0644 "$staged/units/60-apex.sysctl.conf" /etc/sysctl.d/60-apex.conf
 printf '%s\n' "$COMMIT" >"$home/COMMIT"
 ln -sf "$home/venv/bin/apex" /usr/local/bin/apex
-# Ends a machine that has run for too long, also where nothing else of ours was ever started.
+# Ends a host after its maximum hours, even if no other unit was ever started.
 systemctl enable --quiet apex-max-hours.timer
 
 if ((${#added[@]})); then

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs as root on the machine that becomes an image, which is only made if all of this holds.
+# Runs as root on the build machine. If any of these checks fails, no image is created.
 #
-# Wants KIND, COMMIT and CHECK_GPU (true or false) in the environment.
+# Environment: KIND, COMMIT and CHECK_GPU (true or false).
 set -euo pipefail
 apex=/opt/apex/venv/bin/apex
 as_apex=(runuser -u apex --)
@@ -17,10 +17,10 @@ if [[ $KIND == gpu && $CHECK_GPU == true ]]; then
 fi
 report=$("${as_apex[@]}" "$apex" doctor --preset cartpole --device "$device" --run.folder /var/lib/apex/runs)
 printf '%s\n' "$report"
-# Training starts without the native loops too, but slower than it needs to.
+# Without the native loops, training would be slower.
 grep -Eq '^ok +native loops' <<<"$report"
 
-# Says nothing where all is well.
+# systemd-analyze prints nothing if all units are valid.
 complaints=$(systemd-analyze verify --man=no /etc/systemd/system/apex*.{service,timer} 2>&1)
 if [[ -n $complaints ]]; then
   printf 'systemd-analyze verify:\n%s\n' "$complaints" >&2

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Packs this commit for the images, without changes that are not committed. The image builds the wheel, because its
-# compiled part belongs to the image's version of Python.
+# Packs the current commit for the images, without uncommitted changes. The build machine builds the wheel, because
+# the compiled modules must match the image's version of Python.
 #
 #   ./source.sh && packer build .
 set -euo pipefail
@@ -9,7 +9,7 @@ root=$(git rev-parse --show-toplevel)
 contents=(apex pyproject.toml setup.py constraints.txt LICENSE README.md)
 
 if ! git -C "$root" diff --quiet HEAD -- "${contents[@]}" deploy; then
-  echo "source.sh: there are changes that are not committed; the images will not have those in ${contents[*]}" >&2
+  echo "source.sh: warning: uncommitted changes in ${contents[*]} will not be part of the images" >&2
 fi
 mkdir -p build
 git -C "$root" rev-parse HEAD >build/COMMIT

@@ -1,8 +1,8 @@
-# What a host is told at its first boot: its settings and its units. Nothing is installed, cloned or fetched, and nothing
-# here is secret: each host makes its own keys (apex-keys.service) and publishes the public ones in SSM.
+# User data of the hosts for their first boot: settings and systemd units. The first boot installs and downloads nothing.
+# User data contains no secrets: each host creates its own keys (apex-keys.service) and publishes the public ones in SSM.
 
 locals {
-  # The other roles take their settings from the learner.
+  # The other roles receive their settings from the learner.
   role_settings = {
     actor = { actor = { num_processes = local.actor_cores, envs_per_process = var.streams_per_core } }
     learner = {
@@ -18,11 +18,11 @@ locals {
       num_processes    = local.actor_cores
       envs_per_process = var.streams_per_core
     }
-    # The learner sizes the replay memory. 0: by its own host.
+    # RAM of the replay server's host in bytes, from which the learner sizes the replay memory. 0: RAM of the learner's host.
     replay = { host_bytes = var.replay_host == "own" ? local.replay_bytes : 0 }
   }
 
-  # A number or a truth value stands as it is, anything else in quotes: no setting is a text that looks like a number.
+  # Numbers and booleans are not quoted, all other values are. No string setting has a value that looks like a number.
   toml = {
     for role, sections in local.role_settings : role => join("\n", concat(
       role == "learner" ? ["seed = ${var.seed}"] : [],
@@ -55,7 +55,7 @@ locals {
         }],
         [for role in host.roles : { path = "/etc/apex/${role}.toml", permissions = "0644", content = local.toml[role] } if can(local.toml[role])],
       )
-      # What else a role needs, its unit wants.
+      # A role's unit starts the other units that the role needs.
       runcmd = [concat(["systemctl", "enable", "--now", "--no-block"], [for role in host.roles : "apex@${role}.service"])]
     })]))
   }

@@ -1,5 +1,5 @@
-# An optional letter about money. It sees what is tagged Cluster = NAME, once that tag is a cost allocation tag of the
-# account (Billing, Cost allocation tags; takes a day).
+# An optional budget alarm by e-mail. It counts the cost of resources with the tag Cluster = NAME. First activate this tag
+# as a cost allocation tag of the account (Billing, Cost allocation tags); activation takes a day.
 
 resource "aws_budgets_budget" "this" {
   count = var.budget_usd == null ? 0 : 1

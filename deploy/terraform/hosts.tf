@@ -1,6 +1,6 @@
-# The hosts: an auto-scaling group for each kind, which replaces a host that goes. A learner's new host restores the run
-# from the bucket. Terraform sets the bounds of a group; its size is up to the owner (apex cluster resize) and to the end
-# of the run, which sets it to 0.
+# The hosts: one auto-scaling group for each kind, which replaces lost hosts. A new learner's host restores the run from
+# the bucket. Terraform sets the minimum and maximum size of a group. `apex cluster resize` changes the size, and the end
+# of the run sets it to 0.
 
 locals {
   prefix = "apex-${var.name}"
@@ -11,7 +11,7 @@ locals {
       roles = var.replay_host == "own" ? ["learner"] : ["learner", "replay"]
       types = [var.learner_instance_type], size = 1, spot = var.learner_spot, disk_gb = 200
     }
-    replay = { # its disk has room for three snapshots of half of the memory
+    replay = { # disk for three snapshots, each as large as half of the host's RAM
       roles   = ["replay"], types = [var.replay_instance_type], size = 1, spot = false
       disk_gb = var.replay_host == "own" ? max(100, 20 + ceil(1.5 * local.replay_bytes / pow(1024, 3))) : 0
     }
@@ -36,8 +36,8 @@ resource "aws_launch_template" "host" {
   update_default_version = true
   tags                   = { Name = "${local.prefix}-${each.key}", Role = each.key }
 
-  # A host that is done powers itself off, and bills no more. A learner's disk may hold what the bucket lacks: it stays
-  # until the host has uploaded that and terminates itself.
+  # A host that has finished powers off, and EC2 terminates it. The learner's disk may have files that the bucket lacks, so
+  # EC2 only stops the learner's host; the host terminates itself after a complete upload.
   instance_initiated_shutdown_behavior = each.key == "learner" ? "stop" : "terminate"
 
   iam_instance_profile {
@@ -78,10 +78,10 @@ resource "aws_autoscaling_group" "host" {
   vpc_zone_identifier       = [aws_subnet.this.id]
   min_size                  = 0
   max_size                  = each.value.size
-  desired_capacity          = each.value.size # at the beginning
+  desired_capacity          = each.value.size # initial size
   health_check_type         = "EC2"
   health_check_grace_period = 120
-  capacity_rebalance        = each.key == "actor" && each.value.spot # never two learners
+  capacity_rebalance        = each.key == "actor" && each.value.spot # There must never be two learners.
   wait_for_capacity_timeout = each.key == "learner" && !each.value.spot ? "10m" : "0"
 
   mixed_instances_policy {
@@ -122,7 +122,7 @@ resource "aws_autoscaling_group" "host" {
     ignore_changes = [desired_capacity]
   }
 
-  depends_on = [ # A first boot publishes a key. Destroyed before its way out, a host still saves and uploads what it has.
+  depends_on = [ # Hosts need these at the first boot, to publish keys, and when they are destroyed, to upload the run.
     aws_iam_role_policy.host,
     aws_route.out,
     aws_route_table_association.this,
@@ -131,7 +131,7 @@ resource "aws_autoscaling_group" "host" {
   ]
 }
 
-# The end that needs no host. A learner has an hour more, for its last upload.
+# Ends the cluster after max_hours even if no host does. The learner gets one more hour for its last upload.
 resource "aws_autoscaling_schedule" "end" {
   for_each = local.hosts
 

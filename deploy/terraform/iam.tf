@@ -1,12 +1,12 @@
-# What the hosts of each kind may do: publish keys of their own roles, read those that they check, read max_hours, write
-# their log, leave their group. The learner's host also writes and reads its run, and ends the cluster. No host can name
-# another cluster, and none can delete in the bucket: a compromised host cannot destroy the weights.
+# Permissions of each kind of host: publish the keys of its own roles, read the keys it needs, read max_hours, write its
+# log, leave its group. The learner's host may also read and write its run in the bucket and end the cluster. No host has
+# access to other clusters. No host may delete in the bucket, so a compromised host cannot destroy checkpoints.
 
 data "aws_caller_identity" "this" {}
 
 data "aws_partition" "this" {}
 
-data "aws_s3_bucket" "checkpoints" { # Refuses a missing bucket at plan.
+data "aws_s3_bucket" "checkpoints" { # Makes terraform plan fail if the bucket does not exist.
   bucket = var.bucket
 }
 
@@ -18,7 +18,7 @@ locals {
   bucket     = "${local.aws}:s3:::${var.bucket}"
   groups     = { for kind in keys(local.hosts) : kind => "${local.aws}:autoscaling:${local.here}:autoScalingGroup:*:autoScalingGroupName/${local.prefix}-${kind}" }
 
-  # Whose public keys a role checks.
+  # The roles whose public keys each role needs.
   checks = {
     replay    = ["learner", "actor"]
     learner   = ["replay", "actor", "evaluator"]
@@ -30,7 +30,7 @@ locals {
     kind => setsubtract(flatten([for role in host.roles : local.checks[role]]), host.roles)
   }
 
-  # What only some may do, to what, and on what condition.
+  # Permissions of some kinds only: actions, resources and conditions.
   duties = {
     for kind in keys(local.hosts) : kind => kind != "learner" ? {
       LeaveGroup = {

@@ -1,7 +1,7 @@
-# What hosts log, by kind; and what the firewall refused.
+# Log groups: one for each kind of host, and one for packets that the firewall rejected.
 
 resource "aws_cloudwatch_log_group" "host" {
-  #checkov:skip=CKV_AWS_158:encrypted with AWS's own key; a key of one's own bills, and lingers for a week after destroy
+  #checkov:skip=CKV_AWS_158:encrypted with an AWS key; a customer key costs money and is deleted only a week after destroy
   #checkov:skip=CKV_AWS_338:the log of a training run is not an audit log; var.log_retention_days
   for_each = merge({ for kind in keys(local.hosts) : kind => kind }, { refused = "network" })
 

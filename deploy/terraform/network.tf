@@ -1,5 +1,5 @@
-# One network in one zone. Hosts have public addresses, and security.tf closes all ports but its own: a NAT gateway or
-# interface endpoints would go on billing after the last host has ended.
+# One network in one zone. Hosts have public addresses; security.tf closes all other ports. There is no NAT gateway and no
+# interface endpoint, because they would cost money after the last host has ended.
 
 resource "aws_vpc" "this" {
   cidr_block           = var.vpc_cidr
@@ -9,7 +9,7 @@ resource "aws_vpc" "this" {
 }
 
 resource "aws_subnet" "this" {
-  #checkov:skip=CKV_AWS_130:only 6006, and 22 with a key, are open, to admin_cidrs; a NAT gateway would bill on after the run
+  #checkov:skip=CKV_AWS_130:only 6006, and 22 with a key, are open, to admin_cidrs; a NAT gateway would cost money after the run
   vpc_id                  = aws_vpc.this.id
   cidr_block              = var.vpc_cidr
   availability_zone       = local.run.zone
@@ -38,7 +38,7 @@ resource "aws_route_table_association" "this" {
   route_table_id = aws_route_table.this.id
 }
 
-resource "aws_vpc_endpoint" "s3" { # a gateway: free, and checkpoints stay off the Internet
+resource "aws_vpc_endpoint" "s3" { # a gateway endpoint: free, and checkpoints do not pass through the Internet
   vpc_id            = aws_vpc.this.id
   service_name      = "com.amazonaws.${var.region}.s3"
   vpc_endpoint_type = "Gateway"

@@ -6,16 +6,16 @@ data "aws_instances" "learner" {
 }
 
 output "tensorboard_url" {
-  description = "The curves, from admin_cidrs. After the learner's host was replaced: terraform apply -refresh-only, or apex cluster list."
+  description = "Address of TensorBoard, reachable from admin_cidrs. It changes if the learner's host is replaced. To see the new address, run terraform apply -refresh-only or apex cluster list."
   value       = try("http://${data.aws_instances.learner.public_ips[0]}:6006", "no learner host yet: apex cluster list shows it")
 }
 
 output "actor_group" {
-  description = "The auto-scaling group of the actor hosts."
+  description = "Name of the auto-scaling group of the actor hosts."
   value       = aws_autoscaling_group.host["actor"].name
 }
 
 output "checkpoints" {
-  description = "Where checkpoints and curves are, and stay after destroy."
+  description = "Location of checkpoints and curves. terraform destroy keeps them."
   value       = "s3://${var.bucket}/${var.name}/"
 }

@@ -1,5 +1,5 @@
-# What the first apply decides for the whole run: the length of the epsilon ladder, the commit of both images, the zone,
-# and when the cluster began. Later applies keep it, so that a replaced host fits the others.
+# Values that the first apply fixes for the whole run: the number of actors, the commit of both images, the zone and the
+# start time of the cluster. Later applies keep them, so that new hosts match the others.
 
 resource "terraform_data" "run" {
   input = {
@@ -14,17 +14,17 @@ resource "terraform_data" "run" {
 
     precondition {
       condition     = var.availability_zone != null || length(local.zones) > 0
-      error_message = "No zone of ${var.region} offers all instance types. Set availability_zone or other types."
+      error_message = "No zone of ${var.region} offers all instance types. Choose other instance types, or set availability_zone."
     }
 
     precondition {
       condition     = anytrue([for gpu in data.aws_ec2_instance_type.of[var.learner_instance_type].gpus : gpu.manufacturer == "NVIDIA"])
-      error_message = "learner_instance_type must have an NVIDIA GPU, as in g6.2xlarge; ${var.learner_instance_type} has none."
+      error_message = "learner_instance_type must have an NVIDIA GPU, such as g6.2xlarge; ${var.learner_instance_type} has none."
     }
 
     precondition {
       condition     = length(distinct([for type in var.actor_instance_types : data.aws_ec2_instance_type.of[type].default_vcpus])) == 1
-      error_message = "actor_instance_types must have equally many cores, as in c7i.2xlarge and m7i.2xlarge: every host runs as many streams."
+      error_message = "actor_instance_types must all have the same number of cores, as in c7i.2xlarge and m7i.2xlarge: every host runs the same number of streams."
     }
   }
 }
@@ -37,20 +37,20 @@ locals {
 check "ladder" {
   assert {
     condition     = var.actor_hosts * local.streams_per_host <= local.run.num_actors
-    error_message = "actor_hosts = ${var.actor_hosts} could run ${var.actor_hosts * local.streams_per_host} actors, but this run has num_actors = ${local.run.num_actors}: further hosts wait until another leaves."
+    error_message = "actor_hosts = ${var.actor_hosts} could run ${var.actor_hosts * local.streams_per_host} actors, but this run has num_actors = ${local.run.num_actors}: additional hosts wait until another host leaves."
   }
 }
 
 resource "aws_ssm_parameter" "max_hours" { # Hosts read it every minute, so max_hours can change while they run.
-  #checkov:skip=CKV_AWS_337:a number of hours is no secret
-  #checkov:skip=CKV2_AWS_34:a number of hours is no secret
+  #checkov:skip=CKV_AWS_337:a number of hours is not secret
+  #checkov:skip=CKV2_AWS_34:a number of hours is not secret
   name  = "/apex/${var.name}/max-hours"
   type  = "String"
   value = var.max_hours
   tags  = { Role = "cluster" }
 }
 
-# The images of deploy/packer in this account. The newest GPU image names the commit; both images are of that commit.
+# The images of deploy/packer in this account. The newest GPU image determines the commit; both images must have it.
 data "aws_ami" "newest" {
   most_recent = true
   owners      = ["self"]
@@ -89,7 +89,7 @@ data "aws_ec2_instance_type" "of" {
   lifecycle {
     postcondition {
       condition     = contains(self.supported_architectures, "x86_64")
-      error_message = "${each.key} is no x86-64 type, as c7i.2xlarge is: images and samplers need one."
+      error_message = "${each.key} is not an x86-64 instance type, which the images require. Choose one such as c7i.2xlarge."
     }
   }
 }

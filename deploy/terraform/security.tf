@@ -1,4 +1,5 @@
-# Which host may connect to which port. The keys decide who is let in; these rules keep strangers from the ports.
+# Which hosts may connect to which ports. The programs authenticate each other by keys; these rules also close the ports
+# to all other hosts.
 
 locals {
   sockets = {
@@ -6,9 +7,9 @@ locals {
     priorities = { port = 51002, at = "replay", open_to = ["learner"] }
     receipts   = { port = 51003, at = "replay", open_to = ["actor"] }
     parameters = { port = 52001, at = "learner", open_to = ["actor", "evaluator"] }
-    batches    = { port = 52002, last = 52632, at = "learner", open_to = ["replay"] } # 10 higher for each loader
+    batches    = { port = 52002, last = 52632, at = "learner", open_to = ["replay"] } # the port of each further loader is 10 higher
     control    = { port = 52003, at = "learner", open_to = ["replay", "evaluator", "actor"] }
-    metrics    = { port = 52004, at = "learner", open_to = ["replay", "evaluator", "actor"] }
+    metrics    = { port = 52004, at = "learner", open_to = ["actor"] }
   }
 
   kind_of = merge([for kind, host in local.hosts : { for role in host.roles : role => kind }]...)
@@ -17,7 +18,7 @@ locals {
     for name, socket in local.sockets : {
       for role in socket.open_to :
       "${name}-from-${role}" => merge({ last = socket.port }, socket, { name = name, at = local.kind_of[socket.at], from = local.kind_of[role] })
-      if local.kind_of[role] != local.kind_of[socket.at] # A host reaches itself.
+      if local.kind_of[role] != local.kind_of[socket.at] # Connections inside a host need no rule.
     }
   ]...)
 
@@ -33,7 +34,7 @@ locals {
 }
 
 resource "aws_security_group" "host" {
-  #checkov:skip=CKV2_AWS_5:each is the group of a kind of hosts; in a plan checkov does not see that through for_each
+  #checkov:skip=CKV2_AWS_5:every group is attached to a kind of host; checkov does not see this through for_each
   for_each = local.hosts
 
   name        = "${local.prefix}-${each.key}"
@@ -46,7 +47,7 @@ resource "aws_security_group" "host" {
   }
 }
 
-resource "aws_default_security_group" "closed" { # No host is in it, and one that were would reach nothing.
+resource "aws_default_security_group" "closed" { # unused; has no rules, so that it permits nothing
   vpc_id = aws_vpc.this.id
   tags   = { Name = "${local.prefix}-closed", Role = "network" }
 }
@@ -83,7 +84,7 @@ resource "aws_vpc_security_group_ingress_rule" "admin" {
   ip_protocol       = "tcp"
   from_port         = each.value.port
   to_port           = each.value.port
-  description       = "${each.value.what} for those who run the cluster"
+  description       = "${each.value.what} for admin_cidrs"
   tags              = { Name = each.key, Role = each.value.kind }
 }
 
@@ -95,6 +96,6 @@ resource "aws_vpc_security_group_egress_rule" "aws" { # S3, SSM, CloudWatch and 
   ip_protocol       = "tcp"
   from_port         = 443
   to_port           = 443
-  description       = "AWS's own interfaces, over TLS"
+  description       = "AWS APIs, over TLS"
   tags              = { Name = "${local.prefix}-${each.key}-aws", Role = each.key }
 }

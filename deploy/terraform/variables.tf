@@ -1,7 +1,7 @@
-# What is asked
+# Required variables
 
 variable "name" {
-  description = "The run, and the cluster that it is on: names every resource, the folder in the bucket and the curves."
+  description = "Name of the run and its cluster. Every resource name, the folder in the bucket and the curves contain this name."
   type        = string
 
   validation {
@@ -16,34 +16,34 @@ variable "admin_cidrs" {
 
   validation {
     condition     = length(var.admin_cidrs) > 0
-    error_message = "admin_cidrs must name at least one network, as in [\"203.0.113.7/32\"]: without one nobody could see the curves."
+    error_message = "admin_cidrs must name at least one network, as in [\"203.0.113.7/32\"]: otherwise nobody can see the curves."
   }
 
   validation {
     condition     = alltrue([for cidr in var.admin_cidrs : can(cidrnetmask(cidr))])
-    error_message = "admin_cidrs must hold CIDR blocks of IPv4, as in [\"203.0.113.7/32\"]: the cluster's network has no IPv6, so nobody would get in by it."
+    error_message = "admin_cidrs must hold CIDR blocks of IPv4, as in [\"203.0.113.7/32\"]: the cluster's network has no IPv6."
   }
 
   validation {
     condition     = alltrue([for cidr in var.admin_cidrs : try(tonumber(split("/", cidr)[1]), 0) >= 16])
-    error_message = "admin_cidrs must not be a great part of the Internet: /16 or longer."
+    error_message = "admin_cidrs must contain only networks of /16 or smaller, as in [\"203.0.113.7/32\"]."
   }
 }
 
 variable "bucket" {
-  description = "An existing S3 bucket for checkpoints and curves, below NAME/. It outlives the cluster; see bucket/."
+  description = "Existing S3 bucket for checkpoints and curves, which are stored under NAME/. terraform destroy keeps the bucket. To create one, see bucket/."
   type        = string
 
   validation {
     condition     = can(regex("^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$", var.bucket))
-    error_message = "bucket must be the name of an S3 bucket; terraform -chdir=bucket apply makes one."
+    error_message = "bucket must be the name of an S3 bucket. To create one, run terraform -chdir=bucket apply."
   }
 }
 
-# What is trained
+# Training
 
 variable "environment" {
-  description = "What is played: an Atari game, a Gymnasium id, or package.module:factory from the image."
+  description = "Environment: an Atari game, a Gymnasium id, or package.module:factory of a package in the image."
   type        = string
   default     = "ALE/Pong-v5"
 
@@ -54,7 +54,7 @@ variable "environment" {
 }
 
 variable "seed" {
-  description = "Of networks, environments and exploration."
+  description = "Random seed of networks, environments and exploration."
   type        = number
   default     = 1
 
@@ -65,7 +65,7 @@ variable "seed" {
 }
 
 variable "settings" {
-  description = "Further settings of the run by section, as apex train --print-config names them: { learner = { batch_size = 512 } }."
+  description = "More settings of the run, by section: { learner = { batch_size = 512 } }. apex train --print-config lists all settings."
   type        = map(map(string))
   default     = {}
 
@@ -74,12 +74,12 @@ variable "settings" {
       for section in keys(var.settings) :
       contains(["environment", "actor", "replay", "learner", "network", "evaluator", "checkpoint", "run"], section)
     ])
-    error_message = "settings has the sections environment, actor, replay, learner, network, evaluator, checkpoint and run. Addresses, ports and keys (transport) are the cluster's."
+    error_message = "settings may contain the sections environment, actor, replay, learner, network, evaluator, checkpoint and run. The cluster sets addresses, ports and keys (transport) itself."
   }
 
   validation {
     condition     = alltrue(flatten([for settings in values(var.settings) : [for setting in keys(settings) : can(regex("^[a-z0-9_]+$", setting))]]))
-    error_message = "settings: a setting is named in lower-case letters, digits and underscores, as in batch_size."
+    error_message = "settings: names of settings must consist of lower-case letters, digits and underscores, as in batch_size."
   }
 
   validation {
@@ -87,23 +87,23 @@ variable "settings" {
       flatten([for section, settings in var.settings : [for setting in keys(settings) : "${section}.${setting}"]]),
       ["environment.id", "actor.num_actors", "actor.num_processes", "actor.envs_per_process", "replay.num_shards", "replay.host_bytes", "run.name", "run.folder"],
     )) == 0
-    error_message = "settings must not have environment.id, actor.num_actors, actor.num_processes, actor.envs_per_process, replay.num_shards, replay.host_bytes, run.name or run.folder: they follow from environment, num_actors, streams_per_core, the instance types and name."
+    error_message = "settings must not have environment.id, actor.num_actors, actor.num_processes, actor.envs_per_process, replay.num_shards, replay.host_bytes, run.name or run.folder. Terraform sets them from the variables environment, num_actors, streams_per_core, name and the instance types."
   }
 }
 
 variable "num_actors" {
-  description = "N, the length of the ladder of epsilons, fixed for the run. 0: as many streams as the first apply's actor_hosts have. Choose it larger if you mean to add hosts: beyond N an actor waits."
+  description = "Number of actors N, each with its own exploration rate; fixed for the run. 0: as many as the actor_hosts of the first apply can run. Set a larger number if you plan to add hosts, because streams beyond N wait."
   type        = number
   default     = 0
 
   validation {
     condition     = var.num_actors >= 0 && var.num_actors <= 65536 && floor(var.num_actors) == var.num_actors
-    error_message = "num_actors must be a whole number, 1 to 65536, or 0: by actor_hosts."
+    error_message = "num_actors must be a whole number, 1 to 65536, or 0 to compute it from actor_hosts."
   }
 }
 
 variable "streams_per_core" {
-  description = "Environment streams (actors, as in the paper) that one core of an actor host steps."
+  description = "Environment streams (actors in the sense of the paper) per core of an actor host."
   type        = number
   default     = 16
 
@@ -113,33 +113,33 @@ variable "streams_per_core" {
   }
 }
 
-# On what
+# Hosts
 
 variable "actor_hosts" {
-  description = "The most hosts that the group of actors may have, and how many it begins with."
+  description = "Maximum and initial number of actor hosts."
   type        = number
   default     = 3
 
   validation {
     condition     = var.actor_hosts >= 1 && var.actor_hosts <= 500 && floor(var.actor_hosts) == var.actor_hosts
-    error_message = "actor_hosts must be a whole number, 1 to 500: without actors nothing is learned."
+    error_message = "actor_hosts must be a whole number, 1 to 500."
   }
 }
 
 variable "spot" {
-  description = "Whether actor hosts are spot instances: less than half the price, and they may go at two minutes' notice, which training survives."
+  description = "Whether actor hosts are spot instances. They cost less than half, but EC2 may stop them at two minutes' notice. Training continues without them."
   type        = bool
   default     = true
 }
 
 variable "learner_spot" {
-  description = "Whether the learner's host is a spot instance: a third of the price. When it goes, its group starts another, which restores the run from the bucket; the replay memory begins empty."
+  description = "Whether the learner's host is a spot instance, which costs about a third of the normal price. If EC2 stops it, a new host restores the run from the bucket, with an empty replay memory."
   type        = bool
   default     = false
 }
 
 variable "actor_instance_types" {
-  description = "Types for actor hosts with equally many cores, the preferred first. Several, so that spot capacity is found."
+  description = "Instance types of actor hosts, in order of preference, all with the same number of cores. Several types make spot capacity easier to find."
   type        = list(string)
   default     = ["c7i.2xlarge", "c7a.2xlarge", "c6i.2xlarge", "c6a.2xlarge", "m7i.2xlarge", "m6i.2xlarge"]
 
@@ -150,13 +150,13 @@ variable "actor_instance_types" {
 }
 
 variable "learner_instance_type" {
-  description = "With an NVIDIA GPU that PyTorch supports, and memory for the replay server: 2,000,000 Atari transitions take 3 GB."
+  description = "Instance type of the learner's host. It needs an NVIDIA GPU that PyTorch supports, and memory for the replay server: 2,000,000 Atari transitions take 3 GB."
   type        = string
   default     = "g6.2xlarge"
 }
 
 variable "replay_host" {
-  description = "\"learner\": the replay server shares the learner's host, whose loaders draw from its memory. \"own\": it has a host of its own, of replay_instance_type, and batches come by TCP."
+  description = "\"learner\": the replay server shares the learner's host, and loaders read its memory directly. \"own\": the replay server has a separate host of replay_instance_type and sends batches over TCP."
   type        = string
   default     = "learner"
 
@@ -167,27 +167,27 @@ variable "replay_host" {
 }
 
 variable "replay_instance_type" {
-  description = "For replay_host = \"own\". Memory-optimized: images that compress badly take up to 100 GB."
+  description = "Instance type of the replay host if replay_host = \"own\". Choose a memory-optimized type, because images that compress badly need up to 100 GB of RAM."
   type        = string
   default     = "r7i.2xlarge"
 }
 
 variable "evaluator_instance_type" {
-  description = "Plays full games."
+  description = "Instance type of the evaluator's host."
   type        = string
   default     = "c7i.xlarge"
 }
 
 variable "image_commit" {
-  description = "The commit of both images, as in their tag Commit. null: that of the newest GPU image. Decided by the first apply."
+  description = "Commit of both images, as in their tag Commit. null: the commit of the newest GPU image. The first apply fixes it for the run."
   type        = string
   default     = null
 }
 
-# Where
+# Location
 
 variable "region" {
-  description = "The region of images, bucket and hosts."
+  description = "AWS region of images, bucket and hosts."
   type        = string
   default     = "us-east-1"
 
@@ -198,18 +198,18 @@ variable "region" {
 }
 
 variable "availability_zone" {
-  description = "The one zone of all hosts: traffic between zones costs, and adds delay. null: the first that offers all instance types. Decided by the first apply."
+  description = "Availability zone of all hosts. One zone only, because traffic between zones costs money and adds delay. null: the first zone that offers all instance types. The first apply fixes it for the run."
   type        = string
   default     = null
 
   validation {
     condition     = var.availability_zone == null ? true : startswith(var.availability_zone, var.region)
-    error_message = "availability_zone must be a zone of var.region, as in us-east-1a."
+    error_message = "availability_zone must be a zone of region, as in us-east-1a."
   }
 }
 
 variable "vpc_cidr" {
-  description = "Private addresses of the cluster's own network."
+  description = "Private IPv4 address block of the cluster's network."
   type        = string
   default     = "10.77.0.0/20"
 
@@ -220,15 +220,15 @@ variable "vpc_cidr" {
 }
 
 variable "ssh_key_name" {
-  description = "An EC2 key pair of yours, for SSH, which opens port 22 to admin_cidrs. null: none; logs and curves need no SSH."
+  description = "Name of your EC2 key pair for SSH; opens port 22 to admin_cidrs. null: no SSH. Logs and curves need no SSH."
   type        = string
   default     = null
 }
 
-# Until when, and for how much
+# Time and cost limits
 
 variable "max_hours" {
-  description = "The cluster ends so many hours after the first apply, whatever happens. It may be changed while the cluster runs."
+  description = "Hours from the first apply until the cluster is shut down, even if the run has not ended. You can change it while the cluster runs."
   type        = number
   default     = 24
 
@@ -239,34 +239,34 @@ variable "max_hours" {
 }
 
 variable "log_retention_days" {
-  description = "How long CloudWatch keeps what the roles log."
+  description = "Number of days that CloudWatch keeps the logs."
   type        = number
   default     = 30
 
   validation {
     condition     = contains([1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365], var.log_retention_days)
-    error_message = "log_retention_days must be one of CloudWatch's: 1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180 or 365."
+    error_message = "log_retention_days must be a retention that CloudWatch supports: 1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180 or 365."
   }
 }
 
 variable "budget_usd" {
-  description = "A month's spending on this cluster, in US dollars, at 80 and 100 percent of which budget_email gets a letter. null: no alarm."
+  description = "Monthly budget of this cluster in US dollars. AWS mails budget_email at 80 percent (forecast) and 100 percent (actual). null: no budget."
   type        = number
   default     = null
 
   validation {
     condition     = var.budget_usd == null ? true : var.budget_usd > 0
-    error_message = "budget_usd must be more than 0, or null: no alarm."
+    error_message = "budget_usd must be more than 0, or null for no budget."
   }
 }
 
 variable "budget_email" {
-  description = "Who is told of the budget."
+  description = "E-mail address that receives the budget alarms."
   type        = string
   default     = null
 
   validation {
     condition     = var.budget_usd == null ? true : can(regex("^[^@ ]+@[^@ ]+$", var.budget_email))
-    error_message = "budget_email must be a mail address when budget_usd is set."
+    error_message = "budget_email must be an e-mail address if budget_usd is set."
   }
 }

@@ -21,7 +21,8 @@ import time
 from pathlib import Path
 
 UNITS = Path(__file__).parents[1] / "units"
-LEFT_OUT = {"apex-logs.service", "apex-spot.service"}  # read the journal; wait for the market, then call systemctl
+# Read the journal; wait for the market, then call systemctl; the tests do not wait a minute for a key.
+LEFT_OUT = {"apex-logs.service", "apex-spot.service", "apex-keys.timer"}
 SYSTEMCTL = """#!/bin/sh
 echo "$*" >> /var/lib/apex/systemctl
 case "$*" in *try-restart*) echo "$*" > /opt/apex/asked ;; esac
@@ -37,9 +38,10 @@ class Unit:
     def __init__(self, name: str) -> None:
         """`name` as in `systemctl start name`."""
         self.name = name
-        stem, at, self.instance = name.removesuffix(".service").partition("@")
+        stem, dot, kind = name.rpartition(".")
+        stem, at, self.instance = stem.partition("@")
         self._values: dict[str, list[str]] = {}
-        for path in (UNITS / f"{stem}{at}.service", *sorted((UNITS / f"{name}.d").glob("*.conf"))):
+        for path in (UNITS / f"{stem}{at}{dot}{kind}", *sorted((UNITS / f"{name}.d").glob("*.conf"))):
             for line in path.read_text().splitlines():
                 key, equals, value = line.partition("=")
                 if equals and not line.startswith(("#", ";")):
@@ -54,9 +56,9 @@ class Unit:
         return (self.all(key) or [default])[-1]
 
     def before(self) -> list[str]:
-        """The services that it wants, and of these those that it waits for."""
-        wanted = {name for words in self.all("Wants") for name in words.split() if name.endswith(".service")}
-        return sorted(wanted - LEFT_OUT)
+        """The services and timers that it wants."""
+        wanted = {name for words in self.all("Wants") for name in words.split()}
+        return sorted(name for name in wanted - LEFT_OUT if name.endswith((".service", ".timer")))
 
     def waits_for(self, name: str) -> bool:
         """Whether `name` is to be up, or done, first."""
@@ -119,9 +121,18 @@ def start(name: str) -> None:
         if unit.waits_for(other):
             start(other)
         else:
-            threading.Thread(target=start, args=[other], daemon=True).start()
+            threading.Thread(target=tick if other.endswith(".timer") else start, args=[other], daemon=True).start()
     with LOCKS.setdefault(name, threading.Lock()):  # Two roles of a host may want the same unit.
         repeat(unit)
+
+
+def tick(name: str) -> None:
+    """Starts a timer's service as often as the timer says."""
+    timer = Unit(name)
+    time.sleep(float(timer.last("OnActiveSec")))
+    while True:
+        start(name.replace(".timer", ".service"))
+        time.sleep(float(timer.last("OnUnitInactiveSec")))
 
 
 def repeat(unit: Unit) -> None:

@@ -12,11 +12,13 @@ import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import emulator
 from namespaced_cluster import Host, NamespacedCluster
-from namespaces import Network, wait_until
+from namespaces import Network, Stopwatch, wait_until
 from stored_streams import Memory, read_memory
 
 from apex.config import TransportConfig
@@ -31,7 +33,7 @@ SOCKETS = ("experience", "priorities", "receipts", "parameters", "batches", "con
 END = "start --no-block apex-end.service"  # the learner's host ends the cluster
 CUT_SECONDS = 10.0
 ANSWER_SECONDS = 2.0  # who has not answered by then does not answer
-START_SECONDS, SCORE_SECONDS, BUSY_SECONDS = 240.0, 400.0, 120.0  # deadlines, for a busy machine
+START_SECONDS, SCORE_SECONDS, BUSY_SECONDS = 240.0, 400.0, 120.0  # deadlines, by a Stopwatch
 
 Door = tuple[str, int]  # address and port
 Row = dict[str, Any]  # of a curve
@@ -47,9 +49,9 @@ class Told(NamedTuple):
     at: str  # the first learner's address
     open: dict[str, set[Door]]  # by whose address it was tried from
     refused: dict[str, set[Door]]  # the same: let through, but nobody listens there
-    curves: dict[str, list[str]]  # by who asks: the runs that TensorBoard shows
+    curves: dict[str, list[str]]  # by the address of the person who asks: the runs that TensorBoard shows
     dead_ids: set[int]
-    heirless_seconds: float  # from an actor host's death until all ids were leased again
+    heirless_seconds: float  # from an actor host's death until all ids were leased again, by a Stopwatch
     before_death: Memory
     after_death: Memory
     before_cut: Memory
@@ -61,27 +63,19 @@ class Told(NamedTuple):
     updates_lost: int
 
 
-def tell(cluster: NamespacedCluster, ssm: Any, name: str) -> Told:
+def tell(cluster: NamespacedCluster, aws: Callable[[str], Any], name: str) -> Told:
     """Boots all hosts, loses an actor host, cuts the learner's off, loses that too, lets the run come to its end.
 
-    Fails by deadlines.
+    Fails by deadlines. `aws` makes the client of a service.
     """
+    ssm, s3 = aws("ssm"), aws("s3")
     cluster.add_new()
     (learner,), (evaluator,) = cluster.of("learner"), cluster.of("evaluator")
     people = {
         address: cluster.add_person(name, address) for name, address in (("admin", ADMIN), ("stranger", STRANGER))
     }
 
-    def boot(*new: Host) -> None:
-        """Boots hosts, and has the others accept them: apex-keys.timer comes round every minute, and here now."""
-        for host in new:
-            host.boot()
-        paths = [f"/apex/{name}/keys/{host.role}/{host.id}" for host in new]
-        wait_until(lambda: not ssm.get_parameters(Names=paths)["InvalidParameters"], "the keys of hosts", BUSY_SECONDS)
-        for host in cluster.hosts.values():
-            if host.is_up:
-                host.start("apex-keys.service")
-
+    boot = partial(boot_hosts, cluster, ssm, name)
     # The evaluator boots last: without a score nothing ends before its time.
     boot(*(host for host in cluster.hosts.values() if host is not evaluator))
     wait_until(lambda: status_of(learner).updates > 20, "updates", START_SECONDS)
@@ -100,18 +94,24 @@ def tell(cluster: NamespacedCluster, ssm: Any, name: str) -> Told:
     doors = [(host.address, port) for host in cluster.hosts.values() for port in ports]
     answers = each(knockers, lambda network: knock(network, doors))
     at = learner.address
-    curves = each(knockers, lambda network: shown(network, at))
+    curves: dict[str, list[str]] = {}
+
+    def is_shown() -> bool:
+        curves.update(each(people, lambda network: shown(network, at)))
+        return bool(curves[ADMIN])
+
+    wait_until(is_shown, "curves for the admin", BUSY_SECONDS)
 
     # A host of actors dies, and the group starts another in its place.
     dead = cluster.of("actor")[-1]
     num_heirless = num_actors // len(cluster.of("actor"))
     before_death = memory()
-    died_at = time.monotonic()
+    watch = Stopwatch()
     cluster.lose(dead)
     wait_until(lambda: leased() < num_actors, "the dead host's leases to end", BUSY_SECONDS)
     boot(*cluster.add_new(nice=0))  # with the other actors before it on the same cores, its start would be theirs
     wait_until(lambda: leased() == num_actors, "all ids to be leased", BUSY_SECONDS)
-    heirless_seconds = time.monotonic() - died_at
+    heirless_seconds = watch.read()
     lives = [stream.incarnation for stream in before_death.streams]
     wait_until(lambda: len(renewed(memory(), lives)) == num_heirless, "the new host's experience", BUSY_SECONDS)
     after_death = memory()
@@ -120,6 +120,7 @@ def tell(cluster: NamespacedCluster, ssm: Any, name: str) -> Told:
     before_cut = memory()
     cluster.switch.cut(learner)
     time.sleep(CUT_SECONDS / 2)
+    wait_until(partial(is_still, memory), "what had come before the cut", BUSY_SECONDS)
     still = memory()
     time.sleep(CUT_SECONDS / 2)
     in_cut = still, memory()
@@ -134,9 +135,14 @@ def tell(cluster: NamespacedCluster, ssm: Any, name: str) -> Told:
     wait_until(lambda: leased() == num_actors, "all ids to be leased", BUSY_SECONDS)
 
     # The learner's host is lost, with the replay memory: its group starts another, which restores the run.
-    wait_until((folder.checkpoints / "newest.json").exists, "a checkpoint", SCORE_SECONDS)
-    learner.start("apex-upload.service")  # as apex-upload.timer does
-    wait_until(lambda: learner.ended("apex-upload.service"), "an upload", BUSY_SECONDS)
+    files = [
+        f"{name}/{file}" for file in ("checkpoints/newest.json", "manifest.json")
+    ]  # The first upload may lack one.
+
+    def is_kept() -> bool:
+        return all(s3.list_objects_v2(Bucket=emulator.BUCKET, Prefix=file)["KeyCount"] for file in files)
+
+    wait_until(is_kept, "apex-upload.timer", SCORE_SECONDS)
     updates = status_of(learner).updates
     cluster.lose(learner)
     (learner,) = cluster.add_new()
@@ -172,6 +178,17 @@ def tell(cluster: NamespacedCluster, ssm: Any, name: str) -> Told:
     )
 
 
+def boot_hosts(cluster: NamespacedCluster, ssm: Any, name: str, *new: Host) -> None:
+    """Boots hosts, and has the others accept them: apex-keys.timer comes round every minute, and here now."""
+    for host in new:
+        host.boot()
+    paths = [f"/apex/{name}/keys/{host.role}/{host.id}" for host in new]
+    wait_until(lambda: not ssm.get_parameters(Names=paths)["InvalidParameters"], "the keys of hosts", BUSY_SECONDS)
+    for host in cluster.hosts.values():
+        if host.is_up:
+            host.start("apex-keys.service")
+
+
 def status_of(learner: Host) -> RunStatus:
     """What `apex status` shows on the learner's host, with the key that this host made for it."""
     keys = learner.folder / "home/keys"
@@ -183,13 +200,30 @@ def status_of(learner: Host) -> RunStatus:
 
 def resumed_at(learner: Host) -> int:
     """The update from which a learner says that it goes on; 0 before it has said so."""
-    found = re.search(r"goes on at update (\d+)", learner.log_of("apex@learner.service"))
+    found = re.search(r"resuming at update (\d+)", learner.log_of("apex@learner.service"))
     return int(found[1]) if found else 0
 
 
 def read_rows(path: Path) -> list[Row]:
     """A curve, row by row."""
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def is_still(memory: Callable[[], Memory]) -> bool:
+    """Whether nothing is stored for a second."""
+    before = memory().num_inserted
+    time.sleep(1.0)
+    return memory().num_inserted == before
+
+
+def connected_from(host: Host, port: int) -> list[str]:
+    """The addresses that are connected to a port of the host."""
+    found = []
+    for line in Path(f"/proc/{host.pid}/net/tcp").read_text().splitlines()[1:]:
+        _, own, other, state, *_ = line.split()
+        if int(own.split(":")[1], 16) == port and state == "01":  # established
+            found.append(str(IPv4Address(socket.htonl(int(other.split(":")[0], 16)))))
+    return found
 
 
 def renewed(memory: Memory, lives: list[int]) -> set[int]:
@@ -243,7 +277,7 @@ def doors_with(answers: dict[Door, int], answer: int) -> set[Door]:
 
 
 def shown(network: Network, address: str) -> list[str]:
-    """The runs that the TensorBoard at `address` shows to whoever is in `network`."""
+    """The runs that the TensorBoard at `address` shows to whoever is in `network`; none without an answer."""
 
     def get() -> list[str]:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -9,15 +9,18 @@ import ctypes
 import os
 import shutil
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 NEW_NETWORK = 0x4000_0000  # <linux/sched.h>
 TOOLS = ("ip", "unshare", "setpriv", "nsenter", "mount")
 LOOK_SECONDS = 0.2
+TICKS = os.sysconf("SC_CLK_TCK")  # a second, in /proc
 SECONDS = 60.0  # that the kernel may take for anything here
 ATTEMPT = """
 ip link add bridge0 type bridge
@@ -179,24 +182,54 @@ class Machine(Network):
 
 def process_namespaces() -> set[int]:
     """All that processes here are in."""
-    found = set()
+    return {namespace for _, namespace in _processes()}
+
+
+class Stopwatch:
+    """Seconds since it was made, without the share that programs other than these tests had of the processors."""
+
+    def __init__(self) -> None:
+        self._begin = time.monotonic()
+        self._all, self._ours = _processor_seconds()
+
+    def read(self) -> float:
+        """The seconds. Never less than a tenth of the clock's, so that a wait beside busy programs has an end."""
+        seconds, (now, ours) = time.monotonic() - self._begin, _processor_seconds()
+        own = sum(used - self._ours.get(namespace, 0.0) for namespace, used in ours.items())
+        return seconds * min(1.0, max(0.1, own / max(now - self._all, 1e-9)))
+
+
+def _processor_seconds() -> tuple[float, dict[int, float]]:
+    """What all programs have used so far; and what this process and each machine has, by process namespace."""
+    own, ours = os.stat("/proc/self/ns/pid").st_ino, {}
+    for process, namespace in _processes():
+        with suppress(OSError):
+            if namespace != own or process == os.getpid():
+                stat = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+                times = stat[11:13] if namespace == own else stat[11:15]  # there with those of children that have ended
+                ours[namespace] = ours.get(namespace, 0.0) + sum(map(int, times)) / TICKS
+    user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split()[1:8])
+    return (user + nice + system + irq + softirq) / TICKS, ours
+
+
+def _processes() -> Iterator[tuple[int, int]]:
+    """The id and the process namespace of each process here."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            try:
-                found.add(os.stat(entry / "ns/pid").st_ino)
-            except OSError:  # It has just ended.
-                continue
-    return found
+            with suppress(OSError):  # It has just ended.
+                yield int(entry.name), os.stat(entry / "ns/pid").st_ino
 
 
 def wait_until(
     condition: Callable[[], object], what: str, seconds: float = SECONDS, why: Callable[[], object] = str
 ) -> None:
-    """Looks until it holds; fails after so many seconds, and says `why`."""
-    deadline = time.monotonic() + seconds
+    """Looks until it holds; fails after so many seconds by a Stopwatch, and says `why`."""
+    deadline, watch = time.monotonic() + seconds, Stopwatch()
     while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what} {why()}"
+        if time.monotonic() > deadline:  # Reading the watch takes a while.
+            assert watch.read() < seconds, f"waited {seconds:.0f} s for {what} {why()}"
         time.sleep(LOOK_SECONDS)
+    print(f"{what} after {watch.read():.1f} s", file=sys.stderr)
 
 
 def missing() -> str:

@@ -13,22 +13,15 @@ from terraform_program import Plan, resources
 
 from apex.config import TransportConfig
 from apex.learning.batch_ring import MOST_LOADERS
+from apex.transport.curve.key_store import ENDPOINTS
+from apex.types import Role
 
 PROJECT = "apex-zeromq"
 ADMIN_PORTS = {22, 6006}
 
-# Who opens a connection to whom. apex/transport/curve/key_store.py says whose key each socket accepts; every role
-# says hello and reports to the learner.
-MAY_REACH = {
-    "experience": {"actor"},
-    "priorities": {"learner"},
-    "receipts": {"actor"},
-    "parameters": {"actor", "evaluator"},
-    "batches": {"replay"},
-    "control": {"replay", "evaluator", "actor"},
-    "metrics": {"replay", "evaluator", "actor"},
-}
-BOUND_BY = {name: "replay" if name in ("experience", "priorities", "receipts") else "learner" for name in MAY_REACH}
+# Who opens a connection to whom: the hosts of the roles whose keys open the socket. Observers are no host's.
+MAY_REACH = {name: set(socket.open_to) - {Role.OBSERVER} for name, socket in ENDPOINTS.items()}
+BOUND_BY = {name: socket.bound_by for name, socket in ENDPOINTS.items()}
 
 # Words of a secret, and what keys look like: CURVE's 64 hexadecimal digits, AWS's own, PEM.
 SECRETS = re.compile(

@@ -18,7 +18,7 @@ class Passage(NamedTuple):
 
     inward: bool
     other: str  # CIDR block
-    port: int
+    ports: str  # as `ip rule` takes them: 443, 52002-52632
 
 
 def passages(rules: Iterable[Mapping[str, Any]], groups: set[str], members: Mapping[str, set[str]]) -> set[Passage]:
@@ -28,12 +28,12 @@ def passages(rules: Iterable[Mapping[str, Any]], groups: set[str], members: Mapp
         if rule["GroupId"] not in groups or "CidrIpv6" in rule:  # The machines here have no such addresses.
             continue
         assert rule["IpProtocol"] == "tcp", rule
-        assert rule["FromPort"] == rule["ToPort"], rule
         if "ReferencedGroupInfo" in rule:
             others = {f"{address}/32" for address in members.get(rule["ReferencedGroupInfo"]["GroupId"], set())}
         else:
             others = {rule["CidrIpv4"]}
-        found |= {Passage(not rule["IsEgress"], other, rule["FromPort"]) for other in others}
+        ports = "-".join(map(str, sorted({rule["FromPort"], rule["ToPort"]})))
+        found |= {Passage(not rule["IsEgress"], other, ports) for other in others}
     return found
 
 
@@ -56,8 +56,7 @@ def opened(passage: Passage) -> list[str]:
     """Routing rules for the connections of one passage: for what asks, and for what answers."""
     ways = {"in": f"from {passage.other} {{}} lookup local", "out": f"iif lo to {passage.other} {{}} lookup main"}
     asks, answers = ("in", "out") if passage.inward else ("out", "in")
-    port = passage.port
     return [
-        f"rule add pref 100 {ways[asks].format(f'ipproto tcp dport {port}')}",
-        f"rule add pref 100 {ways[answers].format(f'ipproto tcp sport {port}')}",
+        f"rule add pref 100 {ways[asks].format(f'ipproto tcp dport {passage.ports}')}",
+        f"rule add pref 100 {ways[answers].format(f'ipproto tcp sport {passage.ports}')}",
     ]

@@ -12,7 +12,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1] / "terraform"
 PROVIDER = Path("registry.terraform.io/hashicorp/aws")
-SECONDS = 280
+SECONDS = 900  # that Terraform may take beside busy programs; an apply takes one minute
 
 Plan = dict[str, Any]
 

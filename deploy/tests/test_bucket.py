@@ -18,11 +18,11 @@ from test_host import BEGUN, ENV, machine, metadata_service
 from apex.cloud.host import command as host_command
 from apex.cloud.host.bucket import RunBucket
 from apex.config import Config, RunConfig
-from apex.errors import ConfigError
+from apex.errors import FINISHED, UsageError
 from apex.runs.checkpoints.checkpoint import note_newest
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.truncate import cut_curves
-from apex.runtime.lifecycle import FINISHED, Stop
+from apex.runtime.lifecycle import Stop
 from apex.types import Schema
 
 
@@ -202,18 +202,18 @@ def test_a_new_host_has_the_curves_and_the_newest_checkpoint(s3: Any, tmp_path: 
     assert after.upload("i-2") == 0, "the bucket has all of it already"
 
 
-def test_a_restored_run_counts_its_starts_on_above_those_of_the_lost_host(s3: Any, tmp_path: Path) -> None:
+def test_a_start_of_a_restored_run_has_a_higher_number_than_those_of_the_lost_host(s3: Any, tmp_path: Path) -> None:
     schema = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
     config = Config(run=RunConfig(name="pong", folder=str(tmp_path / "old/runs")))
     folder = RunFolder.create(config, schema, argv=[])
-    epochs = [folder.next_epoch() for _ in range(3)]
+    epochs = [folder.next_epoch(lambda: 1.8e9) for _ in range(3)]
     copy = copy_of(s3, tmp_path / "old")
     copy.begin(BEGUN, "i-1")
     copy.upload("i-1")
     restored(s3, tmp_path / "new")
     again = RunFolder.open(tmp_path / "new/runs/pong")
     assert again.run_id == folder.run_id
-    assert again.next_epoch() > max(epochs) + 1
+    assert again.next_epoch(lambda: 1.8e9 + 60.0) > max(epochs)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -254,7 +254,7 @@ def test_nothing_in_the_bucket_leads_out_of_the_run(s3: Any, tmp_path: Path) -> 
     copy.begin(BEGUN, "i-1")
     copy.upload("i-1")
     s3.put_object(Bucket="weights", Key="pong/x/../../../evil", Body=b"x")
-    with pytest.raises(ConfigError, match="outside of the run folder"):
+    with pytest.raises(UsageError, match="path is outside the run folder"):
         restored(s3, tmp_path / "new")
     assert not list(tmp_path.rglob("evil"))
     assert not (tmp_path / "new/runs/pong").exists()
@@ -268,7 +268,7 @@ def test_a_host_that_was_replaced_uploads_nothing(s3: Any, tmp_path: Path) -> No
     restored(s3, tmp_path / "new")
     before = objects(s3)
     checkpoint(tmp_path / "old", 9)
-    with pytest.raises(RuntimeError, match="belongs to i-2 now"):
+    with pytest.raises(RuntimeError, match="now belongs to i-2"):
         copy.upload("i-1")
     assert objects(s3) == before
 
@@ -306,6 +306,34 @@ class MemoryBucket:
         return SimpleNamespace(paginate=lambda **options: [self.list_objects_v2(**options)])
 
 
+def test_a_checkpoint_that_is_written_during_an_upload_is_named_by_the_next_one(tmp_path: Path) -> None:
+    class Slow(MemoryBucket):
+        def upload_file(self, path: str, bucket: str, key: str, ExtraArgs: Any = None) -> None:  # noqa: N803
+            super().upload_file(path, bucket, key, ExtraArgs)
+            if not (tmp_path / "runs/pong/checkpoints/000000002").exists():
+                checkpoint(tmp_path, 2)
+
+    s3 = Slow()
+    make_run(tmp_path)
+    copy = copy_of(s3, tmp_path)
+    copy.begin(BEGUN, "i-1")
+    copy.upload("i-1")
+    assert json.loads(s3.objects["pong/checkpoints/newest.json"])["num_updates"] == 1
+    copy.upload("i-1")
+    assert json.loads(s3.objects["pong/checkpoints/newest.json"])["num_updates"] == 2
+
+
+def test_a_checkpoint_that_is_not_whole_yet_is_not_restored(tmp_path: Path) -> None:
+    s3 = MemoryBucket()
+    make_run(tmp_path / "old")
+    copy = copy_of(s3, tmp_path / "old")
+    copy.begin(BEGUN, "i-1")
+    copy.upload("i-1")
+    del s3.objects["pong/checkpoints/000000001/manifest.json"]
+    with pytest.raises(RuntimeError, match="checkpoint 1 is incomplete"):
+        restored(s3, tmp_path / "new")
+
+
 def test_a_day_uploads_little_more_than_what_it_leaves(tmp_path: Path) -> None:
     """24 hours, all sizes divided by 1,000: 12 MB of events and 5 MB of rows an hour, checkpoints of 100 MB."""
     s3 = MemoryBucket()
@@ -319,6 +347,7 @@ def test_a_day_uploads_little_more_than_what_it_leaves(tmp_path: Path) -> None:
         if minute % 60 == 0:
             write(tmp_path, "checkpoints/best.safetensors", f"{minute:027000d}")
         checkpoint(tmp_path, minute + 2, size=100_000)
+        shutil.rmtree(tmp_path / f"runs/pong/checkpoints/{minute - 4:09d}", ignore_errors=True)  # Three are kept.
         copy.upload("i-1")
     copy.upload("i-1", whole=True)
     uploaded = sum(s3.num_bytes.values())
@@ -362,7 +391,7 @@ def test_no_run_begins_where_its_weights_would_mix_with_anothers(s3: Any, tmp_pa
     assert prepare(lambda service: s3, settings), "the earlier cluster has made no run"
     make_run(settings.home)
     copy_of(s3, settings.home).upload("i-1")
-    with pytest.raises(ConfigError, match=r"s3://weights/pong has a run of another cluster: rename this cluster"):
+    with pytest.raises(UsageError, match=r"s3://weights/pong has a run of another cluster: rename this cluster"):
         prepare(lambda service: s3, earlier)
 
 
@@ -372,7 +401,7 @@ def test_no_run_begins_whose_weights_have_nowhere_to_go(
     monkeypatch.setattr(host_command, "BUCKET_SECONDS", 0.1)
     monkeypatch.setattr(host_command, "LOOK_SECONDS", 0.1)
     s3.delete_bucket(Bucket="weights")
-    with pytest.raises(ConfigError, match=r"cannot write to s3://weights/pong.*NoSuchBucket"):
+    with pytest.raises(UsageError, match=r"cannot read or write s3://weights/pong.*NoSuchBucket"):
         prepare(lambda service: s3, machine(tmp_path, "learner"))
     said = [record for record in caplog.records if record.name == "apex"]  # boto3 logs too.
     assert len(said) == 1, "said at once, and once"

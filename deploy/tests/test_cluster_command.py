@@ -118,7 +118,7 @@ def test_a_host_that_is_stopped_and_a_run_that_has_ended_are_problems(
     scaling.set_desired_capacity(AutoScalingGroupName="apex-pong-actor", DesiredCapacity=0)
     assert apex(capsys, "list")[1][-3:] == [
         f"pong: learner {learner} is stopped: its disk holds files that could not be uploaded. "
-        "Start it again to upload them",
+        "Start the host again to upload them",
         "pong: the group of actor hosts has size 0",
         "pong: the group of learner hosts has size 0",
     ]
@@ -141,7 +141,7 @@ def test_the_lines_of_all_hosts_come_by_time(aws: None, capsys: pytest.CaptureFi
 def test_one_cluster_is_resized_within_its_bound(aws: None, capsys: pytest.CaptureFixture[str]) -> None:
     launch("pong-1")
     launch("pong")
-    said = "pong: desired actor hosts 5, 3 before; 3 in service"
+    said = "pong: desired actor hosts 5 (before: 3); 3 in service"
     assert apex(capsys, "resize", "pong", "--actors", "5") == (0, [said], "")
     assert len(hosts_of("pong", "actor")) == 5
     assert apex(capsys, "resize", "pong", "--actors", "7")[0] == 2
@@ -150,4 +150,4 @@ def test_one_cluster_is_resized_within_its_bound(aws: None, capsys: pytest.Captu
 
 def test_an_incomplete_cluster_is_listed(aws: None, capsys: pytest.CaptureFixture[str]) -> None:
     make_network("half")
-    assert "Remove it with terraform destroy" in apex(capsys, "list")[1][-1]
+    assert "To remove it, run terraform destroy" in apex(capsys, "list")[1][-1]

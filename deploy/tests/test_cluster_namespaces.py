@@ -9,7 +9,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,21 @@ import emulator
 import namespaces
 import pytest
 from namespaced_cluster import NamespacedCluster
-from namespaced_run import ADMIN, SOCKETS, STRANGER, TENSORBOARD, Door, Told, tell
+from namespaced_run import (
+    ADMIN,
+    BUSY_SECONDS,
+    SOCKETS,
+    START_SECONDS,
+    STRANGER,
+    TENSORBOARD,
+    Door,
+    Told,
+    boot_hosts,
+    connected_from,
+    status_of,
+    tell,
+)
+from namespaces import wait_until
 from rules import MAY_REACH
 from terraform_program import Terraform
 
@@ -32,7 +47,10 @@ NO_SETTINGS = ("environment.id", "actor.num_actors")  # variables of their own
 
 MISSING = namespaces.missing() or ("" if shutil.which("terraform") else "not installed: terraform")
 
-pytestmark = [pytest.mark.skipif(bool(MISSING), reason=MISSING), pytest.mark.timeout(1200)]
+pytestmark = [
+    pytest.mark.skipif(bool(MISSING), reason=MISSING),
+    pytest.mark.timeout(2400),
+]  # beyond the run's own deadlines
 
 
 def preset_settings() -> dict[str, dict[str, Any]]:
@@ -46,21 +64,31 @@ def preset_settings() -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def applied(scratch: Path, installed: tuple[dict[str, str], Path], endpoint: str) -> str:
-    """The AWS, with the cluster."""
+def apply(scratch: Path, installed: tuple[dict[str, str], Path], endpoint: str) -> Callable[..., str]:
+    """Applies a cluster of this name, with these variables beside those of all; returns the AWS."""
     settings, data = installed
-    terraform = Terraform(scratch / "cartpole", {**settings, **emulator.environment(endpoint)}, data)
-    terraform.set(
-        name=NAME,
-        admin_cidrs=[f"{ADMIN}/32"],
-        bucket=emulator.BUCKET,
-        environment="CartPole-v1",
-        settings=preset_settings(),
-        actor_instance_types=["c7i.large"],
-        streams_per_core=2,
-    )
-    terraform.run("apply", "-auto-approve", "-input=false", "-no-color")
-    return endpoint
+
+    def apply(name: str, **variables: Any) -> str:
+        terraform = Terraform(scratch / name, {**settings, **emulator.environment(endpoint)}, data)
+        terraform.set(
+            name=name,
+            admin_cidrs=[f"{ADMIN}/32"],
+            bucket=emulator.BUCKET,
+            environment="CartPole-v1",
+            actor_instance_types=["c7i.large"],
+            streams_per_core=2,
+            **variables,
+        )
+        terraform.run("apply", "-auto-approve", "-input=false", "-no-color")
+        return endpoint
+
+    return apply
+
+
+@pytest.fixture(scope="module")
+def applied(apply: Callable[..., str]) -> str:
+    """The AWS, with the cluster."""
+    return apply(NAME, settings=preset_settings())
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +96,7 @@ def told(applied: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tol
     """The whole run. Every wait has a deadline, and whatever happens every machine ends."""
     cluster = NamespacedCluster(applied, tmp_path_factory.mktemp("hosts"))
     try:
-        yield tell(cluster, emulator.client("ssm", applied), NAME)
+        yield tell(cluster, partial(emulator.client, endpoint=applied), NAME)
     except BaseException:
         print(cluster.said())
         raise
@@ -134,6 +162,7 @@ def test_a_socket_is_open_to_the_roles_that_use_it_and_to_nobody_else(told: Told
 def test_tensorboard_is_the_admins_alone(told: Told) -> None:
     door = told.at, TENSORBOARD
     assert {address for address, doors in elsewhere(told.open).items() if door in doors} == {ADMIN}
+    assert told.curves.keys() == {ADMIN, STRANGER}
     assert told.curves[ADMIN] != []
     assert told.curves[STRANGER] == []
 
@@ -167,6 +196,29 @@ def test_a_learner_host_that_was_cut_off_goes_on_and_has_lost_nothing(told: Told
 def test_no_program_failed(told: Told) -> None:
     ended = {host.name: host.ended(f"apex@{host.role}.service") for host in told.hosts.values()}
     assert set().union(*ended.values()) == {"0"}, ended
+
+
+def test_a_replay_server_on_a_host_of_its_own_feeds_every_loader(
+    apply: Callable[..., str], told: Told, tmp_path: Path
+) -> None:
+    """Of another cluster, after the end of the first: each loader has a port of its own."""
+    name, settings = "cartpole-2", preset_settings()
+    settings["learner"]["num_loaders"] = 2
+    aws = partial(emulator.client, endpoint=apply(name, settings=settings, replay_host="own", actor_hosts=1))
+    cluster = NamespacedCluster(aws("ec2").meta.endpoint_url, tmp_path)
+    try:
+        cluster.add_new()
+        (learner,), (replay,) = cluster.of("learner"), cluster.of("replay")
+        boot_hosts(cluster, aws("ssm"), name, *cluster.hosts.values())
+        wait_until(lambda: status_of(learner).updates > 20, "updates", START_SECONDS)
+        for loader in range(2):
+            port = TransportConfig().port("batches", loader)
+            wait_until(lambda at=port: replay.address in connected_from(learner, at), "a sampler", BUSY_SECONDS)
+    except BaseException:
+        print(cluster.said())
+        raise
+    finally:
+        cluster.close()
 
 
 def test_machines_end_with_the_tests_even_where_these_are_killed(tmp_path: Path) -> None:

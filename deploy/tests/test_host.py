@@ -22,8 +22,8 @@ from apex.cloud.host import shutdown as host_shutdown
 from apex.cloud.host.metadata import Metadata
 from apex.cloud.host.settings import HostSettings, read_settings
 from apex.cloud.host.shutdown import end_cluster
-from apex.errors import ConfigError
-from apex.runtime.lifecycle import FAILED, FINISHED, Stop
+from apex.errors import FAILED, FINISHED, UsageError
+from apex.runtime.lifecycle import Stop
 from apex.transport.curve.key_store import Keys, create_pair, public_digits
 
 REGION = "us-east-1"
@@ -88,7 +88,7 @@ def test_settings_are_read_as_the_first_boot_writes_them(tmp_path):
 )
 def test_settings_that_cannot_be_are_refused(tmp_path, old, new, message):
     (tmp_path / "cluster.env").write_text(ENV.replace(old, new, 1))
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UsageError, match=message):
         read_settings(tmp_path)
 
 
@@ -431,7 +431,7 @@ def test_a_host_whose_last_upload_fails_for_good_keeps_its_disk_and_says_so(aws,
     assert not end_cluster(aws, machine(tmp_path, "learner", "replay"), own, Copy(aws, failures=99), Stop())
     assert sizes(aws) == NONE
     assert (hosts_of(aws, "learner"), state(aws, own)) == ([], "running"), "its group would terminate it with its disk"
-    assert "not in s3://weights/pong: a.safetensors. The host is stopped" in caplog.messages[-1]
+    assert "only on this host's disk: a.safetensors. The host is stopped" in caplog.messages[-1]
 
 
 @pytest.mark.parametrize("role", ["actor", "evaluator"])

@@ -65,7 +65,7 @@ def lay_out(folder: Path, text: str = TEMPLATE) -> Path:
 
 def packer(*words: str, cwd: Path) -> str:
     """What it complains of; "" if of nothing."""
-    found = subprocess.run(["packer", *words], cwd=cwd, capture_output=True, text=True, timeout=60)
+    found = subprocess.run(["packer", *words], cwd=cwd, capture_output=True, text=True, timeout=100)
     return "" if found.returncode == 0 else found.stdout + found.stderr or f"status {found.returncode}"
 
 

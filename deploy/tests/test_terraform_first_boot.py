@@ -56,7 +56,7 @@ def test_cloud_init_accepts_it(kind: str, told: dict[str, str], tmp_path: Path) 
         env={**os.environ, "PYTHONPATH": sources, "PYTHONWARNINGS": "ignore"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Valid cloud-config" in done.stdout

@@ -35,11 +35,21 @@ class Facts(NamedTuple):
     stack: int
     num_actions: int
     n_step: int
+    action_size: int = 0
+    masked: bool = False
     shard: int = 0
     batch_size: int = 3
     num_shards: int = 2
     num_parameters: int = 3
-    wire_version: int = 1
+    wire_version: int = 2
+
+    @property
+    def action_form(self) -> str:
+        return f"{self.action_size}f" if self.action_size else "q"
+
+    @property
+    def mask_bytes(self) -> int:
+        return (self.num_actions + 7) // 8 if self.masked else 0
 
     @property
     def max_frame_bytes(self) -> int:
@@ -80,7 +90,7 @@ def read_header(kind: str, parts: list[bytes]) -> tuple[Header, bytes, list[byte
     must(len(parts) == (2 if kind == "batch" else 1))
     first = parts[0]
     must(len(first) >= 52)
-    must(first[:4] == b"ApeX" and (first[4] == 1 or kind == "control") and first[5] == KINDS[kind])
+    must(first[:4] == b"ApeX" and (first[4] == 2 or kind == "control") and first[5] == KINDS[kind])
     shard, run_id, sender, schema, incarnation, number, items, length, crc = struct.unpack("<HQIIQQIII", first[6:52])
     must(length == sum(len(part) for part in parts) - 52)
     must(crc == binascii.crc32(first[:48] + first[52:] + b"".join(parts[1:])))
@@ -113,12 +123,17 @@ def read_image(blob: bytes, most: int, facts: Facts) -> int:
 
 
 def check_transition(
-    n_step_return: float, discount: float, action: int, frame: int, following: int, depth: int, next_depth: int,
-    num_frames: int, facts: Facts,
+    n_step_return: float, discount: float, action: list[Any], frame: int, following: int, depth: int, next_depth: int,
+    mask: bytes, num_frames: int, facts: Facts,
 ) -> None:  # fmt: skip
     must(math.isfinite(n_step_return))
     must(0 <= discount <= 1)
-    must(action < facts.num_actions)
+    for value in action:
+        must(-1 <= value <= 1 if facts.action_size else 0 <= value < facts.num_actions)
+    if facts.masked:
+        allowed = [a for a in range(8 * len(mask)) if mask[a // 8] & 1 << a % 8]
+        must(all(a < facts.num_actions for a in allowed))
+        must(allowed != [] or discount == 0)
     must(frame + 1 <= following <= frame + facts.n_step)
     must(following < num_frames)
     must(1 <= depth <= facts.stack and depth <= frame + 1)
@@ -129,14 +144,19 @@ def read_segment(header: Header, body: bytes, rest: list[bytes], facts: Facts) -
     must(header.run_id == facts.run_id and header.schema == facts.fingerprint and header.shard == facts.shard)
     must(header.number < 2**63 and header.incarnation < 2**63)
     must(1 <= header.items <= 4096)
-    end = 12 + 20 * header.items
+    form = f"<fffff{facts.action_form}HHBB{facts.mask_bytes}s"
+    end = 12 + struct.calcsize(form) * header.items
     must(len(body) >= end)
     must(int.from_bytes(body[:8], "little") <= header.number)
     num_frames = read_image(body[end:], 8192, facts)
-    for fields in struct.iter_unpack("<fffHHHBB", body[12:end]):
-        n_step_return, discount, priority, action, frame, following, depth, next_depth = fields
+    for fields in struct.iter_unpack(form, body[12:end]):
+        n_step_return, discount, priority, reward, step_discount, *action, frame, following, depth, next_depth, mask = (
+            fields
+        )
         must(math.isfinite(priority) and priority >= 0)
-        check_transition(n_step_return, discount, action, frame, following, depth, next_depth, num_frames, facts)
+        must(math.isfinite(reward))
+        must(0 <= step_discount <= 1)
+        check_transition(n_step_return, discount, action, frame, following, depth, next_depth, mask, num_frames, facts)
 
 
 def read_receipt(header: Header, body: bytes, rest: list[bytes], facts: Facts) -> None:
@@ -147,18 +167,33 @@ def read_receipt(header: Header, body: bytes, rest: list[bytes], facts: Facts) -
 def read_batch(header: Header, body: bytes, rest: list[bytes], facts: Facts) -> None:
     must(header.run_id == facts.run_id and header.schema == facts.fingerprint and header.shard < facts.num_shards)
     must(header.items == facts.batch_size)
-    must(len(body) == 8 + 40 * facts.batch_size)
+    form = f"<qdff{facts.action_form}IHHHBB{facts.mask_bytes}s"
+    padding = -struct.calcsize(form) % 8
+    form += f"{padding}s"
+    must(len(body) == 8 + struct.calcsize(form) * facts.batch_size)
     must(1 <= int.from_bytes(body[:8], "little") < 2**40)
     most = 2 * facts.stack + facts.n_step
     total = 0
-    for fields in struct.iter_unpack("<qdffIHHHHBBH", body[8:]):
-        _, probability, n_step_return, discount, _, action, num_frames, frame, following, depth, next_depth, zero = (
-            fields
-        )
+    for fields in struct.iter_unpack(form, body[8:]):
+        (
+            _,
+            probability,
+            n_step_return,
+            discount,
+            *action,
+            _,
+            num_frames,
+            frame,
+            following,
+            depth,
+            next_depth,
+            mask,
+            zeros,
+        ) = fields
+        must(not any(zeros))
         must(2.0**-1000 <= probability <= 1)
         must(num_frames <= most)
-        must(zero == 0)
-        check_transition(n_step_return, discount, action, frame, following, depth, next_depth, num_frames, facts)
+        check_transition(n_step_return, discount, action, frame, following, depth, next_depth, mask, num_frames, facts)
         total += num_frames
     must(read_image(rest[0], most * facts.batch_size, facts) == total)
 
@@ -357,10 +392,7 @@ def is_endpoint(value: Any) -> bool:
     if not is_text(value) or not value.startswith("tcp://"):
         return False
     host, colon, port = value[len("tcp://") :].rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        is_host = len(host) > 2 and set(host[1:-1]) <= set("0123456789abcdefABCDEF:.")
-    else:
-        is_host = host[:1].isalnum() and all(each.isascii() and (each.isalnum() or each in "._-") for each in host)
+    is_host = host[:1].isalnum() and all(each.isascii() and (each.isalnum() or each in "._-") for each in host)
     is_port = port.isascii() and port.isdecimal() and not port.startswith("0") and 0 < int(port) < 65_536
     return bool(colon) and is_host and is_port
 
@@ -378,6 +410,16 @@ def is_histogram(value: Any) -> bool:
     return all(edges[index] < edges[index + 1] for index in range(len(counts)))
 
 
+def is_resources(value: Any) -> bool:
+    if type(value) is not dict or not {"cores", "memory_bytes"} <= value.keys() <= OF_RESOURCES:
+        return False
+    share, gpu_bytes = value.get("gpu_share"), value.get("gpu_memory_bytes")
+    if not is_number(value["cores"]) or not is_whole(value["memory_bytes"], 0, 2**62):
+        return False
+    return (share is None or is_number(share)) and (gpu_bytes is None or is_whole(gpu_bytes, 0, 2**62))
+
+
+OF_RESOURCES = {"cores", "memory_bytes", "gpu_share", "gpu_memory_bytes"}
 COUNTS = ("num_inserted", "num_drawn", "size", "bytes", "max_bytes", "stale_priorities", "duplicate_segments")
 COUNTS += ("refused",)
 RATES = ("inserts_per_second", "samples_per_second", "busy_share")
@@ -436,7 +478,9 @@ def read_control(header: Header, body: bytes, rest: list[bytes], facts: Facts) -
         must(is_whole(message["num_streams"], 0, 65_536))
     elif kind == "heartbeat":
         names = "endpoints host pid role run_id session shard status streams type"
+        resources = message.pop("resources", None)
         must(sorted(message) == names.split())
+        must(resources is None or is_resources(resources))
         must(is_whole(message["run_id"], 0, 2**64 - 1))
         must(is_whole(message["session"], 0, 2**63 - 1))
         check_who(message)

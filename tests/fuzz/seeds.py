@@ -20,6 +20,10 @@ from .reference import Facts
 
 PIXELS = Schema(frame_shape=(3, 2), frame_dtype="uint8", stack=3, num_actions=3, n_step=2, codec="lz4")
 VECTORS = Schema(frame_shape=(2,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
+CONTINUOUS = Schema(
+    frame_shape=(2,), frame_dtype="float32", stack=1, num_actions=0, n_step=3, codec="raw", action_size=2
+)
+MASKED = Schema(frame_shape=(2,), frame_dtype="float32", stack=1, num_actions=11, n_step=3, codec="raw", masked=True)
 
 
 class Side(NamedTuple):
@@ -41,12 +45,15 @@ def make_side(schema: Schema) -> Side:
             stack=schema.stack,
             num_actions=schema.num_actions,
             n_step=schema.n_step,
+            action_size=schema.action_size,
+            masked=schema.masked,
             wire_version=WIRE_VERSION,
         ),
     )
 
 
-SIDES = {"pixels": make_side(PIXELS), "vectors": make_side(VECTORS)}
+SCHEMAS = {"pixels": PIXELS, "vectors": VECTORS, "continuous": CONTINUOUS, "masked": MASKED}
+SIDES = {name: make_side(schema) for name, schema in SCHEMAS.items()}
 
 DECODE: dict[str, Callable[[Side, list[bytes]], Any]] = {
     "segment": lambda side, parts: side.codec.decode_segment(parts, side.facts.shard),

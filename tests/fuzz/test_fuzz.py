@@ -14,15 +14,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from msgspec.structs import replace
+from support.builders import make_segment
 
 from apex.acting.send_window import SendWindow
-from apex.config import ActorConfig, Config, RunConfig
+from apex.algorithms.interface import make_algorithm
+from apex.algorithms.parameters import flatten_parameters
+from apex.config import ActorConfig, Config, LearnerConfig, NetworkConfig, RunConfig
 from apex.launch.terminal.dashboard import History, plain_line, render
+from apex.learning.batch_ring import BatchRing
+from apex.learning.batch_source import LocalSource, RemoteSource
 from apex.learning.coordinator.coordinator import Coordinator
 from apex.learning.coordinator.metric_rows import MetricRows, evaluation_row
+from apex.learning.loader import Loader
+from apex.learning.trainer import Trainer
+from apex.replay_memory.batch_drawer import BatchDrawer, DrawSettings
 from apex.replay_memory.frames.lz4_blocks import FrameError
 from apex.replay_memory.frames.stack_decoder import StackDecoder
+from apex.replay_memory.rate_limiter import RateLimiter
+from apex.replay_memory.sampler_counters import SamplerCounters
 from apex.replay_memory.store.layout import StoreSettings
 from apex.replay_memory.store.reader import StoreReader
 from apex.replay_memory.store.writer import StoreWriter
@@ -33,7 +44,7 @@ from apex.runs.status import summarize
 from apex.transport.codec import Codec
 from apex.transport.control_codec import decode_answer, encode_control
 from apex.transport.messages.control import Heartbeat
-from apex.types import BatchMessage, Stream
+from apex.types import BatchMessage, Exploration, Stream
 from tests.fuzz.campaign import CORPUS, Finding, accepted_messages, judge, replay, run
 from tests.fuzz.mutations import seal
 from tests.fuzz.reference import accepts
@@ -163,6 +174,72 @@ def test_whatever_segment_is_accepted_can_be_stored_drawn_and_decoded(side, acce
     writer.close()
 
 
+class Learning:
+    """A store of which a learner draws, and what it learns by: the loader's ring and the trainer."""
+
+    def __init__(self, path, schema, *, by_socket):
+        settings = StoreSettings(8_192, 1 << 20, num_streams=2, priority_exponent=0.6, min_priority=1e-6)
+        self.schema = schema
+        self.writer = StoreWriter.create(path, schema, settings, store_incarnation=1)
+        self.counters = SamplerCounters(1)
+        limits = DrawSettings(0, 16, 8, RateLimiter(1, 0.0, 0.1, inserts_wait=False))
+        drawer = BatchDrawer(StoreReader(path, schema), self.counters, 0, limits, np.random.default_rng(0))
+        self.remote = RemoteSource(lambda timeout: drawer.draw(), num_shards=1, credit=8)
+        self.source = self.remote if by_socket else LocalSource(drawer)
+        self.ring = BatchRing(schema, 16)
+        self.loader = Loader(schema, self.ring)
+        self.trainer = None
+        if schema == VECTORS:  # These frames of pixels are too small for any network.
+            learner = LearnerConfig(batch_size=16, optimizer="adam", loss="squared")
+            config = Config(learner=learner, network=NetworkConfig(hidden=8, body_hidden=8))
+            options = {"batches": self.ring, "priorities": self, "publish": lambda parameters: None}
+            self.trainer = Trainer(learner, make_algorithm(config, schema), device=torch.device("cpu"), **options)
+
+    def insert(self, segment, actor_id):
+        stream = Stream(actor_id, 1)
+        number = self.writer.receipt(actor_id).contiguous
+        assert self.writer.insert(segment._replace(stream=stream, number=number, base=number)) == "stored"
+
+    def send(self, update):
+        """Takes new priorities, as the replay server does."""
+        self.writer.update_priorities(update)
+        self.counters.acknowledge(update.sampler, update.number)
+
+    def learn(self):
+        """One batch, its priorities and, where there is a network, its update; returns the share of its good rows."""
+        assert self.loader.ready(0.0)
+        self.remote.receive(0.0)
+        assert self.loader.fill([self.source])
+        if self.trainer is not None:
+            unusable = self.trainer.num_unusable + 16 * self.trainer.num_skipped
+            assert self.trainer.step(0.0)
+            return 1 - (self.trainer.num_unusable + 16 * self.trainer.num_skipped - unusable) / 16
+        batch = self.ring.receive(0.0)
+        for update in batch.updates(np.ones(16, np.float32)):
+            self.send(update)
+        share = batch.usable.mean()
+        self.ring.release(batch.slot)
+        return share
+
+
+@pytest.mark.parametrize("by_socket", [False, True])
+@pytest.mark.parametrize("side", ["pixels", "vectors"])
+def test_whatever_segment_is_accepted_later_training_goes_on(side, by_socket, accepted_segments, tmp_path):
+    """Each hostile transition may spoil the first batch that it is drawn into, and none after that."""
+    learning = Learning(tmp_path / "store", {"pixels": PIXELS, "vectors": VECTORS}[side], by_socket=by_socket)
+    for first in range(0, 500, 5):
+        learning.insert(make_segment(learning.schema, first=first), actor_id=0)
+    hostile = [segment for seed, segment in accepted_segments if seed.side == side][:200]
+    for segment in hostile:
+        learning.insert(segment, actor_id=1)
+    shares = [learning.learn() for _ in range(400)]
+    assert min(shares) < 1  # There was something to be harmed by.
+    assert np.mean(shares[-100:]) > 0.95
+    if learning.trainer is not None:
+        assert np.isfinite(flatten_parameters(learning.trainer.online)).all()
+    learning.writer.close()
+
+
 def test_whatever_batch_is_accepted_can_be_decoded():
     decoders = {}
     for name, side in SIDES.items():
@@ -211,11 +288,11 @@ def test_whatever_heartbeat_is_accepted_can_be_summed_up_shown_and_kept(tmp_path
         if not isinstance(heartbeat, Heartbeat):
             continue
         beats += 1
-        state = RunState(FOUR_ACTORS, name="run", folder="/run")
+        state = RunState(FOUR_ACTORS, name="run", folder="/run", exploration=Exploration("epsilon", np.full(4, 0.1)))
         for session in range(2):
             with suppress(ValueError):  # It is of a shard that the run does not have.
                 state.hear(replace(heartbeat, session=session))
-        state.finished = index % 2 == 0
+        state.over = index % 2 == 0
         status = summarize(state, metrics.latest)
         assert decode_answer(encode_control(status)) == status
         plain_line(status)
@@ -230,7 +307,7 @@ def test_whatever_heartbeat_is_accepted_can_be_summed_up_shown_and_kept(tmp_path
 def test_whatever_evaluation_or_figure_is_accepted_can_be_kept(tmp_path):
     metrics, kept = MetricsWriter(tmp_path), 0
     for _, (result, _) in accepted_messages("evaluation", 10_000, seed=1):
-        state = RunState(FOUR_ACTORS, name="run", folder="/run")
+        state = RunState(FOUR_ACTORS, name="run", folder="/run", exploration=Exploration("epsilon", np.full(4, 0.1)))
         state.evaluation, state.best_score = result, result.mean
         assert state.end_reason() == ""
         plain_line(summarize(state, metrics.latest))

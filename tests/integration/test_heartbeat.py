@@ -37,9 +37,9 @@ with stop_on_signals() as stop:
 @pytest.mark.parametrize(
     ("route", "words"),
     [
-        (Route("127.0.0.1", 7), "the learner at tcp://127.0.0.1:7, which may want --keys"),
-        (Route("far", 7), "the learner at tcp://far:7, which may want --keys"),
-        (Route("127.0.0.1", 7, "keys"), "the learner at tcp://127.0.0.1:7, which must list this actor's key"),
+        (Route("127.0.0.1", 7), "the learner at tcp://127.0.0.1:7, which may require --keys"),
+        (Route("far", 7), "the learner at tcp://far:7, which may require --keys"),
+        (Route("127.0.0.1", 7, "keys"), "the learner at tcp://127.0.0.1:7, which must have this actor's public key"),
     ],
 )
 def test_who_is_not_let_in_and_hears_nothing_is_told_what_it_may_be_on_loopback_too(route, words):
@@ -49,6 +49,6 @@ def test_who_is_not_let_in_and_hears_nothing_is_told_what_it_may_be_on_loopback_
 def test_a_program_that_was_started_by_hand_ends_when_its_main_thread_is_stuck_and_says_where():
     ended = subprocess.run([sys.executable, "-c", PROGRAM], stderr=subprocess.PIPE, text=True, timeout=DEADLINE)
     assert ended.returncode == -signal.SIGABRT
-    assert "CRITICAL actor made no turn for" in ended.stderr
-    assert "it is stuck, and ends" in ended.stderr
+    assert "CRITICAL actor: the main thread made no progress for" in ended.stderr
+    assert "aborting this process as stuck" in ended.stderr
     assert "in wait" in ended.stderr

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.builders import VECTORS, make_records, make_segment
 
-from apex.dqn.losses import importance_weights
+from apex.algorithms.losses import importance_weights
 from apex.learning.batch_ring import BatchRing
 from apex.learning.batch_source import LocalSource
 from apex.learning.loader import Loader

@@ -6,10 +6,14 @@ import numpy as np
 
 from apex.acting.segment_builder import COMPRESS
 from apex.frame_blob import make_blob
-from apex.types import BATCH_RECORD, RECORD, BatchMessage, Schema, Segment, Stream
+from apex.types import BatchMessage, Schema, Segment, Stream, batch_record_dtype, pack_mask, record_dtype
 
 PIXELS = Schema(frame_shape=(6, 5), frame_dtype="uint8", stack=4, num_actions=3, n_step=3, codec="lz4")
 VECTORS = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
+CONTINUOUS = Schema(
+    frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=0, n_step=3, codec="raw", action_size=3
+)
+MASKED = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=11, n_step=3, codec="raw", masked=True)
 RUN = 0xABCDEF
 
 
@@ -19,14 +23,32 @@ def make_frames(schema, count, first=0):
     return [np.full(schema.frame_shape, (first + i) % 251, dtype) for i in range(count)]
 
 
+def make_actions(schema, count):
+    """Actions that differ: 0, 1, 2, ... as far as there are so many, or values in [-1, 1]."""
+    if schema.action_size:
+        return np.linspace(-1, 1, count * schema.action_size, dtype=np.float32).reshape(count, -1)
+    return np.arange(count) % schema.num_actions
+
+
+def make_masks(schema, count):
+    """Packed masks that differ: action i and the last one are allowed next after transition i."""
+    masks = np.zeros((count, schema.num_actions), np.bool_)
+    masks[np.arange(count), np.arange(count) % schema.num_actions] = masks[:, -1] = True
+    return pack_mask(masks)
+
+
 def make_records(schema, count, **fields):
     """`count` one-step transitions in a row, as deep as their place in the episode allows."""
-    records = np.zeros(count, RECORD)
+    records = np.zeros(count, record_dtype(schema))
     steps = np.arange(count)
     records["n_step_return"] = steps
     records["discount"] = 0.5
     records["priority"] = 1 + steps
-    records["action"] = steps % schema.num_actions
+    records["reward"] = -steps
+    records["step_discount"] = 0.75
+    records["action"] = make_actions(schema, count)
+    if schema.masked:
+        records["next_mask"] = make_masks(schema, count)
     records["frame"] = steps
     records["next_frame"] = steps + 1
     records["depth"] = np.minimum(steps + 1, schema.stack)
@@ -47,13 +69,15 @@ def make_segment(schema, count=5, *, actor_id=2, incarnation=7, number=3, versio
 def make_batch(schema, count=4, *, sampler=1, number=9, num_transitions=100):
     """A part of a batch with full stacks: frames 0 ... S-1+2 of its own for each transition, two steps apart."""
     num_frames = schema.stack + 2
-    records = np.zeros(count, BATCH_RECORD)
+    records = np.zeros(count, batch_record_dtype(schema))
     records["key"] = 1000 + np.arange(count)
     records["probability"] = 0.25
     records["n_step_return"] = np.arange(count)
     records["discount"] = 0.9
     records["version"] = 5
-    records["action"] = np.arange(count) % schema.num_actions
+    records["action"] = make_actions(schema, count)
+    if schema.masked:
+        records["next_mask"] = make_masks(schema, count)
     records["num_frames"] = num_frames
     records["frame"] = schema.stack - 1
     records["next_frame"] = schema.stack + 1

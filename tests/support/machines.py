@@ -18,36 +18,6 @@ from apex.runtime.spawn import belong_to
 ROOT = Path(apex.__file__).parent.parent
 NETWORK = "10.77.0"
 INSTALLED = {"python": 'exec {python} "$@"', "apex": 'exec {python} -m apex "$@"'}
-# Runs what ssh would on a machine, which goes on for its own part when this is killed, as beyond a connection.
-SSH = """#!/bin/sh
-while :; do case $1 in -T) shift ;; -o | -L) shift 2 ;; *) break ;; esac; done
-host=${{1##*@}}
-shift
-pid=$(cat {folder}/$host/pid 2>/dev/null) || {{
-  echo "ssh: connect to host $host port 22: No route to host" >&2
-  exit 255
-}}
-exec 3<&0
-setsid nsenter --target "$pid" --net --mount --uts sh -c "cd {folder}/$host; $*" <&3 &
-wait $!
-"""
-SBIN = f"{os.environ['PATH']}:/usr/sbin:/sbin"
-SSHD = """
-HostKey {home}/key
-AuthorizedKeysFile {folder}/identity.pub
-PidFile none
-StrictModes no
-UsePAM no
-PasswordAuthentication no
-ForceCommand cd {home} && sh -c "$SSH_ORIGINAL_COMMAND"
-"""
-CONFIG = """
-IdentityFile {folder}/identity
-IdentitiesOnly yes
-UserKnownHostsFile {folder}/known
-StrictHostKeyChecking yes
-User root
-"""
 
 
 class Machines:
@@ -67,9 +37,6 @@ class Machines:
         for number, name in enumerate(names[1:]):
             self.run(self.here, f"ip link add port{number} master bridge up type veth peer eth0 netns {self.pid(name)}")
             self.run(name, f"ip addr add {self.addresses[name]}/24 dev eth0 && ip link set eth0 up")
-        self.ssh = folder / "ssh"
-        self.ssh.write_text(SSH.format(folder=folder))
-        self.ssh.chmod(0o755)
 
     def _make(self, name):
         binaries = self.folder / name / "apex-zeromq" / ".venv" / "bin"
@@ -87,22 +54,6 @@ class Machines:
         self._holders[name] = holder
         assert holder.stdout.readline() == b"ready\n"
         (self.folder / name / "pid").write_text(str(holder.pid))
-
-    def serve_ssh(self):
-        """Puts a real ssh and a real sshd on each machine in the place of the stand-in."""
-        hosts, known = [], []
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / "identity"], check=True)
-        for name, address in list(self.addresses.items())[1:]:
-            home = self.folder / name
-            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", home / "key"], check=True)
-            known.append(f"{address} {(home / 'key.pub').read_text()}")
-            hosts.append(f"Host {name}\n HostName {address}\n")
-            (home / "config").write_text(SSHD.format(home=home, folder=self.folder))
-            self.run(name, "mount -t tmpfs tmpfs /run && mkdir -m 755 /run/sshd")
-            self.start(name, f"{shutil.which('sshd', path=SBIN)} -D -e -f {home}/config", home / "sshd.log")
-        (self.folder / "known").write_text("".join(known))
-        (self.folder / "config").write_text(CONFIG.format(folder=self.folder) + "".join(hosts))
-        self.ssh.write_text(f'#!/bin/sh\nexec ssh -F {self.folder}/config "$@"\n')
 
     def pid(self, name):
         return self._holders[name].pid
@@ -159,9 +110,3 @@ def can_make_machines():
     script = "ip link add name bridge type bridge && ip link add one type veth peer two && hostname trial"
     trial = ["unshare", "--net", "--mount", "--uts", "sh", "-c", script]
     return not subprocess.run(trial, capture_output=True).returncode
-
-
-def has_sshd():
-    """Whether a real one can be started: the package makes a user for it."""
-    users = Path("/etc/passwd").read_text()
-    return "\nsshd:" in users and all(shutil.which(name, path=SBIN) for name in ("sshd", "ssh", "ssh-keygen"))

@@ -33,12 +33,22 @@ RESULT = EvaluationResult(
 
 
 def make_heartbeat(
-    role="replay", session=5, *, host="h", pid=7, shard=0, endpoints=None, streams=(), run_id=RUN, **status
+    role="replay",
+    session=5,
+    *,
+    host="h",
+    pid=7,
+    shard=0,
+    endpoints=None,
+    streams=(),
+    run_id=RUN,
+    resources=None,
+    **status,
 ):
     """A heartbeat; `status` are figures of its status."""
     return HEARTBEATS[role](
         session=session, run_id=run_id, host=host, pid=7, shard=shard, streams=list(streams),
-        endpoints=endpoints or {}, status=replace(STATUSES[role], **status),
+        endpoints=endpoints or {}, resources=resources, status=replace(STATUSES[role], **status),
     )  # fmt: skip
 
 
@@ -78,7 +88,7 @@ def make_run_status(**changes):
             "configured": 32,
             "leased": 31,
             "highest_id": 31,
-            "highest_epsilon": 0.00066,
+            "highest_exploration": "epsilon 0.00066",
             "score": 12.0,
             "mean_score": -3.25,
             "episodes": 17,
@@ -100,9 +110,9 @@ def make_run_status(**changes):
     return msgspec.convert(status, RunStatus)
 
 
-def make_row(role, *, shard=None, host="one", seen=0.3, rate="", waiting=""):
+def make_row(role, *, shard=None, host="one", seen=0.3, rate="", waiting="", resources=None):
     """One program in the status of a run."""
     return {
         "role": role, "shard": shard, "host": host, "pid": 12, "last_seen_seconds": seen, "rate": rate,
-        "waiting": waiting,
+        "waiting": waiting, "resources": resources and as_json(resources),
     }  # fmt: skip

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from apex.algorithms.parameters import flatten_parameters
 from apex.config import Config, EnvironmentConfig, NetworkConfig, RunConfig
-from apex.dqn.networks import flatten_parameters, make_network
+from apex.dqn.networks import make_network
 from apex.environments.factory import describe
 from apex.runs.checkpoints.checkpoint import LearnerState, save_checkpoint
 from apex.runs.checkpoints.policy_file import BEST, PolicyInfo, save_policy

@@ -13,6 +13,8 @@ class ScriptedEnvironment:
     The observation [E, 1, 1] is the number of the step within its game.
     """
 
+    action_mask = None
+
     def __init__(self, games, *, truncates=False, loses_lives=False):
         self.num_envs = len(games)
         self.actions = []  # the tape

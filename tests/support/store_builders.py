@@ -15,7 +15,7 @@ from apex.replay_memory.store.layout import StoreSettings
 from apex.replay_memory.store.priority_weights import MAX_STORED_PRIORITY
 from apex.replay_memory.store.reader import StoreReader
 from apex.replay_memory.store.writer import StoreWriter
-from apex.types import RECORD, PriorityUpdate, Schema, Segment, Stream
+from apex.types import PriorityUpdate, Schema, Segment, Stream, record_dtype
 
 SCHEMA = Schema(frame_shape=(16,), frame_dtype="uint8", stack=4, num_actions=9, n_step=3, codec="lz4")
 MIN_PRIORITY = 0.5
@@ -70,11 +70,13 @@ def make_segment(number, actor_id=0, incarnation=1, base=0, count=None, **fields
     rng = np.random.default_rng([actor_id, incarnation, number])
     count = int(rng.integers(1, 7)) if count is None else count
     num_frames = int(rng.integers(2, 12))
-    records = np.zeros(count, RECORD)
+    records = np.zeros(count, record_dtype(SCHEMA))
     records["n_step_return"] = 10 * number + np.arange(count)
     records["discount"] = rng.random(count)
     records["priority"] = rng.integers(1, 6, count)
     records["action"] = np.arange(count)
+    records["reward"] = number
+    records["step_discount"] = 0.5
     records["next_frame"] = rng.integers(0, num_frames, count)
     records["frame"] = rng.integers(0, records["next_frame"] + 1)
     records["depth"] = 1 + rng.integers(0, np.minimum(4, records["frame"] + 1))

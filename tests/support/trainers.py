@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 
 import numpy as np
 import torch
 
-from apex.config import LearnerConfig, NetworkConfig
-from apex.dqn.networks import make_network
+from apex.algorithms.interface import make_algorithm
+from apex.config import Config, LearnerConfig, NetworkConfig
 from apex.learning.batch_ring import Batch, BatchPart
 from apex.learning.trainer import Trainer
 from apex.types import Schema
@@ -66,7 +65,7 @@ def make_trainer(tape, *, clock=time.monotonic, **settings):
     )
     return Trainer(
         config,
-        partial(make_network, NETWORK, SCHEMA, seed=1),
+        make_algorithm(Config(learner=config, network=NETWORK), SCHEMA),
         device=torch.device("cpu"),
         batches=tape,
         priorities=tape,

@@ -39,5 +39,5 @@ def test_a_full_disk_leaves_whole_lines_and_events_and_goes_on_when_there_is_roo
     full, steps, events = json.loads(said[-1])
     assert 0 < full < 150
     assert steps == events == list(range(150))
-    told = [line for line in said if "No space left" in line or "is written again" in line]
+    told = [line for line in said if "No space left" in line or "records were lost" in line]
     assert [line.partition(" ")[0] == "cannot" for line in told] == [True, True, False, False]

@@ -25,6 +25,7 @@ from apex.replay_memory.store.location import store_path
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.tensorboard_layout import GLANCE, LAYOUT
 from apex.runs.metrics.writer import read_curve
+from apex.runtime.run_claim import is_claimed
 
 pytestmark = pytest.mark.timeout(400)  # Beyond a test's own deadlines.
 
@@ -53,7 +54,7 @@ def test_three_programs_in_any_order_train_and_end_together(programs, order, bat
     assert "actor_highest_id/score" in " ".join((folder.curves / "actor.jsonl").read_text().split())
     shown = EventAccumulator(str(folder.path / "tensorboard" / "by-hand")).Reload()
     assert shown.Histograms("replay/priority")[0].histogram_value.num > 0
-    assert b": turn " in shown.Tensors("limited_by/setting/text_summary")[0].tensor_proto.string_val[0]
+    assert b": try " in shown.Tensors("limited_by/setting/text_summary")[0].tensor_proto.string_val[0]
     assert not list(Path("/dev/shm").glob(f"apex-{folder.run_id:016x}*"))
 
 
@@ -112,8 +113,8 @@ def test_one_command_trains_with_one_actor_and_leaves_nothing_behind(programs):
     assert (programs.folder / "game.gif").read_bytes()[:6] == b"GIF89a"
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_one_signal_ends_everything_within_ten_seconds(programs, signum):
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_one_signal_saves_and_ends_everything_within_ten_seconds(programs, signum):
     programs.start("train", "train", *CALM, *programs.offset, "--name", "one")
     programs.status(lambda status: status.updates > 10)
     folder = RunFolder.open(programs.folder / "runs" / "one")
@@ -124,6 +125,8 @@ def test_one_signal_ends_everything_within_ten_seconds(programs, signum):
     assert time.monotonic() - began < 10
     until(lambda: not running_in(programs.folder), "end of all processes", seconds=60.0)
     assert not list(Path("/dev/shm").glob(f"apex-{folder.run_id:016x}*"))
+    assert [int(path.name) > 0 for path in folder.checkpoints.glob("[0-9]*")] == [True]
+    assert list((folder.checkpoints / "replay").rglob("*.segments"))
 
 
 def test_after_the_launcher_was_killed_no_process_stays(programs):
@@ -165,10 +168,10 @@ def test_a_loader_and_an_actor_that_are_stopped_for_good_are_found_and_the_run_g
     steps = status.steps
     programs.status(lambda status: status.steps > steps + 500 and status.updates_per_second and status.updates > 50)
     said = programs.said("train")
-    assert "actor made no turn for " in said
+    assert "actor had no heartbeat for " in said
     assert any(line.startswith("learner ") and "it starts again" in line for line in said.splitlines())
     log = (programs.folder / "runs" / "one" / "logs" / "learner.log").read_text()
-    assert "ERROR loader-0 made no turn for " in log
+    assert "ERROR loader-0 had no heartbeat for " in log
     programs.running["train"].send_signal(signal.SIGTERM)
     assert programs.wait("train") == 0, programs.said("train")
 
@@ -227,21 +230,39 @@ def test_a_run_whose_every_process_was_killed_goes_on_with_the_memory_that_staye
     steps, _ = steps_and_updates(folder)
     programs.start("again", "train", "--resume", "one", "--max-steps", str(steps[-1] + 3_000))
     assert programs.wait("again") == 0, programs.said("again")
-    assert "goes on with /dev/shm" in (folder.logs / "replay.log").read_text()
+    assert "attached to /dev/shm" in (folder.logs / "replay.log").read_text()
     all_steps, _ = steps_and_updates(folder)
     assert all_steps == sorted(all_steps)
 
 
-def test_a_run_goes_on_after_kill_of_any_program_and_stores_nothing_twice(programs):
+def test_a_run_whose_memory_is_removed_goes_on_with_all_that_was_acknowledged(programs):
+    """As systemd-logind does it at a logout: the file's name goes, the programs stay."""
+    programs.start("train", "train", *CALM, *programs.offset, "--name", "one", "--run.no-tensorboard")
+    before = programs.status(lambda status: status.updates > 10)
+    folder = RunFolder.open(programs.folder / "runs" / "one")
+    store_path(folder.run_id).unlink()
+    programs.status(lambda status: status.steps > before.steps + 500 and status.updates > before.updates + 50)
+    log = (folder.logs / "replay.log").read_text()
+    assert "removed or replaced" in log
+    restored = re.search(r"restored .*\(([0-9]+) inserted in total", log)
+    assert restored is not None
+    assert int(restored[1]) >= before.steps
+    programs.running["train"].send_signal(signal.SIGTERM)
+    assert programs.wait("train") == 0, programs.said("train")
+
+
+def test_a_run_goes_on_after_kill_of_any_program_with_the_same_memory(programs):
     """One after the other; steps and updates grow again after each, and the replay memory is the same one."""
     programs.start(
         "train", "train", *TINY, *programs.offset, "--name", "one", "--run.no-tensorboard", "--run.stop-score", "501"
     )
     status = programs.status(lambda status: status.updates > 50)
-    for role in ("replay", "actor", "learner"):
+    run_id = RunFolder.open(programs.folder / "runs" / "one").run_id
+    for role in ("replay", "actor", "evaluator", "learner"):
         victim = next(row for row in status.roles if row.role == role) if role != "learner" else None
         pid = victim.pid if victim else learner_of(programs.folder)
         os.kill(pid, signal.SIGKILL)
+        assert is_claimed(run_id)  # So another run that starts now leaves its memory alone.
         steps = status.steps
         status = programs.status(
             lambda status, steps=steps, pid=pid: (
@@ -251,10 +272,11 @@ def test_a_run_goes_on_after_kill_of_any_program_and_stores_nothing_twice(progra
             )
         )
     log = (programs.folder / "runs" / "one" / "logs" / "replay.log").read_text()
-    assert log.count("made ") == 1
-    assert log.count("goes on with ") == 1
+    assert log.count("created ") == 1
+    assert log.count("attached to ") == 1
     programs.running["train"].send_signal(signal.SIGTERM)
     assert programs.wait("train") == 0, programs.said("train")
+    assert not is_claimed(run_id)
 
 
 @pytest.mark.parametrize("batches", ["--transport.shared-memory", "--transport.no-shared-memory"])
@@ -279,8 +301,8 @@ def test_a_run_goes_on_after_kill_of_one_of_its_replay_shards_and_keeps_streams_
         heard = np.flatnonzero(regions.streams["incarnation"].any(axis=1))
         assert heard.tolist() == [shard, 2 + shard]
         assert regions.cells[COMMIT] > 300
-    assert [(folder.logs / f"replay-{shard}.log").read_text().count("made ") for shard in range(2)] == [1, 1]
-    assert "goes on with " in (folder.logs / "replay-1.log").read_text()
+    assert [(folder.logs / f"replay-{shard}.log").read_text().count("created ") for shard in range(2)] == [1, 1]
+    assert "attached to " in (folder.logs / "replay-1.log").read_text()
     programs.running["train"].send_signal(signal.SIGTERM)
     assert programs.wait("train") == 0, programs.said("train")
     steps, updates = steps_and_updates(folder)
@@ -289,7 +311,7 @@ def test_a_run_goes_on_after_kill_of_one_of_its_replay_shards_and_keeps_streams_
     for shard in range(2):
         said = (folder.logs / f"replay-{shard}.log").read_text()
         # Where a busy machine was late with the last snapshot, the memory stayed; shard 1 was taken up once before.
-        assert "restored" in said or said.count("goes on with ") > shard
+        assert "restored" in said or said.count("attached to ") > shard
     all_steps, all_updates = steps_and_updates(folder)
     assert all_steps == sorted(all_steps)
     assert all_updates[-1] > updates[-1]
@@ -353,7 +375,7 @@ def commands():
         (["train", "--preset", "pnog"], ["pnog", "pong"]),
         (["train", "--actors", "-1"], ["actor.num_actors", "from 0 to 65536", "-1"]),
         (["train", "--env", "NoSuchEnv-v0"], ["NoSuchEnv-v0"]),
-        (["train", "--env", "Pendulum-v1"], ["Pendulum-v1", "discrete actions"]),
+        (["train", "--env", "Pendulum-v1", "--algorithm", "dqn"], ["Pendulum-v1", "dqn", "continuous"]),
         (["train", "--replay.capactiy", "5"], ["replay.capactiy", "replay.capacity"]),
         (["train", "--transport.bind", "0.0.0.0"], ["0.0.0.0", "--transport.keys", "--insecure-no-auth"]),
         (["learner", "--device", "cuda"], ["cuda"]),

@@ -4,12 +4,15 @@ The layers and the owners of heavy libraries are contracts in pyproject.toml, wh
 """
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from apex import errors
 
 ROOT = Path(__file__).parents[2]
 
@@ -124,3 +127,29 @@ def test_every_file_that_is_no_code_is_listed_for_the_wheel():
     files = {path for path in (ROOT / "apex").rglob("*") if path.is_file()}
     data = {str(path.relative_to(ROOT)) for path in files if path.suffix not in (".py", ".pyc", ".c", ".so")}
     assert data == names
+
+
+def test_every_error_that_programs_report_stands_in_the_one_tree():
+    bases = {name for name in vars(errors) if name.endswith("Error")} | {"EnvironmentFailure"}
+    elsewhere = [
+        f"{module}.{node.name}"
+        for module, tree in SOURCES.items()
+        if module != "apex.errors"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and bases & {ast.unparse(base).split(".")[-1] for base in node.bases}
+    ]
+    assert elsewhere == []
+
+
+def test_the_tree_of_errors_is_drawn_as_it_is():
+    drawn = re.findall(r"^    ([│├└─ ]*)(\w+)", errors.__doc__, re.M)
+
+    def family(error, depth=0):
+        yield depth, error.__name__
+        for child in error.__subclasses__():
+            yield from family(child, depth + 1)
+
+    is_here = {name for name, value in vars(errors).items() if isinstance(value, type)}
+    assert sorted((len(lines) // 4, name) for lines, name in drawn) == sorted(
+        (depth, name) for depth, name in family(errors.ApexError) if name in is_here
+    )

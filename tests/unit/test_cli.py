@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from apex.cli import COMMANDS, load, main
-from apex.errors import ConfigError
+from apex.errors import UsageError
 from apex.version import VERSION
 
 pytestmark = pytest.mark.programs
@@ -68,7 +68,10 @@ def test_it_tells_its_version(capsys):
     [
         ("trian", "apex: unknown command 'trian'; did you mean train? known: train, evaluate, watch,"),
         ("fly", "apex: unknown command 'fly'; known: train,"),
-        ("--preset", "apex: a command comes before --preset, as in `apex train --preset`; known: train,"),
+        (
+            "--preset",
+            "apex: the command is missing before --preset; write, for example, `apex train --preset`; known: train,",
+        ),
     ],
 )
 def test_an_unknown_word_is_refused_with_what_is_known(word, message, capsys):
@@ -82,7 +85,7 @@ def test_an_unknown_word_is_refused_with_what_is_known(word, message, capsys):
 
 
 def test_a_users_mistake_is_one_sentence_and_status_2(capsys):
-    assert main(["train"], load=Tape(ConfigError("--actors must be >= 1, got 0"))) == 2
+    assert main(["train"], load=Tape(UsageError("--actors must be >= 1, got 0"))) == 2
     output = capsys.readouterr()
     assert (output.out, output.err) == ("", "apex: --actors must be >= 1, got 0\n")
 

@@ -1,4 +1,4 @@
-"""Calls to AWS: the only module of `apex cluster` that uses boto3. It puts AWS's refusals into words."""
+"""Calls AWS for `apex cluster` and makes AWS's errors readable. The only module of this package that uses boto3."""
 
 from __future__ import annotations
 
@@ -6,67 +6,59 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from apex.errors import ApexError, ConfigError, require
+from apex.errors import AwsError, UsageError, require
 from apex.runtime.optional_imports import remedy
 
-PROJECT = "apex-zeromq"  # the tag Project of everything that deploy/terraform makes; Cluster and Role stand beside it
-OURS = [{"Name": "tag:Project", "Values": [PROJECT]}, {"Name": "tag-key", "Values": ["Cluster"]}]  # filters
+PROJECT = "apex-zeromq"  # value of the tag Project of all resources in deploy/terraform; other tags: Cluster, Role
+OURS = [{"Name": "tag:Project", "Values": [PROJECT]}, {"Name": "tag-key", "Values": ["Cluster"]}]  # filter by tags
 
 Item = dict[str, Any]  # as AWS describes a resource
 
 _UNKNOWN_CALLER = ("AuthFailure", "Token", "Signature", "AccessKeyId", "UnrecognizedClient", "RequestExpired")
 
 
-class AwsError(ApexError, RuntimeError):
-    """AWS refused or did not answer. `code` is AWS's own name of the error, or botocore's."""
-
-    def __init__(self, sentence: str, code: str = "") -> None:
-        super().__init__(sentence)
-        self.code = code
-
-
 class Aws:
-    """AWS in one region. A call is named by service and operation, as its permission is."""
+    """AWS in one region. Calls are named by service and operation, as in IAM permissions."""
 
     def __init__(self, region: str, client: Callable[[str], Any]) -> None:
-        """`client` makes the boto3 client of a service."""
+        """`client` creates the boto3 client of a service."""
         self.region = region
         self._client = cache(client)
 
     def call(self, service: str, operation: str, **arguments: Any) -> Item:
-        """One call; raises AwsError."""
+        """Calls an operation of a service and returns the answer. Raises AwsError."""
         answer: Item = _translate(service, operation, lambda: getattr(self._client(service), operation)(**arguments))
         return answer
 
     def pages(self, service: str, operation: str, key: str, **arguments: Any) -> Iterator[Item]:
-        """The entries under `key` in all pages of an answer; raises AwsError."""
+        """Yields the entries under `key` in all pages of an answer. Raises AwsError."""
         pages = iter(self._client(service).get_paginator(operation).paginate(**arguments))
         while (page := _translate(service, operation, lambda: next(pages, None))) is not None:
             yield from page.get(key, [])
 
 
 def open_aws(region: str | None) -> Aws:
-    """Takes credentials, region and endpoint from where AWS's own tools take them; `region` overrides theirs.
+    """Opens AWS with the credentials, region and endpoint that the AWS CLI would use; `region` overrides its region.
 
-    Raises ConfigError where boto3 or a region is missing.
+    Raises UsageError if boto3 is not installed or no region is configured.
     """
     try:
         import boto3
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
     except ImportError as error:
-        raise ConfigError(f"apex cluster needs boto3 ({error}): {remedy('aws')}") from error
+        raise UsageError(f"apex cluster needs boto3 ({error}): {remedy('aws')}") from error
     try:
         session = boto3.Session(region_name=region)
     except BotoCoreError as error:  # such as a profile that does not exist
-        raise ConfigError(str(error)) from error
-    require(bool(session.region_name), "no region: use --region us-east-1, AWS_DEFAULT_REGION, or `aws configure`")
+        raise UsageError(str(error)) from error
+    require(bool(session.region_name), "no AWS region: use --region us-east-1, AWS_DEFAULT_REGION, or `aws configure`")
     config = Config(connect_timeout=10, read_timeout=60, retries={"mode": "standard"})
     return Aws(session.region_name, lambda service: session.client(service, config=config))
 
 
 def tags(item: Mapping[str, Any]) -> dict[str, str]:
-    """A resource's tags, by key."""
+    """Returns a resource's tags by key."""
     return {tag["Key"]: tag["Value"] for tag in item.get("Tags") or []}
 
 
@@ -81,7 +73,7 @@ def _translate(service: str, operation: str, call: Callable[[], Any]) -> Any:
         if code.startswith(("AccessDenied", "UnauthorizedOperation", "AuthorizationError")):
             sentence = f"AWS denies {service}:{error.operation_name}; your user or role needs this permission ({text})"
         elif any(word in code for word in _UNKNOWN_CALLER):
-            sentence = f"AWS refuses these credentials ({code}: {text}); renew them, as with `aws sso login`"
+            sentence = f"AWS refuses these credentials ({code}: {text}); renew them, for example with `aws sso login`"
         raise AwsError(sentence, code) from error
     except BotoCoreError as error:
         kind, sentence = type(error).__name__, f"{service} {operation}: {error}"

@@ -1,4 +1,4 @@
-"""`apex cluster`: lists the clusters that deploy/terraform brings up, shows their logs, and resizes them."""
+"""`apex cluster`: lists the clusters created with deploy/terraform, shows their logs, and resizes them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,23 @@ from apex.cloud.cluster.inventory import find_clusters, require_cluster
 from apex.cloud.cluster.logs import GROUPS, Tail, duration
 from apex.cloud.cluster.table import show
 from apex.config.arguments import Parser, reader_may_leave
-from apex.errors import require
-from apex.runtime.lifecycle import FINISHED, reports_errors, sleep, stop_on_signals
+from apex.errors import FINISHED, require
+from apex.runtime.lifecycle import reports_errors, sleep, stop_on_signals
 from apex.types import PROGRAMS
 
-FOLLOW_SECONDS = 3.0  # between two reads of a log; CloudWatch limits their rate
+FOLLOW_SECONDS = 3.0  # time between two reads of a log; CloudWatch limits the rate of reads
 
 
 @reports_errors("apex cluster")
-def main(argv: Sequence[str] | None = None, *, open_aws: Callable[[str | None], Aws] = open_aws) -> int:
-    """The composition root."""
+def main(
+    argv: Sequence[str] | None = None,
+    *,
+    open_aws: Callable[[str | None], Aws] = open_aws,
+    follow_seconds: float = FOLLOW_SECONDS,
+) -> int:
+    """Runs `apex cluster` with these arguments; returns its exit status."""
     arguments = _parser().parse_args(argv)
+    arguments.follow_seconds = follow_seconds
     _COMMANDS[arguments.command](arguments, open_aws(arguments.region))
     return FINISHED
 
@@ -30,24 +36,36 @@ def main(argv: Sequence[str] | None = None, *, open_aws: Callable[[str | None], 
 def _parser() -> Parser:
     parser = Parser(
         prog="apex cluster",
-        description="Looks after clusters on EC2, which it finds by their tags. To remove one, use terraform destroy.",
+        description="Lists and resizes clusters on EC2 and shows their logs. Remove clusters with terraform destroy.",
     )
     where = Parser(add_help=False)
-    where.add_argument("--region", metavar="REGION", help="such as us-east-1; by default that of AWS's own tools")
+    where.add_argument(
+        "--region",
+        metavar="REGION",
+        help="AWS region, such as us-east-1 (default: the one configured for the AWS tools)",
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, about: str) -> Parser:
         return commands.add_parser(name, help=about, description=about, parents=[where])
 
-    add("list", "all clusters of a region side by side: hosts, and what is wrong")
-    command = add("tail", "the logs of a cluster's hosts, by time")
+    add("list", "list the clusters of a region with their hosts and problems")
+    command = add("tail", "show the logs of a cluster's hosts in order of time")
     command.add_argument("name", metavar="NAME")
-    command.add_argument("--role", metavar="ROLE", choices=GROUPS, help=f"only one of {', '.join(GROUPS)}")
-    command.add_argument("--since", default="10m", metavar="AGE", help="how far back: 90s, 10m, 2h, 1d (default 10m)")
-    command.add_argument("--follow", action="store_true", help="go on until Ctrl-C")
-    command = add("resize", "set how many actor hosts a cluster has")
+    command.add_argument("--role", metavar="ROLE", choices=GROUPS, help=f"show only one log: {', '.join(GROUPS)}")
+    command.add_argument(
+        "--since", default="10m", metavar="AGE", help="age of the oldest lines: 90s, 10m, 2h, 1d (default 10m)"
+    )
+    command.add_argument("--follow", action="store_true", help="show new lines until Ctrl-C")
+    command = add("resize", "set the number of actor hosts of a cluster")
     command.add_argument("name", metavar="NAME")
-    command.add_argument("--actors", type=int, required=True, metavar="N", help="actor hosts, 0 to actor_hosts")
+    command.add_argument(
+        "--actors",
+        type=int,
+        required=True,
+        metavar="N",
+        help="number of actor hosts, 0 to actor_hosts in terraform.tfvars",
+    )
     return parser
 
 
@@ -68,11 +86,11 @@ def _tail(arguments: argparse.Namespace, aws: Aws) -> None:
             sys.stdout.flush()
             if not arguments.follow:
                 break
-            sleep(FOLLOW_SECONDS, stop)
+            sleep(arguments.follow_seconds, stop)
 
 
 def _resize(arguments: argparse.Namespace, aws: Aws) -> None:
-    """With actor hosts, other groups that the end of a run has set to 0 get their host back."""
+    """Sets the number of actor hosts. If N > 0, also sets other groups from 0, their size after a run, back to 1."""
     groups, size = require_cluster(aws, arguments.name).groups, arguments.actors
     require("actor" in groups, f"{arguments.name} has no group of actor hosts: terraform apply has not finished")
     group = groups["actor"]
@@ -86,7 +104,7 @@ def _resize(arguments: argparse.Namespace, aws: Aws) -> None:
     for role in sizes:
         names = {"AutoScalingGroupName": groups[role].name, "DesiredCapacity": sizes[role]}
         aws.call("autoscaling", "set_desired_capacity", **names)
-    print(f"{arguments.name}: desired actor hosts {size}, {group.desired} before; {group.in_service} in service")
+    print(f"{arguments.name}: desired actor hosts {size} (before: {group.desired}); {group.in_service} in service")
 
 
 _COMMANDS = {"list": _list, "tail": _tail, "resize": _resize}

@@ -1,4 +1,4 @@
-"""The clusters of a region, found by their tags, and what is wrong with each."""
+"""Finds the clusters of a region by their tags, and the problems of each cluster."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from datetime import datetime
 from typing import NamedTuple
 
 from apex.cloud.cluster.aws import OURS, Aws, Item, tags
-from apex.errors import ConfigError
+from apex.errors import UsageError
 
 UP = ("pending", "running")
-GONE = ("shutting-down", "terminated")  # EC2 lists such instances for an hour
+GONE = ("shutting-down", "terminated")  # EC2 still lists such instances for an hour
 
 
 class ClusterHost(NamedTuple):
-    """An instance."""
+    """An EC2 instance of a cluster."""
 
     id: str
     role: str
-    state: str  # EC2's name of it
-    since: datetime
-    public: str  # address
+    state: str  # EC2's name of the state, such as "running"
+    since: datetime  # launch time
+    public: str  # public address; "" if none
 
 
 class AutoScalingGroup(NamedTuple):
@@ -27,22 +27,22 @@ class AutoScalingGroup(NamedTuple):
 
     name: str
     desired: int
-    most: int
-    in_service: int
-    status: str  # "", or what AWS is doing to it: "Delete in progress"
-    trouble: str  # why it has fewer hosts than desired, as AWS says
+    most: int  # maximum size
+    in_service: int  # healthy hosts
+    status: str  # AWS's status, such as "Delete in progress"; "" normally
+    trouble: str  # AWS's reason why there are fewer hosts than desired; "" if there is none
 
 
 class Cluster(NamedTuple):
     """One cluster."""
 
     name: str
-    hosts: list[ClusterHost]  # the oldest first
+    hosts: list[ClusterHost]  # oldest first
     groups: dict[str, AutoScalingGroup]  # by role
 
 
 def find_clusters(aws: Aws) -> dict[str, Cluster]:
-    """All clusters by name, in alphabetical order; also those of which only the network exists."""
+    """Returns all clusters by name, in alphabetical order, including clusters that have only a network."""
     instances = [
         (tags(item), item)
         for reservation in aws.pages("ec2", "describe_instances", "Reservations", Filters=OURS)
@@ -64,22 +64,22 @@ def find_clusters(aws: Aws) -> dict[str, Cluster]:
 
 
 def require_cluster(aws: Aws, name: str) -> Cluster:
-    """The cluster of that name; raises ConfigError, which lists the clusters, where there is none."""
+    """Returns the cluster with that name. Raises UsageError with the names of all clusters if there is none."""
     clusters = find_clusters(aws)
     if name in clusters:
         return clusters[name]
     known = f"the region has {', '.join(clusters)}" if clusters else "the region has none"
-    raise ConfigError(f"no cluster {name!r} in {aws.region}; {known}. For another region use --region")
+    raise UsageError(f"no cluster {name!r} in {aws.region}; {known}. For another region use --region")
 
 
 def problems(cluster: Cluster) -> list[str]:
-    """What is wrong, one sentence each."""
+    """Returns the problems of a cluster, each as a sentence."""
     if not cluster.hosts and not any(group.desired for group in cluster.groups.values()):
-        return ["nothing runs: the run has ended, or the cluster is incomplete. Remove it with terraform destroy"]
+        return ["nothing runs: the run has ended, or the cluster is incomplete. To remove it, run terraform destroy"]
     found = []
     for host in cluster.hosts:
-        if host.state not in UP:  # A learner's host that is done terminates itself, unless an upload has failed.
-            hint = ": its disk holds files that could not be uploaded. Start it again to upload them"
+        if host.state not in UP:  # The learner's host terminates itself after a complete upload.
+            hint = ": its disk holds files that could not be uploaded. Start the host again to upload them"
             is_left = host.role == "learner" and host.state == "stopped"
             found.append(f"{host.role} {host.id} is {host.state}{hint if is_left else ''}")
     for role, group in sorted(cluster.groups.items()):
@@ -107,7 +107,7 @@ def _group(aws: Aws, item: Item) -> AutoScalingGroup:
 
 
 def _trouble(aws: Aws, group: str) -> str:
-    """Why the group's newest activity failed, such as no spot capacity, or a quota."""
+    """Returns why the group's newest activity failed, as for missing spot capacity or a quota; "" if it succeeded."""
     answer = aws.call("autoscaling", "describe_scaling_activities", AutoScalingGroupName=group, MaxRecords=1)
     for activity in answer["Activities"]:
         if activity["StatusCode"] in ("Failed", "Cancelled"):

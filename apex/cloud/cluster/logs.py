@@ -7,18 +7,18 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from apex.cloud.cluster.aws import Aws, AwsError
-from apex.errors import ConfigError
+from apex.cloud.cluster.aws import Aws
+from apex.errors import AwsError, UsageError
 from apex.types import PROGRAMS
 
-GROUPS = (*PROGRAMS, "refused")  # the last: packets that the firewall refused
-LATE = 30_000  # milliseconds that CloudWatch may show a line after a newer one
+GROUPS = (*PROGRAMS, "refused")  # "refused": packets that the firewall rejected
+LATE = 30_000  # milliseconds by which CloudWatch may deliver a line later than newer lines
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 class LogLine(NamedTuple):
-    """Sorts by time."""
+    """A log line. Lines sort by time."""
 
     milliseconds: int  # since 1970
     role: str
@@ -34,16 +34,16 @@ class LogLine(NamedTuple):
 
 
 class Tail:
-    """Reads a cluster's log from a time on; yields each line once."""
+    """Reads a cluster's logs from the time `since` on, each line once."""
 
     def __init__(self, aws: Aws, cluster: str, roles: Sequence[str], since: datetime) -> None:
         self._aws = aws
         self._groups = {role: f"/apex/{cluster}/{role}" for role in roles}
         self._from = int(since.timestamp() * 1000)
-        self._seen: dict[tuple[str, str], int] = {}  # times of those lines that may be read again
+        self._seen: dict[tuple[str, str], int] = {}  # (role, id) -> time of each line that may be read again
 
     def read(self) -> Iterator[LogLine]:
-        """The lines that were not yielded before, by time."""
+        """Yields new lines in order of time."""
         for line in sorted(line for role in self._groups for line in self._lines(role)):
             if (line.role, line.id) not in self._seen:
                 self._seen[line.role, line.id] = line.milliseconds
@@ -57,13 +57,13 @@ class Tail:
             for event in self._aws.pages("logs", "filter_log_events", "events", **where):
                 yield LogLine(event["timestamp"], role, event["logStreamName"], event["eventId"], event["message"])
         except AwsError as error:
-            if error.code != "ResourceNotFoundException":  # A group that this cluster does not have.
+            if error.code != "ResourceNotFoundException":  # This cluster lacks the group.
                 raise
 
 
 def duration(text: str) -> timedelta:
-    """Reads 10m, 90s, 2h or 1d; raises ConfigError."""
+    """Parses a duration such as 10m, 90s, 2h or 1d. Raises UsageError if it is invalid."""
     match = re.fullmatch(r"(\d{1,6})([smhd])", text)
     if match is None:
-        raise ConfigError(f"--since must be a number with s, m, h or d, as in 10m; got {text!r}")
+        raise UsageError(f"--since must be a number followed by s, m, h or d, such as 10m; got {text!r}")
     return timedelta(seconds=int(match[1]) * _UNITS[match[2]])

@@ -1,4 +1,4 @@
-"""The output of `apex cluster list`: clusters side by side, and what is wrong with each."""
+"""The output of `apex cluster list`: a table of clusters and the problems of each."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from apex.types import PROGRAMS
 
 
 def show(clusters: Mapping[str, Cluster], now: datetime, region: str) -> str:
-    """A line for each cluster, with hosts in service of hosts desired; then the address of its curves, and problems."""
+    """Returns a table with the hosts in service / desired of each cluster, then addresses of curves, then problems."""
     if not clusters:
         return f"no cluster in {region}. For another region use --region"
     rows: list[tuple[str, ...]] = [("name", *PROGRAMS, "up since")]
     for name, cluster in clusters.items():
         sizes = {role: f"{group.in_service}/{group.desired}" for role, group in cluster.groups.items()}
         since = cluster.hosts[0].since if cluster.hosts else now
-        hours = max(0.0, (now - since).total_seconds() / 3600)  # Clocks differ.
+        hours = max(0.0, (now - since).total_seconds() / 3600)  # AWS's clock may be ahead.
         age = f"{since.astimezone(UTC):%Y-%m-%d %H:%M} UTC ({hours:.1f} h)"
         rows.append((name, *(sizes.get(role, "-") for role in PROGRAMS), age if cluster.hosts else "-"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

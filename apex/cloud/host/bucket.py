@@ -1,11 +1,12 @@
-"""The copy of a run in its cluster's bucket: what a learner host uploads, and how another one restores the run from it.
+"""Copies a run to its cluster's bucket, and restores the run from the bucket on a new learner host.
 
     s3://BUCKET/CLUSTER/
-        begun.json           which cluster this is, and which instance may write here
-        manifest.json ...    the run folder without logs and replay memory; of its checkpoints, each newest one
-        parts/FILE/I-OFFSET  the files that only grow, in pieces: part I goes to byte OFFSET of FILE, and ends it
+        begun.json           identifies the cluster, and the instance that may write to this copy
+        manifest.json ...    the run folder without logs and replay memory, and only its newest checkpoint
+        parts/FILE/I-OFFSET  parts of files that only grow: part I replaces all bytes of the file from byte OFFSET on
 
-Curves and event files would cost terabytes if each upload took them whole. They are uploaded whole when the run ends.
+Uploading curves and event files completely every time would transfer terabytes. They are uploaded completely only when
+the run ends.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from apex.errors import ConfigError
-from apex.runtime.atomic_files import replace_file, seal
+from apex.errors import UsageError
+from apex.runtime.atomic_files import replace_file
 
 BEGUN = "begun.json"
-MANIFEST = "manifest.json"  # every run has one, written first and uploaded last
+MANIFEST = "manifest.json"  # every run has this file, written first and uploaded last
 NEWEST = "checkpoints/newest.json"
 PARTS = "parts/"
-EXPIRES = "Kind=checkpoint"  # tag of checkpoints that the bucket may drop after a while (deploy/terraform/bucket)
-MAX_PARTS = 100  # of a file that are remembered; one that was cut further back is uploaded again from its beginning
-THREADS = 16  # of a restore
+EXPIRES = "Kind=checkpoint"  # tag of checkpoints that the bucket deletes after some days (deploy/terraform/bucket)
+MAX_PARTS = 100  # newest parts recorded per file; a file truncated before them is uploaded again from byte 0
+THREADS = 16  # parallel downloads of a restore
 
 _GROWING = ("curves/", "tensorboard/")
 _LEFT_OUT = ("logs/", "checkpoints/replay/", "epoch.json")
@@ -43,28 +44,28 @@ log = logging.getLogger("apex")
 
 
 class Part(NamedTuple):
-    """A piece of a growing file that was uploaded."""
+    """An uploaded part of a growing file."""
 
-    offset: int  # bytes before it
+    offset: int  # position in the file, in bytes
     size: int
     digest: str
 
     @classmethod
     def of(cls, offset: int, data: bytes) -> Part:
-        """The record of `data` at `offset`."""
+        """Returns the part that consists of `data` at `offset`."""
         return cls(offset, len(data), hashlib.sha256(data).hexdigest()[:16])
 
 
 class _Change(NamedTuple):
-    """A file that the bucket lacks, or has in an older version."""
+    """A file that is missing in the bucket or older there."""
 
-    name: str  # below the run folder
+    name: str  # path relative to the run folder
     path: Path
-    mark: list[int]  # size, time of change in ns, and whether the bucket may drop it
+    mark: list[int]  # size in bytes, modification time in ns, and 1 if the bucket may delete the object later
 
 
 class RunBucket:
-    """The copy of the run folder `run` below s3://`bucket`/`run.name`/; `state_file` notes what is there."""
+    """The copy of the run folder `run` in s3://`bucket`/`run.name`/; `state_file` records what was uploaded."""
 
     def __init__(self, s3: Any, bucket: str, run: Path, state_file: Path) -> None:
         self._s3 = s3
@@ -73,8 +74,8 @@ class RunBucket:
         self._state_file = state_file
         self._sent: dict[str, list[int]] = {}
         self._parts: dict[str, list[Part]] = {}
-        self._number = 0  # of the last part
-        with suppress(OSError, ValueError, KeyError, TypeError):  # Else everything is uploaded again.
+        self._number = 0  # number of the last part
+        with suppress(OSError, ValueError, KeyError, TypeError):  # If the file is unreadable, uploads everything.
             state = json.loads(state_file.read_text())
             self._number = int(state["number"])
             self._parts = {name: [Part(*part) for part in parts] for name, parts in state["parts"].items()}
@@ -84,38 +85,40 @@ class RunBucket:
         return f"s3://{self._bucket}/{self._run.name}"
 
     def begin(self, begun: str, host: str) -> bool:
-        """Notes that `host` writes here from now on; returns whether there is a run to restore.
+        """Registers `host` as the only writer of this copy; returns whether the bucket has a run to restore.
 
-        `begun` tells this cluster from others of its name. Raises ConfigError where the run is another cluster's, and
-        whatever keeps this host from reading or writing: that must be known before a run, not when it ends.
+        `begun` distinguishes this cluster from others with the same name. Raises UsageError if the run belongs to
+        another cluster. Errors of reading and writing are raised too, because they must be known before a run starts.
         """
         has_run = self._exists(MANIFEST)
         if has_run and self._owner().get("begun") != begun:
-            raise ConfigError(f"{self} has a run of another cluster: rename this cluster, or move that run elsewhere")
+            raise UsageError(f"{self} has a run of another cluster: rename this cluster, or move that run")
         self._put(BEGUN, json.dumps({"begun": begun, "host": host}).encode())
         return has_run
 
     def upload(self, host: str, *, whole: bool = False) -> int:
-        """Uploads what is new, and returns how many objects. `whole`: growing files too, as the run has ended.
+        """Uploads new and changed files; returns the number of objects. Deletes nothing in the bucket.
 
-        Nothing is deleted in the bucket. Raises RuntimeError where another host has taken over.
+        `whole`: also uploads growing files completely, because the run has ended. Raises RuntimeError if another host
+        has replaced this one.
         """
         if (owner := self._owner().get("host", host)) != host:
-            raise RuntimeError(f"{self} belongs to {owner} now: this machine was replaced, and uploads nothing")
-        number, newest = self._newest()  # Read first: then the curves reach at least as far as the checkpoint.
+            raise RuntimeError(f"{self} now belongs to {owner}: this host was replaced and must not upload")
+        number, newest, mark = self._newest()  # Read first, so that the uploaded curves cover it.
         try:
             growing = ((name, path) for name, path in self._files() if name.startswith(_GROWING))
             count = sum([self._upload_part(name, path) for name, path in growing])
             for change in self._changes(number, whole):
                 if change.name == NEWEST and f"checkpoints/{number:09d}/{MANIFEST}" not in self._sent:
-                    continue  # The checkpoint was removed meanwhile: a newer one is there.
+                    continue  # The learner has replaced the checkpoint by a newer one meanwhile.
                 with suppress(FileNotFoundError):
                     if change.name == NEWEST:
                         self._put(NEWEST, newest)
                     else:
                         extra = {"ExtraArgs": {"Tagging": EXPIRES}} if change.mark[2] else {}
                         self._s3.upload_file(str(change.path), self._bucket, self._key(change.name), **extra)
-                    self._sent[change.name] = change.mark
+                    # If the learner has changed the file meanwhile, the old mark makes the next upload send it again.
+                    self._sent[change.name] = mark if change.name == NEWEST else change.mark
                     count += 1
         finally:
             old = {name for name in self._sent if (found := _CHECKPOINT.match(name)) and int(found[1]) != number}
@@ -124,17 +127,20 @@ class RunBucket:
         return count
 
     def only_here(self) -> list[str]:
-        """The files that the bucket lacks, or has in an older version."""
+        """Returns the names of the files that the bucket lacks or has only in an older version."""
         changes = (change.name for change in self._changes(self._newest()[0], whole=False))
         growing = ((name, path) for name, path in self._files() if name.startswith(_GROWING))
         return [*changes, *(name for name, path in growing if self._next_part(name, path)[1] is not None)]
 
     def restore(self) -> None:
-        """Makes the run folder from the bucket; it is whole or not there. Replay memory and logs begin empty."""
+        """Creates the run folder from the bucket, completely or not at all. Replay memory and logs start empty."""
         partial = self._run.with_name(f".{self._run.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         names = sorted(self._names())
-        number = json.loads(self._get(NEWEST))["num_updates"] if NEWEST in names else -1
+        newest = self._get(NEWEST) if NEWEST in names else b""
+        number = json.loads(newest)["num_updates"] if newest else -1
+        if newest and f"checkpoints/{number:09d}/{MANIFEST}" not in names:
+            raise RuntimeError(f"another host is writing {self}: checkpoint {number} is incomplete")
         files = [name for name in names if _is_restored(name, number)]
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(lambda name: self._download(name, partial), files))
@@ -142,19 +148,19 @@ class RunBucket:
             for folder, of_file in groupby(parts, key=lambda name: name.rpartition("/")[0]):
                 name = folder.removeprefix(PARTS)
                 self._parts[name] = self._join(pool, list(of_file), _below(partial, name))
-        # Greater than any number of starts that the lost host may have counted (RunFolder.next_epoch).
-        replace_file(partial / "epoch.json", seal({"epoch": int(time.time())}))
+        if newest:
+            (partial / NEWEST).write_bytes(newest)  # The downloaded object may already be newer.
         os.replace(partial, self._run)
         self._sent = {name: _mark(self._run / name, expires=bool(_CHECKPOINT.match(name))) for name in files}
         self._write_state()
         log.info("restored %s from %s, checkpoint of update %d", self._run, self, number)
 
     def _join(self, pool: ThreadPoolExecutor, names: list[str], path: Path) -> list[Part]:
-        """Writes a growing file from its parts, in the order of their numbers."""
+        """Writes a growing file from its parts, in order of their numbers; returns the last parts."""
         path.parent.mkdir(parents=True, exist_ok=True)
         parts: list[Part] = []
         with path.open("wb") as file:
-            for some in (names[i : i + 4 * THREADS] for i in range(0, len(names), 4 * THREADS)):  # They are in memory.
+            for some in (names[i : i + 4 * THREADS] for i in range(0, len(names), 4 * THREADS)):  # limits memory
                 for name, data in zip(some, pool.map(self._get, some), strict=True):
                     number, offset = map(int, name.rpartition("/")[2].split("-"))
                     self._number = max(self._number, number)
@@ -165,7 +171,7 @@ class RunBucket:
         return [part for part in parts if part.size][-MAX_PARTS:]
 
     def _upload_part(self, name: str, path: Path) -> bool:
-        """Uploads what a growing file has more than the bucket; whether that was anything."""
+        """Uploads the new data of a growing file; returns whether there was any."""
         kept, data = self._next_part(name, path)
         if data is None:
             return False
@@ -176,9 +182,10 @@ class RunBucket:
         return True
 
     def _next_part(self, name: str, path: Path) -> tuple[list[Part], bytes | None]:
-        """The parts that the file still begins with, and what comes after them; None: the bucket has all of it.
+        """Returns the uploaded parts that still match the file, and the bytes of the file after these parts.
 
-        A resumed run cuts the rows of steps that it makes again: then the last parts are not in the file any more.
+        The bytes are None if there is nothing to upload, and empty if the file only became shorter. A resumed run
+        truncates rows after its checkpoint, so the last parts may no longer match.
         """
         parts = self._parts.get(name, [])
         with path.open("rb") as file:
@@ -192,13 +199,13 @@ class RunBucket:
         return kept, data if data or len(kept) < len(parts) else None
 
     def _changes(self, number: int, whole: bool) -> Iterator[_Change]:
-        """Files to upload: checkpoint `number` first, and each manifest after what it names."""
+        """Yields files to upload: first those of checkpoint `number`, and each manifest after the files it lists."""
         for name, path in sorted(self._files(), key=lambda item: _rank(item[0])):
             checkpoint = _CHECKPOINT.match(name)
             is_due = int(checkpoint[1]) == number if checkpoint else whole or not name.startswith(_GROWING)
             with suppress(FileNotFoundError):
                 mark, sent = _mark(path, expires=bool(checkpoint) and not whole), self._sent.get(name, [-1, -1, 0])
-                if is_due and (sent[:2] != mark[:2] or sent[2] > mark[2]):  # It changed, or must not expire any more.
+                if is_due and (sent[:2] != mark[:2] or sent[2] > mark[2]):  # changed, or no longer expires
                     yield _Change(name, path, mark)
 
     def _files(self) -> Iterator[tuple[str, Path]]:
@@ -207,21 +214,25 @@ class RunBucket:
             for name in sorted(names):
                 path = Path(folder) / name
                 relative = path.relative_to(self._run).as_posix()
-                if not name.startswith(".") and not relative.startswith(_LEFT_OUT):  # Hidden ones are being written.
+                if not name.startswith(".") and not relative.startswith(_LEFT_OUT):  # Hidden files are incomplete.
                     yield relative, path
 
-    def _newest(self) -> tuple[int, bytes]:
-        """The update of the newest checkpoint, and the file that says so; -1 without one."""
+    def _newest(self) -> tuple[int, bytes, list[int]]:
+        """Returns the number of the newest checkpoint (-1: none), the content of newest.json, and that file's mark."""
         with suppress(OSError, ValueError, KeyError):
-            data = (self._run / NEWEST).read_bytes()
-            return int(json.loads(data)["num_updates"]), data
-        return -1, b""
+            path = self._run / NEWEST
+            mark, data = _mark(path, expires=False), path.read_bytes()
+            return int(json.loads(data)["num_updates"]), data, mark
+        return -1, b"", [-1, -1, 0]
 
     def _owner(self) -> dict[str, Any]:
         return dict(json.loads(self._get(BEGUN))) if self._exists(BEGUN) else {}
 
     def _exists(self, name: str) -> bool:
-        """By listing: of a missing object S3 says "forbidden" to a host that may not list the whole bucket."""
+        """Returns whether the bucket has the object.
+
+        Uses a list request: S3 answers "forbidden" for a missing object if a host may not list the whole bucket.
+        """
         key = self._key(name)
         found = self._s3.list_objects_v2(Bucket=self._bucket, Prefix=key, MaxKeys=1).get("Contents", [])
         return any(item["Key"] == key for item in found)
@@ -256,10 +267,10 @@ def _is_restored(name: str, number: int) -> bool:
 
 
 def _below(folder: Path, name: str) -> Path:
-    """The path of an object below `folder`; raises ConfigError for one outside, which somebody else has put there."""
+    """Returns the path of an object below `folder`. Raises UsageError if the path would be outside."""
     path = folder / name
     if not path.resolve().is_relative_to(folder.resolve()):
-        raise ConfigError(f"the bucket has {name!r}, which lies outside of the run folder")
+        raise UsageError(f"the bucket has the object {name!r}, whose path is outside the run folder")
     return path
 
 

@@ -1,4 +1,4 @@
-"""`apex host`: what a host of a cluster does for itself. Its systemd units call it; people need it seldom."""
+"""`apex host`: manages this host, which belongs to a cluster. systemd units call this command; users rarely do."""
 
 from __future__ import annotations
 
@@ -20,83 +20,75 @@ from apex.cloud.host.role import host_command, is_new
 from apex.cloud.host.settings import ETC, HOME, HostSettings, read_settings
 from apex.cloud.host.shutdown import Client, end_cluster, leave_group
 from apex.config.arguments import Parser
-from apex.errors import ConfigError, require
+from apex.errors import FAILED, FINISHED, UsageError, require
 from apex.runtime.atomic_files import replace_file
-from apex.runtime.lifecycle import (
-    FAILED,
-    FINISHED,
-    Stop,
-    Wait,
-    configure_logging,
-    reports_errors,
-    sleep,
-    stop_on_signals,
-)
+from apex.runtime.lifecycle import Stop, Wait, configure_logging, reports_errors, sleep, stop_on_signals
 from apex.runtime.optional_imports import remedy
 from apex.runtime.watchdog import take_notifier
 from apex.types import PROGRAMS, Role
 
-LOOK_SECONDS = 5.0  # between two looks for a spot notice or a missing key
-BUCKET_SECONDS = 300.0  # for which a bucket may refuse a new cluster: permissions take a minute to be known everywhere
-SENT = "sent.json"  # in HOME: what the bucket has
-MAX_HOURS = "max-hours"  # in HOME: how many hours the cluster may run (units/bin/apex-max-hours)
+LOOK_SECONDS = 5.0  # time between two checks for a spot notice or a missing key
+BUCKET_SECONDS = 300.0  # time that a new cluster retries its bucket: AWS needs a minute to apply permissions
+SENT = "sent.json"  # file in HOME: the state of `RunBucket`
+MAX_HOURS = "max-hours"  # file in HOME: maximum hours that the cluster may run (units/bin/apex-max-hours)
 
 log = logging.getLogger("apex")
 
 
 @reports_errors("apex host")
 def main(argv: Sequence[str] | None = None) -> int:
-    """The composition root."""
+    """Runs `apex host` with these arguments; returns its exit status."""
     arguments = make_parser().parse_args(argv)
     configure_logging("host")
     try:
         settings = read_settings(arguments.etc, arguments.home)
         if arguments.command == "role":
             if arguments.role == Role.LEARNER and is_new(settings) and not arguments.print:
-                with stop_on_signals(lambda: None) as stop:  # The unit is not up yet.
+                with stop_on_signals(lambda: None) as stop:  # Do not notify systemd yet.
                     if not prepare_run(settings, aws_clients(settings), Metadata(), stop):
                         return FINISHED
             return _become(settings, Role(arguments.role), arguments.print)
         with stop_on_signals(take_notifier()) as stop:
             return _COMMANDS[arguments.command](settings, aws_clients(settings), Metadata(), stop)
-    except ConfigError:
-        raise  # The unit is not started again after status 2.
-    except (
-        Exception
-    ) as error:  # AWS, the network, the disk: the unit's timer comes again, and its journal stays readable
+    except UsageError:
+        raise  # systemd does not restart the unit after status 2.
+    except Exception as error:  # AWS, network or disk: the unit's timer will retry; one line without traceback
         log.error("%s: %s: %s", arguments.command, type(error).__name__, error)
         return FAILED
 
 
 def make_parser() -> Parser:
-    """The options."""
-    parser = Parser(prog="apex host", description="What a host of a cluster does for itself.")
+    """Returns the parser of the options."""
+    parser = Parser(
+        prog="apex host",
+        description="Manages this host, which belongs to a cluster. systemd units call this command.",
+    )
     parser.add_argument("--etc", type=Path, default=ETC, metavar="DIR", help="folder of cluster.env and the TOML files")
     parser.add_argument("--home", type=Path, default=HOME, metavar="DIR", help="folder of keys and runs")
     commands = parser.add_subparsers(dest="command", required=True)
-    role = commands.add_parser("role", help="become the command of a role; a learner first restores its run")
+    role = commands.add_parser("role", help="run a role on this host; learner: first restore the run from the bucket")
     role.add_argument("role", choices=[str(role) for role in PROGRAMS])
-    role.add_argument("--print", action="store_true", help="only print it")
-    commands.add_parser("keys", help="make this host's keys, publish them, accept those of others, read max_hours")
+    role.add_argument("--print", action="store_true", help="only print the command")
+    commands.add_parser("keys", help="publish this host's keys, download other hosts' keys and max_hours")
     commands.add_parser("upload", help="copy the run to the bucket")
     commands.add_parser("logs", help="copy the journal to CloudWatch")
-    commands.add_parser("spot", help="wait for a spot notice, then stop the roles")
-    commands.add_parser("end", help="end the cluster (on the learner's host), or this host (on any other)")
+    commands.add_parser("spot", help="wait until EC2 announces the end of this spot instance, then stop the roles")
+    commands.add_parser("end", help="on the learner's host: end the cluster; on other hosts: end only the host")
     return parser
 
 
 def aws_clients(settings: HostSettings) -> Client:
-    """Makes clients; credentials are the host's own, which boto3 asks the metadata service for."""
+    """Returns a function that creates AWS clients. boto3 reads the host's credentials from the metadata service."""
     try:
-        import boto3  # an extra: training on one machine needs none of it
+        import boto3  # optional package
         from botocore.config import Config
     except ImportError as error:
-        raise ConfigError(f"a host of a cluster needs boto3 ({error}): {remedy('aws')}") from error
+        raise UsageError(f"a host of a cluster needs boto3 ({error}): {remedy('aws')}") from error
     config = Config(
         connect_timeout=5,
         read_timeout=60,
         retries={"mode": "standard", "total_max_attempts": 8},
-        max_pool_connections=32,  # a restore downloads in parallel
+        max_pool_connections=32,  # for the parallel downloads of a restore
     )
     return lambda service: boto3.client(service, region_name=settings.region, config=config)
 
@@ -111,7 +103,7 @@ def _become(settings: HostSettings, role: Role, only_print: bool) -> int:
 
 
 def keys(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) -> int:
-    """Once, and again until the keys of learner and replay server are there: without them no role starts."""
+    """Exchanges keys until the keys of learner and replay server have arrived; systemd then starts the roles."""
     wait = Wait("host")
     while not stop.requested:
         try:
@@ -123,51 +115,56 @@ def keys(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop)
             if not missing:
                 _read_max_hours(ssm, settings)
                 return FINISHED
-            wait.on(f"the key of the {missing} in the parameter store")
-        except ConfigError:
+            wait.on(f"the key of the {missing} to appear in the parameter store")
+        except UsageError:
             raise
-        except Exception as error:  # The network, the metadata service, AWS: the lists stay as they are meanwhile.
-            wait.on(f"AWS: {error}")
+        except Exception as error:  # network, metadata service or AWS; accepted keys stay valid
+            wait.on(f"AWS, which reports: {error}")
         sleep(LOOK_SECONDS, stop)
     return FINISHED
 
 
 def _read_max_hours(ssm: Any, settings: HostSettings) -> None:
-    """Notes the cluster's hours, which may be raised while it runs."""
+    """Writes the cluster's maximum hours to a file in HOME. They may change while the cluster runs."""
     name = f"{settings.parameters}/{MAX_HOURS}"
     replace_file(settings.home / MAX_HOURS, ssm.get_parameter(Name=name)["Parameter"]["Value"].encode())
 
 
 def prepare_run(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) -> bool:
-    """Restores this cluster's run from the bucket, if it has one; returns False if asked to stop meanwhile.
+    """Restores this cluster's run if the bucket contains it; returns False if `stop` was requested meanwhile.
 
-    A run whose weights cannot be kept does not begin: raises ConfigError where the bucket cannot be written for
-    BUCKET_SECONDS, or has another cluster's run of this name.
+    A new run must not start without a writable bucket. Raises UsageError if the bucket is not writable for
+    BUCKET_SECONDS or has a run of another cluster with this name.
     """
-    said, until = "", time.monotonic() + BUCKET_SECONDS
+    said, until, has_run = "", time.monotonic() + BUCKET_SECONDS, False
     while not stop.requested:
         copy = _copy(settings, client)
         try:
-            if copy.begin(settings.begun, metadata.instance_id()):
+            has_run = copy.begin(settings.begun, metadata.instance_id()) or has_run
+            if has_run:
                 copy.restore()
-        except ConfigError:
+        except UsageError:
             raise
-        except Exception as error:  # What keeps it from writing now would also do so at the end.
+        except Exception as error:  # The final upload would fail too.
             if str(error) != said:
-                log.error("cannot write to %s, which is to keep the weights; trying again: %s", copy, error)
+                log.error("cannot read or write %s, which must store the checkpoints; retrying: %s", copy, error)
             said = str(error)
-            require(time.monotonic() < until, f"cannot write to {copy}, which is to keep the weights: {error}")
+            # A run in the bucket is not given up: retry until the cluster ends.
+            require(
+                has_run or time.monotonic() < until,
+                f"cannot read or write {copy}, which must store the checkpoints: {error}",
+            )
             sleep(LOOK_SECONDS, stop)
             continue
-        log.info("checkpoints and curves go to %s", copy)
+        log.info("uploading checkpoints and curves to %s", copy)
         return True
     return False
 
 
 def upload(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) -> int:
-    """Once."""
+    """Uploads new files of the run to the bucket once."""
     copy = _copy(settings, client)
-    log.info("%d objects to %s", copy.upload(metadata.instance_id()), copy)
+    log.info("uploaded %d objects to %s", copy.upload(metadata.instance_id()), copy)
     return FINISHED
 
 
@@ -176,25 +173,25 @@ def _copy(settings: HostSettings, client: Client) -> RunBucket:
 
 
 def logs(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) -> int:
-    """Until it is asked to stop. It continues after what it sent last."""
+    """Sends the journal to CloudWatch until `stop` is requested; begins after the last line sent before."""
     group, place = f"{settings.parameters}/{settings.role}", settings.home / "logs.cursor"
     journal_upload.follow(client("logs"), group, metadata.instance_id(), settings.roles, place, stop)
     return FINISHED if stop.requested else FAILED
 
 
 def spot(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) -> int:
-    """Until EC2 takes this spot instance back: then actors flush and leave, and a learner saves and uploads."""
+    """Waits until EC2 announces the end of this spot instance, then stops its roles, which save or send their data."""
     wait = Wait("host")
     while not stop.requested:
         try:
             notice = metadata.spot_notice()
             wait.over()
         except OSError as error:
-            wait.on(f"the metadata service: {error}")
+            wait.on(f"the metadata service, which reports: {error}")
             notice = ""
         if notice:
-            log.warning("EC2 takes this spot instance back: %s", notice)
-            # The timer too: within a minute it would publish the key that is withdrawn here.
+            log.warning("EC2 reclaims this spot instance: %s", notice)
+            # Stop the timer too: within a minute it would publish the key again.
             units = [*(f"apex@{role}.service" for role in settings.roles), "apex-keys.timer", "apex-keys.service"]
             status = subprocess.run(["systemctl", "stop", *units], check=False).returncode
             key_exchange.withdraw(client("ssm"), settings, metadata.instance_id())
@@ -204,9 +201,10 @@ def spot(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop)
 
 
 def end(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) -> int:
-    """Once. The unit powers the host off, whatever comes of it."""
+    """Ends the cluster if this is the learner's host, else only this host. systemd then powers the host off, even after
+    an error."""
     host = metadata.instance_id()
-    with suppress(Exception):  # A key that stays is accepted no more after ten minutes.
+    with suppress(Exception):  # Otherwise the key expires after ten minutes.
         key_exchange.withdraw(client("ssm"), settings, host)
     if settings.role == Role.LEARNER:
         done = end_cluster(client, settings, host, _copy(settings, client), stop)

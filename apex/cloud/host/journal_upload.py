@@ -1,4 +1,4 @@
-"""The journal of a host's apex units, to CloudWatch Logs: group /apex/CLUSTER/ROLE, one stream per host."""
+"""Sends the journal of a host's apex units to CloudWatch Logs: group /apex/CLUSTER/ROLE, one stream per host."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import IO, Any, NamedTuple
 
 from apex.runtime.lifecycle import POLL_SECONDS, Stop
 
-UNITS = ("end", "keys", "logs", "max-hours", "spot", "tensorboard", "upload")  # beside the roles': apex-NAME
-MAX_EVENTS = 1_000  # in one call; CloudWatch takes 10,000 events and 1 MiB
-MAX_BYTES = 900_000
-MAX_MILLISECONDS = 23 * 3_600_000  # from the first to the last; CloudWatch refuses a call that spans a day
-OVERHEAD_BYTES = 26  # CloudWatch counts so many for an event, beside its text
-MAX_TEXT = 200_000  # bytes of one event
-FLUSH_SECONDS = 5.0  # a line waits no longer for others
+UNITS = ("end", "keys", "logs", "max-hours", "spot", "tensorboard", "upload")  # NAMEs of the other units, apex-NAME
+MAX_EVENTS = 1_000  # events in one call; CloudWatch allows 10,000
+MAX_BYTES = 900_000  # bytes in one call; CloudWatch allows 1 MiB
+MAX_MILLISECONDS = 23 * 3_600_000  # time between first and last event of a call; CloudWatch allows 24 h
+OVERHEAD_BYTES = 26  # bytes that CloudWatch counts for each event in addition to its text
+MAX_TEXT = 200_000  # maximum bytes of one event; longer text is truncated
+FLUSH_SECONDS = 5.0  # maximum time before a line is sent
 
 log = logging.getLogger("apex")
 
@@ -34,7 +34,7 @@ class Entry(NamedTuple):
 
 
 def follow(logs: Any, group: str, stream: str, roles: Iterable[str], place: Path, stop: Stop) -> None:
-    """Sends what the units log, until `stop` or until journalctl ends. `place` keeps the last cursor that was sent."""
+    """Sends the units' log until `stop` is requested or journalctl ends. `place`: file with the last cursor sent."""
     make_stream(logs, group, stream)
     after = [f"--after-cursor={place.read_text()}"] if place.exists() else []
     with subprocess.Popen([*command(roles), *after], stdout=subprocess.PIPE) as journal:
@@ -48,21 +48,21 @@ def follow(logs: Any, group: str, stream: str, roles: Iterable[str], place: Path
 
 
 def command(roles: Iterable[str]) -> list[str]:
-    """Prints what the units of a host with these roles log, from the beginning on.
+    """Returns the journalctl command that prints the log of this host's units from the beginning.
 
-    Each unit has its name there: a pattern stands only for units that are in the journal when journalctl starts, and
-    at the first boot the roles' are not there yet.
+    The command lists each unit by name. A pattern would match only units that are already in the journal when
+    journalctl starts, and at the first boot the units of the roles are not.
     """
     units = (f"--unit={name}.service" for name in (*(f"apex@{role}" for role in roles), *(f"apex-{u}" for u in UNITS)))
     return ["journalctl", "--follow", "--output=json", "--no-tail", *units]
 
 
 def parse(line: str) -> Entry | None:
-    """A line of `journalctl --output=json`; None for one without a message that is text."""
+    """Parses a line of `journalctl --output=json`; returns None if it has no message."""
     try:
         found = json.loads(line)
         message, unit = found["MESSAGE"], str(found.get("_SYSTEMD_UNIT", found.get("UNIT", "")))
-        if isinstance(message, list):  # The journal gives bytes that are no text as numbers.
+        if isinstance(message, list):  # journalctl prints messages that are not UTF-8 as lists of byte values.
             message = bytes(message).decode(errors="replace")
         text = f"{unit.removesuffix('.service')}: {message}".encode()[:MAX_TEXT].decode(errors="ignore")
         return Entry(int(found["__REALTIME_TIMESTAMP"]) // 1_000, text, str(found["__CURSOR"]))
@@ -71,7 +71,7 @@ def parse(line: str) -> Entry | None:
 
 
 def read_entries(journal: IO[bytes], stop: Stop) -> Iterator[Entry | None]:
-    """Entries as they come, and None every FLUSH_SECONDS: those before it wait no longer."""
+    """Yields entries as they arrive, and None every FLUSH_SECONDS, so that the entries before None are sent."""
     rest, flush_at = b"", time.monotonic() + FLUSH_SECONDS
     while not stop.requested:
         if time.monotonic() >= flush_at:
@@ -79,7 +79,7 @@ def read_entries(journal: IO[bytes], stop: Stop) -> Iterator[Entry | None]:
             yield None
         if not select.select([journal], [], [], POLL_SECONDS)[0]:
             continue
-        data = os.read(journal.fileno(), 65_536)  # readline would read ahead, which select does not see.
+        data = os.read(journal.fileno(), 65_536)  # readline would buffer data that select cannot see.
         if not data:
             return
         *lines, rest = (rest + data).split(b"\n")
@@ -89,7 +89,7 @@ def read_entries(journal: IO[bytes], stop: Stop) -> Iterator[Entry | None]:
 
 
 def batches(entries: Iterable[Entry | None]) -> Iterator[list[Entry]]:
-    """Groups entries as one call takes them; None, which says that there is nothing for now, ends a group."""
+    """Groups entries into calls that CloudWatch accepts. None ends a group."""
     batch: list[Entry] = []
     size = 0
     for entry in entries:
@@ -106,7 +106,7 @@ def batches(entries: Iterable[Entry | None]) -> Iterator[list[Entry]]:
 
 
 def make_stream(logs: Any, group: str, stream: str) -> None:
-    """Makes the stream, unless it exists. The group is Terraform's, which knows how long to keep it."""
+    """Creates the stream unless it exists. Terraform creates the group and sets how long it keeps logs."""
     try:
         logs.create_log_stream(logGroupName=group, logStreamName=stream)
     except logs.exceptions.ResourceAlreadyExistsException:
@@ -114,6 +114,6 @@ def make_stream(logs: Any, group: str, stream: str) -> None:
 
 
 def put(logs: Any, group: str, stream: str, batch: list[Entry]) -> None:
-    """Sends a group of entries. CloudWatch wants them by time."""
+    """Sends a group of entries in order of time, as CloudWatch requires."""
     events = [{"timestamp": entry.milliseconds, "message": entry.text or " "} for entry in sorted(batch)]
     logs.put_log_events(logGroupName=group, logStreamName=stream, logEvents=events)

@@ -1,9 +1,10 @@
-"""The keys of a cluster's host: its own pairs, and the public keys of other hosts that it accepts.
+"""Exchanges the keys of a cluster's hosts: creates this host's key pairs and accepts public keys of other hosts.
 
-Secrets never leave the host. Public keys are parameters of AWS's parameter store, /apex/CLUSTER/keys/ROLE/HOST, each
-with the host's private address; a host may write those of its own roles only. The store accepts few writes a second
-from an account, so each host writes its own once, and again after PUBLISH_SECONDS; a key that was not written for
-STALE_SECONDS is accepted no more. All times are the store's: no host's clock matters.
+Secret keys never leave the host. Each host publishes its public keys, with its private address, in AWS's parameter
+store: /apex/CLUSTER/keys/ROLE/HOST. A host may write only the keys of its own roles. Each host writes its keys again
+every PUBLISH_SECONDS, not more often, because the store limits an account's write rate. A key that its host has not
+written for STALE_SECONDS is no longer accepted, except keys of learner and replay server (see `fresh`). All times are
+those of the store, so the hosts' clocks do not matter.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from apex.cloud.host.settings import HostSettings
-from apex.errors import ConfigError
+from apex.errors import UsageError
 from apex.runtime.atomic_files import replace_file, sync_folder
 from apex.transport.curve.key_store import PINNED, certificate, certificates, create_pair, lists_for, public_digits
 from apex.types import Role
 
-PUBLISH_SECONDS = 240.0  # between two writes of a host's key
-STALE_SECONDS = 600.0  # five more times in a row, a minute apart, that a write failed
-KEY_DIGITS = 64  # hexadecimal, of 32 bytes
-PUBLISHED = ".published"  # beside the keys: what this host has written last
-CHANGED = ".changed"  # beside the keys: learner or replay server is another host now (units/bin/apex-rekeyed)
+PUBLISH_SECONDS = 240.0  # time between two writes of a host's key
+STALE_SECONDS = 600.0  # age at which a key is no longer accepted; allows five failed writes, one per minute
+KEY_DIGITS = 64  # hexadecimal digits of a 32-byte key
+PUBLISHED = ".published"  # file in the key folder: the values that this host published last, and when
+CHANGED = ".changed"  # file in the key folder: learner or replay server moved to another host (units/bin/apex-rekeyed)
 
 _ADDRESS = re.compile(r'^ +address = "(.*)"$', re.MULTILINE)
 
@@ -38,22 +39,25 @@ log = logging.getLogger("apex")
 
 
 class KeyEntry(NamedTuple):
-    """What a host has published of one of its roles."""
+    """The public key of one role, as published by its host."""
 
     role: Role
     host: str
     key: str  # the public key, in hexadecimal digits
-    address: str  # private, IPv4
-    at: datetime  # of the last write, by the store's clock
+    address: str  # private IPv4 address
+    at: datetime  # time of the last write, by the store's clock
 
     @property
     def certificate(self) -> str:
-        """The text of the key's certificate, with the address as metadata."""
+        """The text of the key's certificate, which contains the address as metadata."""
         return _certificate(self.key, self.address)
 
 
 def make_pairs(settings: HostSettings, address: str) -> None:
-    """Makes the folder with a pair for each role of this host, unless it exists; a learner's has an observer's too."""
+    """Creates the folder with a key pair for each role of this host, unless the folder exists.
+
+    The learner's host also gets a pair for the observer.
+    """
     folder = settings.keys
     if folder.exists():
         return
@@ -64,16 +68,16 @@ def make_pairs(settings: HostSettings, address: str) -> None:
         create_pair(partial, name)
         (partial / f"{name}.key").write_text(_certificate(public_digits(partial, name), address))
     sync_folder(partial)
-    os.replace(partial, folder)  # Whole or not there: half a folder would never be completed.
-    log.info("made the keys of this host in %s", folder)
+    os.replace(partial, folder)  # Atomic, because an existing folder is never changed, even if it is incomplete.
+    log.info("created this host's keys in %s", folder)
 
 
 def publish(ssm: Any, settings: HostSettings, host: str, address: str, now: datetime) -> None:
-    """Writes this host's public keys into the parameter store, unless it did a while ago; `now` by the store."""
+    """Writes this host's public keys to the parameter store, at most every PUBLISH_SECONDS; `now`: the store's time."""
     roles, keys = settings.roles, settings.keys
     values = {_name(settings, role, host): f"{public_digits(keys, role)} {address}" for role in roles}
     note = settings.keys / PUBLISHED
-    with suppress(OSError, ValueError, TypeError):  # Nothing was written, or the note is damaged: write again.
+    with suppress(OSError, ValueError, TypeError):  # The file is missing or damaged: write again.
         last, at = json.loads(note.read_text())
         if last == values and now - datetime.fromisoformat(at) < timedelta(seconds=PUBLISH_SECONDS):
             return
@@ -83,7 +87,7 @@ def publish(ssm: Any, settings: HostSettings, host: str, address: str, now: date
 
 
 def ask(ssm: Any, settings: HostSettings) -> tuple[list[KeyEntry], datetime]:
-    """All that was ever published of the roles whose keys this host needs, and the time by the store's clock."""
+    """Returns all published keys of the roles that this host needs, however old, and the store's current time."""
     found: list[KeyEntry | None] = []
     now = datetime.min
     for role in _needed(settings):
@@ -95,10 +99,11 @@ def ask(ssm: Any, settings: HostSettings) -> tuple[list[KeyEntry], datetime]:
 
 
 def fresh(published: list[KeyEntry], now: datetime) -> list[KeyEntry]:
-    """The entries that count now.
+    """Returns the entries that are valid now.
 
-    Of learner and replay server that is the newest key, however old: there is one host of each, and while it is away
-    nobody else may take its place.
+    For learner and replay server, only the newest key is valid, however old: each of these roles has one host, and
+    while that host is away, no other host may take its place. For other roles, all keys younger than STALE_SECONDS are
+    valid.
     """
     stale = now - timedelta(seconds=STALE_SECONDS)
     young = [entry for entry in published if entry.role not in PINNED and entry.at >= stale]
@@ -107,32 +112,32 @@ def fresh(published: list[KeyEntry], now: datetime) -> list[KeyEntry]:
 
 
 def accept(entries: list[KeyEntry], settings: HostSettings) -> str:
-    """Writes the certificates that this host needs; returns the roles whose pinned key is missing, or ""."""
+    """Writes the certificates that this host needs; returns the roles whose pinned key is missing, joined by "and"."""
     for role in _needed(settings):
         of_role = [entry for entry in entries if entry.role == role]
-        if of_role or role not in PINNED:  # A pinned key that was accepted before is better than none.
+        if of_role or role not in PINNED:  # Without a new pinned key, the old one stays.
             is_first = not certificates(settings.keys, role)
             if _write_certificates(settings.keys, role, of_role) and role in PINNED and not is_first:
-                (settings.keys / CHANGED).touch()  # A program keeps the key and the address that it began with.
+                (settings.keys / CHANGED).touch()  # Running programs must restart to use the new key.
     return " and ".join(role for role in _needed(settings) if role in PINNED and not certificates(settings.keys, role))
 
 
 def withdraw(ssm: Any, settings: HostSettings, host: str) -> None:
-    """Removes this host's keys from the store: nobody accepts them any more within a minute or two."""
+    """Removes this host's keys from the store. Other hosts stop accepting them within two minutes."""
     for role in settings.roles:
         ssm.delete_parameter(Name=_name(settings, role, host))
 
 
 def learner_address(settings: HostSettings) -> str:
-    """The learner's private address; raises ConfigError before its key has arrived."""
+    """Returns the learner's private address. Raises UsageError if the learner's key has not arrived yet."""
     for path in certificates(settings.keys, Role.LEARNER):
         if found := _ADDRESS.search(path.read_text()):
             return found[1]
-    raise ConfigError(f"no key of the learner with its address in {settings.keys}: apex-keys.service writes it")
+    raise UsageError(f"the learner's key is not in {settings.keys} yet: check the log of apex-keys.service")
 
 
 def _needed(settings: HostSettings) -> list[Role]:
-    """The roles whose keys come from other hosts. The observer's is made on the learner's host, for that host."""
+    """Returns the roles whose keys come from other hosts. The observer's key never leaves the learner's host."""
     needed = {name for role in settings.roles for name in lists_for(role)} - {*settings.roles, Role.OBSERVER}
     return sorted(needed)
 
@@ -142,7 +147,7 @@ def _name(settings: HostSettings, role: Role, host: str) -> str:
 
 
 def _read(role: Role, item: dict[str, Any]) -> KeyEntry | None:
-    """Reads a parameter, which becomes a file and its content; None for a malformed one."""
+    """Parses a parameter; returns None if it is malformed. Validates it: it becomes the name and content of a file."""
     host = str(item["Name"]).rpartition("/")[2]
     try:
         key, address = str(item["Value"]).split()
@@ -151,7 +156,7 @@ def _read(role: Role, item: dict[str, Any]) -> KeyEntry | None:
             return KeyEntry(role, host, key, str(IPv4Address(address)), item["LastModifiedDate"])
     except ValueError:
         pass
-    log.error("ignoring the key of %s %r: it is not 64 hexadecimal digits and an address", role, host)
+    log.error("ignoring the key of the %s on host %r: expected 64 hexadecimal digits and an IPv4 address", role, host)
     return None
 
 
@@ -160,7 +165,7 @@ def _certificate(key: str, address: str) -> str:
 
 
 def _write_certificates(folder: Path, role: Role, entries: list[KeyEntry]) -> bool:
-    """Makes the role's certificates those of `entries`; returns whether any had to change."""
+    """Replaces the role's certificates by those of `entries`; returns whether anything changed."""
     wanted = {f"{role}.{entry.host}.key": entry.certificate for entry in entries}
     present = {path.name: path.read_text() for path in certificates(folder, role)}
     for name in present.keys() - wanted.keys():

@@ -1,4 +1,4 @@
-"""What EC2 tells an instance about itself: the instance metadata service, version 2 (which asks for a token)."""
+"""Reads the EC2 instance metadata service, version 2, which requires a token."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ import urllib.request
 
 ADDRESS = "http://169.254.169.254"
 TIMEOUT_SECONDS = 2.0
-TOKEN_SECONDS = 60  # a token's life; each read takes a new one
+TOKEN_SECONDS = 60  # lifetime of a token; each read requests a new one
 
 
 class Metadata:
-    """The metadata service at `address`. All methods raise OSError where it does not answer."""
+    """The metadata service at `address`. All methods raise OSError if it does not answer."""
 
     def __init__(self, address: str = ADDRESS) -> None:
         self._address = address
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never through a proxy
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # uses no proxy
 
     def instance_id(self) -> str:
-        """This instance's id."""
+        """Returns this instance's id."""
         return self._require("instance-id")
 
     def private_address(self) -> str:
-        """This instance's private IPv4 address."""
+        """Returns this instance's private IPv4 address."""
         return self._require("local-ipv4")
 
     def spot_notice(self) -> str:
-        """The announced interruption of a spot instance, as JSON with action and time; "" while there is none."""
+        """Returns the announced interruption of this spot instance, as JSON with action and time; "" if none."""
         return self._read("spot/instance-action")
 
     def _require(self, name: str) -> str:
         found = self._read(name)
         if not found:
-            raise OSError(f"{self._address} has no {name}")
+            raise OSError(f"the metadata service at {self._address} has no {name}")
         return found
 
     def _read(self, path: str) -> str:

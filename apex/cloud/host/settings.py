@@ -1,4 +1,4 @@
-"""The settings of a cluster's host: `/etc/apex/cluster.env`, as its first boot wrote it. It holds no secret."""
+"""The settings of a cluster's host, read from /etc/apex/cluster.env, a file without secrets that first boot writes."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from apex.errors import ConfigError, require
+from apex.errors import UsageError, require
 from apex.types import PROGRAMS, Role
 
 ETC = Path("/etc/apex")
 HOME = Path("/var/lib/apex")
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")  # part of paths, parameters and object names
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")  # used in paths, parameters and object names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSettings:
-    """One host's place in its cluster."""
+    """The settings of one host of a cluster."""
 
-    cluster: str  # also the run's name
-    roles: tuple[Role, ...]  # programs that run here; the first names the host's group and its permissions
+    cluster: str  # name of the cluster and of its run
+    roles: tuple[Role, ...]  # programs that run here; the first one names the host's group and sets its permissions
     region: str
-    bucket: str  # of checkpoints and curves
-    begun: str  # when the cluster was first applied: tells it from others of its name
+    bucket: str  # bucket of checkpoints and curves
+    begun: str  # time of the first terraform apply; distinguishes clusters with the same name
     etc: Path = ETC
     home: Path = HOME
 
     def __post_init__(self) -> None:
-        require(bool(_NAME.fullmatch(self.cluster)), f"APEX_CLUSTER must be a-z, 0-9 and -, got {self.cluster!r}")
+        require(bool(_NAME.fullmatch(self.cluster)), f"APEX_CLUSTER may have a-z, 0-9 and - only, got {self.cluster!r}")
 
     @property
     def role(self) -> Role:
@@ -56,23 +56,23 @@ class HostSettings:
         return f"/apex/{self.cluster}"
 
     def group(self, role: Role) -> str:
-        """The name of a role's auto-scaling group."""
+        """Returns the name of a role's auto-scaling group."""
         return f"apex-{self.cluster}-{role}"
 
 
 def read_settings(etc: Path = ETC, home: Path = HOME) -> HostSettings:
-    """Reads `cluster.env`; raises ConfigError for what is missing there."""
+    """Reads `cluster.env`. Raises UsageError if the file or a value is missing or invalid."""
     path = etc / "cluster.env"
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}, which the first boot writes: {error}") from error
+        raise UsageError(f"cannot read {path}, which the first boot writes: {error}") from error
     values = {name: value for name, equals, value in (line.partition("=") for line in lines) if equals}
     names = ("cluster", "roles", "region", "bucket", "begun")
     missing = [f"APEX_{name.upper()}" for name in names if not values.get(f"APEX_{name.upper()}")]
     require(not missing, f"{path} lacks {', '.join(missing)}")
     cluster, roles, region, bucket, begun = (values[f"APEX_{name.upper()}"] for name in names)
     known = set(roles.split(",")) <= set(PROGRAMS)
-    require(known, f"APEX_ROLES must be some of {', '.join(PROGRAMS)}, got {roles!r}")
+    require(known, f"APEX_ROLES must be a comma-separated list of {', '.join(PROGRAMS)}, got {roles!r}")
     own = tuple(map(Role, roles.split(",")))
     return HostSettings(cluster=cluster, roles=own, region=region, bucket=bucket, begun=begun, etc=etc, home=home)

@@ -1,7 +1,8 @@
-"""How the learner's host ends its cluster, and how any other host ends itself.
+"""Ends a cluster from its learner's host, or ends any other single host.
 
-A host that powers off is terminated, disk and all; but the learner's is only stopped, and keeps its disk. It is
-terminated here, once the bucket has all that the disk has: `apex cluster list` names one that was not.
+EC2 terminates a host that powers off and deletes its disk, but only stops the learner's host and keeps its disk. This
+module terminates the learner's host once the bucket has all its files. `apex cluster list` shows a learner's host that
+could not be terminated.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from apex.cloud.host.settings import HostSettings
 from apex.runtime.lifecycle import Stop, sleep
 from apex.types import PROGRAMS, Role
 
-TRY_SECONDS = 900.0  # for the last upload, while no other host of the cluster bills any more
-FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 5.0, 120.0  # between two tries
+TRY_SECONDS = 900.0  # time to repeat a failed last upload, after the other hosts have ended
+FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 5.0, 120.0  # time between two attempts
 
 Client = Callable[[str], Any]  # an AWS service's name -> its client
 
@@ -26,11 +27,11 @@ log = logging.getLogger("apex")
 
 
 def end_cluster(client: Client, settings: HostSettings, own: str, copy: RunBucket, stop: Stop) -> bool:
-    """Uploads the run, sets all other groups to 0, and terminates this host (`own`); returns whether all succeeded.
+    """Uploads the run, ends all other hosts, and terminates this host (`own`); returns whether all steps succeeded.
 
-    A failure does not keep the rest from being done: hosts that go on cost money. A failed upload is repeated for
-    TRY_SECONDS, when the other hosts are gone. If it never succeeds, this host leaves its group, so that it is stopped
-    and keeps its disk.
+    All steps run even if one fails, because running hosts cost money. A failed upload is repeated for TRY_SECONDS after
+    the other hosts have ended. If it still fails, this host leaves its auto-scaling group, so that EC2 stops it and
+    keeps its disk.
     """
     scaling, ec2 = client("autoscaling"), client("ec2")
 
@@ -40,26 +41,28 @@ def end_cluster(client: Client, settings: HostSettings, own: str, copy: RunBucke
     upload = partial(copy.upload, own, whole=True)
     is_kept = _try("the last upload", upload)
     others = [role for role in PROGRAMS if role not in settings.roles]
-    done = [_try(f"{role} hosts to 0", partial(set_to_zero, role)) for role in others]
+    zero = "setting the desired capacity of the {} group to 0"
+    done = [_try(zero.format(role), partial(set_to_zero, role)) for role in others]
     if not is_kept:
-        log.error("only on this host's disk: %s", _names(copy))
+        log.error("these files are only on this host's disk: %s", _names(copy))
         is_kept = _try_again("the last upload", upload, stop)
     if not is_kept:
-        _try("leaving the group", partial(_detach, scaling, settings.group(settings.role), own))
+        _try("leaving the auto-scaling group", partial(_detach, scaling, settings.group(settings.role), own))
         log.error(
-            "only on this host's disk, and not in %s: %s. The host is stopped, not terminated; its disk bills. When "
-            "the bucket can be written, start %s again: it uploads them, and ends with its hours",
+            "%s lacks these files, which are only on this host's disk: %s. The host is stopped, not terminated, and "
+            "its disk costs money. When the bucket is writable again, start %s: it uploads the files and then ends",
             copy, _names(copy), own,
         )  # fmt: skip
         return False
-    done += [_try("the own group to 0", partial(set_to_zero, settings.role))]
-    return all([*done, _try("the end of this host", lambda: ec2.terminate_instances(InstanceIds=[own]))])
+    what = "setting the desired capacity of this host's auto-scaling group to 0"
+    done += [_try(what, partial(set_to_zero, settings.role))]
+    return all([*done, _try("terminating this host", lambda: ec2.terminate_instances(InstanceIds=[own]))])
 
 
 def leave_group(scaling: Any, host: str) -> bool:
-    """Terminates a host so that its group does not start another in its place; returns whether that succeeded."""
+    """Terminates a host without replacement: its group's desired capacity decreases by 1. Returns whether it worked."""
     return _try(
-        "leaving the group",
+        "terminating this host",
         lambda: scaling.terminate_instance_in_auto_scaling_group(InstanceId=host, ShouldDecrementDesiredCapacity=True),
     )
 
@@ -71,7 +74,7 @@ def _detach(scaling: Any, group: str, host: str) -> None:
 def _names(copy: RunBucket) -> str:
     try:
         return ", ".join(copy.only_here())
-    except OSError as error:  # An unreadable disk does not keep anything else from being done.
+    except OSError as error:  # The other steps must run even if the disk is unreadable.
         return f"files that cannot be listed: {error}"
 
 
@@ -90,7 +93,7 @@ def _try_again(what: str, step: Callable[[], object], stop: Stop) -> bool:
 def _try(what: str, step: Callable[[], object]) -> bool:
     try:
         step()
-    except Exception:  # whatever it is: the next step must be done too
+    except Exception:  # The next steps must run after any error.
         log.exception("%s failed", what)
         return False
     log.info("%s: done", what)

@@ -1,4 +1,4 @@
-"""convolution.c: whether it was built, whether it fits this processor, and its functions. Without torch."""
+"""Loads the native convolution, convolution.c, if it was built and this CPU supports it. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from apex.runtime.native import open_native
 
-INTERFACE = 2  # `apex_interface` of convolution.c
-KERNEL, STRIDE = 8, 4  # of the first layer, that it knows
-LANES = 8  # it computes so many output channels at once
+INTERFACE = 2  # must equal `apex_interface` of convolution.c
+KERNEL, STRIDE = 8, 4  # of the first layer; convolution.c supports no others
+LANES = 8  # output channels that convolution.c computes at once
 
 log = logging.getLogger("apex")
 
@@ -29,37 +29,40 @@ class Convolution(NamedTuple):
 
 
 def describe_convolution() -> str:
-    """Whether the native loop is in use, for people."""
+    """Returns a text that says whether the native convolution is in use, and if not, why."""
     native = find_convolution()
     return "convolution" if isinstance(native, Convolution) else f"none: {native}"
 
 
 @cache
 def load_convolution() -> Convolution | None:
-    """None where it was not built, or is another version's, or the processor is not made for it: it is logged once."""
+    """Returns the native convolution, or None after logging the reason once.
+
+    Reasons are: it was not built, it belongs to another version, or the CPU does not support it.
+    """
     native = find_convolution()
     if isinstance(native, Convolution):
         return native
-    log.warning("pixels are convolved by torch: %s", native)
+    log.warning("Native convolution not available; torch computes it instead: %s", native)
     return None
 
 
 def native_convolution() -> Convolution:
-    """The native loop, where `load_convolution` has found it."""
+    """Returns the native convolution. Call this only if `load_convolution` has found it."""
     native = load_convolution()
     assert native is not None
     return native
 
 
 def find_convolution(interface: int = INTERFACE) -> Convolution | str:
-    """The native loop, or why there is none and what that costs."""
+    """Returns the native convolution, or a text that says why it is missing and how much slower updates are."""
     costs = "an update of a small network takes up to 2.4 times as long"  # docs/adr/0019
     try:
         library = open_native(Path(__file__).parent, "convolution", interface)
     except OSError as error:
         return f"{error}; {costs}"
     if not library.apex_convolution_works():
-        return f"the processor has no AVX2 and FMA; {costs}"
+        return f"the CPU lacks AVX2 or FMA; {costs}"
     functions = (
         library.apex_convolve,
         library.apex_convolve_weight_gradient,

@@ -1,6 +1,6 @@
-"""The first convolution of a network that sees pixels, by convolution.c where that is faster, else by torch.
+"""The first convolution of an image network: by convolution.c if that is faster, else by torch.
 
-It scales uint8 to 0 ... 1 as it goes: by the weights, which are a thousandth as many as the pixels.
+The native version scales uint8 pixels to 0 ... 1 by scaling the weights, of which there are 1000 times fewer.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from apex.dqn.kernels.convolution import KERNEL, LANES, STRIDE, load_convolution
 
 
 def scale(observation: Tensor) -> Tensor:
-    """uint8 0 ... 255 becomes 0 ... 1 in the type that the first layer computes in; anything else passes."""
+    """Scales uint8 0 ... 255 to 0 ... 1 in the dtype of the first layer; returns other dtypes unchanged."""
     if observation.dtype is not torch.uint8:
         return observation
     device = observation.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
-    return observation.to(dtype).mul_(1 / 255)  # One copy, scaled in place: 512 stacks of pixels are 58 MB.
+    return observation.to(dtype).mul_(1 / 255)  # One copy, scaled in place: a batch of 512 takes 58 MB.
 
 
 class PixelConvolution(nn.Conv2d):
-    """A convolution that scales uint8 to 0 ... 1 first."""
+    """A convolution that first scales uint8 to 0 ... 1."""
 
     def forward(self, images: Tensor) -> Tensor:
-        """uint8 or float32 [B, C, H, W] -> [B, outputs, ...]; in which order of memory may differ."""
+        """uint8 or float32 [B, C, H, W] -> [B, outputs, ...]; the memory format of the result may vary."""
         weight, bias = self.weight, self.bias
         if bias is None or not self._suits(images):
             return super().forward(scale(images))
@@ -39,9 +39,10 @@ class PixelConvolution(nn.Conv2d):
         return _convolve(images, weight, bias)
 
     def _suits(self, images: Tensor) -> bool:
-        """Whether the native loop does it, and does it faster: it has one thread, and is no operation of a graph.
+        """Whether the native convolution supports this input and is faster than torch.
 
-        What torch would refuse is left to it: the loop looks at no bounds.
+        The native convolution uses one thread and cannot be traced or compiled. It does not check bounds, so torch gets
+        all invalid input and raises the error.
         """
         return (
             not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
@@ -62,7 +63,7 @@ class PixelConvolution(nn.Conv2d):
 
 
 class _Differentiable(torch.autograd.Function):
-    """`_convolve` with gradients for weight and bias; bytes have none. The images must stay until then."""
+    """`_convolve` with gradients for weight and bias, not for the images, which must not change before `backward`."""
 
     @staticmethod
     def forward(context: Any, images: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -73,26 +74,26 @@ class _Differentiable(torch.autograd.Function):
     @once_differentiable
     def backward(context: Any, *gradients: Tensor) -> tuple[None, Tensor, Tensor]:
         (images,) = context.saved_tensors
-        gradient = gradients[0].permute(0, 2, 3, 1).contiguous()  # as `_convolve` lays it out, so mostly no copy
+        gradient = gradients[0].permute(0, 2, 3, 1).contiguous()  # rarely copies, because `_convolve` has this layout
         return None, weight_gradient(images, gradient), gradient.sum((0, 1, 2))
 
 
 def _convolve(images: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """uint8 [B, C, H, W] -> float32 [B, outputs, ...], channels last in memory, where the next layer is fastest."""
+    """uint8 [B, C, H, W] -> float32 [B, outputs, ...] in channels-last format, the fastest for the next layer."""
     out = weight.new_empty(len(images), *places(images.shape[2:]), len(weight))
     return convolve(images, weight, bias, out).permute(0, 3, 1, 2)
 
 
 def places(pixels: Sequence[int]) -> list[int]:
-    """How many places the kernel has along axes of so many pixels."""
+    """Returns the output size of the convolution along axes of the given numbers of pixels."""
     return [(size - KERNEL) // STRIDE + 1 for size in pixels]
 
 
 def convolve(images: Tensor, weight: Tensor, bias: Tensor, out: Tensor, *, rectified: bool = False) -> Tensor:
-    """uint8 [B, C, H, W], scaled to 0 ... 1, into float32 [B, places of H, places of W, outputs], which it returns.
+    """Convolves uint8 [B, C, H, W], scaled to 0 ... 1, into `out`, float32 [B, out H, out W, outputs]; returns `out`.
 
-    `rectified`: with the ReLU that follows. The native loop must be there, and suit weight (float32 [outputs, C,
-    KERNEL, KERNEL]) and bias.
+    rectified: applies a ReLU too. weight: float32 [outputs, C, KERNEL, KERNEL].
+    The native convolution must be available and support this layer.
     """
     images = images.contiguous()
     packed = weight.permute(1, 2, 3, 0).mul(1 / 255).contiguous()
@@ -103,7 +104,10 @@ def convolve(images: Tensor, weight: Tensor, bias: Tensor, out: Tensor, *, recti
 
 
 def weight_gradient(images: Tensor, gradient: Tensor) -> Tensor:
-    """Of images uint8 [B, C, H, W] and a gradient float32 [B, ..., outputs]: float32 [outputs, C, KERNEL, KERNEL]."""
+    """Returns the gradient of the weights, float32 [outputs, C, KERNEL, KERNEL].
+
+    images: uint8 [B, C, H, W]. gradient: of the loss with respect to the outputs, float32 [B, out H, out W, outputs].
+    """
     images = images.contiguous()
     num_outputs = gradient.shape[3]
     total = gradient.new_zeros(images.shape[1], KERNEL, KERNEL, num_outputs)
@@ -113,5 +117,5 @@ def weight_gradient(images: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _shape(images: Tensor, num_outputs: int, rectified: bool = False) -> Any:
-    """`struct shape` of convolution.c."""
+    """Returns the `struct shape` of convolution.c."""
     return (ctypes.c_int64 * 6)(*images.shape, num_outputs, rectified)

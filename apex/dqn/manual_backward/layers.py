@@ -1,8 +1,9 @@
-"""Layers whose gradients are written out, which is faster than autograd for small networks on a CPU.
+"""Layers with hand-written gradients, which are faster than autograd for small networks on a CPU.
 
-Each knows its parameters, in the module's own memory, and the places for their gradients. Callers keep the outputs.
+Each layer refers to the parameters of the original module and to the tensors that store their gradients. Callers keep
+the outputs of `forward` and pass them to `backward`.
 
-Axes: B batch, D numbers that go into a layer, H units of it, F features, A actions.
+Axes: N observations of a transition (s_t, s_{t+m}), B batch, D inputs and H units of a layer, F features, A actions.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class Linear(NamedTuple):
 
     weight: Tensor  # float32[H, D]
     bias: Tensor  # float32[H]
-    weight_gradient: Tensor | None = None  # likewise; None of a network that does not learn
+    weight_gradient: Tensor | None = None  # float32[H, D]; None in a network that is not trained
     bias_gradient: Tensor | None = None
 
     def __call__(self, inputs: Tensor) -> Tensor:
@@ -28,7 +29,10 @@ class Linear(NamedTuple):
         return torch.addmm(self.bias, inputs, self.weight.t())
 
     def differentiate(self, inputs: Tensor, output_gradient: Tensor) -> None:
-        """Leaves the gradients of both parameters in their places; `output_gradient`: of the loss by the outputs."""
+        """Stores the gradients of weight and bias.
+
+        output_gradient: gradient of the loss with respect to the outputs, float32[B, H].
+        """
         torch.mm(output_gradient.t(), inputs, out=self.weight_gradient)
         torch.sum(output_gradient, 0, out=self.bias_gradient)
 
@@ -41,16 +45,16 @@ class VectorTorso:
         self._first, self._second = linear(body[1]), linear(body[3])
 
     def forward(self, stacks: Tensor) -> tuple[Tensor, ...]:
-        """frame_dtype[N, B, S, *F] -> what each layer gives for N * B rows, of which the last is float32[N * B, F]."""
+        """frame_dtype[N, B, S, *frame] -> outputs of each layer for N * B rows; the last is float32[N * B, F]."""
         states = self._flatten(stacks.flatten(0, 1))
         first = self._first(states).relu_()
         return states, first, self._second(first).relu_()
 
     def backward(self, stacks: Tensor, passed: tuple[Tensor, ...], output_gradient: Tensor) -> None:
-        """Leaves all gradients in their places.
+        """Stores the gradients of all parameters.
 
-        `passed`: what `forward` gave; `output_gradient`: float32[B, F], of the loss by the features of
-        `stacks[0]`; the other features have none.
+        passed: result of `forward`. output_gradient: gradient of the loss with respect to the features of `stacks[0]`,
+        float32[B, F]. The other features are not differentiated.
         """
         states, first, second = (rows[: len(output_gradient)] for rows in passed)
         output_gradient = relu_backward(output_gradient, second)
@@ -59,7 +63,7 @@ class VectorTorso:
 
 
 class PassedHeads(NamedTuple):
-    """What the layers of the heads gave."""
+    """The outputs of the heads' layers."""
 
     advantage: Tensor  # float32[B, H], after the ReLU
     value: Tensor | None
@@ -72,14 +76,14 @@ class _Head(NamedTuple):
 
 
 class Heads:
-    """The heads of a `QNetwork`, one or, dueling, two."""
+    """The heads of a `QNetwork`: one, or two if dueling."""
 
     def __init__(self, network: QNetwork) -> None:
         self._advantage = _head(network.advantage)
         self._value = None if network.value is None else _head(network.value)
 
     def forward(self, features: Tensor) -> PassedHeads:
-        """float32[B, F] -> Q, and what its way back needs."""
+        """float32[B, F] -> Q-values and the outputs that `backward` needs."""
         advantage = self._advantage.hidden(features).relu_()
         q = self._advantage.output(advantage)
         if self._value is None:
@@ -89,10 +93,10 @@ class Heads:
         return PassedHeads(advantage, value, q)
 
     def backward(self, features: Tensor, passed: PassedHeads, action: Tensor, q_gradient: Tensor) -> Tensor:
-        """Leaves all gradients in their places; returns the gradient by the first B features, float32[B, F].
+        """Stores the gradients of all parameters; returns the gradient with respect to `features[:B]`, float32[B, F].
 
-        `action`: int64[B]. `q_gradient`: float32[B], of the loss by Q(s_t, a_t). The other values of Q, and the rows of
-        `features` and `passed` after the first B, have none.
+        action: int64[B]. q_gradient: gradient of the loss with respect to Q(s_t, a_t), float32[B]. Other Q-values, and
+        rows of `features` and `passed` after the first B, are not differentiated.
         """
         size, num_actions = len(action), passed.q.shape[1]
         features, q_gradient = features[:size], q_gradient.unsqueeze(1)
@@ -100,20 +104,20 @@ class Heads:
         if self._value is None:
             return _back_through(self._advantage, features, passed.advantage[:size], by_advantage)
         assert passed.value is not None
-        by_advantage -= q_gradient / num_actions  # Q = V + A - mean A
+        by_advantage -= q_gradient / num_actions  # Q = V + A - mean(A)
         by_features = _back_through(self._advantage, features, passed.advantage[:size], by_advantage)
         by_features += _back_through(self._value, features, passed.value[:size], q_gradient)
         return by_features
 
 
 def linear(layer: nn.Module) -> Linear:
-    """A module's parameters, and the places of their gradients."""
+    """Returns the parameters of a module and the tensors that store their gradients."""
     layer = cast(nn.Linear, layer)
     return Linear(layer.weight, layer.bias, layer.weight.grad, layer.bias.grad)
 
 
 def relu_backward(output_gradient: Tensor, outputs: Tensor) -> Tensor:
-    """The gradient by the inputs of a ReLU: 0 where its output is 0."""
+    """Returns the gradient with respect to the inputs of a ReLU: 0 where the output is 0."""
     passed: Tensor = torch.ops.aten.threshold_backward(output_gradient, outputs, 0)
     return passed
 
@@ -123,7 +127,7 @@ def _head(head: Head) -> _Head:
 
 
 def _back_through(head: _Head, features: Tensor, hidden: Tensor, output_gradient: Tensor) -> Tensor:
-    """Leaves the gradients of a head's parameters in their places; returns those by its features."""
+    """Stores the gradients of a head's parameters; returns the gradient with respect to `features`."""
     head.output.differentiate(hidden, output_gradient)
     by_hidden = relu_backward(output_gradient @ head.output.weight, hidden)
     head.hidden.differentiate(features, by_hidden)

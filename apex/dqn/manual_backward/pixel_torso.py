@@ -1,6 +1,6 @@
-"""The three convolutions that our own networks have for pixels, by convolution.c, with their gradients written out.
+"""The three convolutions of the built-in image network, computed by convolution.c, with hand-written gradients.
 
-Between them channels come last: float32[B, H, W, C].
+Their outputs have the channels last: float32[B, H, W, C].
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from apex.dqn.kernels.convolution import KERNEL, LANES, STRIDE, load_convolution
 from apex.dqn.kernels.pixel_convolution import convolve, places, weight_gradient
 from apex.dqn.manual_backward.layers import relu_backward
 
-PLACES_IN_BODY = (0, 2, 4)  # of the convolutions; between them are ReLUs
+PLACES_IN_BODY = (0, 2, 4)  # indices of the convolutions in the body; ReLUs lie between them
 
 
 class ConvolutionLayer(NamedTuple):
@@ -28,7 +28,7 @@ class ConvolutionLayer(NamedTuple):
     stride: int
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """float32[B, H, W, inputs] -> float32[B, places of H, places of W, outputs]."""
+        """float32[B, H, W, inputs] -> float32[B, out H, out W, outputs]."""
         kernel = self.weight.shape[2]
         height, width = ((size - kernel) // self.stride + 1 for size in inputs.shape[1:3])
         out = inputs.new_empty(len(inputs), height, width, len(self.weight))
@@ -37,20 +37,23 @@ class ConvolutionLayer(NamedTuple):
         return out
 
     def differentiate(self, inputs: Tensor, output_gradient: Tensor) -> None:
-        """Leaves the gradients of both parameters in their places; `output_gradient`: of the loss, before the ReLU."""
+        """Stores the gradients of weight and bias.
+
+        output_gradient: gradient of the loss with respect to the outputs before the ReLU.
+        """
         outputs, channels, kernel, _ = self.weight.shape
         gradient = inputs.new_zeros(kernel, kernel, channels, outputs)
         native_convolution().layer_weight_gradient(self._shape(inputs), *_pointers(inputs, output_gradient, gradient))
         self.keep(gradient.permute(3, 2, 0, 1), output_gradient)
 
     def keep(self, gradient: Tensor, output_gradient: Tensor) -> None:
-        """Puts the gradient of the weights, and what follows for the bias, where they belong."""
+        """Stores `gradient` as that of the weights, and the gradient of the bias, computed from `output_gradient`."""
         assert self.weight_gradient is not None
         self.weight_gradient.copy_(gradient)
         torch.sum(output_gradient.flatten(0, 2), 0, out=self.bias_gradient)
 
     def back(self, inputs: Tensor, output_gradient: Tensor) -> Tensor:
-        """The gradient before the ReLU that the inputs came from, in their shape."""
+        """Returns the gradient with respect to the previous layer's outputs before its ReLU, shaped as `inputs`."""
         turned = self.weight.permute(2, 0, 3, 1).contiguous()
         gradient = torch.empty_like(inputs)
         native_convolution().layer_input_gradient(
@@ -59,26 +62,27 @@ class ConvolutionLayer(NamedTuple):
         return gradient
 
     def _shape(self, inputs: Tensor) -> Any:
-        """`struct layer` of convolution.c."""
+        """Returns the `struct layer` of convolution.c."""
         return (ctypes.c_int64 * 7)(*inputs.shape, len(self.weight), self.weight.shape[2], self.stride)
 
 
 class PixelTorso:
-    """The body of a `networks.PixelQNetwork` that `suits`."""
+    """The body of a `networks.PixelQNetwork`, if `suits` accepts it."""
 
     def __init__(self, body: nn.Sequential) -> None:
         self._first, self._second, self._third = (convolution_layer(body[index]) for index in PLACES_IN_BODY)
 
     def forward(self, stacks: Tensor) -> tuple[Tensor, ...]:
-        """What each convolution gives after its ReLU, and the features, in the order of `nn.Flatten`.
+        """Returns the output of each convolution after its ReLU, and the features in the order of `nn.Flatten`.
 
-        Raises ValueError for what is no uint8[N, B, S, H, W] of this network's S: the loops look at no bounds.
+        Raises ValueError if `stacks` is not uint8[N, B, S, H, W] with this network's S: convolution.c does not check
+        bounds.
         """
         weight, bias = self._first.weight, self._first.bias
         if stacks.dtype is not torch.uint8 or stacks.dim() != 5 or stacks.shape[2] != weight.shape[1]:
             raise ValueError(
-                f"a batch of {stacks.dtype} and shape {list(stacks.shape)} is none of "
-                f"uint8[N, B, {weight.shape[1]}, H, W], which this network takes"
+                f"a batch has dtype {stacks.dtype} and shape {list(stacks.shape)}, but this network expects "
+                f"uint8[N, B, {weight.shape[1]}, H, W]"
             )
         images = stacks.flatten(0, 1)
         out = weight.new_empty(len(images), *places(images.shape[2:]), len(weight))
@@ -88,7 +92,7 @@ class PixelTorso:
         return first, second, third, third.permute(0, 3, 1, 2).flatten(1)
 
     def backward(self, stacks: Tensor, passed: tuple[Tensor, ...], output_gradient: Tensor) -> None:
-        """As `layers.VectorTorso.backward`."""
+        """See `layers.VectorTorso.backward`."""
         first, second, third, features = (rows[: len(output_gradient)] for rows in passed)
         channels_first = relu_backward(output_gradient, features).view(len(third), third.shape[3], *third.shape[1:3])
         output_gradient = channels_first.permute(0, 2, 3, 1).contiguous()
@@ -100,14 +104,14 @@ class PixelTorso:
 
 
 def suits(body: nn.Sequential) -> bool:
-    """Whether convolution.c is there, knows the first layer, and has its vectors filled by all channels."""
+    """Whether convolution.c is available and supports these layers."""
     layers = [cast(nn.Conv2d, body[index]) for index in PLACES_IN_BODY]
     known = layers[0].kernel_size == (KERNEL, KERNEL) and layers[0].stride == (STRIDE, STRIDE)
     return known and load_convolution() is not None and not any(layer.out_channels % LANES for layer in layers)
 
 
 def convolution_layer(layer: nn.Module) -> ConvolutionLayer:
-    """A module's parameters, and the places of their gradients."""
+    """Returns the parameters of a module and the tensors that store their gradients."""
     layer = cast(nn.Conv2d, layer)
     assert layer.bias is not None
     return ConvolutionLayer(layer.weight, layer.bias, layer.weight.grad, layer.bias.grad, layer.stride[0])

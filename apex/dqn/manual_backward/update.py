@@ -1,7 +1,7 @@
-"""The gradient step of our own networks on a CPU, with the gradients written out.
+"""The gradient step of the built-in networks on a CPU, with hand-written gradients.
 
-s_t and s_{t+m} go through the online network together, gradients through s_t alone, and all gradients lie side by side
-in one tensor. autograd would take several times as long for so small a network.
+s_t and s_{t+m} pass through the online network together, but only s_t is differentiated. One tensor stores all
+gradients. For such small networks autograd takes several times as long.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from apex.algorithms.gradient_step import DeviceBatch, Updated
 from apex.config import LearnerConfig
-from apex.dqn.gradient_step import DeviceBatch, Updated, UpdateFigures
-from apex.dqn.losses import double_q_errors, loss_and_gradients
+from apex.dqn.losses import describe, double_q_errors, loss_and_gradients
 from apex.dqn.manual_backward import pixel_torso
 from apex.dqn.manual_backward.layers import Heads, PassedHeads, VectorTorso
 from apex.dqn.manual_backward.pixel_torso import PixelTorso
@@ -22,14 +22,14 @@ from apex.dqn.networks import PixelQNetwork, QNetwork, VectorQNetwork
 
 
 class _Passed(NamedTuple):
-    """What a network gave for a batch."""
+    """The outputs of a network's layers for a batch."""
 
     body: tuple[Tensor, ...]
     heads: PassedHeads
 
 
 class _Network:
-    """A network of ours, taken apart into layers."""
+    """A built-in network, split into its layers."""
 
     def __init__(self, network: nn.Module) -> None:
         network = cast(QNetwork, network)
@@ -38,12 +38,15 @@ class _Network:
         self._heads = Heads(network)
 
     def forward(self, stacks: Tensor) -> _Passed:
-        """frame_dtype[N, B, S, *F] -> Q of N * B rows, and what its way back needs."""
+        """frame_dtype[N, B, S, *F] -> Q-values of N * B rows and the outputs that `backward` needs."""
         body = self._body.forward(stacks)
         return _Passed(body, self._heads.forward(body[-1]))
 
     def backward(self, stacks: Tensor, passed: _Passed, action: Tensor, q_gradient: Tensor) -> None:
-        """Leaves all gradients in their places; `q_gradient`: float32[B], of the loss by Q(s_t, a_t)."""
+        """Stores the gradients of all parameters.
+
+        q_gradient: gradient of the loss with respect to Q(s_t, a_t), float32[B].
+        """
         by_features = self._heads.backward(passed.body[-1], passed.heads, action, q_gradient)
         self._body.backward(stacks, passed.body, by_features)
 
@@ -51,7 +54,7 @@ class _Network:
 class ManualUpdate:
     """The step of `autograd_update.EagerUpdate` for networks that `has_manual_backward` accepts.
 
-    The results differ in the last bits of sums only.
+    The results of both differ only by rounding.
     """
 
     def __init__(
@@ -63,14 +66,15 @@ class ManualUpdate:
         *,
         judge_aside: bool = False,
     ) -> None:
-        """The networks' parameters stay where they are from now on.
+        """Prepares the step. From then on, the networks' parameters must not move to other memory.
 
-        `judge_aside`: the target network, which waits for nothing, computes on a thread of its own meanwhile.
+        judge_aside: the target network runs on a second thread.
         """
+        self.torch_threads = 1  # threads per operation; a second thread, if any, runs the target network
         self._config = config
         self._optimizer = optimizer
         parameters = list(online.parameters())
-        assert all(parameter.is_contiguous() for parameter in parameters)  # as the places of the gradients are
+        assert all(parameter.is_contiguous() for parameter in parameters)  # because gradients are contiguous views
         sizes = [parameter.numel() for parameter in parameters]
         self._gradient = torch.zeros(sum(sizes))
         for parameter, part in zip(parameters, torch.split(self._gradient, sizes), strict=True):
@@ -80,12 +84,13 @@ class ManualUpdate:
 
     @torch.no_grad()
     def __call__(self, batch: DeviceBatch) -> Updated:
-        """Changes the online network, if loss and gradient are finite."""
+        """Updates the online network if loss and gradient are finite."""
         judged = self._aside.submit(self._judge, batch.stacks[1:]) if self._aside else None
         passed = self._online.forward(batch.stacks)
         q, next_q = passed.heads.q.chunk(2)
         next_q_target = self._judge(batch.stacks[1:]) if judged is None else judged.result()
-        errors = double_q_errors(q, next_q, next_q_target, batch.action, batch.n_step_return, batch.discount)
+        rows = batch.action, batch.n_step_return, batch.discount, batch.next_mask
+        errors = double_q_errors(q, next_q, next_q_target, *rows)
         loss, q_gradient = loss_and_gradients(errors, batch.weights, kind=self._config.loss)
         self._online.backward(batch.stacks, passed, batch.action, q_gradient)
         norm = torch.linalg.vector_norm(self._gradient)
@@ -95,16 +100,16 @@ class ManualUpdate:
                 self._gradient.mul_(self._config.max_gradient_norm / (norm + 1e-6))
             self._optimizer.step()
         td_errors = errors.abs()
-        return Updated(td_errors, finite, UpdateFigures(loss, q.amax(1).mean(), td_errors.mean(), norm))
+        return Updated(td_errors, finite, describe(loss, q, td_errors, norm))
 
-    @torch.no_grad()  # which every thread says for itself
+    @torch.no_grad()  # again, because a second thread does not inherit this mode
     def _judge(self, stacks: Tensor) -> Tensor:
-        """Q(s_{t+m}) of the target network."""
+        """Returns Q(s_{t+m}) of the target network."""
         return self._target.forward(stacks).heads.q
 
 
 def has_manual_backward(network: nn.Module) -> bool:
-    """Whether `networks.make_network` has made it, nothing of it is frozen, and its layers are known here."""
+    """Whether `ManualUpdate` supports the network: built-in, with supported layers and no frozen parameters."""
     if type(network) is PixelQNetwork:
         known = pixel_torso.suits(cast(nn.Sequential, network.body))
     else:

@@ -1,6 +1,6 @@
-"""`apex doctor`: whether `apex train` could start here with the same options, the arithmetic, and what to do if not.
+"""`apex doctor`: checks whether `apex train` could start here with the same options, and names the remedies.
 
-It starts nothing and leaves nothing behind.
+The command starts no program and leaves no file.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -24,13 +25,14 @@ from apex.config.command_line import parse_config
 from apex.config.sizing import Machine, bytes_per_transition, explain, size_to_machine
 from apex.dqn.kernels.convolution import describe_convolution
 from apex.environments.factory import describe, kind
-from apex.errors import ConfigError
+from apex.errors import FAILED, FINISHED, UsageError
 from apex.launch.preflight.checks import (
     Check,
     check_cores,
     check_disk,
     check_gpu,
     check_leftovers,
+    check_logout,
     check_native,
     check_packages,
     check_ports,
@@ -39,6 +41,7 @@ from apex.launch.preflight.checks import (
     check_threads,
     read_room,
 )
+from apex.launch.preflight.fit import require_keys
 from apex.launch.preflight.leftovers import find_leftovers
 from apex.launch.preflight.requirements import disk_needed
 from apex.launch.resume import reopen, resume_parser
@@ -46,38 +49,40 @@ from apex.replay_memory.frames.lz4_blocks import describe_native
 from apex.replay_memory.store.location import store_path
 from apex.runtime.gpu import means_gpu, read_cuda
 from apex.runtime.hardware import ROOT, core_limits, read_machine, read_membership, read_space
-from apex.runtime.lifecycle import FAILED, FINISHED, reports_errors
+from apex.runtime.lifecycle import reports_errors
+from apex.runtime.logind import find_affected
 from apex.runtime.ports import is_free
 from apex.runtime.provenance import describe_versions
-from apex.runtime.text import clean
+from apex.runtime.text import MAX_COLUMNS, clean
 from apex.types import Schema
 
 STYLES = {"ok": "green", "warning": "yellow", "short": "bold red"}
 DISTRIBUTION = "apex-zeromq"
+INDENT = 22 * " "  # indentation of wrapped text in the report
 
 
 class Report(NamedTuple):
-    """What was found out."""
+    """The results of all checks."""
 
     checks: list[Check]
-    sizes: list[str]  # the rule's arithmetic; none where the run cannot be sized
+    sizes: list[str]  # how each size was computed; empty if the run cannot be sized
     sized: Config | None
 
     @property
     def short(self) -> list[str]:
-        """Names of what keeps training from starting."""
+        """Names of the checks that prevent training from starting."""
         return [check.name for check in self.checks if check.verdict == "short"]
 
 
 @reports_errors("apex doctor")
 def main(argv: Sequence[str] | None = None) -> int:
-    """The composition root: status 0 when training can start, 1 when something is short, 2 for wrong options."""
+    """Runs `apex doctor`; returns 0 if training can start, 1 if a check is short, 2 for wrong options."""
     parser = resume_parser("apex doctor")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     options, rest = parser.parse_known_args(argv)
     own = None
     if options.resume is None:
-        about = "Says whether apex train could start here with the same options, and what to do if not."
+        about = "Checks whether apex train can start here with the same options, and names the remedies."
         config = parse_config(rest, prog="apex doctor", description=about, kind=kind, means_gpu=means_gpu, own=[parser])
     else:
         folder, config = reopen(options.resume, rest, accept=options.accept_changes)
@@ -90,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def examine(config: Config, own: Path | None = None) -> Report:
-    """Looks at everything; `own` is the store of a run that is to go on."""
+    """Makes all checks; `own` is the replay memory file of a run that is to be resumed."""
     cuda, leftovers, versions = read_cuda(), find_leftovers(), describe_versions()
     machine = read_machine(cuda)
     on_gpu = machine.gpu and config.learner.device != "cpu"
@@ -107,6 +112,7 @@ def examine(config: Config, own: Path | None = None) -> Report:
             limits=core_limits(read_membership(), ROOT),
         ),
         check_threads(config, machine.cores),
+        check_logout(find_affected(os.geteuid())),
         gpu,
         environment,
     ]
@@ -119,33 +125,35 @@ def examine(config: Config, own: Path | None = None) -> Report:
         room = read_room(machine, cuda, leftovers, own, config.learner.device)
         ports, sized = check_ports(sized, is_free)
         checks += [*check_room(sized, schema, room), _check_folder(sized, schema), ports]
+    if config.transport.keys:
+        checks.append(check_keys(config))
     return Report([*checks, check_leftovers(leftovers)], sizes, sized)
 
 
 def check_environment(config: Config) -> tuple[Check, Schema | None]:
-    """Makes one, as every start does."""
+    """Creates an environment. Returns a check and the schema; the schema is None if no environment can be created."""
     changes: list[str] = []
     try:
         schema = describe(config.environment, config.actor.n_step, changes.append)
-    except ConfigError as error:
+    except UsageError as error:
         figures, _, remedy = str(error).partition("; ")
         return Check("environment", figures, "short", remedy or "see --env in apex train --help"), None
     shape = " x ".join(map(str, schema.observation_shape))
-    game = f"{config.environment.id}: observations {shape} {schema.frame_dtype}, {schema.num_actions} actions"
+    game = f"{config.environment.id}: observations {shape} {schema.frame_dtype}, {schema.actions}"
     return Check("environment", "; ".join([game, *changes])), schema
 
 
 def check_sizes(config: Config, machine: Machine, schema: Schema) -> tuple[Check, Config | None]:
-    """What the rule makes of it, in short."""
+    """Chooses sizes for this machine. Returns a check and the sized configuration, which is None on failure."""
     try:
         sized = size_to_machine(config, machine, schema)
-    except ConfigError as error:
+    except UsageError as error:
         figures, _, remedy = str(error).partition(": ")
         return Check("sizes", figures, "short", remedy), None
     actor, learner = sized.actor, sized.learner
     told = [
         f"actor processes {actor.num_processes}",
-        f"environments of each {actor.envs_per_process}",
+        f"environments per process {actor.envs_per_process}",
         f"actors {actor.num_actors}",
         f"learner threads {learner.num_threads}",
         f"loaders {learner.num_loaders}",
@@ -154,18 +162,28 @@ def check_sizes(config: Config, machine: Machine, schema: Schema) -> tuple[Check
     streams = actor.num_processes * actor.envs_per_process
     remedies = []
     if actor.num_processes * actor.num_threads > machine.cores:
-        told.append(f"but {machine.cores} cores")
-        remedies.append("leave --actor.num-processes, --actor.envs-per-process and --actor.num-threads to the rule")
-    if streams < actor.num_actors:
-        told.append(f"but {streams} streams")
+        told.append(f"but only {machine.cores} cores")
+        remedies.append("leave out --actor.num-processes, --actor.envs-per-process and --actor.num-threads")
+    if streams < actor.num_actors and not sized.run.head:
+        told.append(f"but only {streams} environments on this host")
         remedies.append("start apex actor on other hosts, or raise --actor.num-processes or --actor.envs-per-process")
     fit = sized.replay.max_bytes // bytes_per_transition(sized, schema)
     if fit < sized.replay.min_size_to_sample:
         told.append(
-            f"but room for about {fit:,} transitions, and training begins at {sized.replay.min_size_to_sample:,}"
+            f"but the memory holds only {fit:,} transitions, and training begins at {sized.replay.min_size_to_sample:,}"
         )
         remedies.append("raise --replay.max-bytes, or lower --replay.min-size-to-sample")
     return Check("sizes", ", ".join(told), "warning" if remedies else "ok", "; ".join(remedies)), sized
+
+
+def check_keys(config: Config) -> Check:
+    """Checks that the keys of each program of the run can be read."""
+    try:
+        require_keys(config)
+    except UsageError as error:
+        figures, _, remedy = str(error).partition(": ")
+        return Check("keys", figures, "short", remedy or "create keys with apex keys new DIR")
+    return Check("keys", f"{config.transport.keys} has the keys of every program")
 
 
 def _check_folder(config: Config, schema: Schema) -> Check:
@@ -178,32 +196,35 @@ def _check_folder(config: Config, schema: Schema) -> Check:
 def _requirements() -> list[str]:
     try:
         return importlib.metadata.requires(DISTRIBUTION) or []
-    except importlib.metadata.PackageNotFoundError:  # It runs from a checkout that is not installed.
+    except importlib.metadata.PackageNotFoundError:  # The package runs from a checkout without being installed.
         return []
 
 
-# --- what a person and a program see ----------------------------------------------------------------------------------
+# --- output -----------------------------------------------------------------------------------------------------------
 
 
 def print_report(config: Config, report: Report, stream: TextIO | None = None) -> None:
-    """A table on a terminal, else a line for each check and one for each remedy."""
+    """Prints a table on a terminal; otherwise one line per check and one per remedy."""
     stream = stream or sys.stdout
     with reader_may_leave():
         if stream.isatty():
-            Console(file=stream, highlight=False).print(_table(report))
+            console = Console(file=stream, highlight=False)
+            console.print(_table(report), width=min(MAX_COLUMNS, console.width))
         else:
             for check in report.checks:
-                print(f"{check.verdict:<8} {check.name:<12} {check.figures}", file=stream)
-                if check.remedy:
-                    print(f"{'':<8} {'':<12} -> {check.remedy}", file=stream)
+                head = f"{check.verdict:<8} {check.name:<12} "
+                for text in _told(check):
+                    print(textwrap.fill(text, MAX_COLUMNS, initial_indent=head, subsequent_indent=INDENT), file=stream)
+                    head = INDENT
         if report.sizes:
-            print("\nwhat apex train would choose, and why", file=stream)
-            print("\n".join(f"  {line}" for line in report.sizes), file=stream)
+            print("\nsizes that apex train would choose", file=stream)
+            for line in report.sizes:
+                print(textwrap.fill(line, MAX_COLUMNS, initial_indent="  ", subsequent_indent="      "), file=stream)
         print(f"\n{verdict(config, report)}", file=stream)
 
 
 def verdict(config: Config, report: Report) -> str:
-    """The last sentence."""
+    """Returns the last sentence of the report: whether training can start."""
     if report.short:
         return f"training of {config.environment.id} cannot start: see {', '.join(report.short)}"
     warnings = [check.name for check in report.checks if check.verdict == "warning"]
@@ -211,7 +232,7 @@ def verdict(config: Config, report: Report) -> str:
 
 
 def describe_report(config: Config, report: Report) -> dict[str, Any]:
-    """The same for a program: the checks, the rule's lines, and every setting that the machine decided."""
+    """Returns the report for --json: the checks, the sizes, and every setting that was chosen for this machine."""
     asked = flatten(config)
     sized = flatten(report.sized) if report.sized is not None else asked
     return {
@@ -222,15 +243,20 @@ def describe_report(config: Config, report: Report) -> dict[str, Any]:
     }
 
 
+def _told(check: Check) -> list[str]:
+    """Returns the remedy, if there is one, followed by the figures."""
+    return [f"-> {check.remedy}", check.figures] if check.remedy else [check.figures]
+
+
 def _table(report: Report) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for check in report.checks:
-        told = Text(clean(check.figures))
-        if check.remedy:
-            told.append(f"\n-> {clean(check.remedy)}", style="bold")
+        *remedy, figures = map(clean, _told(check))
+        told = Text("".join(f"{text}\n" for text in remedy), style="bold")
+        told.append(figures, style="not bold")
         table.add_row(Text(check.verdict, style=STYLES[check.verdict]), Text(check.name), told)
     return table
 

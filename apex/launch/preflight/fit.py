@@ -1,4 +1,4 @@
-"""Fits a run to this host before any program of it is started, or refuses it by the checks of `apex doctor`."""
+"""Chooses a run's sizes for this host before any program starts. Refuses the run if a check of `apex doctor` fails."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from apex.runtime.gpu import read_cuda
 from apex.runtime.hardware import raise_file_limit, read_machine
 from apex.runtime.ports import choose_ports, is_free
 from apex.runtime.provenance import describe_versions
-from apex.types import Schema
+from apex.transport.curve.key_store import read_keys
+from apex.types import Role, Schema
 
-FREE_RATIO = 8.0  # samples per insert by turns, where programs would run free: a batch of 32 every 4 steps [DQN]
+# Samples per insert of a single-process run if no ratio is configured: a batch of 32 every 4 steps, as in DQN.
+FREE_RATIO = 8.0
 
 
 def fit(
@@ -29,10 +31,11 @@ def fit(
     *,
     free: Callable[[str, int], bool] = is_free,
 ) -> tuple[Config, list[str]]:
-    """Returns the configuration with every size and free ports, and the lines that say by what arithmetic.
+    """Returns the configuration with all sizes and free ports, and lines that explain how each size was computed.
 
-    Raises ConfigError with the remedy where anything is short. `tell` hears of ports that are not those that were asked
-    for; `own` is the store of a run that is to go on; `free` tells whether a port of a host may be had.
+    Raises UsageError, which has the remedies, if any check is short. `tell` is called with a sentence for each port
+    that differs from the configured one. `own` is the replay memory file of a run that is to be resumed.
+    `free(host, port)` returns whether a port is free.
     """
     cuda = read_cuda()
     machine = read_machine(cuda)
@@ -47,19 +50,36 @@ def fit(
     return config, sizes
 
 
-def fit_one_process(config: Config, schema: Schema) -> tuple[Config, list[str]]:
-    """The same for a run whose roles take turns: what is left to the machine is what one core would have.
+def require_head(config: Config) -> None:
+    """Raises UsageError if actors on other hosts could not join a run with --head."""
+    actors, bind = config.actor.num_actors, config.transport.bind
+    require(actors > 0, "--head needs --actors N: set the total number of actors on all hosts")
+    require(not config.run.single_process, "--head and --single-process exclude each other: leave one out")
+    require(
+        bind not in ("0.0.0.0", "*"),
+        f"--head cannot use --transport.bind {bind}: set the address of this host that the actor hosts can reach",
+    )
 
-    So the curve does not depend on how many cores there are. What a mode without clocks, children and sockets has no
-    use for is set to what holds, so that the run folder says what was run.
+
+def require_keys(config: Config) -> None:
+    """Raises UsageError if the keys of any program of the run are missing or cannot be used."""
+    for role in Role:
+        read_keys(config.transport.keys, role)
+
+
+def fit_one_process(config: Config, schema: Schema) -> tuple[Config, list[str]]:
+    """Does the same as `fit` for a run in one process. Sizes that are not configured are chosen for one CPU core.
+
+    Therefore the curve does not depend on the number of cores. Settings that affect only runs of several processes
+    are set to the values that one process has, so that the run folder records what was run.
     """
     require(
         config.learner.device != "cuda",
-        "--single-process computes on the processor, where one thread gives one result; leave --device cuda out",
+        "--single-process computes on the CPU, where one thread gives reproducible results; leave out --device cuda",
     )
     require(
         config.replay.num_shards == 1,
-        f"--single-process has one replay memory, got replay.num_shards {config.replay.num_shards}",
+        f"--single-process allows replay.num_shards 1 only, got {config.replay.num_shards}",
     )
     cuda = read_cuda()
     config = replace(config, learner=replace(config.learner, device="cpu", num_loaders=1))
@@ -76,11 +96,11 @@ def fit_one_process(config: Config, schema: Schema) -> tuple[Config, list[str]]:
         run=replace(sized.run, tensorboard=False),
     )
     require_all(check_room(sized, schema, read_room(machine, cuda, find_leftovers(), None, "cpu")))
-    evaluations = f"games to be scored every {sized.evaluator.period_updates:,} updates"
+    evaluations = f"evaluations every {sized.evaluator.period_updates:,} updates"
     actors = f"{actor.num_actors} actor{'s' * (actor.num_actors != 1)}"
     return sized, [
-        f"one process, one thread, by turns: {actors}, batches of {learner.batch_size}, "
+        f"one process, one thread: {actors}, batches of {learner.batch_size}, "
         f"{sized.replay.samples_per_insert:g} samples per insert",
-        f"  parameters go to the actors every {learner.publish_period} updates, which look every "
-        f"{actor.parameters_period} steps; {evaluations if sized.evaluator.enabled else 'no games to be scored'}",
+        f"  parameters are published every {learner.publish_period} updates, and loaded by the actors every "
+        f"{actor.parameters_period} steps; {evaluations if sized.evaluator.enabled else 'no evaluations'}",
     ]

@@ -1,4 +1,4 @@
-"""What runs that ended badly have left on this host, and which runs go on."""
+"""Finds files and processes that crashed runs left on this host, and the runs that are running."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ MODULES = tuple(f"apex.{role}" for role in PROGRAMS)
 
 
 class Orphan(NamedTuple):
-    """A program of ours whose launcher is gone."""
+    """A process of a run whose launcher has ended."""
 
     pid: int
     role: str
 
 
 class Leftovers(NamedTuple):
-    """Files in tmpfs, and programs."""
+    """Files in tmpfs and processes of runs on this host."""
 
-    dead: dict[Path, int]  # nobody's, with their bytes: the next replay server to start removes them
-    in_use: dict[Path, int]  # replay memory of runs that go on, with its bytes
+    dead: dict[Path, int]  # path of each file of dead runs -> size in bytes; the start of a replay server removes them
+    in_use: dict[Path, int]  # path of each live run's replay memory file -> size in bytes
     orphans: list[Orphan]
 
 
 def find_leftovers(memory: Path = MEMORY, processes: Path = Path("/proc")) -> Leftovers:
-    """Looks, and touches nothing."""
+    """Finds leftovers without changing anything."""
     dead, in_use = {}, {}
     for path in sorted([*memory.glob("apex-*.replay"), *memory.glob("apex-*.board")]):
         store = path.with_suffix(".replay")
         try:
             num_bytes = path.stat().st_size
             alive = is_wanted(store) or has_owner(store)
-        except FileNotFoundError:  # just removed
+        except FileNotFoundError:  # The file has just been removed.
             continue
-        except PermissionError:  # another user's
+        except PermissionError:  # The file belongs to another user.
             alive = True
         if not alive:
             dead[path] = num_bytes
@@ -49,7 +49,10 @@ def find_leftovers(memory: Path = MEMORY, processes: Path = Path("/proc")) -> Le
 
 
 def find_orphans(processes: Path) -> list[Orphan]:
-    """Roles that the first process of the host has inherited, unless that is a program of ours: a container's is."""
+    """Returns the role processes whose parent is process 1, because their launcher has ended.
+
+    Returns none if process 1 is itself a program of Ape-X, as in a container.
+    """
     with suppress(OSError):
         if b"apex" in (processes / "1" / "cmdline").read_bytes():
             return []
@@ -58,7 +61,7 @@ def find_orphans(processes: Path) -> list[Orphan]:
         try:
             words = (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").split(" ")
             status = (folder / "status").read_text(errors="replace")
-        except OSError:  # It has ended.
+        except OSError:  # The process has ended.
             continue
         role = next((word for word in words if word in MODULES), None)
         if role is not None and re.search(r"^PPid:\s+1$", status, re.MULTILINE) and int(folder.name) != os.getpid():
@@ -67,5 +70,5 @@ def find_orphans(processes: Path) -> list[Orphan]:
 
 
 def bytes_to_come(leftovers: Leftovers, own: Path | None) -> int:
-    """Bytes of memory that the start of a run frees, or that its own store `own` has already."""
+    """Returns how many bytes of memory the start of a run frees, plus the size of its own replay memory file `own`."""
     return sum(leftovers.dead.values()) + (leftovers.in_use.get(own, 0) if own is not None else 0)

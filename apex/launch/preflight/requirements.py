@@ -1,7 +1,7 @@
-"""What a run takes of a host, as arithmetic on a sized configuration: tmpfs, memory, disk, open files.
+"""Computes what a run needs from its sized configuration: tmpfs, memory, disk and open files.
 
-The constants were measured on a run of Pong and of the paper's network (Linux, torch without CUDA), and rounded up.
-They are the memory of a process that no other has, not what `top` shows.
+The constants were measured in a run of Pong with the paper's network (Linux, torch without CUDA), and rounded up.
+They count only memory that a process does not share with others, so they are less than what `top` shows.
 """
 
 from __future__ import annotations
@@ -19,50 +19,52 @@ from apex.types import Schema
 MIB = 2**20
 # Launcher, replay and its snapshot process, coordinator, evaluator, actor host, TensorBoard.
 OTHER_PROGRAM_BYTES = 650 * MIB
-TRAINER_BYTES = 200 * MIB  # before its first update
-CUDA_BYTES = 3 * 2**30  # on the host, and a third of it on the GPU, for CUDA's libraries and context. A guess
-ACTOR_PROCESS_BYTES = 132 * MIB  # without its environments
-ENVIRONMENT_BYTES = 7 * MIB // 4  # of 84 x 84 pixels, with its window of transitions
+TRAINER_BYTES = 200 * MIB  # memory of the trainer before its first update
+# Host memory of CUDA's libraries and context. They take a third of this on the GPU. Estimated, not measured.
+CUDA_BYTES = 3 * 2**30
+ACTOR_PROCESS_BYTES = 132 * MIB  # memory of an actor process without its environments
+ENVIRONMENT_BYTES = 7 * MIB // 4  # an environment of 84 x 84 pixels, with its window of transitions
 LOADER_BYTES = 80 * MIB
-UPDATE_COPIES = 7  # of a batch's stacks in float32, at the peak of an update
+UPDATE_COPIES = 7  # copies of a batch's stacks in float32 at the peak of an update
 
-CHECKPOINT_BYTES = {"uint8": 64 * MIB, "float32": 4 * MIB}  # networks and optimizer; the paper's take 53 MB
-SNAPSHOTS = 3  # two are kept while the next is written; in the worst case they have nothing in common
+# Networks and optimizer, by frame dtype; 53 MB for the paper's network.
+CHECKPOINT_BYTES = {"uint8": 64 * MIB, "float32": 4 * MIB}
+SNAPSHOTS = 3  # two snapshots are kept while the next is written; in the worst case they share no data
 
-FILES = 64  # that the replay server, the busiest, has open before anybody connects; half of them are ZeroMQ's own
-FILES_PER_ACTOR_PROCESS = 2  # its connections there: experience and receipts
+FILES = 64  # open files, excluding connections, of the replay server, which opens the most; half of them by ZeroMQ
+FILES_PER_ACTOR_PROCESS = 2  # connections of an actor process to the replay server: experience and receipts
 FILES_PER_CHILD = 2  # a pipe or a socket pair for each process that a role starts
 
 
 class Memory(NamedTuple):
-    """Bytes of memory, by who takes them."""
+    """Bytes of memory that the parts of a run need."""
 
     store: int
     actors: int
-    learner: int  # with its loaders and their ring
+    learner: int  # including its loaders and their batch ring
     others: int
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of all parts."""
         return sum(self)
 
 
-def store_bytes(config: Config) -> int:
-    """Bytes of tmpfs that the replay memory takes, with the counters of those who draw."""
+def store_bytes(config: Config, schema: Schema) -> int:
+    """Returns how many bytes of tmpfs the replay memory needs, including the counters of its samplers."""
     shard = config.replay.per_shard()
-    each = Sizes(shard.capacity, shard.max_bytes, config.actor.num_actors).file_bytes + mmap.PAGESIZE
+    each = Sizes(shard.capacity, shard.max_bytes, config.actor.num_actors).file_bytes(schema) + mmap.PAGESIZE
     return config.replay.num_shards * each
 
 
 def memory_needed(config: Config, schema: Schema, *, cuda: bool) -> Memory:
-    """All memory of a run on one host; what is not the store's is an estimate."""
+    """Returns how much memory a run on one host needs. All parts except `store` are estimates."""
     actor, learner = config.actor, config.learner
     batch = 2 * learner.batch_size * prod(schema.observation_shape)  # values in the stacks of s_t and of s_{t+m}
     ring = slots_needed(learner.num_loaders, cuda=cuda) * batch * (1 if schema.frame_dtype == "uint8" else 4)
     update = CUDA_BYTES if cuda else update_bytes(config, schema)
     return Memory(
-        store=store_bytes(config),
+        store=store_bytes(config, schema),
         actors=actor.num_processes * (ACTOR_PROCESS_BYTES + actor.envs_per_process * ENVIRONMENT_BYTES),
         learner=TRAINER_BYTES + update + ring + learner.num_loaders * LOADER_BYTES,
         others=OTHER_PROGRAM_BYTES,
@@ -70,24 +72,24 @@ def memory_needed(config: Config, schema: Schema, *, cuda: bool) -> Memory:
 
 
 def gpu_bytes(config: Config, schema: Schema) -> int:
-    """Memory of the GPU, an estimate."""
+    """Returns an estimate of how many bytes of GPU memory the learner needs."""
     return CUDA_BYTES // 3 + update_bytes(config, schema)
 
 
 def update_bytes(config: Config, schema: Schema) -> int:
-    """What one update has in its hands at once, an estimate."""
+    """Returns an estimate of how many bytes of memory one update needs at its peak."""
     return UPDATE_COPIES * config.learner.batch_size * prod(schema.observation_shape) * 4
 
 
 def disk_needed(config: Config, schema: Schema) -> int:
-    """Bytes of the run folder at most; a network of one's own may take more."""
+    """Returns the maximum size of the run folder in bytes; a custom network may need more."""
     checkpoint = config.checkpoint
-    snapshots = SNAPSHOTS * (config.replay.max_bytes + table_bytes(config)) if checkpoint.replay else 0
-    return (checkpoint.keep + 2) * CHECKPOINT_BYTES[schema.frame_dtype] + snapshots  # and one being written, and best
+    snapshots = SNAPSHOTS * (config.replay.max_bytes + table_bytes(config, schema)) if checkpoint.replay else 0
+    return (checkpoint.keep + 2) * CHECKPOINT_BYTES[schema.frame_dtype] + snapshots  # 2: one being written; best policy
 
 
 def files_needed(config: Config) -> tuple[int, str]:
-    """Files that one process of the run may have open at once, and how they add up. All actors may be on one host."""
+    """Returns the maximum open files of one process, if all actors are on one host, and the sum as text."""
     actor, replay, learner = config.actor, config.replay, config.learner
     processes = max(actor.num_processes, -(-actor.num_actors // actor.envs_per_process))
     children = replay.num_samplers + learner.num_loaders

@@ -1,7 +1,7 @@
-"""Acting, storing and drawing by turns: as many steps of the actors as a batch takes, whatever the time.
+"""Acts, stores and draws alternately in one process, in a fixed order that does not depend on time.
 
-Where the trainer asks for a batch, one is drawn as soon as the replay ratio allows it; until then every actor takes one
-step, and what they have cut is stored.
+When the trainer requests a batch, the batch is drawn as soon as the replay ratio allows it. Until then every actor
+takes one step, and the finished segments are stored.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import numpy as np
 from apex.acting.reliable_sender import ReliableSender
 from apex.acting.shared_parameters import SharedParameters
 from apex.acting.worker import make_actor, make_environments
-from apex.dqn.networks import make_network, num_parameters
+from apex.algorithms.interface import make_algorithm
+from apex.algorithms.parameters import num_parameters
 from apex.learning.batch_ring import Batch, BatchRing
 from apex.learning.batch_source import LocalSource
 from apex.learning.loader import Loader
@@ -25,41 +26,41 @@ from apex.runs.folder import RunFolder
 from apex.transport.codec import Codec
 from apex.types import PriorityUpdate, Receipt, Stream
 
-STEPS_PER_ROW = 1_000  # transitions stored between two rows of the curves
+STEPS_PER_ROW = 1_000  # stored transitions per row of the curves
 
 
 class Loopback:
-    """Both ends of the actors' link."""
+    """Both ends of the link between actors and replay server, in memory."""
 
     def __init__(self) -> None:
         self.messages: list[list[bytes]] = []
         self.receipts: list[Receipt] = []
 
     def send(self, message: list[bytes]) -> bool:
-        """Takes a segment."""
+        """Queues a segment; returns True, because the queue is never full."""
         self.messages.append(message)
         return True
 
     def reconnect(self) -> None:
-        """Memory needs no connection."""
+        """Does nothing, because there is no connection."""
 
     def receive(self, timeout: float = 0.0) -> list[Receipt]:
-        """All receipts since the last call."""
+        """Returns all receipts since the last call."""
         receipts, self.receipts = self.receipts, []
         return receipts
 
 
 class Experience:
-    """Actors, replay memory and loader: where the trainer's batches come from, and where its priorities go."""
+    """Actors, replay memory and loader: provides batches to the trainer, and stores the trainer's priorities."""
 
     def __init__(self, folder: RunFolder, store: StoreWriter) -> None:
-        """`store`: the run's, at its place."""
+        """`store`: the replay memory of the run, at its usual path."""
         config, schema = folder.config, folder.schema
         self._codec = Codec(folder.run_id, schema)
         counters = SamplerCounters(1)
         settings = DrawSettings.configured(config.replay, 0, config.learner.batch_size)
 
-        def clock() -> float:  # A row of the curves counts as a second.
+        def clock() -> float:  # Advances by one second for each row of the curves.
             return store.num_inserted / STEPS_PER_ROW
 
         self.server = ReplayServer(store, self._codec, counters, settings.limiter, clock=clock)
@@ -71,8 +72,7 @@ class Experience:
         self._mail = Loopback()
         streams = [Stream(actor_id, 1) for actor_id in range(config.actor.num_actors)]
         self.environment, rng = make_environments(config, streams)
-        network = make_network(config.network, schema, seed=config.seed)
-        self.parameters = SharedParameters(num_parameters(network))
+        self.parameters = SharedParameters(num_parameters(make_algorithm(config, schema).make_network()))
         self.actor = make_actor(
             config,
             schema,
@@ -86,7 +86,7 @@ class Experience:
         )
 
     def receive(self, timeout: float) -> Batch | None:
-        """The next batch; or None, where it is the actors' turn: then each has taken one step."""
+        """Returns the next batch. If none can be drawn yet, lets each actor take one step and returns None."""
         if self._loader.ready(0.0) and self._loader.fill([self._source]):
             return self.ring.receive(0.0)
         self.actor.step(0.0)
@@ -96,9 +96,9 @@ class Experience:
         return None
 
     def release(self, slot: int) -> None:
-        """Gives a batch's memory back."""
+        """Releases the memory of a batch."""
         self.ring.release(slot)
 
     def send(self, update: PriorityUpdate) -> None:
-        """Takes new priorities."""
+        """Writes new priorities to the replay memory."""
         self.server.update_priorities([self._codec.encode_priorities(update)])

@@ -1,8 +1,8 @@
-"""A whole run in this process, by turns: the roles' own classes, no socket, no child, and no clock that decides.
+"""Runs all roles alternately in this process: the usual classes, but no sockets, child processes or time limits.
 
-The learner's loop and the coordinator are those of every run. Between two turns of the loop the actors step, and the
-coordinator is told what they did. Whose turn it is follows from counts alone, and all that is random from the seed: one
-seed gives one curve, however busy the machine is.
+The learner's loop and the coordinator are those of every run. Between two iterations of the loop, the actors step, and
+the results are passed to the coordinator. The order depends only on counts, and all randomness only on the seed.
+Therefore the same seed gives the same curve, even on a busy machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from apex.dqn.networks import make_network
+from apex.algorithms.interface import make_algorithm
 from apex.evaluation.evaluator import Evaluator
 from apex.launch.serial.experience import STEPS_PER_ROW, Experience
 from apex.learning.coordinator.coordinator import Coordinator
@@ -41,12 +41,12 @@ CPU = torch.device("cpu")
 
 
 class SerialCoordinator:
-    """The coordinator as `LearnerLoop` sees it, and what else happens between two turns of that loop.
+    """The link from `LearnerLoop` to the coordinator. Does the work that is due between two iterations of that loop.
 
-    It has games played to be scored, and tells the coordinator what the programs of other runs tell by sockets.
+    This work is to run evaluations, and to pass to the coordinator the data that other runs send over sockets.
     """
 
-    absent = ""
+    lack = "the actors' steps"
 
     def __init__(
         self, folder: RunFolder, store: StoreWriter, experience: Experience, trainer: Trainer, stop: Stop
@@ -63,23 +63,24 @@ class SerialCoordinator:
         self._trainer = trainer
         self._stop = stop
         self._row_at = STEPS_PER_ROW
+        algorithm = make_algorithm(config, folder.schema)
         self._evaluator = Evaluator(
             config,
-            make_network(config.network, folder.schema, seed=config.seed),
+            algorithm.make_agent(algorithm.make_network()),
             newest=lambda timeout: trainer.parameters(),
             keep=self._coordinator.keep_evaluation,
         )
         self._evaluate_at = config.evaluator.period_updates
-        self._rates: dict[str, float | None] = {}  # for people: since the report before
+        self._rates: dict[str, float | None] = {}  # rates since the previous report, only for display
         self._steps = Rates(0.0, 0)
 
     @property
     def progress(self) -> Progress:
-        """How far the run is."""
+        """The progress of the run."""
         return self._state.progress
 
     def send(self, message: TrainerReport) -> None:
-        """Takes the trainer's report, which comes once a second: only its rates, which nothing but the view needs."""
+        """Stores the rates in the trainer's report, which comes once a second. They are only shown to the user."""
         now = self._folder.elapsed_seconds = self._state.elapsed_seconds
         (steps_per_second,) = self._steps.measure(now, self._store.num_inserted)
         self._rates = {
@@ -89,7 +90,7 @@ class SerialCoordinator:
         }
 
     def hear(self) -> str:
-        """Does what is due; returns why the run should end, if it should."""
+        """Does the work that is due; returns the reason why the run should end, or "" if it should continue."""
         self._state.steps.count(0, self._store.num_inserted, str(self._store.store_incarnation))
         if self._state.num_steps >= self._row_at:
             self._row_at = self._state.num_steps - self._state.num_steps % STEPS_PER_ROW + STEPS_PER_ROW
@@ -102,7 +103,7 @@ class SerialCoordinator:
     # --- curves and status ------------------------------------------------------------------------------------------
 
     def write_rows(self) -> None:
-        """Adds to the curves what is known now. Nothing that a clock has measured is in them but their times."""
+        """Adds a row to the curves. Of the values in the row, only the time comes from a clock."""
         self._state.hear(
             ReplayHeartbeat(
                 session=0,
@@ -122,14 +123,18 @@ class SerialCoordinator:
         self._coordinator.write_rows()
 
     def report(self) -> RunStatus:
-        """The status, with the rates of the last second."""
+        """Returns the status, with the rates of the last second."""
         self._describe_training()
         status = self._coordinator.status()
-        replay = replace(status.replay, size=self._store.size)  # The rest is as of the last row.
+        replay = replace(status.replay, size=self._store.size)  # Its other values are those of the last row.
         return replace(status, replay=replay, **self._rates)
 
     def finish(self, reason: str) -> None:
-        """Ends curves and status."""
+        """Evaluates the last parameters if they have no score yet, writes the last row, and closes the coordinator."""
+        evaluation, final = self._state.evaluation, self._trainer.num_updates
+        has_score = evaluation is not None and (evaluation.confirmed or evaluation.updates == final)
+        if self._config.enabled and self._config.final_seconds and not has_score and not self._stop.requested:
+            self._evaluator.step(self._stop)
         self._coordinator.hear_trainer(TrainerEnd(reason))
         self.write_rows()
         self._folder.elapsed_seconds = self._state.elapsed_seconds
@@ -141,7 +146,7 @@ class SerialCoordinator:
 
 
 class SerialRun:
-    """A run; made by `open_serial_run`."""
+    """A run in one process; create it with `open_serial_run`."""
 
     def __init__(self, folder: RunFolder, store: StoreWriter, stop: Stop) -> None:
         self._folder = folder
@@ -153,9 +158,9 @@ class SerialRun:
         self.coordinator = SerialCoordinator(folder, store, self.experience, self.trainer, stop)
 
     def run(self, look: Callable[[], None] = lambda: None) -> str:
-        """Trains until something says enough, saves, and returns why; `look` is called once a second.
+        """Trains until a limit is reached or a stop is requested, saves, and returns the reason.
 
-        Raises DivergedError or EnvironmentFailure where training cannot go on.
+        `look` is called once a second. Raises DivergedError or EnvironmentFailure if training cannot continue.
         """
         config = self._folder.config
         loop = LearnerLoop(
@@ -163,7 +168,7 @@ class SerialRun:
             self.coordinator,
             Reporter(self.experience.ring),
             config,
-            save=lambda progress: save_checkpoint(self._folder, self.trainer, progress),
+            save=self._save,
         )
         self.experience.actor.begin()
         reason = loop.run(self._stop, look)
@@ -171,13 +176,17 @@ class SerialRun:
         self.coordinator.finish(reason)
         return reason
 
+    def _save(self, progress: Progress) -> bool:
+        save_checkpoint(self._folder, self.trainer.state(), progress)
+        return True
+
 
 @contextmanager
 def open_serial_run(folder: RunFolder, stop: Stop) -> Iterator[SerialRun]:
-    """A new run, with its memory in the place of every run's. Its configuration is as `fit_one_process` gives.
+    """Yields a new run, with its replay memory at the usual path. Its configuration must come from `fit_one_process`.
 
-    All of torch's sums have one order, as it has one thread; the generators that environments and networks of the
-    user's own may draw from are seeded too.
+    torch uses one thread, so that all sums have a fixed order. The global generators of Python, NumPy and torch,
+    which custom environments and networks may use, are seeded too.
     """
     config, path = folder.config, store_path(folder.run_id)
     prepare_torch(config.learner, CPU)

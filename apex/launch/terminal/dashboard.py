@@ -1,4 +1,4 @@
-"""The picture of a run: a status object laid out in rows, for any width and height. Pure: nothing here is printed."""
+"""The dashboard of a run: lays a status object out in rows, for any width and height. Prints nothing."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from typing import Any
 from rich.console import RenderableType
 
 from apex.launch.terminal.layout import RowLayout
-from apex.runtime.text import clean, duration, number, size
+from apex.runtime.text import MAX_COLUMNS, clean, duration, number, size
 from apex.transport.messages.run_status import RunStatus
+from apex.transport.messages.status import Resources
 
-RATE_WIDTH = 20  # columns of a program's rate in a wide terminal
-MAX_ROLES = 8  # rows of programs
-MAX_SCORES = 512  # points kept of a curve; then every second one goes
+RATE_WIDTH = 20  # columns for a program's rate in a wide terminal
+MAX_ROLES = 8  # maximum rows of programs
+MAX_SCORES = 512  # maximum points of a curve; beyond this, every second point is dropped
 MAX_NOTES = 3
-SILENT_SECONDS = 5.0  # after which silence is shown in red
+SILENT_SECONDS = 5.0  # a program that has been silent for longer is shown in red
 PHASE_STYLES = {"training": "bold green", "finishing": "bold cyan", "finished": "bold cyan"}
 
 
 @dataclass(slots=True)
 class History:
-    """What the picture shows beside the newest status."""
+    """What the dashboard shows in addition to the newest status."""
 
-    footer: str = ""
+    footer: tuple[str, ...] = ()
     silent_seconds: float = 0.0  # since the learner last answered
     notes: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_NOTES))
-    actor_scores: list[float] = field(default_factory=list)  # of the highest id, at each change
+    actor_scores: list[float] = field(default_factory=list)  # scores of the actor with the highest id, one per change
     evaluator_scores: list[float] = field(default_factory=list)  # one per evaluation
     _evaluation: tuple[Any, Any] = (None, None)
 
     def add(self, status: RunStatus) -> None:
-        """Notes the scores of a status if they are new."""
+        """Appends the scores of a status to the curves if they are new."""
         score, evaluator = status.actors.score, status.evaluator
         if score is not None and self.actor_scores[-1:] != [score]:
             self.actor_scores = _thin([*self.actor_scores, score])
@@ -47,7 +48,7 @@ def _thin(values: list[float]) -> list[float]:
 
 
 def plain_line(status: RunStatus) -> str:
-    """The status in one line, of what is known."""
+    """Returns the known parts of the status in one line."""
     replay, actors, evaluator, limit = status.replay, status.actors, status.evaluator, status.limited_by
     parts = [
         f"{duration(status.elapsed_seconds)} {_phase(status)}",
@@ -60,18 +61,21 @@ def plain_line(status: RunStatus) -> str:
     if evaluator.score is not None:
         parts.append(f"evaluator {number(evaluator.score)}, best {number(evaluator.best)}")
     if limit is not None:
-        parts.append(f"limited by {limit.part}: {limit.why}; turn {limit.setting}")
+        parts.append(f"bottleneck: {limit.part} ({limit.why}); try {limit.setting}")
     return clean(" | ".join(parts))
 
 
-# --- the picture ------------------------------------------------------------------------------------------------------
+# --- the dashboard ----------------------------------------------------------------------------------------------------
 
 
 def render(
     status: RunStatus | None, width: int, height: int, history: History, *, ascii_only: bool = False
 ) -> RenderableType:
-    """The picture: at most `height` rows of at most `width` columns, whatever the status lacks."""
-    painter = RowLayout(max(1, width), ascii_only)
+    """Returns the dashboard: at most `height` rows of at most `width` and `MAX_COLUMNS` columns.
+
+    Any part of the status may be missing.
+    """
+    painter = RowLayout(max(1, min(width, MAX_COLUMNS)), ascii_only)
     if status is None:
         painter.flow("apex", ["starting: waiting for the learner"], rank=0, style="bold yellow")
     else:
@@ -82,7 +86,7 @@ def render(
         painter.wrap("!", sentence, rank=3, style="yellow")
     if history.footer:
         painter.blank()
-        painter.wrap("", history.footer, rank=5, style="dim")
+        painter.flow("", history.footer, rank=5)
     return painter.picture(height)
 
 
@@ -97,8 +101,8 @@ def _paint(painter: RowLayout, status: RunStatus, history: History) -> None:
     limit = status.limited_by
     if limit is not None:
         painter.blank()
-        painter.wrap("limited by", f"{limit.part}: {limit.why}", rank=2, style="bold")
-        painter.wrap("turn", limit.setting, rank=2, style="bold cyan")
+        painter.wrap("try", limit.setting, rank=2, style="bold cyan")
+        painter.wrap("bottleneck", f"{limit.part}: {limit.why}", rank=2, style="bold")
 
 
 def _paint_head(painter: RowLayout, status: RunStatus, history: History) -> None:
@@ -117,7 +121,7 @@ def _paint_head(painter: RowLayout, status: RunStatus, history: History) -> None
 
 def _paint_scores(painter: RowLayout, status: RunStatus, history: History) -> None:
     actors, evaluator, goal = status.actors, status.evaluator, status.limits.score
-    items = [number(actors.score), f"actor {actors.highest_id}", f"epsilon {number(actors.highest_epsilon)}"]
+    items = [number(actors.score), f"actor {actors.highest_id}", actors.highest_exploration]
     painter.flow("score", [*items, painter.sparkline(history.actor_scores)], rank=1, style="bold")
     items = [number(evaluator.score), f"best {number(evaluator.best)}"]
     if goal is not None:
@@ -147,6 +151,11 @@ def _paint_figures(painter: RowLayout, status: RunStatus) -> None:
     }
     items = [f"{name} {number(figure)}" for name, figure in figures.items() if figure is not None]
     painter.flow("learner", items, rank=6)
+    more = [_describe(learner.resources)] if learner.resources is not None else []
+    more += [f"waits {learner.waiting}"] if learner.waiting else []
+    painter.flow("" if items else "learner", more, rank=6)
+    if learner.unusable_transitions:
+        painter.flow("unusable", [f"{number(learner.unusable_transitions)} transitions"], rank=3, style="yellow")
 
 
 def _paint_roles(painter: RowLayout, status: RunStatus) -> None:
@@ -162,6 +171,7 @@ def _paint_roles(painter: RowLayout, status: RunStatus) -> None:
         silent = row.last_seen_seconds > SILENT_SECONDS
         rate = f"silent for {row.last_seen_seconds:.0f} s" if silent else row.rate or "connected"
         items = [rate.ljust(RATE_WIDTH if painter.wide else 0)]
+        items += [_describe(row.resources)] if row.resources is not None and not silent else []
         items += [f"waits {row.waiting}"] if row.waiting else []
         style = "red" if silent else "yellow" if row.waiting else ""
         painter.flow(role, items, rank=4 if style else 5, style=style)
@@ -170,8 +180,20 @@ def _paint_roles(painter: RowLayout, status: RunStatus) -> None:
         painter.flow("", [f"and {more} more"], rank=5)
 
 
+def _describe(resources: Resources) -> str:
+    """Returns the CPU, memory and GPU use of a program in words."""
+    words = f"{resources.cores:.2f} cores  {size(resources.memory_bytes)}"
+    if resources.gpu_memory_bytes is not None:
+        share = "" if resources.gpu_share is None else f"{resources.gpu_share:.0%} "
+        words += f"  GPU {share}{size(resources.gpu_memory_bytes)}"
+    return words
+
+
 def seconds_to_go(status: RunStatus) -> float | None:
-    """Until training begins, or until the first limit is reached at the present rate; None if nobody knows."""
+    """Returns the seconds until training begins, or until the first limit is reached at the present rate.
+
+    None if that cannot be estimated.
+    """
     replay, limits = status.replay, status.limits
     if status.phase == "filling replay":
         return _seconds(replay.min_size, replay.size, replay.inserts_per_second)

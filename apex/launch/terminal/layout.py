@@ -1,4 +1,4 @@
-"""Rows of labelled items for a terminal of any width, and numbers in few characters."""
+"""Lays out rows of labelled items, bars and sparklines for a terminal of any width."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from rich.text import Text
 from apex.runtime.text import clean
 
 LABEL_WIDTH = 12  # columns of the labels in a wide terminal
-WIDE = 60  # columns from which there is room for bars
+WIDE = 60  # minimum columns of a terminal for bars and wide gaps
 SPARKLINE_WIDTH = 30
 BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 
 
 class Row(NamedTuple):
-    """One row of the picture; where the height is short, those of the highest rank go first."""
+    """One row of the dashboard. If the terminal is too low, rows with the highest rank are dropped first."""
 
     rank: int
     text: Text
 
 
 class RowLayout:
-    """Lays labelled items out in rows of one width; rich wraps what is longer."""
+    """Lays out labelled items in rows of one width; wraps longer texts."""
 
     def __init__(self, width: int, ascii_only: bool) -> None:
         self.wide = width >= WIDE
@@ -33,30 +33,37 @@ class RowLayout:
         self._ascii_only = ascii_only
 
     def blank(self) -> None:
-        """An empty row, the first to go."""
+        """Adds an empty row, which is dropped first."""
         if self._rows and self._rows[-1].text:
             self._rows.append(Row(9, Text()))
 
     def flow(self, label: str, items: Sequence[str], *, rank: int, style: str = "") -> None:
-        """Items beside each other, in as many rows as they need; the style is the first item's."""
-        items = [clean(item) for item in items if item]
+        """Adds items side by side; begins a row before an item that does not fit. `style` is that of the first item."""
         gap = "   " if self.wide else "  "
-        if items:
-            self._add(label, Text.assemble((items[0], style), *(gap + item for item in items[1:])), rank)
+        lines: list[Text] = []
+        for item in (clean(item) for item in items if item):
+            if lines and len(lines[-1]) + len(gap) + len(item) <= self._console.width - len(self._head(label)):
+                lines[-1].append(gap + item)
+            else:
+                lines.append(Text(item, "" if lines else style))
+        if lines:
+            self._add(label, Text("\n").join(lines), rank)
 
     def wrap(self, label: str, words: str, *, rank: int, style: str) -> None:
-        """A sentence in as many rows as it needs."""
+        """Adds a sentence in as many rows as it needs."""
         self._add(label, Text(clean(words), style), rank)
 
     def _add(self, label: str, text: Text, rank: int) -> None:
-        """Rows that stand further back matter less: the rank rises from one to the next."""
-        width = self._console.width
-        head = Text(f"{clean(label)} ".ljust(LABEL_WIDTH), "dim")[: width // 3]
-        for i, line in enumerate(text.wrap(self._console, width - len(head))):
+        """Adds the rows of one label. The rank rises from row to row, so that the last row is dropped first."""
+        head = self._head(label)
+        for i, line in enumerate(text.wrap(self._console, self._console.width - len(head))):
             self._rows.append(Row(rank + i, (head if i == 0 else Text(" " * len(head))) + line))
 
+    def _head(self, label: str) -> Text:
+        return Text(f"{clean(label)} ".ljust(LABEL_WIDTH), "dim")[: self._console.width // 3]
+
     def bar(self, part: float | None, whole: float, length: int = 20) -> str:
-        """How full something is; "" when that is not known."""
+        """Returns a bar and a percentage of `part` in `whole`; "" if `part` is None."""
         if part is None:
             return ""
         fraction = min(1.0, part / whole)
@@ -65,7 +72,7 @@ class RowLayout:
         return f"{full * filled}{empty * (length - filled)} {fraction:.0%}" if self.wide else f"{fraction:.0%}"
 
     def sparkline(self, values: Sequence[float]) -> str:
-        """The course of the values from their lowest to their highest; "" for fewer than two."""
+        """Returns the values as a row of blocks, scaled from lowest to highest; "" for fewer than two values."""
         length = min(len(values), SPARKLINE_WIDTH if self.wide else max(1, self._console.width - 2))
         if len(values) < 2:
             return ""
@@ -78,6 +85,6 @@ class RowLayout:
         return "".join(blocks[round(7 * (mean - low) / (high - low or 1.0))] for mean in means)
 
     def picture(self, height: int) -> Group:
-        """What has been laid out, without the least important rows where `height` is short."""
+        """Returns the `height` most important rows in their order."""
         order = sorted(range(len(self._rows)), key=lambda i: (self._rows[i].rank, i))
         return Group(*(self._rows[i].text for i in sorted(order[: max(1, height)])))

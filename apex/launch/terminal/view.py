@@ -1,4 +1,4 @@
-"""What a person sees of a run: a picture that is redrawn once a second, or plain lines where there is no terminal."""
+"""Shows a run to its user: a dashboard redrawn once a second, or plain lines if the output is not a terminal."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from apex.config.arguments import reader_may_leave
 from apex.launch.terminal.dashboard import History, plain_line, render
 from apex.transport.messages.run_status import RunStatus
 
-MAX_ROWS = 1_000  # of a picture that may scroll
-PLAIN_SECONDS = 10.0  # between two plain lines
+MAX_ROWS = 1_000  # maximum height of a dashboard that is printed once and may scroll
+PLAIN_SECONDS = 10.0  # interval between two plain lines
 WARNING = re.compile(r"\S+ \S+ (WARNING|ERROR|CRITICAL) ")  # time, role, level: see `configure_logging`
 
 
 @contextmanager
 def open_view(stream: TextIO) -> Iterator[View]:
-    """A live picture when `stream` is a terminal that can show one, else plain lines."""
+    """Yields a live dashboard if `stream` is a terminal that can show one, else a view of plain lines."""
     console = Console(file=cast(TextIO, _LastingStream(stream)), highlight=False)
     if not stream.isatty() or console.is_dumb_terminal:
         yield PlainView(stream)
         return
-    # The alternate screen is what survives a resize; nothing of it stays behind.
+    # `screen` selects the alternate screen, which survives a resize and leaves nothing in the terminal.
     with Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
         yield LiveView(console, live)
 
@@ -42,17 +42,17 @@ class LiveView:
         self._live = live
 
     def show(self, status: RunStatus | None, history: History) -> None:
-        """Draws the newest status at the terminal's present size."""
+        """Draws the newest status for the current size of the terminal."""
         width, height = self._console.size
         picture = render(status, width, height, history, ascii_only=self._console.options.ascii_only)
         self._live.update(picture, refresh=True)
 
     def note(self, sentence: str) -> None:
-        """Nothing: the picture shows the newest sentences of the history."""
+        """Does nothing, because the dashboard shows the newest notes of the history."""
 
 
 class PlainView:
-    """Prints a line every 10 s, at each change of phase, and for each sentence."""
+    """Prints the status every 10 s and at each change of phase, and every note at once."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
@@ -61,7 +61,7 @@ class PlainView:
         self._next = 0.0
 
     def show(self, status: RunStatus | None, history: History) -> None:
-        """Prints the newest status if its time has come."""
+        """Prints the newest status if its phase has changed or 10 s have passed."""
         now = self._clock()
         if status is None or (status.phase == self._phase and now < self._next):
             return
@@ -77,20 +77,20 @@ View = LiveView | PlainView
 
 
 def show_once(status: RunStatus, stream: TextIO | None = None) -> None:
-    """Prints the picture where it is, as long as it is."""
+    """Prints the dashboard once, with all its rows."""
     console = Console(file=stream or sys.stdout, highlight=False)
     console.print(render(status, console.width, MAX_ROWS, History(), ascii_only=console.options.ascii_only))
 
 
 def say(line: str, stream: TextIO | None = None) -> None:
-    """Prints a line. When its reader is gone (`apex train | head`) the run goes on in silence."""
+    """Prints a line. If the reader is gone (`apex train | head`), the run continues without output."""
     stream = stream or sys.stdout
     encoding = stream.encoding or "utf-8"
     _LastingStream(stream).write(line.encode(encoding, "replace").decode(encoding) + "\n")
 
 
 class _LastingStream:
-    """A stream whose writes never fail: a closed terminal or a full disk does not end the run."""
+    """A stream that ignores failed writes, so that a closed terminal or a full disk does not end the run."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -99,7 +99,7 @@ class _LastingStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> None:
-        """Writes and flushes the text if that is possible."""
+        """Writes and flushes the text; ignores a failure."""
         with suppress(OSError), reader_may_leave(self._stream):
             self._stream.write(text)
 
@@ -108,28 +108,28 @@ class _LastingStream:
 
 
 class LogTail:
-    """Finds new warnings in the logs of a folder: not those of the run's earlier lives, which are there already."""
+    """Reads the new lines of all logs in a folder. Lines written before this object was created are skipped."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._offsets: dict[Path, int] = {}
         for path in folder.glob("*.log"):
-            with suppress(OSError):  # Removed since.
+            with suppress(OSError):  # The log has been removed since.
                 self._offsets[path] = path.stat().st_size
 
     def warnings(self) -> list[str]:
-        """Lines of a warning or worse that were finished since the last call."""
+        """Returns the complete lines since the last call whose level is WARNING or higher."""
         return [line for _, line in self.new_lines() if WARNING.match(line)]
 
     def new_lines(self) -> list[tuple[Path, str]]:
-        """Every line that was finished since the last call, with its log."""
+        """Returns every complete line since the last call, with the path of its log."""
         found: list[tuple[Path, str]] = []
         for path in sorted(self._folder.glob("*.log")):
             try:
                 with path.open("rb") as file:
                     file.seek(self._offsets.get(path, 0))
                     finished, newline, _ = file.read().rpartition(b"\n")
-            except OSError:  # Removed since, or this process has too many files open: the next look finds it.
+            except OSError:  # The log was removed, or this process has too many open files: try again next time.
                 continue
             self._offsets[path] = self._offsets.get(path, 0) + len(finished) + len(newline)
             found += [(path, line) for line in finished.decode(errors="replace").splitlines()]

@@ -1,6 +1,6 @@
-"""What the learner's coordinator decides: who is welcome, who holds which actor ids, and when the run is over.
+"""Decides which programs may join a run, which session holds which actor ids, and when the run is over.
 
-It has no socket. `server` moves its messages; a serial run calls it directly.
+The coordinator has no socket. `server` passes messages to it; a run in a single process calls it directly.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from apex.algorithms.interface import make_algorithm
 from apex.config import to_dict
 from apex.learning.coordinator.leases import LeaseTable
 from apex.learning.coordinator.link import FromTrainer, News, TrainerEnd, TrainerReport, TrainerStart
@@ -30,14 +31,14 @@ from apex.transport.messages.status import LearnerStatus
 from apex.transport.timing import FORGET_SECONDS, TAKEOVER_HEARTBEATS
 from apex.types import Parameters, Role
 
-MAX_ASKING = 1_000  # replay servers that wait for a shard
-MAX_REPLACED = 1_000  # sessions that are remembered
+MAX_ASKING = 1_000  # maximum replay servers that wait for a shard
+MAX_REPLACED = 1_000  # maximum remembered sessions of replaced replay servers
 OF_A_CLOCK = {f"replay/{name}" for name in ("inserts_per_second", "samples_per_second", "busy_share")}
-END = control.StateAnswer(stop=True)  # what is said of a run that is over
+END = control.StateAnswer(stop=True)  # answer after the end of the run
 
 
 class Coordinator:
-    """Answers programs, keeps curves and the best policy, and knows when the run is over."""
+    """Answers programs, keeps curves and the best policy, and decides when the run is over."""
 
     def __init__(
         self,
@@ -47,12 +48,12 @@ class Coordinator:
         deterministic: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`epoch`: how often the learner of this run has started.
+        """`epoch`: number of this start of the learner, see `RunFolder.next_epoch`.
 
-        `deterministic`: the parts of the run take turns, so that no part limits another, and curves show no figure
-        that a clock has measured.
+        `deterministic`: whether all roles run alternately in one process. Then no bottleneck is searched for, and the
+        curves contain no figure measured by a clock.
         """
-        self.num_parameters = 0  # 0: the trainer has not built its network; nobody is welcome before
+        self.num_parameters = 0  # 0: the trainer has not created its network yet, so no program may join
         self._folder = folder
         self._config = config = folder.config
         self._clock = clock
@@ -60,6 +61,7 @@ class Coordinator:
             config,
             name=folder.path.name,
             folder=str(folder.path),
+            exploration=make_algorithm(config, folder.schema).exploration(config.actor.num_actors),
             elapsed_seconds=folder.elapsed_seconds,
             finds_bottleneck=not deterministic,
             clock=clock,
@@ -69,20 +71,22 @@ class Coordinator:
         self.state.best_score = self._best_policy.score
         self._metrics = MetricsWriter(folder.path)
         self._rows = MetricRows(self.state, OF_A_CLOCK if deterministic else ())
-        self._tags = actor_tags(self.state.epsilons)
-        self._curves_began = False  # whether it is known how many steps they go on from
-        self._asked: dict[int, float] = {}  # when a replay server first asked for a shard that another one may hold
-        self._holders: dict[int, int] = {}  # by shard the session of the replay server that the run goes on with
-        self._replaced: deque[int] = deque(maxlen=MAX_REPLACED)  # sessions of replay servers that another one followed
+        self._tags = actor_tags(self.state.exploration.amounts.tolist(), self.state.exploration.name)
+        self._curves_began = False  # whether the step from which the curves continue is known
+        self._asked: dict[
+            int, float
+        ] = {}  # session -> time of its first request for a shard that another server may hold
+        self._holders: dict[int, int] = {}  # shard -> session of its current replay server
+        self._replaced: deque[int] = deque(maxlen=MAX_REPLACED)  # sessions of replaced replay servers
 
     def status(self) -> RunStatus:
-        """What the run is doing."""
+        """Returns the status of the run."""
         return summarize(self.state, self._metrics.latest)
 
     # --- programs ---------------------------------------------------------------------------------------------------
 
     def answer(self, request: control.Request) -> control.Answer | None:
-        """What a request is answered with, if anything; raises WireError for one that cannot be."""
+        """Returns the answer to a request, or None for a Goodbye; raises WireError for an invalid request."""
         match request:
             case control.StatusRequest():
                 return self.status()
@@ -96,7 +100,8 @@ class Coordinator:
         return self._answer_heartbeat(request)
 
     def _answer_hello(self, hello: control.Hello) -> control.Answer:
-        if self.state.finished:
+        # A restarted evaluator must still evaluate the final policy.
+        if self.state.finished if hello.role == Role.EVALUATOR else self.state.over:
             return END
         if hello.role == Role.REPLAY:
             if (answer := self._turn_away(hello)) is not None:
@@ -116,11 +121,11 @@ class Coordinator:
         )
 
     def _turn_away(self, hello: control.Hello) -> control.Answer | None:
-        """What a replay server that says hello is told if another one holds its shard; None if nobody does.
+        """Returns the answer to a new replay server whose shard another server may hold; None if the shard is free.
 
-        The server before may have been killed a moment ago. It is alive if it is heard later than a heartbeat after the
-        newcomer has asked: what it sent before its death may be read until then. If it is silent for two heartbeats it
-        is dead. In between the newcomer waits, and asks again.
+        The previous server may have been killed a moment ago. It counts as alive if a message from it arrives more than
+        one heartbeat after the new server's first request: earlier messages may have been sent before its death. It
+        counts as dead if it is silent for two heartbeats. Meanwhile the new server waits and asks again.
         """
         replay, shard, session, now = self._config.replay, hello.shard, hello.session, self._clock()
         if not 0 <= shard < replay.num_shards:
@@ -134,20 +139,20 @@ class Coordinator:
             return None
         holder = member.heartbeat
         if len(self._asked) > MAX_ASKING:
-            self._asked.clear()  # Whoever means it asks again.
+            self._asked.clear()  # Live servers ask again.
         if member.seen_at <= self._asked.setdefault(session, now) + heartbeat_seconds:
             return control.WaitAnswer(holder=holder.session, host=holder.host, run_id=self._folder.run_id)
-        where = f"{replay.shard_name(shard)} is there already: process {holder.pid} on {holder.host}"
-        return control.RefusedAnswer(f"{where}; stop it, or name another --shard")
+        where = f"{replay.shard_name(shard)} is already running: process {holder.pid} on {holder.host}"
+        return control.RefusedAnswer(f"{where}; stop that process, or choose another --shard")
 
     def _replace(self, session: int, by: int | None = None) -> None:
-        """Notes that nothing more is taken from a replay server; `by`: who follows it."""
+        """Marks a replay server as replaced, so that its heartbeats are refused; `by`: session of its successor."""
         if session != by and session in self._holders.values():
             self._holders = {shard: holder for shard, holder in self._holders.items() if holder != session}
             self._replaced.append(session)
 
     def _is_replaced(self, heartbeat: control.AnyHeartbeat) -> bool:
-        """Whether a heartbeat comes from a replay server whose shard another one holds, as after a cut network."""
+        """Returns whether another server holds the shard of the sender, as can happen after a network failure."""
         if not isinstance(heartbeat, control.ReplayHeartbeat):
             return False
         holder = self._holders.get(heartbeat.shard, heartbeat.session)
@@ -155,11 +160,11 @@ class Coordinator:
 
     def _answer_heartbeat(self, heartbeat: control.AnyHeartbeat) -> control.Answer:
         if heartbeat.run_id != self._folder.run_id:
-            return control.RefusedAnswer("this is another run")
+            return control.RefusedAnswer("the request is for another run")
         if self._is_replaced(heartbeat):
-            return control.RefusedAnswer("another replay server has taken its place")
+            return control.RefusedAnswer("another replay server has taken over this shard")
         if not self._leases.renew(heartbeat.session, heartbeat.streams, self._clock()):
-            return control.RefusedAnswer("its actor ids were leased to another")
+            return control.RefusedAnswer("the actor ids of this host were leased to another host")
         try:
             self.state.hear(heartbeat)
         except ValueError as error:
@@ -169,12 +174,15 @@ class Coordinator:
         if isinstance(heartbeat, control.ReplayHeartbeat):
             self._holders.setdefault(heartbeat.shard, heartbeat.session)
             wanted = self.state.members.inserts_wanted(heartbeat.shard)
-        return control.StateAnswer(self.state.finished, wanted)
+        if isinstance(heartbeat, control.EvaluatorHeartbeat):
+            return control.StateAnswer(self.state.finished, final=self.state.final)
+        generation = self.state.members.generation if heartbeat.role == Role.ACTOR else 0
+        return control.StateAnswer(self.state.over, wanted, generation=generation)
 
     # --- the trainer ------------------------------------------------------------------------------------------------
 
     def hear_trainer(self, message: FromTrainer) -> None:
-        """Takes what the trainer says."""
+        """Takes a message of the trainer."""
         match message:
             case TrainerStart():
                 self.num_parameters = message.num_parameters
@@ -184,18 +192,18 @@ class Coordinator:
                 self.state.hear_trainer(message.status)
             case TrainerEnd():
                 self.state.reason = self.state.reason or message.reason
-                self.state.finished = True
+                self.state.end_training(message.final)
 
     def decide(self) -> News:
-        """Decides whether the run should end; returns what the trainer should know."""
+        """Decides whether the run should end; returns the news for the trainer."""
         state = self.state
-        endpoints = list(state.members.replay_endpoints)  # A copy: what was told must not change with it.
-        return News(endpoints, state.members.absent_replay, state.judge(), state.progress)
+        endpoints = list(state.members.replay_endpoints)  # A copy, because the news must not change later.
+        return News(endpoints, state.lack(), state.judge(), state.progress)
 
     # --- curves and scores ------------------------------------------------------------------------------------------
 
     def keep_figures(self, figures: ActorFigures) -> None:
-        """Adds an actor's figures to the curves. Of its episodes the curves have the number in all lives of the run."""
+        """Adds an actor's figures to the curves. The number of episodes is the total since the run began."""
         scalars = {tag: math.nan if x is None else x for tag, x in figures.scalars.items() if tag in self._tags}
         if 0 <= scalars.get(EPISODES, -1) < 2**31:
             self.state.num_episodes += int(scalars[EPISODES])
@@ -204,10 +212,10 @@ class Coordinator:
             self._metrics.accept(MetricRow("actor", self.state.num_steps, scalars, figures.time))
 
     def keep_evaluation(self, result: EvaluationResult, parameters: Parameters | None) -> None:
-        """Keeps an evaluation, and its parameters when they are the best so far.
+        """Keeps an evaluation, and its parameters if they are the best so far.
 
-        The first confirmed score ends the run at once, and is its last: the evaluator plays on until it is told, and
-        what comes with it or right after it must not take its place.
+        The first confirmed score ends the run. Later evaluations are ignored, because they must not replace that score:
+        the evaluator continues until it learns of the end.
         """
         state = self.state
         if state.reason and state.evaluation is not None and state.evaluation.confirmed:
@@ -219,26 +227,26 @@ class Coordinator:
             self._metrics.accept(evaluation_row(state.num_steps, result, state.best_score))
 
     def write_rows(self) -> None:
-        """Adds to the curves what is known now; to be called once a second."""
+        """Adds the current figures to the curves. Call this once a second."""
         if self._begin_curves():
             for row in self._rows.next():
                 self._metrics.accept(row)
             self._metrics.flush()
 
     def tick(self) -> None:
-        """Notes the time, and forgets who is silent; to be called once a second."""
+        """Updates the elapsed time, and forgets silent programs. Call this once a second."""
         self._folder.elapsed_seconds = self.state.elapsed_seconds
         self.state.members.forget_silent(FORGET_SECONDS)
         self._leases.expire(self._clock())
 
     def close(self) -> None:
-        """Ends the curves."""
+        """Closes the files of the curves."""
         self._metrics.close()
 
     def _begin_curves(self) -> bool:
-        """Whether the curves may go on. What they have of steps that a resumed run makes again is cut off first.
+        """Returns whether rows may be added to the curves. First removes the rows of steps that a resumed run repeats.
 
-        How many steps there are is known when every replay server has said what it holds.
+        The number of steps is known when every replay server has reported its number of transitions.
         """
         state = self.state
         if not self._curves_began and (state.num_steps == 0 or state.members.all_replay_endpoints):

@@ -1,4 +1,4 @@
-"""Who is which actor: ids are leased in blocks, the highest free ones first, and are free again when silence falls."""
+"""Leases actor ids to hosts, the highest free ids first. An id is free again if its lease is not renewed in time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from apex.types import Stream
 
 
 class Lease(NamedTuple):
-    """One id in one session's hands."""
+    """The lease of one id to one session."""
 
     session: int
     incarnation: int
@@ -16,26 +16,26 @@ class Lease(NamedTuple):
 
 
 class LeaseTable:
-    """Leases of the ids 0 ... N-1 to sessions (one per actor host and life).
+    """Leases of the ids 0 ... N-1 to sessions. An actor host has one session per start.
 
-    An id's incarnation grows with every lease of it, also across restarts of the learner: `epoch` is how often it
-    has started, and stands above the counter.
+    The incarnation of an id grows with every lease of the id, also across restarts of the learner: its upper bits are
+    `epoch`, which grows with each restart (`RunFolder.next_epoch`).
     """
 
     def __init__(self, num_actors: int, lease_seconds: float, epoch: int = 0) -> None:
         self.num_actors = num_actors
         self._lease_seconds = lease_seconds
         self._leases: dict[int, Lease] = {}
-        self._newest: dict[int, int] = {}  # incarnation of each id that this table has seen
+        self._newest: dict[int, int] = {}  # id -> its newest incarnation seen by this table
         self._next_incarnation = (epoch << 32) + 1
 
     @property
     def num_leased(self) -> int:
-        """Ids in somebody's hands."""
+        """The number of leased ids."""
         return len(self._leases)
 
     def claim(self, session: int, count: int, now: float) -> list[Stream]:
-        """Leases up to `count` free ids, the highest first; returns all that the session holds then."""
+        """Leases free ids, the highest first, until the session holds `count`; returns all ids of the session."""
         self.expire(now)
         missing = count - len(self.held(session))
         free = (actor_id for actor_id in range(self.num_actors - 1, -1, -1) if actor_id not in self._leases)
@@ -46,20 +46,21 @@ class LeaseTable:
         return self.held(session)
 
     def renew(self, session: int, streams: list[Stream], now: float) -> bool:
-        """Prolongs what the session says that it holds. False: somebody else has one of the ids, or had it since.
+        """Renews the leases that a session claims to hold. Renews none and returns False if one was leased again since.
 
-        What nobody holds is adopted under its old incarnation: this learner was restarted, or the silence was long and
-        nobody came. Had somebody come, replay would refuse the older life for ever, and it would wait for receipts.
+        Ids without a lease are leased again under their old incarnation: the learner was restarted, or the lease
+        expired and no other session took the id. If another session took the id, the replay server would permanently
+        refuse the older incarnation, and the actor host would wait for receipts in vain.
 
-        Takes time for `streams` alone, not for all leases: every host's heartbeat comes here.
+        The running time is proportional to `streams`, not to all leases, because every host's heartbeat calls this.
         """
         for stream in streams:
             if not 0 <= stream.actor_id < self.num_actors or stream.incarnation >= self._next_incarnation:
-                return False  # No learner of this run has given such a one.
+                return False  # No learner of this run has leased this id with this incarnation.
             if stream.incarnation < self._newest.get(stream.actor_id, 0):
                 return False
             lease = self._leases.get(stream.actor_id)
-            if lease is None or lease.expires_at <= now:  # `expire` has not come to it yet.
+            if lease is None or lease.expires_at <= now:  # The lease has expired, but `expire` has not run yet.
                 continue
             if (lease.session, lease.incarnation) != (session, stream.incarnation):
                 return False
@@ -69,14 +70,14 @@ class LeaseTable:
         return True
 
     def release(self, session: int) -> None:
-        """Frees all that the session holds."""
+        """Frees all ids of the session."""
         self._leases = {i: lease for i, lease in self._leases.items() if lease.session != session}
 
     def expire(self, now: float) -> None:
-        """Frees what was not renewed in time. Looks at every lease: call it once a second, not at each heartbeat."""
+        """Frees ids whose lease was not renewed in time. Checks every lease: call this once a second at most."""
         self._leases = {i: lease for i, lease in self._leases.items() if lease.expires_at > now}
 
     def held(self, session: int) -> list[Stream]:
-        """What the session holds, the highest id first."""
+        """Returns all ids of the session, the highest first."""
         streams = [Stream(i, lease.incarnation) for i, lease in self._leases.items() if lease.session == session]
         return sorted(streams, reverse=True)

@@ -1,4 +1,4 @@
-"""What the trainer and the coordinator tell each other, and the pipe between their processes."""
+"""The messages between trainer and coordinator, and the pipe between their processes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from apex.config import ReplayConfig
-from apex.runtime.children import ChildDiedError
+from apex.errors import ChildDiedError
 from apex.transport.messages.status import LearnerStatus
 from apex.types import Progress
 
 
 class TrainerStart(msgspec.Struct, frozen=True, tag=True):
-    """The trainer has its network, and its checkpoint if there is one."""
+    """The trainer has created its network, and has restored its checkpoint if there is one."""
 
     num_parameters: int
     updates: int
@@ -22,22 +22,23 @@ class TrainerStart(msgspec.Struct, frozen=True, tag=True):
 
 
 class TrainerReport(msgspec.Struct, frozen=True, tag=True):
-    """Sent once a second."""
+    """The trainer's status, sent once a second."""
 
     status: LearnerStatus
 
 
 class TrainerEnd(msgspec.Struct, frozen=True, tag=True):
-    """The trainer has saved and ends."""
+    """Training has ended, and the last checkpoint is written."""
 
     reason: str
+    final: int | None = None  # version of the last parameters, if they are still to be evaluated
 
 
 class News(msgspec.Struct, frozen=True):
-    """What the coordinator knows and the trainer does not."""
+    """News of the coordinator for the trainer."""
 
-    replay: list[dict[str, str]]  # endpoints by name of each shard; {}: its server has not said hello
-    absent: str  # shards whose server is not there, in words
+    replay: list[dict[str, str]]  # for each shard: endpoint name -> endpoint; {}: the shard's server has not joined
+    lack: str  # what the trainer waits for when no batch comes, in words
     end: str  # why the run should end; "" if it should not
     progress: Progress
 
@@ -49,37 +50,38 @@ _decode_news = msgspec.msgpack.Decoder(News).decode
 
 
 class CoordinatorLink:
-    """The trainer's end of the pipe to the coordinator. Raises ChildDiedError where that process is gone."""
+    """The trainer's end of the pipe to the coordinator. Raises ChildDiedError if the coordinator has died."""
 
     def __init__(
         self, pipe: Connection, replay: ReplayConfig, connect: Callable[[str, int], None], progress: Progress
     ) -> None:
-        """`connect` is told where the priorities of a shard go; `progress`: how far the run is before it goes on."""
+        """`connect` takes the endpoint for a shard's priorities, and the shard; `progress`: progress at the start."""
         self.progress = progress
-        self.absent = ", ".join(map(replay.shard_name, range(replay.num_shards)))  # servers that are not there
+        shards = ", ".join(map(replay.shard_name, range(replay.num_shards)))
+        self.lack = f"{shards} to join the run"
         self._pipe = pipe
         self._connect = connect
         self._priorities = [""] * replay.num_shards  # endpoints by shard
 
     def send(self, message: FromTrainer) -> None:
-        """Tells the coordinator."""
+        """Sends a message to the coordinator."""
         try:
             self._pipe.send_bytes(encode(message))
         except BrokenPipeError as error:
-            raise ChildDiedError("the coordinator process is gone") from error
+            raise ChildDiedError("the coordinator process has ended") from error
 
     def hear(self) -> str:
-        """Takes the news; returns why the run should end, if it should."""
+        """Takes the coordinator's news; returns why the run should end, or "" if it should continue."""
         reason = ""
         while self._pipe.poll():
             try:
                 news = _decode_news(self._pipe.recv_bytes())
             except (EOFError, ConnectionResetError) as error:
-                raise ChildDiedError("the coordinator process is gone") from error
+                raise ChildDiedError("the coordinator process has ended") from error
             for shard, endpoints in enumerate(news.replay):
                 endpoint = endpoints.get("priorities", "")
                 if endpoint and endpoint != self._priorities[shard]:
                     self._priorities[shard] = endpoint
                     self._connect(endpoint, shard)
-            self.absent, self.progress, reason = news.absent, news.progress, news.end
+            self.lack, self.progress, reason = news.lack, news.progress, news.end
         return reason

@@ -1,4 +1,4 @@
-"""What the curves of a run say once a second of the learner, of the replay servers and of what limits them."""
+"""Makes the rows that are added to a run's curves once a second: learner, replay servers and bottleneck."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from apex.transport.messages.status import LearnerStatus, ReplayStatus
 
 
 class MetricRows:
-    """Makes the rows of what the coordinator knows now."""
+    """Makes rows from the current state of the run."""
 
     def __init__(self, state: RunState, omit: Collection[str] = ()) -> None:
-        """`omit`: figures of replay servers that have no curve."""
+        """`omit`: tags of replay figures to leave out."""
         self._state = state
         self._omit = omit
-        self._histogram: Histogram | None = None  # the last one that was told
-        self._told = ""  # the last setting that was told
+        self._histogram: Histogram | None = None  # the histogram that was last added to a row
+        self._told = ""  # the text of `limited_by/setting` that was last added to a row
 
     def next(self) -> Iterator[MetricRow]:
-        """A row of the learner's curves and one of replay's, as far as either has said anything."""
+        """Yields a row for the learner's curves and one for the replay curves, each if its part has reported."""
         state = self._state
         if state.learner is not None:
             bottleneck = state.bottleneck()
-            told = f"{bottleneck.part}: turn {bottleneck.setting}" if bottleneck is not None else self._told
+            told = f"{bottleneck.part}: try {bottleneck.setting}" if bottleneck is not None else self._told
             texts = {"limited_by/setting": told} if told != self._told else {}
             self._told = told
             yield MetricRow(
@@ -38,14 +38,14 @@ class MetricRows:
         if replay is not None:
             scalars = _figures("replay", replay) | {"replay/samples_per_insert": replay.samples_per_insert}
             newest, histograms = replay.priority_histogram, {}
-            if newest is not None and newest != self._histogram:  # It comes with each heartbeat, and is seldom new.
+            if newest is not None and newest != self._histogram:  # Does not repeat an old histogram.
                 self._histogram, histograms = newest, {"replay/priority": newest}
             scalars = {tag: value for tag, value in scalars.items() if tag not in self._omit}
             yield MetricRow("replay", state.num_steps, scalars, histograms=histograms)
 
 
 def evaluation_row(steps: int, result: EvaluationResult, best: float) -> MetricRow:
-    """What the curves keep of an evaluation; `best`: the highest mean so far."""
+    """Returns the row of an evaluation; `best`: the highest mean so far."""
     names = {"score": "mean", "score_median": "median", "score_low": "low", "score_high": "high"}
     names |= {"length": "length", "episodes": "episodes"}
     figures = {f"evaluator/{tag}": getattr(result, name) for tag, name in names.items()}
@@ -54,5 +54,7 @@ def evaluation_row(steps: int, result: EvaluationResult, best: float) -> MetricR
 
 
 def _figures(part: str, status: LearnerStatus | ReplayStatus) -> dict[str, float]:
-    """The numbers of a status, by TensorBoard tag."""
-    return {f"{part}/{name}": value for name, value in asdict(status).items() if type(value) in (int, float)}
+    """Returns the numbers of a status by TensorBoard tag."""
+    figures = asdict(status)
+    figures |= figures.pop("figures", {})
+    return {f"{part}/{name}": value for name, value in figures.items() if type(value) in (int, float)}

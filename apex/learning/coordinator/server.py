@@ -1,50 +1,79 @@
-"""The coordinator's process: its control and metrics sockets, and its pipe to the trainer.
+"""The process of the coordinator: its control and metrics sockets, and its pipe to the trainer.
 
-It is a child of the learner, so that a long gradient step keeps nobody waiting.
+It is a child process of the learner, so that programs get answers even during a long gradient step.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections import deque
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 from apex.learning.coordinator.coordinator import END, Coordinator
 from apex.learning.coordinator.link import News, decode_from_trainer, encode
 from apex.runs.folder import RunFolder
+from apex.runtime.gpu import GpuMeter
 from apex.runtime.lifecycle import Stop, Wait
+from apex.runtime.resources import ResourceMeter
 from apex.transport.async_receiver import PULL, ROUTER, AsyncReceiver, Peer
 from apex.transport.codec import Codec
 from apex.transport.control_codec import decode_request, encode_control
 from apex.transport.curve.key_store import read_keys
 from apex.transport.header import Frame, MessageKind, WireError, peek_kind
 from apex.transport.json_codec import MAX_JSON_BYTES
-from apex.transport.messages.control import Answer, Heartbeat, Hello, RefusedAnswer, StatusRequest
+from apex.transport.messages.control import Answer, Goodbye, Heartbeat, Hello, RefusedAnswer, StatusRequest
+from apex.transport.messages.status import Resources
 from apex.transport.sockets import Context, InsecureBindWarning, open_context
 from apex.transport.timing import END_NOTICE_SECONDS, REPORT_SECONDS
 from apex.types import Role
 
-MAX_OBSERVERS = 64  # who are sent the last status without asking
+MAX_OBSERVERS = 64  # maximum observers that receive the last status without a request
 
 log = logging.getLogger("apex")
 
 
-def run_coordinator(stop: Stop, folder: RunFolder, epoch: int, pipe: Connection, trainer_end: Connection) -> None:
-    """The child's main function: returns when the trainer has finished or has closed its end of the pipe."""
-    trainer_end.close()  # The child's copy of it, which would keep the pipe open for ever.
+def run_coordinator(
+    stop: Stop, folder: RunFolder, epoch: int, pipe: Connection, trainer_end: Connection, has_gpu: bool = False
+) -> None:
+    """Runs the coordinator in the child process, until training has ended or the trainer has closed its pipe."""
+    trainer_end.close()  # The child's copy would keep the pipe open after the trainer's death.
     coordinator = Coordinator(folder, epoch=epoch)
     try:
-        asyncio.run(CoordinatorServer(coordinator, folder, pipe, stop).run())
+        asyncio.run(CoordinatorServer(coordinator, folder, pipe, stop, LearnerMeter(has_gpu).measure).run())
     finally:
         coordinator.close()
+
+
+class LearnerMeter:
+    """Measures the resources of the learner, the parent of this process."""
+
+    def __init__(self, has_gpu: bool) -> None:
+        self._meter = ResourceMeter(os.getppid())
+        self._gpu = GpuMeter() if has_gpu else None
+
+    def measure(self) -> Resources:
+        """Returns the joint usage of trainer, coordinator and loaders, and of the trainer's GPU."""
+        gpu_share, gpu_memory_bytes = self._gpu.measure() if self._gpu is not None else (None, None)
+        usage = self._meter.measure()._asdict()
+        return Resources(**usage, gpu_share=gpu_share, gpu_memory_bytes=gpu_memory_bytes)
 
 
 class CoordinatorServer:
     """Moves messages between programs, the trainer and the coordinator."""
 
-    def __init__(self, coordinator: Coordinator, folder: RunFolder, trainer: Connection, stop: Stop) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        folder: RunFolder,
+        trainer: Connection,
+        stop: Stop,
+        measure: Callable[[], Resources | None] = lambda: None,
+    ) -> None:
+        """`measure` returns the resources that the learner uses."""
         self._coordinator = coordinator
         self._state = coordinator.state
         self._run_id = folder.run_id
@@ -52,16 +81,19 @@ class CoordinatorServer:
         self._codec = Codec(folder.run_id, folder.schema)
         self._trainer = trainer
         self._stop = stop
+        self._measure = measure
         self._told: News | None = None
-        self._ways: dict[int, bytes] = {}  # by session: to whom a state that nobody asked for is sent
-        self._observers: deque[bytes] = deque(maxlen=MAX_OBSERVERS)  # who has asked for the status, the latest last
+        self._ways: dict[int, bytes] = {}  # session -> routing id for messages without a request
+        self._observers: deque[bytes] = deque(
+            maxlen=MAX_OBSERVERS
+        )  # routing ids of programs that requested the status, the newest last
 
     async def run(self) -> None:
-        """Serves until the trainer is done, then tells everybody for a moment."""
+        """Serves until the run has ended; then, for a short time, tells all programs that the run is over."""
         with open_context(read_keys(self._transport.keys, Role.LEARNER)) as context:
             wait = Wait("coordinator")
-            while not self._coordinator.num_parameters:  # The most that a message may take depends on it.
-                wait.on("the trainer to make its network and to read its checkpoint")
+            while not self._coordinator.num_parameters:  # The maximum message size depends on it.
+                wait.on("the trainer to create its network and read its checkpoint")
                 await asyncio.sleep(0.01)
                 if self._stop.requested or not self._hear_trainer():
                     return
@@ -74,7 +106,7 @@ class CoordinatorServer:
             finally:
                 for task in tasks:
                     task.cancel()
-                await asyncio.wait(tasks)  # They wait on sockets that close now.
+                await asyncio.wait(tasks)  # The tasks wait on sockets that are closed next.
 
     def _bind(
         self, context: Context, kind: int, socket_name: str, *, high_water_mark: int, max_bytes: int
@@ -89,7 +121,7 @@ class CoordinatorServer:
             await asyncio.sleep(0.05)
             for task in tasks:
                 if task.done():
-                    task.result()  # Raises what ended it.
+                    task.result()  # Raises the error of the task.
             context.check()
             warning.check()
             self._state.refused_connections = context.refused_connections
@@ -98,7 +130,8 @@ class CoordinatorServer:
             if time.monotonic() >= row_at:
                 row_at += REPORT_SECONDS
                 self._tick()
-            self._tell_trainer()
+            if not self._state.over:  # After the end the trainer does not read the pipe.
+                self._tell_trainer()
             if self._state.finished:
                 if not end_notice_until:
                     self._coordinator.write_rows()  # The curves end with the last update.
@@ -111,18 +144,19 @@ class CoordinatorServer:
     def _tick(self) -> None:
         for name, receiver in (("control", self._control), ("metrics", self._figures)):
             self._state.refusals[name] = dict(receiver.refused)
+        self._state.learner_resources = self._measure()
         self._coordinator.write_rows()
         self._coordinator.tick()
         self._ways = {session: way for session, way in self._ways.items() if session in self._state.members}
 
     def _tell_members(self) -> None:
-        """Says that the run is over: to wait until each asks would take up to a heartbeat."""
+        """Tells all programs that the run is over, without waiting for their next heartbeat."""
         for session in self._state.members:
             if session in self._ways:
                 self._control.reply(self._ways[session], encode_control(END, self._run_id))
 
     def _tell_observers(self) -> None:
-        """Says how it ended: the next time that one asks, nobody is here any more."""
+        """Sends the last status to all observers, because no later request is answered."""
         status = encode_control(self._coordinator.status(), self._run_id)
         for observer in self._observers:
             self._control.reply(observer, status)
@@ -130,7 +164,7 @@ class CoordinatorServer:
     # --- the trainer ------------------------------------------------------------------------------------------------
 
     def _hear_trainer(self) -> bool:
-        """Takes the trainer's reports; False when it is gone."""
+        """Takes the trainer's reports; returns False if the trainer has closed the pipe."""
         try:
             while self._trainer.poll():
                 self._coordinator.hear_trainer(decode_from_trainer(self._trainer.recv_bytes()))
@@ -145,7 +179,7 @@ class CoordinatorServer:
             try:
                 self._trainer.send_bytes(encode(news))
             except BrokenPipeError:
-                log.warning("the trainer is gone")
+                log.warning("the trainer has ended")
 
     # --- programs ---------------------------------------------------------------------------------------------------
 
@@ -161,7 +195,7 @@ class CoordinatorServer:
                     self._control.reply(identity, encode_control(answer, self._run_id))
 
     def _take(self, identity: Frame, frames: list[Frame]) -> Answer | None:
-        """Has a message answered; raises WireError for one that cannot be."""
+        """Returns the answer to a message; raises WireError for an invalid message."""
         role = identity.role if isinstance(identity, Peer) else ""
         if peek_kind(frames) == MessageKind.EVALUATION:
             _require_role(role, Role.EVALUATOR)
@@ -172,6 +206,8 @@ class CoordinatorServer:
             return request
         if isinstance(request, Hello | Heartbeat):
             _require_role(role, request.role)
+        elif isinstance(request, Goodbye) and (member := self._state.members.find(request.session)) is not None:
+            _require_role(role, member.role)
         answer = self._coordinator.answer(request)
         if isinstance(request, Heartbeat):
             self._ways[request.session] = bytes(identity)
@@ -189,6 +225,6 @@ class CoordinatorServer:
 
 
 def _require_role(role: str, claimed: Role) -> None:
-    """Raises WireError if a program claims another role than its key has; `role` is "" without keys."""
+    """Raises WireError if a program claims another role than its key allows; `role` is "" without keys."""
     if role and role != claimed:
-        raise WireError("role", f"a key of the role {role} speaks as {claimed}")
+        raise WireError("role", f"a program with a key of role {role} claims the role {claimed}")

@@ -112,3 +112,9 @@ void apex_decode_stored(lz4_decompress decompress, const struct memory *memory, 
 
 /* Of the functions' arguments: lz4_blocks.py takes no other, so that a file of an older installation is not called. */
 const int64_t apex_interface = 2;
+
+/* SHA-256 of this file, by setup.py; native.py compares it. */
+#ifndef APEX_SOURCE
+#define APEX_SOURCE ""
+#endif
+const char apex_source[65] = APEX_SOURCE;

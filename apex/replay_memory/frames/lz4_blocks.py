@@ -1,4 +1,4 @@
-"""LZ4 blocks, many at a time: by a small native loop over liblz4 where both are there, else frame by frame."""
+"""Decompresses LZ4 blocks: many per call with native code and liblz4 if both are available, else one by one."""
 
 from __future__ import annotations
 
@@ -22,45 +22,48 @@ STORED = np.dtype(  # `struct stored` of decompress.c
         for name in ("row", "blob", "first_frame", "num_frames", "frame", "depth", "next_frame", "next_depth")
     ]
 )
-MOST_FRAMES = 255  # of one transition, for the native loop
-INTERFACE = 2  # `apex_interface` of decompress.c
-LIBRARY = "liblz4.so.1"  # which apt and systemd need too
+MOST_FRAMES = 255  # maximum frames of one transition for the native code
+INTERFACE = 2  # must equal `apex_interface` of decompress.c
+LIBRARY = "liblz4.so.1"  # installed on most hosts, because apt and systemd depend on it
 
 log = logging.getLogger("apex")
 
 
 class FrameError(ValueError):
-    """A compressed frame that is none."""
+    """A frame that cannot be decompressed."""
 
 
 class Blocks:
-    """Decompresses frames of one size into the places of one array."""
+    """Decompresses frames of one size into the rows of one array."""
 
     def __init__(self, target: NDArray[np.uint8]) -> None:
         """`target`: uint8[P, frame_bytes], contiguous."""
         self._target = target
         self._frame_bytes = target.shape[1]
-        self._rows = [row.data for row in target]  # A slice costs as much as a third of decompressing.
+        self._rows = [row.data for row in target]  # Sliced once: slicing takes a third as long as decompressing.
 
     def decompress(
         self, blob: FrameBlob, starts: NDArray[np.int64], stops: NDArray[np.int64], places: NDArray[np.int64]
     ) -> None:
-        """Frame i, blob[starts[i] : stops[i]], goes to places[i]: int64[N, 2], below 0 for none. Raises FrameError."""
+        """Decompresses blob[starts[i] : stops[i]] into the rows places[i] of the target; raises FrameError.
+
+        `places`: int64[N, 2], up to two rows for each frame; a negative number stands for no row.
+        """
         source = np.frombuffer(blob, np.uint8)
         if (
             not ((starts >= 0) & (starts <= stops) & (stops <= len(source))).all()
             or (places >= len(self._target)).any()
         ):
-            raise FrameError("a frame lies outside of what was received")
+            raise FrameError("the position of a frame is outside of the received data or of the target")
         num_done = self._decompress(source, starts, stops, places)
         if num_done < len(starts):
             size = stops[num_done] - starts[num_done]
-            raise FrameError(f"a frame of {size} bytes does not decompress to {self._frame_bytes}")
+            raise FrameError(f"a frame of {size} bytes does not decompress to {self._frame_bytes} bytes")
 
     def _decompress(
         self, source: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDArray[np.int64], places: NDArray[np.int64]
     ) -> int:
-        """Returns how many came out right before the first that did not."""
+        """Returns the number of frames that were decompressed before the first failure."""
         view, target, rows, size = source.data, self._target, self._rows, self._frame_bytes
         into = cramjam.lz4.decompress_block_into
         froms, tos = starts.tolist(), stops.tolist()
@@ -79,7 +82,7 @@ class Blocks:
 
 
 class NativeBlocks(Blocks):
-    """The same with one call for all frames; and straight from the replay memory."""
+    """Decompresses all frames with one native call; can also read directly from the replay memory."""
 
     def __init__(self, target: NDArray[np.uint8], native: Native) -> None:
         super().__init__(target)
@@ -105,10 +108,10 @@ class NativeBlocks(Blocks):
     def decode_stored(
         self, arena: NDArray[np.uint8], stored: Array, *, max_frame_bytes: int, stack: int
     ) -> NDArray[np.bool_]:
-        """Decodes transitions (STORED[b]) from the arena; the target is that of stacks [2, B, S].
+        """Decodes transitions (STORED[b]) from the arena into the target, whose rows form stacks [2, B, S].
 
-        Returns which came out, bool[b]; the rows of the others may hold anything. The arena may be written to
-        meanwhile.
+        Returns bool[b]: which transitions were decoded. The rows of the others are undefined. Another process may write
+        to the arena at the same time.
         """
         if len(self._scratch) < MOST_FRAMES * max_frame_bytes:
             self._scratch = np.empty(MOST_FRAMES * max_frame_bytes, np.uint8)
@@ -124,38 +127,40 @@ class NativeBlocks(Blocks):
 
 
 def make_blocks(target: NDArray[np.uint8]) -> Blocks:
-    """The faster of the two that works here."""
+    """Returns NativeBlocks if the native code is available, else Blocks."""
     native = load_native()
     return Blocks(target) if native is None else NativeBlocks(target, native)
 
 
 class Native(NamedTuple):
-    """The functions of decompress.c, and liblz4's that they call."""
+    """The functions of decompress.c, and the function of liblz4 that they call."""
 
     decompress: Any
     decode_stored: Any
     lz4: Any
-    version: str  # liblz4's
+    version: str  # version of liblz4
 
 
 def describe_native() -> str:
-    """Whether the native loops are in use, for people."""
+    """Returns the version of liblz4 if the native code is available, else the reason why not, as text."""
     native = find_native()
     return f"liblz4 {native.version}" if isinstance(native, Native) else f"none: {native}"
 
 
 @cache
 def load_native() -> Native | None:
-    """None where the loops were not built, or are another version's, or liblz4 is missing: it is logged once."""
+    """Returns the native code; None, with one warning, if it was not built, is outdated, or liblz4 is missing."""
     native = find_native()
     if isinstance(native, Native):
         return native
-    log.warning("frames are decompressed one by one: %s; install again (pip install -e .) with a compiler", native)
+    log.warning(
+        "frames are decompressed one by one: %s; install a C compiler, then apex again (pip install -e .)", native
+    )
     return None
 
 
 def find_native(interface: int = INTERFACE, library: str = LIBRARY) -> Native | str:
-    """The native loops, or why there are none and what that costs."""
+    """Returns the native code; if it is not available, the reason and how much slower decoding is."""
     costs = "loaders take about 1.8 times as long"  # docs/adr/0010
     try:
         loops = open_native(Path(__file__).parent, "decompress", interface)
@@ -175,6 +180,6 @@ def find_native(interface: int = INTERFACE, library: str = LIBRARY) -> Native | 
 
 
 def _address(array: Array) -> int:
-    """Where a contiguous array lies; the caller keeps it alive."""
+    """Returns the address of a contiguous array. The caller must keep the array alive."""
     assert array.flags.c_contiguous
     return int(array.ctypes.data)

@@ -1,4 +1,4 @@
-"""From compressed frames to the stacks that a network reads."""
+"""Decodes compressed frames into the frame stacks that a network takes as input."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from apex.types import Array, Schema
 class StackDecoder:
     """Decodes the blobs of batches into the rows of preallocated stacks.
 
-    Each frame is decompressed once, straight into its place; where s_t and s_{t+m} share it (m < S), it is copied to
-    the second. Frames from before an episode's first are zero.
+    Each frame is decompressed once, directly into its place. If s_t and s_{t+m} share a frame (m < S), it is copied to
+    the second place. Frames before the start of an episode are zero.
     """
 
     def __init__(self, schema: Schema, stacks: Array) -> None:
@@ -26,19 +26,19 @@ class StackDecoder:
         self._blocks = make_blocks(self._bytes)
 
     def decode(self, records: Array, blob: FrameBlob, first_row: int = 0) -> None:
-        """Fills the rows from `first_row` on from `records` (BATCH_RECORD[b]) and their blob; raises FrameError.
+        """Decodes `records` (batch_record_dtype[b]) and their blob into rows from `first_row` on. Raises FrameError.
 
-        Lengths and counts must have been checked (`codec.Codec.decode_batch`).
+        `codec.Codec.decode_batch` must have checked all lengths and counts.
         """
         rows = np.stack([records["frame"], records["next_frame"]], axis=1).astype(np.int64)
         depths = np.stack([records["depth"], records["next_depth"]], axis=1).astype(np.int64)
-        # The places before the first of the next row's stack: [b, 2], s_t and s_{t+m}.
+        # One past the last place of each stack: [b, 2], for s_t and s_{t+m}.
         ends = (first_row + np.arange(len(records))[:, None] + [1, 1 + self._batch_size]) * self._stack
         self._clear(ends, depths)
         counts = records["num_frames"].astype(np.int64)
         owner = np.repeat(np.arange(len(records)), counts)
         frames = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
-        age = rows[owner] - frames[:, None]  # in frames, seen from the newest one of the stack; [N, 2]
+        age = rows[owner] - frames[:, None]  # [N, 2]  how many frames before the newest frame of the stack
         places = np.where((age >= 0) & (age < depths[owner]), ends[owner] - 1 - age, -1)
         table = read_table(blob, len(owner))
         if self._schema.codec == "raw":
@@ -47,10 +47,10 @@ class StackDecoder:
             self._blocks.decompress(blob, table[:-1], table[1:], places)
 
     def decode_sound(self, records: Array, blob: FrameBlob, first_row: int = 0) -> NDArray[np.bool_]:
-        """Fills what rows it can as `decode` does; returns which, bool[b]. The others may hold anything."""
+        """Decodes all records that can be decoded; returns bool[b]: which were decoded. Other rows are undefined."""
         try:
             self.decode(records, blob, first_row)
-        except FrameError:  # Rare: so each transition alone.
+        except FrameError:  # Rare. Decodes each transition separately to find the bad ones.
             counts = records["num_frames"].astype(np.int64)
             table, stops = read_table(blob, int(counts.sum())), np.cumsum(counts)
             pieces = [table[stop - count : stop + 1] for count, stop in zip(counts, stops, strict=True)]
@@ -71,7 +71,7 @@ class StackDecoder:
 
     @property
     def reads_stores(self) -> bool:
-        """Whether `decode_stored` can be called here."""
+        """Returns whether `decode_stored` is available."""
         return (
             isinstance(self._blocks, NativeBlocks)
             and self._schema.codec == "lz4"
@@ -79,7 +79,7 @@ class StackDecoder:
         )
 
     def decode_stored(self, arena: NDArray[np.uint8], stored: Array) -> NDArray[np.bool_]:
-        """Fills rows from transitions in an arena, lz4_blocks.STORED[b]; returns which were decoded, bool[b]."""
+        """Decodes transitions (lz4_blocks.STORED[b]) from an arena into their rows; returns bool[b]: which were."""
         assert isinstance(self._blocks, NativeBlocks)
         return self._blocks.decode_stored(
             arena, stored, max_frame_bytes=self._schema.max_frame_bytes, stack=self._stack

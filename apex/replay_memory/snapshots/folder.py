@@ -1,12 +1,12 @@
-"""Snapshots of the replay memory on disk: which files make one, and which of them are whole.
+"""Snapshots of the replay memory on disk: writes, verifies and removes their files.
 
-RUN/checkpoints/replay/ (and below it shard-0/, shard-1/, ... where there are several)
-    000000012-0000.segments   transitions of consecutive keys, then the images of their segments
-    000000012.state           a weight for each key, then what is known of each stream
-    000000012.json            the manifest: which files make the snapshot, their sizes and SHA-256
+RUN/checkpoints/replay/ (with several shards: shard-0/, shard-1/, ... inside it)
+    000000012-0000.segments   records of consecutive keys, then the frame blobs of their segments
+    000000012.state           a weight for each key, then one row for each stream
+    000000012.json            the manifest: the files of the snapshot, their sizes and SHA-256
 
-Every file is written once, under a number that was never used before, and is on disk before the manifest that names
-it. So a crash at any moment leaves the manifests before as they were. All numbers are little-endian.
+Each file is written once, under a new number, and is flushed to disk before the manifest that lists it is written. A
+crash at any moment therefore leaves the earlier snapshots intact. All numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from apex.errors import ConfigError
+from apex.errors import SnapshotError
 from apex.runtime.atomic_files import (
     check_digest,
     digest,
@@ -31,59 +31,54 @@ from apex.runtime.atomic_files import (
     write_flushed,
 )
 
-FORMAT = 2  # of the manifest; grows when an older program could no longer read the files
-OLD_FORMAT = 1  # of a manifest that has its SHA-256 in another place
-KEPT = 2  # snapshots with weights of their own; what they have in common is there once
+FORMAT = 3  # format of all files; increases when older programs cannot read them
+KEPT = 2  # number of snapshots kept; a file that both list is stored once
 
 _NAME = re.compile(r"\.?(\d{9})(-\d{4,}\.segments|\.state|\.json)(\.partial)?")
 
 log = logging.getLogger("apex")
 
 
-class SnapshotError(ConfigError):
-    """A file that is missing, damaged or of another format; the text names it and says why."""
-
-
 class SnapshotFile(NamedTuple):
-    """What the manifest says of a file."""
+    """The entry of a file in the manifest."""
 
     name: str
     num_bytes: int
     sha256: str
-    first_key: int  # what it tells of are the keys from this one ...
-    end_key: int  # ... up to this one, which is not among them
+    first_key: int  # first key in the file
+    end_key: int  # last key in the file + 1
 
 
 class Snapshot(NamedTuple):
-    """What the manifest says: the transitions `first_key` ... `end_key` - 1 of a store."""
+    """The content of a manifest: describes the transitions `first_key` ... `end_key` - 1 of a store."""
 
     number: int
     run_id: int
     schema: int  # Schema.fingerprint
-    store_incarnation: int  # of the store that has these keys
-    priority_exponent: float  # of the weights
+    store_incarnation: int  # incarnation of the store that assigned these keys
+    priority_exponent: float  # exponent of the saved weights
     num_streams: int
-    num_drawn: int  # transitions that samplers had drawn
+    num_drawn: int  # transitions that samplers had drawn when the snapshot was taken
     first_key: int
     end_key: int
     state: SnapshotFile
-    segments: tuple[SnapshotFile, ...]  # oldest first, without a gap; the first one may begin before `first_key`
+    segments: tuple[SnapshotFile, ...]  # oldest first, without a gap; the first may begin before `first_key`
 
     @property
     def size(self) -> int:
-        """Transitions in it."""
+        """Returns the number of transitions."""
         return self.end_key - self.first_key
 
 
 def shard_folder(snapshots: Path, num_shards: int, shard: int) -> Path:
-    """Where a shard has its snapshots below the folder of all."""
+    """Returns the folder with the snapshots of one shard; `snapshots` is the folder for all shards."""
     return snapshots if num_shards == 1 else snapshots / f"shard-{shard}"
 
 
 class SnapshotFolder:
-    """The snapshots of one store, and of those that were restored from them.
+    """The folder with the snapshots of one store and of the stores restored from these snapshots.
 
-    `pause` is called with the name of each step before it is taken: tests crash in between.
+    `pause` is called before each step with its name, so that tests can crash between steps.
     """
 
     def __init__(self, path: Path, *, pause: Callable[[str], None] = go_on) -> None:
@@ -91,27 +86,27 @@ class SnapshotFolder:
         self._pause = pause
 
     def next_number(self) -> int:
-        """A number that no file here has."""
+        """Returns a number that no file in the folder has."""
         return 1 + max((int(name.lstrip(".")[:9]) for name in self._names()), default=0)
 
     def newest(self) -> Snapshot | None:
-        """The newest snapshot whose manifest is whole; its files are not looked into."""
+        """Returns the newest snapshot with a valid manifest; does not verify its files. None if there is none."""
         return next((found for found in map(self._read_or_log, self._manifests()) if found is not None), None)
 
     def write(self, name: str, parts: Sequence[Any], keys: range) -> SnapshotFile:
-        """Writes a file, on disk when this returns; `parts` are buffers."""
+        """Writes the buffers `parts` to a file, flushes it to disk and returns its manifest entry."""
         self._pause("write a file")
         self.path.mkdir(parents=True, exist_ok=True)
-        write_flushed(self.path / name, *parts, drops_cache=True)  # Nobody reads it soon.
+        write_flushed(self.path / name, *parts, drops_cache=True)  # The file will not be read soon.
         num_bytes = sum(memoryview(part).nbytes for part in parts)
         return SnapshotFile(name, num_bytes, digest(*parts), keys.start, keys.stop)
 
     def commit(self, snapshot: Snapshot) -> None:
-        """Makes the snapshot the newest, in one step, and removes what no kept one names."""
+        """Adds the snapshot atomically as the newest, and removes files that no kept snapshot lists."""
         path = self.path / f"{snapshot.number:09d}.json"
         self._pause("write the manifest")
         partial = write_beside(path, _encode(snapshot))
-        sync_folder(self.path)  # The names of the files must be there before the manifest's.
+        sync_folder(self.path)  # File names must be on disk before the manifest's name.
         self._pause("rename the manifest")
         os.replace(partial, path)
         self._pause("flush the folder")
@@ -119,52 +114,53 @@ class SnapshotFolder:
         self.prune()
 
     def is_there(self, file: SnapshotFile) -> bool:
-        """Whether a file has the right length, at least."""
+        """Returns whether a file exists with the right length; does not verify its content."""
         try:
             return (self.path / file.name).stat().st_size == file.num_bytes
         except OSError:
             return False
 
     def read(self, file: SnapshotFile) -> bytes:
-        """The file's content; raises SnapshotError unless it is what was written."""
+        """Returns the content of a file; raises SnapshotError if it is missing or differs from its SHA-256."""
         self._pause("read a file")
         path = self.path / file.name
         try:
             return check_digest(path.read_bytes(), file.sha256)
         except OSError as error:
-            raise SnapshotError(f"{path}: {error.strerror}") from error
+            raise SnapshotError(f"cannot read {path}: {error.strerror}") from error
         except ValueError as error:
             raise SnapshotError(f"{path} is damaged: {error}") from error
 
     def load_latest(self) -> Snapshot | None:
-        """The snapshot to go on from, with all its files verified; None if none was ever finished.
+        """Returns the best snapshot to restore, with all its files verified; None if none was ever finished.
 
-        What is bad is logged as an error. Where a file of the newest snapshot is bad, this is the one before or the
-        keys behind the bad file, whichever are more. Raises SnapshotError where nothing is whole.
+        Logs each damaged file as an error. If a file of the newest snapshot is damaged, returns either that snapshot
+        with only the keys after the file, or the previous snapshot, whichever has more transitions. Raises
+        SnapshotError if no snapshot is usable.
         """
         manifests, last = self._manifests(), self.next_number() - 1
         if manifests and int(manifests[0].name[:9]) < last:
-            cause = f"{self.path} has files of {last:09d}.json without it: it was never finished, or is gone"
-            log.error("%s; trying the snapshot before it", cause)
+            cause = f"snapshot {last} in {self.path} is unfinished, or its {last:09d}.json was removed"
+            log.error("%s; trying the previous snapshot instead", cause)
         best: Snapshot | None = None
-        bad: dict[str, str] = {}  # files that were looked into already
+        bad: dict[str, str] = {}  # verified file -> error, or "" if the file is sound
         for found in map(self._read_or_log, manifests):
             whole = None if found is None else self._verify(found, bad)
             if whole is not None and (best is None or whole.size > best.size):
                 best = whole
             if best is not None and best == found:
-                break  # Nothing older has what it lacks.
+                break  # This snapshot is complete.
         if best is None and manifests:
             raise SnapshotError(
-                f"no snapshot of the replay memory in {self.path} is whole: the log says what is wrong with each. "
-                "Remove that folder to go on with an empty replay memory"
+                f"every snapshot of the replay memory in {self.path} is damaged (see the errors above): "
+                "remove this folder to continue with an empty replay memory"
             )
         if best is None and self._names():
             log.error("%s has no manifest: no snapshot of the replay memory was ever finished", self.path)
         return best
 
     def _verify(self, snapshot: Snapshot, bad: dict[str, str]) -> Snapshot | None:
-        """The newest part of the snapshot that is whole; None if nothing is."""
+        """Returns the snapshot without its newest damaged file and all older ones; None if no segments remain."""
         first_key = snapshot.end_key
         kept: list[SnapshotFile] = []
         for file in (snapshot.state, *reversed(snapshot.segments)):
@@ -174,7 +170,7 @@ class SnapshotFolder:
                     bad[file.name] = ""
                 except SnapshotError as error:
                     bad[file.name] = str(error)
-                    log.error("%s; trying what else there is", error)
+                    log.error("%s; trying the other snapshots", error)
             if bad[file.name]:
                 break
             if file != snapshot.state:
@@ -186,17 +182,17 @@ class SnapshotFolder:
         try:
             return _decode(path.read_bytes())
         except OSError as error:
-            log.error("%s: %s; trying the snapshot before it", path, error.strerror)
+            log.error("cannot read %s: %s; trying the previous snapshot instead", path, error.strerror)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            log.error("%s is damaged: %s; trying the snapshot before it", path, error)
+            log.error("%s is damaged: %s; trying the previous snapshot instead", path, error)
         return None
 
     def prune(self) -> None:
-        """Keeps the newest snapshots whose manifests are whole, and what they name; removes all else.
+        """Keeps the KEPT newest snapshots with valid manifests and the files that they list; removes all others.
 
-        What was restored from a snapshot, and has its files, is no second one: each could be damaged with the other.
+        Manifests that list the same state file count as one snapshot: a restore adds a manifest with the same files.
         """
-        kept: set[str] = set()  # files of weights
+        kept: set[str] = set()  # state files
         names: set[str] = set()
         for path in self._manifests():
             found = self._read_or_log(path) if len(kept) < KEPT else None
@@ -208,7 +204,7 @@ class SnapshotFolder:
             (self.path / name).unlink(missing_ok=True)
 
     def _manifests(self) -> list[Path]:
-        """Newest first."""
+        """Returns the paths of all manifests, newest first."""
         return [self.path / name for name in sorted(self._names(), reverse=True) if name.endswith(".json")]
 
     def _names(self) -> list[str]:
@@ -224,16 +220,11 @@ def _encode(snapshot: Snapshot) -> bytes:
 
 
 def _decode(data: bytes) -> Snapshot:
-    """The inverse of `_encode`; raises ValueError, KeyError or TypeError for anything else."""
-    fields = json.loads(data)
-    file_format = fields["format"]
-    if file_format == OLD_FORMAT:
-        check_digest(json.dumps(fields["snapshot"]).encode(), fields["sha256"])
-        fields = fields["snapshot"]
-    elif file_format == FORMAT:
-        fields = unseal(data)
-        del fields["format"]
-    else:
-        raise ValueError(f"its format is {file_format!r}, but this is {FORMAT}")
+    """Decodes what `_encode` returned; raises ValueError, KeyError or TypeError for other data."""
+    file_format = json.loads(data)["format"]
+    if file_format != FORMAT:
+        raise ValueError(f"its format is {file_format!r}, but this program reads format {FORMAT}")
+    fields = unseal(data)
+    del fields["format"]
     state, segments = SnapshotFile(**fields.pop("state")), [SnapshotFile(**file) for file in fields.pop("segments")]
     return Snapshot(**fields, state=state, segments=tuple(segments))

@@ -1,4 +1,4 @@
-"""The process that copies the replay memory to disk, now and then and when asked."""
+"""The process that saves snapshots of the replay memory, periodically and on request."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
-from apex.errors import ConfigError
+from apex.errors import UsageError
 from apex.replay_memory.snapshots.writer import SnapshotWriter
 from apex.runtime.children import start_child
 from apex.runtime.lifecycle import POLL_SECONDS, Stop
 
-REST = 3.0  # after each file the process sleeps this many times as long as it took
-NICENESS = 10  # it runs where nobody else wants the core
-LAST_SNAPSHOT_SECONDS = 2.0  # for the one at the end of a run: its learner does not wait for long
+REST = 3.0  # sleep after each file, as a multiple of the time that writing the file took
+NICENESS = 10  # low CPU priority: other processes go first
+LAST_SNAPSHOT_SECONDS = 2.0  # maximum time for the snapshot at the end of a run; the learner waits for it
 
 log = logging.getLogger("apex")
 
 
 class SnapshotProcess:
-    """The process that takes the snapshots."""
+    """Starts the snapshot process and requests the last snapshot of a run."""
 
     def __init__(self, snapshotter: Callable[[], SnapshotWriter], period_seconds: float) -> None:
         self._pipe, end = Pipe()
@@ -30,11 +30,11 @@ class SnapshotProcess:
         end.close()
 
     def take_last(self, seconds: float = LAST_SNAPSHOT_SECONDS) -> bool:
-        """Whether a snapshot of what is stored now was taken within that time."""
+        """Requests a snapshot of the present content; returns whether it was taken within `seconds`."""
         try:
             self._pipe.send_bytes(b"take")
             return self._pipe.poll(seconds) and self._pipe.recv_bytes() == b"taken"
-        except (EOFError, OSError):  # The process is gone.
+        except (EOFError, OSError):  # The process has ended.
             return False
 
 
@@ -45,9 +45,10 @@ def take_snapshots(
     pipe: Connection,
     poll_seconds: float = POLL_SECONDS,
 ) -> None:
-    """The main function of the copying process: a snapshot every `period_seconds`, and one whenever asked.
+    """Runs the snapshot process: takes a snapshot every `period_seconds` and on each request.
 
-    Whoever sends anything gets b"taken" or b"failed", and is not kept waiting by rests. A full disk ends nothing.
+    Any message on `pipe` is a request; the answer is b"taken" or b"failed". The process sleeps after each file that it
+    has written; a request ends this sleep. A full disk does not end the process.
     """
     os.nice(NICENESS)
     source = snapshotter()
@@ -66,7 +67,7 @@ def take_snapshots(
 
 def _take(source: SnapshotWriter, pipe: Connection, stop: Stop, poll_seconds: float) -> bool:
     def rest(seconds: float) -> None:
-        until = time.monotonic() + REST * seconds  # A file on a slow disk takes many seconds: each look is a turn.
+        until = time.monotonic() + REST * seconds  # May be many seconds away: the loop polls.
         while not stop.requested and not pipe.poll(max(0.0, min(poll_seconds, until - time.monotonic()))):
             if time.monotonic() >= until:
                 return
@@ -74,8 +75,8 @@ def _take(source: SnapshotWriter, pipe: Connection, stop: Stop, poll_seconds: fl
     began = time.monotonic()
     try:
         snapshot = source.take(rest)
-    except (OSError, ConfigError) as error:
-        log.error("no snapshot of the replay memory: %s", error)
+    except (OSError, UsageError) as error:
+        log.error("cannot save a snapshot of the replay memory: %s", error)
         return False
     if snapshot is not None:
         log.info("snapshot %d: %d transitions, %.1f s", snapshot.number, snapshot.size, time.monotonic() - began)

@@ -1,4 +1,4 @@
-"""Fills a new replay memory from the newest snapshot on disk that is whole."""
+"""Restores a new replay memory from the newest usable snapshot on disk."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from apex.replay_memory.store.layout import (
     END_BYTE,
     FIRST_BYTE,
     FIRST_KEY,
-    STORED_RECORD,
     STREAM_ROW,
     Regions,
     Sizes,
     StoreSettings,
+    stored_record_dtype,
 )
 from apex.replay_memory.store.writer import StoreWriter
 from apex.types import Schema
@@ -28,10 +28,10 @@ log = logging.getLogger("apex")
 
 
 class Restored(NamedTuple):
-    """A store that holds what a snapshot says."""
+    """A store that was restored from a snapshot."""
 
     store: StoreWriter
-    num_drawn: int  # transitions that samplers had drawn by then
+    num_drawn: int  # transitions that samplers had drawn when the snapshot was taken
 
 
 def restore(
@@ -43,27 +43,30 @@ def restore(
     run_id: int,
     store_incarnation: int,
 ) -> Restored | None:
-    """Makes a store at `path` from the newest snapshot that is whole: keys, weights and rows as they were.
+    """Creates a store at `path` from the newest usable snapshot, with the same keys, weights and stream rows.
 
-    None if there is no snapshot. `store_incarnation` must be a new one, as keys may be used again. The file appears at
-    `path` when it is complete. Raises ConfigError where the snapshot does not fit, SnapshotError where none is whole.
+    Returns None if there is no snapshot. `store_incarnation` must be new, because the store may assign keys that the
+    earlier store has assigned to other transitions. The file appears at `path` once it is complete. Raises UsageError
+    if the snapshot does not fit these settings, and SnapshotError if all snapshots are damaged.
     """
     snapshot = folder.load_latest()
     if snapshot is None:
         return None
     where = f"the snapshot of the replay memory in {folder.path}"
-    require(snapshot.run_id == run_id, f"{where} is of another run ({snapshot.run_id:016x}): name another folder")
-    require(snapshot.schema == schema.fingerprint, f"{where} holds transitions of another kind: name another folder")
+    require(
+        snapshot.run_id == run_id, f"{where} belongs to another run ({snapshot.run_id:016x}): choose another folder"
+    )
+    require(snapshot.schema == schema.fingerprint, f"{where} has another schema: choose another folder")
     require(
         snapshot.priority_exponent == settings.priority_exponent,
-        f"{where} was made with priority_exponent {snapshot.priority_exponent}, but this is "
-        f"{settings.priority_exponent}",
+        f"{where} was created with priority_exponent {snapshot.priority_exponent}, but replay.priority_exponent is "
+        f"{settings.priority_exponent}: use the same value",
     )
     require(
         snapshot.num_streams <= settings.num_streams,
-        f"{where} has {snapshot.num_streams} actors, but actor.num_actors is {settings.num_streams}",
+        f"{where} has {snapshot.num_streams} actors, but actor.num_actors is {settings.num_streams}: raise it",
     )
-    require_room(folder, snapshot, capacity=settings.capacity, max_bytes=settings.max_bytes)
+    require_room(folder, snapshot, schema, capacity=settings.capacity, max_bytes=settings.max_bytes)
     store = StoreWriter.create(
         path,
         schema,
@@ -71,31 +74,30 @@ def restore(
         store_incarnation=store_incarnation,
         fill=lambda regions: _fill(regions, folder, snapshot),
     )
-    try:  # The next snapshot goes on from these files: they hold the new store's first keys.
+    try:  # Lists the files as a snapshot of the new store, so that the next one reuses them.
         folder.commit(snapshot._replace(number=folder.next_number(), store_incarnation=store_incarnation))
     except OSError as error:
-        log.error("cannot write to %s: %s", folder.path, error)
+        log.error("cannot write to %s: %s; the next snapshot will write all transitions", folder.path, error)
     return Restored(store, snapshot.num_drawn)
 
 
-def require_room(folder: SnapshotFolder, snapshot: Snapshot, *, capacity: int, max_bytes: int) -> None:
-    """Raises ConfigError where a memory of this size cannot hold what the snapshot has; reads its oldest file."""
-    require(snapshot.size <= capacity, f"replay.capacity {capacity} must hold the snapshot's {snapshot.size}: raise it")
-    oldest = snapshot.segments[0]
-    records = np.frombuffer(folder.read(oldest), STORED_RECORD, oldest.end_key - oldest.first_key)
-    dead = int(records["segment"][max(0, snapshot.first_key - oldest.first_key)])  # bytes of blobs before the first
-    num_bytes = sum(
-        file.num_bytes - STORED_RECORD.itemsize * (file.end_key - file.first_key) for file in snapshot.segments
-    )
+def require_room(folder: SnapshotFolder, snapshot: Snapshot, schema: Schema, *, capacity: int, max_bytes: int) -> None:
+    """Raises UsageError if a memory with these limits cannot hold the snapshot. Reads the snapshot's oldest file."""
+    needed = f"at least {snapshot.size}, the size of the snapshot"
+    require(snapshot.size <= capacity, f"replay.capacity {capacity} must be {needed}: raise it")
+    oldest, dtype = snapshot.segments[0], stored_record_dtype(schema)
+    records = np.frombuffer(folder.read(oldest), dtype, oldest.end_key - oldest.first_key)
+    dead = int(records["segment"][max(0, snapshot.first_key - oldest.first_key)])  # bytes of blobs before `first_key`
+    num_bytes = sum(file.num_bytes - dtype.itemsize * (file.end_key - file.first_key) for file in snapshot.segments)
     require(
         num_bytes - dead <= Sizes(capacity, max_bytes, snapshot.num_streams).arena_bytes,
-        f"replay.max_bytes {max_bytes} is too small for the snapshot, whose frames take {num_bytes - dead}: raise it",
+        f"replay.max_bytes {max_bytes} is too small for the snapshot, whose frames take {num_bytes - dead} B: raise it",
     )
 
 
 def _fill(regions: Regions, folder: SnapshotFolder, snapshot: Snapshot) -> None:
-    """Lays everything into an empty store, the blobs side by side from the arena's beginning."""
-    capacity, cells = regions.sizes.capacity, regions.cells
+    """Copies the snapshot into an empty store, with the blobs next to each other from the start of the arena."""
+    capacity, cells, dtype = regions.sizes.capacity, regions.cells, regions.records.dtype
     state = folder.read(snapshot.state)
     num_weights = snapshot.state.end_key - snapshot.state.first_key
     weights = np.frombuffer(state, np.float64, num_weights)[snapshot.first_key - snapshot.state.first_key :]
@@ -105,9 +107,9 @@ def _fill(regions: Regions, folder: SnapshotFolder, snapshot: Snapshot) -> None:
         data = folder.read(file)
         num_records = file.end_key - file.first_key
         first_key = max(file.first_key, snapshot.first_key)
-        records = np.frombuffer(data, STORED_RECORD, num_records)[first_key - file.first_key :].copy()
+        records = np.frombuffer(data, dtype, num_records)[first_key - file.first_key :].copy()
         first = int(records["segment"][0])
-        blobs = memoryview(data)[STORED_RECORD.itemsize * num_records + first :]
+        blobs = memoryview(data)[dtype.itemsize * num_records + first :]
         records["segment"] += end - first
         regions.arena[end : end + len(blobs)] = blobs
         end += len(blobs)

@@ -1,7 +1,7 @@
-"""Copies the replay memory to disk while it serves.
+"""Copies the replay memory to disk while it is in use.
 
-The copy is made by a process of its own that maps the store read-only, as samplers do: the writer does not know of it.
-Segments never change, so each snapshot adds the new ones to those on disk, and writes all weights anew.
+A separate process makes the copy. It maps the store read-only, as samplers do, and needs no help from the writer.
+Segments never change, so each snapshot only adds the new segments to those on disk. All weights are written each time.
 """
 
 from __future__ import annotations
@@ -17,32 +17,33 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from apex.errors import SnapshotError
 from apex.frame_blob import BlobError, as_words, find_end
-from apex.replay_memory.snapshots.folder import Snapshot, SnapshotError, SnapshotFile, SnapshotFolder
+from apex.replay_memory.snapshots.folder import Snapshot, SnapshotFile, SnapshotFolder
 from apex.replay_memory.store.file import open_file
 from apex.replay_memory.store.layout import Store
 from apex.runtime.atomic_files import go_on
 from apex.types import Array, Schema
 
-FILE_BYTES = 8 << 20  # of blobs in one file: what is copied at once
+FILE_BYTES = 8 << 20  # approximate bytes of blobs per file, which are copied at once
 ROW_ATTEMPTS = 1_000
 
 log = logging.getLogger("apex")
 
 
 class _Chunk(NamedTuple):
-    """Whole segments that stayed live while they were copied."""
+    """Complete segments that stayed live while they were copied."""
 
     keys: range
-    records: Array  # STORED_RECORD; `segment` counts from the beginning of `blobs`
+    records: Array  # stored_record_dtype[M]; `segment` counts from the beginning of `blobs`
     blobs: memoryview
 
 
 class SnapshotWriter(Store):
     """Takes snapshots of the store at `path`.
 
-    As in a draw, the commit number is read first and the watermark last: what was overwritten meanwhile is not in the
-    snapshot. `pause` is called with the name of each step before it is taken: tests write in between.
+    As in a draw, the commit number is read first and the watermark last, so that data overwritten in the meantime is
+    left out. `pause` is called before each step with its name, so that tests can write to the store between steps.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class SnapshotWriter(Store):
         file_bytes: int = FILE_BYTES,
         pause: Callable[[str], None] = go_on,
     ) -> None:
-        """`num_drawn` tells how many transitions samplers have drawn."""
+        """`num_drawn` returns the number of transitions that samplers have drawn."""
         super().__init__(open_file(path, schema, writable=False))
         self._schema = schema
         self._folder = folder
@@ -68,16 +69,16 @@ class SnapshotWriter(Store):
         self._words = as_words(self._regions.arena)
 
     def take(self, rest: Callable[[float], object] = lambda seconds: None) -> Snapshot | None:
-        """Adds what is new to the folder; None if nothing is stored yet.
+        """Writes a snapshot to the folder and returns it; None if the store is empty.
 
-        `rest` is called after each file with the seconds that it took. Raises OSError where the disk refuses, and
-        SnapshotError where the memory cannot be copied; earlier snapshots stay as they were.
+        `rest` is called after each file with the seconds that writing it took. Raises OSError if the disk fails or is
+        full, and SnapshotError if the memory cannot be copied; earlier snapshots stay unchanged.
         """
         try:
             return self._take(rest)
         except (OSError, SnapshotError):
             with suppress(OSError):
-                self._folder.prune()  # A full disk needs the room of what was written in vain.
+                self._folder.prune()  # Removes the files of the failed snapshot: the disk may be full.
             raise
 
     def _take(self, rest: Callable[[float], object]) -> Snapshot | None:
@@ -118,9 +119,9 @@ class SnapshotWriter(Store):
         return snapshot
 
     def _rows(self) -> tuple[Array, int]:
-        """What was known of each stream at one commit number, and that number.
+        """Returns the row of each stream at one commit number, and that commit number.
 
-        While no commit comes in between, at most one version of one row is being written, and not the one that holds.
+        If the commit number is the same before and after the copy, the valid version of every row is complete.
         """
         for _ in range(ROW_ATTEMPTS):
             commit = self.num_inserted
@@ -130,12 +131,13 @@ class SnapshotWriter(Store):
                 held = np.where(versions["commit"] <= commit, versions["commit"], -1)
                 return versions[np.arange(len(versions)), held.argmax(axis=1)], commit
             time.sleep(0.001)
-        raise SnapshotError(f"the rows of the streams were not still for a moment in {ROW_ATTEMPTS} attempts")
+        raise SnapshotError(f"the rows of the streams changed during each of {ROW_ATTEMPTS} attempts to copy them")
 
     def _files_to_keep(self) -> list[SnapshotFile]:
-        """Files of the newest snapshot of this very store that need not be written again: all but the last.
+        """Returns the files of the newest snapshot that the next one can reuse; none if it is of another store.
 
-        The last one is always new: no two snapshots depend on one file for the newest keys, and small ones grow.
+        The last file is always written again, so that no two snapshots share the file with their newest keys, and so
+        that small files grow.
         """
         newest = self._folder.newest()
         if newest is None or newest.store_incarnation != self.store_incarnation or newest.run_id != self._run_id:
@@ -143,13 +145,13 @@ class SnapshotWriter(Store):
         kept: list[SnapshotFile] = []
         for file in newest.segments[:-1]:
             if not self._folder.is_there(file):
-                log.error("%s is missing or cut short; it is written again", self._folder.path / file.name)
+                log.error("%s is missing or truncated; writing it again", self._folder.path / file.name)
                 break
             kept.append(file)
         return kept
 
     def _copy(self, key: int, end_key: int) -> _Chunk | None:
-        """The next segments from `key` on, about `file_bytes` of them; None when there are no more."""
+        """Returns the next segments from `key` on, about `file_bytes` bytes; None if there are no more."""
         arena_bytes = self._regions.sizes.arena_bytes
         while (key := max(key, self.first_key)) < end_key:
             start = self._byte(key)
@@ -157,18 +159,18 @@ class SnapshotWriter(Store):
             limit = min(start + self._file_bytes, lap_end)
             keys = range(key, key + bisect_left(range(key, end_key), limit, key=self._byte))
             if self.first_key > key:
-                continue  # The search may have met what was just overwritten.
+                continue  # The search may have read overwritten records.
             self._pause("copy")
             records = self._regions.records.take(np.arange(keys.start, keys.stop) % self.capacity)
             blobs = self._blobs(start, int(records["segment"][-1]))
             self._pause("check")
-            live = self.first_key  # Last: what is live now was not touched before.
+            live = self.first_key  # Read last: data that is live now was not overwritten before.
             if live < keys.stop:
                 return _cut(records, blobs, range(max(key, live), keys.stop), start)
         return None
 
     def _blobs(self, start: int, last: int) -> bytes:
-        """The arena from byte number `start` to the end of the blob at `last`; empty if its table makes no sense."""
+        """Returns the arena from byte number `start` to the end of the blob at `last`; b"" if its table is invalid."""
         arena_bytes = self._regions.sizes.arena_bytes
         try:
             stop = -(-find_end(self._words, last % arena_bytes) // 8) * 8
@@ -180,7 +182,10 @@ class SnapshotWriter(Store):
         return int(self._segment_bytes[key % self.capacity])
 
     def _weights(self, end_key: int) -> tuple[int, NDArray[np.float64]]:
-        """The first key that is live in the end, and the weights from there on. One that is being set may be 0."""
+        """Returns the first key that is live after the copy, and the weights from that key on.
+
+        A weight that the writer is setting may be 0.
+        """
         first_key = min(self.first_key, end_key)
         self._pause("copy weights")
         weights = self._regions.tree.weights(np.arange(first_key, end_key) % self.capacity)
@@ -189,10 +194,10 @@ class SnapshotWriter(Store):
 
 
 def _cut(records: Array, blobs: bytes, keys: range, start: int) -> _Chunk:
-    """Keeps `keys`, the last ones of the records; their blobs began at byte number `start`."""
+    """Returns a chunk of `keys`, which belong to the last of the records; `blobs` begins at byte number `start`."""
     records = records[len(records) - len(keys) :]
     if not blobs or not (records["key"] == np.arange(keys.start, keys.stop)).all():
-        raise SnapshotError(f"the replay memory is damaged: keys {keys.start} ... {keys.stop - 1} are not there")
+        raise SnapshotError(f"the replay memory is damaged: keys {keys.start} ... {keys.stop - 1} are missing")
     first = int(records["segment"][0])
     records["segment"] -= first
     return _Chunk(keys, records, memoryview(blobs)[first - start :])

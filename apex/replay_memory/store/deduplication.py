@@ -1,4 +1,4 @@
-"""Which segments the store does not have yet."""
+"""Decides for each segment whether it is new, a duplicate or refused."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ BITMAP_BITS = 64
 
 
 class InsertOutcome(StrEnum):
-    """What became of a segment."""
+    """What the store did with a segment."""
 
     STORED = "stored"
-    DUPLICATE = "duplicate"  # already stored: its receipt was lost
-    OLDER_INCARNATION = "older incarnation"  # its stream has a newer life
-    UNKNOWN_ACTOR = "unknown actor"  # no such actor id in this run
-    TOO_FAR_AHEAD = "too far ahead"  # beyond the bitmap: what comes before must arrive first
+    DUPLICATE = "duplicate"  # already stored; its receipt was lost
+    OLDER_INCARNATION = "older incarnation"  # a newer incarnation of the stream has sent segments
+    UNKNOWN_ACTOR = "unknown actor"  # the run has no such actor id
+    TOO_FAR_AHEAD = "too far ahead"  # beyond the bitmap: earlier segments must arrive first
 
 
 class StreamRow(NamedTuple):
-    """What the store has of one stream, in the order of `layout.STREAM_ROW`."""
+    """Which segments of one stream are stored; fields in the order of `layout.STREAM_ROW`."""
 
-    commit: int  # the commit number with which it begins to hold
+    commit: int  # commit number from which this row is valid
     incarnation: int
     contiguous: int  # every segment numbered below this is stored
     bitmap: int  # bit i: segment contiguous + 1 + i is stored too
 
     def judge(self, segment: Segment, commit: int) -> tuple[InsertOutcome, StreamRow]:
-        """Says what is to be done with the segment, and the row after that; `commit` is then its commit number.
+        """Returns what to do with the segment, and the row after it: if stored, a new row valid from `commit` on.
 
-        A higher incarnation begins a row anew. What lies below the segment's base was acknowledged earlier.
+        A higher incarnation resets the row. Segments below the segment's base were acknowledged earlier.
         """
         incarnation, contiguous = self.incarnation, self.contiguous
-        stored = self.bitmap << 1  # Bit 0 is `contiguous` itself, not stored yet.
+        stored = self.bitmap << 1  # Bit 0 stands for segment `contiguous`, which is not stored.
         if segment.stream.incarnation < incarnation:
             return InsertOutcome.OLDER_INCARNATION, self
         if segment.stream.incarnation > incarnation:

@@ -1,4 +1,4 @@
-"""The replay memory's file: how it is made, all of it, and when one that is there is refused."""
+"""Creates, opens and checks the file of the replay memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from apex.errors import ConfigError, require
+from apex.errors import DamagedMemoryError, DataError, require
 from apex.replay_memory.store.layout import COMMIT, FIRST_KEY, STORE_HEADER, Regions, Sizes, StoreSettings
 from apex.replay_memory.store.location import beside, in_use, remove
 from apex.runtime.file_lock import LOCK_ATTEMPTS, FileLock
@@ -17,17 +17,17 @@ from apex.runtime.private_file import open_private
 from apex.types import Schema
 
 MAGIC = int.from_bytes(b"ApeXrepl", "little")
-FORMAT = 1
-
-
-class DamagedMemoryError(ConfigError):
-    """What is at a replay memory's place cannot be gone on with, whatever the configuration."""
+FORMAT = 2  # format of the file; increases when its regions or records change
 
 
 def create_file(
     path: Path, schema: Schema, settings: StoreSettings, store_incarnation: int
 ) -> tuple[Regions, FileLock]:
-    """Makes a new file at `beside(path)`, all of it allocated, to be renamed when all is in it. Raises ConfigError."""
+    """Creates a fully allocated file at `beside(path)`; returns its regions and the lock of its owner, this process.
+
+    The caller renames the file to `path` once it is filled. Raises UsageError for bad settings, and DataError if the
+    file cannot be created.
+    """
     require_processor(platform.machine())
     sizes = settings.sizes
     require(sizes.capacity >= 1, f"replay.capacity must be >= 1, got {sizes.capacity}")
@@ -35,18 +35,19 @@ def create_file(
     require(sizes.max_bytes >= 8, f"replay.max_bytes must be >= 8, got {sizes.max_bytes}")
     partial = beside(path)
     if partial.exists():
-        remove(partial)  # Whoever made it was killed.
+        remove(partial)  # left by a killed process
     try:
         descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
-        raise ConfigError(f"cannot create the replay memory {path}: {error.strerror}") from error
+        raise DataError(f"cannot create the replay memory {path}: {error.strerror}") from error
     try:
-        # Asked when nobody else can be making one: what came to be meanwhile is not replaced.
-        require(not path.exists(), f"the replay memory {path} exists already: resume with it, or remove it")
+        # Checked after creating `partial`, so that no other process can create `path` between check and rename.
+        require(not path.exists(), f"the replay memory {path} already exists: resume its run, or remove the file")
         ownership = FileLock(partial, LOCK_ATTEMPTS, in_use(partial))
         try:
-            _allocate(descriptor, path, sizes.file_bytes)
-            regions = Regions(mmap.mmap(descriptor, sizes.file_bytes), sizes)
+            num_bytes = sizes.file_bytes(schema)
+            _allocate(descriptor, path, num_bytes)
+            regions = Regions(mmap.mmap(descriptor, num_bytes), sizes, schema)
         except BaseException:
             ownership.release()
             raise
@@ -61,55 +62,56 @@ def create_file(
         header[name] = value
     header["format"], header["schema"] = FORMAT, schema.fingerprint
     header["store_incarnation"] = store_incarnation
-    header["magic"] = MAGIC  # Last: a file whose making was cut short is told by it, whatever its name.
+    header["magic"] = MAGIC  # Written last: a file without it is incomplete.
     return regions, ownership
 
 
 def open_file(path: Path, schema: Schema, *, writable: bool) -> Regions:
-    """Maps an existing file; raises ConfigError unless it is a store of this format and schema.
+    """Maps an existing file; raises UsageError unless it is a store of this format and schema.
 
-    That is a DamagedMemoryError where no configuration would fit, and a ForeignFileError for another user's file.
+    Raises DamagedMemoryError if the file is unusable with any configuration, ForeignFileError if another user owns it.
     """
     require_processor(platform.machine())
     try:
         descriptor = open_private(path, os.O_RDWR if writable else os.O_RDONLY)
     except OSError as error:
-        raise ConfigError(f"cannot open the replay memory {path}: {error.strerror}") from error
+        raise DataError(f"cannot open the replay memory {path}: {error.strerror}") from error
     try:
         num_bytes = os.fstat(descriptor).st_size
         if num_bytes < mmap.PAGESIZE:
             raise DamagedMemoryError(f"{path} is not a replay memory: it has {num_bytes} bytes")
         header = np.frombuffer(os.pread(descriptor, STORE_HEADER.itemsize, 0), STORE_HEADER)[0]
         if header["magic"] != MAGIC:
-            raise DamagedMemoryError(f"{path} is not a replay memory, or its making was cut short")
-        require(header["format"] == FORMAT, f"{path} has format {header['format']}, but this is {FORMAT}: remove it")
+            raise DamagedMemoryError(f"{path} is not a replay memory, or its creation was interrupted")
+        mismatch = f"{path} has format {header['format']}, but this version uses format {FORMAT}"
+        require(header["format"] == FORMAT, f"{mismatch}: remove the file")
         require(
             header["schema"] == schema.fingerprint,
-            f"{path} holds transitions of another kind (schema {header['schema']:08x}, "
-            f"but this is {schema.fingerprint:08x}): use the same environment, or remove it",
+            f"{path} has schema {header['schema']:08x}, but this environment has schema "
+            f"{schema.fingerprint:08x}: use the same environment as before, or remove the file",
         )
         sizes = Sizes(*(int(header[name]) for name in Sizes._fields))
-        if min(sizes) < 1 or sizes.file_bytes != num_bytes:
-            raise DamagedMemoryError(f"{path} is damaged: it has {num_bytes} bytes, which is not what its header says")
+        if min(sizes) < 1 or sizes.file_bytes(schema) != num_bytes:
+            raise DamagedMemoryError(f"{path} is damaged: its size of {num_bytes} bytes does not match its header")
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-        return Regions(mmap.mmap(descriptor, num_bytes, access=access), sizes)
+        return Regions(mmap.mmap(descriptor, num_bytes, access=access), sizes, schema)
     finally:
         os.close(descriptor)
 
 
 def require_sound(path: Path, regions: Regions) -> None:
-    """Raises DamagedMemoryError unless every slot that should be live holds its key. Nobody may write meanwhile."""
+    """Raises DamagedMemoryError unless each live key is in its slot. No process may write at the same time."""
     first_key, commit, capacity = int(regions.cells[FIRST_KEY]), int(regions.cells[COMMIT]), regions.sizes.capacity
     if not max(0, commit - capacity) <= first_key <= commit:
-        raise DamagedMemoryError(f"{path} is damaged: keys {first_key} ... {commit - 1} cannot be live")
+        raise DamagedMemoryError(f"{path} is damaged: the range of keys {first_key} ... {commit - 1} is invalid")
     keys = np.arange(first_key, commit)
     num_wrong = int((regions.records["key"][keys % capacity] != keys).sum())
     if num_wrong:
-        raise DamagedMemoryError(f"{path} is damaged: of {len(keys)} transitions {num_wrong} are not in their place")
+        raise DamagedMemoryError(f"{path} is damaged: {num_wrong} of {len(keys)} transitions have a wrong key")
 
 
 def is_whole(path: Path) -> bool:
-    """Whether the file at `path` was made to its end. True of one that cannot be read: who opens it says why."""
+    """Returns whether the file at `path` was completed. True if it is unreadable, so that opening it reports why."""
     try:
         with path.open("rb") as file:
             return file.read(8) == MAGIC.to_bytes(8, "little")
@@ -118,24 +120,24 @@ def is_whole(path: Path) -> bool:
 
 
 def require_processor(machine: str) -> None:
-    """Raises ConfigError unless the processor keeps the order of stores, which reading without locks relies on."""
+    """Raises UsageError unless the CPU makes writes visible in order, which reading without locks requires."""
     require(
         machine.lower() in ("x86_64", "amd64"),
-        f"the replay server needs an x86-64 processor, this is {machine or 'an unknown one'}: its samplers read "
-        "without locks, and others may show them a writer's stores in another order. Run replay on an x86-64 host",
+        f"the replay server needs an x86-64 CPU, but this host has {machine or 'an unknown one'}: samplers read "
+        "without locks, which requires that writes become visible in order. Run the replay server on an x86-64 host",
     )
 
 
 def _allocate(descriptor: int, path: Path, num_bytes: int) -> None:
-    """Allocates every byte now: a write into a page that tmpfs cannot provide would kill the process (SIGBUS)."""
+    """Allocates every byte now, because writing to a page that tmpfs cannot provide would kill the process (SIGBUS)."""
     file_system = os.fstatvfs(descriptor)
     available = file_system.f_bavail * file_system.f_frsize
     message = (
-        f"the replay memory {path} needs {num_bytes} bytes, {available} are available there: "
-        "lower replay.capacity or replay.max_bytes, or make room"
+        f"the replay memory {path} needs {num_bytes} bytes, but only {available} are available: "
+        "lower replay.capacity or replay.max_bytes, or free some space"
     )
     require(num_bytes <= available, message)
     try:
         os.posix_fallocate(descriptor, 0, num_bytes)
     except OSError as error:
-        raise ConfigError(f"{message} ({error.strerror})") from error
+        raise DataError(f"{message} ({error.strerror})") from error

@@ -1,4 +1,4 @@
-"""From priorities to the weights of the sum-tree, and which priorities are refused."""
+"""Converts priorities to the weights of the sum-tree, and counts invalid priorities."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ from numpy.typing import NDArray
 
 from apex.errors import require
 
-MAX_STORED_PRIORITY = 1e6  # Larger ones, and infinity, count as this: one of them must not hide all others.
+MAX_STORED_PRIORITY = 1e6  # Larger priorities are clipped to this, so that none dominates all others.
 
 
 class PriorityWeights:
-    """Leaf weights: priority ** exponent, of priorities between `min_priority` and MAX_STORED_PRIORITY."""
+    """Computes leaf weights: priority ** exponent, with priorities clipped to [min_priority, MAX_STORED_PRIORITY]."""
 
     def __init__(self, min_priority: float, exponent: float) -> None:
-        """Raises ConfigError where the smallest weight would be 0."""
-        # Below the smallest normal number a weight has few digits or none, and a fraction of the sum may be 0.
+        """Raises UsageError if the smallest weight would be 0 or denormal."""
+        # Denormal weights have few digits, and their share of the sum may round to 0.
         require(
             min_priority > 0 and min_priority**exponent >= sys.float_info.min,
-            f"replay.min_priority {min_priority} to the power of {exponent} vanishes: raise it",
+            f"replay.min_priority {min_priority} ** replay.priority_exponent {exponent} is too close to 0: "
+            "raise replay.min_priority",
         )
         self._min_priority = min_priority
         self._exponent = exponent
 
     def of(self, priorities: NDArray[np.float32]) -> NDArray[np.float64]:
-        """The leaf weights, float64[B], never 0. A NaN counts as min_priority."""
+        """Returns the leaf weights, float64[B], all > 0. NaN counts as min_priority."""
         clamped = np.fmin(np.fmax(priorities.astype(np.float64), self._min_priority), MAX_STORED_PRIORITY)
         weights: NDArray[np.float64] = clamped**self._exponent
         return weights
 
 
 def count_refused(priorities: NDArray[np.float32]) -> dict[str, int]:
-    """How many priorities are refused, by reason."""
+    """Returns {reason: number of refused priorities}."""
     if (priorities >= 0).all():
         return {}
     counts = {

@@ -1,11 +1,11 @@
-"""Draws from the replay memory without a lock, while its writer writes."""
+"""Draws from the replay memory without a lock, while the writer changes it."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,38 +13,40 @@ from numpy.typing import NDArray
 from apex.frame_blob import as_words, find_frames, join_blob, table_bytes
 from apex.replay_memory.frames.lz4_blocks import STORED
 from apex.replay_memory.store.file import open_file
-from apex.replay_memory.store.layout import COMMIT, FIRST_BYTE, FIRST_KEY, STORED_RECORD, Store
+from apex.replay_memory.store.layout import COMMIT, FIRST_BYTE, FIRST_KEY, Store
 from apex.runtime.atomic_files import go_on
-from apex.types import BATCH_RECORD, Array, Schema
+from apex.types import Array, Schema, batch_record_dtype
+
+_COPIED = ("key", "n_step_return", "discount", "action", "version", "depth", "next_depth")  # copied unchanged
 
 log = logging.getLogger("apex")
 
 
 class Draw(NamedTuple):
-    """Transitions that were chosen in the store, with their probabilities."""
+    """Transitions drawn from the store, with their probabilities."""
 
     store_incarnation: int
-    num_transitions: int  # alive when it was drawn
-    records: Array  # BATCH_RECORD[B]
-    blob: bytes | None  # frames of all transitions, see `frame_blob`; None: decoded already
+    num_transitions: int  # live transitions when the batch was drawn
+    records: Array  # batch_record_dtype[B]
+    blob: bytes | None  # frames of all transitions, see `frame_blob`; None: a `FrameDecoder` has decoded them
 
 
 class FrameDecoder(Protocol):
-    """Decodes frames straight from the arena into rows of stacks."""
+    """Decodes frames directly from the arena into rows of stacks."""
 
     def decode_stored(self, arena: NDArray[np.uint8], stored: Array) -> NDArray[np.bool_]:
-        """Decodes STORED[b], whose rows count from 0; returns which were decoded, bool[b]."""
+        """Decodes transitions described by STORED[b], with rows counted from 0; returns bool[b]: whether decoded."""
 
 
 class _Frames(NamedTuple):
-    """Compressed frames of M transitions, side by side."""
+    """Compressed frames of M transitions, one after the other."""
 
-    lengths: NDArray[np.int64]  # bytes of each frame of the first transition, of the second, ...
-    num_bytes: NDArray[np.int64]  # [M]  of each transition's frames
-    blob: bytes  # their table, then these frames
+    lengths: NDArray[np.int64]  # bytes of each frame, in the order of the transitions
+    num_bytes: NDArray[np.int64]  # [M]  bytes of the frames of each transition
+    blob: bytes  # offset table, then the frames
 
     def take(self, kept: NDArray[np.bool_], num_frames: NDArray[np.uint16]) -> _Frames:
-        """The frames of the transitions that are kept, bool[M]; `num_frames` [M] each of all had."""
+        """Returns the frames of the transitions selected by `kept`, bool[M]. `num_frames`, [M]: per transition."""
         lengths, num_bytes = self.lengths[np.repeat(kept, num_frames)], self.num_bytes[kept]
         stops = table_bytes(len(self.lengths)) + np.cumsum(self.num_bytes)[kept]
         return _Frames(lengths, num_bytes, join_blob(lengths, _cut(memoryview(self.blob), stops - num_bytes, stops)))
@@ -53,38 +55,40 @@ class _Frames(NamedTuple):
 class _Drawn(NamedTuple):
     """Transitions that stayed live while they were copied."""
 
-    rows: NDArray[np.int64]  # [M]  of the batch
-    records: Array  # BATCH_RECORD[M]
-    frames: _Frames | None  # None: decoded into their rows
+    rows: NDArray[np.int64]  # [M]  row of each transition in the batch
+    records: Array  # batch_record_dtype[M]
+    frames: _Frames | None  # None: a decoder has decoded them into the rows
 
 
 class StoreReader(Store):
-    """Maps the store read-only. Any number of readers, in any process, none of which the writer knows of.
+    """Maps the store read-only. Any number of readers may exist, in any process; the writer does not know of them.
 
-    The writer may overwrite what is being copied. So the commit number is read before anything else and the
-    watermark after everything else; only what was live throughout is kept, and the rest is drawn again. `pause` is
-    called with the name of each step of a draw before it is taken: tests write in between.
+    The writer may overwrite data while it is copied. Therefore a draw reads the commit number first and the watermark
+    last, keeps only transitions that were live throughout, and draws the others again. `pause` is called before each
+    step of a draw with its name, so that tests can write to the store between steps.
     """
 
     def __init__(self, path: Path, schema: Schema, *, pause: Callable[[str], None] = go_on) -> None:
-        """Raises ConfigError unless there is a store for `schema` at `path`."""
+        """Raises UsageError unless there is a store for `schema` at `path`."""
         super().__init__(open_file(path, schema, writable=False))
         self._pause = pause
         self._max_frame_bytes = schema.max_frame_bytes
-        # The same memory once more: rows of int64 are fetched faster than records.
-        self._rows = self._regions.records.view(np.int64).reshape(-1, STORED_RECORD.itemsize // 8)
+        self._batch_record = batch_record_dtype(schema)
+        # The records viewed as rows of int64, because copying these is faster than copying records.
+        self._rows = self._regions.records.view(np.int64).reshape(self.capacity, -1)
         self._words = as_words(self._regions.arena)
         self._bytes = np.frombuffer(self._regions.arena, np.uint8, self._regions.sizes.arena_bytes)
-        self.num_undecodable = 0  # draws of frames that do not decompress although nobody has overwritten them
+        self.num_undecodable = 0  # draws of live transitions whose frames do not decompress
 
     def sample(
         self, batch_size: int, rng: np.random.Generator, decoder: FrameDecoder | None = None, *, max_attempts: int = 16
     ) -> Draw | None:
-        """Draws in proportion to the leaves, with replacement: one from each of B equal ranges of their sum.
+        """Draws in proportion to the weights, with replacement: one transition from each of B equal parts of their sum.
 
-        A `decoder` decodes the frames at once, those of record i into its row i; the probability of a record whose
-        frames do not decompress is infinite. Returns None when the store is empty, or when part of the batch met only
-        what the writer was just overwriting, `max_attempts` times. The order within a batch means nothing.
+        If there is a `decoder`, the frames of record i are decoded into row i of the decoder's arrays. A record whose
+        frames do not decompress gets the probability infinity. Returns None if the store is empty, or if the batch is
+        incomplete after `max_attempts` attempts, because the writer overwrote drawn data. The order of the transitions
+        in a batch has no meaning.
         """
         num_transitions, missing = self.size, np.arange(batch_size)
         parts: list[_Drawn] = []
@@ -98,7 +102,7 @@ class StoreReader(Store):
         return None
 
     def _draw(self, rows: NDArray[np.int64], rng: np.random.Generator, decoder: FrameDecoder | None) -> _Drawn:
-        """Draws a transition for each of these rows of a batch; returns those that were live throughout."""
+        """Draws one transition for each of the given batch rows; returns those that were live throughout."""
         stored, records, first_frames = self._draw_records(len(rows), rng)
         rows, frames = rows[: len(records)], None
         self._pause("copy frames")
@@ -108,7 +112,7 @@ class StoreReader(Store):
         else:
             copied = decoder.decode_stored(self._bytes, self._describe(rows, stored["segment"], first_frames, records))
         self._pause("check")
-        live = self._still_live(stored)  # Last: what is live now was not touched before.
+        live = self._still_live(stored)  # Read last: data that is live now was not overwritten before.
         records["probability"][~copied] = np.inf
         self._note_undecodable(int((live & ~copied).sum()))
         if live.all():
@@ -119,7 +123,7 @@ class StoreReader(Store):
     def _describe(
         self, rows: NDArray[np.int64], segments: NDArray[np.int64], first_frames: NDArray[np.int64], records: Array
     ) -> Array:
-        """What a decoder is told of transitions, STORED[b]."""
+        """Returns STORED[b], which tells a decoder where each transition's frames are and into which row they go."""
         described = np.empty(len(rows), STORED)
         described["row"] = rows
         described["blob"] = segments % self._regions.sizes.arena_bytes
@@ -129,35 +133,36 @@ class StoreReader(Store):
         return described
 
     def _note_undecodable(self, count: int) -> None:
-        """Counts draws of frames that do not decompress although nobody has overwritten them; says so now and then."""
+        """Counts draws of live transitions whose frames do not decompress; warns at 1, 2, 4, 8, ... of them."""
         if count:
             before, self.num_undecodable = self.num_undecodable, self.num_undecodable + count
             if before.bit_length() != self.num_undecodable.bit_length():
-                log.warning("%d draws met frames that do not decompress: an actor sends rubbish", self.num_undecodable)
+                log.warning("%d draws had frames that do not decompress: an actor sends bad data", self.num_undecodable)
 
     def _draw_records(self, count: int, rng: np.random.Generator) -> tuple[Array, Array, NDArray[np.int64]]:
-        """Draws `count` transitions, and leaves out those that are just being written.
+        """Draws `count` transitions and leaves out those that the writer is changing.
 
-        Returns, of the others, the stored record, what a batch tells of it, and its first frame.
+        Returns three arrays with one entry for each remaining transition: its stored record, its record for the batch,
+        and the number of its first frame in the segment.
         """
-        commit = self._cells[COMMIT]  # First: records of later keys may be half written.
+        commit = self._cells[COMMIT]  # Read first: records of later keys may be incomplete.
         tree = self._regions.tree
-        total = tree.total  # Once: the writer changes it.
+        total = tree.total  # Read once: the writer changes it.
         targets = (np.arange(count) + rng.random(count)) * (total / count)
         self._pause("find")
         slots = tree.find(targets)
         weights = tree.weights(slots)
         self._pause("copy records")
-        stored = self._rows.take(slots, axis=0).view(STORED_RECORD)[:, 0]
-        live = (weights > 0) & (stored["key"] < commit) & self._still_live(stored)  # So these records are whole.
+        stored = self._rows.take(slots, axis=0).view(self._regions.records.dtype)[:, 0]
+        live = (weights > 0) & (stored["key"] < commit) & self._still_live(stored)  # These records are complete.
         stored, weights = stored[live], weights[live]
-        records, first_frames = _batch_records(stored)
-        # A leaf may have grown since the root was read, and the root may have been 0 then.
+        records, first_frames = _batch_records(stored, self._batch_record)
+        # fmax: the weight may have grown since `total` was read, and `total` may be 0.
         records["probability"] = weights / np.fmax(weights, total)
         return stored, records, first_frames
 
     def _still_live(self, stored: Array) -> NDArray[np.bool_]:
-        """Whether each copied record is at or above the watermark: then nothing of it has been overwritten."""
+        """Returns whether each copied record is at or above the watermark, so that no part of it was overwritten."""
         live: NDArray[np.bool_] = stored["key"] >= self._cells[FIRST_KEY]
         live &= stored["segment"] >= self._cells[FIRST_BYTE]
         return live
@@ -165,10 +170,10 @@ class StoreReader(Store):
     def _copy_frames(
         self, segments: NDArray[np.int64], first_frames: NDArray[np.int64], num_frames: NDArray[np.uint16]
     ) -> _Frames:
-        """Copies the frames of transitions, once.
+        """Copies the frames of transitions; each frame is copied once.
 
-        A table that is just being overwritten may say anything, but never leads outside the arena, nor to more bytes
-        than so many frames can have.
+        An offset table that is being overwritten may hold any values. Even then, the copy stays inside the arena and
+        within the maximum size of the frames.
         """
         arena_bytes = self._regions.sizes.arena_bytes
         positions, counts = segments % arena_bytes, num_frames.astype(np.int64)
@@ -182,13 +187,16 @@ class StoreReader(Store):
         return _Frames(lengths, stops - starts, join_blob(lengths, _cut(self._regions.arena, starts, stops)))
 
 
-def _batch_records(stored: Array) -> tuple[Array, NDArray[np.int64]]:
-    """Returns what a batch tells of each stored record, frames counted from its first one; and which that is."""
+def _batch_records(stored: Array, dtype: np.dtype[Any]) -> tuple[Array, NDArray[np.int64]]:
+    """Returns the record of each transition for the batch, with frames counted from its first frame, and that frame's
+    number in the segment."""
     frame, next_frame = stored["frame"].astype(np.int64), stored["next_frame"].astype(np.int64)
     first = np.minimum(frame - stored["depth"], next_frame - stored["next_depth"]) + 1
-    records = np.zeros(len(stored), BATCH_RECORD)
-    for name in ("key", "n_step_return", "discount", "version", "action", "depth", "next_depth"):
+    records = np.zeros(len(stored), dtype)
+    for name in _COPIED:
         records[name] = stored[name]
+    if "next_mask" in (dtype.names or ()):
+        records["next_mask"] = stored["next_mask"]
     records["num_frames"] = next_frame - first + 1
     records["frame"], records["next_frame"] = frame - first, next_frame - first
     return records, first
@@ -199,7 +207,7 @@ def _cut(buffer: memoryview, starts: NDArray[np.int64], stops: NDArray[np.int64]
 
 
 def _join(parts: list[_Drawn]) -> _Drawn:
-    """All parts of a batch. Without frames, which are in their rows already, the records go there too."""
+    """Joins all parts of a batch. If the frames are already decoded into rows, sorts the records by row."""
     rows = np.concatenate([part.rows for part in parts])
     records = np.concatenate([part.records for part in parts])
     every = [part.frames for part in parts if part.frames is not None]

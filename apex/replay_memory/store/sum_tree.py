@@ -1,27 +1,28 @@
-"""A sum-tree over an array that may lie in shared memory: draws an index in proportion to its weight."""
+"""A sum-tree in an array, which may be shared memory: draws an index in proportion to its weight."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-# Levels of up to this many nodes are summed up or searched whole: one pass costs less than 512 single steps.
-SEARCHED_NODES = 512
+SEARCHED_NODES = 512  # nodes of the level at which `find` starts: one binary search replaces nine steps down the tree
+# `set` recomputes all sums above the lowest level with at most this many nodes per index. This is faster than
+# recomputing single ancestors.
 RECOMPUTED_NODES_PER_INDEX = 8
 
 
 class SumTree:
     """A perfect binary tree in one array: the root is node 1, the children of i are 2i and 2i+1.
 
-    Parents are always recomputed from their children, never adjusted by a difference, so the sums carry no drift.
+    Parents are always recomputed from their children, never adjusted by a difference, so that sums do not drift.
     One writer may call `set` while readers in other processes call `find`.
     """
 
     def __init__(self, nodes: NDArray[np.float64], capacity: int) -> None:
-        """Lays the tree of `capacity` leaves over `nodes`: float64[num_nodes(capacity)], all 0 or an earlier tree."""
+        """`nodes`, float64[num_nodes(capacity)], must be all 0 (an empty tree) or contain an existing tree."""
         self.capacity = capacity
         self._nodes = nodes
-        self._siblings = nodes.view(np.complex128)  # Item i holds both children of node i: one fetch, not two.
+        self._siblings = nodes.view(np.complex128)  # Item i contains both children of node i, read at once.
         self._first_leaf = len(nodes) // 2
         # Views of (left children, right children, their sums), a tuple for each level: item k has 2**k sums.
         self._levels = [
@@ -31,7 +32,7 @@ class SumTree:
 
     @staticmethod
     def num_nodes(capacity: int) -> int:
-        """Length of the array: twice the next power of two, as node 0 stands unused."""
+        """Returns the length of the array: twice `capacity` rounded up to a power of two. Node 0 is unused."""
         return 2 << (capacity - 1).bit_length()
 
     @property
@@ -40,15 +41,15 @@ class SumTree:
         return float(self._nodes[1])
 
     def weights(self, indices: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The weights at `indices`, copied."""
+        """Returns a copy of the weights at `indices`."""
         return self._nodes.take(indices + self._first_leaf)
 
     def set(self, indices: NDArray[np.int64], weights: NDArray[np.float64]) -> None:
-        """Sets weights; where an index repeats, its last weight holds."""
+        """Sets the weights at `indices`; if an index repeats, its last weight counts."""
         if len(indices) == 0:
             return
-        if indices.view(np.uint64).max() >= self.capacity:  # A negative one is huge then: one pass, not two.
-            raise ValueError(f"indices must be 0 ... {self.capacity - 1}")
+        if indices.view(np.uint64).max() >= self.capacity:  # A negative index becomes a huge uint64.
+            raise ValueError(f"indices must be from 0 to {self.capacity - 1}")
         _check_weights(weights)
         nodes = indices + self._first_leaf
         self._nodes[nodes] = weights
@@ -57,14 +58,14 @@ class SumTree:
         width = self._first_leaf
         while width > RECOMPUTED_NODES_PER_INDEX * len(nodes):
             width //= 2
-            nodes >>= 1  # Parents that repeat are recomputed again: cheaper than np.unique, and the same.
-            self._siblings.take(nodes, out=children, mode="clip")  # All nodes are inside; "clip" spares a buffer.
+            nodes >>= 1  # Repeated parents are recomputed: faster than np.unique, with the same result.
+            self._siblings.take(nodes, out=children, mode="clip")  # mode="clip" avoids a buffer; all nodes are valid.
             np.add(left, right, out=sums)
             self._nodes[nodes] = sums
         self._recompute_levels(width)
 
     def set_range(self, start: int, weights: NDArray[np.float64]) -> None:
-        """Sets the weights of `start`, `start` + 1, ..., which costs a fraction of `set`."""
+        """Sets the weights at `start`, `start` + 1, ...; several times faster than `set`."""
         if len(weights) == 0:
             return
         if start < 0 or start + len(weights) > self.capacity:
@@ -75,9 +76,9 @@ class SumTree:
         self._recompute_above(first, first + len(weights))
 
     def find(self, targets: NDArray[np.float64]) -> NDArray[np.int64]:
-        """For each target in [0, total), the index whose span of the running sum contains it.
+        """Returns for each target in [0, total) the index whose interval of the cumulative sum contains the target.
 
-        The answer is always an index of the tree, but its weight may be 0, by rounding or while a writer is at work.
+        The result is always a valid index, but its weight may be 0, because of rounding or a concurrent writer.
         """
         width = min(SEARCHED_NODES, self._first_leaf)
         sums = self._nodes[width : 2 * width].copy()
@@ -86,7 +87,7 @@ class SumTree:
         remaining = targets - (running - sums)[nodes]
         nodes += width
         left_sums = np.empty(len(nodes))
-        go_right = np.empty(len(nodes), np.int64)  # 0 or 1, of the type that `nodes` has: no cast to add it.
+        go_right = np.empty(len(nodes), np.int64)  # 0 or 1; same type as `nodes`, so adding needs no cast
         while width < self._first_leaf:
             width *= 2
             nodes <<= 1
@@ -103,7 +104,7 @@ class SumTree:
         self._recompute_levels(self._first_leaf)
 
     def check(self) -> None:
-        """Raises ValueError unless the invariants hold: good weights, none past the capacity, exact sums."""
+        """Raises ValueError unless the invariants hold: valid weights, none past the capacity, exact sums."""
         leaves = self._nodes[self._first_leaf :]
         _check_weights(leaves)
         if leaves[self.capacity :].any():
@@ -119,7 +120,7 @@ class SumTree:
             np.add(left, right, out=sums)
 
     def _recompute_above(self, first: int, stop: int) -> None:
-        """Recomputes the ancestors of the nodes `first` ... `stop` - 1, which stand on one level."""
+        """Recomputes the ancestors of the nodes `first` ... `stop` - 1, which are on one level."""
         while first > 1:
             first, stop = first // 2, (stop + 1) // 2
             left, right = self._nodes[2 * first : 2 * stop : 2], self._nodes[2 * first + 1 : 2 * stop : 2]
@@ -127,5 +128,5 @@ class SumTree:
 
 
 def _check_weights(weights: NDArray[np.float64]) -> None:
-    if not (weights.min() >= 0 and weights.max() < np.inf):  # A NaN is its own minimum, and fails here too.
+    if not (weights.min() >= 0 and weights.max() < np.inf):  # False for NaN, because the minimum is NaN.
         raise ValueError("weights must be finite and non-negative")

@@ -1,4 +1,4 @@
-"""Writes the replay memory: the one process that stores segments and changes priorities."""
+"""Writes the replay memory: the only process that stores segments and changes priorities."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from apex.errors import require
+from apex.errors import LostMemoryError, require
 from apex.replay_memory.store.deduplication import InsertOutcome, StreamRow
 from apex.replay_memory.store.file import create_file, open_file, require_sound
 from apex.replay_memory.store.layout import (
@@ -19,7 +19,6 @@ from apex.replay_memory.store.layout import (
     END_BYTE,
     FIRST_BYTE,
     FIRST_KEY,
-    STORED_RECORD,
     Regions,
     Store,
     StoreSettings,
@@ -28,33 +27,34 @@ from apex.replay_memory.store.location import beside, in_use
 from apex.replay_memory.store.priority_weights import PriorityWeights, count_refused
 from apex.runtime.atomic_files import go_on
 from apex.runtime.file_lock import LOCK_ATTEMPTS, FileLock
-from apex.types import RECORD, Array, PriorityUpdate, Receipt, Schema, Segment, Stream
+from apex.types import Array, PriorityUpdate, Receipt, Schema, Segment, Stream
 
 
 class StoreCounters(NamedTuple):
-    """What happened since this writer began."""
+    """Counts since this writer started."""
 
     stored: int  # segments
     duplicates: int  # segments
     evicted: int  # transitions
-    stale_priorities: int  # of transitions that were no longer there
-    refused: dict[str, int]  # segments and single priorities, by reason
+    stale_priorities: int  # priorities for transitions that were already evicted
+    refused: dict[str, int]  # reason -> refused segments or single priorities
 
 
 class StoreWriter(Store):
-    """The newest transitions, bounded in number and in bytes, drawn in proportion to priority ** exponent.
+    """Stores the newest transitions, limited in number and in bytes, with weights of priority ** exponent.
 
-    A key is the insertion number of a transition and its slot is key % capacity; keys at or above the watermark are
-    live. Segments are evicted whole, the oldest first. The records of a segment share its byte number.
+    The key of a transition is its insertion number; its slot is key % capacity. Keys at or above the watermark are
+    live. Whole segments are evicted, the oldest first. All records of a segment contain the byte number of its blob.
 
-    Readers without locks and the recovery after a crash rely on the order of writes. `pause` is called with the name
-    of each step of an insert before it is taken: tests look, or crash, in between.
+    Readers without locks and recovery after a crash depend on the order of writes. `pause` is called before each step
+    of an insert with its name, so that tests can read or crash between steps.
     """
 
     def __init__(
-        self, regions: Regions, ownership: FileLock, weights: PriorityWeights, pause: Callable[[str], None]
+        self, path: Path, regions: Regions, ownership: FileLock, weights: PriorityWeights, pause: Callable[[str], None]
     ) -> None:
         super().__init__(regions)
+        self._path = path
         self._ownership = ownership
         self._priority_weights = weights
         self._pause = pause
@@ -73,14 +73,14 @@ class StoreWriter(Store):
         fill: Callable[[Regions], None] | None = None,
         pause: Callable[[str], None] = go_on,
     ) -> Self:
-        """Makes a store, empty or as `fill` leaves it, which appears at `path` when it is whole.
+        """Creates a store, empty or filled by `fill`. The file appears at `path` only when it is complete.
 
-        If that raises it leaves no file; if it is killed, one at `beside(path)`, which the next one removes.
-        `store_incarnation` must differ from that of every earlier one.
+        On an exception, no file remains. If the process is killed, a file at `beside(path)` remains, which the next
+        call removes. `store_incarnation` must differ from that of every earlier store.
         """
         weights = PriorityWeights(settings.min_priority, settings.priority_exponent)
         regions, ownership = create_file(path, schema, settings, store_incarnation)
-        writer = cls(regions, ownership, weights, pause)
+        writer = cls(path, regions, ownership, weights, pause)
         try:
             if fill is not None:
                 fill(regions)
@@ -96,17 +96,18 @@ class StoreWriter(Store):
     def attach(
         cls, path: Path, schema: Schema, settings: StoreSettings, *, pause: Callable[[str], None] = go_on
     ) -> Self:
-        """Goes on with the store that an earlier writer left at `path`, however it ended.
+        """Attaches to the store that an earlier writer left at `path`, even after a crash.
 
-        Raises ConfigError where it is another store, DamagedMemoryError where it is none any more.
+        Raises UsageError if the store has other settings, and DamagedMemoryError if it is damaged.
         """
         weights = PriorityWeights(settings.min_priority, settings.priority_exponent)
         regions = open_file(path, schema, writable=True)
         for name, value in settings.written().items():
             found = regions.header[name][0]
-            require(found == value, f"{path} was made with {name} {found}, but this is {value}: use that, or remove it")
+            mismatch = f"{path} was created with {name} {found}, but the setting is {value}"
+            require(found == value, f"{mismatch}: set it to {found}, or remove the file")
         ownership = FileLock(path, LOCK_ATTEMPTS, in_use(path))
-        writer = cls(regions, ownership, weights, pause)
+        writer = cls(path, regions, ownership, weights, pause)
         try:
             writer._recover(path)
         except BaseException:
@@ -115,12 +116,20 @@ class StoreWriter(Store):
         return writer
 
     def close(self) -> None:
-        """Gives the file free. Nothing has to be written: a store is always as a crash would leave it."""
+        """Releases the lock of the file. Nothing has to be written: the file is always in a recoverable state."""
         self._ownership.release()
+
+    def require_in_place(self) -> None:
+        """Raises LostMemoryError if the file is no longer at its path, where later servers look for it."""
+        if not self._ownership.is_at(self._path):
+            raise LostMemoryError(
+                f"{self._path} was removed or replaced while it was in use. systemd-logind removes such files "
+                "when the last session of their user ends: run `apex doctor` and see its line `logout`"
+            )
 
     @property
     def counters(self) -> StoreCounters:
-        """What happened since this writer began."""
+        """Returns counts since this writer started."""
         return StoreCounters(
             stored=self._counts[InsertOutcome.STORED],
             duplicates=self._counts[InsertOutcome.DUPLICATE],
@@ -130,24 +139,24 @@ class StoreWriter(Store):
         )
 
     def receipt(self, actor_id: int) -> Receipt:
-        """What the store has of the stream. One that was never heard of has incarnation 0, and nothing."""
+        """Returns which segments of a stream are stored; the incarnation is 0 if the stream never sent any."""
         if not 0 <= actor_id < self._regions.sizes.num_streams:
             raise ValueError(f"actor id must be 0 ... {self._regions.sizes.num_streams - 1}, got {actor_id}")
         row = self._row(actor_id)
         return Receipt(Stream(actor_id, row.incarnation), self.store_incarnation, row.contiguous, row.bitmap)
 
     def insert(self, segment: Segment) -> InsertOutcome:
-        """Stores a segment, once. Raises ValueError for one that does not fit into this store.
+        """Stores a segment if it is new, and returns the outcome. Raises ValueError if it is too large for this store.
 
-        The segment must be sound in itself: `Codec.decode_segment` checks that. An initial priority that is negative
-        or not a number is counted, and stored as min_priority.
+        `Codec.decode_segment` must have checked the segment. An initial priority that is negative or NaN is counted as
+        refused and stored as min_priority.
         """
         blob = memoryview(segment.blob).cast("B")
         num_records, num_bytes = len(segment.records), len(blob)
         if num_records > self.capacity:
-            raise ValueError(f"segment: {num_records} records, capacity is {self.capacity}")
+            raise ValueError(f"a segment has {num_records} records, but the capacity is {self.capacity}")
         if num_bytes > self._regions.sizes.arena_bytes:
-            raise ValueError(f"segment: a blob of {num_bytes} bytes, {self._regions.sizes.arena_bytes} are kept")
+            raise ValueError(f"a blob has {num_bytes} bytes, but the maximum is {self._regions.sizes.arena_bytes}")
         if not 0 <= segment.stream.actor_id < self._regions.sizes.num_streams:
             self._refused[InsertOutcome.UNKNOWN_ACTOR] += 1
             return InsertOutcome.UNKNOWN_ACTOR
@@ -160,10 +169,10 @@ class StoreWriter(Store):
         return outcome
 
     def update_priorities(self, update: PriorityUpdate) -> int:
-        """Applies what is still live, the last of several to one key, and returns how many keys were not.
+        """Sets priorities of live keys; returns the number of other keys. If a key repeats, its last priority counts.
 
-        A priority that is negative or not a number is refused: that transition keeps its own. One above
-        MAX_STORED_PRIORITY counts as MAX_STORED_PRIORITY, one below min_priority as min_priority.
+        A priority that is negative or NaN is refused: the transition keeps its previous priority. Others are clipped to
+        [min_priority, MAX_STORED_PRIORITY].
         """
         keys, priorities = update.keys, update.priorities
         if update.store_incarnation != self.store_incarnation:
@@ -176,7 +185,7 @@ class StoreWriter(Store):
         refused = count_refused(priorities)
         if refused:
             self._refused.update(refused)
-            acceptable = priorities >= 0  # A NaN is not.
+            acceptable = priorities >= 0  # also False for NaN
             keys, priorities = keys[acceptable], priorities[acceptable]
         self._regions.tree.set(keys % self.capacity, self._priority_weights.of(priorities))
         return num_stale
@@ -184,12 +193,12 @@ class StoreWriter(Store):
     # --- one insert -------------------------------------------------------------------------------------------------
 
     def _store(self, segment: Segment, blob: memoryview, row: StreamRow) -> None:
-        """Writes in a fixed order, so that readers and recovery find valid data after each step."""
+        """Writes a segment in a fixed order, so that readers and recovery find valid data after each step."""
         cells, regions = self._cells, self._regions
         keys = range(self.num_inserted, row.commit)
         start, end = self._place(len(blob))
         evicted = range(self.first_key, self._first_key_after(len(keys), end))
-        records = _stored_records(segment, keys, start)
+        records = _stored_records(segment, keys, start, regions.records.dtype)
         weights = self._priority_weights.of(records["priority"])
 
         self._pause("watermark")
@@ -218,7 +227,7 @@ class StoreWriter(Store):
         self._refused.update(count_refused(records["priority"]))
 
     def _place(self, num_bytes: int) -> tuple[int, int]:
-        """Byte numbers of the next blob's beginning and end. One that would not fit goes to the arena's start."""
+        """Returns the byte numbers of the next blob's start and end. A blob never wraps around the end of the arena."""
         arena_bytes = self._regions.sizes.arena_bytes
         start, padded = int(self._cells[END_BYTE]), -(-num_bytes // 8) * 8
         if start % arena_bytes + padded > arena_bytes:
@@ -226,20 +235,20 @@ class StoreWriter(Store):
         return start, start + padded
 
     def _first_key_after(self, num_records: int, end_byte: int) -> int:
-        """The oldest key that stays: neither the new records nor the new bytes touch its segment."""
+        """Returns the oldest key whose segment the new records and a blob that ends at `end_byte` do not overwrite."""
         first_key, commit = self.first_key, self.num_inserted
         oldest_byte = end_byte - self._regions.sizes.arena_bytes
         oldest_key = commit + num_records - self.capacity
-        if oldest_key > first_key:  # The segment of the key before goes whole.
+        if oldest_key > first_key:  # The segment of the previous key is evicted completely.
             oldest_byte = max(oldest_byte, self._byte(oldest_key - 1) + 1)
         return first_key + bisect_left(range(first_key, commit), oldest_byte, key=self._byte)
 
     def _byte(self, key: int) -> int:
-        """The byte number of a live key's segment."""
+        """Returns the byte number of the blob that belongs to a live key."""
         return int(self._segment_bytes[key % self.capacity])
 
     def _slots(self, keys: range) -> Iterator[tuple[slice, slice]]:
-        """The slots of consecutive keys in pieces without a wrap, and which of the keys each piece holds."""
+        """Yields (slots, positions in `keys`) for consecutive keys, split where the slots wrap around."""
         done = 0
         while done < len(keys):
             slot = keys[done] % self.capacity
@@ -248,19 +257,19 @@ class StoreWriter(Store):
             done += length
 
     def _row(self, actor_id: int) -> StreamRow:
-        """The version that holds: void ones have commit -1, so the newest."""
+        """Returns the valid version of a stream's row: the newest, because unused versions have commit -1."""
         return StreamRow(*max(self._regions.streams[actor_id].tolist()))
 
     # --- after a crash ----------------------------------------------------------------------------------------------
 
     def _recover(self, path: Path) -> None:
-        """Keeps what is committed, and makes everything else agree with it."""
+        """Keeps the committed transitions and makes rows, weights and sums consistent with them."""
         require_sound(path, self._regions)
         cells, tree = self._cells, self._regions.tree
         commit, first_key = self.num_inserted, self.first_key
         cells[FIRST_BYTE] = self._byte(first_key) if first_key < commit else cells[END_BYTE]
         tags = self._regions.streams["commit"]
-        tags[tags > commit] = -1  # Else such a version would come to hold as the commit number grows.
+        tags[tags > commit] = -1  # Rows of interrupted inserts, which would become valid later.
         live = np.zeros(self.capacity, np.bool_)
         for slots, _ in self._slots(range(first_key, commit)):
             live[slots] = True
@@ -271,9 +280,9 @@ class StoreWriter(Store):
         tree.rebuild()
 
 
-def _stored_records(segment: Segment, keys: range, start: int) -> Array:
-    stored = np.empty(len(keys), STORED_RECORD)
-    for name in RECORD.names or ():
+def _stored_records(segment: Segment, keys: range, start: int, dtype: np.dtype[Any]) -> Array:
+    stored = np.zeros(len(keys), dtype)
+    for name in segment.records.dtype.names or ():
         stored[name] = segment.records[name]
     stored["key"] = np.arange(keys.start, keys.stop)
     stored["segment"] = start

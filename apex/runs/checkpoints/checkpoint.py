@@ -1,9 +1,9 @@
-"""What a run leaves on disk to go on from: safetensors and JSON only.
+"""Writes and reads checkpoints, from which a run is resumed: safetensors and JSON only.
 
-A checkpoint is a folder `checkpoints/000012345/` named by its updates: `learner.safetensors`, and `manifest.json`,
-which has the size and the SHA-256 of that file, how far the run was, and which snapshots of the replay memory belong to
-it. The manifest is written last: a folder without one is no checkpoint. `checkpoints/newest.json` names the newest of
-all, so that one that is gone is missed.
+A checkpoint is a folder `checkpoints/000012345/`, named by its number of updates, with two files:
+`learner.safetensors`, and `manifest.json`. The manifest has the size and the SHA-256 of the other file, the progress of
+the run, and the replay snapshots that belong to the checkpoint. It is written last: a folder without a manifest is not
+a checkpoint. `checkpoints/newest.json` names the newest checkpoint, so that its loss is noticed.
 """
 
 from __future__ import annotations
@@ -18,44 +18,40 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from apex.config import Config, from_dict, to_dict
-from apex.errors import ConfigError
+from apex.errors import CheckpointError
 from apex.runs.checkpoints.paths import MANIFEST, NEWEST
 from apex.runs.checkpoints.tensor_file import decode, encode, pack, unpack
 from apex.runtime.atomic_files import check_digest, digest, go_on, replace_file, seal, sync_folder, unseal, write_beside
 from apex.types import Progress, Schema
 
-FORMAT = 2  # of both kinds of file; grows when an older program could no longer read them
+FORMAT = 3  # version of both files' format; increased when older versions cannot read new files
 
 T = TypeVar("T")
 
 
-class CheckpointError(ConfigError):
-    """A file that is missing, damaged or of another format; the text names it and says why."""
-
-
 class LearnerState(NamedTuple):
-    """All that the learner needs to go on. Tensors may lie on any device; loaded ones lie on the CPU."""
+    """All that the learner needs to continue. Tensors may be on any device; loaded tensors are on the CPU."""
 
     num_updates: int
     progress: Progress
     config: Config
     schema: Schema
-    online: dict[str, Any]  # state dicts, as torch gives and takes them
+    online: dict[str, Any]  # `online`, `target` and `optimizer` are state dicts of torch
     target: dict[str, Any]
     optimizer: dict[str, Any]
-    rng: dict[str, Any]  # generators' states by name: tensors, or whatever JSON can say
+    rng: dict[str, Any]  # states of the random number generators by name: tensors or JSON values
 
 
 class ReplayPart(NamedTuple):
-    """A snapshot of one shard's memory that belongs to a checkpoint. It lies beside it, or with its replay server."""
+    """A snapshot of one shard that belongs to a checkpoint, stored beside the checkpoint or on the shard's host."""
 
     shard: int
-    number: int  # of the snapshot
+    number: int  # number of the snapshot
     size: int  # transitions
 
 
 class Manifest(NamedTuple):
-    """What the manifest says."""
+    """The content of a checkpoint's manifest."""
 
     num_updates: int
     progress: Progress
@@ -68,10 +64,10 @@ class Manifest(NamedTuple):
 def save_checkpoint(
     folder: Path, state: LearnerState, replay: Sequence[ReplayPart] = (), *, pause: Callable[[str], None] = go_on
 ) -> Path:
-    """Writes a checkpoint below `folder`, on disk when this returns; the one of the same update is replaced.
+    """Writes a checkpoint below `folder` and flushes it to disk; replaces a checkpoint of the same update.
 
-    Raises OSError where the disk refuses: nothing is left of it then, and all older ones stay. `pause` is called with
-    the name of each step before it is taken: tests crash in between.
+    Raises OSError if the disk refuses a write. In that case the new checkpoint is removed, and all older ones stay.
+    `pause` is called with the name of each step before the step, so that tests can crash the program there.
     """
     path = folder / f"{state.num_updates:09d}"
     data = _encode(state)
@@ -106,40 +102,40 @@ def save_checkpoint(
     sync_folder(folder)
     pause("note the newest")
     note_newest(folder, state.num_updates)
-    for name in os.listdir(path):  # What the older one of this update was, or a killed save has left.
+    for name in os.listdir(path):  # Files of the replaced checkpoint, or of a killed save.
         if name not in (MANIFEST, file.name):
             (path / name).unlink(missing_ok=True)
     return path
 
 
 def load_checkpoint(path: Path) -> LearnerState:
-    """Reads and verifies the checkpoint in the folder `path`; raises CheckpointError unless it is whole."""
+    """Reads and verifies the checkpoint in the folder `path`; raises CheckpointError unless it is intact."""
     return load_with_manifest(path)[0]
 
 
 def load_with_manifest(path: Path) -> tuple[LearnerState, Manifest]:
-    """The same, and what the manifest says."""
+    """Reads and verifies a checkpoint as `load_checkpoint` does; also returns its manifest."""
     manifest, data = verify(path)
     return parse_file(path / manifest.file, lambda: _decode(data)), manifest
 
 
 def note_newest(folder: Path, num_updates: int) -> None:
-    """Writes down which checkpoint is the newest."""
+    """Records in newest.json which checkpoint is the newest."""
     replace_file(folder / NEWEST, seal({"format": FORMAT, "num_updates": num_updates}))
 
 
 def verify(path: Path) -> tuple[Manifest, bytes]:
-    """Manifest and learner's file of a checkpoint; raises CheckpointError unless both are whole."""
+    """Returns a checkpoint's manifest and its other file's content; raises CheckpointError unless both are intact."""
     manifest = read_manifest(path)
     file = path / manifest.file
     return manifest, parse_file(file, lambda: check_digest(read_file(file), manifest.sha256))
 
 
 def read_manifest(path: Path) -> Manifest:
-    """What the manifest of the checkpoint in the folder `path` says; raises CheckpointError unless it is whole."""
+    """Reads the manifest of the checkpoint in the folder `path`; raises CheckpointError unless it is intact."""
     file = path / MANIFEST
     if path.is_dir() and not file.exists():
-        raise CheckpointError(f"{path} is not a whole checkpoint: no {MANIFEST}, which is written last")
+        raise CheckpointError(f"{path} is not a complete checkpoint: it has no {MANIFEST}, which is written last")
     data = read_file(file)
 
     def parse() -> Manifest:
@@ -149,12 +145,12 @@ def read_manifest(path: Path) -> Manifest:
 
     manifest = parse_file(file, parse)
     if manifest.num_updates != int(path.name):
-        raise CheckpointError(f"{path} is damaged: its manifest is that of update {manifest.num_updates}")
+        raise CheckpointError(f"{path} is damaged: its manifest belongs to update {manifest.num_updates}")
     return manifest
 
 
 def read_file(path: Path) -> bytes:
-    """All of a file; raises CheckpointError."""
+    """Returns the content of a file; raises CheckpointError if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -162,19 +158,19 @@ def read_file(path: Path) -> bytes:
 
 
 def parse_file(path: Path, parse: Callable[[], T]) -> T:
-    """Returns `parse()`; raises CheckpointError about `path` where its content makes no sense."""
+    """Returns `parse()`; raises CheckpointError, which names `path`, if the content of the file is not valid."""
     try:
         return parse()
     except (SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
-        cause = f"no {error}" if isinstance(error, KeyError) else str(error)
+        cause = f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(f"{path} cannot be read: {cause}") from error
 
 
 def unseal_format(data: bytes) -> dict[str, Any]:
-    """Sealed fields of this format, without it; raises ValueError, KeyError or TypeError for anything else."""
+    """Returns the sealed fields except the format; raises ValueError, KeyError or TypeError if they are not valid."""
     file_format = json.loads(data)["format"]
     if file_format != FORMAT:
-        raise ValueError(f"its format is {file_format}, but this program reads {FORMAT}")
+        raise ValueError(f"its format is {file_format}, but this version reads only format {FORMAT}")
     fields = unseal(data)
     del fields["format"]
     return fields
@@ -201,6 +197,6 @@ def _decode(data: bytes) -> LearnerState:
 
 
 def _unused_name(path: Path) -> str:
-    """What a learner's file here may be called: one that is named by a manifest is never touched."""
+    """Returns an unused name for a learner's file, so that a file named by a manifest is never overwritten."""
     names = (f"learner{'' if number == 1 else f'-{number}'}.safetensors" for number in range(1, 1_000_000))
     return next(name for name in names if not (path / name).exists())

@@ -1,4 +1,4 @@
-"""All checkpoints of a run: which one is to go on from, what is wrong with the others, and which may go."""
+"""Finds the checkpoint from which a run is resumed, sets damaged checkpoints aside, and removes old ones."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from apex.errors import CheckpointError
 from apex.runs.checkpoints.checkpoint import (
-    CheckpointError,
     LearnerState,
     ReplayPart,
     load_with_manifest,
@@ -22,26 +22,26 @@ from apex.runs.checkpoints.checkpoint import (
 from apex.runs.checkpoints.paths import MANIFEST, NEWEST, checkpoint_paths
 from apex.runtime.atomic_files import go_on
 
-ASIDE = "damaged-"  # before the name of a checkpoint that was passed over
+ASIDE = "damaged-"  # name prefix of a damaged checkpoint that was renamed
 
 log = logging.getLogger("apex")
 
 
 class Found(NamedTuple):
-    """The newest checkpoint that is whole, if any, and what was passed over on the way to it."""
+    """The newest intact checkpoint, if any, and the checkpoints that were skipped because they are not intact."""
 
     path: Path | None
     state: LearnerState | None
     replay: list[ReplayPart]
-    passed_over: list[str]  # sentences
-    bad: list[Path]  # folders that are no whole checkpoint, and newer
+    passed_over: list[str]  # why checkpoints were skipped, one sentence for each problem
+    bad: list[Path]  # newer folders that are not intact checkpoints
 
 
 def find_latest(folder: Path) -> Found:
-    """Looks for the newest checkpoint below `folder` that is whole.
+    """Finds the newest intact checkpoint below `folder`.
 
-    What is bad or missing is logged as an error and passed over; raises CheckpointError where all that was ever
-    finished is bad or gone.
+    Logs an error for each damaged or missing checkpoint and skips it. Raises CheckpointError if checkpoints were
+    finished, but all of them are damaged or missing.
     """
     passed_over: list[str] = []
     bad: list[Path] = []
@@ -49,7 +49,7 @@ def find_latest(folder: Path) -> Found:
 
     def pass_over(sentence: str) -> None:
         passed_over.append(sentence)
-        log.error("%s; trying the checkpoint before it", sentence)
+        log.error("%s; looking for the newest intact checkpoint", sentence)
 
     noted = _read_newest(folder, pass_over)
     paths = checkpoint_paths(folder)
@@ -60,7 +60,7 @@ def find_latest(folder: Path) -> Found:
         try:
             state, manifest = load_with_manifest(path)
         except CheckpointError as error:
-            # Without a manifest it was never finished, or was being removed; unless it is the one that was noted.
+            # A folder without a manifest was never finished or was being removed, unless newest.json names it.
             finished |= (path / MANIFEST).exists() or int(path.name) == noted
             bad.append(path)
             pass_over(str(error))
@@ -68,20 +68,20 @@ def find_latest(folder: Path) -> Found:
         return Found(path, state, manifest.replay, passed_over, bad)
     if finished:
         raise CheckpointError(
-            f"no checkpoint in {folder} is whole; the newest: {passed_over[0]}. Put one back from a copy, or start a "
+            f"no checkpoint in {folder} is intact; the newest: {passed_over[0]}. Restore one from a copy, or start a "
             "new run"
         )
     return Found(None, None, [], passed_over, bad)
 
 
 def set_aside(folder: Path, found: Found) -> None:
-    """Renames what was passed over: it is kept to be looked at, and counts as a checkpoint no more."""
+    """Renames damaged checkpoints, so that they are kept but no longer used, and removes unfinished ones."""
     for path in found.bad:
         if (path / MANIFEST).exists():
             target = path.with_name(ASIDE + path.name)
             shutil.rmtree(target, ignore_errors=True)
             os.rename(path, target)
-            log.warning("%s was set aside as %s", path, target.name)
+            log.warning("renamed the damaged checkpoint %s to %s", path, target.name)
         else:
             shutil.rmtree(path, ignore_errors=True)
     if found.state is not None:
@@ -89,7 +89,7 @@ def set_aside(folder: Path, found: Found) -> None:
 
 
 def prune(folder: Path, keep: int, *, pause: Callable[[str], None] = go_on) -> None:
-    """Removes all but the `keep` newest checkpoints; nothing while the newest is not whole. Policies stay."""
+    """Removes all but the `keep` newest checkpoints. If the newest is not intact, removes none. Policy files stay."""
     checkpoints = checkpoint_paths(folder)
     finished = [path for path in checkpoints if (path / MANIFEST).exists()]
     if not finished:
@@ -97,25 +97,25 @@ def prune(folder: Path, keep: int, *, pause: Callable[[str], None] = go_on) -> N
     try:
         verify(finished[0])
     except CheckpointError as error:
-        log.error("%s; no older checkpoint is removed", error)
+        log.error("%s; keeping all older checkpoints", error)
         return
     for path in checkpoints[checkpoints.index(finished[0]) :]:
         if path not in finished[:keep]:
             pause("remove a manifest")
-            (path / MANIFEST).unlink(missing_ok=True)  # First: what is half removed is no checkpoint.
+            (path / MANIFEST).unlink(missing_ok=True)  # First, so that a half-removed folder is not a checkpoint.
             pause("remove a checkpoint")
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _read_newest(folder: Path, pass_over: Callable[[str], None]) -> int | None:
-    """The update of the newest checkpoint that was finished, as far as that is noted."""
+    """Returns the update of the newest finished checkpoint; None if it is not recorded."""
     file = folder / NEWEST
     if not file.exists():
         if any((path / MANIFEST).exists() for path in checkpoint_paths(folder)):
-            pass_over(f"{file} is missing: whether a newer checkpoint is gone cannot be told")
+            pass_over(f"{file} is missing, so the loss of a newer checkpoint would not be noticed")
         return None
     try:
         return int(parse_file(file, lambda: unseal_format(file.read_bytes())["num_updates"]))
     except (CheckpointError, OSError) as error:
-        pass_over(f"{error}: whether a newer checkpoint is gone cannot be told")
+        pass_over(f"{error}, so the loss of a newer checkpoint would not be noticed")
         return None

@@ -1,21 +1,21 @@
-"""Where a run's checkpoints lie, by their names alone: nothing here looks into one."""
+"""Finds a run's checkpoints by their names alone: this module reads none of their files."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-MANIFEST = "manifest.json"  # of a checkpoint, written last: a folder without it is none
-NEWEST = "newest.json"  # beside the checkpoints, names one of them
+MANIFEST = "manifest.json"  # last file written of a checkpoint: a folder without a manifest is not a checkpoint
+NEWEST = "newest.json"  # file beside the checkpoints that names the newest one
 
 
 def checkpoint_paths(folder: Path) -> list[Path]:
-    """Newest first, by updates; also those that are not whole."""
+    """Returns the folders of all checkpoints, most updates first, including those that are not intact."""
     paths = folder.iterdir() if folder.is_dir() else ()
     named = [path for path in paths if re.fullmatch(r"\d{9,}", path.name)]
     return sorted(named, key=lambda path: int(path.name), reverse=True)
 
 
 def newest_update(folder: Path) -> int | None:
-    """The update of the newest checkpoint that was finished, without a look into it; None if there is none."""
+    """Returns the update of the newest finished checkpoint, without reading it; None if there is none."""
     return next((int(path.name) for path in checkpoint_paths(folder) if (path / MANIFEST).exists()), None)

@@ -1,7 +1,7 @@
-"""The policies that a run leaves to be played: one safetensors file each, the best by the evaluator and the one before.
+"""Writes and reads policy files: a run keeps the policy with the best evaluation score, and the previous best policy.
 
-`checkpoints/best.safetensors` is the best so far, `best-before.safetensors` the best until then: whichever is whole.
-The header of each file holds its manifest, with the SHA-256 of the tensors.
+`checkpoints/best.safetensors` is the best policy. `best-before.safetensors` is the previous best, which is used if the
+first file is damaged. The header of each safetensors file contains its manifest, with the SHA-256 of the tensors.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from apex.config import EnvironmentConfig, NetworkConfig, from_dict
-from apex.dqn.networks import load_parameters, make_network
-from apex.runs.checkpoints.checkpoint import CheckpointError, load_checkpoint, parse_file, read_file
+from apex.algorithms.interface import Agent, make_algorithm
+from apex.algorithms.parameters import load_parameters
+from apex.config import Config, DpgConfig, EnvironmentConfig, NetworkConfig, from_dict
+from apex.errors import CheckpointError
+from apex.runs.checkpoints.checkpoint import load_checkpoint, parse_file, read_file
 from apex.runs.checkpoints.tensor_file import decode, digest_of, encode
 from apex.runtime.atomic_files import replace_file, seal, sync_folder, unseal
 from apex.types import Schema
 
-FORMAT = 3  # grows when an older program could no longer read the files
-OLD_FORMAT = 2  # of files whose SHA-256 was computed in another way; it is not checked
+FORMAT = 4  # increased when older versions cannot read new files
+WITHOUT_ACTIONS = 3  # format without actions in the schema: all actions are discrete, without masks
+WITHOUT_SEAL = 2  # also without actions; its SHA-256 was computed in another way and is not checked
 BEST = "best.safetensors"
 BEFORE = "best-before.safetensors"
 
@@ -36,35 +39,42 @@ log = logging.getLogger("apex")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedGames:
-    """The games that gave a policy its score. Who plays them again, with the same epsilon, gets the same score."""
+    """The games that gave a policy its score. Playing them again with the same epsilon gives the same score."""
 
-    seed: int  # of the environments and of the random actions
+    seed: int  # seed of the environments and the random actions
     episodes: int
-    num_envs: int  # side by side
+    num_envs: int  # environments that play at the same time
     epsilon: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyInfo:
-    """What one must know of a network to play with it."""
+    """All that is needed to play with a network."""
 
     schema: Schema
     network: NetworkConfig
     environment: EnvironmentConfig
     num_updates: int
-    score: float | None  # mean raw score by the evaluator, if it was evaluated
-    games: PlayedGames | None = None  # that gave the score; older files lack it
+    score: float | None  # mean raw score by the evaluator; None: not evaluated
+    games: PlayedGames | None = None  # games that gave the score; None in older files
+    algorithm: str = ""  # value of the setting `algorithm`; older files lack this field and `dpg`
+    dpg: DpgConfig = dataclasses.field(default_factory=DpgConfig)
+
+    @property
+    def config(self) -> Config:
+        """The part of the run's configuration that an algorithm needs to act."""
+        return Config(algorithm=self.algorithm, network=self.network, dpg=self.dpg, environment=self.environment)
 
 
 def save_policy(path: Path, values: NDArray[np.float32], info: PolicyInfo) -> None:
     """Writes the network of `values` (every tensor of the state dict, flattened) in one atomic step."""
-    network = make_network(info.network, info.schema, seed=0)
+    network = make_algorithm(info.config, info.schema).make_network()
     load_parameters(network, values)
     replace_file(path, encode_policy(network, info))
 
 
 def encode_policy(network: nn.Module, info: PolicyInfo, names: Mapping[str, str] = MappingProxyType({})) -> bytes:
-    """A policy file. `names`: what tensors of the state dict are called in it, where that is another name."""
+    """Returns the bytes of a policy file. `names`: for each renamed tensor of the state dict, its name in the file."""
     tensors = {names.get(name, name): tensor.contiguous().clone() for name, tensor in network.state_dict().items()}
     manifest = {
         **dataclasses.asdict(info),
@@ -75,9 +85,9 @@ def encode_policy(network: nn.Module, info: PolicyInfo, names: Mapping[str, str]
 
 
 def save_best(folder: Path, values: NDArray[np.float32], info: PolicyInfo) -> None:
-    """Makes this the best policy. The one until now stays beside it, in case this file is damaged some day."""
+    """Saves the best policy. The previous best policy stays beside it, in case the new file is damaged later."""
     best, before = folder / BEST, folder / BEFORE
-    if best.exists() and _fault(best) is None:  # A damaged one must not push out the one that is whole.
+    if best.exists() and _fault(best) is None:  # A damaged file must not replace an intact one.
         partial = before.with_name(f".{BEFORE}.partial")
         partial.unlink(missing_ok=True)
         os.link(best, partial)
@@ -87,30 +97,31 @@ def save_best(folder: Path, values: NDArray[np.float32], info: PolicyInfo) -> No
 
 
 def find_best(folder: Path) -> Path | None:
-    """The best policy that is whole; None if none was ever kept.
+    """Returns the path of the best policy that is intact; None if there is no policy file.
 
-    A damaged or missing one is logged, and the one before it taken; raises CheckpointError where none is whole.
+    If the best policy is damaged or missing, logs an error and uses the previous best. Raises CheckpointError if no
+    file is intact.
     """
     causes = []
     for path in (folder / BEST, folder / BEFORE):
         if not path.exists():
             if path.name == BEST and (folder / BEFORE).exists():
-                log.error("%s is missing; the best policy before it is taken", path)
+                log.error("%s is missing; using the previous best policy instead", path)
             continue
         cause = _fault(path)
         if cause is None:
             return path
         causes.append(cause)
-        log.error("%s; looking for the best policy before it", cause)
+        log.error("%s; trying the previous best policy instead", cause)
     if causes:
-        raise CheckpointError(f"no best policy in {folder} is whole: {causes[0]}")
+        raise CheckpointError(f"no best policy in {folder} is intact: {causes[0]}")
     return None
 
 
-def read_policy(path: Path) -> tuple[PolicyInfo, nn.Module]:
-    """Reads a policy file, or the online network of a checkpoint's folder: what it is, and the network to play with.
+def read_policy(path: Path) -> tuple[PolicyInfo, Agent]:
+    """Reads a policy file, or the online network of a checkpoint's folder; returns its description and its agent.
 
-    Raises CheckpointError unless it is whole. A network or an environment of the user's own is imported by its name.
+    Raises CheckpointError unless the file is intact. Imports networks and environments of the user by their names.
     """
     if path.is_dir():
         state = load_checkpoint(path)
@@ -121,6 +132,8 @@ def read_policy(path: Path) -> tuple[PolicyInfo, nn.Module]:
             environment=config.environment,
             num_updates=state.num_updates,
             score=None,
+            algorithm=config.algorithm,
+            dpg=config.dpg,
         )
         return info, _make_policy(path, info, state.online)
     info, tensors = _read(path)
@@ -141,30 +154,37 @@ def _read(path: Path) -> tuple[PolicyInfo, dict[str, Tensor]]:
 
 
 def _decode_policy(data: bytes) -> tuple[PolicyInfo, dict[str, Tensor]]:
-    metadata, tensors = decode(data, FORMAT, OLD_FORMAT)
-    if metadata["format"] == str(OLD_FORMAT):
+    metadata, tensors = decode(data, FORMAT, WITHOUT_ACTIONS, WITHOUT_SEAL)
+    if metadata["format"] == str(WITHOUT_SEAL):
         fields = {"names": json.loads(metadata.get("names", "{}"))} | json.loads(metadata["policy"])
     else:
         fields = unseal(metadata["policy"].encode())
         if digest_of(tensors) != fields["sha256"]:
-            raise ValueError("the SHA-256 of its tensors is not the one that was written")
-    config = from_dict({"network": fields["network"], "environment": fields["environment"]})
+            raise ValueError("the SHA-256 of its tensors differs from the recorded one")
+    branches = ("algorithm", "network", "dpg", "environment")
+    config = from_dict({name: fields[name] for name in branches if name in fields})
+    schema = fields["schema"]
+    if metadata["format"] != str(FORMAT):
+        schema = {**schema, "action_size": 0, "masked": False}
     games = fields.get("games")
     info = PolicyInfo(
-        schema=Schema.from_dict(fields["schema"]),
+        schema=Schema.from_dict(schema),
         network=config.network,
         environment=config.environment,
         num_updates=int(fields["num_updates"]),
         score=None if fields["score"] is None else float(fields["score"]),
         games=None if games is None else PlayedGames(**games),
+        algorithm=config.algorithm,
+        dpg=config.dpg,
     )
     return info, {fields["names"].get(name, name): tensor for name, tensor in tensors.items()}
 
 
-def _make_policy(path: Path, info: PolicyInfo, tensors: dict[str, Any]) -> nn.Module:
-    network = make_network(info.network, info.schema, seed=0)
+def _make_policy(path: Path, info: PolicyInfo, tensors: dict[str, Any]) -> Agent:
+    algorithm = make_algorithm(info.config, info.schema)
+    network = algorithm.make_network()
     try:
         network.load_state_dict(tensors)
     except RuntimeError as error:
-        raise CheckpointError(f"{path} does not fit the network that it names: {error}") from error
-    return network.eval()
+        raise CheckpointError(f"the tensors of {path} do not fit the network that it names: {error}") from error
+    return algorithm.make_agent(network)

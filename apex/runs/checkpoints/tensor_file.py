@@ -1,4 +1,4 @@
-"""Trees of tensors as safetensors. Nothing here is ever executed."""
+"""Stores trees of tensors as safetensors. Reading a file never executes code."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from apex.runtime.atomic_files import digest
 
 
 def encode(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
-    """A safetensors file with text beside the tensors."""
+    """Returns a safetensors file with the tensors and `metadata`."""
     return safetensors.torch.save(tensors, metadata)
 
 
 def decode(data: bytes, *formats: int) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """The text, whose `format` must be one of `formats`, and the tensors.
+    """Returns the metadata, whose `format` must be one of `formats`, and the tensors.
 
-    Raises ValueError, KeyError, TypeError or SafetensorError for what is no such file.
+    Raises ValueError, KeyError, TypeError or SafetensorError if `data` is not such a file.
     """
     header_end = 8 + int.from_bytes(data[:8], "little")  # A uint64 length, then that many bytes of JSON.
     metadata: dict[str, str] = json.loads(data[8:header_end])["__metadata__"]
     if metadata["format"] not in map(str, formats):
-        raise ValueError(f"its format is {metadata['format']}, but this program reads {formats[0]}")
+        raise ValueError(f"its format is {metadata['format']}, but this version reads only format {formats[0]}")
     return metadata, safetensors.torch.load(data)
 
 
 def digest_of(tensors: dict[str, Tensor]) -> str:
-    """The SHA-256 of names, types, shapes and values of contiguous tensors on the CPU."""
+    """Returns the SHA-256 of names, types, shapes and values of contiguous tensors on the CPU."""
     parts: list[Any] = []
     for name, tensor in sorted(tensors.items()):
         parts += [f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), tensor.flatten().view(torch.uint8).numpy()]
@@ -38,8 +38,10 @@ def digest_of(tensors: dict[str, Tensor]) -> str:
 
 
 def pack(tree: Any, tensors: dict[str, Tensor], name: str) -> Any:
-    """`tree` as JSON, its tensors laid into `tensors`. JSON has neither tuples nor keys that are numbers: both are
-    spelled out, so that `unpack` gives the very same tree."""
+    """Returns `tree` as JSON and adds its tensors to `tensors`.
+
+    JSON has no tuples and no keys that are numbers. Both are encoded, so that `unpack` returns an equal tree.
+    """
     if isinstance(tree, Tensor):
         while name in tensors:  # {"a.b": ..., "a": {"b": ...}}
             name += "'"
@@ -52,11 +54,11 @@ def pack(tree: Any, tensors: dict[str, Tensor], name: str) -> Any:
         return {kind: [pack(value, tensors, f"{name}.{i}") for i, value in enumerate(tree)]}
     if isinstance(tree, bool | int | float | str | None):
         return tree
-    raise TypeError(f"{name} is {type(tree).__name__}: a checkpoint holds tensors, and what JSON can say")
+    raise TypeError(f"{name} is {type(tree).__name__}, but a checkpoint can hold only tensors and JSON values")
 
 
 def unpack(packed: Any, tensors: dict[str, Tensor]) -> Any:
-    """The inverse of `pack`."""
+    """Returns the tree that `pack` encoded."""
     if not isinstance(packed, dict):
         return packed
     ((kind, value),) = packed.items()

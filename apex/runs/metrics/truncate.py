@@ -1,4 +1,4 @@
-"""Sets aside the rows of a resumed run's curves beyond the step from which it goes on."""
+"""Removes from a resumed run's curves the rows beyond the step at which the run continues."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 
 from apex.runtime.atomic_files import write_beside
 
-CUT = "cut"  # the folder below `curves` for rows of steps that are made again
+CUT = "cut"  # subfolder of `curves` for rows of steps that are repeated
 
 log = logging.getLogger("apex")
 
 
 def cut_curves(folder: Path, steps: int) -> int:
-    """Moves the rows of more than `steps` steps of each `ROLE.jsonl` to `cut/ROLE.jsonl`; returns how many there were.
+    """Moves the rows beyond step `steps` from each `ROLE.jsonl` to `cut/ROLE.jsonl`; returns the number of moved rows.
 
-    A file is replaced in one step, after its rows were added there; a crash in between leaves rows in both. A full disk
-    leaves a curve as it is.
+    The rows are first appended to `cut/ROLE.jsonl`. Then `ROLE.jsonl` is replaced atomically. A crash between these
+    two steps leaves the rows in both files. If the disk is full, a curve stays unchanged.
     """
     num_rows = 0
     for path in sorted(folder.glob("*.jsonl")):
@@ -33,16 +33,16 @@ def cut_curves(folder: Path, steps: int) -> int:
                 file.writelines(late)
             os.replace(write_beside(path, b"".join(kept)), path)
         except OSError as error:
-            log.error("%s keeps rows of steps that are made again: %s", path, error)
+            log.error("cannot remove the rows of repeated steps from %s: %s", path, error)
             continue
         num_rows += len(late)
     if num_rows:
-        log.info("%d rows of curves beyond step %d were moved to %s", num_rows, steps, folder / CUT)
+        log.info("moved %d rows of curves beyond step %d to %s", num_rows, steps, folder / CUT)
     return num_rows
 
 
 def _steps(row: bytes) -> int:
-    """The steps of a row; -1 for a row that a crash has torn, which is kept."""
+    """Returns the steps of a row; -1 for an incomplete row after a crash, which is kept."""
     try:
         steps = json.loads(row)["steps"]
     except (KeyError, TypeError, ValueError):

@@ -1,7 +1,7 @@
-"""Writes the curves of a run, for TensorBoard and as JSON lines.
+"""Writes the metrics of a run as TensorBoard events and as JSON lines.
 
-tensorboardX encodes the events. Its writer thread is not used: it ends at a full disk, and whoever adds the eleventh
-event after that waits for ever.
+tensorboardX encodes the events. Its writer thread is not used: the thread ends when the disk is full, and the program
+then blocks permanently when it adds the eleventh event.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from apex.runtime.append_file import AppendFile
 from apex.transport.json_codec import encode_json
 from apex.transport.messages.histogram import Histogram
 
-FLUSH_SECONDS = 1.0  # `accept` flushes after this time
+FLUSH_SECONDS = 1.0  # interval at which `accept` flushes
 
 _EVENTS = re.compile(r"events\.out\.tfevents\.(\d+)\.")
 
 
 class MetricRow(NamedTuple):
-    """Figures of one role at one time."""
+    """Metrics of one role at one time."""
 
     role: str
-    steps: int  # of the run
+    steps: int  # steps of the run
     scalars: dict[str, float]  # by TensorBoard tag
-    time: float | None = None  # Unix seconds; None: now. It is for the eye: nothing is measured by it.
+    time: float | None = None  # Unix time in seconds; None: now
     histograms: Mapping[str, Histogram] = {}
     texts: Mapping[str, str] = {}
 
@@ -46,8 +46,8 @@ class MetricRow(NamedTuple):
 class MetricsWriter:
     """Writes `tensorboard/RUN/events...` and `curves/ROLE.jsonl`, one line per row, below a run's folder.
 
-    TensorBoard names a run by the folder of its events. A full disk does not end a run: what cannot be written waits in
-    memory, and is then dropped and counted.
+    TensorBoard names a run after the folder of its events. A full disk does not end the run: unwritten records wait in
+    memory up to a limit; further records are dropped and counted.
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -61,7 +61,7 @@ class MetricsWriter:
         self._add_event(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def accept(self, row: MetricRow) -> None:
-        """Takes one row. A value that is not finite is null in the JSON lines."""
+        """Writes one row. A value that is not finite becomes null in the JSON lines."""
         now = time.time() if row.time is None else row.time
         self._latest |= row.scalars
         self._write_line(row, now)
@@ -75,9 +75,9 @@ class MetricsWriter:
             self.flush()
 
     def begin(self, steps: int) -> None:
-        """Makes TensorBoard ignore what earlier starts of the run wrote of these steps and later ones.
+        """Makes TensorBoard ignore all events from step `steps` on that earlier starts of the run have written.
 
-        The arrangement of the charts is written next, because TensorBoard would ignore that as well.
+        Then writes the layout of the charts again, because TensorBoard also ignores the earlier layout.
         """
         self._add_event(Event(wall_time=time.time(), step=steps, session_log=SessionLog(status=SessionLog.START)))
         charts = {
@@ -87,12 +87,12 @@ class MetricsWriter:
         self._add_event(Event(wall_time=time.time(), step=steps, summary=custom_scalars(charts)))
 
     def latest(self, tag: str) -> float | None:
-        """The newest value of a tag; None if there is none or it is not finite."""
+        """Returns the newest value of a tag; None if there is no value or it is not finite."""
         value = self._latest.get(tag, math.nan)
         return value if math.isfinite(value) else None
 
     def flush(self) -> None:
-        """Passes everything to the operating system, so that a killed process loses nothing."""
+        """Passes all records to the operating system, so that a killed process loses none of them."""
         self._flush_at = self._clock() + FLUSH_SECONDS
         for file in (self._events, *self._curves.values()):
             file.flush()
@@ -122,7 +122,7 @@ class MetricsWriter:
 
 
 def read_curve(path: Path) -> list[dict[str, Any]]:
-    """The rows of a `curves/ROLE.jsonl`; a line that a crash has torn is left out."""
+    """Returns the rows of a `curves/ROLE.jsonl` file; omits a line that is incomplete after a crash."""
     messages = []
     for line in path.read_bytes().split(b"\n"):
         try:
@@ -135,7 +135,7 @@ def read_curve(path: Path) -> list[dict[str, Any]]:
 
 
 def _next_name(folder: Path) -> str:
-    """A file name that sorts after all names in `folder`, even if the clock was set back.
+    """Returns a file name that sorts after all names in `folder`, even if the clock was set back.
 
     TensorBoard reads the files of a folder once, in the order of their names.
     """
@@ -145,7 +145,7 @@ def _next_name(folder: Path) -> str:
 
 
 def _summarize(tag: str, histogram: Histogram) -> Summary:
-    """TensorBoard expects the sums of the bins' centres."""
+    """Converts a histogram for TensorBoard, which expects sums over the centers of the bins."""
     counts, edges = histogram.counts, histogram.edges
     middles = [(low + high) / 2 for low, high in pairwise(edges)]
     total = math.fsum(n * x for n, x in zip(counts, middles, strict=True))

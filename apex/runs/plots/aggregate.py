@@ -1,4 +1,4 @@
-"""Reads learning curves, groups runs that differ only in the seed, and computes the band of a group."""
+"""Reads learning curves, groups runs that differ only in the seed, and computes the median and range of a group."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apex.config import Config, flatten
-from apex.errors import ConfigError, require
+from apex.errors import DataError, UsageError, require
 from apex.runs.folder import RunFolder
 from apex.runs.history import ACTOR_SCORE, EVALUATION, RunHistory
 from apex.runtime.text import number_text
 
-HEADER = ["seconds", "steps", "score"]  # of a CSV file
-OWN = "apex"  # label of runs that do not differ
-MAX_DIFFERENCES = 2  # that a label names
+HEADER = ["seconds", "steps", "score"]  # first line of a CSV file
+OWN = "apex"  # label if all runs have the same settings
+MAX_DIFFERENCES = 2  # maximum number of settings in a label
 
-# Settings that do not change the curve: identity, place and end of a run.
+# Settings that do not affect the curve: the identity, location and end of a run.
 _SAME = ("seed", "run.", "transport.bind", "transport.keys", "transport.insecure_no_auth", "transport.port_offset")
 
 Floats = NDArray[np.float64]
@@ -32,7 +32,7 @@ Axis = Literal["seconds", "steps"]
 class Curve(NamedTuple):
     """The scores of one seed, oldest first."""
 
-    seconds: Floats  # [N] since the command was typed; of a run, since its folder was made
+    seconds: Floats  # [N] seconds since the training command was entered; for a run, since its folder was created
     steps: Floats  # [N] agent decisions
     scores: Floats  # [N] the mean raw score of one evaluation
 
@@ -43,7 +43,7 @@ class RunCurves(NamedTuple):
     name: str
     config: Config
     curve: Curve
-    is_evaluated: bool  # False: the scores are the exploring games of the actor with the highest id
+    is_evaluated: bool  # False: the scores are from the training games of the actor with the highest id
 
 
 class CurveGroup(NamedTuple):
@@ -51,65 +51,68 @@ class CurveGroup(NamedTuple):
 
     label: str
     curves: list[Curve]
-    note: str = ""  # about its scores
+    note: str = ""  # remark about the scores
 
     @property
     def title(self) -> str:
-        """The label, how many seeds there are, and the note."""
+        """The label, the number of seeds, and the note."""
         count = len(self.curves)
         return " · ".join(filter(None, [self.label, f"{count} seeds" * (count > 1), self.note]))
 
 
 class Band(NamedTuple):
-    """Median and range of a group's seeds at each x at which one of them was evaluated.
+    """Median and range of the scores of a group's seeds, at each x at which any seed was evaluated.
 
-    Scores between evaluations are interpolated. A seed that has ended keeps its last score. The band begins where all
-    seeds have begun.
+    Scores between evaluations are interpolated. A seed that has ended keeps its last score. The band begins at the
+    first x at which every seed has a score.
     """
 
     x: Floats
     median: Floats
-    low: Floats  # the lowest seed's
-    high: Floats  # the highest seed's
-    first_end: float  # up to this x no seed had ended
+    low: Floats  # score of the lowest seed
+    high: Floats  # score of the highest seed
+    first_end: float  # x at which the shortest curve ends
 
 
 def read_run(folder: RunFolder) -> RunCurves:
-    """The scores of the evaluator, or else of the actor with the smallest epsilon; raises ConfigError without any."""
+    """Reads the scores of the evaluator; if there are none, the scores of the actor that explores least.
+
+    Raises UsageError if the run has no scores.
+    """
     history = RunHistory(folder)
     for role, tag in (EVALUATION, ACTOR_SCORE):
         curve = Curve(*history.series(role, tag))
         if len(curve.scores):
             return RunCurves(folder.name, folder.config, curve, (role, tag) == EVALUATION)
-    raise ConfigError(
-        f"{folder.path} has no scores yet: no evaluation was finished, and no game of its highest actor id either"
+    raise UsageError(
+        f"{folder.path} has no scores yet: no evaluation and no game of the actor with the highest id has finished"
     )
 
 
 def read_csv(path: Path) -> Curve:
-    """The scores in a CSV file with the header seconds,steps,score; raises ConfigError that names the line."""
+    """Reads the scores of a CSV file with the header seconds,steps,score. Raises UsageError, which names a bad line."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             lines = [(number, row) for number, row in enumerate(csv.reader(file), 1) if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         cause = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"--curve: cannot read {path}: {cause}") from error
+        raise DataError(f"--curve: cannot read {path}: {cause}") from error
     header = lines[0][1] if lines else []
     require(header == HEADER, f"{path}, line 1: must be {','.join(HEADER)}, got {','.join(header)!r}")
     points = [(number, _parse_point(path, number, row)) for number, row in lines[1:]]
-    require(bool(points), f"{path} has no scores: nothing follows its header")
+    require(bool(points), f"{path} has no scores: no line follows the header")
     for (_, before), (number, after) in pairwise(points):
         for name, one, other in zip(HEADER[:2], before, after, strict=False):
-            require(one <= other, f"{path}, line {number}: {name} must not go back, got {other:g} after {one:g}")
+            require(one <= other, f"{path}, line {number}: {name} must not decrease, got {other:g} after {one:g}")
     return Curve(*np.array([point for _, point in points], np.float64).T)
 
 
 def group_runs(runs: Sequence[RunCurves]) -> list[CurveGroup]:
-    """Groups runs that differ only in the seed; the settings in which a group differs from the others label it."""
-    groups: dict[tuple[Any, ...], list[RunCurves]] = {}
+    """Groups runs that differ only in the seed. The label of a group names the settings that differ between groups."""
+    groups: dict[tuple[str, bool], list[RunCurves]] = {}
     for run in runs:
         settings = {name: value for name, value in flatten(run.config).items() if not _is_same(name)}
-        groups.setdefault((*settings.items(), run.is_evaluated), []).append(run)
+        groups.setdefault((str(settings), run.is_evaluated), []).append(run)
     firsts = [flatten(group[0].config) for group in groups.values()]
     differing = [
         name
@@ -128,7 +131,7 @@ def group_runs(runs: Sequence[RunCurves]) -> list[CurveGroup]:
 
 
 def band(curves: Sequence[Curve], axis: Axis) -> Band:
-    """Median, lowest and highest of the seeds over `axis`."""
+    """Computes the median, lowest and highest score of the seeds over `axis`."""
     xs = [curve.seconds if axis == "seconds" else curve.steps for curve in curves]
     begin = max(x[0] for x in xs)
     x = np.unique(np.concatenate([[begin], *xs]))
@@ -138,7 +141,7 @@ def band(curves: Sequence[Curve], axis: Axis) -> Band:
 
 
 def reached(curve: Curve, threshold: float) -> tuple[float, float] | None:
-    """Seconds and steps of the first evaluation that reached `threshold`; None if none did."""
+    """Returns seconds and steps of the first evaluation that reached `threshold`; None if no evaluation did."""
     found = np.flatnonzero(curve.scores >= threshold)
     return (float(curve.seconds[found[0]]), float(curve.steps[found[0]])) if len(found) else None
 
@@ -163,7 +166,7 @@ def _is_same(setting: str) -> bool:
 
 
 def _label(settings: dict[str, Any], differing: Iterable[str]) -> str:
-    """The first MAX_DIFFERENCES settings in which a group differs."""
+    """Returns a label with the first MAX_DIFFERENCES of the settings `differing`."""
     words = [_describe(name, settings[name]) for name in differing]
     more = [f"{len(words) - MAX_DIFFERENCES} more"] if len(words) > MAX_DIFFERENCES else []
     return ", ".join([*words[:MAX_DIFFERENCES], *more]) or OWN

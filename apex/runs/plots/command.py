@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 
 from apex.config.arguments import Formatter, Parser, check_out, finite_float
-from apex.errors import ConfigError, require
+from apex.errors import FINISHED, UsageError, require
 from apex.runs.folder import RunFolder
 from apex.runs.plots.aggregate import CurveGroup, group_runs, reached, read_csv, read_run
 from apex.runs.plots.figure import save_picture
-from apex.runtime.lifecycle import FINISHED
 from apex.runtime.text import number_text, time_text
 
-EPILOG = """RUN: a run folder, or its name below runs/. Runs of one configuration but for the seed are one band.
-The clock of a run begins when its folder is made, some seconds after the command was typed.
+EPILOG = """RUN: a run folder, or its name below runs/. Runs that differ only in the seed are drawn as one band.
+The clock of a run starts when its folder is created, a few seconds after the training command was entered.
 
-A CSV file has the header seconds,steps,score: seconds since the command was typed, agent decisions, and the mean raw
-score of one evaluation. Several files of one NAME are its seeds."""
+A CSV file has the header seconds,steps,score: seconds since the training command was entered, agent decisions, and the
+mean raw score of one evaluation. Files passed with the same NAME (--curve NAME=FILE.csv) are treated as seeds of one
+curve."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit status; raises ConfigError for a user's mistake."""
+    """Runs the command and returns its exit status; raises UsageError if the arguments are not valid."""
     options = _make_parser().parse_intermixed_args(argv)
     check_out(options.out, ".png", ".svg")
     groups = _read(options.run, options.curve)
@@ -48,12 +48,15 @@ def _make_parser() -> Parser:
         epilog=EPILOG,
         formatter_class=Formatter,
     )
-    parser.add_argument("run", nargs="*", metavar="RUN", help="runs to draw, by their evaluator's scores")
-    parser.add_argument("--curve", action="append", default=[], metavar="NAME=FILE.csv", help="somebody else's curve")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the picture: .png or .svg")
-    parser.add_argument("--title", metavar="T", help="default: the environment")
+    parser.add_argument("run", nargs="*", metavar="RUN", help="runs whose evaluator scores are drawn")
+    parser.add_argument("--curve", action="append", default=[], metavar="NAME=FILE.csv", help="a curve from a CSV file")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="picture to write: .png or .svg")
+    parser.add_argument("--title", metavar="T", help="title (default: the environment)")
     parser.add_argument(
-        "--threshold", type=finite_float, metavar="SCORE", help="a dashed line, and who reaches it when"
+        "--threshold",
+        type=finite_float,
+        metavar="SCORE",
+        help="draw a dashed line at this score, and print when each curve reaches it",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     return parser
@@ -61,27 +64,28 @@ def _make_parser() -> Parser:
 
 def _read(names: Sequence[str], curves: Sequence[str]) -> list[CurveGroup]:
     if not names and not curves:
-        raise ConfigError(f"nothing to plot: name a run, or --curve NAME=FILE.csv; the latest: {_latest()}")
+        raise UsageError(f"nothing to plot: name a run, or pass --curve NAME=FILE.csv; newest run: {_latest()}")
     folders = [RunFolder.open(name) for name in names]
     for folder in folders:
         times = sum(other.run_id == folder.run_id for other in folders)
-        require(times == 1, f"{folder.path} is named {times} times: a seed counts once")
+        require(times == 1, f"{folder.path} is given {times} times; give each run only once")
     groups = group_runs([read_run(folder) for folder in folders])
     files: dict[str, list[Path]] = {}
     for words in curves:
         name, _, file = words.partition("=")
-        require(bool(name.strip() and file), f"--curve must read NAME=FILE.csv, got {words!r}")
+        require(bool(name.strip() and file), f"--curve must have the form NAME=FILE.csv, got {words!r}")
         files.setdefault(name.strip(), []).append(Path(file))
     for name, paths in files.items():
-        require(name not in [group.label for group in groups], f"--curve {name}: the runs are called that; rename it")
-        require(len(set(paths)) == len(paths), f"--curve {name}: a file is named twice: a seed counts once")
+        taken = name in [group.label for group in groups]
+        require(not taken, f"--curve {name}: a curve of the runs already has this name; choose another")
+        require(len(set(paths)) == len(paths), f"--curve {name}: a file is given twice; give each file only once")
     return groups + [CurveGroup(name, [read_csv(path) for path in paths]) for name, paths in files.items()]
 
 
 def _latest() -> str:
     try:
         return str(RunFolder.find_latest().path)
-    except ConfigError as error:
+    except UsageError as error:
         return str(error)
 
 
@@ -91,7 +95,7 @@ def _title(names: Sequence[str]) -> str:
 
 
 def _figures(group: CurveGroup, threshold: float | None) -> dict[str, Any]:
-    """The figures of a group, ready for JSON."""
+    """Returns the results of a group for JSON."""
     last = [float(curve.scores[-1]) for curve in group.curves]
     figures: dict[str, Any] = {
         "label": group.label,
@@ -120,7 +124,7 @@ def _row(figures: dict[str, Any], threshold: float | None) -> str:
         times = [seconds for seconds in figures["reached_seconds"] if seconds is not None]
         if len(times) == len(last):
             spread = f" ({time_text(min(times))} ... {time_text(max(times))})" if len(last) > 1 else ""
-            words.append(f"{number_text(threshold)} after {time_text(float(np.median(times)))}{spread}")
+            words.append(f"reached {number_text(threshold)} after {time_text(float(np.median(times)))}{spread}")
         else:
-            words.append(f"{number_text(threshold)} by {len(times)} of {len(last)}")
+            words.append(f"{number_text(threshold)} reached by {len(times)} of {len(last)}")
     return ", ".join(words)

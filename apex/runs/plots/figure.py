@@ -1,6 +1,6 @@
-"""Pictures of curves, drawn by matplotlib: files of `apex plot`, and SVG charts that `apex report` embeds in its page.
+"""Draws curves with matplotlib: the files of `apex plot`, and the SVG charts that `apex report` embeds in its page.
 
-matplotlib is imported only where a picture is drawn.
+matplotlib is imported only in the functions that draw.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from apex.errors import ConfigError
+from apex.errors import UsageError
 from apex.runs.plots.aggregate import Axis, CurveGroup, Floats, band
 from apex.runtime.text import number_text
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # Okabe, Ito: for every eye
-DASHES: tuple[Any, ...] = ("solid", (0, (6, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2)))  # once the colors are used up
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # Okabe-Ito palette
+DASHES: tuple[Any, ...] = ("solid", (0, (6, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2)))
 PANELS: tuple[Axis, ...] = ("steps", "seconds")
 DPI = 200
-WIDE, NARROW, HEIGHT = 400, 320, 220  # of a chart in points; the page scales it, and its letters
+WIDE, NARROW, HEIGHT = 400, 320, 220  # size of a chart in points; the page scales the chart with its text
 TIME_UNITS = ((86_400.0, "days"), (3_600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 INK, SOFT, LINE, MAIN, FAINT = "#262626", "#6b6b6b", "#e6e6e6", COLORS[0], "#e3b999"
-# The page has two values of each of these, for light and for dark screens.
+# CSS variables of the page, each with one value for light and one for dark screens.
 VARIABLES = {INK: "--ink", SOFT: "--soft", LINE: "--line", MAIN: "--main", FAINT: "--faint"}
 _STYLE: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"],
     "svg.hashsalt": "apex",  # The same data gives the same file.
-    "text.parse_math": False,  # A $ in a name is a dollar.
+    "text.parse_math": False,  # A $ in a name does not start a formula.
     "axes.edgecolor": SOFT,
     "axes.labelcolor": INK,
     "text.color": INK,
@@ -45,22 +45,22 @@ _CHART_STYLE = {
     "font.size": 11.5,
     "axes.labelcolor": SOFT,
     "svg.fonttype": "none",
-    "path.simplify_threshold": 0.5,  # points: a curve of 100,000 noisy values takes 45 kB
+    "path.simplify_threshold": 0.5,  # points; with this value, a curve of 100,000 noisy values has 45 kB
 }
 _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
 
 class ChartLine(NamedTuple):
-    """A curve of a chart."""
+    """One curve of a chart."""
 
     x: Floats  # [N] steps or seconds
-    y: Floats  # [N] finite
+    y: Floats  # [N] finite values
     color: str = MAIN  # a key of VARIABLES
     width: float = 1.8  # points
 
 
 def save_picture(path: Path, groups: Sequence[CurveGroup], title: str, threshold: float | None) -> None:
-    """Writes the picture; raises ConfigError where it cannot be written."""
+    """Draws the picture and writes it to `path`; raises UsageError if it cannot be written."""
     import matplotlib
 
     with matplotlib.rc_context(_FILE_STYLE):
@@ -69,15 +69,15 @@ def save_picture(path: Path, groups: Sequence[CurveGroup], title: str, threshold
         try:
             figure.savefig(path, dpi=DPI, metadata=metadata, facecolor="white")
         except OSError as error:
-            raise ConfigError(f"--out: cannot write {path}: {error.strerror}") from error
+            raise UsageError(f"--out: cannot write {path}: {error.strerror}") from error
 
 
 def chart(
     lines: Sequence[ChartLine], axis: Axis, label: str, *, width: int = NARROW, threshold: float | None = None
 ) -> str:
-    """The lines over steps or seconds as an SVG element that needs no other file; its colors are the page's VARIABLES.
+    """Returns an SVG element that draws the lines over steps or seconds and needs no other file.
 
-    `label` describes the chart to people who cannot see it, and makes its ids differ from those of other charts.
+    Its colors are the page's VARIABLES. `label` describes the chart for screen readers and makes its ids unique.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -95,7 +95,7 @@ def chart(
         text = file.getvalue()
     start = f'<svg viewBox="0 0 {width} {HEIGHT}" role="img" aria-label="{escape(label)}">'
     content = text[text.index(">", text.index("<svg")) + 1 :]
-    # Names of groups are the same in every chart; nothing refers to them.
+    # The ids of SVG groups would repeat in every chart; nothing refers to them.
     content = re.sub(r' id="[\w.]+_\d+"', "", content)
     for color, variable in VARIABLES.items():
         content = content.replace(color, f"var({variable})")
@@ -103,7 +103,7 @@ def chart(
 
 
 def draw(groups: Sequence[CurveGroup], title: str, threshold: float | None) -> Figure:
-    """Two panels with one score axis, a legend below the title, and below the panels how to read them."""
+    """Draws two panels with a common score axis, a legend below the title, and an explanation below the panels."""
     from matplotlib.figure import Figure
 
     longest = max(len(group.title) for group in groups)
@@ -122,7 +122,7 @@ def draw(groups: Sequence[CurveGroup], title: str, threshold: float | None) -> F
         handles = [_draw_group(axes, group, axis, unit, number) for number, group in enumerate(groups)]
     _limit_values(panels[0], np.concatenate([curve.scores for group in groups for curve in group.curves]), threshold)
     all_evaluated = not any(group.note for group in groups)
-    panels[0].set_ylabel("score: mean of an evaluation's full games" if all_evaluated else "score")
+    panels[0].set_ylabel("score: mean of the full games of an evaluation" if all_evaluated else "score")
     if threshold is not None:
         _draw_threshold(panels, threshold)
     figure.text(0.075, 1 - 0.16 / height, title, fontsize=14, fontweight="bold", va="top")
@@ -161,14 +161,14 @@ def _draw_group(axes: Axes, group: CurveGroup, axis: Axis, unit: float, number: 
         solid_joinstyle="round",
         zorder=40 + number,
     )
-    for curve in group.curves:  # Where each seed ends.
+    for curve in group.curves:  # Marks the end of each seed.
         end = getattr(curve, axis)[-1] / unit, curve.scores[-1]
         axes.plot(*end, "o", color=color, markersize=3.6, markeredgecolor="white", markeredgewidth=0.7, zorder=90)
     return line
 
 
 def _set_up(axes: Axes, axis: Axis, end: float, max_ticks: int = 7) -> float:
-    """Frame, grid, labels and ticks; returns how many of `axis`, steps or seconds, one unit of x is."""
+    """Sets up frame, grid, labels and ticks; returns the length of one x unit, in steps or seconds."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     unit, name = 1.0, "steps (agent decisions)"
@@ -189,7 +189,7 @@ def _set_up(axes: Axes, axis: Axis, end: float, max_ticks: int = 7) -> float:
 
 
 def _limit_values(axes: Axes, values: Floats, threshold: float | None) -> None:
-    """Shows all values and the threshold with some room around them, and 0 where the lowest is near it."""
+    """Sets the y limits: all values and the threshold with a margin, and 0 if the lowest value is near 0."""
     shown = values if threshold is None else np.append(values, threshold)
     low, high = float(shown.min()), float(shown.max())
     if 0 < low < 0.4 * high:
@@ -214,8 +214,8 @@ def _draw_threshold(panels: Sequence[Axes], threshold: float) -> None:
 
 def _how_to_read(groups: Sequence[CurveGroup]) -> str:
     if all(len(group.curves) == 1 for group in groups):
-        return "One seed each. A dot ends it."
-    words = "Line: median of the seeds; band: lowest to highest seed; a dot ends a seed."
+        return "One seed per curve; a dot marks its end."
+    words = "Line: median of the seeds; band: lowest to highest seed; a dot marks the end of a seed."
     if any(len({getattr(curve, axis)[-1] for curve in group.curves}) > 1 for group in groups for axis in PANELS):
-        words += " Dotted, pale: a seed that has ended keeps its last score."
+        words += " Dotted and pale: some seeds have ended and keep their last score."
     return words

@@ -1,4 +1,4 @@
-"""Facts about a run, read from its folder: how it ended, its scores, rates, machine, and the commands to repeat it."""
+"""Reads facts about a run from its folder: its end, scores, rates and hardware, and the commands to repeat it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from apex.runs.history import EVALUATION, RunHistory
 from apex.runs.lock import is_held
 from apex.runtime.text import time_text
 
-END = re.compile(r"ends after \d+ updates: (?P<reason>.+)")  # the learner's last line in its log
-START = " INFO run "  # the first line of each start of the learner
-LIMITED_BY = "limited_by/"  # prefix of the tags that are 1 while their part limits the run, else 0
+END = re.compile(r"ends after \d+ updates: (?P<reason>.+)")  # last line of the learner's log
+START = " INFO run "  # in the first log line of each start of the learner
+LIMITED_BY = "limited_by/"  # prefix of tags; the value is 1 while that part limits the run, else 0
 
 
 class Fact(NamedTuple):
@@ -28,7 +28,7 @@ class Fact(NamedTuple):
 
 
 class State(NamedTuple):
-    """Whether a run goes on."""
+    """The state of a run."""
 
     word: str  # running, finished or stopped
     reason: str
@@ -41,7 +41,7 @@ class Score(NamedTuple):
     steps: float
     seconds: float
     games: str  # "33 games"; "full games" if the number was not recorded
-    interval: tuple[float, float] | None  # 95 % of the mean; None: one game, or not recorded
+    interval: tuple[float, float] | None  # 95 % confidence interval of the mean; None: one game, or not recorded
 
 
 class Change(NamedTuple):
@@ -53,27 +53,27 @@ class Change(NamedTuple):
 
 
 class Share(NamedTuple):
-    """How much of the time one part limited the run."""
+    """The share of time in which one part limited the run."""
 
     part: str
     fraction: float
 
 
 def find_state(run: RunFolder) -> State:
-    """Reads the run's lock and the learner's log."""
+    """Determines the state of a run from its lock and the learner's log."""
     if is_held(run.path):
-        return State("running", "it is still going")
+        return State("running", "the run has not ended")
     found: list[str] = []
     with suppress(OSError):
         log = (run.logs / "learner.log").read_text(errors="replace")
-        found = END.findall(log.rpartition(START)[2])  # Only of its last start.
+        found = END.findall(log.rpartition(START)[2])  # Only the last start.
     if not found:
-        return State("stopped", "its learner did not say why: it was killed, or it failed; see its logs")
+        return State("stopped", "the learner logged no reason: it was killed or it failed; see the run's logs")
     return State("finished" if found[-1].startswith("reached") else "stopped", found[-1])
 
 
 def find_scores(history: RunHistory) -> tuple[Score, Score] | None:
-    """The best evaluation (the first of equal ones) and the last one; None if none was finished."""
+    """Returns the best evaluation (the first of equal ones) and the last one; None if no evaluation has finished."""
     means = history.series(*EVALUATION)
     counts, lows, highs = (_by_place(history, f"evaluator/{tag}") for tag in ("episodes", "score_low", "score_high"))
     if not len(means.values):
@@ -90,7 +90,7 @@ def find_scores(history: RunHistory) -> tuple[Score, Score] | None:
 
 
 def find_figures(run: RunFolder, history: RunHistory) -> list[Fact]:
-    """Totals and rates; a figure that was never recorded is left out."""
+    """Returns totals and rates; omits figures that were never recorded."""
     facts = [Fact("wall clock", time_text(history.seconds))]
     updates = history.series("learner", "learner/updates")
     for name, values in (("steps", updates.steps), ("updates", updates.values)):
@@ -110,7 +110,7 @@ def find_figures(run: RunFolder, history: RunHistory) -> list[Fact]:
 
 
 def find_limits(history: RunHistory) -> list[Share]:
-    """How often each part limited the run, the most frequent first; parts that never did are left out."""
+    """Returns the share of time in which each part limited the run, largest first; omits parts that never did."""
     shares = {
         tag.removeprefix(LIMITED_BY): history.series("learner", tag).values
         for tag in history.tags("learner")
@@ -121,7 +121,7 @@ def find_limits(history: RunHistory) -> list[Share]:
 
 
 def find_changes(config: Config) -> list[Change]:
-    """Settings that differ from their defaults."""
+    """Returns the settings that differ from their defaults."""
     defaults = flatten(Config())
     return [
         Change(name, _show(value), _show(defaults[name]))
@@ -131,19 +131,19 @@ def find_changes(config: Config) -> list[Change]:
 
 
 def describe_machine(run: RunFolder) -> list[Fact]:
-    """When, where and with which versions the run was started, and each time that it was resumed."""
+    """Returns when, where and with which versions the run was started, and when it was resumed."""
     manifest, hardware = run.manifest, run.manifest["hardware"]
     git = manifest["git"]
-    commit = "not known: no checkout" if git is None else git["commit"] + (", with changes" if git["dirty"] else "")
+    commit = "unknown: no git checkout" if git is None else git["commit"] + (", with changes" if git["dirty"] else "")
     versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items() if version)
     facts = [
         Fact("started", _when(manifest["started"])),
         Fact("git commit", commit),
-        Fact("processor", f"{hardware['cpu']}, {hardware['cores']} cores"),
+        Fact("CPU", f"{hardware['cpu']}, {hardware['cores']} cores"),
         Fact("memory", f"{hardware['memory_bytes'] / 2**30:.1f} GiB"),
         Fact("GPUs", ", ".join(hardware["gpus"]) or "none"),
         Fact("system", hardware["system"]),
-        Fact("seed", f"{run.config.seed}, of networks, environments and exploration; evaluations have other seeds"),
+        Fact("seed", f"{run.config.seed} (networks, environments and exploration; evaluations use other seeds)"),
         Fact("versions", versions),
     ]
     for start in manifest.get("resumed", []):
@@ -155,41 +155,41 @@ def describe_machine(run: RunFolder) -> list[Fact]:
 
 
 def is_from_python(run: RunFolder) -> bool:
-    """Whether `apex.train` started the run, so that nobody typed a command."""
+    """Returns whether the Python function `apex.train` started the run, and not a command."""
     return list(run.manifest["argv"]) == ["apex.train"]
 
 
 def typed_command(run: RunFolder) -> str:
-    """The command that started the run; for `apex.train`, a command that trains with the same configuration."""
+    """Returns the command that started the run; for `apex.train`, a command that trains with the same configuration."""
     words: Sequence[str] = run.manifest["argv"]
     if is_from_python(run):
         return shlex.join(["apex", "train", "--config", str(run.config_file)])
     if words and not words[0].startswith("-"):
-        return shlex.join(words)  # Another program's whole command line.
+        return shlex.join(words)  # The whole command line of another program.
     is_whole = run.config.run.single_process or (run.logs / "launcher.log").exists()
     return shlex.join(["apex", "train" if is_whole else "learner", *words])
 
 
 def next_commands(run: RunFolder) -> list[Fact]:
-    """Commands that play the policy or continue the run, by their purpose."""
+    """Returns commands that play the policy or continue the run, each with its purpose."""
     where = shlex.quote(str(run.path))
     commands = [
-        Fact("score it", f"apex evaluate {where} --episodes 100"),
-        Fact("see it play", f"apex evaluate {where} --video game.mp4"),
+        Fact("measure the score", f"apex evaluate {where} --episodes 100"),
+        Fact("record a video", f"apex evaluate {where} --video game.mp4"),
     ]
     if run.config.run.single_process:
         return commands  # A serial run cannot be resumed.
     ended = find_state(run).word == "finished"
-    return [*commands, Fact(f"train on{', with another limit' * ended}", f"apex train --resume {where}")]
+    return [*commands, Fact(f"continue training{', with another limit' * ended}", f"apex train --resume {where}")]
 
 
 def _show(value: Any) -> str:
-    """A setting's value as config.toml writes it."""
+    """Returns a setting's value as it is written in config.toml."""
     return "none" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def _by_place(history: RunHistory, tag: str) -> dict[tuple[float, float], float]:
-    """A figure of evaluations by seconds and steps; older rows may lack it."""
+    """Returns the values of an evaluation metric by seconds and steps; older rows may lack the metric."""
     seconds, steps, values = (values.tolist() for values in history.series("evaluator", tag))
     return dict(zip(zip(seconds, steps, strict=True), values, strict=True))
 

@@ -1,4 +1,4 @@
-"""Builds the page of `apex report` from `page.html`: one HTML file that loads nothing, neither files nor hosts."""
+"""Builds the page of `apex report` from `page.html`: one HTML file that loads no other files and contacts no hosts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ CURVES: tuple[tuple[str, str, str, Axis], ...] = (  # role, tag, title, axis
     ("learner", "learner/loss", "Loss", "steps"),
     ("learner", "learner/mean_q", "Mean Q-value of the batches", "steps"),
     ("learner", "learner/updates_per_second", "Updates per second", "seconds"),
-    ("replay", "replay/inserts_per_second", "Steps per second, as stored", "seconds"),
+    ("replay", "replay/inserts_per_second", "Stored steps per second", "seconds"),
     ("replay", "replay/size", "Transitions in the replay memory", "seconds"),
     ("learner", "learner/policy_lag", "Policy lag, in updates", "seconds"),
 )
 
 
 class Card(NamedTuple):
-    """A figure in large type."""
+    """A number that the page shows in large type, with its name and a note."""
 
     value: str
     name: str
@@ -40,7 +40,7 @@ class Chart(NamedTuple):
 
 
 def build_page(run: RunFolder, video: EmbeddedVideo | str) -> str:
-    """The whole page; `video` is one, or the reason why there is none ("": none was asked for)."""
+    """Returns the whole page. `video`: the video, or the reason why there is none ("" if none was requested)."""
     from jinja2 import Environment, StrictUndefined
 
     history = RunHistory(run)
@@ -124,7 +124,7 @@ def _training_charts(history: RunHistory) -> list[Chart]:
 
 
 def _printable(value: Any) -> Any:
-    """Shows a character that does not print as a box."""
+    """Replaces each unprintable character by a white square."""
     if not isinstance(value, str) or value.replace("\n", "").isprintable():
         return value
     return "".join(c if c.isprintable() or c == "\n" else "\N{WHITE SQUARE}" for c in value)

@@ -1,7 +1,7 @@
-"""A video of one game of a run's best policy, to be embedded in a page.
+"""Records a video of one game of a run's best policy, which is embedded in a page.
 
-`apex evaluate` plays and films it in its own process, so that a faulty environment does not stop the report. It writes
-MPEG-4 part 2, which browsers do not play, so the frames are encoded again as VP9.
+`apex evaluate` plays and records the game in its own process, so that a faulty environment does not stop the report.
+The recording is MPEG-4 part 2, which browsers do not play, so its frames are encoded again as VP9.
 """
 
 from __future__ import annotations
@@ -18,50 +18,50 @@ from typing import Any, NamedTuple
 import cv2
 
 MAX_HEIGHT = 320  # pixels
-MAX_PICTURES = 3_000  # later ones are left out
-MAX_BYTES = 12_000_000  # of a video; a page with a greater one would open slowly
-PLAY_SECONDS = 900.0  # how long a game may take to play
+MAX_PICTURES = 3_000  # maximum frames of a video; later frames are omitted
+MAX_BYTES = 12_000_000  # maximum size of a video; a page with a larger video opens slowly
+PLAY_SECONDS = 900.0  # time limit for playing the game
 APEX = (sys.executable, "-m", "apex")
 
 
 class EmbeddedVideo(NamedTuple):
-    """A filmed game."""
+    """A video of one game."""
 
     data: bytes  # mp4
     score: float
     length: int  # steps
-    updates: int | None  # of the policy
+    updates: int | None  # updates of the policy; None: unknown
     checkpoint: str
     epsilon: float
-    is_whole: bool  # False: only its first MAX_PICTURES pictures
+    is_whole: bool  # False: the video has only the first MAX_PICTURES frames of the game
 
     @property
     def data_url(self) -> str:
-        """The video as the source of an element."""
+        """The video as a data URL, the source of an HTML element."""
         return f"data:video/mp4;base64,{base64.b64encode(self.data).decode()}"
 
     @property
     def caption(self) -> str:
-        """Who played, and the result."""
+        """A sentence that names the policy that played, its score and the length of the game."""
         updates = "" if self.updates is None else f" of update {self.updates:,}"
-        part = "" if self.is_whole else " Only its beginning is here."
+        part = "" if self.is_whole else " The video shows only the beginning of the game."
         who = f"Played by {self.checkpoint}{updates}, epsilon {self.epsilon:g}"
         return f"{who}: score {self.score:.4g} in {self.length:,} steps.{part}"
 
 
 class NoVideoError(Exception):
-    """The reason why there is no video, in a sentence."""
+    """There is no video; the message gives the reason in a sentence."""
 
 
 def film(run: Path, epsilon: float, *, apex: Sequence[str] = APEX) -> EmbeddedVideo:
-    """Films a game of the run's best policy, else of its last checkpoint; raises NoVideoError."""
+    """Records a game of the run's best policy, or of its last checkpoint if there is none; raises NoVideoError."""
     with tempfile.TemporaryDirectory(prefix="apex-report-") as name:
         played, recoded = Path(name) / "played.mp4", Path(name) / "recoded.mp4"
         figures = _play([*apex, "evaluate", str(run)], epsilon, played)
         is_whole = recode(played, recoded)
         data = recoded.read_bytes()
     if len(data) > MAX_BYTES:
-        raise NoVideoError(f"it would take {len(data) / 1e6:.0f} MB of this page")
+        raise NoVideoError(f"its size would be {len(data) / 1e6:.0f} MB; the maximum is {MAX_BYTES / 1e6:.0f} MB")
     return EmbeddedVideo(
         data=data,
         score=float(figures["mean"]),
@@ -74,17 +74,20 @@ def film(run: Path, epsilon: float, *, apex: Sequence[str] = APEX) -> EmbeddedVi
 
 
 def recode(source: Path, target: Path) -> bool:
-    """Encodes a video as VP9, at most MAX_HEIGHT pixels high; False if it was cut. Raises NoVideoError."""
+    """Encodes a video as VP9, at most MAX_HEIGHT pixels high. Returns False if it keeps only the first MAX_PICTURES.
+
+    Raises NoVideoError if OpenCV cannot read or write the video.
+    """
     reader = cv2.VideoCapture(str(source))
     if not reader.isOpened():
         raise NoVideoError(f"OpenCV cannot read {source.name}")
     width, height = reader.get(cv2.CAP_PROP_FRAME_WIDTH), reader.get(cv2.CAP_PROP_FRAME_HEIGHT)
     scale = min(1.0, MAX_HEIGHT / height)
-    size = 2 * round(width * scale / 2), 2 * round(height * scale / 2)  # The codec takes even sizes only.
+    size = 2 * round(width * scale / 2), 2 * round(height * scale / 2)  # The codec requires even sizes.
     writer = cv2.VideoWriter(str(target), cv2.VideoWriter.fourcc(*"vp09"), reader.get(cv2.CAP_PROP_FPS), size)
     try:
         if not writer.isOpened():
-            raise NoVideoError("OpenCV cannot write VP9 here, which browsers play")
+            raise NoVideoError("OpenCV on this host cannot write VP9, the codec that browsers play")
         for _ in range(MAX_PICTURES):
             found, picture = reader.read()
             if not found:
@@ -109,7 +112,7 @@ def _play(command: Sequence[str], epsilon: float, video: Path) -> dict[str, Any]
             timeout=PLAY_SECONDS,
         )
     except subprocess.TimeoutExpired as error:
-        raise NoVideoError(f"the game was not over after {PLAY_SECONDS:.0f} s") from error
+        raise NoVideoError(f"the game did not end within {PLAY_SECONDS:.0f} s") from error
     if program.returncode:
         last = (program.stderr.strip().splitlines() or [f"apex evaluate ended with status {program.returncode}"])[-1]
         raise NoVideoError(last.removeprefix("apex evaluate: "))

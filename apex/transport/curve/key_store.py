@@ -1,7 +1,8 @@
-"""A folder of CURVE keys, as pyzmq's certificates, and the matrix that says which role's key opens which socket.
+"""A folder of CURVE keys in pyzmq's certificate format, and the table of the roles that may connect to each socket.
 
-`ROLE.key_secret` is that role's own pair, readable by its owner alone. `ROLE.key` and `ROLE.NAME.key` are the public
-keys that are accepted as that role's. A key is 40 characters of Z85. No error message or repr contains a secret.
+`ROLE.key_secret` holds the role's own key pair; only the file's owner can read it. `ROLE.key` and `ROLE.NAME.key` hold
+the public keys that are accepted for the role. A key is 40 characters of Z85. No error message or
+repr contains a secret.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from typing import NamedTuple
 import zmq.auth
 from zmq.utils import z85
 
-from apex.errors import ConfigError, require
+from apex.errors import UsageError, require
 from apex.types import Role
 
-PINNED = (Role.LEARNER, Role.REPLAY)  # who binds: all clients expect this one key there
+PINNED = (Role.LEARNER, Role.REPLAY)  # roles that bind sockets: clients expect exactly the one key of the role
 KEY_BYTES = 32
 
 
 class Endpoint(NamedTuple):
-    """A socket that is bound, and who may connect to it."""
+    """A bound socket: the role that binds it and the roles that may connect."""
 
     bound_by: Role
     open_to: tuple[Role, ...]
@@ -41,7 +42,7 @@ ENDPOINTS = {
 
 
 def lists_for(role: Role) -> tuple[Role, ...]:
-    """The roles whose public keys this role needs: of whom it connects to, and of who connects to it."""
+    """Returns the roles whose public keys this role needs: those it connects to and those that connect to it."""
     needed = {endpoint.bound_by for endpoint in ENDPOINTS.values() if role in endpoint.open_to}
     for endpoint in ENDPOINTS.values():
         if endpoint.bound_by == role:
@@ -50,19 +51,22 @@ def lists_for(role: Role) -> tuple[Role, ...]:
 
 
 class Keys:
-    """The keys that a program of one role takes from its folder."""
+    """The keys of a program of one role, read from its key folder."""
 
     def __init__(self, folder: Path, role: Role) -> None:
-        """Raises ConfigError for what is missing, is no key, or lies open to others."""
-        require(folder.is_dir(), f"there is no folder of keys {folder}: make one with apex keys new {folder}")
+        """Raises UsageError if a key is missing or invalid, or if other users can write a key or read a secret key."""
+        require(folder.is_dir(), f"key folder {folder} does not exist: create it with apex keys new {folder}")
         require(
             not any(folder.glob("*.secret")),
-            f"{folder} holds keys of an older format (ROLE.secret): make new ones with apex keys new, and new bundles",
+            f"{folder} has keys in an older format (ROLE.secret): create new keys with apex keys new, then new bundles",
         )
         _refuse_open(folder, stat.S_IWGRP | stat.S_IWOTH, "written")
         self.role = role
         self.public, secret = _load(folder / f"{role}.key_secret", stat.S_IRWXG | stat.S_IRWXO, "read")
-        require(secret is not None, f"{folder / role}.key_secret holds no secret key")
+        require(
+            secret is not None,
+            f"{folder / role}.key_secret contains no secret key; copy the bundle of the {role} again",
+        )
         self.secret = secret or b""
         self._folder = folder
         for other in lists_for(role):
@@ -74,11 +78,11 @@ class Keys:
         return f"Keys({self._folder}, {self.role})"
 
     def server_key(self, socket_name: str) -> bytes:
-        """The public key that whoever binds this socket must have."""
+        """Returns the public key of the role that binds this socket."""
         return self._only_key(ENDPOINTS[socket_name].bound_by)
 
     def accepted(self, role: Role) -> dict[bytes, str]:
-        """The public keys that are accepted as the role's now, each with the name of its file."""
+        """Reads the public keys that are accepted for the role now; returns {key: name of its file}."""
         paths = certificates(self._folder, role)
         return {_load(path, stat.S_IWGRP | stat.S_IWOTH, "written")[0]: path.name for path in paths}
 
@@ -86,65 +90,67 @@ class Keys:
         keys = list(self.accepted(role))
         require(
             len(keys) == 1,
-            f"{self._folder} must have one key of the {role}, which all others expect there, but has {len(keys)}: "
-            "apex keys bundle copies what is needed",
+            f"{self._folder} must have exactly one public key of the {role}, but has {len(keys)}: "
+            "create the folder with apex keys bundle",
         )
         return keys[0]
 
 
 def read_keys(folder: str, role: Role) -> Keys | None:
-    """Reads the keys of a role, and forbids core files; None where no folder is given: there is no authentication."""
+    """Reads the keys of a role and disables core files. Returns None, for no authentication, if `folder` is empty."""
     if not folder:
         return None
-    # No core file: a program that is stuck aborts, and its memory holds the secret.
+    # A stuck program aborts, and a core file would contain its secret key.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     return Keys(Path(folder), role)
 
 
 def certificates(folder: Path, role: Role) -> list[Path]:
-    """The files with the public keys of a role."""
+    """Returns the paths of the public keys of a role."""
     return sorted(path for pattern in (f"{role}.key", f"{role}.*.key") for path in folder.glob(pattern))
 
 
 def create_pair(folder: Path, role: Role) -> None:
-    """Makes ROLE.key and ROLE.key_secret in `folder`, which nobody else can look into; raises OSError."""
+    """Creates ROLE.key and ROLE.key_secret in `folder`, readable only by the owner; raises OSError."""
     for path in zmq.auth.create_certificates(folder, role):
         Path(path).chmod(0o600)
 
 
 def public_digits(folder: Path, role: Role) -> str:
-    """The public key of the role's own pair, as 64 hexadecimal digits; raises ConfigError."""
+    """Returns the public key of the role's own pair as 64 hexadecimal digits; raises UsageError."""
     return z85.decode(_load(folder / f"{role}.key_secret", stat.S_IRWXG | stat.S_IRWXO, "read")[0]).hex()
 
 
 def certificate(digits: str) -> str:
-    """The text of a certificate with this public key, which is 64 hexadecimal digits; raises ValueError."""
+    """Returns the text of a certificate for a public key of 64 hexadecimal digits; raises ValueError."""
     return f'curve\n    public-key = "{z85.encode(bytes.fromhex(digits)).decode()}"\n'
 
 
 def write_private(path: Path, text: str) -> None:
-    """Writes a file that its owner alone may read; never over one that is there."""
+    """Writes a file that only its owner can read. Raises UsageError if the file exists."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise ConfigError(f"cannot make {path}: {error.strerror}; keys are never overwritten") from error
+        raise UsageError(f"cannot create {path}: {error.strerror}; keys are never overwritten") from error
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
 
 
 def _load(path: Path, forbidden: int, verb: str) -> tuple[bytes, bytes | None]:
-    """The public key, and the secret one where there is one. Errors do not quote the file: it may hold a secret."""
+    """Returns the public key, and the secret key or None. Errors never quote the file, as it may contain a secret."""
     try:
         _refuse_open(path, forbidden, verb)
         public, secret = zmq.auth.load_certificate(path)
         is_whole = all(len(z85.decode(key)) == KEY_BYTES for key in (public, secret) if key is not None)
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; apex keys bundle makes what a host needs") from error
-    except ConfigError:
+        raise UsageError(
+            f"cannot read {path}: {error.strerror}; create the host's keys with apex keys bundle"
+        ) from error
+    except UsageError:
         raise
     except (KeyError, ValueError):
         is_whole = False
-    require(is_whole, f"{path} is not a certificate of a key, as apex keys makes them")
+    require(is_whole, f"{path} is not a key certificate; create one with apex keys")
     return public, secret
 
 
@@ -152,6 +158,6 @@ def _refuse_open(path: Path, bits: int, verb: str) -> None:
     mode = stat.S_IMODE(path.stat().st_mode)
     require(
         not mode & bits,
-        f"{path} can be {verb} by others (mode {mode:04o}): chmod {mode & ~bits & 0o777:o} {path}, "
-        "and make new keys if somebody may have done so",
+        f"{path} can be {verb} by other users (mode {mode:04o}): run chmod {mode & ~bits & 0o777:o} {path}, "
+        f"and create new keys if another user may have {verb} it",
     )

@@ -1,7 +1,7 @@
-"""Who is let in: a thread that answers ZeroMQ's question about every key that knocks at a socket of this process.
+"""Authenticates connections: a thread accepts or refuses the key of each peer that connects to this process.
 
-ZeroMQ asks over ZAP (RFC 27) on `inproc://zeromq.zap.01` of the same context. While nobody answers there, and the
-socket enforces its ZAP domain, nobody gets in. A domain is the name of a socket, see `key_store.ENDPOINTS`.
+ZeroMQ sends ZAP requests (RFC 27) to `inproc://zeromq.zap.01` of the same context. If no thread answers them, a socket
+that enforces its ZAP domain refuses all connections. The domain is the socket's name in `key_store.ENDPOINTS`.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from typing import Any
 import zmq
 from zmq.utils import z85
 
-from apex.errors import ConfigError
+from apex.errors import UsageError
 from apex.transport.curve.key_store import ENDPOINTS, Keys
 from apex.types import Role
 
 ENDPOINT = "inproc://zeromq.zap.01"
 POLL_MILLISECONDS = 200
-LOOK_SECONDS = 1.0  # between two looks whether a list has changed
-TELL_SECONDS = 60.0  # between two lines in the log about who was refused
+LOOK_SECONDS = 1.0  # time between two checks whether the accepted keys have changed
+TELL_SECONDS = 60.0  # minimum time between two warnings about refused connections
 START_SECONDS = 5.0
-# Of RFC 27's answers to who is not let in: 400 has its socket give up for ever; with 300 it comes again every few
-# seconds, and gets in when its key is added to the list.
+# RFC 27 has two status codes for refusals. After 400, the client gives up permanently. After 300, it tries again every
+# few seconds, so it can connect once its key has been added.
 LET_IN, COME_AGAIN = b"200", b"300"
 
 log = logging.getLogger("apex")
 
 
 class ZapHandlerError(RuntimeError):
-    """The authenticator has died: nobody can connect any more, and the role must start again."""
+    """The authenticator thread has failed: no peer can connect any more, so the role must restart."""
 
 
 class ZapHandler:
-    """Answers for all sockets of a context that are bound with keys."""
+    """Authenticates the connections to all sockets of a context that are bound with keys."""
 
     def __init__(self, context: Any, keys: Keys) -> None:
-        """Starts the thread; returns when it answers."""
-        self.refused: Counter[str] = Counter()  # connections, by reason
+        """Starts the thread and waits until it is ready. Raises ZapHandlerError if it fails."""
+        self.refused: Counter[str] = Counter()  # number of refused connections by reason
         self._context = context
         self._keys = keys
-        self._ports: dict[str, set[int]] = {}  # by socket
+        self._ports: dict[str, set[int]] = {}  # ports by socket name
         own = [endpoint for endpoint in ENDPOINTS.values() if endpoint.bound_by == keys.role]
         self._needed = {role for endpoint in own for role in endpoint.open_to}
-        self._complaints: dict[str, str] = {}  # why a role's list that is needed cannot be read
+        self._complaints: dict[str, str] = {}  # the last error for each role whose keys cannot be read
         self._lists = {role: self._read(role) for role in Role}
-        self._admitted: dict[tuple[str, bytes], str] = {}  # as whom a key went through a socket
-        self._removed: set[bytes] = set()  # keys that were on a list once
-        self._last = ""  # address of who was refused last
+        self._admitted: dict[tuple[str, bytes], str] = {}  # (socket name, key) -> role of the key when it was accepted
+        self._removed: set[bytes] = set()  # keys that were accepted earlier
+        self._last = ""  # address of the peer that was refused last
         self._told: Counter[str] = Counter()
         self._tell_at = 0.0
         self._closing = False
@@ -67,16 +67,18 @@ class ZapHandler:
         self.check()
 
     def guard(self, socket_name: str, port: int) -> None:
-        """Notes where a socket is: connections to it are cut when a key that went through it is removed."""
+        """Registers a socket's port. If a key used on the socket is removed, all connections to the port are closed."""
         self._ports.setdefault(socket_name, set()).add(port)
 
     def check(self) -> None:
-        """Raises ZapHandlerError if nobody answers any more."""
+        """Raises ZapHandlerError if the thread has ended."""
         if self._failure is not None or not self._thread.is_alive():
-            raise ZapHandlerError(f"the authenticator has died: {self._failure!r}") from self._failure
+            raise ZapHandlerError(
+                f"the authenticator thread has failed, so no peer can connect: {self._failure!r}"
+            ) from self._failure
 
     def close(self) -> None:
-        """Ends the thread. From then on nobody gets in."""
+        """Ends the thread. After that all new connections are refused."""
         self._closing = True
         self._thread.join(START_SECONDS)
 
@@ -99,11 +101,11 @@ class ZapHandler:
             self._failure = failure
         finally:
             if socket is not None:
-                socket.close(0)  # Who knocks now is refused at once, instead of waiting for an answer.
+                socket.close(0)  # New connections are then refused at once instead of waiting for an answer.
             self._ready.set()
 
     def _answer(self, request: list[bytes]) -> list[bytes]:
-        """The reply to a request; its user id, which every message of the connection will carry, is the role."""
+        """Returns the reply to a ZAP request. Its user id is the peer's role, which ZeroMQ adds to each message."""
         version, number, domain, address, _, mechanism, *credentials = request
         socket_name = domain.decode(errors="replace")
         if mechanism == b"CURVE" and len(credentials) == 1 and socket_name in ENDPOINTS:
@@ -119,7 +121,7 @@ class ZapHandler:
         return [version, number, COME_AGAIN, b"", b"", b""]
 
     def _judge(self, socket_name: str, key: bytes) -> tuple[str, str]:
-        """The role by which this key opens the socket; or "", and why it does not."""
+        """Returns (role of the key, "") if the key may connect to the socket, else ("", the reason)."""
         for role, keys in self._lists.items():
             if key in keys and role in ENDPOINTS[socket_name].open_to:
                 return role, ""
@@ -129,9 +131,10 @@ class ZapHandler:
         return "", "removed key" if key in self._removed else "unknown key"
 
     def _look(self) -> None:
-        """Takes over lists that have changed, and cuts the connections to sockets that a removed key went through.
+        """Reads the accepted keys again. If a key was removed, closes all connections of each socket that accepted it.
 
-        ZeroMQ cannot cut one peer, so all that are connected there come again, and are asked for their keys again.
+        ZeroMQ cannot disconnect a single peer. Therefore all peers of such a socket reconnect and are authenticated
+        again.
         """
         before, self._lists = self._lists, {role: self._read(role) for role in Role}
         if before == self._lists:
@@ -148,17 +151,19 @@ class ZapHandler:
         for socket_name in sorted({socket_name for socket_name, _ in gone}):
             count = cut(self._ports.get(socket_name, ()))
             log.warning(
-                "a key that had opened %s was removed: cut all %d connections, who may comes again", socket_name, count
+                "a key that was used on socket %s was removed: closed its %d connections; other peers will reconnect",
+                socket_name,
+                count,
             )
 
     def _read(self, role: Role) -> dict[bytes, str]:
-        """The role's keys. A list that cannot be read lets nobody in, and is read again at the next look."""
+        """Returns the accepted keys of a role; {} if they cannot be read. The next check reads them again."""
         try:
             keys = self._keys.accepted(role)
-        except ConfigError as error:
+        except UsageError as error:
             if role in self._needed and self._complaints.get(role) != str(error):
                 self._complaints[role] = str(error)
-                log.error("no %s is let in: %s", role, error)
+                log.error("refusing all peers of the role %s: %s", role, error)
             return {}
         self._complaints.pop(role, None)
         return keys
@@ -169,30 +174,30 @@ class ZapHandler:
             new = self.refused - self._told
             self._told = self.refused.copy()
             reasons = ", ".join(f"{reason} ({count})" for reason, count in sorted(new.items()))
-            log.warning("refused connections, the last one from %s: %s", self._last, reasons)
+            log.warning("refused connections, most recently from %s; reasons and counts: %s", self._last, reasons)
 
 
 def cut(ports: Collection[int]) -> int:
-    """Ends all connections that this process has accepted on these TCP ports; returns how many.
+    """Closes all connections that this process has accepted on these TCP ports; returns their number.
 
-    Works on copies of the descriptors, so that one which ZeroMQ closes meanwhile cannot be mistaken for another.
+    Works on copies of the descriptors, because ZeroMQ may close a descriptor meanwhile and reuse its number.
     """
     count = 0
     for entry in os.listdir("/proc/self/fd"):
         try:
             copy = os.dup(int(entry))
         except OSError as error:
-            if error.errno != errno.EBADF:  # It was closed meanwhile.
-                raise  # Without descriptors to spare nothing is cut: better that the role ends.
+            if error.errno != errno.EBADF:  # EBADF: the descriptor was closed meanwhile.
+                raise  # With no free descriptor no connection can be closed, so the role must end.
             continue
         try:
             connection = network.socket(fileno=copy)
-        except OSError:  # It is no socket.
+        except OSError:  # The descriptor is not a socket.
             os.close(copy)
             continue
         with connection, suppress(OSError):
             if connection.family in (network.AF_INET, network.AF_INET6) and connection.getsockname()[1] in ports:
-                connection.getpeername()  # Raises for the one that listens.
+                connection.getpeername()  # Raises OSError for a listening socket.
                 connection.shutdown(network.SHUT_RDWR)
                 count += 1
     return count

@@ -1,47 +1,49 @@
-"""Control messages: what programs ask the learner's coordinator, and what it answers. See docs/protocol.md."""
+"""Control messages: requests to the learner's coordinator and its answers. See docs/protocol.md."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
+from zlib import crc32
 
 from msgspec import Meta
 
 from apex.transport.header import WIRE_VERSION
-from apex.transport.messages.fields import I32, MAX_STREAMS, U31, U63, U64, Endpoints, Record, Text
+from apex.transport.messages.fields import I32, MAX_STREAMS, U31, U32, U63, U64, Endpoints, Record, Text
 from apex.transport.messages.run_status import RunStatus
-from apex.transport.messages.status import ActorStatus, ReplayStatus, RoleStatus
+from apex.transport.messages.status import ActorStatus, ReplayStatus, Resources, RoleStatus
 from apex.types import Role, Schema, Stream
 
-JOINING = (Role.REPLAY, Role.ACTOR, Role.EVALUATOR)  # The learner is there already, and observers only ask.
+JOINING = (Role.REPLAY, Role.ACTOR, Role.EVALUATOR)  # The learner never joins, and observers only request the status.
 
 
 class Hello(Record, frozen=True, tag="hello", kw_only=True):
-    """A program wants to join the run."""
+    """Request of a program to join the run."""
 
-    wire: Annotated[int, Meta(ge=WIRE_VERSION, le=WIRE_VERSION)]  # the sender's
-    session: U63  # drawn at random: who asks
+    wire: Annotated[int, Meta(ge=WIRE_VERSION, le=WIRE_VERSION)]  # wire version of the sender
+    session: U63  # random number that identifies the program
     role: Role
     host: Text
     pid: U31
-    shard: I32  # a replay server's; else 0
-    num_streams: Annotated[int, Meta(ge=0, le=MAX_STREAMS)]  # actor ids wanted
+    shard: I32  # shard of a replay server; 0 for other roles
+    num_streams: Annotated[int, Meta(ge=0, le=MAX_STREAMS)]  # number of requested actor ids
 
     def __post_init__(self) -> None:
         if self.role not in JOINING:
-            raise ValueError(f"a program of the role {self.role} does not join a run")
+            raise ValueError(f"role must be one of {', '.join(JOINING)}, got {self.role}")
 
 
 class Heartbeat(Record, frozen=True, tag_field="role", kw_only=True):
-    """A program lives. `role` tells the kinds of heartbeat apart."""
+    """Periodic message of a running program. `role` distinguishes the kinds of heartbeat."""
 
     type: Literal["heartbeat"] = "heartbeat"
     session: U63
     run_id: U64
     host: Text
     pid: U31
-    shard: I32  # a replay server's; else 0
-    streams: Annotated[list[Stream], Meta(max_length=MAX_STREAMS)]  # leased, as far as it knows
-    endpoints: Endpoints  # a replay server's sockets
+    shard: I32  # shard of a replay server; 0 for other roles
+    streams: Annotated[list[Stream], Meta(max_length=MAX_STREAMS)]  # streams that the program claims to hold
+    endpoints: Endpoints  # sockets of a replay server, by name
+    resources: Resources | None = None  # None: not measured
 
     @property
     def role(self) -> Role:
@@ -62,19 +64,19 @@ class EvaluatorHeartbeat(Heartbeat, frozen=True, tag=Role.EVALUATOR.value, kw_on
 
 
 class ReplayHeartbeat(Heartbeat, frozen=True, tag=Role.REPLAY.value, kw_only=True):
-    """Heartbeat of a replay server. What it counts may end the run, so no other role can say it."""
+    """Heartbeat of a replay server. No other role can send it, because its counters can end the run."""
 
     status: ReplayStatus
 
 
 class Goodbye(Record, frozen=True, tag="goodbye"):
-    """A program leaves; what it has leased is free."""
+    """A program leaves the run and releases its streams or shard."""
 
     session: U63
 
 
 class StatusRequest(Record, frozen=True, tag="status"):
-    """Somebody asks what the run is doing; the answer is a RunStatus."""
+    """Request for the status of the run; the answer is a RunStatus."""
 
 
 AnyHeartbeat = ActorHeartbeat | EvaluatorHeartbeat | ReplayHeartbeat
@@ -83,38 +85,47 @@ REQUESTS: dict[str, Any] = {"hello": Hello, "heartbeat": AnyHeartbeat, "goodbye"
 
 
 class WelcomeAnswer(Record, frozen=True, tag="welcome", kw_only=True):
-    """All that a newcomer needs to know of the run."""
+    """Answer to a Hello: everything that a new program needs to know about the run."""
 
     run_id: U64
-    config: dict[str, Any]  # as `apex.config.to_dict` has it
+    config: dict[str, Any]  # in the form of `apex.config.to_dict`
     schema: Schema
     num_parameters: int
     num_actors: int
-    memory: str  # of the learner's host, see `location.memory_id`
-    replay: list[dict[str, str]]  # endpoints by name of each shard; empty before all of them have said hello
-    absent: str  # the shards that are not there, in words
-    streams: list[Stream]  # leased to the newcomer
+    memory: str  # identifies the learner's host, see `location.memory_id`
+    replay: list[dict[str, str]]  # endpoints by name for each shard; empty until all shards have joined
+    absent: str  # the shards that have not joined, as text
+    streams: list[Stream]  # streams leased to the new program
 
 
 class RefusedAnswer(Record, frozen=True, tag="refused"):
-    """The run does not want this program."""
+    """The run refuses this program or its request."""
 
     reason: str
 
 
 class WaitAnswer(Record, frozen=True, tag="wait", kw_only=True):
-    """Another replay server may hold the shard: ask again. One that is dead can be said goodbye for."""
+    """Another replay server may hold the shard: send Hello again. If that server is dead, send Goodbye for it."""
 
-    holder: U63  # its session
+    holder: U63  # session of that server
     host: str
     run_id: U64
 
 
 class StateAnswer(Record, frozen=True, tag="state"):
-    """What a heartbeat is answered with; also sent to everybody when the run is over."""
+    """Answer to a heartbeat; also sent to all programs when the run is over."""
 
-    stop: bool  # The run is over.
-    inserts_wanted: bool = False  # to replay: samples of another shard wait for inserts, so do not hold them
+    stop: bool  # True: the run is over
+    inserts_wanted: bool = (
+        False  # for replay servers: True if samplers of another shard wait for inserts; then inserts must not wait
+    )
+    final: U32 | None = None  # for the evaluator after training: version of the final parameters, to evaluate at once
+    generation: U32 = 0  # for actors: result of `generation_of`; 0: some replay endpoints are unknown
+
+
+def generation_of(replay: list[dict[str, str]]) -> int:
+    """Returns a number that changes when the endpoints of any replay server change; 0 without servers."""
+    return max(1, crc32(repr([sorted(shard.items()) for shard in replay]).encode())) if replay else 0
 
 
 Answer = WelcomeAnswer | RefusedAnswer | WaitAnswer | StateAnswer | RunStatus

@@ -1,4 +1,4 @@
-"""A histogram of priorities, whose bins lie on one grid for all replay servers, so that theirs can be added."""
+"""A histogram of priorities. All replay servers use the same grid of bins, so their histograms can be added."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from msgspec import Meta
 from apex.transport.messages.fields import Record
 
 BINS_PER_DECADE = 8
-LOWEST_DECADE = -8  # Values below the first bin count as in it.
+LOWEST_DECADE = -8  # Values below 10^-8 are counted in the first bin.
 MAX_BINS = 256  # 32 decades
 
 BinCount = Annotated[float, Meta(ge=0, le=2**53)]
-Edge = Annotated[float, Meta(ge=1e-30, le=1e30)]  # The square of the greatest can still be added up.
+Edge = Annotated[float, Meta(ge=1e-30, le=1e30)]  # Within these bounds, sums of squares are finite.
 
 
 class Histogram(Record, frozen=True):
-    """How many values lie in each of some bins, which grow by the same factor."""
+    """Counts of values per bin. The bins are equally wide on a logarithmic axis."""
 
     counts: Annotated[list[BinCount], Meta(min_length=1, max_length=MAX_BINS)]
-    edges: Annotated[list[Edge], Meta(max_length=MAX_BINS + 1)]  # one more than counts, increasing
+    edges: Annotated[list[Edge], Meta(max_length=MAX_BINS + 1)]  # increasing; one more than `counts`
 
     def __post_init__(self) -> None:
-        """Raises ValueError for edges that do not fit."""
+        """Raises ValueError for a wrong number or order of edges."""
         if len(self.edges) != len(self.counts) + 1 or any(low >= high for low, high in pairwise(self.edges)):
-            raise ValueError("edges must increase, and be one more than counts")
+            raise ValueError("edges must increase, and there must be one more edge than counts")
 
 
 def bin_edges(first: int, stop: int) -> list[float]:
-    """Edges of the grid's bins `first` ... `stop` - 1."""
+    """Returns the edges of bins `first` ... `stop` - 1 of the grid."""
     edges: list[float] = (10.0 ** (LOWEST_DECADE + np.arange(first, stop + 1) / BINS_PER_DECADE)).tolist()
     return edges
 
 
 def merge(histograms: Sequence[Histogram]) -> Histogram | None:
-    """The sum of several shards' histograms; None without any."""
+    """Returns the sum of several shards' histograms; None for an empty sequence."""
     if len(histograms) < 2:
         return histograms[0] if histograms else None
     total: dict[int, float] = {}

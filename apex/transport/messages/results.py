@@ -1,4 +1,4 @@
-"""Scores: what actors say of their games, and what evaluations come to."""
+"""Messages with scores: the actors' figures and the results of evaluations."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ ActorTag = Annotated[str, Meta(max_length=128, pattern=rf"^({'|'.join(ACTOR_TAG_
 
 
 class EvaluationResult(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """One evaluation of the newest parameters, over full games."""
+    """Result of one evaluation of the newest parameters over complete episodes."""
 
     updates: U32  # version of the parameters
     mean: Number
     median: Number
-    low: Number | None = None  # 95 % interval of the mean, by the bootstrap; None: of one game there is none
-    high: Number | None = None
-    length: Number  # mean, in steps
+    low: Number | None = None  # lower end of the mean's 95 % bootstrap confidence interval; None: only one episode
+    high: Number | None = None  # upper end of the same interval
+    length: Number  # mean episode length in steps
     episodes: Annotated[int, Meta(ge=0, le=MAX_EPISODES)]
     scores: Annotated[list[Number], Meta(max_length=MAX_EPISODES)]
-    confirmed: bool  # the mean reached the stop score, and again over fresh games where that was asked for
+    confirmed: bool  # whether the whole interval, of at least 100 new episodes, lies above the stop score
     epsilon: Number
-    seed: U31  # of these games: with it, and as many side by side, they can be played again
-    num_envs: Annotated[int, Meta(ge=1, le=MAX_EPISODES)]  # games side by side
-    seconds: Number  # that it took
+    seed: U31  # seed that reproduces these episodes if `num_envs` is the same
+    num_envs: Annotated[int, Meta(ge=1, le=MAX_EPISODES)]  # parallel environments
+    seconds: Number  # duration of the evaluation
 
 
 class ActorFigures(Record, frozen=True, kw_only=True):
-    """Figures of the games that one actor process has finished."""
+    """Figures of the episodes that one actor process has finished."""
 
     role: Literal["actor"]
-    steps: None  # The coordinator knows them.
+    steps: None  # The coordinator fills in the steps.
     time: Number  # Unix seconds
     scalars: Annotated[Mapping[ActorTag, Number | None], Meta(max_length=4_096)]  # by TensorBoard tag; null: not finite

@@ -1,17 +1,17 @@
-"""The status of a run, as the coordinator sums it up: what `apex status` and the live view show."""
+"""The status of a run, computed by the coordinator and shown by `apex status` and the live view."""
 
 from __future__ import annotations
 
-from apex.transport.messages.fields import Record
-from apex.transport.messages.status import LearnerStatus
+from apex.transport.messages.fields import Record, Text
+from apex.transport.messages.status import LearnerStatus, Resources
 
 
 class ReplaySummary(Record, frozen=True, kw_only=True):
-    """All shards together; None: no server has said it."""
+    """Totals over all replay shards. None: no replay server has reported the value yet."""
 
-    size: int | None  # transitions alive
+    size: int | None  # transitions in the stores
     capacity: int
-    min_size: int  # transitions with which sampling begins
+    min_size: int  # transitions needed before sampling begins
     bytes: int | None
     max_bytes: int | None
     inserts_per_second: float | None
@@ -22,22 +22,22 @@ class ReplaySummary(Record, frozen=True, kw_only=True):
 
 
 class ActorSummary(Record, frozen=True, kw_only=True):
-    """All actor hosts together; None: none has said it, or no game has ended."""
+    """Totals over all actor hosts. None: no host has reported the value, or no episode has ended yet."""
 
     configured: int
     leased: int
-    highest_id: int  # explores least
-    highest_epsilon: float
-    score: float | None  # of the highest id
+    highest_id: int  # id of the actor that explores least
+    highest_exploration: Text  # exploration of that actor, such as "epsilon 0.016"
+    score: float | None  # score of the actor with the highest id
     mean_score: float | None
     episodes: float | None
-    wait_share: float | None = None  # of the host that waits most
+    wait_share: float | None = None  # share of time that workers wait; the highest of all hosts
     steps_per_second: float | None = None
     parameter_bytes_per_second: float | None = None
 
 
 class EvaluatorSummary(Record, frozen=True, kw_only=True):
-    """The newest evaluation; None: there was none."""
+    """The newest evaluation. None: there was no evaluation yet."""
 
     score: float | None
     best: float | None
@@ -46,7 +46,7 @@ class EvaluatorSummary(Record, frozen=True, kw_only=True):
 
 
 class Limits(Record, frozen=True, kw_only=True):
-    """What ends the run; 0 or None: this does not."""
+    """Limits that end the run. 0 or None: no limit."""
 
     steps: int
     updates: int
@@ -55,34 +55,35 @@ class Limits(Record, frozen=True, kw_only=True):
 
 
 class Bottleneck(Record, frozen=True):
-    """The part that would make training faster if it were faster."""
+    """The part that limits the speed of training."""
 
     part: str
     why: str
-    setting: str  # what to change
+    setting: str  # setting to change
 
 
 class RoleRow(Record, frozen=True, kw_only=True):
     """One program of the run."""
 
     role: str
-    shard: int | None  # of a replay server
+    shard: int | None  # for replay servers; None for other roles
     host: str
     pid: int
     last_seen_seconds: float
     rate: str
     waiting: str
+    resources: Resources | None = None  # None: not measured
 
 
 class RunStatus(Record, frozen=True, tag="status", kw_only=True):
-    """What a run is doing. Each None is something that is not known yet."""
+    """Status of a run. None: not known yet."""
 
     run: str
     folder: str
     environment: str
     elapsed_seconds: float
     phase: str
-    reason: str  # why the run ends; "" while it goes on
+    reason: str  # reason why the run ends; "" while it continues
     steps: int
     steps_per_second: float | None
     updates: int
@@ -95,7 +96,7 @@ class RunStatus(Record, frozen=True, tag="status", kw_only=True):
     evaluator: EvaluatorSummary
     limits: Limits
     limited_by: Bottleneck | None
-    refused_connections: dict[str, int]  # by socket and reason
-    refusals: dict[str, dict[str, int]]  # messages, by socket, by reason
+    refused_connections: dict[str, int]  # number of connections by socket and reason
+    refusals: dict[str, dict[str, int]]  # number of invalid messages by socket and reason
     roles: list[RoleRow]
-    more_roles: int  # how many are left out of `roles`
+    more_roles: int  # number of programs that `roles` omits

@@ -1,73 +1,87 @@
-"""What each role says of itself: with every heartbeat, or, the trainer, by the learner's own pipe."""
+"""The status of each role. Programs send it with each heartbeat; the trainer sends it to the coordinator by a pipe."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from apex.transport.messages.fields import Count, Counts, Number, Record, Text
+import msgspec
+
+from apex.transport.messages.fields import Count, Counts, Figures, Number, Record, Text
 from apex.transport.messages.histogram import Histogram
 
 
-class RoleStatus(Record, frozen=True, kw_only=True):
-    """What every program says of itself, and all that an evaluator says."""
+class Resources(Record, frozen=True, kw_only=True):
+    """Resources used by a program and its child processes."""
 
-    rate: Text  # what it gets done, in words
-    waiting: Text  # for whom, in words; "" while it works
+    cores: Number  # CPU seconds per second
+    memory_bytes: Count  # resident memory; memory that several processes share is counted once
+    gpu_share: Number | None = None  # share of time in which the learner's GPU is busy, including other programs
+    gpu_memory_bytes: Count | None = None
+
+
+class RoleStatus(Record, frozen=True, kw_only=True):
+    """Status that every program reports. An evaluator reports nothing else."""
+
+    rate: Text  # the program's speed, as text
+    waiting: Text  # what the program waits for, as text; "" while it works
 
 
 class ActorStatus(RoleStatus, frozen=True, kw_only=True):
-    """Status of one actor host. Rates are of some seconds."""
+    """Status of one actor host. Rates are averages over some seconds."""
 
     num_steps: Number
     steps_per_second: Number
-    wait_share: Number  # of its workers' time since the last heartbeat
+    wait_share: Number  # share of time that the workers waited since the last heartbeat
     parameter_bytes_per_second: Number
 
 
 class ReplayStatus(RoleStatus, frozen=True, kw_only=True):
-    """Status of one replay server, or the sum over all shards. Rates are of some seconds."""
+    """Status of one replay server, or of all shards together. Rates are averages over some seconds."""
 
-    num_inserted: Count  # transitions stored since its store was made
+    num_inserted: Count  # transitions inserted since the store was created
     num_drawn: Count  # transitions drawn by all samplers
     store_incarnation: Text
-    size: Count  # transitions alive
-    bytes: Count  # of their frames
+    size: Count  # transitions in the store
+    bytes: Count  # bytes of compressed frames
     max_bytes: Count
     inserts_per_second: Number
     samples_per_second: Number
-    busy_share: Number  # of the writer's time since the last heartbeat; of all shards the busiest
-    stale_priorities: Count  # of transitions that were overwritten
+    busy_share: Number  # share of time that the writer worked since the last heartbeat; the highest of all shards
+    stale_priorities: Count  # number of priorities ignored because their transitions were already overwritten
     duplicate_segments: Count
-    refused: Count  # messages
-    refusals: Counts  # by reason
-    refused_connections: Counts  # by socket and reason
+    refused: Count  # number of invalid messages
+    refusals: Counts  # number of invalid messages by reason
+    refused_connections: Counts  # number of connections by socket and reason
     samplers_wait_for: Literal["", "inserts", "learner"]
-    inserts_wait: bool  # for the learner, to keep the replay ratio
-    priority_histogram: Histogram | None  # of |TD error|, without the exponent
+    inserts_wait: bool  # whether inserts wait for the learner, to keep the replay ratio
+    priority_histogram: Histogram | None  # histogram of |TD error|, without the priority exponent
 
     @property
     def samples_per_insert(self) -> float:
-        """Transitions drawn for each that was inserted."""
+        """Transitions drawn per inserted transition."""
         return self.num_drawn / max(self.num_inserted, 1)
 
 
 class LearnerStatus(Record, frozen=True, kw_only=True):
-    """Status of the trainer. Rates are of the last second; None: not known before its first update or report."""
+    """Status of the trainer. Rates are averages over the last second. None: no update or report yet."""
 
     updates: int = 0
     updates_per_second: float | None = None
     samples_per_second: float | None = None
-    policy_lag: float | None = None  # updates
+    policy_lag: float | None = None  # mean age of the policy that chose a batch's actions, in updates
     loss: float | None = None
     mean_q: float | None = None
     gradient_norm: float | None = None
     td_error: float | None = None
-    dormant_share: float | None = None  # of the hidden units of the worst layer
+    dormant_share: float | None = None  # share of dormant hidden units in the layer with the highest share
+    figures: Figures = msgspec.field(default_factory=dict)  # algorithm-specific figures of the newest update
     learning_rate: float | None = None
     skipped_updates: int = 0
+    unusable_transitions: int = 0  # transitions whose frames do not decompress or whose return is too large
     refused_batches: int = 0
-    wait_share: float | None = None  # of the trainer's time
-    loader_busy_share: float | None = None  # of the busiest loader's time
-    loaders_draw: int = 0  # 1: they draw for themselves, beside the replay server; 0: they receive batches
-    load_per_core: float | None = None  # threads of its host that want to run, by core
-    waiting: str = ""  # for whom, in words
+    wait_share: float | None = None  # share of time that the trainer waited for batches
+    loader_busy_share: float | None = None  # share of time that the busiest loader worked
+    loaders_draw: int = 0  # 1: loaders draw from the replay server's shared memory; 0: they receive batches
+    resources: Resources | None = None  # used by trainer, coordinator and loaders; measured by the coordinator
+    load_per_core: float | None = None  # runnable threads per core on the learner's host
+    waiting: str = ""  # what the trainer waits for, as text

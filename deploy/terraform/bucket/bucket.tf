@@ -1,4 +1,4 @@
-# The bucket of checkpoints and curves: made once, used by every cluster, never destroyed with one.
+# The bucket for checkpoints and curves. Create it once; all clusters use it, and terraform destroy of a cluster keeps it.
 
 terraform {
   required_version = ">= 1.9"
@@ -20,7 +20,7 @@ provider "aws" {
 }
 
 variable "bucket" {
-  description = "Its name, unlike any other in the world."
+  description = "Globally unique name of the bucket."
   type        = string
 
   validation {
@@ -30,13 +30,13 @@ variable "bucket" {
 }
 
 variable "region" {
-  description = "The clusters' region."
+  description = "AWS region of the bucket and of the clusters."
   type        = string
   default     = "us-east-1"
 }
 
 variable "keep_old_days" {
-  description = "How long a file that was overwritten or deleted can still be brought back."
+  description = "Number of days during which an overwritten or deleted file can be restored."
   type        = number
   default     = 30
 
@@ -47,7 +47,7 @@ variable "keep_old_days" {
 }
 
 variable "keep_checkpoint_days" {
-  description = "How long a checkpoint is kept that only serves to resume a run. Best policies, curves and a run's last checkpoint stay."
+  description = "Number of days that superseded checkpoints are kept. Best policies, curves and the last checkpoint of a run are kept permanently."
   type        = number
   default     = 7
 
@@ -58,10 +58,10 @@ variable "keep_checkpoint_days" {
 }
 
 resource "aws_s3_bucket" "checkpoints" {
-  #checkov:skip=CKV_AWS_18:a log of who reads weights would need a second bucket; CloudTrail has it where it is wanted
-  #checkov:skip=CKV_AWS_144:weights can be trained again; a copy in another region doubles the bill
-  #checkov:skip=CKV_AWS_145:encrypted with S3's own key; a key of one's own bills for as long as the weights are kept
-  #checkov:skip=CKV2_AWS_62:nothing listens to events of this bucket
+  #checkov:skip=CKV_AWS_18:an access log would need a second bucket; CloudTrail can record access
+  #checkov:skip=CKV_AWS_144:checkpoints can be trained again; a copy in another region doubles the cost
+  #checkov:skip=CKV_AWS_145:encrypted with an S3 key; a customer key costs money as long as checkpoints are kept
+  #checkov:skip=CKV2_AWS_62:nothing uses events of this bucket
   bucket = var.bucket
 
   lifecycle {
@@ -104,13 +104,17 @@ resource "aws_s3_bucket_lifecycle_configuration" "checkpoints" {
 
     filter {
       tag {
-        key   = "Kind" # apex/cloud/host/bucket.py
+        key   = "Kind" # the tag that apex/cloud/host/bucket.py sets
         value = "checkpoint"
       }
     }
 
     expiration {
       days = var.keep_checkpoint_days
+    }
+
+    noncurrent_version_expiration {
+      noncurrent_days = 1
     }
   }
 
@@ -159,6 +163,6 @@ resource "aws_s3_bucket_policy" "tls_only" {
 }
 
 output "bucket" {
-  description = "For the clusters' var.bucket."
+  description = "Name of the bucket. Set the variable bucket of your clusters to this name."
   value       = aws_s3_bucket.checkpoints.bucket
 }

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from support.waiting import until
 
-from apex.runtime.lifecycle import FAILED, FINISHED, KILLED_BY_CTRL_C, REFUSED
+from apex.errors import FAILED, FINISHED, REFUSED
+from apex.runtime.lifecycle import KILLED_BY_CTRL_C
 from bench import __main__ as bench
 from bench.compare import BENCHES, METRICS
 

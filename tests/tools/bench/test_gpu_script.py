@@ -15,11 +15,14 @@ from pathlib import Path
 import pytest
 from support.waiting import until
 
+from bench.device import MUST_HOLD
+
 SCRIPT = Path(__file__).parents[3] / "bench" / "gpu.sh"
 FIGURES = {
     "learner": {"learner_updates_per_s", "learner_resident_updates_per_s", "learner_plain_updates_per_s"},
     "learner-batch-128": {"learner_updates_per_s", "learner_wait_share", "learner_gain", "learner_fed_share"},
     "actor": {"actor_steps_per_s", "bare_environment_steps_per_s", "actor_share_of_bare", "part_forward_us"},
+    "device": {"survives_a_failed_lock", "waits_for_nothing", "publish_us", "snapshot_ready_ms"},
     "system": {
         "system_steps_per_s",
         "system_updates_per_s",
@@ -46,7 +49,11 @@ def check_system(figures):
     assert figures["system_samples_per_s"] == pytest.approx(samples, rel=1e-3)
 
 
-CHECKS = {"actor": check_actor, "learner": check_learner, "system": check_system}
+def check_device(figures):
+    assert {figures[name] for name in MUST_HOLD} == {1.0}
+
+
+CHECKS = {"actor": check_actor, "device": check_device, "learner": check_learner, "system": check_system}
 
 
 def start(tmp_path, *arguments, python=sys.executable):
@@ -113,7 +120,7 @@ def test_a_rehearsal_writes_every_file_and_leaves_nothing_behind(tmp_path):
         if "batch" in name:
             assert measured["figures"]["batch_size"] == 128
 
-    assert len(run_ids) == len(FIGURES)
+    assert len(run_ids) == len(FIGURES) - 1  # All but the device make a run.
     memory = [path for run_id in run_ids for path in Path("/dev/shm").glob(f"apex-{run_id:016x}*")]
     assert memory == []
     until(lambda: not users_of(scratch), "end of all processes", seconds=10)
@@ -141,7 +148,7 @@ def test_what_cannot_be_measured_is_named_and_costs_no_other_figure(tmp_path):
     said = (tmp_path / "said").read_text()
     assert said.splitlines()[-1].startswith("not measured: learner learner-batch-128; ")
     written = {path.name: json.loads(path.read_text())["figures"] for path in out.iterdir()}
-    assert written == {f"rehearsal-{name}.json": {"figure_of": name} for name in ("actor", "system")}
+    assert written == {f"rehearsal-{name}.json": {"figure_of": name} for name in ("actor", "device", "system")}
 
 
 LEARNER = """#!/bin/sh
@@ -169,7 +176,7 @@ def test_all_limits_together_are_less_than_eight_minutes():
     text = SCRIPT.read_text()
     limits = [int(limit) for limit in re.findall(r"^measure [\w-]+ (\d+) ", text, re.MULTILINE)]
     (grace,) = [int(seconds) for seconds in re.findall(r"--kill-after=(\d+) ", text)]
-    assert len(limits) == len(FIGURES)
+    assert len(limits) == len(FIGURES) - 1  # What the device does is another command, except in a rehearsal.
     assert sum(limits) + len(limits) * grace < 8 * 60
 
 
@@ -182,6 +189,7 @@ def test_all_limits_together_are_less_than_eight_minutes():
         ["learn", "much"],
         ["learn", "1", "2"],
         ["everything"],
+        ["check", "all"],
     ],
 )
 def test_other_arguments_are_refused_with_the_usage(tmp_path, arguments):
@@ -191,4 +199,4 @@ def test_other_arguments_are_refused_with_the_usage(tmp_path, arguments):
     finally:
         with suppress(ProcessLookupError):
             os.killpg(script.pid, signal.SIGKILL)
-    assert (tmp_path / "said").read_text() == "usage: bench/gpu.sh [--rehearse DIR | learn [SEED]]\n"
+    assert (tmp_path / "said").read_text() == "usage: bench/gpu.sh [check | loaders | learn [SEED] | --rehearse DIR]\n"

@@ -9,9 +9,9 @@ import pytest
 from support.builders import VECTORS
 
 from apex.config import Config, RunConfig
+from apex.errors import ChildDiedError
 from apex.replay_memory.store.location import store_path
 from apex.runs.folder import RunFolder
-from apex.runtime.children import ChildDiedError
 from apex.runtime.lifecycle import Stop
 from bench.harness import programs as programs_module
 from bench.harness.programs import measure_rates, open_programs

@@ -18,7 +18,7 @@ from apex.learning.batch_ring import Batch, BatchPart
 from apex.replay_memory.frames.stack_decoder import StackDecoder
 from apex.runtime.children import call_in_child
 from apex.runtime.lifecycle import Stop
-from apex.types import BATCH_RECORD
+from apex.types import batch_record_dtype
 from bench.__main__ import main
 from bench.harness.recording import Compressor, load, record
 from bench.harness.report import compare, print_report, read_peer
@@ -98,7 +98,7 @@ def decode_segment(schema, records, blob):
     for place, row in enumerate(records):
         first = min(int(row["frame"]) - int(row["depth"]), int(row["next_frame"]) - int(row["next_depth"])) + 1
         frames = [blob[table[i] : table[i + 1]] for i in range(first, int(row["next_frame"]) + 1)]
-        one = np.zeros(1, BATCH_RECORD)
+        one = np.zeros(1, batch_record_dtype(schema))
         one["num_frames"] = len(frames)
         one["frame"], one["next_frame"] = row["frame"] - first, row["next_frame"] - first
         one["depth"], one["next_depth"] = row["depth"], row["next_depth"]

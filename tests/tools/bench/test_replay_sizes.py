@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from apex.errors import ConfigError
+from apex.errors import UsageError
 from bench.harness.report import print_sizes
 from bench.plots.replay_sizes import check_picture, draw_sizes, save_sizes
 from bench.replay_steps import StoreTimes
@@ -33,7 +33,7 @@ def test_the_file_is_a_png(tmp_path):
 
 @pytest.mark.parametrize(("name", "words"), [("sizes.jpg", r"must name a \.png"), ("none/sizes.png", "no folder")])
 def test_a_name_that_cannot_be_written_is_refused(tmp_path, name, words):
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(UsageError, match=words):
         check_picture(tmp_path / name)
 
 

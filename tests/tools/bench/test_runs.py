@@ -10,8 +10,9 @@ import pytest
 import torch
 from support.benches import start
 
+from apex.errors import FAILED
 from apex.learning.setup import choose_device
-from apex.runtime.lifecycle import FAILED, Stop
+from apex.runtime.lifecycle import Stop
 from bench import connections, learner, system
 from bench.__main__ import main
 from bench.connections import Sent
@@ -188,7 +189,10 @@ def test_memory_is_that_of_the_first_and_last_minute_and_in_a_short_run_of_tenth
     [
         (["actor", "--seconds", "0"], "--seconds: must be a number above 0, got 0.0"),
         (["learner", "--seconds", "-1"], "--seconds: must be a number above 0, got -1.0"),
-        (["repaly"], "known: actor, compare, connections, curve, learner, learning, leases, replay, system"),
+        (
+            ["repaly"],
+            "known: actor, compare, connections, curve, device, engines, learner, learning, leases, replay, system",
+        ),
         (["replay", "--transitions", "5"], "--transitions: must be an integer of at least 512"),
         (["replay", "--samplers", "0"], "--samplers: must be an integer from 1 to 64"),
         (["replay", "--seconds", "0"], "--seconds: must be a number above 0"),

@@ -13,6 +13,9 @@ from support.builders import VECTORS, make_records
 from support.builders import make_segment as build_segment
 
 from apex.config import Config
+from apex.replay_memory.snapshots.folder import SnapshotFolder
+from apex.replay_memory.snapshots.restore import restore
+from apex.replay_memory.snapshots.writer import SnapshotWriter
 from apex.replay_memory.store.deduplication import InsertOutcome
 from apex.replay_memory.store.file import open_file
 from apex.replay_memory.store.layout import StoreSettings
@@ -67,7 +70,7 @@ class Bench:
 
     def change(self, region, offset):
         """Turns one bit over in the file, behind everybody's back."""
-        at = SETTINGS.sizes.offsets[region] + offset
+        at = SETTINGS.sizes.offsets(VECTORS)[region] + offset
         with self.path.open("r+b") as file:
             file.seek(at)
             (byte,) = file.read(1)
@@ -248,6 +251,24 @@ def test_what_the_last_snapshot_lacks_is_lost(bench):
     short = whole._replace(digests=whole.digests[:-COUNT])  # It was taken before the last segment.
     verdict = judge(bench.reader.entries, [short.on_top_of(live._replace(unseen=1, changed=2))])
     assert (verdict.lost, verdict.gone_with_memory, verdict.unseen, verdict.changed) == (COUNT, 0, 1, 2)
+
+
+def test_what_was_overwritten_before_a_store_was_restored_is_not_lost_with_it(bench, tmp_path):
+    bench.restart(capacity=12)
+    for number in range(4):
+        bench.send(number)
+        bench.follower.read()
+    folder = SnapshotFolder(tmp_path / "snapshots")
+    SnapshotWriter(bench.path, VECTORS, folder, run_id=1, num_drawn=lambda: 0).take()
+    bench.store.close()
+    bench.path.unlink()
+    settings = SETTINGS._replace(capacity=12)
+    bench.store = restore(folder, bench.path, VECTORS, settings, run_id=1, store_incarnation=79).store
+    assert bench.store.first_key == 2 * COUNT
+    bench.send(4)
+    verdict = bench.audit()
+    assert verdict.passed, verdict.sentence()
+    assert verdict.stored == 5 * COUNT
 
 
 def test_what_would_never_be_drawn_is_seen(bench, monkeypatch):

@@ -15,7 +15,7 @@ from chaos import __main__
 from chaos.audit import Verdict
 from chaos.report import Figure, ScenarioReporter, audit_figures, recovery_figures
 
-DEADLINE = 240.0
+DEADLINE = 540.0
 SMALL = ["--actors", "2", "--evaluator.no-enabled", "--replay.capacity", "50000", "--replay.min-size-to-sample", "200"]
 
 
@@ -28,27 +28,47 @@ def run_chaos(folder, *words):
 
 
 @pytest.mark.covers_programs
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_short_run_under_faults_loses_nothing_and_leaves_nothing(tmp_path):
-    words = ["--minutes", "0.12", "--period", "2", "--seed", "13", "--faults", "kill,cut,garbage", "--json"]
+    words = ["--minutes", "0.16", "--period", "2", "--seed", "8", "--faults", "kill,hangup,cut,garbage", "--json"]
     before = set(Path("/dev/shm").glob("apex-*"))
     ended = run_chaos(tmp_path, *words, *SMALL)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     told = json.loads(ended.stdout)
     figures = {figure["name"]: figure["value"] for figure in told["figures"]}
     assert told["passed"]
-    assert figures["faults"] == 3
+    assert figures["faults"] == 4
+    assert figures["the launcher was resumed"] == 1
     assert figures["acknowledged, alive"] > 500
     for what in ("lost", "twice", "never sent"):
         assert figures[f"{what}, alive"] == figures[f"{what}, after the end"] == 0
-    assert "kill -9 replay" in ended.stderr
-    assert "garbage" in ended.stderr
+    for fault in ("kill -9 replay", "SIGHUP launcher", "cut actor-learner", "garbage"):
+        assert fault in ended.stderr
     assert set(Path("/dev/shm").glob("apex-*")) <= before
     assert not [
         entry.name
         for entry in Path("/proc").iterdir()
         if entry.name.isdecimal() and entry.name != str(os.getpid()) and str(tmp_path).encode() in _command(entry)
     ]
+
+
+@pytest.mark.timeout(600)
+def test_kills_go_to_a_run_whose_inserts_wait_and_to_one_whose_do_not(tmp_path):
+    ended = run_chaos(tmp_path, "--scenario", "kills", "--rounds", "1", "--json", *SMALL)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    told = json.loads(ended.stdout)
+    assert told["passed"]
+    figures = {}
+    for figure in told["figures"]:
+        part, _, name = figure["name"].partition(": ")
+        figures.setdefault(part, {})[name] = figure["value"]
+    waiting, free = figures.values()
+    assert {name for name in waiting if name.startswith("kill -9 of")} == {"kill -9 of actor"}
+    for victim in ("actor", "learner", "loader", "replay", "launcher"):
+        assert free[f"kill -9 of {victim}"] == 1
+    for part in (waiting, free):
+        assert part["programs that aborted"] == part["lost, after the end"] == part["twice, after the end"] == 0
+        assert part["acknowledged, after the end"] > 100
 
 
 def _command(entry):

@@ -11,7 +11,7 @@ import pytest
 from support.waiting import DEADLINE, until
 
 from apex.config import Config
-from apex.errors import ConfigError
+from apex.errors import UsageError
 from apex.runtime.ports import choose_ports, is_free
 from chaos.proxy import ADDRESSES, Proxy
 
@@ -143,7 +143,7 @@ def test_a_bit_is_turned_in_as_many_pieces_as_were_asked_for(proxy, transport):
 
 
 def test_an_address_that_is_taken_is_refused_with_the_remedy(proxy, transport):
-    with pytest.raises(ConfigError, match="port-offset"):
+    with pytest.raises(UsageError, match="port-offset"):
         Proxy(transport, 1, seed=0)
 
 

@@ -20,15 +20,16 @@ from support.waiting import until
 from apex.config import Config
 from apex.launch.local import make_programs
 from apex.runs.folder import RunFolder
-from chaos import growth, processes
+from chaos import growth, processes, recovery
 from chaos.audit import Follower
 from chaos.faults import Fault
 from chaos.growth import growth_figures
-from chaos.processes import Footprint, Process, find, footprints, is_alive, kill, send
+from chaos.processes import Footprint, Process, find, footprints, is_alive, kill, maps_memory, send
 from chaos.programs.launcher import programs
 from chaos.proxy import ADDRESSES
 from chaos.recovery import FaultInjector
 from chaos.report import ScenarioReporter
+from chaos.run import ChaosRun
 from chaos.scenarios import GOES_ON, SCENARIOS, ScenarioOptions
 
 FAMILY = """
@@ -98,6 +99,9 @@ class Sleeper:
     def read(self):
         pass
 
+    def count_aborts(self):
+        return 0
+
     def audit(self):
         class Passed:
             def sentence(self):
@@ -127,6 +131,38 @@ def test_a_kill_kills_and_is_counted_by_role(run):
     assert victim.wait(10) == -signal.SIGKILL
     assert injector.kills == {"replay": 1}
     assert not injector.kill("evaluator")
+
+
+def test_a_hangup_reaches_the_program_and_not_its_children(run, monkeypatch):
+    tape = []
+    monkeypatch.setattr(recovery, "send", lambda pid, signum: tape.append((pid, signum)))
+    FaultInjector(run, Links(), 0).do(Fault(0.0, "hangup", "learner"))
+    assert tape == [(run.child.pid, signal.SIGHUP)]
+
+
+@pytest.mark.parametrize("sees_memory", [True, False])
+def test_a_loader_is_the_child_of_the_learner_that_sees_the_replay_memory(run, monkeypatch, sees_memory):
+    monkeypatch.setattr(recovery, "maps_memory", lambda pid: sees_memory)
+    injector = FaultInjector(run, Links(), 0)
+    assert injector.kill("learner's loader") == sees_memory
+    assert injector.kills == ({"loader": 1} if sees_memory else {})
+
+
+def test_a_process_sees_the_replay_memory_while_it_maps_it(tmp_path):
+    file = tmp_path / "apex-1-0.replay"
+    file.write_bytes(bytes(mmap.PAGESIZE))
+    steps = "import mmap; print(flush=True); input(); f = open({0!r})"
+    steps += "; m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)"
+    # A process of its own: this one may have a memory of another test.
+    command = [sys.executable, "-c", f"{steps.format(str(file))}; print(flush=True); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        assert not maps_memory(process.pid)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        assert maps_memory(process.pid)
+        process.communicate("\n", timeout=60)
 
 
 def test_a_stop_ends_by_itself(run):
@@ -165,9 +201,21 @@ def test_garbage_is_thrown(run):
 
 @pytest.mark.parametrize("victim", ["replay", "learner", "actor", "launcher"])
 def test_a_victim_is_back_when_what_it_gives_comes_again(run, victim):
-    recovery = FaultInjector(run, Links(), 0).kill_and_wait(victim)
-    assert recovery.victim == victim
-    assert recovery.seconds is not None
+    came = FaultInjector(run, Links(), 0).kill_and_wait(victim)
+    assert came.victim == victim
+    assert came.seconds is not None
+
+
+def test_aborts_are_counted_in_the_logs_of_all_programs(tmp_path):
+    (tmp_path / "replay.log").write_text("ready\nAssertion failed: !_io_error (src/stream_engine_base.cpp:310)\n")
+    (tmp_path / "launcher.log").write_text(
+        "12:00:00 launcher WARNING replay was ended by signal 6 (Aborted); it starts again in 0.5 s\n"
+        "12:00:09 launcher WARNING actor was ended by signal 9 (Killed); it starts again in 0.5 s\n"
+    )
+    (tmp_path / "learner.log").write_text("loader-0 ended with status -6\nloader-0 ended with status -9\n")
+    run = ChaosRun.__new__(ChaosRun)
+    run.run_folder = SimpleNamespace(logs=tmp_path)
+    assert run.count_aborts() == 3
 
 
 def test_a_victim_that_gives_nothing_more_is_never_back(run):
@@ -178,7 +226,7 @@ def test_a_victim_that_gives_nothing_more_is_never_back(run):
 @pytest.mark.parametrize("name", ["random", "kills", "recovery", "partition", "far-actor"])
 def test_a_scenario_heals_everything_and_says_whether_all_goes_on(run, name, capsys):
     links = Links()
-    options = ScenarioOptions(minutes=0.001, period=0.02, rounds=1, size=10, faults=("kill", "garbage"))
+    options = ScenarioOptions(minutes=0.001, period=0.02, rounds=1, part=1, size=10, faults=("kill", "garbage"))
     figures = SCENARIOS[name].play(run, links, FaultInjector(run, links, 0), ScenarioReporter(as_json=False), options)
     assert links.tape[-1] == ("healed", {})
     assert figures[-1].name == GOES_ON

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from apex.errors import FAILED, FINISHED
 from apex.runs.folder import RunFolder
-from apex.runtime.lifecycle import FAILED, FINISHED
 from chaos.saves import command
 from chaos.saves.saver import Saver
 

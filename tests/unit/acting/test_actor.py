@@ -15,11 +15,13 @@ from apex.acting.host import ActorHost, WorkerFigures
 from apex.acting.segment_builder import SegmentBuilder
 from apex.acting.worker import acts_in_bfloat16
 from apex.config import ActorConfig, Config, EnvironmentConfig, NetworkConfig
+from apex.dqn.algorithm import DqnAgent
 from apex.metric_tags import actor_tags
 from apex.runtime.lifecycle import Stop
-from apex.types import Parameters, Schema, Step, Stream
+from apex.types import Exploration, Parameters, Schema, Step, Stream
 
 E = 2
+EXPLORATION = Exploration("epsilon", np.array([0.00066, 0.1]))
 STREAMS = [Stream(3, 1), Stream(1, 1)]
 
 
@@ -45,6 +47,7 @@ class Tape:
     """An environment, a link and parameters in one; everything that happens to it is written down."""
 
     num_envs = E
+    action_mask = None
 
     def __init__(self):
         self.words = []
@@ -91,13 +94,14 @@ class Tape:
 
 
 def make_actor(tape, network=None, **settings):
-    config = ActorConfig(num_actors=4, gamma=0.9, segment_length=2, parameters_period=3, epsilon_base=1e-9, **settings)
+    config = ActorConfig(num_actors=4, gamma=0.9, parameters_period=3, **{"segment_length": 2, **settings})
     environment = EnvironmentConfig(clip_rewards=False, life_loss_terminates=False)
     return Actor(
         config,
         tape,
-        ActingPolicy(network or Counting(), tape),
+        ActingPolicy(DqnAgent(network or Counting()), tape),
         STREAMS,
+        Exploration("epsilon", np.full(4, 1e-9)),
         builder=SegmentBuilder(config, environment, VECTORS, E),
         link=tape,
         rng=np.random.default_rng(0),
@@ -152,6 +156,18 @@ def test_sends_after_every_segment_with_the_version_that_acted():
         *["pump", "send 2", "step"],
     ]
     assert tape.versions == [400, 400]
+
+
+def test_a_segment_names_the_parameters_that_chose_its_actions_although_newer_ones_came_before_it_is_sent():
+    tape = Tape()
+    actor = make_actor(tape, segment_length=3)  # as many steps as between two looks for parameters
+    actor.begin()
+    for number in (1, 2, 3, 4):
+        publish(tape, number, 1.0)
+        for _ in range(3):
+            actor.step(0.0)
+    actor.end()
+    assert tape.versions == [100, 200, 300, 400]
 
 
 def test_pauses_while_the_window_is_full():
@@ -221,7 +237,7 @@ def step_of(rewards, ended):
 
 
 def test_scores_are_raw_per_actor_and_per_full_game():
-    shared = EpisodeScores(STREAMS, np.array([0.00066, 0.1]), num_actors=4)
+    shared = EpisodeScores(STREAMS, EXPLORATION, num_actors=4)
     shared.add(step_of([100, 1], [False, False]))
     assert shared.take() == {}
     shared.add(step_of([-3, 1], [True, False]))
@@ -238,7 +254,7 @@ def test_scores_are_raw_per_actor_and_per_full_game():
 
 
 def test_all_tags_of_a_runs_actors_are_known_beforehand():
-    shared = EpisodeScores(STREAMS, np.array([0.00066, 0.1]), num_actors=4)
+    shared = EpisodeScores(STREAMS, EXPLORATION, num_actors=4)
     shared.add(step_of([1, 1], [False, False])._replace(failed=np.array([True, True])))
     shared.add(step_of([1, 1], [True, True]))
     known = actor_tags([0.4, 0.1, 0.02, 0.00066])
@@ -247,7 +263,7 @@ def test_all_tags_of_a_runs_actors_are_known_beforehand():
 
 
 def test_a_game_that_a_fault_cut_off_has_no_score_and_is_counted():
-    shared = EpisodeScores(STREAMS, np.array([0.00066, 0.1]), num_actors=4)
+    shared = EpisodeScores(STREAMS, EXPLORATION, num_actors=4)
     shared.add(step_of([100, 1], [False, False]))
     shared.add(step_of([7, 1], [False, False])._replace(failed=np.array([True, False])))
     assert shared.take() == {}
@@ -258,7 +274,7 @@ def test_a_game_that_a_fault_cut_off_has_no_score_and_is_counted():
 
 
 def test_only_the_highest_id_writes_the_highest_ids_curve():
-    shared = EpisodeScores(STREAMS, np.array([0.00066, 0.1]), num_actors=9)
+    shared = EpisodeScores(STREAMS, EXPLORATION, num_actors=9)
     shared.add(step_of([1, 1], [True, True]))
     assert "actor_highest_id/score" not in shared.take()
 

@@ -147,7 +147,7 @@ def test_a_stream_that_has_a_newer_life_is_over_and_does_not_wait_for_ever():
     link.pump()
     assert link.in_flight == 1
     tape.receipts = [Receipt(Stream(7, 4), 1, 0, 0)]
-    with pytest.raises(SupersededError, match="actor 7 was leased to somebody else"):
+    with pytest.raises(SupersededError, match="actor 7 has been leased to another host"):
         link.pump()
 
 

@@ -7,6 +7,7 @@ taken from the wrong place shows.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import sys
 from contextlib import contextmanager
@@ -20,8 +21,8 @@ from ale_py.vector_env import AtariVectorEnv
 
 from apex.acting.segment_builder import SegmentBuilder
 from apex.config import ActorConfig, EnvironmentConfig
-from apex.errors import ConfigError
-from apex.types import Schema, Step
+from apex.errors import UsageError
+from apex.types import Schema, Step, unpack_mask
 
 NUM_ACTIONS = 3
 FORMATS = [("uint8", "lz4"), ("float32", "raw"), ("float32", "lz4"), ("uint8", "raw")]
@@ -58,6 +59,8 @@ class Stored(NamedTuple):
     n_step_return: float
     discount: float
     priority: float
+    reward: float
+    step_discount: float
     action: int
     num_steps: int  # m
     observation: list  # [S, *F]
@@ -159,6 +162,8 @@ def naive_transitions(script, schema, *, gamma=0.5, clip=False, life_loss_termin
                     float(n_step_return),
                     float(discount),
                     float(np.float32(priority)),
+                    float(min(max(episode.reward[t], -1.0), 1.0) if clip else episode.reward[t]),
+                    0.0 if terminal and m == 1 else float(np.float32(gamma)),
                     int(episode.action[t]),
                     m,
                     np.array(naive_stack(episode.frames, t, schema.stack)).tolist(),
@@ -201,16 +206,17 @@ def drive(scripts, schema, builder, *, cut_when=lambda t: False):
     cuts = []
     for t, now in enumerate(zip(*steps, strict=True)):
         if builder.ready or cut_when(t):
-            cuts.append(builder.cut(qs[t]))
+            cuts.append(builder.cut(qs[t].max(1)))
         action, reward, terminated, truncated, life_lost, final, final_q, failed = map(np.array, zip(*now, strict=True))
         final, final_q = final.astype(schema.frame_dtype), final_q.astype(np.float32)
         step = Step(observations[t + 1], reward, terminated, truncated, life_lost, final, failed)
         step = step if failed.any() else step._replace(failed=None)
-        builder.append(action, qs[t], step, final_q if (truncated & ~terminated).any() else None)
-        for array in (*step, action, qs[t], final_q):
+        value, state_value, final_value = qs[t][np.arange(len(action)), action], qs[t].max(1), final_q.max(1)
+        builder.append(action, value, state_value, step, final_value if (truncated & ~terminated).any() else None)
+        for array in (*step, action, value, state_value, final_value):
             if array is not None:
                 array.fill(1)
-    return [*cuts, builder.cut(qs[-1])]
+    return [*cuts, builder.cut(qs[-1].max(1))]
 
 
 def decode_frames(schema, blob):
@@ -242,6 +248,8 @@ def decode(schema, cut):
             float(record["n_step_return"]),
             float(record["discount"]),
             float(record["priority"]),
+            float(record["reward"]),
+            float(record["step_discount"]),
             int(record["action"]),
             int(record["next_frame"]) - int(record["frame"]),
             rebuild(frames, record["frame"], record["depth"], schema.stack).tolist(),
@@ -399,10 +407,12 @@ def test_a_priority_is_finite_whatever_the_network_says():
     schema, no = make_schema(n_step=1), np.zeros(4, bool)
     builder = make_builder(schema, num_streams=4)
     observation = np.zeros((4, *schema.observation_shape), np.uint8)
-    q = np.array([[1, 1, 1], [np.nan, 1, 1], [np.inf] * 3, [-np.inf, 1, 1]], np.float32)
+    value = np.array([1, np.nan, np.inf, -np.inf], np.float32)
+    state_value = np.array([1, np.nan, np.inf, 1], np.float32)
     builder.begin(observation)
-    builder.append(np.zeros(4, np.int64), q, Step(observation, np.ones(4, np.float32), no, no, no, observation), None)
-    priorities = [float(cut.records["priority"][0]) for cut in builder.cut(q)]
+    step = Step(observation, np.ones(4, np.float32), no, no, no, observation)
+    builder.append(np.zeros(4, np.int64), value, state_value, step, None)
+    priorities = [float(cut.records["priority"][0]) for cut in builder.cut(state_value)]
     assert priorities[0] == 0.5
     assert priorities[1:] == [float(np.finfo(np.float32).max)] * 3
 
@@ -499,13 +509,13 @@ def test_refuses_a_step_while_a_segment_is_full():
     schema = make_schema()
     builder = make_builder(schema, segment_length=1)
     append_one(builder, schema)
-    with pytest.raises(RuntimeError, match="1 steps since the last cut"):
+    with pytest.raises(RuntimeError, match="1 steps were appended since the last cut"):
         append_one(builder, schema, begin=False)
 
 
-def test_refuses_a_truncated_step_without_its_final_q():
+def test_refuses_a_truncated_step_without_its_final_value():
     schema = make_schema()
-    with pytest.raises(ValueError, match="final_q"):
+    with pytest.raises(ValueError, match="final_value"):
         append_one(make_builder(schema), schema, truncated=True)
 
 
@@ -514,17 +524,73 @@ def test_refuses_a_truncated_step_without_its_final_q():
     [((2, 2, 2, 3), "uint8"), ((1, 2, 3), "uint8"), ((1, 2, 3, 2), "uint8"), ((1, 2, 2, 3), "int64")],
 )
 def test_refuses_observations_of_another_shape_or_dtype(shape, dtype):
-    with pytest.raises(ConfigError, match=r"observations must be uint8\[1, 2, 2, 3\], got"):
+    with pytest.raises(UsageError, match=r"observations must be uint8\[1, 2, 2, 3\], got"):
         make_builder(make_schema()).begin(np.zeros(shape, dtype))
 
 
-def append_one(builder, schema, *, truncated=False, begin=True):
+def test_the_action_that_was_played_is_stored_in_the_place_of_the_chosen_one():
+    builder = make_builder(make_schema(n_step=1), num_streams=2)
+    observation, no = np.zeros((2, 2, 2, 3), np.uint8), np.zeros(2, bool)
+    builder.begin(observation)
+    step = Step(observation, np.zeros(2, np.float32), ~no, no, no, observation, played=np.array([1, 2]))
+    builder.append(np.array([2, 2]), np.array([2, 4], np.float32), np.zeros(2, np.float32), step, None)
+    records = [cut.records[0] for cut in builder.cut(np.zeros(2, np.float32))]
+    assert [(record["action"], record["priority"]) for record in records] == [(1, 2.0), (2, 4.0)]
+
+
+@pytest.mark.parametrize("with_played", [False, True])
+def test_continuous_actions_are_stored_value_by_value(with_played):
+    schema = dataclasses.replace(make_schema(n_step=1), num_actions=0, action_size=2)
+    builder, observation, no = make_builder(schema, num_streams=2), np.zeros((2, 2, 2, 3), np.uint8), np.zeros(2, bool)
+    builder.begin(observation)
+    action, zeros = np.array([[0.5, -1], [0.25, 1]], np.float32), np.zeros(2, np.float32)
+    step = Step(observation, zeros, ~no, no, no, observation, played=action if with_played else None)
+    builder.append(np.ones_like(action) if with_played else action.copy(), zeros, zeros, step, None)
+    records = [cut.records[0] for cut in builder.cut(zeros)]
+    assert [record["action"].tolist() for record in records] == [[0.5, -1], [0.25, 1]]
+
+
+def mask_of(*allowed, num_actions=10):
+    return np.isin(np.arange(num_actions), allowed)
+
+
+def test_a_transition_has_the_mask_of_the_state_that_it_leads_to():
+    """Steps 0 ... 4 of one stream, n = 2: step 2 is truncated and step 4 terminates; action i is allowed in state i."""
+    schema = dataclasses.replace(make_schema(n_step=2), num_actions=10, masked=True)
+    builder, observation, zeros = make_builder(schema), np.zeros((1, 2, 2, 3), np.uint8), np.zeros(1, np.float32)
+    builder.begin(observation)
+    for t, (ends, final) in enumerate([(0, ()), (0, ()), ("truncated", (9, 0)), (0, ()), ("terminated", ())]):
+        terminated, truncated = np.array([ends == "terminated"]), np.array([ends == "truncated"])
+        mask, final_mask = mask_of(t + 1)[None].copy(), mask_of(*final)[None].copy()
+        step = Step(observation, zeros, terminated, truncated, np.zeros(1, bool), observation)
+        step = step._replace(action_mask=mask, final_mask=final_mask if ends else None)
+        builder.append(np.zeros(1, np.int64), zeros, zeros, step, zeros)
+        mask.fill(True)
+        final_mask.fill(True)
+    (cut,) = builder.cut(zeros)
+    masks = unpack_mask(cut.records["next_mask"], 10)
+    assert [np.flatnonzero(mask).tolist() for mask in masks] == [[2], [0, 9], [0, 9], [], []]
+    assert (cut.records["discount"] > 0).tolist() == [True, True, True, False, False]
+
+
+@pytest.mark.parametrize("changes", [{"action_mask": None}, {"final_mask": None}])
+def test_refuses_a_step_without_the_masks_that_the_schema_declares(changes):
+    schema = dataclasses.replace(make_schema(), masked=True)
+    mask = np.ones((1, NUM_ACTIONS), bool)
+    with pytest.raises(ValueError, match="has action masks"):
+        append_one(
+            make_builder(schema), schema, terminated=True, **({"action_mask": mask, "final_mask": mask} | changes)
+        )
+
+
+def append_one(builder, schema, *, terminated=False, truncated=False, begin=True, **masks):
     observation = np.zeros((1, *schema.observation_shape), schema.frame_dtype)
     flag = np.zeros(1, bool)
     if begin:
         builder.begin(observation)
-    step = Step(observation, np.zeros(1, np.float32), flag, np.array([truncated]), flag, observation)
-    builder.append(np.zeros(1, np.int64), np.zeros((1, NUM_ACTIONS), np.float32), step, None)
+    zeros = np.zeros(1, np.float32)
+    step = Step(observation, zeros, np.array([terminated]), np.array([truncated]), flag, observation, **masks)
+    builder.append(np.zeros(1, np.int64), zeros, zeros, step, None)
 
 
 def test_stacks_rebuilt_from_segments_equal_ales_own_pixel_by_pixel():
@@ -554,11 +620,11 @@ def test_stacks_rebuilt_from_segments_equal_ales_own_pixel_by_pixel():
         final = info["final_obs"] if ended.any() else observation
         num_endings += [terminated.sum(), truncated.sum(), life_lost.sum()]
         step = Step(observation, reward.astype(np.float32), terminated, truncated, life_lost, final)
-        builder.append(action, q, step, q)
+        builder.append(action, q[:, 0], q[:, 1], step, q[:, 2])
         seen.append(observation.copy())
         ends.append((ended.copy(), final.copy()))
         if builder.ready or t == num_steps - 1:
-            for cut in builder.cut(q):
+            for cut in builder.cut(q[:, 0]):
                 frames = decode_frames(schema, cut.blob)
                 stored[cut.stream_index] += [(frames, record) for record in cut.records]
     environment.close()
@@ -571,3 +637,16 @@ def test_stacks_rebuilt_from_segments_equal_ales_own_pixel_by_pixel():
             following = final if ended[stream] else seen[last + 1]
             assert np.array_equal(rebuild(frames, record["frame"], record["depth"], 4), seen[t][stream])
             assert np.array_equal(rebuild(frames, record["next_frame"], record["next_depth"], 4), following[stream])
+
+
+def test_a_reward_is_scaled_and_then_clipped():
+    schema = Schema(frame_shape=(2,), frame_dtype="float32", stack=1, num_actions=2, n_step=1, codec="raw")
+    environment = EnvironmentConfig(reward_scale=0.1, clip_rewards=True)
+    builder = SegmentBuilder(ActorConfig(n_step=1, segment_length=2), environment, schema, 1)
+    observation, no = np.zeros((1, *schema.observation_shape), np.float32), np.zeros(1, bool)
+    builder.begin(observation)
+    for reward in (-5.0, -50.0):
+        step = Step(observation, np.full(1, reward, np.float32), ~no, no, no, observation)
+        builder.append(np.zeros(1, np.int64), np.zeros(1, np.float32), np.zeros(1, np.float32), step, None)
+    (cut,) = builder.cut(np.zeros(1, np.float32))
+    assert cut.records["reward"].tolist() == [-0.5, -1.0]

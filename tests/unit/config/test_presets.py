@@ -5,11 +5,24 @@ from dataclasses import replace
 import pytest
 
 from apex.config import ActorConfig, Config, EnvironmentConfig, dump_toml, flatten, load_toml
-from apex.config.presets import ATARI, CARTPOLE, DEFAULT, LUNARLANDER, NARROW, PONG, PRESETS, VECTOR, preset_for
+from apex.config.presets import (
+    ATARI,
+    CARTPOLE,
+    CONTROL,
+    DEFAULT,
+    LUNARLANDER,
+    LUNARLANDER_CONTINUOUS,
+    NARROW,
+    PENDULUM,
+    PONG,
+    PRESETS,
+    VECTOR,
+    preset_for,
+)
 
 
 def test_the_presets_are_the_promised_ones():
-    assert set(PRESETS) == {"cartpole", "lunarlander", "pong", "atari", "paper"}
+    assert set(PRESETS) == {"cartpole", "lunarlander", "pong", "atari", "paper", "dpg", "control"}
     assert DEFAULT == "pong"
 
 
@@ -70,8 +83,8 @@ def test_the_paper_preset_holds_the_papers_values(setting, value):
 def test_without_a_gpu_other_games_have_pongs_settings_but_twice_the_width_and_a_rate_that_falls():
     learner = replace(PONG.learner, learning_rate_updates=40_000)
     assert replace(PONG, learner=learner, network=NARROW.network, evaluator=NARROW.evaluator) == NARROW
-    assert (NARROW.network.width, NARROW.evaluator.confirm_episodes, PONG.evaluator.confirm_episodes) == (0.5, 10, 30)
-    assert (NARROW.evaluator.episodes, PONG.evaluator.episodes) == (10, 2)
+    assert NARROW.network.width == 0.5
+    assert (NARROW.evaluator.episodes, PONG.evaluator.episodes, PONG.evaluator.confirm_episodes) == (10, 2, 100)
     assert (PONG.learner.learning_rate, PONG.learner.optimizer_epsilon) == (3e-4, 1e-5)
 
 
@@ -105,6 +118,9 @@ def test_pong_is_played_at_a_quarter_of_the_width_and_cartpole_until_it_is_solve
         ("vector", "CartPole-v1", CARTPOLE, CARTPOLE),
         ("vector", "LunarLander-v3", LUNARLANDER, LUNARLANDER),
         ("vector", "LunarLander-v2", LUNARLANDER, LUNARLANDER),
+        ("continuous", "Pendulum-v1", PENDULUM, PENDULUM),
+        ("continuous", "LunarLanderContinuous-v3", LUNARLANDER_CONTINUOUS, LUNARLANDER_CONTINUOUS),
+        ("continuous", "HalfCheetah-v5", CONTROL, CONTROL),
     ],
 )
 def test_an_environment_gets_the_preset_of_its_kind_under_its_own_name(kind, environment_id, on_gpu, without):
@@ -119,3 +135,35 @@ def test_other_vectors_take_nothing_that_was_found_for_one_of_them_and_have_no_s
     assert config == replace(VECTOR, environment=EnvironmentConfig(id=environment_id, clip_rewards=False))
     assert config.learner.learning_rate < CARTPOLE.learner.learning_rate
     assert config.run.stop_score is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),  # Horgan et al. 2018, appendix D, typed a second time.
+    [
+        ("actor.n_step", 5),
+        ("actor.num_actors", 64),
+        ("replay.capacity", 1_000_000),
+        ("replay.priority_exponent", 0.6),
+        ("learner.batch_size", 256),
+        ("learner.learning_rate", 1e-4),
+        ("learner.optimizer", "adam"),
+        ("learner.target_period", 100),
+        ("dpg.policy_units", 300),
+        ("dpg.policy_units_2", 200),
+        ("dpg.critic_units", 400),
+        ("dpg.critic_units_2", 300),
+        ("dpg.first_activation", "tanh"),
+        ("dpg.num_critics", 1),
+        ("dpg.policy_period", 1),
+        ("dpg.policy_learning_rate_share", 1.0),
+        ("dpg.action_gradient_clip", 1.0),
+        ("dpg.noise", 0.3),
+        ("dpg.noise_ladder", 1.0),
+        ("dpg.target_noise", 0.0),
+        ("dpg.normalize_observations", False),
+        ("environment.reward_scale", 1.0),
+        ("environment.clip_rewards", False),
+    ],
+)
+def test_the_dpg_preset_holds_the_papers_values(setting, value):
+    assert flatten(PRESETS["dpg"].config)[setting] == value

@@ -56,8 +56,15 @@ DOORS = [on_the_command_line, in_a_toml_file, in_a_call_of_train, by_dataclasses
         ("run.stop_score", "high", "run.stop_score must be a number or none, got 'high'"),
         ("learner.device", "tpu", "learner.device must be one of auto, cpu, cuda, got 'tpu'"),
         ("environment.id", "", "environment.id must be text that is not empty, got ''"),
-        ("network.factory", "mine", "network.factory must read package.module:name, got 'mine'"),
+        ("network.factory", "mine", "network.factory must have the form package.module:name, got 'mine'"),
         ("replay.capacity", 10_000, "replay.min_size_to_sample 50000 must be <= replay.capacity 10000"),
+        ("run.max_steps", 2**64, "run.max_steps must be an integer of at most 2^62, got 18446744073709551616"),
+        ("run.stuck_seconds", 1e308, "run.stuck_seconds must be a number from 0 to 1000000.0, got 1e+308"),
+        (
+            "transport.experience_port",
+            52003,
+            "transport.control_port and transport.experience_port are both 52003: change one",
+        ),
         ("replay.min_size_to_sample", 100, "learner.batch_size 512 must be <= replay.min_size_to_sample 100"),
     ],
 )
@@ -71,6 +78,17 @@ def test_a_value_out_of_range_of_another_type_or_in_contradiction_is_refused(tmp
 def test_a_setting_that_does_not_exist_is_refused_with_one_that_does(tmp_path, make):
     with pytest.raises(ConfigError, match=r"actor\.n[-_]stpe.*; did you mean (--)?actor\.n[-_]step\?"):
         make(tmp_path, "actor.n_stpe", 3)
+
+
+@pytest.mark.parametrize("make", [on_the_command_line, in_a_call_of_train, by_dataclasses_replace])
+def test_bytes_that_are_no_text_are_refused_where_a_number_belongs(tmp_path, make):
+    with pytest.raises(ConfigError, match=r"actor\.n_step must be an integer from 1 to 64, got"):
+        make(tmp_path, "actor.n_step", "\udcff")
+
+
+def test_text_with_a_null_byte_is_refused():
+    with pytest.raises(ConfigError, match=r"run\.name must be text without null bytes"):
+        apex.preset("paper", run={"name": "a\0b"})
 
 
 def test_replace_refuses_a_setting_that_does_not_exist():

@@ -1,10 +1,10 @@
-"""Claims about `apex.config.sizing`: which numbers stand in for "by the machine", on machines that are not there."""
+"""Claims about `apex.config.sizing`: which values replace 0, "chosen for this machine", on simulated machines."""
 
 from dataclasses import replace
 
 import pytest
 
-from apex.config import ActorConfig, Config, LearnerConfig, NetworkConfig, ReplayConfig, TransportConfig
+from apex.config import ActorConfig, Config, LearnerConfig, NetworkConfig, ReplayConfig, RunConfig, TransportConfig
 from apex.config.presets import NARROW, PRESETS
 from apex.config.sizing import Machine, bytes_per_transition, explain, size_to_machine, table_bytes
 from apex.errors import ConfigError
@@ -55,8 +55,8 @@ def layout(result):
         ("pong", 192, False, (40, 5, 200, 64, 1, 512)),
         ("pong", 2, True, (1, 16, 16, 1, 1, 512)),
         ("pong", 4, True, (2, 16, 32, 1, 1, 512)),
-        ("pong", 16, True, (11, 16, 176, 1, 3, 512)),  # 16 - trainer - writer - 3 loaders
-        ("pong", 64, True, (50, 4, 200, 1, 5, 512)),
+        ("pong", 16, True, (9, 16, 144, 1, 5, 512)),  # 16 - trainer - writer - 5 loaders
+        ("pong", 64, True, (50, 4, 200, 1, 8, 512)),
         ("atari", 1, False, (1, 16, 16, 1, 1, 512)),
         ("atari", 2, False, (1, 16, 16, 1, 1, 512)),
         ("atari", 4, False, (2, 16, 32, 2, 1, 512)),
@@ -66,12 +66,12 @@ def layout(result):
         ("atari", 1, True, (1, 16, 16, 1, 1, 512)),
         ("atari", 2, True, (1, 16, 16, 1, 1, 512)),
         ("atari", 4, True, (2, 16, 32, 1, 1, 512)),
-        ("atari", 8, True, (5, 16, 80, 1, 1, 512)),
-        ("atari", 16, True, (11, 16, 176, 1, 3, 512)),
-        ("atari", 64, True, (57, 16, 912, 1, 5, 512)),
-        ("atari", 192, True, (167, 6, 1_000, 1, 5, 512)),
+        ("atari", 8, True, (4, 16, 64, 1, 2, 512)),
+        ("atari", 16, True, (9, 16, 144, 1, 5, 512)),
+        ("atari", 64, True, (54, 16, 864, 1, 8, 512)),
+        ("atari", 192, True, (167, 6, 1_000, 1, 8, 512)),
         ("paper", 2, False, (1, 360, 360, 1, 1, 512)),
-        ("paper", 16, True, (11, 33, 360, 1, 3, 512)),
+        ("paper", 16, True, (9, 40, 360, 1, 5, 512)),
     ],
 )
 @pytest.mark.parametrize("gib", [8, 512])  # Memory decides what replay holds, and nothing else.
@@ -95,8 +95,8 @@ def test_a_machine_gets_what_it_bears(preset, cores, gpu, expected, gib):
         (1, True, 1, 1),
         (2, True, 1, 1),
         (4, True, 2, 1),
-        (16, True, 11, 1),  # 16 - trainer - 3 loaders - writer
-        (64, True, 57, 1),
+        (16, True, 9, 1),  # 16 - trainer - 5 loaders - writer
+        (64, True, 54, 1),
     ],
 )
 def test_the_cores_are_shared_out(cores, gpu, processes, threads):
@@ -180,9 +180,9 @@ def test_a_gpu_that_the_learner_may_not_use_changes_nothing():
 
 def test_samplers_and_loaders_take_cores_from_actors_beside_a_gpu():
     box = machine(16, gpu=True)
-    assert layout(sized(config(replay={"num_samplers": 3}), box))[0] == 11  # The loaders draw for themselves.
+    assert layout(sized(config(replay={"num_samplers": 3}), box))[0] == 9  # The loaders draw for themselves.
     apart = replace(config(replay={"num_samplers": 3}), transport=TransportConfig(shared_memory=False))
-    assert layout(sized(apart, box))[0] == 8  # Three loaders receive what three samplers draw.
+    assert layout(sized(apart, box))[0] == 8  # Half, as 5 loaders and 3 samplers would leave 6.
     assert layout(sized(replace(apart, learner=LearnerConfig(num_loaders=1)), box))[0] == 10
 
 
@@ -194,7 +194,7 @@ def test_actors_that_wait_for_samples_leave_their_cores_to_the_learner(samples_p
     ratio = {"samples_per_insert": samples_per_insert}
     assert layout(sized(config(replay={**ratio, "inserts_wait": True}), machine(16)))[0] == processes
     assert layout(sized(config(replay=ratio), machine(16)))[0] == 8
-    assert layout(sized(config(replay={**ratio, "inserts_wait": True}), machine(16, gpu=True)))[0] == 11
+    assert layout(sized(config(replay={**ratio, "inserts_wait": True}), machine(16, gpu=True)))[0] == 9
 
 
 @pytest.mark.parametrize(
@@ -212,8 +212,8 @@ def test_the_learner_computes_on_the_cores_of_actors_that_wait_for_it(cores, sam
 def test_explains_why_there_are_more_threads_than_cores():
     tree = config(replay={"samples_per_insert": 17.5, "inserts_wait": True})
     assert explain(tree, machine(2), images())[2] == (
-        "learner: 2 threads beside 1 core of actors that are busy for 25% of the time; replay, 1 loader and evaluator "
-        "share what is left of 2"
+        "learner: 2 threads; actors use 1 core, busy 25% of the time; replay, 1 loader and evaluator "
+        "share the rest of 2 cores"
     )
     assert "busy" not in "\n".join(explain(tree, machine(16, gpu=True), images()))
 
@@ -271,17 +271,24 @@ def test_a_batch_that_was_asked_for_stays():
     assert sized(config(batch_size=48), machine(64, gpu=True)).learner.batch_size == 48
 
 
+def test_continuous_actions_are_learned_in_float32_on_every_machine():
+    tree = Config(learner=LearnerConfig(bfloat16="auto", device="cuda"))
+    continuous, box = replace(vectors(), num_actions=0, action_size=2), machine(gpu=True)
+    assert sized(tree, box, schema=continuous).learner.bfloat16 == "off"
+    assert any("float32: policy and critics are too small" in line for line in explain(tree, box, continuous))
+
+
 @pytest.mark.parametrize(
     ("asked", "device", "formats", "expected"),
     [
-        ("auto", "cpu", {}, ("off", "float32: this processor has no bfloat16")),
-        ("auto", "cpu", {"cpu_bfloat16": True}, ("on", "bfloat16, which this processor has")),
-        ("auto", "auto", {}, ("on", "bfloat16, which this GPU has")),
+        ("auto", "cpu", {}, ("off", "float32: this CPU does not support bfloat16")),
+        ("auto", "cpu", {"cpu_bfloat16": True}, ("on", "bfloat16: this CPU supports it")),
+        ("auto", "auto", {}, ("on", "bfloat16: this GPU supports it")),
         (
             "auto",
             "cuda",
             {"gpu_bfloat16": False, "cpu_bfloat16": True},
-            ("off", "float32: this GPU has no bfloat16"),
+            ("off", "float32: this GPU does not support bfloat16"),
         ),
         ("off", "auto", {"cpu_bfloat16": True}, ("off", "float32")),
         ("on", "auto", {}, ("on", "bfloat16")),
@@ -289,7 +296,7 @@ def test_a_batch_that_was_asked_for_stays():
             "on",
             "cpu",
             {},
-            ("on", "bfloat16, which this processor only emulates, slowly: --learner.bfloat16 off"),
+            ("on", "bfloat16, which is slow on this CPU: set --learner.bfloat16 off"),
         ),
     ],
 )
@@ -314,7 +321,7 @@ def test_a_network_that_is_too_small_for_a_processors_bfloat16_computes_in_float
     tree = Config(learner=LearnerConfig(bfloat16="auto", device=device), network=NetworkConfig(**network))
     box = machine(gpu=True, cpu_bfloat16=True)
     assert size_to_machine(tree, box, schema).learner.bfloat16 == expected
-    said = any("so small" in line for line in explain(tree, box, schema))
+    said = any("slower for a network of this size" in line for line in explain(tree, box, schema))
     assert said == (expected == "off")
 
 
@@ -341,28 +348,31 @@ def test_vectors_under_lz4_are_reckoned_at_its_bound():
 
 
 def test_the_tables_hold_a_record_each_and_a_tree_of_twice_the_next_power_of_two():
-    assert table_bytes(config(replay={"capacity": 60_000})) == 60_000 * 40 + 2 * 65_536 * 8
-    assert table_bytes(config(replay={"capacity": 65_536})) == 65_536 * 40 + 2 * 65_536 * 8
+    assert table_bytes(config(replay={"capacity": 60_000}), images()) == 60_000 * 56 + 2 * 65_536 * 8
+    assert table_bytes(config(replay={"capacity": 65_536}), images()) == 65_536 * 56 + 2 * 65_536 * 8
 
 
 @pytest.mark.parametrize("capacity", [50_000, 65_536, 65_537, 2_000_000])
-def test_the_tables_are_those_of_the_store(capacity):
-    file_bytes = Sizes(capacity, 0, num_streams=360).file_bytes
-    assert 0 <= file_bytes - table_bytes(config(replay={"capacity": capacity})) < 2**20  # header, streams, whole pages
+@pytest.mark.parametrize("actions", [{}, {"num_actions": 0, "action_size": 3}, {"num_actions": 90, "masked": True}])
+def test_the_tables_are_those_of_the_store(capacity, actions):
+    schema = replace(vectors(), **actions)
+    tables = table_bytes(config(replay={"capacity": capacity}), schema)
+    rest = Sizes(capacity, 0, num_streams=360).file_bytes(schema) - tables
+    assert 0 <= rest < 2**20  # header, streams, whole pages
 
 
 def test_each_shard_has_tables_for_its_share():
     sharded = config(replay={"capacity": 131_074, "num_shards": 2})
-    assert table_bytes(sharded) == 2 * (65_537 * 40 + 2 * 131_072 * 8)
+    assert table_bytes(sharded, images()) == 2 * (65_537 * 56 + 2 * 131_072 * 8)
 
 
 def test_each_shard_takes_a_core_for_its_writer_and_for_its_samplers_where_loaders_do_not_draw():
     tree = replace(Config(), replay=replace(Config().replay, num_shards=4))
-    assert layout(sized(tree, machine(16, gpu=True)))[0] == 16 - 1 - 3 - 4
-    assert layout(sized(tree, machine(64, gpu=True)))[0] == 64 - 1 - 5 - 4  # trainer, loaders, writers
+    assert layout(sized(tree, machine(20, gpu=True)))[0] == 10  # Half, as 4 writers and 6 loaders would leave 9.
+    assert layout(sized(tree, machine(64, gpu=True)))[0] == 64 - 1 - 8 - 4  # trainer, loaders, writers
     sockets = replace(tree, transport=replace(tree.transport, shared_memory=False))
     samplers = tree.replay.num_samplers
-    assert layout(sized(sockets, machine(64, gpu=True)))[0] == 64 - 1 - 5 - 4 * (1 + samplers)
+    assert layout(sized(sockets, machine(64, gpu=True)))[0] == 64 - 1 - 8 - 4 * (1 + samplers)
 
 
 def test_more_shards_than_actors_are_refused_when_the_machine_has_decided_their_number():
@@ -383,7 +393,7 @@ def test_replay_gets_what_its_capacity_takes():
 
 def test_replay_gets_no_more_than_half_of_the_memory_tables_included():
     result = sized(box=machine(gib=4))
-    assert result.replay.max_bytes + table_bytes(result) == 2 * GIB
+    assert result.replay.max_bytes + table_bytes(result, images()) == 2 * GIB
 
 
 def test_bytes_that_were_set_stay():
@@ -395,13 +405,13 @@ def test_refuses_more_replay_than_there_is_memory_and_says_which_setting():
     with pytest.raises(ConfigError) as refusal:
         sized(config(replay={"max_bytes": 24 * GIB}))
     assert str(refusal.value) == (
-        "replay needs 24.1 GiB of memory, but there are 24.0 GiB: 24.0 GiB of frames (lower replay.max_bytes) "
-        "and 108.3 MiB of records and sum-tree (lower replay.capacity 2,000,000)"
+        "the replay memory needs 24.1 GiB of RAM, but the host has 24.0 GiB: 24.0 GiB of frames "
+        "(lower replay.max_bytes) and 138.8 MiB of records and sum-tree (lower replay.capacity 2,000,000)"
     )
 
 
 def test_takes_exactly_what_there_is():
-    room = 24 * GIB - table_bytes(Config())
+    room = 24 * GIB - table_bytes(Config(), images())
     assert sized(config(replay={"max_bytes": room})).replay.max_bytes == room
     with pytest.raises(ConfigError, match=r"lower replay\.max_bytes"):
         sized(config(replay={"max_bytes": room + 1}))
@@ -412,20 +422,20 @@ def test_refuses_a_replay_that_could_never_begin():
     with pytest.raises(ConfigError) as refusal:
         sized(tree, machine(gib=2))
     assert str(refusal.value) == (
-        "replay needs 1.4 GiB to begin, 1.3 GiB of it for the frames of replay.min_size_to_sample 1,000,000 "
-        "transitions, but half of the memory is 1.0 GiB: lower replay.capacity 2,000,000 and "
+        "the replay memory needs at least 1.4 GiB, 1.3 GiB of it for the frames of replay.min_size_to_sample 1,000,000 "
+        "transitions, but half of the RAM is 1.0 GiB: lower replay.capacity 2,000,000 and "
         "replay.min_size_to_sample, or set replay.max_bytes"
     )
 
 
 def test_refuses_tables_that_do_not_fit():
-    with pytest.raises(ConfigError, match=r"replay needs 112.1 GiB to begin.*lower replay\.capacity 2,147,483,648"):
+    with pytest.raises(ConfigError, match=r"needs at least 144.1 GiB.*lower replay\.capacity 2,147,483,648"):
         sized(config(replay={"capacity": 2**31}))
 
 
 @pytest.mark.parametrize("fields", [{"cores": 0}, {"memory_bytes": 0}])
 def test_refuses_what_is_not_a_machine(fields):
-    with pytest.raises(ConfigError, match="a machine has"):
+    with pytest.raises(ConfigError, match="of a machine must be >= 1"):
         Machine(**{"cores": 1, "memory_bytes": 1, "gpu": False, **fields})
 
 
@@ -456,40 +466,40 @@ def test_explains_a_small_machine():
     assert explain(Config(), machine(), images()) == [
         "machine: 2 cores, 24.0 GiB of memory, no GPU",
         "actors: 1 process x 16 environments = 16 streams for 16 actors",
-        "learner: 1 thread beside 1 core of actors; replay, 1 loader and evaluator share what is left of 2",
+        "learner: 1 thread; actors use 1 core; replay, 1 loader and evaluator share the rest of 2 cores",
         "  batches of 512; float32",
-        "replay: 2.6 GiB of frames + 108.3 MiB of records and sum-tree = 11% of memory",
-        "  frames take about 1,400 bytes a transition: room for 2,000,000 of replay.capacity 2,000,000",
+        "replay: 2.6 GiB of frames + 138.8 MiB of records and sum-tree = 11% of memory",
+        "  frames take about 1,400 bytes per transition: 2,000,000 fit; replay.capacity is 2,000,000",
     ]
 
 
 def test_explains_a_large_machine_where_memory_is_short():
     assert explain(Config(), machine(16, gib=4, gpu=True), images()) == [
         "machine: 16 cores, 4.0 GiB of memory, a GPU",
-        "actors: 11 processes x 16 environments = 176 streams for 176 actors",
-        "learner: GPU, 1 thread beside 11 cores of actors; replay, 3 loaders and evaluator share what is left of 16",
+        "actors: 9 processes x 16 environments = 144 streams for 144 actors",
+        "learner: GPU, 1 thread; actors use 9 cores; replay, 5 loaders and evaluator share the rest of 16 cores",
         "  batches of 512; float32",
-        "replay: 1.9 GiB of frames + 108.3 MiB of records and sum-tree = 50% of memory",
-        "  frames take about 1,400 bytes a transition: room for 1,452,806 of replay.capacity 2,000,000",
+        "replay: 1.9 GiB of frames + 138.8 MiB of records and sum-tree = 50% of memory",
+        "  frames take about 1,400 bytes per transition: 1,429,949 fit; replay.capacity is 2,000,000",
     ]
 
 
 def idle_cores(tree, box):
-    return [line.strip() for line in explain(tree, box, images()) if "have no work" in line]
+    return [line.strip() for line in explain(tree, box, images()) if "cores are idle" in line]
 
 
 def test_says_why_a_part_of_a_large_machine_has_nothing_to_do_and_what_would_change_that():
     pong = PRESETS["pong"].config
     assert idle_cores(pong, machine(128, gib=512, gpu=True)) == [
-        "about 20 of 128 cores have no work: 200 actors in 100 processes, as a memory of 200,000 holds 1,000 "
-        "transitions of each; a higher --replay.capacity or --actors gives them some"
+        "about 17 of 128 cores are idle: 200 actors in 100 processes, because each needs 1,000 of "
+        "replay.capacity 200,000; raise --replay.capacity or --actors to use them"
     ]
     assert idle_cores(config(num_actors=100), machine(192, gib=512, gpu=True)) == [
-        "about 84 of 192 cores have no work: 100 actors in 100 processes; a higher --actors gives them some"
+        "about 81 of 192 cores are idle: 100 actors in 100 processes; raise --actors to use them"
     ]
     assert idle_cores(pong, machine(192, gib=512)) == [
-        "about 85 of 192 cores have no work: the learner's batch is too small for more than 64 threads; a higher "
-        "--learner.batch-size gives them some"
+        "about 85 of 192 cores are idle: the learner's batch is too small for more than 64 threads; raise "
+        "--learner.batch-size to use them"
     ]
 
 
@@ -504,26 +514,26 @@ def test_says_when_this_host_leaves_actor_ids_to_others():
     lines = explain(config(num_actors=5, num_processes=2, envs_per_process=2), machine(), images())
     assert lines[1:3] == [
         "actors: 2 processes x 2 environments = 4 streams for 5 actors",
-        "  1 actor id must come from other hosts, or raise actor.num_processes or actor.envs_per_process",
+        "  run 1 more actor on other hosts, or raise actor.num_processes or actor.envs_per_process",
     ]
 
 
 def test_warns_when_the_bytes_that_were_set_may_never_hold_enough_to_begin():
     lines = explain(config(replay={"max_bytes": 1_400 * 49_999}), machine(), images())
     assert lines[-1] == (
-        "  fewer than replay.min_size_to_sample 50,000: unless frames are smaller than that, training never begins; "
-        "raise replay.max_bytes"
+        "  warning: training starts at replay.min_size_to_sample 50,000 transitions, which fit only if frames are "
+        "smaller than estimated: raise replay.max_bytes"
     )
 
 
 def test_cuda_without_a_gpu_is_refused_never_a_silent_cpu():
     config = Config(learner=LearnerConfig(device="cuda"))
-    with pytest.raises(ConfigError, match="--device cuda, but there is no GPU here that torch can use"):
+    with pytest.raises(ConfigError, match="--device cuda, but PyTorch finds no GPU on this host"):
         size_to_machine(config, Machine(cores=2, memory_bytes=2**36, gpu=False), images())
     size_to_machine(config, Machine(cores=2, memory_bytes=2**36, gpu=True), images())
 
 
-@pytest.mark.parametrize(("gpu", "asked", "loaders"), [(False, 0, 1), (True, 0, 3), (False, 3, 3), (True, 1, 1)])
+@pytest.mark.parametrize(("gpu", "asked", "loaders"), [(False, 0, 1), (True, 0, 5), (False, 3, 3), (True, 1, 1)])
 def test_a_gpu_gets_more_loaders_and_what_was_asked_for_stays(gpu, asked, loaders):
     tree = Config(learner=LearnerConfig(num_loaders=asked))
     assert sized(tree, machine(cores=16, gpu=gpu)).learner.num_loaders == loaders
@@ -538,5 +548,17 @@ def test_the_memory_of_replays_own_host_bounds_it_and_not_the_learners():
     assert apart.replay.max_bytes == sized(box=machine(gib=64)).replay.max_bytes > sized(box=small).replay.max_bytes
     given = {"host_bytes": large, "max_bytes": 40 * GIB}
     assert sized(config(replay=given), small).replay.max_bytes == 40 * GIB
-    with pytest.raises(ConfigError, match=r"needs 65.* of memory, but there are 64\.0 GiB"):
+    with pytest.raises(ConfigError, match=r"needs 65.* of RAM, but the host has 64\.0 GiB"):
         sized(config(replay={**given, "max_bytes": 65 * GIB}), machine(gib=512))
+
+
+def test_a_head_keeps_no_core_for_actors_and_takes_their_number_as_it_was_given():
+    tree = config(num_actors=64, batch_size=0, device="cpu")
+    head = replace(tree, run=RunConfig(head=True))
+    alone, beside = sized(head, machine(16)), sized(tree, machine(16))
+    assert layout(alone) == (0, 16, 64, 14)
+    assert alone.learner.num_threads > beside.learner.num_threads
+    assert sized(alone, machine(16)) == alone
+    assert "actors: 64, all on other hosts" in explain(head, machine(16), images())
+    assert not any("must come from" in line for line in explain(head, machine(16), images()))
+    assert sized(replace(head, actor=ActorConfig(num_actors=2))).actor.envs_per_process == 2

@@ -25,7 +25,7 @@ from apex.errors import ConfigError
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"actor": {"n_step": 3}}, "actor must be an ActorConfig, got {'n_step': 3}"),
+        ({"actor": {"n_step": 3}}, "actor must be of the type ActorConfig, got {'n_step': 3}"),
         (
             {"learner": LearnerConfig(batch_size=101), "replay": ReplayConfig(min_size_to_sample=100)},
             "learner.batch_size 101 must be <= replay.min_size_to_sample 100",
@@ -55,7 +55,7 @@ from apex.errors import ConfigError
         ),
         (
             {"replay": ReplayConfig(num_shards=2), "transport": TransportConfig(receipts_port=65_530)},
-            "transport.receipts_port + port_offset must be <= 65535 for every shard, got 65540 for the last of 2",
+            "transport.receipts_port + port_offset must be <= 65535 for every shard and loader, got 65540",
         ),
     ],
 )
@@ -93,7 +93,7 @@ def test_each_shard_has_ports_of_its_own_ten_apart():
 def test_each_loader_has_a_port_of_its_own_for_batches():
     transport = TransportConfig(port_offset=100)
     assert [transport.port("batches", loader) for loader in range(3)] == [52_102, 52_112, 52_122]
-    with pytest.raises(ConfigError, match=r"batches_port .* for every loader, got 65632 for the last of 64"):
+    with pytest.raises(ConfigError, match=r"batches_port .* got 65542"):
         Config(learner=LearnerConfig(num_loaders=64), transport=TransportConfig(port_offset=13_000))
 
 
@@ -133,7 +133,7 @@ def test_names_and_types_that_do_not_exist_are_refused(tree, message):
     [
         ({"experience_port": 1023}, "transport.experience_port must be an integer from 1024 to 65535, got 1023"),
         ({"port_offset": 20_000}, "transport.experience_port + port_offset must be from 1024 to 65535, got 71001"),
-        ({"lease_seconds": 2.9}, "transport.lease_seconds must be >= 3 heartbeats, got 2.9"),
+        ({"lease_seconds": 2.9}, "transport.lease_seconds 2.9 must be >= 3 x heartbeat_seconds 1.0"),
         ({"bind": "0.0.0.0"}, "transport.bind '0.0.0.0' is not a loopback address"),
         ({"bind": "10.0.0.1"}, "--transport.keys keys"),
     ],

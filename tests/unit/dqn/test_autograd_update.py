@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from apex.algorithms.gradient_step import DeviceBatch, Updated
+from apex.algorithms.graph_update import WARM_UP_STEPS, GraphUpdate, place
+from apex.algorithms.optimizers import clip_gradients, make_optimizer, step_if
+from apex.algorithms.parameters import flatten_parameters
 from apex.config import LearnerConfig, NetworkConfig
 from apex.dqn import autograd_update
-from apex.dqn.autograd_update import (
-    WARM_UP_STEPS,
-    EagerUpdate,
-    GraphUpdate,
-    _changed_by,
-    clip_gradients,
-    make_update,
-    place,
-    step_or_undo,
-)
-from apex.dqn.gradient_step import DeviceBatch, Updated, UpdateFigures
-from apex.dqn.networks import QNetwork, flatten_parameters, make_network
-from apex.dqn.optimizers import make_optimizer
+from apex.dqn.autograd_update import EagerUpdate, make_update
+from apex.dqn.networks import QNetwork, make_network
 from apex.types import Schema
 
 PIXELS = Schema(frame_shape=(84, 84), frame_dtype="uint8", stack=4, num_actions=6, n_step=3, codec="lz4")
@@ -37,6 +32,15 @@ B = 8
 def plainly(monkeypatch):
     """As a user's networks go; what is made of our own is compared with it in test_written_update."""
     monkeypatch.setattr(autograd_update, "has_manual_backward", lambda network: False)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Sums of several threads differ in their last bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def make_batch(seed=0):
@@ -51,7 +55,7 @@ def make_batch(seed=0):
 
 
 def cut(batch, size):
-    return DeviceBatch(batch.stacks[:, :size], *(row[:size] for row in batch[1:]))
+    return DeviceBatch(batch.stacks[:, :size], *(row[:size] for row in batch.tensors[1:]))
 
 
 def make_step(**settings):
@@ -71,7 +75,7 @@ def test_bfloat16_gives_the_loss_and_the_gradients_of_float32():
     fast, fast_network, _ = make_step(bfloat16="on")
     batch = make_batch()
     expected, got = plain(batch), fast(batch)
-    torch.testing.assert_close(got.figures.loss, expected.figures.loss, rtol=0.02, atol=0)
+    torch.testing.assert_close(got.figures["loss"], expected.figures["loss"], rtol=0.02, atol=0)
     torch.testing.assert_close(got.td_errors, expected.td_errors, rtol=0.02, atol=0.02)
     wanted, found = gradient(plain_network), gradient(fast_network)
     assert torch.cosine_similarity(wanted, found, dim=0) > np.cos(np.radians(3))
@@ -93,7 +97,7 @@ def test_the_gradient_is_that_of_the_weighted_loss_through_s_alone():
         total = total + batch.weights[row] * 0.5 * delta**2 / B
     total.backward()
     updated = update(batch)
-    torch.testing.assert_close(updated.figures.loss, total.detach(), rtol=1e-4, atol=0)
+    torch.testing.assert_close(updated.figures["loss"], total.detach(), rtol=1e-4, atol=0)
     torch.testing.assert_close(gradient(online), gradient(twin), rtol=1e-3, atol=1e-6)
     assert all(parameter.grad is None for parameter in target.parameters())
 
@@ -109,9 +113,9 @@ def test_both_states_in_one_pass_give_the_same_loss_td_errors_and_gradients(opti
     for seed in range(2):
         batch = make_batch(seed)
         expected, got = plain(batch), one(batch)
-        torch.testing.assert_close(got.figures.loss, expected.figures.loss, rtol=1e-4, atol=0)
+        torch.testing.assert_close(got.figures["loss"], expected.figures["loss"], rtol=1e-4, atol=0)
         torch.testing.assert_close(got.td_errors, expected.td_errors, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(got.figures.mean_q, expected.figures.mean_q, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(got.figures["mean_q"], expected.figures["mean_q"], rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(gradient(one_network), gradient(plain_network), rtol=1e-3, atol=1e-6)
     assert passes == [2 * B] * 2
     assert all(parameter.grad is None for parameter in target.parameters())
@@ -212,13 +216,10 @@ def test_two_threads_take_halves_or_one_judges_and_more_share_every_operation(
     for index in range(buffers):
         network.register_buffer(f"buffer{index}", torch.zeros(1))
     before = torch.get_num_threads()
-    try:
-        config = LearnerConfig(num_threads=num_threads, batch_size=batch_size)
-        update = make_update(config, network, network, torch.optim.SGD(network.parameters()), CPU)
-        assert (len(update._networks), update._judge_aside) == (parts, aside)
-        assert torch.get_num_threads() == shared_by
-    finally:
-        torch.set_num_threads(before)
+    config = LearnerConfig(num_threads=num_threads, batch_size=batch_size)
+    update = make_update(config, network, network, torch.optim.SGD(network.parameters()), CPU)
+    assert (len(update._networks), update._judge_aside, update.torch_threads) == (parts, aside, shared_by)
+    assert torch.get_num_threads() == before  # It is the process's to set.
 
 
 @pytest.mark.parametrize(("device", "one_pass"), [("cpu", False), ("cuda", True)])
@@ -258,10 +259,10 @@ def test_the_figures_are_what_their_names_say():
         q = online(batch.stacks[0])
     updated = step(batch)
     figures = updated.figures
-    torch.testing.assert_close(figures.td_error, updated.td_errors.mean())
-    torch.testing.assert_close(figures.mean_q, q.max(1).values.mean())
-    torch.testing.assert_close(figures.loss, (batch.weights * updated.td_errors**2 / 2).mean())
-    torch.testing.assert_close(figures.gradient_norm.double(), gradient(online).norm(), rtol=1e-4, atol=0)
+    torch.testing.assert_close(figures["td_error"], updated.td_errors.mean())
+    torch.testing.assert_close(figures["mean_q"], q.max(1).values.mean())
+    torch.testing.assert_close(figures["loss"], (batch.weights * updated.td_errors**2 / 2).mean())
+    torch.testing.assert_close(figures["gradient_norm"].double(), gradient(online).norm(), rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -282,6 +283,22 @@ def test_channels_last_changes_neither_values_nor_what_travels():
     assert place(network, CPU) is network
 
 
+class Video(nn.Sequential):
+    """A network with a convolution over time, which says that it was moved to a GPU."""
+
+    def to(self, device, memory_format=torch.preserve_format):
+        assert device.type == "cuda"
+        return super().to(memory_format=memory_format)
+
+
+def test_on_a_gpu_only_images_weights_get_another_order_of_memory():
+    video = place(Video(nn.Conv3d(1, 2, 3), nn.Conv2d(2, 3, 3), nn.Linear(4, 5)), torch.device("cuda"))
+    volume, image, line = (layer.weight for layer in video)
+    assert image.is_contiguous(memory_format=torch.channels_last)
+    assert volume.is_contiguous()
+    assert line.is_contiguous()
+
+
 # --- the graph, with a stand-in for CUDA that records and replays -----------------------------------------------------
 
 
@@ -294,7 +311,7 @@ class Recorder:
 
     def __call__(self, batch):
         self.calls += 1
-        result = Updated(torch.zeros(B), torch.tensor(True), UpdateFigures(*torch.zeros(4)))
+        result = Updated(torch.zeros(B), torch.tensor(True), {})
 
         def run():
             self.total += batch.weights[0]
@@ -317,10 +334,12 @@ def recorder(monkeypatch):
                 run()
 
     @contextmanager
-    def record(graph, stream):
+    def record(graph, stream, capture_error_mode):
         recorder.recording = True
-        yield
-        recorder.recording = False
+        try:
+            yield
+        finally:
+            recorder.recording = False
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", record)
@@ -330,6 +349,7 @@ def recorder(monkeypatch):
 
 def test_every_batch_is_learned_from_once_and_the_step_recorded_once(recorder):
     step = GraphUpdate(recorder)
+    assert (step.is_warming_up, step.recorded) == (True, False)
     for number in range(1, 11):
         batch = make_batch()._replace(weights=torch.full((B,), float(number)))
         updated = step(batch)
@@ -337,14 +357,47 @@ def test_every_batch_is_learned_from_once_and_the_step_recorded_once(recorder):
         assert float(updated.td_errors[0]) == number
         assert float(recorder.total) == number * (number + 1) / 2
     assert recorder.calls == WARM_UP_STEPS + 1
+    assert (step.is_warming_up, step.recorded) == (False, True)
+
+
+def test_a_recorded_update_needs_the_threads_of_the_update_it_records():
+    step, _, _ = make_step(num_threads=2)
+    assert GraphUpdate(step).torch_threads == step.torch_threads
+
+
+def test_an_update_that_cannot_be_recorded_is_made_one_by_one_for_good(recorder, caplog):
+    """As CUDA has it with a network that waits for the GPU: what was recorded until then is thrown away."""
+
+    def update(batch):
+        if recorder.recording:
+            recorder.calls += 1
+            raise torch.AcceleratorError("operation not permitted when stream is capturing\nand more")
+        return recorder(batch)
+
+    step = GraphUpdate(update)
+    for number in range(1, 11):
+        updated = step(make_batch()._replace(weights=torch.full((B,), float(number))))
+        assert float(updated.td_errors[0]) == number
+        assert float(recorder.total) == number * (number + 1) / 2
+    assert recorder.calls == 10 + 1
+    (record,) = caplog.records
+    assert "as a CUDA graph (operation not permitted when stream is capturing)" in record.message
+
+
+def test_what_an_update_raises_that_is_not_recorded_is_raised(recorder):
+    def update(batch):
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        GraphUpdate(update)(make_batch())
 
 
 # --- updates that are not made ----------------------------------------------------------------------------------------
 
 
 def contents(step, online):
-    optimizer = step._optimizer
-    return [tensor.clone() for tensor in (*online.parameters(), *_changed_by(optimizer))]
+    averages = [value for state in step._optimizer.state.values() for value in state.values()]
+    return [tensor.detach().clone() for tensor in (*online.parameters(), *averages)]
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
@@ -377,36 +430,70 @@ def test_a_gradient_that_is_not_finite_is_enough():
     online.register_forward_hook(lambda network, inputs, output: Backward.apply(output))
     before = contents(step, online)
     updated = step(make_batch())
-    assert torch.isfinite(updated.figures.loss)
+    assert torch.isfinite(updated.figures["loss"])
     assert not updated.finite
     assert all(map(torch.equal, before, contents(step, online)))
 
 
+def make_twins(optimizer):
+    """The same network twice, its convolution's weights in a GPU's order of memory, with an optimizer each."""
+    networks = [nn.Sequential(nn.Conv2d(2, 3, 2), nn.Flatten(), nn.Linear(3, 2)) for _ in range(2)]
+    networks[1].load_state_dict(networks[0].state_dict())
+    for network in networks:
+        network[0].weight.data = network[0].weight.data.contiguous(memory_format=torch.channels_last)
+    config = LearnerConfig(batch_size=B, optimizer=optimizer)
+    return networks, [make_optimizer(config, network.parameters()) for network in networks]
+
+
+def give_gradients(networks, value):
+    for network in networks:
+        for parameter in network.parameters():
+            parameter.grad = torch.full_like(parameter, value)
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 @pytest.mark.parametrize("first", [True, False])
-def test_a_step_can_be_taken_back_without_a_look_also_the_first_one(optimizer, first):
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+def test_a_step_can_be_left_out_without_a_look_also_the_first_one(optimizer, first, bad):
     """As CUDA has it: what was skipped leaves no trace in what comes after."""
-    networks = [nn.Linear(3, 2) for _ in range(2)]
-    networks[1].load_state_dict(networks[0].state_dict())
-    config = LearnerConfig(batch_size=B, optimizer=optimizer)
-    tried, plain = (make_optimizer(config, network.parameters()) for network in networks)
-
-    def gradients(value):
-        for network in networks:
-            for parameter in network.parameters():
-                parameter.grad = torch.full_like(parameter, value)
-
+    networks, (tried, plain) = make_twins(optimizer)
     if not first:
-        gradients(0.5)
-        step_or_undo(tried, torch.tensor(True))
+        give_gradients(networks, 0.5)
+        step_if(torch.tensor(True), tried)
         plain.step()
-    gradients(float("nan"))
-    step_or_undo(tried, torch.tensor(False))
-    gradients(0.25)
-    step_or_undo(tried, torch.tensor(True))
+    give_gradients(networks, bad)
+    step_if(torch.tensor(False), tried)
+    give_gradients(networks, 0.25)
+    step_if(torch.tensor(True), tried)
     plain.step()
     for one, other in zip(*(network.parameters() for network in networks), strict=True):
         assert torch.equal(one, other)
+    for one, other in zip(tried.state.values(), plain.state.values(), strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in other)
+
+
+class Operations(TorchDispatchMode):
+    """Counts what is asked of the device, views aside. An operation on a list of tensors is one."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        self.count += not function.is_view
+        return function(*arguments, **(keywords or {}))
+
+
+@pytest.mark.parametrize(("optimizer", "most"), [("adam", 2), ("rmsprop", 5)])
+def test_to_leave_a_step_out_takes_few_operations_however_many_tensors_there_are(optimizer, most):
+    """Each operation is a kernel of the graph at least: a choice for every tensor alone was half of all of them."""
+    networks, (tried, plain) = make_twins(optimizer)
+    give_gradients(networks, 0.5)
+    counts = []
+    for step in (partial(step_if, torch.tensor(True), tried), plain.step):
+        step()
+        with Operations() as operations:
+            step()
+        counts.append(operations.count)
+    assert counts[0] - counts[1] <= most
 
 
 @pytest.mark.parametrize("max_norm", [0.5, 1e6])

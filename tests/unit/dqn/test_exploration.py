@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from apex.dqn.exploration import epsilon_greedy, epsilon_ladder
-from apex.errors import ConfigError
+from apex.errors import UsageError
 
 
 def make_q(num_streams, num_actions=4, best=2):
@@ -43,7 +43,7 @@ def test_the_ladder_is_float64():
 
 
 def test_refuses_a_ladder_of_no_actors():
-    with pytest.raises(ConfigError, match="num_actors must be >= 1 to have epsilons, got 0"):
+    with pytest.raises(UsageError, match="num_actors must be >= 1 to have epsilons, got 0"):
         epsilon_ladder(0, 0.4, 7.0)
 
 
@@ -84,3 +84,24 @@ def test_the_same_seed_explores_alike_whatever_the_network_says():
     epsilon_greedy(q, np.zeros(100), first)
     epsilon_greedy(-q, np.ones(100), second)
     assert np.array_equal(epsilon_greedy(q, epsilon, first), epsilon_greedy(q, epsilon, second))
+
+
+MASK = np.array([[True, False, True, False], [False, False, False, True]])
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.5, 1.0])
+def test_only_allowed_actions_are_chosen(epsilon):
+    q = np.array([[1.0, 9.0, 2.0, 9.0], [9.0, 9.0, 9.0, -5.0]], np.float32)
+    q, mask = np.tile(q, (2_000, 1)), np.tile(MASK, (2_000, 1))
+    action = epsilon_greedy(q, np.full(4_000, epsilon), np.random.default_rng(0), mask)
+    assert mask[np.arange(4_000), action].all()
+    share = (action[::2] == 0).mean()  # of the action that is allowed and not greedy; four standard deviations
+    assert abs(share - epsilon / 2) < 4 * (0.25 / 2_000) ** 0.5
+    assert (share == 0) == (epsilon == 0)
+
+
+def test_the_number_of_draws_does_not_depend_on_what_is_allowed():
+    generators = [np.random.default_rng(0) for _ in range(2)]
+    for mask, rng in zip((MASK, MASK[::-1]), generators, strict=True):
+        epsilon_greedy(np.zeros((2, 4), np.float32), np.ones(2), rng, mask)
+    assert generators[0].random() == generators[1].random()

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from apex.dqn.losses import double_q_errors, double_q_loss, importance_weights, loss_and_gradients
+from apex.algorithms.losses import importance_weights
+from apex.dqn.losses import double_q_errors, double_q_loss, loss_and_gradients
 
 
 def batch(size=1, seed=0):
@@ -120,7 +121,7 @@ def test_only_the_value_of_the_action_taken_receives_a_gradient(kind):
 def test_refuses_a_column_that_would_broadcast(name):
     arguments = batch(4)
     arguments[name] = arguments[name].unsqueeze(1)
-    with pytest.raises(ValueError, match=rf"{name} has shape \[4, 1\], but there are 4 values"):
+    with pytest.raises(ValueError, match=rf"{name} has shape \[4, 1\], expected \[4\]"):
         double_q_loss(**arguments, kind="squared")
 
 
@@ -158,3 +159,18 @@ def test_a_row_that_cannot_be_learned_from_has_no_weight(exponent):
 def test_refuses_what_is_not_the_probability_of_something_drawn(probability):
     with pytest.raises(ValueError, match="must be positive"):
         importance_weights(np.array([0.5, probability]), 10, 0.4)
+
+
+def test_the_next_action_is_the_best_of_those_that_are_allowed():
+    """Online the second is best, and the third of those allowed; the target network gives that 0.25."""
+    rows = row(next_q=[[1.0, 9.0, 2.0]], next_q_target=[[8.0, 4.0, 0.25]], q=[[0.0, 0.0, 0.0]])
+    rows.pop("importance_weights")
+    free, bound = (double_q_errors(**rows, next_mask=mask) for mask in (None, torch.tensor([[True, False, True]])))
+    assert (free - bound).item() == pytest.approx(rows["discount"].item() * (4.0 - 0.25))
+
+
+def test_a_terminal_state_that_allows_nothing_is_worth_nothing():
+    rows = row(discount=[0.0])
+    rows.pop("importance_weights")
+    mask = torch.zeros(rows["next_q"].shape, dtype=torch.bool)
+    assert torch.equal(double_q_errors(**rows, next_mask=mask), double_q_errors(**rows))

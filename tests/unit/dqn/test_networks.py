@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from apex.algorithms.parameters import dormant_share, flatten_parameters, load_parameters, num_parameters
 from apex.config import NetworkConfig
-from apex.dqn.networks import dormant_share, flatten_parameters, load_parameters, make_network, num_parameters, q_values
-from apex.errors import ConfigError
+from apex.dqn.networks import make_network, q_values
+from apex.errors import UsageError
 from apex.types import Schema
 
 
@@ -240,14 +241,14 @@ def naive_share(network, schema):
 
 
 def test_refuses_images_that_vanish_in_the_convolutions():
-    with pytest.raises(ConfigError, match=r"35 x 35 pixels .* need 36 x 36: raise environment.image_size"):
+    with pytest.raises(UsageError, match=r"35 x 35 pixels .* need at least 36 x 36: raise environment.image_size"):
         make_network(small(), images(35), seed=1)
 
 
 @pytest.mark.parametrize("shape", [(), (84, 84, 3)])
 def test_refuses_frames_that_are_neither_images_nor_vectors(shape):
     schema = Schema(frame_shape=shape, frame_dtype="uint8", stack=1, num_actions=2, n_step=1, codec="raw")
-    with pytest.raises(ConfigError, match="neither images"):
+    with pytest.raises(UsageError, match="neither images"):
         make_network(small(), schema, seed=1)
 
 
@@ -310,14 +311,14 @@ def test_parameters_load_from_the_bytes_of_a_message():
 def test_refuses_parameters_of_another_network_and_changes_nothing(shape, text):
     module = nn.Linear(3, 2)
     before = flatten_parameters(module)
-    with pytest.raises(ConfigError, match=rf"{text} do not fit a network of 8.*network\.\* settings"):
+    with pytest.raises(UsageError, match=rf"{text}, but this network has 8.*network\.\* settings"):
         load_parameters(module, np.zeros(shape, np.float32))
     assert np.array_equal(flatten_parameters(module), before)
 
 
 @pytest.mark.parametrize("function", [flatten_parameters, num_parameters])
 def test_refuses_tensors_that_are_not_float32(function):
-    with pytest.raises(ConfigError, match=r"'num_batches_tracked' of the network is int64.*LayerNorm"):
+    with pytest.raises(UsageError, match=r"the network's tensor 'num_batches_tracked' is int64.*LayerNorm"):
         function(nn.BatchNorm1d(3))
 
 
@@ -426,23 +427,26 @@ def test_a_program_started_anywhere_finds_a_factory_beside_it(folder):
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        ("no_such_module:good", r"cannot import 'no_such_module' here \(/.*ModuleNotFoundError"),
-        ("my_broken_networks:good", r"cannot import 'my_broken_networks' here \(/.*SyntaxError"),
+        ("no_such_module:good", r"cannot import 'no_such_module' in the folder /.*ModuleNotFoundError"),
+        ("my_broken_networks:good", r"cannot import 'my_broken_networks' in the folder /.*SyntaxError"),
         (":good", r"cannot import ''"),
         ("my_networks:missing", r"'my_networks' has no function or class 'missing'"),
         ("my_networks:number", r"'my_networks' has no function or class 'number'"),
         ("my_networks:raises", r"raised KeyError: 'lost'"),
         ("my_networks:not_a_module", r"must return a torch.nn.Module, got function"),
-        ("my_networks:shape", r"given float32\[2, 1, 4\], returned float32\[2, 3\]; it must be finite float32\[2, 2\]"),
-        ("my_networks:dtype", r"returned float64\[2, 2\]; it must be finite float32\[2, 2\]"),
-        ("my_networks:infinite", r"returned \[\[inf, inf\], \[inf, inf\]\]; it must be finite"),
-        ("my_networks:a_tuple", r"returned tuple; it must be"),
+        (
+            "my_networks:shape",
+            r"given float32\[2, 1, 4\], returned float32\[2, 3\]; the output must be finite float32\[2, 2\]",
+        ),
+        ("my_networks:dtype", r"returned float64\[2, 2\]; the output must be finite float32\[2, 2\]"),
+        ("my_networks:infinite", r"returned \[\[inf, inf\], \[inf, inf\]\]; the output must be finite"),
+        ("my_networks:a_tuple", r"returned tuple; the output must be"),
         ("my_networks:fails", r"given float32\[2, 1, 4\], raised RuntimeError"),
-        ("my_networks:constant", r"depends on no parameter that can learn"),
-        ("my_networks:batch_norm", r"'1.num_batches_tracked' of the network is int64"),
+        ("my_networks:constant", r"does not depend on any trainable parameter"),
+        ("my_networks:batch_norm", r"the network's tensor '1.num_batches_tracked' is int64"),
     ],
 )
 def test_refuses_a_factory_that_cannot_serve_and_names_it(folder, factory, message):
-    with pytest.raises(ConfigError, match=message) as refusal:
+    with pytest.raises(UsageError, match=message) as refusal:
         custom(factory)
     assert f"network.factory {factory!r}" in str(refusal.value)

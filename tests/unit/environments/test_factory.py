@@ -26,8 +26,8 @@ from support.environments import (
     play,
 )
 
-from apex.environments.factory import describe, kind
-from apex.errors import ConfigError
+from apex.environments.factory import describe, kind, make_environment
+from apex.errors import UsageError
 
 gymnasium.register_envs(ale_py)
 
@@ -83,14 +83,6 @@ class ChannelsFirst(Pictures):
 class Undrawable(Counter):
     def __init__(self, render_mode=None):
         super().__init__()
-
-
-class Steering(Counter):
-    action_space = spaces.Box(-1, 1, (2,))
-
-
-class TwoHands(Counter):
-    action_space = spaces.MultiDiscrete([3, 3])
 
 
 class Board(Counter):
@@ -149,22 +141,54 @@ def test_a_gymnasium_environment_goes_before_an_atari_game_of_the_same_name():
         ("cartpole-v1", "'cartpole-v1' is unknown; did you mean .*CartPole-v1"),
         ("LunarLander-v2", "'LunarLander-v2' is unknown; did you mean .*LunarLander-v3"),
         ("Pong-ram-v4", "did you mean .*ALE/Pong-v5"),
-        ("Qqqqqqqq-v0", r"unknown; it may be an Atari game \(ALE/Pong-v5\), any Gymnasium id, or package.module:fac"),
-        ("no_such_module:make", "'no_such_module:make': cannot import 'no_such_module' here .*ModuleNotFoundError"),
+        ("Qqqqqqqq-v0", r"unknown; it must be an Atari game \(ALE/Pong-v5\), a Gymnasium id, or package.module:fac"),
+        (
+            "no_such_module:make",
+            "'no_such_module:make': cannot import 'no_such_module' in the folder .*ModuleNotFoundError",
+        ),
         ("no_such_module:Name-v0", "'no_such_module:Name-v0' cannot be made: ModuleNotFoundError"),
         (f"{__name__}:nothing", "has no function or class 'nothing'"),
         (here(not_an_environment), "must return a gymnasium.Env, got int"),
         (here(broken_factory), "cannot be made: OSError: no such level"),
-        (here(Steering), r"action space Box\(-1.0, 1.0, \(2,\), float32\): only discrete actions are supported"),
-        (here(TwoHands), r"action space MultiDiscrete\(\[3 3\]\): only discrete actions are supported"),
-        ("Pendulum-v1", "only discrete actions are supported"),
-        (here(ChannelsFirst), r"images of shape \[3, 50, 60\]: they must be \[height, width\]"),
+        (here(ChannelsFirst), r"images of shape \[3, 50, 60\], but they must be \[height, width\]"),
         (here(Sentences), "has the observation space Sequence"),
     ],
 )
 def test_refuses_what_it_cannot_make_and_says_why(name, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UsageError, match=message):
         describe(make_config(name), 3)
+
+
+class Sized(Counter):
+    def __init__(self, length, end="terminated", render_mode=None):
+        super().__init__(length, end)
+        self.render_mode = render_mode
+
+
+def test_arguments_reach_the_factory_and_gymnasium():
+    environment = make(here(Sized), 1, args={"length": 2, "end": "truncated"})
+    _, steps = play(environment, np.zeros((2, 1), np.int64))
+    assert [step.truncated.tolist() for step in steps] == [[False], [True]]
+    assert describe(make_config("FrozenLake-v1", args={"map_name": "8x8"}), 3).frame_shape == (64,)
+    _, steps = play(make("CartPole-v1", 1, args={"max_episode_steps": 1}), np.zeros((1, 1), np.int64))
+    assert steps[0].truncated.tolist() == [True]
+    make(here(Sized), 1, pictures=True, args={"length": 2}).close()
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "message"),
+    [
+        (here(Sized), {}, "cannot be made: TypeError: .*missing 1 required positional argument: 'length'"),
+        (here(Sized), {"size": 3}, "cannot be made: TypeError: .*unexpected keyword argument 'size'"),
+        ("CartPole-v1", {"size": 3}, "cannot be made: TypeError: .*unexpected keyword argument 'size'"),
+        ("ALE/Pong-v5", {"mode": 3}, r"environment.args \{'mode': 3\}: ALE/Pong-v5 takes no arguments"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(name, args, message):
+    config = make_config(name, args=args)
+    for look in (lambda: describe(config, 3), lambda: kind(config), lambda: make_environment(config, 1, seed=0)):
+        with pytest.raises(UsageError, match=message):
+            look()
 
 
 def test_a_factory_in_the_current_directory_is_found(tmp_path, monkeypatch):
@@ -234,7 +258,7 @@ def test_tells_what_becomes_of_images(game, told):
 
 
 def test_refuses_a_grid_of_cells_that_resizing_would_blur():
-    with pytest.raises(ConfigError, match=r"15 x 84 pixels.*resized to 84 x 84.*FlattenObservation"):
+    with pytest.raises(UsageError, match=r"15 x 84 pixels.*resized to 84 x 84.*FlattenObservation"):
         describe(make_config(here(Grid)), 3)
 
 
@@ -354,6 +378,20 @@ def test_a_lost_life_is_told_apart_from_the_end_of_the_game():
     assert {count for game in games for count in game} == {4}  # Five lives: the last one ends the game.
 
 
+def test_the_lives_at_the_frame_limit_are_those_of_the_next_game_so_that_a_life_lost_there_is_unknown():
+    """Once ALE tells them apart, AtariEnvironment can report such a life."""
+    games = AtariVectorEnv(
+        "breakout", 1, autoreset_mode="SameStep", max_num_frames_per_episode=400, episodic_life=False
+    )
+    games.reset(seed=np.array([1]))
+    infos, truncated = [], np.zeros(1, bool)
+    while not truncated.any():
+        *_, truncated, info = games.step(np.array([1]))
+        infos.append(info)
+    assert (infos[-2]["lives"][0], infos[-1]["lives"][0]) == (1, 5)
+    assert set(infos[-1]) - set(infos[-2]) == {"final_obs"}
+
+
 def test_breakout_goes_on_by_itself_only_where_a_lost_life_is_followed_by_fire():
     nothing = np.zeros((300, 2), np.int64)
     _, steps = play(make("breakout", 2), nothing)
@@ -374,6 +412,7 @@ def test_fire_takes_the_place_of_the_one_action_after_a_lost_life(game, fire):
         pressed = chosen if fire is None else np.where(lost, fire, chosen)
         step, other = by_itself.step(chosen), by_hand.step(pressed)
         check_equal(step, other)
+        assert np.array_equal(step.played, pressed)
         lost = other.life_lost
         num_lost += lost.sum()
         if lost.any() and t > 500:  # A game that is begun anew owes nothing to the one before.
@@ -584,8 +623,8 @@ def test_close_closes_every_environment():
 
 def test_describing_closes_what_it_made_also_when_it_refuses():
     envs = []
-    FACTORY.make = lambda: envs.append(Steering()) or envs[-1]
-    with pytest.raises(ConfigError):
+    FACTORY.make = lambda: envs.append(Sentences()) or envs[-1]
+    with pytest.raises(UsageError):
         describe(make_config(here(made_by_the_test)), 3)
     assert [env.closed for env in envs] == [True]
 
@@ -642,5 +681,5 @@ def test_a_picture_that_was_not_asked_for_at_the_start_is_refused(name):
     [(make_counter, "cannot be made with render_mode='rgb_array': TypeError"), (Undrawable, "cannot be drawn.*None")],
 )
 def test_refuses_to_draw_what_cannot_be_drawn(factory, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UsageError, match=message):
         make(here(factory), pictures=True)

@@ -19,9 +19,9 @@ from support.environments import (
     play,
 )
 
-from apex.environments.factory import EnvironmentFailure, describe, make_environment
+from apex.environments.factory import describe, make_environment
 from apex.environments.fault_budget import FORGIVEN_STEPS, MAX_FAULTS, FaultBudget
-from apex.errors import ConfigError
+from apex.errors import EnvironmentFailure, UsageError
 
 NAME = here(made_by_the_test)
 
@@ -53,20 +53,20 @@ BAD_ANSWERS = [
     ({"reward": float("nan")}, "returned the reward nan, which is not finite"),
     ({"reward": float("-inf")}, "returned the reward -inf, which is not finite"),
     ({"reward": 1e14}, r"returned the reward 1e+14, which is not within +-1e+13"),
-    ({"reward": None}, "returned the reward None, which is no number"),
-    ({"reward": "much"}, "returned the reward 'much', which is no number"),
-    ({"reward": np.ones(2)}, "returned the reward array([1., 1.]), which is no number"),
+    ({"reward": None}, "returned the reward None, which is not a number"),
+    ({"reward": "much"}, "returned the reward 'much', which is not a number"),
+    ({"reward": np.ones(2)}, "returned the reward array([1., 1.]), which is not a number"),
     ({"observation": np.array([1, np.nan])}, "returned the observation [1.0, nan], which is not finite"),
-    ({"observation": np.array([1, 1e300])}, "returned the observation [1.0, 1e+300], beyond what float32 can hold"),
+    ({"observation": np.array([1, 1e300])}, "returned the observation [1.0, 1e+300], which is too large for float32"),
     ({"observation": np.zeros(3)}, "returned an observation float64[3], which does not belong to Box"),
     ({"observation": np.zeros((1, 2))}, "returned an observation float64[1, 2], which does not belong to Box"),
     ({"observation": None}, "returned an observation object[], which does not belong to Box"),
     ({"observation": "ab"}, "returned an observation <U2[], which does not belong to Box"),
     ({"observation": np.array(["a", "b"])}, "raised TypeError: must be real number, not str"),
-    ({"terminated": None}, "returned terminated None, where True or False was asked for"),
-    ({"truncated": np.array([True, False])}, "returned truncated array([ True, False]), where"),
-    ({"answer": (np.zeros(2), 1.0, False, {})}, "returned tuple of 4 from its step, where (observation, reward, "),
-    ({"answer": None}, "returned NoneType from its step, where (observation, reward, terminated, truncated, info)"),
+    ({"terminated": None}, "returned terminated None, expected True or False"),
+    ({"truncated": np.array([True, False])}, "returned truncated array([ True, False]), expected"),
+    ({"answer": (np.zeros(2), 1.0, False, {})}, "returned tuple of 4 from its step, expected (observation, reward, "),
+    ({"answer": None}, "returned NoneType from its step, expected (observation, reward, terminated, truncated, info)"),
 ]
 
 
@@ -77,7 +77,7 @@ def test_a_fault_is_named_and_cuts_off_one_episode_of_one_stream(fault, words, c
     steps = [environment.step(np.zeros(3, np.int64)) for _ in range(3)]
     (said,) = warnings_of(caplog)
     assert f"{NAME}: environment 1 of 3 {words}" in said
-    assert "at step 2; its episode is cut off, and it is made anew (fault 1 here)" in said
+    assert "at step 2; ending its episode and creating the environment again (fault 1 in this process)" in said
     assert [None if step.failed is None else step.failed.tolist() for step in steps] == [
         None,
         [False, True, False],
@@ -232,7 +232,7 @@ def test_a_reset_of_the_old_kind_is_told_what_is_asked_for():
             return np.zeros(2)
 
     FACTORY.make = Old
-    with pytest.raises(EnvironmentFailure, match=r"returned float64\[2\], where \(observation, info\) was asked for"):
+    with pytest.raises(EnvironmentFailure, match=r"returned float64\[2\], expected \(observation, info\)"):
         make(NAME).reset()
 
 
@@ -264,8 +264,8 @@ def test_faults_without_end_are_raised_with_the_first_cause():
     with pytest.raises(EnvironmentFailure) as raised:
         play_on(environment, np.zeros((MAX_FAULTS, 2), np.int64))
     assert str(raised.value) == (
-        f"{NAME}: environment 0 of 2 raised ValueError: later, at step 6: more than 10 faults in a row end it; "
-        f"the first: {NAME}: environment 0 of 2 raised KeyError: 'first', at step 1"
+        f"{NAME}: environment 0 of 2 raised ValueError: later, at step 6: more than 10 faults in a row; "
+        f"the first fault: {NAME}: environment 0 of 2 raised KeyError: 'first', at step 1"
     )
     assert isinstance(raised.value.__cause__, ValueError)
 
@@ -282,7 +282,7 @@ def test_an_environment_that_can_not_be_made_again_ends_it_too():
     FACTORY.make = factory
     environment = make_environment(make_config(NAME), 2, seed=1)
     environment.reset()
-    with pytest.raises(EnvironmentFailure, match=r"no licence.*the first: .*KeyError: 'door', at step 1"):
+    with pytest.raises(EnvironmentFailure, match=r"no licence.*the first fault: .*KeyError: 'door', at step 1"):
         environment.step(np.zeros(2, np.int64))
 
 
@@ -293,7 +293,9 @@ def test_a_rare_fault_is_borne_for_ever_and_its_log_has_an_end(caplog):
             patience.step()
         patience.bear(1, KeyError("now and then"))
     assert patience.num_faults == 2 * MAX_FAULTS
-    assert [said.rpartition("(")[2] for said in warnings_of(caplog)] == [f"fault {n} here)" for n in (1, 2, 4, 8, 16)]
+    assert [said.rpartition("(")[2] for said in warnings_of(caplog)] == [
+        f"fault {n} in this process)" for n in (1, 2, 4, 8, 16)
+    ]
 
 
 # The rest
@@ -319,7 +321,7 @@ def test_a_close_that_fails_keeps_no_other_open(caplog):
 @pytest.mark.parametrize(
     ("render", "words"),
     [
-        (lambda self: [[0, 0, 0]], r"rendered list of 1, where uint8\[H, W, 3\] was asked for"),
+        (lambda self: [[0, 0, 0]], r"rendered list of 1, expected uint8\[H, W, 3\]"),
         (lambda self: 1 / 0, r"raised ZeroDivisionError: division by zero \(in its render\)"),
     ],
 )
@@ -335,7 +337,7 @@ def test_a_rendering_that_fails_or_is_no_picture_is_a_failure(render, words, mon
 @pytest.mark.parametrize(
     ("space", "words"),
     [
-        (spaces.Box(0, 1, (2_000, 1_000), np.float32), "2,000,000 values, where 1 ... 1,048,576 can be learned from"),
+        (spaces.Box(0, 1, (2_000, 1_000), np.float32), "2,000,000 values, but 1 ... 1,048,576 are supported"),
         (spaces.Box(0, 255, (0, 5, 3), np.uint8), "empty"),
         (spaces.Graph(spaces.Discrete(2), None), "Graph"),
         (spaces.Tuple([spaces.Sequence(spaces.Discrete(2)), spaces.Discrete(2)]), "Sequence"),
@@ -346,7 +348,7 @@ def test_observations_that_cannot_be_learned_from_are_refused_before_the_start(s
         observation_space = space
 
     FACTORY.make = Odd
-    with pytest.raises(ConfigError, match=f"(?s)environment.id '{NAME}' has .*{words}"):
+    with pytest.raises(UsageError, match=f"(?s)environment.id '{NAME}' has .*{words}"):
         describe(make_config(NAME), 3)
 
 

@@ -12,8 +12,9 @@ import torch
 from support.policy_runs import CARTPOLE, NETWORK, make_run
 
 import apex
+from apex.algorithms.parameters import flatten_parameters
 from apex.config import EnvironmentConfig
-from apex.dqn.networks import flatten_parameters, make_network
+from apex.dqn.networks import make_network
 from apex.environments.factory import describe
 from apex.evaluation.command import main
 from apex.runs.checkpoints.policy_file import BEST, PolicyInfo, save_policy
@@ -84,6 +85,11 @@ def test_a_random_policy_needs_no_run(capsys):
     assert (result["checkpoint"], result["epsilon"], result["updates"]) == (None, 1.0, None)
 
 
+def test_a_random_policy_acts_with_values_where_actions_are_continuous(capsys):
+    result = evaluate(capsys, "--random", "--env", "Pendulum-v1", "--episodes", 10)
+    assert -1_600 < result["mean"] < -900  # about -1,220 with a standard deviation of 290 of one game
+
+
 def test_one_game_has_no_interval(capsys):
     assert evaluate(capsys, "--random", "--env", "CartPole-v1", "--episodes", 1)["interval"] is None
 
@@ -123,7 +129,7 @@ def test_torchs_threads_are_the_callers_again(tmp_path):
 )
 def test_the_function_refuses_what_the_command_does(tmp_path, options, message):
     run = make_run(tmp_path, best=70)
-    with pytest.raises(apex.ConfigError, match=message):
+    with pytest.raises(apex.UsageError, match=message):
         apex.evaluate(run.path, **options)
 
 
@@ -172,11 +178,10 @@ def test_a_damaged_last_checkpoint_gives_way_to_the_one_before(tmp_path, capsys)
     [
         (["nowhere"], "nowhere is not a run folder: no such folder"),
         (["--random"], "--random needs --env ID"),
-        (["--random", "--env", "CartPole-v1", "mine"], "not the run mine: give one of the two"),
-        (["--random", "--env", "CartPole-v1", "--checkpoint", "best"], "--checkpoint belongs to a run"),
-        (["--env", "CartPole-v1"], "--env CartPole-v1 belongs to --random"),
+        (["--random", "--env", "CartPole-v1", "mine"], "--random and the run mine exclude each other"),
+        (["--random", "--env", "CartPole-v1", "--checkpoint", "best"], "--checkpoint and --random exclude each other"),
+        (["--env", "CartPole-v1"], "--env CartPole-v1 needs --random"),
         (["--random", "--env", "CartPool-v1"], "did you mean CartPole-v1"),
-        (["--random", "--env", "Pendulum-v1"], "only discrete actions are supported"),
         (["--episodes", "0"], "--episodes: must be an integer of at least 1, got 0"),
         (["--envs", "many"], "--envs: must be an integer of at least 1, got 'many'"),
         (["--epsilon", "2"], "--epsilon: must be a number from 0 to 1, got 2.0"),
@@ -200,17 +205,19 @@ def test_help_is_no_mistake(capsys):
     assert "full games (default 30)" in capsys.readouterr().out
 
 
-def test_asks_which_run_and_names_the_latest(tmp_path, capsys, monkeypatch):
+def test_without_a_run_it_takes_the_newest_and_names_it(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert "no run in runs: apex train starts one" in refuse(capsys)
+    assert "no run in runs; start one with apex train" in refuse(capsys)
     make_run("runs")
-    assert "which run? The latest: apex evaluate runs/mine" in refuse(capsys)
+    said = refuse(capsys)
+    assert "using the newest run: runs/mine\n" in said
+    assert "has neither a best policy nor a checkpoint yet" in said
 
 
 def test_a_run_without_a_policy_says_what_is_missing(tmp_path, capsys):
     run = make_run(tmp_path)
     assert "has neither a best policy nor a checkpoint yet" in refuse(capsys, run.path)
-    assert "has no best policy: no evaluation was finished" in refuse(capsys, run.path, "--checkpoint", "best")
+    assert "has no best policy, because no evaluation was finished" in refuse(capsys, run.path, "--checkpoint", "best")
     assert "--checkpoint must be best, last or a path, got 'bets'" in refuse(capsys, run.path, "--checkpoint", "bets")
 
 
@@ -231,7 +238,7 @@ def test_a_policy_of_other_observations_is_refused(tmp_path, capsys):
         score=None,
     )
     save_policy(run.checkpoints / BEST, flatten_parameters(network), info)
-    words = "float32[1, 4] and 2 actions, not float32[1, 6] and 3 actions"
+    words = "it has float32[1, 4] and 2 actions, expected float32[1, 6] and 3 actions"
     assert words in refuse(capsys, run.path)
 
 

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from support.scripted import ScriptedEnvironment
 
-from apex.evaluation import episodes as games_module
 from apex.evaluation.episodes import Episode, evaluation_seed, play, summarize
 from apex.runtime.lifecycle import Stop
 
 
-def forward(observation):
+def forward(observation, mask):
     return np.ones(len(observation), np.int64)
 
 
@@ -59,7 +58,7 @@ def test_the_policy_sees_each_observation_and_its_action_is_played():
     environment = ScriptedEnvironment([[[0.0] * 3]])
     seen = []
 
-    def policy(observation):
+    def policy(observation, mask):
         seen.append(float(observation[0, 0, 0]))
         return np.array([int(observation[0, 0, 0]) % 2])
 
@@ -150,15 +149,13 @@ def test_who_has_played_its_games_may_rest_while_others_play_on():
     assert environment.rested == [(2, 3), (1, 4), (0, 10)]
 
 
-def test_who_rests_has_no_game_that_does_not_end(caplog, monkeypatch):
-    monkeypatch.setattr(games_module, "ENDLESS_STEPS", 40)
+def test_who_rests_has_no_game_that_does_not_end(caplog):
     environment = ScriptedEnvironment([[[0.0] * 30, [0.0] * 30], [[0.0] * 3, [0.0] * 500]])
-    assert len(play(environment, forward, 3)) == 3
+    assert len(play(environment, forward, 3, endless_steps=40)) == 3
     assert not caplog.records
 
 
-def test_a_game_that_does_not_end_is_told(caplog, monkeypatch):
-    monkeypatch.setattr(games_module, "ENDLESS_STEPS", 40)
-    play(ScriptedEnvironment([[[0.0] * 39], [[0.0] * 90]]), forward, 2)
+def test_a_game_that_does_not_end_is_told(caplog):
+    play(ScriptedEnvironment([[[0.0] * 39], [[0.0] * 90]]), forward, 2, endless_steps=40)
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said == "game 1 of 2 has not ended in 40 steps: without a time limit in the environment there is no score"
+    assert said == ("environment 1 (of 2): its game has not ended after 40 steps; add a time limit to the environment")

@@ -13,10 +13,10 @@ from support.messages import as_json
 from support.scripted import ScriptedEnvironment
 from torch import nn
 
+from apex.algorithms.parameters import flatten_parameters
 from apex.config import Config, EvaluatorConfig, RunConfig
-from apex.dqn.networks import flatten_parameters
-from apex.environments.factory import EnvironmentFailure
-from apex.errors import ConfigError
+from apex.dqn.algorithm import DqnAgent
+from apex.errors import ConfigError, EnvironmentFailure, UsageError
 from apex.evaluation.episodes import Episode, evaluation_seed, summarize
 from apex.evaluation.evaluator import Evaluator, make_policy
 from apex.learning.coordinator.metric_rows import evaluation_row
@@ -78,7 +78,7 @@ class ShortSleeps(Clock):
 class Trial:
     """One evaluator with everything around it. Plays `scores` in order, one list of games per play."""
 
-    def __init__(self, *parameters, scores=(), stop_score=None, seed=3, on_play=lambda trial: None, **settings):
+    def __init__(self, *parameters, scores=(), stop_score=None, seed=3, life=0, on_play=lambda trial: None, **settings):
         self.stop, self.clock = Stop(), ShortSleeps()
         self.learner = Learner(*parameters, stop=self.stop, clock=self.clock)
         self.made = []  # (num_envs, seed)
@@ -88,9 +88,10 @@ class Trial:
         settings = {"period_seconds": 0.0, "episodes": 2, "num_envs": 2, "epsilon": 0.0, **settings}
         self.evaluator = Evaluator(
             Config(seed=seed, run=RunConfig(stop_score=stop_score), evaluator=EvaluatorConfig(**settings)),
-            Table(),
+            DqnAgent(Table()),
             newest=self.learner.newest,
             keep=self.learner.keep,
+            life=life,
             make_environment=self.make_environment,
             clock=self.clock,
             sleep=self.clock.sleep,
@@ -104,8 +105,8 @@ class Trial:
         self.environments.append(ScriptedEnvironment(games))
         return self.environments[-1]
 
-    def run(self):
-        self.evaluator.run(self.stop)
+    def run(self, final=lambda: None):
+        self.evaluator.run(self.stop, final)
         return self.learner.results
 
 
@@ -151,34 +152,45 @@ def test_parameters_come_with_a_result_that_none_before_has_beaten():
 # --- the stop score -------------------------------------------------------------------------------------------------
 
 
+def games(mean, spread, count=100):
+    """Scores with that mean, half of them above it."""
+    return [mean - spread, mean + spread] * (count // 2)
+
+
 def test_a_mean_below_the_stop_score_is_not_played_again():
-    (result,) = Trial(make_parameters(1), scores=[[9.0, 10.0]], stop_score=10.0, confirm_episodes=3).run()
+    (result,) = Trial(make_parameters(1), scores=[[9.0, 10.0]], stop_score=10.0).run()
     assert (result.confirmed, result.mean, result.episodes) == (False, 9.5, 2)
 
 
 def test_a_mean_at_the_stop_score_is_confirmed_by_more_games_of_which_alone_it_reports():
-    trial = Trial(
-        make_parameters(1), scores=[[10.0, 10.0], [10.0, 11.0, 12.0]], stop_score=10.0, confirm_episodes=3, num_envs=3
-    )
+    trial = Trial(make_parameters(1), scores=[[10.0, 10.0], games(11.0, 1.0)], stop_score=10.0, num_envs=100)
     (result,) = trial.run()
-    assert (result.confirmed, result.mean, result.scores) == (True, 11.0, [10.0, 11.0, 12.0])
+    assert (result.confirmed, result.mean, sorted(result.scores)) == (True, 11.0, sorted(games(11.0, 1.0)))
+
+
+@pytest.mark.parametrize(("mean", "confirmed"), [(480.0, False), (490.0, True)])
+def test_a_mean_above_the_stop_score_is_confirmed_once_its_95_percent_interval_lies_above(mean, confirmed):
+    """A standard deviation of 40 over 100 games is one of 4 of their mean: the interval reaches 8 below it."""
+    trial = Trial(make_parameters(1), scores=[[500.0] * 2, games(mean, 40.0)], stop_score=475.0, num_envs=100)
+    (result,) = trial.run()
+    assert result.mean == mean
+    assert result.low == pytest.approx(mean - 8, abs=1)
+    assert result.confirmed == confirmed
+
+
+def test_fewer_than_100_games_cannot_confirm_a_score():
+    with pytest.raises(ConfigError, match=r"confirm_episodes must be an integer from 100 to 10000, got 99"):
+        EvaluatorConfig(confirm_episodes=99)
 
 
 def test_luck_is_not_confirmed():
-    trial = Trial(
-        make_parameters(1), scores=[[20.0, 20.0], [1.0, 2.0, 3.0]], stop_score=10.0, confirm_episodes=3, num_envs=3
-    )
+    trial = Trial(make_parameters(1), scores=[[20.0, 20.0], games(2.0, 1.0)], stop_score=10.0, num_envs=100)
     (result,) = trial.run()
     assert (result.confirmed, result.mean) == (False, 2.0)
 
 
-def test_without_confirming_games_the_mean_alone_is_enough():
-    (result,) = Trial(make_parameters(1), scores=[[10.0, 10.0]], stop_score=10.0).run()
-    assert result.confirmed
-
-
 def test_without_a_stop_score_nothing_is_confirmed():
-    (result,) = Trial(make_parameters(1), scores=[[1e9, 1e9]], confirm_episodes=3).run()
+    (result,) = Trial(make_parameters(1), scores=[[1e9, 1e9]]).run()
     assert (result.confirmed, result.episodes) == (False, 2)
 
 
@@ -188,7 +200,7 @@ def test_without_a_stop_score_nothing_is_confirmed():
 def test_every_play_has_fresh_games_and_the_same_seed_plays_the_same_ones():
     def seeds(seed):
         parameters = [make_parameters(version) for version in range(3)]
-        trial = Trial(*parameters, scores=[[1.0] * 5] * 6, seed=seed, stop_score=1.0, confirm_episodes=5)
+        trial = Trial(*parameters, scores=[[1.0] * 100] * 6, seed=seed, stop_score=1.0)
         trial.run()
         return [seed for _, seed in trial.made]
 
@@ -197,8 +209,18 @@ def test_every_play_has_fresh_games_and_the_same_seed_plays_the_same_ones():
     assert not set(seeds(3)) & set(seeds(4))
 
 
+def test_an_evaluator_that_starts_again_plays_none_of_the_games_of_its_earlier_lives():
+    seeds = []
+    for life in (1, 2):
+        trial = Trial(*[make_parameters(version) for version in range(3)], life=life)
+        trial.run()
+        seeds += [seed for _, seed in trial.made]
+    assert len(set(seeds)) == 6
+
+
 def test_a_result_tells_which_games_it_is_of():
-    trial = Trial(make_parameters(1), make_parameters(2), stop_score=1.0, confirm_episodes=3, num_envs=2)
+    scores = [[1.0] * 100] * 4
+    trial = Trial(make_parameters(1), make_parameters(2), scores=scores, stop_score=1.0, num_envs=2)
     for result in trial.run():
         assert (result.num_envs, result.seed) in trial.made[1::2]  # Those that confirm, which alone it reports.
     assert len({result.seed for result in trial.learner.results}) == 2
@@ -235,7 +257,8 @@ def test_the_next_evaluation_starts_a_period_after_the_last_one_started():
 @pytest.mark.parametrize(("period", "starts"), [(1.0, [0.0, 5.0, 6.0]), (60.0, [0.0, 60.0, 120.0])])
 def test_rests_when_a_confirmed_score_should_end_the_run(period, starts):
     parameters = [make_parameters(version) for version in (1, 2)]
-    trial = Trial(*parameters, scores=[[9.0, 11.0], [1.0, 1.0]], stop_score=10.0, period_seconds=period)
+    scores = [[9.0, 11.0], games(12.0, 1.0), [1.0, 1.0]]
+    trial = Trial(*parameters, scores=scores, stop_score=10.0, period_seconds=period)
     trial.run()
     assert [result.confirmed for result in trial.learner.results] == [True, False]
     assert [round(start - trial.learner.asked_at[0], 6) for start in trial.learner.asked_at] == starts
@@ -275,7 +298,24 @@ def test_a_stop_during_the_confirming_games_sends_nothing():
         if len(trial.made) == 2:
             trial.stop.request()
 
-    assert Trial(make_parameters(1), stop_score=1.0, confirm_episodes=2, on_play=on_play).run() == []
+    assert Trial(make_parameters(1), stop_score=1.0, on_play=on_play).run() == []
+
+
+# --- the end of training ----------------------------------------------------------------------------------------------
+
+
+def test_the_final_parameters_are_evaluated_without_the_pause():
+    trial = Trial(make_parameters(1), make_parameters(2), period_seconds=60.0)
+    results = trial.run(lambda: 2 if trial.made else None)
+    assert results[-1].updates == 2
+    assert trial.clock.now - 100.0 < 1.0
+
+
+def test_games_of_older_parameters_are_given_up_for_the_final_ones():
+    trial = Trial(make_parameters(1), make_parameters(2), scores=[[1.0, 1.0], [5.0, 7.0]], period_seconds=60.0)
+    results = trial.run(lambda: 2 if trial.made else None)
+    assert [(result.updates, result.mean) for result in results] == [(2, 6.0)]
+    assert [environment.closed for environment in trial.environments] == [True, True]
 
 
 # --- the policy -----------------------------------------------------------------------------------------------------
@@ -283,11 +323,11 @@ def test_a_stop_during_the_confirming_games_sends_nothing():
 
 def test_a_policy_is_greedy_but_for_epsilon():
     observation = np.zeros((4000, 1, 1), np.float32)
-    greedy = make_policy(Table(0.0, 1.0), 0.0, np.random.default_rng(0))
-    assert (greedy(observation) == 1).all()
-    explores = make_policy(Table(0.0, 1.0), 0.5, np.random.default_rng(0))
+    greedy = make_policy(DqnAgent(Table(0.0, 1.0)), 0.0, np.random.default_rng(0))
+    assert (greedy(observation, None) == 1).all()
+    explores = make_policy(DqnAgent(Table(0.0, 1.0)), 0.5, np.random.default_rng(0))
     # Off-greedy with probability 0.5 / 2; four standard deviations of a binomial's mean.
-    assert abs((explores(observation) == 0).mean() - 0.25) < 4 * (0.25 * 0.75 / 4000) ** 0.5
+    assert abs((explores(observation, None) == 0).mean() - 0.25) < 4 * (0.25 * 0.75 / 4000) ** 0.5
 
 
 def test_environments_that_fail_cost_one_evaluation_and_not_the_run(caplog):
@@ -299,24 +339,24 @@ def test_environments_that_fail_cost_one_evaluation_and_not_the_run(caplog):
     (result,) = trial.run()
     assert result.updates == 2
     (said,) = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert said.getMessage() == "no evaluation of updates 1; the run goes on"
+    assert said.getMessage() == "evaluation of update 1 failed; the run continues"
     assert "environment 0 of 2 raised KeyError: 'door'" in caplog.text
 
 
 def test_environments_that_cannot_be_made_any_more_cost_one_evaluation_and_not_the_run(caplog):
     def fail_second(trial):
         if len(trial.made) == 2:
-            raise ConfigError("environment.id 'maze' cannot be made: OSError: no space for its window")
+            raise UsageError("environment.id 'maze' cannot be made: OSError: no space for its window")
 
     trial = Trial(*[make_parameters(version) for version in (1, 2, 3)], on_play=fail_second)
     assert [result.updates for result in trial.run()] == [1, 3]
-    assert "no evaluation of updates 2; the run goes on" in caplog.text
+    assert "evaluation of update 2 failed; the run continues" in caplog.text
     assert "OSError: no space for its window" in caplog.text
 
 
 def test_environments_that_were_never_made_are_refused():
     def fail(trial):
-        raise ConfigError("environment.id 'maze' cannot be made")
+        raise UsageError("environment.id 'maze' cannot be made")
 
-    with pytest.raises(ConfigError, match="'maze' cannot be made"):
+    with pytest.raises(UsageError, match="'maze' cannot be made"):
         Trial(make_parameters(1), on_play=fail).run()

@@ -9,8 +9,9 @@ import torch
 from gymnasium.utils.env_checker import check_env
 from support.policy_runs import CARTPOLE, make_run
 
-from apex import ConfigError, load_policy
+from apex import UsageError, load_policy
 from apex.config import EnvironmentConfig, NetworkConfig
+from apex.dqn.algorithm import DqnAgent
 from apex.dqn.networks import make_network
 from apex.environments.factory import describe, make_environment
 from apex.environments.single import AgentEnvironment
@@ -32,7 +33,7 @@ def make_policy(schema, **options):
             torch.from_numpy(observations(schema, 9)).float() / (255 if schema.frame_dtype == "uint8" else 1)
         )
         network.advantage.output.bias -= network.advantage(features).mean(0)
-    return Policy(info, network, path=None, **options)
+    return Policy(info, DqnAgent(network), path=None, **options)
 
 
 def observations(schema, size):
@@ -76,15 +77,15 @@ def test_observations_are_taken_as_environments_return_them():
 @pytest.mark.parametrize(
     ("schema", "observation", "message"),
     [
-        (VECTORS, np.zeros(5, np.float32), r"is float32\[4\], a batch of them float32\[B, 4\], got float32\[5\]"),
+        (VECTORS, np.zeros(5, np.float32), r"must be float32\[4\], or a batch float32\[B, 4\]; got float32\[5\]"),
         (VECTORS, 1.0, r"got float64\[\]"),
-        (VECTORS, np.array(list("abcd")), "are float32, got <U1"),
-        (STACKS, np.zeros((40, 40), np.uint8), r"is uint8\[4, 40, 40\], .* got uint8\[40, 40\]"),
-        (STACKS, np.zeros((4, 40, 40), np.float32), "are uint8, got float32"),
+        (VECTORS, np.array(list("abcd")), "must be float32, got <U1"),
+        (STACKS, np.zeros((40, 40), np.uint8), r"must be uint8\[4, 40, 40\], .* got uint8\[40, 40\]"),
+        (STACKS, np.zeros((4, 40, 40), np.float32), "must be uint8, got float32"),
     ],
 )
 def test_another_observation_is_refused_with_what_it_must_be(schema, observation, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UsageError, match=message):
         make_policy(schema)(observation)
 
 
@@ -122,14 +123,14 @@ def test_a_policy_is_loaded_from_a_run_a_checkpoint_or_a_file(tmp_path, monkeypa
         ("nowhere", {}, "nowhere is not a run folder"),
         ("mine", {"epsilon": 1.5}, r"epsilon must be a number from 0 to 1, got 1\.5"),
         ("mine", {"checkpoint": "bets"}, "must be best, last or a path, got 'bets'"),
-        ("runs/mine/checkpoints/best.safetensors", {"checkpoint": "last"}, "is one policy"),
+        ("runs/mine/checkpoints/best.safetensors", {"checkpoint": "last"}, "is a single policy"),
         ("runs/mine/manifest.json", {}, "cannot be read"),
     ],
 )
 def test_what_is_no_policy_is_refused(tmp_path, monkeypatch, source, options, message):
     monkeypatch.chdir(tmp_path)
     make_run("runs", best=70)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UsageError, match=message):
         load_policy(source, **options)
 
 
@@ -210,5 +211,5 @@ def test_pictures_are_for_those_who_ask():
     env.reset(seed=1)
     assert env.render().shape == (400, 600, 3)
     env.close()
-    with pytest.raises(ConfigError, match="render_mode must be None or 'rgb_array', got 'human'"):
+    with pytest.raises(UsageError, match="render_mode must be None or 'rgb_array', got 'human'"):
         AgentEnvironment(CARTPOLE, describe(CARTPOLE, 1), render_mode="human")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from support.films import read_gif
 
-from apex.errors import ConfigError
-from apex.evaluation.video import begin_video, check_video_path, enlarge
+from apex.errors import UsageError
+from apex.evaluation.video import Gif, begin_video, check_video_path, enlarge
 
 
 def pictures(count, height=40, width=60):
@@ -20,7 +20,10 @@ def pictures(count, height=40, width=60):
 
 
 def film(path, fps, shown):
-    video = begin_video(path, fps, "--out")
+    return record(begin_video(path, fps, "--out"), path, shown)
+
+
+def record(video, path, shown):
     for picture in shown:
         video.add(picture)
     video.close()
@@ -45,9 +48,9 @@ def test_of_a_fast_game_pictures_are_left_out_but_its_speed_stays(tmp_path, fps,
     assert sum(duration for _, duration in read) == pytest.approx(1_000 * 60 / fps, abs=10)
 
 
-def test_a_gif_ends_where_memory_would(tmp_path, monkeypatch):
-    monkeypatch.setattr("apex.evaluation.video.MAX_GIF_PICTURES", 5)
-    assert len(read_gif(film(tmp_path / "game.gif", 10.0, pictures(9)))) == 5
+def test_a_gif_ends_where_memory_would(tmp_path):
+    video = Gif(tmp_path / "game.gif", 10.0, "--out", max_pictures=5)
+    assert len(read_gif(record(video, tmp_path / "game.gif", pictures(9)))) == 5
 
 
 def test_an_mp4_has_every_picture_and_odd_sizes_lose_one_row(tmp_path):
@@ -62,7 +65,7 @@ def test_an_mp4_has_every_picture_and_odd_sizes_lose_one_row(tmp_path):
 def test_a_film_that_cannot_be_written_is_told_by_its_option_and_name(tmp_path, name):
     path = tmp_path / name
     path.symlink_to("/dev/full")
-    with pytest.raises(ConfigError, match=f"--out {path}: "):
+    with pytest.raises(UsageError, match=f"--out {path}: "):
         film(path, 15.0, pictures(3))
 
 
@@ -76,7 +79,7 @@ def test_a_film_that_cannot_be_written_is_told_by_its_option_and_name(tmp_path, 
 )
 def test_what_cannot_become_a_film_is_refused_before_any_game(tmp_path, name, words):
     (tmp_path / "folder.gif").mkdir()
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(UsageError, match=words):
         check_video_path(tmp_path / name, "--out")
 
 

@@ -12,8 +12,8 @@ from support.films import read_gif
 from support.policy_runs import make_run
 
 from apex.config import EnvironmentConfig
+from apex.errors import CheckpointError
 from apex.evaluation.watch import load_newest, main, play_games
-from apex.runs.checkpoints.checkpoint import CheckpointError
 from apex.runs.checkpoints.policy_file import BEST
 from apex.runtime.lifecycle import Stop
 
@@ -78,7 +78,7 @@ def test_without_a_display_it_writes_a_film_and_says_so(tmp_path, capsys, monkey
     monkeypatch.chdir(tmp_path)
     run = make_run(tmp_path, best=1)
     assert watch(run.path, "--seconds", 0.1) == 0
-    assert "there is no display here: this writes mine.gif" in capsys.readouterr().err
+    assert "apex watch: no display found; writing mine.gif instead" in capsys.readouterr().err
     assert (tmp_path / "mine.gif").exists()
 
 
@@ -113,7 +113,7 @@ def test_without_a_screen_or_pygame_the_remedy_is_told(tmp_path, capsys, monkeyp
         monkeypatch.setenv(name, value)
     if "DISPLAY" in environment:
         monkeypatch.setitem(sys.modules, "pygame", None)
-    words = {"SDL_VIDEODRIVER": "no window can be shown here", "DISPLAY": "pip install pygame-ce"}
+    words = {"SDL_VIDEODRIVER": "no window can be opened", "DISPLAY": "pip install pygame-ce"}
     said = refuse(capsys, make_run(tmp_path, best=1).path)
     assert words[next(iter(environment))] in said
     assert "--out game.gif" in said
@@ -143,7 +143,7 @@ def test_it_waits_for_a_runs_first_policy_and_says_so(tmp_path, capsys):
     timer.start()
     assert watch(run.path, "--out", tmp_path / "game.gif", "--seconds", 0.1) == 0
     timer.join()
-    assert f"waits for the first policy of {run.path}; Ctrl-C stops" in capsys.readouterr().err
+    assert f"waiting for the first policy of {run.path}; press Ctrl-C to stop" in capsys.readouterr().err
 
 
 class Games:
@@ -167,7 +167,7 @@ class Player:
     def __init__(self, num_updates):
         self.info = SimpleNamespace(num_updates=num_updates)
 
-    def __call__(self, observation):
+    def __call__(self, observation, mask):
         return 0
 
 
@@ -196,7 +196,7 @@ def test_a_newer_policy_plays_from_the_next_game_on(capsys):
 
 def test_a_damaged_newer_policy_leaves_the_one_before(capsys):
     assert play([1, 1], Player(10), CheckpointError("x is torn"), episodes=2) == (2, [10, 10])
-    assert capsys.readouterr().err.startswith("x is torn; the policy before it plays on\n")
+    assert capsys.readouterr().err.startswith("x is torn; the previous policy continues to play\n")
 
 
 def test_a_game_in_which_the_environment_failed_does_not_count(capsys):
@@ -216,7 +216,6 @@ def test_it_ends_after_so_many_steps_or_when_asked_to_stop():
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ([], "which run? The latest: apex watch runs/mine"),
         (["nowhere"], "nowhere is not a run folder: no such folder"),
         (["mine", "--out", "game.avi"], "--out must end in .mp4 or .gif, got game.avi"),
         (["mine", "--out", "no/game.gif"], "there is no folder no"),

@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 from support.launches import cartpole, stand_in
 
-from apex import ConfigError, TrainingError, train
+from apex import TrainingError, UsageError, train
 from apex.config import EnvironmentConfig
 from apex.launch.api import Run, train_as
 from apex.runs.folder import RunFolder
@@ -53,12 +53,12 @@ def test_a_run_that_fails_raises_its_first_cause_and_knows_its_folder(tmp_path):
 
 
 def test_a_program_that_refuses_is_a_mistake_of_the_configuration(tmp_path):
-    with pytest.raises(ConfigError, match="learner refused to run: no GPU here"):
+    with pytest.raises(UsageError, match="learner refused to run: no GPU here"):
         train_as(cartpole(tmp_path), ends_with("echo no GPU here; exit 2"), quiet=True)
 
 
 def test_what_is_no_configuration_is_refused_with_what_is():
-    with pytest.raises(ConfigError, match=r'apex.Config, as apex.preset\("pong"\), got \'cartpole\''):
+    with pytest.raises(UsageError, match=r'apex.Config, such as apex.preset\("pong"\); got \'cartpole\''):
         train("cartpole")
 
 
@@ -138,7 +138,7 @@ def test_a_module_that_trains_when_a_run_imports_it_is_refused_with_the_remedy(t
     (tmp_path / "selfish.py").write_text(SELFISH)
     monkeypatch.syspath_prepend(tmp_path)
     config = replace(cartpole(tmp_path / "runs"), environment=EnvironmentConfig(id="selfish:make"))
-    with pytest.raises(ConfigError, match=REMEDY):
+    with pytest.raises(UsageError, match=REMEDY):
         train_as(config, ENDLESS, quiet=True, stop=lambda: True)
     assert not (tmp_path / "runs").exists()
 
@@ -147,7 +147,7 @@ def test_so_is_one_that_trains_when_a_program_of_a_run_imports_it(tmp_path, monk
     program = ModuleType("__main__")
     program.__spec__ = ModuleSpec("apex.actor", None)
     monkeypatch.setitem(sys.modules, "__main__", program)
-    with pytest.raises(ConfigError, match=REMEDY):
+    with pytest.raises(UsageError, match=REMEDY):
         train_as(cartpole(tmp_path), ENDLESS, quiet=True, stop=lambda: True)
 
 

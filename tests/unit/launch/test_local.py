@@ -22,14 +22,14 @@ from apex.config import (
     TransportConfig,
     load_toml,
 )
-from apex.errors import ConfigError
+from apex.errors import FAILED, FINISHED, REFUSED, UsageError
 from apex.launch.local import main, make_programs, resume, train
 from apex.launch.monitor import RunMonitor, StatusClient
 from apex.launch.summary import command_name, summary
 from apex.launch.terminal.dashboard import History
 from apex.launch.terminal.view import LogTail
 from apex.runs.folder import RunFolder
-from apex.runtime.lifecycle import FAILED, FINISHED, REFUSED, Stop
+from apex.runtime.lifecycle import Stop
 from apex.runtime.supervisor import Ending
 from apex.transport.hello import local_host
 from apex.transport.messages.control import RefusedAnswer, StatusRequest
@@ -82,6 +82,11 @@ def test_actors_stop_first_then_evaluator_learner_replay_and_tensorboard(tmp_pat
     assert list(programs)[::-1] == ["actor", "evaluator", "learner", "replay", "tensorboard"]
 
 
+def test_a_head_has_every_program_but_the_actors(tmp_path):
+    programs = compose(make_folder(tmp_path, head=True))
+    assert list(programs) == ["tensorboard", "replay", "learner", "evaluator"]
+
+
 def test_a_run_is_over_within_ten_seconds(tmp_path):
     assert sum(program.grace_seconds for program in compose(make_folder(tmp_path)).values()) <= 9.0
 
@@ -123,6 +128,12 @@ def test_what_only_watches_is_nice_and_tensorboard_is_not_essential(tmp_path):
     programs = compose(make_folder(tmp_path))
     assert [role for role, program in programs.items() if program.niceness] == ["tensorboard", "evaluator"]
     assert [role for role, program in programs.items() if not program.essential] == ["tensorboard"]
+
+
+def test_the_crash_budget_is_that_of_the_configuration(tmp_path):
+    programs = compose(make_folder(tmp_path), run=RunConfig(crash_budget=7.5))
+    budgets = {role: program.crash_budget for role, program in programs.items()}
+    assert budgets == dict.fromkeys(("replay", "learner", "evaluator", "actor"), 7.5) | {"tensorboard": 1.0}
 
 
 def test_an_evaluator_whose_score_ends_the_run_is_not_nice(tmp_path):
@@ -285,7 +296,8 @@ def finish_checkpoint(folder, num_updates):
 
 
 @pytest.mark.parametrize(
-    ("saved", "there"), [([], "there is none"), ([200, 300], "the newest is of update 300"), ([300, 345], None)]
+    ("saved", "there"),
+    [([], "the run has no checkpoint"), ([200, 300], "the newest checkpoint is of update 300"), ([300, 345], None)],
 )
 def test_a_last_checkpoint_that_was_not_written_is_said(tmp_path, saved, there):
     folder = make_folder(tmp_path)
@@ -303,7 +315,7 @@ def test_a_finished_run_says_why_how_well_and_what_to_type_next(tmp_path):
     (folder.tensorboard / "events").touch()
     assert summary(Ending(FINISHED, ""), STATUS, folder) == [
         "finished: reached the score 475",
-        "score: 497.2 by the evaluator's last games, 500 at best",
+        "score: 497.2 in the evaluator's games of update 300, best evaluation 500",
         "123,456 steps, 345 updates in 0:01:01",
         f"run folder: {folder.path}",
         f"next: {command_name('apex')} evaluate {folder.path} --episodes 30 --video game.mp4",
@@ -317,21 +329,21 @@ def test_without_an_evaluator_the_score_is_that_of_the_actor_that_explores_least
         replace(STATUS, evaluator=EvaluatorSummary(score=None, best=None, episodes=None, updates=None)),
         make_folder(tmp_path),
     )
-    assert "score: 12 by actor 31, which explores least" in lines
+    assert "score: 12 of actor 31, which explores least" in lines
 
 
 def test_a_run_that_was_stopped_says_how_it_goes_on(tmp_path):
     folder = make_folder(tmp_path)
     (folder.checkpoints / "000000345").mkdir()
     lines = summary(Ending(FINISHED, "interrupted"), replace(STATUS, reason=""), folder)
-    assert f"go on: {command_name('apex')} train --resume {folder.path}" in lines
+    assert f"resume: {command_name('apex')} train --resume {folder.path}" in lines
 
 
 def test_what_there_is_not_yet_is_not_offered(tmp_path):
     folder = make_folder(tmp_path)
     lines = summary(Ending(FINISHED, "interrupted"), NO_GAMES, folder)
     assert lines[0] == "finished: interrupted"
-    assert lines[1] == "score: none yet: no game was over"
+    assert lines[1] == "score: none: no game was finished"
     assert lines[-1] == f"run folder: {folder.path}"
 
 
@@ -380,7 +392,7 @@ def test_a_run_that_is_going_is_not_resumed_whatever_its_replay_server_does(tmp_
     refused = []
 
     def programs(config, folder, watch):
-        with pytest.raises(ConfigError, match="mine: this run is still going") as error:
+        with pytest.raises(UsageError, match="mine: this run is still running") as error:
             resume(str(folder.path), [], Stop(), lambda *_: [])
         refused.append(error)
         assert "resumed" not in RunFolder.open(folder.path).manifest

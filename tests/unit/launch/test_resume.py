@@ -12,7 +12,7 @@ import pytest
 
 from apex.config import Config, EnvironmentConfig, ReplayConfig, RunConfig
 from apex.environments.factory import describe
-from apex.errors import ConfigError
+from apex.errors import UsageError
 from apex.launch.resume import reopen, resume_parser
 from apex.launch.resume_check import check_resume
 from apex.learning.run_save import snapshot_folder
@@ -51,7 +51,7 @@ def test_the_run_is_told_from_the_other_arguments(arguments, name, rest):
 
 @pytest.mark.parametrize("arguments", [["--resume"], ["--resume", "--seed", "2"]])
 def test_a_run_must_be_named(arguments):
-    with pytest.raises(ConfigError, match="argument --resume: expected one argument; apex train --help"):
+    with pytest.raises(UsageError, match="argument --resume: expected one argument; run apex train --help"):
         resume_parser("apex train").parse_known_args(arguments)
 
 
@@ -83,7 +83,7 @@ def test_limits_may_change_and_are_kept(folder):
     ],
 )
 def test_what_would_make_it_another_run_is_refused_by_name(folder, arguments, words):
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(UsageError) as refused:
         reopen(str(folder.path), arguments)
     assert all(word in str(refused.value) for word in words)
 
@@ -102,18 +102,20 @@ def test_a_flag_accepts_changes_that_what_is_saved_can_bear(folder):
         ["--env", "LunarLander-v3"],
         ["--actor.n-step", "5"],
         ["--learner.optimizer", "adam"],
+        ["--algorithm", "somewhere:Else"],
+        ["--dpg.num-critics", "2"],
         ["--network.hidden", "9"],
     ],
 )
 def test_no_flag_accepts_what_is_saved_would_not_fit(folder, arguments):
-    with pytest.raises(ConfigError, match="what is saved would not fit"):
+    with pytest.raises(UsageError, match="the saved files would not fit"):
         reopen(str(folder.path), arguments, accept=True)
 
 
 def test_an_environment_that_has_changed_is_refused(folder):
     manifest = {**folder.manifest, "schema": {**folder.manifest["schema"], "num_actions": 3}}
     replace_file(folder.path / "manifest.json", seal(manifest))
-    with pytest.raises(ConfigError, match="CartPole-v1 is not what it was"):
+    with pytest.raises(UsageError, match="CartPole-v1 has changed since"):
         reopen(str(folder.path), [])
 
 
@@ -123,7 +125,7 @@ def test_a_run_that_still_goes_is_refused(folder, place):
     path.touch()
     owner = FileLock(path)
     try:
-        with pytest.raises(ConfigError, match="still going"):
+        with pytest.raises(UsageError, match="still running"):
             reopen(str(folder.path), [])
     finally:
         owner.release()
@@ -133,7 +135,7 @@ def test_a_run_that_still_goes_is_refused(folder, place):
 def test_what_is_no_run_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("nowhere", ""):
-        with pytest.raises(ConfigError, match="not a run folder"):
+        with pytest.raises(UsageError, match="not a run folder"):
             reopen(name, [])
 
 
@@ -156,7 +158,7 @@ def tell(run, *, accept=False):
 
 
 def test_the_user_is_told_what_is_found(saved):
-    assert tell(saved) == ["learner: goes on at update 40, 600 steps", "replay: 600 transitions of snapshot 4"]
+    assert tell(saved) == ["learner: resumes at update 40, 600 steps", "replay: 600 transitions of snapshot 4"]
 
 
 @pytest.fixture
@@ -184,25 +186,25 @@ def test_a_snapshot_that_is_newer_than_the_memory_that_is_still_there_is_said_to
     newest = snapshots.newest()
     snapshots.commit(newest._replace(number=newest.number + 1, end_key=newest.end_key + 150))
     assert check_resume(saved, with_sizes(saved), accept=False)[1].endswith(
-        "; snapshot 5 is newer by 150, and is not taken"
+        "; snapshot 5 has 150 newer transitions, but is not used"
     )
 
 
 @pytest.mark.parametrize("sizes", [{"capacity": 5_000}, {"max_bytes": 500_000}])
 def test_a_memory_of_other_sizes_is_refused_before_anything_starts(saved, memory, sizes):
-    with pytest.raises(ConfigError, match=r"was made with replay.capacity 4000 and replay.max_bytes 400000, but"):
+    with pytest.raises(UsageError, match=r"was created with replay.capacity 4000 and replay.max_bytes 400000, but"):
         check_resume(saved, with_sizes(saved, **sizes), accept=True)
 
 
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        ({"capacity": 599}, "replay.capacity 599 must hold the snapshot's 600"),
+        ({"capacity": 599}, "replay.capacity 599 must be at least 600"),
         ({"max_bytes": 9_000}, "replay.max_bytes 9000 is too small for the snapshot"),
     ],
 )
 def test_a_memory_that_its_snapshot_would_not_fit_is_refused_before_anything_starts(saved, sizes, words):
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(UsageError, match=words):
         check_resume(saved, with_sizes(saved, **sizes), accept=True)
 
 
@@ -214,7 +216,7 @@ def test_a_memory_whose_making_was_cut_short_is_passed_over(saved, num_bytes):
         passed_over, _, replay = tell(saved)
     finally:
         path.unlink()
-    assert passed_over.startswith(f"passed over: {path}: no replay memory, its making was cut short")
+    assert passed_over.startswith(f"skipped: {path} is incomplete: its creation was interrupted")
     assert replay == "replay: 600 transitions of snapshot 4"
 
 
@@ -233,11 +235,11 @@ def write_noise(path):
 def test_a_damaged_memory_is_passed_over_for_its_snapshot_and_for_nothing_less(saved, memory, damage):
     damage(memory)
     passed_over, _, replay = check_resume(saved, with_sizes(saved), accept=False)
-    assert passed_over.startswith(f"passed over: {memory} is damaged: ")
-    assert passed_over.endswith("; the replay server removes it")
+    assert passed_over.startswith(f"skipped: {memory} is damaged: ")
+    assert passed_over.endswith("; the replay server will remove this file")
     assert replay == "replay: 600 transitions of snapshot 4"
     shutil.rmtree(saved.checkpoints / "replay")
-    with pytest.raises(ConfigError, match=r"is damaged: .*, and there is no snapshot: remove it to begin"):
+    with pytest.raises(UsageError, match=r"is damaged: .*, and there is no snapshot: remove the file to start"):
         check_resume(saved, with_sizes(saved), accept=False)
 
 
@@ -248,37 +250,41 @@ def test_the_user_is_told_what_was_passed_over_and_why(saved):
     state.unlink()
     *passed_over, learner, replay = tell(saved)
     assert len(passed_over) == 2
-    assert f"{checkpoint} cannot be read: its SHA-256 is not" in passed_over[0]
+    assert f"{checkpoint} cannot be read: its SHA-256 differs" in passed_over[0]
     assert f"{state}: No such file" in passed_over[1]
-    assert learner == "learner: goes on at update 30, 450 steps"
+    assert learner == "learner: resumes at update 30, 450 steps"
     assert replay == "replay: 450 transitions of snapshot 3"
 
 
 def test_an_older_snapshot_than_the_checkpoints_is_said_to_be(saved):
     for name in ("000000004.json", "000000004.state"):
         (saved.checkpoints / "replay" / name).unlink()
-    assert tell(saved)[-1] == ("replay: 450 transitions of snapshot 3; the checkpoint was saved with snapshot 4 of 600")
+    assert tell(saved)[-1] == (
+        "replay: 450 transitions of snapshot 3; the checkpoint was saved with snapshot 4 (600 transitions)"
+    )
 
 
 def test_a_replay_memory_that_is_gone_must_be_accepted(saved):
     shutil.rmtree(saved.checkpoints / "replay")
-    with pytest.raises(ConfigError, match="has no snapshot, but the checkpoint was saved with one of 600 transitions"):
+    with pytest.raises(UsageError, match="no snapshot; the checkpoint was saved with a snapshot of 600 transitions"):
         tell(saved)
-    assert tell(saved, accept=True)[1].startswith("replay: begins with an empty memory")
+    assert tell(saved, accept=True)[1].startswith("replay: starts with an empty memory")
 
 
 def test_checkpoints_that_are_all_gone_must_be_accepted(saved):
     saved.note_saved()
     shutil.rmtree(saved.checkpoints)
-    with pytest.raises(ConfigError, match=f"{saved.checkpoints} has no checkpoint, but one was written. Put it back"):
+    with pytest.raises(
+        UsageError, match=f"{saved.checkpoints} has no checkpoint, but the run had written one. Restore it"
+    ):
         tell(saved)
     learner, replay = tell(saved, accept=True)
-    assert learner == f"learner: begins at update 0; {saved.checkpoints} has no checkpoint, but one was written"
-    assert replay.startswith("replay: nothing here")
+    assert learner == f"learner: starts at update 0; {saved.checkpoints} has no checkpoint, but the run had written one"
+    assert replay.startswith("replay: no memory on this host")
 
 
 def test_a_run_that_saved_nothing_begins_anew_and_says_so(tmp_path):
     assert tell(make_run(tmp_path)) == [
-        "learner: no checkpoint was ever finished; it begins at update 0",
-        "replay: no snapshot was ever finished; it begins with an empty memory",
+        "learner: starts at update 0; the run never finished a checkpoint",
+        "replay: starts with an empty memory; the run never finished a snapshot",
     ]

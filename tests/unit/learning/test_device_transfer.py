@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from contextlib import contextmanager
 
@@ -12,7 +13,7 @@ from support.trainers import SCHEMA, B, make_batch
 
 from apex.config import LearnerConfig
 from apex.learning.batch_ring import MAX_BEHIND, BatchRing
-from apex.learning.device_transfer import CudaTransfer, HostTransfer, lock_memory, make_transfer
+from apex.learning.device_transfer import CudaTransfer, HostTransfer, copy_to_host, lock_memory, make_transfer
 
 
 class Device:
@@ -32,9 +33,13 @@ class Device:
 class Stream:
     def __init__(self, device, name="copies"):
         self.device, self.name, self.waited_for = device, name, []
+        self.ordered_after = ""
 
     def wait_event(self, event):
         self.waited_for.append(event)
+
+    def wait_stream(self, stream):
+        self.ordered_after = stream.name
 
 
 class Event:
@@ -104,6 +109,17 @@ def test_on_the_host_nothing_is_copied_and_all_leaves_at_once():
     host.flush()
     assert tape.words == ["priorities 1", "release 1"]
     np.testing.assert_array_equal(tape.sent[0][1], np.arange(B))
+
+
+def test_the_mask_travels_where_there_is_one(device):
+    cuda, tape = make_cuda_feed()
+    mask = np.arange(3 * B).reshape(B, 3) % 2 == 0
+    for transfer in (cuda, make_transfer(torch.device("cpu"), np.zeros(0, np.uint8), tape.send, tape.release)):
+        assert transfer.load(make_batch(0), weights()).next_mask is None
+    for transfer in (make_cuda_feed()[0], HostTransfer(tape.send, tape.release)):
+        loaded = transfer.load(make_batch(0)._replace(next_mask=mask), weights())
+        np.testing.assert_array_equal(loaded.next_mask, mask)
+        assert len(loaded.tensors) == 6
 
 
 def test_two_batches_are_on_the_device_and_equal_those_on_the_host(device):
@@ -188,23 +204,99 @@ def test_the_host_is_never_far_ahead(device):
         assert sum(word.startswith("release") for word in tape.words) >= max(0, number + 1 - MAX_BEHIND)
 
 
+def test_new_buffers_are_filled_after_what_used_their_memory_before(device):
+    cuda, _ = make_cuda_feed()
+    cuda.load(make_batch(0), weights())
+    assert cuda._copy_stream.ordered_after == "compute"
+
+
+def test_a_fetched_tensor_arrives_later_and_nothing_waits_for_it(device):
+    cuda, tape = make_cuda_feed()
+    arrived, batch = [], make_batch(0)
+    cuda.load(batch, weights())
+    cuda.give_back(batch, torch.zeros(B))
+    cuda.fetch(torch.arange(3), lambda values: arrived.append(values.tolist()))
+    assert cuda.collect()
+    assert (tape.words, arrived) == ([], [])
+    device.finish()
+    assert not cuda.collect()
+    assert (tape.words, arrived) == (["priorities 0", "release 0"], [[0, 1, 2]])
+
+
+def test_the_first_parameters_arrive_although_no_batch_comes(device):
+    cuda, _ = make_cuda_feed()
+    arrived = []
+    cuda.fetch(torch.arange(3), lambda values: arrived.append(values.tolist()))
+    assert cuda.collect()
+    device.finish()
+    assert not cuda.collect()
+    assert arrived == [[0, 1, 2]]
+
+
+def test_what_is_fetched_keeps_no_batch_from_the_device_and_leaves_at_the_end(device):
+    cuda, tape = make_cuda_feed()
+    arrived = []
+    for number in range(MAX_BEHIND):
+        cuda.load(make_batch(number), weights())
+        cuda.give_back(make_batch(number), torch.zeros(B))
+        cuda.fetch(torch.tensor([number]), lambda values: arrived.extend(values.tolist()))
+    assert (tape.words, arrived) == ([], [])
+    cuda.flush()
+    assert arrived == [0, 1]
+    assert tape.words == ["priorities 0", "release 0", "priorities 1", "release 1"]
+
+
+def test_a_mark_waits_for_the_copies_before_it(device):
+    cuda, _ = make_cuda_feed()
+    wait = cuda.mark()
+    (event,) = device.pending
+    wait()
+    assert event.synchronized
+
+
+def test_a_copy_on_the_host_stays_while_what_it_was_made_of_goes_on():
+    weight, rate = torch.ones(2, 3).T, torch.tensor(0.5)
+    tree = {"state": {0: {"mean": weight}}, "groups": [{"lr": rate, "betas": (0.9, 0.99), "name": None}]}
+    copy = copy_to_host(tree)
+    weight.zero_()
+    rate.zero_()
+    assert copy["groups"] == [{"lr": torch.tensor(0.5), "betas": (0.9, 0.99), "name": None}]
+    assert torch.equal(copy["state"][0]["mean"], torch.ones(3, 2))
+
+
+class Driver:
+    """NVIDIA's library, which answers every call with `status`."""
+
+    def __init__(self, status):
+        self.status, self.asked = status, []
+
+    def cuMemHostRegister_v2(self, *arguments):  # noqa: N802
+        self.asked.append([argument.value for argument in arguments])
+        return self.status
+
+
 @pytest.mark.parametrize("status", [0, 2])
-def test_memory_is_locked_or_it_says_what_to_do(monkeypatch, status):
-    asked = []
-
-    class Runtime:
-        def cudaHostRegister(self, address, size, flags):  # noqa: N802
-            asked.append((address, size, flags))
-            return status
-
-    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+def test_memory_is_locked_by_the_driver_or_it_says_what_may_forbid_it(monkeypatch, status):
+    """Never by CUDA's runtime, whose last error would be raised by the next kernel."""
+    driver = Driver(status)
+    monkeypatch.setattr(ctypes, "CDLL", {"libcuda.so.1": driver}.__getitem__)
+    monkeypatch.setattr(torch.cuda, "cudart", None)
     memory = np.zeros(100, np.uint8)
     if status:
-        with pytest.raises(RuntimeError, match=r"100 bytes.*ulimit -l"):
+        with pytest.raises(RuntimeError, match=r"100 bytes.*CUresult 2.*ulimit -l"):
             lock_memory(memory)
     else:
         lock_memory(memory)
-    assert asked == [(memory.ctypes.data, 100, 0)]
+    assert driver.asked == [[memory.ctypes.data, 100, 0]]
+
+
+def test_without_the_drivers_library_memory_is_not_locked(monkeypatch):
+    def missing(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    with pytest.raises(RuntimeError, match=r"cannot lock the learner's memory: libcuda\.so\.1"):
+        lock_memory(np.zeros(100, np.uint8))
 
 
 def test_memory_that_cannot_be_locked_is_a_warning_and_copied_all_the_same(device, caplog):

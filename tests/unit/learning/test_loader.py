@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from support.builders import PIXELS, VECTORS, make_batch, make_frames, make_records, make_segment
+from support.builders import CONTINUOUS, MASKED, PIXELS, VECTORS, make_batch, make_frames, make_records, make_segment
 
 from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig
 from apex.frame_blob import make_blob, read_table
@@ -21,6 +21,7 @@ from apex.replay_memory.store.layout import StoreSettings
 from apex.replay_memory.store.location import counters_path, remove, store_path
 from apex.replay_memory.store.writer import StoreWriter
 from apex.runtime.children import start_child, stop_children
+from apex.types import unpack_mask
 
 pytestmark = pytest.mark.programs
 
@@ -63,13 +64,18 @@ def expect(batch, part):
         np.testing.assert_array_equal(getattr(batch, ours), part.records[theirs])
 
 
-@pytest.mark.parametrize("schema", [PIXELS, VECTORS])
+@pytest.mark.parametrize("schema", [PIXELS, VECTORS, CONTINUOUS, MASKED])
 def test_a_batch_arrives_whole(schema):
     part = make_batch(schema, sampler=3)._replace(store_incarnation=2**64 - 2)
     ring = BatchRing(schema, 4)
     assert Remote(ring, schema).send(part)
     batch = ring.receive(1.0)
     expect(batch, part)
+    assert batch.action.dtype == np.dtype(schema.action_dtype)
+    if schema.masked:
+        np.testing.assert_array_equal(batch.next_mask, unpack_mask(part.records["next_mask"], schema.num_actions))
+    else:
+        assert batch.next_mask is None
     frames = make_frames(schema, schema.stack + 2)
     np.testing.assert_array_equal(batch.stacks[0, 0], frames[: schema.stack])
     np.testing.assert_array_equal(batch.stacks[1, 0], frames[2:])

@@ -12,31 +12,30 @@ import pytest
 from support.trainers import Tape, make_batch, make_trainer
 
 from apex.config import CheckpointConfig, Config, LearnerConfig, ReplayConfig, RunConfig
-from apex.errors import ConfigError
+from apex.errors import ChildDiedError, DivergedError, UsageError
 from apex.learning.batch_ring import LoaderFigures
 from apex.learning.coordinator.link import CoordinatorLink, News, decode_from_trainer, encode
 from apex.learning.loop import LearnerLoop, Reporter, describe_training
-from apex.learning.run_save import DivergedError
 from apex.learning.setup import choose_device
-from apex.runtime.children import ChildDiedError
 from apex.runtime.gpu import read_cuda
 from apex.runtime.lifecycle import Stop
 from apex.types import Progress
 
 pytestmark = pytest.mark.programs
 
-CONFIG = Config(checkpoint=CheckpointConfig(period=2), learner=LearnerConfig(batch_size=16))
+CONFIG = Config(checkpoint=CheckpointConfig(period=2, period_seconds=400.0), learner=LearnerConfig(batch_size=16))
 
 
 class Loop:
-    """A learner's loop with the coordinator's end of its pipe in the test's hand."""
+    """A learner's loop with the coordinator's end of its pipe in the test's hand. An update takes 100 s."""
 
-    def __init__(self, num_batches, num_shards=1, max_skipped_updates=10, **run):
+    def __init__(self, num_batches, num_shards=1, max_skipped_updates=10, checkpoint=CONFIG.checkpoint, **run):
         self.pipe, pipe = multiprocessing.Pipe()
         self.tape = Tape(*(make_batch(number) for number in range(num_batches)))
         self.trainer = make_trainer(self.tape)
         self.saved = []
         self.saved_at = []  # updates
+        self.writing = False  # a checkpoint, still
         self.connected = []
         self.loaders = LoaderFigures(np.zeros(2), np.zeros(2), np.zeros(2))
         learner = replace(CONFIG.learner, max_skipped_updates=max_skipped_updates)
@@ -45,17 +44,21 @@ class Loop:
             self.trainer,
             CoordinatorLink(pipe, replay, lambda *connection: self.connected.append(connection), Progress()),
             Reporter(SimpleNamespace(batch_size=16, loaders=self.loaders)),
-            replace(CONFIG, learner=learner, run=RunConfig(**run)),
+            replace(CONFIG, learner=learner, checkpoint=checkpoint, run=RunConfig(**run)),
             save=self.save,
+            clock=lambda: 100.0 * self.trainer.num_updates,
         )
 
     def save(self, progress):
+        if self.writing:
+            return False
         self.saved.append(progress)
         self.saved_at.append(self.trainer.num_updates)
+        return True
 
-    def tell(self, *replay, end="", steps=0, absent=""):
+    def tell(self, *replay, end="", steps=0, lack=""):
         endpoints = [{"priorities": endpoint} for endpoint in replay]
-        self.pipe.send_bytes(encode(News(endpoints, absent, end, Progress(steps, 2, 3))))
+        self.pipe.send_bytes(encode(News(endpoints, lack, end, Progress(steps, 2, 3))))
 
     def run(self, stop=None, check=lambda: None):
         return self.loop.run(stop or Stop(), check)
@@ -93,6 +96,33 @@ def test_saves_every_period_and_knows_the_steps():
     assert loop.connected == [("tcp://a", 0)]
 
 
+@pytest.mark.parametrize(("period_seconds", "saved_at"), [(1e-6, [1, 2, 3]), (3600.0, [])])
+def test_a_slow_learner_saves_by_the_clock(period_seconds, saved_at):
+    """However few its updates are, a lost machine costs minutes."""
+    loop = Loop(3, checkpoint=CheckpointConfig(period=1_000, period_seconds=period_seconds), max_updates=3)
+    loop.run()
+    assert loop.saved_at == saved_at
+
+
+def test_a_fast_learner_saves_no_more_often_than_by_a_quarter_of_the_seconds():
+    loop = Loop(9, checkpoint=CheckpointConfig(period=1, period_seconds=1_200.0), max_updates=9)
+    loop.run()
+    assert loop.saved_at == [1, 4, 7]  # The first as soon as it is due.
+
+
+def test_what_is_due_while_the_one_before_is_being_written_is_saved_after_it():
+    loop = Loop(9, max_updates=7)
+    receive = loop.tape.receive
+
+    def write_until_the_fourth_update(timeout):
+        loop.writing = 2 <= loop.trainer.num_updates < 4
+        return receive(timeout)
+
+    loop.tape.receive = write_until_the_fourth_update
+    loop.run()
+    assert loop.saved_at == [2, 5, 6]
+
+
 def test_follows_a_replay_server_that_moved_and_only_then():
     loop = Loop(9, max_updates=3)
     for endpoint in ("tcp://a", "tcp://a", "tcp://b"):
@@ -103,22 +133,22 @@ def test_follows_a_replay_server_that_moved_and_only_then():
 
 def test_priorities_follow_each_shard_and_a_wait_names_who_is_not_there():
     loop = Loop(0, num_shards=2)
-    loop.tell("tcp://a", "", absent="shard 1 of 2")
-    loop.tell("tcp://a", "tcp://b", absent="shard 1 of 2")
+    loop.tell("tcp://a", "", lack="shard 1 of 2 to say hello")
+    loop.tell("tcp://a", "tcp://b", lack="shard 1 of 2 to say hello")
     stop = Stop()
     said = []
 
     def check():
         said.extend(report.waiting for report in loop.reports())
         if len(said) == 1:
-            loop.tell("tcp://a", "tcp://b", absent="")
+            loop.tell("tcp://a", "tcp://b", lack="inserts into shard 1 of 2")
         elif said:
             stop.request()
 
     loop.run(stop, check)
     assert loop.connected == [("tcp://a", 0), ("tcp://b", 1)]
     assert said[0].startswith("for shard 1 of 2 to say hello (")
-    assert said[-1].startswith("for batches: a replay server has fewer transitions than its share of")
+    assert said[-1].startswith("for inserts into shard 1 of 2 (")
 
 
 def test_ends_for_the_reason_that_it_is_told():
@@ -151,7 +181,7 @@ def test_a_loss_that_is_not_finite_is_skipped_and_shown():
 def test_too_many_of_them_in_a_row_end_it_with_the_reason_and_without_a_save():
     loop = Loop(9, max_updates=9, max_skipped_updates=3)
     spoil(loop, 1, 2, 4, 5, 6)  # Two in a row are not three.
-    with pytest.raises(DivergedError, match=r"3 updates in a row was not finite, the last one number 7.* --resume"):
+    with pytest.raises(DivergedError, match=r"3 updates in a row was not finite, up to update 7.* --resume"):
         loop.run()
     assert loop.saved_at == [4]  # Due at 2, 4 and 6, of which two were skipped; what comes last is the caller's.
 
@@ -176,6 +206,6 @@ def test_cuda_without_a_gpu_is_an_error_never_a_silent_cpu():
     if read_cuda().usable:  # To ask torch here would be to begin with CUDA before a fork.
         assert choose_device(LearnerConfig(device="cuda")).type == "cuda"
         return
-    with pytest.raises(ConfigError, match="sees no GPU"):
+    with pytest.raises(UsageError, match="finds no GPU"):
         choose_device(LearnerConfig(device="cuda"))
     assert choose_device(LearnerConfig()).type == "cpu"

@@ -7,7 +7,7 @@ import pytest
 from support.trainers import SCHEMA
 from support.waiting import until
 
-from apex.errors import ConfigError
+from apex.errors import UsageError
 from apex.learning.parameter_publisher import PublishingThread
 from apex.runtime.lifecycle import Stop
 from apex.runtime.ports import is_free
@@ -41,7 +41,7 @@ def test_a_thread_that_fails_stops_the_role_and_is_raised_there(transport):
     until(lambda: not is_free("127.0.0.1", transport.parameters_port + transport.port_offset), "bind")
     second = PublishingThread(transport.endpoint("parameters"), Codec(1, SCHEMA), stop)
     until(lambda: stop.requested, "failure")
-    with pytest.raises(ConfigError, match="is in use"):
+    with pytest.raises(UsageError, match="is in use"):
         second.check()
     first.close()
     second.close()

@@ -10,7 +10,8 @@ import sys
 import pytest
 import torch
 
-from apex.learning.run_save import DivergedError, is_finite, save_run
+from apex.errors import DivergedError
+from apex.learning.run_save import is_finite, save_run
 from apex.runs.checkpoints.checkpoint import ReplayPart, load_with_manifest
 from apex.runs.checkpoints.folder import find_latest
 from apex.types import Progress
@@ -47,7 +48,7 @@ def test_older_ones_than_are_kept_go_and_the_best_stays(tmp_path):
 def test_what_is_not_finite_is_never_saved(tmp_path, part):
     run, saver = make_saver(tmp_path)
     bad = {"state": [{"weight": torch.tensor([1.0, float("inf")])}]}
-    with pytest.raises(DivergedError, match="is not finite at update 30, and is not saved: lower --learner"):
+    with pytest.raises(DivergedError, match="is not finite at update 30, so no checkpoint is written: lower --learner"):
         save_run(run.checkpoints, run.config, SCHEMA, make_state(saver, **{part: bad}), Progress())
     assert find_latest(run.checkpoints).state.num_updates == 20
 

@@ -8,10 +8,14 @@ import safetensors.numpy
 import torch
 from support.trainers import NETWORK, SCHEMA, B, Tape, make_batch, make_trainer
 
+from apex.algorithms.gradient_step import DeviceBatch
+from apex.algorithms.graph_update import GraphUpdate
+from apex.algorithms.losses import importance_weights
+from apex.algorithms.parameters import flatten_parameters
 from apex.config import Config, LearnerConfig
-from apex.dqn.gradient_step import DeviceBatch
-from apex.dqn.losses import importance_weights
-from apex.dqn.networks import flatten_parameters, make_network
+from apex.dqn.algorithm import DqnAlgorithm
+from apex.dqn.networks import make_network
+from apex.learning.loop import describe_training
 from apex.learning.skipped_batches import MAX_FILES, SkippedBatches
 from apex.learning.trainer import COLLECT_SECONDS, Trainer
 from apex.runs.checkpoints.checkpoint import LearnerState, load_checkpoint, save_checkpoint
@@ -51,13 +55,14 @@ def test_publishes_no_sooner_than_it_may_and_then_the_newest():
 
 
 def test_a_users_layers_that_only_train_are_at_rest_in_the_target():
-    class Moody(torch.nn.Sequential):
-        def __init__(self):
-            super().__init__(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(4, 3))
+    class Moody(DqnAlgorithm):
+        def make_network(self):
+            return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(4, 3))
 
     tape = Tape(make_batch(0))
     config = LearnerConfig(batch_size=B, optimizer="adam")
-    trainer = Trainer(config, Moody, device=torch.device("cpu"), batches=tape, priorities=tape, publish=tape.publish)
+    moody = Moody(Config(learner=config), SCHEMA)
+    trainer = Trainer(config, moody, device=torch.device("cpu"), batches=tape, priorities=tape, publish=tape.publish)
     assert trainer.step(0.0)
     assert [network.training for network in (trainer.online, trainer.target)] == [True, False]
 
@@ -85,7 +90,7 @@ def test_the_loss_is_the_weighted_mean():
     trainer.step(0.0)
     weights = importance_weights(batch.probability, 1000, 0.4)
     expected = float((weights * 0.5 * tape.updates[0].priorities ** 2).mean())
-    assert float(trainer.figures.loss) == pytest.approx(expected, rel=1e-5)
+    assert float(trainer.figures["loss"]) == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_target_moves_every_period_only():
@@ -111,6 +116,35 @@ def test_what_was_published_does_not_change_with_the_next_update():
     assert (tape.published[1].values != before).any()
 
 
+def test_parameters_of_a_gpu_are_published_when_they_arrive_and_as_they_were():
+    """They arrive after the next update here."""
+    tape = Tape(make_batch(0), make_batch(1))
+    trainer = make_trainer(tape, publish_period=1)
+    fetched = []
+    trainer._transfer.fetch = lambda tensor, receive: fetched.append(lambda: receive(tensor.numpy()))
+    trainer.step(0.0)
+    expected = flatten_parameters(trainer.online)
+    trainer.step(0.0)
+    assert tape.published == []
+    fetched[0]()
+    assert [parameters.version for parameters in tape.published] == [1]
+    np.testing.assert_array_equal(tape.published[0].values, expected)
+
+
+def test_nothing_is_published_until_a_gpus_step_is_recorded():
+    """Another thread would free the memory of what was published, which a step that is being recorded cannot bear."""
+    tape = Tape(*(make_batch(number) for number in range(4)))
+    trainer = make_trainer(tape, publish_period=1)
+    trainer._update = GraphUpdate(trainer._update)
+    for _ in range(3):
+        trainer.step(0.0)
+    assert trainer.is_warming_up
+    assert tape.published == []
+    trainer._update._graph, trainer._update._num_steps = object(), 4  # It could not be recorded, say.
+    trainer.step(0.0)
+    assert [parameters.version for parameters in tape.published] == [4]
+
+
 def test_policy_lag_is_the_learners_version_less_the_one_that_acted():
     tape = Tape(*(make_batch(number) for number in range(6)))
     trainer = make_trainer(tape)
@@ -125,7 +159,7 @@ def test_gradients_are_clipped_by_their_norm():
     trainer.step(0.0)
     norm = torch.cat([p.grad.reshape(-1) for p in trainer.online.parameters()]).norm()
     assert float(norm) == pytest.approx(1e-3, rel=1e-3)
-    assert float(trainer.figures.gradient_norm) > 1e-3  # What is reported is the norm before.
+    assert float(trainer.figures["gradient_norm"]) > 1e-3  # What is reported is the norm before.
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
@@ -316,9 +350,10 @@ def test_a_row_that_cannot_be_learned_from_changes_nothing_and_gets_priority_0(c
         trainer.step(0.0)
         assert np.flatnonzero(tape.updates[0].priorities == 0).tolist() == [2]
         assert (trainer.num_unusable, trainer.num_skipped) == (1, 0)
+        assert describe_training(trainer).unusable_transitions == 1
         networks.append(flatten_parameters(trainer.online))
     assert (networks[0] == networks[1]).all()
-    assert "1 transitions could not be learned from" in caplog.text
+    assert "1 transitions are unusable" in caplog.text
 
 
 def test_where_the_network_is_at_fault_priorities_stay_and_the_credit_comes_back():
@@ -344,4 +379,4 @@ def test_a_full_disk_keeps_no_batch_and_ends_nothing(tmp_path, caplog):
     (tmp_path / "bad-batches").write_text("a file where the folder should be")
     SkippedBatches(tmp_path).keep(spoiled(0, [3]), np.full(B, np.nan, np.float32), 1)
     assert "1 updates were skipped" in caplog.text
-    assert "the batch was not kept" in caplog.text
+    assert "cannot write the batch of a skipped update" in caplog.text

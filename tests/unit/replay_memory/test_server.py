@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import resource
+
 import numpy as np
 import pytest
 from support.builders import PIXELS, RUN, make_segment
 
 from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig
-from apex.errors import ConfigError
+from apex.errors import LostMemoryError, UsageError
 from apex.replay_memory.batch_drawer import BatchDrawer, DrawSettings
 from apex.replay_memory.rate_limiter import RateLimiter
 from apex.replay_memory.recovery import open_store, reclaim
@@ -137,6 +139,19 @@ def test_credit_bounds_what_is_in_flight_and_comes_back_with_priorities(scene):
     assert [scene.draw() for _ in range(3)] == [True, True, False]
 
 
+def test_a_learners_silence_lasts_from_its_last_answer_while_parts_are_in_flight(scene):
+    scene.insert(0, 1)
+    silences = []
+    for now, answers in ((0.0, 0), (1.0, 0), (4.0, 0), (5.0, 1), (7.0, 0), (8.0, 2), (9.0, 0)):
+        scene.now = now
+        for batch in scene.batches[:answers]:
+            scene.answer(batch)
+        del scene.batches[:answers]
+        scene.draw()
+        silences.append(scene.drawer.silence)
+    assert silences == [0.0, 0.0, 3.0, 0.0, 2.0, 0.0, 0.0]
+
+
 def test_a_silent_learner_is_sent_one_batch_at_a_time(scene):
     scene.insert(0, 1)
     for _ in range(3):
@@ -264,6 +279,19 @@ def test_the_memory_of_a_run_that_is_claimed_stays_while_all_its_programs_are_aw
     assert not path.exists()
 
 
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_nothing_is_acknowledged_once_the_memory_is_no_longer_at_its_path(tmp_path, is_replaced):
+    scene = Scene(tmp_path / "store")
+    scene.insert(0)
+    (tmp_path / "store").unlink()
+    if is_replaced:
+        Scene(tmp_path / "store").store.close()
+    with pytest.raises(LostMemoryError, match="store was removed or replaced while it was in use"):
+        scene.insert(1)
+    with pytest.raises(LostMemoryError):
+        scene.server.receipts()
+
+
 def make_welcome():
     config = Config(
         actor=ActorConfig(num_actors=4, segment_length=5),
@@ -291,10 +319,10 @@ def test_a_store_is_made_then_gone_on_with_and_then_restored_from_its_snapshot(t
     assert (restored.num_inserted, counters.num_drawn) == (5, 12)
     assert restored.store_incarnation != store.store_incarnation
     assert [record.getMessage().split()[0] for record in caplog.records] == [
-        "reserving",
-        "made",
-        "goes",
-        "reserving",
+        "allocating",
+        "created",
+        "attached",
+        "allocating",
         "restored",
     ]
     restored.close()
@@ -312,7 +340,7 @@ def test_a_damaged_store_is_removed_for_its_snapshot_and_for_nothing_less(tmp_pa
     open_file(path, PIXELS, writable=True).records["key"][3] = 9
     store.close()
     for snapshots in (None, folder):
-        with pytest.raises(ConfigError, match="of 5 transitions 1 are not in their place, and there is no snapshot"):
+        with pytest.raises(UsageError, match="1 of 5 transitions have a wrong key, and there is no snapshot"):
             open_store(path, welcome, snapshots)
     damaged = path.read_bytes()
     path.write_bytes(whole)
@@ -322,7 +350,7 @@ def test_a_damaged_store_is_removed_for_its_snapshot_and_for_nothing_less(tmp_pa
     assert (restored.num_inserted, counters.num_drawn) == (5, 12)
     assert restored.store_incarnation != store.store_incarnation
     (said,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert said.endswith("removed: going on with the newest snapshot, without what was stored after it")
+    assert said.endswith("removing the file and restoring the newest snapshot, without later transitions")
     restored.close()
 
 
@@ -332,19 +360,19 @@ def test_a_memory_whose_making_was_cut_short_is_removed_and_said_to_be(tmp_path,
     path.write_bytes(bytes(num_bytes))
     path.chmod(0o600)
     owner = FileLock(path)
-    with pytest.raises(ConfigError, match="is not a replay memory"):
+    with pytest.raises(UsageError, match="is not a replay memory"):
         open_store(path, make_welcome())  # Somebody is at it.
     owner.release()
     store, _ = open_store(path, make_welcome())
     assert store.num_inserted == 0
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
-        f"removed {path}, which was no replay memory: its making was cut short"
+        f"removed {path}: it was incomplete, because its creation was interrupted"
     ]
     store.close()
 
 
 def test_the_sampler_refuses_a_store_that_is_not_there(tmp_path):
-    with pytest.raises(ConfigError, match="cannot open the replay memory"):
+    with pytest.raises(UsageError, match="cannot open the replay memory"):
         StoreReader(tmp_path / "none", PIXELS)
 
 
@@ -388,7 +416,7 @@ def test_malformed_messages_are_counted_and_told_of_now_and_then_and_others_are_
     assert [receipt.contiguous for receipt in receipts] == [1]
     assert scene.server.status().refused == 200
     assert len(caplog.records) == 7  # at 1, 2, 4 ... 64
-    assert "refused 64 messages for their length" in caplog.text
+    assert "refused 64 messages (length)" in caplog.text
 
 
 def test_a_server_that_goes_on_from_a_snapshot_tells_of_no_samples_that_were_drawn_before_it(scene):
@@ -397,3 +425,15 @@ def test_a_server_that_goes_on_from_a_snapshot_tells_of_no_samples_that_were_dra
     scene.now += 1
     status = server.status()
     assert (status.num_drawn, status.samples_per_second) == (1_000_000, 0)
+
+
+def test_counters_that_find_no_room_are_refused(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8, hard))
+    try:
+        with pytest.raises(
+            UsageError, match=r"cannot allocate \d+ bytes for .*board: File too large; free some space there"
+        ):
+            SamplerCounters(2, tmp_path / "apex-1-0.board")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -23,18 +23,18 @@ def limit(config=RATIO, replay=None, actor=None, **learner):
 def test_inserts_that_wait_for_a_learner_that_works_name_the_learner_and_the_ratio():
     found = limit(replay={"inserts_wait": True}, wait_share=0.1)
     assert found.part == "learner"
-    assert "inserts wait for it at 6 samples per insert" in found.why
+    assert "inserts wait for the learner to keep the ratio of 6 samples per insert" in found.why
     assert "--replay.samples-per-insert" in found.setting
 
 
 def test_actors_that_wait_for_the_learners_sake_do_not_make_the_window_too_small():
-    assert limit(replay={"inserts_wait": True}, actor={"wait_share": 0.9}).setting != "--actor.window"
-    assert limit(actor={"wait_share": 0.9}).setting == "--actor.window"
+    assert limit(replay={"inserts_wait": True}, actor={"wait_share": 0.9}).setting != "a larger --actor.window"
+    assert limit(actor={"wait_share": 0.9}).setting == "a larger --actor.window"
 
 
 def test_more_loaders_are_advised_where_they_work_at_the_limit_or_draw_for_themselves():
     for draws in (True, False):
-        assert limit(loader_busy_share=0.9, loaders_draw=draws).setting == "--learner.num-loaders"
+        assert limit(loader_busy_share=0.9, loaders_draw=draws).setting == "more --learner.num-loaders"
     assert "--learner.num-loaders" in limit(loader_busy_share=0.1, loaders_draw=True).setting
     assert "--replay.num-samplers" in limit(loader_busy_share=0.1, loaders_draw=False).setting
 
@@ -42,7 +42,7 @@ def test_more_loaders_are_advised_where_they_work_at_the_limit_or_draw_for_thems
 def test_where_nobody_works_at_the_limit_but_all_want_a_core_the_processor_is_named():
     found = limit(load_per_core=2.5, loaders_draw=True)
     assert found.part == "processor"
-    assert "2.5 threads want each core" in found.why
+    assert "2.5 threads compete for each core" in found.why
     assert limit(load_per_core=2.5, loader_busy_share=0.9).part == "loaders"
 
 
@@ -62,7 +62,7 @@ def test_while_the_memory_fills_actors_limit_and_then_nobody_is_named():
 
     found = limit_of_filling(12_345)
     assert found.part == "actors"
-    assert found.why == "the memory has 12,345 of the 50,000 transitions that sampling begins with"
+    assert found.why == "the memory has 12,345 of the 50,000 transitions that sampling needs"
     assert limit_of_filling(50_000) is None
     assert limit_of_filling(3, "shard 1").part == "replay"
-    assert limit_of_filling(3, actors=()).why == "no actor is there"
+    assert limit_of_filling(3, actors=()).why == "no actor has joined yet"

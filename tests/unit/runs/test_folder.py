@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
+import time
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.clocks import Clock
 
 from apex.config import Config, EnvironmentConfig, RunConfig
-from apex.errors import ConfigError
+from apex.errors import UsageError
+from apex.learning.coordinator.leases import LeaseTable
 from apex.runs.folder import RunFolder
 from apex.runtime.atomic_files import seal, unseal
 from apex.runtime.provenance import describe_checkout, describe_hardware, describe_versions
@@ -90,7 +94,7 @@ def test_two_runs_of_one_second_get_two_folders(tmp_path):
 def test_a_name_that_was_given_is_kept_and_never_taken_twice(tmp_path):
     run = create(tmp_path, name="mine")
     (run.curves / "learner.jsonl").write_text("precious")
-    with pytest.raises(ConfigError, match=r"run.name 'mine': .*mine is there already, .* choose another name"):
+    with pytest.raises(UsageError, match=r"run.name 'mine': .*mine exists already, .* choose another name"):
         create(tmp_path, name="mine")
     assert (run.curves / "learner.jsonl").read_text() == "precious"
 
@@ -105,12 +109,12 @@ def test_a_relative_folder_is_below_the_current_one(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["", "mine"])
 def test_a_file_in_the_way_of_the_folder_is_named(tmp_path, name):
     (tmp_path / "runs").write_text("")
-    with pytest.raises(ConfigError, match=r"cannot make the run folder .*runs/.*: Not a directory; set run.folder"):
+    with pytest.raises(UsageError, match=r"cannot make the run folder .*runs/.*: .*runs is not a folder"):
         create(tmp_path / "runs", name=name)
 
 
 def test_a_folder_that_cannot_be_made_is_named_with_the_cause():
-    with pytest.raises(ConfigError, match=r"cannot make the run folder /proc/runs/mine: .*; set run.folder"):
+    with pytest.raises(UsageError, match=r"cannot make the run folder /proc/runs/mine: .*; set run.folder"):
         create("/proc/runs", name="mine")
 
 
@@ -128,9 +132,9 @@ def test_a_run_is_opened_by_its_path_or_by_its_name(tmp_path, monkeypatch):
 def test_what_is_no_run_is_refused_and_the_newest_runs_are_named(tmp_path):
     create(tmp_path / "runs", name="other")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match=r"empty is not a run folder: no manifest.json; the newest in .*runs: other$"):
+    with pytest.raises(UsageError, match=r"empty is not a run folder: no manifest.json; the newest .*runs: other$"):
         RunFolder.open(tmp_path / "empty", tmp_path / "runs")
-    with pytest.raises(ConfigError, match=r"absent is not a run folder: no such folder$"):
+    with pytest.raises(UsageError, match=r"absent is not a run folder: no such folder$"):
         RunFolder.open(tmp_path / "absent", tmp_path)
 
 
@@ -138,19 +142,40 @@ def test_what_is_no_run_is_refused_and_the_newest_runs_are_named(tmp_path):
     ("data", "cause"),
     [
         (b"{", "Expecting property name"),
-        (b"[]", "it has no seal"),
-        (b'{"format": 2}', "it has no seal"),
-        (seal({"format": 3}), "its format is 3, but this program reads 2"),
-        (seal({"format": 2, "schema": {}}), "no 'run_id'"),
-        (seal({"format": 2, "run_id": "x", "schema": {}}), "invalid literal"),
-        (seal({"format": 2, "run_id": 1, "schema": {}}), "no 'frame_shape'"),
+        (b"[]", 'it has no "seal" field'),
+        (b'{"format": 3}', 'it has no "seal" field'),
+        (seal({"format": 3, "schema": {}}), "the field 'run_id' is missing"),
+        (seal({"format": 3, "run_id": "x", "schema": {}}), "invalid literal"),
+        (seal({"format": 3, "run_id": 1, "schema": {}}), "the schema lacks frame_shape"),
         (b"\xff", "can't decode byte"),
     ],
 )
 def test_a_damaged_manifest_is_refused_with_the_cause_and_the_remedy(tmp_path, data, cause):
     (tmp_path / "manifest.json").write_bytes(data)
-    with pytest.raises(ConfigError, match=f"manifest.json cannot be read: .*{cause}.*Put it back"):
+    with pytest.raises(UsageError, match=f"manifest.json cannot be read: .*{cause}.*Restore it"):
         RunFolder.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "maker"),
+    [
+        (
+            {"format": 2, "versions": {"apex": "1.2"}, "git": {"commit": "0123456789abcdef"}},
+            "1.2 (commit 0123456789ab)",
+        ),
+        ({"format": 2, "versions": {"apex": "1.2"}, "git": None}, "1.2"),
+        ({"format": 4}, "of an unknown version"),
+    ],
+)
+def test_a_run_of_another_format_is_refused_with_the_version_that_made_it(tmp_path, fields, maker):
+    (tmp_path / "manifest.json").write_bytes(seal(fields))
+    with pytest.raises(UsageError) as refusal:
+        RunFolder.open(tmp_path)
+    assert str(refusal.value) == (
+        f"{tmp_path} was made by apex {maker} in format {fields['format']}, but this version reads only format 3. "
+        "Use the version that made it, or only evaluate the policy: "
+        f"apex evaluate {tmp_path}/checkpoints/best.safetensors"
+    )
 
 
 def spoil(file):
@@ -162,7 +187,7 @@ def spoil(file):
 def test_a_flipped_bit_of_the_manifest_is_seen(tmp_path):
     run = create(tmp_path, name="mine")
     spoil(run.path / "manifest.json")
-    with pytest.raises(ConfigError, match=r"manifest.json cannot be read: .*Put it back from a copy"):
+    with pytest.raises(UsageError, match=r"manifest.json cannot be read: .*Restore it from a copy"):
         RunFolder.open(run.path)
 
 
@@ -182,7 +207,7 @@ def test_the_manifest_counts_and_a_config_file_that_differs_is_written_again(tmp
     run.config_file.write_text(text.replace("seed = 17", "seed = 19"))
     assert run.config.seed == 17
     run.restore_config_file()
-    assert "config.toml differed from manifest.json" in caplog.text
+    assert "config.toml differed from the settings in manifest.json" in caplog.text
     assert run.config_file.read_text() == text
     run.config_file.unlink()
     run.restore_config_file()
@@ -198,7 +223,7 @@ def test_the_latest_run_is_the_one_that_was_started_last(tmp_path):
 
 
 def test_says_how_to_get_a_run_where_there_is_none(tmp_path):
-    with pytest.raises(ConfigError, match=r"no run in .*: apex train starts one"):
+    with pytest.raises(UsageError, match=r"no run in .*; start one with apex train"):
         RunFolder.find_latest(tmp_path)
 
 
@@ -288,13 +313,39 @@ def test_a_clock_that_is_damaged_or_gone_is_said_to_be(tmp_path, caplog):
     assert "elapsed.json cannot be read" in caplog.text  # ... but not this one.
 
 
+def make_clock(seconds):
+    clock = Clock()
+    clock.now = seconds
+    return clock
+
+
 @pytest.mark.parametrize("damage", [spoil, Path.unlink])
-def test_each_start_of_the_learner_has_a_higher_epoch_even_if_the_count_is_lost(tmp_path, damage, caplog):
-    folder = create(tmp_path)
-    assert [folder.next_epoch() for _ in range(3)] == [1, 2, 3]
-    (folder.checkpoints / "000000010").mkdir()
+def test_each_start_of_the_learner_has_a_higher_epoch_even_if_the_last_one_is_lost(tmp_path, damage, caplog):
+    folder, clock = create(tmp_path), make_clock(1.8e9)
+    first, second = folder.next_epoch(clock), folder.next_epoch(clock)
+    clock.now -= 3_600.0  # The clock is set back.
+    third = folder.next_epoch(clock)
+    assert first < second < third
     damage(folder.path / "epoch.json")
-    jumped = folder.next_epoch()
-    assert "epoch.json cannot be read" in caplog.text
-    assert jumped > 1_500_000_000
-    assert folder.next_epoch() == jumped + 1
+    clock.now += 7_200.0
+    assert folder.next_epoch(clock) > third
+    assert ("epoch.json cannot be read" in caplog.text) == (damage is spoil)
+
+
+@pytest.mark.parametrize("resumed_first", ["original", "copy"])
+def test_a_run_folder_and_its_copy_have_no_epoch_in_common(tmp_path, resumed_first):
+    clock = make_clock(1.8e9)
+    original = create(tmp_path)
+    original.next_epoch(clock)
+    shutil.copytree(original.path, tmp_path / "copy")
+    folders = [original, RunFolder.open(tmp_path / "copy")]
+    epochs = []
+    for folder in folders if resumed_first == "original" else folders[::-1]:
+        clock.now += 1.0
+        epochs.append(folder.next_epoch(clock))
+    assert epochs[0] < epochs[1]
+
+
+def test_the_incarnations_of_a_start_fit_into_their_field_for_the_next_60_years(tmp_path):
+    epoch = create(tmp_path).next_epoch(make_clock(time.time() + 60 * 365.25 * 86_400))
+    assert LeaseTable(1, 10.0, epoch).claim(1, 1, 0.0)[0].incarnation < 2**63

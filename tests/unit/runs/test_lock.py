@@ -11,7 +11,7 @@ import sys
 import pytest
 from support.waiting import DEADLINE
 
-from apex.errors import ConfigError
+from apex.errors import UsageError
 from apex.runs.lock import LOCK, hold
 from apex.runtime.children import start_child, stop_children
 
@@ -32,9 +32,9 @@ def learn(folder, whose):
 def test_a_run_that_is_held_is_refused_by_name_and_is_free_again(tmp_path):
     who = f"process {os.getpid()} on {platform.node()}"
     with hold(tmp_path):
-        with pytest.raises(ConfigError) as refused, hold(tmp_path):
+        with pytest.raises(UsageError) as refused, hold(tmp_path):
             pass
-        assert str(refused.value) == f"{tmp_path}: this run is still going; stop it first ({who})"
+        assert str(refused.value) == f"{tmp_path}: this run is still running ({who}); stop it first"
     with hold(tmp_path):
         pass
 
@@ -42,10 +42,16 @@ def test_a_run_that_is_held_is_refused_by_name_and_is_free_again(tmp_path):
 def test_the_learner_of_the_launcher_that_holds_the_run_may_and_another_one_may_not(tmp_path):
     with hold(tmp_path):
         assert learn(tmp_path, "or parent").stdout == "held\n"
-        assert "still going" in learn(tmp_path, "alone").stderr
+        assert "still running" in learn(tmp_path, "alone").stderr
         (tmp_path / LOCK).write_text("process 1 on another")  # Held by somebody who is not its parent.
-        assert "stop it first (process 1 on another)" in learn(tmp_path, "or parent").stderr
+        assert "still running (process 1 on another); stop it first" in learn(tmp_path, "or parent").stderr
     assert learn(tmp_path, "alone").stdout == "held\n"
+
+
+def test_nobody_else_may_open_the_file_that_is_locked(tmp_path):
+    """To lock a file takes the right to open it, no more."""
+    with hold(tmp_path):
+        assert (tmp_path / LOCK).stat().st_mode & 0o777 == 0o600
 
 
 def test_no_child_holds_it(tmp_path):
@@ -69,7 +75,7 @@ def test_no_child_holds_it(tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_refused_with_the_cause(tmp_path):
     with (
-        pytest.raises(ConfigError, match=r"cannot hold the run by .*gone/run.lock: No such file"),
+        pytest.raises(UsageError, match=r"cannot lock the run with .*gone/run.lock: No such file"),
         hold(tmp_path / "gone"),
     ):
         pass

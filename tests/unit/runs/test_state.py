@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 from support.clocks import Clock
@@ -15,17 +16,19 @@ from apex.runs.status import summarize
 from apex.transport.json_codec import MAX_JSON_BYTES, encode_json
 from apex.transport.messages.fields import MAX_TEXT
 from apex.transport.messages.run_status import EvaluatorSummary, RoleRow
-from apex.transport.messages.status import LearnerStatus
+from apex.transport.messages.status import LearnerStatus, Resources
 from apex.transport.timing import ABSENT_HEARTBEATS
-from apex.types import Progress
+from apex.types import Exploration, Progress
 
+RESOURCES = ("cores", "memory_bytes", "gpu_share", "gpu_memory_bytes")
 THERE = {"experience": "tcp://..."}
 
 
 def make_state(clock=None, *, num_shards=1, **run):
     replay = ReplayConfig(samples_per_insert=6, num_shards=num_shards)
     config = Config(run=RunConfig(**run), actor=ActorConfig(num_actors=max(4, num_shards)), replay=replay)
-    return RunState(config, name="pong-1", folder="runs/pong-1", clock=clock or Clock())
+    exploration = Exploration("epsilon", np.full(config.actor.num_actors, 0.4**8))
+    return RunState(config, name="pong-1", folder="runs/pong-1", exploration=exploration, clock=clock or Clock())
 
 
 def report(state, latest=lambda tag: None):
@@ -67,7 +70,7 @@ def test_a_trainer_that_reports_no_more_is_what_limits_the_run_whatever_its_last
     assert limit_after(10.0).part == "wire"
     limit = limit_after(1.0)
     assert (limit.part, limit.setting) == ("learner", "--run.stuck-seconds")
-    assert limit.why == "no word from its trainer for 11 s: one long update, or it is stuck"
+    assert limit.why == "the trainer has not reported for 11 s: its update takes very long, or it is stuck"
     state.hear_trainer(LearnerStatus(updates=9))
     assert limit_after(0.0).part == "wire"
 
@@ -85,7 +88,7 @@ def test_collects_what_the_programs_say():
     assert status.learner.loss == 0.5
     assert status.actors.score == 9.0
     assert status.actors.highest_id == 3
-    assert status.actors.highest_epsilon == pytest.approx(0.4**8)
+    assert status.actors.highest_exploration == "epsilon 0.000655"
     assert status.evaluator == EvaluatorSummary(score=3.5, best=4.0, episodes=2, updates=12)
     assert [row.role for row in status.roles] == ["actor", "replay"]
     assert status.roles[0] == RoleRow(
@@ -101,8 +104,53 @@ def test_phases_follow_the_run():
     assert report(state).phase == "training"
     state.reason = "reached 5 steps"
     assert report(state).phase == "finishing"
-    state.finished = True
+    state.end_training(None)
     assert report(state).phase == "finished"
+
+
+def test_what_a_trainer_without_batches_waits_for_is_named():
+    state = make_state()
+    assert state.lack() == "a replay server to join the run"
+    hear(state, "replay", endpoints=THERE, size=400)
+    assert state.lack() == "transitions: a replay server has 400 of the 50,000 required for sampling"
+    hear(state, "replay", size=50_000, samplers_wait_for="inserts")
+    assert state.lack() == "inserts into a replay server: replay.samples_per_insert 6 is reached"
+    hear(state, "replay", size=50_000)
+    assert state.lack() == "batches from its loaders"
+    state.learner = LearnerStatus(refused_batches=1_200)
+    assert state.lack() == "batches: 1,200 were refused, and no others arrived"
+
+
+def test_the_shard_that_has_too_few_transitions_is_named():
+    state = make_state(num_shards=2)
+    for shard, size in ((0, 25_000), (1, 24_999)):
+        hear(state, "replay", session=shard, shard=shard, size=size)
+    assert state.lack() == "transitions: shard 1 of 2 has 24,999 of the 25,000 required for sampling"
+
+
+def test_what_each_role_uses_is_in_status_and_curves():
+    state = make_state()
+    hear(state, "replay", resources=Resources(cores=0.5, memory_bytes=7))
+    hear(state, "actor", 2, resources=Resources(cores=1.0, memory_bytes=10))
+    hear(state, "actor", 3, host="other", resources=Resources(cores=0.25, memory_bytes=20))
+    hear(state, "evaluator", 4)
+    state.learner = LearnerStatus(updates_per_second=50.0)
+    state.learner_resources = Resources(cores=1.5, memory_bytes=30, gpu_share=0.75, gpu_memory_bytes=40)
+    shown = {name: value for name, value in state.scalars().items() if name.split("/")[0] in RESOURCES}
+    assert shown == {
+        "cores/replay": 0.5,
+        "memory_bytes/replay": 7,
+        "cores/actor": 1.25,
+        "memory_bytes/actor": 30,
+        "cores/learner": 1.5,
+        "memory_bytes/learner": 30,
+        "gpu_share/learner": 0.75,
+        "gpu_memory_bytes/learner": 40,
+    }
+    rows = {(row.role, row.host): row.resources for row in report(state).roles}
+    assert rows["actor", "other"] == Resources(cores=0.25, memory_bytes=20)
+    assert rows["evaluator", "h"] is None
+    assert report(state).learner.resources == state.learner_resources
 
 
 def test_steps_stay_when_replay_is_gone():
@@ -137,7 +185,7 @@ def test_ends_by_steps_minutes_or_a_confirmed_score():
     clock.now += 61
     state = make_state(clock, max_minutes=1.0)
     clock.now += 60
-    assert state.end_reason() == "reached 1 minutes"
+    assert state.end_reason() == "reached 1 min"
 
 
 def test_the_first_reason_to_end_stays():
@@ -181,7 +229,13 @@ def test_names_the_part_that_limits(replay, actor, learner, part):
 
 def test_where_the_parts_take_turns_none_limits():
     config = Config(actor=ActorConfig(num_actors=4))
-    state = RunState(config, name="run", folder="runs/run", finds_bottleneck=False)
+    state = RunState(
+        config,
+        name="run",
+        folder="runs/run",
+        exploration=Exploration("epsilon", np.full(4, 0.1)),
+        finds_bottleneck=False,
+    )
     hear_all(state)
     assert report(state).limited_by is None
     assert not [tag for tag in state.scalars() if tag.startswith("limited_by/")]
@@ -214,7 +268,7 @@ def test_without_actors_they_are_what_limits():
     state = make_state()
     hear_all(state)
     state.members.forget(2)
-    assert report(state).limited_by.why == "no actor is there"
+    assert report(state).limited_by.why == "no actor has joined yet"
 
 
 def test_of_a_program_that_was_started_again_the_newer_life_counts():
@@ -284,6 +338,14 @@ def test_steps_go_on_whichever_shard_is_made_anew_and_after_the_learner_was_star
     assert [steps(0, 290, "d"), steps(0, 295, "d")] == [640, 645]  # restored from a snapshot that was a little older
 
 
+def test_the_clock_goes_on_from_the_checkpoint_that_the_learner_began_with():
+    clock = Clock()
+    state = make_state(clock)
+    state.go_on(Progress(elapsed_seconds=3_600.0))
+    clock.now += 60.0
+    assert state.elapsed_seconds == 3_660.0
+
+
 def test_a_shard_that_never_came_or_fell_silent_or_said_goodbye_is_absent():
     clock = Clock()
     state = make_state(clock, num_shards=2)
@@ -318,7 +380,7 @@ def test_a_shard_that_is_away_is_what_limits():
     state.learner = LearnerStatus(updates=7)
     hear(state, "actor")
     hear_shard(state, 0)
-    assert report(state).limited_by.why == "shard 1 of 2 is away"
+    assert report(state).limited_by.why == "shard 1 of 2 is not connected"
 
 
 def test_inserts_into_one_shard_are_wanted_while_samples_of_another_wait_for_inserts():
@@ -354,7 +416,7 @@ def test_the_longest_status_fits_into_an_answer_and_whoever_came_first_is_in_it(
         hear_shard(state, shard, refusals=counts, refused_connections=counts, rate=longest, waiting=longest)
     for session in range(1_000, 1_000 + MAX_MEMBERS - 64):
         hear(state, "actor", session, host=longest, rate=longest, waiting=longest)
-    with pytest.raises(ValueError, match="are here already"):
+    with pytest.raises(ValueError, match="have joined already"):
         hear(state, "actor", 999)
     status = report(state)
     assert len(encode_json(status)) < MAX_JSON_BYTES

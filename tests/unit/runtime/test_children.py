@@ -13,8 +13,8 @@ import time
 import pytest
 from support.waiting import DEADLINE
 
-from apex.errors import ConfigError
-from apex.runtime.children import ChildDiedError, call_in_child, check_children, start_child, stop_children
+from apex.errors import ChildDiedError, UsageError
+from apex.runtime.children import call_in_child, check_children, start_child, stop_children
 from apex.runtime.lifecycle import Stop
 
 
@@ -32,10 +32,10 @@ def ignore_everything(stop, ready):
         time.sleep(0.05)
 
 
-def start_ready(target):
+def start_ready(target, **options):
     """A child that has come to its target: before, a signal finds no handler of its own."""
     ready = multiprocessing.get_context("fork").Event()
-    child = start_child("child", target, ready)
+    child = start_child("child", target, ready, **options)
     assert ready.wait(DEADLINE)
     return child
 
@@ -45,7 +45,7 @@ def fail(stop):
 
 
 def refuse(stop):
-    raise ConfigError("no such thing")
+    raise UsageError("no such thing")
 
 
 def gone(pid):
@@ -88,7 +88,7 @@ def test_how_a_child_ended_is_told():
 def test_where_a_child_refused_the_role_refuses_too():
     child = start_child("loader-0", refuse)
     child.join(DEADLINE)
-    with pytest.raises(ConfigError, match="loader-0 process refused"):
+    with pytest.raises(UsageError, match="loader-0 process refused"):
         check_children([child])
 
 
@@ -120,7 +120,7 @@ def check_until(children, stuck_seconds):
 )
 def test_a_child_that_is_stuck_is_killed_and_named(get_stuck):
     child = start_child("sampler-3", count, get_stuck)
-    cause = "sampler-3 made no turn for .* s: it was stuck, and was killed"
+    cause = "sampler-3 had no heartbeat for .* s and was killed as stuck"
     with pytest.raises(ChildDiedError, match=cause):
         check_until([child], 0.3)
     assert gone(child.pid)
@@ -128,15 +128,14 @@ def test_a_child_that_is_stuck_is_killed_and_named(get_stuck):
         check_children([child])
 
 
-def test_a_child_that_makes_no_turn_is_spoken_of_before_it_is_killed(caplog, monkeypatch):
-    monkeypatch.setattr("apex.runtime.lifecycle.EXPLAIN_SECONDS", 0.2)
-    child = start_ready(wait_until_stopped)
+def test_a_child_that_makes_no_turn_is_spoken_of_before_it_is_killed(caplog):
+    child = start_ready(wait_until_stopped, explain_seconds=0.2)
     os.kill(child.pid, signal.SIGSTOP)
     deadline = time.monotonic() + DEADLINE
     while not caplog.records and time.monotonic() < deadline:
         check_children([child], 600.0)
         time.sleep(0.01)
-    assert caplog.records[0].getMessage() == "the parent of child waits for a turn of it (0 s)"
+    assert caplog.records[0].getMessage() == "the parent of child waits for a heartbeat of the child (0 s)"
     stop_children([child], 0.0)
 
 
@@ -163,7 +162,7 @@ def test_an_answer_comes_back_as_json():
 
 
 def test_a_refusal_in_the_child_is_one_here():
-    with pytest.raises(ConfigError, match="no such thing"):
+    with pytest.raises(UsageError, match="no such thing"):
         call_in_child("hello", lambda stop: refuse(stop), Stop())
 
 

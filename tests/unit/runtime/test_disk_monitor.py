@@ -22,9 +22,9 @@ def watch(*spaces):
 
 
 def test_a_full_disk_is_told_once_and_so_is_that_there_is_room_again():
-    full = "the disk of runs/x is full (0 KiB free); the run goes on, but logs, curves and checkpoints are lost"
+    full = "the disk of runs/x is full (0 KiB free); the run continues, but logs, curves and checkpoints are lost"
     said = watch(ROOM, Space(10**9, 0), Space(10**9, 4096), Space(10**9, 0), ROOM, ROOM)
-    assert said == [f"{full} until that is mended", "the run folder runs/x can be written to again"]
+    assert said == [f"{full} until this is fixed", "the run folder runs/x is writable again"]
 
 
 def test_a_disk_with_room_is_not_worth_a_word():
@@ -32,8 +32,8 @@ def test_a_disk_with_room_is_not_worth_a_word():
 
 
 def test_a_folder_that_is_gone_or_read_only_is_told(tmp_path):
-    gone, read_only = read_space(tmp_path / "gone"), Space(10**9, 10**8, "may not be written to")
+    gone, read_only = read_space(tmp_path / "gone"), Space(10**9, 10**8, "is not writable")
     assert [said.partition(";")[0] for said in watch(ROOM, gone, read_only)] == [
         "the run folder runs/x cannot be used: No such file or directory",
-        "the run folder runs/x may not be written to",
+        "the run folder runs/x is not writable",
     ]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from apex.runtime.gpu import Cuda, Gpu, read_cuda, torch_version, version_name
+from apex.runtime.gpu import Cuda, Gpu, GpuMeter, read_cuda, torch_version, version_name
 
 H200 = Gpu("NVIDIA H200", 140 * 2**30, (9, 0))
 T4 = Gpu("Tesla T4", 15 * 2**30, (7, 5))
@@ -146,3 +146,27 @@ def test_bfloat16_came_with_ampere():
     assert H200.has_bfloat16
     assert Gpu("A10", 1, (8, 6)).has_bfloat16
     assert not T4.has_bfloat16
+
+
+class BusyNvml(Nvml):
+    """The same, with GPUs that work."""
+
+    def nvmlDeviceGetMemoryInfo(self, device):  # noqa: N802
+        return SimpleNamespace(used=3 * 2**30)
+
+    def nvmlDeviceGetUtilizationRates(self, device):  # noqa: N802
+        return SimpleNamespace(gpu=87)
+
+
+@pytest.mark.parametrize(
+    ("nvml", "usage"),
+    [
+        (BusyNvml(H200), (0.87, 3 * 2**30)),
+        (BusyNvml(), (None, None)),
+        (BusyNvml(H200, missing="nvmlInit"), (None, None)),
+        (BusyNvml(SLICE, missing="nvmlDeviceGetUtilizationRates"), (None, 3 * 2**30)),
+    ],
+)
+def test_a_gpu_says_how_busy_it_is_where_it_can(nvml, usage, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert GpuMeter(nvml).measure() == usage

@@ -17,7 +17,7 @@ PROJECT = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_the_packages_are_those_of_the_project(extra):
     needed = PROJECT["optional-dependencies"][extra]
-    assert EXTRAS[extra] == tuple(re.match(r"[\w-]+", requirement)[0] for requirement in needed)
+    assert EXTRAS[extra] == tuple(re.match(r"[\w\[\]-]+", requirement)[0] for requirement in needed)
 
 
 def test_the_remedy_is_for_this_interpreter_and_names_no_package_that_nobody_has_published(monkeypatch, tmp_path):

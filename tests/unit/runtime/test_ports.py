@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from apex.config import Config, LearnerConfig, ReplayConfig, RunConfig, TransportConfig
-from apex.errors import ConfigError
+from apex.errors import UsageError
 from apex.runtime.ports import PortClaims, choose_ports, is_free, ports
 
 
@@ -28,7 +28,7 @@ def test_free_ports_are_taken_as_they_are_without_a_word():
 def test_one_taken_port_moves_all_of_them_and_is_said_aloud(taken):
     config, said = choose(Config(), all_free_but(taken))
     assert config.transport == TransportConfig(port_offset=100)
-    assert said == ["a port is taken on 127.0.0.1: this run uses --transport.port-offset 100"]
+    assert said == ["a port on 127.0.0.1 is in use: this run uses --transport.port-offset 100"]
 
 
 def test_an_offset_that_was_asked_for_is_where_the_search_begins():
@@ -38,14 +38,14 @@ def test_an_offset_that_was_asked_for_is_where_the_search_begins():
 
 
 def test_without_any_free_ports_it_names_the_setting():
-    with pytest.raises(ConfigError, match="port-offset 0 on; the last one tried was"):
+    with pytest.raises(UsageError, match="port-offset 0; the last port tried was"):
         choose(Config(), lambda host, port: False)
 
 
 def test_tensorboard_takes_the_next_free_port_and_says_so():
     config, said = choose(Config(), all_free_but(6006, 6007))
     assert config.run.tensorboard_port == 6008
-    assert said == ["port 6006 is taken: TensorBoard will be on 6008"]
+    assert said == ["port 6006 is in use: TensorBoard uses port 6008"]
 
 
 def test_tensorboard_stays_clear_of_the_ports_of_the_run():
@@ -55,7 +55,7 @@ def test_tensorboard_stays_clear_of_the_ports_of_the_run():
 
 def test_without_any_port_for_tensorboard_it_names_the_setting():
     own = ports(Config())
-    with pytest.raises(ConfigError, match=r"--run\.tensorboard-port 6006"):
+    with pytest.raises(UsageError, match=r"--run\.tensorboard-port 6006"):
         choose(Config(), lambda host, port: port in own)
 
 
@@ -95,7 +95,7 @@ def test_a_port_is_free_until_somebody_listens():
 
 
 def test_an_address_of_another_host_is_refused_by_name():
-    with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1:51001: .*; name an address of this host"):
+    with pytest.raises(UsageError, match=r"cannot listen on 192\.0\.2\.1:51001: .*; choose an address of this host"):
         is_free("192.0.2.1", 51_001)
 
 
@@ -114,5 +114,5 @@ def test_every_loader_needs_a_port_of_its_own():
 
 def test_shards_that_find_no_room_below_the_last_port_are_refused_by_name():
     config = Config(replay=ReplayConfig(num_shards=64), transport=TransportConfig(receipts_port=64_000))
-    with pytest.raises(ConfigError, match=r"no 196 free ports on 127\.0\.0\.1 from --transport\.port-offset 0 on"):
+    with pytest.raises(UsageError, match=r"cannot find 196 free ports on 127\.0\.0\.1 .* --transport\.port-offset 0"):
         choose(config, lambda host, port: False)

@@ -15,7 +15,8 @@ import pytest
 from support.processes import is_running
 from support.waiting import DEADLINE, until
 
-from apex.runtime.lifecycle import FAILED, FINISHED, NEIGHBOUR_GONE, REFUSED, Stop
+from apex.errors import FAILED, FINISHED, NEIGHBOUR_GONE, REFUSED
+from apex.runtime.lifecycle import Stop
 from apex.runtime.supervisor import FORGET_SECONDS, CrashBudget, Program, supervise
 from apex.runtime.text import last_lines
 
@@ -158,7 +159,7 @@ def test_a_program_that_ends_well_before_its_time_starts_again_after_a_rest(fold
         [shell("actor", "exit 0", crash_budget=0.3)], StopWhen(lambda: bool(told)), logs=folder, tell=told.append
     )
     assert ending.cause == "interrupted"
-    assert told == [f"actor ended with status 0, and starts again; see {folder / 'actor.log'}"]
+    assert told == [f"actor ended with status 0; it starts again; see {folder / 'actor.log'}"]
 
 
 def test_who_ends_well_when_it_is_not_needed_any_more_is_not_missed(folder):
@@ -198,7 +199,7 @@ def test_the_run_goes_on_without_what_is_not_essential(folder):
     ]
     ending = supervise(programs, StopWhen(lambda: False), logs=folder, tell=told.append)
     assert ending.status == FINISHED
-    assert told[0].startswith("going on without tensorboard: tensorboard ended with status 1 once")
+    assert told[0].startswith("continuing without tensorboard: tensorboard ended with status 1 once")
 
 
 def test_an_observer_runs_with_lower_priority(folder):
@@ -264,9 +265,7 @@ def test_a_program_that_was_stopped_makes_no_turns_and_is_started_again(folder):
 
     programs = [turning("learner"), turning("actor")]
     supervise(programs, StopWhen(condition), logs=folder, tell=told.append)
-    words = (
-        r"actor made no turn for \d+ s, and was killed as stuck \(--run.stuck-seconds\); it starts again in 0.5 s; see "
-    )
+    words = r"actor had no heartbeat for \d+ s and was killed \(--run.stuck-seconds\); it starts again in 0.5 s; see "
     assert re.match(words, told[0])
     assert len(pids(folder, "learner")) == 1
 
@@ -283,7 +282,7 @@ def test_a_program_that_gets_stuck_again_and_again_ends_the_run_with_that_cause(
     program = turning("actor", "time.sleep(600)", crash_budget=0.0)
     ending = supervise([program], StopWhen(lambda: False), logs=folder)
     assert ending.status == FAILED
-    words = r"actor made no turn for \d+ s, and was killed as stuck \(--run.stuck-seconds\) once; see .*actor.log"
+    words = r"actor had no heartbeat for \d+ s and was killed \(--run.stuck-seconds\) once; see .*actor.log"
     assert re.fullmatch(words, ending.cause)
 
 
@@ -304,8 +303,7 @@ def test_a_short_stop_harms_nobody(folder):
     assert len(pids(folder, "actor")) == 1
 
 
-def test_where_all_fall_silent_together_nobody_is_killed_and_the_launcher_says_so(folder, caplog, monkeypatch):
-    monkeypatch.setattr("apex.runtime.lifecycle.EXPLAIN_SECONDS", 1.0)
+def test_where_all_fall_silent_together_nobody_is_killed_and_the_launcher_says_so(folder, caplog):
     stopped = []
 
     def condition():
@@ -314,10 +312,10 @@ def test_where_all_fall_silent_together_nobody_is_killed_and_the_launcher_says_s
             stopped.extend(pids(folder, role)[0] for role in roles)
             for pid in stopped:
                 os.kill(pid, signal.SIGSTOP)
-        return "all fell silent together" in caplog.text
+        return "no program sends any" in caplog.text
 
     programs = [turning("learner", grace_seconds=0.1), turning("actor", grace_seconds=0.1)]
-    supervise(programs, StopWhen(condition), logs=folder)
+    supervise(programs, StopWhen(condition), logs=folder, explain_seconds=1.0)
     assert pids(folder, "learner") + pids(folder, "actor") == stopped
 
 
@@ -377,7 +375,7 @@ def test_what_ignores_the_request_is_killed_after_its_grace_and_said_aloud(folde
     log = folder / "actor.log"
     begun = time.monotonic()
     supervise([program], StopWhen(lambda: log.exists() and "ready" in log.read_text()), logs=folder, tell=told.append)
-    assert told == ["stopping actor", "actor did not stop within 0.2 s and is killed"]
+    assert told == ["stopping actor", "actor did not stop within 0.2 s; killing it"]
     assert time.monotonic() - begun < 10
 
 
@@ -391,14 +389,32 @@ def test_an_exception_leaves_nothing_behind(folder):
     assert not is_running(pids(folder, "actor")[0])
 
 
-def test_a_second_ctrl_c_kills_without_any_grace(folder):
-    def tell(sentence):
-        raise KeyboardInterrupt
+PATIENT = """
+import sys
+from pathlib import Path
+from apex.runtime.lifecycle import stop_on_signals
+from apex.runtime.supervisor import Program, supervise
+deaf = "trap '' TERM; echo pid $$; while :; do sleep 0.01; done"
+program = Program(role="actor", command=("sh", "-c", deaf), grace_seconds=600.0)
+with stop_on_signals() as stop:
+    supervise([program], stop, logs=Path(sys.argv[1]), tell=lambda sentence: print(sentence, flush=True))
+"""
 
-    deaf = shell("actor", "trap '' TERM; echo ready; while :; do sleep 0.01; done", grace_seconds=600.0)
-    log = folder / "actor.log"
-    with pytest.raises(KeyboardInterrupt):
-        supervise([deaf], StopWhen(lambda: log.exists() and "ready" in log.read_text()), logs=folder, tell=tell)
+
+def test_a_second_ctrl_c_kills_without_any_grace(folder):
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", PATIENT, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        until(lambda: pids(folder, "actor"))
+        launcher.send_signal(signal.SIGINT)
+        assert launcher.stdout.readline() == "stopping actor\n"
+        launcher.send_signal(signal.SIGINT)
+        launcher.wait(DEADLINE)
+    finally:
+        launcher.kill()
+        launcher.stdout.close()
+    until(lambda: not any(map(is_running, pids(folder, "actor"))))
 
 
 LAUNCHER = """

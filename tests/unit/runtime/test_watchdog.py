@@ -109,6 +109,18 @@ def test_a_turn_is_heard_by_the_launcher_and_told_once_in_a_second_at_most(liste
     assert listener.heard()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="speaks as another user")
+def test_the_signs_of_another_user_are_not_heard(listener):
+    child = os.fork()
+    if child == 0:
+        os.setuid(65534)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
+            stranger.sendto(b"WATCHDOG=1", "\0" + listener.environment["NOTIFY_SOCKET"][1:])
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert not listener.heard()
+
+
 def test_where_the_limit_is_short_turns_are_told_four_times_within_it():
     listener, clock = Listener(1.0), Clock()
     notify = take_notifier(dict(listener.environment), clock)

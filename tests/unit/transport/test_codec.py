@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from support.builders import PIXELS, RUN, VECTORS, make_batch, make_records, make_segment
+from support.builders import CONTINUOUS, MASKED, PIXELS, RUN, VECTORS, make_batch, make_records, make_segment
 from support.messages import RESULT, as_json
 from support.sealing import reseal, with_body, with_json
 
@@ -20,7 +22,7 @@ FIGURES = ActorFigures(role="actor", steps=None, time=1.5, scalars={"actors/mean
 PARAMETERS = Parameters(12, np.linspace(-1, 1, 10, dtype=np.float32))
 
 
-@pytest.mark.parametrize("schema", [PIXELS, VECTORS])
+@pytest.mark.parametrize("schema", [PIXELS, VECTORS, CONTINUOUS, MASKED])
 def test_a_segment_comes_back(schema):
     codec, segment = Codec(RUN, schema), make_segment(schema)
     back = codec.decode_segment(codec.encode_segment(segment))
@@ -30,7 +32,7 @@ def test_a_segment_comes_back(schema):
     np.testing.assert_array_equal(back.records, segment.records)
 
 
-@pytest.mark.parametrize("schema", [PIXELS, VECTORS])
+@pytest.mark.parametrize("schema", [PIXELS, VECTORS, CONTINUOUS, MASKED])
 def test_a_batch_comes_back(schema):
     codec, batch = Codec(RUN, schema), make_batch(schema)
     back = codec.decode_batch(codec.encode_batch(batch), 4)
@@ -133,6 +135,10 @@ def bad(name, value, schema=PIXELS):
         (bad("priority", np.inf), "priority"),
         (bad("priority", -1), "priority"),
         (bad("action", 3), "action"),
+        (bad("action", -1), "action"),
+        (bad("reward", np.inf), "reward"),
+        (bad("step_discount", 1.5), "discount"),
+        (bad("step_discount", np.nan), "discount"),
         (bad("depth", 0), "depth"),
         (bad("depth", 5), "depth"),
         (bad("next_depth", 0), "depth"),
@@ -147,6 +153,41 @@ def test_refuses_records_that_cannot_be(records, reason):
     with pytest.raises(WireError) as refusal:
         CODEC.decode_segment(CODEC.encode_segment(make_segment(PIXELS, records=records)))
     assert refusal.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("schema", "name", "value", "reason"),
+    [
+        (CONTINUOUS, "action", (0, np.nan, 0), "action"),
+        (CONTINUOUS, "action", (0, 0, 1.0001), "action"),
+        (CONTINUOUS, "action", (-np.inf, 0, 0), "action"),
+        (MASKED, "next_mask", 0, "mask"),  # No action is allowed in a state that is bootstrapped from.
+        (MASKED, "next_mask", (1, 0b1000), "mask"),  # Action 11 of 11
+        (dataclasses.replace(MASKED, num_actions=8), "next_mask", 0, "mask"),
+    ],
+)
+def test_refuses_actions_and_masks_that_cannot_be(schema, name, value, reason):
+    codec = Codec(RUN, schema)
+    segment = codec.encode_segment(make_segment(schema, records=bad(name, value, schema)))
+    batch = make_batch(schema)
+    records = batch.records.copy()
+    records[name][2] = value
+    with pytest.raises(WireError) as refusal:
+        codec.decode_segment(segment)
+    assert refusal.value.reason == reason
+    with pytest.raises(WireError) as refusal:
+        codec.decode_batch(codec.encode_batch(batch._replace(records=records)), 4)
+    assert refusal.value.reason == reason
+
+
+def test_a_state_that_nothing_is_bootstrapped_from_may_allow_no_action():
+    codec, records = Codec(RUN, MASKED), make_records(MASKED, 5)
+    records["discount"][2], records["next_mask"][2] = 0, 0
+    assert (
+        not codec.decode_segment(codec.encode_segment(make_segment(MASKED, records=records)))
+        .records["next_mask"][2]
+        .any()
+    )
 
 
 def test_refuses_a_next_stack_that_begins_before_the_first_frame():
@@ -210,6 +251,7 @@ def bad_batch(**fields):
         (bad_batch(num_frames=1000), "count"),
         (bad_batch(probability=0), "probability"),
         (bad_batch(probability=np.nan), "probability"),
+        (bad_batch(probability=np.nextafter(2.0**-1_000, 0)), "probability"),
         (bad_batch(next_frame=7), "frames"),
     ],
 )
@@ -348,3 +390,16 @@ def test_refuses_a_result_that_lacks_a_field(field):
     result = {name: value for name, value in as_json(RESULT).items() if name != field}
     with pytest.raises(WireError, match=f"missing required field `{field}`"):
         CODEC.decode_evaluation(with_json(CODEC.encode_evaluation(RESULT, None), result), 10)
+
+
+def test_the_topic_of_a_streams_receipts_is_the_header_up_to_its_actor_id():
+    """Magic, version, kind and shard, run id and sender: 20 bytes, whatever comes after them."""
+    receipt = Receipt(Stream(5, 7), 77, 3, 0)
+    for codec in (CODEC, Codec(RUN, VECTORS)):
+        (frame,) = codec.encode_receipt(receipt, 2)
+        assert bytes(frame[:20]) == receipt_topic(RUN, 2, 5)
+
+
+def test_the_kinds_of_messages_have_the_numbers_that_other_versions_know():
+    numbers = {"SEGMENT": 1, "RECEIPT": 2, "BATCH": 3, "PRIORITIES": 4, "PARAMETERS": 5, "CONTROL": 6, "METRICS": 7}
+    assert {kind.name: int(kind) for kind in MessageKind} == {**numbers, "EVALUATION": 8}

@@ -63,8 +63,11 @@ def test_answers_come_back(answer):
 @pytest.mark.parametrize(
     ("field", "reason"),
     [
-        ({"version": WIRE_VERSION + 1}, f"wire version {WIRE_VERSION + 1}, but this is {WIRE_VERSION}"),
-        ({"run_id": RUN + 1}, "this is another run"),
+        (
+            {"version": WIRE_VERSION + 1},
+            f"wire version {WIRE_VERSION + 1}, expected {WIRE_VERSION}; install the learner's release",
+        ),
+        ({"run_id": RUN + 1}, "the request is for another run"),
     ],
 )
 def test_who_speaks_another_wire_version_or_belongs_to_another_run_is_told_whatever_it_says(body, field, reason):
@@ -129,6 +132,7 @@ def with_status(**fields):
                 "tcp://h:65536",
                 "tcp://h:5\u0663",
                 "tcp://-h:51002",
+                "tcp://[::1]:51002",
                 "ipc:///x",
             )
         ),
@@ -216,9 +220,12 @@ def test_what_is_no_text_arrives_as_something_that_can_be_printed():
 
 
 def test_a_figure_that_is_not_finite_arrives_as_null():
-    status = make_run_status(learner={"loss": float("nan")}, policy_lag=float("inf"))
+    status = make_run_status(
+        learner={"loss": float("nan"), "figures": {"policy_loss": float("nan")}}, policy_lag=float("inf")
+    )
     arrived = decode_answer(encode_control(status))
     assert (arrived.learner.loss, arrived.policy_lag) == (None, None)
+    assert arrived.learner.figures == {"policy_loss": None}
 
 
 def test_a_host_may_have_any_bytes_for_a_name():

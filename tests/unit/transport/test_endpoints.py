@@ -7,20 +7,32 @@ import socket
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 import zmq
-from support.builders import PIXELS, RUN, VALUES, make_batch, make_segment
+from support.builders import (
+    CONTINUOUS,
+    MASKED,
+    PIXELS,
+    RUN,
+    VALUES,
+    VECTORS,
+    make_batch,
+    make_segment,
+)
 from support.messages import HELLO
 from support.waiting import DEADLINE, until
 
-from apex.errors import ConfigError
+from apex.errors import AddressError, UsageError
+from apex.frame_blob import make_blob
 from apex.transport.async_receiver import AsyncReceiver
 from apex.transport.codec import Codec
 from apex.transport.control_client import ControlClient, MetricsSender
 from apex.transport.control_codec import decode_request, encode_control
 from apex.transport.endpoints import (
+    CONTROL_MARGIN,
     BatchReceiver,
     BatchSender,
     ExperienceSender,
@@ -34,7 +46,7 @@ from apex.transport.endpoints import (
 )
 from apex.transport.messages.control import StateAnswer
 from apex.transport.messages.results import ActorFigures
-from apex.transport.sockets import AddressError, bind, local_address, open_context, prepare, split_address
+from apex.transport.sockets import bind, local_address, open_context, prepare, split_address
 from apex.types import Parameters, PriorityUpdate, Receipt, Stream
 
 CODEC = Codec(RUN, PIXELS)
@@ -84,6 +96,45 @@ def test_batches_go_to_all_loaders_in_turn(context):
         until(both_get_some, "a batch for each loader")
         sender.reconnect()  # What lies in the old connections is lost.
         got.clear()
+
+
+def test_who_connects_anew_leaves_no_old_connection_behind(context, endpoint):
+    receiver = BatchReceiver(context, endpoint, CODEC, batch_size=4, max_bytes=max_batch_bytes(PIXELS, 4))
+    port = f":{int(endpoint.rpartition(':')[2]):04X}"
+
+    def connections():
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return {row[9] for row in rows if row[2].endswith(port) and row[3] == "01"}  # inodes of what is established
+
+    sender = BatchSender(context, [endpoint], CODEC)
+    assert sender.send(make_batch(PIXELS), DEADLINE)
+    until(lambda: receiver.receive(0.1), "batch")  # Its handshake is over.
+    before = connections()
+    sender.reconnect()
+
+    def is_replaced():
+        sender.send(make_batch(PIXELS), 0.0)  # The old one ends when the socket is used again.
+        receiver.receive(0.0)
+        return len(connections()) == 1 and not connections() & before
+
+    until(is_replaced, "another connection in its place")
+
+
+@pytest.mark.parametrize("schema", [PIXELS, VECTORS, CONTINUOUS, MASKED])
+def test_the_longest_messages_are_just_below_their_limits(schema):
+    """Frames that do not compress, as many as there can be: of a batch's transitions, or of episodes of one step."""
+    count, length = 64, 3_000
+    num_steps, num_frames = length + schema.n_step, 2 * schema.stack + schema.n_step
+    batch = make_batch(schema, count)
+    batch = batch._replace(blob=make_blob([bytes(schema.max_frame_bytes)] * (count * num_frames)))
+    segment = make_segment(schema, count=num_steps)
+    segment = segment._replace(blob=make_blob([bytes(schema.max_frame_bytes)] * (2 * num_steps + schema.stack)))
+    codec = Codec(RUN, schema)
+    for message, limit in (
+        (codec.encode_batch(batch), max_batch_bytes(schema, count)),
+        (codec.encode_segment(segment), max_segment_bytes(schema, length)),
+    ):
+        assert 0 <= limit - sum(map(len, message)) < CONTROL_MARGIN
 
 
 def test_a_loader_that_cannot_be_reached_keeps_no_batch_from_the_others(context, endpoint):
@@ -260,7 +311,9 @@ def test_control_answers_and_a_vanished_peer_is_not_missed(endpoint, caplog):
             assert client.receive(DEADLINE) is None
             assert client.refused == {"length": 2}
             said = [record.getMessage() for record in caplog.records]
-            assert said == [f"refused what the learner at {endpoint} answered: length: 8 bytes are no header"]
+            assert said == [
+                f"ignored an invalid answer from the learner at {endpoint}: length: 8 bytes, but a header has 52"
+            ]
             client.close()
             control.reply(b"nobody", encode_control(StateAnswer(True)))
 
@@ -353,7 +406,7 @@ def test_an_address_that_is_not_ours_is_named(context):
 
 @pytest.mark.parametrize("text", ["", ":5", "host:x", "host:0", "host:70000"])
 def test_refuses_what_is_no_address(text):
-    with pytest.raises(ConfigError, match="--learner"):
+    with pytest.raises(UsageError, match="--learner"):
         split_address(text, 52003)
 
 

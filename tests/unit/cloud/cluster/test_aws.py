@@ -6,8 +6,8 @@ import os
 import botocore.exceptions
 import pytest
 
-from apex.cloud.cluster.aws import Aws, AwsError, open_aws
-from apex.errors import ConfigError
+from apex.cloud.cluster.aws import Aws, open_aws
+from apex.errors import AwsError, UsageError
 
 
 @pytest.fixture
@@ -77,18 +77,18 @@ def test_without_boto3_it_says_what_to_install(monkeypatch):
         return real(name, *words, **options)
 
     monkeypatch.setattr(builtins, "__import__", absent)
-    with pytest.raises(ConfigError, match=r"needs boto3 \(No module named 'boto3'\): .* -m pip install boto3"):
+    with pytest.raises(UsageError, match=r"needs boto3 \(No module named 'boto3'\): .* -m pip install boto3"):
         open_aws(None)
 
 
 def test_without_a_region_it_asks_for_one(nobody):
-    with pytest.raises(ConfigError, match="no region: use --region"):
+    with pytest.raises(UsageError, match="no AWS region: use --region"):
         open_aws(None)
 
 
 def test_a_profile_that_is_not_there_is_refused(nobody):
     nobody.setenv("AWS_PROFILE", "ghost")
-    with pytest.raises(ConfigError, match="ghost"):
+    with pytest.raises(UsageError, match="ghost"):
         open_aws("us-east-1")
 
 

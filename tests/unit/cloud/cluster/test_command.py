@@ -5,11 +5,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from apex.cloud.cluster.aws import Aws, AwsError
+from apex.cloud.cluster.aws import Aws
 from apex.cloud.cluster.command import main
 from apex.cloud.cluster.inventory import AutoScalingGroup, Cluster, ClusterHost, find_clusters, problems
 from apex.cloud.cluster.logs import Tail, duration
 from apex.cloud.cluster.table import show
+from apex.errors import AwsError
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 START = NOW - timedelta(hours=2)
@@ -92,13 +93,13 @@ def group_item(role="actor", desired=3, num_in_service=3, **changes):
          ["actor i-actor is stopping"]),
         (make_cluster(hosts=[make_host(state="stopped")]),
          ["learner i-learner is stopped: its disk holds files that could not be uploaded. "
-          "Start it again to upload them"]),
+          "Start the host again to upload them"]),
         (make_cluster(make_group(status="Delete in progress")), ["the group of actor hosts: Delete in progress"]),
         (make_cluster(make_group(desired=0, in_service=0)), ["the group of actor hosts has size 0"]),
         (make_cluster(make_group(in_service=1, trouble="no Spot capacity")),
          ["1 of 3 actor hosts in service: no Spot capacity"]),
         (Cluster("pong", [], {"actor": make_group(desired=0)}),
-         ["nothing runs: the run has ended, or the cluster is incomplete. Remove it with terraform destroy"]),
+         ["nothing runs: the run has ended, or the cluster is incomplete. To remove it, run terraform destroy"]),
     ],
 )  # fmt: skip
 def test_each_problem_is_one_sentence(cluster, sentences):
@@ -131,7 +132,7 @@ def test_the_table_has_a_line_for_each_cluster_and_one_for_each_problem():
         "pong  1/1      -       3/3    -          2026-01-02 01:04 UTC (2.0 h)",
         "half  -        -       -      -          -",
         "pong: curves at http://198.51.100.1:6006",
-        "half: nothing runs: the run has ended, or the cluster is incomplete. Remove it with terraform destroy",
+        "half: nothing runs: the run has ended, or the cluster is incomplete. To remove it, run terraform destroy",
     ]
 
 
@@ -198,7 +199,7 @@ def test_a_log_may_not_steer_the_terminal(capsys):
     assert capsys.readouterr().out == "2096-10-02 07:06:40Z actor     i-1                 a [2Jb\n"
 
 
-def test_following_a_log_goes_on_until_ctrl_c(capsys, monkeypatch):
+def test_following_a_log_goes_on_until_ctrl_c(capsys):
     class Growing(Logs):
         def _events(self, **arguments):
             if len(self.asked) == 8:  # a third look at four roles
@@ -206,9 +207,8 @@ def test_following_a_log_goes_on_until_ctrl_c(capsys, monkeypatch):
             self.groups["learner"].append((4 * 10**12 + len(self.asked), "more"))
             return super()._events(**arguments)
 
-    monkeypatch.setattr("apex.cloud.cluster.command.FOLLOW_SECONDS", 0.0)
     logs = Growing(learner=[])
-    assert main(["tail", "pong", "--follow"], open_aws=lambda region: logs) == 0
+    assert main(["tail", "pong", "--follow"], open_aws=lambda region: logs, follow_seconds=0.0) == 0
     # One line when the learner's log is first read, four more by the second time, and one after Ctrl-C.
     assert len(capsys.readouterr().out.splitlines()) == 1 + 4 + 1
     assert len(logs.asked) == 12
@@ -222,7 +222,7 @@ def test_an_age_has_a_unit(text, seconds):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["tail", "pong", "--since", "10"], "--since must be a number with s, m, h or d, as in 10m; got '10'"),
+        (["tail", "pong", "--since", "10"], "--since must be a number followed by s, m, h or d, such as 10m; got '10'"),
         (["tail", "pnog"], "no cluster 'pnog' in us-east-1; the region has pong. For another region use --region"),
         (["resize", "pong", "--actors", "3"], "pong has no group of actor hosts"),
     ],
@@ -247,7 +247,7 @@ def resize(size, *groups):
 
 def test_resize_sets_the_desired_size(capsys):
     assert resize(5, group_item()) == (0, [("set_desired_capacity", "apex-pong-actor", "5")])
-    assert capsys.readouterr().out == "pong: desired actor hosts 5, 3 before; 3 in service\n"
+    assert capsys.readouterr().out == "pong: desired actor hosts 5 (before: 3); 3 in service\n"
 
 
 def test_resize_brings_back_the_hosts_of_a_run_that_has_ended(capsys):

@@ -125,5 +125,5 @@ def test_only_a_first_layer_that_it_knows_and_channels_that_fill_vectors_suit(ou
 )
 def test_what_is_no_batch_of_this_network_is_refused_before_any_loop_reads_it(stacks):
     layers = [nn.Conv2d(4, 8, 8, 4), nn.ReLU(), nn.Conv2d(8, 16, 4, 2), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU()]
-    with pytest.raises(ValueError, match=r"none of uint8\[N, B, 4, H, W\]"):
+    with pytest.raises(ValueError, match=r"expects uint8\[N, B, 4, H, W\]"):
         PixelTorso(nn.Sequential(*layers)).forward(stacks)

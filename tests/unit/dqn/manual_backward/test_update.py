@@ -12,14 +12,16 @@ import torch
 from support.native import skip_without_convolution
 from torch import nn
 
+from apex.algorithms.gradient_step import DeviceBatch
+from apex.algorithms.graph_update import place
+from apex.algorithms.optimizers import make_optimizer, restore_optimizer
+from apex.algorithms.parameters import flatten_parameters
 from apex.config import LearnerConfig, NetworkConfig
-from apex.dqn.autograd_update import EagerUpdate, make_update, place
-from apex.dqn.gradient_step import DeviceBatch
+from apex.dqn.autograd_update import EagerUpdate, make_update
 from apex.dqn.manual_backward import pixel_torso
 from apex.dqn.manual_backward.layers import VectorTorso
 from apex.dqn.manual_backward.update import ManualUpdate
-from apex.dqn.networks import QNetwork, flatten_parameters, make_network
-from apex.dqn.optimizers import make_optimizer, restore_optimizer
+from apex.dqn.networks import QNetwork, make_network
 from apex.types import Schema
 
 CPU = torch.device("cpu")
@@ -56,6 +58,8 @@ def make_batch(schema, size, seed):
         n_step_return=torch.from_numpy((3 * rng.normal(size=size)).astype(np.float32)),
         discount=torch.from_numpy(rng.choice([0.0, 0.97], size).astype(np.float32)),
         weights=torch.from_numpy(rng.uniform(0.1, 1, size).astype(np.float32)),
+        # Some batches have action masks, which always allow the last action.
+        next_mask=torch.from_numpy(rng.random((size, NUM_ACTIONS)) < [0.5, 0.5, 1.0]) if size == 33 else None,
     )
 
 
@@ -118,7 +122,7 @@ def assert_steps_are_autograds(schema, sizes=(8, 1, 33, 8), aside=False, **setti
 def test_gradients_are_clipped_to_a_joint_norm_of_the_most(kind, at_least):
     schema = make_schema(*kind)
     update, network, _, _ = make(ManualUpdate, schema, max_gradient_norm=0.05)
-    told = update(make_batch(schema, 8, 0)).figures.gradient_norm
+    told = update(make_batch(schema, 8, 0)).figures["gradient_norm"]
     assert told > at_least
     assert float(gradients(network).norm()) == pytest.approx(0.05, rel=1e-3)
 
@@ -168,8 +172,8 @@ def test_a_gradient_that_is_not_finite_is_enough(kind):
         head.output.weight.fill_(1e29)
     before = flatten_parameters(network)
     updated = update(make_batch(schema, 8, 0))
-    assert torch.isfinite(updated.figures.loss)
-    assert not updated.figures.gradient_norm.isfinite()
+    assert torch.isfinite(updated.figures["loss"])
+    assert not updated.figures["gradient_norm"].isfinite()
     assert not bool(updated.finite)
     assert (flatten_parameters(network) == before).all()
 
@@ -181,7 +185,8 @@ def test_the_batch_stays_as_it_was(kind):
     update, *_ = make(ManualUpdate, schema)
     batch, same = make_batch(schema, 8, 0), make_batch(schema, 8, 0)
     update(batch)
-    assert all(torch.equal(one, other) for one, other in zip(batch, same, strict=True))
+    pairs = zip(batch, same, strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs if one is not None)  # no masks
 
 
 @pytest.mark.parametrize("kind", [VECTORS[0], PIXELS[1]])
@@ -189,10 +194,10 @@ def test_what_one_step_tells_is_not_changed_by_the_next(kind):
     schema = make_schema(*kind)
     update, *_ = make(ManualUpdate, schema)
     told = update(make_batch(schema, 8, 0))
-    kept = told.td_errors.clone(), [figure.clone() for figure in told.figures]
+    kept = told.td_errors.clone(), [figure.clone() for figure in told.figures.values()]
     update(make_batch(schema, 8, 1))
     assert torch.equal(told.td_errors, kept[0])
-    assert all(torch.equal(one, other) for one, other in zip(told.figures, kept[1], strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(told.figures.values(), kept[1], strict=True))
 
 
 @pytest.mark.parametrize("kind", [VECTORS[0], PIXELS[1]])
@@ -263,8 +268,8 @@ def test_of_several_threads_one_is_the_target_networks_and_each_operation_has_on
     config = LearnerConfig(batch_size=8, num_threads=threads)
     network = NetworkConfig(hidden=7, body_hidden=6)
     online, target = (make_network(network, schema, seed=seed) for seed in (1, 2))
-    torch.set_num_threads(2)
     update = make_update(config, online, target.requires_grad_(False), make_optimizer(config, online.parameters()), CPU)
+    torch.set_num_threads(update.torch_threads)
     assert torch.get_num_threads() == 1
     passes, judged = [], threading.Event()
     own_pass = VectorTorso.forward

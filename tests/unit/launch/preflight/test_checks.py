@@ -7,7 +7,7 @@ import pytest
 
 from apex.config import ActorConfig, Config, LearnerConfig
 from apex.config.sizing import Machine, size_to_machine
-from apex.errors import ConfigError
+from apex.errors import UsageError
 from apex.launch.preflight.checks import (
     Check,
     Room,
@@ -80,15 +80,17 @@ def test_native_loops_are_told_and_the_absence_of_any_is_a_warning():
     assert check_native("liblz4 1.9.4", "convolution") == Check("native loops", "liblz4 1.9.4, convolution")
     without = check_native("liblz4 1.9.4", "none: not built: no C compiler; an update takes longer")
     assert (without.verdict, "C compiler" in without.remedy) == ("warning", True)
-    older = check_native("liblz4 1.9.4", "none: the processor has no AVX2 and FMA; an update takes longer")
-    assert (older.verdict, "newer processor" in older.remedy) == ("warning", True)
+    older = check_native("liblz4 1.9.4", "none: the CPU lacks AVX2 or FMA; an update takes longer")
+    assert (older.verdict, "newer CPU" in older.remedy) == ("warning", True)
     assert without.figures == "none: not built: no C compiler; an update takes longer"
 
 
 # The processor
 
 
-@pytest.mark.parametrize(("has", "said"), [(True, "bfloat16 pays"), (False, "would be slower than float32")])
+@pytest.mark.parametrize(
+    ("has", "said"), [(True, "bfloat16 is faster for wide networks"), (False, "would be slower than float32")]
+)
 def test_the_processor_is_x86_and_has_bfloat16_or_not(has, said):
     check = check_processor("x86_64", LearnerConfig(), has_bfloat16=has, on_gpu=False)
     assert (check.verdict, said in check.figures) == ("ok", True)
@@ -96,7 +98,7 @@ def test_the_processor_is_x86_and_has_bfloat16_or_not(has, said):
 
 def test_another_processor_is_short():
     check = check_processor("aarch64", LearnerConfig(), has_bfloat16=False, on_gpu=False)
-    assert "this is aarch64" in check.figures
+    assert "this host has aarch64" in check.figures
     assert judge(check) == ("short", "run on an x86-64 host")
 
 
@@ -106,7 +108,7 @@ def test_another_processor_is_short():
 def test_bfloat16_on_a_processor_without_it_is_a_warning(has, on_gpu, verdict):
     learner = LearnerConfig(bfloat16="on")
     check = check_processor("x86_64", learner, has_bfloat16=has, on_gpu=on_gpu)
-    assert judge(check) == (verdict, "--learner.bfloat16 auto" if verdict == "warning" else "")
+    assert judge(check) == (verdict, "set --learner.bfloat16 auto" if verdict == "warning" else "")
 
 
 # The GPU
@@ -115,19 +117,19 @@ def test_bfloat16_on_a_processor_without_it_is_a_warning(has, on_gpu, verdict):
 @pytest.mark.parametrize(
     ("device", "cuda", "verdict", "figures", "remedy"),
     [
-        ("auto", Cuda(0, 0, ()), "ok", "computes on the processor", ""),
+        ("auto", Cuda(0, 0, ()), "ok", "computes on the CPU", ""),
         (
             "cuda",
             Cuda(0, 0, ()),
             "short",
-            "libnvidia-ml.so.1, the driver, is not here",
+            "the driver (libnvidia-ml.so.1) is missing",
             "docker run --gpus all",
         ),
-        ("cuda", Cuda(12_040, 12_040, ()), "short", "--device cuda, and no GPU is seen", "--device cpu"),
+        ("cuda", Cuda(12_040, 12_040, ()), "short", "--device cuda, but no GPU was found", "--device cpu"),
         ("auto", Cuda(12_040, 12_040, (H200,)), "ok", "NVIDIA H200, 140.0 GiB, driver for CUDA 12.4, torch 2.9", ""),
-        ("cpu", Cuda(12_040, 0, (H200,)), "ok", "which is not used", ""),
-        ("auto", Cuda(12_040, 0, (H200,)), "warning", "torch 2.9 is built for the CPU alone", "pip install --force"),
-        ("cuda", Cuda(12_040, 0, (H200,)), "short", "torch 2.9 is built for the CPU alone", "pip install --force"),
+        ("cpu", Cuda(12_040, 0, (H200,)), "ok", "the GPU is not used", ""),
+        ("auto", Cuda(12_040, 0, (H200,)), "warning", "torch 2.9 is built for the CPU only", "pip install --force"),
+        ("cuda", Cuda(12_040, 0, (H200,)), "short", "torch 2.9 is built for the CPU only", "pip install --force"),
         ("auto", Cuda(12_040, 13_000, (H200,)), "warning", "for CUDA 13.0, which is newer", "update the driver"),
         ("cuda", Cuda(12_040, 13_000, (H200,)), "short", "for CUDA 13.0, which is newer", "update the driver"),
     ],
@@ -151,7 +153,7 @@ def test_too_large_an_update_for_the_gpu_is_short(there, verdict):
 
 def test_cores_are_what_the_narrowest_limit_leaves():
     check = check_cores(2, host=64, affinity=8, limits=[4.0, 1.5])
-    assert check.figures.startswith("2 to be used: the host has 64, affinity leaves 8, its control group 1.5")
+    assert check.figures.startswith("2 usable: the host has 64, CPU affinity allows 8, the control group allows 1.5")
     assert check.verdict == "warning"
     assert check_cores(4, host=64, affinity=8, limits=[4.0]).verdict == "ok"
 
@@ -159,7 +161,7 @@ def test_cores_are_what_the_narrowest_limit_leaves():
 def test_one_core_is_a_warning():
     assert judge(check_cores(1, host=8, affinity=1, limits=[])) == (
         "warning",
-        "two or more are worth it: docker run --cpus=2, taskset",
+        "use two or more cores: docker run --cpus=2, or taskset",
     )
 
 
@@ -202,7 +204,7 @@ def test_open_files_are_raised_as_far_as_the_hard_limit_goes_and_short_beyond():
     needed, _ = files_needed(SIZED)
     assert judge(check_files(SIZED, FileLimit(needed, needed))) == ("ok", "")
     raised = check_files(SIZED, FileLimit(needed - 1, needed))
-    assert (raised.verdict, raised.figures.endswith("which apex train raises by itself")) == ("ok", True)
+    assert (raised.verdict, raised.figures.endswith("apex train raises the limit automatically")) == ("ok", True)
     short = check_files(SIZED, FileLimit(needed - 1, needed - 1))
     assert short.verdict == "short"
     assert f"one process may need {needed} open files = 64 + 2 x 2 actor processes" in short.figures
@@ -213,8 +215,8 @@ def test_open_files_are_raised_as_far_as_the_hard_limit_goes_and_short_beyond():
     ("free", "writable", "verdict", "remedy"),
     [
         (GIB, True, "ok", ""),
-        (GIB - 1, True, "warning", "--run.folder DIR on a larger disk"),
-        (GIB, False, "short", "--run.folder DIR"),
+        (GIB - 1, True, "warning", "set --run.folder DIR on a larger disk"),
+        (GIB, False, "short", "set --run.folder DIR"),
     ],
 )
 def test_a_small_disk_is_a_warning_and_one_that_cannot_be_written_is_short(free, writable, verdict, remedy):
@@ -226,8 +228,8 @@ def test_a_small_disk_is_a_warning_and_one_that_cannot_be_written_is_short(free,
 def test_threads_and_loaders_beyond_the_cores_are_a_warning():
     assert check_threads(Config(), 2).verdict == "ok"
     check = check_threads(Config(learner=LearnerConfig(num_threads=64, num_loaders=2)), 2)
-    assert judge(check) == ("warning", "leave --learner.num-threads to the machine")
-    assert "--learner.num-threads 64, but 2 cores to run on" in check.figures
+    assert judge(check) == ("warning", "leave out --learner.num-threads")
+    assert "--learner.num-threads 64, but only 2 cores" in check.figures
 
 
 def test_free_ports_are_named():
@@ -239,14 +241,14 @@ def test_free_ports_are_named():
 def test_taken_ports_are_a_warning_because_the_run_moves_aside():
     check, config = check_ports(Config(), lambda host, port: port not in (51_001, 6_006))
     assert check.verdict == "warning"
-    assert "this run uses --transport.port-offset 100; port 6006 is taken: TensorBoard will be on 6007" in check.remedy
+    assert "this run uses --transport.port-offset 100; port 6006 is in use: TensorBoard uses port 6007" in check.remedy
     assert (config.transport.port_offset, config.run.tensorboard_port) == (100, 6_007)
 
 
 def test_without_any_free_port_it_is_short():
     check, config = check_ports(Config(), lambda host, port: False)
     assert check.verdict == "short"
-    assert "--transport.port-offset 0 on" in check.figures
+    assert "--transport.port-offset 0;" in check.figures
     assert config == Config()
 
 
@@ -260,7 +262,7 @@ def test_nothing_left_is_said():
 def test_files_of_dead_runs_are_named_and_need_nothing():
     check = check_leftovers(Leftovers({SHM / "apex-1-0.replay": 3 * GIB, SHM / "apex-1-0.board": 64}, {}, []))
     assert check.figures.startswith(
-        "apex-1-0.replay, apex-1-0.board of dead runs, 3.0 GiB: the next start removes them"
+        "files of dead runs: apex-1-0.replay, apex-1-0.board, 3.0 GiB; the next start removes them"
     )
     assert judge(check) == ("ok", "")
 
@@ -269,9 +271,9 @@ def test_programs_without_a_launcher_and_other_runs_are_warnings():
     leftovers = Leftovers({}, {SHM / "apex-2-0.replay": GIB}, [Orphan(7, "apex.actor"), Orphan(8, "apex.replay")])
     check = check_leftovers(leftovers)
     assert "apex.actor (7) without its launcher, apex.replay (8) without its launcher" in check.figures
-    assert "a run goes on here (apex-2-0.replay, 1.0 GiB)" in check.figures
+    assert "another run uses the cores of this host (apex-2-0.replay, 1.0 GiB)" in check.figures
     assert check.verdict == "warning"
-    assert check.remedy.startswith("kill 7 8, unless systemd runs them; fewer --actors")
+    assert check.remedy.startswith("kill 7 8, unless systemd manages these processes; use fewer --actors")
 
 
 # All of them
@@ -279,7 +281,7 @@ def test_programs_without_a_launcher_and_other_runs_are_warnings():
 
 def test_everything_that_is_short_is_refused_in_one_sentence_with_its_remedy():
     checks = [Check("a", "1 of 2", "short", "more"), Check("b", "fine"), Check("c", "0", "short", "less")]
-    with pytest.raises(ConfigError, match=r"^a: 1 of 2 -> more; c: 0 -> less$"):
+    with pytest.raises(UsageError, match=r"^a: 1 of 2 -> more; c: 0 -> less$"):
         require_all(checks)
     require_all([Check("b", "fine"), Check("d", "nearly", "warning", "more")])
 

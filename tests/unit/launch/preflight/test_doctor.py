@@ -7,12 +7,14 @@ import sys
 
 import pytest
 
-from apex.config import ActorConfig, Config, EnvironmentConfig, ReplayConfig, RunConfig
+from apex.config import ActorConfig, Config, EnvironmentConfig, ReplayConfig, RunConfig, TransportConfig
 from apex.config.sizing import Machine, size_to_machine
+from apex.errors import FAILED, FINISHED, REFUSED
 from apex.launch.preflight.checks import Check
 from apex.launch.preflight.doctor import (
     Report,
     check_environment,
+    check_keys,
     check_sizes,
     describe_report,
     examine,
@@ -21,15 +23,15 @@ from apex.launch.preflight.doctor import (
     verdict,
 )
 from apex.runs.folder import RunFolder
-from apex.runtime.lifecycle import FAILED, FINISHED, REFUSED
 from apex.types import Schema
 
 NAMES = [
     "software",
     "native loops",
-    "processor",
+    "CPU",
     "cores",
     "threads",
+    "logout",
     "GPU",
     "environment",
     "sizes",
@@ -119,14 +121,28 @@ def test_without_an_environment_there_are_no_sizes():
     found = examine(Config(environment=EnvironmentConfig(id="NoSuchEnv-v0")))
     assert "environment" in found.short
     assert (found.sizes, found.sized) == ([], None)
-    assert [check.name for check in found.checks] == [*NAMES[:7], "leftovers"]
+    assert [check.name for check in found.checks] == [*NAMES[:8], "leftovers"]
 
 
 def test_a_replay_memory_that_can_never_fit_is_short():
     config = Config(environment=EnvironmentConfig(id="CartPole-v1"), replay=ReplayConfig(max_bytes=2**50))
     found = examine(config)
     assert found.short == ["sizes"]
-    assert [check.name for check in found.checks] == [*NAMES[:8], "leftovers"]
+    assert [check.name for check in found.checks] == [*NAMES[:9], "leftovers"]
+
+
+def test_a_replay_memory_without_room_for_a_segment_is_short():
+    check, sized = check_sizes(Config(replay=ReplayConfig(max_bytes=5)), BOX, VECTORS)
+    assert (check.verdict, sized) == ("short", None)
+    assert check.figures == (
+        "replay.max_bytes 5 holds about 0 transitions, but each shard must hold a segment of 50 transitions"
+    )
+
+
+def test_keys_that_a_program_would_not_find_are_short(tmp_path):
+    config = Config(transport=TransportConfig(keys=str(tmp_path / "none")))
+    assert check_keys(config).figures == f"key folder {tmp_path / 'none'} does not exist"
+    assert check_keys(config).verdict == "short"
 
 
 def test_a_folder_that_cannot_be_written_is_short(tmp_path):
@@ -161,17 +177,17 @@ def test_a_rom_that_is_not_there_is_short(tmp_path, monkeypatch):
     [
         (
             Config(actor=ActorConfig(num_actors=9, num_processes=2, envs_per_process=2)),
-            "but 4 streams",
+            "but only 4 environments",
             "start apex actor on other hosts",
         ),
         (
             Config(actor=ActorConfig(num_processes=3)),
-            "but 2 cores",
-            "leave --actor.num-processes",
+            "but only 2 cores",
+            "leave out --actor.num-processes",
         ),
         (
             Config(replay=ReplayConfig(max_bytes=4_096)),
-            "but room for about 163 transitions, and training begins at 50,000",
+            "but the memory holds only 163 transitions, and training begins at 50,000",
             "raise --replay.max-bytes",
         ),
     ],
@@ -198,12 +214,12 @@ def test_plain_lines_where_there_is_no_terminal():
     print_report(Config(), report(*CHECKS, sizes=["machine: 2 cores"]), stream)
     assert stream.getvalue().splitlines() == [
         "ok       memory       needs 1, has 2",
-        "warning  cores        1",
-        "                      -> more of them",
-        "short    tmpfs        needs 2, has 1",
-        "                      -> docker run --shm-size=1g",
+        "warning  cores        -> more of them",
+        "                      1",
+        "short    tmpfs        -> docker run --shm-size=1g",
+        "                      needs 2, has 1",
         "",
-        "what apex train would choose, and why",
+        "sizes that apex train would choose",
         "  machine: 2 cores",
         "",
         "training of ALE/Pong-v5 cannot start: see tmpfs",
@@ -217,7 +233,7 @@ def test_a_table_on_a_terminal():
     for check in CHECKS:
         assert check.figures in words
         assert check.remedy in words
-    assert "what apex train would choose" not in words
+    assert "sizes that apex train would choose" not in words
 
 
 def test_warnings_do_not_keep_a_run_from_starting():

@@ -31,18 +31,18 @@ CONFIG = Config(
 
 
 def test_the_store_takes_its_file_and_a_page_for_its_readers():
-    assert store_bytes(CONFIG) == Sizes(100_000, 10_000_000, 40).file_bytes + 4_096
+    assert store_bytes(CONFIG, PIXELS) == Sizes(100_000, 10_000_000, 40).file_bytes(PIXELS) + 4_096
 
 
 def test_every_shard_has_its_part_of_the_store_and_a_page():
     sharded = dataclasses.replace(CONFIG, replay=dataclasses.replace(CONFIG.replay, num_shards=2))
-    assert store_bytes(sharded) == 2 * (Sizes(50_000, 5_000_000, 40).file_bytes + 4_096)
+    assert store_bytes(sharded, PIXELS) == 2 * (Sizes(50_000, 5_000_000, 40).file_bytes(PIXELS) + 4_096)
 
 
 def test_memory_is_the_store_and_every_program():
     needed = memory_needed(CONFIG, PIXELS, cuda=False)
     stacks = 512 * 4 * 84 * 84
-    assert needed.store == store_bytes(CONFIG)
+    assert needed.store == store_bytes(CONFIG, PIXELS)
     assert needed.actors == 2 * (132 * MIB + 20 * 7 * MIB // 4)
     assert needed.learner == 200 * MIB + 7 * 4 * stacks + 4 * 2 * stacks + 2 * 80 * MIB  # a ring of four slots
     assert needed.total == needed.store + needed.actors + needed.learner + 650 * MIB
@@ -69,7 +69,7 @@ def test_beside_a_gpu_an_update_takes_its_memory_there():
 
 @pytest.mark.parametrize(("schema", "dtype"), [(PIXELS, "uint8"), (VECTORS, "float32")])
 def test_the_disk_holds_checkpoints_and_three_snapshots(schema, dtype):
-    snapshot = 10_000_000 + table_bytes(CONFIG)
+    snapshot = 10_000_000 + table_bytes(CONFIG, schema)
     assert disk_needed(CONFIG, schema) == 5 * CHECKPOINT_BYTES[dtype] + 3 * snapshot
     without = dataclasses.replace(CONFIG, checkpoint=CheckpointConfig(keep=2, replay=False))
     assert disk_needed(without, schema) == 4 * CHECKPOINT_BYTES[dtype]

@@ -12,12 +12,13 @@ import sys
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
-from support.messages import make_row, make_run_status
+from support.messages import as_json, make_row, make_run_status
 
 from apex.launch.terminal.dashboard import MAX_SCORES, History, plain_line, render, seconds_to_go
 from apex.launch.terminal.layout import RowLayout
 from apex.launch.terminal.view import LogTail, PlainView, open_view, say, show_once
 from apex.runtime.text import clean, duration, known, number, size
+from apex.transport.messages.status import Resources
 
 SIZES = [(width, height) for width in (1, 5, 20, 40, 59, 60, 80, 120, 300) for height in (1, 3, 10, 24, 60)]
 ESCAPE = "\x1b"
@@ -61,13 +62,28 @@ def test_replay_servers_are_told_apart_where_there_are_several():
     assert not any(row.startswith("replay 0") for row in draw(full_status(roles=[role("replay", shard=0)])))
 
 
+def test_what_a_program_uses_is_shown():
+    learner = Resources(cores=1.25, memory_bytes=300 * 2**20, gpu_share=0.87, gpu_memory_bytes=3 * 2**30)
+    actor = Resources(cores=0.5, memory_bytes=2**30)
+    roles = [role("actor", resources=actor), role("evaluator")]
+    rows = draw(full_status(roles=roles, learner={"resources": as_json(learner), "waiting": "for inserts"}), width=200)
+    assert "            1.25 cores  300 MiB  GPU 87% 3.0 GiB   waits for inserts" in rows
+    assert any("0.50 cores  1.0 GiB" in row for row in rows)
+    assert sum("cores" in row for row in rows) == 2
+
+
+def test_transitions_that_cannot_be_learned_from_are_shown_once_there_are_any():
+    assert "12 transitions" in row_of(draw(full_status(learner={"unusable_transitions": 12})), "unusable")
+    assert not any(row.startswith("unusable") for row in draw(full_status()))
+
+
 # --- the picture ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
 @pytest.mark.parametrize("status", STATUSES.values(), ids=STATUSES.keys())
 def test_fits_any_terminal_whatever_the_status_lacks(status, width, height):
-    history = History(footer="logs runs/x/logs", actor_scores=[1.0, 2.0, 3.0], evaluator_scores=[5.0, 5.0])
+    history = History(footer=("logs runs/x/logs",), actor_scores=[1.0, 2.0, 3.0], evaluator_scores=[5.0, 5.0])
     history.notes.append("12:00:01 replay WARNING replay waits for the learner (12 s)")
     rows = draw(status, width, height, history)
     assert 1 <= len(rows) <= height
@@ -87,21 +103,22 @@ def test_a_wide_picture_says_it_all():
     assert row_of(rows, "samples") == "samples     1,165/s   0.61 per insert   stale 3"
     assert row_of(rows, "learner") == "learner     loss 0.0123   Q 0.5   TD error 0.1   gradient norm 1"
     assert row_of(rows, "actor ") == "actor       1890 steps/s           waits for receipts (12 s)"
-    assert row_of(rows, "limited by") == "limited by  actors: samplers wait for inserts"
-    assert row_of(rows, "turn") == "turn        --actor.num-processes"
+    assert row_of(rows, "bottleneck") == "bottleneck  actors: samplers wait for inserts"
+    assert row_of(rows, "try") == "try         --actor.num-processes"
 
 
 def test_where_the_height_is_short_the_phase_the_scores_and_the_limit_stay():
     rows = draw(full_status(), 80, 7)
     labels = [row.split()[0] for row in rows]
-    assert labels == ["apex", "phase", "score", "evaluator", "steps", "limited", "turn"]
+    assert labels == ["apex", "phase", "score", "evaluator", "steps", "try", "bottleneck"]
 
 
 def test_a_narrow_picture_wraps_beside_its_labels():
     rows = [row.rstrip() for row in draw(full_status(), 40, 60)]
     at = rows.index(row_of(rows, "phase"))
-    assert rows[at : at + 2] == ["phase       training  1:02:03  0:02:56", "            to go"]
-    assert row_of(rows, "replay") == "replay      25%  50,000 of 200,000  100"
+    assert rows[at : at + 2] == ["phase       training  1:02:03", "            0:02:56 to go"]
+    at = rows.index(row_of(rows, "replay"))
+    assert rows[at : at + 2] == ["replay      25%  50,000 of 200,000", "            100 MiB of 3.0 GiB"]
 
 
 def test_before_the_learner_answers_it_says_what_is_waited_for():
@@ -221,7 +238,7 @@ def test_numbers_are_short(value, text):
 
 def test_durations_and_sizes_have_units():
     assert [duration(value) for value in (None, 59.9, 3_600)] == ["0:00:00", "0:00:59", "1:00:00"]
-    assert [size(value) for value in (None, 2**20, 3 * 2**30)] == ["-", "1 MiB", "3.0 GiB"]
+    assert [size(value) for value in (None, 2**18, 2**20, 3 * 2**30)] == ["-", "256 KiB", "1 MiB", "3.0 GiB"]
     assert known(True) == 1
     assert clean("a\tb\x07") == "a b "
 
@@ -232,7 +249,7 @@ def test_durations_and_sizes_have_units():
 def test_a_plain_line_has_what_is_known():
     assert plain_line(full_status()) == (
         "1:02:03 training | steps 123,456 (1,890/s) | updates 345 (9.12/s) | replay 50,000/200,000 | score 12 | "
-        "evaluator 18.2, best 19 | limited by actors: samplers wait for inserts; turn --actor.num-processes"
+        "evaluator 18.2, best 19 | bottleneck: actors (samplers wait for inserts); try --actor.num-processes"
     )
     assert plain_line(UNKNOWN) == "0:00:00 training | steps 0 (-/s) | updates 0 (-/s) | replay -/200,000"
 
@@ -308,7 +325,7 @@ def test_a_dumb_terminal_gets_plain_lines(terminal, monkeypatch):
 def test_a_status_can_be_shown_once():
     stream = io.StringIO()
     show_once(full_status(roles=[role("actor")] * 8), stream)
-    assert "limited by  actors: samplers wait for inserts" in stream.getvalue()
+    assert "bottleneck  actors: samplers wait for inserts" in stream.getvalue()
     assert ESCAPE not in stream.getvalue()
 
 

@@ -21,6 +21,7 @@ from apex.transport.messages.control import (
     StatusRequest,
     WaitAnswer,
     WelcomeAnswer,
+    generation_of,
 )
 from apex.transport.messages.results import ActorFigures
 from apex.transport.messages.status import LearnerStatus
@@ -42,7 +43,8 @@ class Scene:
             run=RunConfig(folder=str(folder), name="run", **limits),
         )
         self.folder = RunFolder.create(config, SCHEMA)
-        self.coordinator = Coordinator(self.folder, epoch=1, deterministic=deterministic, clock=self.clock)
+        options = {"deterministic": True} if deterministic else {}  # It is not unless it is asked to be.
+        self.coordinator = Coordinator(self.folder, epoch=1, clock=self.clock, **options)
         self.coordinator.hear_trainer(TrainerStart(10, 0, Progress()))
 
     def beat(self, role="replay", session=5, **more):
@@ -73,12 +75,38 @@ def test_a_welcome_says_who_is_there_and_which_ids_are_leased(scene):
     assert scene.coordinator.answer(HELLO).replay == [THERE]
 
 
+def test_actors_are_told_where_a_replay_server_has_moved_and_others_are_not(tmp_path):
+    scene = Scene(tmp_path, num_shards=2)
+    streams = scene.coordinator.answer(HELLO).streams
+
+    def generation():
+        return scene.beat("actor", streams=streams).generation
+
+    assert generation() == 0
+    scene.beat(endpoints=THERE)
+    assert generation() == 0  # The other shard's server has not said hello.
+    other = {"priorities": "tcp://1.2.3.4:15"}
+    assert scene.beat(session=6, shard=1, endpoints=other).generation == 0
+    before = generation()
+    assert before == generation_of([THERE, other]) > 0
+    scene.coordinator.answer(Goodbye(6))
+    scene.beat(session=7, shard=1, endpoints=other)  # It was started again where it had been.
+    assert generation() == before
+    scene.coordinator.answer(Goodbye(7))
+    scene.beat(session=8, shard=1, endpoints={"priorities": "tcp://1.2.3.5:15"})
+    assert generation() not in (0, before)
+
+
 def test_a_heartbeat_of_another_run_or_with_ids_of_another_is_refused(scene):
-    assert scene.coordinator.answer(make_heartbeat("actor", run_id=1)) == RefusedAnswer("this is another run")
+    assert scene.coordinator.answer(make_heartbeat("actor", run_id=1)) == RefusedAnswer(
+        "the request is for another run"
+    )
     streams = scene.coordinator.answer(HELLO).streams
     assert scene.beat("actor", streams=streams) == StateAnswer(stop=False)
     assert scene.coordinator.status().actors.leased == 4
-    assert scene.beat("actor", session=6, streams=streams) == RefusedAnswer("its actor ids were leased to another")
+    assert scene.beat("actor", session=6, streams=streams) == RefusedAnswer(
+        "the actor ids of this host were leased to another host"
+    )
     assert scene.coordinator.answer(Goodbye(5)) is None
     assert scene.coordinator.status().roles == []
 
@@ -95,7 +123,10 @@ def test_a_newcomer_waits_until_it_is_known_whether_the_server_before_lives(scen
     scene.clock.now += 1.5
     scene.beat(session=1)
     refused = scene.coordinator.answer(ask)
-    assert refused.reason == "a replay server is there already: process 7 on h; stop it, or name another --shard"
+    assert (
+        refused.reason
+        == "a replay server is already running: process 7 on h; stop that process, or choose another --shard"
+    )
 
 
 def test_a_newcomer_takes_the_place_of_a_server_that_is_silent_for_two_heartbeats(scene):
@@ -129,9 +160,11 @@ def test_a_server_that_comes_back_after_a_cut_network_finds_its_place_taken(scen
     scene.clock.now += 2.1
     assert isinstance(scene.coordinator.answer(replace_fields(REPLAY, session=2)), WelcomeAnswer)
     scene.beat(session=2, endpoints={"priorities": "tcp://2.2.2.2:2"})
-    assert scene.beat(session=1) == RefusedAnswer("another replay server has taken its place")
+    assert scene.beat(session=1) == RefusedAnswer("another replay server has taken over this shard")
     assert scene.coordinator.decide().replay == [{"priorities": "tcp://2.2.2.2:2"}]
     assert isinstance(scene.beat(session=2), StateAnswer)
+    scene.coordinator.answer(Goodbye(2))
+    assert isinstance(scene.beat(session=1), RefusedAnswer)  # What the other one stored, it does not have.
 
 
 def test_after_the_learner_started_again_the_first_server_of_a_shard_keeps_it(scene):
@@ -151,10 +184,60 @@ def test_what_the_trainer_says_is_shown_and_its_end_is_told_to_all(scene):
 def test_news_say_where_replay_is_and_why_the_run_should_end(tmp_path):
     scene = Scene(tmp_path, max_steps=10)
     news = scene.coordinator.decide()
-    assert (news.replay, news.absent, news.end, news.progress.num_steps) == ([{}], "a replay server", "", 0)
+    lack = "a replay server to join the run"
+    assert (news.replay, news.lack, news.end, news.progress.num_steps) == ([{}], lack, "", 0)
     scene.beat(endpoints=THERE, num_inserted=10)
     news = scene.coordinator.decide()
-    assert (news.replay, news.absent, news.end, news.progress.num_steps) == ([THERE], "", "reached 10 steps", 10)
+    assert (news.replay, news.end, news.progress.num_steps) == ([THERE], "reached 10 steps", 10)
+
+
+def end_training(scene, *, evaluator=True):
+    """Everybody is there when training ends at update 12, by time."""
+    for role in ("replay", "actor", *["evaluator"] * evaluator):
+        scene.beat(role, session=len(role))
+    scene.coordinator.keep_evaluation(replace_fields(RESULT, updates=7), None)
+    scene.coordinator.hear_trainer(TrainerEnd("reached 1 minutes", final=12))
+
+
+def test_the_run_is_finished_when_the_final_parameters_are_evaluated_and_the_others_need_not_wait(scene):
+    end_training(scene)
+    assert scene.beat("actor", session=5) == scene.beat("replay", session=6) == END
+    assert scene.beat("evaluator", session=9) == StateAnswer(stop=False, final=12)
+    assert scene.coordinator.status().phase == "finishing"
+    scene.coordinator.keep_evaluation(replace_fields(RESULT, updates=12, mean=8.0), None)
+    assert scene.beat("evaluator", session=9).stop
+    status = scene.coordinator.status()
+    assert (status.phase, status.evaluator.updates, status.evaluator.score) == ("finished", 12, 8.0)
+
+
+def test_an_evaluator_that_starts_again_is_let_in_for_the_final_policy_and_an_actor_is_not(scene):
+    end_training(scene)
+    evaluator = replace_fields(HELLO, role="evaluator", session=10, num_streams=0)
+    assert isinstance(scene.coordinator.answer(evaluator), WelcomeAnswer)
+    assert scene.coordinator.answer(replace_fields(HELLO, session=11)) == END
+    scene.coordinator.keep_evaluation(replace_fields(RESULT, updates=12, mean=8.0), None)
+    assert scene.coordinator.answer(evaluator) == END
+
+
+def test_the_final_evaluation_is_not_waited_for_for_ever(scene):
+    end_training(scene)
+    scene.clock.now += 119.0
+    assert not scene.coordinator.state.finished
+    scene.clock.now += 1.0
+    assert scene.coordinator.state.finished
+
+
+def test_without_an_evaluator_the_run_is_finished_at_once(scene):
+    end_training(scene, evaluator=False)
+    assert scene.coordinator.state.finished
+
+
+def test_a_confirmed_score_that_ends_the_run_is_its_score(tmp_path):
+    scene = Scene(tmp_path, stop_score=3.0)
+    scene.beat("evaluator")
+    scene.coordinator.keep_evaluation(replace_fields(RESULT, mean=4.0, confirmed=True), None)
+    scene.coordinator.hear_trainer(TrainerEnd("reached the score 3", final=50))
+    assert scene.coordinator.state.finished
 
 
 def test_steps_of_earlier_lives_count(scene):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 
+import numpy as np
 from support.messages import make_heartbeat
 
 from apex.config import ActorConfig, Config, ReplayConfig, RunConfig
@@ -13,13 +14,15 @@ from apex.runs.metrics.writer import MetricsWriter, read_curve
 from apex.runs.state import RunState
 from apex.transport.messages.histogram import Histogram, bin_edges
 from apex.transport.messages.status import LearnerStatus
+from apex.types import Exploration
 
 DAY = 86_400.0
 
 
 def make_state(clock=time.monotonic, **run):
     config = Config(run=RunConfig(**run), actor=ActorConfig(num_actors=4))
-    return RunState(config, name="run", folder="runs/run", clock=clock)
+    exploration = Exploration("epsilon", np.full(4, 0.1))
+    return RunState(config, name="run", folder="runs/run", exploration=exploration, clock=clock)
 
 
 def hear(state, num_inserted, session=1, shard=0, **more):
@@ -39,6 +42,7 @@ def test_who_has_said_nothing_has_no_row():
     assert learner.scalars == {
         "learner/updates": 5,
         "learner/skipped_updates": 0,
+        "learner/unusable_transitions": 0,
         "learner/refused_batches": 0,
         "learner/loaders_draw": 0,
     }  # Texts and what is not known have no curve.
@@ -54,7 +58,7 @@ def test_a_figure_can_be_left_out():
 
 def test_histograms_of_all_shards_are_added_up_when_one_is_new():
     config = Config(replay=ReplayConfig(num_shards=2), actor=ActorConfig(num_actors=4))
-    state = RunState(config, name="run", folder="runs/run")
+    state = RunState(config, name="run", folder="runs/run", exploration=Exploration("epsilon", np.full(4, 0.1)))
     rows = MetricRows(state)
     edges = bin_edges(64, 65)  # from 1 on
     seen = []
@@ -87,7 +91,7 @@ def test_a_wall_clock_that_jumps_neither_ends_a_run_nor_turns_its_curves_back(tm
     assert [row["scalars"]["learner/updates"] for row in curve] == list(range(60))
     assert [row["steps"] for row in curve] == list(range(0, 6_000, 100))
     now[0] = 600.0
-    assert state.end_reason() == "reached 10 minutes"
+    assert state.end_reason() == "reached 10 min"
 
 
 def test_the_setting_is_told_as_a_text_when_it_changes():
@@ -101,5 +105,5 @@ def test_the_setting_is_told_as_a_text_when_it_changes():
         told.append(next(rows.next()).texts.get("limited_by/setting"))
     assert told[1:3] == [None, None]
     assert told[4] is None
-    assert told[0] == "actors: turn --actor.num-processes, --replay.min-size-to-sample"
-    assert told[3].startswith("learner: turn --learner.batch-size")
+    assert told[0] == "actors: try more --actor.num-processes, or a lower --replay.min-size-to-sample"
+    assert told[3].startswith("learner: try a smaller --learner.batch-size")

@@ -6,7 +6,7 @@ import multiprocessing
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import msgspec
@@ -18,8 +18,10 @@ from support.sealing import reseal, with_json
 from support.trainers import NETWORK, SCHEMA
 from support.waiting import until
 
+from apex.algorithms.parameters import flatten_parameters
 from apex.config import ActorConfig, Config, ReplayConfig, RunConfig
-from apex.dqn.networks import flatten_parameters, make_network
+from apex.dqn.networks import make_network
+from apex.errors import RefusedError
 from apex.launch.status import ask
 from apex.learning.coordinator.link import CoordinatorLink, News, TrainerEnd, TrainerReport, TrainerStart
 from apex.learning.coordinator.server import run_coordinator
@@ -33,14 +35,16 @@ from apex.runtime.lifecycle import Stop
 from apex.transport.codec import Codec
 from apex.transport.control_client import ControlClient, MetricsSender
 from apex.transport.control_codec import encode_control
+from apex.transport.curve.command import new_folder
+from apex.transport.curve.key_store import Keys
 from apex.transport.header import WIRE_VERSION
 from apex.transport.heartbeat import Session
 from apex.transport.hello import Route, greet
-from apex.transport.messages.control import RefusedAnswer, StateAnswer, StatusRequest
+from apex.transport.messages.control import Goodbye, RefusedAnswer, StateAnswer, StatusRequest
 from apex.transport.messages.histogram import Histogram, bin_edges
 from apex.transport.messages.results import ActorFigures
 from apex.transport.messages.status import LearnerStatus
-from apex.transport.sockets import RefusedError, open_context
+from apex.transport.sockets import open_context
 from apex.transport.timing import FORGET_SECONDS
 from apex.types import Parameters, Progress
 
@@ -55,7 +59,7 @@ class CoordinatorProcess:
         self.transport = folder.config.transport
         self.pipe, pipe = multiprocessing.Pipe()
         self.link = CoordinatorLink(self.pipe, folder.config.replay, lambda *where: None, Progress())
-        self.child = start_child("coordinator", run_coordinator, folder, 1, pipe, self.pipe)
+        self.child = start_child("coordinator", run_coordinator, folder, 1, pipe, self.pipe, False)
         pipe.close()
         self.port = self.transport.control_port + self.transport.port_offset
 
@@ -106,11 +110,11 @@ def two_shards(tmp_path, transport):
     stop_children([coordinator.child])
 
 
-def session_of(welcome, role, status=None, endpoints=None, shard=0):
+def session_of(welcome, role, status=None, endpoints=None, shard=0, **options):
     """A session; `status` are figures of its status, which may change later."""
     stop = Stop()
     return Session(
-        welcome, role, stop, lambda: replace_fields(STATUSES[role], **(status or {})), endpoints, shard
+        welcome, role, stop, lambda: replace_fields(STATUSES[role], **(status or {})), endpoints, shard, **options
     ), stop
 
 
@@ -137,9 +141,8 @@ def test_a_run_folder_and_a_host_whose_names_are_no_text_keep_nobody_out(tmp_pat
         stop_children([coordinator.child])
 
 
-def test_the_status_tells_of_a_program_whose_main_thread_makes_no_turns(coordinator, monkeypatch):
-    monkeypatch.setattr("apex.transport.heartbeat.EXPLAIN_SECONDS", 0.2)
-    evaluator, stop = session_of(coordinator.welcome("evaluator"), "evaluator")
+def test_the_status_tells_of_a_program_whose_main_thread_makes_no_turns(coordinator):
+    evaluator, stop = session_of(coordinator.welcome("evaluator"), "evaluator", explain_seconds=0.2)
     stuck = until(lambda: [row for row in coordinator.status().roles if row.waiting], "silence")
     assert stuck[0].waiting.startswith("for its own main thread (")
     until(lambda: stop.tick() or not any(row.waiting for row in coordinator.status().roles), "turns")
@@ -164,14 +167,15 @@ def test_actors_wait_until_every_shard_has_said_hello(two_shards):
     endpoints = [{"priorities": f"tcp://1.2.3.{shard}:5"} for shard in range(2)]
     late, _ = session_of(two_shards.welcome("replay", shard=1), "replay", {"num_inserted": 5}, endpoints[1], shard=1)
     news = two_shards.news(lambda news: news.replay[1])
-    assert (news.replay[0], news.absent) == ({}, "shard 0 of 2")
+    assert (news.replay[0], news.lack) == ({}, "shard 0 of 2 to join the run")
     assert two_shards.welcome().replay == []
     first, _ = session_of(two_shards.welcome("replay"), "replay", {"num_inserted": 7}, endpoints[0])
     assert two_shards.welcome(num_streams=1, needs_replay=True).replay == endpoints
     news = two_shards.news(lambda news: news.progress.num_steps == 12)
-    assert (news.replay, news.absent) == (endpoints, "")
+    assert news.replay == endpoints
+    assert "to join the run" not in news.lack
     late.close()
-    assert two_shards.news(lambda news: news.absent).absent == "shard 1 of 2"
+    assert two_shards.news(lambda news: "to join the run" in news.lack).lack == "shard 1 of 2 to join the run"
     first.close()
 
 
@@ -182,7 +186,7 @@ def test_the_trainer_hears_of_a_server_that_moved_although_nothing_else_has_chan
             there = {"priorities": endpoint}
             client.send(make_heartbeat("replay", run_id=two_shards.folder.run_id, shard=1, endpoints=there))
             news = two_shards.news(lambda news, endpoint=endpoint: news.replay[1].get("priorities") == endpoint)
-            assert news.absent == "shard 0 of 2"  # It was not told later, because of something else.
+            assert news.lack == "shard 0 of 2 to join the run"  # It was not told later, because of something else.
 
 
 def test_a_shard_that_this_run_does_not_have_is_refused(two_shards):
@@ -195,7 +199,7 @@ def test_a_shard_that_a_living_server_holds_is_refused_and_one_that_fell_silent_
     holder, _ = session_of(two_shards.welcome("replay", shard=1), "replay", {"num_inserted": 5}, shard=1)
     until(lambda: two_shards.status().roles, "heartbeat")
     with pytest.raises(
-        RefusedError, match=r"shard 1 of 2 is there already: process \d+ on .*; stop it, or name anothe"
+        RefusedError, match=r"shard 1 of 2 is already running: process \d+ on .*; stop that process, or choose anothe"
     ):
         two_shards.welcome("replay", shard=1)
     with open_context() as context:  # One that was killed: its heartbeats just end.
@@ -278,13 +282,13 @@ def test_another_wire_version_and_nonsense_are_refused(coordinator):
     with open_context() as context:
         client = ControlClient(context, coordinator.transport.endpoint("control"))
         client.send_frames(reseal(encode_control(HELLO), version=WIRE_VERSION + 1))
-        reason = f"wire version {WIRE_VERSION + 1}, but this is {WIRE_VERSION}"
+        reason = f"wire version {WIRE_VERSION + 1}, expected {WIRE_VERSION}; install the learner's release"
         assert client.receive(5.0) == RefusedAnswer(reason)
         for nonsense in ({"type": "hello"}, {"type": "what", "session": 1}, {"type": "heartbeat", "session": "x"}):
             client.send_frames(with_json(encode_control(HELLO), nonsense))
         client.send_frames([b"garbage"])
         client.send(make_heartbeat("actor", run_id=5))
-        assert client.receive(5.0) == RefusedAnswer("this is another run")
+        assert client.receive(5.0) == RefusedAnswer("the request is for another run")
 
 
 def test_the_best_evaluation_is_kept_and_shown(coordinator):
@@ -341,6 +345,34 @@ def test_metrics_reach_the_curves_with_the_steps_that_are_known(coordinator):
     until(lambda: curve.exists() and read_curve(curve), "curve")
     assert read_curve(curve)[0]["steps"] == 42
     assert read_curve(curve)[0]["scalars"] == {"actor_highest_id/score": 17.0}  # Six actors have no other tags.
+
+
+def test_a_key_says_hello_reports_and_leaves_for_its_own_role_only(tmp_path, transport):
+    new_folder(tmp_path / "keys")
+    coordinator = start_coordinator(tmp_path, replace(transport, keys=str(tmp_path / "keys")), 1)
+    endpoint, run_id = transport.endpoint("control"), coordinator.folder.run_id
+    replay = make_heartbeat("replay", run_id=run_id)
+    try:
+        with ExitStack() as opened:
+            clients = {
+                role: ControlClient(opened.enter_context(open_context(Keys(tmp_path / "keys", role))), endpoint)
+                for role in ("replay", "actor", "observer")
+            }
+
+            def status():
+                clients["observer"].send(StatusRequest())
+                return clients["observer"].receive(5.0)
+
+            clients["replay"].send(replay)
+            assert isinstance(clients["replay"].receive(30.0), StateAnswer)
+            for claim in (replace_fields(HELLO, role="evaluator"), replay, Goodbye(replay.session)):
+                clients["actor"].send(claim, run_id)
+            until(lambda: status().refusals.get("control") == {"role": 3}, "refusals")
+            assert [row.role for row in status().roles] == ["replay"]
+            clients["replay"].send(Goodbye(replay.session), run_id)
+            until(lambda: not status().roles, "goodbye")
+    finally:
+        stop_children([coordinator.child])
 
 
 def test_no_message_ends_the_coordinator_and_all_are_counted(coordinator):

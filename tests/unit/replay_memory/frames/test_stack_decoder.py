@@ -10,7 +10,7 @@ from apex.acting.segment_builder import COMPRESS
 from apex.frame_blob import make_blob
 from apex.replay_memory.frames.lz4_blocks import STORED, FrameError
 from apex.replay_memory.frames.stack_decoder import StackDecoder
-from apex.types import BATCH_RECORD
+from apex.types import batch_record_dtype
 
 
 def naive_stacks(schema, records, frames):
@@ -26,7 +26,7 @@ def naive_stacks(schema, records, frames):
 
 
 def random_records(schema, rng, count):
-    records = np.zeros(count, BATCH_RECORD)
+    records = np.zeros(count, batch_record_dtype(schema))
     for record in records:
         depth = int(rng.integers(1, schema.stack + 1))
         steps = int(rng.integers(1, schema.n_step + 1))
@@ -76,7 +76,7 @@ def test_a_frame_that_looks_like_a_length_is_decoded_as_a_frame():
     frame = frame.reshape(84, 84)
     compressed = COMPRESS["lz4"](frame)
     assert int.from_bytes(compressed[:4], "little") == frame.size
-    records = np.zeros(1, BATCH_RECORD)
+    records = np.zeros(1, batch_record_dtype(schema))
     records["num_frames"], records["next_frame"], records["depth"], records["next_depth"] = 2, 1, 1, 1
     stacks = empty_stacks(schema, 1)
     StackDecoder(schema, stacks).decode(records, make_blob([compressed, compressed]))

@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 from support.store_builders import (
+    SCHEMA,
     STEPS,
     Crash,
     NaiveStore,
@@ -25,7 +26,7 @@ from support.store_builders import (
     write_number,
 )
 
-from apex.errors import ConfigError
+from apex.errors import UsageError
 from apex.replay_memory.store.deduplication import InsertOutcome
 from apex.replay_memory.store.layout import CELLS_OFFSET, FIRST_KEY, Sizes
 
@@ -121,7 +122,7 @@ def test_sums_that_were_only_half_written_are_made_again(path, node):
     for number in range(10):
         assert writer.insert(make_segment(number)) is naive.insert(make_segment(number))
     writer.close()
-    write_number(path, Sizes(40, 4000, 3).offsets[3] + 8 * node, 99.5, "<d")
+    write_number(path, Sizes(40, 4000, 3).offsets(SCHEMA)[3] + 8 * node, 99.5, "<d")
     writer = attach(path)
     assert_same(writer, open_reader(path), naive, np.random.default_rng(0))
     writer.close()
@@ -143,7 +144,7 @@ def test_a_watermark_that_cannot_be_is_refused(path, first_key):
     writer.close()
     write_number(path, CELLS_OFFSET + 8 * FIRST_KEY, first_key)
     for _ in range(2):  # And the file is given free again.
-        with pytest.raises(ConfigError, match="is damaged: keys"):
+        with pytest.raises(UsageError, match="is damaged: the range of keys"):
             attach(path)
 
 
@@ -225,7 +226,7 @@ def test_a_recovery_that_is_itself_killed_at_any_moment_is_made_again(path):
     writer.close()
     reader, rng = open_reader(path), np.random.default_rng(0)
     for kill in range(10):
-        nodes = Sizes(40, 4000, 3).offsets[3]
+        nodes = Sizes(40, 4000, 3).offsets(SCHEMA)[3]
         for node in (1, 2, 3):  # Sums that a crash in the middle of an update has left.
             write_number(path, nodes + 8 * node, 1e9, "<d")
         child = FORK.Process(target=attach_for_ever, args=(path,))

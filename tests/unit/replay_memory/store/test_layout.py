@@ -13,12 +13,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.store_builders import SETTINGS, attach, create, make_segment, open_reader, write_number
+from support.builders import VECTORS
+from support.store_builders import SCHEMA, SETTINGS, attach, create, make_segment, open_reader, write_number
 
-from apex.errors import ConfigError
+from apex.errors import DamagedMemoryError, LostMemoryError, UsageError
 from apex.replay_memory.store import file, location
-from apex.replay_memory.store.file import DamagedMemoryError, require_processor
-from apex.replay_memory.store.layout import STORE_HEADER, STORED_RECORD, Sizes
+from apex.replay_memory.store.file import require_processor
+from apex.replay_memory.store.layout import STORE_HEADER, Sizes, stored_record_dtype
 from apex.replay_memory.store.location import (
     beside,
     counters_path,
@@ -47,22 +48,22 @@ def write_header(path, **fields):
         file.write(header.tobytes())
 
 
-def test_a_transition_takes_40_bytes_beside_its_leaf_and_its_frames():
-    assert STORED_RECORD.itemsize == 40
-    two_million = Sizes(2_000_000, 0, 0).file_bytes - 4096
-    assert two_million == pytest.approx(2_000_000 * 40 + 2**22 * 8, abs=2 * 4096)
+def test_a_transition_with_a_discrete_action_takes_56_bytes_beside_its_leaf_and_its_frames():
+    assert stored_record_dtype(SCHEMA).itemsize == 56
+    two_million = Sizes(2_000_000, 0, 0).file_bytes(SCHEMA) - 4096
+    assert two_million == pytest.approx(2_000_000 * 56 + 2**22 * 8, abs=2 * 4096)
 
 
 def test_every_byte_is_allocated_at_once(path):
     create(path, capacity=1000, max_bytes=1_000_001).close()
     status = path.stat()
-    assert status.st_size == Sizes(1000, 1_000_001, 3).file_bytes
+    assert status.st_size == Sizes(1000, 1_000_001, 3).file_bytes(SCHEMA)
     assert status.st_blocks * 512 >= status.st_size
     assert status.st_mode & 0o777 == 0o600
 
 
 def test_a_file_that_has_no_room_is_refused_and_not_left_behind(path):
-    with pytest.raises(ConfigError, match=r"needs \d+ bytes, \d+ are available there: lower replay.capacity"):
+    with pytest.raises(UsageError, match=r"needs \d+ bytes, but only \d+ are available: lower replay.capacity"):
         create(path, max_bytes=2**55)
     assert not path.exists()
 
@@ -71,7 +72,7 @@ def test_room_that_is_gone_after_all_is_noticed_at_once_too(path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
     try:
-        with pytest.raises(ConfigError, match=r"needs \d+ bytes.*File too large"):
+        with pytest.raises(UsageError, match=r"needs \d+ bytes.*File too large"):
             create(path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -84,24 +85,24 @@ def test_room_that_is_gone_after_all_is_noticed_at_once_too(path):
         ({"capacity": 0}, "replay.capacity must be >= 1, got 0"),
         ({"max_bytes": 7}, "replay.max_bytes must be >= 8, got 7"),
         ({"num_streams": 0}, "actor.num_actors must be >= 1, got 0"),
-        ({"min_priority": 0.0}, "replay.min_priority 0.0 to the power of 1.0 vanishes"),
-        ({"min_priority": 1e-200, "priority_exponent": 2.0}, "vanishes"),
-        ({"min_priority": 5e-324}, "replay.min_priority 5e-324 to the power of 1.0 vanishes"),
+        ({"min_priority": 0.0}, r"replay.min_priority 0.0 \*\* replay.priority_exponent 1.0 is too close to 0"),
+        ({"min_priority": 1e-200, "priority_exponent": 2.0}, "is too close to 0"),
+        ({"min_priority": 5e-324}, r"replay.min_priority 5e-324 \*\* replay.priority_exponent 1.0 is too close to 0"),
     ],
 )
 def test_refuses_sizes_that_are_none(path, sizes, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UsageError, match=message):
         create(path, **sizes)
     assert not path.exists()
 
 
 def test_refuses_a_name_that_is_taken_or_cannot_be(path):
     create(path).close()
-    with pytest.raises(ConfigError, match="exists already: resume with it, or remove it"):
+    with pytest.raises(UsageError, match="already exists: resume its run, or remove the file"):
         create(path)
-    with pytest.raises(ConfigError, match=r"cannot create .* Not a directory"):
+    with pytest.raises(UsageError, match=r"cannot create .* Not a directory"):
         create(path / "below" / "store")
-    with pytest.raises(ConfigError, match=r"cannot open .* No such file or directory"):
+    with pytest.raises(UsageError, match=r"cannot open .* No such file or directory"):
         attach(path.with_name("other"))
 
 
@@ -109,7 +110,7 @@ def test_a_second_owner_is_refused_while_the_first_lives(path):
     writer = create(path)
     writer.insert(make_segment(0))
     for action in (attach, remove):
-        with pytest.raises(ConfigError, match="is in use: stop its replay server first"):
+        with pytest.raises(UsageError, match="is in use: stop its replay server first"):
             action(path)
     writer.close()
     writer.close()  # Once more does no harm.
@@ -130,7 +131,7 @@ def test_a_child_that_outlives_the_writer_does_not_hold_the_file(path):
     ready, done = FORK.Event(), FORK.Event()
     child = start_child("reader", read_on, path, ready, done)
     assert ready.wait(20)
-    with pytest.raises(ConfigError, match="is in use"):
+    with pytest.raises(UsageError, match="is in use"):
         attach(path)  # The child did not give it free either.
     writer.close()
     attach(path).close()
@@ -148,6 +149,18 @@ def test_what_a_child_forgets_is_closed_and_no_longer_its_to_release(path):
     ownership.release()
     assert os.fstat(other).st_ino == path.stat().st_ino
     os.close(other)
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_file_that_somebody_removed_or_replaced_is_no_longer_in_place(path, is_replaced):
+    writer = create(path)
+    writer.require_in_place()
+    path.rename(path.with_name("elsewhere"))
+    if is_replaced:
+        path.touch()
+    with pytest.raises(LostMemoryError, match=r"removed or replaced .*apex doctor"):
+        writer.require_in_place()
+    writer.close()
 
 
 def test_a_store_that_cannot_be_filled_leaves_nothing(path):
@@ -177,10 +190,10 @@ def test_a_transition_out_of_its_place_is_named_as_damage(path):
     writer = create(path)
     writer.insert(make_segment(0, count=5))
     writer.close()
-    offset = SETTINGS.sizes.offsets[2]
-    offset += 2 * STORED_RECORD.itemsize + STORED_RECORD.fields["key"][1]
+    offset = SETTINGS.sizes.offsets(SCHEMA)[2]
+    offset += 2 * stored_record_dtype(SCHEMA).itemsize + stored_record_dtype(SCHEMA).fields["key"][1]
     write_number(path, offset, 40_002)
-    with pytest.raises(DamagedMemoryError, match="is damaged: of 5 transitions 1 are not in their place"):
+    with pytest.raises(DamagedMemoryError, match="is damaged: 1 of 5 transitions have a wrong key"):
         attach(path)
 
 
@@ -224,7 +237,7 @@ def test_removing_is_no_error_where_there_is_nothing(path):
     remove(path)
     assert not path.exists()
     remove(path)
-    with pytest.raises(ConfigError, match=r"cannot remove .* Is a directory"):
+    with pytest.raises(UsageError, match=r"cannot remove .* Is a directory"):
         remove(path.parent)
 
 
@@ -241,16 +254,16 @@ def test_a_reader_cannot_write(path):
     create(path).close()
     reader = open_reader(path)
     assert (reader.capacity, reader.max_bytes, reader.first_key) == (40, 4000, 0)
-    with pytest.raises(ConfigError, match="cannot open"):
+    with pytest.raises(UsageError, match="cannot open"):
         open_reader(path.with_name("other"))
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"magic": 0}, "is not a replay memory, or its making was cut short"),
-        ({"format": 9}, "has format 9, but this is 1"),
-        ({"schema": 1}, "holds transitions of another kind"),
+        ({"magic": 0}, "is not a replay memory, or its creation was interrupted"),
+        ({"format": 9}, "has format 9, but this version uses format 2"),
+        ({"schema": 1}, "but this environment has schema"),
         ({"capacity": 2**40}, "is damaged"),
         ({"max_bytes": 0}, "is damaged"),
         ({"num_streams": -1}, "is damaged"),
@@ -260,21 +273,21 @@ def test_refuses_a_file_that_is_none_of_its_own(path, fields, message):
     create(path).close()
     write_header(path, **fields)
     for open_it in (attach, open_reader):
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(UsageError, match=message):
             open_it(path)
 
 
 def test_refuses_a_file_that_is_too_short(path):
     path.write_bytes(b"ApeX")
     path.chmod(0o600)
-    with pytest.raises(ConfigError, match="it has 4 bytes"):
+    with pytest.raises(UsageError, match="it has 4 bytes"):
         open_reader(path)
 
 
 def test_refuses_transitions_of_another_schema(path):
     create(path).close()
     other = Schema(frame_shape=(17,), frame_dtype="uint8", stack=4, num_actions=9, n_step=3, codec="lz4")
-    with pytest.raises(ConfigError, match="use the same environment, or remove it"):
+    with pytest.raises(UsageError, match="use the same environment as before"):
         StoreReader(path, other)
 
 
@@ -283,19 +296,25 @@ def test_refuses_transitions_of_another_schema(path):
 )
 def test_refuses_to_go_on_with_other_sizes(path, name, value):
     create(path).close()
-    with pytest.raises(ConfigError, match=rf"was made with {name} {getattr(SETTINGS, name)}, but this is {value}"):
+    words = rf"was created with {name} {getattr(SETTINGS, name)}, but the setting is {value}"
+    with pytest.raises(UsageError, match=words):
         attach(path, **{name: value})
 
 
 @pytest.mark.parametrize("machine", ["aarch64", "arm64", "riscv64", ""])
 def test_refuses_a_processor_that_may_reorder_stores(machine):
-    with pytest.raises(ConfigError, match="needs an x86-64 processor"):
+    with pytest.raises(UsageError, match="needs an x86-64 CPU"):
         require_processor(machine)
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "AMD64"])
 def test_works_on_x86_whichever_its_name(machine):
     require_processor(machine)
+
+
+def test_a_schema_describes_its_actions_for_people():
+    assert VECTORS.actions == f"{VECTORS.num_actions} actions"
+    assert replace(VECTORS, num_actions=0, action_size=6).actions == "actions of 6 values"
 
 
 def test_a_schema_is_the_same_after_json_and_in_every_process():

@@ -7,11 +7,10 @@ import os
 import pytest
 from support.store_builders import SCHEMA, attach, create
 
-from apex.errors import ConfigError
+from apex.errors import ForeignFileError, UsageError
 from apex.replay_memory.sampler_counters import SamplerCounters
 from apex.replay_memory.store.location import counters_path, remove
 from apex.replay_memory.store.reader import StoreReader
-from apex.runtime.private_file import ForeignFileError
 
 
 @pytest.fixture
@@ -58,6 +57,6 @@ def test_counters_that_another_user_could_have_planted_are_refused(path, change)
 @needs_root
 def test_another_users_memory_is_not_removed(path):
     give_away(path)
-    with pytest.raises(ConfigError):
+    with pytest.raises(UsageError):
         remove(path)
     assert path.exists()

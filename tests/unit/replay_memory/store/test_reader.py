@@ -17,7 +17,7 @@ from apex.replay_memory.frames.stack_decoder import StackDecoder
 from apex.replay_memory.store.layout import StoreSettings
 from apex.replay_memory.store.reader import StoreReader
 from apex.replay_memory.store.writer import StoreWriter
-from apex.types import RECORD, Segment, Stream
+from apex.types import Segment, Stream, record_dtype
 
 FORK = multiprocessing.get_context("fork")
 COUNT = 5  # transitions of a segment
@@ -38,7 +38,7 @@ def frame_of(number, index):
 
 def make_segment(number):
     """The first transitions of an episode, so that depths grow from 1 to 4."""
-    records = np.zeros(COUNT, RECORD)
+    records = np.zeros(COUNT, record_dtype(SCHEMA))
     records["n_step_return"], records["priority"] = number, 1 + np.arange(COUNT)
     records["frame"] = np.arange(COUNT)
     records["next_frame"] = records["frame"] + SCHEMA.n_step
@@ -166,6 +166,12 @@ def test_frames_that_do_not_decompress_are_marked_and_reported(path, caplog):
     assert np.isinf(reader.sample(8, np.random.default_rng(5), rows).records["probability"]).all()
     assert reader.num_undecodable == 8
     assert "frames that do not decompress" in caplog.text
+    caplog.clear()
+    reader.sample(7, np.random.default_rng(5), rows)
+    assert reader.num_undecodable == 15
+    assert not caplog.records  # The next line is written at 16: a flood of rubbish does not flood the log.
+    reader.sample(1, np.random.default_rng(5), rows)
+    assert "16 draws" in caplog.text
     for number in range(1, 6):
         writer.insert(make_segment(number))
     sample = reader.sample(64, np.random.default_rng(5), rows)
@@ -211,3 +217,10 @@ def test_draws_are_whole_while_another_process_overwrites_them(path):
     assert child.exitcode == 0
     assert num_drawn > 20
     assert reader.num_undecodable == 0
+
+
+def test_a_reader_cannot_write_to_the_memory(path):
+    writer, reader = create(path), StoreReader(path, SCHEMA)
+    with pytest.raises(ValueError, match="read-only"):
+        reader._rows[0] = 0
+    writer.close()

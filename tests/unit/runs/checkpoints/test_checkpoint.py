@@ -12,17 +12,12 @@ import torch
 from support.checkpoints import NETWORK, SCHEMA, flip_a_bit, make_state, names, same
 from torch import nn
 
+from apex.algorithms.optimizers import make_optimizer
+from apex.algorithms.parameters import flatten_parameters
 from apex.config import LearnerConfig
-from apex.dqn.networks import flatten_parameters, make_network
-from apex.dqn.optimizers import make_optimizer
-from apex.runs.checkpoints.checkpoint import (
-    CheckpointError,
-    ReplayPart,
-    load_checkpoint,
-    load_with_manifest,
-    save_checkpoint,
-    verify,
-)
+from apex.dqn.networks import make_network
+from apex.errors import CheckpointError
+from apex.runs.checkpoints.checkpoint import ReplayPart, load_checkpoint, load_with_manifest, save_checkpoint, verify
 from apex.runs.checkpoints.folder import find_latest, prune, set_aside
 from apex.runs.checkpoints.policy_file import BEST
 from apex.types import Progress
@@ -133,7 +128,7 @@ def test_what_is_saved_is_a_copy(tmp_path):
 
 
 def test_refuses_to_save_what_neither_tensors_nor_json_can_say(tmp_path):
-    with pytest.raises(TypeError, match=r"rng\.0 is set: a checkpoint holds tensors, and what JSON can say"):
+    with pytest.raises(TypeError, match=r"rng\.0 is set, but a checkpoint can hold only tensors and JSON values"):
         save_checkpoint(tmp_path, make_state(rng=[{1, 2}]))
 
 
@@ -244,18 +239,18 @@ def anothers_manifest(path):
 
 def later_format(path):
     file = path / "manifest.json"
-    file.write_text(file.read_text().replace('"format": 2', '"format": 3'))
+    file.write_text(file.read_text().replace('"format": 3', '"format": 4'))
 
 
 DAMAGES = [
-    (no_manifest, "000000002 is not a whole checkpoint: no manifest.json, which is written last"),
+    (no_manifest, "000000002 is not a complete checkpoint: it has no manifest.json, which is written last"),
     (no_file, "cannot read .*learner.safetensors: No such file"),
-    (cut_off, "learner.safetensors cannot be read: its SHA-256 is not the one that was written"),
-    (one_bit, "learner.safetensors cannot be read: its SHA-256 is not the one that was written"),
+    (cut_off, "learner.safetensors cannot be read: its SHA-256 differs from the recorded one"),
+    (one_bit, "learner.safetensors cannot be read: its SHA-256 differs from the recorded one"),
     (torn_manifest, "manifest.json cannot be read: "),
-    (spaced_manifest, "manifest.json cannot be read: it is not what was written"),
-    (anothers_manifest, "000000002 is damaged: its manifest is that of update 3"),
-    (later_format, "manifest.json cannot be read: its format is 3, but this program reads 2"),
+    (spaced_manifest, "manifest.json cannot be read: it was changed after it was written"),
+    (anothers_manifest, "000000002 is damaged: its manifest belongs to update 3"),
+    (later_format, "manifest.json cannot be read: its format is 4, but this version reads only format 3"),
 ]
 
 
@@ -292,7 +287,7 @@ def test_a_first_checkpoint_that_was_never_finished_is_named_and_the_run_begins_
     with pytest.raises(Crash):
         save_checkpoint(tmp_path, make_state(1), pause=crash_at("rename the manifest"))
     assert find_latest(tmp_path).state is None
-    assert "000000001 is not a whole checkpoint" in caplog.text
+    assert "000000001 is not a complete checkpoint" in caplog.text
 
 
 def crash_at(step):
@@ -310,7 +305,7 @@ def test_a_checkpoint_that_is_gone_is_missed(tmp_path, caplog):
     assert found.state.num_updates == 1
     assert "000000002, which newest.json names, is missing" in found.passed_over[0]
     shutil.rmtree(tmp_path / "000000001")
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole; .*000000002, .* is missing"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is intact; .*000000002, .* is missing"):
         find_latest(tmp_path)
 
 
@@ -343,7 +338,7 @@ def test_what_was_passed_over_is_set_aside_and_pushes_nothing_out(tmp_path):
 def test_raises_rather_than_begin_anew_where_all_are_bad(tmp_path):
     for path in make_checkpoints(tmp_path, 1, 2):
         one_bit(path)
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole; the newest: .*000000002"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is intact; the newest: .*000000002"):
         find_latest(tmp_path)
 
 
@@ -362,7 +357,7 @@ def test_prune_removes_nothing_while_the_newest_is_damaged(tmp_path, caplog):
     one_bit(newest)
     prune(tmp_path, keep=1)
     assert names(tmp_path) == ["000000001", "000000002", "000000003", "newest.json"]
-    assert "no older checkpoint is removed" in caplog.text
+    assert "keeping all older checkpoints" in caplog.text
 
 
 def test_an_unfinished_checkpoint_does_not_count_and_goes_once_a_newer_one_is_whole(tmp_path):

@@ -11,12 +11,15 @@ import safetensors.torch
 import torch
 from support.checkpoints import NETWORK, SCHEMA, flip_a_bit, make_state, names, same
 
+from apex.algorithms.parameters import flatten_parameters
 from apex.config import Config, EnvironmentConfig, NetworkConfig
-from apex.dqn.networks import flatten_parameters, make_network
-from apex.errors import ConfigError
-from apex.runs.checkpoints.checkpoint import CheckpointError, save_checkpoint
+from apex.dqn.networks import make_network
+from apex.errors import CheckpointError, UsageError
+from apex.runs.checkpoints.checkpoint import save_checkpoint
 from apex.runs.checkpoints.folder import prune
 from apex.runs.checkpoints.policy_file import BEFORE, BEST, PolicyInfo, find_best, read_policy, save_best, save_policy
+from apex.runs.checkpoints.tensor_file import digest_of
+from apex.runtime.atomic_files import seal
 
 
 def make_policy(seed=4, **changes):
@@ -29,11 +32,11 @@ def make_policy(seed=4, **changes):
 def test_a_policy_plays_as_the_network_did(tmp_path, score):
     network, info = make_policy(score=score)
     save_policy(tmp_path / BEST, flatten_parameters(network), info)
-    loaded_info, loaded = read_policy(tmp_path / BEST)
+    loaded_info, agent = read_policy(tmp_path / BEST)
     observation = torch.rand(16, 1, 3)
     assert loaded_info == info
-    assert torch.equal(loaded(observation), network(observation))
-    assert not loaded.training
+    assert torch.equal(agent.network(observation), network(observation))
+    assert not agent.network.training
 
 
 def test_a_policy_can_be_read_with_safetensors_alone(tmp_path):
@@ -52,24 +55,24 @@ def test_a_better_policy_replaces_the_file_and_leaves_nothing_beside_it(tmp_path
 
 def test_the_online_network_of_a_checkpoint_is_a_policy_without_a_score(tmp_path):
     state = make_state(7)
-    info, network = read_policy(save_checkpoint(tmp_path, state))
-    assert same(dict(state.online), dict(network.state_dict()))
+    info, agent = read_policy(save_checkpoint(tmp_path, state))
+    assert same(dict(state.online), dict(agent.network.state_dict()))
     assert (info.num_updates, info.score, info.network) == (7, None, NETWORK)
 
 
 def test_refuses_values_that_do_not_fit_the_network(tmp_path):
     _, info = make_policy()
-    with pytest.raises(ConfigError, match="do not fit a network"):
+    with pytest.raises(UsageError, match="but this network has"):
         save_policy(tmp_path / BEST, np.zeros(3, np.float32), info)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (b'"format":"3"', b'"format":"4"', "its format is 4, but this program reads 3"),
+        (b'"format":"4"', b'"format":"5"', "its format is 5, but this version reads only format 4"),
         (b'"__metadata__"', b'"__metadaten_"', "best.safetensors cannot be read: "),
-        (b"hidden", b"hidaen", "it is not what was written"),
-        (b"seal", b"sael", "it has no seal"),
+        (b"hidden", b"hidaen", "it was changed after it was written"),
+        (b"seal", b"sael", 'it has no "seal" field'),
     ],
 )
 def test_a_policy_of_another_kind_is_refused_with_the_reason(tmp_path, old, new, message):
@@ -86,22 +89,26 @@ def test_a_policy_with_a_flipped_bit_is_refused(tmp_path):
     network, info = make_policy()
     save_policy(tmp_path / BEST, flatten_parameters(network), info)
     flip_a_bit(tmp_path / BEST)
-    with pytest.raises(CheckpointError, match="SHA-256 of its tensors is not the one that was written"):
+    with pytest.raises(CheckpointError, match="SHA-256 of its tensors differs from the recorded one"):
         read_policy(tmp_path / BEST)
 
 
-def test_a_policy_of_the_format_before_is_read_without_a_check(tmp_path):
+@pytest.mark.parametrize("file_format", ["2", "3"])
+def test_a_policy_of_a_format_before_is_read_its_actions_discrete_and_without_masks(tmp_path, file_format):
     network, info = make_policy()
-    old = {"format": "2", "policy": json.dumps(dataclasses.asdict(info)), "names": "{}", "sha256": "0" * 64}
+    fields = dataclasses.asdict(info)
+    del fields["schema"]["action_size"], fields["schema"]["masked"]
+    sealed = seal({**fields, "names": {}, "sha256": digest_of(dict(network.state_dict()))}).decode()
+    old = {"format": file_format, "policy": sealed if file_format == "3" else json.dumps(fields), "names": "{}"}
     safetensors.torch.save_file(network.state_dict(), tmp_path / BEST, old)
-    loaded_info, loaded = read_policy(tmp_path / BEST)
+    loaded_info, agent = read_policy(tmp_path / BEST)
     assert loaded_info == info
-    assert same(dict(loaded.state_dict()), dict(network.state_dict()))
+    assert same(dict(agent.network.state_dict()), dict(network.state_dict()))
 
 
 def test_a_policy_that_does_not_fit_its_own_network_is_refused(tmp_path):
     path = save_checkpoint(tmp_path, make_state(1, config=Config(network=NetworkConfig(hidden=5, body_hidden=4))))
-    with pytest.raises(CheckpointError, match="000000001 does not fit the network that it names"):
+    with pytest.raises(CheckpointError, match=r"the tensors of .*000000001 do not fit the network that it names"):
         read_policy(path)
 
 
@@ -152,7 +159,7 @@ def test_a_best_policy_that_is_bad_or_gone_falls_back_loudly_to_the_one_before(t
     assert best_score(tmp_path) == 2.0
     damage(tmp_path / BEFORE)
     if (tmp_path / BEST).exists():
-        with pytest.raises(CheckpointError, match=r"no best policy in .* is whole"):
+        with pytest.raises(CheckpointError, match=r"no best policy in .* is intact"):
             find_best(tmp_path)
 
 

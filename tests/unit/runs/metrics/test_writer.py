@@ -150,10 +150,10 @@ def test_a_full_disk_warns_once_and_loses_nothing_if_it_has_room_again(tmp_path,
         writer.accept(make_row(steps))
         writer.flush()
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said == f"cannot write {curve}: No space left on device; the run goes on, its curves have a gap"
+    assert said == f"cannot write {curve}: No space left on device; the run continues, but its curves have a gap"
     curve.unlink()
     writer.close()
-    assert caplog.records[-1].getMessage() == f"{curve} is written again; 0 records were given up"
+    assert caplog.records[-1].getMessage() == f"writing {curve} again; 0 records were lost"
     assert [line["steps"] for line in read_curve(curve)] == [0, 1, 2]
 
 
@@ -172,7 +172,7 @@ def test_what_waits_for_a_full_disk_is_bounded_and_the_rest_is_counted(tmp_path,
     writer.close()
     lines = curve.read_text().splitlines()
     assert 0 < len(lines) < num_rows
-    assert caplog.messages[-1] == f"{curve} is written again; {num_rows - len(lines)} records were given up"
+    assert caplog.messages[-1] == f"writing {curve} again; {num_rows - len(lines)} records were lost"
     assert len(curve.read_bytes()) <= MAX_PENDING_BYTES
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.run_builders import ACTOR, make_run
 
-from apex.errors import ConfigError
+from apex.errors import UsageError
 from apex.runs.plots.aggregate import Curve, CurveGroup, band, group_runs, reached, read_csv, read_run
 
 SCORES = [(5, 1_000, 10), (10, 2_000, 100)]
@@ -83,7 +83,7 @@ def test_a_run_without_evaluations_is_a_group_of_its_own_that_says_so(tmp_path):
 
 
 def test_a_run_without_any_score_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="has no scores yet"):
+    with pytest.raises(UsageError, match="has no scores yet"):
         read_run(make_run(tmp_path))
 
 
@@ -150,18 +150,18 @@ def test_a_csv_file_is_read(tmp_path):
         ("seconds,steps,score\n1,2,3\n\n4,many,6\n", "line 4: steps must be a number >= 0, got 'many'"),
         ("seconds,steps,score\n1,2,nan\n", "line 2: score must be a number, got 'nan'"),
         ("seconds,steps,score\n-1,2,3\n", "line 2: seconds must be a number >= 0, got '-1'"),
-        ("seconds,steps,score\n2,2,3\n1,3,3\n", "line 3: seconds must not go back, got 1 after 2"),
-        ("seconds,steps,score\n2,2,3\n3,1,3\n", "line 3: steps must not go back, got 1 after 2"),
+        ("seconds,steps,score\n2,2,3\n1,3,3\n", "line 3: seconds must not decrease, got 1 after 2"),
+        ("seconds,steps,score\n2,2,3\n3,1,3\n", "line 3: steps must not decrease, got 1 after 2"),
         ("seconds,steps,score\n1,2,\xff\n", "cannot read"),
     ],
 )
 def test_a_csv_file_that_is_malformed_is_refused_by_its_line(tmp_path, text, message):
     path = tmp_path / "dqn.csv"
     path.write_bytes(text.encode("latin-1"))
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UsageError, match=message):
         read_csv(path)
 
 
 def test_a_csv_file_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"cannot read .*none.csv: No such file"):
+    with pytest.raises(UsageError, match=r"cannot read .*none.csv: No such file"):
         read_csv(tmp_path / "none.csv")

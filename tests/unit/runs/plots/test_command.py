@@ -59,7 +59,7 @@ def test_the_legend_names_the_groups_and_a_sentence_says_what_line_and_band_are(
     assert title == "CartPole"
     assert "median of the seeds" in how_to_read
     assert "lowest to highest" in how_to_read
-    assert "keeps its last score" in how_to_read
+    assert "keep their last score" in how_to_read
 
 
 def test_a_band_has_a_pale_part_where_a_seed_has_ended():
@@ -100,8 +100,8 @@ def test_runs_and_curves_of_others_stand_in_one_picture(tmp_path, capsys):
     status, said, _ = plot(capsys, *runs, "--curve", f"DQN={file}", "--threshold", 475, "--out", out, "--json")
     assert status == 0
     assert said[:3] == [
-        "apex: 2 seeds, last score 480 (480 ... 480), 475 after 0:10 (0:10 ... 0:10)",
-        "DQN: 1 seed, last score 200, 475 by 0 of 1",
+        "apex: 2 seeds, last score 480 (480 ... 480), reached 475 after 0:10 (0:10 ... 0:10)",
+        "DQN: 1 seed, last score 200, 475 reached by 0 of 1",
         f"picture: {out}",
     ]
     ours, theirs = json.loads(said[3])["groups"]
@@ -115,7 +115,7 @@ def test_curves_of_others_need_no_run(tmp_path, capsys):
     one, two = write(tmp_path / "1.csv"), write(tmp_path / "2=b.csv", CSV.replace("200", "300"))
     words = ["--curve", f"DQN={one}", "--curve", f"DQN={two}", "--title", "T", "--threshold", 250]
     status, said, _ = plot(capsys, *words, "--out", tmp_path / "x.svg")
-    assert (status, said[0]) == (0, "DQN: 2 seeds, last score 250 (200 ... 300), 250 by 1 of 2")
+    assert (status, said[0]) == (0, "DQN: 2 seeds, last score 250 (200 ... 300), 250 reached by 1 of 2")
     assert (tmp_path / "x.svg").exists()
 
 
@@ -132,15 +132,15 @@ def test_scores_that_are_no_evaluations_are_told(tmp_path, capsys):
         (["RUN", "--out", "x.gif"], "--out must end in .png or .svg, got x.gif"),
         (["RUN", "--out", "none/x.png"], "there is no folder none"),
         (["RUN", "--out", "DIR.png"], "DIR.png is a folder"),
-        (["--out", "x.png"], "nothing to plot: name a run, or --curve NAME=FILE.csv"),
+        (["--out", "x.png"], "nothing to plot: name a run, or pass --curve NAME=FILE.csv"),
         (["none", "--out", "x.png"], "none is not a run folder"),
         (["EMPTY", "--out", "x.png"], "has no scores yet"),
-        (["RUN", "RUN", "--out", "x.png"], "is named 2 times"),
-        (["--curve", "good.csv", "--out", "x.png"], "--curve must read NAME=FILE.csv, got 'good.csv'"),
-        (["--curve", "=good.csv", "--out", "x.png"], "--curve must read NAME=FILE.csv, got '=good.csv'"),
+        (["RUN", "RUN", "--out", "x.png"], "is given 2 times"),
+        (["--curve", "good.csv", "--out", "x.png"], "--curve must have the form NAME=FILE.csv, got 'good.csv'"),
+        (["--curve", "=good.csv", "--out", "x.png"], "--curve must have the form NAME=FILE.csv, got '=good.csv'"),
         (["--curve", "A=bad.csv", "--out", "x.png"], "bad.csv, line 3: steps must be a number >= 0, got 'x'"),
-        (["--curve", "A=good.csv", "--curve", "A=good.csv", "--out", "x.png"], "a file is named twice"),
-        (["RUN", "--curve", "apex=good.csv", "--out", "x.png"], "--curve apex: the runs are called that"),
+        (["--curve", "A=good.csv", "--curve", "A=good.csv", "--out", "x.png"], "a file is given twice"),
+        (["RUN", "--curve", "apex=good.csv", "--out", "x.png"], "--curve apex: a curve of the runs already has"),
         (["RUN", "--out", "x.png", "--threshold", "high"], "--threshold: must be a number, got 'high'"),
         (["RUN", "--out", "x.png", "--band"], "unrecognized arguments: --band"),
     ],

@@ -15,9 +15,10 @@ import pytest
 from support.builders import VECTORS
 from support.run_builders import ACTOR, EVALUATOR, add_rows, make_run
 
+from apex.algorithms.parameters import flatten_parameters
 from apex.cli import main
 from apex.config.command_line import parse_config
-from apex.dqn.networks import flatten_parameters, make_network
+from apex.dqn.networks import make_network
 from apex.runs.checkpoints.policy_file import PolicyInfo, save_best
 from apex.runs.folder import RunFolder
 from apex.runs.history import RunHistory
@@ -94,9 +95,9 @@ def test_a_run_that_is_held_is_running(tmp_path):
     [
         (["reached the score 475"], "finished", "reached the score 475"),
         (["interrupted"], "stopped", "interrupted"),
-        ([None], "stopped", "did not say why"),
+        ([None], "stopped", "logged no reason"),
         (["interrupted", "reached 5 minutes"], "finished", "reached 5 minutes"),
-        (["reached 5 minutes", None], "stopped", "did not say why"),
+        (["reached 5 minutes", None], "stopped", "logged no reason"),
     ],
 )
 def test_why_a_run_ended_stands_in_the_log_of_its_last_life(tmp_path, lives, word, why):
@@ -144,7 +145,7 @@ def test_the_command_is_what_was_typed(tmp_path):
     assert typed_command(make_run(tmp_path, argv=["python", "-m", "chaos"])) == "python -m chaos"
     alone = make_run(tmp_path, argv=["--single-process"], run={"single_process": True})
     assert typed_command(alone) == "apex train --single-process"  # It has no launcher.
-    assert [name for name, _ in next_commands(alone)] == ["score it", "see it play"]  # It cannot go on.
+    assert [name for name, _ in next_commands(alone)] == ["measure the score", "record a video"]  # It cannot go on.
 
 
 def test_the_command_of_a_run_that_a_program_has_started_is_one_that_can_be_typed(tmp_path):
@@ -161,9 +162,9 @@ def test_the_command_of_a_run_that_a_program_has_started_is_one_that_can_be_type
 
 def test_a_run_that_has_reached_its_limit_goes_on_with_another(tmp_path):
     run = make_run(tmp_path, name="a b")
-    assert next_commands(run)[2] == ("train on", f"apex train --resume '{run.path}'")
+    assert next_commands(run)[2] == ("continue training", f"apex train --resume '{run.path}'")
     log_end(run, "reached the score 475")
-    assert next_commands(run)[2][0] == "train on, with another limit"
+    assert next_commands(run)[2][0] == "continue training, with another limit"
 
 
 # --- the page -------------------------------------------------------------------------------------------------------
@@ -324,7 +325,15 @@ def test_where_no_game_can_be_played_the_page_says_why(tmp_path, capsys):
     run = make_run(tmp_path, SCORES)
     assert report([str(run.path), "--out", str(tmp_path / "x.html")], film=film) == 0
     assert "There is no video: the game was not over" in Page((tmp_path / "x.html").read_text()).text
-    assert capsys.readouterr().err == "without a video: the game was not over\n"
+    assert capsys.readouterr().err == "the page has no video: the game was not over\n"
+
+
+def test_without_a_run_it_takes_the_newest_and_names_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    make_run("runs", SCORES, name="RUN")
+    assert main(["report", "--no-video"]) == 0
+    assert capsys.readouterr().err == "using the newest run: runs/RUN\n"
+    assert (tmp_path / "runs/RUN/report.html").exists()
 
 
 def test_no_video_is_made_where_none_is_wanted(tmp_path, capsys):
@@ -338,7 +347,6 @@ def test_no_video_is_made_where_none_is_wanted(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "which run? The latest: apex report runs/RUN"),
         (["none"], "none is not a run folder"),
         (["RUN", "--out", "x.pdf"], "--out must end in .html or .htm, got x.pdf"),
         (["RUN", "--out", "none/x.html"], "there is no folder none"),

@@ -7,7 +7,7 @@ import resource
 
 import pytest
 
-from apex.errors import ConfigError
+from apex.errors import UsageError
 from apex.transport.curve.command import bundle_for, main, new_folder
 from apex.transport.curve.key_store import (
     ENDPOINTS,
@@ -77,7 +77,7 @@ def test_a_named_bundle_has_a_key_of_its_own_that_can_be_revoked_alone(folder, t
     assert sorted(accepted.values()) == ["actor.actor@host-2.org.key", "actor.host-1.key", "actor.key"]
     assert {key: accepted[key] for key in own} == own
     assert set(modes(folder).values()) == {0o600, 0o700}
-    with pytest.raises(ConfigError, match=r"actor\.host-1\.key is there already"):
+    with pytest.raises(UsageError, match=r"actor\.host-1\.key exists already"):
         bundle_for(folder, "actor", tmp_path / "again", "host-1")
     (folder / "actor.host-1.key").unlink()
     assert len(Keys(folder, "replay").accepted("actor")) == 2
@@ -85,23 +85,23 @@ def test_a_named_bundle_has_a_key_of_its_own_that_can_be_revoked_alone(folder, t
 
 @pytest.mark.parametrize("name", ["../x", "two words", "line\nline"])
 def test_a_name_must_be_that_of_a_file(folder, tmp_path, name):
-    with pytest.raises(ConfigError, match="--name must be a plain word"):
+    with pytest.raises(UsageError, match="--name must be a plain word"):
         bundle_for(folder, "actor", tmp_path / "out", name)
 
 
 @pytest.mark.parametrize("role", PINNED)
 def test_who_is_pinned_has_one_key(folder, tmp_path, role):
-    with pytest.raises(ConfigError, match="--name"):
+    with pytest.raises(UsageError, match="--name"):
         bundle_for(folder, role, tmp_path / "out", "second")
     new_folder(tmp_path / "other")
     (folder / f"{role}.second.key").write_text((tmp_path / "other" / f"{role}.key").read_text())
-    with pytest.raises(ConfigError, match=f"must have one key of the {role}, .* but has 2"):
+    with pytest.raises(UsageError, match=f"must have exactly one public key of the {role}, but has 2"):
         Keys(folder, "actor")
 
 
 def test_a_folder_of_the_older_format_is_refused_with_the_remedy(folder):
     (folder / "actor.secret").write_text("00" * 32)
-    with pytest.raises(ConfigError, match=r"older format .*: make new ones with apex keys new"):
+    with pytest.raises(UsageError, match=r"older format .*: create new keys with apex keys new"):
         Keys(folder, "actor")
 
 
@@ -131,23 +131,23 @@ def spoil(folder, how):
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("group may read", r"actor\.key_secret can be read by others \(mode 0640\): chmod 600"),
-        ("others may read", r"actor\.key_secret can be read by others \(mode 0604\)"),
-        ("folder may be written", r"keys can be written by others \(mode 0777\): chmod 755"),
-        ("list may be written", r"replay\.key can be written by others"),
+        ("group may read", r"actor\.key_secret can be read by other users \(mode 0640\): run chmod 600"),
+        ("others may read", r"actor\.key_secret can be read by other users \(mode 0604\)"),
+        ("folder may be written", r"keys can be written by other users \(mode 0777\): run chmod 755"),
+        ("list may be written", r"replay\.key can be written by other users"),
         ("no secret", r"cannot read .*actor\.key_secret: No such file"),
-        ("cut short", r"actor\.key_secret is not a certificate of a key"),
-        ("not text", r"actor\.key_secret is not a certificate"),
-        ("not Z85", r"actor\.key_secret is not a certificate"),
-        ("public only", r"actor\.key_secret holds no secret key"),
-        ("no public key", "must have one key of the learner, .* but has 0"),
-        ("another thing", r"replay\.key is not a certificate of a key"),
+        ("cut short", r"actor\.key_secret is not a key certificate"),
+        ("not text", r"actor\.key_secret is not a key certificate"),
+        ("not Z85", r"actor\.key_secret is not a key certificate"),
+        ("public only", r"actor\.key_secret contains no secret key"),
+        ("no public key", "must have exactly one public key of the learner, but has 0"),
+        ("another thing", r"replay\.key is not a key certificate"),
     ],
 )
 def test_refuses_a_folder_that_lies_open_or_is_none_and_tells_no_secret(folder, how, words):
     secret = Keys(folder, "actor").secret.decode()
     spoil(folder, how)
-    with pytest.raises(ConfigError, match=words) as refused:
+    with pytest.raises(UsageError, match=words) as refused:
         Keys(folder, "actor")
     assert secret[:8] not in str(refused.value)
     assert "AAAA" not in str(refused.value)
@@ -155,7 +155,7 @@ def test_refuses_a_folder_that_lies_open_or_is_none_and_tells_no_secret(folder, 
 
 def test_without_a_folder_there_are_no_keys_and_a_folder_that_is_not_there_is_refused(tmp_path):
     assert read_keys("", "actor") is None
-    with pytest.raises(ConfigError, match="apex keys new"):
+    with pytest.raises(UsageError, match="apex keys new"):
         read_keys(str(tmp_path / "nowhere"), "actor")
 
 

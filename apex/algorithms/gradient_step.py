@@ -1,0 +1,43 @@
+"""The input and the result of a gradient step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+
+class DeviceBatch(NamedTuple):
+    """A batch on the device."""
+
+    stacks: Tensor  # frame_dtype[2, B, S, *F]: s_t, s_{t+m}
+    action: Tensor  # int64[B] or float32[B, K]
+    n_step_return: Tensor  # float32[B]
+    discount: Tensor  # float32[B]
+    weights: Tensor  # float32[B]  importance weights
+    next_mask: Tensor | None = None  # bool[B, A]  actions allowed in s_{t+m}; None: the environment has no masks
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors that are not None, in order: `DeviceBatch(*batch.tensors)` equals the batch."""
+        return [tensor for tensor in self if tensor is not None]
+
+
+class Updated(NamedTuple):
+    """The result of a step, on the device. The next step of a `GraphUpdate` overwrites these tensors."""
+
+    td_errors: Tensor  # float32[B]  |delta|
+    finite: Tensor  # bool[]  whether loss and gradient were finite; if not, parameters and optimizer did not change
+    figures: Mapping[str, Tensor]  # metrics, each []: loss, mean_q, td_error, gradient_norm and others of the algorithm
+
+
+class Update(Protocol):
+    """One gradient step."""
+
+    @property
+    def torch_threads(self) -> int:
+        """Number of threads for one torch operation (torch.set_num_threads) in the process that runs this step."""
+
+    def __call__(self, batch: DeviceBatch) -> Updated:
+        """Updates the online network. On CUDA, returns without waiting for the GPU."""

@@ -1,0 +1,107 @@
+"""The interface of an algorithm. Trainer, actors, evaluator, policies and export use nothing else of an algorithm.
+
+`make_algorithm` creates the algorithm that a configuration names. Axes: E environments, A discrete actions, K numbers
+of a continuous action, B batch, S stacked frames, *F one frame.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from apex.algorithms.gradient_step import Update
+from apex.config import Config
+from apex.config.algorithm_choice import choose_algorithm
+from apex.config.importer import find_factory
+from apex.errors import UsageError, require
+from apex.types import Array, Exploration, Schema
+
+Mask = NDArray[np.bool_] | None  # [E, A]  whether each action is allowed; None: all are allowed
+
+# Name of each built-in algorithm -> its class, which is called with a configuration and a schema.
+BUILT_IN = {"dqn": "apex.dqn.algorithm:DqnAlgorithm", "dpg": "apex.dpg.algorithm:DpgAlgorithm"}
+
+
+class Decision(NamedTuple):
+    """The actions that an agent chooses in E states, and their values."""
+
+    action: Array  # int64[E], or float32[E, K] in -1 ... 1
+    state_value: NDArray[np.float32]  # [E]  Q-value of the greedy action, from which n-step returns bootstrap
+    value: Callable[[Array], NDArray[np.float32]]  # function from executed actions to Q(s, a), float32[E]
+
+
+class Agent(Protocol):
+    """Chooses actions with a network. `exploration`: amount as in `Algorithm.exploration`, such as epsilon; 0: greedy.
+
+    The number of draws from `rng` depends only on shapes, so a seed gives the same exploration for any parameters of
+    the network.
+    """
+
+    @property
+    def network(self) -> nn.Module:
+        """The network. A change of its parameters takes effect at the next decision."""
+
+    def decide(
+        self, observation: Array, mask: Mask, exploration: NDArray[np.float64], rng: np.random.Generator
+    ) -> Decision:
+        """Chooses actions for observations frame_dtype[E, S, *F]; `exploration`: float64[E]."""
+
+    def state_value(self, observation: Array, mask: Mask) -> NDArray[np.float32]:
+        """Returns only `Decision.state_value`, float32[E], for states in which no action is executed."""
+
+    def act(self, observation: Array, mask: Mask, exploration: float, rng: np.random.Generator) -> Array:
+        """Chooses actions as `decide` does, with the same `exploration` for all E states; returns only the actions."""
+
+
+class Algorithm(Protocol):
+    """A learning algorithm, created by `factory(config, schema)` from the whole configuration and a schema."""
+
+    name: str
+
+    def exploration(self, num_actors: int) -> Exploration:
+        """Returns how much each of N actors explores; the last actor explores least."""
+
+    def make_network(self) -> nn.Module:
+        """Returns a network, initialized with the configured seed. Its state dict must contain only float32 tensors."""
+
+    def make_agent(self, network: nn.Module, *, bfloat16: bool = False) -> Agent:
+        """Returns an agent that runs the network on the CPU, in bfloat16 if `bfloat16`, which the CPU must support."""
+
+    def make_optimizer(self, online: nn.Module) -> torch.optim.Optimizer:
+        """Returns an optimizer for the parameters of `online`, which are already on their device."""
+
+    def make_update(
+        self, online: nn.Module, target: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
+    ) -> Update:
+        """Returns the gradient step. The process that runs the step must call torch.set_num_threads(torch_threads)."""
+
+
+def make_algorithm(config: Config, schema: Schema) -> Algorithm:
+    """Returns the algorithm that the configuration names, or the default one for this kind of actions.
+
+    Raises UsageError if the algorithm does not fit the environment, ConfigError if the name is unknown.
+    """
+    name = choose_algorithm(config, schema)
+    if ":" not in name:
+        module, _, attribute = BUILT_IN[name].partition(":")
+        algorithm: Algorithm = getattr(importlib.import_module(module), attribute)(config, schema)
+        return algorithm
+    factory: Callable[[Config, Schema], Any] = find_factory("algorithm", name)
+    try:
+        custom = factory(config, schema)
+    except Exception as error:
+        raise UsageError(f"algorithm {name!r} raised {type(error).__name__}: {error}") from error
+    missing = sorted(method for method in METHODS if not hasattr(custom, method))
+    kind = type(custom).__name__
+    require(not missing, f"algorithm {name!r} must return an Algorithm, but the returned {kind} lacks {missing}")
+    checked: Algorithm = custom
+    return checked
+
+
+METHODS = [name for name in (*vars(Algorithm), *Algorithm.__annotations__) if not name.startswith("_")]

@@ -1,0 +1,66 @@
+"""Flattens a network's parameters (all tensors of the state dict, in its order) to one array, and back."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from apex.errors import require
+
+
+def num_parameters(module: nn.Module) -> int:
+    """Returns the number of elements in all tensors of the state dict: the length of `flatten_parameters`."""
+    return sum(tensor.numel() for tensor in _tensors(module))
+
+
+def flatten(module: nn.Module) -> Tensor:
+    """Returns all parameters as one tensor, float32[num_parameters], on the module's device."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in _tensors(module)])  # `cat` always copies.
+
+
+def flatten_parameters(module: nn.Module) -> NDArray[np.float32]:
+    """Returns a copy of all tensors of the state dict, each row-major, as one array, float32[num_parameters]."""
+    values: NDArray[np.float32] = flatten(module).cpu().numpy()
+    return values
+
+
+def load_parameters(module: nn.Module, values: NDArray[np.float32]) -> None:
+    """Copies `values`, as from `flatten_parameters`, into the module. Raises UsageError if the size does not match."""
+    tensors = _tensors(module)
+    sizes = [tensor.numel() for tensor in tensors]
+    require(
+        values.shape == (sum(sizes),),
+        f"received parameters of shape {list(values.shape)}, but this network has {sum(sizes)} parameters: "
+        "use the same network.* settings and the same code for network.factory on every host",
+    )
+    flat = torch.from_numpy(np.require(values, np.float32, ["C", "W"]))  # copies a read-only array: torch would warn
+    for tensor, part in zip(tensors, torch.split(flat, sizes), strict=True):
+        tensor.copy_(part.view(tensor.shape))
+
+
+def dormant_share(network: nn.Module) -> float:
+    """Returns the largest share of a hidden layer's units that had no gradient in the latest batch; 0 without layers.
+
+    A ReLU unit that is 0 for every row of a batch learns nothing from the batch (Sokar et al. 2023, The dormant neuron
+    phenomenon in deep reinforcement learning). The gradient of its bias is then exactly 0, which is rare otherwise.
+    """
+    shares = [
+        float((parameter.grad == 0).float().mean())
+        for name, parameter in network.named_parameters()
+        if name.endswith("bias") and not name.endswith("output.bias") and parameter.grad is not None
+    ]
+    return max(shares, default=0.0)
+
+
+def _tensors(module: nn.Module) -> list[Tensor]:
+    """Returns the tensors of the state dict, detached, without a copy. Raises UsageError unless all are float32."""
+    state = module.state_dict()
+    for name, tensor in state.items():
+        require(
+            tensor.dtype is torch.float32,
+            f"the network's tensor {name!r} is {str(tensor.dtype).removeprefix('torch.')}, but must be float32: "
+            "convert it, keep it out of the state dict (persistent=False), or replace BatchNorm by LayerNorm",
+        )
+    return list(state.values())

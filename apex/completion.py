@@ -1,0 +1,77 @@
+"""`apex completion bash`: prints a script that completes commands, options, presets and runs in a shell."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout, suppress
+
+from apex.cli import COMMANDS, load
+from apex.config import Config, flatten
+from apex.config.arguments import Parser, reader_may_leave
+from apex.config.presets import PRESETS
+from apex.errors import FINISHED
+from apex.runtime.lifecycle import reports_errors
+
+SHELLS = {"bash": "", "zsh": "autoload -Uz bashcompinit && bashcompinit\n"}
+WITH_SETTINGS = ("train", "learner", "doctor")  # commands whose options include all settings
+WITH_RUN = ("evaluate", "watch", "plot", "report", "export")  # commands that take the name of a run
+SCRIPT = """\
+_apex() {{
+  local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD - 1]}} words=""
+  if ((COMP_CWORD == 1)); then
+    words="{commands}"
+  elif [[ $before == --preset ]]; then
+    words="{presets}"
+  else
+    case ${{COMP_WORDS[1]}} in
+{options}
+    esac
+    case ${{COMP_WORDS[1]}} in {with_run}) words+=" $(ls runs 2>/dev/null)" ;; esac
+  fi
+  mapfile -t COMPREPLY < <(compgen -W "$words" -- "$word")
+}}
+complete -o default -F _apex apex
+"""
+
+
+@reports_errors("apex completion")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the completion script for the shell in `argv`."""
+    parser = Parser(
+        prog="apex completion",
+        description='Prints a completion script. To enable it, add eval "$(apex completion bash)" to ~/.bashrc.',
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("shell", choices=SHELLS, help="bash or zsh")
+    options = parser.parse_args(argv)
+    with reader_may_leave():
+        print(SHELLS[options.shell] + make_script(), end="")
+    return FINISHED
+
+
+def make_script() -> str:
+    """Returns the completion script for bash, built from the --help text of each command."""
+    settings = [f"--{name.replace('_', '-')}" for name in flatten(Config())]
+    lines = []
+    for name, command in COMMANDS.items():
+        words = read_options(command.module) + settings * (name in WITH_SETTINGS)
+        lines.append(f'      {name}) words="{" ".join(sorted(set(words)))}" ;;')
+    return SCRIPT.format(
+        commands=" ".join(COMMANDS), presets=" ".join(PRESETS), options="\n".join(lines), with_run="|".join(WITH_RUN)
+    )
+
+
+def read_options(module: str) -> list[str]:
+    """Returns the options in the --help text of a module's program."""
+    told = io.StringIO()
+    with redirect_stdout(told), suppress(SystemExit):
+        load(module)(["--help"])
+    return re.findall(r"(?<![\w-])--[a-z][\w-]*", told.getvalue())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

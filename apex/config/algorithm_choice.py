@@ -1,0 +1,32 @@
+"""Determines the algorithm of a run: the configured one, or the default for the environment's actions.
+
+Does not import torch.
+"""
+
+from __future__ import annotations
+
+from apex.config.tree import Config
+from apex.errors import require
+from apex.types import Schema
+
+CONTINUOUS = {"dqn": False, "dpg": True}  # built-in algorithm -> whether it learns continuous actions
+KINDS = {False: "discrete", True: "continuous"}
+
+
+def choose_algorithm(config: Config, schema: Schema) -> str:
+    """Returns a key of `CONTINUOUS` or package.module:factory. Raises UsageError if it does not fit the actions."""
+    is_continuous = schema.action_size > 0
+    name = config.algorithm or ("dpg" if is_continuous else "dqn")
+    if ":" not in name:
+        require(
+            CONTINUOUS[name] == is_continuous,
+            f"algorithm {name!r} learns {KINDS[not is_continuous]} actions, but the actions of {config.environment.id} "
+            f"are {KINDS[is_continuous]}: leave --algorithm out",
+        )
+    if name == "dpg":
+        for setting, value in (
+            ("learner.bfloat16", config.learner.bfloat16),
+            ("actor.bfloat16", config.actor.bfloat16),
+        ):
+            require(value != "on", f"{setting} is 'on', but DPG computes in float32 only: set --{setting} off")
+    return name

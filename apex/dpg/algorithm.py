@@ -1,0 +1,101 @@
+"""The algorithm Ape-X DPG: a deterministic policy, actors that add noise to its actions, and one or more critics."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from apex.algorithms.exported import Exported
+from apex.algorithms.gradient_step import Update
+from apex.algorithms.graph_update import GraphUpdate
+from apex.algorithms.interface import Decision, Mask
+from apex.algorithms.optimizers import make_optimizer
+from apex.config import Config
+from apex.dpg.exploration import add_noise, noise_ladder
+from apex.dpg.exported import export
+from apex.dpg.networks import ActorCritic, make_network
+from apex.dpg.update import DpgUpdate
+from apex.types import Array, Exploration, Schema
+
+
+class DpgAgent:
+    """Chooses the policy's action plus normal noise; the critics give the values."""
+
+    def __init__(self, network: ActorCritic) -> None:
+        self.network = network.eval()  # Custom networks may have layers, such as dropout, that act only in training.
+
+    @torch.inference_mode()
+    def decide(
+        self, observation: Array, mask: Mask, exploration: NDArray[np.float64], rng: np.random.Generator
+    ) -> Decision:
+        """See `Agent.decide`."""
+        seen = self.network.normalize(torch.from_numpy(observation))
+        greedy = self.network.policy(seen)
+
+        @torch.inference_mode()
+        def value(action: Array) -> NDArray[np.float32]:
+            q: NDArray[np.float32] = self.network.critics(seen, torch.from_numpy(action)).mean(0).numpy()
+            return q
+
+        state_value = self.network.critics(seen, greedy).amin(0).numpy()
+        return Decision(add_noise(greedy.numpy(), exploration, rng), state_value, value)
+
+    @torch.inference_mode()
+    def state_value(self, observation: Array, mask: Mask) -> NDArray[np.float32]:
+        """Returns the smallest Q(s, mu(s)) of all critics, float32[E]."""
+        seen = self.network.normalize(torch.from_numpy(observation))
+        value: NDArray[np.float32] = self.network.critics(seen, self.network.policy(seen)).amin(0).numpy()
+        return value
+
+    @torch.inference_mode()
+    def act(self, observation: Array, mask: Mask, exploration: float, rng: np.random.Generator) -> NDArray[np.float32]:
+        """Returns the actions, float32[E, K]; `exploration`: standard deviation of the noise."""
+        action = self.network(torch.from_numpy(observation)).numpy()
+        return add_noise(action, np.full(len(action), exploration), rng)
+
+
+class DpgAlgorithm:
+    """See `Algorithm`."""
+
+    name = "dpg"
+
+    def __init__(self, config: Config, schema: Schema) -> None:
+        self._config = config
+        self._schema = schema
+
+    def exploration(self, num_actors: int) -> Exploration:
+        """Returns the standard deviation of each actor's noise."""
+        return Exploration("noise", noise_ladder(num_actors, self._config.dpg.noise, self._config.dpg.noise_ladder))
+
+    def make_network(self) -> ActorCritic:
+        """Returns the policy and the critics."""
+        config = self._config
+        return make_network(config.dpg, config.network.factory, self._schema, seed=config.seed)
+
+    def make_agent(self, network: nn.Module, *, bfloat16: bool = False) -> DpgAgent:
+        """See `Algorithm.make_agent`. Ignores `bfloat16`, which is slower than float32 for such small networks."""
+        return DpgAgent(cast(ActorCritic, network))
+
+    def make_exported(self, network: nn.Module) -> Exported:
+        """Returns the network and its description for `apex export`; the file also contains the critics."""
+        return export(self._config, self._schema, cast(ActorCritic, network))
+
+    def make_optimizer(self, online: nn.Module) -> torch.optim.Optimizer:
+        """Returns the optimizer that `learner.optimizer` names; the policy has its own learning rate."""
+        network = cast(ActorCritic, online)
+        share = self._config.dpg.policy_learning_rate_share
+        return make_optimizer(
+            self._config.learner, network.critics.parameters(), list(network.policy.parameters()), share
+        )
+
+    def make_update(
+        self, online: nn.Module, target: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
+    ) -> Update:
+        """Returns the gradient step: on a GPU a CUDA graph, unless only some updates change the policy."""
+        config = self._config
+        update = DpgUpdate(config.learner, config.dpg, cast(ActorCritic, online), cast(ActorCritic, target), optimizer)
+        return GraphUpdate(update) if device.type == "cuda" and config.dpg.policy_period == 1 else update

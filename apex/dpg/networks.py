@@ -1,0 +1,207 @@
+"""Policy and critics. The policy maps observations to actions in -1 ... 1; a critic maps both to a Q-value.
+
+Axes: B batch, C critics, K numbers of an action, S stacked frames, *F one frame, D all numbers of an observation.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from apex.algorithms.parameters import num_parameters
+from apex.config import DpgConfig
+from apex.config.importer import find_factory
+from apex.errors import UsageError, require
+from apex.types import Schema
+
+OUTPUT_WEIGHT = 3e-3  # largest initial weight of the policy's last layer: actions start near 0 [Lillicrap et al. 2016]
+MOST_DEVIATIONS = 10.0  # Normalized numbers are clipped to -10 ... 10.
+MOST_ROWS = 1e6  # rows after which the running mean gives newer rows more weight than older ones
+LEAST_DEVIATION = 1e-3  # smallest divisor, so that a constant number is not divided by a standard deviation of 0
+
+
+class ActorCritic(nn.Module):
+    """A policy and its critics, which share no parameters; plus a `Normalizer` if observations are normalized.
+
+    The policy is called with observations, the critics with observations and actions.
+    """
+
+    def __init__(self, policy: nn.Module, critics: nn.Module, normalizer: Normalizer | None) -> None:
+        super().__init__()
+        self.policy = policy  # float32[B, S, *F] -> float32[B, K] in -1 ... 1
+        self.critics = critics  # float32[B, S, *F], float32[B, K] -> float32[C, B]
+        self.normalizer = normalizer
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Returns the policy's actions: float32[B, S, *F] -> float32[B, K] in -1 ... 1."""
+        action: Tensor = self.policy(self.normalize(observation))
+        return action
+
+    def normalize(self, observation: Tensor) -> Tensor:
+        """Returns the observation as input of policy and critics."""
+        return observation if self.normalizer is None else self.normalizer(observation)
+
+
+class Normalizer(nn.Module):
+    """Returns (observation - mean) / deviation, clipped. Mean and variance are buffers, so actors receive them."""
+
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("variance", torch.ones(shape))
+        self.register_buffer("count", torch.zeros(()))  # rows so far, at most MOST_ROWS
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """float32[B, S, *F] -> the same shape."""
+        deviation = self.variance.sqrt().clamp(min=LEAST_DEVIATION)
+        return ((observation - self.mean) / deviation).clamp(-MOST_DEVIATIONS, MOST_DEVIATIONS)
+
+    @torch.no_grad()
+    def update(self, observation: Tensor, usable: Tensor, made: Tensor) -> None:
+        """Adds a batch to mean and variance (Chan et al. 1983) if `made`, bool[], is True. Does not wait for a GPU.
+
+        Rows where `usable`, bool[B], is False are replaced by the mean. Ignores batches whose variance overflows.
+        """
+        size = len(observation)
+        observation = torch.where(usable.view(-1, *(1,) * self.mean.dim()), observation, self.mean)
+        share = size / (self.count + size)
+        gap = observation.mean(0) - self.mean
+        variance = (
+            self.variance * (1 - share) + observation.var(0, correction=0) * share + gap.square() * share * (1 - share)
+        )
+        made = made & torch.isfinite(gap).all() & torch.isfinite(variance).all()
+        self.mean.copy_(torch.where(made, self.mean + gap * share, self.mean))
+        self.variance.copy_(torch.where(made, variance, self.variance))
+        self.count.copy_(torch.where(made, (self.count + size).clamp(max=MOST_ROWS), self.count))
+
+
+class Policy(nn.Module):
+    """Two hidden layers and tanh."""
+
+    def __init__(self, num_inputs: int, action_size: int, config: DpgConfig) -> None:
+        super().__init__()
+        self.hidden1 = nn.Linear(num_inputs, config.policy_units)
+        self.hidden2 = nn.Linear(config.policy_units, config.policy_units_2)
+        self.output = nn.Linear(config.policy_units_2, action_size)
+        self._activation = ACTIVATIONS[config.first_activation]
+        nn.init.uniform_(self.output.weight, -OUTPUT_WEIGHT, OUTPUT_WEIGHT)
+        nn.init.uniform_(self.output.bias, -OUTPUT_WEIGHT, OUTPUT_WEIGHT)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """float32[B, S, *F] -> float32[B, K]."""
+        hidden = self._activation(self.hidden1(observation.flatten(1)))
+        return torch.tanh(self.output(torch.relu(self.hidden2(hidden))))
+
+
+class Critics(nn.Module):
+    """C critics with two hidden layers each; one batched matrix product computes a layer of all critics."""
+
+    def __init__(self, num_inputs: int, action_size: int, config: DpgConfig) -> None:
+        super().__init__()
+        self.hidden1 = Layers(config.num_critics, num_inputs + action_size, config.critic_units)
+        self.hidden2 = Layers(config.num_critics, config.critic_units, config.critic_units_2)
+        self.output = Layers(config.num_critics, config.critic_units_2, 1)
+        self._num_critics = config.num_critics
+        self._activation = ACTIVATIONS[config.first_activation]
+
+    def forward(self, observation: Tensor, action: Tensor) -> Tensor:
+        """float32[B, S, *F] and float32[B, K] -> float32[C, B]."""
+        inputs = torch.cat([observation.flatten(1), action], 1).expand(self._num_critics, -1, -1)
+        hidden = self._activation(self.hidden1(inputs))
+        value: Tensor = self.output(torch.relu(self.hidden2(hidden)))
+        return value.squeeze(2)
+
+
+class Layers(nn.Module):
+    """C linear layers, one for each critic, with the initialization of `nn.Linear`."""
+
+    def __init__(self, number: int, num_inputs: int, num_outputs: int) -> None:
+        super().__init__()
+        bound = num_inputs**-0.5
+        self.weight = nn.Parameter(torch.empty(number, num_inputs, num_outputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(number, 1, num_outputs).uniform_(-bound, bound))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """float32[C, B, num_inputs] -> float32[C, B, num_outputs]."""
+        return torch.baddbmm(self.bias, inputs, self.weight)
+
+
+ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu}
+
+
+def make_network(config: DpgConfig, factory: str, schema: Schema, *, seed: int) -> ActorCritic:
+    """Returns the network that `dpg.*` describes, or that of `factory`. Equal seeds give equal parameters.
+
+    torch's global random state does not change.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # Not torch.manual_seed: that would also seed every GPU.
+        require(
+            schema.frame_dtype == "float32" or not config.normalize_observations,
+            "dpg.normalize_observations works only for vectors, but these observations are images: set it to false",
+        )
+        normalizer = Normalizer(schema.observation_shape) if config.normalize_observations else None
+        if factory:
+            policy, critics = _make_custom(factory, schema)
+        else:
+            require(
+                schema.frame_dtype == "float32",
+                "the built-in network for continuous actions takes only vectors, but these observations are images: "
+                "set network.factory to a custom network",
+            )
+            inputs = prod(schema.observation_shape)
+            policy, critics = Policy(inputs, schema.action_size, config), Critics(inputs, schema.action_size, config)
+        return ActorCritic(policy, critics, normalizer)
+
+
+def _make_custom(path: str, schema: Schema) -> tuple[nn.Module, nn.Module]:
+    """Returns `policy` and `critics` of the user's module. Raises UsageError if they cannot be trained."""
+    factory = find_factory("network.factory", path)
+    try:
+        module = factory(schema)
+    except Exception as error:
+        raise UsageError(f"network.factory {path!r} raised {type(error).__name__}: {error}") from error
+    parts = [getattr(module, name, None) for name in ("policy", "critics")]
+    policy, critics = parts
+    if not (isinstance(policy, nn.Module) and isinstance(critics, nn.Module)):
+        raise UsageError(
+            f"network.factory {path!r} must return a module whose attributes policy and critics are torch.nn.Modules, "
+            f"got {type(module).__name__} with {' and '.join(type(part).__name__ for part in parts)}"
+        )
+    shared = {id(parameter) for parameter in policy.parameters()} & {
+        id(parameter) for parameter in critics.parameters()
+    }
+    require(
+        not shared, f"network.factory {path!r}: policy and critics share {len(shared)} parameters; they must share none"
+    )
+    shape = (2, *schema.observation_shape)
+    observation = torch.randint(256, shape).to(torch.uint8) if schema.frame_dtype == "uint8" else torch.rand(shape)
+    asked = f"network.factory {path!r}: given {schema.frame_dtype}{list(shape)}, the"
+    try:
+        action = policy(observation)
+        values = critics(observation, torch.zeros(2, schema.action_size))
+    except Exception as error:
+        raise UsageError(f"{asked} policy or critics raised {type(error).__name__}: {error}") from error
+    _check(f"{asked} policy", action, action.shape == (2, schema.action_size), f"[2, {schema.action_size}] in -1 ... 1")
+    require(bool((action.abs() <= 1).all()), f"{asked} policy returned {action.tolist()}; all must be in -1 ... 1")
+    _check(f"{asked} critics", values, values.dim() == 2 and values.shape[1:] == (2,), "[C, 2]: C critics, 2 rows")
+    try:
+        num_parameters(nn.ModuleList([policy, critics]))
+    except UsageError as error:
+        raise UsageError(f"network.factory {path!r}: {error}") from error
+    return policy, critics
+
+
+def _check(asked: str, answer: Tensor, has_shape: bool, expected: str) -> None:
+    dtype = str(answer.dtype).removeprefix("torch.")
+    require(
+        has_shape and dtype == "float32" and bool(answer.isfinite().all()),
+        f"{asked} returned {dtype}{list(answer.shape)}; the output must be finite float32{expected}",
+    )
+    require(answer.requires_grad, f"{asked} returned a tensor that does not depend on any trainable parameter")

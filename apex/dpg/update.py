@@ -1,0 +1,127 @@
+"""One gradient step of Ape-X DPG: moves the critics towards the n-step target and the policy along dQ/da.
+
+See Horgan et al. 2018, section 3.2 and appendix D. The optional `dpg.*` extensions are those of TD3 (Fujimoto et al.
+2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from apex.algorithms.gradient_step import DeviceBatch, Updated
+from apex.algorithms.losses import check_rows, mean_loss
+from apex.algorithms.n_step import n_step_target
+from apex.algorithms.optimizers import clip_gradients, step_where_finite
+from apex.config import DpgConfig, LearnerConfig
+from apex.dpg.networks import ActorCritic
+
+SATURATED = 0.97  # Actions with a larger absolute value count as saturated: the gradient of tanh is near 0 there.
+
+
+class _Learned(NamedTuple):
+    """The result of differentiating policy or critics. The gradients are in `parameter.grad`."""
+
+    loss: Tensor  # float32[]
+    norm: Tensor  # float32[]  norm of the gradient before clipping
+
+
+class DpgUpdate:
+    """The gradient step, executed operation by operation.
+
+    The gradients of policy and critics are computed at the same parameters; both are applied, or neither is. Only every
+    `policy_period`th step, beginning with the first, changes the policy.
+    """
+
+    def __init__(
+        self,
+        learner: LearnerConfig,
+        config: DpgConfig,
+        online: ActorCritic,
+        target: ActorCritic,
+        optimizer: torch.optim.Optimizer,
+    ) -> None:
+        self.torch_threads = max(1, learner.num_threads)
+        self._learner = learner
+        self._config = config
+        self._online = online
+        self._target = target
+        self._optimizer = optimizer
+        self._policy_parameters = list(online.policy.parameters())
+        self._critic_parameters = list(online.critics.parameters())
+        self._num_steps = 0
+        self._policy_figures: dict[str, Tensor] = {}  # metrics of the last step that changed the policy
+
+    def __call__(self, batch: DeviceBatch) -> Updated:
+        """Updates the online network if losses and gradients are finite."""
+        observation = self._online.normalize(batch.stacks[0])
+        q = self._online.critics(observation, batch.action)
+        delta = self._target_values(batch) - q
+        critic = self._differentiate_critics(delta, batch.weights)
+        finite = torch.isfinite(critic.loss) & torch.isfinite(critic.norm)
+        for parameter in self._policy_parameters:
+            parameter.grad = None  # The optimizer skips parameters without gradient.
+        if self._num_steps % self._config.policy_period == 0:
+            policy = self._differentiate_policy(observation, batch.weights)
+            finite &= torch.isfinite(policy.loss) & torch.isfinite(policy.norm)
+        self._num_steps += 1
+        step_where_finite(finite, self._optimizer)
+        if self._online.normalizer is not None:
+            self._online.normalizer.update(batch.stacks[0], batch.weights > 0, finite)
+        td_errors = delta.detach().mean(0).abs()
+        figures = {
+            "loss": critic.loss,
+            "mean_q": q.detach().mean(),
+            "td_error": td_errors.mean(),
+            "gradient_norm": critic.norm,
+            **self._policy_figures,
+        }
+        return Updated(td_errors, finite, figures)
+
+    @torch.no_grad()
+    def _target_values(self, batch: DeviceBatch) -> Tensor:
+        """Returns n_step_return + discount * min_c Q-_c(s', mu-(s') + noise), float32[B]; "-": target network."""
+        check_rows(len(batch.action), n_step_return=batch.n_step_return, discount=batch.discount)
+        config, target = self._config, self._target
+        observation = target.normalize(batch.stacks[1])
+        action = target.policy(observation)
+        if config.target_noise:
+            noise = torch.randn_like(action).mul_(config.target_noise)
+            action = (action + noise.clamp_(-config.target_noise_clip, config.target_noise_clip)).clamp_(-1.0, 1.0)
+        bootstrap = target.critics(observation, action).amin(0)
+        value: Tensor = n_step_target(batch.n_step_return, batch.discount, bootstrap)
+        return value
+
+    def _differentiate_critics(self, delta: Tensor, weights: Tensor) -> _Learned:
+        """Computes the sum of all critics' losses, and stores the gradients of the critics."""
+        loss = torch.stack([mean_loss(row, weights, self._learner.loss) for row in delta]).sum()
+        return _Learned(
+            loss.detach(), self._keep(self._critic_parameters, torch.autograd.grad(loss, self._critic_parameters))
+        )
+
+    def _differentiate_policy(self, observation: Tensor, weights: Tensor) -> _Learned:
+        """Computes the loss -Q(s, mu(s)) of the first critic, clips dQ/da and stores the gradients of the policy."""
+        action = self._online.policy(observation)
+        played = action.detach().requires_grad_()
+        value = self._online.critics(observation.detach(), played)[0]
+        (slope,) = torch.autograd.grad(value.sum(), played)
+        if bound := self._config.action_gradient_clip:
+            slope = slope.clamp(-bound, bound)
+        gradient = slope * weights[:, None] / -len(weights)
+        norm = self._keep(self._policy_parameters, torch.autograd.grad(action, self._policy_parameters, gradient))
+        loss = -(weights * value.detach()).mean()
+        self._policy_figures = {
+            "policy_loss": loss,
+            "policy_gradient_norm": norm,
+            "action_saturation": (played.detach().abs() > SATURATED).float().mean(),
+        }
+        return _Learned(loss, norm)
+
+    def _keep(self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> Tensor:
+        """Stores gradients, clipped by their joint norm, in `parameter.grad`; returns the norm before clipping."""
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        return clip_gradients(parameters, self._learner.max_gradient_norm)

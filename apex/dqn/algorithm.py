@@ -1,0 +1,87 @@
+"""The algorithm Ape-X DQN: a Q-network, epsilon-greedy actors and double-Q updates."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from apex.algorithms.exported import Exported
+from apex.algorithms.gradient_step import Update
+from apex.algorithms.interface import Decision, Mask
+from apex.algorithms.optimizers import make_optimizer
+from apex.config import Config
+from apex.dqn.autograd_update import make_update
+from apex.dqn.exploration import allowed, epsilon_greedy, epsilon_ladder
+from apex.dqn.exported import export
+from apex.dqn.networks import make_network, q_values
+from apex.types import Array, Exploration, Schema
+
+
+class DqnAgent:
+    """Chooses actions epsilon-greedily from a Q-network; epsilon is the probability of a random action."""
+
+    def __init__(self, network: nn.Module, *, bfloat16: bool = False) -> None:
+        self.network = network.eval()  # Custom networks may have layers, such as dropout, that act only in training.
+        self._bfloat16 = bfloat16
+
+    def q_values(self, observation: Array) -> NDArray[np.float32]:
+        """Returns the Q-values of all actions, float32[E, A]."""
+        return q_values(self.network, observation, bfloat16=self._bfloat16)
+
+    def decide(
+        self, observation: Array, mask: Mask, exploration: NDArray[np.float64], rng: np.random.Generator
+    ) -> Decision:
+        """See `Agent.decide`."""
+        q = self.q_values(observation)
+        rows = np.arange(len(q))
+        action = epsilon_greedy(q, exploration, rng, mask)
+        return Decision(action, allowed(q, mask).max(1), lambda action: q[rows, action])
+
+    def state_value(self, observation: Array, mask: Mask) -> NDArray[np.float32]:
+        """Returns max_a Q(s, a) over the allowed actions, float32[E]."""
+        value: NDArray[np.float32] = allowed(self.q_values(observation), mask).max(1)
+        return value
+
+    def act(self, observation: Array, mask: Mask, exploration: float, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Returns the actions, int64[E]."""
+        q = self.q_values(observation)
+        return epsilon_greedy(q, np.full(len(q), exploration), rng, mask)
+
+
+class DqnAlgorithm:
+    """See `Algorithm`."""
+
+    name = "dqn"
+
+    def __init__(self, config: Config, schema: Schema) -> None:
+        self._config = config
+        self._schema = schema
+
+    def exploration(self, num_actors: int) -> Exploration:
+        """Returns one epsilon for each actor [section 4.1]."""
+        actor = self._config.actor
+        return Exploration("epsilon", epsilon_ladder(num_actors, actor.epsilon_base, actor.epsilon_exponent))
+
+    def make_network(self) -> nn.Module:
+        """Returns a Q-network: frame_dtype[B, S, *F] -> float32[B, A]."""
+        return make_network(self._config.network, self._schema, seed=self._config.seed)
+
+    def make_agent(self, network: nn.Module, *, bfloat16: bool = False) -> DqnAgent:
+        """See `Algorithm.make_agent`."""
+        return DqnAgent(network, bfloat16=bfloat16)
+
+    def make_exported(self, network: nn.Module) -> Exported:
+        """Returns the Q-network and its description for `apex export`."""
+        return export(self._config, self._schema, network)
+
+    def make_optimizer(self, online: nn.Module) -> torch.optim.Optimizer:
+        """Returns the optimizer that `learner.optimizer` names."""
+        return make_optimizer(self._config.learner, online.parameters())
+
+    def make_update(
+        self, online: nn.Module, target: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
+    ) -> Update:
+        """Returns the double-Q gradient step."""
+        return make_update(self._config.learner, online, target, optimizer, device)

@@ -1,0 +1,90 @@
+"""Converts the agent's actions, 0 ... A - 1 or K values in [-1, 1], to an environment's action space."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from apex.config import EnvironmentConfig
+from apex.errors import UsageError, require
+from apex.types import Array
+
+MAX_ACTIONS = 65_536  # maximum actions of a Discrete space
+MAX_COMBINATIONS = 1_024  # maximum actions of a MultiDiscrete or MultiBinary space: one for each combination
+MAX_ACTION_VALUES = 1_024  # maximum K of a Box space
+MAX_BOUND = 1e9  # maximum absolute bound of a Box space; some environments declare the largest float32 instead of inf
+
+
+class ActionForm(NamedTuple):
+    """Converts the agent's actions to those of one environment."""
+
+    num_actions: int  # A; 0 for continuous actions
+    size: int  # K; 0 for discrete actions
+    convert: Callable[[Any], Any]  # converts an int below A, or float32[K] in [-1, 1], to the environment's action
+
+    def check(self, actions: Array) -> None:
+        """Raises ValueError unless `actions` are int[E], each below A, or float[E, K] within [-1, 1]."""
+        if self.size:
+            if actions.shape[1:] != (self.size,) or not (np.abs(actions) <= 1).all():
+                raise ValueError(f"each action must be {self.size} values within [-1, 1], got {actions.tolist()}")
+        elif actions.ndim != 1 or actions.min() < 0 or actions.max() >= self.num_actions:
+            raise ValueError(f"actions must be 0 ... {self.num_actions - 1}, got {actions.tolist()}")
+
+
+def read_actions(env: gymnasium.Env[Any, Any], config: EnvironmentConfig) -> ActionForm:
+    """Returns the form of an environment's actions; raises UsageError if its action space is not supported."""
+    space, subject = env.action_space, f"environment.id {config.id!r} has the action space {env.action_space}"
+    if isinstance(space, spaces.Discrete):
+        first = int(space.start)
+        require(space.n <= MAX_ACTIONS, f"environment.id {config.id!r} has {space.n} actions; maximum is {MAX_ACTIONS}")
+        return ActionForm(int(space.n), 0, lambda action: first + int(action))
+    if isinstance(space, spaces.MultiDiscrete):
+        return _read_combinations(space, space.nvec, space.start, subject)
+    if isinstance(space, spaces.MultiBinary):
+        return _read_combinations(space, np.full(space.shape, 2), np.zeros(space.shape, np.int64), subject)
+    if isinstance(space, spaces.Box):
+        return _read_box(space, subject)
+    raise UsageError(f"{subject}: only Discrete, MultiDiscrete, MultiBinary and Box are supported; use a wrapper")
+
+
+def _read_combinations(space: spaces.Space[Any], counts: Array, first: Array, subject: str) -> ActionForm:
+    """Returns a form with one action for each combination of values; the last value changes fastest."""
+    values = [int(count) for count in counts.flat]
+    require(
+        prod(values) <= MAX_COMBINATIONS,
+        f"{subject}: {prod(values):,} combinations, each of which becomes one action; at most {MAX_COMBINATIONS:,} are "
+        "supported: use fewer values, or a Box of continuous values",
+    )
+
+    def convert(action: int) -> Array:
+        combination = np.array(np.unravel_index(action, values)).reshape(counts.shape)
+        return (first + combination).astype(space.dtype)
+
+    return ActionForm(prod(values), 0, convert)
+
+
+def _read_box(space: spaces.Box, subject: str) -> ActionForm:
+    """Returns a form that scales each value from [-1, 1] to [low, high]."""
+    size = prod(space.shape)
+    require(1 <= size <= MAX_ACTION_VALUES, f"{subject}: {size:,} values; 1 ... {MAX_ACTION_VALUES:,} are supported")
+    require(
+        np.issubdtype(space.dtype, np.floating),
+        f"{subject}, a Box of integers: declare a Box of float32, or a MultiDiscrete",
+    )
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    require(
+        bool((np.abs([low, high]) <= MAX_BOUND).all()),
+        f"{subject} with a bound that is infinite or beyond {MAX_BOUND:g}: actions are scaled to low ... high, so set "
+        "the real bounds with a wrapper (gymnasium.wrappers.TransformAction)",
+    )
+
+    def convert(action: Array) -> Array:
+        share = (action.reshape(space.shape).astype(np.float64) + 1) / 2
+        return np.clip(low + share * (high - low), low, high).astype(space.dtype)
+
+    return ActionForm(0, size, convert)

@@ -1,0 +1,88 @@
+"""Checks and converts what an environment returns: observations, rewards, flags and action masks."""
+
+from __future__ import annotations
+
+import math
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from apex.environments.fault_budget import BadAnswerError
+from apex.types import Array
+
+MAX_REWARD = 1e13  # maximum |reward| of one step: the learner skips n-step returns beyond 1e15, and n is at most 64
+MAX_VALUE = float(np.finfo(np.float32).max)  # maximum |value| in an observation
+MASK = "action_mask"  # key in `info`, as in Gymnasium's own environments
+
+
+def tell(value: Any) -> str:
+    """Returns a short description of the type and size of a value, for messages."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{list(value.shape)}"
+    name = type(value).__name__
+    return f"{name} of {len(value)}" if isinstance(value, tuple | list | dict) else name
+
+
+def write_frame(frame: Array, stack: Array) -> None:
+    """Writes a frame to the last place of a stack. Raises BadAnswerError unless all values are finite as float32."""
+    if stack.dtype == np.uint8:
+        stack[-1] = frame
+        return
+    if not all(map(math.isfinite, frame.tolist() if frame.size <= 64 else [float(np.abs(frame).max())])):
+        raise BadAnswerError(f"returned the observation {shorten(frame.tolist())}, which is not finite")
+    if frame.dtype != np.float32 and np.abs(frame).max() > MAX_VALUE:
+        raise BadAnswerError(f"returned the observation {shorten(frame.tolist())}, which is too large for float32")
+    stack[-1] = frame
+
+
+def read_reward(reward: Any) -> float:
+    """Returns the reward of one step as a float; raises BadAnswerError unless it is a finite number or array of one."""
+    if not isinstance(reward, float | int):
+        array = np.asarray(reward)
+        if array.size != 1 or array.dtype.kind not in "biuf":
+            raise BadAnswerError(f"returned the reward {shorten(reward)}, which is not a number")
+        reward = array.reshape(-1)[0]
+    value = float(reward)
+    if not abs(value) <= MAX_REWARD:
+        told = f"not within +-{MAX_REWARD:g}" if np.isfinite(value) else "not finite"
+        raise BadAnswerError(f"returned the reward {value:g}, which is {told}")
+    return value
+
+
+def read_flag(name: str, value: Any) -> bool:
+    """Returns the flag `terminated` or `truncated`; raises BadAnswerError unless it is a bool or an integer."""
+    if not isinstance(value, bool | np.bool_ | int | np.integer):
+        raise BadAnswerError(f"returned {name} {shorten(value)}, expected True or False")
+    return bool(value)
+
+
+def shorten(value: Any) -> str:
+    """Returns the repr of a value, at most 80 characters of it."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def has_mask(info: Any) -> bool:
+    """Returns whether `info` has an action mask."""
+    return isinstance(info, dict) and MASK in info
+
+
+def read_mask(info: Any, num_actions: int) -> NDArray[np.bool_]:
+    """Returns the allowed actions, bool[A]; raises BadAnswerError for a bad mask or one that allows no action.
+
+    A mask is an array, list or tuple of A zeros and ones. For a MultiDiscrete space it may also be a tuple with one
+    array for each part of the space, as Gymnasium's `MultiDiscrete.sample` expects it.
+    """
+    if not has_mask(info):
+        raise BadAnswerError(f"returned an info without {MASK!r}, although an earlier info had one")
+    given = info[MASK]
+    is_product = isinstance(given, tuple) and any(np.ndim(part) for part in given)
+    parts = [np.asarray(part) for part in (given if is_product else (given,))]
+    mask = reduce(np.multiply.outer, parts).reshape(-1)
+    if mask.size != num_actions or mask.dtype.kind not in "biuf" or not ((mask == 0) | (mask == 1)).all():
+        raise BadAnswerError(f"returned the {MASK} {shorten(given)}, expected {num_actions} zeros and ones")
+    if not mask.any():
+        raise BadAnswerError(f"returned an {MASK} that allows no action, although the episode has not ended")
+    return mask.astype(np.bool_)

@@ -1,0 +1,112 @@
+"""Converts an environment's observations to grayscale images or float32 vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import cv2
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from apex.config import EnvironmentConfig
+from apex.environments.answers import shorten, tell
+from apex.environments.fault_budget import BadAnswerError
+from apex.errors import UsageError, require
+from apex.types import Array
+
+CHANNELS = {1: None, 3: cv2.COLOR_RGB2GRAY, 4: cv2.COLOR_RGBA2GRAY}  # number of channels -> conversion to grayscale
+MAX_VALUES = 2**20  # maximum values of a vector observation
+MIN_IMAGE_SIZE = 16  # pixels; a smaller image is probably a grid of cells, which resizing would blur
+
+
+class ObservationForm(NamedTuple):
+    """Converts the observations of one environment to frames."""
+
+    shape: tuple[int, ...]
+    dtype: Literal["uint8", "float32"]
+    stack: int
+    to_frame: Callable[[Any], Array]  # raises BadAnswerError for an observation outside of the declared space
+    change: str = ""  # how `to_frame` changes images, in one sentence; "": unchanged
+
+
+def read_observations(env: gymnasium.Env[Any, Any], config: EnvironmentConfig) -> ObservationForm:
+    """Returns the form of an environment's observations; raises UsageError if the space is not supported."""
+    observations = env.observation_space
+    require(0 not in (observations.shape or ()), f"environment.id {config.id!r} has empty observations: {observations}")
+    if isinstance(observations, spaces.Box) and observations.dtype == np.uint8 and len(observations.shape) in (2, 3):
+        shape = (config.image_size, config.image_size)
+        to_frame = _image_reader(observations, config)
+        change = _describe_change(observations, config)
+        return ObservationForm(shape, "uint8", config.frame_stack, to_frame, change)
+    num_values, to_frame = _vector_reader(observations, config)
+    return ObservationForm((num_values,), "float32", 1, to_frame)
+
+
+def _image_reader(space: spaces.Box, config: EnvironmentConfig) -> Callable[[Any], Array]:
+    """Returns a function that converts images [H, W] or [H, W, C] to grayscale, image_size x image_size."""
+    channels = space.shape[2] if len(space.shape) == 3 else 1
+    require(
+        channels in CHANNELS,
+        f"environment.id {config.id!r} has images of shape {list(space.shape)}, but "
+        "they must be [height, width] or [height, width, 1, 3 or 4 channels]: transpose them in a wrapper",
+    )
+    require(
+        min(space.shape[:2]) >= MIN_IMAGE_SIZE,
+        f"environment.id {config.id!r} has images of {space.shape[0]} x {space.shape[1]} pixels, which would be "
+        f"resized to {config.image_size} x {config.image_size}. To learn from unchanged cells, return a vector: "
+        "use gymnasium.wrappers.FlattenObservation, or declare the Box as float32",
+    )
+    cv2.setNumThreads(1)  # because images are small, and other processes use the other cores
+    to_gray, size = CHANNELS[channels], (config.image_size, config.image_size)
+
+    def to_frame(observation: Any) -> Array:
+        image = np.ascontiguousarray(observation)
+        if image.shape != space.shape or image.dtype != np.uint8:
+            raise BadAnswerError(f"returned an observation {tell(image)}, which does not belong to {space}")
+        gray = image.reshape(image.shape[:2]) if to_gray is None else cv2.cvtColor(image, to_gray)
+        return gray if gray.shape == size else cv2.resize(gray, size, interpolation=cv2.INTER_AREA)
+
+    return to_frame
+
+
+def _describe_change(space: spaces.Box, config: EnvironmentConfig) -> str:
+    """Returns in words how images are changed for the agent; "" if they are not."""
+    height, width, *channels = space.shape
+    size = config.image_size
+    changes = ["converted to grayscale"] * (channels not in ([], [1]))
+    changes += [f"resized to {size} x {size}"] * ((height, width) != (size, size))
+    if not changes:
+        return ""
+    kind = "RGBA " if channels == [4] else "RGB " if channels == [3] else ""
+    return f"{kind}images of {height} x {width} are {' and '.join(changes)} (--environment.image-size)"
+
+
+def _vector_reader(space: spaces.Space[Any], config: EnvironmentConfig) -> tuple[int, Callable[[Any], Array]]:
+    """Returns the length of the vector for a space, and a function that converts observations to such vectors.
+
+    A Box is flattened, a Discrete is one-hot encoded, and the parts of a Dict or Tuple are joined.
+    """
+    try:
+        num_values = spaces.flatdim(space)
+    except (ValueError, NotImplementedError) as error:
+        raise UsageError(f"environment.id {config.id!r} has the observation space {space}: {error}") from error
+    require(
+        1 <= num_values <= MAX_VALUES,
+        f"environment.id {config.id!r} has the observation space {space}: {num_values:,} values, but 1 ... "
+        f"{MAX_VALUES:,} are supported; images must be uint8 [height, width] or [height, width, channels]",
+    )
+
+    def from_box(observation: Any) -> Array:
+        array = np.asarray(observation)
+        if array.shape != space.shape:
+            raise BadAnswerError(f"returned an observation {tell(array)}, which does not belong to {space}")
+        return array.reshape(-1)
+
+    def from_other(observation: Any) -> Array:
+        if not space.contains(observation):  # In a one-hot vector, a negative index would wrap around.
+            raise BadAnswerError(f"returned the observation {shorten(observation)}, which does not belong to {space}")
+        return np.asarray(spaces.flatten(space, observation))
+
+    return num_values, from_box if isinstance(space, spaces.Box) else from_other

@@ -1,0 +1,54 @@
+"""CPU time and memory of a process, including its child processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+import psutil
+
+PERIOD_SECONDS = 1.0  # minimum time between two measurements; each takes 10 microseconds per process of the host
+
+
+class Usage(NamedTuple):
+    """CPU and memory that a process and its children use."""
+
+    cores: float  # CPU seconds per second since the last measurement
+    memory_bytes: int  # resident bytes: all private memory, plus the largest shared memory of any process
+
+
+class ResourceMeter:
+    """Measures a process and all its descendants."""
+
+    def __init__(self, pid: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        """`pid`: the process to measure; None: this process. Raises psutil.NoSuchProcess."""
+        self._process = psutil.Process(pid)
+        self._clock = clock
+        self._at = clock()
+        self._seconds: dict[psutil.Process, float] = {}  # CPU seconds at the last measurement
+        self._usage = Usage(0.0, self._look())
+
+    def measure(self) -> Usage:
+        """Returns the present usage, or the last one if it is less than PERIOD_SECONDS old."""
+        now, before = self._clock(), self._seconds
+        if now - self._at >= PERIOD_SECONDS:
+            memory_bytes = self._look()
+            spent = sum(seconds - before.get(process, 0.0) for process, seconds in self._seconds.items())
+            self._usage = Usage(spent / (now - self._at), memory_bytes)
+            self._at = now
+        return self._usage
+
+    def _look(self) -> int:
+        """Stores the CPU time of each process; returns the memory of all processes in bytes."""
+        self._seconds = {}
+        private = shared = 0
+        with suppress(psutil.Error):  # The process has ended.
+            for process in [self._process, *self._process.children(recursive=True)]:
+                with suppress(psutil.Error), process.oneshot():
+                    times, memory = process.cpu_times(), process.memory_info()
+                    self._seconds[process] = times.user + times.system
+                    private += memory.rss - memory.shared
+                    shared = max(shared, memory.shared)
+        return private + shared

@@ -1,0 +1,254 @@
+"""`python -m bench device`: whether this machine's GPU does what tests show on stand-ins, and what a step costs it.
+
+Each check runs in a child of its own, as a GPU that has failed fails from then on. On a processor most have nothing to
+find; they run all the same, so that a rehearsal shows that they run.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from apex.algorithms.gradient_step import DeviceBatch, Update
+from apex.algorithms.graph_update import GraphUpdate, place
+from apex.algorithms.optimizers import make_optimizer
+from apex.algorithms.parameters import flatten
+from apex.config import Config
+from apex.dqn.autograd_update import EagerUpdate, make_update
+from apex.dqn.networks import make_network
+from apex.environments.factory import describe
+from apex.learning.batch_ring import BatchRing
+from apex.learning.device_transfer import lock_memory
+from apex.learning.setup import choose_device, prepare_torch
+from apex.runtime.lifecycle import Stop
+from apex.types import Schema
+from bench.harness.command import Figures, make_parser, measure_in_child, read_config, run_bench
+from bench.harness.report import ReportRow, print_rows
+from bench.learner import Nowhere, Resident, make_bench_trainer
+
+STEPS = 20  # of each check
+BAD_STEPS = (7, 8)  # whose returns are not finite: after the capture
+MOST_DIFFERENCE = 0.1  # of how far the parameters have moved: sums have another order, and Adam steps by signs at first
+LINES = [
+    ReportRow("locks_memory", "memory of batches can be locked", "", digits=0),
+    ReportRow("survives_a_failed_lock", "a failed lock harms no kernel", "", digits=0, bar=1),
+    ReportRow("same_step_adam", "a graph makes the same step: Adam", "", digits=0, bar=1),
+    ReportRow("same_step_rmsprop", "the same: RMSProp", "", digits=0, bar=1),
+    ReportRow("leaves_out_adam", "a bad update changes no bit: Adam", "", digits=0, bar=1),
+    ReportRow("leaves_out_rmsprop", "the same: RMSProp", "", digits=0, bar=1),
+    ReportRow("waits_for_nothing", "no step waits for the device", "", digits=0, bar=1),
+    ReportRow("goes_on_without_a_graph", "a network that waits is trained too", "", digits=0, bar=1),
+    ReportRow("kernels_per_step", "kernels and copies of a step", "", digits=0, less_is_better=True),
+    ReportRow("device_us_per_step", "of the device's time", "us", digits=0, less_is_better=True),
+    ReportRow("publish_us", "of the trainer's time for one publication", "us", digits=0, less_is_better=True),
+    ReportRow("snapshot_ms", "of the trainer's time for one checkpoint", "ms", digits=2, less_is_better=True),
+    ReportRow("snapshot_ready_ms", "until its copy is on the host", "ms", digits=2, less_is_better=True),
+]
+MUST_HOLD = [line.name for line in LINES if line.bar == 1]
+
+
+class Waiting(nn.Module):
+    """A network of the user's own that looks at its own values, as a GPU cannot while a graph is captured."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """The Q-values."""
+        q: Tensor = self.network(observation)
+        return q if float(q.detach().abs().max()) < 1e30 else q.clamp(-1e30, 1e30)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit status: 1 unless all that must hold does."""
+    parser = make_parser("device", "Checks the learner's device. Other options are those of apex train.")
+    options, rest = parser.parse_known_args(argv)
+    config = read_config(rest, parser.prog)
+    return run_bench(
+        lambda folder, stop: measure(config, folder, stop),
+        lambda figures: print_rows(f"{config.environment.id}, batch {config.learner.batch_size}", LINES, figures),
+        as_json=options.json,
+        passed=lambda figures: all(figures[name] == 1 for name in MUST_HOLD),
+    )
+
+
+def measure(config: Config, folder: Path, stop: Stop) -> Figures:
+    """All figures; a check that raises has 0 for its first one, and says why."""
+    schema = describe(config.environment, config.actor.n_step)
+    device = choose_device(config.learner)
+    checks: list[tuple[str, Callable[..., Figures]]] = [
+        ("survives_a_failed_lock", check_locks),
+        ("same_step_adam", partial(check_step, optimizer="adam")),
+        ("same_step_rmsprop", partial(check_step, optimizer="rmsprop")),
+        ("waits_for_nothing", check_waits),
+        ("goes_on_without_a_graph", check_fallback),
+        ("publish_us", time_copies),
+    ]
+    if device.type == "cuda":
+        checks.append(("kernels_per_step", time_step))
+    figures: Figures = dict.fromkeys(MUST_HOLD, 0.0)
+    for name, check in checks:
+
+        def run(child_stop: Stop, check: Callable[..., Figures] = check) -> dict[str, Any]:
+            prepare_torch(config.learner, device)
+            try:
+                return check(config, schema, device)
+            except Exception as error:  # The other checks are run all the same.
+                return {"failure": f"{type(error).__name__}: {error}"}
+
+        found = measure_in_child(name, run, stop)
+        if "failure" in found:
+            print(f"{name}: {found.pop('failure')}")
+        figures |= found
+    return {**figures, "cuda": float(device.type == "cuda"), "batch_size": float(config.learner.batch_size)}
+
+
+def check_locks(config: Config, schema: Schema, device: torch.device) -> Figures:
+    """Whether memory is locked, and whether one that cannot be leaves the device usable."""
+    torch.zeros(1, device=device)  # CUDA begins.
+    figures = {"locks_memory": 0.0, "survives_a_failed_lock": 0.0}
+    for name, memory in (("nothing", np.zeros(0, np.uint8)), ("ring", BatchRing(schema, 64, 3).memory)):
+        try:
+            lock_memory(memory)
+            figures["locks_memory"] = float(name == "ring")
+        except RuntimeError as error:
+            print(f"{name}: {error}")
+    figures["survives_a_failed_lock"] = float(torch.ones(8, device=device).sum().item() == 8)
+    return figures
+
+
+def check_step(
+    config: Config, schema: Schema, device: torch.device, *, optimizer: Literal["adam", "rmsprop"]
+) -> Figures:
+    """The learner's own step against the same one operation by operation, with two updates that are left out."""
+    if device.type == "cuda":  # Rounding apart, there must be no difference.
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
+    learner = replace(config.learner, optimizer=optimizer, bfloat16="off", learning_rate=1e-4)
+    online = place(make_network(config.network, schema, seed=1), device)
+    target = place(make_network(config.network, schema, seed=2), device).requires_grad_(False)
+    twin, start = copy.deepcopy(online), flatten(online)
+    own, other = (make_optimizer(learner, network.parameters()) for network in (online, twin))
+    step: Update = make_update(learner, online, target, own, device)
+    plain = EagerUpdate(learner, twin, target, other, one_pass=device.type == "cuda")
+    kept = True
+    for number, batch in enumerate(_batches(schema, learner.batch_size, device)):
+        if number in BAD_STEPS:
+            before = _contents(online, own)
+            batch.n_step_return[number] = float("nan")
+            finite = bool(step(batch).finite)
+            kept &= not finite and all(map(torch.equal, before, _contents(online, own)))
+            plain(batch)
+        else:
+            step(batch)
+            plain(batch)
+    moved = (flatten(twin) - start).norm()
+    difference = float((flatten(online) - flatten(twin)).norm() / moved)
+    same = float(moved) > 0 and difference < MOST_DIFFERENCE and (device.type == "cpu" or _is_recorded(step))
+    return {
+        f"same_step_{optimizer}": float(same),
+        f"difference_{optimizer}": difference,
+        f"leaves_out_{optimizer}": float(kept),
+    }
+
+
+def check_waits(config: Config, schema: Schema, device: torch.device) -> Figures:
+    """Raises where an operation of a step waits for the device, as far as torch notices."""
+    with _trainer(config, schema, device) as trainer:
+        if device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("error")
+        for _ in range(STEPS):
+            trainer.step(0.0)
+        trainer.publish_newest()
+        trainer.snapshot()
+        if device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+    return {"waits_for_nothing": 1.0}
+
+
+def check_fallback(config: Config, schema: Schema, device: torch.device) -> Figures:
+    """A network of which no graph can be captured."""
+    online, target = (place(Waiting(make_network(config.network, schema, seed=seed)), device) for seed in (1, 2))
+    optimizer = make_optimizer(config.learner, online.parameters())
+    step = make_update(config.learner, online, target.requires_grad_(False), optimizer, device)
+    good = True
+    for batch in _batches(schema, config.learner.batch_size, device):
+        before = flatten(online)
+        updated = step(batch)
+        good &= bool(updated.finite) and not torch.equal(before, flatten(online))
+    return {"goes_on_without_a_graph": float(good and not _is_recorded(step))}
+
+
+def time_step(config: Config, schema: Schema, device: torch.device) -> Figures:
+    """What a step launches, by torch's profiler."""
+    with _trainer(config, schema, device) as trainer:
+        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities) as profile:
+            for _ in range(STEPS):
+                trainer.step(0.0)
+            torch.cuda.synchronize()
+    on_device = [event for event in profile.events() or () if "CUDA" in str(event.device_type)]
+    return {
+        "kernels_per_step": len(on_device) / STEPS,
+        "device_us_per_step": sum(event.time_range.elapsed_us() for event in on_device) / STEPS,
+    }
+
+
+def time_copies(config: Config, schema: Schema, device: torch.device) -> Figures:
+    """How long publications and checkpoints hold the trainer."""
+    with _trainer(config, schema, device) as trainer:
+        times: dict[str, list[float]] = {"publish_us": [], "snapshot_ms": [], "snapshot_ready_ms": []}
+        for _ in range(STEPS):
+            trainer.step(0.0)
+            began = time.perf_counter()
+            trainer.publish_newest()
+            times["publish_us"].append(1e6 * (time.perf_counter() - began))
+            began = time.perf_counter()
+            _, copied = trainer.snapshot()
+            times["snapshot_ms"].append(1e3 * (time.perf_counter() - began))
+            copied()
+            times["snapshot_ready_ms"].append(1e3 * (time.perf_counter() - began))
+    return {name: float(np.median(values)) for name, values in times.items()}
+
+
+@contextmanager
+def _trainer(config: Config, schema: Schema, device: torch.device) -> Iterator[Any]:
+    """A trainer on one batch, its step captured already."""
+    trainer = make_bench_trainer(config, schema, device, Resident(schema, config.learner.batch_size), Nowhere())
+    for _ in range(STEPS):
+        trainer.step(0.0)
+    trainer.flush()
+    yield trainer
+    trainer.flush()
+
+
+def _batches(schema: Schema, batch_size: int, device: torch.device) -> Iterator[DeviceBatch]:
+    resident = Resident(schema, batch_size).receive(0.0)
+    assert resident is not None
+    rng = np.random.default_rng(1)
+    for _ in range(STEPS):
+        order = rng.permutation(batch_size)
+        arrays = (resident.stacks[:, order], resident.action[order], resident.n_step_return[order])
+        weights = rng.uniform(0.1, 1, batch_size).astype(np.float32)
+        rows = (*arrays, resident.discount[order], weights)
+        yield DeviceBatch(*(torch.from_numpy(np.ascontiguousarray(row)).to(device) for row in rows))
+
+
+def _contents(network: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    averages = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    return [tensor.detach().clone() for tensor in (*network.parameters(), *averages)]
+
+
+def _is_recorded(step: Update) -> bool:
+    return isinstance(step, GraphUpdate) and step.recorded

@@ -1,0 +1,38 @@
+"""The actor of `python -m chaos unusable`: the product's own, with some of its segments spoiled."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+
+from apex import actor
+from apex.acting.reliable_sender import Outlet, Receipts, ReliableSender
+from apex.acting.worker import WorkerTask
+from apex.acting.worker import run_worker as act
+from apex.runtime.lifecycle import Stop
+from apex.transport.codec import Codec
+from chaos.unusable.spoil import SpoilingSender
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The composition root: kinds of spoiling and their share, then the options of `apex actor`."""
+    kinds, share, *rest = sys.argv[1:] if argv is None else argv
+    return actor.main(rest, work=partial(work, [kind for kind in kinds.split(",") if kind], float(share)))
+
+
+def work(kinds: Sequence[str], share: float, stop: Stop, task: WorkerTask) -> None:
+    """A worker process of the actor, as `apex.acting.worker.run_worker`."""
+    welcome = task.welcome
+    codec, window = Codec(welcome.run_id, welcome.schema), welcome.config.actor.window
+
+    def connect(outlets: Sequence[Outlet], receipts: Receipts) -> ReliableSender:
+        return SpoilingSender(kinds, share, task.streams, codec, outlets, receipts, window=window)
+
+    act(stop, task, connect)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())

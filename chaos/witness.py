@@ -1,0 +1,33 @@
+"""`--env chaos.witness:make --env-arg ledgers=FOLDER`: the ledger in a run that other programs than ours start, as Ray.
+
+A worker makes its environments before its sender, so the environment can put the ledger between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from apex.acting import worker
+from apex.acting.reliable_sender import Outlet, Receipts, ReliableSender
+from apex.transport.codec import Codec
+from apex.types import Stream
+from chaos.environment import PacedEnvironment
+from chaos.ledger import Ledger, WitnessedOutlet, WitnessedReceipts
+
+
+def make(ledgers: str, **options: Any) -> PacedEnvironment:
+    """An environment whose process writes down, in a folder of its host, what it sends and what is acknowledged."""
+    vars(worker)["ReliableSender"] = partial(witnessed, Path(ledgers))
+    return PacedEnvironment()
+
+
+def witnessed(
+    folder: Path, streams: Sequence[Stream], codec: Codec, outlets: Sequence[Outlet], receipts: Receipts, *, window: int
+) -> ReliableSender:
+    """A sender with a ledger between it and its sockets."""
+    ledger = Ledger(folder)
+    outlets = [WitnessedOutlet(o, ledger, partial(codec.decode_segment, shard=i)) for i, o in enumerate(outlets)]
+    return ReliableSender(streams, codec, outlets, WitnessedReceipts(receipts, ledger), window=window)

@@ -1,0 +1,43 @@
+"""The documentation site: Sphinx with MyST and furo. `./docs/build.sh` builds it strictly into docs/_build."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+sys.path[:0] = [str(DOCS), str(ROOT)]
+
+from generate import rewrite_links, write_pages  # noqa: E402  after the path
+
+from apex.version import VERSION  # noqa: E402
+
+project = "Ape-X over ZeroMQ"
+author = copyright = "the authors of Ape-X over ZeroMQ"
+release = version = VERSION
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
+exclude_patterns = ["_build", "results"]
+html_theme = "furo"
+html_title = f"{project} {VERSION}"
+html_static_path = ["pictures"]
+html_css_files = ["site.css"]
+templates_path: list[str] = []
+myst_heading_anchors = 3
+myst_enable_extensions = ["dollarmath"]
+copybutton_prompt_text = r"\$ "
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True, "show-inheritance": True}
+python_use_unqualified_type_names = True
+
+
+def relink(app: object, name: str, source: list[str]) -> None:
+    """Shows a link to a file that is no page of the site as its path: such files are in the repository only."""
+    source[0] = rewrite_links(source[0], (DOCS / name).parent, name)
+
+
+def setup(app) -> None:  # type: ignore[no-untyped-def]
+    """What Sphinx calls first."""
+    write_pages()
+    app.connect("source-read", relink)

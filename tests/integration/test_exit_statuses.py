@@ -1,0 +1,158 @@
+"""The statuses with which programs end, see docs/protocol.md: each is a promise to whoever starts them."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+import zmq
+from support.messages import RUN
+from support.programs import children_of
+from support.waiting import DEADLINE, until
+
+from apex.config import Config, to_dict
+from apex.runtime.ports import choose_ports, is_free
+from apex.transport.control_codec import decode_request, encode_control
+from apex.transport.messages.control import Hello, RefusedAnswer, StateAnswer, WelcomeAnswer
+from apex.types import Schema, Stream
+
+SCHEMA = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
+# Workers that only wait, or die, in the place of those that explore.
+ACTOR = """
+import sys, time
+from apex.actor import main
+def work(stop, task):
+    while not stop.requested:
+        time.sleep(0.01)
+        if {dies}:
+            raise RuntimeError("a worker that dies")
+sys.exit(main(sys.argv[1:], work=work))
+"""
+
+
+class Learner:
+    """Answers hellos and heartbeats as it is told."""
+
+    def __init__(self, hello, beat=None):
+        self.answers = {"hello": hello, "beat": beat}
+        self.beats = 0
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self.port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+
+    def serve(self):
+        while self._socket.poll(20):
+            identity, *frames = self._socket.recv_multipart()
+            is_hello = isinstance(decode_request(frames, RUN), Hello)
+            self.beats += not is_hello
+            answer = self.answers["hello" if is_hello else "beat"]
+            if answer is not None:
+                self._socket.send_multipart([identity, *encode_control(answer, RUN)])
+
+    def close(self):
+        self._context.destroy(0)
+
+
+def welcome():
+    config = dataclasses.replace(Config(), transport=choose_ports(Config(), is_free, print).transport)
+    return WelcomeAnswer(
+        run_id=RUN, config=to_dict(config), schema=SCHEMA, num_parameters=3, num_actors=2, memory="",
+        replay=[{"experience": "tcp://127.0.0.1:9", "receipts": "tcp://127.0.0.1:9"}], absent="",
+        streams=[Stream(0, 1)],
+    )  # fmt: skip
+
+
+@pytest.fixture
+def learners():
+    learners = []
+
+    def make(*answers):
+        learners.append(Learner(*answers))
+        return learners[-1]
+
+    yield make
+    for learner in learners:
+        learner.close()
+
+
+def start(learner, *options, dies=False):
+    command = [sys.executable, "-c", ACTOR.format(dies=dies), "--learner", f"127.0.0.1:{learner.port}", *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(learner, process):
+    until(lambda: learner.serve() or process.poll() is not None, "end", seconds=DEADLINE)
+    return process.returncode, process.communicate()[0]
+
+
+def test_0_the_run_is_over(learners):
+    learner = learners(StateAnswer(stop=True))
+    assert finish(learner, start(learner))[0] == 0
+
+
+def test_0_it_was_asked_to_end(learners):
+    learner = learners(welcome(), StateAnswer(stop=False))
+    process = start(learner)
+    until(lambda: learner.serve() or learner.beats, "heartbeat")
+    process.terminate()
+    assert finish(learner, process)[0] == 0
+
+
+def test_1_it_failed_and_may_be_started_again(learners):
+    learner = learners(welcome(), StateAnswer(stop=False))
+    status, said = finish(learner, start(learner, dies=True))
+    assert status == 1
+    assert "a worker that dies" in said
+
+
+@pytest.mark.parametrize("options", [["--keys", "nowhere"], []])
+def test_2_what_it_was_given_cannot_be_used_also_where_the_learner_says_so(learners, options):
+    learner = learners(RefusedAnswer("another version"))
+    assert finish(learner, start(learner, *options))[0] == 2
+
+
+def test_3_the_same_would_happen_again():
+    program = "from apex.errors import DivergedError\nfrom apex.runtime.lifecycle import reports_errors\n"
+    program += "@reports_errors('apex learner')\ndef main(): raise DivergedError('a loss is not finite')\n"
+    ended = subprocess.run([sys.executable, "-c", f"{program}\nraise SystemExit(main())"], capture_output=True)
+    assert ended.returncode == 3
+
+
+def test_75_its_neighbour_is_gone(learners):
+    learner = learners(welcome(), RefusedAnswer("the actor ids of this host were leased to another host"))
+    assert finish(learner, start(learner))[0] == 75
+
+
+def test_130_a_second_ctrl_c():
+    program = "from apex.runtime.lifecycle import reports_errors\n"
+    program += "@reports_errors('apex')\ndef main(): raise KeyboardInterrupt\n"
+    ended = subprocess.run([sys.executable, "-c", f"{program}\nraise SystemExit(main())"], capture_output=True)
+    assert ended.returncode == 130
+
+
+def test_an_actor_host_joins_again_where_a_replay_server_has_moved(learners):
+    learner = learners(welcome(), StateAnswer(stop=False, generation=7))
+    process = start(learner)
+    until(lambda: learner.serve() or learner.beats > 1, "heartbeat")
+    before = learner.beats
+    until(lambda: learner.serve() or learner.beats > before + 2, "heartbeats of its next life")
+    assert process.poll() is None
+    learner.answers["hello"] = StateAnswer(stop=True)
+    status, said = finish(learner, process)
+    assert status == 0
+    assert "a replay server has moved: joining again" in said
+
+
+def test_an_actor_host_that_waits_for_runs_outlives_them_and_ends_when_it_is_asked_to(learners):
+    learner = learners(welcome(), StateAnswer(stop=True))
+    process = start(learner, "--wait-for-runs")
+    until(lambda: learner.serve() or learner.beats > 2, "heartbeats of several runs")
+    learner.answers["beat"] = RefusedAnswer("the request is for another run")
+    before = learner.beats
+    until(lambda: learner.serve() or learner.beats > before + 2, "heartbeats of more runs")
+    learner.answers["beat"] = StateAnswer(stop=False)
+    until(lambda: learner.serve() or len(children_of(process.pid)) == 1, "worker")
+    process.terminate()
+    assert finish(learner, process)[0] == 0

@@ -1,0 +1,166 @@
+"""A guard, with a pipe for its lifeline: it runs what it is told to, and ends that with whoever started it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from support.waiting import until
+
+from apex.errors import HOPELESS, NEIGHBOUR_GONE, REFUSED
+from apex.launch.guard import Lifeline, Order
+from apex.runtime.lifecycle import Stop
+
+pytestmark = pytest.mark.covers_programs
+ROLE = """
+import pathlib, sys, time
+home = pathlib.Path("home")
+for path in sorted((home / "keys").iterdir()):
+    print(path.name, oct(path.stat().st_mode & 0o777), path.read_text(), flush=True)
+print("ready", flush=True)
+if sys.argv[1] == "wait":
+    time.sleep(100)
+sys.exit(int(sys.argv[1]))
+"""
+
+
+def order(what, **changes):
+    known = {
+        "name": "role",
+        "arguments": ["role", str(what)],
+        "home": "home",
+        "keys": {"role.secret": "hush"},
+        "grace_seconds": 1.0,
+        "stuck_seconds": 0.0,
+        "crash_budget": 3.0,
+    }
+    return Order(**{**known, **changes})
+
+
+class Guards:
+    """Guards in one folder; none outlives the test."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.running = []
+        (folder / "role.py").write_text(ROLE)
+
+    def start(self, line):
+        process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "apex.launch.guard"],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": str(self.folder)},  # A guard's program does not import from its folder.
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        self.running.append(process)
+        process.stdin.write(line.encode())
+        process.stdin.flush()
+        return process
+
+    def programs(self):
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cwd"):
+            try:
+                words = (path.parent / "cmdline").read_bytes().split(b"\0")
+                if os.readlink(path) == str(self.folder) and b"role" in words:
+                    found.append(int(path.parent.name))
+            except OSError:
+                continue
+        return found
+
+    def end(self):
+        for process in self.running:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+            with suppress(BrokenPipeError):
+                process.stdin.close()
+
+
+@pytest.fixture
+def guards(tmp_path):
+    guards = Guards(tmp_path)
+    yield guards
+    guards.end()
+
+
+def finish(process):
+    process.stdin.close()
+    return process.wait(60), process.stdout.read().decode()
+
+
+@pytest.mark.parametrize(("ends", "status"), [(0, 0), (2, REFUSED), (HOPELESS, HOPELESS)])
+def test_a_program_runs_with_its_keys_and_its_end_is_the_guards(guards, ends, status):
+    process = guards.start(order(ends).encode())
+    assert process.wait(60) == status
+    said = process.stdout.read().decode()
+    assert "role.secret 0o600 hush" in said
+    assert ("role ended with status 3 once: ready" in said) == (status == HOPELESS)
+    assert ("role refused to run: ready" in said) == (status == REFUSED)
+    assert not (guards.folder / "home" / "keys").exists()
+    assert "hush" in (guards.folder / "home" / "role.log").read_text()
+
+
+def test_it_ends_with_whoever_started_it_and_nothing_stays(guards):
+    process = guards.start(order("wait").encode())
+    until(guards.programs, "program")
+    status, _ = finish(process)
+    assert status == NEIGHBOUR_GONE
+    assert guards.programs() == []
+    assert not (guards.folder / "home" / "keys").exists()
+
+
+def test_it_ends_its_program_although_nobody_reads_what_it_says(guards):
+    process = guards.start(order("wait").encode())
+    until(guards.programs, "program")
+    process.stdout.close()
+    process.stdin.close()
+    assert process.wait(60) == NEIGHBOUR_GONE
+    assert guards.programs() == []
+
+
+def test_one_that_is_killed_takes_its_program_along(guards):
+    process = guards.start(order("wait").encode())
+    until(guards.programs, "program")
+    process.kill()
+    until(lambda: not guards.programs(), "end")
+
+
+def test_the_next_one_waits_until_the_one_before_is_gone(guards):
+    first = guards.start(order("wait").encode())
+    (before,) = until(guards.programs, "program")
+    second = guards.start(order(0, keys={"role.secret": "new"}).encode())
+    time.sleep(0.5)  # It must not begin, however much time it has.
+    assert guards.programs() == [before]
+    third = guards.start(order(0, keys={"role.secret": "late"}).encode())
+    assert finish(third) == (NEIGHBOUR_GONE, "")  # It must not take anything away either.
+    assert (guards.folder / "home" / "keys" / "role.secret").read_text() == "hush"
+    finish(first)
+    assert second.wait(60) == 0
+    assert "role.secret 0o600 new" in second.stdout.read().decode()
+
+
+@pytest.mark.parametrize("line", ["\n", '{"role": "actor"}\n', "\0\n"])
+def test_refuses_what_is_no_order(guards, line):
+    status, said = finish(guards.start(line))
+    assert status == REFUSED
+    assert said == "apex: standard input has no valid order. Only a scheduler can start this module\n"
+
+
+def test_silence_is_taken_for_an_end(tmp_path):
+    reader, writer = os.pipe()
+    lifeline = Lifeline(reader, Stop(), silence_seconds=0.5)
+    for _ in range(5):
+        time.sleep(0.2)
+        os.write(writer, b"\n")
+        assert not lifeline.stop.requested
+    until(lambda: lifeline.stop.requested, "end")
+    os.close(reader)
+    os.close(writer)

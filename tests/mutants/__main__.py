@@ -1,0 +1,135 @@
+"""`python -m tests.mutants`: draws errors by a seed, and says which of them the unit tests do not notice."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from .mutations import Mutation, find, mutate
+
+ROOT = Path(__file__).parents[2]
+COPIED = ("apex", "tests", "bench", "chaos", "docs", "examples", "pyproject.toml")
+MODULES = (  # of learning, store and protocol
+    "acting/segment_builder", "acting/send_window", "acting/reliable_sender", "acting/actor",
+    "acting/shared_parameters", "algorithms/n_step", "dqn/losses", "dqn/exploration", "dqn/autograd_update",
+    "algorithms/optimizers", "algorithms/losses", "algorithms/graph_update", "algorithms/parameters",
+    "frame_blob", "learning/trainer", "learning/skipped_batches", "learning/batch_ring", "learning/loader",
+    "learning/batch_source", "learning/coordinator/leases", "learning/coordinator/coordinator",
+    "replay_memory/rate_limiter", "replay_memory/batch_drawer", "replay_memory/sampler_counters",
+    "replay_memory/server", "replay_memory/recovery", "replay_memory/snapshots/writer",
+    "replay_memory/snapshots/restore", "replay_memory/snapshots/folder", "replay_memory/frames/stack_decoder",
+    "replay_memory/store/sum_tree", "replay_memory/store/writer", "replay_memory/store/reader",
+    "replay_memory/store/deduplication", "replay_memory/store/priority_weights", "replay_memory/store/layout",
+    "replay_memory/store/file", "transport/codec", "transport/header", "transport/json_codec", "transport/endpoints",
+    "transport/control_codec", "transport/heartbeat",
+)  # fmt: skip
+LONGEST_SECONDS = 900.0  # of the tests of one module; an error that makes them hang is noticed
+MOST_FILES = 12  # of tests for one module
+
+
+def main() -> int:
+    """Returns 1 if more errors survive than are allowed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="default 0")
+    parser.add_argument("--count", type=int, default=40, metavar="N", help="errors to draw; default 40")
+    parser.add_argument("--survivors", type=int, default=2, metavar="N", help="allowed; default 2")
+    parser.add_argument("--only", type=int, nargs="+", metavar="I", help="of the errors drawn only these, from 1 on")
+    parser.add_argument("--jobs", type=int, default=1, metavar="J", help="errors that are tried at a time; default 1")
+    parser.add_argument("--list", action="store_true", help="only say which are drawn")
+    options = parser.parse_args()
+    drawn = [*enumerate(draw(options.seed, options.count), 1)]
+    drawn = [(number, mutation) for number, mutation in drawn if options.only is None or number in options.only]
+    if options.list:
+        print("\n".join(f"{number:3d} {mutation.sentence()}" for number, mutation in drawn))
+        return 0
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        trees: queue.Queue[Path] = queue.Queue()
+        for job in range(options.jobs):
+            trees.put(copy_tree(Path(folder) / str(job)))
+
+        def examine(number: int, mutation: Mutation) -> bool:
+            tree, began = trees.get(), time.monotonic()
+            try:
+                noticed = is_noticed(tree, mutation)
+            finally:
+                trees.put(tree)
+            verdict = f"noticed by {noticed}" if noticed else "SURVIVED"
+            print(f"{number:3d} {mutation.sentence()}  {verdict} ({time.monotonic() - began:.0f} s)", flush=True)
+            return bool(noticed)
+
+        with ThreadPoolExecutor(options.jobs) as pool:
+            verdicts = list(pool.map(lambda item: examine(*item), drawn))
+    survivors = verdicts.count(False)
+    print(f"{len(drawn) - survivors} of {len(drawn)} noticed, seed {options.seed}")
+    return int(survivors > options.survivors)
+
+
+def draw(seed: int, count: int) -> list[Mutation]:
+    """Errors of all modules, each as likely as any other."""
+    paths = [f"apex/{module}.py" for module in MODULES]
+    possible = [mutation for path in paths for mutation in find(path, (ROOT / path).read_text())]
+    return random.Random(seed).sample(possible, count)
+
+
+def copy_tree(tree: Path) -> Path:
+    """Copies what tests need, without compiled modules: one of the same size and second would be taken for another."""
+    tree.mkdir()
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, tree / name)
+    return tree
+
+
+def files_for(module: str) -> list[str]:
+    """The test files of a module, its own first: those of its package, then others in which its name occurs."""
+    path = Path(module)
+    name, package = path.stem, Path("tests/unit") / path.parent.relative_to("apex")
+    dotted = ".".join(path.with_suffix("").parts)
+    own = sorted((ROOT / package).glob("test_*.py"), key=lambda file: file.stem != f"test_{name}")
+    known = re.compile(re.escape(dotted) + r"\b")
+    others = [
+        file
+        for folder in ("unit", "integration", "fuzz")
+        for file in sorted((ROOT / "tests" / folder).rglob("test_*.py"))
+        if file not in own and known.search(file.read_text())
+    ]
+    return [str(file.relative_to(ROOT)) for file in [*own, *others]][:MOST_FILES]
+
+
+def is_noticed(tree: Path, mutation: Mutation) -> str:
+    """The test that fails with the error, or "" if none does. The tree is as before afterwards."""
+    file = tree / mutation.module
+    sound = file.read_text()
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "1", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    file.write_text(mutate(sound, mutation.index))
+    try:
+        ended = subprocess.run(
+            [*command, *files_for(mutation.module)],
+            cwd=tree, env=environment, capture_output=True, text=True, timeout=LONGEST_SECONDS,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return "a test without end"
+    finally:
+        file.write_text(sound)
+    if ended.returncode == 0:
+        return ""
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", ended.stdout, re.MULTILINE)
+    return failed[1].removeprefix("tests/") if failed else f"pytest's status {ended.returncode}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""Other algorithms than DQN through the real programs and commands: Ape-X DPG, and one of a user's own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import linear_q, masked_corridor
+
+from apex import load_policy
+from apex.runs.folder import RunFolder
+from apex.runs.metrics.writer import read_curve
+
+pytestmark = pytest.mark.timeout(400)  # Beyond a test's own deadlines.
+
+SMALL = ("--actors", "2", "--batch-size", "32", "--replay.min-size-to-sample", "300", "--replay.capacity", "4000")
+
+
+def run(programs, name, *arguments):
+    programs.start(name, *arguments)
+    assert programs.wait(name) == 0, programs.said(name)
+    return programs.said(name)
+
+
+def last_figures(folder):
+    return read_curve(folder.curves / "learner.jsonl")[-1]["scalars"]
+
+
+@pytest.mark.covers_programs
+def test_an_algorithm_of_ones_own_trains_through_all_programs(programs):
+    shutil.copy(linear_q.__file__, programs.folder / "linear_q.py")
+    own = ("--env", "CartPole-v1", "--algorithm", "linear_q:LinearQ", "--name", "own", "--stop-score", "none")
+    run(programs, "train", "train", *own, *SMALL, *programs.offset, "--max-updates", "200")
+    folder = RunFolder.open(programs.folder / "runs/own")
+    figures = last_figures(folder)
+    assert figures["learner/updates"] == 200
+    assert np.isfinite(figures["learner/bias"])  # a figure of its own
+    said = run(programs, "evaluate", "evaluate", "runs/own", "--episodes", "2", "--json")
+    assert json.loads(said.splitlines()[-1])["updates"] > 0
+    programs.start("export", "export", "runs/own")
+    assert programs.wait("export") == 2
+    assert "'linear-q' cannot be exported" in programs.said("export")
+
+
+@pytest.mark.covers_programs
+def test_continuous_actions_go_through_all_programs_and_commands(programs):
+    name = ("--env", "Pendulum-v1", "--name", "pendulum", "--stop-score", "none")
+    run(programs, "train", "train", *name, *SMALL, *programs.offset, "--max-updates", "150")
+    folder = RunFolder.open(programs.folder / "runs/pendulum")
+    figures = last_figures(folder)
+    assert {"learner/policy_loss", "learner/action_saturation", "learner/loss"} <= set(figures)
+    video = programs.folder / "game.gif"
+    said = run(programs, "evaluate", "evaluate", "runs/pendulum", "--episodes", "2", "--video", str(video), "--json")
+    assert json.loads(said.splitlines()[-1])["mean"] < 0
+    assert video.stat().st_size > 1_000
+    run(programs, "export", "export", "runs/pendulum", "--onnx")
+    policy, again = load_policy(folder.path), load_policy(folder.path / "export/model.safetensors")
+    observation = np.array([1.0, 0.0, 0.5], np.float32)
+    assert policy(observation).shape == (1,)
+    assert np.array_equal(policy(observation), again(observation))
+    run(programs, "report", "report", "runs/pendulum", "--out", str(programs.folder / "report.html"))
+    assert "policy" in Path(programs.folder / "report.html").read_text()
+    run(programs, "resume", "train", "--resume", "runs/pendulum", "--max-updates", "200")
+    assert last_figures(folder)["learner/updates"] == 200
+
+
+@pytest.mark.covers_programs
+def test_an_action_that_a_mask_forbids_is_never_played_and_the_game_is_learned(programs):
+    shutil.copy(masked_corridor.__file__, programs.folder / "corridor.py")
+    masked = ("--env", "corridor:Corridor", "--name", "masked", "--actor.epsilon-base", "0.9")
+    run(programs, "train", "train", *masked, *SMALL, *programs.offset, "--max-updates", "400")
+    said = run(programs, "evaluate", "evaluate", "runs/masked", "--episodes", "20", "--epsilon", "0.5", "--json")
+    assert json.loads(said.splitlines()[-1])["mean"] > 0.9
+    run(programs, "random", "evaluate", "--random", "--env", "corridor:Corridor", "--episodes", "20")
+    run(programs, "export", "export", "runs/masked")
+    exported = load_policy(programs.folder / "runs/masked/export/model.safetensors", epsilon=0.5, seed=1)
+    environment = masked_corridor.Corridor()
+    for _ in range(20):
+        (observation, info), is_over = environment.reset(), False
+        while not is_over:
+            observation, reward, ended, truncated, info = environment.step(exported(observation, info["action_mask"]))
+            is_over = ended or truncated
+            assert reward >= 0, "a forbidden action was played"
+    assert not (programs.folder / "forbidden").exists()

@@ -1,0 +1,107 @@
+"""The commands of the README and the guide, run as they stand, shortened by limits.
+
+A block that cannot be run here has a comment above it: `<!-- not run: REASON -->`.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.programs import TINY
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "docs/index.md",
+    *sorted(ROOT.glob("docs/guide/*.md")),
+    *sorted(ROOT.glob("docs/tutorials/*.md")),
+]
+PAGES = sorted({*DOCUMENTS, *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/concepts").glob("*.md")})
+BLOCK = re.compile(r"(?P<reason><!-- not run: .+? -->\n)?```(?P<language>bash|python)\n(?P<text>.*?)```", re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)(?:#([^)]*))?\)")
+LIMITS = {  # added to a command, of which the last option wins
+    "train": ["--print-config"],
+    "evaluate": ["--episodes", "1"],
+    "watch": ["--seconds", "0.2"],
+    "report": ["--no-video"],
+    "export": ["--episodes", "1"],
+}
+NO_LIMIT = {"doctor", "plot", "keys"}
+
+
+def blocks(path, language):
+    return [found for found in BLOCK.finditer(path.read_text()) if found["language"] == language]
+
+
+def runnable():
+    """The blocks of shell commands: in a block each may need the one before."""
+    for path in DOCUMENTS:
+        for number, block in enumerate(blocks(path, "bash")):
+            if not block["reason"]:
+                yield pytest.param(block["text"], id=f"{path.stem}-{number}")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with the examples and a short run that every command may use."""
+    folder = tmp_path_factory.mktemp("documents")
+    (folder / "examples").symlink_to(ROOT / "examples")
+    train = ["train", *TINY, "--name", "NAME", "--max-updates", "30", "--run.no-tensorboard"]
+    subprocess.run([sys.executable, "-m", "apex", *train], cwd=folder, check=True, timeout=120)
+    (folder / "runs/RUN").symlink_to("NAME")
+    return folder
+
+
+def shorten(words):
+    """The command as `python -m apex` takes it, with a limit."""
+    program, *arguments = (word for word in words if word != "OTHER")  # a second run
+    if program == "./run.sh":
+        arguments = ["train", *arguments]
+    elif program not in (".venv/bin/apex", "../.venv/bin/apex"):
+        raise AssertionError(f"no rule for {program}: add one, or mark the block `<!-- not run: REASON -->`")
+    assert arguments[0] in LIMITS or arguments[0] in NO_LIMIT, arguments
+    wants_no_limit = {"--help", "--help-all", "--print-config"} & set(arguments)
+    return arguments + ([] if wants_no_limit else LIMITS.get(arguments[0], []))
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("text", list(runnable()))
+def test_the_commands_of_a_block_work(text, folder):
+    where = folder
+    for words in filter(None, (shlex.split(line, comments=True) for line in text.splitlines())):
+        if words[0] == "cd":
+            where = where / words[1]
+            continue
+        command = [sys.executable, "-m", "apex", *shorten(words)]
+        answer = subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=120)
+        assert answer.returncode == 0, f"{words}: {answer.stdout}{answer.stderr}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
+def test_the_python_of_a_document_runs(path, tmp_path):
+    for block in blocks(path, "python"):
+        if block["reason"]:
+            continue
+        text = block["text"].replace('run={"max_minutes": 5}', 'run={"max_updates": 3, "tensorboard": False}')
+        text = text.replace("episodes=100", "episodes=1")
+        answer = subprocess.run([sys.executable, "-c", text], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert answer.returncode == 0, answer.stderr
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_every_link_leads_somewhere(path):
+    for target, anchor in LINK.findall(path.read_text()):
+        there = path.parent / target
+        assert there.exists(), target
+        if anchor:
+            titles = re.findall(r"^#+ (.+)$", there.read_text(), re.MULTILINE)
+            assert anchor in [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles], anchor
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120

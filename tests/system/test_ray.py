@@ -1,0 +1,320 @@
+"""Runs on a Ray cluster of several nodes: what they learn, what they survive, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+from support.programs import CALM, CALM_FILE
+from support.ray_clusters import RAY, RayCluster, apex_processes, needs_ray
+from support.waiting import slowdown, until
+
+from apex.launch.preflight.leftovers import find_leftovers
+from apex.launch.ray.cluster import lets_anybody_in
+from apex.replay_memory.store.location import store_path
+from apex.runs.folder import RunFolder
+from apex.runs.metrics.writer import read_curve
+from chaos.audit import Follower, judge
+from chaos.ledger import LedgerReader
+
+pytestmark = [needs_ray, pytest.mark.timeout(400)]
+CALMLY = [
+    *CALM,
+    "--checkpoint.period",
+    "20",
+    "--run.no-tensorboard",
+    "--evaluator.final-seconds",
+    "0",
+    "--stop-score",
+    "501",
+    "--name",
+    "run",
+]
+
+
+@pytest.fixture
+def clusters(tmp_path):
+    made = []
+
+    def make(num_cpus, **options):
+        (tmp_path / "calm.py").write_text(CALM_FILE)
+        made.append(RayCluster(tmp_path, num_cpus, **options))
+        return made[-1]
+
+    yield make
+    for cluster in made:
+        cluster.close()
+
+
+@pytest.fixture
+def short_folder():
+    """Ray's sockets are in it, and have a path of at most 107 characters."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield folder
+
+
+def train(cluster, *words, engine=("--actor-hosts", "1")):
+    return cluster.start("driver", "apex", "train", "--engine", "ray", *engine, *words)
+
+
+def updates(cluster, name="run"):
+    with suppress(FileNotFoundError, IndexError):
+        return read_curve(cluster.folder / "runs" / name / "curves" / "learner.jsonl")[-1]["scalars"]["learner/updates"]
+    return 0
+
+
+def until_said(driver, *sentences, seconds=150.0):
+    def look():
+        assert driver.poll() is None, driver.said()
+        return all(re.search(sentence, driver.said()) for sentence in sentences)
+
+    until(look, f"{sentences} in:\n{driver.said()}", seconds=seconds)
+
+
+def until_more(cluster, driver, than=0, seconds=150.0):
+    def look():
+        assert driver.poll() is None, driver.said()
+        return updates(cluster) > than
+
+    until(look, "training", seconds=seconds)
+    return updates(cluster)
+
+
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def find(cluster, words, *more):
+    return [pid for pid, line in apex_processes(cluster.folder).items() if all(word in line for word in (words, *more))]
+
+
+def nothing_stays(cluster):
+    until(lambda: not find(cluster, "apex.", "-m"), "end of all programs", seconds=30.0)
+    assert not list(cluster.folder.rglob("*.key_secret"))
+
+
+def test_cartpole_is_solved_through_two_raylets(clusters):
+    cluster = clusters(1)
+    cluster.add_node(2)
+    driver = train(cluster, "--preset", "cartpole", "--run.no-tensorboard", engine=("--actor-hosts", "2"))
+    assert driver.wait(300) == 0, driver.said()
+    assert "finished: reached the score 475" in driver.said()
+    (mean, games) = re.findall(r"mean ([0-9.]+) over (\d+) games", driver.said())[-1]
+    assert float(mean) >= 475
+    assert int(games) >= 100
+    nothing_stays(cluster)
+    assert not find_leftovers().dead
+
+
+def test_a_lost_node_of_actors_is_replaced_and_its_ids_are_leased_again(clusters, monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # of every node: where `chaos` is
+    ledgers = tmp_path / "ledgers"
+    ledgers.mkdir()
+    witness = ["--env", "chaos.witness:make", "--env-arg", f"ledgers={ledgers}", "--replay.capacity", "500000"]
+    cluster = clusters(2)
+    node = cluster.add_node(1)
+    driver = train(cluster, *CALMLY, *witness, engine=("--actor-hosts", "1", "--head-cpus", "2"))
+    until_more(cluster, driver)
+    run = RunFolder.open(tmp_path / "runs" / "run")
+    ledger, store = LedgerReader(ledgers), Follower(store_path(run.run_id), run.schema)
+    until_said(driver, "actor INFO actors")
+    cluster.kill_node(node)
+    until_said(driver, "actor-0 was lost; Ray restarts it on a node with free CPUs", seconds=60.0)
+    until_said(driver, r"actor-0 waits for a node with 1 CPUs: 0 of [23] CPUs are free", seconds=60.0)
+    cluster.add_node(1)
+    began = time.monotonic()
+    until_said(driver, "(?s)was lost.*actor-0 is on.*actor INFO actors", seconds=60.0)
+    assert time.monotonic() - began < 30
+    until_more(cluster, driver, updates(cluster))
+    ledger.read()
+    acknowledged = dict(ledger.entries.acknowledged)
+    assert store.read()
+    store.look_again()
+    ledger.read()
+    verdict = judge(ledger.entries._replace(acknowledged=acknowledged), [store.content])
+    assert len(ledger.actors) == 2, "one process before the loss, and one after"
+    assert verdict.acknowledged > 100
+    assert verdict.passed, verdict.sentence()
+    print(verdict.sentence())
+    driver.send_signal(signal.SIGINT)
+    assert driver.wait(60) == 0, driver.said()
+    nothing_stays(cluster)
+
+
+def test_more_units_than_fit_wait_for_a_node_and_say_so(clusters):
+    cluster = clusters(2)
+    driver = train(cluster, *CALMLY, engine=("--actor-hosts", "2"))
+    until_more(cluster, driver)
+    until_said(driver, r"actor-[01] waits for a node with 1 CPUs: 0 of 2 CPUs are free")
+    ask = partial(subprocess.run, [RAY, "status"], env=cluster.environment, capture_output=True, text=True, timeout=60)
+    until(lambda: "{'CPU': 1.0}: 1+ pending" in ask().stdout, "demand, which an autoscaler meets")
+    cluster.add_node(1)
+    until_said(driver, "actor-0 is on", "actor-1 is on")
+
+
+def test_the_heads_process_and_its_learner_come_back_and_training_goes_on(clusters):
+    cluster = clusters(2)
+    driver = train(cluster, *CALMLY)
+    newest = cluster.folder / "runs/run/checkpoints/newest.json"
+
+    def kill(pid, lives):
+        """Kills a process; returns the seconds until the next learner has saved, which it does every 20 updates.
+
+        They are those of an idle machine, and come with how much longer this machine took.
+        """
+        began, slow = time.monotonic(), pool.submit(slowdown)
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: driver.said().count("learner INFO resuming at update") == lives, "learner", seconds=150.0)
+        resumed = time.time()
+        until(lambda: newest.stat().st_mtime > resumed, "updates", seconds=150.0)
+        seconds = time.monotonic() - began
+        return seconds / slow.result(), slow.result()
+
+    until(newest.exists, "checkpoint", seconds=150.0)
+    with ThreadPoolExecutor(1) as pool:
+        seconds = {"learner": kill(learner_of(cluster), 1)}
+        unit = parent_of(parent_of(learner_of(cluster)))
+        assert "Unit" in cmdline(unit)
+        seconds["worker"] = kill(unit, 2)
+    assert "head was lost; Ray restarts it on a node with free CPUs" in driver.said()
+    print(seconds)
+    assert all(idle < 15 for idle, _ in seconds.values()), seconds
+    driver.send_signal(signal.SIGINT)
+    assert driver.wait(60) == 0, driver.said()
+    assert "finished: interrupted" in driver.said()
+    nothing_stays(cluster)
+    (cluster.folder / "driver.log").rename(cluster.folder / "before.log")
+    driver = cluster.start("driver", "apex", "train", "--engine", "ray", "--resume", "runs/run")
+    until_more(cluster, driver, updates(cluster))
+
+
+def learner_of(cluster):
+    (pid,) = [pid for pid in find(cluster, "apex.learner") if "apex.launch.guard" in cmdline(parent_of(pid))]
+    return pid
+
+
+def test_when_the_driver_is_killed_no_program_stays_and_doctor_names_what_does(clusters):
+    cluster = clusters(2)
+    driver = train(cluster, *CALMLY)
+    until_more(cluster, driver)
+    driver.kill()
+    driver.wait()
+    until(lambda: not find(cluster, "apex.", "-m"), "end of all programs", seconds=30.0)
+    assert "updates: interrupted" in (cluster.folder / "runs/run/logs/learner.log").read_text()
+    secrets = set(cluster.folder.rglob("*.key_secret"))
+    assert secrets == set((cluster.folder / "runs/ray/run/secrets").rglob("*.key_secret"))
+    run_id = json.loads((cluster.folder / "runs/run/manifest.json").read_text())["run_id"]
+    left = [path for path in Path("/dev/shm").glob(f"apex-{run_id:016x}*")]
+    until(lambda: set(left) <= set(find_leftovers().dead), "doctor's word", seconds=10.0)
+    for path in left:
+        path.unlink()
+
+
+def test_a_run_whose_cluster_loses_its_control_service_saves_and_ends(clusters):
+    cluster = clusters(1)
+    cluster.add_node(2)
+    driver = train(cluster, *CALMLY, engine=("--actor-hosts", "1", "--head-cpus", "2"))
+    until_more(cluster, driver)
+    cluster.kill_node(0)
+    until(lambda: not find(cluster, "apex.", "-m", "run"), "end of all programs", seconds=100.0)
+    assert driver.wait(100) != 0, driver.said()
+    assert "updates: interrupted" in (cluster.folder / "runs/run/logs/learner.log").read_text()
+
+
+def test_a_job_trains_in_an_environment_that_it_has_brought_along(clusters):
+    cluster = clusters(2, dashboard=True)
+    folder = cluster.folder / "job"
+    folder.mkdir()
+    (folder / "brought.py").write_text(CALM_FILE)
+    words = ["--env", "brought:Calm", "--max-updates", "30", "--run.folder", str(cluster.folder / "runs")]
+    submit = [
+        str(RAY),
+        "job",
+        "submit",
+        "--address",
+        f"http://127.0.0.1:{cluster.dashboard}",
+        "--working-dir",
+        str(folder),
+    ]
+    train = [sys.executable, "-m", "apex", "train", "--engine", "ray", *CALMLY, *words]
+    job = cluster.start("driver", *submit, "--", *train)
+    assert job.wait(200) == 0, job.said()
+    assert "finished: reached 30 updates" in job.said()
+    assert (cluster.folder / "runs" / "run" / "checkpoints" / "newest.json").exists()
+
+
+API = """
+import apex, ray
+ray.init()
+for name in ("one", "two"):
+    config = apex.preset("cartpole", run={"max_updates": 30, "tensorboard": False, "name": name})
+    run = apex.train(config, engine=apex.RayEngine(actor_hosts=1))
+    print("returned", run.updates, run.reason, run.folder)
+"""
+
+
+def test_calls_in_turn_train_in_one_session_of_the_caller(clusters):
+    cluster = clusters(2)
+    script = cluster.start("driver", sys.executable, "-c", API)
+    assert script.wait(150) == 0, script.said()
+    for name in ("one", "two"):
+        assert re.search(rf"returned \d+ reached 30 updates .*/runs/{name}\n", script.said()), script.said()
+    nothing_stays(cluster)
+
+
+CALL = """
+import apex
+config = apex.preset("cartpole", run={"stop_score": 501, "tensorboard": False, "name": "run"})
+apex.train(config, engine="ray")
+"""
+
+
+def test_sigterm_saves_the_run_of_a_call_and_then_ends_the_caller(clusters):
+    cluster = clusters(2)
+    script = cluster.start("driver", sys.executable, "-c", CALL)
+    until_more(cluster, script)
+    script.terminate()
+    assert script.wait(60) == -signal.SIGTERM, script.said()
+    assert "updates: interrupted" in (cluster.folder / "runs/run/logs/learner.log").read_text()
+    nothing_stays(cluster)
+
+
+def test_without_a_cluster_one_is_made_that_ends_with_the_run(tmp_path, short_folder):
+    (tmp_path / "calm.py").write_text(CALM_FILE)
+    program = [sys.executable, "-m", "apex", "train", "--engine", "ray", *CALMLY, "--max-updates", "30"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    # Another folder than that in which Ray notes the cluster of this machine, and a home for its token.
+    environment |= {"RAY_TMPDIR": short_folder, "HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}
+    ended = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "finished: reached 30 updates" in ended.stdout
+    until(lambda: not apex_processes(tmp_path), "end of all programs", seconds=20.0)
+    until(
+        lambda: not [p for p in Path("/proc").glob("[0-9]*/cmdline") if short_folder.encode() in read(p)], "end of Ray"
+    )
+
+
+def read(path):
+    with suppress(OSError):
+        return path.read_bytes()
+    return b""
+
+
+@pytest.mark.parametrize("token", [True, False])
+def test_a_cluster_lets_strangers_in_unless_it_asks_for_a_token(clusters, token):
+    assert lets_anybody_in(clusters(1, token=token).address) is not token
+
+
+def cmdline(pid):
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()

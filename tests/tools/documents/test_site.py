@@ -1,0 +1,35 @@
+"""The documentation site builds without a warning, and its reference names what the code has."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from apex.runs.metrics.tensorboard_layout import LAYOUT
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.timeout(300)
+def test_it_builds_without_a_warning(tmp_path):
+    command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--quiet", "--doctree-dir", str(tmp_path / "trees")]
+    built = subprocess.run([*command, "docs", str(tmp_path / "html")], cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    page = (tmp_path / "html/reference/generated/settings.html").read_text()
+    assert "learner.batch_size" in page
+    assert "transitions; 0: chosen for this machine" in page
+
+
+def test_every_chart_of_tensorboard_has_its_row_in_the_reference():
+    text = (ROOT / "docs/reference/curves.md").read_text()
+    families = {found.rpartition("/")[0] for found in re.findall(r"`([\w/]+)`", text)}
+    names = {name.rpartition("/")[2] for name in re.findall(r"`([\w/]+)`", text)}
+    for charts in LAYOUT.values():
+        for tag in (tag for tags in charts.values() for tag in tags):
+            family, _, name = tag.removesuffix("$").rpartition("/")
+            assert family in families, tag
+            assert any(each.startswith(name) for each in names), tag

@@ -1,0 +1,85 @@
+"""Prints every string that a user may read, with its file and line: to read them through, or to have some of them read.
+
+python tests/tools/strings.py                          # messages, help, settings, Terraform and shell
+python tests/tools/strings.py --prose                  # docstrings and comments of the product instead
+python tests/tools/strings.py --sample 60 --seed 7     # some of them, drawn with a seed
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import random
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LEAST_WORDS = 3  # Names, formats and keys have fewer.
+DESCRIPTION = re.compile(r'(?:description|error_message)\s*=\s*"((?:[^"\\]|\\.)+)"')
+ECHO = re.compile(r"(?:echo|fail|printf '%s\\n') \"([^\"]+)\"")
+
+Found = tuple[Path, int, str]
+
+
+def messages() -> Iterator[Found]:
+    """Strings of the product that are no docstrings, comments of settings, and what Terraform and scripts say."""
+    for path in sorted((ROOT / "apex").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        docstrings = {id(node.body[0].value) for node in _documented(tree)}
+        parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                yield path, node.lineno, ast.unparse(node)[2:-1]
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings | parts:
+                yield path, node.lineno, node.value
+    for module in ("tree", "addresses", "dpg"):
+        yield from _comments(ROOT / f"apex/config/{module}.py")
+    for path in sorted((ROOT / "deploy").rglob("*.tf")):
+        yield from _matches(path, DESCRIPTION)
+    for path in sorted(ROOT.glob("*.sh")):
+        yield from _matches(path, ECHO)
+
+
+def prose() -> Iterator[Found]:
+    """Docstrings and comments of the product."""
+    for path in sorted((ROOT / "apex").rglob("*.py")):
+        for node in _documented(ast.parse(path.read_text())):
+            yield path, node.body[0].lineno, node.body[0].value.value
+        yield from _comments(path)
+
+
+def _documented(tree: ast.AST) -> Iterator[ast.AST]:
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return (node for node in ast.walk(tree) if isinstance(node, kinds) and ast.get_docstring(node) is not None)
+
+
+def _comments(path: Path) -> Iterator[Found]:
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+        if token.type == tokenize.COMMENT and not token.string.startswith(("# noqa", "# type:", "# ---")):
+            yield path, token.start[0], token.string.lstrip("# ")
+
+
+def _matches(path: Path, pattern: re.Pattern[str]) -> Iterator[Found]:
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        yield from ((path, number, text) for text in pattern.findall(line))
+
+
+def main() -> None:
+    """Prints what the options ask for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--prose", action="store_true", help="docstrings and comments instead")
+    parser.add_argument("--sample", type=int, metavar="N", help="only N of them")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the draw")
+    options = parser.parse_args()
+    found = [each for each in (prose() if options.prose else messages()) if len(each[2].split()) >= LEAST_WORDS]
+    if options.sample is not None:
+        found = random.Random(options.seed).sample(found, min(options.sample, len(found)))
+    for path, line, text in found:
+        print(f"{path.relative_to(ROOT)}:{line}: {' '.join(text.split())}")
+
+
+if __name__ == "__main__":
+    main()

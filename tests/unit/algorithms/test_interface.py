@@ -1,0 +1,58 @@
+"""Claims about `apex.algorithms.interface`: which algorithm a configuration means, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.builders import VECTORS
+
+from apex.algorithms.interface import METHODS, make_algorithm
+from apex.config import Config
+from apex.dqn.algorithm import DqnAlgorithm
+from apex.errors import ConfigError, UsageError
+
+
+class Custom(DqnAlgorithm):
+    """An algorithm of a user's own."""
+
+    name = "custom"
+
+
+def make_nothing(config, schema):
+    return object()
+
+
+def make_trouble(config, schema):
+    raise KeyError("gamma")
+
+
+@pytest.mark.parametrize("name", ["", "dqn"])
+def test_discrete_actions_are_learned_by_dqn(name):
+    assert type(make_algorithm(Config(algorithm=name), VECTORS)) is DqnAlgorithm
+
+
+def test_an_algorithm_of_ones_own_is_found_by_its_path():
+    algorithm = make_algorithm(Config(algorithm=f"{__name__}:Custom"), VECTORS)
+    assert algorithm.name == "custom"
+    assert set(METHODS) <= set(dir(algorithm))
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [("make_nothing", "lacks .*make_update"), ("make_trouble", "raised KeyError: 'gamma'"), ("missing", "missing")],
+)
+def test_a_factory_that_gives_no_algorithm_is_refused(factory, message):
+    with pytest.raises(UsageError, match=message):
+        make_algorithm(Config(algorithm=f"{__name__}:{factory}"), VECTORS)
+
+
+def test_an_unknown_name_is_refused_with_those_there_are():
+    with pytest.raises(ConfigError, match=r"algorithm must be empty, dqn, .*, got 'dqm'"):
+        Config(algorithm="dqm")
+
+
+def test_the_ladder_is_that_of_the_configuration():
+    name, ladder = make_algorithm(Config(), VECTORS).exploration(3)
+    assert name == "epsilon"
+    assert np.allclose(ladder, [0.4, 0.4**4.5, 0.4**8])
+    assert make_algorithm(Config(), VECTORS).exploration(3).label(2) == "epsilon 0.000655"

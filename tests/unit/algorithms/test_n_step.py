@@ -1,0 +1,100 @@
+"""`n_step_returns` sums exactly the rewards of each window, and says what multiplies the bootstrap."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from apex.algorithms.n_step import NStep, n_step_returns
+
+GAMMA = 0.5  # Its powers and their products with small integers are exact.
+
+
+def returns_of(rewards, *, terminated=(), truncated=(), n=3, gamma=GAMMA):
+    """One stream; `terminated` and `truncated` list the steps at which it was."""
+    marks = np.zeros((2, len(rewards), 1), bool)
+    marks[0, list(terminated)] = marks[1, list(truncated)] = True
+    n_step = n_step_returns(np.array(rewards, float)[:, None], *marks, n, gamma)
+    return NStep(*(field[:, 0] for field in n_step))
+
+
+def naive_n_step(rewards, terminated, truncated, n, gamma):
+    """Straight from the definition, one start of one stream after the other; (return, discount, m, complete)."""
+    num_steps, num_streams = rewards.shape
+    windows = {}
+    for stream in range(num_streams):
+        for t in range(num_steps):
+            ends = [k for k in range(t, num_steps) if terminated[k, stream] or truncated[k, stream]]
+            end = ends[0] + 1 if ends else num_steps
+            m = min(n, end - t)
+            total = sum(gamma**k * float(rewards[t + k, stream]) for k in range(m))
+            discount = 0.0 if terminated[t + m - 1, stream] else gamma**m
+            windows[t, stream] = (np.float32(total), np.float32(discount), m, bool(ends) or t + n <= num_steps)
+    return windows
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 7, 50])
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 64])
+def test_matches_the_definition_exactly(n, num_steps, seed):
+    rng = np.random.default_rng(seed)
+    rewards = 10.0 ** rng.integers(-3, 4, (num_steps, 3))
+    terminated, truncated = rng.random((2, num_steps, 3)) < rng.choice([0.0, 0.1, 0.4])
+    n_step = n_step_returns(rewards, terminated, truncated, n, gamma=0.99)
+    expected = naive_n_step(rewards, terminated, truncated, n, gamma=0.99)
+    assert expected == {(t, e): tuple(field[t, e] for field in n_step) for t in range(num_steps) for e in range(3)}
+
+
+def test_sums_n_rewards_and_not_one_more():
+    n_step = returns_of([1, 10, 100, 1000], n=2)
+    assert n_step.n_step_return.tolist()[:3] == [1 + 5, 10 + 50, 100 + 500]
+    assert n_step.discount.tolist()[:3] == [0.25, 0.25, 0.25]
+    assert n_step.complete.tolist() == [True, True, True, False]
+
+
+def test_at_a_terminal_state_the_tail_shortens_and_nothing_is_bootstrapped():
+    n_step = returns_of([1, 10, 100, 1000], terminated=[3])
+    assert n_step.n_step_return.tolist() == [1 + 5 + 25, 10 + 50 + 250, 100 + 500, 1000]
+    assert n_step.discount.tolist() == [0.125, 0, 0, 0]
+    assert n_step.length.tolist() == [3, 3, 2, 1]
+    assert n_step.complete.all()
+
+
+def test_a_time_limit_ends_the_window_and_still_bootstraps_over_the_steps_taken():
+    n_step = returns_of([1, 10, 100, 1000], truncated=[3])
+    assert n_step.n_step_return.tolist() == [1 + 5 + 25, 10 + 50 + 250, 100 + 500, 1000]
+    assert n_step.discount.tolist() == [0.125, 0.125, 0.25, 0.5]
+    assert n_step.complete.all()
+
+
+def test_terminated_wins_over_truncated():
+    assert returns_of([1], terminated=[0], truncated=[0]).discount.tolist() == [0]
+
+
+@pytest.mark.parametrize("kind", ["terminated", "truncated"])
+def test_no_window_reaches_into_the_next_episode(kind):
+    n_step = returns_of([1, 10, 100, 1000, 10_000], **{kind: [1]})
+    assert n_step.n_step_return.tolist()[:3] == [1 + 5, 10, 100 + 500 + 2500]
+    assert n_step.length.tolist()[:3] == [2, 1, 3]
+
+
+def test_a_reward_beyond_the_end_leaves_no_trace_even_if_it_is_not_finite():
+    assert returns_of([1, np.inf], terminated=[0, 1]).n_step_return.tolist() == [1, np.inf]
+
+
+def test_open_windows_are_not_complete():
+    assert returns_of([1, 10, 100, 1000]).complete.tolist() == [True, True, False, False]
+    assert returns_of([1, 10]).complete.tolist() == [False, False]
+
+
+def test_no_steps_give_no_windows():
+    assert [field.shape for field in n_step_returns(*np.zeros((3, 0, 4), bool), 3, GAMMA)] == [(0, 4)] * 4
+
+
+def test_sums_in_float64_before_it_rounds_once():
+    big, small = 2.0**24, 1.0  # float32 would lose each 1 that is added to 2^24.
+    assert returns_of([big, small, small], terminated=[2], gamma=1.0).n_step_return[0] == big + 2
+
+
+def test_dtypes():
+    assert [field.dtype for field in returns_of([1])] == [np.float32, np.float32, np.int64, np.bool_]

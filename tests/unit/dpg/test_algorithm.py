@@ -1,0 +1,89 @@
+"""Claims about `apex.dpg.algorithm`: what an agent decides and expects, and which algorithm learns which actions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from support.builders import VECTORS
+from support.dpg import SCHEMA, B, D, make_batch
+
+from apex.algorithms.interface import make_algorithm
+from apex.config import Config, DpgConfig
+from apex.config.codec import from_dict
+from apex.dpg.algorithm import DpgAlgorithm
+from apex.errors import UsageError
+
+OBSERVATION = np.random.default_rng(0).normal(size=(4, 1, D)).astype(np.float32)
+
+
+def make(**settings):
+    algorithm = DpgAlgorithm(Config(dpg=DpgConfig(**settings)), SCHEMA)
+    return algorithm, algorithm.make_agent(algorithm.make_network())
+
+
+def rng():
+    return np.random.default_rng(0)
+
+
+def test_continuous_actions_are_learned_by_dpg_and_others_are_not():
+    assert type(make_algorithm(Config(), SCHEMA)) is DpgAlgorithm
+    with pytest.raises(UsageError, match=r"'dqn' learns discrete actions, but the actions of .* are continuous"):
+        make_algorithm(Config(algorithm="dqn"), SCHEMA)
+    with pytest.raises(UsageError, match=r"'dpg' learns continuous actions, but the actions of .* are discrete"):
+        make_algorithm(Config(algorithm="dpg"), VECTORS)
+
+
+@pytest.mark.parametrize("branch", ["learner", "actor"])
+def test_a_format_that_dpg_does_not_compute_in_is_refused(branch):
+    config = from_dict({branch: {"bfloat16": "on"}})
+    with pytest.raises(UsageError, match=f"{branch}.bfloat16 is 'on', but DPG computes in float32 only"):
+        make_algorithm(config, SCHEMA)
+    make_algorithm(config, VECTORS)
+
+
+def test_without_noise_the_policy_is_played():
+    _, agent = make()
+    expected = agent.network(torch.from_numpy(OBSERVATION)).detach().numpy()
+    assert np.array_equal(agent.act(OBSERVATION, None, 0.0, rng()), expected)
+    assert np.array_equal(agent.decide(OBSERVATION, None, np.zeros(4), rng()).action, expected)
+
+
+def test_a_decision_knows_what_the_critics_expect_of_it():
+    _, agent = make(num_critics=2, normalize_observations=True)
+    with torch.no_grad():
+        agent.network.normalizer.mean += 0.5
+    decision = agent.decide(OBSERVATION, None, np.array([0.0, 0.1, 0.5, 2.0]), rng())
+    assert decision.action.shape == (4, 2)
+    assert decision.action.dtype == np.float32
+    assert abs(decision.action).max() <= 1
+    with torch.no_grad():
+        seen = agent.network.normalize(torch.from_numpy(OBSERVATION))
+        greedy = agent.network.critics(seen, agent.network.policy(seen)).min(0).values
+        q = agent.network.critics(seen, torch.from_numpy(decision.action)).mean(0)
+    assert np.allclose(decision.state_value, greedy)
+    assert np.allclose(agent.state_value(OBSERVATION, None), greedy)
+    assert np.allclose(decision.value(decision.action), q)
+
+
+def test_the_noise_is_the_papers_or_a_ladder():
+    assert make()[0].exploration(4).name == "noise"
+    assert make()[0].exploration(4).amounts.tolist() == [0.3] * 4
+    assert np.allclose(make(noise=1.0, noise_ladder=0.1)[0].exploration(2).amounts, [1.0, 0.1])
+
+
+def test_another_seed_is_another_network():
+    first = DpgAlgorithm(Config(), SCHEMA).make_network()
+    other = DpgAlgorithm(replace(Config(), seed=2), SCHEMA).make_network()
+    assert not torch.equal(first.policy.hidden1.weight, other.policy.hidden1.weight)
+
+
+def test_the_parts_of_an_update_are_made_for_the_configuration_and_so_is_what_is_exported():
+    algorithm, agent = make(num_critics=2)
+    optimizer = algorithm.make_optimizer(agent.network)
+    update = algorithm.make_update(agent.network, algorithm.make_network(), optimizer, torch.device("cpu"))
+    assert update(make_batch()).td_errors.shape == (B,)
+    exported = algorithm.make_exported(agent.network)
+    assert (exported.module, exported.output) == (agent.network, "action")

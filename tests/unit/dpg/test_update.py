@@ -1,0 +1,202 @@
+"""Claims about `apex.dpg.update`: targets by hand, a whole update against a naive twin, and what is left as it was."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from support.dpg import SCHEMA, B, K, Twin, make_batch
+from torch import nn
+
+from apex.algorithms.optimizers import set_learning_rate
+from apex.config import Config, DpgConfig, LearnerConfig
+from apex.dpg.algorithm import DpgAlgorithm
+from apex.dpg.networks import ActorCritic
+from apex.dpg.update import DpgUpdate
+
+CPU = torch.device("cpu")
+SMALL = {"policy_units": 5, "policy_units_2": 4, "critic_units": 7, "critic_units_2": 6}
+
+
+def make_step(seed=1, learner=None, **settings):
+    """An update, its online and its target network, which differ."""
+    defaults = {"optimizer": "adam", "learning_rate": 0.01, "optimizer_epsilon": 1e-4, "num_threads": 1}
+    config = Config(
+        seed=seed,
+        learner=LearnerConfig(**{**defaults, **(learner or {})}),
+        dpg=DpgConfig(**{**SMALL, **settings}),
+    )
+    algorithm = DpgAlgorithm(config, SCHEMA)
+    online, target = algorithm.make_network(), algorithm.make_network()
+    with torch.no_grad():
+        for parameter in online.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)))
+    optimizer = algorithm.make_optimizer(online)
+    return algorithm.make_update(online, target, optimizer, CPU), online, target, optimizer, config
+
+
+def contents(online, optimizer):
+    state = copy.deepcopy((online.state_dict(), optimizer.state_dict()["state"]))
+    return [tensor for part in state for tensor in flat(part)]
+
+
+def flat(tree):
+    return [leaf for value in tree.values() for leaf in flat(value)] if isinstance(tree, dict) else [tree]
+
+
+class Sum(nn.Module):
+    """A critic by hand: scale * (sum of the observation + 10 * first number of the action) for each scale."""
+
+    def __init__(self, *scales):
+        super().__init__()
+        self.scales = nn.Parameter(torch.tensor(scales))
+
+    def forward(self, observation, action):
+        return self.scales[:, None] * (observation.sum((1, 2)) + 10 * action[:, 0])
+
+
+class Constant(nn.Module):
+    def __init__(self, *values):
+        super().__init__()
+        self.values = nn.Parameter(torch.tensor(values))
+
+    def forward(self, observation):
+        return self.values.expand(len(observation), -1)
+
+
+def make_by_hand(scales=(1.0,), played=(0.5, 0.0), **settings):
+    config = DpgConfig(num_critics=len(scales), **settings)
+    online = ActorCritic(Constant(0.25, 0.0), Sum(*(0.0 for _ in scales)), None)
+    target = ActorCritic(Constant(*played), Sum(*scales), None)
+    learner = LearnerConfig(optimizer="adam", num_threads=1)
+    return DpgUpdate(learner, config, online, target, torch.optim.SGD(online.parameters(), lr=0.0)), online
+
+
+ONE = {"n_step_return": [100.0] * B, "weights": [1.0] * B, "stacks": np.full((2, B, 1, 3), 2.0)}
+
+
+def test_the_target_is_the_return_and_what_the_target_networks_expect():
+    """100 + 0.5 * (2 + 2 + 2 + 10 * 0.5), of which an online critic of 0 is wrong by all."""
+    update, _ = make_by_hand()
+    assert update(make_batch(**ONE, discount=[0.5] * B)).td_errors.tolist() == [105.5] * B
+
+
+def test_a_terminal_state_is_worth_nothing_and_a_truncated_one_what_is_expected_of_it():
+    update, _ = make_by_hand()
+    td_errors = update(make_batch(**ONE, discount=[0.0, 0.9, 0.0, 0.9, 0.0, 0.9])).td_errors
+    assert torch.allclose(td_errors, torch.tensor([100.0, 109.9] * 3))
+
+
+def test_of_two_critics_the_smaller_value_counts():
+    update, _ = make_by_hand(scales=(1.0, -1.0))
+    assert update(make_batch(**ONE, discount=[1.0] * B)).td_errors.tolist() == [100.0 - 11.0] * B
+
+
+def test_noise_on_the_target_action_is_bounded_and_leaves_it_among_the_actions():
+    update, _ = make_by_hand(played=(0.9, 0.0), target_noise=1e6, target_noise_clip=0.4)
+    td_errors = torch.cat([update(make_batch(**ONE, discount=[1.0] * B)).td_errors for _ in range(40)])
+    first = (td_errors - 106) / 10  # of the action that the target network judged
+    assert sorted({round(value, 4) for value in first.tolist()}) == [0.5, 1.0]  # 0.9 - 0.4, and 0.9 + 0.4 as 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"num_critics": 2, "first_activation": "relu", "policy_learning_rate_share": 0.5},
+        {"action_gradient_clip": 0.05},
+        {"action_gradient_clip": 0.0},  # no bound
+    ],
+)
+@pytest.mark.parametrize("norm", [40.0, 0.1])
+def test_five_updates_are_those_of_a_naive_twin(settings, norm):
+    update, online, target, _, config = make_step(learner={"max_gradient_norm": norm}, **settings)
+    twin, judge = Twin(online, config.dpg, config.learner), Twin(target, config.dpg, config.learner)
+    for seed in range(5):
+        batch = make_batch(seed)
+        td_errors, loss, policy_loss = twin.update(judge, batch)
+        updated = update(batch)
+        assert np.allclose(updated.td_errors, td_errors, rtol=1e-3, atol=1e-4)
+        assert float(updated.figures["loss"]) == pytest.approx(loss, rel=1e-3)
+        assert float(updated.figures["policy_loss"]) == pytest.approx(policy_loss, rel=1e-3, abs=1e-4)
+    state = online.state_dict()
+    for name, expected in twin.state().items():
+        assert np.allclose(state[name].numpy(), expected, rtol=1e-3, atol=1e-4), name
+
+
+def test_the_policys_loss_gives_the_critics_no_gradient_nor_theirs_the_policy():
+    kept = {}
+    for clip in (1e-9, 1.0):  # With the first one the policy hardly learns.
+        update, online, *_ = make_step(action_gradient_clip=clip)
+        update(make_batch())
+        kept[clip] = [parameter.grad.clone() for parameter in online.critics.parameters()]
+        slopes = [float(parameter.grad.abs().max()) for parameter in online.policy.parameters()]
+        assert max(slopes) < 1e-8 if clip < 1 else max(slopes) > 1e-4
+    assert all(torch.equal(one, other) for one, other in zip(*kept.values(), strict=True))
+
+
+def test_a_row_without_weight_changes_nothing():
+    states = []
+    for value in (0.0, 1e4):
+        update, online, *_ = make_step()
+        batch = make_batch(weights=[1, 1, 1, 1, 1, 0])
+        batch.stacks[:, -1], batch.n_step_return[-1] = value, value
+        update(batch)
+        states.append(online.state_dict())
+    assert all(torch.allclose(states[0][name], states[1][name], atol=1e-6) for name in states[0])
+
+
+@pytest.mark.parametrize("field", ["n_step_return", "stacks"])
+def test_an_update_that_is_not_finite_leaves_everything_as_it_was(field):
+    update, online, _, optimizer, _ = make_step(normalize_observations=True)
+    update(make_batch(0))
+    before = contents(online, optimizer)
+    batch = make_batch(1)
+    getattr(batch, field)[-1] = torch.nan
+    assert not update(batch).finite
+    assert all(torch.equal(one, other) for one, other in zip(before, contents(online, optimizer), strict=True))
+    assert update(make_batch(2)).finite
+
+
+def test_what_only_the_policy_cannot_learn_from_leaves_the_critics_as_they_were_too():
+    update, online, _, optimizer, _ = make_step()
+    online.policy.register_forward_hook(lambda network, inputs, output: output * torch.inf)
+    before = contents(online, optimizer)
+    assert not update(make_batch()).finite
+    assert all(torch.equal(one, other) for one, other in zip(before, contents(online, optimizer), strict=True))
+
+
+def test_a_delayed_policy_learns_in_every_second_update_only():
+    update, online, *_ = make_step(policy_period=2)
+    moved = []
+    for number in range(4):
+        before = copy.deepcopy(online.state_dict())
+        updated = update(make_batch(number))
+        after = online.state_dict()
+        changed = [name for name in before if not torch.equal(before[name], after[name])]
+        moved.append({part: any(name.startswith(part) for name in changed) for part in ("policy", "critics")})
+        assert {"policy_loss", "action_saturation"} <= set(updated.figures)
+    assert [each["policy"] for each in moved] == [True, False, True, False]
+    assert all(each["critics"] for each in moved)
+
+
+def test_the_share_of_saturated_actions_is_told():
+    update, online = make_by_hand()
+    with torch.no_grad():
+        online.policy.values.copy_(torch.tensor([0.98, -0.5]))
+    assert float(update(make_batch(**ONE, discount=[0.5] * B)).figures["action_saturation"]) == 1 / K
+
+
+def test_rows_of_another_shape_are_refused():
+    update, *_ = make_step()
+    with pytest.raises(ValueError, match=r"discount has shape \[6, 1\]"):
+        update(make_batch(discount=np.zeros((B, 1))))
+
+
+def test_the_parts_have_step_sizes_of_their_own_also_when_these_fall():
+    _, _, _, optimizer, _ = make_step(policy_learning_rate_share=0.25)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.01, 0.0025]
+    set_learning_rate(optimizer, 0.004)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.004, 0.001]

@@ -1,0 +1,75 @@
+"""Claims about `apex.dqn.algorithm`: what an agent decides, and what it expects of what was played."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from support.builders import VECTORS
+from torch import nn
+
+from apex.config import Config
+from apex.dqn.algorithm import DqnAgent, DqnAlgorithm
+
+
+class Showing(nn.Module):
+    """Q-values that are the observation's own."""
+
+    def forward(self, observation):
+        return observation[:, 0]
+
+
+Q = np.array([[[1.0, 5.0, 3.0]], [[4.0, 2.0, -1.0]]], np.float32)  # [E, S, A]
+GREEDY = np.zeros(2)
+
+
+def rng():
+    return np.random.default_rng(0)
+
+
+def test_a_decision_is_greedy_and_knows_the_value_of_what_was_played_in_its_place():
+    decision = DqnAgent(Showing()).decide(Q, None, GREEDY, rng())
+    assert decision.action.tolist() == [1, 0]
+    assert decision.state_value.tolist() == [5, 4]
+    assert decision.value(np.array([2, 1])).tolist() == [3, 2]
+    assert decision.value(decision.action).dtype == np.float32
+
+
+def test_state_values_and_actions_alone_are_those_of_a_decision():
+    agent = DqnAgent(Showing())
+    assert agent.state_value(Q, None).tolist() == [5, 4]
+    assert agent.act(Q, None, 0.0, rng()).tolist() == [1, 0]
+
+
+def test_full_exploration_is_uniform():
+    action = DqnAgent(Showing()).act(np.repeat(Q, 3000, 0), None, 1.0, rng())
+    assert np.allclose(np.bincount(action) / 6000, 1 / 3, atol=4 * (2 / 9 / 6000) ** 0.5)
+
+
+def test_layers_that_only_train_are_at_rest():
+    assert not DqnAgent(nn.Sequential(nn.Dropout(0.5))).network.training
+    assert torch.is_inference_mode_enabled() is False
+
+
+def test_what_is_not_allowed_is_neither_played_nor_expected():
+    mask = np.array([[True, False, True], [False, False, True]])
+    agent = DqnAgent(Showing())
+    decision = agent.decide(Q, mask, GREEDY, rng())
+    assert decision.action.tolist() == [2, 2]
+    assert decision.state_value.tolist() == [3, -1]
+    assert agent.state_value(Q, mask).tolist() == [3, -1]
+    assert agent.act(Q, mask, 0.0, rng()).tolist() == [2, 2]
+
+
+def test_the_parts_of_an_update_are_made_for_the_configuration_and_so_is_what_is_exported():
+    config = Config()
+    algorithm = DqnAlgorithm(config, VECTORS)
+    assert algorithm.exploration(1).name == "epsilon"
+    online = algorithm.make_network()
+    agent = algorithm.make_agent(online)
+    assert agent.q_values(np.zeros((2, *VECTORS.observation_shape), np.float32)).shape == (2, VECTORS.num_actions)
+    optimizer = algorithm.make_optimizer(online)
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    update = algorithm.make_update(online, algorithm.make_network(), optimizer, torch.device("cpu"))
+    assert update.torch_threads >= 1
+    exported = algorithm.make_exported(online)
+    assert (exported.module, exported.output) == (online, "q")

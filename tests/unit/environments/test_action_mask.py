@@ -1,0 +1,162 @@
+"""Masks of allowed actions belong to the state in which the agent acts, and a wrong one is the environment's fault."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from support.environments import FACTORY, Counter, here, made_by_the_test, make, make_config
+
+from apex.environments.answers import read_mask
+from apex.environments.factory import describe
+from apex.environments.single import AgentEnvironment
+from apex.errors import EnvironmentFailure, UsageError
+
+
+class Gates(Counter):
+    """In step t of an episode only action t % 3 is allowed."""
+
+    def __init__(self, length=3, end="terminated", faults=None):
+        super().__init__(length, end, faults)
+
+    def reset(self, *, seed=None, options=None):
+        observation, _ = super().reset(seed=seed)
+        return observation, self.info()
+
+    def step(self, action):
+        *answer, info = super().step(action)
+        return *answer, self.info() | info
+
+    def info(self):
+        mask = np.arange(3) == self.t % 3
+        return {"action_mask": mask.astype(np.int8)}
+
+
+def cut_gates():
+    return Gates(end="truncated")
+
+
+class Pads(Gates):
+    action_space = spaces.MultiDiscrete([2, 3])
+
+    def info(self):
+        return {"action_mask": (np.array([0, 1], np.int8), np.array([1, 0, 1], np.int8))}
+
+
+class Unstartable(Counter):
+    def reset(self, *, seed=None, options=None):
+        raise OSError("no such level")
+
+
+def allowed(mask):
+    return [np.flatnonzero(row).tolist() for row in mask]
+
+
+def test_what_an_environment_gives_is_described():
+    assert describe(make_config(here(Gates)), 3).masked
+    assert describe(make_config("Taxi-v4"), 3).masked
+    assert not describe(make_config("CartPole-v1"), 3).masked
+
+
+def test_an_environment_that_cannot_be_reset_is_refused():
+    with pytest.raises(UsageError, match="cannot be reset: OSError: no such level"):
+        describe(make_config(here(Unstartable)), 3)
+
+
+@pytest.mark.parametrize("factory", [Gates, cut_gates])
+def test_a_mask_belongs_to_the_state_to_act_in_and_the_final_one_to_the_last_state(factory):
+    environment = make(here(factory), 2)
+    environment.reset()
+    first = environment.action_mask
+    assert allowed(first) == [[0], [0]]
+    steps = [environment.step(np.zeros(2, np.int64)) for _ in range(4)]
+    assert [allowed(step.action_mask) for step in steps] == [[[1]] * 2, [[2]] * 2, [[0]] * 2, [[1]] * 2]
+    if factory is cut_gates:
+        assert allowed(steps[2].final_mask) == [[0], [0]]  # 3 % 3
+    assert allowed(first) == [[0], [0]]  # What was handed out is never written to.
+    assert environment.action_mask is steps[-1].action_mask
+
+
+def test_a_tuple_of_masks_says_which_combinations_are_allowed():
+    environment = make(here(Pads), 1)
+    environment.reset()
+    assert allowed(environment.action_mask) == [[3, 5]]
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, lambda mask: np.array(mask, bool)])
+def test_the_mask_of_a_discrete_space_may_be_any_row_of_zeros_and_ones(kind):
+    assert read_mask({"action_mask": kind([0, 1, 1])}, 3).tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("info", "message"),
+    [
+        (
+            {"action_mask": np.ones(2, np.int8)},
+            "returned the action_mask array([1, 1], dtype=int8), expected 3 zeros and",
+        ),
+        ({"action_mask": np.array([0, 2, 0])}, "expected 3 zeros and ones"),
+        ({"action_mask": "110"}, "expected 3 zeros and ones"),
+        ({"action_mask": np.zeros(3)}, "an action_mask that allows no action, although the episode has not ended"),
+    ],
+)
+def test_a_wrong_mask_is_a_fault_after_which_the_environment_begins_anew(info, message, caplog):
+    made = []
+
+    def factory():
+        made.append(Gates(length=100, faults={2: {"info": info}} if len(made) == 1 else {}))
+        return made[-1]
+
+    FACTORY.make = factory
+    environment = make(here(made_by_the_test), 3)
+    environment.reset()
+    assert environment.step(np.zeros(3, np.int64)).failed is None
+    step = environment.step(np.zeros(3, np.int64))
+    assert step.failed.tolist() == [False, True, False]
+    assert allowed(step.action_mask) == [[2], [0], [2]]
+    assert message in caplog.text
+
+
+def test_an_environment_that_forgets_its_masks_is_at_fault(caplog):
+    class Forgetful(Gates):
+        def info(self):
+            return {} if self.t else super().info()
+
+    FACTORY.make = lambda: Forgetful(length=100)
+    environment = make(here(made_by_the_test), 1)
+    environment.reset()
+    assert environment.step(np.zeros(1, np.int64)).failed.tolist() == [True]
+    assert "returned an info without 'action_mask', although an earlier info had one" in caplog.text
+    with pytest.raises(EnvironmentFailure):
+        play_on(environment, 20)
+
+
+def play_on(environment, num_steps):
+    return [environment.step(np.zeros(1, np.int64)) for _ in range(num_steps)]
+
+
+def test_a_terminal_state_needs_no_mask():
+    class Mute(Gates):
+        def info(self):
+            return {"action_mask": np.zeros(3)} if self.t == self.length else super().info()
+
+    FACTORY.make = Mute
+    environment = make(here(made_by_the_test), 1)
+    environment.reset()
+    steps = play_on(environment, 4)
+    assert [step.terminated[0] for step in steps] == [False, False, True, False]
+    assert all(step.failed is None for step in steps)
+
+
+def test_one_environment_as_the_agent_sees_it_tells_the_mask_in_info():
+    config = make_config(here(Gates))
+    environment = AgentEnvironment(config, describe(config, 3))
+    _, info = environment.reset(seed=1)
+    assert info["action_mask"].tolist() == [True, False, False]
+    for _ in range(2):
+        *_, info = environment.step(0)
+    assert info["action_mask"].tolist() == [False, False, True]
+    *_, terminated, _, _ = environment.step(0)
+    assert terminated
+    _, info = environment.reset()
+    assert info["action_mask"].tolist() == [True, False, False]

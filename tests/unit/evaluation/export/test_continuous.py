@@ -1,0 +1,129 @@
+"""`apex export` of a policy of continuous actions: the card's lines and ONNX act as it does."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from apex import export, load_policy
+from apex.algorithms.interface import make_algorithm
+from apex.algorithms.parameters import flatten_parameters
+from apex.config import Config, DpgConfig, EnvironmentConfig, NetworkConfig, RunConfig
+from apex.environments.factory import describe
+from apex.runs.checkpoints.policy_file import BEST, PolicyInfo, save_policy
+from apex.runs.folder import RunFolder
+
+PENDULUM = EnvironmentConfig(id="Pendulum-v1", clip_rewards=False)
+SMALL = {"policy_units": 6, "policy_units_2": 5, "critic_units": 4, "critic_units_2": 4}
+PLAIN = DpgConfig(**SMALL)
+CONTROL = DpgConfig(**SMALL, num_critics=2, first_activation="relu", normalize_observations=True)
+OWN_SOURCE = """
+import torch
+from torch import nn
+
+class Own(nn.Module):
+    def __init__(self, schema):
+        super().__init__()
+        self.policy = nn.Sequential(nn.Flatten(), nn.Linear(schema.frame_shape[0], schema.action_size), nn.Tanh())
+        self.critics = Critic(schema.frame_shape[0] + schema.action_size)
+
+class Critic(nn.Linear):
+    def __init__(self, size):
+        super().__init__(size, 1)
+
+    def forward(self, observation, action):
+        return super().forward(torch.cat([observation.flatten(1), action], 1)).T
+
+def make_own(schema):
+    return Own(schema)
+"""
+STRANGER = """
+import json, sys, torch
+names = {}
+exec(sys.stdin.read(), names)
+observation = torch.tensor(json.loads(sys.argv[1]))
+print(json.dumps(names["act"](observation).tolist()))
+"""
+
+
+def make_run(folder, dpg, factory=""):
+    network = NetworkConfig(factory=factory)
+    run_config = RunConfig(name="mine", folder=str(folder))
+    config = Config(environment=PENDULUM, network=network, dpg=dpg, run=run_config)
+    schema = describe(PENDULUM, config.actor.n_step)
+    run = RunFolder.create(config, schema, argv=[])
+    module = make_algorithm(config, schema).make_network()
+    with torch.no_grad():
+        for parameter in module.policy.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+        if module.normalizer is not None:
+            module.normalizer.mean += 0.5
+            module.normalizer.variance *= 4
+    facts = {"schema": schema, "network": network, "environment": PENDULUM, "dpg": dpg}
+    save_policy(run.checkpoints / BEST, flatten_parameters(module), PolicyInfo(**facts, num_updates=70, score=-150.0))
+    return run
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    (tmp_path / "own_network.py").write_text(OWN_SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("own_module")
+@pytest.mark.parametrize(
+    ("dpg", "factory"), [(PLAIN, ""), (CONTROL, ""), (CONTROL, "own_network:make_own")], ids=["paper", "control", "own"]
+)
+def test_the_lines_of_the_card_act_as_the_policy_does(tmp_path, dpg, factory):
+    run = make_run(tmp_path, dpg, factory)
+    out = export(run.path)
+    observation = np.random.default_rng(0).normal(size=(9, 3)).astype(np.float32)
+    shown = observation[:, None] if factory else observation
+    (code,) = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
+    answer = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{STRANGER}",
+            json.dumps(shown.tolist()),
+        ],
+        input=code,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=out,
+    )
+    assert answer.returncode == 0, answer.stderr
+    expected = load_policy(run.path)(observation)
+    assert np.allclose(json.loads(answer.stdout), expected, atol=1e-6)
+    assert np.ptp(expected) > 1e-3
+    assert np.array_equal(load_policy(out / "model.safetensors")(observation), expected)
+
+
+@pytest.mark.parametrize("dpg", [PLAIN, CONTROL])
+def test_onnx_gives_the_action_and_the_card_says_so(tmp_path, dpg):
+    import onnxruntime
+
+    run = make_run(tmp_path, dpg)
+    out = export(run.path, onnx=True)
+    session = onnxruntime.InferenceSession(out / "model.onnx", providers=["CPUExecutionProvider"])
+    observation = np.random.default_rng(0).normal(size=(9, 1, 3)).astype(np.float32)
+    (action,) = session.run(["action"], {"observation": observation})
+    assert np.allclose(action, load_policy(run.path)(observation), atol=1e-6)
+    card = (out / "README.md").read_text()
+    for words in (
+        "A deterministic policy of continuous actions, trained by",
+        "largest absolute difference of an action is",
+        "Output: float32 [batch, 1], an action in -1 ... 1.",
+        "low + (a + 1) / 2 * (high - low)",
+        '(action,) = session.run(["action"]',
+    ):
+        assert words in card
+    assert ("subtracts the mean" in card) == dpg.normalize_observations
+    assert "Q-values are" not in card

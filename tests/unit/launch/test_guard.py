@@ -1,0 +1,30 @@
+"""When a guard ends its programs."""
+
+from __future__ import annotations
+
+import os
+
+from apex.launch.guard import Lifeline
+from apex.runtime.lifecycle import Stop
+
+
+def test_a_guard_stops_when_its_input_ends_and_not_before():
+    reading, writing = os.pipe()
+    stop = Lifeline(reading, Stop()).stop
+    assert not stop.requested
+    os.write(writing, b"words after the order")
+    assert not stop.requested
+    os.close(writing)
+    assert stop.requested
+    os.close(reading)
+
+
+def test_a_guard_stops_by_a_signal():
+    reading, writing = os.pipe()
+    signals = Stop()
+    stop = Lifeline(reading, signals).stop
+    assert not stop.requested
+    signals.request()
+    assert stop.requested
+    os.close(reading)
+    os.close(writing)

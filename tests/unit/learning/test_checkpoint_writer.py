@@ -1,0 +1,189 @@
+"""Checkpoints are written beside the training: each is of one moment, whole or not there, and none fails in silence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from support.trainers import NETWORK, SCHEMA, Tape, make_batch, make_trainer
+from support.waiting import until
+
+from apex.algorithms.parameters import flatten_parameters
+from apex.config import Config, RunConfig
+from apex.dqn.networks import make_network
+from apex.errors import DivergedError
+from apex.learning.checkpoint_writer import CheckpointWriter
+from apex.learning.setup import save_checkpoint
+from apex.runs.checkpoints.checkpoint import load_checkpoint
+from apex.runs.checkpoints.folder import find_latest
+from apex.runs.folder import RunFolder
+from apex.types import Progress
+
+DEADLINE = 30.0  # seconds, for what takes milliseconds
+
+
+class Disk:
+    """Writes when the test says so."""
+
+    def __init__(self, error=None):
+        self.written, self.go, self.error = [], threading.Event(), error
+
+    def write(self, state, progress):
+        assert self.go.wait(DEADLINE)
+        if self.error is not None:
+            raise self.error
+        self.written.append((state["num_updates"], progress, threading.get_ident()))
+
+
+@pytest.fixture
+def disk():
+    disk = Disk()
+    yield disk
+    disk.go.set()
+
+
+def at(num_updates):
+    return lambda: ({"num_updates": num_updates}, lambda: None)
+
+
+def test_the_trainer_goes_on_while_a_checkpoint_is_written_and_no_second_one_begins(disk):
+    writer = CheckpointWriter(disk.write)
+    assert writer.begin(at(1), Progress(10))
+    assert not writer.begin(at(2), Progress(20))
+    writer.check()
+    assert disk.written == []
+    disk.go.set()
+    writer.wait()
+    assert writer.begin(at(3), Progress(30))
+    writer.close()
+    assert [(number, progress) for number, progress, _ in disk.written] == [(1, Progress(10)), (3, Progress(30))]
+    assert threading.get_ident() not in [thread for *_, thread in disk.written]
+
+
+@pytest.mark.parametrize("look", ["begin", "check", "wait"])
+def test_what_a_write_has_run_into_reaches_the_trainer_once(disk, look):
+    disk.error = DivergedError("the network is not finite")
+    disk.go.set()
+    writer = CheckpointWriter(disk.write)
+    writer.begin(at(1), Progress())
+    until(lambda: writer._writing.done(), "end of the write")
+    with pytest.raises(DivergedError, match="not finite"):
+        writer.begin(at(2), Progress()) if look == "begin" else getattr(writer, look)()
+    writer.check()
+    writer.close()
+
+
+def test_the_end_waits_for_what_is_being_written_and_raises_nothing(disk):
+    disk.error = DivergedError("the network is not finite")
+    writer = CheckpointWriter(disk.write)
+    writer.begin(at(1), Progress())
+    threading.Timer(0.1, disk.go.set).start()
+    writer.close()
+    assert writer._writing.done()
+
+
+def test_the_device_may_fill_the_snapshot_later_and_only_the_thread_waits_for_it(disk):
+    copied = threading.Event()
+    disk.go.set()
+    writer = CheckpointWriter(disk.write)
+    writer.begin(lambda: ({"num_updates": 1}, lambda: copied.wait(DEADLINE)), Progress())
+    assert disk.written == []
+    copied.set()
+    writer.wait()
+    assert len(disk.written) == 1
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_a_checkpoint_is_of_the_moment_at_which_it_began(tmp_path, optimizer):
+    """Each update changes parameters and averages in place, also while the one before is on its way to the disk."""
+    trainer = make_trainer(Tape(*map(make_batch, range(9))), optimizer=optimizer, target_period=2)
+    folder = RunFolder.create(Config(run=RunConfig(folder=str(tmp_path), name="one")), SCHEMA, argv=[])
+    go = threading.Event()
+
+    def write(state, progress):
+        assert go.wait(DEADLINE)
+        save_checkpoint(folder, state, progress)
+
+    writer = CheckpointWriter(write)
+    for _ in range(3):
+        trainer.step(0.0)
+    twin = make_trainer(Tape(*map(make_batch, range(3, 9))), optimizer=optimizer, target_period=2)
+    expected = flatten_parameters(trainer.online)
+    writer.begin(trainer.snapshot, Progress(5))
+    for _ in range(6):
+        trainer.step(0.0)
+    go.set()
+    writer.wait()
+    state = load_checkpoint(folder.checkpoints / "000000003")
+    twin.restore(state._asdict())
+    np.testing.assert_array_equal(flatten_parameters(twin.online), expected)
+    for _ in range(6):
+        twin.step(0.0)
+    np.testing.assert_array_equal(flatten_parameters(twin.online), flatten_parameters(trainer.online))
+    writer.close()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+sys.path[:0] = sys.argv[2:]
+import torch
+from support.trainers import SCHEMA, Tape, make_batch, make_trainer
+from apex.config import CheckpointConfig, Config
+from apex.learning.checkpoint_writer import CheckpointWriter
+from apex.learning.run_save import save_run
+from apex.types import Progress
+
+def train(folder, fatal_step):
+    config, step = Config(checkpoint=CheckpointConfig(keep=2)), 0
+
+    def pause(name):
+        nonlocal step
+        step += 1
+        if step == fatal_step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    trainer = make_trainer(Tape(*map(make_batch, range(24))))
+    writer = CheckpointWriter(lambda state, progress: save_run(folder, config, SCHEMA, state, progress, pause=pause))
+    while trainer.step(0.0):
+        if trainer.num_updates % 8 == 0:
+            writer.wait()
+            writer.begin(trainer.snapshot, Progress(trainer.num_updates))
+    writer.close()
+
+torch.set_num_threads(1)
+status, fatal_step = None, 0
+while status != 0:
+    fatal_step += 1
+    child = os.fork()
+    if child == 0:
+        train(Path(sys.argv[1]) / str(fatal_step), fatal_step)
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, -signal.SIGKILL), status
+"""
+
+
+def test_killed_at_any_step_of_a_write_a_learner_has_this_checkpoint_or_the_one_before(tmp_path):
+    """The training thread makes updates meanwhile, but for the last write, for which the end waits."""
+    naive = make_trainer(Tape(*map(make_batch, range(24))))
+    parameters = {}
+    while naive.step(0.0):
+        parameters[naive.num_updates] = flatten_parameters(naive.online)
+    command = [sys.executable, "-c", KILLED, str(tmp_path), *sys.path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    newest = [0]
+    for folder in sorted(tmp_path.iterdir(), key=lambda path: int(path.name)):
+        found = find_latest(folder).state  # Raises CheckpointError where all that was finished is bad or gone.
+        if found is not None:
+            network = make_network(NETWORK, SCHEMA, seed=0)
+            network.load_state_dict(found.online)
+            np.testing.assert_array_equal(flatten_parameters(network), parameters[found.num_updates])
+            newest.append(found.num_updates)
+    assert len(list(tmp_path.iterdir())) >= 3 * 6  # steps of each write
+    assert newest == sorted(newest)
+    assert set(newest) == {0, 8, 16, 24}

@@ -1,0 +1,22 @@
+"""The end of a learner's run."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from apex.config import EvaluatorConfig
+from apex.learning.coordinator.link import TrainerEnd
+from apex.learning.service import _end_run
+from apex.runtime.lifecycle import Stop
+
+
+def test_the_final_policy_has_left_before_the_evaluator_is_told_to_wait_for_it():
+    """A GPU's parameters leave only when somebody looks whether they have arrived."""
+    tape = []
+    trainer = SimpleNamespace(
+        publish_newest=lambda: tape.append("publish"), flush=lambda: tape.append("flush"), num_updates=7
+    )
+    link = SimpleNamespace(send=tape.append)
+    coordinator = SimpleNamespace(is_alive=lambda: False)
+    _end_run(trainer, link, coordinator, EvaluatorConfig(), "reached 7 updates", Stop())
+    assert tape == ["publish", "flush", TrainerEnd("reached 7 updates", 7)]

@@ -1,0 +1,98 @@
+"""What a program uses, its children counted with it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from support.clocks import Clock
+
+from apex.runtime.resources import ResourceMeter
+
+MIB = 2**20
+CHILD = """
+import sys, time
+memory = bytearray(64 * 2**20)
+memory[::4096] = b"x" * len(memory[::4096])
+end = time.process_time() + 0.5
+while time.process_time() < end:
+    pass
+print("done", flush=True)
+sys.stdin.read()
+"""
+
+
+def start_child():
+    """A process that has used half a second of a core, and holds 64 MiB."""
+    child = subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout.readline() == b"done\n"
+    return child
+
+
+def test_the_processor_time_and_memory_of_a_child_count():
+    clock = Clock()
+    meter = ResourceMeter(clock=clock)
+    before, own = meter.measure(), time.process_time()
+    with start_child() as child:
+        own = time.process_time() - own
+        clock.now += 2.0
+        usage = meter.measure()
+        child.stdin.close()
+    assert usage.cores >= 0.5 / 2
+    # Interpreter start and this process's own; the kernel counts both by the hundredth of a second.
+    assert usage.cores < (1.5 + own) / 2
+    assert 64 * MIB < usage.memory_bytes - before.memory_bytes < 96 * MIB
+
+
+def test_a_child_that_was_there_before_counts_from_the_last_look_on():
+    clock = Clock()
+    with start_child() as child:
+        meter = ResourceMeter(clock=clock)
+        clock.now += 1.0
+        usage = meter.measure()
+        child.stdin.close()
+    assert usage.cores < 0.4
+
+
+def test_looks_once_in_a_period_at_most():
+    clock = Clock()
+    meter = ResourceMeter(clock=clock)
+    clock.now += 0.9
+    first = meter.measure()
+    clock.now += 0.2
+    assert meter.measure() is not first
+
+
+def test_memory_that_processes_share_counts_once():
+    shared = mmap.mmap(-1, 512 * MIB)
+    shared.write(b"x" * len(shared))
+    ready, writer = os.pipe()
+    reader, done = os.pipe()
+    child = os.fork()
+    if not child:  # It touches all of it, and waits for the parent.
+        sum(shared[at] for at in range(0, len(shared), 4096))
+        os.write(writer, b"x")
+        os.close(done)
+        os.read(reader, 1)
+        os._exit(0)
+    os.read(ready, 1)
+    both = ResourceMeter().measure().memory_bytes
+    alone = psutil.Process().memory_info().rss
+    for end in (ready, writer, reader, done):
+        os.close(end)
+    os.waitpid(child, 0)
+    assert both < 2 * alone - 400 * MIB
+
+
+def test_a_process_that_has_ended_uses_nothing():
+    clock = Clock()
+    child = start_child()
+    meter = ResourceMeter(child.pid, clock=clock)
+    child.communicate()
+    clock.now += 1.0
+    assert meter.measure() == (pytest.approx(0.0), 0)

@@ -1,0 +1,40 @@
+"""The completion script completes commands, options with settings, presets and runs, in a real bash."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from apex.completion import main, make_script
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    path = tmp_path_factory.mktemp("completion") / "apex.bash"
+    path.write_text(make_script())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        (["ev"], "evaluate evaluator"),
+        (["train", "--preset", "cart"], "cartpole"),
+        (["train", "--learner.batch"], "--learner.batch-size"),
+        (["evaluate", "--vid"], "--video"),
+        (["evaluate", "my-"], "my-run"),
+        (["status", "--learner.batch"], ""),
+    ],
+)
+def test_what_is_begun_is_completed(script, tmp_path, words, completed):
+    (tmp_path / "runs" / "my-run").mkdir(parents=True)
+    typed = " ".join(["apex", *words])
+    command = f"source {script}; COMP_WORDS=({typed}); COMP_CWORD={len(words)}; _apex; echo ${{COMPREPLY[*]}}"
+    answer = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (answer.stdout.strip(), answer.stderr) == (completed, "")
+
+
+def test_another_shell_is_refused(capsys):
+    assert main(["fish"]) == 2
+    assert "fish" in capsys.readouterr().err
