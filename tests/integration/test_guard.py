@@ -1,4 +1,4 @@
-"""A guard, with a pipe for its lifeline: it runs what it is told to, and ends that with whoever started it."""
+"""A guard runs the ordered program, and ends it when the scheduler is gone."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import pytest
 from support.waiting import until
 
 from apex.errors import HOPELESS, NEIGHBOUR_GONE, REFUSED
-from apex.launch.guard import Lifeline, Order
-from apex.runtime.lifecycle import Stop
+from apex.launch.guard import Order
 
 pytestmark = pytest.mark.covers_programs
 ROLE = """
@@ -35,7 +34,6 @@ def order(what, **changes):
         "arguments": ["role", str(what)],
         "home": "home",
         "keys": {"role.secret": "hush"},
-        "grace_seconds": 1.0,
         "stuck_seconds": 0.0,
         "crash_budget": 3.0,
     }
@@ -97,7 +95,7 @@ def finish(process):
 
 
 @pytest.mark.parametrize(("ends", "status"), [(0, 0), (2, REFUSED), (HOPELESS, HOPELESS)])
-def test_a_program_runs_with_its_keys_and_its_end_is_the_guards(guards, ends, status):
+def test_a_program_gets_its_keys_and_the_guard_ends_with_its_status(guards, ends, status):
     process = guards.start(order(ends).encode())
     assert process.wait(60) == status
     said = process.stdout.read().decode()
@@ -108,7 +106,7 @@ def test_a_program_runs_with_its_keys_and_its_end_is_the_guards(guards, ends, st
     assert "hush" in (guards.folder / "home" / "role.log").read_text()
 
 
-def test_it_ends_with_whoever_started_it_and_nothing_stays(guards):
+def test_a_guard_ends_its_program_and_removes_its_keys_when_its_input_ends(guards):
     process = guards.start(order("wait").encode())
     until(guards.programs, "program")
     status, _ = finish(process)
@@ -117,7 +115,7 @@ def test_it_ends_with_whoever_started_it_and_nothing_stays(guards):
     assert not (guards.folder / "home" / "keys").exists()
 
 
-def test_it_ends_its_program_although_nobody_reads_what_it_says(guards):
+def test_a_guard_ends_its_program_although_nobody_reads_its_output(guards):
     process = guards.start(order("wait").encode())
     until(guards.programs, "program")
     process.stdout.close()
@@ -126,14 +124,14 @@ def test_it_ends_its_program_although_nobody_reads_what_it_says(guards):
     assert guards.programs() == []
 
 
-def test_one_that_is_killed_takes_its_program_along(guards):
+def test_the_program_of_a_killed_guard_ends(guards):
     process = guards.start(order("wait").encode())
     until(guards.programs, "program")
     process.kill()
     until(lambda: not guards.programs(), "end")
 
 
-def test_the_next_one_waits_until_the_one_before_is_gone(guards):
+def test_a_guard_waits_until_the_guard_before_has_ended(guards):
     first = guards.start(order("wait").encode())
     (before,) = until(guards.programs, "program")
     second = guards.start(order(0, keys={"role.secret": "new"}).encode())
@@ -148,19 +146,7 @@ def test_the_next_one_waits_until_the_one_before_is_gone(guards):
 
 
 @pytest.mark.parametrize("line", ["\n", '{"role": "actor"}\n', "\0\n"])
-def test_refuses_what_is_no_order(guards, line):
+def test_a_guard_refuses_input_that_is_no_order(guards, line):
     status, said = finish(guards.start(line))
     assert status == REFUSED
     assert said == "apex: standard input has no valid order. Only a scheduler can start this module\n"
-
-
-def test_silence_is_taken_for_an_end(tmp_path):
-    reader, writer = os.pipe()
-    lifeline = Lifeline(reader, Stop(), silence_seconds=0.5)
-    for _ in range(5):
-        time.sleep(0.2)
-        os.write(writer, b"\n")
-        assert not lifeline.stop.requested
-    until(lambda: lifeline.stop.requested, "end")
-    os.close(reader)
-    os.close(writer)

@@ -13,10 +13,10 @@ SMALL, LARGE = np.float32([1.0, -99.0]), np.float32([0.0, -101.0])
 @pytest.mark.parametrize(
     ("frame", "reward", "clip_rewards", "told"),
     [
-        (SMALL, 99.0, False, []),
+        (SMALL, -199.0, False, []),
         (LARGE, 0.0, False, ["an observation has the value 101"]),
-        (SMALL, -101.0, False, ["a reward is -101"]),
-        (SMALL, -101.0, True, []),
+        (SMALL, -201.0, False, ["a reward is -201"]),
+        (SMALL, -201.0, True, []),
         (np.uint8([255]), 0.0, False, []),
     ],
 )
