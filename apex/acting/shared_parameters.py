@@ -12,11 +12,11 @@ _NUM_SIDES = 2
 
 
 class SharedParameters:
-    """Anonymous shared memory with two sides: one is written while the other is read. One writer, no lock.
+    """Anonymous shared memory with two buffers: one is written while the other is read. One writer, no lock.
 
-    Published parameters are numbered from 1; number k is on side k mod 2. Word 0 is the newest published number. Word 1
-    is the number that the writer began to write last. A reader copies side k mod 2, then checks that the writer has not
-    begun number k + 2, which overwrites this side.
+    Publications are numbered from 1; publication k is in buffer k mod 2. The header is an array of integers: 0 is the
+    number of the newest complete publication, 1 that of the newest one begun, 2 and 3 are the versions in the buffers.
+    A reader copies buffer k mod 2, then checks that publication k + 2, which overwrites this buffer, has not begun.
     """
 
     def __init__(self, num_parameters: int) -> None:

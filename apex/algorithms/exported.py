@@ -1,4 +1,4 @@
-"""The description of a network that `apex export` writes, so that it can be used without this package."""
+"""What `apex export` writes about a network, so that the network can be used without this package."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class ReplayConfig(Branch):
     num_shards: Annotated[int, Meta(ge=1, le=64)] = 1  # number of replay servers, R; each supplies 1/R of a batch
     capacity: Annotated[int, Meta(ge=1, le=2**31)] = 2_000_000  # transitions; new ones replace the oldest [section 4.1]
     max_bytes: NonNegativeInt = 0  # maximum bytes of compressed frames; 0: enough for capacity, up to half the RAM
-    host_bytes: NonNegativeInt = 0  # total RAM in bytes of separate replay hosts; 0: replay is on the learner's host
+    host_bytes: NonNegativeInt = 0  # total RAM of separate replay hosts in bytes; 0: replay runs on the learner's host
     min_size_to_sample: PositiveInt = 50_000  # inserted transitions before sampling starts [section 4.1]
     priority_exponent: Annotated[float, Meta(ge=0, le=2)] = 0.6  # alpha; 0: uniform sampling [section 4.1]
     min_priority: Annotated[float, Meta(gt=0, lt=1)] = 1e-6  # above 0, so that any transition can be drawn [PER 3.3]
@@ -136,7 +136,7 @@ class LearnerConfig(Branch):
     max_gradient_norm: PositiveFloat = 40.0  # gradients with a larger norm are scaled down to it [appendix C]
     loss: Literal["squared", "huber"] = "squared"  # squared: 1/2 delta^2 [section 3.2]
     importance_sampling_exponent: Probability = 0.4  # beta, exponent of the importance weights [section 4.1]
-    target_period: PositiveInt = 2_500  # updates between two copies of the network to the target network [section 4.1]
+    target_period: PositiveInt = 2_500  # the target network is copied from the network every N updates [section 4.1]
     publish_period: PositiveInt = 10  # updates between two publications of the parameters
     publish_seconds: NonNegativeFloat = 0.25  # minimum seconds between two publications; limits network traffic
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda if there is a GPU

@@ -63,7 +63,7 @@ def export(config: Config, schema: Schema, network: ActorCritic) -> Exported:
         summary="A deterministic policy of continuous actions",
         use="For a = `act(observation)`, the environment's action is `low + (a + 1) / 2 * (high - low)`.",
         facts=[
-            normalized if is_normalized else "No running statistic is applied to observations.",
+            normalized if is_normalized else "Observations are not normalized.",
             f"Output: float32 [batch, {size}], an action in -1 ... 1.",
             "The file also contains the critics; the names of their tensors begin with `critics`.",
         ],

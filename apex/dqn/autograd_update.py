@@ -1,8 +1,7 @@
 """One gradient step on a batch in device memory: double Q-learning, importance weights, clipped gradients.
 
 A step never waits for the device, so CUDA can capture it as a graph. If loss or gradient is not finite, the parameters
-do not change. On a CPU the optimizer's step is skipped. On CUDA the step is made and then undone, because the host does
-not wait for the result of the check.
+do not change: a CPU skips the optimizer's step, and CUDA undoes it, because its host does not wait for the check.
 """
 
 from __future__ import annotations

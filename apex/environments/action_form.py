@@ -74,7 +74,7 @@ def _read_box(space: spaces.Box, subject: str) -> ActionForm:
     require(1 <= size <= MAX_ACTION_VALUES, f"{subject}: {size:,} values; 1 ... {MAX_ACTION_VALUES:,} are supported")
     require(
         np.issubdtype(space.dtype, np.floating),
-        f"{subject}, a Box of integers: declare a Box of float32, or a MultiDiscrete",
+        f"{subject}: a Box of integers is not supported; declare a Box of float32, or a MultiDiscrete",
     )
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
     require(

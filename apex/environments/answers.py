@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from apex.environments.fault_budget import BadAnswerError
 from apex.types import Array
 
-MAX_REWARD = 1e13  # maximum |reward| of one step: the learner skips n-step returns beyond 1e15, and n is at most 64
+MAX_REWARD = (
+    1e13  # maximum |reward| of a step; with n <= 64, returns stay below 1e15, beyond which the learner skips them
+)
 MAX_VALUE = float(np.finfo(np.float32).max)  # maximum |value| in an observation
 MASK = "action_mask"  # key in `info`, as in Gymnasium's own environments
 

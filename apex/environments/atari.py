@@ -26,7 +26,7 @@ SCREEN_HEIGHT, SCREEN_WIDTH = 210, 160  # pixels of a picture; the resolution of
 def action_names(config: EnvironmentConfig, game: str) -> list[str]:
     """Returns the action names of `game` ("ms_pacman"): "noop", "right", ... Raises UsageError without a ROM."""
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # Otherwise ALE prints a banner on stderr.
-    emulator = ale_py.ALEInterface()  # Starts no thread.
+    emulator = ale_py.ALEInterface()  # Unlike the vector environment, it starts no thread.
     try:
         emulator.loadROM(str(roms.get_rom_path(game)))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Limits the faults of the environments in a process: tolerates rare faults, and fails on many in a row."""
+"""Limits the faults of the environments in a process: tolerates rare faults, and fails on frequent ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 
 from apex.errors import EnvironmentFailure
 
-MAX_FAULTS = 10  # faults in a row that are tolerated; the next one ends the process
+MAX_FAULTS = 10  # highest tolerated level of FaultBudget; a fault beyond it ends the process
 FORGIVEN_STEPS = 1_000  # environment steps in which the level of FaultBudget falls by one fault
 
 log = logging.getLogger("apex")
@@ -35,7 +35,7 @@ class FaultBudget:
         self._level = max(0.0, self._level - self._num_envs / FORGIVEN_STEPS)
 
     def bear(self, i: int, error: BaseException, where: str = "") -> None:
-        """Records and logs a fault of environment i; raises EnvironmentFailure after more than MAX_FAULTS in a row."""
+        """Records and logs a fault of environment i; raises EnvironmentFailure if the level exceeds MAX_FAULTS."""
         failure = self.failure(i, error, where)
         if self._level == 0:
             self._first = str(failure)
@@ -44,7 +44,7 @@ class FaultBudget:
         self._level += 1
         if self._level > MAX_FAULTS:
             raise EnvironmentFailure(
-                f"{failure}: more than {MAX_FAULTS} faults in a row; the first fault: {self._first}"
+                f"{failure}: more than {MAX_FAULTS} faults within a short time; the first fault: {self._first}"
             ) from error
         if self.num_faults.bit_count() == 1:  # Only the 1st, 2nd, 4th, 8th ...: there may be very many.
             words = "%s; ending its episode and creating the environment again (fault %d in this process)"

@@ -50,7 +50,7 @@ def _image_reader(space: spaces.Box, config: EnvironmentConfig) -> Callable[[Any
     require(
         channels in CHANNELS,
         f"environment.id {config.id!r} has images of shape {list(space.shape)}, but "
-        "they must be [height, width] or [height, width, 1, 3 or 4 channels]: transpose them in a wrapper",
+        "they must be [height, width] or [height, width, channels], with 1, 3 or 4 channels: transpose them",
     )
     require(
         min(space.shape[:2]) >= MIN_IMAGE_SIZE,

@@ -79,7 +79,9 @@ class Evaluator:
         self._wait = Wait("evaluator", clock)
         self._start_at = clock()
         self._num_plays = 0
-        self._has_made = False  # whether an environment was ever created: later failures are not mistakes in settings
+        self._has_made = (
+            False  # whether an environment was ever created; if so, no wrong setting causes a later failure
+        )
         self.num_evaluations = 0
         self.best: float | None = None
 

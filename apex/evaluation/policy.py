@@ -166,8 +166,8 @@ def require_fit(path: Path, info: PolicyInfo) -> None:
     schema = describe(info.environment, info.schema.n_step)
     require(
         _interface(schema) == _interface(info.schema),
-        f"{info.environment.id} on this machine differs from the environment that {path} was trained in: "
-        f"it has {_interface(schema)}, expected {_interface(info.schema)}",
+        f"{info.environment.id} has {_interface(schema)} on this machine, but {path} was trained with "
+        f"{_interface(info.schema)}",
     )
 
 

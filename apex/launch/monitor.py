@@ -18,7 +18,7 @@ log = logging.getLogger("apex")
 
 # A log line about a wait: host (only with several hosts), time, role, level, message. See `lifecycle.Wait`.
 WAIT = re.compile(r"(\S+ )?\S+ \S+ WARNING (?P<wait>\S.* waits .*) \((?P<seconds>\d+) s\)")
-# A wait that continues is logged again when its duration has doubled. If that line is this late, the wait is over.
+# A wait that continues is logged again when its duration has doubled. It is over if that line is overdue by this time.
 LATE_SECONDS = 5.0
 
 
@@ -107,7 +107,7 @@ class RunMonitor:
         self._view.note(sentence)
 
     def _forget_waits(self) -> None:
-        """Removes the notes of waits that are over, because no log line has repeated them in time."""
+        """Removes the note of each wait that no log line has repeated in time: such a wait is over."""
         for sentence in list(self._history.notes):
             wait, now = WAIT.fullmatch(sentence), self._clock()
             if wait and now - self._noted_at.get(sentence, now) > int(wait["seconds"]) + LATE_SECONDS:

@@ -49,7 +49,9 @@ FIXED = (
 def resume_parser(prog: str) -> Parser:
     """Returns a parser for the run to resume; `parse_config` reads the rest of the command line."""
     parser = Parser(prog=prog, add_help=False)
-    parser.add_argument(OPTION, metavar="RUN", help="continue the run in this folder; only its limits may change")
+    parser.add_argument(
+        OPTION, metavar="RUN", help="continue the run in this folder; only limits, such as --run.max-steps, may change"
+    )
     parser.add_argument(ACCEPT, action="store_true", help=f"allow {OPTION} to change other settings or lose saved data")
     return parser
 

@@ -70,7 +70,7 @@ def _survey_replay(folder: RunFolder, config: Config, shard: int, found: Found, 
             f"{path} was created with replay.capacity {made[0]} and replay.max_bytes {made[1]}, but the settings are "
             f"{sizes.capacity} and {sizes.max_bytes}: use the sizes of the file, or remove the file",
         )
-        line = f"{name}: {store.size:,} transitions, still in {path}"
+        line = f"{name}: {store.size:,} transitions from {path}"
         newer = snapshots.newest() if config.checkpoint.replay else None
         if newer is not None and newer.end_key > store.num_inserted:
             more = newer.end_key - store.num_inserted
@@ -87,7 +87,9 @@ def _survey_replay(folder: RunFolder, config: Config, shard: int, found: Found, 
     if saved is not None:
         size = f"{saved.size:,} transitions"
         gone = f"{snapshots.path} has no snapshot; the checkpoint was saved with a snapshot of {size}"
-        require(accept, f"{OPTION} {folder.name}: {gone}. Restore it, or add {ACCEPT} to continue with an empty memory")
+        require(
+            accept, f"{OPTION} {folder.name}: {gone}. Copy it back, or add {ACCEPT} to continue with an empty memory"
+        )
         return f"{name}: starts with an empty memory; {gone}"
     if found.state is None and not folder.has_saved:
         return f"{name}: starts with an empty memory; the run never finished a snapshot"

@@ -71,7 +71,7 @@ class LoaderFigures(NamedTuple):
     """Figures of the loaders, one per loader, in memory shared with the trainer."""
 
     seconds: NDArray[np.float64]  # CPU time of the loader in seconds
-    draws: NDArray[np.float64]  # 1 while the loader draws the parts of all shards itself, otherwise 0
+    draws: NDArray[np.float64]  # 1 while the loader draws whole batches from local memory, 0 while samplers send parts
     refused: NDArray[np.float64]  # number of messages that were not valid batches
 
 

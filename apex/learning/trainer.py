@@ -23,7 +23,9 @@ from apex.learning.device_transfer import copy_to_host, make_transfer
 from apex.learning.skipped_batches import set_aside
 from apex.types import Array, Parameters, PriorityUpdate
 
-COLLECT_SECONDS = 0.001  # time between two checks for results while no batch arrives
+COLLECT_SECONDS = (
+    0.001  # while no batch arrives: time between two checks for gradient steps that the device has finished
+)
 
 log = logging.getLogger("apex")
 

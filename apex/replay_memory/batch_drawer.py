@@ -37,7 +37,7 @@ class DrawSettings(NamedTuple):
 
 
 class BatchDrawer:
-    """Draws parts of batches. Row `row` of the counters counts the parts sent and acknowledged."""
+    """Draws parts of batches. Counts the parts sent and acknowledged in row `row` of the counters."""
 
     def __init__(
         self,

@@ -35,7 +35,7 @@ from apex.transport.timing import (
 )
 
 CURVE_BYTES = 1_024  # above the 33 bytes that CURVE adds to a message, and above its longest handshake message
-BORROWED_SECONDS = 90.0  # maximum wait for the port of an outgoing connection; Linux blocks it for 60 s afterwards
+BORROWED_SECONDS = 90.0  # maximum time to retry a bind while an outgoing connection has the port, or had it 60 s ago
 LISTENING = "0A"  # state of a listening socket in /proc/net/tcp
 WARN_SECONDS = 60.0  # time between two warnings about sockets without authentication
 

@@ -87,7 +87,7 @@ variable "settings" {
       flatten([for section, settings in var.settings : [for setting in keys(settings) : "${section}.${setting}"]]),
       ["environment.id", "actor.num_actors", "actor.num_processes", "actor.envs_per_process", "replay.num_shards", "replay.host_bytes", "run.name", "run.folder"],
     )) == 0
-    error_message = "settings must not have environment.id, actor.num_actors, actor.num_processes, actor.envs_per_process, replay.num_shards, replay.host_bytes, run.name or run.folder. Terraform sets them from the variables environment, num_actors, streams_per_core, name and the instance types."
+    error_message = "settings must not have environment.id, actor.num_actors, actor.num_processes, actor.envs_per_process, replay.num_shards, replay.host_bytes, run.name or run.folder. Terraform sets them: use the variables environment, num_actors, streams_per_core, name and those of the instance types."
   }
 }
 
@@ -179,7 +179,7 @@ variable "evaluator_instance_type" {
 }
 
 variable "image_commit" {
-  description = "Commit of both images, as in their tag Commit. null: the commit of the newest GPU image. The first apply fixes it for the run."
+  description = "Git commit of the CPU and the GPU image, which their tag Commit shows. null: the commit of the newest GPU image. The first apply pins it for the run."
   type        = string
   default     = null
 }
@@ -193,12 +193,12 @@ variable "region" {
 
   validation {
     condition     = can(regex("^[a-z]{2}(-[a-z]+)+-[0-9]$", var.region))
-    error_message = "region must be an AWS region, as in us-east-1."
+    error_message = "region must be an AWS region, such as us-east-1."
   }
 }
 
 variable "availability_zone" {
-  description = "Availability zone of all hosts. One zone only, because traffic between zones costs money and adds delay. null: the first zone that offers all instance types. The first apply fixes it for the run."
+  description = "Availability zone of all hosts. One zone only, because traffic between zones costs money and adds delay. null: the first zone that offers all instance types. The first apply pins it for the run."
   type        = string
   default     = null
 

@@ -114,7 +114,9 @@ class Switch(Network):
         self._num_ports = 0
         self.ip(
             "link set lo up",
-            "link add bridge0 type bridge",
+            # Without an address of its own, a bridge takes the lowest of its ports. Whenever that changes, each machine
+            # sends to the old one until its ARP entry expires, half a minute later.
+            "link add bridge0 address 02:00:00:00:00:01 type bridge",
             "link set bridge0 up",
             *(f"addr add {address}/32 dev bridge0" for address in addresses),
             "route add default dev bridge0",

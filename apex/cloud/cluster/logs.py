@@ -40,7 +40,7 @@ class Tail:
         self._aws = aws
         self._groups = {role: f"/apex/{cluster}/{role}" for role in roles}
         self._from = int(since.timestamp() * 1000)
-        self._seen: dict[tuple[str, str], int] = {}  # (role, id) -> time of each line that may be read again
+        self._seen: dict[tuple[str, str], int] = {}  # (role, event id) -> time of each line that AWS may return again
 
     def read(self) -> Iterator[LogLine]:
         """Yields new lines in order of time."""

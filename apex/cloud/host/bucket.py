@@ -199,7 +199,7 @@ class RunBucket:
         return kept, data if data or len(kept) < len(parts) else None
 
     def _changes(self, number: int, whole: bool) -> Iterator[_Change]:
-        """Yields files to upload: first those of checkpoint `number`, and each manifest after the files it lists."""
+        """Yields files to upload: those of checkpoint `number` first, and each manifest after the files it lists."""
         for name, path in sorted(self._files(), key=lambda item: _rank(item[0])):
             checkpoint = _CHECKPOINT.match(name)
             is_due = int(checkpoint[1]) == number if checkpoint else whole or not name.startswith(_GROWING)

@@ -73,7 +73,9 @@ def make_parser() -> Parser:
     commands.add_parser("upload", help="copy the run to the bucket")
     commands.add_parser("logs", help="copy the journal to CloudWatch")
     commands.add_parser("spot", help="wait until EC2 announces the end of this spot instance, then stop the roles")
-    commands.add_parser("end", help="on the learner's host: end the cluster; on other hosts: end only the host")
+    commands.add_parser(
+        "end", help="on the learner's host: shut the cluster down; on other hosts: shut only this host down"
+    )
     return parser
 
 

@@ -43,7 +43,7 @@ def load_convolution() -> Convolution | None:
     native = find_convolution()
     if isinstance(native, Convolution):
         return native
-    log.warning("Native convolution not available; torch computes it instead: %s", native)
+    log.warning("No native convolution (%s): PyTorch's convolution is used", native)
     return None
 
 
@@ -60,9 +60,9 @@ def find_convolution(interface: int = INTERFACE) -> Convolution | str:
     try:
         library = open_native(Path(__file__).parent, "convolution", interface)
     except OSError as error:
-        return f"{error}; {costs}"
+        return f"{error}, so {costs}"
     if not library.apex_convolution_works():
-        return f"the CPU lacks AVX2 or FMA; {costs}"
+        return f"the CPU lacks AVX2 or FMA, so {costs}"
     functions = (
         library.apex_convolve,
         library.apex_convolve_weight_gradient,

@@ -135,7 +135,7 @@ def _preprocessing(info: PolicyInfo, kind: EnvironmentKind, environment: Environ
         return [*lines, f"{gray}, resized to {side} x {side} by INTER_AREA if they have another size."]
     fire = "FIRE is pressed if the game waits for it"
     if environment.fire_after_life_loss:
-        fire += ", and instead of the first action after a lost life"
+        fire += "; after a lost life, FIRE replaces the first action"
     start = f"an episode begins with 0 ... {environment.noop_max - 1} no-ops" if environment.noop_max else "no no-ops"
     return [
         *lines,
@@ -161,8 +161,10 @@ def _onnx(onnx: OnnxFacts, output: str, schema: Schema) -> list[str]:
     shape = ", ".join(map(str, schema.observation_shape))  # with the stack's axis even if its size is 1
     return [
         f"`model.onnx`, opset {onnx.opset}: input `observation`, {schema.frame_dtype} [batch, {shape}]; output "
-        f"`{output}`. Compared with torch by onnxruntime {onnx.runtime} on {onnx.num_observations} observations: "
-        f"the largest absolute difference of {what} is {onnx.difference:.1e}{actions}.",
+        f"`{output}`.",
+        "",
+        f"On {onnx.num_observations} observations, {what} computed by onnxruntime {onnx.runtime} differs from that of "
+        f"PyTorch by at most {onnx.difference:.1e}{actions}.",
         "",
         "```python",
         "import onnxruntime",

@@ -107,7 +107,7 @@ def check_native(*native: str) -> Check:
         remedy = "install a C compiler and liblz4, then pip install -e . again"
         if all(told.startswith("the CPU") for told in absent):
             remedy = "use a newer CPU; no package can replace the missing instructions"
-        return Check("native loops", f"none: {'; '.join(absent)}", "warning", remedy)
+        return Check("native loops", f"not available: {'; '.join(absent)}", "warning", remedy)
     return Check("native loops", ", ".join(native))
 
 
@@ -171,8 +171,8 @@ def check_threads(config: Config, cores: int) -> Check:
     }
     many = {setting: number for setting, number in asked.items() if number > cores}
     if many:
-        figures = f"{', '.join(f'{setting} {number}' for setting, number in many.items())}, but only {cores} cores"
-        return Check("threads", figures, "warning", f"leave out {' and '.join(many)}")
+        figures = f"{', '.join(f'{setting} {number}' for setting, number in many.items())}: more than the {cores} cores"
+        return Check("threads", figures, "warning", f"remove {' and '.join(many)}, so that the defaults apply")
     return Check("threads", f"no part is configured with more threads than the {cores} cores")
 
 
@@ -289,7 +289,8 @@ def check_leftovers(leftovers: Leftovers) -> Check:
         remedies.append(f"kill {pids}, unless systemd manages these processes")
     if leftovers.in_use:
         names = ", ".join(path.name for path in leftovers.in_use)
-        figures.append(f"another run uses the cores of this host ({names}, {size(sum(leftovers.in_use.values()))})")
+        num_bytes = size(sum(leftovers.in_use.values()))
+        figures.append(f"other runs use this host: their replay memory is {names}, {num_bytes}")
         remedies.append("use fewer --actors for one of the runs, or wait until the other run ends")
     told = "; ".join(figures) or "none: no files of dead runs, no programs without a launcher, no other run"
     return Check("leftovers", told, "warning" if remedies else "ok", "; ".join(remedies))

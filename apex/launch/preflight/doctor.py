@@ -160,20 +160,20 @@ def check_sizes(config: Config, machine: Machine, schema: Schema) -> tuple[Check
         f"batch {learner.batch_size}",
     ]
     streams = actor.num_processes * actor.envs_per_process
-    remedies = []
+    problems, remedies = [], []
     if actor.num_processes * actor.num_threads > machine.cores:
-        told.append(f"but only {machine.cores} cores")
+        problems.append(f"{actor.num_processes * actor.num_threads} actor threads, but only {machine.cores} cores")
         remedies.append("leave out --actor.num-processes, --actor.envs-per-process and --actor.num-threads")
     if streams < actor.num_actors and not sized.run.head:
-        told.append(f"but only {streams} environments on this host")
+        problems.append(f"{actor.num_actors} actors, but only {streams} environments on this host")
         remedies.append("start apex actor on other hosts, or raise --actor.num-processes or --actor.envs-per-process")
     fit = sized.replay.max_bytes // bytes_per_transition(sized, schema)
     if fit < sized.replay.min_size_to_sample:
-        told.append(
-            f"but the memory holds only {fit:,} transitions, and training begins at {sized.replay.min_size_to_sample:,}"
-        )
+        begin = sized.replay.min_size_to_sample
+        problems.append(f"the memory holds only {fit:,} transitions, and training begins at {begin:,}")
         remedies.append("raise --replay.max-bytes, or lower --replay.min-size-to-sample")
-    return Check("sizes", ", ".join(told), "warning" if remedies else "ok", "; ".join(remedies)), sized
+    told = [", ".join(told), *problems]
+    return Check("sizes", "; ".join(told), "warning" if remedies else "ok", "; ".join(remedies)), sized
 
 
 def check_keys(config: Config) -> Check:

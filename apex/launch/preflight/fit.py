@@ -43,7 +43,7 @@ def fit(
     require_all([gpu])
     sizes = explain(config, machine, schema)
     if gpu.verdict == "warning":
-        sizes.append(f"GPU: {gpu.figures}: {gpu.remedy}")
+        sizes.append(f"GPU: {gpu.figures} -> {gpu.remedy}")
     config = choose_ports(size_to_machine(config, machine, schema), free, tell)
     require_all(check_room(config, schema, read_room(machine, cuda, find_leftovers(), own, config.learner.device)))
     raise_file_limit(files_needed(config)[0])

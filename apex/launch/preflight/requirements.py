@@ -20,7 +20,7 @@ MIB = 2**20
 # Launcher, replay and its snapshot process, coordinator, evaluator, actor host, TensorBoard.
 OTHER_PROGRAM_BYTES = 650 * MIB
 TRAINER_BYTES = 200 * MIB  # memory of the trainer before its first update
-# Host memory of CUDA's libraries and context. They take a third of this on the GPU. Estimated, not measured.
+# Host memory of CUDA's libraries and context; on the GPU they take a third of it. Estimated, not measured.
 CUDA_BYTES = 3 * 2**30
 ACTOR_PROCESS_BYTES = 132 * MIB  # memory of an actor process without its environments
 ENVIRONMENT_BYTES = 7 * MIB // 4  # an environment of 84 x 84 pixels, with its window of transitions

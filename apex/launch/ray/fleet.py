@@ -80,7 +80,7 @@ class Fleet:
                 continue
             self._actors.remove(member)
             member.give_back(deadline=0.0)
-            self.tell(f"the run continues without {ending.cause}")
+            self.tell(f"{ending.cause}; the run continues without this actor host")
             if not self._actors:
                 return Ending(FAILED, f"no actor host is left; {ending.cause}", member.name)
         return None

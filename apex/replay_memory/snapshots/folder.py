@@ -106,7 +106,7 @@ class SnapshotFolder:
         path = self.path / f"{snapshot.number:09d}.json"
         self._pause("write the manifest")
         partial = write_beside(path, _encode(snapshot))
-        sync_folder(self.path)  # File names must be on disk before the manifest's name.
+        sync_folder(self.path)  # The snapshot's files must be on disk before the manifest gets its final name.
         self._pause("rename the manifest")
         os.replace(partial, path)
         self._pause("flush the folder")

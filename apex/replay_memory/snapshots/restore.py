@@ -56,7 +56,10 @@ def restore(
     require(
         snapshot.run_id == run_id, f"{where} belongs to another run ({snapshot.run_id:016x}): choose another folder"
     )
-    require(snapshot.schema == schema.fingerprint, f"{where} has another schema: choose another folder")
+    require(
+        snapshot.schema == schema.fingerprint,
+        f"{where} holds transitions of another format than this run: choose another folder",
+    )
     require(
         snapshot.priority_exponent == settings.priority_exponent,
         f"{where} was created with priority_exponent {snapshot.priority_exponent}, but replay.priority_exponent is "

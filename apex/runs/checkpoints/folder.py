@@ -60,7 +60,7 @@ def find_latest(folder: Path) -> Found:
         try:
             state, manifest = load_with_manifest(path)
         except CheckpointError as error:
-            # A folder without a manifest was never finished or was being removed, unless newest.json names it.
+            # Without a manifest, writing or removal was interrupted. But a folder that newest.json names was finished.
             finished |= (path / MANIFEST).exists() or int(path.name) == noted
             bad.append(path)
             pass_over(str(error))

@@ -124,7 +124,9 @@ def group_runs(runs: Sequence[RunCurves]) -> list[CurveGroup]:
         CurveGroup(
             label if labels.count(label) == 1 else f"{label}, {group[0].name}",
             [run.curve for run in group],
-            "" if group[0].is_evaluated else f"games of actor {group[0].config.actor.num_actors - 1}, not evaluations",
+            ""
+            if group[0].is_evaluated
+            else f"training scores of actor {group[0].config.actor.num_actors - 1}, not evaluations",
         )
         for label, group in zip(labels, groups.values(), strict=True)
     ]

@@ -50,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     bundle.add_argument("out", type=Path, metavar="OUT", help="folder to create; must not exist yet")
     bundle.add_argument("--role", required=True, choices=[str(role) for role in Role])
     bundle.add_argument(
-        "--name", default="", help="create a separate key for this host, which you can revoke separately"
+        "--name",
+        default="",
+        help="name of the host that gets this folder; its key is then its own, to be revoked alone",
     )
     arguments = parser.parse_args(argv)
     if arguments.command == "new":

@@ -141,7 +141,7 @@ def test_each_combination_is_an_action(factory, num_actions, action, expected):
     [
         (Largest, r"with a bound that is infinite or beyond 1e\+09"),
         (Endless, r"Box\(.*inf.*with a bound that is infinite or beyond 1e\+09: actions are scaled to low ... high"),
-        (Whole, "a Box of integers: declare a Box of float32, or a MultiDiscrete"),
+        (Whole, "a Box of integers is not supported; declare a Box of float32, or a MultiDiscrete"),
         (Empty, "0 values; 1 ... 1,024 are supported"),
         (Vast, "1,025 combinations, each of which becomes one action; at most 1,024 are supported"),
         (ManySwitches, "2,048 combinations"),

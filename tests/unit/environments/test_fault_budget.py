@@ -264,7 +264,7 @@ def test_faults_without_end_are_raised_with_the_first_cause():
     with pytest.raises(EnvironmentFailure) as raised:
         play_on(environment, np.zeros((MAX_FAULTS, 2), np.int64))
     assert str(raised.value) == (
-        f"{NAME}: environment 0 of 2 raised ValueError: later, at step 6: more than 10 faults in a row; "
+        f"{NAME}: environment 0 of 2 raised ValueError: later, at step 6: more than 10 faults within a short time; "
         f"the first fault: {NAME}: environment 0 of 2 raised KeyError: 'first', at step 1"
     )
     assert isinstance(raised.value.__cause__, ValueError)

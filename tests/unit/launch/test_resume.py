@@ -178,7 +178,7 @@ def with_sizes(run, **sizes):
 
 def test_a_memory_that_is_still_there_goes_before_its_snapshots(saved, memory):
     lines = check_resume(saved, with_sizes(saved), accept=False)
-    assert lines[1] == f"replay: 600 transitions, still in {memory}"
+    assert lines[1] == f"replay: 600 transitions from {memory}"
 
 
 def test_a_snapshot_that_is_newer_than_the_memory_that_is_still_there_is_said_to_be(saved, memory):

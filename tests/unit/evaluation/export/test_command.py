@@ -256,7 +256,7 @@ def test_onnx_is_compared_with_torch_and_the_card_says_by_how_much_it_differs(tm
         (q,) = session.run(["q"], {"observation": seen})
         assert q == pytest.approx(load_policy(run.path).q_values(seen), abs=1e-5)
     card = (out / "README.md").read_text()
-    said = re.search(r"largest absolute difference of a Q-value is (\S+), and all greedy actions agree", card)
+    said = re.search(r"differs from that of PyTorch by at most (\S+), and all greedy actions agree", card)
     assert 0 <= float(said[1]) < 1e-5
     export(run.path)
     assert not (out / "model.onnx").exists()  # It would be of another export.

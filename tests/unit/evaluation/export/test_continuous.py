@@ -119,7 +119,7 @@ def test_onnx_gives_the_action_and_the_card_says_so(tmp_path, dpg):
     card = (out / "README.md").read_text()
     for words in (
         "A deterministic policy of continuous actions, trained by",
-        "largest absolute difference of an action is",
+        "an action computed by onnxruntime",
         "Output: float32 [batch, 1], an action in -1 ... 1.",
         "low + (a + 1) / 2 * (high - low)",
         '(action,) = session.run(["action"]',

@@ -82,7 +82,7 @@ def test_native_loops_are_told_and_the_absence_of_any_is_a_warning():
     assert (without.verdict, "C compiler" in without.remedy) == ("warning", True)
     older = check_native("liblz4 1.9.4", "none: the CPU lacks AVX2 or FMA; an update takes longer")
     assert (older.verdict, "newer CPU" in older.remedy) == ("warning", True)
-    assert without.figures == "none: not built: no C compiler; an update takes longer"
+    assert without.figures == "not available: not built: no C compiler; an update takes longer"
 
 
 # The processor
@@ -228,8 +228,8 @@ def test_a_small_disk_is_a_warning_and_one_that_cannot_be_written_is_short(free,
 def test_threads_and_loaders_beyond_the_cores_are_a_warning():
     assert check_threads(Config(), 2).verdict == "ok"
     check = check_threads(Config(learner=LearnerConfig(num_threads=64, num_loaders=2)), 2)
-    assert judge(check) == ("warning", "leave out --learner.num-threads")
-    assert "--learner.num-threads 64, but only 2 cores" in check.figures
+    assert judge(check) == ("warning", "remove --learner.num-threads, so that the defaults apply")
+    assert "--learner.num-threads 64: more than the 2 cores" in check.figures
 
 
 def test_free_ports_are_named():
@@ -271,7 +271,7 @@ def test_programs_without_a_launcher_and_other_runs_are_warnings():
     leftovers = Leftovers({}, {SHM / "apex-2-0.replay": GIB}, [Orphan(7, "apex.actor"), Orphan(8, "apex.replay")])
     check = check_leftovers(leftovers)
     assert "apex.actor (7) without its launcher, apex.replay (8) without its launcher" in check.figures
-    assert "another run uses the cores of this host (apex-2-0.replay, 1.0 GiB)" in check.figures
+    assert "other runs use this host: their replay memory is apex-2-0.replay, 1.0 GiB" in check.figures
     assert check.verdict == "warning"
     assert check.remedy.startswith("kill 7 8, unless systemd manages these processes; use fewer --actors")
 

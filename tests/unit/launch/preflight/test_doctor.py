@@ -187,7 +187,7 @@ def test_a_rom_that_is_not_there_is_short(tmp_path, monkeypatch):
         ),
         (
             Config(replay=ReplayConfig(max_bytes=4_096)),
-            "but the memory holds only 163 transitions, and training begins at 50,000",
+            "the memory holds only 163 transitions, and training begins at 50,000",
             "raise --replay.max-bytes",
         ),
     ],

@@ -201,7 +201,7 @@ def test_what_the_heads_end_means_for_the_run(training, status, ends):
 def test_the_run_goes_on_without_an_actor_host_and_ends_without_any(training):
     training.answer(1, "run", (REFUSED, "no such environment"))
     assert training.check() is None
-    assert training.said[-1] == "the run continues without actor-0: no such environment"
+    assert training.said[-1] == "actor-0: no such environment; the run continues without this actor host"
     assert [handle.killed for handle in training.handles] == [False, True, False]  # Its CPUs are free again.
     training.answer(2, "run", (HOPELESS, "it crashes"))
     ending = training.check()
@@ -222,10 +222,10 @@ def test_a_unit_whose_guard_is_killed_again_and_again_is_given_up(training):
     for _ in range(20):
         training.answer(1, "run", (-9, ""))
         training.check()
-        if training.said[-1].startswith("the run continues without actor-0"):
+        if training.said[-1].endswith("the run continues without this actor host"):
             break
         training.place(1)
-    assert training.said[-1] == "the run continues without actor-0: ended with status -9"
+    assert training.said[-1] == "actor-0: ended with status -9; the run continues without this actor host"
 
 
 def test_a_call_that_fails_once_costs_no_unit(training):

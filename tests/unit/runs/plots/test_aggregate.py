@@ -77,9 +77,9 @@ def test_the_score_is_the_evaluators(tmp_path):
 def test_a_run_without_evaluations_is_a_group_of_its_own_that_says_so(tmp_path):
     played = make_run(tmp_path, SCORES, seed=2, role="actor", tag=ACTOR)
     groups = group_runs([read_run(make_run(tmp_path, SCORES)), read_run(played)])
-    assert [each.note for each in groups] == ["", "games of actor 7, not evaluations"]
+    assert [each.note for each in groups] == ["", "training scores of actor 7, not evaluations"]
     assert list(groups[1].curves[0].scores) == [10, 100]
-    assert groups[1].title.endswith("games of actor 7, not evaluations")
+    assert groups[1].title.endswith("training scores of actor 7, not evaluations")
 
 
 def test_a_run_without_any_score_is_refused(tmp_path):

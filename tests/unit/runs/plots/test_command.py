@@ -122,7 +122,7 @@ def test_curves_of_others_need_no_run(tmp_path, capsys):
 def test_scores_that_are_no_evaluations_are_told(tmp_path, capsys):
     run = make_run(tmp_path, SCORES, role="actor", tag=ACTOR)
     _, said, _ = plot(capsys, run.path, "--out", tmp_path / "x.svg")
-    assert said[0] == "apex: 1 seed, games of actor 7, not evaluations, last score 480"
+    assert said[0] == "apex: 1 seed, training scores of actor 7, not evaluations, last score 480"
 
 
 @pytest.mark.parametrize(
