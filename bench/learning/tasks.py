@@ -49,6 +49,18 @@ TASKS = {
     "lunarlander": LearningTask(
         "LunarLander-v3", ("--preset", "lunarlander", "--stop-score", "215"), 100, 200.0, 120.0, 10.0, 3
     ),
+    "pendulum": LearningTask(
+        "Pendulum-v1", ("--env", "Pendulum-v1", "--stop-score", "-180"), 100, -200.0, 60.0, 5.0, 5
+    ),
+    "lunarlander-continuous": LearningTask(
+        "LunarLanderContinuous-v3",
+        ("--env", "LunarLanderContinuous-v3", "--stop-score", "215"),
+        100,
+        200.0,
+        240.0,
+        8.0,
+        3,
+    ),
     "pong": LearningTask("ALE/Pong-v5", ("--preset", "pong", "--stop-score", "18.5"), 10, 18.0, 1_800.0, 30.0, 2),
     "breakout": LearningTask("ALE/Breakout-v5", ("--env", "ALE/Breakout-v5"), 10, None, 3_600.0, 60.0, 2),
     # What the presets give that are for larger machines.
