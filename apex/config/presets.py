@@ -229,7 +229,7 @@ LUNARLANDER_CONTINUOUS = replace(
     CONTROL,
     environment=replace(CONTROL.environment, id="LunarLanderContinuous-v3"),
     actor=replace(CONTROL.actor, n_step=5, segment_length=50),
-    replay=replace(CONTROL.replay, capacity=200_000, samples_per_insert=24.0),  # not 64, because a step is fast
+    replay=replace(CONTROL.replay, capacity=200_000, samples_per_insert=6.0),  # as for the discrete one
     learner=replace(CONTROL.learner, batch_size=128),
     dpg=replace(CONTROL.dpg, policy_units=128, policy_units_2=128, critic_units=128, critic_units_2=128),
     evaluator=replace(VECTOR.evaluator, period_seconds=10.0, num_envs=100),
