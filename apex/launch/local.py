@@ -15,6 +15,7 @@ from apex.config.role_command import learner_command, module_command, role_comma
 from apex.environments.factory import describe, kind
 from apex.errors import FAILED, FINISHED, EnvironmentFailure
 from apex.launch.monitor import RunMonitor, StatusClient
+from apex.launch.niceness import NICE, actor_niceness
 from apex.launch.preflight.fit import fit, fit_one_process, require_head, require_keys
 from apex.launch.ray.options import RAY, add_engine_options, require_engine
 from apex.launch.resume import reopen, resume_parser
@@ -37,8 +38,6 @@ from apex.transport.hello import local_host
 from apex.transport.messages.run_status import RunStatus
 from apex.transport.sockets import open_context
 from apex.types import Role, Schema
-
-NICE = 10  # niceness of programs that only observe the run or are not the bottleneck
 
 log = logging.getLogger("apex")
 
@@ -276,9 +275,8 @@ def make_programs(config: Config, folder: RunFolder, watch: RunMonitor) -> list[
         # With a stop score, the run waits for evaluations. Beside busy actors, niceness makes them ten times slower.
         niceness = NICE if config.run.stop_score is None else 0
         programs.append(ours("evaluator", joins(Role.EVALUATOR), grace_seconds=1.0, niceness=niceness, ready=goes_on))
-    # If inserts wait for samples, the learner is the bottleneck: the actors get the CPU time that it leaves idle.
-    niceness = NICE if config.replay.inserts_wait else 0
     if not config.run.head:
+        niceness = actor_niceness(config)
         programs.append(ours("actor", joins(Role.ACTOR), grace_seconds=2.0, niceness=niceness, ready=goes_on))
     if config.run.tensorboard:
         host, port = config.run.tensorboard_bind, str(config.run.tensorboard_port)

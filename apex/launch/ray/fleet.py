@@ -14,6 +14,7 @@ from apex.config import Config, from_dict, to_dict
 from apex.config.role_command import module_command, role_command
 from apex.errors import FAILED, FINISHED, HOPELESS, NEIGHBOUR_GONE, REFUSED
 from apex.launch.guard import Order
+from apex.launch.niceness import actor_niceness
 from apex.launch.ray.cluster import make_actor_host, make_head
 from apex.launch.ray.options import RayEngine
 from apex.launch.ray.unit import Place
@@ -135,8 +136,9 @@ class Fleet:
         processes = self._engine.cpus_per_host
         words = role_command(Role.ACTOR, learner=self._learner, keys=keys, processes=processes, envs=envs)
         run = self.config.run
-        times = {"stuck_seconds": run.stuck_seconds, "crash_budget": run.crash_budget}
-        return self._order(name, name, arguments=module_command(words), **times)
+        limits = {"stuck_seconds": run.stuck_seconds, "crash_budget": run.crash_budget}
+        niceness = actor_niceness(self.config)
+        return self._order(name, name, arguments=module_command(words), niceness=niceness, **limits)
 
     def _order(self, name: str, bundle: str, **what: Any) -> Order:
         keys = {path.name: path.read_text() for path in (self._folder / "secrets" / bundle).iterdir()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import types
+from dataclasses import replace
 
 import pytest
 
@@ -151,6 +152,16 @@ def test_the_head_is_placed_first_and_actors_are_told_where_its_learner_is(scene
     words = scene.order(1)["arguments"]
     assert words[:3] == ["apex.actor", "--learner", "10.0.0.0:52003"]
     assert words[-4:] == ["--processes", "4", "--envs", "16"]
+
+
+@pytest.mark.parametrize(("inserts_wait", "niceness"), [(False, 0), (True, 10)])
+def test_actors_leave_cpu_time_to_the_learner_if_their_inserts_wait(scene, inserts_wait, niceness):
+    replay = replace(scene.config.replay, samples_per_insert=8.0, inserts_wait=inserts_wait)
+    scene.fleet.config = replace(scene.config, replay=replay)
+    scene.place(0)
+    scene.begin_training()
+    scene.place(1)
+    assert scene.order(1)["niceness"] == niceness
 
 
 def test_a_unit_without_a_node_says_what_it_waits_for_and_joins(training):
