@@ -61,6 +61,9 @@ TASKS = {
         8.0,
         3,
     ),
+    # The peers have no bar either: each seed of ours is to be above every seed of theirs after the same time.
+    "halfcheetah": LearningTask("HalfCheetah-v5", ("--env", "HalfCheetah-v5"), 30, None, 1_200.0, 20.0, 3),
+    "hopper": LearningTask("Hopper-v5", ("--env", "Hopper-v5"), 30, None, 1_200.0, 20.0, 2),
     "pong": LearningTask("ALE/Pong-v5", ("--preset", "pong", "--stop-score", "18.5"), 10, 18.0, 1_800.0, 30.0, 2),
     "breakout": LearningTask("ALE/Breakout-v5", ("--env", "ALE/Breakout-v5"), 10, None, 3_600.0, 60.0, 2),
     # What the presets give that are for larger machines.
@@ -68,6 +71,15 @@ TASKS = {
         "ALE/Breakout-v5", ("--preset", "atari", "--env", "ALE/Breakout-v5"), 10, None, 600.0, 10.0, 0
     ),
     "paper": LearningTask("ALE/Pong-v5", ("--preset", "paper"), 10, None, 600.0, 10.0, 0),
+    "cartpole-swingup": LearningTask(
+        "dm_control/cartpole-swingup-v0",
+        ("--preset", "control", "--env", "dm_control/cartpole-swingup-v0"),
+        30,
+        None,
+        1_200.0,
+        20.0,
+        0,
+    ),
     # With 16 cores and a GPU, by `bench/gpu.sh learn`.
     "pong-gpu": LearningTask("ALE/Pong-v5", (*_GPU, "--preset", "pong", "--stop-score", "18"), 10, 18.0, 480.0, 8.0, 2),
     "breakout-gpu": LearningTask("ALE/Breakout-v5", (*_GPU, "--preset", "atari", "--env", "ALE/Breakout-v5"), *_CURVE),
