@@ -101,7 +101,9 @@ def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> Non
         f"{there.relative_to(options.root)} is there already, and evidence is not replaced by better luck: take "
         "another seed, or remove it (git rm) and say why",
     )
-    system: System = ApexSystem(options.python) if options.system == "apex" else PeerSystem(options.peer_python)
+    system: System = (
+        ApexSystem(options.python) if options.system == "apex" else PeerSystem(options.peer_python, options.system)
+    )
     os.sched_setaffinity(0, available[: options.cores])  # What is started inherits it.
     # All that describes the circumstances, before the run changes them.
     commit, dirty = describe_code()

@@ -101,20 +101,32 @@ class ApexSystem:
 
 
 class PeerSystem:
-    """Stable-Baselines3's DQN, in an environment of its own."""
+    """Stable-Baselines3's DQN, or the algorithm after the dash of the system's name, in an environment of its own."""
 
-    def __init__(self, python: Path) -> None:
+    def __init__(self, python: Path, name: str) -> None:
         require(
             python.exists(), f"{python} is not there: bench/peers/setup.sh makes it; or name another, --peer-python"
         )
         self._program = [str(python.absolute()), str(ROOT / PEER_SCRIPT)]
+        _, _, algorithm = name.partition("-")
+        self._algorithm = ("--algorithm", algorithm) if algorithm else ()
 
     def train(self, task: LearningTask, seed: int, minutes: float, further: Sequence[str]) -> list[str]:
         """See System."""
         end = ["--minutes", f"{minutes:g}"]
         if task.bar is not None:
             end += ["--stop-score", f"{task.bar:g}"]
-        return [*self._program, "train", "--env", task.environment, "--seed", str(seed), *end, *further]
+        return [
+            *self._program,
+            "train",
+            *self._algorithm,
+            "--env",
+            task.environment,
+            "--seed",
+            str(seed),
+            *end,
+            *further,
+        ]
 
     def read(self, folder: Path, began: float) -> Outcome:
         """See System."""

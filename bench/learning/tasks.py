@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-SYSTEMS = {"apex": "Ape-X over ZeroMQ", "sb3": "Stable-Baselines3 DQN"}  # as tables and plots call them
+# As tables and plots call them.
+SYSTEMS = {
+    "apex": "Ape-X over ZeroMQ",
+    "sb3": "Stable-Baselines3 DQN",
+    "sb3-sac": "Stable-Baselines3 SAC",
+    "sb3-td3": "Stable-Baselines3 TD3",
+}
 
 
 class LearningTask(NamedTuple):

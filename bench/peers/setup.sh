@@ -14,5 +14,5 @@ if [[ ! -x .peer-sb3/bin/pip ]]; then
   "$python" -m venv .peer-sb3
 fi
 .peer-sb3/bin/pip install --disable-pip-version-check --no-input --quiet --constraint constraints.txt \
-  stable-baselines3==2.9.2 torch "gymnasium[atari,box2d]" opencv-python-headless
+  stable-baselines3==2.9.2 torch "gymnasium[atari,box2d,mujoco]" "mujoco<4" opencv-python-headless
 echo "made .peer-sb3 with Stable-Baselines3 2.9.2" >&2

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Stable-Baselines3's DQN with the settings of its zoo, on one environment: the yardstick for `apex train`.
+"""Stable-Baselines3's DQN, SAC or TD3 with the settings of its zoo, on one environment: the yardstick for `apex train`.
 
     bench/peers/setup.sh       # makes .peer-sb3, once
     cd bench/peers
@@ -41,13 +41,13 @@ def train(options: argparse.Namespace) -> int:
     """Trains until the stop score or the time limit, and writes what came of it."""
     clock = _clock_of_process()
     _use_cores(options.cores)  # Before torch is imported, which counts them.
-    task = TASKS[options.env]
+    task = TASKS[options.algorithm][options.env]
     options.out.mkdir(parents=True, exist_ok=True)
     import numpy as np
     import torch
 
     torch.set_num_threads(options.threads or options.cores)
-    model = _make_model(task, options.env, options.seed)
+    model = _make_model(options.algorithm, task, options.env, options.seed)
 
     num_plays = 0
 
@@ -76,6 +76,7 @@ def train(options: argparse.Namespace) -> int:
         if not watch.num_evaluations:  # In so short a time there is a policy all the same.
             watch.evaluate(model.num_timesteps)
     result = {
+        "algorithm": options.algorithm,
         "environment": options.env,
         "seed": options.seed,
         "steps": model.num_timesteps,
@@ -95,28 +96,36 @@ def train(options: argparse.Namespace) -> int:
 def evaluate(options: argparse.Namespace) -> int:
     """Plays full games with the policy that a training left, and prints their raw scores."""
     result = json.loads((options.out / "result.json").read_text())
-    task = TASKS[result["environment"]]
+    task = TASKS[result["algorithm"]][result["environment"]]
     import numpy as np
     import torch
 
     torch.set_num_threads(1)
-    model = _make_model(task, result["environment"], result["seed"], buffer_size=1)
+    model = _make_model(result["algorithm"], task, result["environment"], result["seed"], buffer_size=1)
     with np.load(options.out / "policy.npz") as tensors:
         model.policy.load_state_dict({name: torch.from_numpy(tensors[name]) for name in tensors.files})
+    epsilon = options.epsilon if result["algorithm"] == "dqn" else 0.0  # Continuous actions are played without noise.
     scores = _play(
-        model, task, result["environment"], options.episodes, seed=_draw_seed(options.seed, 0), epsilon=options.epsilon
+        model, task, result["environment"], options.episodes, seed=_draw_seed(options.seed, 0), epsilon=epsilon
     )
-    print(json.dumps({"scores": scores, "epsilon": options.epsilon, "seed": options.seed}))
+    print(json.dumps({"scores": scores, "epsilon": epsilon, "seed": options.seed}))
     return 0
 
 
-def _make_model(task: Task, environment: str, seed: int, **changes: Any) -> Any:
-    from stable_baselines3 import DQN
+def _make_model(algorithm: str, task: Task, environment: str, seed: int, **changes: Any) -> Any:
+    import numpy as np
+    import stable_baselines3
+    from stable_baselines3.common.noise import NormalActionNoise
 
+    games = _make_environments(task, environment, 1, seed=seed, is_training=True)
     settings = task.settings | changes
-    # By a fraction of all steps, of which there are more here than in the zoo: it ends at the same step.
-    settings["exploration_fraction"] *= task.num_steps / FOREVER
-    return DQN(env=_make_environments(task, environment, 1, seed=seed, is_training=True), seed=seed, **settings)
+    if "exploration_fraction" in settings:
+        # By a fraction of all steps, of which there are more here than in the zoo: it ends at the same step.
+        settings["exploration_fraction"] *= task.num_steps / FOREVER
+    if task.noise:
+        shape = games.action_space.shape
+        settings["action_noise"] = NormalActionNoise(np.zeros(shape), np.full(shape, task.noise))
+    return getattr(stable_baselines3, algorithm.upper())(env=games, seed=seed, **settings)
 
 
 def _make_environments(task: Task, environment: str, num_envs: int, *, seed: int, is_training: bool) -> Any:
@@ -160,8 +169,9 @@ def _play(
         observation = games.reset()
         while missing.any():
             actions, _ = model.predict(observation, deterministic=True)
-            at_random = rng.random(num_envs) < epsilon
-            actions = np.where(at_random, rng.integers(games.action_space.n, size=num_envs), actions)
+            if epsilon:  # Of discrete actions only.
+                at_random = rng.random(num_envs) < epsilon
+                actions = np.where(at_random, rng.integers(games.action_space.n, size=num_envs), actions)
             observation, _, _, infos = games.step(actions)
             for i, info in enumerate(infos):
                 if missing[i] and "episode" in info:  # Monitor's word at the end of a full game.
@@ -207,11 +217,13 @@ def _describe_machine() -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status."""
     available = len(os.sched_getaffinity(0))
-    parser = argparse.ArgumentParser(description="Stable-Baselines3's DQN with the settings of its zoo.")
+    parser = argparse.ArgumentParser(description="Stable-Baselines3 with the settings of its zoo.")
     commands = parser.add_subparsers(required=True)
     training = commands.add_parser("train", help="train, and write curve.csv, result.json and policy.npz")
     training.set_defaults(run=train)
-    training.add_argument("--env", choices=list(TASKS), required=True)
+    training.add_argument("--algorithm", choices=list(TASKS), default="dqn", help="default: dqn")
+    environments = sorted({name for tasks in TASKS.values() for name in tasks})
+    training.add_argument("--env", choices=environments, required=True)
     training.add_argument("--seed", type=int, required=True, metavar="K")
     training.add_argument("--minutes", type=float, required=True, metavar="M", help="of wall clock, from its start on")
     training.add_argument("--stop-score", type=float, metavar="S", help="ends it when an evaluation confirms this mean")
@@ -221,10 +233,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     playing.set_defaults(run=evaluate)
     playing.add_argument("--episodes", type=int, default=100, metavar="N")
     playing.add_argument("--seed", type=int, default=0, metavar="S", help="of games and random actions")
-    playing.add_argument("--epsilon", type=float, default=0.001, metavar="P", help="as of apex evaluate (0.001)")
+    playing.add_argument(
+        "--epsilon", type=float, default=0.001, metavar="P", help="of DQN, as of apex evaluate (0.001)"
+    )
     for command in (training, playing):
         command.add_argument("--out", type=Path, default=Path("runs/sb3"), metavar="FOLDER", help="default: runs/sb3")
     options = parser.parse_args(argv)
+    if options.run is train and options.env not in TASKS[options.algorithm]:
+        training.error(
+            f"--env must be one of {', '.join(TASKS[options.algorithm])} for {options.algorithm}, got {options.env}"
+        )
     if options.run is train and not 1 <= options.cores <= available:
         training.error(f"--cores must be 1 ... {available}, got {options.cores}")
     if options.run is train and options.threads is not None and options.threads < 1:

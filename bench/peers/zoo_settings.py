@@ -1,4 +1,4 @@
-"""What Stable-Baselines3's zoo has tuned its DQN to, by environment, and when a training is evaluated."""
+"""The settings of Stable-Baselines3's zoo, by algorithm and environment, and when a training is evaluated."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ class Evaluations(NamedTuple):
 class Task(NamedTuple):
     """What is trained, and how."""
 
-    settings: dict[str, Any]  # of stable_baselines3.DQN
+    settings: dict[str, Any]  # of the algorithm's class in stable_baselines3
     num_steps: int  # the zoo's n_timesteps: exploration is annealed over a fraction of them
     evaluations: Evaluations
     is_atari: bool = False
+    noise: float = 0.0  # standard deviation of the normal noise on actions: noise_std of the zoo
 
 
 # Every number: rl_zoo3 2.9.2 (the release beside stable-baselines3 2.9.2), hyperparams/dqn.yml, section "atari".
@@ -44,7 +45,28 @@ ATARI = Task(
     evaluations=Evaluations(period_seconds=120.0, episodes=2, confirm_episodes=10, num_envs=2, epsilon=0.001),
     is_atari=True,
 )
-TASKS = {
+# rl_zoo3 2.9.2, hyperparams/sac.yml and hyperparams/td3.yml, section "HalfCheetah-v4", which "Hopper-v4" refers to.
+_MUJOCO_EVALUATIONS = Evaluations(period_seconds=30.0, episodes=10, confirm_episodes=30, num_envs=10, epsilon=0.0)
+SAC = Task(
+    settings={"policy": "MlpPolicy", "learning_starts": 10_000},
+    num_steps=1_000_000,
+    evaluations=_MUJOCO_EVALUATIONS,
+)
+TD3 = Task(
+    settings={
+        "policy": "MlpPolicy",
+        "learning_starts": 10_000,
+        "train_freq": 1,
+        "gradient_steps": 1,
+        "learning_rate": 1e-3,
+        "batch_size": 256,
+        "policy_kwargs": {"net_arch": [400, 300]},
+    },
+    num_steps=1_000_000,
+    evaluations=_MUJOCO_EVALUATIONS,
+    noise=0.1,
+)
+_DQN = {
     # The same file, section "CartPole-v1" ("almost tuned").
     "CartPole-v1": Task(
         settings={
@@ -85,6 +107,11 @@ TASKS = {
     ),
     "ALE/Pong-v5": ATARI,
     "ALE/Breakout-v5": ATARI,
+}
+TASKS = {
+    "dqn": _DQN,
+    "sac": {"HalfCheetah-v5": SAC, "Hopper-v5": SAC},
+    "td3": {"HalfCheetah-v5": TD3, "Hopper-v5": TD3},
 }
 # As in apex/config: the name of the game only; no sticky actions, the game's own actions, 30 minutes at most.
 # AtariWrapper adds the rest of it, which are its defaults: 30 no-ops, 4 frames a step, 84 x 84, life loss, clipping.

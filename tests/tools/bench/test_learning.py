@@ -28,6 +28,7 @@ from bench.learning.records import (
     without_seed,
     write_record,
 )
+from bench.learning.runs import PeerSystem
 from bench.learning.tables import BEGIN, DOCUMENTS, END, plot_command, plot_path, rebuild, render
 from bench.learning.tasks import SYSTEMS, TASKS
 
@@ -419,6 +420,16 @@ else:
     print("words before")
     print(json.dumps({{"scores": list(range(int(sys.argv[4]))), "epsilon": 0.001}}))
 """
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("sb3", []), ("sb3-sac", ["--algorithm", "sac"]), ("sb3-td3", ["--algorithm", "td3"])]
+)
+def test_the_name_of_the_other_system_chooses_its_algorithm(tmp_path, name, words):
+    python = program(tmp_path, PEER.format(python=sys.executable))
+    command = PeerSystem(python, name).train(TASKS["hopper"], 3, 20.0, ())
+    end = ["--env", "Hopper-v5", "--seed", "3", "--minutes", "20"]
+    assert command[2:] == ["train", *words, *end]
 
 
 def test_the_other_system_leaves_the_same(tmp_path, capfd):

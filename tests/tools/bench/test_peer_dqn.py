@@ -117,14 +117,18 @@ def test_scores_are_of_full_games_and_each_environment_plays_its_share(monkeypat
     games = Games()
     monkeypatch.setattr(peer, "_make_environments", lambda *_, **__: games)
     model = SimpleNamespace(predict=lambda observation, deterministic: (np.zeros(2, int), None))
-    task = TASKS["ALE/Breakout-v5"]
+    task = TASKS["dqn"]["ALE/Breakout-v5"]
     assert peer._play(model, task, "ALE/Breakout-v5", 5, seed=1) == [3.0, 15.0, 6.0, 9.0, 20.0]
     assert games.closed
 
 
 def test_a_setting_for_every_task_and_the_same_one_for_all_of_atari():
-    assert set(TASKS) == {"CartPole-v1", "LunarLander-v3", "ALE/Pong-v5", "ALE/Breakout-v5"}
-    assert TASKS["ALE/Pong-v5"] is TASKS["ALE/Breakout-v5"]
+    assert {name: set(tasks) for name, tasks in TASKS.items()} == {
+        "dqn": {"CartPole-v1", "LunarLander-v3", "ALE/Pong-v5", "ALE/Breakout-v5"},
+        "sac": {"HalfCheetah-v5", "Hopper-v5"},
+        "td3": {"HalfCheetah-v5", "Hopper-v5"},
+    }
+    assert TASKS["dqn"]["ALE/Pong-v5"] is TASKS["dqn"]["ALE/Breakout-v5"]
     assert peer.ATARI_OPTIONS["repeat_action_probability"] == 0.0
 
 
@@ -135,6 +139,7 @@ GOOD = ["train", "--env", "CartPole-v1", "--seed", "1", "--minutes", "1"]
     ("arguments", "message"),
     [
         (["train", "--env", "Tetris"], r"invalid choice: 'Tetris'"),
+        ([*GOOD, "--algorithm", "sac"], "--env must be one of HalfCheetah-v5, Hopper-v5 for sac, got CartPole-v1"),
         (GOOD[:5], "required: --minutes"),
         ([*GOOD, "--cores", "0"], r"--cores must be 1 \.\.\. \d+, got 0"),
         ([*GOOD, "--cores", "100000"], r"--cores must be 1 \.\.\. \d+, got 100000"),
