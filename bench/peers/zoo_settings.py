@@ -45,27 +45,6 @@ ATARI = Task(
     evaluations=Evaluations(period_seconds=120.0, episodes=2, confirm_episodes=10, num_envs=2, epsilon=0.001),
     is_atari=True,
 )
-# rl_zoo3 2.9.2, hyperparams/sac.yml and hyperparams/td3.yml, section "HalfCheetah-v4", which "Hopper-v4" refers to.
-_MUJOCO_EVALUATIONS = Evaluations(period_seconds=30.0, episodes=10, confirm_episodes=30, num_envs=10, epsilon=0.0)
-SAC = Task(
-    settings={"policy": "MlpPolicy", "learning_starts": 10_000},
-    num_steps=1_000_000,
-    evaluations=_MUJOCO_EVALUATIONS,
-)
-TD3 = Task(
-    settings={
-        "policy": "MlpPolicy",
-        "learning_starts": 10_000,
-        "train_freq": 1,
-        "gradient_steps": 1,
-        "learning_rate": 1e-3,
-        "batch_size": 256,
-        "policy_kwargs": {"net_arch": [400, 300]},
-    },
-    num_steps=1_000_000,
-    evaluations=_MUJOCO_EVALUATIONS,
-    noise=0.1,
-)
 _DQN = {
     # The same file, section "CartPole-v1" ("almost tuned").
     "CartPole-v1": Task(
@@ -108,6 +87,27 @@ _DQN = {
     "ALE/Pong-v5": ATARI,
     "ALE/Breakout-v5": ATARI,
 }
+# rl_zoo3 2.9.2, hyperparams/sac.yml and hyperparams/td3.yml, section "HalfCheetah-v4", which "Hopper-v4" refers to.
+_MUJOCO_EVALUATIONS = Evaluations(period_seconds=30.0, episodes=10, confirm_episodes=30, num_envs=10, epsilon=0.0)
+SAC = Task(
+    settings={"policy": "MlpPolicy", "learning_starts": 10_000},
+    num_steps=1_000_000,
+    evaluations=_MUJOCO_EVALUATIONS,
+)
+TD3 = Task(
+    settings={
+        "policy": "MlpPolicy",
+        "learning_starts": 10_000,
+        "train_freq": 1,
+        "gradient_steps": 1,
+        "learning_rate": 1e-3,
+        "batch_size": 256,
+        "policy_kwargs": {"net_arch": [400, 300]},
+    },
+    num_steps=1_000_000,
+    evaluations=_MUJOCO_EVALUATIONS,
+    noise=0.1,
+)
 TASKS = {
     "dqn": _DQN,
     "sac": {"HalfCheetah-v5": SAC, "Hopper-v5": SAC},
