@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apex.algorithms.n_step import NStep, n_step_returns, n_step_target
+from apex.algorithms.value_rescaling import rescale, restore
 from apex.config import ActorConfig, EnvironmentConfig
 from apex.errors import require
 from apex.frame_blob import make_blob
@@ -67,8 +68,20 @@ class SegmentBuilder:
     step is the last of its episode, and bootstraps from the state in which the failed step was taken.
     """
 
-    def __init__(self, actor: ActorConfig, environment: EnvironmentConfig, schema: Schema, num_streams: int) -> None:
-        """Creates a builder for `num_streams` streams; call `begin` next."""
+    def __init__(
+        self,
+        actor: ActorConfig,
+        environment: EnvironmentConfig,
+        schema: Schema,
+        num_streams: int,
+        *,
+        rescaled: bool = False,
+    ) -> None:
+        """Creates a builder for `num_streams` streams; call `begin` next.
+
+        rescaled: the values passed to `append` and `cut` are h(Q), and so are the TD errors of the priorities.
+        """
+        self._rescaled = rescaled
         self._schema = schema
         self._compress_frame = COMPRESS[schema.codec]
         self._num_streams = num_streams
@@ -165,7 +178,7 @@ class SegmentBuilder:
         rows = _Row(*map(np.stack, zip(*self._rows, strict=True)))
         n_step = n_step_returns(rows.reward, rows.terminated, rows.truncated, self._schema.n_step, self._gamma)
         last = np.arange(len(self._rows))[:, None] + n_step.length - 1  # index of the row of r_{t+m}
-        priority = _priorities(rows, n_step, last, state_value)
+        priority = _priorities(rows, n_step, last, state_value, self._rescaled)
         step_discount = np.where(rows.terminated, 0.0, self._gamma)
         # Closed windows come before open ones, so a stream's new transitions are the rows first ... stop - 1.
         is_new = np.arange(len(self._rows))[:, None] >= self._first
@@ -226,11 +239,16 @@ class SegmentBuilder:
         self._first = stop - num_done
 
 
-def _priorities(rows: _Row, n_step: NStep, last: NDArray[np.int64], state_value: NDArray[np.float32]) -> Array:
+def _priorities(
+    rows: _Row, n_step: NStep, last: NDArray[np.int64], state_value: NDArray[np.float32], rescaled: bool
+) -> Array:
     """Returns |TD error| by the actor's network, float64[T, E]; `last`, int64[T, E]: index of the row of r_{t+m}."""
     following = np.concatenate([rows.state_value[1:], state_value[None]])
     next_value = np.where(rows.truncated, rows.final_value, following)  # bootstrap value of s_{t+1} per row
     bootstrap = np.take_along_axis(next_value, last, axis=0).astype(np.float64)
     with np.errstate(invalid="ignore"):  # inf - inf gives NaN without a warning
-        td_error: Array = n_step_target(n_step.n_step_return, n_step.discount, bootstrap) - rows.value
+        target: Array = n_step_target(
+            n_step.n_step_return, n_step.discount, restore(bootstrap) if rescaled else bootstrap
+        )
+        td_error: Array = (rescale(target) if rescaled else target) - rows.value
     return np.fmin(np.abs(td_error), MAX_SENT_PRIORITY)  # Values that are not finite give the largest priority.

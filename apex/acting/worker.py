@@ -113,7 +113,9 @@ def make_actor(
         ActingPolicy(algorithm.make_agent(algorithm.make_network(), bfloat16=bfloat16), parameters),
         streams,
         algorithm.exploration(config.actor.num_actors),
-        builder=SegmentBuilder(config.actor, config.environment, schema, len(streams)),
+        builder=SegmentBuilder(
+            config.actor, config.environment, schema, len(streams), rescaled=config.network.value_rescaling
+        ),
         link=link,
         rng=rng,
     )

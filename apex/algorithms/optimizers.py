@@ -25,7 +25,7 @@ def make_optimizer(
     groups: list[dict[str, Any]] = [{"params": parameters, "lr": rate}]
     if others:
         groups.append({"params": list(others), "lr": share * rate, "share": share})
-    if config.learning_rate_updates and on_gpu:
+    if has_schedule(config) and on_gpu:
         for group in groups:  # A captured graph reads a tensor again at each replay; a number would never change.
             group["lr"] = torch.tensor(group["lr"], device=parameters[0].device)
     if config.optimizer == "adam":
@@ -40,12 +40,26 @@ def make_optimizer(
     return CenteredRMSProp(groups, lr=rate, decay=config.rmsprop_decay, epsilon=config.optimizer_epsilon)
 
 
-def learning_rate_at(config: LearnerConfig, num_updates: int) -> float:
-    """Returns the learning rate of the next update after `num_updates` updates."""
-    if not config.learning_rate_updates:
-        return config.learning_rate
-    done = min(1.0, num_updates / config.learning_rate_updates)
-    return config.learning_rate * (1 - done * (1 - config.final_learning_rate_share))
+def learning_rate_at(config: LearnerConfig, num_updates: int, run_share: float | None = None) -> float:
+    """Returns the learning rate of the next update after `num_updates` updates.
+
+    run_share: how much of the run is over, 0 ... 1, measured by its nearest limit; None: the run has no limit.
+    """
+    rate = config.learning_rate
+    if config.learning_rate_warmup:
+        rate *= min(1.0, (num_updates + 1) / config.learning_rate_warmup)
+    if config.learning_rate_until_limit and run_share is not None:
+        done = run_share
+    elif config.learning_rate_updates:
+        done = min(1.0, num_updates / config.learning_rate_updates)
+    else:
+        done = 0.0
+    return rate * (1 - done * (1 - config.final_learning_rate_share))
+
+
+def has_schedule(config: LearnerConfig) -> bool:
+    """Whether the learning rate changes during a run."""
+    return bool(config.learning_rate_warmup or config.learning_rate_updates or config.learning_rate_until_limit)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -40,20 +40,6 @@ def load_parameters(module: nn.Module, values: NDArray[np.float32]) -> None:
         tensor.copy_(part.view(tensor.shape))
 
 
-def dormant_share(network: nn.Module) -> float:
-    """Returns the largest share of a hidden layer's units that had no gradient in the latest batch; 0 without layers.
-
-    A ReLU unit that is 0 for every row of a batch learns nothing from the batch (Sokar et al. 2023, The dormant neuron
-    phenomenon in deep reinforcement learning). The gradient of its bias is then exactly 0, which is rare otherwise.
-    """
-    shares = [
-        float((parameter.grad == 0).float().mean())
-        for name, parameter in network.named_parameters()
-        if name.endswith("bias") and not name.endswith("output.bias") and parameter.grad is not None
-    ]
-    return max(shares, default=0.0)
-
-
 def _tensors(module: nn.Module) -> list[Tensor]:
     """Returns the tensors of the state dict, detached, without a copy. Raises UsageError unless all are float32."""
     state = module.state_dict()

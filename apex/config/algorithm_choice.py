@@ -29,4 +29,12 @@ def choose_algorithm(config: Config, schema: Schema) -> str:
             ("actor.bfloat16", config.actor.bfloat16),
         ):
             require(value != "on", f"{setting} is 'on', but DPG computes in float32 only: set --{setting} off")
+        words = "belongs to DQN, but this environment has continuous actions: leave it out"
+        require(config.learner.target == "double_q", f"learner.target {config.learner.target!r} {words}")
+        require(not config.network.value_rescaling, f"network.value_rescaling {words}")
+    require(
+        not schema.masked or config.learner.target == "double_q",
+        f"learner.target {config.learner.target!r} supports no action masks, but {config.environment.id} has them: "
+        "use double_q",
+    )
     return name

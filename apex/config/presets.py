@@ -47,6 +47,7 @@ ATARI = Config(
     replay=ReplayConfig(
         capacity=1_000_000,  # paper: 2 M; about 1.5 GiB of compressed frames instead of 3 GiB
         min_size_to_sample=20_000,  # paper: 50,000, which 360 actors insert within seconds
+        samples_per_insert=8.0,  # paper: unlimited, about 0.8; a bound for few actors and a fast GPU; DQN: 8
     ),
     learner=LearnerConfig(
         optimizer="adam",  # paper: RMSProp; Adam needs no tuning for each game

@@ -127,8 +127,10 @@ class LearnerConfig(Branch):
     batch_size: Annotated[int, Meta(ge=0, le=65_536)] = 512  # transitions; 0: chosen for this machine [section 4.1]
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"  # rmsprop: centered, epsilon inside the square root [appendix C]
     learning_rate: PositiveFloat = 6.25e-5  # step size of the optimizer. Paper: 0.00025 / 4 [appendix C]
+    learning_rate_warmup: NonNegativeInt = 0  # updates over which the learning rate rises from 0; 0: no warm-up
     learning_rate_updates: NonNegativeInt = 0  # updates over which the learning rate decays linearly; 0: constant
-    final_learning_rate_share: Fraction = 0.1  # learning rate after learning_rate_updates, divided by learning_rate
+    learning_rate_until_limit: bool = False  # if the run has a limit, the learning rate decays until this limit instead
+    final_learning_rate_share: Fraction = 0.1  # learning rate after the decay, divided by learning_rate
     optimizer_epsilon: PositiveFloat = 1.5e-7  # added to the denominator of an optimizer step [appendix C]
     rmsprop_decay: Decay = 0.95  # decay of RMSProp's means of gradients and squared gradients [appendix C]
     adam_beta1: Decay = 0.9  # decay of Adam's mean of gradients (beta 1)
@@ -136,6 +138,7 @@ class LearnerConfig(Branch):
     max_gradient_norm: PositiveFloat = 40.0  # gradients with a larger norm are scaled down to it [appendix C]
     loss: Literal["squared", "huber"] = "squared"  # squared: 1/2 delta^2 [section 3.2]
     importance_sampling_exponent: Probability = 0.4  # beta, exponent of the importance weights [section 4.1]
+    target: Literal["double_q", "munchausen"] = "double_q"  # rule of the targets [section 3.1; Vieillard et al. 2020]
     target_period: PositiveInt = 2_500  # the target network is copied from the network every N updates [section 4.1]
     publish_period: PositiveInt = 10  # updates between two publications of the parameters
     publish_seconds: NonNegativeFloat = 0.25  # minimum seconds between two publications; limits network traffic
@@ -150,11 +153,16 @@ class LearnerConfig(Branch):
 class NetworkConfig(Branch):
     """The Q-network: dueling heads on a convolutional or fully connected body. Ape-X DPG uses only `factory`."""
 
+    value_rescaling: bool = False  # the outputs are h(Q) instead of Q, for unclipped rewards [Pohlen et al. 2018]
     factory: str = ""  # package.module:factory(schema) -> torch.nn.Module; replaces the settings below
     width: Annotated[float, Meta(gt=0, le=8)] = 1.0  # images: factor on channels 32, 64, 64 and hidden units [DQN]
     hidden: PositiveInt = 512  # units in the hidden layer of each head [Wang et al. 2016]
     body_hidden: PositiveInt = 128  # vectors: units in each of the two layers below the heads
     dueling: bool = True  # separate heads for state value and advantages [section 3.2]
+    centered_pixels: bool = False  # images: scale pixels to -0.5 ... 0.5 instead of 0 ... 1
+    initialization: Literal["uniform", "he"] = "uniform"  # of hidden layers; uniform: as in DQN; he: He et al. 2015
+    initial_bias: NonNegativeFloat = 0.0  # added to the biases of hidden layers at the start [Krizhevsky et al. 2012]
+    layer_norm: bool = False  # normalize the hidden layer of each head before its ReLU [Ba et al. 2016]
 
     def check_relations(self) -> None:
         require(

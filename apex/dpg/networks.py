@@ -89,14 +89,15 @@ class Policy(nn.Module):
         self.hidden1 = nn.Linear(num_inputs, config.policy_units)
         self.hidden2 = nn.Linear(config.policy_units, config.policy_units_2)
         self.output = nn.Linear(config.policy_units_2, action_size)
-        self._activation = ACTIVATIONS[config.first_activation]
+        self.activation1 = nn.ReLU() if config.first_activation == "relu" else nn.Tanh()
+        self.activation2 = nn.ReLU()
         nn.init.uniform_(self.output.weight, -OUTPUT_WEIGHT, OUTPUT_WEIGHT)
         nn.init.uniform_(self.output.bias, -OUTPUT_WEIGHT, OUTPUT_WEIGHT)
 
     def forward(self, observation: Tensor) -> Tensor:
         """float32[B, S, *F] -> float32[B, K]."""
-        hidden = self._activation(self.hidden1(observation.flatten(1)))
-        return torch.tanh(self.output(torch.relu(self.hidden2(hidden))))
+        hidden = self.activation1(self.hidden1(observation.flatten(1)))
+        return torch.tanh(self.output(self.activation2(self.hidden2(hidden))))
 
 
 class Critics(nn.Module):

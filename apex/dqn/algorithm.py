@@ -15,6 +15,7 @@ from apex.config import Config
 from apex.dqn.autograd_update import make_update
 from apex.dqn.exploration import allowed, epsilon_greedy, epsilon_ladder
 from apex.dqn.exported import export
+from apex.dqn.manual_backward.update import make_forward
 from apex.dqn.networks import make_network, q_values
 from apex.types import Array, Exploration, Schema
 
@@ -25,10 +26,15 @@ class DqnAgent:
     def __init__(self, network: nn.Module, *, bfloat16: bool = False) -> None:
         self.network = network.eval()  # Custom networks may have layers, such as dropout, that act only in training.
         self._bfloat16 = bfloat16
+        self._forward = None if bfloat16 else make_forward(network)
 
     def q_values(self, observation: Array) -> NDArray[np.float32]:
         """Returns the Q-values of all actions, float32[E, A]."""
-        return q_values(self.network, observation, bfloat16=self._bfloat16)
+        if self._forward is None or torch.get_num_threads() > 1:
+            return q_values(self.network, observation, bfloat16=self._bfloat16)
+        with torch.inference_mode():
+            values: NDArray[np.float32] = self._forward(torch.from_numpy(observation)).numpy()
+        return values
 
     def decide(
         self, observation: Array, mask: Mask, exploration: NDArray[np.float64], rng: np.random.Generator
@@ -83,5 +89,6 @@ class DqnAlgorithm:
     def make_update(
         self, online: nn.Module, target: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
     ) -> Update:
-        """Returns the double-Q gradient step."""
-        return make_update(self._config.learner, online, target, optimizer, device)
+        """Returns the gradient step."""
+        rescaled = self._config.network.value_rescaling
+        return make_update(self._config.learner, online, target, optimizer, device, rescaled=rescaled)

@@ -1,4 +1,4 @@
-"""One gradient step on a batch in device memory: double Q-learning, importance weights, clipped gradients.
+"""One gradient step on a batch in device memory: Q-learning with importance weights and clipped gradients.
 
 A step never waits for the device, so CUDA can capture it as a graph. If loss or gradient is not finite, the parameters
 do not change: a CPU skips the optimizer's step, and CUDA undoes it, because its host does not wait for the check.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,9 +17,10 @@ from torch import Tensor, nn
 
 from apex.algorithms.gradient_step import DeviceBatch, Update, Updated
 from apex.algorithms.graph_update import GraphUpdate
+from apex.algorithms.losses import mean_loss
 from apex.algorithms.optimizers import clip_gradients, step_where_finite
 from apex.config import LearnerConfig
-from apex.dqn.losses import describe, double_q_loss
+from apex.dqn.losses import TargetRule, describe, td_errors
 from apex.dqn.manual_backward.update import ManualUpdate, has_manual_backward
 
 # If each thread processes its own part of the batch, the threads synchronize once per update. If all threads share each
@@ -48,17 +50,20 @@ class EagerUpdate:
         target: nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
+        rescaled: bool = False,
         one_pass: bool = False,
         num_parts: int = 1,
         judge_aside: bool = False,
     ) -> None:
         """Prepares the step.
 
+        rescaled: the networks output rescaled values, see `TargetRule`.
         one_pass: s_t and s_{t+m} pass through the online network together, which is slower on a CPU.
         num_parts: number of parts of the batch. Each part runs on its own thread; their gradients are added. The result
             differs from that of one part only by rounding.
         judge_aside: the target network runs on a second thread; only with `num_parts` 1.
         """
+        self._rule = TargetRule(config.target, rescaled)
         self._one_pass = one_pass
         self._config = config
         self._networks = [online, *(_twin(online) for _ in range(num_parts - 1))]
@@ -96,27 +101,19 @@ class EagerUpdate:
 
     def _differentiate(self, index: int, batch: DeviceBatch, share: float) -> _Part:
         """Computes `share` times the loss of a part of the batch, and stores the gradients in network `index`."""
-        judged = self._others.submit(self._judge, batch.stacks[1]) if self._judge_aside else None
+        judged = self._others.submit(self._judge, batch.stacks) if self._judge_aside else None
         with self._precision(batch.stacks.device.type):
-            q, next_q = self._online_q(self._networks[index], batch.stacks)
-        next_q_target = self._judge(batch.stacks[1]) if judged is None else judged.result()
-        loss, td_errors = double_q_loss(
-            q.float(),
-            next_q.float(),
-            next_q_target.float(),
-            batch.action,
-            batch.n_step_return,
-            batch.discount,
-            batch.weights,
-            batch.next_mask,
-            kind=self._config.loss,
-        )
+            q = self._online_q(self._networks[index], batch.stacks).float()
+        target = (self._judge(batch.stacks) if judged is None else judged.result()).float()
+        rows = batch.action, batch.n_step_return, batch.discount, batch.next_mask
+        errors = td_errors(self._rule, q, target, *rows)
+        loss = mean_loss(errors, batch.weights, self._config.loss)
         if share < 1.0:
             loss = loss * share
         for parameter in self._parameters[index]:
             parameter.grad = None
         loss.backward()  # type: ignore[no-untyped-call]
-        return _Part(loss.detach(), td_errors, q.detach())
+        return _Part(loss.detach(), errors.detach().abs(), q[: len(batch.action)].detach())
 
     def _precision(self, device: str) -> AbstractContextManager[Any]:
         if self._config.bfloat16 != "on":
@@ -125,20 +122,22 @@ class EagerUpdate:
         return torch.autocast(device, torch.bfloat16, cache_enabled=device == "cpu")
 
     @torch.no_grad()
-    def _judge(self, observation: Tensor) -> Tensor:
-        """Returns Q(s_{t+m}) of the target network."""
-        with self._precision(observation.device.type):
-            q: Tensor = self._target(observation)
+    def _judge(self, stacks: Tensor) -> Tensor:
+        """Returns the target network's values of the observations that the target rule asks for."""
+        with self._precision(stacks.device.type):
+            q: Tensor = self._target(stacks[self._rule.seen_by_target].flatten(0, 1))
         return q
 
-    def _online_q(self, online: nn.Module, stacks: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns Q(s_t) and Q(s_{t+m}). The loss does not differentiate Q(s_{t+m})."""
-        if self._one_pass:
-            q, next_q = online(stacks.flatten(0, 1)).chunk(2)
-            return q, next_q
-        q = online(stacks[0])
+    def _online_q(self, online: nn.Module, stacks: Tensor) -> Tensor:
+        """Returns the online network's values of these observations. The loss differentiates only those of s_t."""
+        seen = stacks[self._rule.seen_online]
+        if self._one_pass or len(seen) == 1:
+            both: Tensor = online(seen.flatten(0, 1))
+            return both
+        q = online(seen[0])
         with torch.no_grad():
-            return q, online(stacks[1])
+            next_q = online(seen[1])
+        return torch.cat([q, next_q])
 
 
 def _twin(network: nn.Module) -> nn.Module:
@@ -155,17 +154,21 @@ def make_update(
     target: nn.Module,
     optimizer: torch.optim.Optimizer,
     device: torch.device,
+    *,
+    rescaled: bool = False,
 ) -> Update:
-    """Returns the step for this device. The process that runs it must call torch.set_num_threads(torch_threads)."""
+    """Returns the step for this device. The process that runs it must call torch.set_num_threads(torch_threads).
+
+    rescaled: the networks output rescaled values, see `TargetRule`.
+    """
+    make_eager = partial(EagerUpdate, config, online, target, optimizer, rescaled=rescaled)
     if device.type == "cuda":
-        return GraphUpdate(EagerUpdate(config, online, target, optimizer, one_pass=True))
+        return GraphUpdate(make_eager(one_pass=True))
     threads = max(1, config.num_threads)
     small = config.batch_size < MOST_PARTS * SMALLEST_PART
     if has_manual_backward(online) and config.bfloat16 != "on" and (threads == 1 or small):
-        return ManualUpdate(config, online, target, optimizer, judge_aside=threads > 1)
+        return ManualUpdate(config, online, target, optimizer, rescaled=rescaled, judge_aside=threads > 1)
     # A network with buffers is not split, because each part would change its own copy of the buffers.
     if not 2 <= threads <= MOST_PARTS or any(True for _ in online.buffers()):
-        return EagerUpdate(config, online, target, optimizer)
-    if small:
-        return EagerUpdate(config, online, target, optimizer, judge_aside=True)
-    return EagerUpdate(config, online, target, optimizer, num_parts=threads)
+        return make_eager()
+    return make_eager(judge_aside=True) if small else make_eager(num_parts=threads)

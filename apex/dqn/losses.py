@@ -1,61 +1,65 @@
-"""The learner's loss: importance-weighted, n-step, double Q-learning."""
+"""The learner's loss: importance-weighted n-step TD errors, with double Q-learning or Munchausen targets."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from apex.algorithms.losses import LossKind, check_rows, mean_loss
 from apex.algorithms.n_step import n_step_target
+from apex.algorithms.value_rescaling import rescale, restore
+from apex.dqn.munchausen import munchausen
+
+TargetKind = Literal["double_q", "munchausen"]
 
 
-class Loss(NamedTuple):
-    """The loss of one batch, and the TD errors, which become the new priorities of its transitions."""
+class TargetRule(NamedTuple):
+    """How the target of an update follows from the Q-values of both networks.
 
-    loss: Tensor  # float32[]  mean over the batch of importance weight times loss; to be differentiated
-    td_errors: Tensor  # float32[B]  |delta|, detached
+    double_q: R + discount * Q(s_{t+m}, a) of the target network, for the online network's greedy action a.
+    munchausen: see `munchausen.py`. rescaled: the networks output h(Q), see `value_rescaling.py`.
+    """
+
+    kind: TargetKind = "double_q"
+    rescaled: bool = False
+
+    @property
+    def seen_online(self) -> slice:
+        """The observations, of s_t and s_{t+m}, that the online network evaluates."""
+        return slice(0, 2) if self.kind == "double_q" else slice(0, 1)
+
+    @property
+    def seen_by_target(self) -> slice:
+        """The observations, of s_t and s_{t+m}, that the target network evaluates."""
+        return slice(1, 2) if self.kind == "double_q" else slice(0, 2)
 
 
-def double_q_loss(
-    q: Tensor,  # float32[B, A]  Q(s_t), online
-    next_q: Tensor,  # float32[B, A]  Q(s_{t+m}) of the online network, which chooses the action
-    next_q_target: Tensor,  # float32[B, A]  Q(s_{t+m}) of the target network, which gives its value
+def td_errors(
+    rule: TargetRule,
+    online: Tensor,  # float32[N * B, A]  output of the online network for `rule.seen_online`
+    target: Tensor,  # float32[N * B, A]  output of the target network for `rule.seen_by_target`
     action: Tensor,  # int64[B]
     n_step_return: Tensor,  # float32[B]
     discount: Tensor,  # float32[B]
-    importance_weights: Tensor,  # float32[B]
     next_mask: Tensor | None = None,  # bool[B, A]  actions allowed in s_{t+m}; None: all
-    *,
-    kind: LossKind,
-) -> Loss:
-    """Returns the importance-weighted loss of delta = n_step_return + discount * Q(next) - Q(s_t, a_t).
-
-    Q(next) is the target network's value of the online network's greedy action. kind "squared": delta^2 / 2, as in the
-    paper. "huber": the same for |delta| <= 1, and |delta| - 1/2 beyond. Only `q` receives a gradient.
-    """
-    delta = double_q_errors(q, next_q, next_q_target, action, n_step_return, discount, next_mask)
-    return Loss(mean_loss(delta, importance_weights, kind), delta.detach().abs())
-
-
-def double_q_errors(
-    q: Tensor,
-    next_q: Tensor,
-    next_q_target: Tensor,
-    action: Tensor,
-    n_step_return: Tensor,
-    discount: Tensor,
-    next_mask: Tensor | None = None,
 ) -> Tensor:
-    """Returns delta = n_step_return + discount * Q(next) - Q(s_t, a_t), float32[B]; arguments as in `double_q_loss`."""
-    check_rows(len(q), action=action, n_step_return=n_step_return, discount=discount)
+    """Returns delta = target - Q(s_t, a_t), float32[B]. Only Q(s_t) of the online network receives a gradient."""
+    size = len(action)
+    q = online[:size]
+    check_rows(len(target[:size]), action=action, n_step_return=n_step_return, discount=discount)
     with torch.no_grad():
-        if next_mask is not None:
-            next_q = next_q.masked_fill(~next_mask, -torch.inf)
-        next_action = next_q.argmax(1, keepdim=True)
-        target: Tensor = n_step_target(n_step_return, discount, next_q_target.gather(1, next_action).squeeze(1))
-    return target - q.gather(1, action.unsqueeze(1)).squeeze(1)
+        values = restore(target) if rule.rescaled else target
+        if rule.kind == "munchausen":
+            bonus, next_value = munchausen(values[:size], values[size:], action)
+            goal: Tensor = n_step_target(n_step_return + bonus, discount, next_value)
+        else:
+            next_q = online[size:] if next_mask is None else online[size:].masked_fill(~next_mask, -torch.inf)
+            next_action = next_q.argmax(1, keepdim=True)
+            goal = n_step_target(n_step_return, discount, values.gather(1, next_action).squeeze(1))
+        goal = rescale(goal) if rule.rescaled else goal
+    return goal - q.gather(1, action.unsqueeze(1)).squeeze(1)
 
 
 def loss_and_gradients(delta: Tensor, importance_weights: Tensor, *, kind: LossKind) -> tuple[Tensor, Tensor]:

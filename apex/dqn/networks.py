@@ -1,14 +1,14 @@
 """The Q-network: maps a batch of observations to one value per action.
 
 The body is that of DQN (Mnih et al. 2015) for images and two fully connected layers for vectors. Dueling heads (Wang et
-al. 2016) follow. A custom module may replace the whole network. Every layer has torch's default initialization, uniform
-within 1 / sqrt(fan in), as in DQN's published code. Axes: B batch, A actions, S stacked frames, *F one frame.
+al. 2016) follow. A custom module may replace the whole network. Axes: B batch, A actions, S stacked frames, *F one
+frame.
 """
 
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # channels, kernel, stride 
 def make_network(config: NetworkConfig, schema: Schema, *, seed: int) -> nn.Module:
     """Returns a module: uint8 or float32 [B, S, *F] -> float32 [B, A]. Equal seeds give equal parameters.
 
-    The module scales uint8 to 0 ... 1. torch's global random state does not change.
+    The module scales uint8. torch's global random state does not change.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # Not torch.manual_seed: that would also seed every GPU.
@@ -45,11 +45,14 @@ def q_values(network: nn.Module, observation: NDArray[Any], *, bfloat16: bool = 
 class QNetwork(nn.Module):
     """Returns Q = V + A - mean(A) with dueling heads, else the output of one head. The body scales uint8 input."""
 
-    def __init__(self, body: nn.Module, num_features: int, num_actions: int, *, hidden: int, dueling: bool) -> None:
+    def __init__(
+        self, config: NetworkConfig, body: nn.Module, num_features: int, num_actions: int, hidden: int
+    ) -> None:
         super().__init__()
         self.body = body
-        self.advantage = Head(num_features, hidden, num_actions)
-        self.value = Head(num_features, hidden, 1) if dueling else None
+        self.advantage = Head(num_features, hidden, num_actions, layer_norm=config.layer_norm)
+        self.value = Head(num_features, hidden, 1, layer_norm=config.layer_norm) if config.dueling else None
+        self._initialize(he=config.initialization == "he", bias=config.initial_bias)
 
     def forward(self, observation: Tensor) -> Tensor:
         """uint8 or float32 [B, S, *F] -> float32 [B, A]."""
@@ -59,6 +62,21 @@ class QNetwork(nn.Module):
             return advantage
         value: Tensor = self.value(features)
         return value + advantage - advantage.mean(1, keepdim=True)
+
+    @torch.no_grad()
+    def _initialize(self, *, he: bool, bias: float) -> None:
+        """Initializes the hidden layers. torch's default is uniform within 1 / sqrt(fan in), as in DQN.
+
+        he: weights of variance 2 / (fan in) and biases of 0 (He et al. 2015, equation 10). bias: added to all biases,
+        so that more ReLUs have positive inputs at first (Krizhevsky et al. 2012, section 5).
+        """
+        for name, module in self.named_modules():
+            if not isinstance(module, nn.Conv2d | nn.Linear | nn.LayerNorm) or name.endswith("output"):
+                continue
+            if he and not isinstance(module, nn.LayerNorm):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+                nn.init.zeros_(cast(Tensor, module.bias))
+            cast(Tensor, module.bias).add_(bias)
 
 
 class VectorQNetwork(QNetwork):
@@ -78,19 +96,21 @@ class ScaledFlatten(nn.Flatten):
 
 
 class Head(nn.Module):
-    """A hidden layer with ReLU and a linear output layer, which computes in float32 even under autocast.
+    """A hidden layer, normalized or not, with ReLU, and a linear output layer, which computes in float32 in autocast.
 
     bfloat16 would round Q-values between 2 and 4 to multiples of 1/64, which is more than many TD errors.
     """
 
-    def __init__(self, num_features: int, hidden: int, num_outputs: int) -> None:
+    def __init__(self, num_features: int, hidden: int, num_outputs: int, *, layer_norm: bool) -> None:
         super().__init__()
         self.hidden = nn.Linear(num_features, hidden)
+        self.norm = nn.LayerNorm(hidden) if layer_norm else nn.Identity()
+        self.activation = nn.ReLU()
         self.output = nn.Linear(hidden, num_outputs)
 
     def forward(self, features: Tensor) -> Tensor:
         """[B, num_features] -> float32 [B, num_outputs]."""
-        hidden = torch.relu(self.hidden(features))
+        hidden: Tensor = self.activation(self.norm(self.hidden(features)))
         device = hidden.device.type
         if not torch.is_autocast_enabled(device):  # autocast() below takes as long as a small layer.
             output: Tensor = self.output(hidden)
@@ -105,9 +125,7 @@ def _make_own(config: NetworkConfig, schema: Schema) -> QNetwork:
     if axes == 2:
         body, num_features = _convolutional_body(config, schema)
         kind = PixelQNetwork if schema.frame_dtype == "uint8" else QNetwork
-        return kind(
-            body, num_features, schema.num_actions, hidden=_scaled(config.hidden, config.width), dueling=config.dueling
-        )
+        return kind(config, body, num_features, schema.num_actions, _scaled(config.hidden, config.width))
     require(
         axes == 1,
         f"frames of shape {list(schema.frame_shape)} are neither images [height, width] nor vectors [D]: "
@@ -121,7 +139,7 @@ def _make_own(config: NetworkConfig, schema: Schema) -> QNetwork:
         nn.Linear(units, units),
         nn.ReLU(),
     )
-    return VectorQNetwork(body, units, schema.num_actions, hidden=config.hidden, dueling=config.dueling)
+    return VectorQNetwork(config, body, units, schema.num_actions, config.hidden)
 
 
 def _convolutional_body(config: NetworkConfig, schema: Schema) -> tuple[nn.Sequential, int]:
@@ -138,8 +156,10 @@ def _convolutional_body(config: NetworkConfig, schema: Schema) -> tuple[nn.Seque
     )
     for channels, kernel, stride in CONVOLUTIONS:
         out_channels = _scaled(channels, config.width)
-        convolution = nn.Conv2d if layers else PixelConvolution
-        layers += [convolution(in_channels, out_channels, kernel, stride), nn.ReLU()]
+        convolution = (nn.Conv2d if layers else PixelConvolution)(in_channels, out_channels, kernel, stride)
+        if isinstance(convolution, PixelConvolution):
+            convolution.centered = config.centered_pixels and schema.frame_dtype == "uint8"
+        layers += [convolution, nn.ReLU()]
         in_channels, height, width = out_channels, (height - kernel) // stride + 1, (width - kernel) // stride + 1
     return nn.Sequential(*layers, nn.Flatten()), in_channels * height * width
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from apex.algorithms.parameters import dormant_share
-from apex.config import Config
+from apex.config import Config, RunConfig
 from apex.errors import DivergedError
 from apex.learning.batch_ring import BatchRing
 from apex.learning.coordinator.link import TrainerReport
@@ -20,6 +19,7 @@ from apex.transport.timing import REPORT_SECONDS
 from apex.types import Progress
 
 COMMON_FIGURES = ("loss", "mean_q", "td_error", "gradient_norm")  # figures of every algorithm's updates
+DYING_SHARE, DYING_SECONDS = 0.5, 60.0  # A layer is dying if a larger share of its units is dormant for so long.
 LEAST_SHARE = 0.25  # minimum time between two checkpoints, as a share of checkpoint.period_seconds
 
 log = logging.getLogger("apex")
@@ -47,7 +47,9 @@ def describe_training(trainer: Trainer, **measured: Any) -> LearnerStatus:
     if trainer.figures:
         numbers = {name: float(value) for name, value in trainer.figures.items()}
         figures = {name: numbers.pop(name) for name in COMMON_FIGURES if name in numbers}
-        figures |= {"dormant_share": dormant_share(trainer.online), "figures": numbers}
+        shares = trainer.dormant_units.shares()
+        numbers |= {f"dormant_share/{layer}": share for layer, share in shares.items()}
+        figures |= {"dormant_share": max(shares.values(), default=None), "figures": numbers}
     return LearnerStatus(
         updates=trainer.num_updates,
         policy_lag=trainer.policy_lag,
@@ -69,6 +71,8 @@ class Reporter:
         self._updates = 0
         self._waited = 0.0
         self._loaded = loaders.seconds.copy()
+        self._dying_since: dict[str, float] = {}  # by layer: time since which most of its units are dormant
+        self._warned: set[str] = set()  # layers that a warning has named
 
     def due(self) -> bool:
         """Returns whether a second has passed since the last report."""
@@ -92,7 +96,32 @@ class Reporter:
             waiting=waiting,
         )
         self._since, self._updates, self._waited, self._loaded = now, trainer.num_updates, trainer.wait_seconds, loaded
+        self._warn_of_dying_layers(trainer.dormant_units.shares(), now)
         return TrainerReport(status)
+
+    def _warn_of_dying_layers(self, shares: Mapping[str, float], now: float) -> None:
+        """Warns once per layer if more than `DYING_SHARE` of its units stay dormant for `DYING_SECONDS`."""
+        for layer, share in shares.items():
+            if share <= DYING_SHARE:
+                self._dying_since.pop(layer, None)
+                continue
+            since = self._dying_since.setdefault(layer, now)
+            if now - since >= DYING_SECONDS and layer not in self._warned:
+                self._warned.add(layer)
+                log.warning(
+                    "%.0f %% of the units of layer %r are dormant: try a lower --learner.learning-rate, or start a new "
+                    "run with --learner.learning-rate-warmup 1000 --network.initial-bias 0.1",
+                    100 * share,
+                    layer,
+                )
+
+
+def share_of_limits(run: RunConfig, progress: Progress, num_updates: int) -> float | None:
+    """Returns how much of the run is over, 0 ... 1, measured by its nearest limit; None without a limit."""
+    done = num_updates, progress.num_steps, progress.elapsed_seconds / 60
+    limits = run.max_updates, run.max_steps, run.max_minutes
+    shares = [min(1.0, value / limit) for value, limit in zip(done, limits, strict=True) if limit]
+    return max(shares, default=None)
 
 
 class LearnerLoop:
@@ -124,6 +153,7 @@ class LearnerLoop:
         trainer, coordinator, max_updates = self._trainer, self._coordinator, self._config.run.max_updates
         trainer.publish_newest()  # Actors wait for a first policy.
         while True:
+            trainer.run_share = share_of_limits(self._config.run, coordinator.progress, trainer.num_updates)
             if trainer.step(POLL_SECONDS):
                 self._wait.over()
                 self._check_skipped()

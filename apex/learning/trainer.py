@@ -12,10 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from apex.algorithms.dormant_units import DormantUnits
 from apex.algorithms.graph_update import GraphUpdate, place
 from apex.algorithms.interface import Algorithm
 from apex.algorithms.losses import importance_weights
-from apex.algorithms.optimizers import learning_rate_at, restore_optimizer, set_learning_rate
+from apex.algorithms.optimizers import has_schedule, learning_rate_at, restore_optimizer, set_learning_rate
 from apex.algorithms.parameters import flatten, flatten_parameters
 from apex.config import LearnerConfig
 from apex.learning.batch_ring import MAX_RETURN, Batch
@@ -26,6 +27,8 @@ from apex.types import Array, Parameters, PriorityUpdate
 COLLECT_SECONDS = (
     0.001  # while no batch arrives: time between two checks for gradient steps that the device has finished
 )
+
+OBSERVE_PERIOD = 25  # updates between two batches whose states are searched for dormant units; costs 1 % of the time
 
 log = logging.getLogger("apex")
 
@@ -79,6 +82,7 @@ class Trainer:
         self.target = place(algorithm.make_network(), device).requires_grad_(False).eval()
         self.target.load_state_dict(self.online.state_dict())
         self.optimizer = algorithm.make_optimizer(self.online)
+        self.run_share: float | None = None  # how much of the run is over, 0 ... 1; None: it has no limit
         self.num_updates = 0  # batches processed, including skipped ones
         self.num_skipped = 0  # updates skipped because their loss or gradient was not finite
         self.num_skipped_in_row = 0  # consecutive skipped updates, up to the newest known result
@@ -86,6 +90,7 @@ class Trainer:
         self.wait_seconds = 0.0  # total time spent waiting for batches
         self.policy_lag = 0.0  # learner version - version that chose the action, averaged over the last batch
         self.figures: Mapping[str, Tensor] = {}  # figures of the last update
+        self.dormant_units = DormantUnits(self.online)
         self._transfer = make_transfer(device, batches.memory, self._send, batches.release)
         self._update = algorithm.make_update(self.online, self.target, self.optimizer, device)
 
@@ -124,7 +129,7 @@ class Trainer:
     @property
     def learning_rate(self) -> float:
         """The learning rate of the next update."""
-        return learning_rate_at(self._config, self.num_updates)
+        return learning_rate_at(self._config, self.num_updates, self.run_share)
 
     def parameters(self) -> Parameters:
         """Returns a copy of the parameters of the online network. Call this between two steps."""
@@ -174,8 +179,10 @@ class Trainer:
         )
         self._count_unusable(int((~batch.usable).sum()))
         on_device = self._transfer.load(batch, weights)
-        if self._config.learning_rate_updates:
+        if has_schedule(self._config):
             set_learning_rate(self.optimizer, self.learning_rate)
+        if self.num_updates % OBSERVE_PERIOD == 0 and not self.is_warming_up:
+            self.dormant_units.add(on_device.stacks[0])
         updated = self._update(on_device)
         self.figures = updated.figures
         self.policy_lag = max(0.0, self.num_updates - float(batch.version.mean()))

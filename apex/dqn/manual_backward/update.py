@@ -1,11 +1,12 @@
 """The gradient step of the built-in networks on a CPU, with hand-written gradients.
 
-s_t and s_{t+m} pass through the online network together, but only s_t is differentiated. One tensor stores all
-gradients. For such small networks autograd takes several times as long.
+With double Q-learning, s_t and s_{t+m} pass through the online network together, but only s_t is differentiated. One
+tensor stores all gradients. For such small networks autograd takes several times as long.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, cast
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from apex.algorithms.gradient_step import DeviceBatch, Updated
 from apex.config import LearnerConfig
-from apex.dqn.losses import describe, double_q_errors, loss_and_gradients
+from apex.dqn.losses import TargetRule, describe, loss_and_gradients, td_errors
 from apex.dqn.manual_backward import pixel_torso
 from apex.dqn.manual_backward.layers import Heads, PassedHeads, VectorTorso
 from apex.dqn.manual_backward.pixel_torso import PixelTorso
@@ -64,14 +65,17 @@ class ManualUpdate:
         target: nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
+        rescaled: bool = False,
         judge_aside: bool = False,
     ) -> None:
         """Prepares the step. From then on, the networks' parameters must not move to other memory.
 
+        rescaled: the networks output rescaled values, see `TargetRule`.
         judge_aside: the target network runs on a second thread.
         """
         self.torch_threads = 1  # threads per operation; a second thread, if any, runs the target network
         self._config = config
+        self._rule = TargetRule(config.target, rescaled)
         self._optimizer = optimizer
         parameters = list(online.parameters())
         assert all(parameter.is_contiguous() for parameter in parameters)  # because gradients are contiguous views
@@ -85,12 +89,11 @@ class ManualUpdate:
     @torch.no_grad()
     def __call__(self, batch: DeviceBatch) -> Updated:
         """Updates the online network if loss and gradient are finite."""
-        judged = self._aside.submit(self._judge, batch.stacks[1:]) if self._aside else None
-        passed = self._online.forward(batch.stacks)
-        q, next_q = passed.heads.q.chunk(2)
-        next_q_target = self._judge(batch.stacks[1:]) if judged is None else judged.result()
+        judged = self._aside.submit(self._judge, batch.stacks) if self._aside else None
+        passed = self._online.forward(batch.stacks[self._rule.seen_online])
+        target = self._judge(batch.stacks) if judged is None else judged.result()
         rows = batch.action, batch.n_step_return, batch.discount, batch.next_mask
-        errors = double_q_errors(q, next_q, next_q_target, *rows)
+        errors = td_errors(self._rule, passed.heads.q, target, *rows)
         loss, q_gradient = loss_and_gradients(errors, batch.weights, kind=self._config.loss)
         self._online.backward(batch.stacks, passed, batch.action, q_gradient)
         norm = torch.linalg.vector_norm(self._gradient)
@@ -99,13 +102,26 @@ class ManualUpdate:
             if norm > self._config.max_gradient_norm:
                 self._gradient.mul_(self._config.max_gradient_norm / (norm + 1e-6))
             self._optimizer.step()
-        td_errors = errors.abs()
-        return Updated(td_errors, finite, describe(loss, q, td_errors, norm))
+        q, priorities = passed.heads.q[: len(errors)], errors.abs()
+        return Updated(priorities, finite, describe(loss, q, priorities, norm))
 
     @torch.no_grad()  # again, because a second thread does not inherit this mode
     def _judge(self, stacks: Tensor) -> Tensor:
-        """Returns Q(s_{t+m}) of the target network."""
-        return self._target.forward(stacks).heads.q
+        """Returns the target network's values of the observations that the target rule asks for."""
+        return self._target.forward(stacks[self._rule.seen_by_target]).heads.q
+
+
+def make_forward(network: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    """Returns a function frame_dtype[B, S, *F] -> float32[B, A] that computes what `network` does, on one thread.
+
+    It takes 3 to 26 % less time, most for narrow networks, but supports neither gradients nor autocast. It reads the
+    parameters where they are now, so they must not move to other memory. None if `ManualUpdate` does not support the
+    network.
+    """
+    if not has_manual_backward(network):
+        return None
+    layers = _Network(network)
+    return lambda observation: layers.forward(observation.unsqueeze(0)).heads.q
 
 
 def has_manual_backward(network: nn.Module) -> bool:

@@ -417,6 +417,20 @@ def test_a_priority_is_finite_whatever_the_network_says():
     assert priorities[1:] == [float(np.finfo(np.float32).max)] * 3
 
 
+def test_a_priority_of_rescaled_values_is_the_error_of_the_rescaled_target():
+    """h(8) and h(3) are 2.008 and 1.003, so the target is h(1 + 0.5 * 8) and the error its distance from 1.003."""
+    schema, no = make_schema(n_step=1), np.zeros(1, bool)
+    actor, environment = ActorConfig(n_step=1, gamma=0.5), EnvironmentConfig(clip_rewards=False)
+    builder = SegmentBuilder(actor, environment, schema, 1, rescaled=True)
+    observation = np.zeros((1, *schema.observation_shape), np.uint8)
+    builder.begin(observation)
+    step = Step(observation, np.ones(1, np.float32), no, no, no, observation)
+    builder.append(np.zeros(1, np.int64), np.float32([1.003]), np.float32([1.003]), step, None)
+    (cut,) = builder.cut(np.float32([2.008]))
+    assert cut.records["priority"][0] == pytest.approx(6**0.5 - 1 + 0.005 - 1.003, rel=1e-5)
+    assert cut.records["n_step_return"][0] == 1.0
+
+
 def test_a_lost_life_closes_windows_but_frames_and_stacks_run_on():
     stored = play([1, 10, 100, 1000], terminated=True, lives_lost=[1], life_loss_terminates=True)
     assert [s.n_step_return for s in stored] == [1 + 5, 10, 100 + 500, 1000]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.builders import VECTORS
+from support.builders import MASKED, VECTORS
 
 from apex.algorithms.interface import METHODS, make_algorithm
-from apex.config import Config
+from apex.config import Config, LearnerConfig
 from apex.dqn.algorithm import DqnAlgorithm
 from apex.errors import ConfigError, UsageError
 
@@ -29,6 +29,11 @@ def make_trouble(config, schema):
 @pytest.mark.parametrize("name", ["", "dqn"])
 def test_discrete_actions_are_learned_by_dqn(name):
     assert type(make_algorithm(Config(algorithm=name), VECTORS)) is DqnAlgorithm
+
+
+def test_munchausen_targets_are_refused_with_action_masks():
+    with pytest.raises(UsageError, match=r"'munchausen' supports no action masks, but .* has them: use double_q"):
+        make_algorithm(Config(learner=LearnerConfig(target="munchausen")), MASKED)
 
 
 def test_an_algorithm_of_ones_own_is_found_by_its_path():

@@ -219,6 +219,23 @@ def test_the_learning_rate_stays_unless_it_is_told_to_fall_and_then_falls_along_
     assert rates == pytest.approx([0.5, 0.4, 0.3, 0.2, 0.1, 0.1, 0.1])
 
 
+def test_the_learning_rate_may_fall_until_the_runs_limit_and_without_one_falls_over_updates():
+    falls = LearnerConfig(
+        learning_rate=0.5, final_learning_rate_share=0.2, learning_rate_updates=4, learning_rate_until_limit=True
+    )
+    assert [learning_rate_at(falls, 4, share) for share in (0.0, 0.5, 1.0)] == pytest.approx([0.5, 0.3, 0.1])
+    assert learning_rate_at(falls, 2, None) == pytest.approx(0.3)
+
+
+def test_the_learning_rate_rises_during_the_warm_up_and_falls_at_the_same_time():
+    rises = LearnerConfig(learning_rate=0.4, learning_rate_warmup=4)
+    assert [learning_rate_at(rises, number) for number in range(6)] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
+    both = LearnerConfig(
+        learning_rate=0.4, learning_rate_warmup=2, learning_rate_updates=4, final_learning_rate_share=0.5
+    )
+    assert [learning_rate_at(both, number) for number in range(6)] == pytest.approx([0.2, 0.35, 0.3, 0.25, 0.2, 0.2])
+
+
 @pytest.mark.parametrize("make", [rmsprop, adam])
 def test_a_step_is_as_long_as_was_set(make):
     """RMSProp's and Adam's steps are proportional to the rate."""

@@ -44,6 +44,19 @@ def test_a_format_that_dpg_does_not_compute_in_is_refused(branch):
     make_algorithm(config, VECTORS)
 
 
+@pytest.mark.parametrize(
+    ("changes", "setting"),
+    [
+        ({"learner": {"target": "munchausen"}}, "learner.target"),
+        ({"network": {"value_rescaling": True}}, "network.value"),
+    ],
+)
+def test_settings_of_dqn_are_refused_for_continuous_actions(changes, setting):
+    with pytest.raises(UsageError, match=rf"{setting}.* belongs to DQN"):
+        make_algorithm(from_dict(changes), SCHEMA)
+    make_algorithm(from_dict(changes), VECTORS)
+
+
 def test_without_noise_the_policy_is_played():
     _, agent = make()
     expected = agent.network(torch.from_numpy(OBSERVATION)).detach().numpy()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 import torch
 from support.builders import VECTORS
 from torch import nn
 
-from apex.config import Config
+from apex.algorithms.parameters import flatten_parameters, load_parameters
+from apex.config import Config, NetworkConfig
 from apex.dqn.algorithm import DqnAgent, DqnAlgorithm
+from apex.dqn.networks import make_network, q_values
 
 
 class Showing(nn.Module):
@@ -43,6 +48,19 @@ def test_state_values_and_actions_alone_are_those_of_a_decision():
 def test_full_exploration_is_uniform():
     action = DqnAgent(Showing()).act(np.repeat(Q, 3000, 0), None, 1.0, rng())
     assert np.allclose(np.bincount(action) / 6000, 1 / 3, atol=4 * (2 / 9 / 6000) ** 0.5)
+
+
+@pytest.mark.parametrize("network", [NetworkConfig(), NetworkConfig(dueling=False, layer_norm=True)])
+@pytest.mark.parametrize("frame_shape", [(5,), (84, 84)])
+def test_the_values_on_one_thread_are_those_of_the_network_and_follow_its_parameters(one_thread, frame_shape, network):
+    schema = replace(VECTORS, frame_shape=frame_shape, frame_dtype="uint8", stack=4)
+    module, other = (make_network(replace(network, width=0.5), schema, seed=seed) for seed in (1, 2))
+    agent = DqnAgent(module)
+    observation = np.random.default_rng(0).integers(0, 256, (3, 4, *frame_shape), np.uint8)
+    for _ in range(2):
+        assert agent.q_values(observation) == pytest.approx(q_values(module, observation), rel=1e-4, abs=1e-5)
+        load_parameters(module, flatten_parameters(other))
+    assert agent.q_values(observation) == pytest.approx(q_values(other, observation), rel=1e-4, abs=1e-5)
 
 
 def test_layers_that_only_train_are_at_rest():

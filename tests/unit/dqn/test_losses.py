@@ -4,8 +4,20 @@ import numpy as np
 import pytest
 import torch
 
-from apex.algorithms.losses import importance_weights
-from apex.dqn.losses import double_q_errors, double_q_loss, loss_and_gradients
+from apex.algorithms.losses import importance_weights, mean_loss
+from apex.algorithms.value_rescaling import EPSILON
+from apex.dqn.losses import TargetRule, loss_and_gradients, td_errors
+from apex.dqn.munchausen import munchausen
+
+
+def double_q_errors(q, next_q, next_q_target, action, n_step_return, discount, next_mask=None):
+    return td_errors(TargetRule(), torch.cat([q, next_q]), next_q_target, action, n_step_return, discount, next_mask)
+
+
+def double_q_loss(*, importance_weights, kind, **arguments):
+    """The loss, and |delta| without a gradient."""
+    delta = double_q_errors(**arguments)
+    return mean_loss(delta, importance_weights, kind), delta.detach().abs()
 
 
 def batch(size=1, seed=0):
@@ -112,7 +124,7 @@ def test_only_the_value_of_the_action_taken_receives_a_gradient(kind):
     loss, td_errors = double_q_loss(**arguments, kind=kind)
     loss.backward()
     assert not td_errors.requires_grad
-    assert arguments["next_q"].grad is None
+    assert not arguments["next_q"].grad.any()
     assert arguments["next_q_target"].grad is None
     assert arguments["q"].grad.tolist() == [[0.0, pytest.approx(-90.5 if kind == "squared" else -1.0), 0.0]]
 
@@ -174,3 +186,71 @@ def test_a_terminal_state_that_allows_nothing_is_worth_nothing():
     rows.pop("importance_weights")
     mask = torch.zeros(rows["next_q"].shape, dtype=torch.bool)
     assert torch.equal(double_q_errors(**rows, next_mask=mask), double_q_errors(**rows))
+
+
+# Munchausen targets and rescaled values
+
+
+def naive_munchausen(q, next_q, action, *, temperature=0.03, share=0.9, lowest=-1.0):
+    """Equation 2 of Vieillard et al. 2020 in float64, with sums over actions."""
+
+    def policy(values):
+        weights = np.exp((values - values.max()) / temperature)
+        return weights / weights.sum()
+
+    bonus, value = [], []
+    for row, next_row, played in zip(q.double().numpy(), next_q.double().numpy(), action.tolist(), strict=True):
+        with np.errstate(divide="ignore"):
+            bonus.append(share * max(lowest, temperature * np.log(policy(row)[played])))
+        pi = policy(next_row)
+        value.append(sum(p * (x - temperature * np.log(p)) for p, x in zip(pi, next_row, strict=True) if p > 0))
+    return bonus, value
+
+
+@pytest.mark.parametrize("scale", [0.01, 0.1, 1.0, 100.0])
+def test_munchausen_parts_match_their_definition(scale):
+    rng = np.random.default_rng(3)
+    q, next_q = (torch.from_numpy((scale * rng.normal(size=(50, 4))).astype(np.float32)) for _ in range(2))
+    action = torch.from_numpy(rng.integers(0, 4, 50))
+    got, (bonus, value) = munchausen(q, next_q, action), naive_munchausen(q, next_q, action)
+    assert got.bonus.tolist() == pytest.approx(bonus, rel=1e-4, abs=1e-5)
+    assert got.next_value.tolist() == pytest.approx(value, rel=1e-4, abs=1e-5)
+
+
+def test_the_munchausen_bonus_by_hand():
+    """Two equal actions: log pi = log(1/2). A played action far below the best one gets the lowest bonus, -0.9."""
+    got = munchausen(torch.tensor([[1.0, 1.0], [5.0, 0.0]]), torch.zeros(2, 2), torch.tensor([0, 1]))
+    assert got.bonus.tolist() == pytest.approx([0.9 * 0.03 * np.log(0.5), -0.9])
+    assert got.next_value.tolist() == pytest.approx([0.03 * np.log(2)] * 2)
+
+
+def test_a_munchausen_target_needs_the_target_network_twice_and_the_online_network_once():
+    rule = TargetRule("munchausen")
+    assert (rule.seen_online, rule.seen_by_target) == (slice(0, 1), slice(0, 2))
+    q, target = torch.tensor([[2.0, 3.0]]), torch.tensor([[1.0, 1.0], [4.0, -4.0]])
+    delta = td_errors(rule, q, target, torch.tensor([1]), torch.tensor([0.5]), torch.tensor([0.25]))
+    assert delta.item() == pytest.approx(0.5 + 0.9 * 0.03 * np.log(0.5) + 0.25 * 4.0 - 3.0, rel=1e-5)
+
+
+def h(x):
+    return np.sign(x) * (np.sqrt(abs(x) + 1) - 1) + EPSILON * x
+
+
+def test_a_rescaled_target_is_h_of_the_return_and_the_restored_value():
+    q, next_q = torch.tensor([[0.0, 1.5]]), torch.tensor([[1.0, 0.0]])
+    target = torch.tensor([[float(h(80.0)), 7.0]])
+    delta = td_errors(
+        TargetRule(rescaled=True),
+        torch.cat([q, next_q]),
+        target,
+        torch.tensor([1]),
+        *(torch.tensor([value]) for value in (10.0, 0.5)),
+    )
+    assert delta.item() == pytest.approx(h(10.0 + 0.5 * 80.0) - 1.5, rel=1e-5)
+
+
+def test_a_rescaled_munchausen_target_restores_both_values():
+    rule, q = TargetRule("munchausen", rescaled=True), torch.tensor([[0.0, 1.5]])
+    target = torch.tensor([[float(h(8.0)), float(h(8.0))], [float(h(20.0)), float(h(-9.0))]])
+    delta = td_errors(rule, q, target, torch.tensor([0]), torch.tensor([1.0]), torch.tensor([0.5]))
+    assert delta.item() == pytest.approx(h(1.0 + 0.027 * np.log(0.5) + 0.5 * 20.0), rel=1e-4)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from apex.algorithms.parameters import dormant_share, flatten_parameters, load_parameters, num_parameters
+from apex.algorithms.parameters import flatten_parameters, load_parameters, num_parameters
 from apex.config import NetworkConfig
 from apex.dqn.networks import make_network, q_values
 from apex.errors import UsageError
@@ -94,6 +94,45 @@ def test_a_vector_network_is_two_layers_and_the_heads(schema, dueling):
     q = network(observation)
     assert q.dtype is torch.float32
     torch.testing.assert_close(q.double(), naive_vector_network(doubles(network), observation), rtol=1e-4, atol=1e-5)
+
+
+def test_centered_pixels_lie_between_minus_a_half_and_a_half():
+    schema = images(36)
+    network, centered = (make_network(small(centered_pixels=flag), schema, seed=1) for flag in (False, True))
+    assert (flatten_parameters(network) == flatten_parameters(centered)).all()
+    observation = observations(schema)
+    state = doubles(network)
+    state["body.0.bias"] = state["body.0.bias"] - 0.5 * state["body.0.weight"].sum((1, 2, 3))
+    expected = naive_image_network(state, observation)
+    torch.testing.assert_close(centered(observation).double(), expected, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(network(observation), centered(observation))
+
+
+def test_he_initialization_keeps_the_scale_of_activations_and_leaves_the_output_layers():
+    wide = NetworkConfig(width=1.0, initialization="he")
+    plain, he = (make_network(config, images(), seed=1) for config in (NetworkConfig(), wide))
+    for name in ("body.0", "body.2", "body.4", "advantage.hidden", "value.hidden"):
+        module = he.get_submodule(name)
+        fan_in = module.weight[0].numel()
+        assert module.weight.detach().var().item() == pytest.approx(2 / fan_in, rel=0.05)
+        assert not module.bias.any()
+    assert torch.equal(plain.value.output.weight, he.value.output.weight)
+
+
+def test_the_initial_bias_is_added_to_every_hidden_layer():
+    plain, raised = (make_network(small(initial_bias=bias), images(36), seed=1) for bias in (0.0, 0.5))
+    for name, tensor in plain.state_dict().items():
+        hidden_bias = name.endswith("bias") and "output" not in name
+        assert torch.equal(raised.state_dict()[name], tensor + 0.5 * hidden_bias), name
+
+
+def test_layer_norm_gives_each_hidden_layer_of_the_heads_mean_0_and_variance_1_before_its_relu():
+    network = make_network(small(layer_norm=True, hidden=64), images(36), seed=1)
+    seen = []
+    network.value.norm.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    network(observations(images(36)))
+    assert torch.allclose(seen[0].mean(1), torch.zeros(3), atol=1e-6)
+    assert torch.allclose(seen[0].var(1, unbiased=False), torch.ones(3), atol=1e-2)
 
 
 def test_the_published_network_has_the_published_size():
@@ -204,40 +243,6 @@ def test_the_global_generator_is_neither_read_nor_moved():
 
 
 # What it refuses
-
-
-@pytest.mark.parametrize(("schema", "layer"), [(vectors(), "value.hidden"), (images(), "body.2"), (images(), "body.0")])
-def test_dormant_units_are_counted_in_the_layer_that_has_most_of_them(schema, layer):
-    network = make_network(small(width=0.25, hidden=64, body_hidden=32), schema, seed=1)
-    assert dormant_share(network) == 0  # before any gradient
-    assert share_after(network, schema) == pytest.approx(naive_share(network, schema))
-    assert dormant_share(network) < 0.5
-    bias = network.get_submodule(layer).bias
-    dead = len(bias) * 3 // 4
-    with torch.no_grad():
-        bias[:dead] = -1e6  # Nothing makes these fire.
-    assert share_after(network, schema) == pytest.approx(naive_share(network, schema))
-    assert dormant_share(network) >= dead / len(bias)
-
-
-def share_after(network, schema):
-    network.zero_grad()
-    weights = torch.randn(64, schema.num_actions, generator=torch.Generator().manual_seed(2))
-    (network(observations(schema, 64)) * weights).sum().backward()
-    return dormant_share(network)
-
-
-def naive_share(network, schema):
-    """By what the units say, layer after layer."""
-    fires, hooks = {}, []
-    for name, module in network.named_modules():
-        if hasattr(module, "bias") and not name.endswith("output"):
-            hooks.append(module.register_forward_hook(lambda _, __, said, name=name: fires.update({name: said > 0})))
-    network(observations(schema, 64))
-    for hook in hooks:
-        hook.remove()
-    asleep = {name: 1 - said.transpose(0, 1).flatten(1).any(1).float().mean().item() for name, said in fires.items()}
-    return max(asleep.values())
 
 
 def test_refuses_images_that_vanish_in_the_convolutions():

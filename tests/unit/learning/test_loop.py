@@ -15,7 +15,7 @@ from apex.config import CheckpointConfig, Config, LearnerConfig, ReplayConfig, R
 from apex.errors import ChildDiedError, DivergedError, UsageError
 from apex.learning.batch_ring import LoaderFigures
 from apex.learning.coordinator.link import CoordinatorLink, News, decode_from_trainer, encode
-from apex.learning.loop import LearnerLoop, Reporter, describe_training
+from apex.learning.loop import LearnerLoop, Reporter, describe_training, share_of_limits
 from apex.learning.setup import choose_device
 from apex.runtime.gpu import read_cuda
 from apex.runtime.lifecycle import Stop
@@ -74,6 +74,52 @@ def test_a_report_says_nothing_of_units_before_the_first_update():
     trainer = Loop(1).trainer
     assert all(parameter.grad is not None for parameter in trainer.online.parameters())  # places, with nothing in them
     assert describe_training(trainer).dormant_share is None
+
+
+def test_a_layer_that_dies_is_named_once_after_a_minute(monkeypatch, caplog):
+    loop = Loop(1)
+    reporter = Reporter(SimpleNamespace(batch_size=16, loaders=loop.loaders))
+    now, shares = [0.0], {"body.1": 0.1}
+    monkeypatch.setattr("apex.learning.loop.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(loop.trainer.dormant_units, "shares", lambda: shares)
+
+    def report(second, share, layer="value.activation"):
+        now[0], shares[layer] = second, share
+        reporter.report(loop.trainer, waiting="")
+        return [record.getMessage() for record in caplog.records]
+
+    assert report(1_000.0, 0.6) == report(1_050.0, 0.5) == report(1_060.0, 0.6) == report(1_119.0, 0.7) == []
+    (message,) = report(1_120.0, 0.7)
+    assert message.startswith("70 % of the units of layer 'value.activation' are dormant: try a lower")
+    assert len(report(1_300.0, 0.9)) == 1
+    assert len(report(1_301.0, 0.9, "body.1")) == 1
+    assert len(report(1_361.0, 0.9, "body.1")) == 2
+
+
+def test_one_update_of_25_is_searched_for_dormant_units():
+    loop, added = Loop(51), []
+    loop.trainer.dormant_units.add = lambda states: added.append((loop.trainer.num_updates, len(states)))
+    for _ in range(51):
+        loop.trainer.step(0.0)
+    assert added == [(0, 16), (25, 16), (50, 16)]
+
+
+def test_the_nearest_limit_says_how_much_of_the_run_is_over():
+    progress = Progress(num_steps=300, elapsed_seconds=60.0)
+    for run, expected in (
+        (RunConfig(stop_score=5.0), None),
+        (RunConfig(max_updates=1_000), 0.1),
+        (RunConfig(max_updates=1_000, max_steps=1_000), 0.3),
+        (RunConfig(max_updates=1_000, max_steps=1_000, max_minutes=2.0), 0.5),
+        (RunConfig(max_updates=50), 1.0),
+    ):
+        assert share_of_limits(run, progress, 100) == expected
+
+
+def test_the_learning_rate_falls_until_the_limit_of_the_run():
+    loop = Loop(9, max_updates=5)
+    loop.run()
+    assert loop.trainer.run_share == 0.8  # at the beginning of the last update
 
 
 def test_ends_after_its_last_update_although_batches_remain():
@@ -175,7 +221,7 @@ def test_a_loss_that_is_not_finite_is_skipped_and_shown():
     last = loop.reports()[-1]
     assert (last.updates, last.skipped_updates) == (5, 2)
     assert math.isfinite(last.loss)
-    assert 0 <= last.dormant_share < 1
+    assert last.dormant_share is None  # It takes 1,000 states.
 
 
 def test_too_many_of_them_in_a_row_end_it_with_the_reason_and_without_a_save():

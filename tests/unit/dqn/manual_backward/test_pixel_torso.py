@@ -9,6 +9,7 @@ import torch
 from support.native import skip_without_convolution
 from torch import nn
 
+from apex.dqn.kernels.pixel_convolution import PixelConvolution
 from apex.dqn.manual_backward.pixel_torso import PixelTorso, convolution_layer, suits
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
@@ -124,6 +125,13 @@ def test_only_a_first_layer_that_it_knows_and_channels_that_fill_vectors_suit(ou
     ],
 )
 def test_what_is_no_batch_of_this_network_is_refused_before_any_loop_reads_it(stacks):
-    layers = [nn.Conv2d(4, 8, 8, 4), nn.ReLU(), nn.Conv2d(8, 16, 4, 2), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU()]
+    layers = [
+        PixelConvolution(4, 8, 8, 4),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 4, 2),
+        nn.ReLU(),
+        nn.Conv2d(16, 16, 3),
+        nn.ReLU(),
+    ]
     with pytest.raises(ValueError, match=r"expects uint8\[N, B, 4, H, W\]"):
         PixelTorso(nn.Sequential(*layers)).forward(stacks)

@@ -63,14 +63,14 @@ def make_batch(schema, size, seed):
     )
 
 
-def make(kind, schema, *, dueling=True, width=0.25, aside=False, **settings):
+def make(kind, schema, *, dueling=True, width=0.25, aside=False, extra=None, rescaled=False, **settings):
     """An update of that kind, its networks and its optimizer; equal for equal arguments but the kind."""
     skip_without_loop(schema)
     config = LearnerConfig(**{"batch_size": 8, "optimizer": "adam", "learning_rate": 1e-2, **settings})
-    network = NetworkConfig(hidden=round(7 / width), body_hidden=6, dueling=dueling, width=width)
+    network = NetworkConfig(hidden=round(7 / width), body_hidden=6, dueling=dueling, width=width, **(extra or {}))
     online, target = (place(make_network(network, schema, seed=seed), CPU) for seed in (1, 2))
     optimizer = make_optimizer(config, online.parameters())
-    update = kind(config, online, target.requires_grad_(False), optimizer, judge_aside=aside)
+    update = kind(config, online, target.requires_grad_(False), optimizer, rescaled=rescaled, judge_aside=aside)
     return update, online, target, optimizer
 
 
@@ -94,6 +94,20 @@ def test_each_step_is_that_of_autograd(dueling, loss, stack, dtype, frame_shape,
 @pytest.mark.parametrize("width", [0.5, 1.0])
 def test_so_it_is_at_other_widths_and_with_the_target_network_on_a_thread_of_its_own(width, aside):
     assert_steps_are_autograds(make_schema(*PIXELS[0]), sizes=(8, 1), width=width, aside=aside)
+
+
+@pytest.mark.parametrize("rescaled", [False, True])
+@pytest.mark.parametrize("target", ["double_q", "munchausen"])
+@pytest.mark.parametrize(("kind", "aside"), [(PIXELS[1], True), (VECTORS[0], False)])
+def test_each_step_is_that_of_autograd_with_other_targets(kind, aside, target, rescaled):
+    assert_steps_are_autograds(make_schema(*kind), aside=aside, target=target, rescaled=rescaled)
+
+
+@pytest.mark.parametrize("extra", [{"centered_pixels": True}, {"layer_norm": True}, {"initialization": "he"}])
+@pytest.mark.parametrize("dueling", [True, False])
+@pytest.mark.parametrize("kind", [PIXELS[1], VECTORS[0]])
+def test_each_step_is_that_of_autograd_with_other_networks(kind, dueling, extra):
+    assert_steps_are_autograds(make_schema(*kind), dueling=dueling, extra=extra)
 
 
 def assert_steps_are_autograds(schema, sizes=(8, 1, 33, 8), aside=False, **settings):
@@ -304,8 +318,8 @@ def test_a_users_network_goes_by_autograd_however_much_it_is_like_ours(kind):
     """Whatever is changed in it, autograd knows: layers that are frozen, tied, hooked, or other than they seem."""
     schema = make_schema(*kind)
     ours = make_network(NetworkConfig(hidden=7, body_hidden=6, width=0.25), schema, seed=1)
-    assert chosen_for(QNetwork(ours.body, 6, NUM_ACTIONS, hidden=7, dueling=True)) is EagerUpdate
-    heir = type("Heir", (type(ours),), {})(ours.body, 6, NUM_ACTIONS, hidden=7, dueling=True)
+    assert chosen_for(QNetwork(NetworkConfig(), ours.body, 6, NUM_ACTIONS, 7)) is EagerUpdate
+    heir = type("Heir", (type(ours),), {})(NetworkConfig(), ours.body, 6, NUM_ACTIONS, 7)
     assert chosen_for(heir) is EagerUpdate
     ours.body.requires_grad_(False)
     assert chosen_for(ours) is EagerUpdate
