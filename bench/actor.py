@@ -22,8 +22,9 @@ from apex.acting.segment_builder import SegmentBuilder
 from apex.acting.worker import acts_in_bfloat16
 from apex.config import Config
 from apex.config.role_command import learner_command, role_command
+from apex.dqn.algorithm import DqnAgent
 from apex.dqn.exploration import epsilon_greedy, epsilon_ladder
-from apex.dqn.networks import make_network, q_values
+from apex.dqn.networks import make_network
 from apex.environments.factory import describe, make_environment
 from apex.runs.folder import RunFolder
 from apex.runtime.hardware import read_bfloat16
@@ -156,10 +157,10 @@ def time_parts(config: Config, schema: Schema, stop: Stop, seconds: float) -> Fi
     """Microseconds of each part of a step, per stream, without sockets."""
     count = config.actor.envs_per_process
     torch.set_num_threads(config.actor.num_threads)
-    network = make_network(config.network, schema, seed=0).eval()
     environment = make_environment(config.environment, count, seed=1, num_threads=1)
     builder = SegmentBuilder(config.actor, config.environment, schema, count)
     fast = acts_in_bfloat16(config, schema, has_bfloat16=read_bfloat16())
+    agent = DqnAgent(make_network(config.network, schema, seed=0), bfloat16=fast)
     epsilon = epsilon_ladder(count, config.actor.epsilon_base, config.actor.epsilon_exponent)
     rng = np.random.default_rng(0)
     spent = dict.fromkeys(PARTS, 0.0)
@@ -177,13 +178,13 @@ def time_parts(config: Config, schema: Schema, stop: Stop, seconds: float) -> Fi
         if stop.requested:
             raise KeyboardInterrupt
         seen = observation
-        q = timed("forward", lambda seen=seen: q_values(network, seen, bfloat16=fast))
+        q = timed("forward", lambda seen=seen: agent.q_values(seen))
         if builder.ready:
             timed("cut", lambda q=q: builder.cut(q.max(1)))
         action = timed("choose", lambda q=q: epsilon_greedy(q, epsilon, rng))
         step = timed("environment", lambda action=action: environment.step(action))
         cut_short = (step.truncated & ~step.terminated).any()
-        final_q = q_values(network, step.final_observation, bfloat16=fast) if cut_short else None
+        final_q = agent.q_values(step.final_observation) if cut_short else None
         final_value = None if final_q is None else final_q.max(1)
         played = action if step.played is None else step.played
         timed(

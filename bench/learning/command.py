@@ -38,7 +38,7 @@ from bench.learning.processor_time import OTHERS_SHARE, ProcessorTime
 from bench.learning.records import Record, RecordedScore, describe_code, describe_machine, record_path, write_record
 from bench.learning.runs import ROOT, ApexSystem, PeerSystem, RunError, System
 from bench.learning.tables import write
-from bench.learning.tasks import SYSTEMS, TASKS
+from bench.learning.tasks import SYSTEMS, TASKS, VARIANTS
 
 MAX_SEED = 999_999
 FRESH = 1_000_000  # added to a run's seed for the games that count: neither its training nor its evaluator draws there
@@ -102,7 +102,9 @@ def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> Non
         "another seed, or remove it (git rm) and say why",
     )
     system: System = (
-        ApexSystem(options.python) if options.system == "apex" else PeerSystem(options.peer_python, options.system)
+        ApexSystem(options.python, VARIANTS[options.system][1] if options.system in VARIANTS else ())
+        if options.system.startswith("apex")
+        else PeerSystem(options.peer_python, options.system)
     )
     os.sched_setaffinity(0, available[: options.cores])  # What is started inherits it.
     # All that describes the circumstances, before the run changes them.
@@ -126,13 +128,18 @@ def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> Non
         outcome = system.read(folder, began)
         if not outcome.curve:
             raise RunError("the run ended before its first evaluation, so there is no curve")
-        score = _evaluate(system, folder, task.episodes, options.seed + FRESH, stop)
+        games = task.episodes, options.seed + FRESH
+        score = _evaluate(system.evaluate(folder, *games), folder, *games, stop)
+        # A run that ends at a score ends with the policy that reached it.
+        has_end = task.bar is None
+        final = _evaluate(system.evaluate(folder, *games, final=True), folder, *games, stop) if has_end else None
     record = Record(
         task=options.task,
         system=options.system,
         seed=options.seed,
         command=system.show(command),
         score=score,
+        final_score=final,
         reached=task.reached(score.mean, seconds),
         seconds=round(seconds, 2),
         steps=outcome.steps,
@@ -145,6 +152,7 @@ def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> Non
         versions=outcome.versions,
         settings=outcome.settings,
         others_share=round(others, 3),
+        dormant_shares=outcome.dormant_shares,
     )
     path = write_record(options.root, record, outcome.curve)
     told = "" if record.reached is None else ", the bar is reached" if record.reached else ", the bar is not reached"
@@ -174,10 +182,9 @@ def _wait(process: subprocess.Popen[Any], limit_seconds: float, stop: Stop) -> N
         raise RunError(cause or f"the command ended with status {process.returncode}")
 
 
-def _evaluate(system: System, folder: Path, episodes: int, seed: int, stop: Stop) -> RecordedScore:
-    """Full games with the policy that the run has left."""
+def _evaluate(command: Sequence[str], folder: Path, episodes: int, seed: int, stop: Stop) -> RecordedScore:
+    """Full games with a policy that the run has left, played by `command`."""
     with tempfile.TemporaryFile("w+", encoding="utf-8") as said:
-        command = system.evaluate(folder, episodes, seed)
         process = spawn(command, output=said, errors=STANDARD_ERROR, cwd=folder)
         _wait(process, EVALUATE_SECONDS, stop)
         said.seek(0)

@@ -53,6 +53,8 @@ class Record:
     machine: dict[str, Any]
     versions: dict[str, Any]
     settings: dict[str, Any]
+    dormant_shares: dict[str, float] | None = None  # of Ape-X's worst layer, by updates; None: not recorded then
+    final_score: RecordedScore | None = None  # of the policy at the end, on the same games; `score` is the best one's
     others_share: float | None = None  # of the cores' time during the run, other processes'; None: not recorded then
 
     @property
@@ -85,7 +87,8 @@ def read_records(root: Path) -> list[Record]:
             fields = json.loads(path.read_text())
             if fields.pop("format") != FORMAT:
                 raise ValueError(f"its format is not {FORMAT}")
-            record = Record(**fields | {"score": RecordedScore(**fields["score"])})
+            scores = {name: RecordedScore(**fields[name]) for name in ("score", "final_score") if fields.get(name)}
+            record = Record(**fields | scores)
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"{path} is no evidence of a run: {type(error).__name__}: {error}") from error
         if path != record_path(root, record.task, record.system, record.seed):

@@ -17,6 +17,7 @@ from bench.learning.tasks import LearningTask
 
 ROOT = Path(__file__).resolve().parents[2]
 PEER_SCRIPT = Path("bench/peers/stable_baselines3_dqn.py")
+FIRST_UPDATES = 8_000  # from which on units are to be alive, and the distance of the shares that a record has
 # What is no setting of the learning: who a run is, where its files are, and how its programs reach each other.
 _ASIDE = ("seed", "run.name", "run.folder", "run.tensorboard_port", "transport.", "environment.id")
 
@@ -33,6 +34,7 @@ class Outcome(NamedTuple):
     updates: int
     settings: dict[str, Any]  # Ape-X: every setting that differs from its default, which is the paper's; else all
     versions: dict[str, Any]
+    dormant_shares: dict[str, float] | None = None  # Ape-X: updates, in thousands of 8 -> share of the worst layer
 
 
 class System(Protocol):
@@ -44,8 +46,11 @@ class System(Protocol):
     def read(self, folder: Path, began: float) -> Outcome:
         """What it has left in `folder`; `began`: when it was started, in seconds since 1970. Raises RunError."""
 
-    def evaluate(self, folder: Path, episodes: int, seed: int) -> list[str]:
-        """The command that plays full games with the policy, and whose last line is a JSON object with `scores`."""
+    def evaluate(self, folder: Path, episodes: int, seed: int, *, final: bool = False) -> list[str]:
+        """The command that plays full games with the best policy, or with the one at the end of the training.
+
+        The last line of its output is a JSON object with `scores`.
+        """
 
     def show(self, command: Sequence[str]) -> str:
         """A command as it is typed in the repository."""
@@ -54,13 +59,15 @@ class System(Protocol):
 class ApexSystem:
     """`apex train` as a user types it: replay, learner, actors, evaluator, live view and TensorBoard."""
 
-    def __init__(self, python: str) -> None:
+    def __init__(self, python: str, variant: Sequence[str] = ()) -> None:
+        """`variant`: further options of apex train."""
         self._program = [python, "-m", "apex"]
+        self._variant = variant
 
     def train(self, task: LearningTask, seed: int, minutes: float, further: Sequence[str]) -> list[str]:
         """See System."""
         end = ("--max-minutes", f"{minutes:g}")
-        return [*self._program, "train", *task.options, "--seed", str(seed), *end, *further]
+        return [*self._program, "train", *task.options, *self._variant, "--seed", str(seed), *end, *further]
 
     def read(self, folder: Path, began: float) -> Outcome:
         """See System."""
@@ -82,11 +89,12 @@ class ApexSystem:
                 if value != defaults[name] and not name.startswith(_ASIDE)
             },
             versions=describe_versions(),
+            dormant_shares=dormant_shares([row["scalars"] for row in learner]),
         )
 
-    def evaluate(self, folder: Path, episodes: int, seed: int) -> list[str]:
+    def evaluate(self, folder: Path, episodes: int, seed: int, *, final: bool = False) -> list[str]:
         """See System."""
-        games = ("--episodes", str(episodes), "--seed", str(seed))
+        games = ("--episodes", str(episodes), "--seed", str(seed), *("--checkpoint", "last") * final)
         return [*self._program, "evaluate", str(self._run(folder).path), *games, "--json"]
 
     def show(self, command: Sequence[str]) -> str:
@@ -98,6 +106,20 @@ class ApexSystem:
         if len(found) != 1:
             raise RunError(f"apex train has left {len(found)} run folders in runs, where one was expected")
         return RunFolder.open(found[0].parent)
+
+
+def dormant_shares(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The share of dormant units in the worst layer at each multiple of 8,000 updates, and the highest after 8,000."""
+    known = [
+        (row["learner/updates"], row["learner/dormant_share"])
+        for row in rows
+        if row.get("learner/dormant_share") is not None
+    ]
+    later = [(updates, share) for updates, share in known if updates >= FIRST_UPDATES]
+    shares: dict[str, float] = {}
+    for updates, share in later:
+        shares.setdefault(str(int(updates // FIRST_UPDATES * FIRST_UPDATES)), share)
+    return shares | {"highest": max(share for _, share in later)} if later else shares
 
 
 class PeerSystem:
@@ -141,9 +163,9 @@ class PeerSystem:
         except (OSError, KeyError, ValueError) as error:
             raise RunError(f"{PEER_SCRIPT} has left no result: {type(error).__name__}: {error}") from error
 
-    def evaluate(self, folder: Path, episodes: int, seed: int) -> list[str]:
+    def evaluate(self, folder: Path, episodes: int, seed: int, *, final: bool = False) -> list[str]:
         """See System."""
-        return [*self._program, "evaluate", "--episodes", str(episodes), "--seed", str(seed)]
+        return [*self._program, "evaluate", "--episodes", str(episodes), "--seed", str(seed), *["--final"] * final]
 
     def show(self, command: Sequence[str]) -> str:
         """See System."""

@@ -176,7 +176,8 @@ def _comparison(task: LearningTask, group: Group, groups: Sequence[Group]) -> st
     met = sum(record.score.mean > best for record in group)
     if met < len(group):
         return f"not met: {met} of {len(group)} seeds"
-    fewest = min(map(len, [group, *others]))
+    strongest = max(others, key=lambda other: statistics.mean(record.score.mean for record in other))
+    fewest = min(len(group), len(strongest))  # A peer that is weaker than another one needs no more seeds.
     return "met" if fewest >= task.num_seeds else f"met so far: {fewest} of {task.num_seeds} seeds"
 
 
@@ -187,7 +188,10 @@ def _provenance(records: Sequence[Record]) -> str:
     dates = sorted(record.date[:10] for record in records)
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} ... {dates[-1]}"
     measured = {name: task for name, task in TASKS.items() if any(record.task == name for record in records)}
-    episodes = "; ".join(dict.fromkeys(f"{task.game} {task.episodes}" for task in measured.values()))
+    games: dict[str, set[int]] = {}
+    for name, task in measured.items():
+        games.setdefault(task.game, set()).update(r.score.episodes for r in records if r.task == name)
+    episodes = "; ".join(f"{game} {', '.join(map(str, sorted(counts)))}" for game, counts in games.items())
     commits = "; ".join(
         f"{task.name} {', '.join(_commits([record for record in records if record.task == name]))}"
         for name, task in measured.items()

@@ -8,9 +8,39 @@ from typing import NamedTuple
 SYSTEMS = {
     "apex": "Ape-X over ZeroMQ",
     "sb3": "Stable-Baselines3 DQN",
+    "sb3-ppo": "Stable-Baselines3 PPO",
     "sb3-sac": "Stable-Baselines3 SAC",
     "sb3-td3": "Stable-Baselines3 TD3",
 }
+
+# Options of apex train that change one thing at a time, for ablations.
+_WARM_UP, _CENTERED = ("--learner.learning-rate-warmup", "1000"), ("--network.centered-pixels",)
+VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "apex-warm-up": ("warm-up", _WARM_UP),
+    "apex-centered": ("centered pixels", _CENTERED),
+    "apex-live": ("warm-up, centered pixels", (*_WARM_UP, *_CENTERED)),
+    "apex-live-he": (
+        "warm-up, centered pixels, He initialization",
+        (*_WARM_UP, *_CENTERED, "--network.initialization", "he"),
+    ),
+    "apex-live-bias": (
+        "warm-up, centered pixels, initial bias 0.1",
+        (*_WARM_UP, *_CENTERED, "--network.initial-bias", "0.1"),
+    ),
+    "apex-live-he-bias": (
+        "warm-up, centered pixels, He initialization, initial bias 0.5",
+        (*_WARM_UP, *_CENTERED, "--network.initialization", "he", "--network.initial-bias", "0.5"),
+    ),
+    "apex-live-norm": (
+        "warm-up, centered pixels, LayerNorm, initial bias 0.5",
+        (*_WARM_UP, *_CENTERED, "--network.layer-norm", "--network.initial-bias", "0.5"),
+    ),
+    "apex-fresh": ("newer parameters for actors", ("--actor.parameters-period", "10")),
+    "apex-ratio-4": ("4 samples per insert", ("--replay.samples-per-insert", "4")),
+    "apex-n-5": ("n = 5", ("--actor.n-step", "5")),
+    "apex-munchausen": ("Munchausen targets", ("--learner.target", "munchausen")),
+}
+SYSTEMS |= {name: f"{SYSTEMS['apex']}, {words}" for name, (words, _) in VARIANTS.items()}
 
 
 class LearningTask(NamedTuple):
@@ -32,8 +62,10 @@ class LearningTask(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The game's; with the preset where it is a curve and no more, and with the GPU where it has one."""
+        """The game's; with the preset or the number of updates where it is a curve, and with the GPU if it has one."""
         gpu = ", GPU" if "cuda" in self.options else ""
+        if "--max-updates" in self.options:
+            return f"{self.game}, {int(self.options[self.options.index('--max-updates') + 1]):,} updates"
         if self.num_seeds:
             return self.game + gpu
         preset = self.options[self.options.index("--preset") + 1]
@@ -70,8 +102,13 @@ TASKS = {
     # The peers have no bar either: each seed of ours is to be above every seed of theirs after the same time.
     "halfcheetah": LearningTask("HalfCheetah-v5", ("--env", "HalfCheetah-v5"), 30, None, 1_200.0, 20.0, 3),
     "hopper": LearningTask("Hopper-v5", ("--env", "Hopper-v5"), 30, None, 1_200.0, 20.0, 2),
-    "pong": LearningTask("ALE/Pong-v5", ("--preset", "pong", "--stop-score", "18.5"), 10, 18.0, 1_800.0, 30.0, 2),
-    "breakout": LearningTask("ALE/Breakout-v5", ("--env", "ALE/Breakout-v5"), 10, None, 3_600.0, 60.0, 2),
+    # An Atari game has 30 starts; 100 games are expected to have 29 of them.
+    "pong": LearningTask("ALE/Pong-v5", ("--preset", "pong", "--stop-score", "18.5"), 100, 18.0, 1_800.0, 30.0, 2),
+    "breakout": LearningTask("ALE/Breakout-v5", ("--env", "ALE/Breakout-v5"), 100, None, 3_600.0, 60.0, 2),
+    "space-invaders": LearningTask(
+        "ALE/SpaceInvaders-v5", ("--env", "ALE/SpaceInvaders-v5"), 100, None, 1_200.0, 20.0, 3
+    ),
+    "seaquest": LearningTask("ALE/Seaquest-v5", ("--env", "ALE/Seaquest-v5"), 100, None, 1_200.0, 20.0, 3),
     # What the presets give that are for larger machines.
     "atari": LearningTask(
         "ALE/Breakout-v5", ("--preset", "atari", "--env", "ALE/Breakout-v5"), 10, None, 600.0, 10.0, 0
@@ -85,6 +122,13 @@ TASKS = {
         1_200.0,
         20.0,
         0,
+    ),
+    # Ablations: equal updates for every variant.
+    "pong-updates": LearningTask(
+        "ALE/Pong-v5", ("--preset", "pong", "--stop-score", "none", "--max-updates", "16000"), 30, None, 900.0, 15.0, 0
+    ),
+    "breakout-updates": LearningTask(
+        "ALE/Breakout-v5", ("--env", "ALE/Breakout-v5", "--max-updates", "16000"), 30, None, 900.0, 15.0, 0
     ),
     # With 16 cores and a GPU, by `bench/gpu.sh learn`.
     "pong-gpu": LearningTask("ALE/Pong-v5", (*_GPU, "--preset", "pong", "--stop-score", "18"), 10, 18.0, 480.0, 8.0, 2),

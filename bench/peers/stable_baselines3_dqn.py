@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Stable-Baselines3's DQN, SAC or TD3 with the settings of its zoo, on one environment: the yardstick for `apex train`.
+"""Stable-Baselines3's DQN, PPO, SAC or TD3 with its zoo's settings, on one environment: the yardstick for `apex train`.
 
     bench/peers/setup.sh       # makes .peer-sb3, once
     cd bench/peers
@@ -7,7 +7,8 @@
     ../../.peer-sb3/bin/python stable_baselines3_dqn.py evaluate --episodes 100 --seed 1000001
 
 `train` writes into --out (runs/sb3): curve.csv, a line per evaluation with the header seconds,steps,score; result.json;
-and policy.npz, the best by its evaluations. `evaluate` plays full games with it, and prints one JSON object.
+and policy.npz and final.npz, the best policy by its evaluations and the one at the end. `evaluate` plays full games
+with one of them, and prints one JSON object.
 
 The clock counts from the start of this process (interpreter and imports included) and runs on during evaluations: they
 take place in the training's own process, as those of its users do, and share its cores, as ours does. So that they do
@@ -33,6 +34,7 @@ from typing import Any
 from training_watch import Watch
 from zoo_settings import ATARI_OPTIONS, TASKS, Task
 
+BEST, FINAL = "policy.npz", "final.npz"
 FOREVER = 1_000_000_000  # steps, which no time limit here allows
 PACKAGES = ("stable-baselines3", "torch", "numpy", "gymnasium", "ale-py", "opencv-python-headless")
 
@@ -57,9 +59,9 @@ def train(options: argparse.Namespace) -> int:
         num_plays += 1
         return float(np.mean(scores))
 
-    def keep() -> None:
+    def keep(file: str = BEST) -> None:
         tensors = {name: tensor.numpy(force=True) for name, tensor in model.policy.state_dict().items()}
-        np.savez(options.out / "policy.npz", **tensors)
+        np.savez(options.out / file, **tensors)
 
     with (options.out / "curve.csv").open("w", encoding="utf-8") as curve:
         watch = Watch(
@@ -75,12 +77,13 @@ def train(options: argparse.Namespace) -> int:
         model.learn(FOREVER, callback=lambda *_: watch.goes_on(model.num_timesteps), log_interval=None)
         if not watch.num_evaluations:  # In so short a time there is a policy all the same.
             watch.evaluate(model.num_timesteps)
+    keep(FINAL)
     result = {
         "algorithm": options.algorithm,
         "environment": options.env,
         "seed": options.seed,
         "steps": model.num_timesteps,
-        "updates": model._n_updates,
+        "updates": model._n_updates * _batches_per_update(options.algorithm, task),
         "seconds": round(clock(), 2),
         "reached": watch.reached,
         "evaluations": watch.num_evaluations,
@@ -101,10 +104,12 @@ def evaluate(options: argparse.Namespace) -> int:
     import torch
 
     torch.set_num_threads(1)
-    model = _make_model(result["algorithm"], task, result["environment"], result["seed"], buffer_size=1)
-    with np.load(options.out / "policy.npz") as tensors:
+    changes = {} if result["algorithm"] == "ppo" else {"buffer_size": 1}
+    model = _make_model(result["algorithm"], task, result["environment"], result["seed"], **changes)
+    with np.load(options.out / (FINAL if options.final else BEST)) as tensors:
         model.policy.load_state_dict({name: torch.from_numpy(tensors[name]) for name in tensors.files})
-    epsilon = options.epsilon if result["algorithm"] == "dqn" else 0.0  # Continuous actions are played without noise.
+    is_discrete = result["algorithm"] in ("dqn", "ppo")
+    epsilon = options.epsilon if is_discrete else 0.0  # Continuous actions are played without noise.
     scores = _play(
         model, task, result["environment"], options.episodes, seed=_draw_seed(options.seed, 0), epsilon=epsilon
     )
@@ -117,8 +122,8 @@ def _make_model(algorithm: str, task: Task, environment: str, seed: int, **chang
     import stable_baselines3
     from stable_baselines3.common.noise import NormalActionNoise
 
-    games = _make_environments(task, environment, 1, seed=seed, is_training=True)
-    settings = task.settings | changes
+    games = _make_environments(task, environment, task.num_envs, seed=seed, is_training=True)
+    settings = {name: _schedule(value, task.num_steps) for name, value in task.settings.items()} | changes
     if "exploration_fraction" in settings:
         # By a fraction of all steps, of which there are more here than in the zoo: it ends at the same step.
         settings["exploration_fraction"] *= task.num_steps / FOREVER
@@ -126,6 +131,20 @@ def _make_model(algorithm: str, task: Task, environment: str, seed: int, **chang
         shape = games.action_space.shape
         settings["action_noise"] = NormalActionNoise(np.zeros(shape), np.full(shape, task.noise))
     return getattr(stable_baselines3, algorithm.upper())(env=games, seed=seed, **settings)
+
+
+def _schedule(value: Any, num_steps: int) -> Any:
+    """The zoo's "lin_X" as a function of what remains of FOREVER steps; any other value as it is."""
+    if not (isinstance(value, str) and value.startswith("lin_")):
+        return value
+    first = float(value.removeprefix("lin_"))
+    return lambda remaining: first * max(0.0, 1.0 - (1.0 - remaining) * FOREVER / num_steps)
+
+
+def _batches_per_update(algorithm: str, task: Task) -> int:
+    """Stable-Baselines3 counts an epoch over all of PPO's steps as one update."""
+    settings = task.settings
+    return task.num_envs * settings["n_steps"] // settings["batch_size"] if algorithm == "ppo" else 1
 
 
 def _make_environments(task: Task, environment: str, num_envs: int, *, seed: int, is_training: bool) -> Any:
@@ -168,7 +187,7 @@ def _play(
         scores = []
         observation = games.reset()
         while missing.any():
-            actions, _ = model.predict(observation, deterministic=True)
+            actions, _ = model.predict(observation, deterministic=not task.is_sampled)
             if epsilon:  # Of discrete actions only.
                 at_random = rng.random(num_envs) < epsilon
                 actions = np.where(at_random, rng.integers(games.action_space.n, size=num_envs), actions)
@@ -231,6 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     training.add_argument("--threads", type=int, metavar="T", help="torch threads (default: as many as cores)")
     playing = commands.add_parser("evaluate", help="play full games with the policy of a training")
     playing.set_defaults(run=evaluate)
+    playing.add_argument("--final", action="store_true", help="with the policy at the end (default: the best)")
     playing.add_argument("--episodes", type=int, default=100, metavar="N")
     playing.add_argument("--seed", type=int, default=0, metavar="S", help="of games and random actions")
     playing.add_argument(

@@ -22,6 +22,8 @@ class Task(NamedTuple):
     num_steps: int  # the zoo's n_timesteps: exploration is annealed over a fraction of them
     evaluations: Evaluations
     is_atari: bool = False
+    num_envs: int = 1  # n_envs of the zoo
+    is_sampled: bool = False  # whether evaluated actions are drawn from the policy, as the zoo does for Atari
     noise: float = 0.0  # standard deviation of the normal noise on actions: noise_std of the zoo
 
 
@@ -84,8 +86,6 @@ _DQN = {
         num_steps=100_000,
         evaluations=Evaluations(period_seconds=10.0, episodes=20, confirm_episodes=100, num_envs=10, epsilon=0.0),
     ),
-    "ALE/Pong-v5": ATARI,
-    "ALE/Breakout-v5": ATARI,
 }
 # rl_zoo3 2.9.2, hyperparams/sac.yml and hyperparams/td3.yml, section "HalfCheetah-v4", which "Hopper-v4" refers to.
 _MUJOCO_EVALUATIONS = Evaluations(period_seconds=30.0, episodes=10, confirm_episodes=30, num_envs=10, epsilon=0.0)
@@ -108,8 +108,28 @@ TD3 = Task(
     evaluations=_MUJOCO_EVALUATIONS,
     noise=0.1,
 )
+# rl_zoo3 2.9.2, hyperparams/ppo.yml, section "atari". As there, "lin_X" falls linearly from X to 0 over `num_steps`.
+PPO_ATARI = Task(
+    settings={
+        "policy": "CnnPolicy",
+        "n_steps": 128,
+        "n_epochs": 4,
+        "batch_size": 256,
+        "learning_rate": "lin_2.5e-4",
+        "clip_range": "lin_0.1",
+        "vf_coef": 0.5,
+        "ent_coef": 0.01,
+    },
+    num_steps=10_000_000,
+    evaluations=ATARI.evaluations,
+    is_atari=True,
+    num_envs=8,
+    is_sampled=True,
+)
+_ATARI_GAMES = ("ALE/Pong-v5", "ALE/Breakout-v5", "ALE/SpaceInvaders-v5", "ALE/Seaquest-v5")
 TASKS = {
-    "dqn": _DQN,
+    "dqn": _DQN | dict.fromkeys(_ATARI_GAMES, ATARI),
+    "ppo": dict.fromkeys(_ATARI_GAMES, PPO_ATARI),
     "sac": {"HalfCheetah-v5": SAC, "Hopper-v5": SAC},
     "td3": {"HalfCheetah-v5": TD3, "Hopper-v5": TD3},
 }

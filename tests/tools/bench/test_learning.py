@@ -28,9 +28,9 @@ from bench.learning.records import (
     without_seed,
     write_record,
 )
-from bench.learning.runs import PeerSystem
+from bench.learning.runs import ApexSystem, PeerSystem, dormant_shares
 from bench.learning.tables import BEGIN, DOCUMENTS, END, plot_command, plot_path, rebuild, render
-from bench.learning.tasks import SYSTEMS, TASKS
+from bench.learning.tasks import SYSTEMS, TASKS, VARIANTS
 
 ROOT = Path(__file__).parents[3]
 MACHINE = {"cores": 2, "cpu": "AMD EPYC", "memory_bytes": 24 * 2**30, "gpus": []}
@@ -186,7 +186,7 @@ def test_the_seed_alone_is_left_out_of_a_command():
 
 def test_below_the_table_stand_machine_commit_games_and_pictures():
     text = render([make_record(), make_record(seed=2, dirty=True)], Path("results/learning"))
-    assert "Measured 2026-01-02 on AMD EPYC, 24.0 GiB. Games per seed: CartPole-v1 100. Commits: " in text
+    assert "Measured 2026-01-02 on AMD EPYC, 24.0 GiB. Games per seed: CartPole-v1 2. Commits: " in text
     assert "Commits: CartPole-v1 0123456789, 0123456789 with changes." in text
     assert text.endswith("](results/learning/cartpole.png)")
     assert "lunarlander" not in text
@@ -418,12 +418,13 @@ if sys.argv[2] == "train":
     (out / "result.json").write_text(json.dumps(facts))
 else:
     print("words before")
-    print(json.dumps({{"scores": list(range(int(sys.argv[4]))), "epsilon": 0.001}}))
+    first = 100 if "--final" in sys.argv else 0
+    print(json.dumps({{"scores": list(range(first, first + int(sys.argv[4]))), "epsilon": 0.001}}))
 """
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("sb3", []), ("sb3-sac", ["--algorithm", "sac"]), ("sb3-td3", ["--algorithm", "td3"])]
+    ("name", "words"), [("sb3", []), ("sb3-ppo", ["--algorithm", "ppo"]), ("sb3-sac", ["--algorithm", "sac"])]
 )
 def test_the_name_of_the_other_system_chooses_its_algorithm(tmp_path, name, words):
     python = program(tmp_path, PEER.format(python=sys.executable))
@@ -441,12 +442,37 @@ def test_the_other_system_leaves_the_same(tmp_path, capfd):
         ".peer-sb3/bin/python bench/peers/stable_baselines3_dqn.py train --env ALE/Pong-v5 --seed 3 --minutes 0.5 "
         "--stop-score 18"
     )
-    assert record.score.scores == list(range(10))
-    assert (record.steps, record.updates, record.reached) == (900, 200, False)
+    assert record.score.scores == list(range(100))
+    assert (record.steps, record.updates, record.reached) == (900, 200, True)
     assert record.settings == {"batch_size": 32, "evaluations": 2, "evaluation_seconds": 1.5}
     assert record.versions == {"torch": "2"}
+    assert record.final_score is None  # The run ends with the policy that reached the bar.
     curve = record_path(tmp_path, "pong", "sb3", 3, ".csv").read_text()
     assert curve == "seconds,steps,score\n2.50,100,-20.5\n9.00,800,-19\n"
+
+
+def test_without_a_bar_the_policy_at_the_end_plays_the_same_games(tmp_path, capfd):
+    python = program(tmp_path, PEER.format(python=sys.executable))
+    peer = ("--peer-python", str(python))
+    assert run(tmp_path, *peer, "--minutes", "0.5", task="hopper", system="sb3-sac") == 0, capfd.readouterr().err
+    (record,) = read_records(tmp_path)
+    assert record.score.scores == list(range(30))
+    assert record.final_score.scores == list(range(100, 130))
+    assert record.final_score.seed == record.score.seed == 1_000_003
+
+
+def test_a_variant_is_our_system_with_further_options():
+    words, options = VARIANTS["apex-warm-up"]
+    command = ApexSystem("python", options).train(TASKS["pong-updates"], 3, 15.0, ())
+    assert words in SYSTEMS["apex-warm-up"]
+    assert command[4:] == [*TASKS["pong-updates"].options, *options, "--seed", "3", "--max-minutes", "15"]
+
+
+def test_shares_of_dormant_units_are_kept_at_every_8000_updates():
+    rows = [{"learner/updates": n, "learner/dormant_share": s} for n, s in ((7_900, 0.9), (8_050, 0.3), (9_000, 0.5))]
+    rows += [{"learner/updates": 16_100, "learner/dormant_share": 0.2}, {"learner/updates": 17_000}]
+    assert dormant_shares(rows) == {"8000": 0.3, "16000": 0.2, "highest": 0.5}
+    assert dormant_shares(rows[:1]) == {}
 
 
 @pytest.mark.parametrize(

@@ -123,13 +123,31 @@ def test_scores_are_of_full_games_and_each_environment_plays_its_share(monkeypat
 
 
 def test_a_setting_for_every_task_and_the_same_one_for_all_of_atari():
+    games = {"ALE/Pong-v5", "ALE/Breakout-v5", "ALE/SpaceInvaders-v5", "ALE/Seaquest-v5"}
     assert {name: set(tasks) for name, tasks in TASKS.items()} == {
-        "dqn": {"CartPole-v1", "LunarLander-v3", "ALE/Pong-v5", "ALE/Breakout-v5"},
+        "dqn": {"CartPole-v1", "LunarLander-v3", *games},
+        "ppo": games,
         "sac": {"HalfCheetah-v5", "Hopper-v5"},
         "td3": {"HalfCheetah-v5", "Hopper-v5"},
     }
     assert TASKS["dqn"]["ALE/Pong-v5"] is TASKS["dqn"]["ALE/Breakout-v5"]
+    assert TASKS["ppo"]["ALE/Pong-v5"] is TASKS["ppo"]["ALE/Breakout-v5"]
     assert peer.ATARI_OPTIONS["repeat_action_probability"] == 0.0
+
+
+def test_a_rate_of_the_zoo_falls_over_the_zoos_steps_and_not_over_ours():
+    rate = peer._schedule("lin_2.5e-4", 10_000_000)
+
+    def after(steps):
+        return rate(1.0 - steps / peer.FOREVER)
+
+    assert [after(0), after(2_500_000), after(10_000_000), after(20_000_000)] == pytest.approx([2.5e-4, 1.875e-4, 0, 0])
+    assert (peer._schedule(128, 1), peer._schedule("CnnPolicy", 1)) == (128, "CnnPolicy")
+
+
+def test_updates_are_counted_in_batches():
+    assert peer._batches_per_update("ppo", TASKS["ppo"]["ALE/Pong-v5"]) == 8 * 128 // 256
+    assert peer._batches_per_update("dqn", TASKS["dqn"]["ALE/Pong-v5"]) == 1
 
 
 GOOD = ["train", "--env", "CartPole-v1", "--seed", "1", "--minutes", "1"]
