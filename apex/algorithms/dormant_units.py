@@ -18,11 +18,15 @@ NUM_STATES = 1_000  # Activations are averaged over at least this many of the ne
 
 
 class DormantUnits:
-    """Averages the activations of every layer that ends with an `nn.ReLU` module, over the newest states."""
+    """Averages the activations of every layer that ends with an `nn.ReLU` module, over the newest states.
+
+    Modules that a forward pass may skip are left out, and of one that runs several times, only the last run counts.
+    """
 
     def __init__(self, network: nn.Module) -> None:
         self._network = network
         self._layers = {name: module for name, module in network.named_modules() if isinstance(module, nn.ReLU)}
+        self._shares: dict[str, float] | None = {}  # result of `shares`; None: not computed since the last batch
         self._batches: deque[tuple[int, dict[str, Tensor]]] = deque()  # size; sum of each unit's activations by layer
 
     @torch.no_grad()
@@ -37,15 +41,22 @@ class DormantUnits:
         finally:
             for hook in hooks:
                 hook.remove()
+        self._shares = None
         self._batches.append((len(states), sums))
         while sum(size for size, _ in self._batches) - self._batches[0][0] >= NUM_STATES:
             self._batches.popleft()
 
     def shares(self) -> dict[str, float]:
         """Returns the share of dormant units by name of the ReLU module; empty before `NUM_STATES` states."""
+        if self._shares is None:
+            self._shares = self._compute()
+        return self._shares
+
+    def _compute(self) -> dict[str, float]:
         if sum(size for size, _ in self._batches) < NUM_STATES:
             return {}
-        totals = {name: torch.stack([sums[name] for _, sums in self._batches]).sum(0) for name in self._batches[0][1]}
+        names = [name for name in self._layers if all(name in sums for _, sums in self._batches)]
+        totals = {name: torch.stack([sums[name] for _, sums in self._batches]).sum(0) for name in names}
         return {name: float((total <= THRESHOLD * total.mean()).float().mean()) for name, total in totals.items()}
 
 

@@ -96,7 +96,7 @@ class ScaledFlatten(nn.Flatten):
 
 
 class Head(nn.Module):
-    """A hidden layer, normalized or not, with ReLU, and a linear output layer, which computes in float32 in autocast.
+    """A hidden layer with ReLU, normalized or not, and a linear output layer in float32, even under autocast.
 
     bfloat16 would round Q-values between 2 and 4 to multiples of 1/64, which is more than many TD errors.
     """

@@ -101,11 +101,12 @@ def _run(options: argparse.Namespace, further: Sequence[str], stop: Stop) -> Non
         f"{there.relative_to(options.root)} is there already, and evidence is not replaced by better luck: take "
         "another seed, or remove it (git rm) and say why",
     )
-    system: System = (
-        ApexSystem(options.python, VARIANTS[options.system][1] if options.system in VARIANTS else ())
-        if options.system.startswith("apex")
-        else PeerSystem(options.peer_python, options.system)
-    )
+    system: System
+    if options.system.startswith("apex"):
+        _, variant = VARIANTS.get(options.system, ("", ()))
+        system = ApexSystem(options.python, variant)
+    else:
+        system = PeerSystem(options.peer_python, options.system)
     os.sched_setaffinity(0, available[: options.cores])  # What is started inherits it.
     # All that describes the circumstances, before the run changes them.
     commit, dirty = describe_code()

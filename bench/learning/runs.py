@@ -17,7 +17,7 @@ from bench.learning.tasks import LearningTask
 
 ROOT = Path(__file__).resolve().parents[2]
 PEER_SCRIPT = Path("bench/peers/stable_baselines3_dqn.py")
-FIRST_UPDATES = 8_000  # from which on units are to be alive, and the distance of the shares that a record has
+FIRST_UPDATES = 8_000  # A record has the share of dormant units at each multiple of this number of updates.
 # What is no setting of the learning: who a run is, where its files are, and how its programs reach each other.
 _ASIDE = ("seed", "run.name", "run.folder", "run.tensorboard_port", "transport.", "environment.id")
 
@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
     updates: int
     settings: dict[str, Any]  # Ape-X: every setting that differs from its default, which is the paper's; else all
     versions: dict[str, Any]
-    dormant_shares: dict[str, float] | None = None  # Ape-X: updates, in thousands of 8 -> share of the worst layer
+    dormant_shares: dict[str, float] | None = None  # see `dormant_shares`; None: not Ape-X
 
 
 class System(Protocol):
@@ -109,7 +109,10 @@ class ApexSystem:
 
 
 def dormant_shares(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """The share of dormant units in the worst layer at each multiple of 8,000 updates, and the highest after 8,000."""
+    """Returns the worst layer's share of dormant units by number of updates, and the highest from the first number on.
+
+    The numbers are the multiples of `FIRST_UPDATES`, as text; each has the first share that was reported from there on.
+    """
     known = [
         (row["learner/updates"], row["learner/dormant_share"])
         for row in rows

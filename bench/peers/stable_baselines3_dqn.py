@@ -254,7 +254,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     playing.add_argument("--episodes", type=int, default=100, metavar="N")
     playing.add_argument("--seed", type=int, default=0, metavar="S", help="of games and random actions")
     playing.add_argument(
-        "--epsilon", type=float, default=0.001, metavar="P", help="of DQN, as of apex evaluate (0.001)"
+        "--epsilon", type=float, default=0.001, metavar="P", help="for discrete actions; as of apex evaluate (0.001)"
     )
     for command in (training, playing):
         command.add_argument("--out", type=Path, default=Path("runs/sb3"), metavar="FOLDER", help="default: runs/sb3")

@@ -51,6 +51,27 @@ def test_the_newest_thousand_states_count_whatever_the_batches():
     assert units.shares() == {"1": 0.5}
 
 
+class Skipping(nn.Module):
+    """Runs its second layer only in every other pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.always, self.sometimes, self.passes = constant(1.0, -1.0), constant(1.0, -1.0), 0
+
+    def forward(self, states):
+        self.passes += 1
+        self.always(states)
+        if self.passes % 2:
+            self.sometimes(states)
+
+
+def test_a_layer_that_a_pass_may_skip_is_left_out():
+    units = DormantUnits(Skipping())
+    for _ in range(3):
+        units.add(torch.zeros(500, 1))
+    assert units.shares() == {"always.1": 0.5}
+
+
 def test_before_a_thousand_states_and_without_relu_modules_nothing_is_known():
     assert shares_of(constant(1.0, -1.0), torch.zeros(NUM_STATES - 1, 1)) == {}
     assert shares_of(nn.Linear(1, 2), torch.zeros(NUM_STATES, 1)) == {}
