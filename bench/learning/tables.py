@@ -11,6 +11,7 @@ from pathlib import Path
 
 from apex.errors import require
 from apex.runtime.atomic_files import replace_file
+from bench.learning.comparison import render_comparison
 from bench.learning.records import FOLDER, Record, read_records, record_path, without_seed
 from bench.learning.tasks import SYSTEMS, TASKS, LearningTask
 
@@ -33,7 +34,8 @@ def rebuild(root: Path) -> dict[Path, str]:
             f"{document} must have the line {BEGIN} once, and after it {END} once",
         )
         before, _, rest = text.partition(BEGIN)
-        results = render(records, (root / FOLDER).relative_to((root / document).parent))
+        folder = (root / FOLDER).relative_to((root / document).parent)
+        results = render(records, folder, render_comparison(root, records))
         texts[root / document] = f"{before}{BEGIN}\n{results}\n{END}{rest.partition(END)[2]}"
     return texts
 
@@ -76,8 +78,11 @@ def plot_command(root: Path, name: str, task: LearningTask, records: Sequence[Re
     return [*command, "--out", str(plot_path(name))]
 
 
-def render(records: Sequence[Record], folder: Path) -> str:
-    """The table in Markdown, what it was measured on, and the pictures; `folder`: as the document links to it."""
+def render(records: Sequence[Record], folder: Path, comparison: str = "") -> str:
+    """The table, what it was measured on, `comparison`, and the pictures, in Markdown.
+
+    folder: as the document links to it. comparison: see `render_comparison`.
+    """
     if not records:
         return "No run is committed yet."
     lines = [
@@ -89,6 +94,8 @@ def render(records: Sequence[Record], folder: Path) -> str:
         groups = _groups([record for record in records if record.task == name])
         lines += [_row(task, group, groups) for group in groups]
     lines += ["", _provenance(records)]
+    if comparison:
+        lines += ["", comparison]
     for name, task in TASKS.items():
         if any(record.task == name for record in records):
             lines += ["", f"![{task.name}]({folder.as_posix()}/{name}.png)"]

@@ -17,6 +17,7 @@ from support.waiting import until
 from apex.errors import UsageError
 from apex.evaluation.episodes import evaluation_seed
 from bench.learning import command as learning
+from bench.learning.comparison import render_comparison
 from bench.learning.processor_time import ProcessorTime
 from bench.learning.records import (
     FOLDER,
@@ -34,6 +35,9 @@ from bench.learning.tasks import SYSTEMS, TASKS, VARIANTS
 
 ROOT = Path(__file__).parents[3]
 MACHINE = {"cores": 2, "cpu": "AMD EPYC", "memory_bytes": 24 * 2**30, "gpus": []}
+
+
+SCORE = RecordedScore(mean=8.0, median=8.0, interval=(8.0, 8.0), episodes=2, epsilon=0.001, seed=7, scores=[8.0, 8.0])
 
 
 def make_record(task="cartpole", system="apex", seed=1, *, mean=490.0, seconds=15.0, **changes):
@@ -190,6 +194,29 @@ def test_below_the_table_stand_machine_commit_games_and_pictures():
     assert "Commits: CartPole-v1 0123456789, 0123456789 with changes." in text
     assert text.endswith("](results/learning/cartpole.png)")
     assert "lunarlander" not in text
+
+
+def test_games_without_a_bar_have_a_second_table_with_every_seed_and_what_was_not_selected(tmp_path):
+    ours = [make_record("breakout", seed=seed, mean=30.0 + seed, final_score=SCORE) for seed in (1, 2)]
+    theirs = [make_record("breakout", "sb3", seed=seed, mean=20.0 + seed) for seed in (1, 2)]
+    curves = {1: [(1.0, 200_000, 5.0), (2.0, 300_000, 8.0), (3.0, 900_000, 20.0)], 2: [(1.0, 250_000, 4.0)]}
+    for record in (*ours, *theirs):
+        write_record(tmp_path, record, curves[record.seed])
+    *_, our_row, their_row = render_comparison(tmp_path, [*ours, *theirs]).splitlines()
+    assert our_row == (
+        "| Breakout | Ape-X over ZeroMQ | 1, 2 | 31.0, 32.0; mean 31.5 | 8.0, 8.0; mean 8.0 | 20.0, 4.0; mean 12.0 "
+        "| 8.0, - (300,000) | yes; 1 in 6 by chance |"
+    )
+    assert "| 21.0, 22.0; mean 21.5 | -, - |" in their_row
+    assert their_row.endswith("| 8.0, - (300,000) |  |")
+
+
+def test_one_seed_below_another_of_theirs_is_not_each_above_each(tmp_path):
+    records = [make_record("hopper", mean=3.0), make_record("hopper", "sb3-sac", mean=3.0)]
+    for record in records:
+        write_record(tmp_path, record, [(1.0, 10, 1.0)])
+    assert render_comparison(tmp_path, records).splitlines()[2].endswith("| no; 1 in 2 by chance |")
+    assert render_comparison(tmp_path, [make_record()]) == ""
 
 
 def make_root(tmp_path):

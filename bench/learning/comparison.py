@@ -1,0 +1,89 @@
+"""The second table: games without a bar, seed by seed, also by scores that no selection of a policy has raised."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from apex.runs.plots.aggregate import Curve, read_csv
+from bench.learning.records import Record, record_path
+from bench.learning.tasks import SYSTEMS, TASKS, LearningTask
+
+COLUMNS = (
+    "task",
+    "system",
+    "seeds",
+    "best policy",
+    "final policy",
+    "mean of the last third",
+    "at equal steps",
+    "each above each",
+)
+NEAR = 0.2  # Evaluations count for "at equal steps" up to this share of the steps before and after.
+LAST = 2 / 3  # of the steps of a run, where the last third begins
+
+
+def render_comparison(root: Path, records: Sequence[Record]) -> str:
+    """Returns the table, or "" if no task without a bar has a record."""
+    lines = []
+    for name, task in TASKS.items():
+        own = [record for record in records if record.task == name and has_peers(task)]
+        systems = [system for system in SYSTEMS if any(record.system == system for record in own)]
+        for system in systems:
+            seeds = sorted((record for record in own if record.system == system), key=lambda record: record.seed)
+            others = [record for record in own if record.system != system]
+            lines.append(_row(root, task, seeds, others if system == "apex" else []))
+    head = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+    return "\n".join([*head, *lines]) if lines else ""
+
+
+def has_peers(task: LearningTask) -> bool:
+    """Whether the task has no score as a bar, but other systems to compare with."""
+    return task.bar is None and task.num_seeds > 0
+
+
+def mean_of_last_third(curve: Curve) -> float:
+    """Returns the mean score of all evaluations in the last third of a run's steps."""
+    return float(curve.scores[curve.steps >= LAST * curve.steps[-1]].mean())
+
+
+def score_at(curve: Curve, steps: int) -> float | None:
+    """Returns the mean score of the evaluations near `steps`; None if there was none, or the run ended before."""
+    near = np.abs(curve.steps - steps) <= NEAR * steps
+    return float(curve.scores[near].mean()) if near.any() and curve.steps[-1] >= steps else None
+
+
+def chance_of_order(ours: int, theirs: int) -> str:
+    """Returns how often each of our seeds would be above each of theirs if both systems were equal."""
+    return f"1 in {math.comb(ours + theirs, ours)} by chance"
+
+
+def _row(root: Path, task: LearningTask, seeds: Sequence[Record], others: Sequence[Record]) -> str:
+    curves = [read_csv(record_path(root, record.task, record.system, record.seed, ".csv")) for record in seeds]
+    finals = [record.final_score.mean if record.final_score else None for record in seeds]
+    at_equal = [score_at(curve, task.equal_steps) for curve in curves] if task.equal_steps else []
+    order = ""
+    if others:
+        above = all(record.score.mean > other.score.mean for record in seeds for other in others)
+        order = f"{'yes' if above else 'no'}; {chance_of_order(len(seeds), len(others))}"
+    cells = [
+        task.name,
+        SYSTEMS[seeds[0].system],
+        ", ".join(str(record.seed) for record in seeds),
+        _values([record.score.mean for record in seeds]),
+        _values(finals),
+        _values([mean_of_last_third(curve) for curve in curves]),
+        _values(at_equal) + f" ({task.equal_steps:,})" * bool(at_equal),
+        order,
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _values(values: Sequence[float | None]) -> str:
+    """One value per seed, and their mean if all have one."""
+    each = ", ".join("-" if value is None else f"{value:.1f}" for value in values)
+    known = [value for value in values if value is not None]
+    return f"{each}; mean {sum(known) / len(known):.1f}" if len(known) == len(values) > 1 else each
