@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 from torch.optim.optimizer import ParamsT
 
 from apex.config import LearnerConfig
@@ -181,6 +182,7 @@ class Adam(_NotCompiled, torch.optim.Adam):
                 amsgrad=False,
                 maximize=False,
             )
+            increment_version(parameters)  # The fused kernel does not, and bfloat16 copies would become outdated.
 
     def _begin(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         """Creates the state of a parameter before its first step, as torch's Adam does."""

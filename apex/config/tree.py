@@ -146,7 +146,7 @@ class LearnerConfig(Branch):
     max_skipped_updates: PositiveInt = 10  # end the run after this many non-finite updates in a row
     num_threads: NonNegativeInt = 0  # PyTorch threads; 0: chosen from the number of CPU cores
     num_loaders: Annotated[int, Meta(ge=0, le=64)] = 0  # processes that decode batches; 0: chosen for this machine
-    bfloat16: Format = "off"  # compute updates in bfloat16 (autocast); auto: only if faster on this CPU or GPU
+    bfloat16: Format = "off"  # compute updates in bfloat16; auto: only if faster on this CPU or GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

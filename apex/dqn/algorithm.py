@@ -26,7 +26,7 @@ class DqnAgent:
     def __init__(self, network: nn.Module, *, bfloat16: bool = False) -> None:
         self.network = network.eval()  # Custom networks may have layers, such as dropout, that act only in training.
         self._bfloat16 = bfloat16
-        self._forward = None if bfloat16 else make_forward(network)
+        self._forward = make_forward(network, bfloat16=bfloat16)
 
     def q_values(self, observation: Array) -> NDArray[np.float32]:
         """Returns the Q-values of all actions, float32[E, A]."""

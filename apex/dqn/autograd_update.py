@@ -166,7 +166,7 @@ def make_update(
         return GraphUpdate(make_eager(one_pass=True))
     threads = max(1, config.num_threads)
     small = config.batch_size < MOST_PARTS * SMALLEST_PART
-    if has_manual_backward(online) and config.bfloat16 != "on" and (threads == 1 or small):
+    if has_manual_backward(online, bfloat16=config.bfloat16 == "on") and (threads == 1 or small):
         return ManualUpdate(config, online, target, optimizer, rescaled=rescaled, judge_aside=threads > 1)
     # A network with buffers is not split, because each part would change its own copy of the buffers.
     if not 2 <= threads <= MOST_PARTS or any(True for _ in online.buffers()):

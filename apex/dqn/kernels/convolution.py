@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from apex.runtime.native import open_native
 
-INTERFACE = 2  # must equal `apex_interface` of convolution.c
+INTERFACE = 3  # must equal `apex_interface` of convolution.c
 KERNEL, STRIDE = 8, 4  # of the first layer; convolution.c supports no others
+PACKED_CHANNELS = 4  # channels that `interleave` supports
 LANES = 8  # output channels that convolution.c computes at once
 
 log = logging.getLogger("apex")
@@ -26,6 +27,7 @@ class Convolution(NamedTuple):
     layer: Callable[..., Any]
     layer_weight_gradient: Callable[..., Any]
     layer_input_gradient: Callable[..., Any]
+    interleave: Callable[..., Any]
 
 
 def describe_convolution() -> str:
@@ -69,8 +71,9 @@ def find_convolution(interface: int = INTERFACE) -> Convolution | str:
         library.apex_layer,
         library.apex_layer_weight_gradient,
         library.apex_layer_input_gradient,
+        library.apex_interleave,
     )
-    for function, num_pointers in zip(functions, (6, 5, 5, 4, 5), strict=True):
+    for function, num_pointers in zip(functions, (6, 5, 5, 4, 5, 3), strict=True):
         function.argtypes = [ctypes.c_void_p] * num_pointers
         function.restype = None
     return Convolution(*functions)

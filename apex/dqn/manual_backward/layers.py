@@ -8,7 +8,8 @@ Axes: N observations of a transition (s_t, s_{t+m}), B batch, D inputs and H uni
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,10 @@ class Linear(NamedTuple):
         torch.mm(output_gradient.t(), inputs, out=self.weight_gradient)
         torch.sum(output_gradient, 0, out=self.bias_gradient)
 
+    def back(self, output_gradient: Tensor) -> Tensor:
+        """Returns the gradient with respect to the inputs, float32[B, D]."""
+        return output_gradient @ self.weight
+
 
 class VectorTorso:
     """The body of a `networks.VectorQNetwork`."""
@@ -59,7 +64,7 @@ class VectorTorso:
         states, first, second = (rows[: len(output_gradient)] for rows in passed)
         output_gradient = relu_backward(output_gradient, second)
         self._second.differentiate(first, output_gradient)
-        self._first.differentiate(states, relu_backward(output_gradient @ self._second.weight, first))
+        self._first.differentiate(states, relu_backward(self._second.back(output_gradient), first))
 
 
 class LayerNorm(NamedTuple):
@@ -104,8 +109,21 @@ class _PassedHead(NamedTuple):
         return _PassedHead(self.output[:size], self.hidden[:size], before_norm, statistics)
 
 
+class HiddenLayer(Protocol):
+    """A linear layer of a head: `Linear`, or `bfloat16_layers.Bfloat16Linear`."""
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """See `Linear`."""
+
+    def differentiate(self, inputs: Tensor, output_gradient: Tensor) -> None:
+        """See `Linear.differentiate`."""
+
+    def back(self, output_gradient: Tensor) -> Tensor:
+        """See `Linear.back`."""
+
+
 class _Head(NamedTuple):
-    hidden: Linear
+    hidden: HiddenLayer
     norm: LayerNorm | None
     output: Linear
 
@@ -122,12 +140,12 @@ class _Head(NamedTuple):
     def backward(self, features: Tensor, passed: _PassedHead, output_gradient: Tensor) -> Tensor:
         """Stores the gradients of the head's parameters; returns the gradient with respect to `features`."""
         self.output.differentiate(passed.hidden, output_gradient)
-        by_hidden = relu_backward(output_gradient @ self.output.weight, passed.hidden)
+        by_hidden = relu_backward(self.output.back(output_gradient), passed.hidden)
         if self.norm is not None:
             before_norm, statistics = cast(Tensor, passed.before_norm), cast(tuple[Tensor, Tensor], passed.statistics)
             by_hidden = self.norm.backward(before_norm, statistics, by_hidden)
         self.hidden.differentiate(features, by_hidden)
-        return by_hidden @ self.hidden.weight
+        return self.hidden.back(by_hidden)
 
 
 class PassedHeads(NamedTuple):
@@ -141,9 +159,10 @@ class PassedHeads(NamedTuple):
 class Heads:
     """The heads of a `QNetwork`: one, or two if dueling."""
 
-    def __init__(self, network: QNetwork) -> None:
-        self._advantage = _head(network.advantage)
-        self._value = None if network.value is None else _head(network.value)
+    def __init__(self, network: QNetwork, make_hidden: Callable[[nn.Linear], HiddenLayer] | None = None) -> None:
+        """`make_hidden` returns the hidden layer of a head; None: `linear`."""
+        self._advantage = _head(network.advantage, make_hidden or linear)
+        self._value = None if network.value is None else _head(network.value, make_hidden or linear)
 
     def forward(self, features: Tensor) -> PassedHeads:
         """float32[B, F] -> Q-values and the outputs that `backward` needs."""
@@ -184,9 +203,9 @@ def relu_backward(output_gradient: Tensor, outputs: Tensor) -> Tensor:
     return passed
 
 
-def _head(head: Head) -> _Head:
+def _head(head: Head, make_hidden: Callable[[nn.Linear], HiddenLayer]) -> _Head:
     norm = head.norm
     if not isinstance(norm, nn.LayerNorm):
-        return _Head(linear(head.hidden), None, linear(head.output))
+        return _Head(make_hidden(head.hidden), None, linear(head.output))
     gradients = norm.weight.grad, norm.bias.grad
-    return _Head(linear(head.hidden), LayerNorm(norm.weight, norm.bias, norm.eps, *gradients), linear(head.output))
+    return _Head(make_hidden(head.hidden), LayerNorm(norm.weight, norm.bias, norm.eps, *gradients), linear(head.output))

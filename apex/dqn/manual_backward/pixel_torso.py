@@ -74,19 +74,10 @@ class PixelTorso:
         self._first, self._second, self._third = (convolution_layer(body[index]) for index in PLACES_IN_BODY)
 
     def forward(self, stacks: Tensor) -> tuple[Tensor, ...]:
-        """Returns the output of each convolution after its ReLU, and the features in the order of `nn.Flatten`.
-
-        Raises ValueError if `stacks` is not uint8[N, B, S, H, W] with this network's S: convolution.c does not check
-        bounds.
-        """
+        """Returns the output of each convolution after its ReLU, and the features in the order of `nn.Flatten`."""
         weight, bias = self._first.weight, self._pixels.zero_based_bias()
         assert bias is not None
-        if stacks.dtype is not torch.uint8 or stacks.dim() != 5 or stacks.shape[2] != weight.shape[1]:
-            raise ValueError(
-                f"a batch has dtype {stacks.dtype} and shape {list(stacks.shape)}, but this network expects "
-                f"uint8[N, B, {weight.shape[1]}, H, W]"
-            )
-        images = stacks.flatten(0, 1)
+        images = flatten_images(stacks, weight.shape[1])
         out = weight.new_empty(len(images), *places(images.shape[2:]), len(weight))
         first = convolve(images, weight, bias, out, rectified=True)
         second = self._second(first)
@@ -106,6 +97,19 @@ class PixelTorso:
         if self._pixels.centered:
             by_bias = cast(Tensor, self._first.bias_gradient)
             cast(Tensor, self._first.weight_gradient).sub_(0.5 * by_bias[:, None, None, None])
+
+
+def flatten_images(stacks: Tensor, channels: int) -> Tensor:
+    """Returns the stacks, uint8[N, B, channels, H, W], as uint8[N * B, channels, H, W].
+
+    Raises ValueError for any other tensor, because convolution.c does not check bounds.
+    """
+    if stacks.dtype is not torch.uint8 or stacks.dim() != 5 or stacks.shape[2] != channels:
+        raise ValueError(
+            f"a batch has dtype {stacks.dtype} and shape {list(stacks.shape)}, but this network expects "
+            f"uint8[N, B, {channels}, H, W]"
+        )
+    return stacks.flatten(0, 1)
 
 
 def suits(body: nn.Sequential) -> bool:

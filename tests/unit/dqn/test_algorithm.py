@@ -63,6 +63,19 @@ def test_the_values_on_one_thread_are_those_of_the_network_and_follow_its_parame
     assert agent.q_values(observation) == pytest.approx(q_values(other, observation), rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.parametrize("frame_shape", [(5,), (84, 84)])
+def test_values_in_bfloat16_are_close_to_those_of_the_network_and_follow_its_parameters(one_thread, frame_shape):
+    schema = replace(VECTORS, frame_shape=frame_shape, frame_dtype="uint8", stack=4)
+    module, other = (make_network(NetworkConfig(width=0.5), schema, seed=seed) for seed in (1, 2))
+    agent = DqnAgent(module, bfloat16=True)
+    observation = np.random.default_rng(0).integers(0, 256, (3, 4, *frame_shape), np.uint8)
+    for expected in (module, other):
+        load_parameters(module, flatten_parameters(expected))
+        q = agent.q_values(observation)
+        assert q.dtype == np.float32
+        assert q == pytest.approx(q_values(expected, observation), abs=0.01)
+
+
 def test_layers_that_only_train_are_at_rest():
     assert not DqnAgent(nn.Sequential(nn.Dropout(0.5))).network.training
     assert torch.is_inference_mode_enabled() is False

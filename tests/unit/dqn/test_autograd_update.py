@@ -31,7 +31,7 @@ B = 8
 @pytest.fixture(autouse=True)
 def plainly(monkeypatch):
     """As a user's networks go; what is made of our own is compared with it in test_written_update."""
-    monkeypatch.setattr(autograd_update, "has_manual_backward", lambda network: False)
+    monkeypatch.setattr(autograd_update, "has_manual_backward", lambda network, bfloat16: False)
 
 
 @pytest.fixture(autouse=True)
