@@ -372,34 +372,6 @@ void apex_layer(void) {}
 void apex_layer_weight_gradient(void) {}
 void apex_layer_input_gradient(void) {}
 void apex_interleave(void) {}
-/* --- bfloat16, whose convolutions are torch's --------------------------------------------------------------------- */
-
-/* The bits of a pixel as float32. As bfloat16 it is their upper half, since 0 ... 255 need no more. */
-PART uint32_t bits(uint8_t pixel)
-{
-    float number = pixel;
-    uint32_t result;
-    memcpy(&result, &number, sizeof result);
-    return result;
-}
-
-struct planes {
-    int64_t batch, pixels;
-};
-
-/* images: uint8[batch, 4, pixels]
- * out:    bfloat16[batch, pixels, 4], of which each number here holds two
- */
-FAST void apex_interleave(const struct planes *planes, const uint8_t *images, uint32_t *out)
-{
-    int64_t pixels = planes->pixels;
-    for (int64_t b = 0; b < planes->batch; b++, images += 4 * pixels, out += 2 * pixels)
-        for (int64_t i = 0; i < pixels; i++) {
-            out[2 * i] = bits(images[i]) >> 16 | bits(images[pixels + i]);
-            out[2 * i + 1] = bits(images[2 * pixels + i]) >> 16 | bits(images[3 * pixels + i]);
-        }
-}
-
 int64_t apex_convolution_works(void) { return 0; }
 
 #endif
