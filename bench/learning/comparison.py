@@ -45,6 +45,22 @@ def has_peers(task: LearningTask) -> bool:
     return task.bar is None and task.num_seeds > 0
 
 
+def peers_of(record: Record, others: Sequence[Record]) -> list[Record]:
+    """Returns the records on the same processor: elsewhere, the same time is worth more or less."""
+    return [other for other in others if _processor(other) == _processor(record)]
+
+
+def is_above(record: Record, others: Sequence[Record]) -> bool:
+    """Whether the score is above that of every seed of the others on the same processor."""
+    return all(record.score.mean > other.score.mean for other in peers_of(record, others))
+
+
+def _processor(record: Record) -> str:
+    """Returns the name without family and model, which older records lack."""
+    name: str = record.machine["cpu"]
+    return name.partition(" (family")[0]
+
+
 def mean_of_last_third(curve: Curve) -> float:
     """Returns the mean score of all evaluations in the last third of a run's steps."""
     return float(curve.scores[curve.steps >= LAST * curve.steps[-1]].mean())
@@ -56,9 +72,13 @@ def score_at(curve: Curve, steps: int) -> float | None:
     return float(curve.scores[near].mean()) if near.any() and curve.steps[-1] >= steps else None
 
 
-def chance_of_order(ours: int, theirs: int) -> str:
+def chance_of_order(ours: Sequence[Record], theirs: Sequence[Record]) -> str:
     """Returns how often each of our seeds would be above each of theirs if both systems were equal."""
-    return f"1 in {math.comb(ours + theirs, ours)} by chance"
+    orders = 1
+    for processor in {_processor(record) for record in ours}:
+        count, others = (sum(_processor(record) == processor for record in side) for side in (ours, theirs))
+        orders *= math.comb(count + others, count)
+    return f"1 in {orders} by chance"
 
 
 def _row(root: Path, task: LearningTask, seeds: Sequence[Record], others: Sequence[Record]) -> str:
@@ -67,8 +87,8 @@ def _row(root: Path, task: LearningTask, seeds: Sequence[Record], others: Sequen
     at_equal = [score_at(curve, task.equal_steps) for curve in curves] if task.equal_steps else []
     order = ""
     if others:
-        above = all(record.score.mean > other.score.mean for record in seeds for other in others)
-        order = f"{'yes' if above else 'no'}; {chance_of_order(len(seeds), len(others))}"
+        above = all(is_above(record, others) for record in seeds)
+        order = f"{'yes' if above else 'no'}; {chance_of_order(seeds, others)}"
     cells = [
         task.name,
         SYSTEMS[seeds[0].system],

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from apex.errors import require
 from apex.runtime.atomic_files import replace_file
-from bench.learning.comparison import render_comparison
+from bench.learning.comparison import is_above, peers_of, render_comparison
 from bench.learning.records import FOLDER, Record, read_records, record_path, without_seed
 from bench.learning.tasks import SYSTEMS, TASKS, LearningTask
 
@@ -167,7 +167,7 @@ def _verdict(task: LearningTask, group: Group, groups: Sequence[Group]) -> str:
 
 
 def _comparison(task: LearningTask, group: Group, groups: Sequence[Group]) -> str:
-    """Every seed of ours against every seed of all others on such a machine that ran as long. Only ours has it."""
+    """Each seed of ours against all seeds of the others that ran as long on the same kind of machine."""
     if group[0].system != "apex" or not task.num_seeds:
         return ""
     others = [
@@ -177,14 +177,15 @@ def _comparison(task: LearningTask, group: Group, groups: Sequence[Group]) -> st
         and _machine(other[0]) == _machine(group[0])
         and min(record.seconds for record in other) >= SAME_TIME * max(record.seconds for record in group)
     ]
-    if not others:
+    if not any(peers_of(record, other) for record in group for other in others):
         return "not compared yet"
-    best = max(record.score.mean for other in others for record in other)
-    met = sum(record.score.mean > best for record in group)
+    met = sum(all(is_above(record, other) for other in others) for record in group)
     if met < len(group):
         return f"not met: {met} of {len(group)} seeds"
     strongest = max(others, key=lambda other: statistics.mean(record.score.mean for record in other))
-    fewest = min(len(group), len(strongest))  # A peer that is weaker than another one needs no more seeds.
+    # Seeds with a counterpart on the same processor. A peer that is weaker than another one needs no more seeds.
+    compared = sum(bool(peers_of(record, strongest)) for record in group)
+    fewest = min(compared, sum(bool(peers_of(record, group)) for record in strongest))
     return "met" if fewest >= task.num_seeds else f"met so far: {fewest} of {task.num_seeds} seeds"
 
 

@@ -17,7 +17,7 @@ from support.waiting import until
 from apex.errors import UsageError
 from apex.evaluation.episodes import evaluation_seed
 from bench.learning import command as learning
-from bench.learning.comparison import render_comparison
+from bench.learning.comparison import chance_of_order, render_comparison
 from bench.learning.processor_time import ProcessorTime
 from bench.learning.records import (
     FOLDER,
@@ -209,6 +209,20 @@ def test_games_without_a_bar_have_a_second_table_with_every_seed_and_what_was_no
     )
     assert "| 21.0, 22.0; mean 21.5 | -, - |" in their_row
     assert their_row.endswith("| 8.0, - (300,000) |  |")
+
+
+def test_seeds_are_compared_with_those_on_the_same_processor():
+    def run(system, seed, mean, cpu):
+        machine = MACHINE | {"cpu": cpu}
+        return make_record("hopper", system, seed, mean=mean, seconds=1_200.0, machine=machine, command="train")
+
+    slow = [run("apex", 1, 50.0, "AMD EPYC (family 25, model 17)"), run("sb3-sac", 1, 40.0, "AMD EPYC")]
+    fast = [run("apex", 2, 90.0, "Xeon"), run("sb3-sac", 2, 80.0, "Xeon")]
+    assert rows(*slow, *fast)[0][7] == "met"
+    assert rows(*slow, *fast[:1])[0][7] == "met so far: 1 of 2 seeds"
+    assert rows(slow[0], fast[1])[0][7] == "not compared yet"
+    assert rows(*slow, *fast, run("apex", 3, 79.0, "Xeon"))[0][7] == "not met: 2 of 3 seeds"
+    assert chance_of_order([slow[0], fast[0]], [slow[1], fast[1]]) == "1 in 4 by chance"
 
 
 def test_one_seed_below_another_of_theirs_is_not_each_above_each(tmp_path):
