@@ -94,6 +94,10 @@ class Schema:
         text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
 
+    def to_attributes(self) -> dict[str, Any]:
+        """Returns the fields and the shapes, for code that creates a network without this package."""
+        return {**self.to_dict(), "observation_shape": self.observation_shape, "action_shape": self.action_shape}
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as a dictionary that can be written as JSON."""
         return asdict(self)

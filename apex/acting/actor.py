@@ -11,7 +11,7 @@ import numpy as np
 from apex.acting.episode_scores import EpisodeScores
 from apex.acting.reliable_sender import ReliableSender
 from apex.acting.segment_builder import SegmentBuilder
-from apex.algorithms.interface import Agent, Mask
+from apex.algorithms.interface import Agent, Mask, check_allowed
 from apex.algorithms.parameters import load_parameters
 from apex.config import ActorConfig
 from apex.environments.interface import VectorEnvironment
@@ -101,6 +101,7 @@ class Actor:
         self.wait.over()
         assert self._observation is not None
         decision = agent.decide(self._observation, self._mask, self._exploration, self._rng)
+        check_allowed(decision.action, self._mask)
         if self._builder.ready:
             self._link.send(self._builder.cut(decision.state_value), self._acted_version)
         self._acted_version = policy.version

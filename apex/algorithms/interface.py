@@ -36,6 +36,12 @@ class Decision(NamedTuple):
     value: Callable[[Array], NDArray[np.float32]]  # function from executed actions to Q(s, a), float32[E]
 
 
+def check_allowed(action: Array, mask: Mask) -> None:
+    """Raises ValueError if the mask forbids one of the actions, int64[E], which only a custom algorithm can choose."""
+    if mask is not None and not mask[np.arange(len(mask)), action].all():
+        raise ValueError(f"the algorithm chose actions {action.tolist()}, one of which its action mask forbids")
+
+
 class Agent(Protocol):
     """Chooses actions with a network. `exploration`: amount as in `Algorithm.exploration`, such as epsilon; 0: greedy.
 
@@ -60,7 +66,10 @@ class Agent(Protocol):
 
 
 class Algorithm(Protocol):
-    """A learning algorithm, created by `factory(config, schema)` from the whole configuration and a schema."""
+    """A learning algorithm, created by `factory(config, schema)` from the whole configuration and a schema.
+
+    To play a policy file, it is created without `run` and `transport`, which then have their defaults.
+    """
 
     name: str
 
@@ -68,7 +77,10 @@ class Algorithm(Protocol):
         """Returns how much each of N actors explores; the last actor explores least."""
 
     def make_network(self) -> nn.Module:
-        """Returns a network, initialized with the configured seed. Its state dict must contain only float32 tensors."""
+        """Returns a network, initialized with the configured seed. Its state dict must contain only float32 tensors.
+
+        If it contains `nn.ReLU` modules, the trainer also calls it with batches of observations, see `DormantUnits`.
+        """
 
     def make_agent(self, network: nn.Module, *, bfloat16: bool = False) -> Agent:
         """Returns an agent that runs the network on the CPU, in bfloat16 if `bfloat16`, which the CPU must support."""

@@ -5,12 +5,19 @@ Does not import torch.
 
 from __future__ import annotations
 
-from apex.config.tree import Config
+from apex.config.codec import flatten
+from apex.config.tree import Config, NetworkConfig
 from apex.errors import require
 from apex.types import Schema
 
 CONTINUOUS = {"dqn": False, "dpg": True}  # built-in algorithm -> whether it learns continuous actions
 KINDS = {False: "discrete", True: "continuous"}
+
+
+def _settings_of_dqn() -> list[str]:
+    """Returns the settings that only DQN reads."""
+    network = (f"network.{name}" for name in NetworkConfig.field_types() if name != "factory")
+    return [*network, "learner.target", "actor.epsilon_base", "actor.epsilon_exponent"]
 
 
 def choose_algorithm(config: Config, schema: Schema) -> str:
@@ -29,9 +36,10 @@ def choose_algorithm(config: Config, schema: Schema) -> str:
             ("actor.bfloat16", config.actor.bfloat16),
         ):
             require(value != "on", f"{setting} is 'on', but DPG computes in float32 only: set --{setting} off")
-        words = "belongs to DQN, but this environment has continuous actions: leave it out"
-        require(config.learner.target == "double_q", f"learner.target {config.learner.target!r} {words}")
-        require(not config.network.value_rescaling, f"network.value_rescaling {words}")
+        for setting in _settings_of_dqn():
+            value, default = flatten(config)[setting], flatten(Config())[setting]
+            words = "belongs to DQN, but this environment has continuous actions: leave it out"
+            require(value == default, f"{setting} {value!r} {words}")
     require(
         not schema.masked or config.learner.target == "double_q",
         f"learner.target {config.learner.target!r} supports no action masks, but {config.environment.id} has them: "

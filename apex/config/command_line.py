@@ -151,7 +151,7 @@ def read_env_args(words: Sequence[str]) -> Tree:
     args: Tree = {}
     for word in words:
         name, equals, text = word.partition("=")
-        require(bool(equals), f"--env-arg must be KEY=VALUE, got {word!r}", ConfigError)
+        require(bool(equals and name), f"--env-arg must be KEY=VALUE, got {word!r}", ConfigError)
         try:
             args[name] = json.loads(text)
         except ValueError:

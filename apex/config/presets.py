@@ -21,8 +21,8 @@ from apex.config import (
 )
 from apex.errors import ConfigError, require
 
-# The kind of an environment, by its observations; continuous: vector observations and continuous actions.
-EnvironmentKind = Literal["atari", "image", "vector", "continuous"]
+# The kind of an environment, by its observations; continuous: vectors and continuous actions.
+EnvironmentKind = Literal["atari", "image", "vector", "continuous", "continuous-image"]
 
 
 class Preset(NamedTuple):
@@ -272,6 +272,8 @@ def preset_for(kind: EnvironmentKind, environment_id: str, *, gpu: Callable[[], 
     if kind == "continuous":
         own = {"Pendulum": PENDULUM, "LunarLanderContinuous": LUNARLANDER_CONTINUOUS}
         base = own.get(name.rpartition("-")[0], CONTROL)
+    elif kind == "continuous-image":
+        base = replace(CONTROL, dpg=replace(CONTROL.dpg, normalize_observations=False))
     elif kind == "vector":  # CartPole-v0 ends episodes after 200 steps, so its score cannot reach 475.
         base = LUNARLANDER if name.startswith("LunarLander-") else CARTPOLE if name == "CartPole-v1" else VECTOR
     elif kind == "atari" and name.lower().startswith("pong"):

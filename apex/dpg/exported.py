@@ -51,7 +51,7 @@ def export(config: Config, schema: Schema, network: ActorCritic) -> Exported:
         "size": size,
         "normalize": NORMALIZE if is_normalized else "",
     }
-    own = OWN.format(module=module, name=name, schema=schema.to_dict(), **facts)
+    own = OWN.format(module=module, name=name, schema=schema.to_attributes(), **facts)
     normalized = (
         "The network subtracts the mean of each value and divides by its standard deviation; the file has both."
     )

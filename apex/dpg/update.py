@@ -50,8 +50,8 @@ class DpgUpdate:
         self._online = online
         self._target = target
         self._optimizer = optimizer
-        self._policy_parameters = list(online.policy.parameters())
-        self._critic_parameters = list(online.critics.parameters())
+        self._policy_parameters = [parameter for parameter in online.policy.parameters() if parameter.requires_grad]
+        self._critic_parameters = [parameter for parameter in online.critics.parameters() if parameter.requires_grad]
         self._num_steps = 0
         self._policy_figures: dict[str, Tensor] = {}  # metrics of the last step that changed the policy
 
@@ -71,7 +71,7 @@ class DpgUpdate:
         step_where_finite(finite, self._optimizer)
         if self._online.normalizer is not None:
             self._online.normalizer.update(batch.stacks[0], batch.weights > 0, finite)
-        td_errors = delta.detach().mean(0).abs()
+        td_errors = delta.detach().mean(0).abs()  # of the mean Q-value of all critics
         figures = {
             "loss": critic.loss,
             "mean_q": q.detach().mean(),
@@ -98,9 +98,7 @@ class DpgUpdate:
     def _differentiate_critics(self, delta: Tensor, weights: Tensor) -> _Learned:
         """Computes the sum of all critics' losses, and stores the gradients of the critics."""
         loss = torch.stack([mean_loss(row, weights, self._learner.loss) for row in delta]).sum()
-        return _Learned(
-            loss.detach(), self._keep(self._critic_parameters, torch.autograd.grad(loss, self._critic_parameters))
-        )
+        return _Learned(loss.detach(), self._keep(self._critic_parameters, loss))
 
     def _differentiate_policy(self, observation: Tensor, weights: Tensor) -> _Learned:
         """Computes the loss -Q(s, mu(s)) of the first critic, clips dQ/da and stores the gradients of the policy."""
@@ -111,7 +109,7 @@ class DpgUpdate:
         if bound := self._config.action_gradient_clip:
             slope = slope.clamp(-bound, bound)
         gradient = slope * weights[:, None] / -len(weights)
-        norm = self._keep(self._policy_parameters, torch.autograd.grad(action, self._policy_parameters, gradient))
+        norm = self._keep(self._policy_parameters, action, gradient)
         loss = -(weights * value.detach()).mean()
         self._policy_figures = {
             "policy_loss": loss,
@@ -120,8 +118,13 @@ class DpgUpdate:
         }
         return _Learned(loss, norm)
 
-    def _keep(self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> Tensor:
-        """Stores gradients, clipped by their joint norm, in `parameter.grad`; returns the norm before clipping."""
+    def _keep(self, parameters: Sequence[nn.Parameter], outputs: Tensor, gradient: Tensor | None = None) -> Tensor:
+        """Differentiates and stores the gradients, clipped by their joint norm; returns the norm before clipping.
+
+        gradient: of the loss with respect to the outputs; None: the output is the loss. Parameters that the outputs do
+        not depend on get no gradient.
+        """
+        gradients = torch.autograd.grad(outputs, parameters, gradient, allow_unused=True)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         return clip_gradients(parameters, self._learner.max_gradient_norm)

@@ -115,7 +115,7 @@ def _load_code(config: Config, schema: Schema) -> str:
     facts = {"shape": f"[batch, {', '.join(map(str, dims))}]", "num_actions": schema.num_actions}
     if config.network.factory:
         module, _, name = config.network.factory.partition(":")
-        return CUSTOM.format(module=module, name=name, schema=schema.to_dict(), dtype=schema.frame_dtype, **facts)
+        return CUSTOM.format(module=module, name=name, schema=schema.to_attributes(), dtype=schema.frame_dtype, **facts)
     body = IMAGE_BODY if len(schema.frame_shape) == 2 else VECTOR_BODY
     if config.network.layer_norm:
         heads = NORMALIZED_DUELING_HEADS if config.network.dueling else NORMALIZED_HEAD

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import ale_py
 import gymnasium
@@ -16,6 +16,7 @@ import numpy as np
 
 from apex.config import EnvironmentConfig
 from apex.config.importer import add_current_folder, find_factory
+from apex.config.presets import EnvironmentKind
 from apex.environments.action_form import read_actions
 from apex.environments.answers import has_mask
 from apex.environments.atari import AtariEnvironment, action_names
@@ -66,14 +67,15 @@ def describe(config: EnvironmentConfig, n_step: int, tell: Callable[[str], None]
     )
 
 
-def kind(config: EnvironmentConfig) -> Literal["atari", "image", "vector", "continuous"]:
-    """Returns the kind of observations; "continuous": vector observations with continuous actions."""
+def kind(config: EnvironmentConfig) -> EnvironmentKind:
+    """Returns the kind of observations, and whether actions are continuous."""
     if _atari_game(config) is not None:
         return "atari"
     with _one(config) as env:
-        if read_observations(env, config).dtype == "uint8":
-            return "image"
-        return "continuous" if isinstance(env.action_space, gymnasium.spaces.Box) else "vector"
+        is_image = read_observations(env, config).dtype == "uint8"
+        if isinstance(env.action_space, gymnasium.spaces.Box):
+            return "continuous-image" if is_image else "continuous"
+        return "image" if is_image else "vector"
 
 
 def make_environment(

@@ -28,7 +28,7 @@ from apex.environments.factory import describe, kind, make_environment
 from apex.errors import FAILED, FINISHED, require
 from apex.evaluation.episodes import ActFunction, Episode, Summary, evaluation_seed, play, summarize
 from apex.evaluation.evaluator import make_policy
-from apex.evaluation.policy import find_policy, require_fit
+from apex.evaluation.policy import EPSILON, default_epsilon, find_policy, require_fit
 from apex.evaluation.video import Camera, begin_video, check_video_path
 from apex.runs.checkpoints.policy_file import read_policy
 from apex.runs.folder import open_run
@@ -66,21 +66,25 @@ def evaluate(
     episodes: int = 30,
     *,
     checkpoint: str | os.PathLike[str] | None = None,
-    epsilon: float = 0.001,
+    epsilon: float | None = None,
     seed: int = 0,
     num_envs: int = 5,
     video: str | os.PathLike[str] | None = None,
 ) -> Evaluation:
     """Plays `episodes` full games with a run's policy, `num_envs` in parallel, as `apex evaluate` does.
 
-    `run` and `checkpoint` are the same as in `apex.load_policy`. The games use other seeds than training. `video`: path
-    of a film of the first game, ending in .mp4 or .gif. Raises UsageError if an argument is invalid or the policy
-    cannot be loaded, and EnvironmentFailure if the environment fails.
+    `run` and `checkpoint` are the same as in `apex.load_policy`. The games use other seeds than training. `epsilon`:
+    probability of a random action, or standard deviation of the noise on continuous actions; None: 0.001, or no noise.
+    `video`: path of a film of the first game, ending in .mp4 or .gif.
+
+    Raises UsageError if an argument is invalid or the policy cannot be loaded, and EnvironmentFailure if the
+    environment fails.
     """
     checked("episodes", PositiveInt, episodes)
     checked("num_envs", PositiveInt, num_envs)
     checked("seed", Seed, seed)
-    checked("epsilon", Probability, epsilon)
+    if epsilon is not None:
+        checked("epsilon", Probability, epsilon)
     path = None if video is None else Path(video)
     if path is not None:
         check_video_path(path, "video")
@@ -127,8 +131,7 @@ def _make_parser() -> Parser:
     add = parser.add_argument
     add("run", nargs="?", metavar="RUN", help="a run folder, or its name below runs/ (default: the newest run)")
     add("--episodes", type=positive_int, default=30, metavar="N", help="number of full games (default 30)")
-    words = "probability of a random action; for continuous actions, standard deviation of the noise (default 0.001)"
-    add("--epsilon", type=probability, default=0.001, metavar="P", help=words)
+    add("--epsilon", type=probability, metavar="P", help=EPSILON)
     add("--seed", type=seed, default=0, metavar="S", help="seed of games and random actions (default 0)")
     words = "policy to play (default: best if the run has a best policy, otherwise last)"
     add("--checkpoint", metavar="best|last|PATH", help=words)
@@ -176,7 +179,8 @@ def _play(
 
 def _make_player(options: argparse.Namespace) -> Player:
     if not options.random:
-        require(options.env is None, f"--env {options.env} needs --random; a run defines its environment itself")
+        given = f"--env {options.env}" if options.env else "--env-arg" if options.env_arg else ""
+        require(not given, f"{given} needs --random; a run defines its environment itself")
         return _load_player(options.run or open_run(None).path, options.checkpoint, options.epsilon, options.seed)
     require(options.env is not None, "--random needs --env ID, for example --env ALE/Pong-v5")
     require(options.run is None, f"--random and the run {options.run} exclude each other: leave one out")
@@ -197,11 +201,12 @@ def _make_player(options: argparse.Namespace) -> Player:
 
 
 def _load_player(
-    run: str | os.PathLike[str], checkpoint: str | os.PathLike[str] | None, epsilon: float, seed: int
+    run: str | os.PathLike[str], checkpoint: str | os.PathLike[str] | None, epsilon: float | None, seed: int
 ) -> Player:
     path = find_policy(run, checkpoint)
     info, agent = read_policy(path)
     require_fit(path, info)
+    epsilon = default_epsilon(info.schema) if epsilon is None else epsilon
     policy = make_policy(agent, epsilon, np.random.default_rng(evaluation_seed(seed)))
     return Player(policy, info.environment, epsilon, seed, path, info.num_updates)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from apex.algorithms.interface import Mask
+from apex.algorithms.interface import Mask, check_allowed
 from apex.environments.interface import VectorEnvironment
 from apex.types import Array, Step
 
@@ -75,7 +75,9 @@ def play(
     games: list[Episode] = []
     observation, mask = environment.reset(), environment.action_mask
     while missing.any() and not (stop is not None and stop.requested):
-        step = environment.step(policy(observation, mask))
+        action = policy(observation, mask)
+        check_allowed(action, mask)
+        step = environment.step(action)
         observation, mask = step.observation, step.action_mask
         scores += step.reward
         lengths += 1

@@ -21,6 +21,13 @@ from apex.runs.checkpoints.policy_file import PolicyInfo, find_best, read_policy
 from apex.runs.folder import RunFolder
 from apex.types import Array, Schema
 
+EPSILON = "probability of a random action, 0.001 by default; continuous actions: standard deviation of noise, default 0"
+
+
+def default_epsilon(schema: Schema) -> float:
+    """Returns epsilon of evaluations, if the user gives none. Some deterministic games never end without it."""
+    return 0.0 if schema.action_size else 0.001
+
 
 def load_policy(
     run: str | os.PathLike[str],
@@ -75,9 +82,13 @@ class Policy:
         """Returns an int for one observation, int64[B] for a batch; continuous actions are float32[K] or [B, K].
 
         `mask`, bool[A] or [B, A]: the allowed actions, as in `info["action_mask"]`; None: all. Raises UsageError if
-        the observation has another shape or dtype.
+        the observation has another shape or dtype, or if the policy was trained with masks and there is none.
         """
         batch, is_one = self._batch(observation)
+        require(
+            mask is not None or not self.info.schema.masked,
+            f'{self.info.environment.id} has action masks: pass info["action_mask"] as the second argument',
+        )
         allowed = None if mask is None else self._mask(mask, len(batch))
         actions = self._agent.act(batch, allowed, self.epsilon, self._rng)
         if not is_one:
@@ -92,7 +103,9 @@ class Policy:
         batch, is_one = self._batch(observation)
         q_values: Callable[[Array], NDArray[np.float32]] | None = getattr(self._agent, "q_values", None)
         if q_values is None:
-            raise UsageError(f"the policy of {self.info.environment.id} has no Q-values: its actions are continuous")
+            raise UsageError(
+                f"the policy of {self.info.environment.id} has no Q-values of all actions: its algorithm is not DQN"
+            )
         q = q_values(batch)
         return q[0] if is_one else q
 
@@ -173,4 +186,4 @@ def require_fit(path: Path, info: PolicyInfo) -> None:
 
 def _interface(schema: Schema) -> str:
     shape = ", ".join(map(str, schema.observation_shape))
-    return f"{schema.frame_dtype}[{shape}] and {schema.actions}"
+    return f"{schema.frame_dtype}[{shape}] and {schema.actions}{' with masks' * schema.masked}"

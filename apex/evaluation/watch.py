@@ -18,7 +18,7 @@ from gymnasium.wrappers import HumanRendering
 
 from apex.config.arguments import Parser, positive_float, positive_int, probability, seed
 from apex.errors import FINISHED, CheckpointError, UsageError
-from apex.evaluation.policy import Policy, load_policy, require_fit
+from apex.evaluation.policy import EPSILON, Policy, default_epsilon, load_policy, require_fit
 from apex.evaluation.video import begin_video, check_video_path, enlarge
 from apex.runs.checkpoints.paths import newest_update
 from apex.runs.checkpoints.policy_file import find_best
@@ -93,7 +93,8 @@ def main(argv: Sequence[str]) -> int:
         check_video_path(out, "--out")
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # The pictures need no display.
     torch.set_num_threads(1)  # One thread is enough for one observation; more would slow down a run on this machine.
-    load = partial(load_newest, run.checkpoints, epsilon=options.epsilon, seed=options.seed)
+    epsilon = default_epsilon(run.schema) if options.epsilon is None else options.epsilon
+    load = partial(load_newest, run.checkpoints, epsilon=epsilon, seed=options.seed)
     with stop_on_signals() as stop:
         while (policy := load()) is None:
             if stop.requested:
@@ -135,8 +136,7 @@ def _make_parser() -> Parser:
         metavar="S",
         help="maximum seconds of play (default: 60 in a film, no limit in a window)",
     )
-    words = "probability of a random action; for continuous actions, standard deviation of the noise (default 0.001)"
-    add("--epsilon", type=probability, default=0.001, metavar="P", help=words)
+    add("--epsilon", type=probability, metavar="P", help=EPSILON)
     add(
         "--seed",
         type=seed,

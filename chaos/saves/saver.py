@@ -102,8 +102,7 @@ class Saver:
         )
         info = PolicyInfo(
             schema=SCHEMA,
-            network=self._folder.config.network,
-            environment=self._folder.config.environment,
+            config=self._folder.config,
             num_updates=self.num_updates,
             score=float(self.num_updates),
         )

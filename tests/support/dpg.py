@@ -41,6 +41,9 @@ class Twin:
             for c in range(settings.num_critics)
         ]
         self.settings, self.learner = settings, learner
+        self.statistics = None  # mean, variance and number of rows
+        if network.normalizer is not None:
+            self.statistics = [state[f"normalizer.{name}"].copy() for name in ("mean", "variance", "count")]
         self.first = np.tanh if settings.first_activation == "tanh" else lambda x: np.maximum(x, 0)
         self.moments = {}
         self.count = 0
@@ -61,6 +64,20 @@ class Twin:
         gradients[0] = np.outer(x, slope), slope
         return gradients, layers[0][0] @ slope
 
+    def normalize(self, x):
+        if self.statistics is None:
+            return x
+        mean, variance, _ = self.statistics
+        return np.clip((x - mean[0]) / np.maximum(np.sqrt(variance[0]), 1e-3), -10, 10)
+
+    def count_in(self, rows):
+        """Adds rows [B, 1, D] to the statistics, from the sums of the numbers and of their squares."""
+        mean, variance, count = self.statistics
+        both = count + len(rows)
+        square = (count * (variance + mean**2) + (rows**2).sum(0)) / both
+        mean = (count * mean + rows.sum(0)) / both
+        self.statistics = [mean, square - mean**2, both]
+
     def act(self, x):
         passed, out = self.forward(self.policy, x)
         return passed, np.tanh(out)
@@ -75,6 +92,7 @@ class Twin:
         for s, s2, a, r, discount, weight in zip(
             seen[:, 0], following[:, 0], actions, returns, discounts, weights, strict=True
         ):
+            s, s2 = self.normalize(s), target.normalize(s2)
             _, a2 = target.act(s2)
             bootstrap = min(target.forward(layers, np.concatenate([s2, a2]))[1][0] for layers in target.critics)
             y = r + discount * bootstrap
@@ -95,6 +113,8 @@ class Twin:
             gradients, _ = self.backward(self.policy, passed_policy, -weight / B * slope * (1 - mu**2))
             add(policy_sums, gradients)
         self.count += 1
+        if self.statistics is not None:
+            self.count_in(seen)
         clip([part for sums in critic_sums for pair in sums for part in pair], self.learner.max_gradient_norm)
         for c, (layers, sums) in enumerate(zip(self.critics, critic_sums, strict=True)):
             self.adam(f"critic{c}", layers, sums, self.learner.learning_rate)
@@ -116,7 +136,8 @@ class Twin:
 
     def state(self):
         """By the names and shapes of the network's state dict."""
-        state = {}
+        names = ("mean", "variance", "count")
+        state = {f"normalizer.{name}": part for name, part in zip(names, self.statistics or (), strict=False)}
         for i, name in enumerate(("hidden1", "hidden2", "output")):
             state[f"policy.{name}.weight"], state[f"policy.{name}.bias"] = self.policy[i][0].T, self.policy[i][1]
             state[f"critics.{name}.weight"] = np.stack([layers[i][0] for layers in self.critics])

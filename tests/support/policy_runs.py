@@ -28,7 +28,7 @@ def make_run(folder, *, environment=CARTPOLE, name="mine", best=None, last=()):
             parameter.zero_()
         network.advantage.output.bias[-1] = 1.0
     if best is not None:
-        info = PolicyInfo(schema=schema, network=NETWORK, environment=environment, num_updates=best, score=9.0)
+        info = PolicyInfo(schema=schema, config=config, num_updates=best, score=9.0)
         save_policy(run.checkpoints / BEST, flatten_parameters(network), info)
     for num_updates in last:
         online = network.state_dict()

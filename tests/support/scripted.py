@@ -10,12 +10,10 @@ from apex.types import Step
 class ScriptedEnvironment:
     """games[i][k] are the rewards of environment i's game k; after its last game it plays the first one again.
 
-    The observation [E, 1, 1] is the number of the step within its game.
+    The observation [E, 1, 1] is the number of the step within its game. If `masked`, the mask allows this action alone.
     """
 
-    action_mask = None
-
-    def __init__(self, games, *, truncates=False, loses_lives=False):
+    def __init__(self, games, *, truncates=False, loses_lives=False, masked=False):
         self.num_envs = len(games)
         self.actions = []  # the tape
         self.rested = []  # (environment, steps of all until then)
@@ -23,6 +21,11 @@ class ScriptedEnvironment:
         self._games = games
         self._truncates = truncates
         self._loses_lives = loses_lives
+        self._masked = masked
+
+    @property
+    def action_mask(self):
+        return np.arange(9) == np.array(self._step)[:, None] if self._masked else None
 
     def reset(self):
         self._game = [0] * self.num_envs
@@ -42,7 +45,8 @@ class ScriptedEnvironment:
             self._game[i], self._step[i] = self._game[i] + 1, 0
         none = np.zeros_like(ended)
         terminated, truncated = (none, ended) if self._truncates else (ended, none)
-        return Step(self._observe(), reward, terminated, truncated, ~ended & self._loses_lives, final)
+        lost = ~ended & self._loses_lives
+        return Step(self._observe(), reward, terminated, truncated, lost, final, action_mask=self.action_mask)
 
     def rest(self, i):
         self.rested.append((i, len(self.actions)))

@@ -130,7 +130,7 @@ def _preprocessing(info: PolicyInfo, kind: EnvironmentKind, environment: Environ
         f"Input: uint8 [batch, {stack}, {side}, {side}], 0 ... 255: the last {stack} frames, the newest last, with "
         "zeros before the first frame of an episode. The network divides by 255."
     ]
-    if kind == "image":
+    if kind in ("image", "continuous-image"):
         gray = "Frames: gray (OpenCV's RGB2GRAY)"
         return [*lines, f"{gray}, resized to {side} x {side} by INTER_AREA if they have another size."]
     fire = "FIRE is pressed if the game waits for it"

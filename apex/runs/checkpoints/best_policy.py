@@ -54,10 +54,7 @@ class BestPolicy:
     def _write(self, score: float, parameters: Parameters, games: PlayedGames | None) -> bool:
         info = PolicyInfo(
             schema=self._schema,
-            network=self._config.network,
-            environment=self._config.environment,
-            algorithm=self._config.algorithm,
-            dpg=self._config.dpg,
+            config=self._config,
             num_updates=parameters.version,
             score=float(score),
             games=games,

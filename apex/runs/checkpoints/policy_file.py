@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from apex.algorithms.interface import Agent, make_algorithm
 from apex.algorithms.parameters import load_parameters
-from apex.config import Config, DpgConfig, EnvironmentConfig, NetworkConfig, from_dict
+from apex.config import Config, EnvironmentConfig, NetworkConfig, from_dict
 from apex.errors import CheckpointError
 from apex.runs.checkpoints.checkpoint import load_checkpoint, parse_file, read_file
 from apex.runs.checkpoints.tensor_file import decode, digest_of, encode
@@ -52,18 +52,32 @@ class PolicyInfo:
     """All that is needed to play with a network."""
 
     schema: Schema
-    network: NetworkConfig
-    environment: EnvironmentConfig
+    config: Config  # of the run; a policy file contains only the branches that `to_dict` returns
     num_updates: int
     score: float | None  # mean raw score by the evaluator; None: not evaluated
     games: PlayedGames | None = None  # games that gave the score; None in older files
-    algorithm: str = ""  # value of the setting `algorithm`; older files lack this field and `dpg`
-    dpg: DpgConfig = dataclasses.field(default_factory=DpgConfig)
 
     @property
-    def config(self) -> Config:
-        """The part of the run's configuration that an algorithm needs to act."""
-        return Config(algorithm=self.algorithm, network=self.network, dpg=self.dpg, environment=self.environment)
+    def environment(self) -> EnvironmentConfig:
+        """The environment that the policy was trained in."""
+        return self.config.environment
+
+    @property
+    def network(self) -> NetworkConfig:
+        """The settings of the network."""
+        return self.config.network
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields, with branches of the configuration in the place of `config`.
+
+        For the algorithms of Ape-X, these are the ones that define the policy, so that other settings may change
+        between versions. A custom algorithm may use any setting, except those of the run and its network connections.
+        """
+        fields = dataclasses.asdict(self)
+        config = fields.pop("config")
+        if ":" in config["algorithm"]:
+            return fields | {name: branch for name, branch in config.items() if name not in ("run", "transport")}
+        return fields | {name: config[name] for name in ("algorithm", "network", "dpg", "environment")}
 
 
 def save_policy(path: Path, values: NDArray[np.float32], info: PolicyInfo) -> None:
@@ -77,7 +91,7 @@ def encode_policy(network: nn.Module, info: PolicyInfo, names: Mapping[str, str]
     """Returns the bytes of a policy file. `names`: for each renamed tensor of the state dict, its name in the file."""
     tensors = {names.get(name, name): tensor.contiguous().clone() for name, tensor in network.state_dict().items()}
     manifest = {
-        **dataclasses.asdict(info),
+        **info.to_dict(),
         "names": {new: old for old, new in names.items()},
         "sha256": digest_of(tensors),
     }
@@ -125,16 +139,7 @@ def read_policy(path: Path) -> tuple[PolicyInfo, Agent]:
     """
     if path.is_dir():
         state = load_checkpoint(path)
-        config = state.config
-        info = PolicyInfo(
-            schema=state.schema,
-            network=config.network,
-            environment=config.environment,
-            num_updates=state.num_updates,
-            score=None,
-            algorithm=config.algorithm,
-            dpg=config.dpg,
-        )
+        info = PolicyInfo(schema=state.schema, config=state.config, num_updates=state.num_updates, score=None)
         return info, _make_policy(path, info, state.online)
     info, tensors = _read(path)
     return info, _make_policy(path, info, tensors)
@@ -161,21 +166,17 @@ def _decode_policy(data: bytes) -> tuple[PolicyInfo, dict[str, Tensor]]:
         fields = unseal(metadata["policy"].encode())
         if digest_of(tensors) != fields["sha256"]:
             raise ValueError("the SHA-256 of its tensors differs from the recorded one")
-    branches = ("algorithm", "network", "dpg", "environment")
-    config = from_dict({name: fields[name] for name in branches if name in fields})
+    config = from_dict({name: fields[name] for name in Config.field_types() if name in fields})
     schema = fields["schema"]
     if metadata["format"] != str(FORMAT):
         schema = {**schema, "action_size": 0, "masked": False}
     games = fields.get("games")
     info = PolicyInfo(
         schema=Schema.from_dict(schema),
-        network=config.network,
-        environment=config.environment,
+        config=config,
         num_updates=int(fields["num_updates"]),
         score=None if fields["score"] is None else float(fields["score"]),
         games=None if games is None else PlayedGames(**games),
-        algorithm=config.algorithm,
-        dpg=config.dpg,
     )
     return info, {fields["names"].get(name, name): tensor for name, tensor in tensors.items()}
 

@@ -25,7 +25,7 @@ LAYOUT: Layout = {
         "|TD error|: error of the Q-values": ["learner/td_error$"],
     },
     SCORES: {
-        "Score of every actor, by epsilon": ["actors/score_"],
+        "Score of every actor, by exploration": ["actors/score_"],
         "Mean score of all actors": ["actors/mean_score$"],
         "Greedy score: mean, 95 % interval, median": ["evaluator/score"],
         "Length of a game, in steps": ["evaluator/length$", "actor_highest_id/length$"],

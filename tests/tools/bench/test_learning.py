@@ -390,7 +390,7 @@ for steps, score in ((500, 20.5), (900, 480.0)):
         writer.accept(MetricRow(role, at, scalars))
 writer.close()
 network = make_network(config.network, schema, seed=0)
-info = PolicyInfo(schema=schema, network=config.network, environment=config.environment, num_updates=90, score=480.0)
+info = PolicyInfo(schema=schema, config=config, num_updates=90, score=480.0)
 save_best(run.checkpoints, flatten_parameters(network), info)
 """
 

@@ -14,6 +14,7 @@ from apex.acting.episode_scores import EpisodeScores
 from apex.acting.host import ActorHost, WorkerFigures
 from apex.acting.segment_builder import SegmentBuilder
 from apex.acting.worker import acts_in_bfloat16
+from apex.algorithms.interface import Decision
 from apex.config import ActorConfig, Config, EnvironmentConfig, NetworkConfig
 from apex.dqn.algorithm import DqnAgent
 from apex.metric_tags import actor_tags
@@ -93,13 +94,13 @@ class Tape:
         return self.newest
 
 
-def make_actor(tape, network=None, **settings):
+def make_actor(tape, network=None, agent=None, **settings):
     config = ActorConfig(num_actors=4, gamma=0.9, parameters_period=3, **{"segment_length": 2, **settings})
     environment = EnvironmentConfig(clip_rewards=False, life_loss_terminates=False)
     return Actor(
         config,
         tape,
-        ActingPolicy(DqnAgent(network or Counting()), tape),
+        ActingPolicy(agent or DqnAgent(network or Counting()), tape),
         STREAMS,
         Exploration("epsilon", np.full(4, 1e-9)),
         builder=SegmentBuilder(config, environment, VECTORS, E),
@@ -219,6 +220,43 @@ def test_a_truncated_episode_is_judged_by_its_final_observation():
     actor.end()
     (cut,) = tape.cuts
     assert cut.records["priority"][0] == pytest.approx(abs(1 + 0.9 * 9 - 0), rel=1e-5)
+
+
+class Masked(Tape):
+    """Only action 0 is allowed, and in final states only action 1."""
+
+    action_mask = np.array([[True, False]] * E)
+
+    def step(self, actions):
+        return super().step(actions)._replace(action_mask=self.action_mask, final_mask=~self.action_mask)
+
+
+def test_what_a_mask_forbids_is_neither_played_nor_expected():
+    """The network prefers action 1 everywhere: its value is 5, that of action 0 is 0."""
+    tape = Masked()
+    actor = make_actor(tape)
+    actor.begin()
+    publish(tape, 1, 5.0)
+    actor.step(0.0)
+    tape.truncates = True
+    actor.step(0.0)
+    actor.end()
+    assert tape.actions == [[0, 0]] * 2
+    priorities = [cut.records["priority"].tolist() for cut in tape.cuts]
+    assert priorities[0] == pytest.approx([1 + 0.9 * 1 + 0.9**2 * 5, 1 + 0.9 * 5])  # truncated after the second step
+
+
+def test_an_algorithm_that_plays_what_a_mask_forbids_is_stopped():
+    class Careless(DqnAgent):
+        def decide(self, *_):
+            return Decision(np.array([0, 1]), np.zeros(2), lambda action: np.zeros(2))
+
+    tape = Masked()
+    actor = make_actor(tape, agent=Careless(Counting()))
+    actor.begin()
+    publish(tape, 1, 5.0)
+    with pytest.raises(ValueError, match=r"chose actions \[0, 1\], one of which its action mask forbids"):
+        actor.step(0.0)
 
 
 def test_an_actor_that_never_acted_has_nothing_to_send():

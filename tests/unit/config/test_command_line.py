@@ -273,6 +273,7 @@ def test_options_change_the_configuration_that_a_program_gives_as_base():
         (["--environment.no-clip-reward"], "did you mean --environment.clip-rewards?"),
         (["--zzz"], "unknown option --zzz; run apex train --help-all for a list"),
         (["--env-arg", "wind"], "--env-arg must be KEY=VALUE, got 'wind'"),
+        (["--env-arg", "=5"], "--env-arg must be KEY=VALUE, got '=5'"),
         (["--env-arg", "wind=null"], "environment.args.wind must be text, a finite number, true or false, a list or"),
         (
             ["--env-arg", "wind=[1e999]"],

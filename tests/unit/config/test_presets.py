@@ -44,6 +44,9 @@ def test_the_paper_preset_is_the_defaults_with_its_number_of_actors():
     assert PRESETS["paper"].config == replace(Config(), actor=ActorConfig(num_actors=360))
 
 
+CONTROL_PIXELS = replace(CONTROL, dpg=replace(CONTROL.dpg, normalize_observations=False))  # only vectors have it
+
+
 @pytest.mark.parametrize(
     ("setting", "value"),  # Horgan et al. 2018, section 4.1 and appendix C, typed a second time.
     [
@@ -121,6 +124,7 @@ def test_pong_is_played_at_a_quarter_of_the_width_and_cartpole_until_it_is_solve
         ("continuous", "Pendulum-v1", PENDULUM, PENDULUM),
         ("continuous", "LunarLanderContinuous-v3", LUNARLANDER_CONTINUOUS, LUNARLANDER_CONTINUOUS),
         ("continuous", "HalfCheetah-v5", CONTROL, CONTROL),
+        ("continuous-image", "CarRacing-v3", CONTROL_PIXELS, CONTROL_PIXELS),
     ],
 )
 def test_an_environment_gets_the_preset_of_its_kind_under_its_own_name(kind, environment_id, on_gpu, without):

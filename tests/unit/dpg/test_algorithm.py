@@ -48,7 +48,10 @@ def test_a_format_that_dpg_does_not_compute_in_is_refused(branch):
     ("changes", "setting"),
     [
         ({"learner": {"target": "munchausen"}}, "learner.target"),
-        ({"network": {"value_rescaling": True}}, "network.value"),
+        ({"network": {"value_rescaling": True}}, "network.value_rescaling True"),
+        ({"network": {"hidden": 7}}, "network.hidden 7"),
+        ({"network": {"initial_bias": 0.5}}, "network.initial_bias 0.5"),
+        ({"actor": {"epsilon_base": 0.9}}, "actor.epsilon_base 0.9"),
     ],
 )
 def test_settings_of_dqn_are_refused_for_continuous_actions(changes, setting):

@@ -10,7 +10,7 @@ import torch
 from support.dpg import SCHEMA, B, K, Twin, make_batch
 from torch import nn
 
-from apex.algorithms.optimizers import set_learning_rate
+from apex.algorithms.optimizers import make_optimizer, set_learning_rate
 from apex.config import Config, DpgConfig, LearnerConfig
 from apex.dpg.algorithm import DpgAlgorithm
 from apex.dpg.networks import ActorCritic
@@ -31,6 +31,11 @@ def make_step(seed=1, learner=None, **settings):
     algorithm = DpgAlgorithm(config, SCHEMA)
     online, target = algorithm.make_network(), algorithm.make_network()
     with torch.no_grad():
+        if online.normalizer is not None:  # Both have seen rows, and not the same ones.
+            for normalizer, number in ((online.normalizer, 1.0), (target.normalizer, 2.0)):
+                normalizer.mean += 0.25 * number
+                normalizer.variance *= number
+                normalizer.count += 10 * number
         for parameter in online.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)))
     optimizer = algorithm.make_optimizer(online)
@@ -108,6 +113,7 @@ def test_noise_on_the_target_action_is_bounded_and_leaves_it_among_the_actions()
         {"num_critics": 2, "first_activation": "relu", "policy_learning_rate_share": 0.5},
         {"action_gradient_clip": 0.05},
         {"action_gradient_clip": 0.0},  # no bound
+        {"normalize_observations": True},
     ],
 )
 @pytest.mark.parametrize("norm", [40.0, 0.1])
@@ -137,10 +143,11 @@ def test_the_policys_loss_gives_the_critics_no_gradient_nor_theirs_the_policy():
     assert all(torch.equal(one, other) for one, other in zip(*kept.values(), strict=True))
 
 
-def test_a_row_without_weight_changes_nothing():
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_row_without_weight_changes_nothing(normalize):
     states = []
     for value in (0.0, 1e4):
-        update, online, *_ = make_step()
+        update, online, *_ = make_step(normalize_observations=normalize)
         batch = make_batch(weights=[1, 1, 1, 1, 1, 0])
         batch.stacks[:, -1], batch.n_step_return[-1] = value, value
         update(batch)
@@ -187,6 +194,35 @@ def test_the_share_of_saturated_actions_is_told():
     with torch.no_grad():
         online.policy.values.copy_(torch.tensor([0.98, -0.5]))
     assert float(update(make_batch(**ONE, discount=[0.5] * B)).figures["action_saturation"]) == 1 / K
+
+
+class Partly(nn.Module):
+    """Layers of which one is frozen and another one is not used."""
+
+    def __init__(self, num_inputs, num_outputs):
+        super().__init__()
+        self.frozen, self.used, self.unused = (nn.Linear(num_inputs, num_outputs) for _ in range(3))
+        self.frozen.requires_grad_(False)
+
+    def forward(self, *inputs):
+        rows = torch.cat([part.flatten(1) for part in inputs], 1)
+        return torch.tanh(self.used(rows) + self.frozen(rows))
+
+
+class PartlyCritic(Partly):
+    def forward(self, *inputs):
+        return super().forward(*inputs).T
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_parameters_that_are_frozen_or_not_used_stay_as_they_are(optimizer):
+    learner = LearnerConfig(optimizer=optimizer, num_threads=1, learning_rate=0.1)
+    online, target = (ActorCritic(Partly(3, K), PartlyCritic(3 + K, 1), None) for _ in range(2))
+    before = copy.deepcopy(online.state_dict())
+    rule = make_optimizer(learner, online.critics.parameters(), list(online.policy.parameters()), 1.0)
+    assert bool(DpgUpdate(learner, DpgConfig(num_critics=1), online, target, rule)(make_batch()).finite)
+    changed = {name for name, tensor in online.state_dict().items() if not tensor.equal(before[name])}
+    assert changed == {f"{part}.used.{name}" for part in ("policy", "critics") for name in ("weight", "bias")}
 
 
 def test_rows_of_another_shape_are_refused():

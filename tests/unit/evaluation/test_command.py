@@ -13,7 +13,7 @@ from support.policy_runs import CARTPOLE, NETWORK, make_run
 
 import apex
 from apex.algorithms.parameters import flatten_parameters
-from apex.config import EnvironmentConfig
+from apex.config import Config, EnvironmentConfig
 from apex.dqn.networks import make_network
 from apex.environments.factory import describe
 from apex.evaluation.command import main
@@ -181,6 +181,7 @@ def test_a_damaged_last_checkpoint_gives_way_to_the_one_before(tmp_path, capsys)
         (["--random", "--env", "CartPole-v1", "mine"], "--random and the run mine exclude each other"),
         (["--random", "--env", "CartPole-v1", "--checkpoint", "best"], "--checkpoint and --random exclude each other"),
         (["--env", "CartPole-v1"], "--env CartPole-v1 needs --random"),
+        (["--env-arg", "gravity=3"], "--env-arg needs --random"),
         (["--random", "--env", "CartPool-v1"], "did you mean CartPole-v1"),
         (["--episodes", "0"], "--episodes: must be an integer of at least 1, got 0"),
         (["--envs", "many"], "--envs: must be an integer of at least 1, got 'many'"),
@@ -232,8 +233,7 @@ def test_a_policy_of_other_observations_is_refused(tmp_path, capsys):
     network = make_network(NETWORK, describe(EnvironmentConfig(id="Acrobot-v1"), 3), seed=1)
     info = PolicyInfo(
         schema=describe(EnvironmentConfig(id="Acrobot-v1"), 3),
-        network=NETWORK,
-        environment=CARTPOLE,
+        config=Config(network=NETWORK, environment=CARTPOLE),
         num_updates=1,
         score=None,
     )

@@ -67,6 +67,24 @@ def test_the_policy_sees_each_observation_and_its_action_is_played():
     assert environment.actions == [[0], [1], [0]]
 
 
+def test_the_policy_gets_the_mask_of_each_observation():
+    masks = []
+
+    def policy(observation, mask):
+        masks.append(mask.argmax(1).tolist())
+        return mask.argmax(1)
+
+    play(ScriptedEnvironment([[[0.0] * 3], [[0.0] * 2]], masked=True), policy, 2)
+    assert masks == [[0, 0], [1, 1], [2, 0]]
+
+
+def test_a_policy_that_plays_what_a_mask_forbids_is_stopped():
+    environment = ScriptedEnvironment([[[0.0] * 3], [[0.0] * 3]], masked=True)
+    with pytest.raises(ValueError, match=r"the algorithm chose actions \[0, 0\], one of which its action mask forbids"):
+        play(environment, lambda observation, mask: np.zeros(2, np.int64), 2)
+    assert environment.actions == [[0, 0]]
+
+
 def test_steps_and_games_are_reported_as_they_happen():
     tape = []
     play(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import gymnasium
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from gymnasium.utils.env_checker import check_env
 from support.policy_runs import CARTPOLE, make_run
 
 from apex import UsageError, load_policy
-from apex.config import EnvironmentConfig, NetworkConfig
+from apex.config import Config, EnvironmentConfig, NetworkConfig
 from apex.dqn.algorithm import DqnAgent
 from apex.dqn.networks import make_network
 from apex.environments.factory import describe, make_environment
@@ -26,7 +28,7 @@ IMAGES = Schema(frame_shape=(40, 40), frame_dtype="uint8", stack=1, num_actions=
 
 def make_policy(schema, **options):
     config = NetworkConfig(width=0.5, hidden=32, body_hidden=8)
-    info = PolicyInfo(schema=schema, network=config, environment=CARTPOLE, num_updates=5, score=None)
+    info = PolicyInfo(schema=schema, config=Config(network=config, environment=CARTPOLE), num_updates=5, score=None)
     network = make_network(config, schema, seed=3)
     with torch.no_grad():  # An untrained network has a favourite action, whatever it sees.
         features = network.body(
@@ -42,6 +44,13 @@ def observations(schema, size):
     if schema.frame_dtype == "uint8":
         return rng.integers(256, size=shape, dtype=np.uint8)
     return rng.standard_normal(shape, dtype=np.float32)
+
+
+def test_a_policy_that_was_trained_with_masks_needs_one():
+    policy, (observation,) = make_policy(replace(VECTORS, masked=True)), observations(VECTORS, 1)
+    with pytest.raises(UsageError, match=r'has action masks: pass info\["action_mask"\] as the second argument'):
+        policy(observation[0])
+    assert policy(observation[0], [False, False, True]) == 2
 
 
 @pytest.mark.parametrize("schema", [VECTORS, STACKS, IMAGES])

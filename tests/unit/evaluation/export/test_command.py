@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -34,7 +35,7 @@ NORM_ONE_HEAD = NetworkConfig(hidden=32, body_hidden=16, dueling=False, layer_no
 
 
 def make_own(schema):
-    return nn.Sequential(nn.Flatten(), nn.Linear(schema.stack * schema.frame_shape[0], schema.num_actions))
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(schema.observation_shape), schema.num_actions))
 
 
 def make_narrow(schema):
@@ -65,7 +66,7 @@ def make_trained(folder, environment, network=SMALL, *, name="mine", score=9.0, 
     if not network.factory:
         with torch.no_grad():
             module.advantage.output.bias -= module(torch.from_numpy(observations(schema))).mean(0)
-    info = PolicyInfo(schema=schema, network=network, environment=environment, num_updates=70, score=score)
+    info = PolicyInfo(schema=schema, config=config, num_updates=70, score=score)
     save_policy(run.checkpoints / BEST, flatten_parameters(module), info)
     return run
 
@@ -102,10 +103,11 @@ for folder, code in json.load(sys.stdin):
     print(*names["q_values"](observation).argmax(1).tolist())
 """
 OWN_SOURCE = """
+import math
 from torch import nn
 
 def make_own(schema):
-    return nn.Sequential(nn.Flatten(), nn.Linear(schema.stack * schema.frame_shape[0], schema.num_actions))
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(schema.observation_shape), schema.num_actions))
 """
 
 

@@ -16,6 +16,7 @@ from apex.algorithms.interface import make_algorithm
 from apex.algorithms.parameters import flatten_parameters
 from apex.config import Config, DpgConfig, EnvironmentConfig, NetworkConfig, RunConfig
 from apex.environments.factory import describe
+from apex.evaluation.command import evaluate
 from apex.runs.checkpoints.policy_file import BEST, PolicyInfo, save_policy
 from apex.runs.folder import RunFolder
 
@@ -24,14 +25,16 @@ SMALL = {"policy_units": 6, "policy_units_2": 5, "critic_units": 4, "critic_unit
 PLAIN = DpgConfig(**SMALL)
 CONTROL = DpgConfig(**SMALL, num_critics=2, first_activation="relu", normalize_observations=True)
 OWN_SOURCE = """
+import math
 import torch
 from torch import nn
 
 class Own(nn.Module):
     def __init__(self, schema):
         super().__init__()
-        self.policy = nn.Sequential(nn.Flatten(), nn.Linear(schema.frame_shape[0], schema.action_size), nn.Tanh())
-        self.critics = Critic(schema.frame_shape[0] + schema.action_size)
+        (num_actions,), num_inputs = schema.action_shape, math.prod(schema.observation_shape)
+        self.policy = nn.Sequential(nn.Flatten(), nn.Linear(num_inputs, num_actions), nn.Tanh())
+        self.critics = Critic(num_inputs + num_actions)
 
 class Critic(nn.Linear):
     def __init__(self, size):
@@ -65,8 +68,8 @@ def make_run(folder, dpg, factory=""):
         if module.normalizer is not None:
             module.normalizer.mean += 0.5
             module.normalizer.variance *= 4
-    facts = {"schema": schema, "network": network, "environment": PENDULUM, "dpg": dpg}
-    save_policy(run.checkpoints / BEST, flatten_parameters(module), PolicyInfo(**facts, num_updates=70, score=-150.0))
+    info = PolicyInfo(schema=schema, config=config, num_updates=70, score=-150.0)
+    save_policy(run.checkpoints / BEST, flatten_parameters(module), info)
     return run
 
 
@@ -127,3 +130,9 @@ def test_onnx_gives_the_action_and_the_card_says_so(tmp_path, dpg):
         assert words in card
     assert ("subtracts the mean" in card) == dpg.normalize_observations
     assert "Q-values are" not in card
+
+
+def test_evaluations_add_no_noise_to_continuous_actions_unless_asked(tmp_path):
+    run = make_run(tmp_path, PLAIN)
+    assert evaluate(run.path, episodes=1).epsilon == 0
+    assert evaluate(run.path, episodes=1, epsilon=0.1).epsilon == 0.1

@@ -12,7 +12,8 @@ import torch
 from support.checkpoints import NETWORK, SCHEMA, flip_a_bit, make_state, names, same
 
 from apex.algorithms.parameters import flatten_parameters
-from apex.config import Config, EnvironmentConfig, NetworkConfig
+from apex.config import ActorConfig, Config, EnvironmentConfig, NetworkConfig, RunConfig
+from apex.dqn.algorithm import DqnAlgorithm
 from apex.dqn.networks import make_network
 from apex.errors import CheckpointError, UsageError
 from apex.runs.checkpoints.checkpoint import save_checkpoint
@@ -24,8 +25,8 @@ from apex.runtime.atomic_files import seal
 
 def make_policy(seed=4, **changes):
     network = make_network(NETWORK, SCHEMA, seed=seed)
-    facts = {"schema": SCHEMA, "network": NETWORK, "environment": EnvironmentConfig(id="CartPole-v1")}
-    return network, PolicyInfo(**{**facts, "num_updates": 30, "score": 12.5, **changes})
+    config = Config(network=NETWORK, environment=EnvironmentConfig(id="CartPole-v1"))
+    return network, PolicyInfo(**{"schema": SCHEMA, "config": config, "num_updates": 30, "score": 12.5, **changes})
 
 
 @pytest.mark.parametrize("score", [12.5, None])
@@ -96,7 +97,7 @@ def test_a_policy_with_a_flipped_bit_is_refused(tmp_path):
 @pytest.mark.parametrize("file_format", ["2", "3"])
 def test_a_policy_of_a_format_before_is_read_its_actions_discrete_and_without_masks(tmp_path, file_format):
     network, info = make_policy()
-    fields = dataclasses.asdict(info)
+    fields = info.to_dict()
     del fields["schema"]["action_size"], fields["schema"]["masked"]
     sealed = seal({**fields, "names": {}, "sha256": digest_of(dict(network.state_dict()))}).decode()
     old = {"format": file_format, "policy": sealed if file_format == "3" else json.dumps(fields), "names": "{}"}
@@ -104,6 +105,28 @@ def test_a_policy_of_a_format_before_is_read_its_actions_discrete_and_without_ma
     loaded_info, agent = read_policy(tmp_path / BEST)
     assert loaded_info == info
     assert same(dict(agent.network.state_dict()), dict(network.state_dict()))
+
+
+def make_by_n_step(config, schema):
+    """An algorithm of the user whose network depends on a setting of the actors."""
+    network = dataclasses.replace(config.network, hidden=config.actor.n_step)
+    return DqnAlgorithm(dataclasses.replace(config, network=network), schema)
+
+
+def test_a_users_algorithm_finds_every_setting_but_those_of_the_run_and_its_connections(tmp_path):
+    config = Config(
+        algorithm=f"{__name__}:make_by_n_step",
+        actor=ActorConfig(n_step=7),
+        network=NETWORK,
+        environment=EnvironmentConfig(id="CartPole-v1"),
+        run=RunConfig(folder="/home/me/runs"),
+    )
+    network = make_by_n_step(config, SCHEMA).make_network()
+    save_policy(tmp_path / BEST, flatten_parameters(network), make_policy(config=config)[1])
+    info, agent = read_policy(tmp_path / BEST)
+    assert agent.network.advantage.hidden.out_features == 7
+    assert info.config == dataclasses.replace(config, run=RunConfig())
+    assert b"/home/me" not in (tmp_path / BEST).read_bytes()
 
 
 def test_a_policy_that_does_not_fit_its_own_network_is_refused(tmp_path):

@@ -302,9 +302,7 @@ def test_why_there_is_no_video_is_what_the_evaluation_says_last(tmp_path, script
 def test_the_page_of_a_policy_has_a_video_of_its_game(tmp_path, capfd):
     run = make_run(tmp_path, SCORES)
     network = make_network(run.config.network, VECTORS, seed=0)
-    info = PolicyInfo(
-        schema=VECTORS, network=run.config.network, environment=run.config.environment, num_updates=77, score=9.0
-    )
+    info = PolicyInfo(schema=VECTORS, config=run.config, num_updates=77, score=9.0)
     save_best(run.checkpoints, flatten_parameters(network), info)
     assert main(["report", str(run.path), "--json"]) == 0
     out = run.path / "report.html"
