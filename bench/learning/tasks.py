@@ -40,6 +40,16 @@ VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "apex-n-5": ("n = 5", ("--actor.n-step", "5")),
     "apex-munchausen": ("Munchausen targets", ("--learner.target", "munchausen")),
 }
+# Each takes away one addition to the paper's DPG that preset control makes.
+CONTROL_VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "apex-one-critic": ("one critic", ("--dpg.num-critics", "1")),
+    "apex-exact-targets": ("no noise on target actions", ("--dpg.target-noise", "0")),
+    "apex-every-policy": ("a policy update in every update", ("--dpg.policy-period", "1")),
+    "apex-raw-observations": ("observations as they are", ("--dpg.no-normalize-observations",)),
+    "apex-equal-noise": ("noise 0.3 for every actor", ("--dpg.noise", "0.3", "--dpg.noise-ladder", "1")),
+    "apex-raw-rewards": ("rewards as they are", ("--environment.reward-scale", "1")),
+}
+VARIANTS |= CONTROL_VARIANTS
 SYSTEMS |= {name: f"{SYSTEMS['apex']}, {words}" for name, (words, _) in VARIANTS.items()}
 
 

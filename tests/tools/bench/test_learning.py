@@ -14,6 +14,9 @@ import pytest
 from support.benches import start
 from support.waiting import until
 
+from apex.config import flatten
+from apex.config.command_line import parse_config
+from apex.config.presets import NARROW, PENDULUM
 from apex.errors import UsageError
 from apex.evaluation.episodes import evaluation_seed
 from bench.learning import command as learning
@@ -31,7 +34,7 @@ from bench.learning.records import (
 )
 from bench.learning.runs import ApexSystem, PeerSystem, dormant_shares
 from bench.learning.tables import BEGIN, DOCUMENTS, END, plot_command, plot_path, rebuild, render
-from bench.learning.tasks import SYSTEMS, TASKS, VARIANTS
+from bench.learning.tasks import CONTROL_VARIANTS, SYSTEMS, TASKS, VARIANTS
 
 ROOT = Path(__file__).parents[3]
 MACHINE = {"cores": 2, "cpu": "AMD EPYC", "memory_bytes": 24 * 2**30, "gpus": []}
@@ -507,6 +510,16 @@ def test_a_variant_is_our_system_with_further_options():
     command = ApexSystem("python", options).train(TASKS["pong-updates"], 3, 15.0, ())
     assert words in SYSTEMS["apex-warm-up"]
     assert command[4:] == [*TASKS["pong-updates"].options, *options, "--seed", "3", "--max-minutes", "15"]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_changes_only_what_it_names(name):
+    _, options = VARIANTS[name]
+    preset = replace(PENDULUM if name in CONTROL_VARIANTS else NARROW, seed=1)
+    config = parse_config(options, prog="", description="", kind=pytest.fail, means_gpu=pytest.fail, base=preset)
+    changed = {setting for setting, value in flatten(config).items() if value != flatten(preset)[setting]}
+    asked = {word[2:].replace("-", "_").replace(".no_", ".") for word in options if word.startswith("--")}
+    assert changed == asked
 
 
 def test_shares_of_dormant_units_are_kept_at_every_8000_updates():
