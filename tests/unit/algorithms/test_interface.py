@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.builders import MASKED, VECTORS
 
-from apex.algorithms.interface import METHODS, make_algorithm
+from apex.algorithms.interface import METHODS, check_allowed, make_algorithm
 from apex.config import Config, LearnerConfig
 from apex.dqn.algorithm import DqnAlgorithm
 from apex.errors import ConfigError, UsageError
@@ -61,3 +61,11 @@ def test_the_ladder_is_that_of_the_configuration():
     assert name == "epsilon"
     assert np.allclose(ladder, [0.4, 0.4**4.5, 0.4**8])
     assert make_algorithm(Config(), VECTORS).exploration(3).label(2) == "epsilon 0.000655"
+
+
+def test_an_action_that_its_mask_forbids_is_refused():
+    mask = np.array([[True, False, True], [False, False, True]])
+    check_allowed(np.array([0, 2]), mask)
+    check_allowed(np.array([1, 1]), None)
+    with pytest.raises(ValueError, match=r"chose actions \[0, 1\], one of which its action mask forbids"):
+        check_allowed(np.array([0, 1]), mask)

@@ -110,6 +110,22 @@ def test_each_step_is_that_of_autograd_with_other_networks(kind, dueling, extra)
     assert_steps_are_autograds(make_schema(*kind), dueling=dueling, extra=extra)
 
 
+@pytest.mark.parametrize("aside", [False, True])
+@pytest.mark.parametrize("extra", [{}, {"centered_pixels": True}, {"layer_norm": True}])
+def test_each_step_in_bfloat16_is_that_of_autograd_in_float32_but_for_rounding(extra, aside):
+    """The gradients of the same parameters; those of the first layers are off by 5 to 9 % of their norm."""
+    schema = make_schema(*PIXELS[0])
+    plain, plain_network, _, _ = make(EagerUpdate, schema, width=0.5, extra=extra)
+    update, network, _, _ = make(ManualUpdate, schema, width=0.5, extra=extra, aside=aside, bfloat16="on")
+    for seed in range(2):
+        expected, got = (step(make_batch(schema, 16, seed)) for step in (plain, update))
+        assert got.td_errors.dtype is torch.float32
+        torch.testing.assert_close(got.td_errors, expected.td_errors, rtol=0.02, atol=0.03)
+        for own, other in zip(network.parameters(), plain_network.parameters(), strict=True):
+            assert (own.grad - other.grad).norm() < 0.2 * other.grad.norm()
+        network.load_state_dict(plain_network.state_dict())
+
+
 def assert_steps_are_autograds(schema, sizes=(8, 1, 33, 8), aside=False, **settings):
     plain, plain_network, _, _ = make(EagerUpdate, schema, **settings)
     update, network, target, _ = make(ManualUpdate, schema, aside=aside, **settings)
@@ -272,7 +288,8 @@ def test_it_is_chosen_for_our_own_networks_and_what_one_thread_differentiates(ki
     assert chosen_for(own, num_threads=2, batch_size=128) is EagerUpdate
     assert chosen_for(own, num_threads=3) is ManualUpdate
     assert chosen_for(own, num_threads=3, batch_size=128) is EagerUpdate
-    assert chosen_for(own, bfloat16="on") is EagerUpdate
+    in_bfloat16 = ManualUpdate if len(schema.frame_shape) == 2 else EagerUpdate
+    assert chosen_for(own, bfloat16="on") is in_bfloat16
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
