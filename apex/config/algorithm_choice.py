@@ -36,10 +36,10 @@ def choose_algorithm(config: Config, schema: Schema) -> str:
             ("actor.bfloat16", config.actor.bfloat16),
         ):
             require(value != "on", f"{setting} is 'on', but DPG computes in float32 only: set --{setting} off")
+        values, defaults = flatten(config), flatten(Config())
+        words = "belongs to DQN, but this environment has continuous actions: leave it out"
         for setting in _settings_of_dqn():
-            value, default = flatten(config)[setting], flatten(Config())[setting]
-            words = "belongs to DQN, but this environment has continuous actions: leave it out"
-            require(value == default, f"{setting} {value!r} {words}")
+            require(values[setting] == defaults[setting], f"{setting} {values[setting]!r} {words}")
     require(
         not schema.masked or config.learner.target == "double_q",
         f"learner.target {config.learner.target!r} supports no action masks, but {config.environment.id} has them: "

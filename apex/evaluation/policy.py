@@ -82,7 +82,7 @@ class Policy:
         """Returns an int for one observation, int64[B] for a batch; continuous actions are float32[K] or [B, K].
 
         `mask`, bool[A] or [B, A]: the allowed actions, as in `info["action_mask"]`; None: all. Raises UsageError if
-        the observation has another shape or dtype, or if the policy was trained with masks and there is none.
+        the observation has another shape or dtype, or if the policy was trained with masks and `mask` is None.
         """
         batch, is_one = self._batch(observation)
         require(
@@ -186,4 +186,4 @@ def require_fit(path: Path, info: PolicyInfo) -> None:
 
 def _interface(schema: Schema) -> str:
     shape = ", ".join(map(str, schema.observation_shape))
-    return f"{schema.frame_dtype}[{shape}] and {schema.actions}{' with masks' * schema.masked}"
+    return f"{schema.frame_dtype}[{shape}] and {schema.actions}"

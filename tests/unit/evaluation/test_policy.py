@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -17,7 +18,7 @@ from apex.dqn.algorithm import DqnAgent
 from apex.dqn.networks import make_network
 from apex.environments.factory import describe, make_environment
 from apex.environments.single import AgentEnvironment
-from apex.evaluation.policy import Policy
+from apex.evaluation.policy import Policy, require_fit
 from apex.runs.checkpoints.policy_file import PolicyInfo
 from apex.types import Schema
 
@@ -51,6 +52,14 @@ def test_a_policy_that_was_trained_with_masks_needs_one():
     with pytest.raises(UsageError, match=r'has action masks: pass info\["action_mask"\] as the second argument'):
         policy(observation[0])
     assert policy(observation[0], [False, False, True]) == 2
+
+
+def test_a_policy_of_a_version_without_masks_fits_an_environment_that_has_them():
+    taxi = EnvironmentConfig(id="Taxi-v4")
+    schema = describe(taxi, 3)
+    assert schema.masked
+    info = PolicyInfo(schema=replace(schema, masked=False), config=Config(environment=taxi), num_updates=1, score=None)
+    require_fit(Path("best.safetensors"), info)
 
 
 @pytest.mark.parametrize("schema", [VECTORS, STACKS, IMAGES])
