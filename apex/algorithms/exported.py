@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from torch import nn
 
-from apex.config import NetworkConfig
-
 
 class Exported(NamedTuple):
     """A network to export. `code` needs torch, safetensors and, for a custom network, the module that defines it."""
@@ -20,4 +18,3 @@ class Exported(NamedTuple):
     summary: str  # first words of the model card: "A Q-network whose largest output marks the greedy action"
     use: str  # one sentence: how to choose an action from the output
     facts: Sequence[str]  # sentences about input and output
-    network: NetworkConfig | None = None  # settings of `module`; None: those of the run

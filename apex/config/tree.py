@@ -159,10 +159,7 @@ class NetworkConfig(Branch):
     hidden: PositiveInt = 512  # units in the hidden layer of each head [Wang et al. 2016]
     body_hidden: PositiveInt = 128  # vectors: units in each of the two layers below the heads
     dueling: bool = True  # separate heads for state value and advantages [section 3.2]
-    centered_pixels: bool = False  # images: scale pixels to -0.5 ... 0.5 instead of 0 ... 1
-    initialization: Literal["uniform", "he"] = "uniform"  # of hidden layers; uniform: as in DQN; he: He et al. 2015
-    initial_bias: NonNegativeFloat = 0.0  # added to the biases of hidden layers at the start [Krizhevsky et al. 2012]
-    layer_norm: bool = False  # normalize the hidden layer of each head before its ReLU [Ba et al. 2016]
+    initialization: Literal["uniform", "balanced"] = "uniform"  # balanced: more units stay active, see networks.py
 
     def check_relations(self) -> None:
         require(

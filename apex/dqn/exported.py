@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-from typing import cast
-
-from torch import Tensor, nn
+from torch import nn
 
 from apex.algorithms.exported import Exported
-from apex.config import Config, NetworkConfig
-from apex.dqn.kernels.pixel_convolution import PixelConvolution
-from apex.dqn.networks import QNetwork
+from apex.config import Config
 from apex.types import Schema
 
 # The exported code does not import this package. The tests run it unchanged.
@@ -23,11 +17,6 @@ w = load_file("model.safetensors")
 
 def linear(name, x):
     return F.linear(x, w[f"{name}.weight"], w[f"{name}.bias"])
-
-"""
-NORMALIZED = """\
-def normalized(head, x):
-    return F.layer_norm(x, x.shape[-1:], w[f"{head}.norm.weight"], w[f"{head}.norm.bias"])
 
 """
 IMAGE_BODY = """\
@@ -47,14 +36,6 @@ DUELING_HEADS = """\
 """
 ONE_HEAD = """\
     return linear("q.output", F.relu(linear("q.hidden", x)))
-"""
-NORMALIZED_DUELING_HEADS = """\
-    hidden = {head: F.relu(normalized(head, linear(f"{head}.hidden", x))) for head in ("value", "advantage")}
-    v, a = (linear(f"{head}.output", hidden[head]) for head in hidden)
-    return v + a - a.mean(1, keepdim=True)
-"""
-NORMALIZED_HEAD = """\
-    return linear("q.output", F.relu(normalized("q", linear("q.hidden", x))))
 """
 CUSTOM = """\
 from types import SimpleNamespace
@@ -77,7 +58,6 @@ def export(config: Config, schema: Schema, network: nn.Module) -> Exported:
         output += " Dueling heads: Q = V + A - mean(A)."
     values = "h(Q) = sign(Q) (sqrt(|Q| + 1) - 1) + 0.001 Q is the output; Q-values" * config.network.value_rescaling
     rewards = f"{values or 'Q-values'} estimate discounted sums of the training rewards"
-    network, settings = _without_centering(config.network, network)
     return Exported(
         module=network,
         output="q",
@@ -93,20 +73,7 @@ def export(config: Config, schema: Schema, network: nn.Module) -> Exported:
             output,
             rewards + (", which were clipped to -1 ... 1; they are not scores." if environment.clip_rewards else "."),
         ],
-        network=settings,
     )
-
-
-def _without_centering(config: NetworkConfig, network: nn.Module) -> tuple[nn.Module, NetworkConfig]:
-    """Returns a network with the same outputs whose pixels are scaled to 0 ... 1, and its settings."""
-    first = network.body[0] if isinstance(network, QNetwork) else None  # type: ignore[index]
-    if not isinstance(first, PixelConvolution) or not first.centered:
-        return network, config
-    network = copy.deepcopy(network)
-    first = cast(PixelConvolution, cast(nn.Sequential, network.body)[0])
-    cast(nn.Parameter, first.bias).data = cast(Tensor, first.zero_based_bias()).detach()
-    first.centered = False
-    return network, dataclasses.replace(config, centered_pixels=False)
 
 
 def _load_code(config: Config, schema: Schema) -> str:
@@ -117,9 +84,6 @@ def _load_code(config: Config, schema: Schema) -> str:
         module, _, name = config.network.factory.partition(":")
         return CUSTOM.format(module=module, name=name, schema=schema.to_attributes(), dtype=schema.frame_dtype, **facts)
     body = IMAGE_BODY if len(schema.frame_shape) == 2 else VECTOR_BODY
-    if config.network.layer_norm:
-        heads = NORMALIZED_DUELING_HEADS if config.network.dueling else NORMALIZED_HEAD
-        return LINEAR + NORMALIZED + body.format(**facts) + heads
     return LINEAR + body.format(**facts) + (DUELING_HEADS if config.network.dueling else ONE_HEAD)
 
 

@@ -23,6 +23,7 @@ from apex.errors import UsageError, require
 from apex.types import Schema
 
 CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # channels, kernel, stride of each layer [DQN]
+BALANCED_BIAS = 0.1  # added to the biases of hidden layers by initialization balanced
 
 
 def make_network(config: NetworkConfig, schema: Schema, *, seed: int) -> nn.Module:
@@ -50,9 +51,10 @@ class QNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.body = body
-        self.advantage = Head(num_features, hidden, num_actions, layer_norm=config.layer_norm)
-        self.value = Head(num_features, hidden, 1, layer_norm=config.layer_norm) if config.dueling else None
-        self._initialize(he=config.initialization == "he", bias=config.initial_bias)
+        self.advantage = Head(num_features, hidden, num_actions)
+        self.value = Head(num_features, hidden, 1) if config.dueling else None
+        if config.initialization == "balanced":
+            self._balance()
 
     def forward(self, observation: Tensor) -> Tensor:
         """uint8 or float32 [B, S, *F] -> float32 [B, A]."""
@@ -64,19 +66,18 @@ class QNetwork(nn.Module):
         return value + advantage - advantage.mean(1, keepdim=True)
 
     @torch.no_grad()
-    def _initialize(self, *, he: bool, bias: float) -> None:
-        """Initializes the hidden layers. torch's default is uniform within 1 / sqrt(fan in), as in DQN.
+    def _balance(self) -> None:
+        """Changes torch's initial parameters, which are uniform within 1 / sqrt(fan in), so that fewer ReLUs stay at 0.
 
-        he: weights of variance 2 / (fan in) and biases of 0 (He et al. 2015, equation 10). bias: added to all biases,
-        so that more ReLUs have positive inputs at first (Krizhevsky et al. 2012, section 5).
+        The weights of each hidden unit sum to 0, because its inputs, pixels or outputs of ReLUs, are never negative:
+        otherwise their mean decides the unit's sign for all states. The biases are larger (Krizhevsky et al. 2012,
+        section 5).
         """
         for name, module in self.named_modules():
-            if not isinstance(module, nn.Conv2d | nn.Linear | nn.LayerNorm) or name.endswith("output"):
-                continue
-            if he and not isinstance(module, nn.LayerNorm):
-                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-                nn.init.zeros_(cast(Tensor, module.bias))
-            cast(Tensor, module.bias).add_(bias)
+            if isinstance(module, nn.Conv2d | nn.Linear) and not name.endswith("output"):
+                weights = module.weight.flatten(1)
+                weights.sub_(weights.mean(1, keepdim=True))
+                cast(Tensor, module.bias).add_(BALANCED_BIAS)
 
 
 class VectorQNetwork(QNetwork):
@@ -96,21 +97,20 @@ class ScaledFlatten(nn.Flatten):
 
 
 class Head(nn.Module):
-    """A hidden layer with ReLU, normalized or not, and a linear output layer in float32, even under autocast.
+    """A hidden layer with ReLU and a linear output layer in float32, even under autocast.
 
     bfloat16 would round Q-values between 2 and 4 to multiples of 1/64, which is more than many TD errors.
     """
 
-    def __init__(self, num_features: int, hidden: int, num_outputs: int, *, layer_norm: bool) -> None:
+    def __init__(self, num_features: int, hidden: int, num_outputs: int) -> None:
         super().__init__()
         self.hidden = nn.Linear(num_features, hidden)
-        self.norm = nn.LayerNorm(hidden) if layer_norm else nn.Identity()
         self.activation = nn.ReLU()
         self.output = nn.Linear(hidden, num_outputs)
 
     def forward(self, features: Tensor) -> Tensor:
         """[B, num_features] -> float32 [B, num_outputs]."""
-        hidden: Tensor = self.activation(self.norm(self.hidden(features)))
+        hidden: Tensor = self.activation(self.hidden(features))
         device = hidden.device.type
         if not torch.is_autocast_enabled(device):  # autocast() below takes as long as a small layer.
             output: Tensor = self.output(hidden)
@@ -157,8 +157,6 @@ def _convolutional_body(config: NetworkConfig, schema: Schema) -> tuple[nn.Seque
     for channels, kernel, stride in CONVOLUTIONS:
         out_channels = _scaled(channels, config.width)
         convolution = (nn.Conv2d if layers else PixelConvolution)(in_channels, out_channels, kernel, stride)
-        if isinstance(convolution, PixelConvolution):
-            convolution.centered = config.centered_pixels and schema.frame_dtype == "uint8"
         layers += [convolution, nn.ReLU()]
         in_channels, height, width = out_channels, (height - kernel) // stride + 1, (width - kernel) // stride + 1
     return nn.Sequential(*layers, nn.Flatten()), in_channels * height * width

@@ -110,7 +110,7 @@ class Reporter:
                 self._warned.add(layer)
                 log.warning(
                     "%.0f %% of the units of layer %r are dormant: try a lower --learner.learning-rate, or start a new "
-                    "run with --learner.learning-rate-warmup 1000 and, for Ape-X DQN, --network.initial-bias 0.1",
+                    "run with --learner.learning-rate-warmup 2000 and, for DQN, --network.initialization balanced",
                     100 * share,
                     layer,
                 )

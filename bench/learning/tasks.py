@@ -13,32 +13,23 @@ SYSTEMS = {
     "sb3-td3": "Stable-Baselines3 TD3",
 }
 
-# Options of apex train that change one thing at a time, for ablations.
-_WARM_UP, _CENTERED = ("--learner.learning-rate-warmup", "1000"), ("--network.centered-pixels",)
+# Options of apex train that change one setting of the presets pong and of other games without a GPU, for ablations.
 VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "apex-warm-up": ("warm-up", _WARM_UP),
-    "apex-centered": ("centered pixels", _CENTERED),
-    "apex-live": ("warm-up, centered pixels", (*_WARM_UP, *_CENTERED)),
-    "apex-live-he": (
-        "warm-up, centered pixels, He initialization",
-        (*_WARM_UP, *_CENTERED, "--network.initialization", "he"),
-    ),
-    "apex-live-bias": (
-        "warm-up, centered pixels, initial bias 0.1",
-        (*_WARM_UP, *_CENTERED, "--network.initial-bias", "0.1"),
-    ),
-    "apex-live-he-bias": (
-        "warm-up, centered pixels, He initialization, initial bias 0.5",
-        (*_WARM_UP, *_CENTERED, "--network.initialization", "he", "--network.initial-bias", "0.5"),
-    ),
-    "apex-live-norm": (
-        "warm-up, centered pixels, LayerNorm, initial bias 0.5",
-        (*_WARM_UP, *_CENTERED, "--network.layer-norm", "--network.initial-bias", "0.5"),
-    ),
-    "apex-fresh": ("newer parameters for actors", ("--actor.parameters-period", "10")),
+    "apex-uniform": ("torch's initialization", ("--network.initialization", "uniform")),
+    "apex-no-warm-up": ("no warm-up", ("--learner.learning-rate-warmup", "0")),
+    "apex-rate-3e-4": ("learning rate 3e-4", ("--learner.learning-rate", "3e-4")),
+    "apex-rate-1e-3": ("learning rate 1e-3", ("--learner.learning-rate", "1e-3")),
+    "apex-stale": ("parameters checked every 100 steps", ("--actor.parameters-period", "100")),
     "apex-ratio-4": ("4 samples per insert", ("--replay.samples-per-insert", "4")),
     "apex-n-5": ("n = 5", ("--actor.n-step", "5")),
     "apex-munchausen": ("Munchausen targets", ("--learner.target", "munchausen")),
+    "apex-rescaled": (
+        "value rescaling, raw rewards, n = 5, gamma = 0.997, lives ignored",
+        (
+            *("--network.value-rescaling", "--environment.no-clip-rewards", "--environment.no-life-loss-terminates"),
+            *("--actor.n-step", "5", "--actor.gamma", "0.997"),
+        ),
+    ),
 }
 # Each takes away one addition to the paper's DPG that preset control makes.
 CONTROL_VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {

@@ -26,27 +26,17 @@ def scale(observation: Tensor) -> Tensor:
 
 
 class PixelConvolution(nn.Conv2d):
-    """A convolution that first scales uint8 to 0 ... 1, or to -0.5 ... 0.5 if `centered`."""
-
-    centered = False
+    """A convolution that first scales uint8 to 0 ... 1."""
 
     def forward(self, images: Tensor) -> Tensor:
         """uint8 or float32 [B, C, H, W] -> [B, outputs, ...]; the memory format of the result may vary."""
-        weight, bias = self.weight, self.zero_based_bias()
+        weight, bias = self.weight, self.bias
         if bias is None or not self._suits(images):
-            plain: Tensor = self._conv_forward(scale(images), weight, bias)
-            return plain
+            return super().forward(scale(images))
         if torch.is_grad_enabled() and (weight.requires_grad or bias.requires_grad):
             result: Tensor = _Differentiable.apply(images, weight, bias)  # type: ignore[no-untyped-call]
             return result
         return _convolve(images, weight, bias)
-
-    def zero_based_bias(self) -> Tensor | None:
-        """Returns the bias for pixels of 0 ... 1: w (x - 0.5) + b = w x + (b - 0.5 sum(w)). Only `b` is a parameter."""
-        if not self.centered or self.bias is None:
-            return self.bias
-        shifted: Tensor = self.bias - 0.5 * self.weight.sum((1, 2, 3))
-        return shifted
 
     def _suits(self, images: Tensor) -> bool:
         """Whether the native convolution supports this input and is faster than torch.

@@ -70,10 +70,7 @@ class Bfloat16Convolution:
         self._scale = 1 / 255 if isinstance(layer, PixelConvolution) else 1.0
         bias = cast(Tensor, layer.bias)
         self._weight = Rounded([layer.weight], lambda: layer.weight * self._scale)
-        if isinstance(layer, PixelConvolution) and layer.centered:
-            self._bias = Rounded([layer.weight, bias], lambda: cast(Tensor, layer.zero_based_bias()))
-        else:
-            self._bias = Rounded([bias], lambda: bias)
+        self._bias = Rounded([bias], lambda: bias)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """bfloat16[B, inputs, H, W] -> bfloat16[B, outputs, out H, out W]."""
@@ -90,11 +87,8 @@ class Bfloat16Convolution:
             output_gradient, inputs, self._weight(), [layer.out_channels], layer.stride, zeros, [1, 1], False, zeros, 1,
             [to_inputs, True, True],
         )  # fmt: skip
-        gradient, bias_gradient = cast(Tensor, layer.weight.grad), cast(Tensor, cast(Tensor, layer.bias).grad)
-        gradient.copy_(by_weight).mul_(self._scale)
-        bias_gradient.copy_(by_bias)
-        if isinstance(layer, PixelConvolution) and layer.centered:
-            gradient.sub_(0.5 * bias_gradient[:, None, None, None])
+        cast(Tensor, layer.weight.grad).copy_(by_weight).mul_(self._scale)
+        cast(Tensor, cast(Tensor, layer.bias).grad).copy_(by_bias)
         return by_inputs
 
 

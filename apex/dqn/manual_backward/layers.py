@@ -67,48 +67,6 @@ class VectorTorso:
         self._first.differentiate(states, relu_backward(self._second.back(output_gradient), first))
 
 
-class LayerNorm(NamedTuple):
-    """Layer normalization over the units (Ba et al. 2016, equation 4), computed by torch's kernels."""
-
-    weight: Tensor  # float32[H]
-    bias: Tensor  # float32[H]
-    epsilon: float
-    weight_gradient: Tensor | None = None  # float32[H]; None in a network that is not trained
-    bias_gradient: Tensor | None = None
-
-    def __call__(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """float32[B, H] -> normalized inputs, float32[B, H], and mean and 1 / standard deviation, float32[B, 1]."""
-        passed: tuple[Tensor, Tensor, Tensor] = torch.native_layer_norm(
-            inputs, self.weight.shape, self.weight, self.bias, self.epsilon
-        )
-        return passed
-
-    def backward(self, inputs: Tensor, statistics: tuple[Tensor, Tensor], output_gradient: Tensor) -> Tensor:
-        """Stores the gradients of weight and bias; returns the gradient with respect to the inputs, float32[B, H]."""
-        by_inputs: Tensor
-        by_inputs, by_weight, by_bias = torch.ops.aten.native_layer_norm_backward(
-            output_gradient, inputs, self.weight.shape, *statistics, self.weight, self.bias, [True, True, True]
-        )
-        cast(Tensor, self.weight_gradient).copy_(by_weight)
-        cast(Tensor, self.bias_gradient).copy_(by_bias)
-        return by_inputs
-
-
-class _PassedHead(NamedTuple):
-    """The outputs of a head's layers."""
-
-    output: Tensor  # float32[B, outputs]
-    hidden: Tensor  # float32[B, H], after the ReLU
-    before_norm: Tensor | None = None  # float32[B, H]
-    statistics: tuple[Tensor, Tensor] | None = None  # see `LayerNorm`
-
-    def first(self, size: int) -> _PassedHead:
-        """Returns the first `size` rows."""
-        statistics = None if self.statistics is None else (self.statistics[0][:size], self.statistics[1][:size])
-        before_norm = None if self.before_norm is None else self.before_norm[:size]
-        return _PassedHead(self.output[:size], self.hidden[:size], before_norm, statistics)
-
-
 class HiddenLayer(Protocol):
     """A linear layer of a head: `Linear`, or `bfloat16_layers.Bfloat16Linear`."""
 
@@ -124,26 +82,12 @@ class HiddenLayer(Protocol):
 
 class _Head(NamedTuple):
     hidden: HiddenLayer
-    norm: LayerNorm | None
     output: Linear
 
-    def forward(self, features: Tensor) -> _PassedHead:
-        """float32[B, F] -> the outputs of the head's layers."""
-        hidden = self.hidden(features)
-        if self.norm is None:
-            hidden.relu_()
-            return _PassedHead(self.output(hidden), hidden)
-        normed, *statistics = self.norm(hidden)
-        normed.relu_()
-        return _PassedHead(self.output(normed), normed, hidden, (statistics[0], statistics[1]))
-
-    def backward(self, features: Tensor, passed: _PassedHead, output_gradient: Tensor) -> Tensor:
+    def backward(self, features: Tensor, hidden: Tensor, output_gradient: Tensor) -> Tensor:
         """Stores the gradients of the head's parameters; returns the gradient with respect to `features`."""
-        self.output.differentiate(passed.hidden, output_gradient)
-        by_hidden = relu_backward(self.output.back(output_gradient), passed.hidden)
-        if self.norm is not None:
-            before_norm, statistics = cast(Tensor, passed.before_norm), cast(tuple[Tensor, Tensor], passed.statistics)
-            by_hidden = self.norm.backward(before_norm, statistics, by_hidden)
+        self.output.differentiate(hidden, output_gradient)
+        by_hidden = relu_backward(self.output.back(output_gradient), hidden)
         self.hidden.differentiate(features, by_hidden)
         return self.hidden.back(by_hidden)
 
@@ -151,8 +95,8 @@ class _Head(NamedTuple):
 class PassedHeads(NamedTuple):
     """The outputs of the heads' layers."""
 
-    advantage: _PassedHead
-    value: _PassedHead | None
+    advantage: Tensor  # float32[B, H], after the ReLU
+    value: Tensor | None
     q: Tensor  # float32[B, A]
 
 
@@ -166,11 +110,12 @@ class Heads:
 
     def forward(self, features: Tensor) -> PassedHeads:
         """float32[B, F] -> Q-values and the outputs that `backward` needs."""
-        advantage = self._advantage.forward(features)
+        advantage = self._advantage.hidden(features).relu_()
+        q = self._advantage.output(advantage)
         if self._value is None:
-            return PassedHeads(advantage, None, advantage.output)
-        value = self._value.forward(features)
-        q = value.output + advantage.output - advantage.output.mean(1, keepdim=True)
+            return PassedHeads(advantage, None, q)
+        value = self._value.hidden(features).relu_()
+        q += self._value.output(value) - q.mean(1, keepdim=True)
         return PassedHeads(advantage, value, q)
 
     def backward(self, features: Tensor, passed: PassedHeads, action: Tensor, q_gradient: Tensor) -> Tensor:
@@ -183,11 +128,11 @@ class Heads:
         features, q_gradient = features[:size], q_gradient.unsqueeze(1)
         by_advantage = torch.zeros(size, num_actions).scatter_(1, action.unsqueeze(1), q_gradient)
         if self._value is None:
-            return self._advantage.backward(features, passed.advantage.first(size), by_advantage)
+            return self._advantage.backward(features, passed.advantage[:size], by_advantage)
         assert passed.value is not None
         by_advantage -= q_gradient / num_actions  # Q = V + A - mean(A)
-        by_features = self._advantage.backward(features, passed.advantage.first(size), by_advantage)
-        by_features += self._value.backward(features, passed.value.first(size), q_gradient)
+        by_features = self._advantage.backward(features, passed.advantage[:size], by_advantage)
+        by_features += self._value.backward(features, passed.value[:size], q_gradient)
         return by_features
 
 
@@ -204,8 +149,4 @@ def relu_backward(output_gradient: Tensor, outputs: Tensor) -> Tensor:
 
 
 def _head(head: Head, make_hidden: Callable[[nn.Linear], HiddenLayer]) -> _Head:
-    norm = head.norm
-    if not isinstance(norm, nn.LayerNorm):
-        return _Head(make_hidden(head.hidden), None, linear(head.output))
-    gradients = norm.weight.grad, norm.bias.grad
-    return _Head(make_hidden(head.hidden), LayerNorm(norm.weight, norm.bias, norm.eps, *gradients), linear(head.output))
+    return _Head(make_hidden(head.hidden), linear(head.output))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from apex.dqn.kernels.convolution import KERNEL, LANES, STRIDE, load_convolution, native_convolution
-from apex.dqn.kernels.pixel_convolution import PixelConvolution, convolve, places, weight_gradient
+from apex.dqn.kernels.pixel_convolution import convolve, places, weight_gradient
 from apex.dqn.manual_backward.layers import relu_backward
 
 PLACES_IN_BODY = (0, 2, 4)  # indices of the convolutions in the body; ReLUs lie between them
@@ -70,13 +70,11 @@ class PixelTorso:
     """The body of a `networks.PixelQNetwork`, if `suits` accepts it."""
 
     def __init__(self, body: nn.Sequential) -> None:
-        self._pixels = cast(PixelConvolution, body[0])
         self._first, self._second, self._third = (convolution_layer(body[index]) for index in PLACES_IN_BODY)
 
     def forward(self, stacks: Tensor) -> tuple[Tensor, ...]:
         """Returns the output of each convolution after its ReLU, and the features in the order of `nn.Flatten`."""
-        weight, bias = self._first.weight, self._pixels.zero_based_bias()
-        assert bias is not None
+        weight, bias = self._first.weight, self._first.bias
         images = flatten_images(stacks, weight.shape[1])
         out = weight.new_empty(len(images), *places(images.shape[2:]), len(weight))
         first = convolve(images, weight, bias, out, rectified=True)
@@ -94,9 +92,6 @@ class PixelTorso:
         self._second.differentiate(first, output_gradient)
         output_gradient = self._second.back(first, output_gradient)
         self._first.keep(weight_gradient(stacks[0], output_gradient), output_gradient)
-        if self._pixels.centered:
-            by_bias = cast(Tensor, self._first.bias_gradient)
-            cast(Tensor, self._first.weight_gradient).sub_(0.5 * by_bias[:, None, None, None])
 
 
 def flatten_images(stacks: Tensor, channels: int) -> Tensor:

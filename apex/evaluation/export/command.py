@@ -15,7 +15,6 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +71,6 @@ def export(
     target = Path(out) if out is not None else folder.path / "export"
     info, agent = read_policy(path)
     exported = _find_exported(info, agent.network)
-    info = replace(info, config=replace(info.config, network=exported.network or info.network))
     files = {
         MODEL: encode_policy(exported.module, info, exported.names),
         CONFIG: json.dumps({**info.to_dict(), "config": to_dict(folder.config)}, indent=2).encode() + b"\n",

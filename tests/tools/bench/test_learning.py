@@ -506,9 +506,9 @@ def test_without_a_bar_the_policy_at_the_end_plays_the_same_games(tmp_path, capf
 
 
 def test_a_variant_is_our_system_with_further_options():
-    words, options = VARIANTS["apex-warm-up"]
+    words, options = VARIANTS["apex-no-warm-up"]
     command = ApexSystem("python", options).train(TASKS["pong-updates"], 3, 15.0, ())
-    assert words in SYSTEMS["apex-warm-up"]
+    assert words in SYSTEMS["apex-no-warm-up"]
     assert command[4:] == [*TASKS["pong-updates"].options, *options, "--seed", "3", "--max-minutes", "15"]
 
 

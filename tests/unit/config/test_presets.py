@@ -84,11 +84,11 @@ def test_the_paper_preset_holds_the_papers_values(setting, value):
 
 
 def test_without_a_gpu_other_games_have_pongs_settings_but_twice_the_width_and_a_rate_that_falls():
-    learner = replace(PONG.learner, learning_rate_updates=40_000)
+    learner = replace(PONG.learner, learning_rate_until_limit=True, learning_rate_updates=200_000)
     assert replace(PONG, learner=learner, network=NARROW.network, evaluator=NARROW.evaluator) == NARROW
     assert NARROW.network.width == 0.5
-    assert (NARROW.evaluator.episodes, PONG.evaluator.episodes, PONG.evaluator.confirm_episodes) == (10, 2, 100)
-    assert (PONG.learner.learning_rate, PONG.learner.optimizer_epsilon) == (3e-4, 1e-5)
+    assert (NARROW.evaluator.episodes, PONG.evaluator.episodes, PONG.evaluator.confirm_episodes) == (10, 5, 100)
+    assert (PONG.learner.learning_rate, PONG.learner.optimizer_epsilon) == (6e-4, 1e-5)
 
 
 def test_fire_follows_a_lost_life_in_the_presets_for_atari_and_not_in_the_papers():

@@ -50,7 +50,7 @@ def test_a_format_that_dpg_does_not_compute_in_is_refused(branch):
         ({"learner": {"target": "munchausen"}}, "learner.target"),
         ({"network": {"value_rescaling": True}}, "network.value_rescaling True"),
         ({"network": {"hidden": 7}}, "network.hidden 7"),
-        ({"network": {"initial_bias": 0.5}}, "network.initial_bias 0.5"),
+        ({"network": {"initialization": "balanced"}}, "network.initialization 'balanced'"),
         ({"actor": {"epsilon_base": 0.9}}, "actor.epsilon_base 0.9"),
     ],
 )

@@ -50,7 +50,7 @@ def test_full_exploration_is_uniform():
     assert np.allclose(np.bincount(action) / 6000, 1 / 3, atol=4 * (2 / 9 / 6000) ** 0.5)
 
 
-@pytest.mark.parametrize("network", [NetworkConfig(), NetworkConfig(dueling=False, layer_norm=True)])
+@pytest.mark.parametrize("network", [NetworkConfig(), NetworkConfig(dueling=False)])
 @pytest.mark.parametrize("frame_shape", [(5,), (84, 84)])
 def test_the_values_on_one_thread_are_those_of_the_network_and_follow_its_parameters(one_thread, frame_shape, network):
     schema = replace(VECTORS, frame_shape=frame_shape, frame_dtype="uint8", stack=4)

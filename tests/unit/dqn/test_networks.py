@@ -96,43 +96,19 @@ def test_a_vector_network_is_two_layers_and_the_heads(schema, dueling):
     torch.testing.assert_close(q.double(), naive_vector_network(doubles(network), observation), rtol=1e-4, atol=1e-5)
 
 
-def test_centered_pixels_lie_between_minus_a_half_and_a_half():
-    schema = images(36)
-    network, centered = (make_network(small(centered_pixels=flag), schema, seed=1) for flag in (False, True))
-    assert (flatten_parameters(network) == flatten_parameters(centered)).all()
-    observation = observations(schema)
-    state = doubles(network)
-    state["body.0.bias"] = state["body.0.bias"] - 0.5 * state["body.0.weight"].sum((1, 2, 3))
-    expected = naive_image_network(state, observation)
-    torch.testing.assert_close(centered(observation).double(), expected, rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(network(observation), centered(observation))
-
-
-def test_he_initialization_keeps_the_scale_of_activations_and_leaves_the_output_layers():
-    wide = NetworkConfig(width=1.0, initialization="he")
-    plain, he = (make_network(config, images(), seed=1) for config in (NetworkConfig(), wide))
-    for name in ("body.0", "body.2", "body.4", "advantage.hidden", "value.hidden"):
-        module = he.get_submodule(name)
-        fan_in = module.weight[0].numel()
-        assert module.weight.detach().var().item() == pytest.approx(2 / fan_in, rel=0.05)
-        assert not module.bias.any()
-    assert torch.equal(plain.value.output.weight, he.value.output.weight)
-
-
-def test_the_initial_bias_is_added_to_every_hidden_layer():
-    plain, raised = (make_network(small(initial_bias=bias), images(36), seed=1) for bias in (0.0, 0.5))
-    for name, tensor in plain.state_dict().items():
-        hidden_bias = name.endswith("bias") and "output" not in name
-        assert torch.equal(raised.state_dict()[name], tensor + 0.5 * hidden_bias), name
-
-
-def test_layer_norm_gives_each_hidden_layer_of_the_heads_mean_0_and_variance_1_before_its_relu():
-    network = make_network(small(layer_norm=True, hidden=64), images(36), seed=1)
-    seen = []
-    network.value.norm.register_forward_hook(lambda module, inputs, output: seen.append(output))
-    network(observations(images(36)))
-    assert torch.allclose(seen[0].mean(1), torch.zeros(3), atol=1e-6)
-    assert torch.allclose(seen[0].var(1, unbiased=False), torch.ones(3), atol=1e-2)
+@pytest.mark.parametrize("schema", [images(36), vectors(5)])
+def test_balanced_weights_of_hidden_units_sum_to_0_and_their_biases_are_larger(schema):
+    plain, balanced = (make_network(small(initialization=kind), schema, seed=1) for kind in ("uniform", "balanced"))
+    before, after = plain.state_dict(), balanced.state_dict()
+    for name, tensor in before.items():
+        if "output" in name:
+            assert torch.equal(after[name], tensor)
+        elif name.endswith("bias"):
+            assert torch.equal(after[name], tensor + 0.1)
+        else:
+            units, expected = after[name].flatten(1), tensor.flatten(1)
+            assert units.sum(1).abs().max() < 1e-5
+            torch.testing.assert_close(units - units[:, :1], expected - expected[:, :1])  # one shift for each unit
 
 
 def test_the_published_network_has_the_published_size():

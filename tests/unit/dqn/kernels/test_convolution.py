@@ -107,25 +107,6 @@ def test_its_gradients_are_those_of_the_formula(batch, channels, height, width, 
     torch.testing.assert_close(layer.bias.grad.double(), bias, **TOLERANCE)
 
 
-@pytest.mark.parametrize("native_loop", [True, False])
-def test_centered_pixels_are_shifted_by_a_half_for_outputs_and_gradients(native_loop):
-    """The reference subtracts 0.5 from each pixel in float64, and autograd differentiates it."""
-    if native_loop:
-        skip_without_convolution()
-    layer, images = make_layer(outputs=8 if native_loop else 5), make_images(height=47, width=61)
-    layer.centered = True
-    out = layer(images)
-    assert is_native(out) == native_loop
-    weight, bias = (tensor.detach().double().requires_grad_() for tensor in (layer.weight, layer.bias))
-    expected = nn.functional.conv2d(images.double() / 255 - 0.5, weight, bias, 4)
-    torch.testing.assert_close(out.double(), expected, **TOLERANCE)
-    gradient = torch.randn(out.shape, generator=torch.Generator().manual_seed(2))
-    out.backward(gradient)
-    expected.backward(gradient.double())
-    torch.testing.assert_close(layer.weight.grad.double(), weight.grad, rtol=1e-4, atol=1e-3)
-    torch.testing.assert_close(layer.bias.grad.double(), bias.grad, **TOLERANCE)
-
-
 def test_gradients_add_up_over_several_calls_as_torchs_do():
     layer, twin = make_layer(), make_layer()
     images = [make_images(seed=seed) for seed in (1, 2)]

@@ -46,9 +46,7 @@ def differentiated(layer, inputs, output_gradient):
     if isinstance(layer, nn.Linear):
         outputs = nn.functional.linear(inputs, *parameters)
     else:
-        seen = inputs
-        if isinstance(layer, PixelConvolution):
-            seen = inputs / 255 - 0.5 * layer.centered
+        seen = inputs / 255 if isinstance(layer, PixelConvolution) else inputs
         outputs = torch.conv2d(seen, *parameters, layer.stride)
     gradients = torch.autograd.grad(outputs, [*parameters, inputs], output_gradient.double())
     return outputs.detach(), gradients[:-1], gradients[-1]
@@ -90,29 +88,25 @@ def test_a_convolution_and_its_gradients_are_exact(kernel, stride):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("centered", [False, True])
-def test_the_first_convolution_scales_pixels_and_may_center_them(centered):
+def test_the_first_convolution_scales_pixels():
     generator = torch.Generator().manual_seed(0)
     layer = with_gradients(PixelConvolution(1, 8, 8, 4))
-    layer.centered = centered
-    layer.weight.copy_(510 * whole(generator, -1, 1, *layer.weight.shape))  # 2 x 255, for whole numbers after scaling
-    layer.bias.copy_(2 * layer.weight.sum((1, 2, 3)) / 4)  # so that the shifted bias is a whole number below 256
+    layer.weight.copy_(255 * whole(generator, -1, 1, *layer.weight.shape))  # whole numbers after scaling
+    layer.bias.copy_(whole(generator, -9, 9, 8))
     pixels = whole(generator, 0, 2, 1, 1, 12, 12)
     rounded = Bfloat16Convolution(layer)
     outputs = rounded(pixels.bfloat16())
     gradient = whole(generator, -1, 1, *outputs.shape)
     with torch.enable_grad():
         expected, by_parameters, _ = differentiated(layer, pixels, gradient)
-    shifted = 1.0 if centered else layer.bias.abs().max()  # Without centering, the bias is rounded to 8 bits.
-    torch.testing.assert_close(outputs.double(), expected.relu(), rtol=0, atol=float(shifted) / 128)
+    assert outputs.double().equal(expected.relu())
     rounded.backward(pixels.bfloat16(), gradient.bfloat16(), to_inputs=False)
     for parameter, by_parameter in zip(layer.parameters(), by_parameters, strict=True):
         torch.testing.assert_close(parameter.grad.double(), by_parameter, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("network", [NetworkConfig(width=0.25), NetworkConfig(width=0.25, centered_pixels=True)])
-def test_the_features_and_gradients_of_all_layers_are_those_of_autograd_but_for_rounding(network):
-    body = with_gradients(make_network(network, PIXELS, seed=1).body)
+def test_the_features_and_gradients_of_all_layers_are_those_of_autograd_but_for_rounding():
+    body = with_gradients(make_network(NetworkConfig(width=0.25), PIXELS, seed=1).body)
     stacks = torch.randint(256, (2, 5, *PIXELS.observation_shape), generator=torch.Generator().manual_seed(0))
     stacks = stacks.to(torch.uint8)
     features = body(stacks.flatten(0, 1))

@@ -103,7 +103,7 @@ def test_each_step_is_that_of_autograd_with_other_targets(kind, aside, target, r
     assert_steps_are_autograds(make_schema(*kind), aside=aside, target=target, rescaled=rescaled)
 
 
-@pytest.mark.parametrize("extra", [{"centered_pixels": True}, {"layer_norm": True}, {"initialization": "he"}])
+@pytest.mark.parametrize("extra", [{}, {"initialization": "balanced"}])
 @pytest.mark.parametrize("dueling", [True, False])
 @pytest.mark.parametrize("kind", [PIXELS[1], VECTORS[0]])
 def test_each_step_is_that_of_autograd_with_other_networks(kind, dueling, extra):
@@ -111,7 +111,7 @@ def test_each_step_is_that_of_autograd_with_other_networks(kind, dueling, extra)
 
 
 @pytest.mark.parametrize("aside", [False, True])
-@pytest.mark.parametrize("extra", [{}, {"centered_pixels": True}, {"layer_norm": True}])
+@pytest.mark.parametrize("extra", [{}, {"initialization": "balanced"}])
 def test_each_step_in_bfloat16_is_that_of_autograd_in_float32_but_for_rounding(extra, aside):
     """The gradients of the same parameters; those of the first layers are off by 5 to 9 % of their norm."""
     schema = make_schema(*PIXELS[0])
