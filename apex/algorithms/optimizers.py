@@ -74,6 +74,19 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 @torch.no_grad()
+def center_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Subtracts from the gradient of each unit's weights their mean (Yong et al. 2020, Gradient Centralization, eq. 1).
+
+    Inputs that are never negative give all weights of a unit gradients of the same sign. Adam would then change all of
+    them by about the learning rate, and such steps can make a whole layer inactive.
+    """
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is not None and gradient.dim() > 1:
+            gradient -= gradient.mean(tuple(range(1, gradient.dim())), keepdim=True)
+
+
+@torch.no_grad()
 def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
     """Scales all gradients so that their joint norm is at most `max_norm`; returns the norm before scaling, float32[].
 

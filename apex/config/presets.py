@@ -85,7 +85,8 @@ PONG = Config(
         ATARI.learner,
         batch_size=0,  # paper: 512; chosen for the machine, 64 on few cores
         learning_rate=6e-4,  # paper: 2.5e-4 / 4; with 1e-4, Breakout learned a third as much
-        learning_rate_warmup=2_000,  # paper: none; the first large steps make units inactive
+        learning_rate_warmup=2_000,  # paper: none
+        centered_gradients=True,  # paper: not stated; without it, whole layers may become inactive
         optimizer_epsilon=1e-5,  # paper: 1.5e-7; with ATARI's rate and epsilon, Breakout learned half as much
         target_period=500,  # paper: 2,500; few cores make few updates
     ),

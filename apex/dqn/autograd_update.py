@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from apex.algorithms.gradient_step import DeviceBatch, Update, Updated
 from apex.algorithms.graph_update import GraphUpdate
 from apex.algorithms.losses import mean_loss
-from apex.algorithms.optimizers import clip_gradients, step_where_finite
+from apex.algorithms.optimizers import center_gradients, clip_gradients, step_where_finite
 from apex.config import LearnerConfig
 from apex.dqn.losses import TargetRule, describe, td_errors
 from apex.dqn.manual_backward.update import ManualUpdate, has_manual_backward
@@ -78,6 +78,8 @@ class EagerUpdate:
         """Updates the online network if loss and gradient are finite."""
         own = self._parameters[0]
         part = self._differentiate_in_parts(batch) if len(self._networks) > 1 else self._differentiate(0, batch, 1.0)
+        if self._config.centered_gradients:
+            center_gradients(own)
         norm = clip_gradients(own, self._config.max_gradient_norm)
         finite = torch.isfinite(part.loss) & torch.isfinite(norm)
         step_where_finite(finite, self._optimizer)

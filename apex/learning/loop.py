@@ -110,7 +110,7 @@ class Reporter:
                 self._warned.add(layer)
                 log.warning(
                     "%.0f %% of the units of layer %r are dormant: try a lower --learner.learning-rate, or start a new "
-                    "run with --learner.learning-rate-warmup 2000 and, for DQN, --network.initialization balanced",
+                    "run with --learner.learning-rate-warmup 2000 and, for DQN, --learner.centered-gradients",
                     100 * share,
                     layer,
                 )

@@ -16,6 +16,7 @@ SYSTEMS = {
 # Options of apex train that change one setting of the presets pong and of other games without a GPU, for ablations.
 VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "apex-uniform": ("torch's initialization", ("--network.initialization", "uniform")),
+    "apex-uncentered": ("gradients as they are", ("--learner.no-centered-gradients",)),
     "apex-no-warm-up": ("no warm-up", ("--learner.learning-rate-warmup", "0")),
     "apex-rate-3e-4": ("learning rate 3e-4", ("--learner.learning-rate", "3e-4")),
     "apex-rate-1e-3": ("learning rate 1e-3", ("--learner.learning-rate", "1e-3")),

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from apex.algorithms.gradient_step import DeviceBatch, Updated
+from apex.algorithms.optimizers import center_gradients
 from apex.config import LearnerConfig
 from apex.dqn.losses import TargetRule, describe, loss_and_gradients, td_errors
 from apex.dqn.manual_backward import pixel_torso
@@ -78,7 +79,7 @@ class ManualUpdate:
         self._config = config
         self._rule = TargetRule(config.target, rescaled)
         self._optimizer = optimizer
-        parameters = list(online.parameters())
+        self._parameters = parameters = list(online.parameters())
         assert all(parameter.is_contiguous() for parameter in parameters)  # because gradients are contiguous views
         sizes = [parameter.numel() for parameter in parameters]
         self._gradient = torch.zeros(sum(sizes))
@@ -98,6 +99,8 @@ class ManualUpdate:
         errors = td_errors(self._rule, passed.heads.q, target, *rows)
         loss, q_gradient = loss_and_gradients(errors, batch.weights, kind=self._config.loss)
         self._online.backward(batch.stacks, passed, batch.action, q_gradient)
+        if self._config.centered_gradients:
+            center_gradients(self._parameters)
         norm = torch.linalg.vector_norm(self._gradient)
         finite = torch.isfinite(loss) & torch.isfinite(norm)
         if finite:

@@ -8,7 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from apex.algorithms.optimizers import learning_rate_at, make_optimizer, restore_optimizer, set_learning_rate
+from apex.algorithms.optimizers import (
+    center_gradients,
+    learning_rate_at,
+    make_optimizer,
+    restore_optimizer,
+    set_learning_rate,
+)
 from apex.config import LearnerConfig
 
 PAPER = {"learning_rate": 6.25e-5, "rmsprop_decay": 0.95, "optimizer_epsilon": 1.5e-7}
@@ -99,6 +105,19 @@ def test_a_parameter_without_a_gradient_stays():
     assert y.item() != 1.0
     step(optimizer, [x, y], [None, None])
     assert x.item() == 1.0
+
+
+def test_centering_subtracts_the_mean_over_each_units_weights_and_leaves_biases():
+    weight, bias, unused = (nn.Parameter(torch.zeros(shape)) for shape in ((2, 3), (2,), (4, 4)))
+    image = nn.Parameter(torch.zeros(2, 1, 2, 2).to(memory_format=torch.channels_last))
+    weight.grad = torch.tensor([[1.0, 2.0, 6.0], [-1.0, 0.0, 1.0]])
+    bias.grad = torch.tensor([1.0, 2.0])
+    image.grad = torch.arange(8.0).view(2, 1, 2, 2).to(memory_format=torch.channels_last)
+    center_gradients([weight, bias, unused, image])
+    assert weight.grad.tolist() == [[-2, -1, 3], [-1, 0, 1]]
+    assert bias.grad.tolist() == [1, 2]
+    assert image.grad.flatten().tolist() == [-1.5, -0.5, 0.5, 1.5] * 2
+    assert unused.grad is None
 
 
 def test_channels_last_parameters_step_alike():

@@ -48,6 +48,7 @@ def test_a_format_that_dpg_does_not_compute_in_is_refused(branch):
     ("changes", "setting"),
     [
         ({"learner": {"target": "munchausen"}}, "learner.target"),
+        ({"learner": {"centered_gradients": True}}, "learner.centered_gradients True"),
         ({"network": {"value_rescaling": True}}, "network.value_rescaling True"),
         ({"network": {"hidden": 7}}, "network.hidden 7"),
         ({"network": {"initialization": "balanced"}}, "network.initialization 'balanced'"),

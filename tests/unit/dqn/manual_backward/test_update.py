@@ -103,11 +103,25 @@ def test_each_step_is_that_of_autograd_with_other_targets(kind, aside, target, r
     assert_steps_are_autograds(make_schema(*kind), aside=aside, target=target, rescaled=rescaled)
 
 
-@pytest.mark.parametrize("extra", [{}, {"initialization": "balanced"}])
+@pytest.mark.parametrize("centered", [False, True])
 @pytest.mark.parametrize("dueling", [True, False])
 @pytest.mark.parametrize("kind", [PIXELS[1], VECTORS[0]])
-def test_each_step_is_that_of_autograd_with_other_networks(kind, dueling, extra):
-    assert_steps_are_autograds(make_schema(*kind), dueling=dueling, extra=extra)
+def test_each_step_is_that_of_autograd_with_balanced_weights_and_centered_gradients(kind, dueling, centered):
+    extra = {"initialization": "balanced"}
+    assert_steps_are_autograds(make_schema(*kind), dueling=dueling, extra=extra, centered_gradients=centered)
+
+
+@pytest.mark.parametrize("kind", [EagerUpdate, ManualUpdate])
+def test_centered_gradients_are_those_of_a_plain_step_less_each_units_mean(kind):
+    schema = make_schema(*PIXELS[1])
+    (plain, network, _, _), (centered, other, _, _) = (make(kind, schema, centered_gradients=c) for c in (False, True))
+    for update in (plain, centered):
+        update(make_batch(schema, 8, 1))
+    for own, after in zip(network.parameters(), other.parameters(), strict=True):
+        expected = own.grad.double()
+        if own.dim() > 1:
+            expected = expected - expected.flatten(1).mean(1).view(-1, *[1] * (own.dim() - 1))
+        torch.testing.assert_close(after.grad.double(), expected, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("aside", [False, True])
