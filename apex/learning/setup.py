@@ -60,12 +60,9 @@ def open_run(arguments: list[str]) -> RunFolder:
 def prepare_torch(config: LearnerConfig, device: torch.device) -> None:
     """Configures torch for a learner: number of threads (see also `make_trainer`), and CUDA stream or memory allocator.
 
-    Numbers below 1e-38 (denormals) become 0: Adam's means of the gradients of inactive units decay to such numbers, and
-    its step then took up to 14 times as long on a CPU. On a GPU, also allows TF32 (10 bits of mantissa) in products of
-    float32, as torch does for convolutions by default, and lets cuDNN measure its algorithms for each new shape to
-    choose the fastest.
+    On a GPU, also allows TF32 (10 bits of mantissa) in products of float32, as torch does for convolutions by default,
+    and lets cuDNN measure its algorithms for each new shape to choose the fastest.
     """
-    torch.set_flush_denormal(True)  # before torch starts its threads, which inherit it from this one
     torch.set_num_threads(max(1, config.num_threads))
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")

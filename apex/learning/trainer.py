@@ -183,7 +183,13 @@ class Trainer:
             set_learning_rate(self.optimizer, self.learning_rate)
         if self.num_updates % OBSERVE_PERIOD == 0 and not self.is_warming_up:
             self.dormant_units.add(on_device.stacks[0])
-        updated = self._update(on_device)
+        # Adam's means of the gradients of inactive units decay to denormal numbers, below 1e-38. If they did not become
+        # 0, its step would take up to 14 times as long on a CPU. Only here, because 0.0 < 5e-324 must hold elsewhere.
+        torch.set_flush_denormal(True)
+        try:
+            updated = self._update(on_device)
+        finally:
+            torch.set_flush_denormal(False)
         self.figures = updated.figures
         self.policy_lag = max(0.0, self.num_updates - float(batch.version.mean()))
         # One tensor for both results, so that one copy to the host is enough.

@@ -380,3 +380,21 @@ def test_a_full_disk_keeps_no_batch_and_ends_nothing(tmp_path, caplog):
     SkippedBatches(tmp_path).keep(spoiled(0, [3]), np.full(B, np.nan, np.float32), 1)
     assert "1 updates were skipped" in caplog.text
     assert "cannot write the batch of a skipped update" in caplog.text
+
+
+def test_denormal_numbers_become_zero_in_an_update_and_only_there():
+    trainer, seen = make_trainer(Tape(make_batch(0), make_batch(1))), []
+    update = trainer._update
+
+    def observed(batch):
+        seen.append(float(torch.tensor(1e-30) * 1e-9))
+        if len(seen) == 2:
+            raise RuntimeError("no update")
+        return update(batch)
+
+    trainer._update = observed
+    trainer.step(0.0)
+    with pytest.raises(RuntimeError, match="no update"):
+        trainer.step(0.0)
+    assert seen == [0.0, 0.0]
+    assert float(torch.tensor(1e-30) * 1e-9) > 0
