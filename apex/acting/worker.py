@@ -75,7 +75,7 @@ def run_worker(stop: Stop, task: WorkerTask, connect: Connect | None = None) -> 
         )
         metrics = MetricsSender(context, welcome.endpoint("metrics"), codec)
         try:
-            _explore(stop, actor, metrics, task.figures.rows[task.row])
+            explore(stop, actor, metrics, task.figures.rows[task.row])
         except EnvironmentFailure as failure:
             task.figures.leave_words(task.row, str(failure))
             raise
@@ -127,7 +127,8 @@ def acts_in_bfloat16(config: Config, schema: Schema, *, has_bfloat16: bool) -> b
     return config.actor.bfloat16 == "on" or (config.actor.bfloat16 == "auto" and pays)
 
 
-def _explore(stop: Stop, actor: Actor, metrics: MetricsSender, figures: NDArray[np.float64]) -> None:
+def explore(stop: Stop, actor: Actor, metrics: MetricsSender, figures: NDArray[np.float64]) -> None:
+    """Acts until `stop` is requested. Sends the scores once a second and at the end; `figures`: see WorkerFigures."""
     actor.begin()
     report_at = time.monotonic() + REPORT_SECONDS
     while not stop.requested:
@@ -141,7 +142,13 @@ def _explore(stop: Stop, actor: Actor, metrics: MetricsSender, figures: NDArray[
                 time.sleep(0.01)  # The first parameters have not arrived yet.
         if now >= report_at:
             report_at = now + REPORT_SECONDS
-            scalars = actor.scores.take()
-            if scalars:
-                metrics.send(ActorFigures(role="actor", steps=None, time=time.time(), scalars=scalars))
+            _send_scores(actor, metrics)
+    _send_scores(actor, metrics)
     actor.end()
+
+
+def _send_scores(actor: Actor, metrics: MetricsSender) -> None:
+    """Sends the scores of the games that ended since the last call."""
+    scalars = actor.scores.take()
+    if scalars:
+        metrics.send(ActorFigures(role="actor", steps=None, time=time.time(), scalars=scalars))

@@ -68,7 +68,7 @@ class MetricsSender:
     def __init__(self, context: Context, endpoint: str, codec: Codec) -> None:
         self._codec = codec
         self._socket = context.socket(zmq.PUSH)
-        prepare(self._socket, high_water_mark=100)
+        prepare(self._socket, high_water_mark=100, linger=GOODBYE_SECONDS)
         connect(self._socket, endpoint, "metrics")
 
     def send(self, figures: ActorFigures) -> None:
