@@ -41,6 +41,10 @@ def choose_algorithm(config: Config, schema: Schema) -> str:
         for setting in _settings_of_dqn():
             require(values[setting] == defaults[setting], f"{setting} {values[setting]!r} {words}")
     require(
+        not config.learner.random_shift or len(schema.frame_shape) == 2,
+        f"learner.random_shift {config.learner.random_shift} is for images, but {config.environment.id} has none: use 0",
+    )
+    require(
         not schema.masked or config.learner.target == "double_q",
         f"learner.target {config.learner.target!r} supports no action masks, but {config.environment.id} has them: "
         "use double_q",

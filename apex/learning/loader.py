@@ -19,6 +19,7 @@ from apex.config import Config
 from apex.errors import ForeignFileError, UsageError
 from apex.learning.batch_ring import BatchRing, BatchSlot
 from apex.learning.batch_source import LocalSource, RemoteSource
+from apex.learning.random_shift import RandomShift
 from apex.learning.store_monitor import StoreMonitor
 from apex.replay_memory.batch_drawer import BatchDrawer, DrawSettings
 from apex.replay_memory.frames.stack_decoder import StackDecoder
@@ -40,8 +41,9 @@ log = logging.getLogger("apex")
 class Loader:
     """Fills the slots of a ring one after the other. Passes a slot to the trainer when all shards' parts are filled."""
 
-    def __init__(self, schema: Schema, ring: BatchRing) -> None:
+    def __init__(self, schema: Schema, ring: BatchRing, shift: RandomShift) -> None:
         self._ring = ring
+        self._shift = shift
         self._decoders = [StackDecoder(schema, stacks) for stacks in ring.stacks]
         self._slot: int | None = None
         self.missing = list(range(ring.num_shards))  # shards whose part is still missing in the slot
@@ -67,6 +69,7 @@ class Loader:
                 self.missing.append(shard)
         filled = len(self.missing) < len(missing)
         if not self.missing:
+            self._shift.apply(self._ring.stacks[slot])
             self._ring.hand_over(slot)
             self._slot, self.missing = None, list(range(self._ring.num_shards))
         return filled
@@ -110,7 +113,7 @@ def start_loaders(task: LoaderTask) -> list[BaseProcess]:
 def run_loader(stop: Stop, index: int, task: LoaderTask) -> None:
     """Runs a loader process, which also receives parts from the samplers of replay shards on other hosts."""
     ring, replay, transport = task.ring, task.config.replay, task.config.transport
-    loader = Loader(task.schema, ring)
+    loader = Loader(task.schema, ring, RandomShift.configured(task.config, index))
     monitors = [
         StoreMonitor(store_path(task.run_id, shard), partial(task.open_source, index, shard))
         for shard in range(ring.num_shards)

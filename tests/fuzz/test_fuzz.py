@@ -28,6 +28,7 @@ from apex.learning.batch_source import LocalSource, RemoteSource
 from apex.learning.coordinator.coordinator import Coordinator
 from apex.learning.coordinator.metric_rows import MetricRows, evaluation_row
 from apex.learning.loader import Loader
+from apex.learning.random_shift import RandomShift
 from apex.learning.trainer import Trainer
 from apex.replay_memory.batch_drawer import BatchDrawer, DrawSettings
 from apex.replay_memory.frames.lz4_blocks import FrameError
@@ -187,7 +188,7 @@ class Learning:
         self.remote = RemoteSource(lambda timeout: drawer.draw(), num_shards=1, credit=8)
         self.source = self.remote if by_socket else LocalSource(drawer)
         self.ring = BatchRing(schema, 16)
-        self.loader = Loader(schema, self.ring)
+        self.loader = Loader(schema, self.ring, RandomShift(0, np.random.default_rng(0)))
         self.trainer = None
         if schema == VECTORS:  # These frames of pixels are too small for any network.
             learner = LearnerConfig(batch_size=16, optimizer="adam", loss="squared")

@@ -14,6 +14,7 @@ from apex.algorithms.losses import importance_weights
 from apex.learning.batch_ring import BatchRing
 from apex.learning.batch_source import LocalSource
 from apex.learning.loader import Loader
+from apex.learning.random_shift import RandomShift
 from apex.replay_memory.batch_drawer import BatchDrawer, DrawSettings
 from apex.replay_memory.rate_limiter import RateLimiter
 from apex.replay_memory.sampler_counters import SamplerCounters
@@ -35,7 +36,7 @@ class Shards:
             :num_shards
         ]
         self.ring = BatchRing(VECTORS, PART * num_shards, num_shards=num_shards)
-        self.loader = Loader(VECTORS, self.ring)
+        self.loader = Loader(VECTORS, self.ring, RandomShift(0, np.random.default_rng(0)))
         self.sources = []
         for shard, priorities in enumerate(self.priorities):
             path = folder / f"store-{shard}"

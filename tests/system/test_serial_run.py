@@ -50,6 +50,7 @@ PONG = (
     "--replay.min-size-to-sample=200",
     "--replay.samples-per-insert=0.5",
     "--batch-size=16",
+    "--learner.random-shift=4",
     "--network.width=0.125",
     "--network.hidden=16",
     "--max-updates=30",

@@ -16,6 +16,7 @@ from apex.algorithms.parameters import num_parameters
 from apex.learning.batch_ring import Batch, BatchRing
 from apex.learning.batch_source import LocalSource
 from apex.learning.loader import Loader
+from apex.learning.random_shift import RandomShift
 from apex.replay_memory.batch_drawer import BatchDrawer, DrawSettings
 from apex.replay_memory.sampler_counters import SamplerCounters
 from apex.replay_memory.server import ReplayServer
@@ -66,7 +67,7 @@ class Experience:
         self.server = ReplayServer(store, self._codec, counters, settings.limiter, clock=clock)
         self.ring = BatchRing.configured(config.learner, 1, schema, cuda=False)
         self.memory = self.ring.memory
-        self._loader = Loader(schema, self.ring)
+        self._loader = Loader(schema, self.ring, RandomShift.configured(config, 0))
         reader = StoreReader(store_path(folder.run_id), schema)
         self._source = LocalSource(BatchDrawer(reader, counters, 0, settings, np.random.default_rng([config.seed, 0])))
         self._mail = Loopback()

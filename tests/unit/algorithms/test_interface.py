@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.builders import MASKED, VECTORS
+from support.builders import MASKED, PIXELS, VECTORS
 
 from apex.algorithms.interface import METHODS, check_allowed, make_algorithm
 from apex.config import Config, LearnerConfig
@@ -34,6 +34,13 @@ def test_discrete_actions_are_learned_by_dqn(name):
 def test_munchausen_targets_are_refused_with_action_masks():
     with pytest.raises(UsageError, match=r"'munchausen' supports no action masks, but .* has them: use double_q"):
         make_algorithm(Config(learner=LearnerConfig(target="munchausen")), MASKED)
+
+
+def test_random_shifts_are_refused_without_images():
+    config = Config(learner=LearnerConfig(random_shift=4))
+    with pytest.raises(UsageError, match=r"learner\.random_shift 4 is for images, but .* has none: use 0"):
+        make_algorithm(config, VECTORS)
+    make_algorithm(config, PIXELS)
 
 
 def test_an_algorithm_of_ones_own_is_found_by_its_path():

@@ -16,6 +16,7 @@ from apex.frame_blob import make_blob, read_table
 from apex.learning.batch_ring import BatchPart, BatchRing
 from apex.learning.batch_source import RemoteSource
 from apex.learning.loader import Loader, LoaderTask, load
+from apex.learning.random_shift import RandomShift
 from apex.learning.store_monitor import LOOK_SECONDS, StoreMonitor
 from apex.replay_memory.store.layout import StoreSettings
 from apex.replay_memory.store.location import counters_path, remove, store_path
@@ -24,6 +25,7 @@ from apex.runtime.children import start_child, stop_children
 from apex.types import unpack_mask
 
 pytestmark = pytest.mark.programs
+NO_SHIFT = RandomShift(0, np.random.default_rng(0))
 
 
 class Arrivals:
@@ -41,10 +43,10 @@ class Arrivals:
 class Remote:
     """A loader whose parts all come by socket."""
 
-    def __init__(self, ring, schema=PIXELS, credit=8):
+    def __init__(self, ring, schema=PIXELS, credit=8, shift=NO_SHIFT):
         self.ring, self.arrivals = ring, Arrivals()
         self.source = RemoteSource(self.arrivals.receive, num_shards=ring.num_shards, credit=credit)
-        self.loader = Loader(schema, ring)
+        self.loader = Loader(schema, ring, shift)
 
     def send(self, *parts):
         """Has parts arrive; tells whether the last one found a place."""
@@ -107,6 +109,24 @@ def test_a_batch_is_handed_over_when_it_has_a_part_from_each_shard():
     frames = make_frames(PIXELS, PIXELS.stack + 2)
     np.testing.assert_array_equal(batch.stacks[0, 8], frames[: PIXELS.stack])
     np.testing.assert_array_equal(batch.stacks[1, 8], frames[2:])
+
+
+class AddOne:
+    """In the place of a shift: tells how often it was applied."""
+
+    def apply(self, stacks):
+        stacks += 1
+
+
+def test_a_batch_is_shifted_once_when_all_its_parts_are_there():
+    stacks = []
+    for shift in (NO_SHIFT, AddOne()):
+        ring = BatchRing(PIXELS, 8, num_shards=2)
+        remote = Remote(ring, shift=shift)
+        for shard in range(2):
+            remote.send(part_of(shard, 1))
+        stacks.append(ring.receive(0.0).stacks.copy())
+    np.testing.assert_array_equal(stacks[1], stacks[0] + 1)
 
 
 def test_new_priorities_go_to_the_shard_that_each_part_came_from():
@@ -227,7 +247,7 @@ class Direct:
             learner=LearnerConfig(batch_size=4 * num_shards),
         )
         self.ring = BatchRing(PIXELS, 4 * num_shards, num_shards=num_shards)
-        self.loader = Loader(PIXELS, self.ring)
+        self.loader = Loader(PIXELS, self.ring, NO_SHIFT)
         self.now = 0.0
         self.monitor = self.make_monitor()
 

@@ -1,0 +1,70 @@
+"""Random shifts move whole stacks, repeat the border, and are the same in every run with the same seed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from apex.config import Config, LearnerConfig
+from apex.learning.random_shift import RandomShift
+
+BATCH, STACK, HEIGHT, WIDTH = 40, 3, 7, 5
+
+
+def make_stacks(dtype="uint8"):
+    """Every pixel of a stack has a value of its own."""
+    stacks = np.arange(2 * BATCH * STACK * HEIGHT * WIDTH) % 251
+    return stacks.reshape(2, BATCH, STACK, HEIGHT, WIDTH).astype(dtype)
+
+
+def naive(stack, down, right):
+    """The stack with its content moved by so many pixels, one pixel after the other."""
+    moved = np.empty_like(stack)
+    for image, result in zip(stack, moved, strict=True):
+        for y in range(HEIGHT):
+            for x in range(WIDTH):
+                result[y, x] = image[min(max(y - down, 0), HEIGHT - 1), min(max(x - right, 0), WIDTH - 1)]
+    return moved
+
+
+def shifted(pixels, *, seed=5, dtype="uint8"):
+    stacks = make_stacks(dtype)
+    RandomShift.configured(Config(seed=seed, learner=LearnerConfig(random_shift=pixels)), 0).apply(stacks)
+    return stacks
+
+
+def offsets(before, after, pixels):
+    """The only shift of at most `pixels` that makes each stack `after` from `before`."""
+    pairs = [(down, right) for down in range(-pixels, pixels + 1) for right in range(-pixels, pixels + 1)]
+    for old, new in zip(before.reshape(-1, *before.shape[2:]), after.reshape(-1, *before.shape[2:]), strict=True):
+        (found,) = (pair for pair in pairs if np.array_equal(naive(old, *pair), new))
+        yield found
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_each_state_moves_by_a_shift_of_its_own_and_repeats_the_border(dtype):
+    found = list(offsets(make_stacks(dtype), shifted(2, dtype=dtype), 2))
+    for axis in (0, 1):
+        assert {pair[axis] for pair in found} == {-2, -1, 0, 1, 2}
+    assert len(set(found)) > 15  # The directions are independent: five equal pairs would be 5.
+    assert found[:BATCH] != found[BATCH:]  # So are the two states of a transition.
+
+
+def test_no_pixels_leave_the_states_as_they_are():
+    np.testing.assert_array_equal(shifted(0), make_stacks())
+
+
+def test_a_seed_gives_the_same_shifts_and_each_loader_its_own():
+    np.testing.assert_array_equal(shifted(2), shifted(2))
+    assert not np.array_equal(shifted(2), shifted(2, seed=6))
+    other = make_stacks()
+    RandomShift.configured(Config(seed=5, learner=LearnerConfig(random_shift=2)), 1).apply(other)
+    assert not np.array_equal(shifted(2), other)
+
+
+def test_the_shifts_do_not_repeat_from_batch_to_batch():
+    shift = RandomShift(2, np.random.default_rng(0))
+    first, second = make_stacks(), make_stacks()
+    shift.apply(first)
+    shift.apply(second)
+    assert not np.array_equal(first, second)
