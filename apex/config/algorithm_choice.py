@@ -40,9 +40,10 @@ def choose_algorithm(config: Config, schema: Schema) -> str:
         words = "belongs to DQN, but this environment has continuous actions: leave it out"
         for setting in _settings_of_dqn():
             require(values[setting] == defaults[setting], f"{setting} {values[setting]!r} {words}")
+    shift = config.learner.random_shift
     require(
-        not config.learner.random_shift or len(schema.frame_shape) == 2,
-        f"learner.random_shift {config.learner.random_shift} is for images, but {config.environment.id} has none: use 0",
+        not shift or len(schema.frame_shape) == 2,
+        f"learner.random_shift {shift} is for images, but {config.environment.id} has none: use 0",
     )
     require(
         not schema.masked or config.learner.target == "double_q",

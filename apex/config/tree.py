@@ -135,7 +135,7 @@ class LearnerConfig(Branch):
     rmsprop_decay: Decay = 0.95  # decay of RMSProp's means of gradients and squared gradients [appendix C]
     adam_beta1: Decay = 0.9  # decay of Adam's mean of gradients (beta 1)
     adam_beta2: Decay = 0.999  # decay of Adam's mean of squared gradients (beta 2)
-    random_shift: NonNegativeInt = 0  # images: shift the states of a batch by up to N pixels [Yarats et al. 2021]
+    random_shift: Annotated[int, Meta(ge=0, le=64)] = 0  # images: shift states by up to N pixels [Yarats et al. 2021]
     centered_gradients: bool = False  # DQN: subtract the mean over each unit's weights [Yong et al. 2020]
     max_gradient_norm: PositiveFloat = 40.0  # gradients with a larger norm are scaled down to it [appendix C]
     loss: Literal["squared", "huber"] = "squared"  # squared: 1/2 delta^2 [section 3.2]
