@@ -100,8 +100,10 @@ PONG = Config(
 # Breakout stayed at 16 from minute 6 to minute 22.
 NARROW = replace(
     PONG,
+    actor=replace(ATARI.actor, n_step=5),  # paper: 3; with shifted images, 5 learned Breakout in half of the steps
     learner=replace(
         PONG.learner,
+        random_shift=4,  # paper: not stated; Breakout learned one and a half times as much, Pong nothing
         learning_rate_until_limit=True,  # paper: constant
         learning_rate_updates=200_000,  # of a run without a limit: 40 minutes on two cores
     ),

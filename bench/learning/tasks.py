@@ -22,13 +22,15 @@ VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "apex-rate-1e-3": ("learning rate 1e-3", ("--learner.learning-rate", "1e-3")),
     "apex-stale": ("parameters checked every 100 steps", ("--actor.parameters-period", "100")),
     "apex-ratio-4": ("4 samples per insert", ("--replay.samples-per-insert", "4")),
-    "apex-n-5": ("n = 5", ("--actor.n-step", "5")),
+    "apex-n-3": ("n = 3", ("--actor.n-step", "3")),
+    "apex-n-10": ("n = 10", ("--actor.n-step", "10")),
+    "apex-no-shift": ("images as they are", ("--learner.random-shift", "0")),
     "apex-munchausen": ("Munchausen targets", ("--learner.target", "munchausen")),
     "apex-rescaled": (
-        "value rescaling, raw rewards, n = 5, gamma = 0.997, lives ignored",
+        "value rescaling, raw rewards, gamma = 0.997, lives ignored",
         (
             *("--network.value-rescaling", "--environment.no-clip-rewards", "--environment.no-life-loss-terminates"),
-            *("--actor.n-step", "5", "--actor.gamma", "0.997"),
+            *("--actor.gamma", "0.997"),
         ),
     ),
 }

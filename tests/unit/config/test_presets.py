@@ -83,9 +83,12 @@ def test_the_paper_preset_holds_the_papers_values(setting, value):
     assert flatten(PRESETS["paper"].config)[setting] == value
 
 
-def test_without_a_gpu_other_games_have_pongs_settings_but_twice_the_width_and_a_rate_that_falls():
-    learner = replace(PONG.learner, learning_rate_until_limit=True, learning_rate_updates=200_000)
-    assert replace(PONG, learner=learner, network=NARROW.network, evaluator=NARROW.evaluator) == NARROW
+def test_without_a_gpu_other_games_have_pongs_settings_but_twice_the_width_shifts_n_5_and_a_rate_that_falls():
+    learner = replace(PONG.learner, learning_rate_until_limit=True, learning_rate_updates=200_000, random_shift=4)
+    actor = replace(PONG.actor, n_step=5)
+    changed = replace(PONG, actor=actor, learner=learner, network=NARROW.network, evaluator=NARROW.evaluator)
+    assert changed == NARROW
+    assert (PONG.learner.random_shift, PONG.actor.n_step) == (0, 3)
     assert NARROW.network.width == 0.5
     assert (NARROW.evaluator.episodes, PONG.evaluator.episodes, PONG.evaluator.confirm_episodes) == (10, 5, 100)
     assert (PONG.learner.learning_rate, PONG.learner.optimizer_epsilon) == (6e-4, 1e-5)
