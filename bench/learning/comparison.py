@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from apex.runs.plots.aggregate import Curve, read_csv
+from apex.runs.plots.aggregate import Curve, Floats, read_csv
 from bench.learning.records import Record, record_path
 from bench.learning.tasks import SYSTEMS, TASKS, LearningTask
 
@@ -20,9 +20,10 @@ COLUMNS = (
     "final policy",
     "mean of the last third",
     "at equal steps",
+    "after equal minutes",
     "each above each",
 )
-NEAR = 0.2  # Evaluations count for "at equal steps" up to this share of the steps before and after.
+NEAR = 0.2  # Evaluations count for "at equal steps" and minutes up to this share of them before and after.
 LAST = 2 / 3  # of the steps of a run, where the last third begins
 
 
@@ -66,10 +67,13 @@ def mean_of_last_third(curve: Curve) -> float:
     return float(curve.scores[curve.steps >= LAST * curve.steps[-1]].mean())
 
 
-def score_at(curve: Curve, steps: int) -> float | None:
-    """Returns the mean score of the evaluations near `steps`; None if there was none, or the run ended before."""
-    near = np.abs(curve.steps - steps) <= NEAR * steps
-    return float(curve.scores[near].mean()) if near.any() and curve.steps[-1] >= steps else None
+def score_at(x: Floats, scores: Floats, place: float) -> float | None:
+    """Returns the mean score of the evaluations near `place`; None if there was none, or the run ended before.
+
+    x: steps or seconds of each evaluation.
+    """
+    near = np.abs(x - place) <= NEAR * place
+    return float(scores[near].mean()) if near.any() and x[-1] >= place else None
 
 
 def chance_of_order(ours: Sequence[Record], theirs: Sequence[Record]) -> str:
@@ -84,7 +88,9 @@ def chance_of_order(ours: Sequence[Record], theirs: Sequence[Record]) -> str:
 def _row(root: Path, task: LearningTask, seeds: Sequence[Record], others: Sequence[Record]) -> str:
     curves = [read_csv(record_path(root, record.task, record.system, record.seed, ".csv")) for record in seeds]
     finals = [record.final_score.mean if record.final_score else None for record in seeds]
-    at_equal = [score_at(curve, task.equal_steps) for curve in curves] if task.equal_steps else []
+    steps, minutes = task.equal_steps, task.equal_minutes
+    by_steps = [score_at(curve.steps, curve.scores, steps) for curve in curves] if steps else []
+    by_minutes = [score_at(curve.seconds, curve.scores, 60 * minutes) for curve in curves] if minutes else []
     order = ""
     if others:
         above = all(is_above(record, others) for record in seeds)
@@ -96,7 +102,8 @@ def _row(root: Path, task: LearningTask, seeds: Sequence[Record], others: Sequen
         _values([record.score.mean for record in seeds]),
         _values(finals),
         _values([mean_of_last_third(curve) for curve in curves]),
-        _values(at_equal) + f" ({task.equal_steps:,})" * bool(at_equal),
+        _values(by_steps) + f" ({steps:,})" * bool(by_steps),
+        _values(by_minutes) + f" ({minutes:g})" * bool(by_minutes),
         order,
     ]
     return f"| {' | '.join(cells)} |"

@@ -57,7 +57,8 @@ class LearningTask(NamedTuple):
     limit_seconds: float  # from the command to its exit
     minutes: float  # after which a run is ended; where a bar is hard to reach, one learns when it was
     num_seeds: int  # that the claim needs: all of them must reach the bar; 0: nothing is claimed, it is a curve
-    equal_steps: int = 0  # after which scores are compared too; 0: only after equal time
+    equal_steps: int = 0  # after which scores are compared too; 0: only at the end
+    equal_minutes: float = 0.0  # the same
 
     @property
     def game(self) -> str:
@@ -108,8 +109,10 @@ TASKS = {
     "halfcheetah": LearningTask("HalfCheetah-v5", ("--env", "HalfCheetah-v5"), 30, None, 1_200.0, 20.0, 3),
     "hopper": LearningTask("Hopper-v5", ("--env", "Hopper-v5"), 30, None, 1_200.0, 20.0, 2),
     # An Atari game has 30 starts; 100 games are expected to have 29 of them.
-    "pong": LearningTask("ALE/Pong-v5", ("--preset", "pong", "--stop-score", "18.5"), 100, 18.0, 1_800.0, 30.0, 2),
-    "breakout": LearningTask("ALE/Breakout-v5", ("--env", "ALE/Breakout-v5"), 100, None, 3_600.0, 60.0, 2, 300_000),
+    "pong": LearningTask("ALE/Pong-v5", ("--preset", "pong", "--stop-score", "18.5"), 100, 18.0, 840.0, 30.0, 5),
+    "breakout": LearningTask(
+        "ALE/Breakout-v5", ("--env", "ALE/Breakout-v5"), 100, None, 3_600.0, 60.0, 3, 300_000, 20.0
+    ),
     "space-invaders": LearningTask(
         "ALE/SpaceInvaders-v5", ("--env", "ALE/SpaceInvaders-v5"), 100, None, 1_200.0, 20.0, 3, 100_000
     ),

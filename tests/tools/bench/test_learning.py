@@ -139,12 +139,12 @@ def test_a_bar_is_met_by_every_seed_in_score_and_in_time(figures, verdict):
 @pytest.mark.parametrize(
     ("ours", "theirs", "verdict"),
     [
-        ([50.0, 60.0], [20.0, 30.0], "met"),
-        ([50.0], [20.0, 30.0], "met so far: 1 of 2 seeds"),
-        ([30.0, 30.0], [30.0, 30.0], "not met: 0 of 2 seeds"),
-        ([90.0, 25.0], [20.0, 30.0], "not met: 1 of 2 seeds"),
-        ([90.0, 25.0], [20.0], "met so far: 1 of 2 seeds"),
-        ([50.0, 60.0], [], "not compared yet"),
+        ([50.0, 60.0, 70.0], [20.0, 30.0], "met"),
+        ([50.0, 60.0], [20.0, 30.0], "met so far: 2 of 3 seeds"),
+        ([30.0, 30.0, 30.0], [30.0, 30.0], "not met: 0 of 3 seeds"),
+        ([90.0, 25.0, 90.0], [20.0, 30.0], "not met: 2 of 3 seeds"),
+        ([90.0, 25.0, 90.0], [20.0], "met so far: 1 of 2 seeds of the other"),
+        ([50.0, 60.0, 70.0], [], "not compared yet"),
     ],
 )
 def test_where_there_is_no_bar_the_other_system_is_it(ours, theirs, verdict):
@@ -159,7 +159,7 @@ def test_who_had_less_time_is_not_compared():
     ours = make_record("breakout", "apex", 1, mean=50.0, seconds=3_600.0)
     theirs = make_record("breakout", "sb3", 1, mean=20.0, seconds=300.0)
     assert rows(ours, theirs)[0][7] == "not compared yet"
-    assert rows(ours, replace(theirs, seconds=3_590.0))[0][7] == "met so far: 1 of 2 seeds"
+    assert rows(ours, replace(theirs, seconds=3_590.0))[0][7] == "met so far: 1 of 3 seeds"
 
 
 def test_a_curve_claims_nothing():
@@ -202,16 +202,19 @@ def test_below_the_table_stand_machine_commit_games_and_pictures():
 def test_games_without_a_bar_have_a_second_table_with_every_seed_and_what_was_not_selected(tmp_path):
     ours = [make_record("breakout", seed=seed, mean=30.0 + seed, final_score=SCORE) for seed in (1, 2)]
     theirs = [make_record("breakout", "sb3", seed=seed, mean=20.0 + seed) for seed in (1, 2)]
-    curves = {1: [(1.0, 200_000, 5.0), (2.0, 300_000, 8.0), (3.0, 900_000, 20.0)], 2: [(1.0, 250_000, 4.0)]}
+    curves = {
+        1: [(900.0, 200_000, 5.0), (1_000.0, 300_000, 8.0), (1_440.0, 900_000, 20.0)],
+        2: [(1_190.0, 250_000, 4.0)],
+    }
     for record in (*ours, *theirs):
         write_record(tmp_path, record, curves[record.seed])
     *_, our_row, their_row = render_comparison(tmp_path, [*ours, *theirs]).splitlines()
     assert our_row == (
         "| Breakout | Ape-X over ZeroMQ | 1, 2 | 31.0, 32.0; mean 31.5 | 8.0, 8.0; mean 8.0 | 20.0, 4.0; mean 12.0 "
-        "| 8.0, - (300,000) | yes; 1 in 6 by chance |"
+        "| 8.0, - (300,000) | 14.0, - (20) | yes; 1 in 6 by chance |"
     )
     assert "| 21.0, 22.0; mean 21.5 | -, - |" in their_row
-    assert their_row.endswith("| 8.0, - (300,000) |  |")
+    assert their_row.endswith("| 8.0, - (300,000) | 14.0, - (20) |  |")
 
 
 def test_seeds_are_compared_with_those_on_the_same_processor():
