@@ -18,7 +18,6 @@ from bench.learning.tasks import SYSTEMS, TASKS, LearningTask
 BEGIN, END = "<!-- learning results -->", "<!-- end of learning results -->"
 DOCUMENTS = (Path("docs/learning.md"),)
 PLOT_SECONDS = 120.0  # that one picture may take
-PEER_SEEDS = 2  # that a claim needs of the strongest other system, if it needs as many of ours
 SAME_TIME = 0.95  # of our seconds, which another must have had to be compared after the same wall clock
 
 Group = list[Record]  # the seeds of one command on one kind of machine
@@ -186,7 +185,7 @@ def _comparison(task: LearningTask, group: Group, groups: Sequence[Group]) -> st
     strongest = max(others, key=lambda other: statistics.mean(record.score.mean for record in other))
     # Seeds with a counterpart on the same processor. A peer that is weaker than another one needs no more seeds.
     compared = sum(bool(peers_of(record, strongest)) for record in group)
-    peers, needed = sum(bool(peers_of(record, group)) for record in strongest), min(task.num_seeds, PEER_SEEDS)
+    peers, needed = sum(bool(peers_of(record, group)) for record in strongest), task.peer_seeds or task.num_seeds
     if compared >= task.num_seeds and peers >= needed:
         return "met"
     if compared < task.num_seeds:
