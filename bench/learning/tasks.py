@@ -22,8 +22,8 @@ VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "apex-rate-1e-3": ("learning rate 1e-3", ("--learner.learning-rate", "1e-3")),
     "apex-stale": ("parameters checked every 100 steps", ("--actor.parameters-period", "100")),
     "apex-ratio-4": ("4 samples per insert", ("--replay.samples-per-insert", "4")),
-    "apex-n-3": ("n = 3", ("--actor.n-step", "3")),
-    "apex-n-10": ("n = 10", ("--actor.n-step", "10")),
+    "apex-n-3": ("3-step targets", ("--actor.n-step", "3")),
+    "apex-n-10": ("10-step targets", ("--actor.n-step", "10")),
     "apex-no-shift": ("images as they are", ("--learner.random-shift", "0")),
     "apex-munchausen": ("Munchausen targets", ("--learner.target", "munchausen")),
     "apex-rescaled": (
