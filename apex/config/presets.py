@@ -38,14 +38,13 @@ PAPER = Config(
     actor=ActorConfig(num_actors=360),  # [section 4.1]
 )
 
-# Any Atari game on a machine with a GPU: the paper's network, batch, schedule and unlimited replay ratio. The settings
-# below learn faster on one machine and need half of the memory. The number of actors is chosen for the machine; the
-# paper had 360.
+# Any Atari game on a machine with a GPU: the paper's network, batch size and target period. The settings below learn
+# faster on one machine and need half of the memory. The number of actors is chosen for the machine; the paper had 360.
 ATARI = Config(
     environment=EnvironmentConfig(fire_after_life_loss=True),  # paper: not stated; Stable-Baselines3 does it
     actor=ActorConfig(
         bfloat16="auto",  # paper: not stated; depends on the CPU
-        parameters_period=10,  # paper: 100; with 16 actors and 8 samples per insert, 100 steps are 400 updates
+        parameters_period=10,  # paper: 100, which are 400 updates with 16 actors and batches of 32
     ),
     replay=ReplayConfig(
         capacity=1_000_000,  # paper: 2 M; about 1.5 GiB of compressed frames instead of 3 GiB
@@ -105,7 +104,7 @@ NARROW = replace(
         PONG.learner,
         random_shift=4,  # paper: not stated; one run of Breakout passed its plateau of 22 (ADR 32)
         learning_rate_until_limit=True,  # paper: constant
-        learning_rate_updates=200_000,  # of a run without a limit: 40 minutes on two cores
+        learning_rate_updates=200_000,  # of a run without a limit: 45 minutes on two cores
     ),
     network=replace(PONG.network, width=0.5),  # paper: 1
     evaluator=replace(ATARI.evaluator, episodes=10),  # not 2, because the scores of single games differ by about 5
@@ -273,9 +272,9 @@ def preset_for(kind: EnvironmentKind, environment_id: str, *, gpu: Callable[[], 
     """Returns the configuration for an environment if the user chose no preset. `gpu()`: whether the learner has a GPU.
 
     Pong, CartPole-v1, LunarLander and Pendulum have configurations of their own. Other image environments use ATARI
-    with a GPU, else NARROW: two cores make one or two updates per second with ATARI, and 55 with NARROW. Other vector
-    environments use VECTOR; other environments with continuous actions use CONTROL. VECTOR and CONTROL have no stop
-    score, because each environment has its own scale of scores.
+    with a GPU, else NARROW: two cores make one or two updates per second with ATARI, and 70 to 80 with NARROW. Other
+    vector environments use VECTOR; other environments with continuous actions use CONTROL. VECTOR and CONTROL have no
+    stop score, because each environment has its own scale of scores.
     """
     name = environment_id.rpartition("/")[2]
     if kind == "continuous":

@@ -73,7 +73,7 @@ class ActorConfig(Branch):
     segment_length: Annotated[int, Meta(ge=1, le=1000)] = 50  # steps of one actor sent as one segment [section 4.1]
     window: Annotated[int, Meta(ge=1, le=64)] = 8  # number of unacknowledged segments at which an actor pauses
     parameters_period: PositiveInt = 100  # steps between checks for newer parameters. Paper: 400 frames [section 4.1]
-    bfloat16: Format = "off"  # compute Q-values for acting in bfloat16; auto: only if faster on this CPU
+    bfloat16: Format = "off"  # compute Q-values for acting in bfloat16; auto: wide networks, if the CPU multiplies it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +148,7 @@ class LearnerConfig(Branch):
     max_skipped_updates: PositiveInt = 10  # end the run after this many non-finite updates in a row
     num_threads: NonNegativeInt = 0  # PyTorch threads; 0: chosen from the number of CPU cores
     num_loaders: Annotated[int, Meta(ge=0, le=64)] = 0  # processes that decode batches; 0: chosen for this machine
-    bfloat16: Format = "off"  # compute updates in bfloat16; auto: only if faster on this CPU or GPU
+    bfloat16: Format = "off"  # compute updates in bfloat16; auto: if the GPU has it, or the CPU and the network is wide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The algorithm Ape-X DQN: a Q-network, epsilon-greedy actors and double-Q updates."""
+"""The algorithm Ape-X DQN: a Q-network, epsilon-greedy actors, and double-Q or Munchausen updates."""
 
 from __future__ import annotations
 

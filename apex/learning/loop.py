@@ -109,8 +109,8 @@ class Reporter:
             if now - since >= DYING_SECONDS and layer not in self._warned:
                 self._warned.add(layer)
                 log.warning(
-                    "%.0f %% of the units of layer %r are dormant: try a lower --learner.learning-rate, or start a new "
-                    "run with --learner.learning-rate-warmup 2000 and, for DQN, --learner.centered-gradients",
+                    "%.0f %% of the units of layer %r are dormant: start a run with a lower --learner.learning-rate "
+                    "(other remedies: docs/guide/train.md, If a network stops learning)",
                     100 * share,
                     layer,
                 )

@@ -71,6 +71,10 @@ def prepare_torch(config: LearnerConfig, device: torch.device) -> None:
         torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
     else:
         keep_freed_memory()
+        # Threads inherit the floating-point mode of the thread that starts them; `Trainer` later sets only its own.
+        torch.set_flush_denormal(True)
+        torch.zeros(1 << 20).add_(1)  # starts the threads
+        torch.set_flush_denormal(False)
 
 
 def make_trainer(

@@ -94,7 +94,7 @@ def _row(root: Path, task: LearningTask, seeds: Sequence[Record], others: Sequen
     order = ""
     if others:
         above = all(is_above(record, others) for record in seeds)
-        order = f"{'yes' if above else 'no'}; {chance_of_order(seeds, others)}"
+        order = f"yes; {chance_of_order(seeds, others)}" if above else "no"
     cells = [
         task.name,
         SYSTEMS[seeds[0].system],

@@ -90,7 +90,7 @@ def test_a_layer_that_dies_is_named_once_after_a_minute(monkeypatch, caplog):
 
     assert report(1_000.0, 0.6) == report(1_050.0, 0.5) == report(1_060.0, 0.6) == report(1_119.0, 0.7) == []
     (message,) = report(1_120.0, 0.7)
-    assert message.startswith("70 % of the units of layer 'value.activation' are dormant: try a lower")
+    assert message.startswith("70 % of the units of layer 'value.activation' are dormant: start a run with a lower")
     assert len(report(1_300.0, 0.9)) == 1
     assert len(report(1_301.0, 0.9, "body.1")) == 1
     assert len(report(1_361.0, 0.9, "body.1")) == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -35,3 +37,18 @@ def test_on_a_processor_neither_is_touched(settings):
     prepare_torch(LearnerConfig(num_threads=2), torch.device("cpu"))
     assert settings == [("set_num_threads", 2)]
     assert not torch.backends.cudnn.benchmark
+
+
+def test_every_thread_of_an_operation_turns_denormal_numbers_into_zero():
+    def share_of_zeros():
+        prepare_torch(LearnerConfig(num_threads=2), torch.device("cpu"))
+        torch.full((1 << 20,), 1.0).add_(1)  # Threads that did not run yet would inherit the mode that is set below.
+        torch.set_flush_denormal(True)
+        return float((torch.full((1 << 20,), 1e-30).mul_(1e-9) == 0).float().mean())
+
+    before = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(1) as new_thread:  # It starts threads of its own for torch's operations.
+            assert new_thread.submit(share_of_zeros).result() == 1.0
+    finally:
+        torch.set_num_threads(before)
