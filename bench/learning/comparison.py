@@ -48,7 +48,7 @@ def has_peers(task: LearningTask) -> bool:
 
 def peers_of(record: Record, others: Sequence[Record]) -> list[Record]:
     """Returns the records on the same processor: elsewhere, the same time is worth more or less."""
-    return [other for other in others if _processor(other) == _processor(record)]
+    return [other for other in others if processor_of(other) == processor_of(record)]
 
 
 def is_above(record: Record, others: Sequence[Record]) -> bool:
@@ -56,8 +56,8 @@ def is_above(record: Record, others: Sequence[Record]) -> bool:
     return all(record.score.mean > other.score.mean for other in peers_of(record, others))
 
 
-def _processor(record: Record) -> str:
-    """Returns the name without family and model, which older records lack."""
+def processor_of(record: Record) -> str:
+    """Returns the processor's name without family and model, which older records lack."""
     name: str = record.machine["cpu"]
     return name.partition(" (family")[0]
 
@@ -79,8 +79,8 @@ def score_at(x: Floats, scores: Floats, place: float) -> float | None:
 def chance_of_order(ours: Sequence[Record], theirs: Sequence[Record]) -> str:
     """Returns how often each of our seeds would be above each of theirs if both systems were equal."""
     orders = 1
-    for processor in {_processor(record) for record in ours}:
-        count, others = (sum(_processor(record) == processor for record in side) for side in (ours, theirs))
+    for processor in {processor_of(record) for record in ours}:
+        count, others = (sum(processor_of(record) == processor for record in side) for side in (ours, theirs))
         orders *= math.comb(count + others, count)
     return f"1 in {orders} by chance"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from apex.errors import require
 from apex.runtime.atomic_files import replace_file
-from bench.learning.comparison import is_above, peers_of, render_comparison
+from bench.learning.comparison import is_above, peers_of, processor_of, render_comparison
 from bench.learning.records import FOLDER, Record, read_records, record_path, without_seed
 from bench.learning.tasks import SYSTEMS, TASKS, LearningTask
 
@@ -130,7 +130,7 @@ def _row(task: LearningTask, group: Group, groups: Sequence[Group]) -> str:
         SYSTEMS[first.system],
         _machine(first),
         ", ".join(str(record.seed) for record in sorted(group, key=lambda record: record.seed)),
-        _spread([record.seconds for record in group]),
+        _spread([record.seconds for record in group]) + ("" if task.bar is None else _per_processor(group)),
         f"{_score(group):.1f}",
         _bar(task),
         _verdict(task, group, groups),
@@ -142,6 +142,15 @@ def _row(task: LearningTask, group: Group, groups: Sequence[Group]) -> str:
 def _spread(seconds: Sequence[float]) -> str:
     ends = f" ({min(seconds):,.1f} ... {max(seconds):,.1f})" if len(seconds) > 1 else ""
     return f"{statistics.median(seconds):,.1f}{ends}"
+
+
+def _per_processor(group: Group) -> str:
+    """Returns the median of each processor's seeds, or "" if all seeds ran on one."""
+    seconds: dict[str, list[float]] = {}
+    for record in group:
+        seconds.setdefault(processor_of(record), []).append(record.seconds)
+    medians = [f"{name}: {statistics.median(values):,.1f}" for name, values in sorted(seconds.items())]
+    return "; " + ", ".join(medians) if len(medians) > 1 else ""
 
 
 def _score(group: Group) -> float:

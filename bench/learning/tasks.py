@@ -15,15 +15,8 @@ SYSTEMS = {
 
 # Options of apex train that change one setting of the presets pong and of other games without a GPU, for ablations.
 VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "apex-uniform": ("torch's initialization", ("--network.initialization", "uniform")),
     "apex-uncentered": ("gradients as they are", ("--learner.no-centered-gradients",)),
-    "apex-no-warm-up": ("no warm-up", ("--learner.learning-rate-warmup", "0")),
-    "apex-rate-3e-4": ("learning rate 3e-4", ("--learner.learning-rate", "3e-4")),
-    "apex-rate-1e-3": ("learning rate 1e-3", ("--learner.learning-rate", "1e-3")),
-    "apex-stale": ("parameters checked every 100 steps", ("--actor.parameters-period", "100")),
-    "apex-ratio-4": ("4 samples per insert", ("--replay.samples-per-insert", "4")),
     "apex-n-3": ("3-step targets", ("--actor.n-step", "3")),
-    "apex-n-10": ("10-step targets", ("--actor.n-step", "10")),
     "apex-no-shift": ("images as they are", ("--learner.random-shift", "0")),
     "apex-munchausen": ("Munchausen targets", ("--learner.target", "munchausen")),
     "apex-rescaled": (

@@ -120,6 +120,18 @@ def test_a_row_has_the_median_of_the_seeds_and_the_command_that_they_share():
     ]
 
 
+def test_a_row_has_the_median_of_each_processor_where_there_are_several_and_time_is_the_result():
+    def seconds(task, *runs):
+        records = [make_record(task, seed=n, seconds=s, machine=MACHINE | {"cpu": c}) for n, (s, c) in enumerate(runs)]
+        return rows(*records)[0][4]
+
+    older, newer = "AMD EPYC", "AMD EPYC (family 25, model 17)"
+    runs = [(12.0, older), (9.0, "Xeon"), (14.0, newer), (19.0, newer)]
+    assert seconds("cartpole", *runs) == "13.0 (9.0 ... 19.0); AMD EPYC: 14.0, Xeon: 9.0"
+    assert seconds("cartpole", *runs[2:]) == "16.5 (14.0 ... 19.0)"
+    assert seconds("halfcheetah", *runs) == "13.0 (9.0 ... 19.0)"
+
+
 @pytest.mark.parametrize(
     ("figures", "verdict"),
     [
@@ -509,9 +521,9 @@ def test_without_a_bar_the_policy_at_the_end_plays_the_same_games(tmp_path, capf
 
 
 def test_a_variant_is_our_system_with_further_options():
-    words, options = VARIANTS["apex-no-warm-up"]
+    words, options = VARIANTS["apex-uncentered"]
     command = ApexSystem("python", options).train(TASKS["pong-updates"], 3, 15.0, ())
-    assert words in SYSTEMS["apex-no-warm-up"]
+    assert words in SYSTEMS["apex-uncentered"]
     assert command[4:] == [*TASKS["pong-updates"].options, *options, "--seed", "3", "--max-minutes", "15"]
 
 
