@@ -20,7 +20,7 @@ VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "apex-no-shift": ("images as they are", ("--learner.random-shift", "0")),
     "apex-munchausen": ("Munchausen targets", ("--learner.target", "munchausen")),
     "apex-rescaled": (
-        "value rescaling, raw rewards, gamma = 0.997, lives ignored",
+        "value rescaling, raw rewards, gamma 0.997, lives ignored",
         (
             *("--network.value-rescaling", "--environment.no-clip-rewards", "--environment.no-life-loss-terminates"),
             *("--actor.gamma", "0.997"),
