@@ -86,7 +86,8 @@ def render(records: Sequence[Record], folder: Path, comparison: str = "") -> str
     if not records:
         return "No run is committed yet."
     lines = [
-        "| task | system | cores | seeds | seconds to exit, median (min ... max) | score, median of the seeds "
+        "| task | system | cores | seeds | seconds to exit, median (min ... max); of each processor (seeds) "
+        "| score, median of the seeds "
         "| bar | | command |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
@@ -131,7 +132,7 @@ def _row(task: LearningTask, group: Group, groups: Sequence[Group]) -> str:
         _machine(first),
         ", ".join(str(record.seed) for record in sorted(group, key=lambda record: record.seed)),
         _spread([record.seconds for record in group]) + ("" if task.bar is None else _per_processor(group)),
-        f"{_score(group):.1f}",
+        f"{_score(task, group):.1f}",
         _bar(task),
         _verdict(task, group, groups),
         f"`{without_seed(first.command, first.seed)}`",
@@ -145,17 +146,18 @@ def _spread(seconds: Sequence[float]) -> str:
 
 
 def _per_processor(group: Group) -> str:
-    """Returns the median of each processor's seeds, or "" if all seeds ran on one."""
+    """Returns the median and the number of each processor's seeds, or "" if all seeds ran on one."""
     seconds: dict[str, list[float]] = {}
     for record in group:
         seconds.setdefault(processor_of(record), []).append(record.seconds)
-    medians = [f"{name}: {statistics.median(values):,.1f}" for name, values in sorted(seconds.items())]
+    medians = [f"{name}: {statistics.median(values):,.1f} ({len(values)})" for name, values in sorted(seconds.items())]
     return "; " + ", ".join(medians) if len(medians) > 1 else ""
 
 
-def _score(group: Group) -> float:
-    """The median over the seeds, of each seed's mean over its games."""
-    return statistics.median(record.score.mean for record in group)
+def _score(task: LearningTask, group: Group) -> float:
+    """The median over the seeds, of each seed's mean over its games: of the final policy if updates are to be equal."""
+    scores = [(task.is_ablation and record.final_score) or record.score for record in group]
+    return statistics.median(score.mean for score in scores)
 
 
 def _bar(task: LearningTask) -> str:

@@ -13,7 +13,8 @@ SYSTEMS = {
     "sb3-td3": "Stable-Baselines3 TD3",
 }
 
-# Options of apex train that change one setting of the presets pong and of other games without a GPU, for ablations.
+# Options of apex train for ablations: they change one setting of the presets pong and of other games without a GPU, or
+# a few that belong together.
 VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "apex-uncentered": ("gradients as they are", ("--learner.no-centered-gradients",)),
     "apex-n-3": ("3-step targets", ("--actor.n-step", "3")),
@@ -61,10 +62,15 @@ class LearningTask(NamedTuple):
         return rest.removesuffix("-v5") if space else rest
 
     @property
+    def is_ablation(self) -> bool:
+        """Whether every run ends after the same number of updates."""
+        return "--max-updates" in self.options
+
+    @property
     def name(self) -> str:
         """The game's; with the preset or the number of updates where it is a curve, and with the GPU if it has one."""
         gpu = ", GPU" if "cuda" in self.options else ""
-        if "--max-updates" in self.options:
+        if self.is_ablation:
             return f"{self.game}, {int(self.options[self.options.index('--max-updates') + 1]):,} updates"
         if self.num_seeds:
             return self.game + gpu

@@ -127,7 +127,7 @@ def test_a_row_has_the_median_of_each_processor_where_there_are_several_and_time
 
     older, newer = "AMD EPYC", "AMD EPYC (family 25, model 17)"
     runs = [(12.0, older), (9.0, "Xeon"), (14.0, newer), (19.0, newer)]
-    assert seconds("cartpole", *runs) == "13.0 (9.0 ... 19.0); AMD EPYC: 14.0, Xeon: 9.0"
+    assert seconds("cartpole", *runs) == "13.0 (9.0 ... 19.0); AMD EPYC: 14.0 (3), Xeon: 9.0 (1)"
     assert seconds("cartpole", *runs[2:]) == "16.5 (14.0 ... 19.0)"
     assert seconds("halfcheetah", *runs) == "13.0 (9.0 ... 19.0)"
 
@@ -172,6 +172,13 @@ def test_who_had_less_time_is_not_compared():
     theirs = make_record("breakout", "sb3", 1, mean=20.0, seconds=300.0)
     assert rows(ours, theirs)[0][7] == "not compared yet"
     assert rows(ours, replace(theirs, seconds=3_590.0))[0][7] == "met so far: 1 of 3 seeds"
+
+
+def test_after_equal_updates_the_final_policy_counts():
+    first = make_record("breakout-updates", mean=1.7, final_score=replace(SCORE, mean=2.6))
+    assert rows(first)[0][5] == "2.6"
+    assert rows(replace(first, final_score=None))[0][5] == "1.7"
+    assert rows(replace(first, task="breakout"))[0][5] == "1.7"
 
 
 def test_a_curve_claims_nothing():
