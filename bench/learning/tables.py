@@ -87,8 +87,7 @@ def render(records: Sequence[Record], folder: Path, comparison: str = "") -> str
         return "No run is committed yet."
     lines = [
         "| task | system | cores | seeds | seconds to exit, median (min ... max); of each processor (seeds) "
-        "| score, median of the seeds "
-        "| bar | | command |",
+        "| score, median of the seeds | bar | | command |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, task in TASKS.items():
@@ -131,7 +130,7 @@ def _row(task: LearningTask, group: Group, groups: Sequence[Group]) -> str:
         SYSTEMS[first.system],
         _machine(first),
         ", ".join(str(record.seed) for record in sorted(group, key=lambda record: record.seed)),
-        _spread([record.seconds for record in group]) + ("" if task.bar is None else _per_processor(group)),
+        _seconds(task, group),
         f"{_score(task, group):.1f}",
         _bar(task),
         _verdict(task, group, groups),
@@ -140,22 +139,22 @@ def _row(task: LearningTask, group: Group, groups: Sequence[Group]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _spread(seconds: Sequence[float]) -> str:
+def _seconds(task: LearningTask, group: Group) -> str:
+    """The median and range of all seeds; where time is the result, also each processor's median and number of seeds."""
+    seconds = [record.seconds for record in group]
     ends = f" ({min(seconds):,.1f} ... {max(seconds):,.1f})" if len(seconds) > 1 else ""
-    return f"{statistics.median(seconds):,.1f}{ends}"
-
-
-def _per_processor(group: Group) -> str:
-    """Returns the median and the number of each processor's seeds, or "" if all seeds ran on one."""
-    seconds: dict[str, list[float]] = {}
+    by_processor: dict[str, list[float]] = {}
     for record in group:
-        seconds.setdefault(processor_of(record), []).append(record.seconds)
-    medians = [f"{name}: {statistics.median(values):,.1f} ({len(values)})" for name, values in sorted(seconds.items())]
-    return "; " + ", ".join(medians) if len(medians) > 1 else ""
+        by_processor.setdefault(processor_of(record), []).append(record.seconds)
+    medians = ", ".join(
+        f"{name}: {statistics.median(values):,.1f} ({len(values)})" for name, values in sorted(by_processor.items())
+    )
+    shown = f"; {medians}" if task.bar is not None and len(by_processor) > 1 else ""
+    return f"{statistics.median(seconds):,.1f}{ends}{shown}"
 
 
 def _score(task: LearningTask, group: Group) -> float:
-    """The median over the seeds, of each seed's mean over its games: of the final policy if updates are to be equal."""
+    """The median over the seeds, of each seed's mean over its games; after equal updates, of its final policy's games."""
     scores = [(task.is_ablation and record.final_score) or record.score for record in group]
     return statistics.median(score.mean for score in scores)
 
