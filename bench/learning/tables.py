@@ -154,7 +154,7 @@ def _seconds(task: LearningTask, group: Group) -> str:
 
 
 def _score(task: LearningTask, group: Group) -> float:
-    """The median over the seeds, of each seed's mean over its games; after equal updates, of its final policy's games."""
+    """The median over the seeds, of each seed's mean over its games; after equal updates, of the final policy."""
     scores = [(task.is_ablation and record.final_score) or record.score for record in group]
     return statistics.median(score.mean for score in scores)
 
