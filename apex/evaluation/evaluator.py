@@ -118,12 +118,14 @@ class Evaluator:
     def _evaluate(self, parameters: ParameterValues, until: _Until) -> None:
         """Plays games and keeps the result. If the mean reaches the stop score, plays new games to confirm the score.
 
-        In that case, keeps only the result of the new games. Keeps nothing if `until` is requested.
+        In that case, keeps only the result of the new games. Confirms no score after the end of training: that score
+        ends nothing, and the games may take longer than the run waits. Keeps nothing if `until` is requested.
         """
         config, since, goal = self._config, self._clock(), self._stop_score
         load_parameters(self._agent.network, parameters.values)
         seed, played = self._play(config.episodes, until)
-        confirms = goal is not None and bool(played) and summarize(played).mean >= goal and not until.requested
+        reached = goal is not None and bool(played) and summarize(played).mean >= goal
+        confirms = reached and until.final() is None and not until.requested
         if confirms:
             seed, played = self._play(config.confirm_episodes, until)  # The first games' score is biased by selection.
         if until.requested:

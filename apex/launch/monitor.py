@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable
 
-from apex.launch.terminal.dashboard import History
+from apex.launch.terminal.dashboard import ENDING, History
 from apex.launch.terminal.view import LogTail, View
 from apex.transport.control_client import ControlClient
 from apex.transport.messages.control import StatusRequest
@@ -70,7 +70,7 @@ class RunMonitor:
     @property
     def ending(self) -> bool:
         """Whether the run is ending or has ended: no program needs to be started any more."""
-        return self.status is not None and self.status.phase in ("finishing", "finished")
+        return self.status is not None and self.status.phase in ENDING
 
     @property
     def training(self) -> bool:

@@ -182,7 +182,7 @@ class RunState:
         if self.finished:
             return "finished"
         if self.reason or self.over:
-            return "finishing"
+            return "finishing" if self.final is None else "evaluating the final policy"
         if not self.members.all_replay_endpoints:
             return "waiting for replay"
         return "training" if self.learner is not None and self.learner.updates else "filling replay"

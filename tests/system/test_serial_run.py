@@ -191,6 +191,13 @@ def test_limits_end_it_with_a_checkpoint(tmp_path, capsys, option, reason):
     assert "resume:" not in said
 
 
+def test_the_score_of_the_final_policy_is_not_confirmed_because_it_ends_nothing(tmp_path):
+    limits = ("--stop-score=1", "--max-updates=20", "--evaluator.period-updates=1000")
+    assert train(small(tmp_path, *limits)) == FINISHED
+    (evaluation,) = curves(RunFolder.open(tmp_path / "mine"))["evaluator"]
+    assert evaluation["scalars"]["evaluator/episodes"] == 2
+
+
 def test_it_cannot_go_on_and_says_so(runs, capsys):
     assert train(["--resume", str(runs[0]["cartpole"].path), "--max-updates=1000"]) == REFUSED
     assert "a run with --single-process cannot be resumed" in capsys.readouterr().err

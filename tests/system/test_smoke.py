@@ -253,9 +253,7 @@ def test_a_run_whose_memory_is_removed_goes_on_with_all_that_was_acknowledged(pr
 
 def test_a_run_goes_on_after_kill_of_any_program_with_the_same_memory(programs):
     """One after the other; steps and updates grow again after each, and the replay memory is the same one."""
-    programs.start(
-        "train", "train", *TINY, *programs.offset, "--name", "one", "--run.no-tensorboard", "--run.stop-score", "501"
-    )
+    programs.start("train", "train", *TINY, *programs.offset, "--name", "one", "--run.no-tensorboard")
     status = programs.status(lambda status: status.updates > 50)
     run_id = RunFolder.open(programs.folder / "runs" / "one").run_id
     for role in ("replay", "actor", "evaluator", "learner"):

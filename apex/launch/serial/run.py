@@ -134,7 +134,7 @@ class SerialCoordinator:
         evaluation, final = self._state.evaluation, self._trainer.num_updates
         has_score = evaluation is not None and (evaluation.confirmed or evaluation.updates == final)
         if self._config.enabled and self._config.final_seconds and not has_score and not self._stop.requested:
-            self._evaluator.step(self._stop)
+            self._evaluator.step(self._stop, final=lambda: final)
         self._coordinator.hear_trainer(TrainerEnd(reason))
         self.write_rows()
         self._folder.elapsed_seconds = self._state.elapsed_seconds

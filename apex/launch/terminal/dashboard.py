@@ -18,7 +18,8 @@ MAX_ROLES = 8  # maximum rows of programs
 MAX_SCORES = 512  # maximum points of a curve; beyond this, every second point is dropped
 MAX_NOTES = 3
 SILENT_SECONDS = 5.0  # a program that has been silent for longer is shown in red
-PHASE_STYLES = {"training": "bold green", "finishing": "bold cyan", "finished": "bold cyan"}
+ENDING = ("finishing", "evaluating the final policy", "finished")  # phases after the end of training
+PHASE_STYLES = {"training": "bold green"} | dict.fromkeys(ENDING, "bold cyan")
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 
 from apex.config.arguments import reader_may_leave
-from apex.launch.terminal.dashboard import History, plain_line, render
+from apex.launch.terminal.dashboard import SILENT_SECONDS, History, plain_line, render
 from apex.transport.messages.run_status import RunStatus
 
 MAX_ROWS = 1_000  # maximum height of a dashboard that is printed once and may scroll
@@ -66,7 +66,8 @@ class PlainView:
         if status is None or (status.phase == self._phase and now < self._next):
             return
         self._phase, self._next = status.phase, now + PLAIN_SECONDS
-        say(plain_line(status), self._stream)
+        silent = history.silent_seconds
+        say(plain_line(status) + (f" | no answer for {silent:.0f} s" if silent > SILENT_SECONDS else ""), self._stream)
 
     def note(self, sentence: str) -> None:
         """Prints the sentence."""

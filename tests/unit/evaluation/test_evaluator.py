@@ -318,6 +318,13 @@ def test_games_of_older_parameters_are_given_up_for_the_final_ones():
     assert [environment.closed for environment in trial.environments] == [True, True]
 
 
+def test_the_score_of_the_final_parameters_is_not_confirmed_because_it_ends_nothing():
+    trial = Trial(make_parameters(2), scores=[[11.0, 13.0]], stop_score=10.0)
+    (result,) = trial.run(lambda: 2)
+    assert (result.mean, result.episodes, result.confirmed) == (12.0, 2, False)
+    assert len(trial.made) == 1
+
+
 # --- the policy -----------------------------------------------------------------------------------------------------
 
 

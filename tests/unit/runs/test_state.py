@@ -104,6 +104,9 @@ def test_phases_follow_the_run():
     assert report(state).phase == "training"
     state.reason = "reached 5 steps"
     assert report(state).phase == "finishing"
+    hear(state, "evaluator")
+    state.end_training(1)
+    assert report(state).phase == "evaluating the final policy"
     state.end_training(None)
     assert report(state).phase == "finished"
 

@@ -265,6 +265,13 @@ def test_without_a_terminal_there_is_a_line_every_ten_seconds_and_at_each_change
     assert printed == [0, 3, 13, 23]
 
 
+def test_without_a_terminal_a_line_says_how_long_the_learner_has_not_answered():
+    for seconds, ending in [(5.0, "actor.num-processes\n"), (12.4, " | no answer for 12 s\n")]:
+        stream = io.StringIO()
+        PlainView(stream).show(full_status(), History(silent_seconds=seconds))
+        assert stream.getvalue().endswith(ending)
+
+
 def test_without_a_terminal_nothing_is_printed_before_there_is_a_status_but_sentences():
     stream = io.StringIO()
     view = PlainView(stream)

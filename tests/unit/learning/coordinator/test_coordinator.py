@@ -203,7 +203,7 @@ def test_the_run_is_finished_when_the_final_parameters_are_evaluated_and_the_oth
     end_training(scene)
     assert scene.beat("actor", session=5) == scene.beat("replay", session=6) == END
     assert scene.beat("evaluator", session=9) == StateAnswer(stop=False, final=12)
-    assert scene.coordinator.status().phase == "finishing"
+    assert scene.coordinator.status().phase == "evaluating the final policy"
     scene.coordinator.keep_evaluation(replace_fields(RESULT, updates=12, mean=8.0), None)
     assert scene.beat("evaluator", session=9).stop
     status = scene.coordinator.status()
