@@ -99,18 +99,18 @@ def _row(root: Path, task: LearningTask, seeds: Sequence[Record], others: Sequen
         task.name,
         SYSTEMS[seeds[0].system],
         ", ".join(str(record.seed) for record in seeds),
-        _values([record.score.mean for record in seeds]),
-        _values(finals),
-        _values([mean_of_last_third(curve) for curve in curves]),
-        _values(by_steps) + f" ({steps:,})" * bool(by_steps),
-        _values(by_minutes) + f" ({minutes:g})" * bool(by_minutes),
+        values_of_seeds([record.score.mean for record in seeds]),
+        values_of_seeds(finals),
+        values_of_seeds([mean_of_last_third(curve) for curve in curves]),
+        values_of_seeds(by_steps) + f" ({steps:,})" * bool(by_steps),
+        values_of_seeds(by_minutes) + f" ({minutes:g})" * bool(by_minutes),
         order,
     ]
     return f"| {' | '.join(cells)} |"
 
 
-def _values(values: Sequence[float | None]) -> str:
-    """One value per seed, and their mean if all have one."""
+def values_of_seeds(values: Sequence[float | None]) -> str:
+    """Returns one value per seed, and their mean if all have one."""
     each = ", ".join("-" if value is None else f"{value:.1f}" for value in values)
     known = [value for value in values if value is not None]
     return f"{each}; mean {sum(known) / len(known):.1f}" if len(known) == len(values) > 1 else each

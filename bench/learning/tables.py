@@ -12,6 +12,7 @@ from pathlib import Path
 from apex.errors import require
 from apex.runtime.atomic_files import replace_file
 from bench.learning.comparison import is_above, peers_of, processor_of, render_comparison
+from bench.learning.dormant import render_dormant
 from bench.learning.records import FOLDER, Record, read_records, record_path, without_seed
 from bench.learning.tasks import SYSTEMS, TASKS, LearningTask
 
@@ -35,7 +36,7 @@ def rebuild(root: Path) -> dict[Path, str]:
         )
         before, _, rest = text.partition(BEGIN)
         folder = (root / FOLDER).relative_to((root / document).parent)
-        results = render(records, folder, render_comparison(root, records))
+        results = render(records, folder, render_comparison(root, records), render_dormant(records))
         texts[root / document] = f"{before}{BEGIN}\n{results}\n{END}{rest.partition(END)[2]}"
     return texts
 
@@ -78,10 +79,10 @@ def plot_command(root: Path, name: str, task: LearningTask, records: Sequence[Re
     return [*command, "--out", str(plot_path(name))]
 
 
-def render(records: Sequence[Record], folder: Path, comparison: str = "") -> str:
-    """The table, what it was measured on, `comparison`, and the pictures, in Markdown.
+def render(records: Sequence[Record], folder: Path, *further: str) -> str:
+    """The table, what it was measured on, the tables `further`, and the pictures, in Markdown.
 
-    folder: as the document links to it. comparison: see `render_comparison`.
+    folder: as the document links to it. An empty table is left out.
     """
     if not records:
         return "No run is committed yet."
@@ -94,8 +95,8 @@ def render(records: Sequence[Record], folder: Path, comparison: str = "") -> str
         groups = _groups([record for record in records if record.task == name])
         lines += [_row(task, group, groups) for group in groups]
     lines += ["", _provenance(records)]
-    if comparison:
-        lines += ["", comparison]
+    for table in filter(None, further):
+        lines += ["", table]
     for name, task in TASKS.items():
         if any(record.task == name for record in records):
             lines += ["", f"![{task.name}]({folder.as_posix()}/{name}.png)"]

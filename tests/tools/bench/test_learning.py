@@ -21,6 +21,7 @@ from apex.errors import UsageError
 from apex.evaluation.episodes import evaluation_seed
 from bench.learning import command as learning
 from bench.learning.comparison import chance_of_order, render_comparison
+from bench.learning.dormant import render_dormant
 from bench.learning.processor_time import ProcessorTime
 from bench.learning.records import (
     FOLDER,
@@ -234,6 +235,20 @@ def test_games_without_a_bar_have_a_second_table_with_every_seed_and_what_was_no
     )
     assert "| 21.0, 22.0; mean 21.5 | -, - |" in their_row
     assert their_row.endswith("| 8.0, - (300,000) | 14.0, - (20) |  |")
+
+
+def test_a_third_table_has_the_dormant_units_of_the_runs_that_recorded_them():
+    shares = [{"8000": 0.5, "16000": 0.25, "highest": 0.75}, {"8000": 0.0, "highest": 0.1}]
+    records = [
+        make_record("breakout-updates", seed=seed, dormant_shares=share, final_score=SCORE if seed == 1 else None)
+        for seed, share in zip((2, 1), shares, strict=True)
+    ]
+    *_, row = render_dormant([*records, make_record("breakout", seed=3), make_record("breakout", "sb3")]).split("\n")
+    assert row == (
+        "| Breakout, 16,000 updates | Ape-X over ZeroMQ | 1, 2 | 8.0, - | 0.0, 50.0; mean 25.0 | -, 25.0 | -, - "
+        "| 0.0, 25.0; mean 12.5 | 10.0, 75.0; mean 42.5 |"
+    )
+    assert render_dormant([make_record()]) == ""
 
 
 def test_seeds_are_compared_with_those_on_the_same_processor():
