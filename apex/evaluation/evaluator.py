@@ -34,10 +34,10 @@ Keep = Callable[
 
 
 class _Until(NamedTuple):
-    """The condition that ends the evaluation of the parameters `version`."""
+    """The condition that ends the evaluation of the parameters `version`; None: it ends with training in any case."""
 
     stop: Stop
-    version: int
+    version: int | None
     final: Final
 
     @property
@@ -118,16 +118,19 @@ class Evaluator:
     def _evaluate(self, parameters: ParameterValues, until: _Until) -> None:
         """Plays games and keeps the result. If the mean reaches the stop score, plays new games to confirm the score.
 
-        In that case, keeps only the result of the new games. Confirms no score after the end of training: that score
-        ends nothing, and the games may take longer than the run waits. Keeps nothing if `until` is requested.
+        In that case, keeps only the result of the new games. Does not confirm a score once training has ended, because
+        it ends nothing then, and the games may take longer than the run waits. Keeps nothing if `until` is requested.
         """
         config, since, goal = self._config, self._clock(), self._stop_score
         load_parameters(self._agent.network, parameters.values)
         seed, played = self._play(config.episodes, until)
         reached = goal is not None and bool(played) and summarize(played).mean >= goal
-        confirms = reached and until.final() is None and not until.requested
+        confirms = reached and not until.requested and until.final() is None
         if confirms:
-            seed, played = self._play(config.confirm_episodes, until)  # The first games' score is biased by selection.
+            # The first games' score is biased by selection.
+            confirmation = self._play(config.confirm_episodes, until._replace(version=None))
+            confirms = until.final() is None
+            seed, played = confirmation if confirms else (seed, played)
         if until.requested:
             return
         summary = summarize(played)

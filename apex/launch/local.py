@@ -274,7 +274,8 @@ def make_programs(config: Config, folder: RunFolder, watch: RunMonitor) -> list[
     if config.evaluator.enabled:
         # With a stop score, the run waits for evaluations. Beside busy actors, niceness makes them ten times slower.
         niceness = NICE if config.run.stop_score is None else 0
-        programs.append(ours("evaluator", joins(Role.EVALUATOR), grace_seconds=1.0, niceness=niceness, ready=goes_on))
+        options = {"grace_seconds": 1.0, "niceness": niceness, "ready": lambda: goes_on() or watch.evaluating}
+        programs.append(ours("evaluator", joins(Role.EVALUATOR), **options))
     if not config.run.head:
         niceness = actor_niceness(config)
         programs.append(ours("actor", joins(Role.ACTOR), grace_seconds=2.0, niceness=niceness, ready=goes_on))

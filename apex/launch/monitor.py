@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable
 
-from apex.launch.terminal.dashboard import ENDING, History
+from apex.launch.terminal.dashboard import ENDING, EVALUATING, History
 from apex.launch.terminal.view import LogTail, View
 from apex.transport.control_client import ControlClient
 from apex.transport.messages.control import StatusRequest
@@ -69,8 +69,13 @@ class RunMonitor:
 
     @property
     def ending(self) -> bool:
-        """Whether the run is ending or has ended: no program needs to be started any more."""
+        """Whether the run is ending or has ended: no program but the evaluator needs to be started any more."""
         return self.status is not None and self.status.phase in ENDING
+
+    @property
+    def evaluating(self) -> bool:
+        """Whether the run waits for the evaluation of the final policy."""
+        return self.status is not None and self.status.phase == EVALUATING
 
     @property
     def training(self) -> bool:

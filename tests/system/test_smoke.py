@@ -10,15 +10,17 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.listening import listening
-from support.programs import CALM, DEADLINE, FEW_GAMES, TINY, children_of, running_in
-from support.waiting import until
+from support.programs import CALM, DEADLINE, FEW_GAMES, TINY, children_of, memory_left, running_in, snapshot_was_late
+from support.waiting import slowdown, until
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from apex.launch.terminal.dashboard import EVALUATING
 from apex.replay_memory.store.file import open_file
 from apex.replay_memory.store.layout import COMMIT
 from apex.replay_memory.store.location import store_path
@@ -55,7 +57,7 @@ def test_three_programs_in_any_order_train_and_end_together(programs, order, bat
     shown = EventAccumulator(str(folder.path / "tensorboard" / "by-hand")).Reload()
     assert shown.Histograms("replay/priority")[0].histogram_value.num > 0
     assert b": try " in shown.Tensors("limited_by/setting/text_summary")[0].tensor_proto.string_val[0]
-    assert not list(Path("/dev/shm").glob(f"apex-{folder.run_id:016x}*"))
+    assert not memory_left(folder)
 
 
 def test_an_actor_that_comes_late_gets_the_ids_that_are_free_and_contributes(programs):
@@ -91,6 +93,8 @@ def test_one_command_trains_with_one_actor_and_leaves_nothing_behind(programs):
         "--name",
         "one",
         *FEW_GAMES,
+        "--stop-score",
+        "501",
     )
     assert programs.wait("train") == 0, programs.said("train")
     said = programs.said("train")
@@ -104,7 +108,7 @@ def test_one_command_trains_with_one_actor_and_leaves_nothing_behind(programs):
     told = {tag for file in folder.curves.glob("*.jsonl") for line in read_curve(file) for tag in line["scalars"]}
     hoped = [tag for tags in LAYOUT[GLANCE].values() for tag in tags if not tag.startswith("evaluator/")]
     assert [tag for tag in hoped if not any(re.match(tag, each) for each in told)] == []
-    assert not list(Path("/dev/shm").glob(f"apex-{folder.run_id:016x}*"))
+    assert not memory_left(folder)
     programs.start("evaluate", "evaluate", "runs/one", "--episodes", "3", "--json")
     assert programs.wait("evaluate") == 0, programs.said("evaluate")
     assert json.loads(programs.said("evaluate").splitlines()[-1])["episodes"] == 3
@@ -122,11 +126,11 @@ def test_one_signal_saves_and_ends_everything_within_ten_seconds(programs, signu
     programs.running["train"].send_signal(signum)
     began = time.monotonic()
     assert programs.wait("train") == 0, programs.said("train")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 10 * slowdown()
     until(lambda: not running_in(programs.folder), "end of all processes", seconds=60.0)
-    assert not list(Path("/dev/shm").glob(f"apex-{folder.run_id:016x}*"))
+    assert not memory_left(folder)
     assert [int(path.name) > 0 for path in folder.checkpoints.glob("[0-9]*")] == [True]
-    assert list((folder.checkpoints / "replay").rglob("*.segments"))
+    assert list((folder.checkpoints / "replay").rglob("*.segments")) or snapshot_was_late(folder)
 
 
 def test_after_the_launcher_was_killed_no_process_stays(programs):
@@ -157,7 +161,7 @@ def test_a_launcher_that_is_killed_while_its_programs_start_leaves_no_process(pr
 
 def test_a_loader_and_an_actor_that_are_stopped_for_good_are_found_and_the_run_goes_on(programs):
     """The loader is a child, which its parent finds; the actor is a program, which the launcher finds."""
-    options = ["--run.stuck-seconds", "10", "--run.no-tensorboard", "--run.stop-score", "501", "--name", "one"]
+    options = ["--run.stuck-seconds", "10", "--run.no-tensorboard", "--name", "one"]
     programs.start("train", "train", *CALM, *options, *programs.offset)
     status = programs.status(lambda status: status.updates > 50)
     learner = learner_of(programs.folder)
@@ -216,15 +220,16 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(programs):
     ratio = 32 * (all_updates[-1] - updates[-1]) / (all_steps[-1] - steps[-1])
     assert ratio < 1.5 * 8  # ... and nothing is caught up with.
     log = (folder.logs / "replay.log").read_text()
-    assert "restored" in log
-    assert not list(Path("/dev/shm").glob(f"apex-{folder.run_id:016x}*"))
+    assert "restored" in log or snapshot_was_late(folder)
+    assert not memory_left(folder)
 
 
 def test_a_run_whose_every_process_was_killed_goes_on_with_the_memory_that_stayed(programs):
     programs.start("train", "train", *CALM, *programs.offset, "--name", "one", "--run.no-tensorboard")
     programs.status(lambda status: status.updates > 10)
     for process in running_in(programs.folder):
-        os.kill(process, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # The death of its parent may have ended it.
+            os.kill(process, signal.SIGKILL)
     until(lambda: not running_in(programs.folder), "end of all processes", seconds=60.0)
     folder = RunFolder.open(programs.folder / "runs" / "one")
     steps, _ = steps_and_updates(folder)
@@ -249,6 +254,18 @@ def test_a_run_whose_memory_is_removed_goes_on_with_all_that_was_acknowledged(pr
     assert int(restored[1]) >= before.steps
     programs.running["train"].send_signal(signal.SIGTERM)
     assert programs.wait("train") == 0, programs.said("train")
+
+
+def test_an_evaluator_that_is_killed_while_it_plays_the_final_policy_plays_it_again(programs):
+    """Its games take seconds; without a restart, the run would end without the score of its final policy."""
+    options = ["--run.no-tensorboard", "--name", "one", "--max-steps", "1000", "--evaluator.episodes", "60"]
+    programs.start("train", "train", *CALM, *options, *programs.offset)
+    programs.status(lambda status: status.phase == EVALUATING)
+    os.kill(member(programs, "evaluator").pid, signal.SIGKILL)
+    assert programs.wait("train") == 0, programs.said("train")
+    said = programs.said("train")
+    assert "evaluator was killed" in said
+    assert "in the evaluator's games of the final policy" in said
 
 
 def member(programs, role):
@@ -318,7 +335,7 @@ def test_a_run_goes_on_after_kill_of_one_of_its_replay_shards_and_keeps_streams_
     all_steps, all_updates = steps_and_updates(folder)
     assert all_steps == sorted(all_steps)
     assert all_updates[-1] > updates[-1]
-    assert not list(Path("/dev/shm").glob(f"apex-{folder.run_id:016x}*"))
+    assert not memory_left(folder)
 
 
 def learner_of(folder):

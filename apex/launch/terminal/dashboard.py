@@ -18,7 +18,8 @@ MAX_ROLES = 8  # maximum rows of programs
 MAX_SCORES = 512  # maximum points of a curve; beyond this, every second point is dropped
 MAX_NOTES = 3
 SILENT_SECONDS = 5.0  # a program that has been silent for longer is shown in red
-ENDING = ("finishing", "evaluating the final policy", "finished")  # phases after the end of training
+EVALUATING = "evaluating the final policy"  # phase of a run whose training has ended
+ENDING = ("finishing", EVALUATING, "finished")  # phases of a run for whose end there is a reason
 PHASE_STYLES = {"training": "bold green"} | dict.fromkeys(ENDING, "bold cyan")
 
 

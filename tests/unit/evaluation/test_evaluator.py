@@ -325,6 +325,14 @@ def test_the_score_of_the_final_parameters_is_not_confirmed_because_it_ends_noth
     assert len(trial.made) == 1
 
 
+def test_training_that_ends_during_the_confirming_games_ends_them_and_the_first_games_count():
+    trial = Trial(make_parameters(2), scores=[[11.0, 13.0], games(20.0, 1.0)], stop_score=10.0, num_envs=100)
+    (result,) = trial.run(lambda: 2 if len(trial.made) == 2 else None)
+    assert (result.mean, result.episodes, result.confirmed) == (12.0, 2, False)
+    assert (result.num_envs, result.seed) == trial.made[0]
+    assert trial.environments[1].actions == []
+
+
 # --- the policy -----------------------------------------------------------------------------------------------------
 
 

@@ -26,7 +26,7 @@ from apex.errors import FAILED, FINISHED, REFUSED, UsageError
 from apex.launch.local import main, make_programs, resume, train
 from apex.launch.monitor import RunMonitor, StatusClient
 from apex.launch.summary import command_name, summary
-from apex.launch.terminal.dashboard import ENDING, History
+from apex.launch.terminal.dashboard import ENDING, EVALUATING, History
 from apex.launch.terminal.view import LogTail
 from apex.runs.folder import RunFolder
 from apex.runtime.lifecycle import Stop
@@ -164,6 +164,7 @@ def test_tensorboard_waits_for_the_first_updates(tmp_path):
 def test_nobody_but_the_learner_is_started_again_while_the_run_ends(tmp_path, phase, ready):
     programs = compose(make_folder(tmp_path), make_run_status(phase=phase))
     assert programs.pop("learner").ready()
+    assert programs.pop("evaluator").ready() is (ready or phase == EVALUATING)
     assert {program.ready() for program in programs.values()} == {ready}
 
 
