@@ -260,11 +260,11 @@ def test_an_evaluator_that_is_killed_while_it_plays_the_final_policy_plays_it_ag
     """Its games take seconds; without a restart, the run would end without the score of its final policy."""
     options = ["--run.no-tensorboard", "--name", "one", "--max-steps", "1000", "--evaluator.episodes", "60"]
     programs.start("train", "train", *CALM, *options, *programs.offset)
-    programs.status(lambda status: status.phase == EVALUATING)
+    until(lambda: EVALUATING in programs.said("train"), "end of training", seconds=DEADLINE)
     os.kill(member(programs, "evaluator").pid, signal.SIGKILL)
     assert programs.wait("train") == 0, programs.said("train")
     said = programs.said("train")
-    assert "evaluator was killed" in said
+    assert "evaluator was ended by signal 9" in said
     assert "in the evaluator's games of the final policy" in said
 
 
