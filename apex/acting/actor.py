@@ -94,10 +94,13 @@ class Actor:
         if not policy.ready:
             self.wait.on("the learner's first parameters")
             return False
-        self._link.pump(timeout if self._link.blocked else 0.0)
+        waited = self._link.blocked
+        self._link.pump(timeout if waited else 0.0)
         if self._link.blocked:
             self.wait.on("receipts from the replay server")
             return False
+        if waited:  # The learner has made updates meanwhile.
+            policy.refresh()
         self.wait.over()
         assert self._observation is not None
         decision = agent.decide(self._observation, self._mask, self._exploration, self._rng)

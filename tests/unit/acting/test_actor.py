@@ -184,6 +184,20 @@ def test_pauses_while_the_window_is_full():
     assert actor.step(0.1)
 
 
+def test_looks_for_newer_parameters_after_each_wait():
+    tape = Tape()
+    actor = make_actor(tape)
+    actor.begin()
+    publish(tape, 1, 1.0)
+    actor.step(0.0)
+    publish(tape, 2, -1.0)
+    tape.blocked = True
+    assert not actor.step(0.1)
+    tape.pump = lambda timeout: setattr(tape, "blocked", False)
+    assert actor.step(0.1)
+    assert tape.actions == [[1, 1], [0, 0]]
+
+
 def test_at_its_end_it_sends_what_is_complete():
     tape = Tape()
     actor = make_actor(tape)
