@@ -88,9 +88,9 @@ def make_batch(schema, count=4, *, sampler=1, number=9, num_transitions=100):
 
 
 def chi_square_bound(degrees_of_freedom):
-    """Exceeded once in a million: the Wilson-Hilferty approximation at z = 4.75."""
+    """Exceeded once in 10,000: the Wilson-Hilferty approximation at z = 3.72."""
     k = 2 / (9 * degrees_of_freedom)
-    return degrees_of_freedom * (1 - k + 4.75 * k**0.5) ** 3
+    return degrees_of_freedom * (1 - k + 3.72 * k**0.5) ** 3
 
 
 VALUES = np.arange(10, dtype=np.float32)
