@@ -27,8 +27,6 @@ from apex.runtime.hardware import available_memory, core_limits, has_bfloat16, m
 from apex.runtime.lifecycle import Stop
 from apex.runtime.supervisor import Program, supervise
 
-pytestmark = pytest.mark.timeout(400)  # Beyond a test's own deadlines.
-
 NO_GPU = Cuda(0, 0, [])
 ODD = "Läufe mit Leerzeichen 😀"
 FULL = Path("/dev/full")

@@ -133,7 +133,7 @@ def test_a_lost_node_of_actors_is_replaced_and_its_ids_are_leased_again(clusters
     cluster.add_node(1)
     began = time.monotonic()
     until_said(driver, "(?s)was lost.*actor-0 is on.*actor INFO actors", seconds=60.0)
-    assert time.monotonic() - began < 30 * slowdown()
+    assert time.monotonic() - began < 30
     until_more(cluster, driver, updates(cluster))
     ledger.read()
     acknowledged = dict(ledger.entries.acknowledged)
@@ -265,7 +265,7 @@ for name in ("one", "two"):
 def test_calls_in_turn_train_in_one_session_of_the_caller(clusters):
     cluster = clusters(2)
     script = cluster.start("driver", sys.executable, "-c", API)
-    assert script.wait(300) == 0, script.said()
+    assert script.wait(150) == 0, script.said()
     for name in ("one", "two"):
         assert re.search(rf"returned \d+ reached 30 updates .*/runs/{name}\n", script.said()), script.said()
     nothing_stays(cluster)

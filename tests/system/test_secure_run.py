@@ -25,8 +25,6 @@ from apex.transport.messages.run_status import RunStatus
 from apex.transport.sockets import open_context
 from apex.types import Role
 
-pytestmark = pytest.mark.timeout(400)  # Beyond a test's own deadlines.
-
 # Notes every class that any pickle would make, and every import of a module that pickles. The interpreter reads it at
 # the start of each program; children that are forked have it from their parents.
 AUDIT = """

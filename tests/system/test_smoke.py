@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.listening import listening
-from support.programs import CALM, DEADLINE, FEW_GAMES, TINY, children_of, memory_left, running_in, snapshot_was_late
-from support.waiting import slowdown, until
+from support.programs import CALM, DEADLINE, FEW_GAMES, TINY, children_of, running_in
+from support.waiting import until
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from apex.launch.terminal.dashboard import EVALUATING
@@ -57,7 +57,7 @@ def test_three_programs_in_any_order_train_and_end_together(programs, order, bat
     shown = EventAccumulator(str(folder.path / "tensorboard" / "by-hand")).Reload()
     assert shown.Histograms("replay/priority")[0].histogram_value.num > 0
     assert b": try " in shown.Tensors("limited_by/setting/text_summary")[0].tensor_proto.string_val[0]
-    assert not memory_left(folder)
+    assert not list(Path("/dev/shm").glob(f"apex-{folder.run_id:016x}*"))
 
 
 def test_an_actor_that_comes_late_gets_the_ids_that_are_free_and_contributes(programs):
@@ -108,7 +108,7 @@ def test_one_command_trains_with_one_actor_and_leaves_nothing_behind(programs):
     told = {tag for file in folder.curves.glob("*.jsonl") for line in read_curve(file) for tag in line["scalars"]}
     hoped = [tag for tags in LAYOUT[GLANCE].values() for tag in tags if not tag.startswith("evaluator/")]
     assert [tag for tag in hoped if not any(re.match(tag, each) for each in told)] == []
-    assert not memory_left(folder)
+    assert not list(Path("/dev/shm").glob(f"apex-{folder.run_id:016x}*"))
     programs.start("evaluate", "evaluate", "runs/one", "--episodes", "3", "--json")
     assert programs.wait("evaluate") == 0, programs.said("evaluate")
     assert json.loads(programs.said("evaluate").splitlines()[-1])["episodes"] == 3
@@ -126,11 +126,11 @@ def test_one_signal_saves_and_ends_everything_within_ten_seconds(programs, signu
     programs.running["train"].send_signal(signum)
     began = time.monotonic()
     assert programs.wait("train") == 0, programs.said("train")
-    assert time.monotonic() - began < 10 * slowdown()
+    assert time.monotonic() - began < 10
     until(lambda: not running_in(programs.folder), "end of all processes", seconds=60.0)
-    assert not memory_left(folder)
+    assert not list(Path("/dev/shm").glob(f"apex-{folder.run_id:016x}*"))
     assert [int(path.name) > 0 for path in folder.checkpoints.glob("[0-9]*")] == [True]
-    assert list((folder.checkpoints / "replay").rglob("*.segments")) or snapshot_was_late(folder)
+    assert list((folder.checkpoints / "replay").rglob("*.segments"))
 
 
 def test_after_the_launcher_was_killed_no_process_stays(programs):
@@ -220,8 +220,8 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(programs):
     ratio = 32 * (all_updates[-1] - updates[-1]) / (all_steps[-1] - steps[-1])
     assert ratio < 1.5 * 8  # ... and nothing is caught up with.
     log = (folder.logs / "replay.log").read_text()
-    assert "restored" in log or snapshot_was_late(folder)
-    assert not memory_left(folder)
+    assert "restored" in log
+    assert not list(Path("/dev/shm").glob(f"apex-{folder.run_id:016x}*"))
 
 
 def test_a_run_whose_every_process_was_killed_goes_on_with_the_memory_that_stayed(programs):
@@ -335,7 +335,7 @@ def test_a_run_goes_on_after_kill_of_one_of_its_replay_shards_and_keeps_streams_
     all_steps, all_updates = steps_and_updates(folder)
     assert all_steps == sorted(all_steps)
     assert all_updates[-1] > updates[-1]
-    assert not memory_left(folder)
+    assert not list(Path("/dev/shm").glob(f"apex-{folder.run_id:016x}*"))
 
 
 def learner_of(folder):

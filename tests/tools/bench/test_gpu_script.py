@@ -91,7 +91,7 @@ def runs_of(scratch):
     return run_ids
 
 
-@pytest.mark.timeout(500)  # Beyond its own deadline.
+@pytest.mark.timeout(500)  # Beyond its own deadline, which is beyond the script's.
 def test_a_rehearsal_writes_every_file_and_leaves_nothing_behind(tmp_path):
     scratch, out, run_ids = tmp_path / "scratch", tmp_path / "out", set()
     script = start(tmp_path, "--rehearse", str(out))
