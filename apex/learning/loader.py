@@ -32,7 +32,7 @@ from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.transport.codec import Codec
 from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import BatchReceiver, max_batch_bytes
-from apex.transport.sockets import open_context
+from apex.transport.sockets import Context, open_context
 from apex.types import Role, Schema
 
 log = logging.getLogger("apex")
@@ -103,6 +103,23 @@ class LoaderTask(NamedTuple):
             BatchDrawer(reader, counters, row, settings, np.random.default_rng([config.seed, row, inode]))
         )
 
+    def listen(self, context: Context, index: int) -> BatchReceiver:
+        """Binds the socket of loader `index` for batches from other hosts."""
+        return BatchReceiver(
+            context,
+            self.config.transport.endpoint("batches", index=index),
+            Codec(self.run_id, self.schema),
+            batch_size=self.ring.part_size,
+            max_bytes=max_batch_bytes(self.schema, self.ring.part_size),
+            num_shards=self.ring.num_shards,
+        )
+
+    def receive_from(self, receiver: BatchReceiver) -> RemoteSource:
+        """Returns the source of the batches that arrive at `receiver`."""
+        replay = self.config.replay
+        credit = replay.num_samplers * replay.batches_in_flight
+        return RemoteSource(receiver.receive, num_shards=self.ring.num_shards, credit=credit)
+
 
 def start_loaders(task: LoaderTask) -> list[BaseProcess]:
     """Starts the processes that fill the ring. Call this before this process has a ZeroMQ context or a thread."""
@@ -111,43 +128,48 @@ def start_loaders(task: LoaderTask) -> list[BaseProcess]:
 
 
 def run_loader(stop: Stop, index: int, task: LoaderTask) -> None:
-    """Runs a loader process, which also receives parts from the samplers of replay shards on other hosts."""
-    ring, replay, transport = task.ring, task.config.replay, task.config.transport
+    """Runs a loader process.
+
+    The first shard that has joined, but has no replay memory on this host, makes the loader bind its socket for the
+    samplers of other hosts. Until then it listens on no port.
+    """
+    ring, transport = task.ring, task.config.transport
     loader = Loader(task.schema, ring, RandomShift.configured(task.config, index))
     monitors = [
         StoreMonitor(store_path(task.run_id, shard), partial(task.open_source, index, shard))
         for shard in range(ring.num_shards)
     ]
     with open_context(read_keys(transport.keys, Role.LEARNER)) as context:
-        receiver = BatchReceiver(
-            context,
-            transport.endpoint("batches", index=index),
-            Codec(task.run_id, task.schema),
-            batch_size=ring.part_size,
-            max_bytes=max_batch_bytes(task.schema, ring.part_size),
-            num_shards=ring.num_shards,
-        )
-        credit = replay.num_samplers * replay.batches_in_flight
-        remote = RemoteSource(receiver.receive, num_shards=ring.num_shards, credit=credit)
+        receiver: BatchReceiver | None = None
+        remote: RemoteSource | None = None
         while not stop.requested:
             context.check()
             ring.loaders.seconds[index] = time.process_time()
-            ring.loaders.refused[index] = receiver.num_refused
+            ring.loaders.refused[index] = 0 if receiver is None else receiver.num_refused
             if loader.ready(POLL_SECONDS):
-                local = [monitor.source() if transport.shared_memory else None for monitor in monitors]
+                joined = ring.joined.tolist()
+                local = [
+                    # A server joins after it has created its replay memory, so this look finds one on this host.
+                    monitor.source(now_at_latest=here and remote is None) if transport.shared_memory else None
+                    for monitor, here in zip(monitors, joined, strict=True)
+                ]
+                if remote is None and any(here and source is None for here, source in zip(joined, local, strict=True)):
+                    receiver = task.listen(context, index)
+                    remote = task.receive_from(receiver)
                 ring.loaders.draws[index] = None not in local
                 load(loader, local, remote)
 
 
-def load(loader: Loader, local: Sequence[LocalSource | None], remote: RemoteSource) -> None:
+def load(loader: Loader, local: Sequence[LocalSource | None], remote: RemoteSource | None) -> None:
     """Fills all available parts of the loader's batch. If no part is available, waits for one or sleeps briefly.
 
-    `local`: for each shard its source on this host; None if the shard is on another host and uses `remote`.
+    `local`: for each shard its source on this host; None if the shard is on another host and uses `remote`, which is
+    None while no other host has joined.
     """
     elsewhere = sum(local[shard] is None for shard in loader.missing)
     if loader.fill([source or remote for source in local]):
         return
-    if elsewhere:
+    if elsewhere and remote is not None:
         remote.receive(POLL_SECONDS if elsewhere == len(loader.missing) else IDLE_SECONDS)
     else:
         time.sleep(IDLE_SECONDS)

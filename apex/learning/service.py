@@ -56,6 +56,10 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
     publisher = PublishingThread(config.transport.endpoint("parameters"), codec, stop, keys)
     saves = CheckpointWriter(partial(save_checkpoint, folder))
 
+    def connect(endpoint: str, shard: int) -> None:
+        priorities.connect(endpoint, shard)
+        ring.joined[shard] = True
+
     def check() -> None:
         check_children([coordinator, *loaders], config.run.stuck_seconds)
         publisher.check()
@@ -66,7 +70,7 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
             priorities = PrioritySender(context, codec)
             trainer = make_trainer(folder, device, ring, priorities, publisher.publish)
             progress = restore_trainer(folder, trainer, found)
-            link = CoordinatorLink(pipe, config.replay, priorities.connect, progress)
+            link = CoordinatorLink(pipe, config.replay, connect, progress)
             link.send(TrainerStart(num_parameters(trainer.online), trainer.num_updates, progress))
             loop = LearnerLoop(trainer, link, Reporter(ring), config, save=partial(saves.begin, trainer.snapshot))
             log.info("run %s, folder %s, device %s", folder.path.name, folder.path, device)

@@ -30,10 +30,13 @@ class StoreMonitor:
         self._inode = 0
         self._source: LocalSource | None = None
 
-    def source(self) -> LocalSource | None:
-        """Returns a source over the current replay memory; None while the shard's server is not on this host."""
+    def source(self, *, now_at_latest: bool = False) -> LocalSource | None:
+        """Returns a source over the current replay memory; None while the shard's server is not on this host.
+
+        Looks for the file every LOOK_SECONDS, and with `now_at_latest` also in this call if there is no source.
+        """
         now = self._clock()
-        if now >= self._look_at:
+        if now >= self._look_at or (now_at_latest and self._source is None):
             self._look_at = now + LOOK_SECONDS
             try:
                 inode = self._path.stat().st_ino

@@ -13,14 +13,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any, TypeVar
 
 import zmq
 
 from apex.config import TransportConfig
 from apex.errors import AddressError, UsageError, require
-from apex.runtime.lifecycle import POLL_SECONDS, Wait
+from apex.runtime.lifecycle import POLL_SECONDS
 from apex.transport.curve.key_store import ENDPOINTS, Keys
 from apex.transport.curve.zap_handler import ZapHandler
 from apex.transport.header import Frame, WireError
@@ -35,8 +34,7 @@ from apex.transport.timing import (
 )
 
 CURVE_BYTES = 1_024  # above the 33 bytes that CURVE adds to a message, and above its longest handshake message
-BORROWED_SECONDS = 90.0  # maximum time to retry a bind while an outgoing connection has the port, or had it 60 s ago
-LISTENING = "0A"  # state of a listening socket in /proc/net/tcp
+BIND_SECONDS = 3.0  # maximum time to retry a bind, because the program that had the port may just be ending
 WARN_SECONDS = 60.0  # time between two warnings about sockets without authentication
 
 Socket = zmq.Socket[bytes]
@@ -91,6 +89,8 @@ def open_context(keys: Keys | None = None, io_threads: int = 1) -> Iterator[Cont
 def bind(socket: Any, endpoint: str, socket_name: str) -> None:
     """Binds a socket; raises AddressError with the address and the reason. `socket_name`: the socket's `ENDPOINTS` key.
 
+    If the port is in use, tries again for BIND_SECONDS.
+
     With keys, only the roles that `ENDPOINTS` lists for the socket can connect, and only while the authenticator runs.
     """
     context = socket.context
@@ -104,15 +104,14 @@ def bind(socket: Any, endpoint: str, socket_name: str) -> None:
         socket.curve_secretkey = context.keys.secret
         socket.zap_domain = socket_name.encode()  # Without an enforced domain CURVE accepts any key.
         socket.zap_enforce_domain = 1
-    wait, give_up_at = Wait("a socket"), time.monotonic() + BORROWED_SECONDS
+    give_up_at = time.monotonic() + BIND_SECONDS
     while True:
         try:
             socket.bind(endpoint)
             break
         except zmq.ZMQError as error:
             taken = error.errno == errno.EADDRINUSE
-            if taken and not _has_listener(endpoint) and time.monotonic() < give_up_at:
-                wait.on(f"{endpoint}, whose port an outgoing connection uses")
+            if taken and time.monotonic() < give_up_at:
                 time.sleep(POLL_SECONDS)
                 continue
             socket.close(0)
@@ -123,23 +122,6 @@ def bind(socket: Any, endpoint: str, socket_name: str) -> None:
             raise AddressError(f"cannot bind {endpoint}: {error}") from error
     if context.authenticator is not None:
         context.authenticator.guard(socket_name, int(socket.last_endpoint.rpartition(b":")[2]))
-
-
-def _has_listener(endpoint: str) -> bool:
-    """Returns whether a program listens on the port, at any address.
-
-    If not, a port in use belongs to an outgoing connection. The kernel chooses the ports of such connections from 32768
-    to 60999, which includes the ports of a run unless net.ipv4.ip_local_reserved_ports lists them. A restarted server
-    must then wait until the port is free.
-    """
-    port = f"{int(endpoint.rpartition(':')[2]):04X}"
-    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with suppress(OSError):
-            for line in Path(path).read_text().splitlines()[1:]:
-                _, address, _, state, *_ = line.split()
-                if state == LISTENING and address.endswith(f":{port}"):
-                    return True
-    return False
 
 
 def connect(socket: Any, endpoint: str, socket_name: str) -> None:

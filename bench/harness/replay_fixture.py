@@ -149,6 +149,7 @@ def open_replay_fixture(
             coordinator.hear()
             time.sleep(0.05)
         # After the store is there, so that none of them looks for it in vain; before this process has a context.
+        ring.joined[:] = True
         loader = LoaderTask(run.schema, ring, run.run_id, config)
         children += start_loaders(loader)
         keys = read_keys(config.transport.keys, Role.LEARNER)

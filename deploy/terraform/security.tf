@@ -3,13 +3,13 @@
 
 locals {
   sockets = {
-    experience = { port = 51001, at = "replay", open_to = ["actor"] }
-    priorities = { port = 51002, at = "replay", open_to = ["learner"] }
-    receipts   = { port = 51003, at = "replay", open_to = ["actor"] }
-    parameters = { port = 52001, at = "learner", open_to = ["actor", "evaluator"] }
-    batches    = { port = 52002, last = 52632, at = "learner", open_to = ["replay"] } # the port of each further loader is 10 higher
-    control    = { port = 52003, at = "learner", open_to = ["replay", "evaluator", "actor"] }
-    metrics    = { port = 52004, at = "learner", open_to = ["actor"] }
+    experience = { port = 21001, at = "replay", open_to = ["actor"] }
+    priorities = { port = 21002, at = "replay", open_to = ["learner"] }
+    receipts   = { port = 21003, at = "replay", open_to = ["actor"] }
+    parameters = { port = 22001, at = "learner", open_to = ["actor", "evaluator"] }
+    batches    = { port = 22002, last = 22632, at = "learner", open_to = ["replay"] } # the port of each further loader is 10 higher
+    control    = { port = 22003, at = "learner", open_to = ["replay", "evaluator", "actor"] }
+    metrics    = { port = 22004, at = "learner", open_to = ["actor"] }
   }
 
   kind_of = merge([for kind, host in local.hosts : { for role in host.roles : role => kind }]...)

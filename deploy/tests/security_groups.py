@@ -18,7 +18,7 @@ class Passage(NamedTuple):
 
     inward: bool
     other: str  # CIDR block
-    ports: str  # as `ip rule` takes them: 443, 52002-52632
+    ports: str  # as `ip rule` takes them: 443, 22002-22632
 
 
 def passages(rules: Iterable[Mapping[str, Any]], groups: set[str], members: Mapping[str, set[str]]) -> set[Passage]:

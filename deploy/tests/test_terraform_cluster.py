@@ -14,10 +14,10 @@ GROUP = 'aws_autoscaling_group.host["actor"]'
 
 MUTATIONS = {
     "a port that is not the package's": (
-        "security.tf", "port = 51003", "port = 51005", "actor cannot reach learner's port 51003"),
+        "security.tf", "port = 21003", "port = 51005", "actor cannot reach learner's port 21003"),
     "a door open to one role more": (
         "security.tf", 'at = "learner", open_to = ["replay"] }', 'at = "learner", open_to = ["replay", "actor"] }',
-        "actor may reach learner's port 52002"),
+        "actor may reach learner's port 22002"),
     "TensorBoard for everybody": (
         "security.tf", "= each.value.cidr", '= "0.0.0.0/0"',
         "lets 0.0.0.0/0 in"),

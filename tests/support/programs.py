@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from apex.config import Config, RunConfig, TransportConfig
+from apex.config import Config, RunConfig
 from apex.launch.status import ask
 from apex.runtime.ports import choose_ports, is_free
 
@@ -40,9 +40,8 @@ class Calm(gymnasium.Wrapper):
 
 @pytest.fixture
 def offset():
-    """Ports below those that the kernel lends to outgoing connections, which may take one before the programs do."""
-    config = Config(run=RunConfig(tensorboard=False), transport=TransportConfig(port_offset=-30_000))
-    return choose_ports(config, is_free, lambda sentence: None).transport.port_offset
+    """Returns an offset at which all ports are free."""
+    return choose_ports(Config(run=RunConfig(tensorboard=False)), is_free, lambda sentence: None).transport.port_offset
 
 
 class Programs:
@@ -50,8 +49,8 @@ class Programs:
 
     def __init__(self, folder, offset):
         self.folder = folder
-        self.endpoint = f"tcp://127.0.0.1:{52003 + offset}"
-        self.learner = ["--learner", f"127.0.0.1:{52003 + offset}"]
+        self.endpoint = f"tcp://127.0.0.1:{22003 + offset}"
+        self.learner = ["--learner", f"127.0.0.1:{22003 + offset}"]
         self.offset = ["--transport.port-offset", str(offset)]
         self.running = {}
 

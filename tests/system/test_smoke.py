@@ -435,14 +435,14 @@ def test_a_taken_port_is_named_and_ends_the_learner(programs, offset):
 def test_a_replay_server_whose_port_is_taken_says_so_and_leaves_nothing(programs, offset):
     with socket.socket() as squatter:
         squatter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        squatter.bind(("127.0.0.1", 51001 + offset))
+        squatter.bind(("127.0.0.1", 21001 + offset))
         squatter.listen()
         programs.start("learner", "learner", *CALM, *programs.offset)
         programs.start("replay", "replay", *programs.learner)
         assert programs.wait("replay") == 2
     said = programs.said("replay")
     assert "Traceback" not in said
-    assert f"{51001 + offset} is in use" in said
+    assert f"{21001 + offset} is in use" in said
     (manifest,) = (programs.folder / "runs").glob("*/manifest.json")
     run_id = json.loads(manifest.read_text())["run_id"]
     assert not list(Path("/dev/shm").glob(f"apex-{run_id:016x}*"))

@@ -100,7 +100,7 @@ run "accepts_what_is_not_the_default" {
   }
 
   assert {
-    condition     = aws_vpc_security_group_ingress_rule.socket["batches-from-replay"].to_port == 52632
+    condition     = aws_vpc_security_group_ingress_rule.socket["batches-from-replay"].to_port == 22632
     error_message = "Every loader receives batches on a port of its own."
   }
 

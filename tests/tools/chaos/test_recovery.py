@@ -284,8 +284,8 @@ def test_the_programs_of_a_run_reach_one_another_through_the_proxies(tmp_path):
     made = {program.role: program for program in programs(tmp_path, [], folder.config, folder, None)}
     assert list(made) == list(plain)
     for role in ("replay", "actor", "evaluator"):
-        assert f"{ADDRESSES[role]}:52003" in made[role].command
-        assert "127.0.0.1:52003" in plain[role].command
+        assert f"{ADDRESSES[role]}:22003" in made[role].command
+        assert "127.0.0.1:22003" in plain[role].command
     assert made["replay"].command[-2:] == ("--advertise", ADDRESSES["to replay"])
     assert made["learner"].command == plain["learner"].command
     assert made["actor"].command[3:5] == ("chaos.programs.actor", str(tmp_path))

@@ -62,8 +62,8 @@ DOORS = [on_the_command_line, in_a_toml_file, in_a_call_of_train, by_dataclasses
         ("run.stuck_seconds", 1e308, "run.stuck_seconds must be a number from 0 to 1000000.0, got 1e+308"),
         (
             "transport.experience_port",
-            52003,
-            "transport.control_port and transport.experience_port are both 52003: change one",
+            22003,
+            "transport.control_port and transport.experience_port are both 22003: change one",
         ),
         ("replay.min_size_to_sample", 100, "learner.batch_size 512 must be <= replay.min_size_to_sample 100"),
     ],

@@ -66,8 +66,8 @@ def test_branches_that_do_not_fit_together_are_refused(changes, message):
 
 
 def test_beyond_loopback_is_bound_only_when_that_was_said():
-    assert TransportConfig(bind="0.0.0.0", insecure_no_auth=True).endpoint("control") == "tcp://0.0.0.0:52003"
-    assert TransportConfig(bind="0.0.0.0", keys="keys").endpoint("control") == "tcp://0.0.0.0:52003"
+    assert TransportConfig(bind="0.0.0.0", insecure_no_auth=True).endpoint("control") == "tcp://0.0.0.0:22003"
+    assert TransportConfig(bind="0.0.0.0", keys="keys").endpoint("control") == "tcp://0.0.0.0:22003"
 
 
 def test_what_counts_the_whole_memory_is_divided_among_the_shards_and_the_rest_is_not():
@@ -87,14 +87,14 @@ def test_a_part_of_a_batch_is_the_same_from_each_shard():
 def test_each_shard_has_ports_of_its_own_ten_apart():
     transport = TransportConfig(port_offset=100)
     ports = [transport.endpoint(name, index=2) for name in ("experience", "priorities", "receipts")]
-    assert ports == [f"tcp://127.0.0.1:{port}" for port in (51_121, 51_122, 51_123)]
+    assert ports == [f"tcp://127.0.0.1:{port}" for port in (21_121, 21_122, 21_123)]
 
 
 def test_each_loader_has_a_port_of_its_own_for_batches():
     transport = TransportConfig(port_offset=100)
-    assert [transport.port("batches", loader) for loader in range(3)] == [52_102, 52_112, 52_122]
+    assert [transport.port("batches", loader) for loader in range(3)] == [22_102, 22_112, 22_122]
     with pytest.raises(ConfigError, match=r"batches_port .* got 65542"):
-        Config(learner=LearnerConfig(num_loaders=64), transport=TransportConfig(port_offset=13_000))
+        Config(learner=LearnerConfig(num_loaders=64), transport=TransportConfig(port_offset=43_000))
 
 
 def test_a_server_is_called_by_its_shard_where_there_are_several():
@@ -104,8 +104,8 @@ def test_a_server_is_called_by_its_shard_where_there_are_several():
 
 def test_an_endpoint_is_where_to_bind_or_how_to_reach_a_host():
     transport = TransportConfig(port_offset=100)
-    assert transport.endpoint("experience") == "tcp://127.0.0.1:51101"
-    assert transport.endpoint("metrics", "learner.local") == "tcp://learner.local:52104"
+    assert transport.endpoint("experience") == "tcp://127.0.0.1:21101"
+    assert transport.endpoint("metrics", "learner.local") == "tcp://learner.local:22104"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_names_and_types_that_do_not_exist_are_refused(tree, message):
     ("changes", "message"),
     [
         ({"experience_port": 1023}, "transport.experience_port must be an integer from 1024 to 65535, got 1023"),
-        ({"port_offset": 20_000}, "transport.experience_port + port_offset must be from 1024 to 65535, got 71001"),
+        ({"port_offset": 50_000}, "transport.experience_port + port_offset must be from 1024 to 65535, got 71001"),
         ({"lease_seconds": 2.9}, "transport.lease_seconds 2.9 must be >= 3 x heartbeat_seconds 1.0"),
         ({"bind": "0.0.0.0"}, "transport.bind '0.0.0.0' is not a loopback address"),
         ({"bind": "10.0.0.1"}, "--transport.keys keys"),

@@ -5,23 +5,27 @@ from __future__ import annotations
 import fcntl
 import itertools
 import secrets
+import socket
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 from support.builders import CONTINUOUS, MASKED, PIXELS, VECTORS, make_batch, make_frames, make_records, make_segment
+from support.waiting import DEADLINE, until
 
 from apex.config import ActorConfig, Config, LearnerConfig, ReplayConfig
 from apex.frame_blob import make_blob, read_table
 from apex.learning.batch_ring import BatchPart, BatchRing
 from apex.learning.batch_source import RemoteSource
-from apex.learning.loader import Loader, LoaderTask, load
+from apex.learning.loader import Loader, LoaderTask, load, run_loader
 from apex.learning.random_shift import RandomShift
 from apex.learning.store_monitor import LOOK_SECONDS, StoreMonitor
 from apex.replay_memory.store.layout import StoreSettings
 from apex.replay_memory.store.location import counters_path, remove, store_path
 from apex.replay_memory.store.writer import StoreWriter
 from apex.runtime.children import start_child, stop_children
+from apex.runtime.ports import is_free
 from apex.types import unpack_mask
 
 pytestmark = pytest.mark.programs
@@ -293,6 +297,29 @@ def test_beside_a_replay_server_a_loader_draws_for_itself(direct):
     np.testing.assert_array_equal(batch.action, records["action"][batch.keys])
     np.testing.assert_array_equal(batch.stacks[1, :, -1, 0, 0], batch.keys + 1)  # A frame says its own number.
     store.close()
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_loader_binds_its_port_only_for_a_replay_memory_of_another_host(direct, is_here):
+    with socket.create_server(("127.0.0.1", 0)) as place:
+        port = place.getsockname()[1]
+    transport = replace(direct.config.transport, batches_port=port)
+    task = LoaderTask(PIXELS, direct.ring, direct.run_id, replace(direct.config, transport=transport))
+    child = start_child("loader-0", run_loader, 0, task)
+    try:
+        until(lambda: direct.ring.loaders.seconds[0] > 0)  # The loader runs; no server has joined.
+        assert is_free("127.0.0.1", port)
+        store = direct.make_store() if is_here else None
+        direct.ring.joined[0] = True
+        if is_here:
+            assert direct.ring.receive(DEADLINE) is not None
+            assert is_free("127.0.0.1", port)
+        else:
+            until(lambda: not is_free("127.0.0.1", port))
+    finally:
+        stop_children([child])
+    if store is not None:
+        store.close()
 
 
 def test_one_shard_beside_the_loader_and_another_elsewhere_make_one_batch():

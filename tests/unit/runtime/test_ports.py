@@ -33,7 +33,7 @@ def test_one_taken_port_moves_all_of_them_and_is_said_aloud(taken):
 
 def test_an_offset_that_was_asked_for_is_where_the_search_begins():
     asked = Config(transport=TransportConfig(port_offset=30))
-    config, _ = choose(asked, all_free_but(51_031, 51_131))
+    config, _ = choose(asked, all_free_but(21_031, 21_131))
     assert config.transport.port_offset == 230
 
 
@@ -49,8 +49,8 @@ def test_tensorboard_takes_the_next_free_port_and_says_so():
 
 
 def test_tensorboard_stays_clear_of_the_ports_of_the_run():
-    config, _ = choose(Config(run=RunConfig(tensorboard_port=51_001)), all_free_but())
-    assert config.run.tensorboard_port == 51_004
+    config, _ = choose(Config(run=RunConfig(tensorboard_port=21_001)), all_free_but())
+    assert config.run.tensorboard_port == 21_004
 
 
 def test_without_any_port_for_tensorboard_it_names_the_setting():
@@ -95,11 +95,11 @@ def test_a_port_is_free_until_somebody_listens():
 
 
 def test_an_address_of_another_host_is_refused_by_name():
-    with pytest.raises(UsageError, match=r"cannot listen on 192\.0\.2\.1:51001: .*; choose an address of this host"):
-        is_free("192.0.2.1", 51_001)
+    with pytest.raises(UsageError, match=r"cannot listen on 192\.0\.2\.1:21001: .*; choose an address of this host"):
+        is_free("192.0.2.1", 21_001)
 
 
-@pytest.mark.parametrize("taken", [51_011, 51_012, 51_013])
+@pytest.mark.parametrize("taken", [21_011, 21_012, 21_013])
 def test_ports_of_every_shard_count_and_those_of_shards_that_are_not_there_do_not(taken):
     two = Config(replay=ReplayConfig(num_shards=2))
     assert len(ports(two)) == len(set(ports(two))) == len(ports(Config())) + 3
@@ -109,7 +109,7 @@ def test_ports_of_every_shard_count_and_those_of_shards_that_are_not_there_do_no
 
 
 def test_every_loader_needs_a_port_of_its_own():
-    assert set(ports(Config(learner=LearnerConfig(num_loaders=3)))) - set(ports(Config())) == {52_012, 52_022}
+    assert set(ports(Config(learner=LearnerConfig(num_loaders=3)))) - set(ports(Config())) == {22_012, 22_022}
 
 
 def test_shards_that_find_no_room_below_the_last_port_are_refused_by_name():

@@ -126,13 +126,13 @@ def with_status(**fields):
             ({**BEAT, "endpoints": {"priorities": endpoint}}, "fields")
             for endpoint in (
                 "garbage",
-                "tcp://my host:51002",
-                "tcp://user@h:51002",
+                "tcp://my host:21002",
+                "tcp://user@h:21002",
                 "tcp://h:0",
                 "tcp://h:65536",
                 "tcp://h:5\u0663",
-                "tcp://-h:51002",
-                "tcp://[::1]:51002",
+                "tcp://-h:21002",
+                "tcp://[::1]:21002",
                 "ipc:///x",
             )
         ),

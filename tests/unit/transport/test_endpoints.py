@@ -370,26 +370,15 @@ def test_priorities_go_to_their_shard_and_are_dropped_before_it_is_known(context
         assert not receiver.poll(50)
 
 
-def test_a_port_that_an_outgoing_connection_has_is_waited_for(context):
-    """Ports of ours lie among those that the kernel gives to outgoing connections."""
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as place:
-        port = place.getsockname()[1]
-        place.close()
-        borrower = socket.create_connection(server.getsockname(), source_address=("127.0.0.1", port))
-        accepted, _ = server.accept()
-
-        def give_back():
-            accepted.close()  # First: who closes first keeps its number for a minute.
-            assert borrower.recv(1) == b""
-            borrower.close()
-
-        timer = threading.Timer(0.5, give_back)
+def test_a_port_that_is_released_in_time_is_bound(context):
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        timer = threading.Timer(0.5, holder.close)
         timer.start()
         receiver = context.socket(zmq.PULL)
         bind(receiver, f"tcp://127.0.0.1:{port}", "experience")
         assert receiver.last_endpoint == f"tcp://127.0.0.1:{port}".encode()
         timer.join()
-        assert borrower.fileno() == -1  # Not before it was given back.
 
 
 def test_a_taken_port_is_named(context, endpoint):
@@ -407,12 +396,12 @@ def test_an_address_that_is_not_ours_is_named(context):
 @pytest.mark.parametrize("text", ["", ":5", "host:x", "host:0", "host:70000"])
 def test_refuses_what_is_no_address(text):
     with pytest.raises(UsageError, match="--learner"):
-        split_address(text, 52003)
+        split_address(text, 22003)
 
 
 def test_reads_addresses_with_and_without_a_port():
-    assert split_address("10.0.0.1", 52003) == ("10.0.0.1", 52003)
-    assert split_address("learner:7", 52003) == ("learner", 7)
+    assert split_address("10.0.0.1", 22003) == ("10.0.0.1", 22003)
+    assert split_address("learner:7", 22003) == ("learner", 7)
 
 
 def test_knows_this_hosts_address_towards_a_peer():

@@ -234,12 +234,12 @@ def test_threads_and_loaders_beyond_the_cores_are_a_warning():
 
 def test_free_ports_are_named():
     check, config = check_ports(Config(), lambda host, port: True)
-    assert check.figures == "6006, 51001, 51002, 51003, 52001, 52002, 52003, 52004 on 127.0.0.1: all free"
+    assert check.figures == "6006, 21001, 21002, 21003, 22001, 22002, 22003, 22004 on 127.0.0.1: all free"
     assert (check.verdict, config) == ("ok", Config())
 
 
 def test_taken_ports_are_a_warning_because_the_run_moves_aside():
-    check, config = check_ports(Config(), lambda host, port: port not in (51_001, 6_006))
+    check, config = check_ports(Config(), lambda host, port: port not in (21_001, 6_006))
     assert check.verdict == "warning"
     assert "this run uses --transport.port-offset 100; port 6006 is in use: TensorBoard uses port 6007" in check.remedy
     assert (config.transport.port_offset, config.run.tensorboard_port) == (100, 6_007)

@@ -147,10 +147,10 @@ def test_the_head_is_placed_first_and_actors_are_told_where_its_learner_is(scene
     scene.place(1)
     assert "run" not in scene.handles[1].calls  # Nobody knows yet where the learner is.
     scene.begin_training()
-    assert scene.learners == ["10.0.0.0:52003"]
+    assert scene.learners == ["10.0.0.0:22003"]
     scene.check()
     words = scene.order(1)["arguments"]
-    assert words[:3] == ["apex.actor", "--learner", "10.0.0.0:52003"]
+    assert words[:3] == ["apex.actor", "--learner", "10.0.0.0:22003"]
     assert words[-4:] == ["--processes", "4", "--envs", "16"]
 
 
@@ -190,12 +190,12 @@ def test_a_head_that_is_lost_goes_on_where_it_is_and_actors_are_ordered_to_it(tr
     scene.check()
     assert scene.order(0)["begun"]
     scene.begin_training("10.0.0.7")
-    assert scene.learners[-1] == "10.0.0.7:52003"
+    assert scene.learners[-1] == "10.0.0.7:22003"
     assert "stop" in scene.handles[1].calls
     scene.answer(1, "run", (NEIGHBOUR_GONE, ""))
     scene.check()
     scene.place(1)
-    assert scene.order(1)["arguments"][2] == "10.0.0.7:52003"
+    assert scene.order(1)["arguments"][2] == "10.0.0.7:22003"
 
 
 @pytest.mark.parametrize(
