@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None, work: Work = run_worker) -> int:
             stop = signals.follower()
             welcome = greet_in_child(greet, stop)
             status = run_service(welcome, arguments.envs, work, stop) if welcome is not None else FINISHED
-            if signals.requested:
+            if signals.poll():
                 return FINISHED
             if status is not None and not arguments.wait_for_runs:
                 return status

@@ -36,6 +36,15 @@ class ApexError(Exception):
 
     exit_status = FAILED
 
+    def __init__(self, problem: str = "", remedy: str = "") -> None:
+        """`problem`: what is wrong, with the name and the value. `remedy`: what the user can do, in the imperative."""
+        super().__init__(problem, remedy)
+        self.problem = problem
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.problem}; {self.remedy}" if self.remedy else self.problem
+
 
 class UsageError(ApexError, ValueError):
     """The input of a program cannot be used: an option, a setting, a file, an address."""
@@ -105,21 +114,21 @@ class ExportError(ApexError, RuntimeError):
 class TrainingError(ApexError, RuntimeError):
     """A run ended with an error. The message describes the error that occurred first."""
 
-    def __init__(self, cause: str, folder: Path | None) -> None:
+    def __init__(self, problem: str, folder: Path | None) -> None:
         """`folder`: folder with the logs and checkpoints; None if the run had not started."""
-        super().__init__(cause)
+        super().__init__(problem)
         self.folder = folder
 
 
 class AwsError(ApexError, RuntimeError):
     """AWS refused a request or did not respond. `code` is the error's name in AWS or botocore."""
 
-    def __init__(self, sentence: str, code: str = "") -> None:
-        super().__init__(sentence)
+    def __init__(self, problem: str, code: str = "") -> None:
+        super().__init__(problem)
         self.code = code
 
 
-def require(condition: bool, message: str, error: type[UsageError] = UsageError) -> None:
-    """Raises `error` with `message` unless `condition` holds."""
+def require(condition: bool, problem: str, error: type[UsageError] = UsageError, *, remedy: str = "") -> None:
+    """Raises `error` with `problem` and `remedy` unless `condition` holds."""
     if not condition:
-        raise error(message)
+        raise error(problem, remedy)

@@ -144,7 +144,7 @@ def time_bare(config: Config, stop: Stop, seconds: float) -> float:
     for _ in range(PIECES):
         began, steps = time.perf_counter(), 0
         while (elapsed := time.perf_counter() - began) < seconds / PIECES:
-            if stop.requested:
+            if stop.poll():
                 raise KeyboardInterrupt
             environment.step(rng.integers(num_actions, size=count))
             steps += count
@@ -175,7 +175,7 @@ def time_parts(config: Config, schema: Schema, stop: Stop, seconds: float) -> Fi
     builder.begin(observation)
     steps, began = 0, time.perf_counter()
     while time.perf_counter() < began + seconds:
-        if stop.requested:
+        if stop.poll():
             raise KeyboardInterrupt
         seen = observation
         q = timed("forward", lambda seen=seen: agent.q_values(seen))

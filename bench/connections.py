@@ -279,19 +279,19 @@ def send(stop: Stop, recording: Recording, learner: str, count: int, pipe: Conne
         connections = [connect(stream) for stream in welcome.streams]
         pipe.send_bytes(b"ready")
         while not pipe.poll(POLL_SECONDS):
-            if stop.requested:
+            if stop.poll():
                 return
         seconds = json.loads(pipe.recv_bytes())
         sent = run(stop, connections, seconds)
         pipe.send_bytes(json.dumps(sent).encode())
-        while not stop.requested:
+        while not stop.poll():
             time.sleep(POLL_SECONDS)  # Sockets close when the books are done.
 
 
 def run(stop: Stop, connections: Sequence[Connected], seconds: float) -> Sent:
     """Sends for so long, in turn, then waits until all is acknowledged."""
     end = time.monotonic() + seconds
-    while not stop.requested and time.monotonic() < end:
+    while not stop.poll() and time.monotonic() < end:
         sent = False
         for connection in connections:
             connection.pump()

@@ -82,7 +82,7 @@ def _rate(folder: str, seconds: float, stop: Stop) -> float:
     child_pipe.close()
     try:
         while not pipe.poll(POLL_SECONDS):
-            if stop.requested:
+            if stop.poll():
                 raise KeyboardInterrupt
             check_children(children[1:])
         return float(json.loads(pipe.recv_bytes()))
@@ -96,10 +96,10 @@ def _receive(stop: Stop, folder: str, endpoint: str, seconds: float, pipe: Conne
         codec, limit = Codec(RUN_ID, SCHEMA), max_segment_bytes(SCHEMA, TRANSITIONS)
         with open_context(read_keys(folder, Role.REPLAY)) as context:
             receiver = AsyncReceiver(context, PULL, endpoint, "experience", high_water_mark=WINDOW, max_bytes=limit)
-            while not stop.requested and not await receiver.burst(POLL_SECONDS, limit=1):
+            while not stop.poll() and not await receiver.burst(POLL_SECONDS, limit=1):
                 pass
             began, count = time.perf_counter(), 0
-            while not stop.requested and time.perf_counter() - began < seconds:
+            while not stop.poll() and time.perf_counter() - began < seconds:
                 for frames in await receiver.burst(POLL_SECONDS):
                     count += len(codec.decode_segment(frames).records)
             return count / (time.perf_counter() - began)
@@ -111,9 +111,9 @@ def _send(stop: Stop, folder: str, endpoint: str) -> None:
     codec, segment = Codec(RUN_ID, SCHEMA), _make_segment()
     with open_context(read_keys(folder, Role.ACTOR)) as context:
         sender = ExperienceSender(context, endpoint, num_messages=WINDOW // 2)
-        while not stop.requested:
+        while not stop.poll():
             message = codec.encode_segment(segment)
-            while not sender.send(message) and not stop.requested:
+            while not sender.send(message) and not stop.poll():
                 time.sleep(0.0002)
 
 

@@ -62,7 +62,7 @@ def measure(options: Any, rest: Sequence[str], folder: Path, stop: Stop) -> Figu
             with open_programs(folder, stop) as programs:
                 run = programs.start(name, ["train", *both, *engines[engine], "--name", name])
                 deadline = time.monotonic() + options.seconds + END_SECONDS
-                while run.poll() is None and time.monotonic() < deadline and not stop.requested:
+                while run.poll() is None and time.monotonic() < deadline and not stop.poll():
                     time.sleep(0.2)
                 if run.poll() != FINISHED:
                     programs.check()

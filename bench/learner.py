@@ -248,7 +248,7 @@ def _median_rate(step: Callable[[], object], flush: Callable[[], None], seconds:
     for _ in range(PIECES):
         began, count = time.perf_counter(), 0
         while time.perf_counter() - began < seconds / PIECES or not count:
-            if stop.requested:
+            if stop.poll():
                 raise KeyboardInterrupt
             step()
             count += 1

@@ -260,7 +260,7 @@ def _memory(bed: ReplayFixture, transitions: int, image_bytes: float) -> Figures
 
 
 def _go_on(stop: Stop) -> None:
-    if stop.requested:
+    if stop.poll():
         raise KeyboardInterrupt
 
 

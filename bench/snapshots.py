@@ -148,7 +148,7 @@ def _sample(stop: Stop, path: Path, longest: Array, phase: Array) -> None:
     reader, rng = StoreReader(path, SCHEMA), np.random.default_rng(os.getpid())
     reader.sample(BATCH, rng)
     sample_at = time.monotonic()
-    while not stop.requested:
+    while not stop.poll():
         time.sleep(max(0.0, sample_at - time.monotonic()))
         began, at = time.monotonic(), int(phase[0])
         reader.sample(BATCH, rng)

@@ -69,7 +69,7 @@ class ActorHost:
 
     def run(self, subscriber: ParameterSubscriber, stop: Stop, check: Callable[[], None]) -> None:
         """Publishes the newest parameters to the workers until `stop` is requested."""
-        while not stop.requested:
+        while not stop.poll():
             parameters = subscriber.receive(POLL_SECONDS)
             if parameters is not None:
                 self._received += parameters.values.nbytes

@@ -131,7 +131,7 @@ def explore(stop: Stop, actor: Actor, metrics: MetricsSender, figures: NDArray[n
     """Acts until `stop` is requested. Sends the scores once a second and at the end; `figures`: see WorkerFigures."""
     actor.begin()
     report_at = time.monotonic() + REPORT_SECONDS
-    while not stop.requested:
+    while not stop.poll():
         began = time.monotonic()
         acted = actor.step()
         now = time.monotonic()

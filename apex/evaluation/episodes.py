@@ -27,8 +27,7 @@ ActFunction = Callable[[Array, Mask], Array]
 class Until(Protocol):
     """A condition that ends play early, such as a `Stop`."""
 
-    @property
-    def requested(self) -> bool:
+    def poll(self) -> bool:
         """Whether to stop playing now."""
 
 
@@ -74,7 +73,7 @@ def play(
     scores, lengths = np.zeros(num_envs), np.zeros(num_envs, np.int64)
     games: list[Episode] = []
     observation, mask = environment.reset(), environment.action_mask
-    while missing.any() and not (stop is not None and stop.requested):
+    while missing.any() and not (stop is not None and stop.poll()):
         action = policy(observation, mask)
         check_allowed(action, mask)
         step = environment.step(action)

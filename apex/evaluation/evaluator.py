@@ -40,10 +40,9 @@ class _Until(NamedTuple):
     version: int | None
     final: Final
 
-    @property
-    def requested(self) -> bool:
+    def poll(self) -> bool:
         """Whether a stop was requested, or training has ended with other parameters than `version`."""
-        return self.stop.requested or self.final() not in (None, self.version)
+        return self.stop.poll() or self.final() not in (None, self.version)
 
 
 class Evaluator:
@@ -91,7 +90,7 @@ class Evaluator:
         Once `final` returns the version of the last parameters, these are evaluated at once, and the games of older
         parameters are abandoned.
         """
-        while not stop.requested:
+        while not stop.poll():
             if final() is None and (pause := self._start_at - self._clock()) > 0:
                 self._sleep(min(pause, POLL_SECONDS))
             else:
@@ -125,13 +124,13 @@ class Evaluator:
         load_parameters(self._agent.network, parameters.values)
         seed, played = self._play(config.episodes, until)
         reached = goal is not None and bool(played) and summarize(played).mean >= goal
-        confirms = reached and not until.requested and until.final() is None
+        confirms = reached and not until.poll() and until.final() is None
         if confirms:
             # The first games' score is biased by selection.
             confirmation = self._play(config.confirm_episodes, until._replace(version=None))
             confirms = until.final() is None
             seed, played = confirmation if confirms else (seed, played)
-        if until.requested:
+        if until.poll():
             return
         summary = summarize(played)
         low, high = summary.interval or (None, None)

@@ -64,7 +64,7 @@ def play_games(
         observation, info = game.reset()
         score, num_steps, over = 0.0, 0, False
         while not over:
-            if stop.requested or shown >= steps:
+            if stop.poll() or shown >= steps:
                 return shown
             show(policy)
             observation, reward, terminated, truncated, info = game.step(policy(observation, info.get("action_mask")))
@@ -97,7 +97,7 @@ def main(argv: Sequence[str]) -> int:
     load = partial(load_newest, run.checkpoints, epsilon=epsilon, seed=options.seed)
     with stop_on_signals() as stop:
         while (policy := load()) is None:
-            if stop.requested:
+            if stop.poll():
                 return FINISHED
             print(f"waiting for the first policy of {run.path}; press Ctrl-C to stop", file=sys.stderr, flush=True)
             sleep(2.0, stop)

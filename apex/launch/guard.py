@@ -99,7 +99,7 @@ class Lifeline:
     def _look(self) -> None:
         self.copy_logs()
         gone = select.select([self._descriptor], [], [], 0)[0] and not os.read(self._descriptor, 4096)
-        if gone or self._signals.requested:
+        if gone or self._signals.poll():
             self.stop.request()
 
 
@@ -167,7 +167,7 @@ def _take(lock: TextIO, stop: Stop) -> bool:
     Returns False if a stop is requested during the wait. Raises UsageError after `HANDOVER_SECONDS`.
     """
     deadline = time.monotonic() + HANDOVER_SECONDS
-    while not stop.requested:
+    while not stop.poll():
         with suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True

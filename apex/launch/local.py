@@ -111,7 +111,7 @@ def run(
         schema = describe(config.environment, config.actor.n_step, partial(say, stream=out))
         config, sizes = fit(config, schema, partial(say, stream=out), free=claims.claim)
         require_keys(config)
-        if stop.requested:
+        if stop.poll():
             return None
         folder = RunFolder.create(config, schema, argv=argv)
         with hold(folder.path):
@@ -145,7 +145,7 @@ def run_here(config: Config, schema: Schema, stop: Stop, argv: Sequence[str], ou
 
         try:
             reason = system.run(look)
-            ending = Ending(FINISHED, reason, "" if stop.requested else "learner")
+            ending = Ending(FINISHED, reason, "" if stop.poll() else "learner")
         except (DivergedError, EnvironmentFailure) as error:
             log.error("%s", error)
             ending = Ending(FAILED, str(error), "learner")
@@ -182,7 +182,7 @@ def go_on(
         for line in check_resume(folder, config, accept=accept):
             say(line)
         config, sizes = fit(config, folder.schema, say, store_path(folder.run_id), free=claims.claim)
-        if stop.requested:
+        if stop.poll():
             return None
         folder.go_on(config, argv=argv)
         return _run(folder, config, sizes, stop, compose, out)

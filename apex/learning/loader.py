@@ -142,7 +142,7 @@ def run_loader(stop: Stop, index: int, task: LoaderTask) -> None:
     with open_context(read_keys(transport.keys, Role.LEARNER)) as context:
         receiver: BatchReceiver | None = None
         remote: RemoteSource | None = None
-        while not stop.requested:
+        while not stop.poll():
             context.check()
             ring.loaders.seconds[index] = time.process_time()
             ring.loaders.refused[index] = 0 if receiver is None else receiver.num_refused

@@ -162,7 +162,7 @@ class LearnerLoop:
             else:
                 self._wait.on(coordinator.lack)
             reason = coordinator.hear()
-            if stop.requested:
+            if stop.poll():
                 reason = reason or INTERRUPTED
             if 0 < max_updates <= trainer.num_updates:
                 reason = reason or f"reached {max_updates} updates"

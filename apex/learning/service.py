@@ -98,7 +98,7 @@ def _end_run(
     trainer: Trainer, link: CoordinatorLink, coordinator: BaseProcess, config: EvaluatorConfig, reason: str, stop: Stop
 ) -> None:
     """Tells the coordinator that training has ended, and waits for the evaluation of the final policy."""
-    is_evaluated = config.enabled and config.final_seconds > 0 and not stop.requested
+    is_evaluated = config.enabled and config.final_seconds > 0 and not stop.poll()
     if is_evaluated:
         trainer.publish_newest()
         trainer.flush()  # On a GPU, the parameters are published only after the copy to the host.
@@ -106,6 +106,6 @@ def _end_run(
     until = time.monotonic() + config.final_seconds
     while is_evaluated and coordinator.is_alive() and time.monotonic() < until:
         coordinator.join(POLL_SECONDS)
-        if stop.requested:
+        if stop.poll():
             link.send(TrainerEnd(reason))
             break

@@ -41,7 +41,7 @@ def run_sampler(stop: Stop, index: int, task: SamplerTask, seed: np.random.SeedS
         drawer = BatchDrawer(reader, task.counters, index, task.settings, np.random.default_rng(seed))
         sender = BatchSender(context, task.endpoints, Codec(task.run_id, task.schema))
         backoff = ReconnectBackoff()
-        while not stop.requested:
+        while not stop.poll():
             if backoff.is_due(drawer.silence):
                 sender.reconnect()
             part = drawer.draw()

@@ -149,7 +149,7 @@ async def _watch(
 ) -> None:
     """Watches the authenticator, the child processes and the heartbeats, and raises the error if one of them fails."""
     warning = InsecureBindWarning(welcome.config.transport)
-    while not stop.requested:
+    while not stop.poll():
         await asyncio.sleep(POLL_SECONDS)
         context.check()
         warning.check()

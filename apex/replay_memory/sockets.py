@@ -49,13 +49,13 @@ class ReplaySockets:
     async def take_experience(self, stop: Stop, session: Session) -> None:
         """Stores segments and publishes receipts; waits while the rate limiter does not allow inserts."""
         wait = Wait("replay")
-        while not stop.requested:
+        while not stop.poll():
             messages = await self._experience.burst(POLL_SECONDS)
             # If inserts may wait, stores one segment at a time, so that a wait does not delay receipts of stored ones.
             step = 1 if self._inserts_wait else max(1, len(messages))
             for first in range(0, len(messages), step):
                 while not self._server.check_limiter(inserts_wanted=session.inserts_wanted):
-                    if stop.requested:
+                    if stop.poll():
                         return
                     wait.on("the learner to take samples (replay.inserts_wait)")
                     await asyncio.sleep(LIMITER_SECONDS)
@@ -64,12 +64,12 @@ class ReplaySockets:
 
     async def take_priorities(self, stop: Stop) -> None:
         """Applies new priorities until `stop`."""
-        while not stop.requested:
+        while not stop.poll():
             self._server.update_priorities(await self._priorities.burst(POLL_SECONDS))
 
     async def repeat_receipts(self, stop: Stop) -> None:
         """Publishes the receipts of all active streams every RECEIPT_SECONDS."""
-        while not stop.requested:
+        while not stop.poll():
             await asyncio.sleep(RECEIPT_SECONDS)
             self._publish(self._server.receipts())
 

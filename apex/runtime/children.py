@@ -150,7 +150,7 @@ def call_in_child(name: str, function: Callable[[Stop], dict[str, Any]], stop: S
     writer.close()
     try:
         while not reader.poll(POLL_SECONDS):
-            if stop.requested:
+            if stop.poll():
                 return {}
             check_children([child], RunConfig().stuck_seconds)
         reply = json.loads(reader.recv_bytes())

@@ -30,7 +30,7 @@ P = ParamSpec("P")
 class Stop:
     """A request to stop. It is a plain attribute, because a signal handler must not take a lock.
 
-    Only the main thread's loop may read `requested`: each read is also a heartbeat for `watchdog`.
+    Only the main thread's loop may call `poll`: each call is also a heartbeat for `watchdog`.
     """
 
     def __init__(self, on_tick: Callable[[], None] = lambda: None) -> None:
@@ -39,14 +39,13 @@ class Stop:
         self._on_tick = on_tick
         self._requested = False
 
-    @property
-    def requested(self) -> bool:
-        """Whether the calling loop should return. Reading this property also counts as a heartbeat."""
+    def poll(self) -> bool:
+        """Sends a heartbeat of the main thread; returns whether the calling loop should return."""
         self.tick()
         return self._requested
 
     def tick(self) -> None:
-        """Sends a heartbeat of the main thread. Long computations that do not read `requested` must call this."""
+        """Sends a heartbeat of the main thread. Long computations that do not call `poll` must call this."""
         self.ticks += 1
         self._on_tick()
 
@@ -58,7 +57,7 @@ class Stop:
         """Returns a Stop for a part of the program that may stop earlier. If this Stop is requested, so is that one."""
 
         def look() -> None:
-            if self.requested:
+            if self.poll():
                 part.request()
 
         part = Stop(look)
@@ -94,7 +93,7 @@ def stop_on_signals(on_tick: Callable[[], None] = lambda: None) -> Iterator[Stop
 def sleep(seconds: float, stop: Stop) -> None:
     """Sleeps for `seconds`, or less if `stop` is requested."""
     until = time.monotonic() + seconds
-    while not stop.requested and time.monotonic() < until:
+    while not stop.poll() and time.monotonic() < until:
         time.sleep(POLL_SECONDS)
 
 

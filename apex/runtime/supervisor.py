@@ -92,7 +92,7 @@ def supervise(
     running = [_Running(program, logs / f"{program.role}.log", tell, environment) for program in programs]
     standstill = Wait("launcher", explain_seconds=explain_seconds)
     try:
-        while not stop.requested:
+        while not stop.poll():
             for one in running:
                 ending = one.check(time.monotonic())
                 if ending is not None:

@@ -119,7 +119,7 @@ def greet(
     wait = Wait(role)
     with open_context(read_keys(route.keys, role)) as context:
         client = ControlClient(context, route.endpoint)
-        while not stop.requested:
+        while not stop.poll():
             answer = _ask(client, hello, stop)
             match answer:
                 case None:
@@ -162,7 +162,7 @@ def _ask(client: ControlClient, hello: control.Hello, stop: Stop) -> control.Ans
     """Sends one Hello; returns the answer, or None after HELLO_SECONDS."""
     client.send(hello)
     asked = time.monotonic()
-    while time.monotonic() - asked < HELLO_SECONDS and not stop.requested:
+    while time.monotonic() - asked < HELLO_SECONDS and not stop.poll():
         if (answer := client.receive(POLL_SECONDS)) is not None:
             return answer
     return None

@@ -66,7 +66,7 @@ def names(arguments: Sequence[str], *options: str) -> bool:
 def measure_in_child(name: str, function: Callable[[Stop], dict[str, Any]], stop: Stop) -> dict[str, Any]:
     """What `function(stop)` returns, in a child of its own; raises KeyboardInterrupt when asked to stop."""
     facts = call_in_child(name, function, stop)
-    if not facts or stop.requested:
+    if not facts or stop.poll():
         raise KeyboardInterrupt
     return facts
 

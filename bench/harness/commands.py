@@ -79,7 +79,7 @@ class Runner:
         began = looked = time.monotonic()
         libraries: set[str] = set()
         while process.poll() is None and time.monotonic() < began + self._limit_seconds:
-            if self._stop.requested:
+            if self._stop.poll():
                 raise KeyboardInterrupt
             if time.monotonic() > looked + LOOK_SECONDS:
                 libraries.update(*(_read_libraries(pid, cwd) for pid in self._processes()))

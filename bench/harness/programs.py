@@ -48,7 +48,7 @@ class Programs:
 
     def check(self) -> None:
         """Raises KeyboardInterrupt when asked to stop, ChildDiedError with the last lines of who has ended."""
-        if self._stop.requested:
+        if self._stop.poll():
             raise KeyboardInterrupt
         for role, process in self._running:
             if process.poll() is not None:

@@ -65,7 +65,7 @@ class RecordedWriter:
         """Sends so many transitions, or for so long, at `rate` per second (0: unpaced), until all is acknowledged."""
         link, outlet = self._link, self._outlet
         began, bytes_before, resent_before, sent = time.monotonic(), outlet.num_bytes, link.num_resent, 0
-        while not stop.requested:
+        while not stop.poll():
             elapsed = time.monotonic() - began
             if sent >= transitions > 0 or elapsed >= seconds > 0:
                 break
@@ -76,7 +76,7 @@ class RecordedWriter:
                 link.pump(POLL_SECONDS)
             else:
                 sent += self._send_next()
-        while link.in_flight and not stop.requested:
+        while link.in_flight and not stop.poll():
             link.pump(POLL_SECONDS)
         return Inserted(
             sent, time.monotonic() - began, outlet.num_bytes - bytes_before, link.num_resent - resent_before
@@ -111,7 +111,7 @@ def write(stop: Stop, recording: Recording, config: Config, pipe: Connection, be
         receipts = ReceiptReceiver(context, [replay["receipts"]], codec, streams)
         link = ReliableSender(streams, codec, [outlet], receipts, window=window)
         writer = RecordedWriter(recording, link, outlet)
-        while not stop.requested:
+        while not stop.poll():
             if pipe.poll():
                 inserted = writer.insert(stop, **json.loads(pipe.recv_bytes()))
                 pipe.send_bytes(json.dumps(inserted).encode())

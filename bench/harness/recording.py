@@ -92,7 +92,7 @@ def record(
         builder.begin(observation)
         for tape, stack in zip(tapes, observation, strict=True):
             album.see(tape.keep(stack[-1]))
-        while not stop.requested:
+        while not stop.poll():
             values = rng.random(num_streams, np.float32)  # Make the priorities, which all differ.
             if builder.ready:
                 for cut in builder.cut(values):

@@ -137,7 +137,7 @@ def open_replay_fixture(
         started.callback(_end_server, server, coordinator)
 
         def check() -> None:
-            if stop.requested:
+            if stop.poll():
                 raise KeyboardInterrupt
             check_children(children)
             if server.poll() is not None:

@@ -122,7 +122,7 @@ def run_peer(python: str, frames: Path, stop: Stop) -> dict[str, float]:
                 said, complained = process.communicate(timeout=POLL_SECONDS)
                 break
             except subprocess.TimeoutExpired:
-                if stop.requested:
+                if stop.poll():
                     raise KeyboardInterrupt from None
     finally:
         with suppress(ProcessLookupError):

@@ -166,7 +166,7 @@ def _wait(process: subprocess.Popen[Any], limit_seconds: float, stop: Stop) -> N
     try:
         while process.poll() is None:
             late = time.monotonic() >= deadline
-            if not cause and (late or stop.requested):
+            if not cause and (late or stop.poll()):
                 cause = f"the command was not over after {limit_seconds:.0f} s" if late else "stopped"
                 process.send_signal(signal.SIGINT)  # One that is asked ends all that it has started.
                 deadline = time.monotonic() + KILL_SECONDS

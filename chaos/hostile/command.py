@@ -249,7 +249,7 @@ def _record(folder: Path, config: Config, schema: Schema, stop: Stop) -> Recordi
         return record(child_stop, place, config, schema, policy, NUM_FRAMES)
 
     facts = call_in_child("recorder", play, stop)
-    if stop.requested:
+    if stop.poll():
         raise KeyboardInterrupt
     return load(place, schema, facts)
 

@@ -129,7 +129,7 @@ def besiege(stop: Stop, host: str, ports: dict[str, int], strangers: str, connec
     counts: dict[str, int] = {}
     refused, began = 0, time.monotonic()
     for number in range(connections):
-        if stop.requested:
+        if stop.poll():
             return
         if (early := number / PACE - (time.monotonic() - began)) > 0:
             time.sleep(early)
@@ -149,7 +149,7 @@ def besiege(stop: Stop, host: str, ports: dict[str, int], strangers: str, connec
     for peer in held:
         peer.close()
     pipe.send_bytes(json.dumps({"counts": counts, "not_accepted": refused}).encode())
-    while not stop.requested:
+    while not stop.poll():
         time.sleep(0.1)
 
 

@@ -132,7 +132,7 @@ def _save_until_killed(stop: Stop, path: Path, memory: Path, step: str, nth: int
     saver = Saver(RunFolder.open(path), memory, pause)
     assert saver.epoch > progress[EPOCH], "an epoch was given twice"
     progress[EPOCH] = saver.epoch
-    while not stop.requested:
+    while not stop.poll():
         saver.save()
         progress[COMPLETED], progress[KEY] = saver.num_updates, saver.store.num_inserted
 

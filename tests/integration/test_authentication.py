@@ -174,7 +174,7 @@ def test_a_role_whose_authenticator_died_ends(folder):
     publishing = PublishingThread(free_endpoint(), CODEC, stop, keys)
     until(lambda: keys.num_looks > 2, "an authenticator at work")
     keys.cursed = True
-    until(lambda: stop.requested, "request to stop")
+    until(lambda: stop.poll(), "request to stop")
     with pytest.raises(ZapHandlerError, match="cursed"):
         publishing.check()
 

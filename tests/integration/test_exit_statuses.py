@@ -24,7 +24,7 @@ ACTOR = """
 import sys, time
 from apex.actor import main
 def work(stop, task):
-    while not stop.requested:
+    while not stop.poll():
         time.sleep(0.01)
         if {dies}:
             raise RuntimeError("a worker that dies")

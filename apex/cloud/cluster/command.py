@@ -78,10 +78,10 @@ def _tail(arguments: argparse.Namespace, aws: Aws) -> None:
     roles, since = [arguments.role] if arguments.role else PROGRAMS, datetime.now(UTC) - duration(arguments.since)
     tail = Tail(aws, require_cluster(aws, arguments.name).name, roles, since)
     with reader_may_leave(), stop_on_signals() as stop:
-        while not stop.requested:
+        while not stop.poll():
             for line in tail.read():
                 print(line)
-                if stop.requested:
+                if stop.poll():
                     break
             sys.stdout.flush()
             if not arguments.follow:

@@ -107,7 +107,7 @@ def _become(settings: HostSettings, role: Role, only_print: bool) -> int:
 def keys(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) -> int:
     """Exchanges keys until the keys of learner and replay server have arrived; systemd then starts the roles."""
     wait = Wait("host")
-    while not stop.requested:
+    while not stop.poll():
         try:
             ssm, host, address = client("ssm"), metadata.instance_id(), metadata.private_address()
             key_exchange.make_pairs(settings, address)
@@ -139,7 +139,7 @@ def prepare_run(settings: HostSettings, client: Client, metadata: Metadata, stop
     BUCKET_SECONDS or has a run of another cluster with this name.
     """
     said, until, has_run = "", time.monotonic() + BUCKET_SECONDS, False
-    while not stop.requested:
+    while not stop.poll():
         copy = _copy(settings, client)
         try:
             has_run = copy.begin(settings.begun, metadata.instance_id()) or has_run
@@ -178,13 +178,13 @@ def logs(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop)
     """Sends the journal to CloudWatch until `stop` is requested; begins after the last line sent before."""
     group, place = f"{settings.parameters}/{settings.role}", settings.home / "logs.cursor"
     journal_upload.follow(client("logs"), group, metadata.instance_id(), settings.roles, place, stop)
-    return FINISHED if stop.requested else FAILED
+    return FINISHED if stop.poll() else FAILED
 
 
 def spot(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop) -> int:
     """Waits until EC2 announces the end of this spot instance, then stops its roles, which save or send their data."""
     wait = Wait("host")
-    while not stop.requested:
+    while not stop.poll():
         try:
             notice = metadata.spot_notice()
             wait.over()

@@ -73,7 +73,7 @@ def parse(line: str) -> Entry | None:
 def read_entries(journal: IO[bytes], stop: Stop) -> Iterator[Entry | None]:
     """Yields entries as they arrive, and None every FLUSH_SECONDS, so that the entries before None are sent."""
     rest, flush_at = b"", time.monotonic() + FLUSH_SECONDS
-    while not stop.requested:
+    while not stop.poll():
         if time.monotonic() >= flush_at:
             flush_at = time.monotonic() + FLUSH_SECONDS
             yield None

@@ -82,7 +82,7 @@ def _try_again(what: str, step: Callable[[], object], stop: Stop) -> bool:
     until, wait = time.monotonic() + TRY_SECONDS, FIRST_WAIT_SECONDS
     while time.monotonic() + wait < until:
         sleep(wait, stop)
-        if stop.requested:
+        if stop.poll():
             break
         if _try(what, step):
             return True

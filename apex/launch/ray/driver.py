@@ -171,7 +171,7 @@ def run(
         watch = RunMonitor(lambda: source[0]() if source else None, view, tail, history)
         fleet = Fleet(ray, config, engine, folder, argv=argv, begun=begun, tell=watch.tell, point=point)
         try:
-            while (ending := fleet.check()) is None and not stop.requested:
+            while (ending := fleet.check()) is None and not stop.poll():
                 watch.tick()
                 time.sleep(POLL_SECONDS)
         finally:

@@ -133,7 +133,7 @@ class SerialCoordinator:
         """Evaluates the last parameters if they have no score yet, writes the last row, and closes the coordinator."""
         evaluation, final = self._state.evaluation, self._trainer.num_updates
         has_score = evaluation is not None and (evaluation.confirmed or evaluation.updates == final)
-        if self._config.enabled and self._config.final_seconds and not has_score and not self._stop.requested:
+        if self._config.enabled and self._config.final_seconds and not has_score and not self._stop.poll():
             self._evaluator.step(self._stop, final=lambda: final)
         self._coordinator.hear_trainer(TrainerEnd(reason))
         self.write_rows()

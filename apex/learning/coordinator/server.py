@@ -95,7 +95,7 @@ class CoordinatorServer:
             while not self._coordinator.num_parameters:  # The maximum message size depends on it.
                 wait.on("the trainer to create its network and read its checkpoint")
                 await asyncio.sleep(0.01)
-                if self._stop.requested or not self._hear_trainer():
+                if self._stop.poll() or not self._hear_trainer():
                     return
             max_bytes = 2 * MAX_JSON_BYTES + 4 * self._coordinator.num_parameters
             self._control = self._bind(context, ROUTER, "control", high_water_mark=1_000, max_bytes=max_bytes)
@@ -117,7 +117,7 @@ class CoordinatorServer:
     async def _watch(self, tasks: list[asyncio.Task[None]], context: Context) -> None:
         warning = InsecureBindWarning(self._transport)
         row_at, end_notice_until = time.monotonic(), 0.0
-        while not self._stop.requested:
+        while not self._stop.poll():
             await asyncio.sleep(0.05)
             for task in tasks:
                 if task.done():

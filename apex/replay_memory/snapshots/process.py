@@ -53,7 +53,7 @@ def take_snapshots(
     os.nice(NICENESS)
     source = snapshotter()
     take_at = time.monotonic() + period_seconds
-    while not stop.requested:
+    while not stop.poll():
         asked = pipe.poll(poll_seconds)
         if asked:
             pipe.recv_bytes()
@@ -68,7 +68,7 @@ def take_snapshots(
 def _take(source: SnapshotWriter, pipe: Connection, stop: Stop, poll_seconds: float) -> bool:
     def rest(seconds: float) -> None:
         until = time.monotonic() + REST * seconds  # May be many seconds away: the loop polls.
-        while not stop.requested and not pipe.poll(max(0.0, min(poll_seconds, until - time.monotonic()))):
+        while not stop.poll() and not pipe.poll(max(0.0, min(poll_seconds, until - time.monotonic()))):
             if time.monotonic() >= until:
                 return
 

@@ -7,8 +7,9 @@ from zlib import crc32
 
 from msgspec import Meta
 
+from apex.facts import Record
 from apex.transport.header import WIRE_VERSION
-from apex.transport.messages.fields import I32, MAX_STREAMS, U31, U32, U63, U64, Endpoints, Record, Text
+from apex.transport.messages.fields import I32, MAX_STREAMS, U31, U32, U63, U64, Endpoints, Text
 from apex.transport.messages.run_status import RunStatus
 from apex.transport.messages.status import ActorStatus, ReplayStatus, Resources, RoleStatus
 from apex.types import Role, Schema, Stream

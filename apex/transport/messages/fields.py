@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
 MAX_TEXT = 200  # maximum characters of a text
@@ -25,10 +24,6 @@ HOST = r"[A-Za-z0-9][A-Za-z0-9._-]*"  # a name or an IPv4 address; IPv6 is not s
 PORT = r"[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
 Endpoint = Annotated[str, Meta(max_length=MAX_TEXT, pattern=rf"^tcp://({HOST}):({PORT})$")]
 Endpoints = Annotated[dict[Text, Endpoint], Meta(max_length=16)]  # name of the socket -> its endpoint
-
-
-class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A message or a part of a message. The receiver checks that the record has exactly the declared fields."""
 
 
 def printable(text: str) -> str:

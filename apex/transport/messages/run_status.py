@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from apex.transport.messages.fields import Record, Text
+from apex.facts import Record
+from apex.transport.messages.fields import Text
 from apex.transport.messages.status import LearnerStatus, Resources
 
 

@@ -6,7 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from apex.transport.messages.fields import Count, Counts, Figures, Number, Record, Text
+from apex.facts import Record
+from apex.transport.messages.fields import Count, Counts, Figures, Number, Text
 from apex.transport.messages.histogram import Histogram
 
 

@@ -11,11 +11,11 @@ from apex.runtime.lifecycle import Stop
 def test_a_guard_stops_when_its_input_ends_and_not_before():
     reading, writing = os.pipe()
     stop = Lifeline(reading, Stop()).stop
-    assert not stop.requested
+    assert not stop.poll()
     os.write(writing, b"words after the order")
-    assert not stop.requested
+    assert not stop.poll()
     os.close(writing)
-    assert stop.requested
+    assert stop.poll()
     os.close(reading)
 
 
@@ -23,8 +23,8 @@ def test_a_guard_stops_by_a_signal():
     reading, writing = os.pipe()
     signals = Stop()
     stop = Lifeline(reading, signals).stop
-    assert not stop.requested
+    assert not stop.poll()
     signals.request()
-    assert stop.requested
+    assert stop.poll()
     os.close(reading)
     os.close(writing)

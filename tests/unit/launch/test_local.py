@@ -105,7 +105,7 @@ def test_there_is_a_replay_server_for_each_shard_and_they_stop_together(tmp_path
 def test_everybody_is_told_the_learners_control_address(tmp_path):
     programs = compose(make_folder(tmp_path), transport=TransportConfig(port_offset=100))
     for role in ("replay", "actor", "evaluator"):
-        assert programs[role].command[1:7] == ("-u", "-P", "-m", f"apex.{role}", "--learner", "127.0.0.1:52103")
+        assert programs[role].command[1:7] == ("-u", "-P", "-m", f"apex.{role}", "--learner", "127.0.0.1:22103")
 
 
 def test_replay_is_told_where_its_snapshots_go_unless_there_are_to_be_none(tmp_path):

@@ -225,7 +225,7 @@ def test_another_process_fills_what_this_one_reads():
     def run(stop):
         remote = Remote(ring, credit=10)
         remote.send(*(make_batch(PIXELS, number=number) for number in range(10)))
-        while not stop.requested:
+        while not stop.poll():
             if remote.loader.ready(0.05):
                 remote.fill()
 

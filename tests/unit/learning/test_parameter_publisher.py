@@ -40,7 +40,7 @@ def test_a_thread_that_fails_stops_the_role_and_is_raised_there(transport):
     first = PublishingThread(transport.endpoint("parameters"), Codec(1, SCHEMA), Stop())
     until(lambda: not is_free("127.0.0.1", transport.parameters_port + transport.port_offset), "bind")
     second = PublishingThread(transport.endpoint("parameters"), Codec(1, SCHEMA), stop)
-    until(lambda: stop.requested, "failure")
+    until(lambda: stop.poll(), "failure")
     with pytest.raises(UsageError, match="is in use"):
         second.check()
     first.close()

@@ -59,7 +59,7 @@ def test_no_child_holds_it(tmp_path):
 
     def stay(stop):
         its.send_bytes(b"up")
-        while not stop.requested:
+        while not stop.poll():
             stop.tick()
             ours.poll(0.05)
 

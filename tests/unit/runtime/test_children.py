@@ -21,7 +21,7 @@ from apex.runtime.lifecycle import Stop
 def wait_until_stopped(stop, ready=None):
     if ready is not None:
         ready.set()
-    while not stop.requested:
+    while not stop.poll():
         time.sleep(0.01)
 
 
@@ -96,7 +96,7 @@ def count(stop, at_turn):
     """Turns until it comes to what it should do."""
     faulthandler.disable()  # It would write where this process was killed into the report of the tests.
     for _ in range(100):
-        assert not stop.requested
+        assert not stop.poll()
     at_turn()
 
 

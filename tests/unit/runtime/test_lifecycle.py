@@ -16,9 +16,9 @@ from apex.runtime.lifecycle import Helper, Stop, Wait, stop_on_signals
 def test_the_first_signal_asks_and_a_person_who_repeats_it_insists(signum):
     before = signal.getsignal(signum)
     with stop_on_signals() as stop:
-        assert not stop.requested
+        assert not stop.poll()
         os.kill(os.getpid(), signum)
-        assert stop.requested
+        assert stop.poll()
         os.kill(os.getpid(), signal.SIGTERM)  # The kernel may send it once for each thread of a killed parent.
         with pytest.raises(KeyboardInterrupt, match="twice"):
             os.kill(os.getpid(), signal.SIGINT)
@@ -31,7 +31,7 @@ def test_a_closed_terminal_asks_to_stop_unless_the_program_was_told_to_ignore_it
     try:
         with stop_on_signals() as stop:
             os.kill(os.getpid(), signal.SIGHUP)
-            assert stop.requested == asks
+            assert stop.poll() == asks
         assert signal.getsignal(signal.SIGHUP) is before
     finally:
         signal.signal(signal.SIGHUP, previous)
@@ -64,7 +64,7 @@ def test_a_threads_exception_stops_its_role_and_is_raised_there():
     helper.check()
     helper.start()
     helper.join(10.0)
-    assert stop.requested
+    assert stop.poll()
     with pytest.raises(ValueError, match="on purpose"):
         helper.check()
 

@@ -32,8 +32,7 @@ class StopWhen:
         self._condition = condition
         self._deadline = time.monotonic() + DEADLINE
 
-    @property
-    def requested(self):
+    def poll(self):
         if time.monotonic() > self._deadline:
             pytest.fail("the condition never held")
         return self._condition()
@@ -226,7 +225,7 @@ from apex.runtime.watchdog import take_notifier
 print("pid", __import__("os").getpid(), flush=True)
 configure_logging("role")
 with stop_on_signals(take_notifier()) as stop:
-    while not stop.requested:
+    while not stop.poll():
         time.sleep(0.01)
         {at_every_turn}
 """

@@ -72,7 +72,7 @@ def test_a_limit_of_zero_lets_everybody_be_silent_for_ever():
 def test_to_ask_whether_to_stop_is_a_turn():
     pulse = Pulse()
     stop = Stop(pulse.tick)
-    assert [stop.requested for _ in range(3)] == [False] * 3
+    assert [stop.poll() for _ in range(3)] == [False] * 3
     assert (stop.ticks, pulse.ticks) == (3, 3)
 
 
@@ -162,7 +162,7 @@ def test_a_program_that_nobody_watches_and_one_whose_watcher_is_gone_go_on(is_wa
     listener = Listener(8.0)
     stop = Stop(take_notifier(dict(listener.environment) if is_watched else {}))
     listener.close()
-    assert not stop.requested
+    assert not stop.poll()
     assert stop.ticks == 1
 
 

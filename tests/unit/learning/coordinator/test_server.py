@@ -272,7 +272,7 @@ def test_who_lost_its_ids_is_told_and_ends(coordinator):
     welcome = coordinator.welcome(num_streams=6)
     until(lambda: greet(Route("127.0.0.1", coordinator.port), "actor", Stop(), num_streams=1), "a lease that ran out")
     session, stop = session_of(welcome, "actor")
-    until(lambda: stop.requested, "refusal")
+    until(lambda: stop.poll(), "refusal")
     assert session.lost
     assert not session.finished
     session.close()
@@ -428,9 +428,9 @@ def test_the_end_is_told_to_the_trainer_and_then_to_everybody(coordinator):
     coordinator.news(lambda news: news.progress.num_steps == 999)
     status["num_inserted"] = 1_000
     assert coordinator.news(lambda news: news.end).end == "reached 1000 steps"
-    assert not stop.requested
+    assert not stop.poll()
     coordinator.finish("reached 1000 steps")
-    until(lambda: stop.requested, "end")
+    until(lambda: stop.poll(), "end")
     assert replay.finished
     replay.close()
     until(lambda: coordinator.child.exitcode is not None, "coordinator's end")
@@ -444,7 +444,7 @@ def test_the_end_is_told_to_who_has_not_asked_again(tmp_path, transport):
         replay, stop = session_of(coordinator.welcome("replay"), "replay")
         until(lambda: coordinator.status().roles, "heartbeat")
         coordinator.finish("reached 1000 steps")
-        until(lambda: stop.requested, "end", seconds=5.0)
+        until(lambda: stop.poll(), "end", seconds=5.0)
         assert replay.finished
         replay.close()
     finally:

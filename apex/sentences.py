@@ -1,0 +1,29 @@
+"""Turns facts into English. Each sentence has one place, and tests/golden/sentences.txt holds all of them."""
+
+from __future__ import annotations
+
+from apex.facts import EndReason, Phase
+
+PHASES: dict[Phase, str] = {
+    "waiting_for_replay": "waiting for replay",
+    "filling_replay": "filling replay",
+    "training": "training",
+    "finishing": "finishing",
+    "evaluating_final_policy": "evaluating the final policy",
+    "finished": "finished",
+}
+
+
+def describe_end(end: EndReason) -> str:
+    """Returns why a run ended, as a phrase without a subject."""
+    match end.kind:
+        case "score":
+            return f"reached the score {end.value:g}"
+        case "steps":
+            return f"reached {end.value:.0f} steps"
+        case "updates":
+            return f"reached {end.value:.0f} updates"
+        case "minutes":
+            return f"reached {end.value:g} min"
+        case "interrupted":
+            return "interrupted"
