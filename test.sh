@@ -4,7 +4,7 @@
 #   ./test.sh                    runs all checks; tests must cover every statement and branch of the learning code
 #   ./test.sh --fast             runs all checks, but only the unit tests and no coverage
 #   ./test.sh --coverage         runs all checks and measures coverage of all code, which must be at least 90 %
-#   ./test.sh -k sum_tree -x     runs only pytest with these arguments, without coverage
+#   ./test.sh -k sum_tree -x     runs all checks, then pytest with these arguments and without coverage
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 # shellcheck source=venv.sh
