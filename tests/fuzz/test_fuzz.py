@@ -27,6 +27,8 @@ from apex.learning.batch_ring import BatchRing
 from apex.learning.batch_source import LocalSource, RemoteSource
 from apex.learning.coordinator.coordinator import Coordinator
 from apex.learning.coordinator.metric_rows import MetricRows, evaluation_row
+from apex.learning.coordinator.state import RunState
+from apex.learning.coordinator.status import summarize
 from apex.learning.loader import Loader
 from apex.learning.random_shift import RandomShift
 from apex.learning.trainer import Trainer
@@ -40,8 +42,6 @@ from apex.replay_memory.store.reader import StoreReader
 from apex.replay_memory.store.writer import StoreWriter
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.writer import MetricsWriter
-from apex.runs.state import RunState
-from apex.runs.status import summarize
 from apex.transport.codec import Codec
 from apex.transport.control_codec import decode_answer, encode_control
 from apex.transport.messages.control import Heartbeat

@@ -15,14 +15,14 @@ from apex.config import to_dict
 from apex.learning.coordinator.leases import LeaseTable
 from apex.learning.coordinator.link import FromTrainer, News, TrainerEnd, TrainerReport, TrainerStart
 from apex.learning.coordinator.metric_rows import MetricRows, evaluation_row
+from apex.learning.coordinator.state import RunState
+from apex.learning.coordinator.status import summarize
 from apex.metric_tags import EPISODES, actor_tags
 from apex.replay_memory.store.location import memory_id
 from apex.runs.checkpoints.best_policy import BestPolicy, games_of
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.truncate import cut_curves
 from apex.runs.metrics.writer import MetricRow, MetricsWriter
-from apex.runs.state import RunState
-from apex.runs.status import summarize
 from apex.transport.header import WireError
 from apex.transport.messages import control
 from apex.transport.messages.results import ActorFigures, EvaluationResult

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator
 
 from msgspec.structs import asdict
 
+from apex.learning.coordinator.state import RunState
 from apex.runs.metrics.writer import MetricRow
-from apex.runs.state import RunState
 from apex.transport.messages.histogram import Histogram
 from apex.transport.messages.results import EvaluationResult
 from apex.transport.messages.status import LearnerStatus, ReplayStatus

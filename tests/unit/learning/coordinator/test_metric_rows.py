@@ -10,8 +10,8 @@ from support.messages import make_heartbeat
 
 from apex.config import ActorConfig, Config, ReplayConfig, RunConfig
 from apex.learning.coordinator.metric_rows import MetricRows
+from apex.learning.coordinator.state import RunState
 from apex.runs.metrics.writer import MetricsWriter, read_curve
-from apex.runs.state import RunState
 from apex.transport.messages.histogram import Histogram, bin_edges
 from apex.transport.messages.status import LearnerStatus
 from apex.types import Exploration

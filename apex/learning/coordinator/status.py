@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from apex.learning.coordinator.members import add_counts
+from apex.learning.coordinator.state import RunState
 from apex.metric_tags import EPISODES, MEAN_SCORE, SCORE
-from apex.runs.members import add_counts
-from apex.runs.state import RunState
 from apex.transport.messages.run_status import ActorSummary, EvaluatorSummary, Limits, ReplaySummary, RunStatus
 from apex.transport.messages.status import LearnerStatus
 

@@ -9,10 +9,10 @@ from support.clocks import Clock
 from support.messages import RESULT, make_heartbeat
 
 from apex.config import ActorConfig, Config, ReplayConfig, RunConfig
-from apex.runs.bottleneck import PARTS
-from apex.runs.members import MAX_MEMBERS, MAX_ROWS
-from apex.runs.state import RunState
-from apex.runs.status import summarize
+from apex.learning.coordinator.bottleneck import PARTS
+from apex.learning.coordinator.members import MAX_MEMBERS, MAX_ROWS
+from apex.learning.coordinator.state import RunState
+from apex.learning.coordinator.status import summarize
 from apex.transport.json_codec import MAX_JSON_BYTES, encode_json
 from apex.transport.messages.fields import MAX_TEXT
 from apex.transport.messages.run_status import EvaluatorSummary, RoleRow

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from msgspec.structs import asdict
 
 from apex.config import Config, ReplayConfig
-from apex.runs.bottleneck import PARTS, find_limit, find_limit_of_filling
-from apex.runs.members import Members
+from apex.learning.coordinator.bottleneck import PARTS, find_limit, find_limit_of_filling
+from apex.learning.coordinator.members import Members
 from apex.transport.messages.control import AnyHeartbeat, ReplayHeartbeat
 from apex.transport.messages.results import EvaluationResult
 from apex.transport.messages.run_status import Bottleneck

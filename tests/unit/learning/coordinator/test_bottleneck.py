@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from support.messages import ACTOR, REPLAY
 
 from apex.config import Config, ReplayConfig
-from apex.runs.bottleneck import find_limit, find_limit_of_filling
+from apex.learning.coordinator.bottleneck import find_limit, find_limit_of_filling
 from apex.transport.messages.status import LearnerStatus
 
 RATIO = Config(replay=ReplayConfig(samples_per_insert=6))
