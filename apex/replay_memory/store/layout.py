@@ -38,6 +38,8 @@ STORE_HEADER = np.dtype(
 COMMIT, FIRST_KEY, FIRST_BYTE, END_BYTE = range(4)
 CELLS_OFFSET = 512  # offset of the cells in the file, in bytes
 
+BLOB_ALIGNMENT = 8  # in the arena, every blob begins at a multiple of this, in bytes
+
 # The stored segments of one stream, in two versions that are written alternately. The valid version is the one with the
 # highest `commit` that does not exceed COMMIT. Unused versions have `commit` -1.
 STREAM_ROW = np.dtype([("commit", "<i8"), ("incarnation", "<u8"), ("contiguous", "<u8"), ("bitmap", "<u8")])
@@ -54,6 +56,19 @@ def stored_record_dtype(schema: Schema) -> np.dtype[Any]:
     return padded([("key", "<i8"), ("segment", "<i8"), ("version", "<u4"), *record_dtype(schema).descr])
 
 
+def fixed_bytes(capacity: int, schema: Schema) -> int:
+    """Returns the bytes of the records and the sum-tree. They depend on the capacity, not on the content."""
+    return _record_bytes(capacity, schema) + _node_bytes(capacity)
+
+
+def _record_bytes(capacity: int, schema: Schema) -> int:
+    return capacity * stored_record_dtype(schema).itemsize
+
+
+def _node_bytes(capacity: int) -> int:
+    return 8 * SumTree.num_nodes(capacity)
+
+
 class Sizes(NamedTuple):
     """The sizes that determine the length of the file."""
 
@@ -63,16 +78,16 @@ class Sizes(NamedTuple):
 
     @property
     def arena_bytes(self) -> int:
-        """Returns `max_bytes` rounded down to a multiple of 8, as every blob begins at a multiple of 8."""
-        return self.max_bytes // 8 * 8
+        """Returns `max_bytes` rounded down, as every blob begins at a multiple of BLOB_ALIGNMENT."""
+        return self.max_bytes // BLOB_ALIGNMENT * BLOB_ALIGNMENT
 
     def offsets(self, schema: Schema) -> list[int]:
         """Returns the offset of each region, aligned to a page, followed by the length of the file."""
         lengths = [
             mmap.PAGESIZE,
             2 * self.num_streams * STREAM_ROW.itemsize,
-            self.capacity * stored_record_dtype(schema).itemsize,
-            8 * SumTree.num_nodes(self.capacity),
+            _record_bytes(self.capacity, schema),
+            _node_bytes(self.capacity),
             self.arena_bytes,
         ]
         return list(accumulate((-(-n // mmap.PAGESIZE) * mmap.PAGESIZE for n in lengths), initial=0))

@@ -19,7 +19,7 @@ from support.store_builders import SCHEMA, SETTINGS, attach, create, make_segmen
 from apex.errors import DamagedMemoryError, LostMemoryError, UsageError
 from apex.replay_memory.store import file, location
 from apex.replay_memory.store.file import require_processor
-from apex.replay_memory.store.layout import STORE_HEADER, Sizes, stored_record_dtype
+from apex.replay_memory.store.layout import STORE_HEADER, Sizes, fixed_bytes, stored_record_dtype
 from apex.replay_memory.store.location import (
     beside,
     counters_path,
@@ -48,10 +48,11 @@ def write_header(path, **fields):
         file.write(header.tobytes())
 
 
-def test_a_transition_with_a_discrete_action_takes_56_bytes_beside_its_leaf_and_its_frames():
+def test_a_record_with_a_discrete_action_takes_56_bytes():
     assert stored_record_dtype(SCHEMA).itemsize == 56
+    assert fixed_bytes(2_000_000, SCHEMA) == 2_000_000 * 56 + 2**22 * 8
     two_million = Sizes(2_000_000, 0, 0).file_bytes(SCHEMA) - 4096
-    assert two_million == pytest.approx(2_000_000 * 56 + 2**22 * 8, abs=2 * 4096)
+    assert two_million == pytest.approx(fixed_bytes(2_000_000, SCHEMA), abs=2 * 4096)
 
 
 def test_every_byte_is_allocated_at_once(path):
