@@ -1,4 +1,4 @@
-"""What import-linter cannot see: nothing executes what it reads, no wall clock measures an interval, the wheel is full.
+"""Rules that import-linter cannot check: no code executes data, wall clocks measure no interval, the wheel is complete.
 
 The layers and the owners of heavy libraries are contracts in pyproject.toml, which `lint-imports` checks.
 """
@@ -16,13 +16,13 @@ from apex import errors
 
 ROOT = Path(__file__).parents[2]
 
-# What reads or writes objects as programs: whoever sends such bytes runs code here.
+# Modules and names that execute the data they read: a sender of such data could run code here.
 EXECUTING_MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 EXECUTING_NAMES = {"send_pyobj", "recv_pyobj", "allow_pickle", "pickle_module", "eval", "exec"}
 EXECUTING_CALLS = {("torch", "load"), ("torch", "save")}
 
 WALL_CLOCKS = {"time", "time_ns", "now", "utcnow", "today", "localtime", "gmtime", "clock_gettime"}  # Python's names
-TIMESTAMPS = {  # Modules that may record when something happened, or number lives that are lost count of.
+TIMESTAMPS = {  # Modules that may record the time of an event, or derive a number from the time.
     "apex.cloud.host.bucket": {"time.time", "time.time_ns"},
     "apex.cloud.cluster.command": {"datetime.now"},
     "apex.runs.metrics.writer": {"time.time", "time.time_ns"},
@@ -39,7 +39,7 @@ SOURCES = {
 
 
 def imports(tree):
-    """Every module that a source names in an import, at the top or not, as dotted names."""
+    """Yields the dotted name of every module that a source imports, also inside functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -48,15 +48,14 @@ def imports(tree):
 
 
 def executing(tree):
-    """What a source names that executes what it reads."""
+    """Yields the names in a source that execute the data they read."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id in EXECUTING_NAMES:
             yield node.id
         elif isinstance(node, ast.Attribute):
             owner = node.value.id if isinstance(node.value, ast.Name) else ""
-            if (owner, node.attr) in EXECUTING_CALLS or node.attr in EXECUTING_NAMES - {
-                "eval"
-            }:  # module.eval() is torch's.
+            # `module.eval()` is a method of torch.
+            if (owner, node.attr) in EXECUTING_CALLS or node.attr in EXECUTING_NAMES - {"eval"}:
                 yield f"{owner}.{node.attr}"
         elif isinstance(node, ast.keyword) and node.arg in EXECUTING_NAMES:
             yield node.arg
@@ -64,7 +63,7 @@ def executing(tree):
 
 
 @pytest.mark.parametrize("module", sorted(SOURCES))
-def test_nothing_executes_what_it_reads(module):
+def test_modules_do_not_execute_data(module):
     assert list(executing(SOURCES[module])) == []
 
 
@@ -81,12 +80,12 @@ def test_nothing_executes_what_it_reads(module):
         "eval(text)",
     ],
 )
-def test_a_source_that_executes_what_it_reads_would_be_seen(source):
+def test_executing_sources_are_found(source):
     assert len(list(executing(ast.parse(source)))) == 1
 
 
 @pytest.mark.parametrize("module", ["apex.launch.local", "apex.launch.preflight.doctor", "apex.launch.status"])
-def test_what_people_start_does_not_wait_for_torch(module):
+def test_commands_do_not_import_torch(module):
     program = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=100).returncode == 0
 
@@ -98,7 +97,7 @@ def test_a_role_does_not_wait_for_the_parser_of_all_settings(role):
 
 
 def wall_clocks(tree):
-    """Where a source looks at the wall clock, which people and time servers move."""
+    """Yields the reads of the wall clock in a source. Users and time servers can change that clock."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr in WALL_CLOCKS:
             owner = ast.unparse(node.value)
@@ -109,7 +108,7 @@ def wall_clocks(tree):
 
 
 @pytest.mark.parametrize("module", sorted(SOURCES))
-def test_the_wall_clock_is_for_timestamps_only_and_no_interval_is_measured_by_it(module):
+def test_only_listed_modules_read_the_wall_clock(module):
     assert set(wall_clocks(SOURCES[module])) <= TIMESTAMPS.get(module, set())
 
 
@@ -117,11 +116,11 @@ def test_the_wall_clock_is_for_timestamps_only_and_no_interval_is_measured_by_it
     "source",
     ["time.time() - began", "from time import time", "datetime.now()", "time.time_ns()", "datetime.datetime.utcnow()"],
 )
-def test_a_source_that_looks_at_the_wall_clock_would_be_seen(source):
+def test_reads_of_the_wall_clock_are_found(source):
     assert len(list(wall_clocks(ast.parse(source)))) == 1
 
 
-def test_every_file_that_is_no_code_is_listed_for_the_wheel():
+def test_package_data_lists_every_data_file():
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
     names = {f"{package.replace('.', '/')}/{name}" for package, names in listed.items() for name in names}
     files = {path for path in (ROOT / "apex").rglob("*") if path.is_file()}
@@ -129,7 +128,7 @@ def test_every_file_that_is_no_code_is_listed_for_the_wheel():
     assert data == names
 
 
-def test_every_error_that_programs_report_stands_in_the_one_tree():
+def test_reported_errors_are_defined_in_errors_py():
     bases = {name for name in vars(errors) if name.endswith("Error")} | {"EnvironmentFailure"}
     elsewhere = [
         f"{module}.{node.name}"
@@ -141,15 +140,15 @@ def test_every_error_that_programs_report_stands_in_the_one_tree():
     assert elsewhere == []
 
 
-def test_the_tree_of_errors_is_drawn_as_it_is():
+def test_the_docstring_draws_the_tree_of_errors():
     drawn = re.findall(r"^    ([│├└─ ]*)(\w+)", errors.__doc__, re.M)
 
-    def family(error, depth=0):
+    def descend(error, depth=0):
         yield depth, error.__name__
         for child in error.__subclasses__():
-            yield from family(child, depth + 1)
+            yield from descend(child, depth + 1)
 
     is_here = {name for name, value in vars(errors).items() if isinstance(value, type)}
     assert sorted((len(lines) // 4, name) for lines, name in drawn) == sorted(
-        (depth, name) for depth, name in family(errors.ApexError) if name in is_here
+        (depth, name) for depth, name in descend(errors.ApexError) if name in is_here
     )

@@ -1,4 +1,4 @@
-"""Calls to AWS: a refusal becomes a sentence that says what to do. Nothing here reaches a network."""
+"""Calls to AWS: a refusal becomes an error with code and remedy. No test reaches a network."""
 
 import builtins
 import os
@@ -11,8 +11,8 @@ from apex.errors import AwsError, UsageError
 
 
 @pytest.fixture
-def nobody(monkeypatch):
-    """Nobody's machine: no credentials, no region, no settings."""
+def no_account(monkeypatch):
+    """An environment without credentials, region and settings."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
@@ -22,7 +22,7 @@ def nobody(monkeypatch):
 
 
 class Client:
-    """Raises `error` whatever it is asked for."""
+    """Raises `error` for every request."""
 
     def __init__(self, error):
         self._error = error
@@ -43,55 +43,52 @@ def refusal(code, message="no"):
 
 
 @pytest.mark.parametrize(
-    ("error", "words"),
+    ("error", "code", "named"),
     [
-        (refusal("UnauthorizedOperation"), "AWS denies ec2:DescribeVolumes; your user or role needs this permission"),
-        (refusal("ExpiredToken", "old"), "AWS refuses these credentials (ExpiredToken: old); renew them"),
-        (refusal("DependencyViolation", "held"), "ec2 DescribeVolumes: held (DependencyViolation)"),
-        (botocore.exceptions.NoCredentialsError(), "no credentials: Unable to locate credentials. Set them"),
-        (
-            botocore.exceptions.EndpointConnectionError(endpoint_url="http://x"),
-            "ec2 describe_volumes: Could not connect",
-        ),
+        (refusal("UnauthorizedOperation"), "UnauthorizedOperation", "ec2:DescribeVolumes"),
+        (refusal("ExpiredToken", "old"), "ExpiredToken", "old"),
+        (refusal("DependencyViolation", "held"), "DependencyViolation", "held"),
+        (botocore.exceptions.NoCredentialsError(), "NoCredentialsError", "credentials"),
+        (botocore.exceptions.EndpointConnectionError(endpoint_url="http://x"), "EndpointConnectionError", "http://x"),
     ],
 )
-def test_a_refusal_says_what_to_do(error, words):
-    with pytest.raises(AwsError) as caught:
+def test_a_refusal_names_its_code_and_its_subject(error, code, named):
+    with pytest.raises(AwsError, match=named) as caught:
         Aws("us-east-1", lambda service: Client(error)).call("ec2", "describe_volumes")
-    assert str(caught.value).startswith(words)
+    assert caught.value.code == code
 
 
-def test_a_page_that_is_refused_is_refused_after_those_before_it():
+def test_a_refused_page_follows_the_pages_before_it():
     pages = Aws("us-east-1", lambda service: Client(refusal("Throttling"))).pages("ec2", "describe_volumes", "Volumes")
     assert next(pages) == {"VolumeId": "vol-1"}
     with pytest.raises(AwsError, match="Throttling"):
         next(pages)
 
 
-def test_without_boto3_it_says_what_to_install(monkeypatch):
+def test_missing_boto3_is_refused_with_the_command_to_install_it(monkeypatch):
     real = builtins.__import__
 
-    def absent(name, *words, **options):
+    def absent(name, *arguments, **options):
         if name.startswith("boto"):
             raise ImportError(f"No module named {name!r}")
-        return real(name, *words, **options)
+        return real(name, *arguments, **options)
 
     monkeypatch.setattr(builtins, "__import__", absent)
-    with pytest.raises(UsageError, match=r"needs boto3 \(No module named 'boto3'\): .* -m pip install boto3"):
+    with pytest.raises(UsageError, match=r"-m pip install boto3"):
         open_aws(None)
 
 
-def test_without_a_region_it_asks_for_one(nobody):
-    with pytest.raises(UsageError, match="no AWS region: use --region"):
+def test_a_missing_region_is_refused(no_account):
+    with pytest.raises(UsageError, match="--region"):
         open_aws(None)
 
 
-def test_a_profile_that_is_not_there_is_refused(nobody):
-    nobody.setenv("AWS_PROFILE", "ghost")
+def test_an_unknown_profile_is_refused(no_account):
+    no_account.setenv("AWS_PROFILE", "ghost")
     with pytest.raises(UsageError, match="ghost"):
         open_aws("us-east-1")
 
 
-def test_without_credentials_a_call_says_so(nobody):
-    with pytest.raises(AwsError, match="no credentials"):
+def test_calls_without_credentials_are_refused(no_account):
+    with pytest.raises(AwsError, match="credentials"):
         open_aws("us-east-1").call("ec2", "describe_volumes")

@@ -1,5 +1,6 @@
 """`apex cluster` against a fake AWS that records calls. deploy/tests has whole clusters on an emulated AWS."""
 
+import re
 import signal
 from datetime import UTC, datetime, timedelta
 
@@ -18,7 +19,7 @@ DENIED = AwsError("AWS denies ec2:DescribeInstances", "UnauthorizedOperation")
 
 
 class FakeAws(Aws):
-    """Answers by operation: what is not in `answers` is not there. A callable is called, an exception raised."""
+    """Answers each operation from `answers`, else with nothing. Calls callables and raises exceptions."""
 
     def __init__(self, **answers):
         super().__init__("us-east-1", lambda service: pytest.fail(f"reached for {service}"))
@@ -43,8 +44,8 @@ class FakeAws(Aws):
 
 
 def tags(role="learner", cluster="pong"):
-    words = {"Project": "apex-zeromq", "Cluster": cluster, "Role": role}
-    return [{"Key": key, "Value": value} for key, value in words.items()]
+    values = {"Project": "apex-zeromq", "Cluster": cluster, "Role": role}
+    return [{"Key": key, "Value": value} for key, value in values.items()]
 
 
 def make_host(role="learner", **changes):
@@ -86,27 +87,25 @@ def group_item(role="actor", desired=3, num_in_service=3, **changes):
 
 
 @pytest.mark.parametrize(
-    ("cluster", "sentences"),
+    ("cluster", "names"),
     [
         (make_cluster(), []),
         (make_cluster(hosts=[make_host(state="running"), make_host("actor", state="stopping")]),
-         ["actor i-actor is stopping"]),
-        (make_cluster(hosts=[make_host(state="stopped")]),
-         ["learner i-learner is stopped: its disk holds files that could not be uploaded. "
-          "Start the host again to upload them"]),
-        (make_cluster(make_group(status="Delete in progress")), ["the group of actor hosts: Delete in progress"]),
-        (make_cluster(make_group(desired=0, in_service=0)), ["the group of actor hosts has size 0"]),
-        (make_cluster(make_group(in_service=1, trouble="no Spot capacity")),
-         ["1 of 3 actor hosts in service: no Spot capacity"]),
-        (Cluster("pong", [], {"actor": make_group(desired=0)}),
-         ["nothing runs: the run has ended, or the cluster is incomplete. To remove it, run terraform destroy"]),
+         ["i-actor is stopping"]),
+        (make_cluster(hosts=[make_host(state="stopped")]), ["i-learner is stopped: its disk"]),
+        (make_cluster(make_group(status="Delete in progress")), ["Delete in progress"]),
+        (make_cluster(make_group(desired=0, in_service=0)), ["size 0"]),
+        (make_cluster(make_group(in_service=1, trouble="no Spot capacity")), ["1 of 3 actor .*: no Spot capacity"]),
+        (Cluster("pong", [], {"actor": make_group(desired=0)}), ["terraform destroy"]),
     ],
 )  # fmt: skip
-def test_each_problem_is_one_sentence(cluster, sentences):
-    assert problems(cluster) == sentences
+def test_each_problem_names_its_subject(cluster, names):
+    found = problems(cluster)
+    assert len(found) == len(names)
+    assert all(re.search(name, problem) for name, problem in zip(names, found, strict=True))
 
 
-def test_clusters_are_found_by_their_hosts_their_groups_or_their_networks():
+def test_clusters_are_found_by_hosts_groups_and_networks():
     aws = FakeAws(
         describe_instances=reservations(
             instance(LaunchTime=NOW), instance("replay", "terminated"), instance("evaluator", PublicIpAddress="1.2.3.4")
@@ -121,19 +120,20 @@ def test_clusters_are_found_by_their_hosts_their_groups_or_their_networks():
     pong = clusters["pong"]
     assert [(host.role, host.public) for host in pong.hosts] == [("evaluator", "1.2.3.4"), ("learner", "")]
     assert pong.groups == {"actor": make_group(in_service=2, trouble="no Spot capacity")}
-    assert problems(pong) == ["2 of 3 actor hosts in service: no Spot capacity"]
+    assert len(problems(pong)) == 1
 
 
-def test_the_table_has_a_line_for_each_cluster_and_one_for_each_problem():
+def test_the_table_has_a_row_per_cluster_and_a_line_per_problem():
     learner = make_host("learner", public="198.51.100.1")
     clusters = {"pong": make_cluster(hosts=[learner]), "half": Cluster("half", [], {})}
-    assert show(clusters, NOW, "us-east-1").splitlines() == [
+    *rows, problem = show(clusters, NOW, "us-east-1").splitlines()
+    assert rows == [
         "name  learner  replay  actor  evaluator  up since",
         "pong  1/1      -       3/3    -          2026-01-02 01:04 UTC (2.0 h)",
         "half  -        -       -      -          -",
         "pong: curves at http://198.51.100.1:6006",
-        "half: nothing runs: the run has ended, or the cluster is incomplete. To remove it, run terraform destroy",
     ]
+    assert problem.startswith("half: ")
 
 
 def test_list_prints_the_table(capsys):
@@ -142,16 +142,16 @@ def test_list_prints_the_table(capsys):
     assert capsys.readouterr().out.splitlines()[1].split()[:4] == ["pong", "-", "-", "3/3"]
 
 
-def test_nothing_there_is_said_with_the_region(capsys):
+def test_a_region_without_clusters_is_named(capsys):
     assert main(["list"], open_aws=lambda region: FakeAws()) == 0
-    assert capsys.readouterr().out == "no cluster in us-east-1. For another region use --region\n"
+    assert "us-east-1" in capsys.readouterr().out
 
 
 # tail
 
 
 class Logs(FakeAws):
-    """Log groups by their last word, as lists of (milliseconds, text)."""
+    """Log groups by role, as lists of (milliseconds, text)."""
 
     def __init__(self, **groups):
         super().__init__(filter_log_events=self._events, describe_vpcs=[{"Tags": tags()}])
@@ -178,12 +178,12 @@ def texts(tail):
     return [line.text for line in tail.read()]
 
 
-def test_lines_come_by_time_whatever_their_role_and_a_log_that_is_not_there_has_none():
+def test_lines_of_all_roles_are_ordered_by_time():
     logs = Logs(learner=[(3000, "c"), (1000, "a")], replay=[(2000, "b")])
     assert texts(Tail(logs, "pong", ["learner", "replay", "actor"], at(0))) == ["a", "b", "c"]
 
 
-def test_a_line_that_comes_late_is_shown_once_and_none_twice():
+def test_late_lines_are_shown_once():
     logs = Logs(learner=[(100_000, "first")])
     tail = Tail(logs, "pong", ["learner"], at(0))
     assert texts(tail) == ["first"]
@@ -193,13 +193,13 @@ def test_a_line_that_comes_late_is_shown_once_and_none_twice():
     assert logs.asked[-1] == ("learner", 71_000)
 
 
-def test_a_log_may_not_steer_the_terminal(capsys):
+def test_control_characters_of_a_log_are_removed(capsys):
     logs = Logs(actor=[(4 * 10**12, "a\x1b[2Jb\n")])
     assert main(["tail", "pong"], open_aws=lambda region: logs) == 0
     assert capsys.readouterr().out == "2096-10-02 07:06:40Z actor     i-1                 a [2Jb\n"
 
 
-def test_following_a_log_goes_on_until_ctrl_c(capsys):
+def test_following_a_log_ends_with_ctrl_c(capsys):
     class Growing(Logs):
         def _events(self, **arguments):
             if len(self.asked) == 8:  # a third look at four roles
@@ -215,24 +215,25 @@ def test_following_a_log_goes_on_until_ctrl_c(capsys):
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("10m", 600), ("2h", 7200), ("1d", 86_400)])
-def test_an_age_has_a_unit(text, seconds):
+def test_an_age_is_read_with_its_unit(text, seconds):
     assert duration(text).total_seconds() == seconds
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("arguments", "named"),
     [
-        (["tail", "pong", "--since", "10"], "--since must be a number followed by s, m, h or d, such as 10m; got '10'"),
-        (["tail", "pnog"], "no cluster 'pnog' in us-east-1; the region has pong. For another region use --region"),
-        (["resize", "pong", "--actors", "3"], "pong has no group of actor hosts"),
+        (["tail", "pong", "--since", "10"], ["--since", "'10'"]),
+        (["tail", "pnog"], ["'pnog'", "us-east-1", "pong"]),
+        (["resize", "pong", "--actors", "3"], ["pong"]),
     ],
 )
-def test_refuses_what_it_does_not_understand(words, sentence, capsys):
-    assert main(words, open_aws=lambda region: Logs()) == 2
-    assert sentence in capsys.readouterr().err
+def test_arguments_that_do_not_fit_are_refused(arguments, named, capsys):
+    assert main(arguments, open_aws=lambda region: Logs()) == 2
+    message = capsys.readouterr().err
+    assert all(name in message for name in named)
 
 
-def test_what_aws_refuses_is_a_sentence_and_a_status(capsys):
+def test_a_refusal_of_aws_ends_the_command_with_status_1(capsys):
     assert main(["list"], open_aws=lambda region: FakeAws(describe_instances=DENIED)) == 1
     assert capsys.readouterr().err == f"apex cluster: {DENIED}\n"
 
@@ -250,7 +251,7 @@ def test_resize_sets_the_desired_size(capsys):
     assert capsys.readouterr().out == "pong: desired actor hosts 5 (before: 3); 3 in service\n"
 
 
-def test_resize_brings_back_the_hosts_of_a_run_that_has_ended(capsys):
+def test_resize_starts_the_hosts_of_an_ended_run_again(capsys):
     ended = [group_item(role, desired=0, num_in_service=0) for role in ("learner", "evaluator", "actor")]
     assert resize(2, *ended)[1] == [
         ("set_desired_capacity", "apex-pong-learner", "1"),
@@ -260,10 +261,7 @@ def test_resize_brings_back_the_hosts_of_a_run_that_has_ended(capsys):
     assert resize(0, *ended)[1] == [("set_desired_capacity", "apex-pong-actor", "0")]
 
 
-@pytest.mark.parametrize(
-    ("size", "sentence"),
-    [(7, "set actor_hosts = 7 in terraform.tfvars, run terraform apply"), (-1, "--actors must be >= 0, got -1")],
-)
-def test_resize_refuses_what_the_group_may_not_have(size, sentence, capsys):
+@pytest.mark.parametrize(("size", "named"), [(7, "actor_hosts = 7"), (-1, "--actors")])
+def test_resize_refuses_sizes_that_the_group_does_not_allow(size, named, capsys):
     assert resize(size, group_item()) == (2, [])
-    assert sentence in capsys.readouterr().err
+    assert named in capsys.readouterr().err
