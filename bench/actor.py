@@ -79,7 +79,7 @@ def measure(config: Config, folder: Path, seconds: float, stop: Stop) -> Figures
         actor=actor,
         replay=replay_config,
         evaluator=replace(config.evaluator, enabled=False),
-        transport=replace(config.transport, port_offset=-26_000),  # away from those of a run on this host
+        transport=replace(config.transport, port_offset=5_000),  # away from those of a run on this host
         run=replace(config.run, folder=str(folder), name="bench-actor", tensorboard=False, stop_score=None),
     )
     schema = describe(config.environment, config.actor.n_step)

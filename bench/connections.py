@@ -108,7 +108,7 @@ def measure(config: Config, folder: Path, connections: int, seconds: float, stop
         replay=replace(config.replay, capacity=CAPACITY, min_size_to_sample=CAPACITY, inserts_wait=False, num_shards=1),
         evaluator=replace(config.evaluator, enabled=False),
         checkpoint=replace(config.checkpoint, replay=False),
-        transport=replace(config.transport, port_offset=-23_000, lease_seconds=86_400.0),
+        transport=replace(config.transport, port_offset=8_000, lease_seconds=86_400.0),
         run=replace(config.run, folder=str(folder), name="bench-connections", tensorboard=False, stop_score=None),
     )
     schema = describe(config.environment, config.actor.n_step)

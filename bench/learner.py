@@ -214,7 +214,7 @@ def _time_fed(config: Config, schema: Schema, folder: Path, seconds: float, stop
             inserts_wait=False,
             num_shards=1,
         ),
-        transport=replace(config.transport, port_offset=-25_000, lease_seconds=86_400.0),
+        transport=replace(config.transport, port_offset=6_000, lease_seconds=86_400.0),
     )
     recording = record_games(folder / "recording", config, schema, NUM_FRAMES, stop)
     device = choose_device(config.learner)

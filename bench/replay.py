@@ -147,7 +147,7 @@ def _config(options: argparse.Namespace, environment: EnvironmentConfig) -> Conf
         actor=ActorConfig(num_actors=NUM_STREAMS),
         replay=ReplayConfig(capacity=capacity, min_size_to_sample=options.transitions, num_samplers=options.samplers),
         learner=LearnerConfig(batch_size=BATCH_SIZE, num_loaders=options.loaders),
-        transport=TransportConfig(port_offset=-27_000, lease_seconds=86_400.0),  # The writer sends no heartbeats.
+        transport=TransportConfig(port_offset=4_000, lease_seconds=86_400.0),  # The writer sends no heartbeats.
     )
 
 

@@ -61,7 +61,7 @@ def measure(config: Config, folder: Path, seconds: float, stop: Stop, *, alone: 
     whole = replace(
         config,
         evaluator=replace(config.evaluator, enabled=False),
-        transport=replace(config.transport, port_offset=-24_000),
+        transport=replace(config.transport, port_offset=7_000),
         run=replace(config.run, folder=str(folder), name="bench-system", tensorboard=False, stop_score=None),
     )
     whole = choose_ports(whole, is_free, lambda sentence: None)

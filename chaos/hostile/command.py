@@ -123,7 +123,7 @@ def measure(
         learner=LearnerConfig(batch_size=BATCH_SIZE),
         checkpoint=CheckpointConfig(replay=False),
         transport=TransportConfig(
-            port_offset=-21_000,
+            port_offset=10_000,
             lease_seconds=86_400.0,  # The writer sends no heartbeats.
             keys=keys,
         ),
