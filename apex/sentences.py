@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from apex.facts import EndReason, Phase
 
+
+def plural(number: int, noun: str) -> str:
+    """Returns the number with its noun: "1 seed", "1,200 seeds"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 PHASES: dict[Phase, str] = {
     "waiting_for_replay": "waiting for replay",
     "filling_replay": "filling replay",

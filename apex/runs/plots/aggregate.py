@@ -17,6 +17,7 @@ from apex.errors import DataError, UsageError, require
 from apex.runs.folder import RunFolder
 from apex.runs.history import ACTOR_SCORE, EVALUATION, RunHistory
 from apex.runtime.text import number_text
+from apex.sentences import plural
 
 HEADER = ["seconds", "steps", "score"]  # first line of a CSV file
 OWN = "apex"  # label if all runs have the same settings
@@ -57,7 +58,7 @@ class CurveGroup(NamedTuple):
     def title(self) -> str:
         """The label, the number of seeds, and the note."""
         count = len(self.curves)
-        return " · ".join(filter(None, [self.label, f"{count} seeds" * (count > 1), self.note]))
+        return " · ".join(filter(None, [self.label, plural(count, "seed") if count > 1 else "", self.note]))
 
 
 class Band(NamedTuple):

@@ -15,6 +15,7 @@ from apex.runs.folder import RunFolder
 from apex.runs.plots.aggregate import CurveGroup, group_runs, reached, read_csv, read_run
 from apex.runs.plots.figure import save_picture
 from apex.runtime.text import number_text, time_text
+from apex.sentences import plural
 
 EPILOG = """RUN: a run folder, or its name below runs/. Runs that differ only in the seed are drawn as one band.
 The clock of a run starts when its folder is created, a few seconds after the training command was entered.
@@ -117,9 +118,10 @@ def _figures(group: CurveGroup, threshold: float | None) -> dict[str, Any]:
 def _row(figures: dict[str, Any], threshold: float | None) -> str:
     last = figures["last_scores"]
     spread = f" ({min(last):.4g} ... {max(last):.4g})" if len(last) > 1 else ""
-    count = f"{len(last)} seed{'s' * (len(last) > 1)}"
     note = f", {figures['note']}" if figures["note"] else ""
-    words = [f"{figures['label']}: {count}{note}, last score {figures['median_last_score']:.4g}{spread}"]
+    words = [
+        f"{figures['label']}: {plural(len(last), 'seed')}{note}, last score {figures['median_last_score']:.4g}{spread}"
+    ]
     if threshold is not None:
         times = [seconds for seconds in figures["reached_seconds"] if seconds is not None]
         if len(times) == len(last):
