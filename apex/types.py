@@ -254,14 +254,14 @@ class BatchMessage(NamedTuple):
 
 
 class PriorityUpdate(NamedTuple):
-    """New priorities for the transitions of one part of a batch, by key."""
+    """New priorities for the transitions of one part of a batch, by key. Without keys it only returns credit."""
 
     shard: int
     store_incarnation: int
     sampler: int
     number: int
-    keys: NDArray[np.int64]  # [B]
-    priorities: NDArray[np.float32]  # [B]  |TD error|, before the exponent
+    keys: NDArray[np.int64]  # [B] or [0]
+    priorities: NDArray[np.float32]  # [B] or [0]  |TD error|, before the exponent
 
 
 class Parameters(NamedTuple):

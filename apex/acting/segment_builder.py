@@ -21,13 +21,10 @@ def _lz4(frame: Array) -> bytes:
     return bytes(cramjam.lz4.compress_block(frame.data, store_size=False))  # The schema defines the length.
 
 
-COMPRESS: dict[FrameCodec, Callable[[Array], bytes]] = {
-    "lz4": _lz4,
-    "raw": np.ndarray.tobytes,
-}  # C-contiguous frame -> bytes
-MAX_SENT_PRIORITY = float(
-    np.finfo(np.float32).max
-)  # The replay server refuses segments whose priorities are not finite.
+# C-contiguous frame -> bytes
+COMPRESS: dict[FrameCodec, Callable[[Array], bytes]] = {"lz4": _lz4, "raw": np.ndarray.tobytes}
+# The replay server refuses segments whose priorities are not finite.
+MAX_SENT_PRIORITY = float(np.finfo(np.float32).max)
 
 
 class Cut(NamedTuple):
@@ -115,8 +112,8 @@ class SegmentBuilder:
 
     def append(
         self,
-        action: Array,  # [E] or [E, K]  a_t as chosen; ignored if `step.played` is given
-        value: NDArray[np.float32],  # [E]  Q(s_t, a_t) of the action that was played
+        action: Array,  # [E] or [E, K]  a_t, the executed action
+        value: NDArray[np.float32],  # [E]  Q(s_t, a_t)
         state_value: NDArray[np.float32],  # [E]  bootstrap value of s_t, such as max_a Q(s_t, a)
         step: Step,
         final_value: NDArray[np.float32] | None,  # [E]  bootstrap value of step.final_observation; None: none truncated
@@ -132,7 +129,6 @@ class SegmentBuilder:
             if bootstrapped.any():
                 raise ValueError("an episode was truncated: pass final_value, the value of its final observation")
             final_value = np.zeros(self._num_streams, np.float32)
-        action = action if step.played is None else step.played
         reward = step.reward.astype(np.float64) * self._reward_scale
         failed = np.zeros(self._num_streams, np.bool_) if step.failed is None else step.failed.copy()
         if self._rows and step.failed is not None:

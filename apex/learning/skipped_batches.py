@@ -24,12 +24,11 @@ def set_aside(update: PriorityUpdate) -> PriorityUpdate:
 
     Transitions whose |TD error| is above MAX_RETURN or not finite are bad. Their priority becomes 0, which the server
     raises to replay.min_priority. Unusable rows already have priority 0. If all other transitions are bad, the network
-    is at fault, and no priority changes: the update then contains a single key that no transition has, and only
-    returns the sampler's credit.
+    is at fault, and no priority changes: the update is then empty, and only returns the sampler's credit.
     """
     sound = update.priorities <= MAX_RETURN  # False for NaN.
     if not (sound & (update.priorities > 0)).any():
-        return update._replace(keys=np.full(1, -1, np.int64), priorities=np.zeros(1, np.float32))
+        return update._replace(keys=update.keys[:0], priorities=update.priorities[:0])
     return update._replace(priorities=np.where(sound, update.priorities, np.float32(0)))
 
 

@@ -35,6 +35,7 @@ _BATCH = struct.Struct("<Q")  # number of transitions in the store
 
 MAX_RECORDS = 4_096  # maximum transitions in a segment
 MAX_FRAMES = 8_192  # maximum frames in a segment
+MAX_PRIORITIES = 65_536  # maximum priorities in a message
 MAX_VERSION = 2**32 - 1
 _NUMBERS = 2**63  # Segment numbers and incarnations must be smaller, because the store keeps them as int64.
 _LEAST_PROBABILITY = 2.0**-1000  # For a smaller probability P, 1 / (P / number of shards) could overflow to infinity.
@@ -144,7 +145,7 @@ class Codec:
         """Decodes what `encode_priorities` wrote. The store checks the values of the priorities."""
         header, (body,) = self._check(frames, MessageKind.PRIORITIES, 1)
         require_field(header.shard == shard, "shard", f"the priorities are for shard {header.shard}, not {shard}")
-        require_field(0 < header.num_items <= 65_536, "count", f"{header.num_items} priorities, expected 1 to 65536")
+        require_field(header.num_items <= MAX_PRIORITIES, "count", f"{header.num_items} priorities")
         require_field(
             len(body) == 12 * header.num_items,
             "length",

@@ -134,7 +134,7 @@ def make_seeds(kind: str) -> list[Seed]:
             "batch": [codec.encode_batch(make_batch(schema, 3)._replace(shard=shard)) for shard in (0, 1)],
             "priorities": [
                 codec.encode_priorities(PriorityUpdate(0, 77, 1, 9, np.arange(n), np.ones(n, np.float32)))
-                for n in (1, 4)
+                for n in (0, 1, 4)
             ],
             "parameters": [codec.encode_parameters(Parameters(12, values))],
             "control": [*map(make_request, REQUESTS), make_request(REQUESTS[0], 0), make_request(REQUESTS[0], 1)],

@@ -236,6 +236,27 @@ def test_a_truncated_episode_is_judged_by_its_final_observation():
     assert cut.records["priority"][0] == pytest.approx(abs(1 + 0.9 * 9 - 0), rel=1e-5)
 
 
+class Overriding(Tape):
+    """An environment that executes action 0 in each step."""
+
+    def step(self, actions):
+        return super().step(actions)._replace(played=np.zeros(E, np.int64))
+
+
+def test_segments_contain_the_executed_actions_and_their_values():
+    tape = Overriding()
+    actor = make_actor(tape)
+    actor.begin()
+    publish(tape, 1, 5.0)
+    tape.truncates = True
+    actor.step(0.0)
+    actor.end()
+    assert tape.actions == [[1, 1]]
+    (cut,) = tape.cuts
+    assert cut.records["action"].tolist() == [0]
+    assert cut.records["priority"] == pytest.approx([1 + 0.9 * 5 - 0])
+
+
 class Masked(Tape):
     """Only action 0 is allowed, and in final states only action 1."""
 

@@ -542,24 +542,13 @@ def test_refuses_observations_of_another_shape_or_dtype(shape, dtype):
         make_builder(make_schema()).begin(np.zeros(shape, dtype))
 
 
-def test_the_action_that_was_played_is_stored_in_the_place_of_the_chosen_one():
-    builder = make_builder(make_schema(n_step=1), num_streams=2)
-    observation, no = np.zeros((2, 2, 2, 3), np.uint8), np.zeros(2, bool)
-    builder.begin(observation)
-    step = Step(observation, np.zeros(2, np.float32), ~no, no, no, observation, played=np.array([1, 2]))
-    builder.append(np.array([2, 2]), np.array([2, 4], np.float32), np.zeros(2, np.float32), step, None)
-    records = [cut.records[0] for cut in builder.cut(np.zeros(2, np.float32))]
-    assert [(record["action"], record["priority"]) for record in records] == [(1, 2.0), (2, 4.0)]
-
-
-@pytest.mark.parametrize("with_played", [False, True])
-def test_continuous_actions_are_stored_value_by_value(with_played):
+def test_continuous_actions_are_stored_value_by_value():
     schema = dataclasses.replace(make_schema(n_step=1), num_actions=0, action_size=2)
     builder, observation, no = make_builder(schema, num_streams=2), np.zeros((2, 2, 2, 3), np.uint8), np.zeros(2, bool)
     builder.begin(observation)
     action, zeros = np.array([[0.5, -1], [0.25, 1]], np.float32), np.zeros(2, np.float32)
-    step = Step(observation, zeros, ~no, no, no, observation, played=action if with_played else None)
-    builder.append(np.ones_like(action) if with_played else action.copy(), zeros, zeros, step, None)
+    step = Step(observation, zeros, ~no, no, no, observation)
+    builder.append(action.copy(), zeros, zeros, step, None)
     records = [cut.records[0] for cut in builder.cut(zeros)]
     assert [record["action"].tolist() for record in records] == [[0.5, -1], [0.25, 1]]
 

@@ -193,6 +193,17 @@ def test_new_priorities_decide_what_is_drawn(scene):
     assert (scene.batches[-1].records["key"] == 3).all()
 
 
+def test_empty_priorities_return_credit_only(scene):
+    scene.insert(0, 1)
+    scene.draw()
+    before = scene.store.weights(np.arange(10))
+    update = PriorityUpdate(0, 77, 0, 0, np.zeros(0, np.int64), np.zeros(0, np.float32))
+    scene.server.update_priorities([CODEC.encode_priorities(update)])
+    assert scene.counters.in_flight(0) == 0
+    assert (scene.store.weights(np.arange(10)) == before).all()
+    assert (scene.server.status().stale_priorities, scene.server.status().refusals) == (0, {})
+
+
 def test_the_replay_ratio_holds_samplers_and_inserts(tmp_path):
     scene = Scene(tmp_path / "store", samples_per_insert=2.0, inserts_wait=True, in_flight=1000)
     scene.insert(0, 1)

@@ -49,11 +49,13 @@ def test_a_receipt_comes_back_and_begins_with_its_topic():
     assert frames[0][:TOPIC_BYTES] != receipt_topic(RUN, 0, 6)
 
 
-def test_priorities_come_back():
-    back = CODEC.decode_priorities(CODEC.encode_priorities(UPDATE))
-    assert back[:4] == UPDATE[:4]
-    np.testing.assert_array_equal(back.keys, UPDATE.keys)
-    np.testing.assert_array_equal(back.priorities, UPDATE.priorities)
+@pytest.mark.parametrize("num_items", [0, 5])
+def test_priorities_survive_encoding(num_items):
+    update = UPDATE._replace(keys=UPDATE.keys[:num_items], priorities=UPDATE.priorities[:num_items])
+    back = CODEC.decode_priorities(CODEC.encode_priorities(update))
+    assert back[:4] == update[:4]
+    np.testing.assert_array_equal(back.keys, update.keys)
+    np.testing.assert_array_equal(back.priorities, update.priorities)
 
 
 def test_parameters_are_one_frame_and_come_back():
@@ -265,7 +267,7 @@ def test_refuses_batches_that_cannot_be(frames, reason):
     ("decode", "frames", "reason"),
     [
         (CODEC.decode_receipt, with_body(CODEC.encode_receipt(Receipt(Stream(0, 0), 0, 0, 0)), b"x"), "length"),
-        (CODEC.decode_priorities, reseal(CODEC.encode_priorities(UPDATE), count=0), "count"),
+        (CODEC.decode_priorities, reseal(CODEC.encode_priorities(UPDATE), count=65_537), "count"),
         (CODEC.decode_priorities, reseal(CODEC.encode_priorities(UPDATE), count=6), "length"),
         (CODEC.decode_metrics, with_json(METRICS, b"nonsense"), "json"),
         (CODEC.decode_metrics, reseal(METRICS, sender=1), "sender"),
