@@ -32,7 +32,7 @@ from apex.evaluation.policy import EPSILON, default_epsilon, find_policy, requir
 from apex.evaluation.video import Camera, begin_video, check_video_path
 from apex.runs.checkpoints.policy_file import read_policy
 from apex.runs.folder import open_run
-from apex.runtime.lifecycle import Stop, reports_errors, stop_on_signals
+from apex.runtime.lifecycle import reports_errors, stop_on_signals
 from apex.types import Array
 
 
@@ -110,7 +110,7 @@ def main(argv: Sequence[str]) -> int:
     with stop_on_signals() as stop, _one_thread():
         player = _make_player(options)
         try:
-            _play(player, options.episodes, options.envs, options.video, stop=stop, on_game=on_game)
+            _play(player, options.episodes, options.envs, options.video, stop=stop.poll, on_game=on_game)
         finally:
             if sys.stderr.isatty() and games:
                 print("\r\033[K", end="", file=sys.stderr)
@@ -161,10 +161,10 @@ def _play(
     num_envs: int,
     path: Path | None,
     *,
-    stop: Stop | None = None,
+    stop: Callable[[], bool] = lambda: False,
     on_game: Callable[[Episode], None] = lambda game: None,
 ) -> list[Episode]:
-    """Plays the games, films the first one to `path`, and returns the games; fewer if `stop` was requested."""
+    """Plays the games, films the first one to `path`, and returns the games; fewer if `stop` returns True."""
     seed, num_envs = evaluation_seed(player.seed), min(num_envs, episodes)
     environment = make_environment(player.environment, num_envs, seed=seed, num_threads=1, pictures=path is not None)
     with closing(environment):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +22,6 @@ log = logging.getLogger("apex")
 
 # observation [E, S, *F], and allowed actions [E, A] or None -> action [E] or [E, K]
 ActFunction = Callable[[Array, Mask], Array]
-
-
-class Until(Protocol):
-    """A condition that ends play early, such as a `Stop`."""
-
-    def poll(self) -> bool:
-        """Whether to stop playing now."""
 
 
 class Episode(NamedTuple):
@@ -57,12 +50,12 @@ def play(
     policy: ActFunction,
     episodes: int,
     *,
-    stop: Until | None = None,
+    stop: Callable[[], bool] = lambda: False,
     on_step: Callable[[Step], None] = lambda step: None,
     on_game: Callable[[Episode], None] = lambda game: None,
     endless_steps: int = ENDLESS_STEPS,
 ) -> list[Episode]:
-    """Plays `episodes` full games, fewer if `stop` is requested; returns them in the order in which they ended.
+    """Plays `episodes` full games, fewer if `stop` returns True; returns them in the order in which they ended.
 
     Environment i of E plays `episodes // E` games, and one more if i < episodes % E, however long they take. (The first
     `episodes` games to end would include too many short ones.) A game in which the environment failed is played again.
@@ -73,7 +66,7 @@ def play(
     scores, lengths = np.zeros(num_envs), np.zeros(num_envs, np.int64)
     games: list[Episode] = []
     observation, mask = environment.reset(), environment.action_mask
-    while missing.any() and not (stop is not None and stop.poll()):
+    while missing.any() and not stop():
         action = policy(observation, mask)
         check_allowed(action, mask)
         step = environment.step(action)
@@ -83,8 +76,10 @@ def play(
         on_step(step)
         for i in np.flatnonzero((lengths == endless_steps) & (missing > 0)):
             log.warning(
-                "environment %d (of %d): its game has not ended after %s steps; add a time limit to the environment",
-                *(i, num_envs, f"{endless_steps:,}"),
+                "environment %d (of %d): its game has not ended after %d steps; add a time limit to the environment",
+                i,
+                num_envs,
+                endless_steps,
             )
         for i in np.flatnonzero(step.terminated | step.truncated):
             if missing[i]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Protocol
 
 import numpy as np
 
@@ -19,30 +19,34 @@ from apex.evaluation.episodes import ActFunction, Episode, evaluation_seed, play
 from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait
 from apex.transport.messages.results import EvaluationResult
 from apex.transport.messages.status import RoleStatus
-from apex.types import Parameters as ParameterValues
+from apex.types import Parameters
 
 log = logging.getLogger("apex")
 
 REST_SECONDS = 5.0  # pause after a confirmed score, which ends the run; leaves the CPU to the run's other programs
 
 
-Final = Callable[[], int | None]  # returns the version of the run's last parameters; None while training continues
-Newest = Callable[[float], ParameterValues | None]  # takes a timeout in seconds; returns newer parameters, or None
-Keep = Callable[
-    [EvaluationResult, ParameterValues | None], None
-]  # takes a result, and the evaluated parameters if the result is the best so far, otherwise None
+class Learner(Protocol):
+    """The learner, as the evaluator sees it."""
+
+    def newest(self, timeout: float) -> Parameters | None:
+        """Returns newer parameters; None if there are none within `timeout` seconds."""
+
+    def final(self) -> int | None:
+        """Returns the version of the run's last parameters; None while training continues."""
+
+    def keep(self, result: EvaluationResult, parameters: Parameters | None) -> None:
+        """Keeps a result, and the evaluated parameters if the result is the best so far."""
 
 
-class _Until(NamedTuple):
-    """The condition that ends the evaluation of the parameters `version`; None: it ends with training in any case."""
+class Clock(Protocol):
+    """The functions of the module `time` that the evaluator uses."""
 
-    stop: Stop
-    version: int | None
-    final: Final
+    def monotonic(self) -> float:
+        """Returns seconds."""
 
-    def poll(self) -> bool:
-        """Whether a stop was requested, or training has ended with other parameters than `version`."""
-        return self.stop.poll() or self.final() not in (None, self.version)
+    def sleep(self, seconds: float, /) -> None:
+        """Blocks for `seconds`."""
 
 
 class Evaluator:
@@ -52,60 +56,54 @@ class Evaluator:
         self,
         config: Config,
         agent: Agent,
+        learner: Learner,
         *,
-        newest: Newest,
-        keep: Keep,
         life: int = 0,
         make_environment: Callable[[int, int], VectorEnvironment] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        clock: Clock = time,
     ) -> None:
-        """`keep` takes each result. `make_environment(num_envs, seed)` creates environments; None: as configured.
+        """`make_environment(num_envs, seed)` creates environments; None: as configured.
 
         `life` is a different number for each start of the evaluator, so that each start plays different games.
         """
         self._config = config.evaluator
         self._agent = agent
+        self._learner = learner
         self._stop_score = config.run.stop_score
         self._seed, self._life = config.seed, life
         self._make_environment = make_environment or (
             lambda num_envs, seed: factory.make_environment(config.environment, num_envs, seed=seed, num_threads=1)
         )
-        self._newest = newest
-        self._keep = keep
         self._clock = clock
-        self._sleep = sleep
-        self._wait = Wait("evaluator", clock)
-        self._start_at = clock()
+        self._wait = Wait("evaluator", clock.monotonic)
+        self._start_at = clock.monotonic()
         self._num_plays = 0
-        self._has_made = (
-            False  # whether an environment was ever created; if so, no wrong setting causes a later failure
-        )
+        self._has_made = False  # an environment; then a later failure is not a mistake in the settings
         self.num_evaluations = 0
         self.best: float | None = None
 
-    def run(self, stop: Stop, final: Final = lambda: None) -> None:
+    def run(self, stop: Stop) -> None:
         """Evaluates the newest parameters at the configured interval until `stop` is requested.
 
-        Once `final` returns the version of the last parameters, these are evaluated at once, and the games of older
-        parameters are abandoned.
+        Once the last parameters exist, these are evaluated at once, and the games of older parameters are abandoned.
         """
         while not stop.poll():
-            if final() is None and (pause := self._start_at - self._clock()) > 0:
-                self._sleep(min(pause, POLL_SECONDS))
+            pause = self._start_at - self._clock.monotonic()
+            if pause > 0 and self._learner.final() is None:
+                self._clock.sleep(min(pause, POLL_SECONDS))
             else:
-                self.step(stop, final=final)
+                self.step(stop)
 
-    def step(self, stop: Stop, timeout: float = POLL_SECONDS, *, final: Final = lambda: None) -> bool:
+    def step(self, stop: Stop, timeout: float = POLL_SECONDS) -> bool:
         """Evaluates the newest parameters; returns False if no newer ones come within `timeout` seconds."""
-        parameters = self._newest(timeout)
+        parameters = self._learner.newest(timeout)
         if parameters is None:
             self._wait.on("newer parameters from the learner")
             return False
         self._wait.over()
-        self._start_at = self._clock() + self._config.period_seconds
+        self._start_at = self._clock.monotonic() + self._config.period_seconds
         try:
-            self._evaluate(parameters, _Until(stop, parameters.version, final))
+            self._evaluate(parameters, stop)
         except EnvironmentFailure:  # The actors' environments are not affected.
             log.exception("evaluation of update %d failed; the run continues", parameters.version)
         return True
@@ -114,23 +112,29 @@ class Evaluator:
         """Returns the evaluator's part of a heartbeat."""
         return RoleStatus(rate=f"{self.num_evaluations} done", waiting=self._wait.reason)
 
-    def _evaluate(self, parameters: ParameterValues, until: _Until) -> None:
+    def _evaluate(self, parameters: Parameters, stop: Stop) -> None:
         """Plays games and keeps the result. If the mean reaches the stop score, plays new games to confirm the score.
 
         In that case, keeps only the result of the new games. Does not confirm a score once training has ended, because
-        it ends nothing then, and the games may take longer than the run waits. Keeps nothing if `until` is requested.
+        it ends nothing then, and the games may take longer than the run waits. Keeps nothing if a stop was requested
+        or if training has ended with other parameters.
         """
-        config, since, goal = self._config, self._clock(), self._stop_score
+        config, since, goal = self._config, self._clock.monotonic(), self._stop_score
+        final = self._learner.final
+
+        def is_over() -> bool:
+            return stop.poll() or final() not in (None, parameters.version)
+
         load_parameters(self._agent.network, parameters.values)
-        seed, played = self._play(config.episodes, until)
+        seed, played = self._play(config.episodes, is_over)
         reached = goal is not None and bool(played) and summarize(played).mean >= goal
-        confirms = reached and not until.poll() and until.final() is None
+        confirms = reached and not is_over() and final() is None
         if confirms:
             # The first games' score is biased by selection.
-            confirmation = self._play(config.confirm_episodes, until._replace(version=None))
-            confirms = until.final() is None
+            confirmation = self._play(config.confirm_episodes, lambda: stop.poll() or final() is not None)
+            confirms = final() is None
             seed, played = confirmation if confirms else (seed, played)
-        if until.poll():
+        if is_over():
             return
         summary = summarize(played)
         low, high = summary.interval or (None, None)
@@ -147,17 +151,17 @@ class Evaluator:
             epsilon=config.epsilon,
             seed=seed,
             num_envs=min(config.num_envs, summary.episodes),
-            seconds=self._clock() - since,
+            seconds=self._clock.monotonic() - since,
         )
         is_best = self.best is None or result.mean >= self.best
         if is_best:
             self.best = result.mean
         self.num_evaluations += 1
-        self._keep(result, parameters if is_best else None)
+        self._learner.keep(result, parameters if is_best else None)
         if result.confirmed:
-            self._start_at = max(self._start_at, self._clock() + REST_SECONDS)
+            self._start_at = max(self._start_at, self._clock.monotonic() + REST_SECONDS)
 
-    def _play(self, episodes: int, until: _Until) -> tuple[int, list[Episode]]:
+    def _play(self, episodes: int, stop: Callable[[], bool]) -> tuple[int, list[Episode]]:
         """Returns a new seed, and the games played with it. Raises UsageError if the first environment cannot start."""
         self._num_plays += 1  # `apex evaluate` uses number 0, so that its games differ from those that select a policy.
         seed = evaluation_seed(self._seed, self._num_plays, self._life)
@@ -170,7 +174,7 @@ class Evaluator:
         self._has_made = True
         try:
             policy = make_policy(self._agent, self._config.epsilon, np.random.default_rng(seed))
-            return seed, play(environment, policy, episodes, stop=until)
+            return seed, play(environment, policy, episodes, stop=stop)
         finally:
             environment.close()
 

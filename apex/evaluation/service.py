@@ -22,6 +22,25 @@ from apex.types import Parameters, Role
 log = logging.getLogger("apex")
 
 
+class RemoteLearner:
+    """Receives parameters from a learner's socket and sends results over the evaluator's session."""
+
+    session: Session  # set before the first evaluation
+
+    def __init__(self, subscriber: ParameterSubscriber, codec: Codec) -> None:
+        self._codec = codec
+        self.newest = subscriber.receive
+
+    def final(self) -> int | None:
+        """Returns the version of the run's last parameters; None while training continues."""
+        return self.session.final
+
+    def keep(self, result: EvaluationResult, parameters: Parameters | None) -> None:
+        """Sends a result to the coordinator."""
+        log.info("evaluated update %d: mean score %.1f over %d games", result.updates, result.mean, result.episodes)
+        self.session.post(self._codec.encode_evaluation(result, parameters))
+
+
 def run_service(welcome: Welcome, stop: Stop) -> int:
     """Evaluates the newest parameters until the run ends; returns the exit status."""
     config, codec = welcome.config, Codec(welcome.run_id, welcome.schema)
@@ -30,22 +49,13 @@ def run_service(welcome: Welcome, stop: Stop) -> int:
         subscriber = ParameterSubscriber(
             context, welcome.endpoint("parameters"), codec, num_parameters=welcome.num_parameters
         )
-
-        def keep(result: EvaluationResult, parameters: Parameters | None) -> None:
-            log.info("evaluated update %d: mean score %.1f over %d games", result.updates, result.mean, result.episodes)
-            session.post(codec.encode_evaluation(result, parameters))
-
+        learner = RemoteLearner(subscriber, codec)
         algorithm = make_algorithm(config, welcome.schema)
-        evaluator = Evaluator(
-            config,
-            algorithm.make_agent(algorithm.make_network()),
-            newest=subscriber.receive,
-            keep=keep,
-            life=welcome.session,
-        )
-        session = Session(welcome, Role.EVALUATOR, stop, evaluator.status)
+        agent = algorithm.make_agent(algorithm.make_network())
+        evaluator = Evaluator(config, agent, learner, life=welcome.session)
+        learner.session = session = Session(welcome, Role.EVALUATOR, stop, evaluator.status)
         try:
-            evaluator.run(stop, lambda: session.final)
+            evaluator.run(stop)
             session.check()
             return NEIGHBOUR_GONE if session.lost else FINISHED
         finally:

@@ -33,9 +33,9 @@ from apex.runtime.lifecycle import Stop
 from apex.runtime.rates import Rates
 from apex.transport.hello import host_name
 from apex.transport.messages.control import ReplayHeartbeat
-from apex.transport.messages.results import ActorFigures
+from apex.transport.messages.results import ActorFigures, EvaluationResult
 from apex.transport.messages.run_status import RunStatus
-from apex.types import Progress
+from apex.types import Parameters, Progress
 
 CPU = torch.device("cpu")
 
@@ -64,12 +64,8 @@ class SerialCoordinator:
         self._stop = stop
         self._row_at = STEPS_PER_ROW
         algorithm = make_algorithm(config, folder.schema)
-        self._evaluator = Evaluator(
-            config,
-            algorithm.make_agent(algorithm.make_network()),
-            newest=lambda timeout: trainer.parameters(),
-            keep=self._coordinator.keep_evaluation,
-        )
+        self._evaluator = Evaluator(config, algorithm.make_agent(algorithm.make_network()), self)
+        self._final: int | None = None
         self._evaluate_at = config.evaluator.period_updates
         self._rates: dict[str, float | None] = {}  # rates since the previous report, only for display
         self._steps = Rates(0.0, 0)
@@ -99,6 +95,20 @@ class SerialCoordinator:
             self._evaluate_at += self._config.period_updates
             self._evaluator.step(self._stop)
         return self._state.judge()
+
+    # --- the learner, as the evaluator sees it ----------------------------------------------------------------------
+
+    def newest(self, timeout: float) -> Parameters:
+        """Returns the trainer's parameters at once."""
+        return self._trainer.parameters()
+
+    def final(self) -> int | None:
+        """Returns the version of the last parameters; None while training continues."""
+        return self._final
+
+    def keep(self, result: EvaluationResult, parameters: Parameters | None) -> None:
+        """Passes an evaluation to the coordinator."""
+        self._coordinator.keep_evaluation(result, parameters)
 
     # --- curves and status ------------------------------------------------------------------------------------------
 
@@ -131,10 +141,10 @@ class SerialCoordinator:
 
     def finish(self, reason: str) -> None:
         """Evaluates the last parameters if they have no score yet, writes the last row, and closes the coordinator."""
-        evaluation, final = self._state.evaluation, self._trainer.num_updates
-        has_score = evaluation is not None and (evaluation.confirmed or evaluation.updates == final)
+        evaluation, self._final = self._state.evaluation, self._trainer.num_updates
+        has_score = evaluation is not None and (evaluation.confirmed or evaluation.updates == self._final)
         if self._config.enabled and self._config.final_seconds and not has_score and not self._stop.poll():
-            self._evaluator.step(self._stop, final=lambda: final)
+            self._evaluator.step(self._stop)
         self._coordinator.hear_trainer(TrainerEnd(reason))
         self.write_rows()
         self._folder.elapsed_seconds = self._state.elapsed_seconds
