@@ -2,11 +2,13 @@
 
 Each bench runs on both sides, one directly after the other: A B in the first pair, B A in the second, and so on. Other
 work on the machine slows down both sides of a pair, so their ratio A/B varies less than the rates do. The result of a
-metric is the median of these ratios. Each side is a checkout of its own, with its own compiled extensions.
+metric is the median of these ratios. If it is below 0.97, the metric is measured again with more pairs, and only the
+second result counts. Each side is a checkout of its own, with its own compiled extensions.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import sys
@@ -18,26 +20,48 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from apex.config.arguments import positive_int, value_of
-from apex.config.validation import NonNegativeFloat
+from apex.config.validation import NonNegativeFloat, NonNegativeInt
 from apex.errors import FAILED, FINISHED, ApexError, UsageError, require
 from apex.runtime.lifecycle import stop_on_signals
+from bench.harness import serial_updates
 from bench.harness.command import make_parser
 from bench.harness.commands import Runner
 
+
+class Bench(NamedTuple):
+    """A command that each side runs, and its metrics."""
+
+    command: str  # the arguments of `python -m bench` of that side, or those of serial_updates.py
+    metrics: dict[str, str]  # metric -> key in the JSON object that the command prints
+    needs: tuple[str, str] = ("", "")  # module and package without which the bench is skipped
+    serial_updates: int = 0  # updates for each of --seconds that serial_updates.py makes; 0: runs `python -m bench`
+
+
+BOX2D = ("Box2D", "gymnasium[box2d]")
 BENCHES = {  # Stores, recordings and batches are small, so that a bench is short.
-    "replay": "replay --link tcp --transitions 200000 --frames 5000 --leaves 512",
-    "actor": "actor",
-    "learner": "learner --batch-size 128",
-    "pong": "learner --preset pong --batch-size 64",
+    "replay": Bench(
+        "replay --link tcp --transitions 200000 --frames 5000 --leaves 512",
+        {metric: metric for metric in ("sample_batches_per_s", "insert_transitions_per_s", "bytes_per_transition")},
+    ),
+    "actor": Bench("actor", {"actor_steps_per_s": "actor_steps_per_s"}),
+    "learner": Bench("learner --batch-size 128", {"learner_updates_per_s": "learner_updates_per_s"}),
+    "pong": Bench("learner --preset pong --batch-size 64", {"pong_updates_per_s": "learner_updates_per_s"}),
+    "cartpole": Bench(
+        "learner --preset cartpole --batch-size 128", {"cartpole_updates_per_s": "learner_updates_per_s"}
+    ),
+    "lunarlander": Bench(
+        "learner --preset lunarlander --batch-size 256", {"lunarlander_updates_per_s": "learner_updates_per_s"}, BOX2D
+    ),
+    "halfcheetah": Bench(
+        "--preset control --env HalfCheetah-v5",
+        {"halfcheetah_updates_per_s": "serial_updates_per_s"},
+        ("mujoco", "mujoco"),
+        serial_updates=60,
+    ),
 }
-METRICS = {  # metric -> bench, and the key in the JSON object that the bench prints
-    "sample_batches_per_s": ("replay", "sample_batches_per_s"),
-    "insert_transitions_per_s": ("replay", "insert_transitions_per_s"),
-    "actor_steps_per_s": ("actor", "actor_steps_per_s"),
-    "learner_updates_per_s": ("learner", "learner_updates_per_s"),
-    "pong_updates_per_s": ("pong", "learner_updates_per_s"),
-}
-LIMIT_SECONDS = 1200.0  # A bench may run for so long, and for 20 times --seconds.
+LESS_IS_BETTER = {"bytes_per_transition"}  # Their ratio is B/A.
+REPEAT_BELOW = 0.97  # a median ratio
+LIMIT_SECONDS = 1200.0  # A bench that runs for longer than this plus 20 times --seconds is stopped.
 PRINT_IMPORTS = "import apex, importlib.util as u; print(apex.__file__); print(u.find_spec('{}.__main__').origin)"
 
 
@@ -54,11 +78,22 @@ class PairedRates(NamedTuple):
 
     a: list[float]
     b: list[float]
+    less_is_better: bool = False
+
+    @property
+    def ratio(self) -> float:
+        """The median of the ratios of the pairs. Above 1, A is better."""
+        return median(self.ratios)
+
+    @property
+    def ratios(self) -> list[float]:
+        """The ratio of each pair: A/B, or B/A if less is better."""
+        pairs = zip(self.b, self.a, strict=True) if self.less_is_better else zip(self.a, self.b, strict=True)
+        return [better / worse for better, worse in pairs]
 
     def summarize(self) -> dict[str, Any]:
-        """Median rates, and the median, least and greatest ratio of a pair."""
-        ratios = [a / b for a, b in zip(self.a, self.b, strict=True)]
-        spread = {"ratio": median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios)}
+        """Returns median rates, and the median, least and greatest ratio of a pair."""
+        spread = {"ratio": self.ratio, "ratio_min": min(self.ratios), "ratio_max": max(self.ratios)}
         return {"a": median(self.a), "b": median(self.b), **spread, "a_rates": self.a, "b_rates": self.b}
 
 
@@ -75,33 +110,73 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--pairs", type=positive_int, default=7, metavar="N", help="runs of each bench on each side; default 7"
     )
-    parser.add_argument("--only", default=",".join(BENCHES), metavar="NAME,...", help=f"of {', '.join(BENCHES)}")
+    parser.add_argument(
+        "--repeat",
+        type=value_of(NonNegativeInt),
+        default=15,
+        metavar="N",
+        help=f"pairs of the second measurement of a metric whose ratio is below {REPEAT_BELOW}; default 15; 0: none",
+    )
+    parser.add_argument(
+        "--only", default=",".join(BENCHES), metavar="NAME,...", help=f"benches to run, of {', '.join(BENCHES)}"
+    )
     ratio = value_of(NonNegativeFloat)
     parser.add_argument(
-        "--at-least", type=ratio, default=0.0, metavar="R", help="status 1 if a median ratio is below R"
+        "--at-least", type=ratio, default=0.0, metavar="R", help="exit with status 1 if a median ratio is below R"
     )
     options = parser.parse_args(argv)
-    names = list(dict.fromkeys(options.only.split(",")))
-    for name in names:
-        require(name in BENCHES, f"--only: unknown bench {name!r}; known: {', '.join(BENCHES)}")
-
+    names = _runnable(options.only.split(","))
     with stop_on_signals() as stop, tempfile.TemporaryDirectory(prefix="apex-compare-") as folder:
         runner = Runner(Path(folder), stop, LIMIT_SECONDS + 20 * options.seconds)
         a = _prepare(Path(folder).resolve() / "A", options.other, runner)
         b = _prepare(Path(folder).resolve() / "B", options.rev, runner)
-        rates = _measure(a, b, names, options.pairs, options.seconds, runner)
+        comparison = Comparison(a, b, options.seconds, runner)
+        rates = comparison.measure(names, options.pairs)
+        first = {metric: each.ratio for metric, each in rates.items() if each.ratio < REPEAT_BELOW}
+        if first and options.repeat:
+            rates |= _repeat(comparison, first, options.repeat)
 
     figures = {metric: each.summarize() for metric, each in rates.items()}
-    print(f"A: {a.version}\nB: {b.version}\n\n{'medians':<26}{'A':>12}{'B':>12}{'A/B':>9}{'min':>9}{'max':>9}")
-    for metric, each in figures.items():
-        ratios = "".join(f"{each[key]:>9.3f}" for key in ("ratio", "ratio_min", "ratio_max"))
-        print(f"{metric:<26}{each['a']:>12,.2f}{each['b']:>12,.2f}{ratios}")
+    for metric in first if options.repeat else ():
+        figures[metric]["first_ratio"] = first[metric]
+    _print_table(a, b, figures)
     slow = [f"{metric} ({each['ratio']:.3f})" for metric, each in figures.items() if each["ratio"] < options.at_least]
     if slow:
         _say(f"below {options.at_least:g}: {', '.join(slow)}")
     if options.json:
         print(json.dumps({"a": a.version, "b": b.version, "pairs": options.pairs, "metrics": figures}))
     return FAILED if slow else FINISHED
+
+
+def _runnable(asked: Sequence[str]) -> list[str]:
+    """Returns the benches to run, without those that need a package which is not installed."""
+    names = []
+    for name in dict.fromkeys(asked):
+        require(name in BENCHES, f"--only: unknown bench {name!r}; known: {', '.join(BENCHES)}")
+        module, package = BENCHES[name].needs
+        if module and importlib.util.find_spec(module) is None:
+            _say(f"skipped {name}: {package} is not installed")
+        else:
+            names.append(name)
+    return names
+
+
+def _repeat(comparison: Comparison, ratios: dict[str, float], pairs: int) -> dict[str, PairedRates]:
+    """Measures these metrics again, because a low ratio of a few pairs may be noise."""
+    _say(f"again, {pairs} pairs each: {', '.join(f'{metric} ({ratio:.3f})' for metric, ratio in ratios.items())}")
+    names = [name for name, bench in BENCHES.items() if not ratios.keys().isdisjoint(bench.metrics)]
+    return {metric: each for metric, each in comparison.measure(names, pairs).items() if metric in ratios}
+
+
+def _print_table(a: Side, b: Side, figures: dict[str, dict[str, Any]]) -> None:
+    print(f"A: {a.version}\nB: {b.version}\n")
+    print(f"{'medians':<26}{'A':>12}{'B':>12}{'A/B':>9}{'min':>9}{'max':>9}{'pairs':>7}")
+    for metric, each in figures.items():
+        ratios = "".join(f"{each[key]:>9.3f}" for key in ("ratio", "ratio_min", "ratio_max"))
+        notes = [f"first {each['first_ratio']:.3f}"] if "first_ratio" in each else []
+        notes += ["ratio is B/A"] if metric in LESS_IS_BETTER else []
+        row = f"{metric:<26}{each['a']:>12,.2f}{each['b']:>12,.2f}{ratios}{len(each['a_rates']):>7}"
+        print(f"{row}  {', '.join(notes)}".rstrip())
 
 
 # --- the two checkouts ------------------------------------------------------------------------------------------------
@@ -135,7 +210,7 @@ def _prepare(checkout: Path, rev: str | None, runner: Runner) -> Side:
 
 
 def _command(side: Side) -> list[str]:
-    """The module that runs the benches, and the words before a bench's name: at 7e4a7bf they belonged to apex."""
+    """Returns the arguments of `python -m` before a bench's name. At 7e4a7bf the benches belonged to apex."""
     return ["bench"] if (side.checkout / "bench" / "__main__.py").exists() else ["apex", "bench"]
 
 
@@ -171,43 +246,53 @@ def _succeed(what: str, runner: Runner, command: Sequence[str], cwd: Path) -> st
 # --- the measurements -------------------------------------------------------------------------------------------------
 
 
-def _measure(
-    a: Side, b: Side, names: Sequence[str], pairs: int, seconds: float, runner: Runner
-) -> dict[str, PairedRates]:
-    """Runs every bench `pairs` times on both sides, and reports which compiled extensions were loaded."""
-    rates = {metric: PairedRates([], []) for metric, (bench, _) in METRICS.items() if bench in names}
-    loaded = {(side.name, name): set[str]() for side in (a, b) for name in names}
-    for pair in range(pairs):
+class Comparison:
+    """Runs benches on both sides."""
+
+    def __init__(self, a: Side, b: Side, seconds: float, runner: Runner) -> None:
+        self._sides = a, b
+        self._seconds = seconds
+        self._runner = runner
+
+    def measure(self, names: Sequence[str], pairs: int) -> dict[str, PairedRates]:
+        """Runs every bench `pairs` times on both sides, and reports which compiled extensions were loaded."""
+        metrics = {metric: name for name in names for metric in BENCHES[name].metrics}
+        rates = {metric: PairedRates([], [], metric in LESS_IS_BETTER) for metric in metrics}
+        loaded = {(side.name, name): set[str]() for side in self._sides for name in names}
+        for pair in range(pairs):
+            for name in names:
+                for side in self._sides if pair % 2 == 0 else reversed(self._sides):
+                    _say(f"pair {pair + 1} of {pairs}: {name} on {side.name}")
+                    figures, libraries = self._run_bench(side, name)
+                    loaded[side.name, name] |= {library.partition(".")[0] for library in libraries}
+                    for metric, value in figures.items():
+                        getattr(rates[metric], side.name.lower()).append(value)
+                for metric in BENCHES[name].metrics:
+                    each = rates[metric]
+                    _say(f"  {metric}: A {each.a[-1]:.5g}, B {each.b[-1]:.5g}; median ratio so far {each.ratio:.3f}")
         for name in names:
-            for side in (a, b) if pair % 2 == 0 else (b, a):
-                _say(f"pair {pair + 1} of {pairs}: {name} on {side.name}")
-                figures, libraries = _run_bench(side, name, seconds, runner)
-                loaded[side.name, name] |= {library.partition(".")[0] for library in libraries}
-                for metric, value in figures.items():
-                    getattr(rates[metric], side.name.lower()).append(value)
-            for metric in (metric for metric in rates if METRICS[metric][0] == name):
-                each = rates[metric].summarize()
-                last = f"A {each['a_rates'][-1]:.5g}, B {each['b_rates'][-1]:.5g}"
-                _say(f"  {metric}: {last}; median ratio so far {each['ratio']:.3f}")
-    for name in names:
-        on_a, on_b = (", ".join(sorted(loaded[side.name, name])) or "none" for side in (a, b))
-        warning = "" if on_a == on_b else "warning: the ratio compares compiled code with slower code: "
-        _say(f"{warning}compiled extensions that {name} loaded: A: {on_a}; B: {on_b}")
-    return rates
+            on_a, on_b = (", ".join(sorted(loaded[side.name, name])) or "none" for side in self._sides)
+            warning = "" if on_a == on_b else "warning: the ratio compares compiled code with slower code: "
+            _say(f"{warning}compiled extensions that {name} loaded: A: {on_a}; B: {on_b}")
+        return rates
 
-
-def _run_bench(side: Side, name: str, seconds: float, runner: Runner) -> tuple[dict[str, float], frozenset[str]]:
-    """The bench's metrics, and the compiled extensions that it has loaded."""
-    options = [*BENCHES[name].split(), "--seconds", f"{seconds:g}", "--json"]
-    ran = runner.run([sys.executable, "-m", *_command(side), *options], side.checkout)
-    try:
-        figures = json.loads(ran.output.splitlines()[-1]) if ran.status == 0 else {}
-        values = {metric: float(figures[key]) for metric, (bench, key) in METRICS.items() if bench == name}
-        if min(values.values()) > 0:
-            return values, ran.libraries
-    except (ValueError, LookupError, TypeError):  # No line, no JSON object, no such figure.
-        pass
-    raise ApexError(f"{name} on {side.name} ({side.version}) measured nothing: {ran.describe_failure()}")
+    def _run_bench(self, side: Side, name: str) -> tuple[dict[str, float], frozenset[str]]:
+        """Returns the bench's metrics, and the compiled extensions that it has loaded."""
+        bench = BENCHES[name]
+        if bench.serial_updates:
+            updates = max(1, round(bench.serial_updates * self._seconds))
+            command = ["-P", serial_updates.__file__, str(updates), *bench.command.split()]
+        else:
+            command = ["-m", *_command(side), *bench.command.split(), "--seconds", f"{self._seconds:g}", "--json"]
+        ran = self._runner.run([sys.executable, *command], side.checkout)
+        try:
+            figures = json.loads(ran.output.splitlines()[-1]) if ran.status == 0 else {}
+            values = {metric: float(figures[key]) for metric, key in bench.metrics.items()}
+            if min(values.values()) > 0:
+                return values, ran.libraries
+        except (ValueError, LookupError, TypeError):  # The last line is no JSON object, or has no such figure.
+            pass
+        raise ApexError(f"{name} on {side.name} ({side.version}) measured nothing: {ran.describe_failure()}")
 
 
 def _say(sentence: str) -> None:

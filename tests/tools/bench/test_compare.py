@@ -1,6 +1,6 @@
-"""`python -m bench compare`: which code it measures, in which order, its ratios, its errors, and what it leaves behind.
+"""`python -m bench compare`: sides, order, ratios, repetition, refusals, and what it leaves behind.
 
-The repositories are stand-ins: their benches print the rates of their commit, and note on a tape how they were run.
+The repositories are stand-ins: their benches print the rates of their commit, and record how they were run.
 """
 
 import json
@@ -16,24 +16,25 @@ from support.waiting import until
 from apex.errors import FAILED, FINISHED, REFUSED
 from apex.runtime.lifecycle import KILLED_BY_CTRL_C
 from bench import __main__ as bench
-from bench.compare import BENCHES, METRICS
+from bench.compare import BENCHES, PairedRates
+from bench.harness import serial_updates
 
 PACKAGE = "NAME, RATES = {name!r}, {rates!r}\n"
 BENCH = """
 import json, os, sys
 import apex
-tape = open(os.environ["TAPE"], "a+")
-tape.seek(0)
-run = {"name": apex.NAME, "words": sys.argv[1:], "layout": __package__, "cwd": os.getcwd(), "apex": apex.__file__}
-before = [line for line in map(json.loads, tape) if (line["name"], line["words"]) == (run["name"], run["words"])]
-print(json.dumps(run), file=tape, flush=True)
+record = open(os.environ["RECORD"], "a+")
+record.seek(0)
+run = {"name": apex.NAME, "arguments": sys.argv[1:], "layout": __package__, "cwd": os.getcwd(), "apex": apex.__file__}
+before = [line for line in map(json.loads, record) if line["name"] == run["name"]]
+print(json.dumps(run), file=record, flush=True)
 rate = apex.RATES[len(before) % len(apex.RATES)]
-keys = ["sample_batches_per_s", "insert_transitions_per_s", "actor_steps_per_s", "learner_updates_per_s"]
+keys = ["sample_batches_per_s", "insert_transitions_per_s", "bytes_per_transition", "actor_steps_per_s"]
 print("a table")
-print(json.dumps({key: rate for key in keys}))
+print(json.dumps(dict.fromkeys([*keys, "learner_updates_per_s"], rate)))
 """
 FAIL = "import sys\nprint('first', 'second', 'third', 'fourth', sep='\\n', file=sys.stderr)\nsys.exit(3)\n"
-# Leaves a program in a session of its own and replay memory behind, as a bench does that is killed.
+# Leaves a program in a session of its own and a replay memory behind, like a bench that is killed.
 HANG = """
 import json, os, subprocess, sys, tempfile, time
 from pathlib import Path
@@ -44,12 +45,12 @@ run.mkdir()
 (run / "manifest.json").write_text(json.dumps({"run_id": run_id}))
 store = Path(f"/dev/shm/apex-{run_id:016x}-0.replay")
 store.touch()
-facts = {"pids": [os.getpid(), left.pid], "paths": [str(store), str(run), os.getcwd()]}
-with open(os.environ["TAPE"], "a") as tape:
-    print(json.dumps(facts), file=tape)
+left_behind = {"pids": [os.getpid(), left.pid], "paths": [str(store), str(run), os.getcwd()]}
+with open(os.environ["RECORD"], "a") as record:
+    print(json.dumps(left_behind), file=record)
 time.sleep(600)
 """
-# Stands for the compiler: as setup.py does, it makes _fast.*.so of fast.c.
+# Replaces the compiler: makes _fast.*.so of fast.c, as setup.py does.
 SETUP = "from pathlib import Path\nPath('apex/_fast.cpython.so').write_bytes(bytes(4096))\n"
 MAP = """
 import mmap, pathlib, time
@@ -60,18 +61,18 @@ time.sleep(2.5)
 
 
 class Repository:
-    """A git repository of stand-ins, with the tape of their runs."""
+    """A git repository of stand-ins, with the record of their runs."""
 
     def __init__(self, place):
         self.root = place / "repository"
         self.root.mkdir()
-        self._tape = place / "tape"
+        self._record = place / "record"
         self.git("init", "--quiet", "--initial-branch", "main")
 
-    def git(self, *words):
-        """What git says."""
+    def git(self, *arguments):
+        """Returns the output of git."""
         author = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
-        return subprocess.check_output(["git", *author, *words], cwd=self.root, text=True)
+        return subprocess.check_output(["git", *author, *arguments], cwd=self.root, text=True)
 
     def write(self, name, text):
         """Writes a file of the working tree."""
@@ -92,92 +93,116 @@ class Repository:
 
     @property
     def runs(self):
-        """The tape."""
-        return [json.loads(line) for line in self._tape.read_text().splitlines()] if self._tape.exists() else []
+        """The record."""
+        return [json.loads(line) for line in self._record.read_text().splitlines()] if self._record.exists() else []
 
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
     made = Repository(tmp_path)
-    monkeypatch.setenv("TAPE", str(tmp_path / "tape"))
+    monkeypatch.setenv("RECORD", str(tmp_path / "record"))
     monkeypatch.chdir(made.root)
     return made
 
 
-def compare(*arguments):
-    return bench.main(["compare", *arguments])
+def compare(*arguments, repeat=0):
+    return bench.main(["compare", "--repeat", str(repeat), *arguments])
 
 
 def read_figures(capsys):
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
-def test_the_order_of_the_sides_alternates_and_both_sides_of_a_bench_run_one_after_the_other(repository):
+def read_error(capsys):
+    """Returns the last line of standard error, without the log that it names."""
+    error, _, log = capsys.readouterr().err.splitlines()[-1].partition("; log: ")
+    if log:
+        Path(log).unlink()
+    return error
+
+
+def test_sides_alternate_and_both_sides_of_a_bench_run_in_succession(repository):
     old, _ = repository.commit("old", 1.0), repository.commit("new", 1.0)
+    before = repository.git("status", "--porcelain"), sorted(repository.root.rglob("*"))
     assert compare(old, "--pairs", "3", "--only", "actor,replay", "--seconds", "3") == FINISHED
-    assert [(run["name"], run["words"][0]) for run in repository.runs] == [
+    runs = repository.runs
+    assert [(run["name"], run["arguments"][0]) for run in runs] == [
         *[("new", "actor"), ("old", "actor"), ("new", "replay"), ("old", "replay")],
         *[("old", "actor"), ("new", "actor"), ("old", "replay"), ("new", "replay")],
         *[("new", "actor"), ("old", "actor"), ("new", "replay"), ("old", "replay")],
     ]
-    assert repository.runs[0]["words"] == [*BENCHES["actor"].split(), "--seconds", "3", "--json"]
+    assert runs[2]["arguments"] == [*BENCHES["replay"].command.split(), "--seconds", "3", "--json"]
+    # Each side has imported its own checkout, which is removed at the end.
+    assert {run["apex"] == f"{run['cwd']}/apex/__init__.py" for run in runs} == {True}
+    assert len({run["cwd"] for run in runs} | {str(repository.root)}) == 3
+    assert not any(Path(run["cwd"]).parent.exists() for run in runs)
+    assert (repository.git("status", "--porcelain"), sorted(repository.root.rglob("*"))) == before
+    assert len(repository.git("worktree", "list").splitlines()) == 1
 
 
-def test_the_result_is_the_median_of_the_ratios_of_the_pairs_and_not_the_ratio_of_the_medians(repository, capsys):
+def test_the_result_is_the_median_of_the_ratios_of_the_pairs(repository, capsys):
     old, new = repository.commit("old", 10.0, 10.0, 40.0), repository.commit("new", 10.0, 30.0, 20.0)
     assert compare(old, "--pairs", "3", "--only", "actor", "--json") == FINISHED
-    assert read_figures(capsys) == {
-        "a": f"working tree on {new}",
-        "b": old,
-        "pairs": 3,
-        "metrics": {
-            "actor_steps_per_s": {
-                "a": 20.0,
-                "b": 10.0,
-                "ratio": 1.0,
-                "ratio_min": 0.5,
-                "ratio_max": 3.0,
-                "a_rates": [10.0, 30.0, 20.0],
-                "b_rates": [10.0, 10.0, 40.0],
-            }
-        },
-    }
+    metric = {"a": 20.0, "b": 10.0, "ratio": 1.0, "ratio_min": 0.5, "ratio_max": 3.0}
+    metric |= {"a_rates": [10.0, 30.0, 20.0], "b_rates": [10.0, 10.0, 40.0]}
+    versions = {"a": f"working tree on {new}", "b": old}
+    assert read_figures(capsys) == {**versions, "pairs": 3, "metrics": {"actor_steps_per_s": metric}}
 
 
-def test_every_metric_has_its_line_and_its_bench(repository, capsys):
+def test_a_metric_below_the_bar_is_measured_again_and_that_result_counts(repository, capsys):
+    old, _ = repository.commit("old", 10.0), repository.commit("new", 5.0, 10.0, 10.0, 20.0)
+    status = compare(old, "--pairs", "1", "--only", "actor,replay", "--at-least", "1", "--json", repeat=3)
+    metrics = read_figures(capsys)["metrics"]
+    # The new commit's first run is that of the actor, whose three further runs are 10, 20 and 5.
+    assert status == FINISHED
+    assert [run["arguments"][0] for run in repository.runs] == ["actor"] * 2 + ["replay"] * 2 + ["actor"] * 6
+    repeated = metrics.pop("actor_steps_per_s")
+    assert (repeated["ratio"], repeated["first_ratio"], len(repeated["a_rates"])) == (1.0, 0.5, 3)
+    assert {each["ratio"] for each in metrics.values()} == {1.0}
+
+
+def test_the_ratio_of_bytes_is_inverted_because_fewer_are_better():
+    rates = PairedRates([10.0, 20.0, 40.0], [20.0, 20.0, 20.0], less_is_better=True).summarize()
+    assert (rates["ratio"], rates["ratio_min"], rates["ratio_max"]) == (1.0, 0.5, 2.0)
+
+
+def test_every_metric_has_a_line_and_a_bench(repository, capsys):
     old, _ = repository.commit("old", 4.0), repository.commit("new", 3.0)
-    assert compare(old, "--pairs", "1") == FINISHED
-    lines = [line.split() for line in capsys.readouterr().out.splitlines() if "_per_s" in line]
-    assert lines == [[metric, "3.00", "4.00", *["0.750"] * 3] for metric in METRICS]
-    words = [run["words"] for run in repository.runs if run["name"] == "new"]
-    assert [each[: len(command.split())] for each, command in zip(words, BENCHES.values(), strict=True)] == [
-        command.split() for command in BENCHES.values()
-    ]
+    names = [name for name, bench in BENCHES.items() if not bench.serial_updates]
+    assert compare(old, "--pairs", "1", "--only", ",".join(names)) == FINISHED
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if "_per_" in line]
+    metrics = [metric for name in names for metric in BENCHES[name].metrics]
+    assert [line[:3] for line in lines] == [[metric, "3.00", "4.00"] for metric in metrics]
+    assert {line[0]: line[3] for line in lines if line[3] != "0.750"} == {"bytes_per_transition": "1.333"}
+    arguments = [" ".join(run["arguments"]) for run in repository.runs if run["name"] == "new"]
+    expected = [f"{BENCHES[name].command} --seconds 10 --json" for name in names]
+    assert arguments == expected
 
 
-def test_a_commit_from_before_the_benches_moved_runs_them_by_apex(repository):
+def test_a_bench_whose_package_is_missing_is_skipped(repository, capsys, monkeypatch):
+    repository.commit("new", 1.0)
+    monkeypatch.setitem(BENCHES, "cartpole", BENCHES["cartpole"]._replace(needs=("no_such_module", "some[extra]")))
+    assert compare("HEAD", "--pairs", "1", "--only", "cartpole,actor") == FINISHED
+    assert "skipped cartpole: some[extra]" in capsys.readouterr().err
+    assert {run["arguments"][0] for run in repository.runs} == {"actor"}
+
+
+def test_updates_of_a_run_in_one_process_are_counted(capfd):
+    serial_updates.main(20, ["--preset", "control"])
+    assert read_figures(capfd)["serial_updates_per_s"] > 0
+
+
+def test_a_commit_whose_benches_belong_to_apex_is_measured(repository):
     script = "import sys\nassert sys.argv.pop(1) == 'bench'\n" + BENCH
     old = repository.commit("old", 1.0, layout="apex/__main__.py", bench=script, **{"bench/records.py": ""})
     repository.commit("new", 1.0)
     assert compare(old, "--pairs", "1", "--only", "actor") == FINISHED
     new_run, old_run = repository.runs
     assert (new_run["layout"], old_run["layout"]) == ("bench", "apex")
-    assert new_run["words"] == old_run["words"]
+    assert new_run["arguments"] == old_run["arguments"]
 
 
-def test_each_side_imports_its_own_checkout_which_is_gone_at_the_end(repository):
-    old, _ = repository.commit("old", 1.0), repository.commit("new", 1.0)
-    before = repository.git("status", "--porcelain"), sorted(repository.root.rglob("*"))
-    assert compare(old, "--pairs", "1", "--only", "actor") == FINISHED
-    for run in repository.runs:
-        assert run["apex"] == f"{run['cwd']}/apex/__init__.py"
-        assert not Path(run["cwd"]).parent.exists()
-    assert len({run["cwd"] for run in repository.runs} | {str(repository.root)}) == 3
-    assert (repository.git("status", "--porcelain"), sorted(repository.root.rglob("*"))) == before
-    assert len(repository.git("worktree", "list").splitlines()) == 1
-
-
-def test_the_working_tree_is_measured_as_it_is_and_another_commit_on_request(repository, capsys):
+def test_side_a_is_the_working_tree_or_another_commit(repository, capsys):
     old = repository.commit("old", 1.0, **{".gitignore": "ignored.py\n", "apex/deleted.py": ""})
     repository.write("apex/__init__.py", "from apex.untracked import NAME, RATES\n")
     repository.write("apex/untracked.py", PACKAGE.format(name="changed", rates=[2.0]))
@@ -193,64 +218,54 @@ def test_the_working_tree_is_measured_as_it_is_and_another_commit_on_request(rep
 
 
 @pytest.mark.parametrize(("least", "status"), [("0.75", FINISHED), ("0.76", FAILED)])
-def test_a_median_ratio_below_the_limit_is_a_failure_with_the_name_of_the_metric(repository, capsys, least, status):
+def test_a_median_ratio_below_the_limit_is_a_failure(repository, capsys, least, status):
     old, _ = repository.commit("old", 4.0), repository.commit("new", 3.0)
     assert compare(old, "--pairs", "1", "--only", "pong", "--at-least", least) == status
-    assert ("below 0.76: pong_updates_per_s (0.750)\n" in capsys.readouterr().err) == (status == FAILED)
+    assert ("pong_updates_per_s (0.750)" in read_error(capsys)) == (status == FAILED)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "parts"),
     [
-        (["nowhere"], "unknown commit 'nowhere'"),
-        (["HEAD", "--with", "nowhere"], "unknown commit 'nowhere'"),
-        (["HEAD", "--only", "replay,repaly"], "--only: unknown bench 'repaly'; known: replay, actor, learner, pong"),
-        (["HEAD", "--pairs", "0"], "--pairs: must be an integer of at least 1, got 0"),
-        (["HEAD", "--seconds", "nan"], "--seconds: must be a number above 0, got nan"),
-        (["HEAD", "--at-least", "nan"], "--at-least: must be a number of at least 0, got nan"),
+        (["HEAD", "--with", "nowhere"], ["'nowhere'"]),
+        (["HEAD", "--only", "replay,repaly"], ["--only", "'repaly'"]),
+        (["HEAD", "--pairs", "0"], ["--pairs", "0"]),
+        (["HEAD", "--at-least", "nan"], ["--at-least", "nan"]),
     ],
 )
-def test_a_mistake_is_a_sentence_and_status_2(repository, capsys, arguments, words):
+def test_a_mistake_is_refused_with_its_name_and_value(repository, capsys, arguments, parts):
     repository.commit("new", 1.0)
     assert compare(*arguments) == REFUSED
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("python -m bench: ")
-    assert words in said
+    error = read_error(capsys)
+    assert all(part in error for part in parts)
 
 
 def test_a_folder_without_git_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert compare("HEAD") == REFUSED
-    assert capsys.readouterr().err == f"python -m bench: {tmp_path} is not in a git checkout\n"
+    assert str(tmp_path) in read_error(capsys)
 
 
-def test_code_from_elsewhere_is_refused(repository, capsys):
+def test_a_module_from_outside_the_checkout_is_refused(repository, capsys):
     repository.commit("new", 1.0)
     repository.write("apex/__init__.py", "__file__ = '/elsewhere/apex/__init__.py'")
     assert compare("HEAD") == REFUSED
-    words = "A imports /elsewhere/apex/__init__.py, which is not in its own checkout"
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("python -m bench: ")
-    assert words in said
+    assert "A imports /elsewhere/apex/__init__.py" in read_error(capsys)
 
 
 @pytest.mark.parametrize("missing", ["apex", "bench"])
 def test_a_side_without_the_product_or_without_benches_is_refused(repository, capsys, missing):
-    """The editable installation of these tests would offer its own."""
+    """The editable installation of these tests has both, but they must not be used."""
     repository.commit("new", 1.0)
     repository.git("mv", missing, "renamed")
     assert compare("HEAD") == REFUSED
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("python -m bench: A has no apex or no benches: status 1; last lines: ")
-    Path(error.partition("; log: ")[2]).unlink()
+    assert "A has no apex or no benches" in read_error(capsys)
 
 
-def test_a_module_that_a_side_lacks_does_not_come_from_an_editable_installation(repository, capsys):
+def test_a_missing_module_is_not_imported_from_an_installation(repository, capsys):
     repository.commit("new", 1.0, bench="import apex.errors")
     assert compare("HEAD") == FAILED
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert "ModuleNotFoundError: No module named 'apex.errors'" in error
-    Path(error.partition("; log: ")[2]).unlink()
+    assert "No module named 'apex.errors'" in read_error(capsys)
 
 
 def test_packages_elsewhere_on_the_path_are_not_imported(repository, monkeypatch):
@@ -262,32 +277,29 @@ def test_packages_elsewhere_on_the_path_are_not_imported(repository, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("script", "words"),
+    ("script", "last"),
     [
-        (FAIL, "measured nothing: status 3; last lines: second | third | fourth; log: "),
-        ("print('no figures')", "measured nothing: status 0; last lines: no figures; log: "),
-        ("print('{}')", "measured nothing: status 0; last lines: {}; log: "),
-        (BENCH.replace("key: rate", "key: 0"), "measured nothing: status 0; last lines: a table | "),
+        (FAIL, "status 3; last lines: second | third | fourth"),
+        ("print('no figures')", "status 0; last lines: no figures"),
+        (BENCH.replace("rate))", "0))"), "status 0; last lines: a table | "),
     ],
-    ids=["status", "text", "key", "zero"],
+    ids=["status", "text", "zero"],
 )
-def test_a_bench_that_fails_is_named_with_its_last_lines_and_its_log(repository, capsys, script, words):
+def test_a_bench_that_fails_is_named_with_its_last_lines_and_log(repository, capsys, script, last):
     old, _ = repository.commit("old", 1.0, bench=script), repository.commit("new", 1.0)
     assert compare(old, "--only", "actor") == FAILED
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert f"actor on B ({old}) {words}" in error
-    log = Path(error.partition("; log: ")[2])
-    assert log.read_text().splitlines()[-1] in error
-    log.unlink()
+    error, _, log = capsys.readouterr().err.splitlines()[-1].partition("; log: ")
+    assert f"actor on B ({old})" in error
+    assert last in error
+    assert Path(log).read_text().splitlines()[-1] in error
+    Path(log).unlink()
     assert not Path(repository.runs[0]["cwd"]).parent.exists()
 
 
 def test_a_source_that_is_not_compiled_is_refused(repository, capsys):
     repository.commit("new", 1.0, **{"apex/kernels/fast.c": "", "setup.py": "print('no compiler')"})
     assert compare("HEAD") == REFUSED
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert "A: cannot compile apex/kernels/fast.c: status 0; last lines: no compiler; log: " in error
-    Path(error.partition("; log: ")[2]).unlink()
+    assert "apex/kernels/fast.c" in read_error(capsys)
 
 
 def test_an_extension_that_only_one_side_loads_is_a_warning(repository, capsys):
@@ -295,11 +307,11 @@ def test_an_extension_that_only_one_side_loads_is_a_warning(repository, capsys):
     old = repository.commit("old", 1.0, **files)
     repository.commit("new", 1.0, bench=BENCH + MAP, **files)
     assert compare(old, "--pairs", "1", "--only", "actor") == FINISHED
-    warning = "warning: the ratio compares compiled code with slower code: "
-    assert f"{warning}compiled extensions that actor loaded: A: _fast; B: none\n" in capsys.readouterr().err
+    (warning,) = (line for line in capsys.readouterr().err.splitlines() if "warning" in line)
+    assert warning.endswith("A: _fast; B: none")
 
 
-def test_one_ctrl_c_ends_it_and_leaves_nothing_behind(repository):
+def test_ctrl_c_ends_a_comparison_and_leaves_nothing_behind(repository):
     repository.commit("new", 1.0, bench=HANG)
     root = Path(__file__).parents[3]
     command = [sys.executable, "-P", "-m", "bench", "compare", "HEAD"]
@@ -307,11 +319,11 @@ def test_one_ctrl_c_ends_it_and_leaves_nothing_behind(repository):
     try:
         until(lambda: repository.runs or process.poll() is not None, "bench", seconds=60)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=60)
     finally:
         process.kill()
         process.communicate()
-    assert process.returncode == KILLED_BY_CTRL_C, said
+    assert process.returncode == KILLED_BY_CTRL_C, errors
     (left,) = repository.runs
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left["pids"]), "end of all processes", seconds=30)
     assert [path for path in left["paths"] if Path(path).exists()] == []
