@@ -16,12 +16,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from apex.command_line import parse_config
 from apex.config import Config
 from apex.config.arguments import Formatter, Parser, positive_float, positive_int
-from apex.config.command_line import parse_config
-from apex.environments.factory import kind
 from apex.errors import FAILED, FINISHED, UsageError, require
-from apex.runtime.gpu import means_gpu
 from apex.runtime.lifecycle import reports_errors
 from apex.runtime.ports import choose_ports, is_free
 from apex.transport.sockets import open_context
@@ -90,14 +88,14 @@ def _play(
 ) -> tuple[list[Figure], bool]:
     """Starts a run, does the scenario to it, and audits it alive and after its end; tells whether it passed."""
     words = [*TRAIN, "--seed", str(options.seed), *train]
-    config = parse_config(words, prog="python -m chaos", description="", kind=kind, means_gpu=means_gpu)
+    config = parse_config(words, prog="python -m chaos")
     own = config.environment.id in (ID, PACED_ID)
     require(own, f"python -m chaos plays {ID} only: of another game no two transitions need differ")
     config = choose_ports(config, is_free, reporter.say)
     folder = _make_folder(config)
     words += ["--transport.port-offset", str(config.transport.port_offset)]
     words += ["--run.folder", str(folder), "--run.name", "run"]
-    config = parse_config(words, prog="python -m chaos", description="", kind=kind, means_gpu=means_gpu)
+    config = parse_config(words, prog="python -m chaos")
     reporter.say(f"chaos {name}, seed {options.seed}, in {folder}")
     figures: list[Figure] = []
     verdicts: list[Verdict] = []

@@ -27,7 +27,7 @@ class TransportConfig(Branch):
     batches_port: Port = 22002  # loader, PULL: batches from samplers; 10 higher for each further loader
     control_port: Port = 22003  # learner, ROUTER: joining and heartbeats
     metrics_port: Port = 22004  # learner, PULL: metrics
-    shared_memory: bool = True  # a learner on the same host reads the replay memory directly; False: use TCP
+    shared_memory: bool = True  # a learner on the same host reads the replay memory directly; off: use TCP
     heartbeat_seconds: PositiveFloat = 1.0  # seconds between two heartbeats on the control socket
     lease_seconds: PositiveFloat = 3.5  # seconds without a heartbeat after which an actor's ids are released
 

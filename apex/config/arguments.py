@@ -19,8 +19,10 @@ from apex.errors import ConfigError, require
 class Formatter(argparse.RawDescriptionHelpFormatter):
     """Formats --help in at most 100 columns and keeps the line breaks of the description and the epilog."""
 
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=30, width=min(100, shutil.get_terminal_size().columns - 2))
+    def __init__(self, prog: str, *, max_help_position: int = 30) -> None:
+        super().__init__(
+            prog, max_help_position=max_help_position, width=min(100, shutil.get_terminal_size().columns - 2)
+        )
 
 
 class Parser(argparse.ArgumentParser):
@@ -31,7 +33,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raises ConfigError with the mistake and the command that lists the options."""
-        raise ConfigError(f"{message}; run {self.prog} --help for a list of options")
+        raise ConfigError(message, f"run {self.prog} --help for a list of options")
 
     def print_help(self, file: Any = None) -> None:
         """Prints the options; a closed pipe is not an error."""

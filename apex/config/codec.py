@@ -47,13 +47,11 @@ def lay_over(base: AnyBranch, tree: dict[str, Any]) -> AnyBranch:
     for name, value in tree.items():
         setting = setting_name(base, name)
         if name not in known:
-            raise ConfigError(f"unknown setting {setting}{did_you_mean(setting, [*known, *flatten(Config())])}")
+            raise ConfigError(f"unknown setting {setting}", did_you_mean(setting, [*known, *flatten(Config())]))
         current = getattr(base, name)
         if isinstance(current, Branch):
             require(isinstance(value, dict), f"{setting} must be a table of settings, got {value!r}", ConfigError)
             value = lay_over(current, value)
-        if isinstance(current, dict) and isinstance(value, dict):
-            value = {**current, **value}
         object.__setattr__(result, name, checked(setting, known[name], value))
     return result
 

@@ -1,8 +1,8 @@
 """Defines every setting once, with its default, unit, range and source. Each class below is one branch of the tree.
 
 [table N], [section N] and [appendix X] mark values from Horgan et al. 2018. [PER] marks values from Schaul et al. 2016,
-[DQN] values from Mnih et al. 2015. `presets.py` defines the presets. `command_line.py` turns each field into an option
-and the comment beside the field into the help text of that option.
+[DQN] values from Mnih et al. 2015. `presets.py` defines the presets. `apex/command_line.py` turns each field into an
+option and the comment beside the field into the help text of that option.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def check_plain(name: str, value: Any) -> None:
 
 def from_text(annotation: Any, text: str) -> Any:
     """Returns `text` converted to a number, None or JSON table if `annotation` allows that, else the unchanged text."""
-    plain = annotation.__origin__ if get_origin(annotation) is Annotated else annotation
+    plain = plain_type(annotation)
     if get_origin(plain) is dict:
         with suppress(ValueError):
             return json.loads(text)
@@ -105,6 +105,11 @@ def from_text(annotation: Any, text: str) -> Any:
             with suppress(ValueError):
                 return number(text)
     return text
+
+
+def plain_type(annotation: Any) -> Any:
+    """Returns the annotation without its range."""
+    return annotation.__origin__ if get_origin(annotation) is Annotated else annotation
 
 
 def describe(annotation: Any) -> str:
@@ -132,11 +137,11 @@ def _describe(info: Any) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns "; did you mean ...?" with known names that have the same last part as `name` or are similar, or ""."""
+    """Returns "did you mean ...?" with known names that have the same last part as `name` or are similar, or ""."""
     leaf, names = last_part(name), list(known)
     similar = [each for each in get_close_matches(name, names, n=1) if get_close_matches(leaf, [last_part(each)])]
     near = [each for each in names if last_part(each) == leaf] or similar
-    return f"; did you mean {' or '.join(near)}?" if near else ""
+    return f"did you mean {' or '.join(near)}?" if near else ""
 
 
 def last_part(name: str) -> str:

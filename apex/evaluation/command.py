@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from apex.algorithms.interface import Mask
+from apex.command_line import ENV_ARG, read_env_args
 from apex.config import EnvironmentConfig
 from apex.config.arguments import Parser, positive_int, probability, seed
-from apex.config.command_line import ENV_ARG, read_env_args
 from apex.config.validation import PositiveInt, Probability, Seed, checked
 from apex.environments.factory import describe, kind, make_environment
 from apex.errors import FAILED, FINISHED, require

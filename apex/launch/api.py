@@ -12,14 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from apex.config import Config, EnvironmentConfig, from_dict, lay_over, presets
-from apex.config.command_line import trains_on_gpu
-from apex.environments.factory import kind
+from apex.command_line import choose_preset
+from apex.config import Config, from_dict, lay_over
 from apex.errors import FINISHED, REFUSED, TrainingError, UsageError, require
 from apex.launch.local import Composer
 from apex.launch.local import run as run_programs
 from apex.launch.ray.options import LOCAL, RAY, RayEngine
-from apex.runtime.gpu import means_gpu
 from apex.runtime.lifecycle import Stop, stop_on_signals
 from apex.runtime.supervisor import Ending
 from apex.transport.messages.run_status import RunStatus
@@ -53,8 +51,7 @@ def preset_for(environment_id: str, **changes: Any) -> Config:
     if that is "auto", on whether this machine has a GPU. Raises UsageError if the environment cannot be created here.
     """
     asked = lay_over(Config(), changes)
-    shown = kind(EnvironmentConfig(id=environment_id, args=asked.environment.args))
-    return from_dict(changes, presets.preset_for(shown, environment_id, gpu=lambda: trains_on_gpu(asked, means_gpu)))
+    return from_dict(changes, choose_preset(lay_over(asked, {"environment": {"id": environment_id}})))
 
 
 def train(

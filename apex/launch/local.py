@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TextIO
 
+from apex.command_line import parse_config
 from apex.config import Config
-from apex.config.command_line import parse_config
 from apex.config.role_command import learner_command, module_command, role_command
-from apex.environments.factory import describe, kind
+from apex.environments.factory import describe
 from apex.errors import FAILED, FINISHED, EnvironmentFailure
 from apex.launch.monitor import RunMonitor, StatusClient
 from apex.launch.niceness import NICE, actor_niceness
@@ -26,7 +26,6 @@ from apex.replay_memory.store.location import store_path
 from apex.runs.folder import RunFolder
 from apex.runs.lock import hold
 from apex.runtime.disk_monitor import DiskMonitor
-from apex.runtime.gpu import means_gpu
 from apex.runtime.lifecycle import Stop, log_to, reports_errors, stop_on_signals
 from apex.runtime.ports import PortClaims
 from apex.runtime.run_claim import claim_run
@@ -55,9 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if options.resume is not None and options.engine != RAY:
                 return resume(options.resume, rest, stop, accept=options.accept_changes)
             about = "Trains on this machine or on a cluster: runs replay, learner, actors, evaluator and TensorBoard."
-            config = parse_config(
-                rest, prog="apex train", description=about, kind=kind, means_gpu=means_gpu, own=[parser]
-            )
+            config = parse_config(rest, prog="apex train", description=about, own=[parser])
             if options.engine == RAY:
                 options.insecure_no_auth = config.transport.insecure_no_auth
                 from apex.launch.ray.driver import train_on_ray  # Imported here because Ray may not be installed.

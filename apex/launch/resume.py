@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from apex.command_line import parse_config
 from apex.config import Config, flatten
 from apex.config.arguments import Parser
-from apex.config.command_line import parse_config
-from apex.environments.factory import describe, kind
+from apex.environments.factory import describe
 from apex.errors import UsageError, require
 from apex.replay_memory.store.location import has_owner, store_path
 from apex.runs.folder import RunFolder
-from apex.runtime.gpu import means_gpu
 
 OPTION = "--resume"
 ACCEPT = "--accept-changes"
@@ -70,7 +69,7 @@ def reopen(name: str, arguments: Sequence[str], *, accept: bool = False) -> tupl
     )
     folder.restore_config_file()
     saved = folder.config
-    config = parse_config(arguments, prog="apex train", description="", kind=kind, means_gpu=means_gpu, base=saved)
+    config = parse_config(arguments, prog="apex train", base=saved)
     old, new = flatten(saved), flatten(config)
     differing = [setting for setting in old if old[setting] != new[setting] and setting not in CHANGEABLE]
     fixed = [setting for setting in differing if setting.startswith(FIXED)]

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from apex.algorithms.interface import make_algorithm
+from apex.command_line import parse_config
 from apex.config import LearnerConfig
 from apex.config.arguments import Parser
-from apex.config.command_line import parse_config
 from apex.config.sizing import size_to_machine
-from apex.environments.factory import describe, kind
+from apex.environments.factory import describe
 from apex.errors import UsageError, require
 from apex.learning.run_save import save_run
 from apex.learning.skipped_batches import SkippedBatches
@@ -21,7 +21,6 @@ from apex.learning.trainer import BatchProvider, PrioritySink, Trainer
 from apex.runs.checkpoints.folder import Found, set_aside
 from apex.runs.folder import RunFolder
 from apex.runtime.children import call_in_child
-from apex.runtime.gpu import means_gpu
 from apex.runtime.hardware import read_machine
 from apex.runtime.lifecycle import Stop
 from apex.runtime.malloc import keep_freed_memory
@@ -51,7 +50,7 @@ def open_run(arguments: list[str]) -> RunFolder:
     if options.run_folder is not None:
         return RunFolder.open(options.run_folder)
     about = "Starts a learner, which trains on the transitions that actors send."
-    config = parse_config(rest, prog="apex learner", description=about, kind=kind, means_gpu=means_gpu, own=[parser])
+    config = parse_config(rest, prog="apex learner", description=about, own=[parser])
     require(not config.run.single_process, "--single-process runs all roles in one process: use apex train instead")
     schema = describe(config.environment, config.actor.n_step)
     return RunFolder.create(size_to_machine(config, read_machine(), schema), schema, argv=arguments)

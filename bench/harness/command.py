@@ -11,16 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from apex.command_line import parse_config
 from apex.config import Config
 from apex.config.arguments import Parser, positive_float
-from apex.config.command_line import parse_config
 from apex.config.sizing import size_to_machine
-from apex.environments.factory import describe, kind
+from apex.environments.factory import describe
 from apex.errors import FAILED, FINISHED, ApexError
 from apex.evaluation.evaluator import make_policy
 from apex.runs.checkpoints.policy_file import read_policy
 from apex.runtime.children import call_in_child
-from apex.runtime.gpu import means_gpu
 from apex.runtime.hardware import read_machine
 from apex.runtime.lifecycle import Stop, stop_on_signals
 from apex.types import Schema
@@ -54,7 +53,7 @@ def make_parser(name: str, about: str, *, seconds: float = 0.0, of: str = "") ->
 def read_config(arguments: Sequence[str], prog: str) -> Config:
     """The configuration of a benchmark's run: that of `apex train` with these options, sized to this machine."""
     words = list(arguments) if names(arguments, *NAME_A_GAME) else ["--preset", "atari", *arguments, "--env", GAME]
-    config = parse_config(words, prog=prog, description="", kind=kind, means_gpu=means_gpu)
+    config = parse_config(words, prog=prog)
     return size_to_machine(config, read_machine(), describe(config.environment, config.actor.n_step))
 
 

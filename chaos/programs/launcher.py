@@ -9,15 +9,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from apex.command_line import parse_config
 from apex.config import Config
-from apex.config.command_line import parse_config
-from apex.environments.factory import kind
 from apex.errors import FAILED
 from apex.launch.local import make_programs, resume, train
 from apex.launch.monitor import RunMonitor
 from apex.launch.resume import resume_parser
 from apex.runs.folder import RunFolder
-from apex.runtime.gpu import means_gpu
 from apex.runtime.lifecycle import reports_errors, stop_on_signals
 from apex.runtime.supervisor import Program
 from chaos.proxy import ADDRESSES
@@ -33,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             options, rest = resume_parser("python -m chaos").parse_known_args(rest)
             if options.resume is not None:
                 return resume(options.resume, rest, stop, compose, accept=options.accept_changes)
-            config = parse_config(rest, prog="python -m chaos", description="", kind=kind, means_gpu=means_gpu)
+            config = parse_config(rest, prog="python -m chaos")
             return train(config, stop, rest, compose)
     except KeyboardInterrupt:
         return FAILED

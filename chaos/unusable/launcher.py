@@ -11,13 +11,12 @@ from dataclasses import replace
 from functools import partial
 from unittest.mock import patch
 
+from apex.command_line import parse_config
 from apex.config import Config, EnvironmentConfig
-from apex.config.command_line import parse_config
-from apex.environments.factory import describe, kind
+from apex.environments.factory import describe
 from apex.launch import local
 from apex.launch.monitor import RunMonitor
 from apex.runs.folder import RunFolder
-from apex.runtime.gpu import means_gpu
 from apex.runtime.lifecycle import reports_errors, stop_on_signals
 from apex.runtime.supervisor import Program
 from apex.types import Schema
@@ -27,7 +26,7 @@ from apex.types import Schema
 def main(argv: Sequence[str] | None = None) -> int:
     """The composition root: kinds of spoiling and their share, then the options of `apex train`."""
     kinds, share, *rest = sys.argv[1:] if argv is None else argv
-    config = parse_config(rest, prog="python -m chaos unusable", description="", kind=kind, means_gpu=means_gpu)
+    config = parse_config(rest, prog="python -m chaos unusable")
     with stop_on_signals() as stop, patch.object(local, "describe", _describe):
         return local.train(config, stop, rest, partial(_programs, kinds, share))
 

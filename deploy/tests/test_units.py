@@ -19,13 +19,11 @@ from apex.cloud.host.key_exchange import CHANGED, KeyEntry
 from apex.cloud.host.role import host_command
 from apex.cloud.host.settings import HostSettings
 from apex.cloud.host.shutdown import LONGEST_WAIT_SECONDS, TRY_SECONDS
+from apex.command_line import parse_config
 from apex.config import CheckpointConfig, TransportConfig
-from apex.config.command_line import parse_config
-from apex.environments.factory import kind
 from apex.errors import HOPELESS, NEIGHBOUR_GONE, REFUSED, UsageError
 from apex.evaluator import main as evaluator
 from apex.learning.batch_ring import MOST_LOADERS
-from apex.runtime.gpu import means_gpu
 from apex.types import PROGRAMS
 
 UNITS = Path(__file__).parents[1] / "units"
@@ -124,7 +122,7 @@ def test_the_learner_starts_a_run_of_the_clusters_name_by_its_file(tmp_path):
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/learner.toml").write_text('seed = 7\n[environment]\nid = "CartPole-v1"\n')
     word, *options = host_command(settings(tmp_path), "learner", num_cores=8)
-    config = parse_config(options, prog="apex learner", description="", kind=kind, means_gpu=means_gpu)
+    config = parse_config(options, prog="apex learner")
     assert (word, config.seed, config.environment.id, config.run.name) == ("learner", 7, "CartPole-v1", "pong")
     assert config.run.folder == str(tmp_path / "home/runs")
     assert (config.transport.bind, config.transport.keys) == ("0.0.0.0", str(tmp_path / "home/keys"))

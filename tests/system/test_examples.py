@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from apex.config.command_line import parse_config
-from apex.environments.factory import describe, kind
+from apex.command_line import parse_config
+from apex.environments.factory import describe
 from apex.runs.folder import RunFolder
-from apex.runtime.gpu import means_gpu
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SAID = {
@@ -45,12 +44,6 @@ def test_the_notebook_is_of_a_notebooks_size():
 
 def test_the_environment_is_found_by_the_command_too(monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
-    config = parse_config(
-        ["--env", "custom_environment:KeyAndDoor"],
-        prog="apex train",
-        description="",
-        kind=kind,
-        means_gpu=means_gpu,
-    )
+    config = parse_config(["--env", "custom_environment:KeyAndDoor"], prog="apex train")
     assert describe(config.environment, 3).num_actions == 4
     assert config.run.stop_score is None  # That of CartPole's preset would mean nothing.

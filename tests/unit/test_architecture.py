@@ -90,12 +90,6 @@ def test_commands_do_not_import_torch(module):
     assert subprocess.run([sys.executable, "-c", program], timeout=100).returncode == 0
 
 
-@pytest.mark.parametrize("role", ["actor", "replay", "learner", "evaluator"])
-def test_a_role_does_not_wait_for_the_parser_of_all_settings(role):
-    program = f"import sys, apex.{role}, apex.config.command_line; sys.exit('tyro' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], timeout=100).returncode == 0
-
-
 def wall_clocks(tree):
     """Yields the reads of the wall clock in a source. Users and time servers can change that clock."""
     for node in ast.walk(tree):

@@ -19,12 +19,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from apex.command_line import parse_config
 from apex.config import Config, flatten
 from apex.config.arguments import reader_may_leave
-from apex.config.command_line import parse_config
 from apex.config.sizing import Machine, bytes_per_transition, explain, size_to_machine
 from apex.dqn.kernels.convolution import describe_convolution
-from apex.environments.factory import describe, kind
+from apex.environments.factory import describe
 from apex.errors import FAILED, FINISHED, UsageError
 from apex.launch.preflight.checks import (
     Check,
@@ -47,7 +47,7 @@ from apex.launch.preflight.requirements import disk_needed
 from apex.launch.resume import reopen, resume_parser
 from apex.replay_memory.frames.lz4_blocks import describe_native
 from apex.replay_memory.store.location import store_path
-from apex.runtime.gpu import means_gpu, read_cuda
+from apex.runtime.gpu import read_cuda
 from apex.runtime.hardware import ROOT, core_limits, read_machine, read_membership, read_space
 from apex.runtime.lifecycle import reports_errors
 from apex.runtime.logind import find_affected
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     own = None
     if options.resume is None:
         about = "Checks whether apex train can start here with the same options, and names the remedies."
-        config = parse_config(rest, prog="apex doctor", description=about, kind=kind, means_gpu=means_gpu, own=[parser])
+        config = parse_config(rest, prog="apex doctor", description=about, own=[parser])
     else:
         folder, config = reopen(options.resume, rest, accept=options.accept_changes)
         own = store_path(folder.run_id)

@@ -14,8 +14,8 @@ import pytest
 from support.benches import start
 from support.waiting import until
 
+from apex.command_line import parse_config
 from apex.config import flatten
-from apex.config.command_line import parse_config
 from apex.config.presets import NARROW, PENDULUM
 from apex.errors import UsageError
 from apex.evaluation.episodes import evaluation_seed
@@ -413,15 +413,14 @@ arguments = sys.argv[1:]
 if arguments[2] != "train":
     os.execv({python!r}, [{python!r}, *arguments])
 from pathlib import Path
-from apex.environments.factory import describe, kind
+from apex.environments.factory import describe
 from apex.runs.metrics.writer import MetricRow, MetricsWriter
 from apex.algorithms.parameters import flatten_parameters
 from apex.dqn.networks import make_network
-from apex.runtime.gpu import means_gpu
-from apex.config.command_line import parse_config
+from apex.command_line import parse_config
 from apex.runs.checkpoints.policy_file import PolicyInfo, save_best
 from apex.runs.folder import RunFolder
-config = parse_config(arguments[3:], prog="apex train", description="", kind=kind, means_gpu=means_gpu)
+config = parse_config(arguments[3:], prog="apex train")
 schema = describe(config.environment, 3)
 run = RunFolder.create(config, schema)
 writer = MetricsWriter(run.path)
@@ -556,7 +555,7 @@ def test_a_variant_is_our_system_with_further_options():
 def test_a_variant_changes_only_what_it_names(name):
     _, options = VARIANTS[name]
     preset = replace(PENDULUM if name in CONTROL_VARIANTS else NARROW, seed=1)
-    config = parse_config(options, prog="", description="", kind=pytest.fail, means_gpu=pytest.fail, base=preset)
+    config = parse_config(options, prog="", base=preset)
     changed = {setting for setting, value in flatten(config).items() if value != flatten(preset)[setting]}
     asked = {word[2:].replace("-", "_").replace(".no_", ".") for word in options if word.startswith("--")}
     assert changed == asked

@@ -9,16 +9,14 @@ import pytest
 from msgspec import Meta
 
 import apex
+from apex.command_line import parse_config
 from apex.config import Config, flatten, load_toml
-from apex.config.command_line import parse_config
 from apex.config.validation import describe
 from apex.errors import ConfigError
 
 
 def on_the_command_line(tmp_path, setting, value):
-    parse_config(
-        ["--preset", "paper", f"--{setting}={value}"], prog="apex train", description="", kind=None, means_gpu=None
-    )
+    parse_config(["--preset", "paper", f"--{setting}={value}"], prog="apex train")
 
 
 def in_a_toml_file(tmp_path, setting, value):

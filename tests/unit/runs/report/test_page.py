@@ -17,7 +17,7 @@ from support.run_builders import ACTOR, EVALUATOR, add_rows, make_run
 
 from apex.algorithms.parameters import flatten_parameters
 from apex.cli import main
-from apex.config.command_line import parse_config
+from apex.command_line import parse_config
 from apex.dqn.networks import make_network
 from apex.runs.checkpoints.policy_file import PolicyInfo, save_best
 from apex.runs.folder import RunFolder
@@ -153,10 +153,7 @@ def test_the_command_of_a_run_that_a_program_has_started_is_one_that_can_be_type
     command = typed_command(run)
     assert command == f"apex train --config {run.config_file}"
     words = shlex.split(command)[2:]
-    assert (
-        parse_config(words, prog="apex train", description="", kind=lambda _: "vector", means_gpu=lambda _: False)
-        == run.config
-    )
+    assert parse_config(words, prog="apex train") == run.config
     assert "Started by apex.train: this command trains with the same configuration." in Page(build_page(run, "")).text
 
 
