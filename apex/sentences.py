@@ -33,3 +33,12 @@ def describe_end(end: EndReason) -> str:
             return f"reached {end.value:g} min"
         case "interrupted":
             return "interrupted"
+
+
+def describe_outcome(end: EndReason | None, *, running: bool) -> str:
+    """Returns how a run ended according to its folder."""
+    if running:
+        return "the run has not ended"
+    if end is not None:
+        return describe_end(end)
+    return "no end is recorded: the learner was killed or failed, or an older version made the run; see the run's logs"

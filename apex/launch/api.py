@@ -15,11 +15,14 @@ from typing import Any, TextIO
 from apex.command_line import choose_preset
 from apex.config import Config, from_dict, lay_over
 from apex.errors import FINISHED, REFUSED, TrainingError, UsageError, require
+from apex.facts import EndReason
 from apex.launch.local import Composer
 from apex.launch.local import run as run_programs
 from apex.launch.ray.options import LOCAL, RAY, RayEngine
+from apex.launch.summary import find_end
 from apex.runtime.lifecycle import Stop, stop_on_signals
 from apex.runtime.supervisor import Ending
+from apex.sentences import describe_end
 from apex.transport.messages.run_status import RunStatus
 
 GUARD = 'Move the training code below `if __name__ == "__main__":`, so that the module can be imported without training'
@@ -31,13 +34,18 @@ class Run:
 
     folder: Path
     config: Config = field(repr=False)  # including the sizes chosen for this machine
-    reason: str  # why the run ended, for example "reached the score 475"
+    end: EndReason | None  # why the run ended; None if that is not known
     interrupted: bool  # whether Ctrl-C or the argument `stop` of `train` ended the run
     score: float | None  # mean raw score of the last evaluation; None: no evaluation was finished
     best_score: float | None  # mean raw score of the best evaluation; None: no evaluation was finished
     steps: int | None  # environment steps. `steps`, `updates` and `seconds` are None if the run never reported them
     updates: int | None
     seconds: float | None  # wall-clock time
+
+    @property
+    def reason(self) -> str:
+        """`end` as a phrase, for example "reached the score 475"; "" if it is not known."""
+        return "" if self.end is None else describe_end(self.end)
 
     def __fspath__(self) -> str:
         """Returns the path of the run folder."""
@@ -122,7 +130,7 @@ def _judge(folder: Path, config: Config, ending: Ending, status: RunStatus | Non
     return Run(
         folder=folder,
         config=config,
-        reason=(status.reason if status else "") or ending.cause,
+        end=find_end(ending, status),
         interrupted=not ending.role,
         score=status.evaluator.score if status else None,
         best_score=status.evaluator.best if status else None,

@@ -26,7 +26,7 @@ from apex.config import from_dict
 from apex.errors import FINISHED, HOPELESS, NEIGHBOUR_GONE, REFUSED, UsageError, require
 from apex.launch.terminal.view import LogTail, say
 from apex.runs.folder import RunFolder
-from apex.runtime.lifecycle import INTERRUPTED, POLL_SECONDS, Stop, complain, log_to, reports_errors, stop_on_signals
+from apex.runtime.lifecycle import POLL_SECONDS, Stop, complain, log_to, reports_errors, stop_on_signals
 from apex.runtime.supervisor import Ending, Program, supervise
 from apex.runtime.text import clean
 from apex.runtime.watchdog import take_notifier
@@ -113,7 +113,7 @@ def guard(order: Order, lifeline: Lifeline) -> Ending:
     home.chmod(0o700)
     with (home / "lock").open("a") as lock, log_to(home / "guard.log", "guard"):
         if not _take(lock, stop):
-            return Ending(FINISHED, INTERRUPTED)
+            return Ending(FINISHED, "")
         lifeline.logs.append(LogTail(home))
         _lay_out(home / "keys", order.keys)
         try:
@@ -158,7 +158,7 @@ def _run_head(order: Order, keys: Path, lifeline: Lifeline) -> Ending:
     here = ("--transport.keys", str(keys), "--transport.bind", config.transport.bind)
     with open(os.devnull, "w") as nowhere:
         outcome = go_on(str(path), here, lifeline.stop, out=nowhere)
-    return Ending(FINISHED, INTERRUPTED) if outcome is None else outcome.ending
+    return Ending(FINISHED, "") if outcome is None else outcome.ending
 
 
 def _take(lock: TextIO, stop: Stop) -> bool:

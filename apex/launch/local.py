@@ -141,8 +141,8 @@ def run_here(config: Config, schema: Schema, stop: Stop, argv: Sequence[str], ou
             disk.look()
 
         try:
-            reason = system.run(look)
-            ending = Ending(FINISHED, reason, "" if stop.poll() else "learner")
+            system.run(look)
+            ending = Ending(FINISHED, "", "" if stop.poll() else "learner")
         except (DivergedError, EnvironmentFailure) as error:
             log.error("%s", error)
             ending = Ending(FAILED, str(error), "learner")

@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 from apex.errors import FINISHED
+from apex.facts import INTERRUPTED, EndReason
 from apex.runs.checkpoints.paths import newest_update
 from apex.runs.folder import RunFolder
 from apex.runtime.supervisor import Ending
 from apex.runtime.text import duration, last_lines, number
+from apex.sentences import describe_end
 from apex.transport.messages.run_status import RunStatus
 
 LAST_LINES = 5  # number of log lines shown if the failure of a program ended the run
@@ -37,7 +39,14 @@ def summary(ending: Ending, status: RunStatus | None, folder: RunFolder) -> list
 
 def would_end(status: RunStatus | None) -> bool:
     """Returns whether the run would end at once if it was resumed, because it has reached a limit."""
-    return status is not None and status.reason.startswith("reached")
+    return status is not None and status.end is not None and status.end.is_limit
+
+
+def find_end(ending: Ending, status: RunStatus | None) -> EndReason | None:
+    """Returns why a finished run ended; None if that is not known."""
+    if status is not None and status.end is not None:
+        return status.end
+    return None if ending.role else INTERRUPTED
 
 
 def how_it_went(ending: Ending, status: RunStatus | None, logs: Path) -> list[str]:
@@ -48,8 +57,8 @@ def how_it_went(ending: Ending, status: RunStatus | None, logs: Path) -> list[st
         context = last_lines(logs / f"{ending.role}.log", LAST_LINES)
         lines += [f"    {line}" for line in context if len(context) > 1]  # A single line is part of the cause already.
     else:
-        reason = (status.reason if status is not None else "") or ending.cause
-        lines.append(f"finished: {reason}" if reason else "finished")
+        end = find_end(ending, status)
+        lines.append("finished" if end is None else f"finished: {describe_end(end)}")
     if status is not None:
         lines.append(f"score: {_score(status)}")
         elapsed = duration(status.elapsed_seconds)

@@ -10,10 +10,11 @@ from typing import Any, Protocol
 
 from apex.config import Config, RunConfig
 from apex.errors import DivergedError
+from apex.facts import INTERRUPTED, EndReason
 from apex.learning.batch_ring import BatchRing
 from apex.learning.coordinator.link import TrainerReport
 from apex.learning.trainer import Trainer
-from apex.runtime.lifecycle import INTERRUPTED, POLL_SECONDS, Stop, Wait
+from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait
 from apex.transport.messages.status import LearnerStatus
 from apex.transport.timing import REPORT_SECONDS
 from apex.types import Progress
@@ -37,8 +38,8 @@ class CoordinatorView(Protocol):
     def send(self, message: TrainerReport) -> None:
         """Takes a report."""
 
-    def hear(self) -> str:
-        """Takes the coordinator's news; returns why the run should end, or "" if it should continue."""
+    def receive(self) -> EndReason | None:
+        """Receives the coordinator's news; returns why the run should end, or None if it should continue."""
 
 
 def describe_training(trainer: Trainer, **measured: Any) -> LearnerStatus:
@@ -148,7 +149,7 @@ class LearnerLoop:
         self._saved_at, self._pause = clock(), 0.0  # No minimum pause before the first checkpoint.
         self._wait = Wait("learner")
 
-    def run(self, stop: Stop, check: Callable[[], None]) -> str:
+    def run(self, stop: Stop, check: Callable[[], None]) -> EndReason:
         """Trains until the run ends; returns the reason. `check` raises the error of a failed child or thread."""
         trainer, coordinator, max_updates = self._trainer, self._coordinator, self._config.run.max_updates
         trainer.publish_newest()  # Actors wait for a first policy.
@@ -161,18 +162,18 @@ class LearnerLoop:
                     self.save()
             else:
                 self._wait.on(coordinator.lack)
-            reason = coordinator.hear()
+            end = coordinator.receive()
             if stop.poll():
-                reason = reason or INTERRUPTED
+                end = end or INTERRUPTED
             if 0 < max_updates <= trainer.num_updates:
-                reason = reason or f"reached {max_updates} updates"
-            if reason or self._reporter.due():
+                end = end or EndReason("updates", max_updates)
+            if end or self._reporter.due():
                 check()
                 coordinator.send(self._reporter.report(trainer, waiting=self._wait.reason))
-            if reason:
+            if end:
                 trainer.flush()
                 self._check_skipped()
-                return reason
+                return end
 
     def save(self) -> None:
         """Begins a checkpoint, unless the previous one is still being written.

@@ -11,6 +11,7 @@ from multiprocessing.process import BaseProcess
 from apex.algorithms.parameters import num_parameters
 from apex.config import EvaluatorConfig
 from apex.errors import FINISHED, ChildDiedError
+from apex.facts import EndReason
 from apex.learning.batch_ring import BatchRing
 from apex.learning.checkpoint_writer import CheckpointWriter
 from apex.learning.coordinator.link import CoordinatorLink, TrainerEnd, TrainerStart
@@ -24,6 +25,7 @@ from apex.runs.checkpoints.folder import find_latest
 from apex.runs.folder import RunFolder
 from apex.runtime.children import check_children, start_child, stop_children
 from apex.runtime.lifecycle import POLL_SECONDS, Stop
+from apex.sentences import describe_end
 from apex.transport.codec import Codec
 from apex.transport.curve.key_store import read_keys
 from apex.transport.endpoints import PrioritySender
@@ -43,11 +45,13 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
     device = choose_device(config.learner)
     keys = read_keys(config.transport.keys, Role.LEARNER)
     found = find_latest(folder.checkpoints)
+    folder.end = None
     ring = BatchRing.configured(config.learner, config.replay.num_shards, schema, cuda=device.type == "cuda")
     pipe, coordinator_pipe = Pipe()
     # Children start before this process has a ZeroMQ context, a thread or CUDA.
+    has_gpu = device.type == "cuda"
     coordinator = start_child(
-        *("coordinator", run_coordinator, folder, folder.next_epoch(), coordinator_pipe, pipe), device.type == "cuda"
+        "coordinator", run_coordinator, folder, folder.next_epoch(), coordinator_pipe, pipe, has_gpu
     )
     loaders = start_loaders(LoaderTask(schema, ring, run_id, config))
     coordinator_pipe.close()  # Only the child may hold this end, so that its death closes the pipe.
@@ -74,12 +78,13 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
             link.send(TrainerStart(num_parameters(trainer.online), trainer.num_updates, progress))
             loop = LearnerLoop(trainer, link, Reporter(ring), config, save=partial(saves.begin, trainer.snapshot))
             log.info("run %s, folder %s, device %s", folder.path.name, folder.path, device)
-            reason = loop.run(stop, check)
+            end = loop.run(stop, check)
             saves.wait()
             loop.save()
             saves.wait()
-            log.info("ends after %d updates: %s", trainer.num_updates, reason)
-            _end_run(trainer, link, coordinator, config.evaluator, reason, stop)
+            folder.end = end
+            log.info("ends after %d updates: %s", trainer.num_updates, describe_end(end))
+            _end_run(trainer, link, coordinator, config.evaluator, end, stop)
             publisher.close()
             coordinator.join(2 * END_NOTICE_SECONDS)
         return FINISHED
@@ -95,17 +100,22 @@ def run_service(folder: RunFolder, stop: Stop) -> int:
 
 
 def _end_run(
-    trainer: Trainer, link: CoordinatorLink, coordinator: BaseProcess, config: EvaluatorConfig, reason: str, stop: Stop
+    trainer: Trainer,
+    link: CoordinatorLink,
+    coordinator: BaseProcess,
+    config: EvaluatorConfig,
+    end: EndReason,
+    stop: Stop,
 ) -> None:
-    """Tells the coordinator that training has ended, and waits for the evaluation of the final policy."""
+    """Informs the coordinator that training has ended, and waits for the evaluation of the final policy."""
     is_evaluated = config.enabled and config.final_seconds > 0 and not stop.poll()
     if is_evaluated:
         trainer.publish_newest()
         trainer.flush()  # On a GPU, the parameters are published only after the copy to the host.
-    link.send(TrainerEnd(reason, trainer.num_updates if is_evaluated else None))
+    link.send(TrainerEnd(end, trainer.num_updates if is_evaluated else None))
     until = time.monotonic() + config.final_seconds
     while is_evaluated and coordinator.is_alive() and time.monotonic() < until:
         coordinator.join(POLL_SECONDS)
         if stop.poll():
-            link.send(TrainerEnd(reason))
+            link.send(TrainerEnd(end))
             break

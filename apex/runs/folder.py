@@ -1,6 +1,7 @@
 """The folder of one run: its settings, hardware and code version, and all its output.
 
 runs/pong-20250131-235959/
+    end.json        why the run ended; missing while it runs, and if the learner was killed or failed
     manifest.json   run id, start time, hardware, versions, every setting; a folder without this file is not a run
     config.toml     every setting with its value, for people to read
     curves/         one .jsonl file per role
@@ -24,9 +25,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
+
 from apex.config import Config, dump_toml, from_dict, to_dict
 from apex.config.algorithm_choice import choose_algorithm
 from apex.errors import DataError, UsageError
+from apex.facts import EndReason
 from apex.runtime.atomic_files import replace_file, seal, unseal
 from apex.runtime.provenance import describe_checkout, describe_hardware, describe_versions
 from apex.types import Schema
@@ -38,6 +42,7 @@ EPOCH_ZERO = 1_704_067_200  # Unix time of 2024-01-01. Epochs count seconds sinc
 _MANIFEST = "manifest.json"
 _ELAPSED = "elapsed.json"
 _EPOCH = "epoch.json"
+_END = "end.json"
 _SAVED = "saved"
 
 log = logging.getLogger("apex")
@@ -94,6 +99,22 @@ class RunFolder:
         """Records that a checkpoint was finished."""
         with suppress(OSError):  # A full disk must not end the run; the next checkpoint tries again.
             (self.path / _SAVED).touch()
+
+    @property
+    def end(self) -> EndReason | None:
+        """Why the last start of the learner ended; None while it trains, and if it was killed or has failed."""
+        try:
+            return msgspec.convert(unseal((self.path / _END).read_bytes()), EndReason)
+        except (OSError, KeyError, TypeError, ValueError):
+            return None
+
+    @end.setter
+    def end(self, end: EndReason | None) -> None:
+        with suppress(OSError):  # A full disk must not end the run, which then counts as stopped.
+            if end is None:
+                (self.path / _END).unlink(missing_ok=True)
+            else:
+                replace_file(self.path / _END, seal(msgspec.to_builtins(end)))
 
     def next_epoch(self, clock: Callable[[], float] = time.time) -> int:
         """Returns the number of this start of the learner, so that each start leases higher incarnations than the last.

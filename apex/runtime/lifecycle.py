@@ -18,7 +18,6 @@ from typing import ParamSpec
 from apex.errors import REFUSED, ApexError
 
 KILLED_BY_CTRL_C = 130  # exit status, as in a shell
-INTERRUPTED = "interrupted"  # logged by every process as the reason if a user has stopped the run
 POLL_SECONDS = 0.2  # No call blocks longer, so a role returns within a second after a stop request.
 EXPLAIN_SECONDS = 10.0  # A longer wait is logged with its reason.
 

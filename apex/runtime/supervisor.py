@@ -18,7 +18,7 @@ from typing import BinaryIO, NamedTuple
 from apex.config import RunConfig
 from apex.errors import FAILED, FINISHED, HOPELESS, NEIGHBOUR_GONE, REFUSED
 from apex.runtime.children import KILL_SECONDS, LAST_WORDS_SECONDS
-from apex.runtime.lifecycle import EXPLAIN_SECONDS, INTERRUPTED, POLL_SECONDS, Stop, Wait
+from apex.runtime.lifecycle import EXPLAIN_SECONDS, POLL_SECONDS, Stop, Wait
 from apex.runtime.spawn import spawn
 from apex.runtime.text import last_lines
 from apex.runtime.watchdog import Listener, Silence, is_traced
@@ -100,7 +100,7 @@ def supervise(
             _kill_the_stuck(running, standstill)
             tick()
             time.sleep(POLL_SECONDS)
-        return Ending(FINISHED, INTERRUPTED)
+        return Ending(FINISHED, "")
     finally:
         _stop_in_order(running[::-1])
 

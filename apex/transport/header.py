@@ -11,7 +11,7 @@ from typing import NamedTuple
 from apex.types import Stream
 
 MAGIC = b"ApeX"
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 # magic, version, kind, shard, run id, sender, schema, incarnation, number, count, length, crc: 52 bytes.
 # The first 20 bytes of a receipt identify its stream: a SUB socket subscribes to these bytes as a prefix.
 HEADER = struct.Struct("<4sBBHQIIQQIII")

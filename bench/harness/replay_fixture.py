@@ -23,6 +23,7 @@ from typing import Any, Literal
 from apex.config import Config
 from apex.config.role_command import role_command
 from apex.errors import ChildDiedError
+from apex.facts import INTERRUPTED
 from apex.learning.batch_ring import Batch, BatchRing
 from apex.learning.coordinator.link import CoordinatorLink, TrainerEnd, TrainerStart
 from apex.learning.coordinator.server import run_coordinator
@@ -146,7 +147,7 @@ def open_replay_fixture(
         coordinator.send(TrainerStart(num_parameters=1, updates=0, progress=Progress()))
         while not found:
             check()
-            coordinator.hear()
+            coordinator.receive()
             time.sleep(0.05)
         # After the store is there, so that none of them looks for it in vain; before this process has a context.
         ring.joined[:] = True
@@ -170,7 +171,7 @@ def _start_server(config: Config) -> subprocess.Popen[bytes]:
 def _end_server(server: subprocess.Popen[bytes], coordinator: CoordinatorLink) -> None:
     """In order, as at the end of a run; else by force."""
     with suppress(ChildDiedError):
-        coordinator.send(TrainerEnd("measured"))
+        coordinator.send(TrainerEnd(INTERRUPTED))
     with suppress(subprocess.TimeoutExpired):
         server.wait(END_SECONDS)
     with suppress(ProcessLookupError):

@@ -41,7 +41,7 @@ class Facts(NamedTuple):
     batch_size: int = 3
     num_shards: int = 2
     num_parameters: int = 3
-    wire_version: int = 2
+    wire_version: int = 3
 
     @property
     def action_form(self) -> str:
@@ -90,7 +90,7 @@ def read_header(kind: str, parts: list[bytes]) -> tuple[Header, bytes, list[byte
     must(len(parts) == (2 if kind == "batch" else 1))
     first = parts[0]
     must(len(first) >= 52)
-    must(first[:4] == b"ApeX" and (first[4] == 2 or kind == "control") and first[5] == KINDS[kind])
+    must(first[:4] == b"ApeX" and (first[4] == 3 or kind == "control") and first[5] == KINDS[kind])
     shard, run_id, sender, schema, incarnation, number, items, length, crc = struct.unpack("<HQIIQQIII", first[6:52])
     must(length == sum(len(part) for part in parts) - 52)
     must(crc == binascii.crc32(first[:48] + first[52:] + b"".join(parts[1:])))

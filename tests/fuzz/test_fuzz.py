@@ -292,7 +292,7 @@ def test_whatever_heartbeat_is_accepted_can_be_summed_up_shown_and_kept(tmp_path
         state = RunState(FOUR_ACTORS, name="run", folder="/run", exploration=Exploration("epsilon", np.full(4, 0.1)))
         for session in range(2):
             with suppress(ValueError):  # It is of a shard that the run does not have.
-                state.hear(replace(heartbeat, session=session))
+                state.update(replace(heartbeat, session=session))
         state.over = index % 2 == 0
         status = summarize(state, metrics.latest)
         assert decode_answer(encode_control(status)) == status
@@ -310,7 +310,7 @@ def test_whatever_evaluation_or_figure_is_accepted_can_be_kept(tmp_path):
     for _, (result, _) in accepted_messages("evaluation", 10_000, seed=1):
         state = RunState(FOUR_ACTORS, name="run", folder="/run", exploration=Exploration("epsilon", np.full(4, 0.1)))
         state.evaluation, state.best_score = result, result.mean
-        assert state.end_reason() == ""
+        assert state.reached_limit() is None
         plain_line(summarize(state, metrics.latest))
         metrics.accept(evaluation_row(5, result, result.mean))
         kept += 1

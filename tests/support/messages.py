@@ -65,7 +65,7 @@ def make_run_status(**changes):
         "environment": "ALE/Pong-v5",
         "elapsed_seconds": 3723.4,
         "phase": "training",
-        "reason": "",
+        "end": None,
         "steps": 123_456,
         "steps_per_second": 1890.2,
         "updates": 345,

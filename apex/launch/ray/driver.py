@@ -32,7 +32,7 @@ from apex.launch.terminal.dashboard import History
 from apex.launch.terminal.view import WARNING, LogTail, open_view, say
 from apex.runs.folder import make_folder
 from apex.runs.lock import hold
-from apex.runtime.lifecycle import INTERRUPTED, POLL_SECONDS, Stop, log_to
+from apex.runtime.lifecycle import POLL_SECONDS, Stop, log_to
 from apex.runtime.supervisor import Ending
 from apex.runtime.text import clean
 from apex.transport.control_client import ControlClient
@@ -177,7 +177,7 @@ def run(
         finally:
             fleet.end()
         watch.tick()  # The learner sends its last status unrequested.
-    return ending or Ending(FINISHED, INTERRUPTED), watch.status
+    return ending or Ending(FINISHED, ""), watch.status
 
 
 class UnitLogs(LogTail):

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from apex.algorithms.interface import make_algorithm
 from apex.evaluation.evaluator import Evaluator
+from apex.facts import EndReason
 from apex.launch.serial.experience import STEPS_PER_ROW, Experience
 from apex.learning.coordinator.coordinator import Coordinator
 from apex.learning.coordinator.link import TrainerEnd, TrainerReport
@@ -85,8 +86,8 @@ class SerialCoordinator:
             "samples_per_second": message.status.samples_per_second,
         }
 
-    def hear(self) -> str:
-        """Does the work that is due; returns the reason why the run should end, or "" if it should continue."""
+    def receive(self) -> EndReason | None:
+        """Does the work that is due; returns why the run should end, or None if it should continue."""
         self._state.steps.count(0, self._store.num_inserted, str(self._store.store_incarnation))
         if self._state.num_steps >= self._row_at:
             self._row_at = self._state.num_steps - self._state.num_steps % STEPS_PER_ROW + STEPS_PER_ROW
@@ -94,7 +95,7 @@ class SerialCoordinator:
         if self._config.enabled and self._trainer.num_updates >= self._evaluate_at:
             self._evaluate_at += self._config.period_updates
             self._evaluator.step(self._stop)
-        return self._state.judge()
+        return self._state.decide_end()
 
     # --- the learner, as the evaluator sees it ----------------------------------------------------------------------
 
@@ -114,7 +115,7 @@ class SerialCoordinator:
 
     def write_rows(self) -> None:
         """Adds a row to the curves. Of the values in the row, only the time comes from a clock."""
-        self._state.hear(
+        self._state.update(
             ReplayHeartbeat(
                 session=0,
                 run_id=self._folder.run_id,
@@ -139,20 +140,20 @@ class SerialCoordinator:
         replay = replace(status.replay, size=self._store.size)  # Its other values are those of the last row.
         return replace(status, replay=replay, **self._rates)
 
-    def finish(self, reason: str) -> None:
+    def finish(self, end: EndReason) -> None:
         """Evaluates the last parameters if they have no score yet, writes the last row, and closes the coordinator."""
         evaluation, self._final = self._state.evaluation, self._trainer.num_updates
         has_score = evaluation is not None and (evaluation.confirmed or evaluation.updates == self._final)
         if self._config.enabled and self._config.final_seconds and not has_score and not self._stop.poll():
             self._evaluator.step(self._stop)
-        self._coordinator.hear_trainer(TrainerEnd(reason))
+        self._coordinator.receive(TrainerEnd(end))
         self.write_rows()
         self._folder.elapsed_seconds = self._state.elapsed_seconds
         self._coordinator.close()
 
     def _describe_training(self) -> None:
         if self._trainer.num_updates:
-            self._state.hear_trainer(describe_training(self._trainer))
+            self._state.update_learner(describe_training(self._trainer))
 
 
 class SerialRun:
@@ -167,8 +168,8 @@ class SerialRun:
         )
         self.coordinator = SerialCoordinator(folder, store, self.experience, self.trainer, stop)
 
-    def run(self, look: Callable[[], None] = lambda: None) -> str:
-        """Trains until a limit is reached or a stop is requested, saves, and returns the reason.
+    def run(self, look: Callable[[], None] = lambda: None) -> None:
+        """Trains until a limit is reached or a stop is requested, and saves.
 
         `look` is called once a second. Raises DivergedError or EnvironmentFailure if training cannot continue.
         """
@@ -181,10 +182,10 @@ class SerialRun:
             save=self._save,
         )
         self.experience.actor.begin()
-        reason = loop.run(self._stop, look)
+        end = loop.run(self._stop, look)
         loop.save()
-        self.coordinator.finish(reason)
-        return reason
+        self._folder.end = end
+        self.coordinator.finish(end)
 
     def _save(self, progress: Progress) -> bool:
         save_checkpoint(self._folder, self.trainer.state(), progress)

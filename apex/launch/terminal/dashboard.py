@@ -8,8 +8,10 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from apex.facts import Phase
 from apex.launch.terminal.layout import RowLayout
 from apex.runtime.text import MAX_COLUMNS, clean, duration, number, size
+from apex.sentences import PHASES, describe_end
 from apex.transport.messages.run_status import RunStatus
 from apex.transport.messages.status import Resources
 
@@ -18,9 +20,9 @@ MAX_ROLES = 8  # maximum rows of programs
 MAX_SCORES = 512  # maximum points of a curve; beyond this, every second point is dropped
 MAX_NOTES = 3
 SILENT_SECONDS = 5.0  # a program that has been silent for longer is shown in red
-EVALUATING = "evaluating the final policy"  # phase of a run whose training has ended
-ENDING = ("finishing", EVALUATING, "finished")  # phases of a run for whose end there is a reason
-PHASE_STYLES = {"training": "bold green"} | dict.fromkeys(ENDING, "bold cyan")
+EVALUATING: Phase = "evaluating_final_policy"  # phase of a run whose training has ended
+ENDING: tuple[Phase, ...] = ("finishing", EVALUATING, "finished")  # phases of a run for whose end there is a reason
+PHASE_STYLES: dict[str, str] = {"training": "bold green"} | dict.fromkeys(ENDING, "bold cyan")
 
 
 @dataclass(slots=True)
@@ -115,7 +117,7 @@ def _paint_head(painter: RowLayout, status: RunStatus, history: History) -> None
     items.append(duration(status.elapsed_seconds))
     remaining = seconds_to_go(status)
     if remaining is not None:
-        what = "to training" if status.phase == "filling replay" else "to go"
+        what = "to training" if status.phase == "filling_replay" else "to go"
         items.append(f"{duration(remaining)} {what}")
     style = PHASE_STYLES.get(status.phase, "bold yellow")
     painter.flow("phase", items, rank=0, style=style if history.silent_seconds <= SILENT_SECONDS else "bold red")
@@ -197,7 +199,7 @@ def seconds_to_go(status: RunStatus) -> float | None:
     None if that cannot be estimated.
     """
     replay, limits = status.replay, status.limits
-    if status.phase == "filling replay":
+    if status.phase == "filling_replay":
         return _seconds(replay.min_size, replay.size, replay.inserts_per_second)
     if status.phase != "training":
         return None
@@ -214,4 +216,5 @@ def _seconds(goal: float, now: float | None, rate: float | None) -> float | None
 
 
 def _phase(status: RunStatus) -> str:
-    return f"{status.phase}: {status.reason}" if status.reason else status.phase
+    phase = PHASES[status.phase]
+    return f"{phase}: {describe_end(status.end)}" if status.end is not None else phase

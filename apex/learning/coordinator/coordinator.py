@@ -166,7 +166,7 @@ class Coordinator:
         if not self._leases.renew(heartbeat.session, heartbeat.streams, self._clock()):
             return control.RefusedAnswer("the actor ids of this host were leased to another host")
         try:
-            self.state.hear(heartbeat)
+            self.state.update(heartbeat)
         except ValueError as error:
             raise WireError("fields", str(error)) from error
         self.state.num_leased = self._leases.num_leased
@@ -181,24 +181,23 @@ class Coordinator:
 
     # --- the trainer ------------------------------------------------------------------------------------------------
 
-    def hear_trainer(self, message: FromTrainer) -> None:
-        """Takes a message of the trainer."""
+    def receive(self, message: FromTrainer) -> None:
+        """Receives a message of the trainer."""
         match message:
             case TrainerStart():
                 self.num_parameters = message.num_parameters
-                self.state.go_on(message.progress)
-                self.state.hear_trainer(LearnerStatus(updates=message.updates))
+                self.state.restore(message.progress)
+                self.state.update_learner(LearnerStatus(updates=message.updates))
             case TrainerReport():
-                self.state.hear_trainer(message.status)
+                self.state.update_learner(message.status)
             case TrainerEnd():
-                self.state.reason = self.state.reason or message.reason
-                self.state.end_training(message.final)
+                self.state.end_training(message.end, message.final)
 
     def decide(self) -> News:
         """Decides whether the run should end; returns the news for the trainer."""
         state = self.state
         endpoints = list(state.members.replay_endpoints)  # A copy, because the news must not change later.
-        return News(endpoints, state.lack(), state.judge(), state.progress)
+        return News(endpoints, state.lack(), state.decide_end(), state.progress)
 
     # --- curves and scores ------------------------------------------------------------------------------------------
 
@@ -218,11 +217,11 @@ class Coordinator:
         the evaluator continues until it learns of the end.
         """
         state = self.state
-        if state.reason and state.evaluation is not None and state.evaluation.confirmed:
+        if state.end and state.evaluation is not None and state.evaluation.confirmed:
             return
         state.best_score = self._best_policy.keep(result.mean, parameters, games_of(result))
         state.evaluation = result
-        state.judge()
+        state.decide_end()
         if self._begin_curves():
             self._metrics.accept(evaluation_row(state.num_steps, result, state.best_score))
 

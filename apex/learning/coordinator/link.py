@@ -9,6 +9,7 @@ import msgspec
 
 from apex.config import ReplayConfig
 from apex.errors import ChildDiedError
+from apex.facts import EndReason
 from apex.transport.messages.status import LearnerStatus
 from apex.types import Progress
 
@@ -30,7 +31,7 @@ class TrainerReport(msgspec.Struct, frozen=True, tag=True):
 class TrainerEnd(msgspec.Struct, frozen=True, tag=True):
     """Training has ended, and the last checkpoint is written."""
 
-    reason: str
+    end: EndReason
     final: int | None = None  # version of the last parameters, if they are still to be evaluated
 
 
@@ -39,7 +40,7 @@ class News(msgspec.Struct, frozen=True):
 
     replay: list[dict[str, str]]  # for each shard: endpoint name -> endpoint; {}: the shard's server has not joined
     lack: str  # what the trainer waits for when no batch comes, in words
-    end: str  # why the run should end; "" if it should not
+    end: EndReason | None  # why the run should end; None if it should continue
     progress: Progress
 
 
@@ -70,9 +71,9 @@ class CoordinatorLink:
         except BrokenPipeError as error:
             raise ChildDiedError("the coordinator process has ended") from error
 
-    def hear(self) -> str:
-        """Takes the coordinator's news; returns why the run should end, or "" if it should continue."""
-        reason = ""
+    def receive(self) -> EndReason | None:
+        """Receives the coordinator's news; returns why the run should end, or None if it should continue."""
+        end = None
         while self._pipe.poll():
             try:
                 news = _decode_news(self._pipe.recv_bytes())
@@ -83,5 +84,5 @@ class CoordinatorLink:
                 if endpoint and endpoint != self._priorities[shard]:
                     self._priorities[shard] = endpoint
                     self._connect(endpoint, shard)
-            self.lack, self.progress, reason = news.lack, news.progress, news.end
-        return reason
+            self.lack, self.progress, end = news.lack, news.progress, news.end
+        return end

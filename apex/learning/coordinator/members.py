@@ -58,7 +58,7 @@ class Members:
     def __len__(self) -> int:
         return len(self._members)
 
-    def hear(self, heartbeat: AnyHeartbeat) -> None:
+    def update(self, heartbeat: AnyHeartbeat) -> None:
         """Stores a heartbeat; raises ValueError if there are MAX_MEMBERS already, or if the shard does not exist."""
         if heartbeat.session not in self._members and len(self._members) >= MAX_MEMBERS:
             raise ValueError(f"{MAX_MEMBERS} processes have joined already, which is the maximum")

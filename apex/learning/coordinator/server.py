@@ -82,20 +82,19 @@ class CoordinatorServer:
         self._trainer = trainer
         self._stop = stop
         self._measure = measure
-        self._told: News | None = None
+        self._sent: News | None = None  # the news that the trainer has
         self._ways: dict[int, bytes] = {}  # session -> routing id for messages without a request
-        self._observers: deque[bytes] = deque(
-            maxlen=MAX_OBSERVERS
-        )  # routing ids of programs that requested the status, the newest last
+        # Routing ids of programs that requested the status, the newest last.
+        self._observers: deque[bytes] = deque(maxlen=MAX_OBSERVERS)
 
     async def run(self) -> None:
-        """Serves until the run has ended; then, for a short time, tells all programs that the run is over."""
+        """Serves until the run has ended; then, for a short time, informs all programs that the run is over."""
         with open_context(read_keys(self._transport.keys, Role.LEARNER)) as context:
             wait = Wait("coordinator")
             while not self._coordinator.num_parameters:  # The maximum message size depends on it.
                 wait.on("the trainer to create its network and read its checkpoint")
                 await asyncio.sleep(0.01)
-                if self._stop.poll() or not self._hear_trainer():
+                if self._stop.poll() or not self._receive_from_trainer():
                     return
             max_bytes = 2 * MAX_JSON_BYTES + 4 * self._coordinator.num_parameters
             self._control = self._bind(context, ROUTER, "control", high_water_mark=1_000, max_bytes=max_bytes)
@@ -125,20 +124,20 @@ class CoordinatorServer:
             context.check()
             warning.check()
             self._state.refused_connections = context.refused_connections
-            if not self._hear_trainer():
+            if not self._receive_from_trainer():
                 return
             if time.monotonic() >= row_at:
                 row_at += REPORT_SECONDS
                 self._tick()
             if not self._state.over:  # After the end the trainer does not read the pipe.
-                self._tell_trainer()
+                self._inform_trainer()
             if self._state.finished:
                 if not end_notice_until:
                     self._coordinator.write_rows()  # The curves end with the last update.
-                    self._tell_members()
+                    self._inform_members()
                 end_notice_until = end_notice_until or time.monotonic() + END_NOTICE_SECONDS
                 if not self._state.members or time.monotonic() >= end_notice_until:
-                    self._tell_observers()
+                    self._inform_observers()
                     return
 
     def _tick(self) -> None:
@@ -149,13 +148,13 @@ class CoordinatorServer:
         self._coordinator.tick()
         self._ways = {session: way for session, way in self._ways.items() if session in self._state.members}
 
-    def _tell_members(self) -> None:
-        """Tells all programs that the run is over, without waiting for their next heartbeat."""
+    def _inform_members(self) -> None:
+        """Informs all programs that the run is over, without waiting for their next heartbeat."""
         for session in self._state.members:
             if session in self._ways:
                 self._control.reply(self._ways[session], encode_control(END, self._run_id))
 
-    def _tell_observers(self) -> None:
+    def _inform_observers(self) -> None:
         """Sends the last status to all observers, because no later request is answered."""
         status = encode_control(self._coordinator.status(), self._run_id)
         for observer in self._observers:
@@ -163,19 +162,19 @@ class CoordinatorServer:
 
     # --- the trainer ------------------------------------------------------------------------------------------------
 
-    def _hear_trainer(self) -> bool:
-        """Takes the trainer's reports; returns False if the trainer has closed the pipe."""
+    def _receive_from_trainer(self) -> bool:
+        """Receives the trainer's reports; returns False if the trainer has closed the pipe."""
         try:
             while self._trainer.poll():
-                self._coordinator.hear_trainer(decode_from_trainer(self._trainer.recv_bytes()))
+                self._coordinator.receive(decode_from_trainer(self._trainer.recv_bytes()))
         except (EOFError, ConnectionResetError):
             return False
         return True
 
-    def _tell_trainer(self) -> None:
+    def _inform_trainer(self) -> None:
         news = self._coordinator.decide()
-        if news != self._told:
-            self._told = news
+        if news != self._sent:
+            self._sent = news
             try:
                 self._trainer.send_bytes(encode(news))
             except BrokenPipeError:

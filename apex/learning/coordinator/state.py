@@ -10,6 +10,7 @@ from collections.abc import Callable
 from msgspec.structs import asdict
 
 from apex.config import Config, ReplayConfig
+from apex.facts import EndReason, Phase
 from apex.learning.coordinator.bottleneck import PARTS, find_limit, find_limit_of_filling
 from apex.learning.coordinator.members import Members
 from apex.transport.messages.control import AnyHeartbeat, ReplayHeartbeat
@@ -50,7 +51,7 @@ class RunState:
         self.refusals: dict[str, dict[str, int]] = {}  # messages refused by the learner: counts by socket and reason
         self.num_leased = 0
         self.num_episodes = 0  # games that actors have finished in this run
-        self.reason = ""  # why the run ends; "" while it continues
+        self.end: EndReason | None = None  # why the run ends; None while it continues
         self.over = False  # whether training has ended
         self.final: int | None = None  # version of the parameters to evaluate after training; None: no evaluation
         self._final_until = 0.0
@@ -62,20 +63,20 @@ class RunState:
         self.exploration = exploration
         self._clock = clock
         self._started_at = clock() - elapsed_seconds
-        self._trainer_heard_at = clock()
+        self._learner_seen_at = clock()
 
-    def hear(self, heartbeat: AnyHeartbeat) -> None:
+    def update(self, heartbeat: AnyHeartbeat) -> None:
         """Stores a heartbeat; raises ValueError if it is not valid."""
-        self.members.hear(heartbeat)
+        self.members.update(heartbeat)
         if isinstance(heartbeat, ReplayHeartbeat):
             status = heartbeat.status
             self.steps.count(heartbeat.shard, status.num_inserted, status.store_incarnation)
 
-    def hear_trainer(self, status: LearnerStatus) -> None:
+    def update_learner(self, status: LearnerStatus) -> None:
         """Stores the status that the learner's trainer sends about once a second."""
-        self.learner, self._trainer_heard_at = status, self._clock()
+        self.learner, self._learner_seen_at = status, self._clock()
 
-    def go_on(self, progress: Progress) -> None:
+    def restore(self, progress: Progress) -> None:
         """Continues the run's counters and clock from `progress`, with which the learner resumes the run."""
         self.steps.num_steps, self.num_episodes = progress.num_steps, progress.num_episodes
         self._started_at = self._clock() - progress.elapsed_seconds
@@ -95,25 +96,26 @@ class RunState:
         """The numbers of steps, episodes and whole seconds of the run until now."""
         return Progress(self.num_steps, self.num_episodes, int(self.elapsed_seconds))
 
-    def end_reason(self) -> str:
-        """Returns why the run should end now, as a phrase; "" if it should continue."""
+    def reached_limit(self) -> EndReason | None:
+        """Returns the limit that the run has reached; None if it should continue."""
         run, evaluation = self.config.run, self.evaluation
         score = evaluation.mean if evaluation is not None and evaluation.confirmed else -math.inf
         if run.stop_score is not None and score >= run.stop_score:
-            return f"reached the score {run.stop_score:g}"
+            return EndReason("score", run.stop_score)
         if run.max_steps and self.num_steps >= run.max_steps:
-            return f"reached {run.max_steps} steps"
+            return EndReason("steps", run.max_steps)
         if run.max_minutes and self.elapsed_seconds >= 60 * run.max_minutes:
-            return f"reached {run.max_minutes:g} min"
-        return ""
+            return EndReason("minutes", run.max_minutes)
+        return None
 
-    def judge(self) -> str:
-        """Decides whether the run ends. Returns the reason as a phrase; "" while the run continues."""
-        self.reason = self.reason or self.end_reason()
-        return self.reason
+    def decide_end(self) -> EndReason | None:
+        """Decides whether the run ends. The first reason stays. Returns None while the run continues."""
+        self.end = self.end or self.reached_limit()
+        return self.end
 
-    def end_training(self, final: int | None) -> None:
+    def end_training(self, end: EndReason, final: int | None) -> None:
         """Records that training has ended. `final`: version of the last parameters if they are to be evaluated."""
+        self.end = self.end or end
         has_score = self.evaluation is not None and self.evaluation.confirmed  # the score that ended the run
         self.over, self.final = True, None if has_score else final
         self._final_until = self._clock() + self.config.evaluator.final_seconds
@@ -151,11 +153,11 @@ class RunState:
         if not self._finds_bottleneck:
             return None
         members, phase = self.members, self.phase
-        silence = self._clock() - self._trainer_heard_at
+        silence = self._clock() - self._learner_seen_at
         if phase == "training" and silence > TRAINER_SILENCE_SECONDS:
             why = f"the trainer has not reported for {silence:.0f} s: its update takes very long, or it is stuck"
             return Bottleneck("learner", why, "--run.stuck-seconds")
-        if phase == "filling replay":
+        if phase == "filling_replay":
             return find_limit_of_filling(self.config, members.actors, members.replay, members.absent_replay)
         if phase == "training" and self.learner is not None:
             return find_limit(self.config, members.actors, members.replay, self.learner, members.absent_replay)
@@ -177,15 +179,15 @@ class RunState:
         return f"batches: {refused:,} were refused, and no others arrived" if refused else "batches from its loaders"
 
     @property
-    def phase(self) -> str:
-        """What the run is doing, as a phrase."""
+    def phase(self) -> Phase:
+        """What the run is doing."""
         if self.finished:
             return "finished"
-        if self.reason or self.over:
-            return "finishing" if self.final is None else "evaluating the final policy"
+        if self.end or self.over:
+            return "finishing" if self.final is None else "evaluating_final_policy"
         if not self.members.all_replay_endpoints:
-            return "waiting for replay"
-        return "training" if self.learner is not None and self.learner.updates else "filling replay"
+            return "waiting_for_replay"
+        return "training" if self.learner is not None and self.learner.updates else "filling_replay"
 
     def actor_figures(self) -> dict[str, float]:
         """Returns rates summed over all actor hosts, and the highest share of waiting time; {} without actor hosts."""

@@ -32,7 +32,7 @@ def summarize(state: RunState, latest: Latest) -> RunStatus:
         environment=state.config.environment.id,
         elapsed_seconds=state.elapsed_seconds,
         phase=state.phase,
-        reason=state.reason,
+        end=state.end,
         steps=state.num_steps,
         steps_per_second=replay.inserts_per_second if replay else None,
         updates=learner.updates,

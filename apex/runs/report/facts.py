@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from apex.config import Config, flatten
+from apex.facts import EndReason
 from apex.runs.folder import RunFolder
 from apex.runs.history import EVALUATION, RunHistory
 from apex.runs.lock import is_held
 from apex.runtime.text import time_text
 
-END = re.compile(r"ends after \d+ updates: (?P<reason>.+)")  # last line of the learner's log
-START = " INFO run "  # in the first log line of each start of the learner
 LIMITED_BY = "limited_by/"  # prefix of tags; the value is 1 while that part limits the run, else 0
 
 
@@ -30,8 +27,8 @@ class Fact(NamedTuple):
 class State(NamedTuple):
     """The state of a run."""
 
-    word: str  # running, finished or stopped
-    reason: str
+    word: Literal["running", "finished", "stopped"]
+    end: EndReason | None  # None: the run has not ended, or the learner was killed or failed
 
 
 class Score(NamedTuple):
@@ -60,16 +57,11 @@ class Share(NamedTuple):
 
 
 def find_state(run: RunFolder) -> State:
-    """Determines the state of a run from its lock and the learner's log."""
+    """Determines the state of a run from its lock and from end.json, which runs of older versions do not have."""
     if is_held(run.path):
-        return State("running", "the run has not ended")
-    found: list[str] = []
-    with suppress(OSError):
-        log = (run.logs / "learner.log").read_text(errors="replace")
-        found = END.findall(log.rpartition(START)[2])  # Only the last start.
-    if not found:
-        return State("stopped", "the learner logged no reason: it was killed or it failed; see the run's logs")
-    return State("finished" if found[-1].startswith("reached") else "stopped", found[-1])
+        return State("running", None)
+    end = run.end
+    return State("finished" if end is not None and end.is_limit else "stopped", end)
 
 
 def find_scores(history: RunHistory) -> tuple[Score, Score] | None:

@@ -13,6 +13,7 @@ from apex.runs.plots.figure import FAINT, MAIN, PANELS, WIDE, ChartLine, chart
 from apex.runs.report import facts
 from apex.runs.report.video import EmbeddedVideo
 from apex.runtime.text import number_text, time_text
+from apex.sentences import describe_outcome
 
 CURVES: tuple[tuple[str, str, str, Axis], ...] = (  # role, tag, title, axis
     ("learner", "learner/loss", "Loss", "steps"),
@@ -43,7 +44,7 @@ def build_page(run: RunFolder, video: EmbeddedVideo | str) -> str:
     """Returns the whole page. `video`: the video, or the reason why there is none ("" if none was requested)."""
     from jinja2 import Environment, StrictUndefined
 
-    history = RunHistory(run)
+    history, state = RunHistory(run), facts.find_state(run)
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, finalize=_printable, trim_blocks=True, lstrip_blocks=True
     )
@@ -51,7 +52,8 @@ def build_page(run: RunFolder, video: EmbeddedVideo | str) -> str:
     return template.render(
         run=run,
         git=run.manifest["git"],
-        state=facts.find_state(run),
+        state=state.word,
+        outcome=describe_outcome(state.end, running=state.word == "running"),
         cards=_cards(run, history),
         is_evaluated=bool(len(history.series(*EVALUATION).values)),
         has_actor_scores=bool(len(history.series(*ACTOR_SCORE).values)),

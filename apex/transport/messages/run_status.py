@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from apex.facts import Record
+from apex.facts import EndReason, Phase, Record
 from apex.transport.messages.fields import Text
 from apex.transport.messages.status import LearnerStatus, Resources
 
@@ -83,8 +83,8 @@ class RunStatus(Record, frozen=True, tag="status", kw_only=True):
     folder: str
     environment: str
     elapsed_seconds: float
-    phase: str
-    reason: str  # reason why the run ends; "" while it continues
+    phase: Phase
+    end: EndReason | None  # why the run ends; None while it continues
     steps: int
     steps_per_second: float | None
     updates: int

@@ -16,6 +16,7 @@ from support.launches import cartpole, stand_in
 
 from apex import TrainingError, UsageError, train
 from apex.config import EnvironmentConfig
+from apex.facts import INTERRUPTED
 from apex.launch.api import Run, train_as
 from apex.runs.folder import RunFolder
 
@@ -79,7 +80,7 @@ def test_control_c_ends_the_run_in_order_and_returns_it(tmp_path):
 
     before = signal.getsignal(signal.SIGINT)
     run = train_as(cartpole(tmp_path), ENDLESS, quiet=True, stop=interrupt)
-    assert (run.interrupted, run.reason) == (True, "interrupted")
+    assert (run.interrupted, run.end) == (True, INTERRUPTED)
     assert signal.getsignal(signal.SIGINT) is before
 
 

@@ -23,6 +23,7 @@ from apex.config import (
     load_toml,
 )
 from apex.errors import FAILED, FINISHED, REFUSED, UsageError
+from apex.facts import EndReason
 from apex.launch.local import main, make_programs, resume, train
 from apex.launch.monitor import RunMonitor, StatusClient
 from apex.launch.summary import command_name, summary
@@ -280,7 +281,7 @@ def test_the_newest_of_several_answers_counts_and_others_are_no_status():
 
 STATUS = make_run_status(
     phase="finished",
-    reason="reached the score 475",
+    end=EndReason("score", 475.0),
     elapsed_seconds=61.0,
     evaluator={"score": 497.25, "best": 500.0},
     actors={"score": 12.0, "highest_id": 31},
@@ -336,13 +337,13 @@ def test_without_an_evaluator_the_score_is_that_of_the_actor_that_explores_least
 def test_a_run_that_was_stopped_says_how_it_goes_on(tmp_path):
     folder = make_folder(tmp_path)
     (folder.checkpoints / "000000345").mkdir()
-    lines = summary(Ending(FINISHED, "interrupted"), replace(STATUS, reason=""), folder)
+    lines = summary(Ending(FINISHED, ""), replace(STATUS, end=None), folder)
     assert f"resume: {command_name('apex')} train --resume {folder.path}" in lines
 
 
 def test_what_there_is_not_yet_is_not_offered(tmp_path):
     folder = make_folder(tmp_path)
-    lines = summary(Ending(FINISHED, "interrupted"), NO_GAMES, folder)
+    lines = summary(Ending(FINISHED, ""), NO_GAMES, folder)
     assert lines[0] == "finished: interrupted"
     assert lines[1] == "score: none: no game was finished"
     assert lines[-1] == f"run folder: {folder.path}"

@@ -13,6 +13,7 @@ from support.trainers import Tape, make_batch, make_trainer
 
 from apex.config import CheckpointConfig, Config, LearnerConfig, ReplayConfig, RunConfig
 from apex.errors import ChildDiedError, DivergedError, UsageError
+from apex.facts import INTERRUPTED, EndReason
 from apex.learning.batch_ring import LoaderFigures
 from apex.learning.coordinator.link import CoordinatorLink, News, decode_from_trainer, encode
 from apex.learning.loop import LearnerLoop, Reporter, describe_training, share_of_limits
@@ -56,7 +57,7 @@ class Loop:
         self.saved_at.append(self.trainer.num_updates)
         return True
 
-    def tell(self, *replay, end="", steps=0, lack=""):
+    def tell(self, *replay, end=None, steps=0, lack=""):
         endpoints = [{"priorities": endpoint} for endpoint in replay]
         self.pipe.send_bytes(encode(News(endpoints, lack, end, Progress(steps, 2, 3))))
 
@@ -124,7 +125,7 @@ def test_the_learning_rate_falls_until_the_limit_of_the_run():
 
 def test_ends_after_its_last_update_although_batches_remain():
     loop = Loop(9, max_updates=5)
-    assert loop.run() == "reached 5 updates"
+    assert loop.run() == EndReason("updates", 5)
     assert loop.trainer.num_updates == 5
     assert len(loop.tape.updates) == 5
     last = loop.reports()[-1]
@@ -199,14 +200,14 @@ def test_priorities_follow_each_shard_and_a_wait_names_who_is_not_there():
 
 def test_ends_for_the_reason_that_it_is_told():
     loop = Loop(1)
-    loop.tell(end="reached the score 18")
-    assert loop.run() == "reached the score 18"
+    loop.tell(end=EndReason("score", 18.0))
+    assert loop.run() == EndReason("score", 18.0)
 
 
 def test_a_signal_ends_it():
     stop = Stop()
     stop.request()
-    assert Loop(1).run(stop) == "interrupted"
+    assert Loop(1).run(stop) == INTERRUPTED
 
 
 def spoil(loop, *numbers):
@@ -217,7 +218,7 @@ def spoil(loop, *numbers):
 def test_a_loss_that_is_not_finite_is_skipped_and_shown():
     loop = Loop(5, max_updates=5)
     spoil(loop, 1, 2)
-    assert loop.run() == "reached 5 updates"
+    assert loop.run() == EndReason("updates", 5)
     last = loop.reports()[-1]
     assert (last.updates, last.skipped_updates) == (5, 2)
     assert math.isfinite(last.loss)

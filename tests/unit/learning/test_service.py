@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from apex.config import EvaluatorConfig
+from apex.facts import EndReason
 from apex.learning.coordinator.link import TrainerEnd
 from apex.learning.service import _end_run
 from apex.runtime.lifecycle import Stop
@@ -18,5 +19,5 @@ def test_the_final_policy_has_left_before_the_evaluator_is_told_to_wait_for_it()
     )
     link = SimpleNamespace(send=tape.append)
     coordinator = SimpleNamespace(is_alive=lambda: False)
-    _end_run(trainer, link, coordinator, EvaluatorConfig(), "reached 7 updates", Stop())
-    assert tape == ["publish", "flush", TrainerEnd("reached 7 updates", 7)]
+    _end_run(trainer, link, coordinator, EvaluatorConfig(), EndReason("updates", 7.0), Stop())
+    assert tape == ["publish", "flush", TrainerEnd(EndReason("updates", 7.0), 7)]

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from rich.console import Console
 from support.messages import as_json, make_row, make_run_status
 
+from apex.facts import EndReason
 from apex.launch.terminal.dashboard import MAX_SCORES, History, plain_line, render, seconds_to_go
 from apex.launch.terminal.layout import RowLayout
 from apex.launch.terminal.view import LogTail, PlainView, open_view, say, show_once
@@ -149,7 +150,7 @@ def test_a_hundred_programs_are_summed_up():
 
 
 def test_the_reason_of_the_end_stands_beside_the_phase():
-    rows = draw(full_status(phase="finishing", reason="reached the score 475"))
+    rows = draw(full_status(phase="finishing", end=EndReason("score", 475.0)))
     assert row_of(rows, "phase") == "phase       finishing: reached the score 475   1:02:03"
 
 
@@ -207,7 +208,7 @@ def test_the_first_limit_to_be_reached_is_the_one_that_counts():
 
 def test_while_replay_fills_it_counts_down_to_training():
     replay = {"size": 5_000, "min_size": 20_000, "inserts_per_second": 1_000.0}
-    assert seconds_to_go(full_status(phase="filling replay", replay=replay)) == 15.0
+    assert seconds_to_go(full_status(phase="filling_replay", replay=replay)) == 15.0
 
 
 def test_without_limits_or_rates_nobody_knows_the_end():
@@ -258,7 +259,7 @@ def test_without_a_terminal_there_is_a_line_every_ten_seconds_and_at_each_change
     stream, now = io.StringIO(), [0.0]
     view = PlainView(stream, clock=lambda: now[0])
     printed = []
-    for second, phase in enumerate(["filling replay"] * 3 + ["training"] * 22):
+    for second, phase in enumerate(["filling_replay"] * 3 + ["training"] * 22):
         now[0] = float(second)
         view.show(full_status(phase=phase), History())
         printed += [second] if stream.getvalue().count("\n") > len(printed) else []

@@ -9,6 +9,7 @@ from support.messages import HELLO, RESULT, make_heartbeat
 from support.trainers import NETWORK, SCHEMA
 
 from apex.config import ActorConfig, Config, ReplayConfig, RunConfig
+from apex.facts import EndReason
 from apex.learning.coordinator.coordinator import END, Coordinator
 from apex.learning.coordinator.link import TrainerEnd, TrainerReport, TrainerStart
 from apex.runs.folder import RunFolder
@@ -45,7 +46,7 @@ class Scene:
         self.folder = RunFolder.create(config, SCHEMA)
         options = {"deterministic": True} if deterministic else {}  # It is not unless it is asked to be.
         self.coordinator = Coordinator(self.folder, epoch=1, clock=self.clock, **options)
-        self.coordinator.hear_trainer(TrainerStart(10, 0, Progress()))
+        self.coordinator.receive(TrainerStart(10, 0, Progress()))
 
     def beat(self, role="replay", session=5, **more):
         heartbeat = make_heartbeat(role, session, run_id=self.folder.run_id, **more)
@@ -173,22 +174,22 @@ def test_after_the_learner_started_again_the_first_server_of_a_shard_keeps_it(sc
 
 
 def test_what_the_trainer_says_is_shown_and_its_end_is_told_to_all(scene):
-    scene.coordinator.hear_trainer(TrainerReport(LearnerStatus(updates=7, loss=0.5)))
+    scene.coordinator.receive(TrainerReport(LearnerStatus(updates=7, loss=0.5)))
     assert scene.coordinator.answer(StatusRequest()).learner.loss == 0.5
-    scene.coordinator.hear_trainer(TrainerEnd("reached 7 updates"))
+    scene.coordinator.receive(TrainerEnd(EndReason("updates", 7.0)))
     assert scene.beat("evaluator") == END
     assert scene.coordinator.answer(HELLO) == END
-    assert scene.coordinator.answer(StatusRequest()).reason == "reached 7 updates"
+    assert scene.coordinator.answer(StatusRequest()).end == EndReason("updates", 7.0)
 
 
 def test_news_say_where_replay_is_and_why_the_run_should_end(tmp_path):
     scene = Scene(tmp_path, max_steps=10)
     news = scene.coordinator.decide()
     lack = "a replay server to join the run"
-    assert (news.replay, news.lack, news.end, news.progress.num_steps) == ([{}], lack, "", 0)
+    assert (news.replay, news.lack, news.end, news.progress.num_steps) == ([{}], lack, None, 0)
     scene.beat(endpoints=THERE, num_inserted=10)
     news = scene.coordinator.decide()
-    assert (news.replay, news.end, news.progress.num_steps) == ([THERE], "reached 10 steps", 10)
+    assert (news.replay, news.end, news.progress.num_steps) == ([THERE], EndReason("steps", 10.0), 10)
 
 
 def end_training(scene, *, evaluator=True):
@@ -196,14 +197,14 @@ def end_training(scene, *, evaluator=True):
     for role in ("replay", "actor", *["evaluator"] * evaluator):
         scene.beat(role, session=len(role))
     scene.coordinator.keep_evaluation(replace_fields(RESULT, updates=7), None)
-    scene.coordinator.hear_trainer(TrainerEnd("reached 1 minutes", final=12))
+    scene.coordinator.receive(TrainerEnd(EndReason("minutes", 1.0), final=12))
 
 
 def test_the_run_is_finished_when_the_final_parameters_are_evaluated_and_the_others_need_not_wait(scene):
     end_training(scene)
     assert scene.beat("actor", session=5) == scene.beat("replay", session=6) == END
     assert scene.beat("evaluator", session=9) == StateAnswer(stop=False, final=12)
-    assert scene.coordinator.status().phase == "evaluating the final policy"
+    assert scene.coordinator.status().phase == "evaluating_final_policy"
     scene.coordinator.keep_evaluation(replace_fields(RESULT, updates=12, mean=8.0), None)
     assert scene.beat("evaluator", session=9).stop
     status = scene.coordinator.status()
@@ -236,12 +237,12 @@ def test_a_confirmed_score_that_ends_the_run_is_its_score(tmp_path):
     scene = Scene(tmp_path, stop_score=3.0)
     scene.beat("evaluator")
     scene.coordinator.keep_evaluation(replace_fields(RESULT, mean=4.0, confirmed=True), None)
-    scene.coordinator.hear_trainer(TrainerEnd("reached the score 3", final=50))
+    scene.coordinator.receive(TrainerEnd(EndReason("score", 3.0), final=50))
     assert scene.coordinator.state.finished
 
 
 def test_steps_of_earlier_lives_count(scene):
-    scene.coordinator.hear_trainer(TrainerStart(10, 50, Progress(100, 3, 60.0)))
+    scene.coordinator.receive(TrainerStart(10, 50, Progress(100, 3, 60.0)))
     progress = scene.coordinator.decide().progress
     assert (progress.num_steps, progress.num_episodes, progress.elapsed_seconds) == (100, 3, 60)
 
@@ -251,7 +252,7 @@ def test_the_first_confirmed_score_is_the_last(tmp_path):
     for mean, confirmed in ((9.0, False), (4.0, True), (1.0, False)):
         scene.coordinator.keep_evaluation(replace_fields(RESULT, mean=mean, confirmed=confirmed), None)
     status = scene.coordinator.status()
-    assert (status.reason, status.evaluator.score) == ("reached the score 3", 4.0)
+    assert (status.end, status.evaluator.score) == (EndReason("score", 3.0), 4.0)
     assert [row["scalars"]["evaluator/score"] for row in scene.curve("evaluator")] == [9.0, 4.0]
 
 
@@ -271,7 +272,7 @@ def test_a_number_of_episodes_that_cannot_be_is_not_counted(scene, episodes):
 
 
 def test_curves_of_a_resumed_run_begin_when_every_replay_server_has_said_what_it_holds(scene):
-    scene.coordinator.hear_trainer(TrainerStart(10, 50, Progress(num_steps=100)))
+    scene.coordinator.receive(TrainerStart(10, 50, Progress(num_steps=100)))
     scene.figures(episodes=1.0)
     scene.beat(endpoints=THERE, num_inserted=120)
     scene.figures(episodes=1.0)

@@ -9,6 +9,7 @@ import numpy as np
 from support.messages import make_heartbeat
 
 from apex.config import ActorConfig, Config, ReplayConfig, RunConfig
+from apex.facts import EndReason
 from apex.learning.coordinator.metric_rows import MetricRows
 from apex.learning.coordinator.state import RunState
 from apex.runs.metrics.writer import MetricsWriter, read_curve
@@ -26,7 +27,7 @@ def make_state(clock=time.monotonic, **run):
 
 
 def hear(state, num_inserted, session=1, shard=0, **more):
-    state.hear(make_heartbeat("replay", session, shard=shard, num_inserted=num_inserted, **more))
+    state.update(make_heartbeat("replay", session, shard=shard, num_inserted=num_inserted, **more))
 
 
 def test_who_has_said_nothing_has_no_row():
@@ -37,7 +38,7 @@ def test_who_has_said_nothing_has_no_row():
     assert (row.role, row.steps) == ("replay", 42)
     assert row.scalars["replay/num_inserted"] == 42
     assert row.scalars["replay/samples_per_insert"] == 2
-    state.hear_trainer(LearnerStatus(updates=5, waiting="for batches"))
+    state.update_learner(LearnerStatus(updates=5, waiting="for batches"))
     learner, _ = MetricRows(state).next()
     assert learner.scalars == {
         "learner/updates": 5,
@@ -80,10 +81,10 @@ def test_a_wall_clock_that_jumps_neither_ends_a_run_nor_turns_its_curves_back(tm
     for second in range(60):
         now[0] = float(second)
         hear(state, 100 * second)
-        state.hear_trainer(LearnerStatus(updates=second))
+        state.update_learner(LearnerStatus(updates=second))
         for row in rows.next():
             writer.accept(row)
-        assert state.end_reason() == ""
+        assert state.reached_limit() is None
         state.members.forget_silent(30.0)
         assert state.members
     writer.close()
@@ -91,17 +92,17 @@ def test_a_wall_clock_that_jumps_neither_ends_a_run_nor_turns_its_curves_back(tm
     assert [row["scalars"]["learner/updates"] for row in curve] == list(range(60))
     assert [row["steps"] for row in curve] == list(range(0, 6_000, 100))
     now[0] = 600.0
-    assert state.end_reason() == "reached 10 min"
+    assert state.reached_limit() == EndReason("minutes", 10.0)
 
 
 def test_the_setting_is_told_as_a_text_when_it_changes():
     state, told = make_state(), []
     state.members.replay_endpoints = [{"experience": "tcp://..."}]
     rows = MetricRows(state)
-    state.hear(make_heartbeat("actor", 2))
+    state.update(make_heartbeat("actor", 2))
     for size, updates in [(10, 0), (20, 0), (60_000, 0), (60_000, 5), (60_000, 9)]:
         hear(state, size, size=size)
-        state.hear_trainer(LearnerStatus(updates=updates, wait_share=0.0))
+        state.update_learner(LearnerStatus(updates=updates, wait_share=0.0))
         told.append(next(rows.next()).texts.get("limited_by/setting"))
     assert told[1:3] == [None, None]
     assert told[4] is None

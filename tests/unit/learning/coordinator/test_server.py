@@ -22,6 +22,7 @@ from apex.algorithms.parameters import flatten_parameters
 from apex.config import ActorConfig, Config, ReplayConfig, RunConfig
 from apex.dqn.networks import make_network
 from apex.errors import RefusedError
+from apex.facts import EndReason
 from apex.launch.status import ask
 from apex.learning.coordinator.link import CoordinatorLink, News, TrainerEnd, TrainerReport, TrainerStart
 from apex.learning.coordinator.server import run_coordinator
@@ -63,9 +64,9 @@ class CoordinatorProcess:
         pipe.close()
         self.port = self.transport.control_port + self.transport.port_offset
 
-    def finish(self, reason, updates=5):
+    def finish(self, end, updates=5):
         self.link.send(TrainerReport(LearnerStatus(updates=updates)))
-        self.link.send(TrainerEnd(reason))
+        self.link.send(TrainerEnd(end))
 
     def welcome(self, role="actor", **more):
         return greet(Route("127.0.0.1", self.port), role, Stop(), **more)
@@ -158,7 +159,7 @@ def test_actors_wait_for_replay_and_learn_where_it_is(coordinator):
     assert coordinator.news(lambda news: news.progress.num_steps == 42).replay == welcome.replay
     status = coordinator.status()
     assert status.steps == 42
-    assert status.phase == "filling replay"
+    assert status.phase == "filling_replay"
     replay.close()
     until(lambda: not coordinator.status().roles, "goodbye")
 
@@ -318,9 +319,9 @@ def test_the_first_confirmed_score_ends_the_run_whatever_evaluation_comes_with_i
             for mean, confirmed in ((9.0, False), (12.0, True), (1.0, False)):  # In one burst.
                 result = replace_fields(RESULT, mean=mean, confirmed=confirmed)
                 client.send_frames(codec.encode_evaluation(result, None))
-            assert coordinator.news(lambda news: news.end).end == "reached the score 10"
+            assert coordinator.news(lambda news: news.end).end == EndReason("score", 10.0)
         assert coordinator.status().evaluator.score == 12.0
-        coordinator.finish("reached the score 10")
+        coordinator.finish(EndReason("score", 10.0))
         until(lambda: coordinator.child.exitcode is not None, "coordinator's end")
     finally:
         stop_children([coordinator.child])
@@ -427,9 +428,9 @@ def test_the_end_is_told_to_the_trainer_and_then_to_everybody(coordinator):
     replay, stop = session_of(coordinator.welcome("replay"), "replay", status)
     coordinator.news(lambda news: news.progress.num_steps == 999)
     status["num_inserted"] = 1_000
-    assert coordinator.news(lambda news: news.end).end == "reached 1000 steps"
+    assert coordinator.news(lambda news: news.end).end == EndReason("steps", 1_000.0)
     assert not stop.poll()
-    coordinator.finish("reached 1000 steps")
+    coordinator.finish(EndReason("steps", 1_000.0))
     until(lambda: stop.poll(), "end")
     assert replay.finished
     replay.close()
@@ -443,7 +444,7 @@ def test_the_end_is_told_to_who_has_not_asked_again(tmp_path, transport):
     try:
         replay, stop = session_of(coordinator.welcome("replay"), "replay")
         until(lambda: coordinator.status().roles, "heartbeat")
-        coordinator.finish("reached 1000 steps")
+        coordinator.finish(EndReason("steps", 1_000.0))
         until(lambda: stop.poll(), "end", seconds=5.0)
         assert replay.finished
         replay.close()
@@ -457,10 +458,10 @@ def test_who_has_asked_for_the_status_is_sent_the_last_one_with_the_reason(coord
         observer = ControlClient(context, coordinator.transport.endpoint("control"), linger=0.0)
         observer.send(StatusRequest())
         assert observer.receive(5.0).phase != "finished"
-        coordinator.finish("reached 60 updates", updates=60)
+        coordinator.finish(EndReason("updates", 60.0), updates=60)
         last = observer.receive(5.0)
         observer.close()
-    assert (last.phase, last.reason, last.updates) == ("finished", "reached 60 updates", 60)
+    assert (last.phase, last.end, last.updates) == ("finished", EndReason("updates", 60.0), 60)
 
 
 def test_without_its_trainer_the_coordinator_ends(coordinator):

@@ -9,6 +9,7 @@ from support.clocks import Clock
 from support.messages import RESULT, make_heartbeat
 
 from apex.config import ActorConfig, Config, ReplayConfig, RunConfig
+from apex.facts import INTERRUPTED, EndReason
 from apex.learning.coordinator.bottleneck import PARTS
 from apex.learning.coordinator.members import MAX_MEMBERS, MAX_ROWS
 from apex.learning.coordinator.state import RunState
@@ -36,7 +37,7 @@ def report(state, latest=lambda tag: None):
 
 
 def hear(state, role, session=1, **more):
-    state.hear(make_heartbeat(role, session, **more))
+    state.update(make_heartbeat(role, session, **more))
 
 
 def hear_all(state, replay=None, actor=None, **learner):
@@ -47,7 +48,7 @@ def hear_all(state, replay=None, actor=None, **learner):
 
 def test_says_nothing_false_before_anybody_spoke():
     status = report(make_state())
-    assert status.phase == "waiting for replay"
+    assert status.phase == "waiting_for_replay"
     assert status.steps == 0
     assert status.roles == []
     assert status.limited_by is None
@@ -66,12 +67,12 @@ def test_a_trainer_that_reports_no_more_is_what_limits_the_run_whatever_its_last
         hear_all(state)  # The others go on.
         return report(state).limited_by
 
-    state.hear_trainer(LearnerStatus(updates=8))
+    state.update_learner(LearnerStatus(updates=8))
     assert limit_after(10.0).part == "wire"
     limit = limit_after(1.0)
     assert (limit.part, limit.setting) == ("learner", "--run.stuck-seconds")
     assert limit.why == "the trainer has not reported for 11 s: its update takes very long, or it is stuck"
-    state.hear_trainer(LearnerStatus(updates=9))
+    state.update_learner(LearnerStatus(updates=9))
     assert limit_after(0.0).part == "wire"
 
 
@@ -99,15 +100,15 @@ def test_collects_what_the_programs_say():
 def test_phases_follow_the_run():
     state = make_state()
     hear(state, "replay", endpoints=THERE)
-    assert report(state).phase == "filling replay"
+    assert report(state).phase == "filling_replay"
     state.learner = LearnerStatus(updates=1)
     assert report(state).phase == "training"
-    state.reason = "reached 5 steps"
+    state.end = EndReason("steps", 5.0)
     assert report(state).phase == "finishing"
     hear(state, "evaluator")
-    state.end_training(1)
-    assert report(state).phase == "evaluating the final policy"
-    state.end_training(None)
+    state.end_training(INTERRUPTED, 1)
+    assert report(state).phase == "evaluating_final_policy"
+    state.end_training(INTERRUPTED, None)
     assert report(state).phase == "finished"
 
 
@@ -178,26 +179,26 @@ def test_ends_by_steps_minutes_or_a_confirmed_score():
     clock = Clock()
     state = make_state(clock, max_steps=501, max_minutes=1.0, stop_score=10.0)
     hear_all(state)
-    assert state.end_reason() == ""
-    for mean, confirmed, reason in ((11.0, False, ""), (9.0, True, ""), (10.0, True, "reached the score 10")):
+    assert state.reached_limit() is None
+    for mean, confirmed, reason in ((11.0, False, None), (9.0, True, None), (10.0, True, EndReason("score", 10.0))):
         state.evaluation = replace(RESULT, mean=mean, confirmed=confirmed)
-        assert state.end_reason() == reason
+        assert state.reached_limit() == reason
     state.evaluation = None
     hear_all(state, replay={"num_inserted": 501})
-    assert state.end_reason() == "reached 501 steps"
+    assert state.reached_limit() == EndReason("steps", 501)
     clock.now += 61
     state = make_state(clock, max_minutes=1.0)
     clock.now += 60
-    assert state.end_reason() == "reached 1 min"
+    assert state.reached_limit() == EndReason("minutes", 1.0)
 
 
 def test_the_first_reason_to_end_stays():
     state = make_state(max_steps=501, stop_score=3.0)
-    assert state.judge() == ""
+    assert state.decide_end() is None
     hear_all(state, replay={"num_inserted": 501})
-    assert state.judge() == "reached 501 steps"
+    assert state.decide_end() == EndReason("steps", 501)
     state.evaluation = replace(RESULT, confirmed=True)
-    assert state.judge() == state.reason == "reached 501 steps"
+    assert state.decide_end() == state.end == EndReason("steps", 501)
 
 
 @pytest.mark.parametrize(
@@ -329,7 +330,7 @@ def test_refusals_of_all_shards_are_added_up_by_reason():
 
 def test_steps_go_on_whichever_shard_is_made_anew_and_after_the_learner_was_started_again():
     state = make_state(num_shards=2)
-    state.go_on(Progress(num_steps=500))  # from the checkpoint
+    state.restore(Progress(num_steps=500))  # from the checkpoint
 
     def steps(shard, num_inserted, store_incarnation):
         hear_shard(state, shard, num_inserted=num_inserted, store_incarnation=store_incarnation)
@@ -344,7 +345,7 @@ def test_steps_go_on_whichever_shard_is_made_anew_and_after_the_learner_was_star
 def test_the_clock_goes_on_from_the_checkpoint_that_the_learner_began_with():
     clock = Clock()
     state = make_state(clock)
-    state.go_on(Progress(elapsed_seconds=3_600.0))
+    state.restore(Progress(elapsed_seconds=3_600.0))
     clock.now += 60.0
     assert state.elapsed_seconds == 3_660.0
 
@@ -371,10 +372,10 @@ def test_endpoints_are_handed_out_when_every_shard_has_said_hello():
     state = make_state(num_shards=2)
     hear_shard(state, 1, endpoints={"experience": "b"})
     assert state.members.all_replay_endpoints == []
-    assert report(state).phase == "waiting for replay"
+    assert report(state).phase == "waiting_for_replay"
     hear_shard(state, 0, endpoints={"experience": "a"})
     assert state.members.all_replay_endpoints == [{"experience": "a"}, {"experience": "b"}]
-    assert report(state).phase == "filling replay"
+    assert report(state).phase == "filling_replay"
 
 
 def test_a_shard_that_is_away_is_what_limits():
@@ -408,7 +409,7 @@ def test_a_shard_that_the_run_does_not_have_is_refused(shard):
     state = make_state(num_shards=2, max_steps=1_000)
     with pytest.raises(ValueError, match=f"there is no shard {shard}"):
         hear_shard(state, shard, num_inserted=2**62)
-    assert (state.num_steps, state.end_reason(), len(state.members)) == (0, "", 0)
+    assert (state.num_steps, state.reached_limit(), len(state.members)) == (0, None, 0)
 
 
 def test_the_longest_status_fits_into_an_answer_and_whoever_came_first_is_in_it():

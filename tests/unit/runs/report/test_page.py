@@ -19,12 +19,21 @@ from apex.algorithms.parameters import flatten_parameters
 from apex.cli import main
 from apex.command_line import parse_config
 from apex.dqn.networks import make_network
+from apex.facts import INTERRUPTED, EndReason
 from apex.runs.checkpoints.policy_file import PolicyInfo, save_best
 from apex.runs.folder import RunFolder
 from apex.runs.history import RunHistory
 from apex.runs.lock import hold
 from apex.runs.report.command import main as report
-from apex.runs.report.facts import find_figures, find_limits, find_scores, find_state, next_commands, typed_command
+from apex.runs.report.facts import (
+    State,
+    find_figures,
+    find_limits,
+    find_scores,
+    find_state,
+    next_commands,
+    typed_command,
+)
 from apex.runs.report.page import build_page
 from apex.runs.report.video import MAX_HEIGHT, EmbeddedVideo, NoVideoError, film, recode
 
@@ -48,15 +57,6 @@ class Page(HTMLParser):
 
     def handle_data(self, data):
         (self.styles if self.elements[-1:] == ["style"] and "{" in data else self.words).append(data)
-
-
-def log_end(run, *lives):
-    """The learner's log of some lives; of each the reason why it ended, or None."""
-    lines = []
-    for reason in lives:
-        lines.append("12:00:00 learner INFO run x, folder y, device cpu")
-        lines += [] if reason is None else [f"12:09:00 learner INFO ends after 7 updates: {reason}"]
-    (run.logs / "learner.log").write_text("\n".join(lines) + "\n")
 
 
 def make_whole_run(folder, **config):
@@ -91,20 +91,22 @@ def test_a_run_that_is_held_is_running(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("lives", "word", "why"),
-    [
-        (["reached the score 475"], "finished", "reached the score 475"),
-        (["interrupted"], "stopped", "interrupted"),
-        ([None], "stopped", "logged no reason"),
-        (["interrupted", "reached 5 minutes"], "finished", "reached 5 minutes"),
-        (["reached 5 minutes", None], "stopped", "logged no reason"),
-    ],
+    ("end", "word"),
+    [(EndReason("score", 475.0), "finished"), (INTERRUPTED, "stopped"), (None, "stopped")],
 )
-def test_why_a_run_ended_stands_in_the_log_of_its_last_life(tmp_path, lives, word, why):
+def test_the_state_of_a_run_follows_from_its_recorded_end(tmp_path, end, word):
     run = make_run(tmp_path)
-    log_end(run, *lives)
-    state = find_state(run)
-    assert (state.word, why in state.reason) == (word, True)
+    run.end = EndReason("minutes", 5.0)  # of the previous start of the learner
+    run.end = end
+    (run.logs / "learner.log").write_text("12:00:00 learner INFO ends after 7 updates: reached the score 1\n")
+    assert find_state(run) == State(word, end)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"kind": "score", "value": 475.0}'])
+def test_a_damaged_end_counts_as_no_end(tmp_path, text):
+    run = make_run(tmp_path)
+    (run.path / "end.json").write_text(text)
+    assert find_state(run) == State("stopped", None)
 
 
 def test_best_and_last_score_tell_where_and_over_how_many_games(tmp_path):
@@ -160,7 +162,7 @@ def test_the_command_of_a_run_that_a_program_has_started_is_one_that_can_be_type
 def test_a_run_that_has_reached_its_limit_goes_on_with_another(tmp_path):
     run = make_run(tmp_path, name="a b")
     assert next_commands(run)[2] == ("continue training", f"apex train --resume '{run.path}'")
-    log_end(run, "reached the score 475")
+    run.end = EndReason("score", 475.0)
     assert next_commands(run)[2][0] == "continue training, with another limit"
 
 
@@ -194,9 +196,8 @@ def test_the_page_tells_all_about_the_run(tmp_path):
 
 
 def test_what_is_not_printable_is_shown_as_a_box(tmp_path):
-    run = make_run(tmp_path)
-    log_end(run, "stopped by \x1b[31mred")
-    assert "stopped by \N{WHITE SQUARE}[31mred" in build_page(run, "")
+    run = make_run(tmp_path, argv=["--name", "\x1b[31mred"])
+    assert "\N{WHITE SQUARE}[31mred" in build_page(run, "")
 
 
 def test_the_same_run_gives_the_same_page(tmp_path):
@@ -243,7 +244,6 @@ def test_nothing_of_the_run_can_break_out_of_the_page(tmp_path):
         tmp_path, SCORES, name=name, argv=["--x", EVIL], environment={"id": EVIL}, network={"factory": EVIL + ":y"}
     )
     run.go_on(run.config, argv=["--name", EVIL])
-    log_end(run, EVIL)
     video = VIDEO._replace(checkpoint=EVIL)
     for each in (video, EVIL):
         text = build_page(run, each)
