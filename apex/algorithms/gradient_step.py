@@ -33,11 +33,10 @@ class Updated(NamedTuple):
 
 
 class Update(Protocol):
-    """One gradient step."""
+    """One gradient step. `ready` is optional in an algorithm of your own; without it, the step is always ready."""
 
-    @property
-    def torch_threads(self) -> int:
-        """Number of threads for one torch operation (torch.set_num_threads) in the process that runs this step."""
+    torch_threads: int  # threads of one torch operation (torch.set_num_threads) in the process that runs this step
+    ready: bool = True  # whether the online network may be published, saved and examined
 
     def __call__(self, batch: DeviceBatch) -> Updated:
         """Updates the online network. On CUDA, returns without waiting for the GPU."""

@@ -14,7 +14,7 @@ log = logging.getLogger("apex")
 WARM_UP_STEPS = 3  # normal steps before the capture, during which libraries choose algorithms and allocate memory
 
 
-class GraphUpdate:
+class GraphUpdate(Update):
     """Runs a step as a CUDA graph: the first steps run normally, one step is captured, later steps replay the graph.
 
     If the step cannot be captured, for example because a custom network waits for the GPU, all steps run normally.
@@ -23,21 +23,13 @@ class GraphUpdate:
     """
 
     def __init__(self, update: Update) -> None:
+        self.torch_threads = update.torch_threads
+        self.ready = False  # Until the graph has been captured, no other thread may free pinned memory.
         self._update = update
         self._num_steps = 0
         self._inputs: DeviceBatch | None = None
         self._graph: torch.cuda.CUDAGraph | None = None  # kept after a failed capture: torch's allocator uses it
         self._updated: Updated | None = None  # tensors that each replay of the graph overwrites
-
-    @property
-    def torch_threads(self) -> int:
-        """See `Update.torch_threads`."""
-        return self._update.torch_threads
-
-    @property
-    def is_warming_up(self) -> bool:
-        """Whether the graph has not been captured yet. Until then, no other thread may free pinned memory."""
-        return self._graph is None
 
     @property
     def recorded(self) -> bool:
@@ -54,6 +46,7 @@ class GraphUpdate:
         if self._num_steps == WARM_UP_STEPS + 1:
             self._graph = torch.cuda.CUDAGraph()
             self._updated = self._record(self._graph, self._inputs)
+            self.ready = True
         if self._graph is None or self._updated is None:
             return self._update(self._inputs)
         self._graph.replay()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from apex.algorithms.gradient_step import DeviceBatch, Updated
+from apex.algorithms.gradient_step import DeviceBatch, Update, Updated
 from apex.algorithms.losses import check_rows, mean_loss
 from apex.algorithms.n_step import n_step_target
 from apex.algorithms.optimizers import clip_gradients, step_where_finite
@@ -29,7 +29,7 @@ class _Learned(NamedTuple):
     norm: Tensor  # float32[]  norm of the gradient before clipping
 
 
-class DpgUpdate:
+class DpgUpdate(Update):
     """The gradient step, executed operation by operation.
 
     The gradients of policy and critics are computed at the same parameters; both are applied, or neither is. Only every

@@ -22,9 +22,11 @@ from apex.algorithms.optimizers import center_gradients, clip_gradients, step_wh
 from apex.config import LearnerConfig
 from apex.dqn.losses import TargetRule, describe, td_errors
 from apex.dqn.manual_backward.update import ManualUpdate, has_manual_backward
+from apex.dqn.target_forward import TargetForward
 
 # If each thread processes its own part of the batch, the threads synchronize once per update. If all threads share each
-# operation, they synchronize about 50 times, which slows updates when actors use the same cores.
+# operation, they synchronize about 50 times, which takes more than twice as long when actors use the same cores. With
+# only the target network on the second thread, updates take 1.5 times as long (the paper's network, batches of 512).
 # More than two parts have not been measured.
 MOST_PARTS = 2
 # Minimum rows per part. With smaller batches, one thread processes the whole batch while another one computes the
@@ -40,7 +42,7 @@ class _Part(NamedTuple):
     q: Tensor  # float32[part, A], detached
 
 
-class EagerUpdate:
+class EagerUpdate(Update):
     """The gradient step, executed operation by operation (Horgan et al. 2018, section 3.2 and algorithm 2)."""
 
     def __init__(
@@ -53,7 +55,7 @@ class EagerUpdate:
         rescaled: bool = False,
         one_pass: bool = False,
         num_parts: int = 1,
-        judge_aside: bool = False,
+        target_in_background: bool = False,
     ) -> None:
         """Prepares the step.
 
@@ -61,17 +63,17 @@ class EagerUpdate:
         one_pass: s_t and s_{t+m} pass through the online network together, which is slower on a CPU.
         num_parts: number of parts of the batch. Each part runs on its own thread; their gradients are added. The result
             differs from that of one part only by rounding.
-        judge_aside: the target network runs on a second thread; only with `num_parts` 1.
+        target_in_background: the target network runs on a second thread; only with `num_parts` 1.
         """
         self._rule = TargetRule(config.target, rescaled)
         self._one_pass = one_pass
         self._config = config
         self._networks = [online, *(_twin(online) for _ in range(num_parts - 1))]
         self._parameters = [list(network.parameters()) for network in self._networks]
-        self._target = target
+        self._target_network = target
+        self._target = TargetForward(self._rule, self._target_q, in_background=target_in_background)
         self._optimizer = optimizer
-        self._judge_aside = judge_aside
-        self.torch_threads = 1 if judge_aside or num_parts > 1 else max(1, config.num_threads)
+        self.torch_threads = 1 if target_in_background or num_parts > 1 else max(1, config.num_threads)
         self._others = ThreadPoolExecutor(max(1, num_parts - 1), "part", torch.set_num_threads, (1,))
 
     def __call__(self, batch: DeviceBatch) -> Updated:
@@ -103,12 +105,11 @@ class EagerUpdate:
 
     def _differentiate(self, index: int, batch: DeviceBatch, share: float) -> _Part:
         """Computes `share` times the loss of a part of the batch, and stores the gradients in network `index`."""
-        judged = self._others.submit(self._judge, batch.stacks) if self._judge_aside else None
+        target = self._target.start(batch.stacks)
         with self._precision(batch.stacks.device.type):
             q = self._online_q(self._networks[index], batch.stacks).float()
-        target = (self._judge(batch.stacks) if judged is None else judged.result()).float()
         rows = batch.action, batch.n_step_return, batch.discount, batch.next_mask
-        errors = td_errors(self._rule, q, target, *rows)
+        errors = td_errors(self._rule, q, target().float(), *rows)
         loss = mean_loss(errors, batch.weights, self._config.loss)
         if share < 1.0:
             loss = loss * share
@@ -123,11 +124,9 @@ class EagerUpdate:
         # No cache on CUDA, because its converted weights would outlive the memory of a captured graph.
         return torch.autocast(device, torch.bfloat16, cache_enabled=device == "cpu")
 
-    @torch.no_grad()
-    def _judge(self, stacks: Tensor) -> Tensor:
-        """Returns the target network's values of the observations that the target rule asks for."""
+    def _target_q(self, stacks: Tensor) -> Tensor:
         with self._precision(stacks.device.type):
-            q: Tensor = self._target(stacks[self._rule.seen_by_target].flatten(0, 1))
+            q: Tensor = self._target_network(stacks.flatten(0, 1))
         return q
 
     def _online_q(self, online: nn.Module, stacks: Tensor) -> Tensor:
@@ -169,8 +168,8 @@ def make_update(
     threads = max(1, config.num_threads)
     small = config.batch_size < MOST_PARTS * SMALLEST_PART
     if has_manual_backward(online, bfloat16=config.bfloat16 == "on") and (threads == 1 or small):
-        return ManualUpdate(config, online, target, optimizer, rescaled=rescaled, judge_aside=threads > 1)
+        return ManualUpdate(config, online, target, optimizer, rescaled=rescaled, target_in_background=threads > 1)
     # A network with buffers is not split, because each part would change its own copy of the buffers.
     if not 2 <= threads <= MOST_PARTS or any(True for _ in online.buffers()):
         return make_eager()
-    return make_eager(judge_aside=True) if small else make_eager(num_parts=threads)
+    return make_eager(target_in_background=True) if small else make_eager(num_parts=threads)

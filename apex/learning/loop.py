@@ -154,11 +154,10 @@ class LearnerLoop:
         trainer, coordinator, max_updates = self._trainer, self._coordinator, self._config.run.max_updates
         trainer.publish_newest()  # Actors wait for a first policy.
         while True:
-            trainer.run_share = share_of_limits(self._config.run, coordinator.progress, trainer.num_updates)
-            if trainer.step(POLL_SECONDS):
+            if trainer.step(POLL_SECONDS, share_of_limits(self._config.run, coordinator.progress, trainer.num_updates)):
                 self._wait.over()
                 self._check_skipped()
-                if self._is_save_due() and not trainer.num_skipped_in_row and not trainer.is_warming_up:
+                if self._is_save_due() and not trainer.num_skipped_in_row and trainer.ready:
                     self.save()
             else:
                 self._wait.on(coordinator.lack)

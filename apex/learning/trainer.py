@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from apex.algorithms.dormant_units import DormantUnits
-from apex.algorithms.graph_update import GraphUpdate, place
+from apex.algorithms.graph_update import place
 from apex.algorithms.interface import Algorithm
 from apex.algorithms.losses import importance_weights
 from apex.algorithms.optimizers import has_schedule, learning_rate_at, restore_optimizer, set_learning_rate
@@ -24,10 +24,8 @@ from apex.learning.device_transfer import copy_to_host, make_transfer
 from apex.learning.skipped_batches import set_aside
 from apex.types import Array, Parameters, PriorityUpdate
 
-COLLECT_SECONDS = (
-    0.001  # while no batch arrives: time between two checks for gradient steps that the device has finished
-)
-
+# While no batch arrives: time between two checks for gradient steps that the device has finished.
+COLLECT_SECONDS = 0.001
 OBSERVE_PERIOD = 25  # updates between two batches whose states are searched for dormant units; costs 1 % of the time
 
 log = logging.getLogger("apex")
@@ -82,7 +80,7 @@ class Trainer:
         self.target = place(algorithm.make_network(), device).requires_grad_(False).eval()
         self.target.load_state_dict(self.online.state_dict())
         self.optimizer = algorithm.make_optimizer(self.online)
-        self.run_share: float | None = None  # how much of the run is over, 0 ... 1; None: it has no limit
+        self.learning_rate = config.learning_rate  # of the newest update
         self.num_updates = 0  # batches processed, including skipped ones
         self.num_skipped = 0  # updates skipped because their loss or gradient was not finite
         self.num_skipped_in_row = 0  # consecutive skipped updates, up to the newest known result
@@ -100,9 +98,9 @@ class Trainer:
         return self._update.torch_threads
 
     @property
-    def is_warming_up(self) -> bool:
-        """Whether a step must still be recorded as a CUDA graph; nothing is published or saved before that."""
-        return isinstance(self._update, GraphUpdate) and self._update.is_warming_up
+    def ready(self) -> bool:
+        """Whether the online network may be published, saved and examined; see `Update`."""
+        return getattr(self._update, "ready", True)
 
     def publish_newest(self) -> None:
         """Publishes the current online network. On a GPU, starts the copy to the host, and publishes it later."""
@@ -110,26 +108,25 @@ class Trainer:
         self._transfer.fetch(flatten(self.online), lambda values: self._publish(Parameters(version, values)))
         self._publish_due, self._publish_at = False, self._clock() + self._config.publish_seconds
 
-    def step(self, timeout: float) -> bool:
-        """Makes one update; returns False if no batch came within `timeout` seconds."""
+    def step(self, timeout: float, run_share: float | None = None) -> bool:
+        """Makes one update; returns False if no batch came within `timeout` seconds.
+
+        run_share: how much of the run is over, 0 ... 1; None: the run has no limit.
+        """
         began = time.monotonic()
         batch = self._receive(timeout)
         self.wait_seconds += time.monotonic() - began
         if batch is None:
             return False
+        self.learning_rate = learning_rate_at(self._config, self.num_updates, run_share)
         self._train(batch)
         self.num_updates += 1
         if self.num_updates % self._config.target_period == 0:
             self.target.load_state_dict(self.online.state_dict())
         self._publish_due |= self.num_updates % self._config.publish_period == 0
-        if self._publish_due and not self.is_warming_up and self._clock() >= self._publish_at:
+        if self._publish_due and self.ready and self._clock() >= self._publish_at:
             self.publish_newest()
         return True
-
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate of the next update."""
-        return learning_rate_at(self._config, self.num_updates, self.run_share)
 
     def parameters(self) -> Parameters:
         """Returns a copy of the parameters of the online network. Call this between two steps."""
@@ -181,7 +178,7 @@ class Trainer:
         on_device = self._transfer.load(batch, weights)
         if has_schedule(self._config):
             set_learning_rate(self.optimizer, self.learning_rate)
-        if self.num_updates % OBSERVE_PERIOD == 0 and not self.is_warming_up:
+        if self.num_updates % OBSERVE_PERIOD == 0 and self.ready:
             self.dormant_units.add(on_device.stacks[0])
         # Adam's means of the gradients of inactive units decay to denormal numbers, below 1e-38. If they did not become
         # 0, its step would take up to 14 times as long on a CPU. Only here, because 0.0 < 5e-324 must hold elsewhere.

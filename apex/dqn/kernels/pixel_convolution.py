@@ -31,14 +31,14 @@ class PixelConvolution(nn.Conv2d):
     def forward(self, images: Tensor) -> Tensor:
         """uint8 or float32 [B, C, H, W] -> [B, outputs, ...]; the memory format of the result may vary."""
         weight, bias = self.weight, self.bias
-        if bias is None or not self._suits(images):
+        if bias is None or not self._supports(images):
             return super().forward(scale(images))
         if torch.is_grad_enabled() and (weight.requires_grad or bias.requires_grad):
             result: Tensor = _Differentiable.apply(images, weight, bias)  # type: ignore[no-untyped-call]
             return result
         return _convolve(images, weight, bias)
 
-    def _suits(self, images: Tensor) -> bool:
+    def _supports(self, images: Tensor) -> bool:
         """Whether the native convolution supports this input and is faster than torch.
 
         The native convolution uses one thread and cannot be traced or compiled. It does not check bounds, so torch gets
@@ -80,11 +80,11 @@ class _Differentiable(torch.autograd.Function):
 
 def _convolve(images: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """uint8 [B, C, H, W] -> float32 [B, outputs, ...] in channels-last format, the fastest for the next layer."""
-    out = weight.new_empty(len(images), *places(images.shape[2:]), len(weight))
+    out = weight.new_empty(len(images), *output_size(images.shape[2:]), len(weight))
     return convolve(images, weight, bias, out).permute(0, 3, 1, 2)
 
 
-def places(pixels: Sequence[int]) -> list[int]:
+def output_size(pixels: Sequence[int]) -> list[int]:
     """Returns the output size of the convolution along axes of the given numbers of pixels."""
     return [(size - KERNEL) // STRIDE + 1 for size in pixels]
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from apex.dqn.kernels.convolution import PACKED_CHANNELS, load_convolution
 from apex.dqn.kernels.pixel_convolution import PixelConvolution
 from apex.dqn.manual_backward.layers import relu_backward
-from apex.dqn.manual_backward.pixel_torso import PLACES_IN_BODY, flatten_images
+from apex.dqn.manual_backward.pixel_torso import CONVOLUTIONS_IN_BODY, flatten_images
 
 LAST = torch.channels_last
 
@@ -57,7 +57,7 @@ class Bfloat16Linear:
         cast(Tensor, self._layer.weight.grad).copy_(output_gradient.bfloat16().t() @ inputs)
         torch.sum(output_gradient, 0, out=self._layer.bias.grad)
 
-    def back(self, output_gradient: Tensor) -> Tensor:
+    def input_gradient(self, output_gradient: Tensor) -> Tensor:
         """Returns the gradient with respect to the inputs, bfloat16[B, D]."""
         return output_gradient.bfloat16() @ self._weight()
 
@@ -82,21 +82,21 @@ class Bfloat16Convolution:
         output_gradient: gradient of the loss with respect to the outputs before the ReLU.
         """
         layer, zeros = self._layer, [0, 0]
-        by_inputs: Tensor
-        by_inputs, by_weight, by_bias = torch.ops.aten.convolution_backward(
+        input_gradient: Tensor
+        input_gradient, weight_gradient, bias_gradient = torch.ops.aten.convolution_backward(
             output_gradient, inputs, self._weight(), [layer.out_channels], layer.stride, zeros, [1, 1], False, zeros, 1,
             [to_inputs, True, True],
         )  # fmt: skip
-        cast(Tensor, layer.weight.grad).copy_(by_weight).mul_(self._scale)
-        cast(Tensor, cast(Tensor, layer.bias).grad).copy_(by_bias)
-        return by_inputs
+        cast(Tensor, layer.weight.grad).copy_(weight_gradient).mul_(self._scale)
+        cast(Tensor, cast(Tensor, layer.bias).grad).copy_(bias_gradient)
+        return input_gradient
 
 
 class Bfloat16Torso:
     """The body of a `networks.PixelQNetwork`; see `pixel_torso.PixelTorso`."""
 
     def __init__(self, body: nn.Sequential) -> None:
-        layers = [cast(nn.Conv2d, body[index]) for index in PLACES_IN_BODY]
+        layers = [cast(nn.Conv2d, body[index]) for index in CONVOLUTIONS_IN_BODY]
         self._channels = layers[0].in_channels
         self._layers = [Bfloat16Convolution(layer) for layer in layers]
 
@@ -107,14 +107,14 @@ class Bfloat16Torso:
             outputs.append(layer(outputs[-1]))
         return *outputs, outputs[-1].flatten(1)
 
-    def backward(self, stacks: Tensor, passed: tuple[Tensor, ...], output_gradient: Tensor) -> None:
+    def backward(self, stacks: Tensor, outputs: tuple[Tensor, ...], output_gradient: Tensor) -> None:
         """See `layers.VectorTorso.backward`."""
-        *outputs, features = (rows[: len(output_gradient)] for rows in passed)
-        gradient = relu_backward(output_gradient, features).view_as(outputs[-1]).contiguous(memory_format=LAST)
+        *images, features = (rows[: len(output_gradient)] for rows in outputs)
+        gradient = relu_backward(output_gradient, features).view_as(images[-1]).contiguous(memory_format=LAST)
         for index in (2, 1, 0):
-            gradient = self._layers[index].backward(outputs[index], gradient, to_inputs=index > 0)
+            gradient = self._layers[index].backward(images[index], gradient, to_inputs=index > 0)
             if index:
-                gradient = relu_backward(gradient, outputs[index])
+                gradient = relu_backward(gradient, images[index])
 
 
 def interleave(images: Tensor) -> Tensor:

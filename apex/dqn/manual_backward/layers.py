@@ -37,7 +37,7 @@ class Linear(NamedTuple):
         torch.mm(output_gradient.t(), inputs, out=self.weight_gradient)
         torch.sum(output_gradient, 0, out=self.bias_gradient)
 
-    def back(self, output_gradient: Tensor) -> Tensor:
+    def input_gradient(self, output_gradient: Tensor) -> Tensor:
         """Returns the gradient with respect to the inputs, float32[B, D]."""
         return output_gradient @ self.weight
 
@@ -55,16 +55,16 @@ class VectorTorso:
         first = self._first(states).relu_()
         return states, first, self._second(first).relu_()
 
-    def backward(self, stacks: Tensor, passed: tuple[Tensor, ...], output_gradient: Tensor) -> None:
+    def backward(self, stacks: Tensor, outputs: tuple[Tensor, ...], output_gradient: Tensor) -> None:
         """Stores the gradients of all parameters.
 
-        passed: result of `forward`. output_gradient: gradient of the loss with respect to the features of `stacks[0]`,
+        outputs: result of `forward`. output_gradient: gradient of the loss with respect to the features of `stacks[0]`,
         float32[B, F]. The other features are not differentiated.
         """
-        states, first, second = (rows[: len(output_gradient)] for rows in passed)
+        states, first, second = (rows[: len(output_gradient)] for rows in outputs)
         output_gradient = relu_backward(output_gradient, second)
         self._second.differentiate(first, output_gradient)
-        self._first.differentiate(states, relu_backward(self._second.back(output_gradient), first))
+        self._first.differentiate(states, relu_backward(self._second.input_gradient(output_gradient), first))
 
 
 class HiddenLayer(Protocol):
@@ -76,8 +76,8 @@ class HiddenLayer(Protocol):
     def differentiate(self, inputs: Tensor, output_gradient: Tensor) -> None:
         """See `Linear.differentiate`."""
 
-    def back(self, output_gradient: Tensor) -> Tensor:
-        """See `Linear.back`."""
+    def input_gradient(self, output_gradient: Tensor) -> Tensor:
+        """See `Linear.input_gradient`."""
 
 
 class _Head(NamedTuple):
@@ -87,12 +87,12 @@ class _Head(NamedTuple):
     def backward(self, features: Tensor, hidden: Tensor, output_gradient: Tensor) -> Tensor:
         """Stores the gradients of the head's parameters; returns the gradient with respect to `features`."""
         self.output.differentiate(hidden, output_gradient)
-        by_hidden = relu_backward(self.output.back(output_gradient), hidden)
-        self.hidden.differentiate(features, by_hidden)
-        return self.hidden.back(by_hidden)
+        hidden_gradient = relu_backward(self.output.input_gradient(output_gradient), hidden)
+        self.hidden.differentiate(features, hidden_gradient)
+        return self.hidden.input_gradient(hidden_gradient)
 
 
-class PassedHeads(NamedTuple):
+class HeadOutputs(NamedTuple):
     """The outputs of the heads' layers."""
 
     advantage: Tensor  # float32[B, H], after the ReLU
@@ -108,32 +108,32 @@ class Heads:
         self._advantage = _head(network.advantage, make_hidden or linear)
         self._value = None if network.value is None else _head(network.value, make_hidden or linear)
 
-    def forward(self, features: Tensor) -> PassedHeads:
+    def forward(self, features: Tensor) -> HeadOutputs:
         """float32[B, F] -> Q-values and the outputs that `backward` needs."""
         advantage = self._advantage.hidden(features).relu_()
         q = self._advantage.output(advantage)
         if self._value is None:
-            return PassedHeads(advantage, None, q)
+            return HeadOutputs(advantage, None, q)
         value = self._value.hidden(features).relu_()
         q += self._value.output(value) - q.mean(1, keepdim=True)
-        return PassedHeads(advantage, value, q)
+        return HeadOutputs(advantage, value, q)
 
-    def backward(self, features: Tensor, passed: PassedHeads, action: Tensor, q_gradient: Tensor) -> Tensor:
+    def backward(self, features: Tensor, outputs: HeadOutputs, action: Tensor, q_gradient: Tensor) -> Tensor:
         """Stores the gradients of all parameters; returns the gradient with respect to `features[:B]`, float32[B, F].
 
         action: int64[B]. q_gradient: gradient of the loss with respect to Q(s_t, a_t), float32[B]. Other Q-values, and
-        rows of `features` and `passed` after the first B, are not differentiated.
+        rows of `features` and `outputs` after the first B, are not differentiated.
         """
-        size, num_actions = len(action), passed.q.shape[1]
+        size, num_actions = len(action), outputs.q.shape[1]
         features, q_gradient = features[:size], q_gradient.unsqueeze(1)
-        by_advantage = torch.zeros(size, num_actions).scatter_(1, action.unsqueeze(1), q_gradient)
+        gradient = torch.zeros(size, num_actions).scatter_(1, action.unsqueeze(1), q_gradient)  # of A
         if self._value is None:
-            return self._advantage.backward(features, passed.advantage[:size], by_advantage)
-        assert passed.value is not None
-        by_advantage -= q_gradient / num_actions  # Q = V + A - mean(A)
-        by_features = self._advantage.backward(features, passed.advantage[:size], by_advantage)
-        by_features += self._value.backward(features, passed.value[:size], q_gradient)
-        return by_features
+            return self._advantage.backward(features, outputs.advantage[:size], gradient)
+        assert outputs.value is not None
+        gradient -= q_gradient / num_actions  # Q = V + A - mean(A)
+        feature_gradient = self._advantage.backward(features, outputs.advantage[:size], gradient)
+        feature_gradient += self._value.backward(features, outputs.value[:size], q_gradient)
+        return feature_gradient
 
 
 def linear(layer: nn.Module) -> Linear:
@@ -144,8 +144,8 @@ def linear(layer: nn.Module) -> Linear:
 
 def relu_backward(output_gradient: Tensor, outputs: Tensor) -> Tensor:
     """Returns the gradient with respect to the inputs of a ReLU: 0 where the output is 0."""
-    passed: Tensor = torch.ops.aten.threshold_backward(output_gradient, outputs, 0)
-    return passed
+    gradient: Tensor = torch.ops.aten.threshold_backward(output_gradient, outputs, 0)
+    return gradient
 
 
 def _head(head: Head, make_hidden: Callable[[nn.Linear], HiddenLayer]) -> _Head:

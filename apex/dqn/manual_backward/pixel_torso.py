@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from apex.dqn.kernels.convolution import KERNEL, LANES, STRIDE, load_convolution, native_convolution
-from apex.dqn.kernels.pixel_convolution import convolve, places, weight_gradient
+from apex.dqn.kernels.pixel_convolution import convolve, output_size, weight_gradient
 from apex.dqn.manual_backward.layers import relu_backward
 
-PLACES_IN_BODY = (0, 2, 4)  # indices of the convolutions in the body; ReLUs lie between them
+CONVOLUTIONS_IN_BODY = (0, 2, 4)  # indices of the convolutions in the body; ReLUs lie between them
 
 
 class ConvolutionLayer(NamedTuple):
@@ -44,20 +44,20 @@ class ConvolutionLayer(NamedTuple):
         outputs, channels, kernel, _ = self.weight.shape
         gradient = inputs.new_zeros(kernel, kernel, channels, outputs)
         native_convolution().layer_weight_gradient(self._shape(inputs), *_pointers(inputs, output_gradient, gradient))
-        self.keep(gradient.permute(3, 2, 0, 1), output_gradient)
+        self.store(gradient.permute(3, 2, 0, 1), output_gradient)
 
-    def keep(self, gradient: Tensor, output_gradient: Tensor) -> None:
+    def store(self, gradient: Tensor, output_gradient: Tensor) -> None:
         """Stores `gradient` as that of the weights, and the gradient of the bias, computed from `output_gradient`."""
         assert self.weight_gradient is not None
         self.weight_gradient.copy_(gradient)
         torch.sum(output_gradient.flatten(0, 2), 0, out=self.bias_gradient)
 
-    def back(self, inputs: Tensor, output_gradient: Tensor) -> Tensor:
+    def input_gradient(self, inputs: Tensor, output_gradient: Tensor) -> Tensor:
         """Returns the gradient with respect to the previous layer's outputs before its ReLU, shaped as `inputs`."""
-        turned = self.weight.permute(2, 0, 3, 1).contiguous()
+        weight = self.weight.permute(2, 0, 3, 1).contiguous()
         gradient = torch.empty_like(inputs)
         native_convolution().layer_input_gradient(
-            self._shape(inputs), *_pointers(inputs, output_gradient, turned, gradient)
+            self._shape(inputs), *_pointers(inputs, output_gradient, weight, gradient)
         )
         return gradient
 
@@ -67,31 +67,31 @@ class ConvolutionLayer(NamedTuple):
 
 
 class PixelTorso:
-    """The body of a `networks.PixelQNetwork`, if `suits` accepts it."""
+    """The body of a `networks.PixelQNetwork`, if `supports` accepts it."""
 
     def __init__(self, body: nn.Sequential) -> None:
-        self._first, self._second, self._third = (convolution_layer(body[index]) for index in PLACES_IN_BODY)
+        self._first, self._second, self._third = (convolution_layer(body[index]) for index in CONVOLUTIONS_IN_BODY)
 
     def forward(self, stacks: Tensor) -> tuple[Tensor, ...]:
         """Returns the output of each convolution after its ReLU, and the features in the order of `nn.Flatten`."""
         weight, bias = self._first.weight, self._first.bias
         images = flatten_images(stacks, weight.shape[1])
-        out = weight.new_empty(len(images), *places(images.shape[2:]), len(weight))
+        out = weight.new_empty(len(images), *output_size(images.shape[2:]), len(weight))
         first = convolve(images, weight, bias, out, rectified=True)
         second = self._second(first)
         third = self._third(second)
         return first, second, third, third.permute(0, 3, 1, 2).flatten(1)
 
-    def backward(self, stacks: Tensor, passed: tuple[Tensor, ...], output_gradient: Tensor) -> None:
+    def backward(self, stacks: Tensor, outputs: tuple[Tensor, ...], output_gradient: Tensor) -> None:
         """See `layers.VectorTorso.backward`."""
-        first, second, third, features = (rows[: len(output_gradient)] for rows in passed)
+        first, second, third, features = (rows[: len(output_gradient)] for rows in outputs)
         channels_first = relu_backward(output_gradient, features).view(len(third), third.shape[3], *third.shape[1:3])
         output_gradient = channels_first.permute(0, 2, 3, 1).contiguous()
         self._third.differentiate(second, output_gradient)
-        output_gradient = self._third.back(second, output_gradient)
+        output_gradient = self._third.input_gradient(second, output_gradient)
         self._second.differentiate(first, output_gradient)
-        output_gradient = self._second.back(first, output_gradient)
-        self._first.keep(weight_gradient(stacks[0], output_gradient), output_gradient)
+        output_gradient = self._second.input_gradient(first, output_gradient)
+        self._first.store(weight_gradient(stacks[0], output_gradient), output_gradient)
 
 
 def flatten_images(stacks: Tensor, channels: int) -> Tensor:
@@ -107,9 +107,9 @@ def flatten_images(stacks: Tensor, channels: int) -> Tensor:
     return stacks.flatten(0, 1)
 
 
-def suits(body: nn.Sequential) -> bool:
+def supports(body: nn.Sequential) -> bool:
     """Whether convolution.c is available and supports these layers."""
-    layers = [cast(nn.Conv2d, body[index]) for index in PLACES_IN_BODY]
+    layers = [cast(nn.Conv2d, body[index]) for index in CONVOLUTIONS_IN_BODY]
     known = layers[0].kernel_size == (KERNEL, KERNEL) and layers[0].stride == (STRIDE, STRIDE)
     return known and load_convolution() is not None and not any(layer.out_channels % LANES for layer in layers)
 

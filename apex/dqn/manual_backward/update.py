@@ -7,28 +7,33 @@ tensor stores all gradients. For such small networks autograd takes several time
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from apex.algorithms.gradient_step import DeviceBatch, Updated
+from apex.algorithms.gradient_step import DeviceBatch, Update, Updated
 from apex.algorithms.optimizers import center_gradients
 from apex.config import LearnerConfig
 from apex.dqn.losses import TargetRule, describe, loss_and_gradients, td_errors
 from apex.dqn.manual_backward import pixel_torso
 from apex.dqn.manual_backward.bfloat16_layers import Bfloat16Linear, Bfloat16Torso
-from apex.dqn.manual_backward.layers import Heads, PassedHeads, VectorTorso
+from apex.dqn.manual_backward.layers import HeadOutputs, Heads, VectorTorso
 from apex.dqn.manual_backward.pixel_torso import PixelTorso
 from apex.dqn.networks import PixelQNetwork, QNetwork, VectorQNetwork
+from apex.dqn.target_forward import TargetForward
 
 
-class _Passed(NamedTuple):
+class _Outputs(NamedTuple):
     """The outputs of a network's layers for a batch."""
 
     body: tuple[Tensor, ...]
-    heads: PassedHeads
+    heads: HeadOutputs
+
+    @property
+    def q(self) -> Tensor:
+        """float32[N * B, A]."""
+        return self.heads.q
 
 
 class _Network:
@@ -40,21 +45,21 @@ class _Network:
         self._body: Bfloat16Torso | PixelTorso | VectorTorso = torso(cast(nn.Sequential, network.body))
         self._heads = Heads(network, Bfloat16Linear if bfloat16 else None)
 
-    def forward(self, stacks: Tensor) -> _Passed:
+    def forward(self, stacks: Tensor) -> _Outputs:
         """frame_dtype[N, B, S, *F] -> Q-values of N * B rows and the outputs that `backward` needs."""
         body = self._body.forward(stacks)
-        return _Passed(body, self._heads.forward(body[-1]))
+        return _Outputs(body, self._heads.forward(body[-1]))
 
-    def backward(self, stacks: Tensor, passed: _Passed, action: Tensor, q_gradient: Tensor) -> None:
+    def backward(self, stacks: Tensor, outputs: _Outputs, action: Tensor, q_gradient: Tensor) -> None:
         """Stores the gradients of all parameters.
 
         q_gradient: gradient of the loss with respect to Q(s_t, a_t), float32[B].
         """
-        by_features = self._heads.backward(passed.body[-1], passed.heads, action, q_gradient)
-        self._body.backward(stacks, passed.body, by_features)
+        feature_gradient = self._heads.backward(outputs.body[-1], outputs.heads, action, q_gradient)
+        self._body.backward(stacks, outputs.body, feature_gradient)
 
 
-class ManualUpdate:
+class ManualUpdate(Update):
     """The step of `autograd_update.EagerUpdate` for networks that `has_manual_backward` accepts.
 
     The results of both differ only by rounding.
@@ -68,12 +73,12 @@ class ManualUpdate:
         optimizer: torch.optim.Optimizer,
         *,
         rescaled: bool = False,
-        judge_aside: bool = False,
+        target_in_background: bool = False,
     ) -> None:
         """Prepares the step. From then on, the networks' parameters must not move to other memory.
 
         rescaled: the networks output rescaled values, see `TargetRule`.
-        judge_aside: the target network runs on a second thread.
+        target_in_background: the target network runs on a second thread.
         """
         self.torch_threads = 1  # threads per operation; a second thread, if any, runs the target network
         self._config = config
@@ -86,19 +91,20 @@ class ManualUpdate:
         for parameter, part in zip(parameters, torch.split(self._gradient, sizes), strict=True):
             parameter.grad = part.view_as(parameter)
         bfloat16 = config.bfloat16 == "on"
-        self._online, self._target = _Network(online, bfloat16=bfloat16), _Network(target, bfloat16=bfloat16)
-        self._aside = ThreadPoolExecutor(1, "target", torch.set_num_threads, (1,)) if judge_aside else None
+        self._online, layers = _Network(online, bfloat16=bfloat16), _Network(target, bfloat16=bfloat16)
+        self._target = TargetForward(
+            self._rule, lambda stacks: layers.forward(stacks).q, in_background=target_in_background
+        )
 
     @torch.no_grad()
     def __call__(self, batch: DeviceBatch) -> Updated:
         """Updates the online network if loss and gradient are finite."""
-        judged = self._aside.submit(self._judge, batch.stacks) if self._aside else None
-        passed = self._online.forward(batch.stacks[self._rule.seen_online])
-        target = self._judge(batch.stacks) if judged is None else judged.result()
+        target = self._target.start(batch.stacks)
+        outputs = self._online.forward(batch.stacks[self._rule.seen_online])
         rows = batch.action, batch.n_step_return, batch.discount, batch.next_mask
-        errors = td_errors(self._rule, passed.heads.q, target, *rows)
+        errors = td_errors(self._rule, outputs.q, target(), *rows)
         loss, q_gradient = loss_and_gradients(errors, batch.weights, kind=self._config.loss)
-        self._online.backward(batch.stacks, passed, batch.action, q_gradient)
+        self._online.backward(batch.stacks, outputs, batch.action, q_gradient)
         if self._config.centered_gradients:
             center_gradients(self._parameters)
         norm = torch.linalg.vector_norm(self._gradient)
@@ -107,13 +113,8 @@ class ManualUpdate:
             if norm > self._config.max_gradient_norm:
                 self._gradient.mul_(self._config.max_gradient_norm / (norm + 1e-6))
             self._optimizer.step()
-        q, priorities = passed.heads.q[: len(errors)], errors.abs()
+        q, priorities = outputs.q[: len(errors)], errors.abs()
         return Updated(priorities, finite, describe(loss, q, priorities, norm))
-
-    @torch.no_grad()  # again, because a second thread does not inherit this mode
-    def _judge(self, stacks: Tensor) -> Tensor:
-        """Returns the target network's values of the observations that the target rule asks for."""
-        return self._target.forward(stacks[self._rule.seen_by_target]).heads.q
 
 
 def make_forward(network: nn.Module, *, bfloat16: bool) -> Callable[[Tensor], Tensor] | None:
@@ -125,13 +126,13 @@ def make_forward(network: nn.Module, *, bfloat16: bool) -> Callable[[Tensor], Te
     if not has_manual_backward(network, bfloat16=bfloat16):
         return None
     layers = _Network(network, bfloat16=bfloat16)
-    return lambda observation: layers.forward(observation.unsqueeze(0)).heads.q
+    return lambda observation: layers.forward(observation.unsqueeze(0)).q
 
 
 def has_manual_backward(network: nn.Module, *, bfloat16: bool) -> bool:
     """Whether `ManualUpdate` supports the network: built-in, with supported layers and no frozen parameters."""
     if type(network) is PixelQNetwork:
-        known = bfloat16 or pixel_torso.suits(cast(nn.Sequential, network.body))
+        known = bfloat16 or pixel_torso.supports(cast(nn.Sequential, network.body))
     else:
         known = type(network) is VectorQNetwork and not bfloat16
     return known and all(parameter.requires_grad for parameter in network.parameters())

@@ -218,7 +218,7 @@ def test_two_threads_take_halves_or_one_judges_and_more_share_every_operation(
     before = torch.get_num_threads()
     config = LearnerConfig(num_threads=num_threads, batch_size=batch_size)
     update = make_update(config, network, network, torch.optim.SGD(network.parameters()), CPU)
-    assert (len(update._networks), update._judge_aside, update.torch_threads) == (parts, aside, shared_by)
+    assert (len(update._networks), update._target.in_background, update.torch_threads) == (parts, aside, shared_by)
     assert torch.get_num_threads() == before  # It is the process's to set.
 
 
@@ -305,6 +305,8 @@ def test_on_a_gpu_only_images_weights_get_another_order_of_memory():
 class Recorder:
     """An update that adds the batch's first weight to a sum, when it is made or replayed, not when it is recorded."""
 
+    torch_threads = 1
+
     def __init__(self):
         self.calls, self.total, self.recording = 0, torch.zeros(()), False
         self.tape = []
@@ -349,7 +351,7 @@ def recorder(monkeypatch):
 
 def test_every_batch_is_learned_from_once_and_the_step_recorded_once(recorder):
     step = GraphUpdate(recorder)
-    assert (step.is_warming_up, step.recorded) == (True, False)
+    assert (step.ready, step.recorded) == (False, False)
     for number in range(1, 11):
         batch = make_batch()._replace(weights=torch.full((B,), float(number)))
         updated = step(batch)
@@ -357,7 +359,7 @@ def test_every_batch_is_learned_from_once_and_the_step_recorded_once(recorder):
         assert float(updated.td_errors[0]) == number
         assert float(recorder.total) == number * (number + 1) / 2
     assert recorder.calls == WARM_UP_STEPS + 1
-    assert (step.is_warming_up, step.recorded) == (False, True)
+    assert (step.ready, step.recorded) == (True, True)
 
 
 def test_a_recorded_update_needs_the_threads_of_the_update_it_records():
@@ -368,13 +370,14 @@ def test_a_recorded_update_needs_the_threads_of_the_update_it_records():
 def test_an_update_that_cannot_be_recorded_is_made_one_by_one_for_good(recorder, caplog):
     """As CUDA has it with a network that waits for the GPU: what was recorded until then is thrown away."""
 
-    def update(batch):
-        if recorder.recording:
-            recorder.calls += 1
-            raise torch.AcceleratorError("operation not permitted when stream is capturing\nand more")
-        return recorder(batch)
+    class Waiting(Recorder):
+        def __call__(self, batch):
+            if recorder.recording:
+                recorder.calls += 1
+                raise torch.AcceleratorError("operation not permitted when stream is capturing\nand more")
+            return recorder(batch)
 
-    step = GraphUpdate(update)
+    step = GraphUpdate(Waiting())
     for number in range(1, 11):
         updated = step(make_batch()._replace(weights=torch.full((B,), float(number))))
         assert float(updated.td_errors[0]) == number
@@ -385,11 +388,12 @@ def test_an_update_that_cannot_be_recorded_is_made_one_by_one_for_good(recorder,
 
 
 def test_what_an_update_raises_that_is_not_recorded_is_raised(recorder):
-    def update(batch):
-        raise RuntimeError("out of memory")
+    class Failing(Recorder):
+        def __call__(self, batch):
+            raise RuntimeError("no memory")
 
-    with pytest.raises(RuntimeError, match="out of memory"):
-        GraphUpdate(update)(make_batch())
+    with pytest.raises(RuntimeError, match="no memory"):
+        GraphUpdate(Failing())(make_batch())
 
 
 # --- updates that are not made ----------------------------------------------------------------------------------------

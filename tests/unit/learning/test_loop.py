@@ -118,9 +118,11 @@ def test_the_nearest_limit_says_how_much_of_the_run_is_over():
 
 
 def test_the_learning_rate_falls_until_the_limit_of_the_run():
-    loop = Loop(9, max_updates=5)
+    loop, shares = Loop(9, max_updates=5), []
+    step = loop.trainer.step
+    loop.trainer.step = lambda timeout, share: shares.append(share) or step(timeout, share)
     loop.run()
-    assert loop.trainer.run_share == 0.8  # at the beginning of the last update
+    assert shares == [0.0, 0.2, 0.4, 0.6, 0.8]
 
 
 def test_ends_after_its_last_update_although_batches_remain():

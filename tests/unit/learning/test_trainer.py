@@ -138,9 +138,10 @@ def test_nothing_is_published_until_a_gpus_step_is_recorded():
     trainer._update = GraphUpdate(trainer._update)
     for _ in range(3):
         trainer.step(0.0)
-    assert trainer.is_warming_up
+    assert not trainer.ready
     assert tape.published == []
-    trainer._update._graph, trainer._update._num_steps = object(), 4  # It could not be recorded, say.
+    trainer._update._num_steps, trainer._update._graph = 4, object()  # It could not be recorded, say.
+    trainer._update.ready = True
     trainer.step(0.0)
     assert [parameters.version for parameters in tape.published] == [4]
 

@@ -65,7 +65,7 @@ def test_a_linear_layer_and_its_gradients_are_exact():
     assert rounded(inputs.bfloat16()).equal(outputs.float())
     rounded.differentiate(inputs.bfloat16(), gradient)
     assert [p.grad.double().tolist() for p in layer.parameters()] == [g.tolist() for g in by_parameters]
-    assert rounded.back(gradient).double().equal(by_inputs)
+    assert rounded.input_gradient(gradient).double().equal(by_inputs)
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from support.native import skip_without_convolution
 from torch import nn
 
 from apex.dqn.kernels.pixel_convolution import PixelConvolution
-from apex.dqn.manual_backward.pixel_torso import PixelTorso, convolution_layer, suits
+from apex.dqn.manual_backward.pixel_torso import PixelTorso, convolution_layer, supports
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
 SHAPES = [  # batch, height, width, inputs, outputs, kernel, stride
@@ -75,7 +75,7 @@ def test_the_way_back_passes_where_the_relu_before_it_was_not_silent(shape):
             expected[:, i * stride : i * stride + kernel, j * stride : j * stride + kernel] += share
     expected[into == 0] = 0
     with torch.no_grad():
-        torch.testing.assert_close(layer.back(into, output_gradient).double(), expected, **TOLERANCE)
+        torch.testing.assert_close(layer.input_gradient(into, output_gradient).double(), expected, **TOLERANCE)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -86,14 +86,14 @@ def test_what_is_no_number_is_not_hidden_by_a_relu(value):
         assert not layer(into)[1].isfinite().all()
         assert layer(into)[0].isfinite().all()
         output_gradient[0, 2, 2, 1] = value
-        assert not layer.back(into.nan_to_num(1.0, 1.0), output_gradient)[0].isfinite().all()
+        assert not layer.input_gradient(into.nan_to_num(1.0, 1.0), output_gradient)[0].isfinite().all()
 
 
 def test_an_empty_batch_is_no_exception():
     layer, into, output_gradient = make(*SHAPES[0])
     with torch.no_grad():
         assert layer(into[:0]).shape == (0, *output_gradient.shape[1:])
-        assert layer.back(into[:0], output_gradient[:0]).shape == (0, *into.shape[1:])
+        assert layer.input_gradient(into[:0], output_gradient[:0]).shape == (0, *into.shape[1:])
         layer.differentiate(into[:0], output_gradient[:0])
     assert (layer.weight_gradient == 0).all()
 
@@ -113,7 +113,7 @@ def test_only_a_first_layer_that_it_knows_and_channels_that_fill_vectors_suit(ou
     layers = [nn.Conv2d(4, outputs[0], kernel, stride), nn.ReLU()]
     for inputs, each in pairwise(outputs):
         layers += [nn.Conv2d(inputs, each, 3), nn.ReLU()]
-    assert suits(nn.Sequential(*layers)) == expected
+    assert supports(nn.Sequential(*layers)) == expected
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,9 @@ def make(kind, schema, *, dueling=True, width=0.25, aside=False, extra=None, res
     network = NetworkConfig(hidden=round(7 / width), body_hidden=6, dueling=dueling, width=width, **(extra or {}))
     online, target = (place(make_network(network, schema, seed=seed), CPU) for seed in (1, 2))
     optimizer = make_optimizer(config, online.parameters())
-    update = kind(config, online, target.requires_grad_(False), optimizer, rescaled=rescaled, judge_aside=aside)
+    update = kind(
+        config, online, target.requires_grad_(False), optimizer, rescaled=rescaled, target_in_background=aside
+    )
     return update, online, target, optimizer
 
 
@@ -247,14 +249,14 @@ def test_what_one_step_tells_is_not_changed_by_the_next(kind):
 @pytest.mark.parametrize("kind", [VECTORS[0], PIXELS[1]])
 def test_it_goes_on_from_a_state_that_was_loaded_and_sees_a_target_that_was_copied(kind):
     schema = make_schema(*kind)
-    source, source_network, _, source_optimizer = make(EagerUpdate, schema)
+    source, source_network, source_target, source_optimizer = make(EagerUpdate, schema)
     source(make_batch(schema, 8, 0))
     update, network, target, optimizer = make(ManualUpdate, schema)
     update(make_batch(schema, 8, 5))
     network.load_state_dict(source_network.state_dict())
     restore_optimizer(optimizer, copy.deepcopy(source_optimizer.state_dict()))
     target.load_state_dict(network.state_dict())
-    source._target.load_state_dict(source_network.state_dict())
+    source_target.load_state_dict(source_network.state_dict())
     for seed in (1, 2):
         expected, got = source(make_batch(schema, 8, seed)), update(make_batch(schema, 8, seed))
         torch.testing.assert_close(got.td_errors, expected.td_errors, rtol=1e-4, atol=1e-5)
