@@ -19,12 +19,15 @@ ACTOR_SCORE = ("actor", SCORE)  # role and tag of the scores of the actor with t
 TIMED_ROLES = (Role.LEARNER, Role.EVALUATOR)  # roles whose last rows show when the run stopped
 
 
+Floats = NDArray[np.float64]
+
+
 class Series(NamedTuple):
     """The values of one metric of a run, oldest first. Seconds and steps never decrease."""
 
-    seconds: NDArray[np.float64]  # [N] seconds that the run has taken; pauses before it was resumed do not count
-    steps: NDArray[np.float64]  # [N] steps of all actors
-    values: NDArray[np.float64]  # [N] finite values
+    seconds: Floats  # [N] seconds that the run has taken; pauses before it was resumed do not count
+    steps: Floats  # [N] steps of all actors (agent decisions)
+    values: Floats  # [N] finite values
 
 
 class RunHistory:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from apex.runs.plots.aggregate import Curve, Floats, read_csv
+from apex.runs.history import Floats, Series
+from apex.runs.plots.aggregate import read_csv
 from bench.learning.records import Record, record_path
 from bench.learning.tasks import SYSTEMS, TASKS, LearningTask
 
@@ -62,9 +63,9 @@ def processor_of(record: Record) -> str:
     return name.partition(" (family")[0]
 
 
-def mean_of_last_third(curve: Curve) -> float:
+def mean_of_last_third(curve: Series) -> float:
     """Returns the mean score of all evaluations in the last third of a run's steps."""
-    return float(curve.scores[curve.steps >= LAST * curve.steps[-1]].mean())
+    return float(curve.values[curve.steps >= LAST * curve.steps[-1]].mean())
 
 
 def score_at(x: Floats, scores: Floats, place: float) -> float | None:
@@ -89,8 +90,8 @@ def _row(root: Path, task: LearningTask, seeds: Sequence[Record], others: Sequen
     curves = [read_csv(record_path(root, record.task, record.system, record.seed, ".csv")) for record in seeds]
     finals = [record.final_score.mean if record.final_score else None for record in seeds]
     steps, minutes = task.equal_steps, task.equal_minutes
-    by_steps = [score_at(curve.steps, curve.scores, steps) for curve in curves] if steps else []
-    by_minutes = [score_at(curve.seconds, curve.scores, 60 * minutes) for curve in curves] if minutes else []
+    by_steps = [score_at(curve.steps, curve.values, steps) for curve in curves] if steps else []
+    by_minutes = [score_at(curve.seconds, curve.values, 60 * minutes) for curve in curves] if minutes else []
     order = ""
     if others:
         above = all(is_above(record, others) for record in seeds)

@@ -21,7 +21,7 @@ from apex.config import Config, RunConfig
 from apex.errors import FINISHED, UsageError
 from apex.runs.checkpoints.checkpoint import note_newest
 from apex.runs.folder import RunFolder
-from apex.runs.metrics.truncate import cut_curves
+from apex.runs.metrics.writer import cut_curves
 from apex.runtime.lifecycle import Stop
 from apex.types import Schema
 

@@ -21,8 +21,7 @@ from apex.metric_tags import EPISODES, actor_tags
 from apex.replay_memory.store.location import memory_id
 from apex.runs.checkpoints.best_policy import BestPolicy, games_of
 from apex.runs.folder import RunFolder
-from apex.runs.metrics.truncate import cut_curves
-from apex.runs.metrics.writer import MetricRow, MetricsWriter
+from apex.runs.metrics.writer import MetricRow, MetricsWriter, cut_curves
 from apex.transport.header import WireError
 from apex.transport.messages import control
 from apex.transport.messages.results import ActorFigures, EvaluationResult

@@ -1,4 +1,4 @@
-"""Writes the metrics of a run as TensorBoard events and as JSON lines.
+"""Writes the metrics of a run as TensorBoard events and as JSON lines (curves), and reads and cuts the curves.
 
 tensorboardX encodes the events. Its writer thread is not used: the thread ends when the disk is full, and the program
 then blocks permanently when it adds the eleventh event.
@@ -7,12 +7,14 @@ then blocks permanently when it adds the eleventh event.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 import socket
 import struct
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,10 +26,14 @@ from tensorboardX.summary import custom_scalars, histogram_raw, scalar, text  # 
 
 from apex.runs.metrics.tensorboard_layout import LAYOUT
 from apex.runtime.append_file import AppendFile
+from apex.runtime.atomic_files import replace_file
 from apex.transport.json_codec import encode_json
 from apex.transport.messages.histogram import Histogram
 
 FLUSH_SECONDS = 1.0  # interval at which `accept` flushes
+CUT = "cut"  # subfolder of `curves` for rows of steps that are repeated
+
+log = logging.getLogger("apex")
 
 _EVENTS = re.compile(r"events\.out\.tfevents\.(\d+)\.")
 
@@ -69,8 +75,8 @@ class MetricsWriter:
             self._add_summary(scalar(tag, value), row.steps, now)
         for tag, histogram in row.histograms.items():
             self._add_summary(_summarize(tag, histogram), row.steps, now)
-        for tag, words in row.texts.items():
-            self._add_summary(text(tag, words), row.steps, now)
+        for tag, markdown in row.texts.items():
+            self._add_summary(text(tag, markdown), row.steps, now)
         if self._clock() >= self._flush_at:
             self.flush()
 
@@ -123,15 +129,38 @@ class MetricsWriter:
 
 def read_curve(path: Path) -> list[dict[str, Any]]:
     """Returns the rows of a `curves/ROLE.jsonl` file; omits a line that is incomplete after a crash."""
-    messages = []
+    rows = []
     for line in path.read_bytes().split(b"\n"):
+        with suppress(ValueError):
+            rows.append(json.loads(line))
+    return [row for row in rows if isinstance(row, dict)]
+
+
+def cut_curves(folder: Path, steps: int) -> int:
+    """Moves the rows beyond step `steps` from each `ROLE.jsonl` to `cut/ROLE.jsonl`; returns the number of moved rows.
+
+    The rows are first appended to `cut/ROLE.jsonl`. Then `ROLE.jsonl` is replaced atomically. A crash between these
+    two steps leaves the rows in both files. If the disk is full, a curve stays unchanged.
+    """
+    num_rows = 0
+    for path in sorted(folder.glob("*.jsonl")):
         try:
-            message = json.loads(line)
-        except ValueError:
+            rows = path.read_bytes().splitlines(keepends=True)
+            kept = [row for row in rows if _steps(row) <= steps]
+            late = [row for row in rows if _steps(row) > steps]
+            if not late:
+                continue
+            (folder / CUT).mkdir(exist_ok=True)
+            with (folder / CUT / path.name).open("ab") as file:
+                file.writelines(late)
+            replace_file(path, b"".join(kept))
+        except OSError as error:
+            log.error("cannot remove the rows of repeated steps from %s: %s", path, error)
             continue
-        if isinstance(message, dict):
-            messages.append(message)
-    return messages
+        num_rows += len(late)
+    if num_rows:
+        log.info("moved %d rows of curves beyond step %d to %s", num_rows, steps, folder / CUT)
+    return num_rows
 
 
 def _next_name(folder: Path) -> str:
@@ -151,3 +180,12 @@ def _summarize(tag: str, histogram: Histogram) -> Summary:
     total = math.fsum(n * x for n, x in zip(counts, middles, strict=True))
     squares = math.fsum(n * x * x for n, x in zip(counts, middles, strict=True))
     return histogram_raw(tag, edges[0], edges[-1], sum(counts), total, squares, edges[1:], counts)
+
+
+def _steps(row: bytes) -> int:
+    """Returns the steps of a row; -1 for an incomplete row after a crash, which is kept."""
+    try:
+        steps = json.loads(row)["steps"]
+    except (KeyError, TypeError, ValueError):
+        return -1
+    return steps if isinstance(steps, int) else -1

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from apex.config import Config, flatten
 from apex.errors import DataError, UsageError, require
 from apex.runs.folder import RunFolder
-from apex.runs.history import ACTOR_SCORE, EVALUATION, RunHistory
+from apex.runs.history import ACTOR_SCORE, EVALUATION, Floats, RunHistory, Series
 from apex.runtime.text import number_text
 from apex.sentences import plural
 
@@ -26,16 +25,7 @@ MAX_DIFFERENCES = 2  # maximum number of settings in a label
 # Settings that do not affect the curve: the identity, location and end of a run.
 _SAME = ("seed", "run.", "transport.bind", "transport.keys", "transport.insecure_no_auth", "transport.port_offset")
 
-Floats = NDArray[np.float64]
 Axis = Literal["seconds", "steps"]
-
-
-class Curve(NamedTuple):
-    """The scores of one seed, oldest first."""
-
-    seconds: Floats  # [N] seconds since the training command was entered; for a run, since its folder was created
-    steps: Floats  # [N] agent decisions
-    scores: Floats  # [N] the mean raw score of one evaluation
 
 
 class RunCurves(NamedTuple):
@@ -43,15 +33,15 @@ class RunCurves(NamedTuple):
 
     name: str
     config: Config
-    curve: Curve
-    is_evaluated: bool  # False: the scores are from the training games of the actor with the highest id
+    curve: Series  # the mean raw score of each evaluation
+    is_evaluated: bool  # False: the values are from the training games of the actor with the highest id
 
 
 class CurveGroup(NamedTuple):
     """Curves that differ only in the seed."""
 
     label: str
-    curves: list[Curve]
+    curves: list[Series]
     note: str = ""  # remark about the scores
 
     @property
@@ -82,15 +72,15 @@ def read_run(folder: RunFolder) -> RunCurves:
     """
     history = RunHistory(folder)
     for role, tag in (EVALUATION, ACTOR_SCORE):
-        curve = Curve(*history.series(role, tag))
-        if len(curve.scores):
+        curve = history.series(role, tag)
+        if len(curve.values):
             return RunCurves(folder.name, folder.config, curve, (role, tag) == EVALUATION)
     raise UsageError(
         f"{folder.path} has no scores yet: no evaluation and no game of the actor with the highest id has finished"
     )
 
 
-def read_csv(path: Path) -> Curve:
+def read_csv(path: Path) -> Series:
     """Reads the scores of a CSV file with the header seconds,steps,score. Raises UsageError, which names a bad line."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -105,7 +95,7 @@ def read_csv(path: Path) -> Curve:
     for (_, before), (number, after) in pairwise(points):
         for name, one, other in zip(HEADER[:2], before, after, strict=False):
             require(one <= other, f"{path}, line {number}: {name} must not decrease, got {other:g} after {one:g}")
-    return Curve(*np.array([point for _, point in points], np.float64).T)
+    return Series(*np.array([point for _, point in points], np.float64).T)
 
 
 def group_runs(runs: Sequence[RunCurves]) -> list[CurveGroup]:
@@ -123,29 +113,32 @@ def group_runs(runs: Sequence[RunCurves]) -> list[CurveGroup]:
     labels = [_label(settings, differing) for settings in firsts]
     return [
         CurveGroup(
-            label if labels.count(label) == 1 else f"{label}, {group[0].name}",
-            [run.curve for run in group],
-            ""
-            if group[0].is_evaluated
-            else f"training scores of actor {group[0].config.actor.num_actors - 1}, not evaluations",
+            label=label if labels.count(label) == 1 else f"{label}, {group[0].name}",
+            curves=[run.curve for run in group],
+            note="" if group[0].is_evaluated else _training_note(group[0].config),
         )
         for label, group in zip(labels, groups.values(), strict=True)
     ]
 
 
-def band(curves: Sequence[Curve], axis: Axis) -> Band:
+def band(curves: Sequence[Series], axis: Axis) -> Band:
     """Computes the median, lowest and highest score of the seeds over `axis`."""
-    xs = [curve.seconds if axis == "seconds" else curve.steps for curve in curves]
+    if len(curves) == 1:
+        x, scores = getattr(curves[0], axis), curves[0].values
+        return Band(x, scores, scores, scores, float(x[-1]))
+    xs: list[Floats] = [getattr(curve, axis) for curve in curves]
     begin = max(x[0] for x in xs)
     x = np.unique(np.concatenate([[begin], *xs]))
     x = x[x >= begin]
-    scores = np.array([np.interp(x, own, curve.scores) for own, curve in zip(xs, curves, strict=True)])
-    return Band(x, np.median(scores, axis=0), scores.min(0), scores.max(0), float(min(own[-1] for own in xs)))
+    all_scores = np.array([np.interp(x, own, curve.values) for own, curve in zip(xs, curves, strict=True)])
+    return Band(
+        x, np.median(all_scores, axis=0), all_scores.min(0), all_scores.max(0), float(min(own[-1] for own in xs))
+    )
 
 
-def reached(curve: Curve, threshold: float) -> tuple[float, float] | None:
+def reached(curve: Series, threshold: float) -> tuple[float, float] | None:
     """Returns seconds and steps of the first evaluation that reached `threshold`; None if no evaluation did."""
-    found = np.flatnonzero(curve.scores >= threshold)
+    found = np.flatnonzero(curve.values >= threshold)
     return (float(curve.seconds[found[0]]), float(curve.steps[found[0]])) if len(found) else None
 
 
@@ -164,15 +157,19 @@ def _parse_point(path: Path, number: int, row: Sequence[str]) -> tuple[float, ..
     return tuple(values)
 
 
+def _training_note(config: Config) -> str:
+    return f"training scores of actor {config.actor.num_actors - 1}, not evaluations"
+
+
 def _is_same(setting: str) -> bool:
     return setting.startswith(_SAME) or (setting.startswith("transport.") and setting.endswith("_port"))
 
 
 def _label(settings: dict[str, Any], differing: Iterable[str]) -> str:
     """Returns a label with the first MAX_DIFFERENCES of the settings `differing`."""
-    words = [_describe(name, settings[name]) for name in differing]
-    more = [f"{len(words) - MAX_DIFFERENCES} more"] if len(words) > MAX_DIFFERENCES else []
-    return ", ".join([*words[:MAX_DIFFERENCES], *more]) or OWN
+    parts = [_describe(name, settings[name]) for name in differing]
+    more = [f"{len(parts) - MAX_DIFFERENCES} more"] if len(parts) > MAX_DIFFERENCES else []
+    return ", ".join([*parts[:MAX_DIFFERENCES], *more]) or OWN
 
 
 def _describe(name: str, value: Any) -> str:

@@ -65,29 +65,24 @@ def _make_parser() -> Parser:
 
 def _read(names: Sequence[str], curves: Sequence[str]) -> list[CurveGroup]:
     if not names and not curves:
-        raise UsageError(f"nothing to plot: name a run, or pass --curve NAME=FILE.csv; newest run: {_latest()}")
+        raise UsageError("there is nothing to plot", "name a run, or pass --curve NAME=FILE.csv")
     folders = [RunFolder.open(name) for name in names]
     for folder in folders:
         times = sum(other.run_id == folder.run_id for other in folders)
-        require(times == 1, f"{folder.path} is given {times} times; give each run only once")
+        require(times == 1, f"{folder.path} is given {times} times", remedy="give each run only once")
     groups = group_runs([read_run(folder) for folder in folders])
     files: dict[str, list[Path]] = {}
-    for words in curves:
-        name, _, file = words.partition("=")
-        require(bool(name.strip() and file), f"--curve must have the form NAME=FILE.csv, got {words!r}")
+    for option in curves:
+        name, _, file = option.partition("=")
+        require(bool(name.strip() and file), f"--curve must have the form NAME=FILE.csv, got {option!r}")
         files.setdefault(name.strip(), []).append(Path(file))
     for name, paths in files.items():
         taken = name in [group.label for group in groups]
-        require(not taken, f"--curve {name}: a curve of the runs already has this name; choose another")
-        require(len(set(paths)) == len(paths), f"--curve {name}: a file is given twice; give each file only once")
+        require(not taken, f"--curve {name}: a group of runs already has this name", remedy="choose another name")
+        require(
+            len({*paths}) == len(paths), f"--curve {name}: a file is given twice", remedy="give each file only once"
+        )
     return groups + [CurveGroup(name, [read_csv(path) for path in paths]) for name, paths in files.items()]
-
-
-def _latest() -> str:
-    try:
-        return str(RunFolder.find_latest().path)
-    except UsageError as error:
-        return str(error)
 
 
 def _title(names: Sequence[str]) -> str:
@@ -97,7 +92,7 @@ def _title(names: Sequence[str]) -> str:
 
 def _figures(group: CurveGroup, threshold: float | None) -> dict[str, Any]:
     """Returns the results of a group for JSON."""
-    last = [float(curve.scores[-1]) for curve in group.curves]
+    last = [float(curve.values[-1]) for curve in group.curves]
     figures: dict[str, Any] = {
         "label": group.label,
         "note": group.note,
@@ -105,7 +100,7 @@ def _figures(group: CurveGroup, threshold: float | None) -> dict[str, Any]:
         "seconds": [float(curve.seconds[-1]) for curve in group.curves],
         "steps": [float(curve.steps[-1]) for curve in group.curves],
         "last_scores": last,
-        "best_scores": [float(curve.scores.max()) for curve in group.curves],
+        "best_scores": [float(curve.values.max()) for curve in group.curves],
         "median_last_score": float(np.median(last)),
     }
     if threshold is not None:
@@ -119,14 +114,14 @@ def _row(figures: dict[str, Any], threshold: float | None) -> str:
     last = figures["last_scores"]
     spread = f" ({min(last):.4g} ... {max(last):.4g})" if len(last) > 1 else ""
     note = f", {figures['note']}" if figures["note"] else ""
-    words = [
+    parts = [
         f"{figures['label']}: {plural(len(last), 'seed')}{note}, last score {figures['median_last_score']:.4g}{spread}"
     ]
     if threshold is not None:
         times = [seconds for seconds in figures["reached_seconds"] if seconds is not None]
         if len(times) == len(last):
             spread = f" ({time_text(min(times))} ... {time_text(max(times))})" if len(last) > 1 else ""
-            words.append(f"reached {number_text(threshold)} after {time_text(float(np.median(times)))}{spread}")
+            parts.append(f"reached {number_text(threshold)} after {time_text(float(np.median(times)))}{spread}")
         else:
-            words.append(f"{number_text(threshold)} reached by {len(times)} of {len(last)}")
-    return ", ".join(words)
+            parts.append(f"{number_text(threshold)} reached by {len(times)} of {len(last)}")
+    return ", ".join(parts)

@@ -9,7 +9,7 @@ from apex.config import dump_toml
 from apex.runs.folder import RunFolder
 from apex.runs.history import ACTOR_SCORE, EVALUATION, RunHistory
 from apex.runs.plots.aggregate import Axis
-from apex.runs.plots.figure import FAINT, MAIN, PANELS, WIDE, ChartLine, chart
+from apex.runs.plots.figure import FAINT, MAIN, PANELS, WIDE, Line, chart
 from apex.runs.report import facts
 from apex.runs.report.video import EmbeddedVideo
 from apex.runtime.text import number_text, time_text
@@ -104,11 +104,7 @@ def _score_charts(run: RunFolder, history: RunHistory) -> list[Chart]:
     series = ((history.series(*ACTOR_SCORE), FAINT, 1.0), (history.series(*EVALUATION), MAIN, 1.8))
     charts = []
     for axis, title in zip(PANELS, ("Score against steps", "Score against wall clock"), strict=True):
-        lines = [
-            ChartLine(getattr(each, axis), each.values, color, width)
-            for each, color, width in series
-            if len(each.values)
-        ]
+        lines = [Line([each], color, width) for each, color, width in series if len(each.values)]
         if lines:
             charts.append(Chart(title, chart(lines, axis, title, width=WIDE, threshold=run.config.run.stop_score)))
     return charts
@@ -119,9 +115,7 @@ def _training_charts(history: RunHistory) -> list[Chart]:
     for role, tag, title, axis in CURVES:
         series = history.series(role, tag)
         if len(series.values):
-            charts.append(
-                Chart(title, chart([ChartLine(getattr(series, axis), series.values, width=1.2)], axis, title))
-            )
+            charts.append(Chart(title, chart([Line([series], width=1.2)], axis, title)))
     return charts
 
 

@@ -1,4 +1,4 @@
-"""TensorBoard's arrangement of the charts: a newcomer's screen, and nothing on it that no run has."""
+"""Tests of the layout of TensorBoard's page Custom Scalars."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def read_layout(folder):
     return Layout.FromString(event.tensor_proto.string_val[0])
 
 
-def test_tensorboard_reads_the_arrangement_with_the_glance_first(tmp_path):
+def test_tensorboard_reads_the_layout_with_the_overview_first(tmp_path):
     writer = MetricsWriter(tmp_path)
     writer.begin(0)
     writer.close()
@@ -32,7 +32,7 @@ def test_tensorboard_reads_the_arrangement_with_the_glance_first(tmp_path):
     assert read == LAYOUT[GLANCE]
 
 
-def test_a_run_that_goes_on_still_has_one_arrangement(tmp_path):
+def test_resumed_run_has_one_layout(tmp_path):
     for steps in (0, 500):
         writer = MetricsWriter(tmp_path)
         writer.begin(steps)
@@ -45,13 +45,13 @@ def test_a_run_that_goes_on_still_has_one_arrangement(tmp_path):
 
 
 @pytest.mark.parametrize(("title", "tag"), CHARTS)
-def test_a_chart_has_a_short_title_and_a_pattern_that_means_one_tag_or_a_group(title, tag):
-    assert len(title) <= 45  # Longer ones take two lines, and the charts of a row stand askew.
+def test_chart_has_a_short_title_and_an_unambiguous_pattern(title, tag):
+    assert len(title) <= 45  # A longer title takes two lines, and the charts of a row are no longer aligned.
     assert re.fullmatch(r"[a-z_]+/([a-z_]+\$|[a-z_]*)", tag)
-    assert not tag.endswith(("_score", "_second"))  # Without $ it would match what only begins like it.
+    assert not tag.endswith(("_score", "_second"))  # Without $ it would also match longer tags.
 
 
-def test_what_actors_say_of_their_games_is_all_shown():
+def test_layout_shows_every_tag_of_the_actors_but_the_episodes():
     shown = re.compile("|".join(tag for _, tag in CHARTS))
     hidden = {tag for tag in actor_tags([0.4, 0.1]) if not shown.match(tag)}
     assert hidden == {"actors/episodes"}

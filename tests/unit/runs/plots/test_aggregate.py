@@ -1,4 +1,4 @@
-"""Which runs are seeds of one configuration, what a band shows of them, and which CSV files are none."""
+"""Tests of the curves of `apex plot`: groups of runs, bands of seeds, and CSV files."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import pytest
 from support.run_builders import ACTOR, make_run
 
 from apex.errors import UsageError
-from apex.runs.plots.aggregate import Curve, CurveGroup, band, group_runs, reached, read_csv, read_run
+from apex.runs.history import Series
+from apex.runs.plots.aggregate import CurveGroup, band, group_runs, reached, read_csv, read_run
 
 SCORES = [(5, 1_000, 10), (10, 2_000, 100)]
 
 
 def curve(*points):
-    return Curve(*np.array(points, float).T)
+    return Series(*np.array(points, float).T)
 
 
 def group(*runs):
@@ -23,7 +24,7 @@ def group(*runs):
 # --- groups ---------------------------------------------------------------------------------------------------------
 
 
-def test_runs_of_one_configuration_but_for_seed_name_folder_ports_and_limits_are_one_group(tmp_path):
+def test_runs_that_differ_in_seed_name_folder_ports_and_limits_are_one_group(tmp_path):
     runs = [
         make_run(tmp_path, SCORES, name="one"),
         make_run(tmp_path / "elsewhere", SCORES, seed=2),
@@ -33,7 +34,7 @@ def test_runs_of_one_configuration_but_for_seed_name_folder_ports_and_limits_are
     assert group(*runs) == [("apex", 4)]
 
 
-def test_groups_are_labelled_by_what_differs(tmp_path):
+def test_groups_are_labelled_by_the_settings_that_differ(tmp_path):
     runs = [
         make_run(tmp_path, SCORES, seed=1, learner={"learning_rate": 3e-4}),
         make_run(tmp_path, SCORES, seed=1, learner={"learning_rate": 1e-3}),
@@ -56,12 +57,12 @@ def test_groups_are_labelled_by_what_differs(tmp_path):
         ),
     ],
 )
-def test_a_label_is_short_whatever_differs(tmp_path, branches, labels):
+def test_label_has_at_most_two_settings(tmp_path, branches, labels):
     runs = [make_run(tmp_path, SCORES), make_run(tmp_path, SCORES, **branches)]
     assert [label for label, _ in group(*runs)] == labels
 
 
-def test_groups_that_a_label_does_not_tell_apart_have_a_runs_name(tmp_path):
+def test_groups_with_equal_labels_also_have_the_name_of_a_run(tmp_path):
     runs = [
         make_run(tmp_path, SCORES, name=name, replay={"capacity": capacity})
         for name, capacity in (("a", 200_000), ("b", 200_001))
@@ -69,25 +70,25 @@ def test_groups_that_a_label_does_not_tell_apart_have_a_runs_name(tmp_path):
     assert group(*runs) == [("replay.capacity 200k, a", 1), ("replay.capacity 200k, b", 1)]
 
 
-def test_the_score_is_the_evaluators(tmp_path):
-    run = read_run(make_run(tmp_path, SCORES))
-    assert (run.is_evaluated, list(run.curve.scores)) == (True, [10, 100])
+def test_run_without_evaluations_is_a_group_with_a_note(tmp_path):
+    evaluated = read_run(make_run(tmp_path, SCORES))
+    played = read_run(make_run(tmp_path, SCORES, seed=2, role="actor", tag=ACTOR))
+    assert (evaluated.is_evaluated, played.is_evaluated) == (True, False)
+    assert list(evaluated.curve.values) == [10, 100]
+    groups = group_runs([evaluated, played])
+    assert [bool(each.note) for each in groups] == [False, True]
+    assert list(groups[1].curves[0].values) == [10, 100]
+    assert "actor 7" in groups[1].note
+    assert groups[1].title.endswith(groups[1].note)
 
 
-def test_a_run_without_evaluations_is_a_group_of_its_own_that_says_so(tmp_path):
-    played = make_run(tmp_path, SCORES, seed=2, role="actor", tag=ACTOR)
-    groups = group_runs([read_run(make_run(tmp_path, SCORES)), read_run(played)])
-    assert [each.note for each in groups] == ["", "training scores of actor 7, not evaluations"]
-    assert list(groups[1].curves[0].scores) == [10, 100]
-    assert groups[1].title.endswith("training scores of actor 7, not evaluations")
+def test_run_without_scores_is_refused(tmp_path):
+    run = make_run(tmp_path)
+    with pytest.raises(UsageError, match=f"{run.path}.* no scores"):
+        read_run(run)
 
 
-def test_a_run_without_any_score_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="has no scores yet"):
-        read_run(make_run(tmp_path))
-
-
-def test_a_title_counts_the_seeds():
+def test_title_counts_the_seeds():
     assert CurveGroup("DQN", [curve((1, 2, 3))]).title == "DQN"
     assert CurveGroup("DQN", [curve((1, 2, 3))] * 3, "raw").title == "DQN · 3 seeds · raw"
 
@@ -95,7 +96,7 @@ def test_a_title_counts_the_seeds():
 # --- bands ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_band_is_median_lowest_and_highest_at_every_evaluation_of_any_seed():
+def test_band_has_median_lowest_and_highest_at_every_evaluation():
     seeds = [
         curve((0, 0, 0), (10, 100, 10)),
         curve((0, 0, 0), (5, 100, 20), (10, 200, 40)),
@@ -105,28 +106,31 @@ def test_a_band_is_median_lowest_and_highest_at_every_evaluation_of_any_seed():
     assert x.tolist() == [0, 5, 10]
     assert (median.tolist(), low.tolist(), high.tolist()) == ([0, 5, 10], [0, 3, 3], [3, 20, 40])
     assert first_end == 10
+    assert band(seeds[:2], "steps").median.tolist() == [0, 15, 25]
 
 
-def test_by_steps_the_same_scores_stand_elsewhere():
-    seeds = [curve((0, 0, 0), (10, 100, 10)), curve((0, 0, 0), (5, 100, 20))]
-    assert band(seeds, "steps").median.tolist() == [0, 15]
+def test_band_of_one_seed_is_its_curve_with_repeated_steps():
+    one = curve((0, 0, 1), (5, 100, 20), (6, 100, 30))
+    x, median, low, high, first_end = band([one], "steps")
+    assert (x.tolist(), first_end) == ([0, 100, 100], 100)
+    assert median.tolist() == low.tolist() == high.tolist() == [1, 20, 30]
 
 
-def test_a_band_begins_where_every_seed_has_been_evaluated():
+def test_band_begins_where_every_seed_has_been_evaluated():
     seeds = [curve((1, 0, 0), (11, 0, 100)), curve((6, 0, 8), (16, 0, 8))]
     result = band(seeds, "seconds")
     assert result.x.tolist() == [6, 11, 16]
     assert result.high.tolist() == [50, 100, 100]
 
 
-def test_a_seed_that_has_ended_keeps_its_last_score():
+def test_ended_seed_keeps_its_last_score():
     seeds = [curve((0, 0, 0), (2, 0, 500)), curve((0, 0, 0), (4, 0, 100), (8, 0, 300))]
     result = band(seeds, "seconds")
     assert (result.x.tolist(), result.first_end) == ([0, 2, 4, 8], 2)
     assert (result.low.tolist(), result.high.tolist()) == ([0, 50, 100, 300], [0, 500, 500, 500])
 
 
-def test_a_score_is_reached_by_the_first_evaluation_that_is_as_high():
+def test_threshold_is_reached_by_the_first_evaluation_that_is_as_high():
     scores = curve((1, 10, 400), (2, 20, 475), (3, 30, 480))
     assert (reached(scores, 475), reached(scores, 481)) == ((2, 20), None)
 
@@ -134,7 +138,7 @@ def test_a_score_is_reached_by_the_first_evaluation_that_is_as_high():
 # --- CSV ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_csv_file_is_read(tmp_path):
+def test_csv_file_is_read(tmp_path):
     path = tmp_path / "dqn.csv"
     path.write_bytes(b"\xef\xbb\xbfseconds,steps,score\r\n1.5,1000,-21\r\n\r\n1.5,2e3,-20.5\r\n")
     assert [values.tolist() for values in read_csv(path)] == [[1.5, 1.5], [1_000, 2_000], [-21, -20.5]]
@@ -143,25 +147,25 @@ def test_a_csv_file_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"dqn.csv, line 1: must be seconds,steps,score, got ''"),
-        ("steps,seconds,score\n1,2,3\n", "line 1: must be seconds,steps,score, got 'steps,seconds,score'"),
+        ("", r"dqn.csv, line 1: .*seconds,steps,score, got ''"),
+        ("steps,seconds,score\n1,2,3\n", "line 1: .*seconds,steps,score, got 'steps,seconds,score'"),
         ("seconds,steps,score\n", "no scores"),
-        ("seconds,steps,score\n1,2,3\n4,5\n", "line 3: must be three numbers, got '4,5'"),
-        ("seconds,steps,score\n1,2,3\n\n4,many,6\n", "line 4: steps must be a number >= 0, got 'many'"),
-        ("seconds,steps,score\n1,2,nan\n", "line 2: score must be a number, got 'nan'"),
-        ("seconds,steps,score\n-1,2,3\n", "line 2: seconds must be a number >= 0, got '-1'"),
-        ("seconds,steps,score\n2,2,3\n1,3,3\n", "line 3: seconds must not decrease, got 1 after 2"),
-        ("seconds,steps,score\n2,2,3\n3,1,3\n", "line 3: steps must not decrease, got 1 after 2"),
-        ("seconds,steps,score\n1,2,\xff\n", "cannot read"),
+        ("seconds,steps,score\n1,2,3\n4,5\n", "line 3: .*three numbers, got '4,5'"),
+        ("seconds,steps,score\n1,2,3\n\n4,many,6\n", "line 4: steps .*>= 0, got 'many'"),
+        ("seconds,steps,score\n1,2,nan\n", "line 2: score .*number, got 'nan'"),
+        ("seconds,steps,score\n-1,2,3\n", "line 2: seconds .*>= 0, got '-1'"),
+        ("seconds,steps,score\n2,2,3\n1,3,3\n", "line 3: seconds .*got 1 after 2"),
+        ("seconds,steps,score\n2,2,3\n3,1,3\n", "line 3: steps .*got 1 after 2"),
+        ("seconds,steps,score\n1,2,\xff\n", r"dqn\.csv"),
     ],
 )
-def test_a_csv_file_that_is_malformed_is_refused_by_its_line(tmp_path, text, message):
+def test_malformed_csv_file_is_refused_with_its_line(tmp_path, text, message):
     path = tmp_path / "dqn.csv"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(UsageError, match=message):
         read_csv(path)
 
 
-def test_a_csv_file_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"cannot read .*none.csv: No such file"):
+def test_missing_csv_file_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"none\.csv"):
         read_csv(tmp_path / "none.csv")
