@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from apex.evaluation.export.command import export
     from apex.evaluation.policy import Policy, load_policy
     from apex.launch.api import Run, preset_for, train
-    from apex.launch.ray.options import RayEngine
+    from apex.launch.engine import RayEngine
 
 __version__ = VERSION
 
@@ -57,7 +57,7 @@ _HOMES = {  # module -> the names in `__all__` that it defines
     "evaluation.export.command": ("export",),
     "evaluation.policy": ("Policy", "load_policy"),
     "launch.api": ("Run", "preset_for", "train"),
-    "launch.ray.options": ("RayEngine",),
+    "launch.engine": ("RayEngine",),
 }
 
 

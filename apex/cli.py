@@ -24,7 +24,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "train": Command("apex.launch.local", "train an agent on this machine"),
+    "train": Command("apex.launch.train", "train an agent on this machine"),
     "evaluate": Command("apex.evaluation.command", "score a trained agent in full games, or record a video"),
     "watch": Command("apex.evaluation.watch", "show games of a run's newest policy, or record a video"),
     "doctor": Command("apex.launch.preflight.doctor", "check whether a run can start here, and how to fix problems"),

@@ -32,3 +32,55 @@ class EndReason(Record, frozen=True):
 
 
 INTERRUPTED = EndReason("interrupted")
+
+FailureKind = Literal["exit", "signal", "stuck", "refused", "error"]
+
+
+class Failure(Record, frozen=True, kw_only=True):
+    """Why a program, or the process that runs it, could not continue."""
+
+    role: str
+    kind: FailureKind
+    value: float = 0.0  # exit: the status; signal: its number; stuck: seconds without a heartbeat
+    times: int = 1  # how often the program has ended
+    detail: str = ""  # the last line of its log, or the text of the exception
+    log: str = ""  # path of its log
+    unit: str = ""  # unit of Ray in which it ran; "": this host
+
+
+class Ending(Record, frozen=True):
+    """How the programs of a run ended."""
+
+    status: int  # exit status of the run
+    role: str = ""  # program that ended the run; "": a stop was requested
+    failure: Failure | None = None  # None if `status` is 0
+
+
+class ProgramEvent(Record, frozen=True):
+    """What the supervisor does with a program."""
+
+    role: str
+    kind: Literal["restarting", "abandoned", "stopping", "killing"]
+    seconds: float = 0.0  # restarting: pause before the start; killing: the grace period that is over
+    failure: Failure | None = None  # restarting, abandoned: why the program ended; its `value` may be status 0
+
+
+UnitEventKind = Literal["placed", "lost", "waiting", "restarting", "abandoned", "learner"]
+
+
+class UnitEvent(Record, frozen=True, kw_only=True):
+    """What happens to a unit of a run on Ray: it is placed on a host, lost, waits for a node, restarts or is given up.
+
+    "learner": the learner of the head has a new address.
+    """
+
+    unit: str
+    kind: UnitEventKind
+    host: str = ""  # placed: name of the host
+    address: str = ""  # placed: address of the host; learner: HOST:PORT of its control socket
+    tensorboard: str = ""  # learner: HOST:PORT of TensorBoard on that host; "": there is none
+    cpus: int = 0  # waiting: CPUs that the unit needs
+    gpu: bool = False  # waiting: whether the unit needs a GPU
+    free_cpus: float = 0.0  # waiting: CPUs of the cluster that are free
+    total_cpus: float = 0.0  # waiting: CPUs of the cluster
+    failure: Failure | None = None  # restarting, abandoned

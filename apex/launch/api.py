@@ -7,25 +7,23 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from apex.command_line import choose_preset
 from apex.config import Config, from_dict, lay_over
-from apex.errors import FINISHED, REFUSED, TrainingError, UsageError, require
+from apex.errors import REFUSED, TrainingError, UsageError, require
 from apex.facts import EndReason
-from apex.launch.local import Composer
-from apex.launch.local import run as run_programs
-from apex.launch.ray.options import LOCAL, RAY, RayEngine
+from apex.launch.engine import LOCAL, RAY, RayEngine
+from apex.launch.start import Start
 from apex.launch.summary import find_end
+from apex.launch.train import execute
 from apex.runtime.lifecycle import Stop, stop_on_signals
-from apex.runtime.supervisor import Ending
-from apex.sentences import describe_end
-from apex.transport.messages.run_status import RunStatus
+from apex.sentences import describe_end, describe_failure
 
-GUARD = 'Move the training code below `if __name__ == "__main__":`, so that the module can be imported without training'
+GUARD = 'move the training code below `if __name__ == "__main__":`, so that the module can be imported without training'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,55 +79,31 @@ def train(
 
     Raises UsageError if the configuration cannot be run, and TrainingError, with the first cause, if the run failed.
     """
-    if engine == LOCAL:
-        return train_as(config, None, quiet=quiet, stop=stop)
-    chosen = RayEngine() if engine == RAY else engine
-    if not isinstance(chosen, RayEngine):
+    require(
+        isinstance(config, Config),
+        f"config must be an apex.Config, got {config!r:.80}",
+        remedy='use apex.preset("pong")',
+    )
+    chosen = RayEngine() if engine == RAY else None if engine == LOCAL else engine
+    if not isinstance(chosen, RayEngine | None):
         raise UsageError(f'engine must be "local", "ray" or an apex.RayEngine, got {engine!r}')
-    from apex.launch.ray import driver  # Imported here because Ray may not be installed.
-
-    with _training(config, stop, quiet) as (request, out):
-        launch, ending, status = driver.train(config, chosen, request, ["apex.train"], out)
-    return _judge(launch.run_folder, launch.config, ending, status)
-
-
-def train_as(
-    config: Config, compose: Composer | None, *, quiet: bool = False, stop: Callable[[], bool] | None = None
-) -> Run:
-    """Does the same as `train` on this machine, but runs the programs that `compose` returns; None: the usual ones."""
-    with _training(config, stop, quiet) as (request, out):
-        paths = [path or os.getcwd() for path in sys.path]
-        outcome = run_programs(
-            config, request, ["apex.train"], compose, out=out, environment={"PYTHONPATH": os.pathsep.join(paths)}
-        )
+    paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    start = Start(config=config, argv=["apex.train"], engine=chosen, environment={"PYTHONPATH": paths})
+    with _only_call(), _stop_request(stop) as request, open(os.devnull, "w") as nowhere:
+        outcome = execute(start, request, nowhere if quiet else None)
+    if request.signum == signal.SIGTERM:
+        signal.raise_signal(signal.SIGTERM)
     if outcome is None and request.signum:
         raise KeyboardInterrupt("stopped before the run began")
     if outcome is None:
         raise TrainingError("the run was stopped before it began", None)
-    folder, ending, status = outcome
-    return _judge(folder.path, folder.config, ending, status)
-
-
-@contextmanager
-def _training(config: Config, stop: Callable[[], bool] | None, quiet: bool) -> Iterator[tuple[Stop, TextIO | None]]:
-    """Yields the request to stop and the stream for progress. On exit, a received SIGTERM has its usual effect."""
-    require(
-        isinstance(config, Config), f'config must be an apex.Config, such as apex.preset("pong"); got {config!r:.80}'
-    )
-    with _once(), _stopping(stop) as request, open(os.devnull, "w") as nowhere:
-        yield request, nowhere if quiet else None
-    if request.signum == signal.SIGTERM:
-        signal.raise_signal(signal.SIGTERM)
-
-
-def _judge(folder: Path, config: Config, ending: Ending, status: RunStatus | None) -> Run:
-    if ending.status == REFUSED:
-        raise UsageError(ending.cause)
-    if ending.status != FINISHED:
-        raise TrainingError(ending.cause, folder)
+    ending, status = outcome.ending, outcome.status
+    if ending.failure is not None:
+        cause = describe_failure(ending.failure)
+        raise UsageError(cause) if ending.status == REFUSED else TrainingError(cause, outcome.folder)
     return Run(
-        folder=folder,
-        config=config,
+        folder=outcome.folder,
+        config=outcome.config,
         end=find_end(ending, status),
         interrupted=not ending.role,
         score=status.evaluator.score if status else None,
@@ -144,11 +118,11 @@ _busy = threading.local()
 
 
 @contextmanager
-def _once() -> Iterator[None]:
+def _only_call() -> Iterator[None]:
     """Raises UsageError if a process of a run imports a module that calls `train`, because this would start a run."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     imported = getattr(_busy, "training", False) or (spec is not None and spec.name.partition(".")[0] == "apex")
-    require(not imported, f"apex.train was called while a process of a run imported this module. {GUARD}")
+    require(not imported, "apex.train was called while a process of a run imported this module", remedy=GUARD)
     _busy.training = True
     try:
         yield
@@ -157,7 +131,7 @@ def _once() -> Iterator[None]:
 
 
 @contextmanager
-def _stopping(ask: Callable[[], bool] | None) -> Iterator[Stop]:
+def _stop_request(ask: Callable[[], bool] | None) -> Iterator[Stop]:
     """Yields a Stop that is requested when `ask` returns True; in the main thread, also by SIGINT or SIGTERM.
 
     Other threads cannot have signal handlers.
@@ -167,9 +141,6 @@ def _stopping(ask: Callable[[], bool] | None) -> Iterator[Stop]:
         if ask is not None and ask():
             stop.request()
 
-    if threading.current_thread() is threading.main_thread():
-        with stop_on_signals(on_tick) as stop:
-            yield stop
-    else:
-        stop = Stop(on_tick)
+    main_thread = threading.current_thread() is threading.main_thread()
+    with stop_on_signals(on_tick) if main_thread else nullcontext(Stop(on_tick)) as stop:
         yield stop

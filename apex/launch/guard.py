@@ -2,102 +2,87 @@
 
 The first line of standard input is the order: what to run, and the keys, so that no secret is on a command line. If the
 input ends, the scheduler is gone or has stopped the run. The guard then terminates its programs, and kills those that
-do not end in time. The guard restarts a failed program within its crash budget, and copies the lines of the programs'
-logs to standard output. If the programs fail, the last line of standard error is the cause.
+do not end in time. Standard output has one report a line: the lines of the programs' logs, and at last the ending.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
-import logging
 import os
 import select
 import shutil
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from io import FileIO
 from pathlib import Path
 from typing import TextIO
 
 from apex.config import from_dict
-from apex.errors import FINISHED, HOPELESS, NEIGHBOUR_GONE, REFUSED, UsageError, require
-from apex.launch.terminal.view import LogTail, say
-from apex.runs.folder import RunFolder
-from apex.runtime.lifecycle import POLL_SECONDS, Stop, complain, log_to, reports_errors, stop_on_signals
-from apex.runtime.supervisor import Ending, Program, supervise
+from apex.config.sizing import size_to_machine
+from apex.environments.factory import describe
+from apex.errors import FINISHED, NEIGHBOUR_GONE, REFUSED, ApexError, UsageError, require
+from apex.facts import Ending, Failure
+from apex.launch.ray.order import Order, Report
+from apex.launch.resume import reopen
+from apex.launch.start import Start
+from apex.launch.terminal.view import LogTail
+from apex.launch.train import execute
+from apex.runtime.hardware import read_machine
+from apex.runtime.lifecycle import POLL_SECONDS, Stop, log_to, reports_errors, stop_on_signals
+from apex.runtime.supervisor import Program, supervise
 from apex.runtime.text import clean
 from apex.runtime.watchdog import take_notifier
 from apex.transport.curve.key_store import write_private
 
 HANDOVER_SECONDS = 30.0  # time limit for an earlier guard of the same home to end its programs
 
-log = logging.getLogger("apex")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What to run: one program, or the head of a run, which consists of every program except the actors."""
-
-    name: str  # name of the log file
-    home: str  # folder of this guard; the keys are written to home/keys
-    keys: dict[str, str]  # file name -> text of the key file
-    arguments: tuple[str, ...] = ()  # arguments after `python -m`; empty if this host runs the head
-    stuck_seconds: float = 0.0
-    crash_budget: float = 0.0
-    niceness: int = 0  # above 0: the program leaves CPU time to others
-    run: dict[str, object] | None = None  # configuration of the run; None if this host does not run the head
-    begun: bool = False  # whether the run has started before, so that its run folder must exist
-    cores: int = 0  # number of CPU cores that the head is sized for; 0: all cores of this host
-    argv: tuple[str, ...] = ()  # command line of the user, for the run's manifest
-
-    def encode(self) -> str:
-        """Returns the order as one line of JSON."""
-        return json.dumps(asdict(self)) + "\n"
-
 
 @reports_errors("apex")
 def main() -> int:
     """Reads the order from standard input and runs it; returns the exit status."""
+    reports = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # What a library prints must not be read as a report.
     with stop_on_signals(take_notifier()) as signals:
         source = FileIO(sys.stdin.fileno(), closefd=False)
         try:
             order = Order(**json.loads(source.readline() or b"{}"))
         except (TypeError, ValueError) as error:
-            raise UsageError("standard input has no valid order. Only a scheduler can start this module") from error
+            raise UsageError("standard input has no valid order", "only a scheduler can start this module") from error
         try:
-            ending = guard(order, Lifeline(sys.stdin.fileno(), signals))
-        except OSError as error:
-            raise UsageError(str(error)) from error
-        if ending.cause and ending.role:
-            complain(ending.cause)
-        if not ending.role:  # The guard was stopped. The run has not ended.
-            return NEIGHBOUR_GONE
-        return ending.status if ending.status in (FINISHED, REFUSED, NEIGHBOUR_GONE) else HOPELESS
+            ending = guard(order, Lifeline(sys.stdin.fileno(), reports, signals))
+        except (ApexError, OSError) as error:
+            status = error.exit_status if isinstance(error, ApexError) else REFUSED
+            ending = Ending(status, order.name, Failure(role=order.name, kind="error", detail=str(error)))
+        with suppress(OSError):  # The scheduler is gone.
+            reports.write(Report(ending=ending).encode())
+        return ending.status if ending.role else NEIGHBOUR_GONE  # The guard was stopped. The run has not ended.
 
 
 class Lifeline:
-    """Requests `stop` when the scheduler is gone; copies new lines of the logs to standard output."""
+    """Requests `stop` when the scheduler is gone; reports new lines of the logs to it."""
 
-    def __init__(self, descriptor: int, signals: Stop) -> None:
+    def __init__(self, descriptor: int, reports: TextIO, signals: Stop) -> None:
         """`descriptor`: file descriptor that the scheduler keeps open.
 
         `signals`: a Stop that is requested when this process receives a signal to end.
         """
-        self.stop = Stop(self._look)
+        self.stop = Stop(self._check)
         self.logs: list[LogTail] = []
         self._descriptor = descriptor
+        self._reports = reports
         self._signals = signals
 
-    def copy_logs(self) -> None:
-        """Prints the new lines of the logs, each with the name of its log."""
-        for path, line in [found for tail in self.logs for found in tail.new_lines()]:
-            say(f"{path.stem}: {clean(line)}")
+    def report_logs(self) -> None:
+        """Reports the new lines of the logs."""
+        with suppress(OSError):  # The scheduler is gone.
+            for path, line in [found for tail in self.logs for found in tail.new_lines()]:
+                self._reports.write(Report(path.stem, clean(line)).encode())
 
-    def _look(self) -> None:
-        self.copy_logs()
+    def _check(self) -> None:
+        self.report_logs()
         gone = select.select([self._descriptor], [], [], 0)[0] and not os.read(self._descriptor, 4096)
         if gone or self._signals.poll():
             self.stop.request()
@@ -113,9 +98,9 @@ def guard(order: Order, lifeline: Lifeline) -> Ending:
     home.chmod(0o700)
     with (home / "lock").open("a") as lock, log_to(home / "guard.log", "guard"):
         if not _take(lock, stop):
-            return Ending(FINISHED, "")
+            return Ending(FINISHED)
         lifeline.logs.append(LogTail(home))
-        _lay_out(home / "keys", order.keys)
+        _write_keys(home / "keys", order.keys)
         try:
             if order.run is not None:
                 return _run_head(order, home / "keys", lifeline)
@@ -125,40 +110,39 @@ def guard(order: Order, lifeline: Lifeline) -> Ending:
                 grace_seconds=2.0,
                 ends_run=True,
                 stuck_seconds=order.stuck_seconds,
-                crash_budget=order.crash_budget,
+                crash_budget=0.0,  # The driver has the budget, and orders the program again.
                 niceness=order.niceness,
             )
-            return supervise([program], stop, logs=home, tell=log.warning)
+            return supervise([program], stop, logs=home)
         finally:
             shutil.rmtree(home / "keys", ignore_errors=True)
-            lifeline.copy_logs()
+            lifeline.report_logs()
 
 
 def _run_head(order: Order, keys: Path, lifeline: Lifeline) -> Ending:
-    """Creates the run, or resumes it if its folder exists, and supervises its programs in this process."""
-    from apex.config.sizing import size_to_machine
-    from apex.environments.factory import describe  # Imported here because guards of actors do not need it.
-    from apex.launch.local import go_on
-    from apex.runtime.hardware import read_machine
-
+    """Starts the run, or resumes it if its folder exists, and supervises its programs in this process."""
     config = from_dict(order.run or {})
     path = Path(config.run.folder) / config.run.name
-    if not (path / "manifest.json").exists():
+    config = replace(config, transport=replace(config.transport, keys=str(keys)))
+    if (path / "manifest.json").exists():
+        here = ("--transport.keys", str(keys), "--transport.bind", config.transport.bind)
+        folder, config = reopen(str(path), here)
+        start = Start(config=config, argv=here, folder=folder.path)
+        lifeline.logs.append(LogTail(folder.logs))
+    else:
         require(
             not order.begun,
-            f"the run folder {path} is not on this host: the head has moved to another host. "
-            "Set --run.folder to a folder that all hosts share",
+            f"the run folder {path} is not on this host: the head has moved to another host",
+            remedy="set --run.folder to a folder that all hosts share",
         )
         machine = read_machine()
-        schema = describe(config.environment, config.actor.n_step)
-        sized = size_to_machine(config, replace(machine, cores=order.cores or machine.cores), schema)
-        RunFolder.create(sized, schema, argv=order.argv)
-    (path / "logs").mkdir(exist_ok=True)
-    lifeline.logs.append(LogTail(path / "logs"))
-    here = ("--transport.keys", str(keys), "--transport.bind", config.transport.bind)
+        machine = replace(machine, cores=order.cores or machine.cores)
+        sized = size_to_machine(config, machine, describe(config.environment, config.actor.n_step))
+        start = Start(config=sized, argv=order.argv)
+        lifeline.logs.append(LogTail(path / "logs"))  # This folder does not exist yet.
     with open(os.devnull, "w") as nowhere:
-        outcome = go_on(str(path), here, lifeline.stop, out=nowhere)
-    return Ending(FINISHED, "") if outcome is None else outcome.ending
+        outcome = execute(start, lifeline.stop, nowhere)
+    return Ending(FINISHED) if outcome is None else outcome.ending
 
 
 def _take(lock: TextIO, stop: Stop) -> bool:
@@ -176,7 +160,7 @@ def _take(lock: TextIO, stop: Stop) -> bool:
     return False
 
 
-def _lay_out(folder: Path, files: dict[str, str]) -> None:
+def _write_keys(folder: Path, files: dict[str, str]) -> None:
     shutil.rmtree(folder, ignore_errors=True)  # A guard that was killed may have left files.
     folder.mkdir(mode=0o700)
     for name, text in files.items():

@@ -6,9 +6,10 @@ import logging
 import re
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from apex.launch.terminal.dashboard import ENDING, EVALUATING, History
-from apex.launch.terminal.view import LogTail, View
+from apex.launch.terminal.view import View
 from apex.transport.control_client import ControlClient
 from apex.transport.messages.control import StatusRequest
 from apex.transport.messages.run_status import RunStatus
@@ -45,6 +46,13 @@ class StatusClient:
         return newest
 
 
+class Logs(Protocol):
+    """The logs of a run."""
+
+    def warnings(self) -> list[str]:
+        """Returns the lines since the last call that a user should see."""
+
+
 class RunMonitor:
     """Reads the run's status and logs once a second, and shows them."""
 
@@ -52,7 +60,7 @@ class RunMonitor:
         self,
         source: Callable[[], RunStatus | None],
         view: View,
-        logs: LogTail,
+        logs: Logs,
         history: History,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

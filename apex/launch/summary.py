@@ -9,30 +9,36 @@ import sys
 from pathlib import Path
 
 from apex.errors import FINISHED
-from apex.facts import INTERRUPTED, EndReason
+from apex.facts import INTERRUPTED, Ending, EndReason
+from apex.launch.start import RunOutcome
 from apex.runs.checkpoints.paths import newest_update
-from apex.runs.folder import RunFolder
-from apex.runtime.supervisor import Ending
 from apex.runtime.text import duration, last_lines, number
-from apex.sentences import describe_end
+from apex.sentences import describe_end, describe_failure
 from apex.transport.messages.run_status import RunStatus
 
 LAST_LINES = 5  # number of log lines shown if the failure of a program ended the run
 
 
-def summary(ending: Ending, status: RunStatus | None, folder: RunFolder) -> list[str]:
+def summary(outcome: RunOutcome) -> list[str]:
     """Returns the lines of the summary: the result of the run, and commands to try next."""
-    lines = how_it_went(ending, status, folder.logs)
+    _, folder, ending, status, driver_folder = outcome
+    lines = how_it_went(ending, status, (driver_folder or folder) / "logs")
+    train = f"{command_name('apex')} train"
+    if driver_folder is not None:
+        lines.append(f"run folder, on the head's host: {folder}")
+        if not would_end(status):
+            lines.append(f"resume: {train} --engine ray --resume {shlex.quote(str(driver_folder))}")
+        return lines
     if ending.status == FINISHED:
         lines[1:1] = _unsaved(status, folder)
-    lines.append(f"run folder: {folder.path}")
-    if any(folder.checkpoints.glob("*")):
-        where = shlex.quote(str(folder.path))
+    lines.append(f"run folder: {folder}")
+    if any((folder / "checkpoints").glob("*")):
+        where = shlex.quote(str(folder))
         lines.append(f"next: {command_name('apex')} evaluate {where} --episodes 30 --video game.mp4")
-        if not would_end(status) and not folder.config.run.single_process:
-            lines.append(f"resume: {command_name('apex')} train --resume {where}")
-    if any(folder.tensorboard.glob("*")):
-        where = shlex.quote(str(folder.tensorboard))
+        if not would_end(status) and not outcome.config.run.single_process:
+            lines.append(f"resume: {train} --resume {where}")
+    if any((folder / "tensorboard").glob("*")):
+        where = shlex.quote(str(folder / "tensorboard"))
         lines.append(f"curves: {command_name('tensorboard')} --logdir {where}")
     return lines
 
@@ -52,8 +58,8 @@ def find_end(ending: Ending, status: RunStatus | None) -> EndReason | None:
 def how_it_went(ending: Ending, status: RunStatus | None, logs: Path) -> list[str]:
     """Returns lines on how the run ended, with the score, steps and updates of `status` if it is known."""
     lines = []
-    if ending.status != FINISHED:
-        lines.append(f"the run ended with status {ending.status}: {ending.cause}")
+    if ending.failure is not None:
+        lines.append(f"the run ended with status {ending.status}: {describe_failure(ending.failure)}")
         context = last_lines(logs / f"{ending.role}.log", LAST_LINES)
         lines += [f"    {line}" for line in context if len(context) > 1]  # A single line is part of the cause already.
     else:
@@ -66,13 +72,13 @@ def how_it_went(ending: Ending, status: RunStatus | None, logs: Path) -> list[st
     return lines
 
 
-def _unsaved(status: RunStatus | None, folder: RunFolder) -> list[str]:
+def _unsaved(status: RunStatus | None, folder: Path) -> list[str]:
     """Returns a warning if the last checkpoint is missing. A run saves it before the end, unless the disk is full."""
-    updates, newest = status.updates if status is not None else 0, newest_update(folder.checkpoints)
+    updates, newest = status.updates if status is not None else 0, newest_update(folder / "checkpoints")
     if updates <= (newest or 0):
         return []
     there = "the run has no checkpoint" if newest is None else f"the newest checkpoint is of update {newest:,}"
-    return [f"the last checkpoint was not written: {there}; see {folder.logs / 'learner.log'}"]
+    return [f"the last checkpoint was not written: {there}; see {folder / 'logs' / 'learner.log'}"]
 
 
 def _score(status: RunStatus) -> str:

@@ -175,7 +175,7 @@ class RunFolder:
             ) from error
         return cls(path, unseal(seal(manifest)))  # The same as `open` reads: JSON has no tuples.
 
-    def go_on(self, config: Config, *, argv: Sequence[str] = sys.argv) -> None:
+    def record_resume(self, config: Config, *, argv: Sequence[str] = sys.argv) -> None:
         """Records that the run is resumed, with its arguments and versions; raises UsageError if writing fails."""
         again = {
             "elapsed_seconds": self.elapsed_seconds,

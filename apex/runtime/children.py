@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -21,33 +21,12 @@ from apex.errors import FAILED, REFUSED, ChildDiedError, ChildRefusedError, Usag
 from apex.runtime.file_lock import FileLock
 from apex.runtime.lifecycle import EXPLAIN_SECONDS, POLL_SECONDS, Stop, Wait, stop_on_signals
 from apex.runtime.spawn import belong_to
-from apex.runtime.watchdog import Pulse, Silence, is_traced
+from apex.runtime.watchdog import Pulse, StuckDetector, abort
 
 KILL_SECONDS = 1.0  # maximum time until a process has ended after SIGKILL
-LAST_WORDS_SECONDS = 1.0  # time for a stuck process to log its stack traces
 
 log = logging.getLogger("apex")
 _fork = multiprocessing.get_context("fork")  # Children share the parent's loaded libraries and its mapped memory.
-
-
-class _Watched:
-    """The parent's record of a child's heartbeats."""
-
-    def __init__(self, name: str, explain_seconds: float) -> None:
-        self.pulse = Pulse()
-        self.stuck = ""  # error message after the child was killed as stuck; "" before
-        self._ticks = 0
-        self._silence = Silence()
-        self._wait = Wait(f"the parent of {name}", explain_seconds=explain_seconds)
-
-    def look(self, limit: float) -> float:
-        """Returns the seconds without a heartbeat if they exceed `limit`, else 0."""
-        before, self._ticks = self._ticks, self.pulse.ticks
-        if self._ticks != before:
-            self._wait.over()
-        else:
-            self._wait.on("a heartbeat of the child")
-        return self._silence.seconds if self._silence.look(self._ticks != before, limit) else 0.0
 
 
 def start_child(
@@ -58,18 +37,28 @@ def start_child(
     If the child sends no heartbeat for `explain_seconds`, the parent logs a warning.
     """
     if not _started:
-        atexit.register(_kill_what_is_left)  # Runs before multiprocessing's exit handler, registered earlier.
-    watched = _Watched(name, explain_seconds)
-    process = _fork.Process(target=_run, args=(os.getpid(), name, watched.pulse, target, args), name=name)
+        atexit.register(_kill_remaining)  # Runs before multiprocessing's exit handler, registered earlier.
+    pulse = Pulse()
+    process = _fork.Process(target=_run, args=(os.getpid(), name, pulse, target, args), name=name)
     process.start()
-    _started[process] = watched
+    wait = Wait(f"the parent of {name}", explain_seconds=explain_seconds)
+    _started[process] = _Started(StuckDetector(pulse.count, process.pid), wait)
     return process
 
 
-_started: dict[BaseProcess, _Watched] = {}  # the children that this process has started
+@dataclass(slots=True)
+class _Started:
+    """The parent's record of a child."""
+
+    detector: StuckDetector
+    wait: Wait  # for the child's next heartbeat
+    stuck_for: float = 0.0  # seconds without a heartbeat if the child was killed as stuck; else 0
 
 
-def _kill_what_is_left() -> None:
+_started: dict[BaseProcess, _Started] = {}  # the children that this process has started
+
+
+def _kill_remaining() -> None:
     """Kills all children, so that multiprocessing does not wait for them forever when this process exits."""
     for process in _started:
         if process.exitcode is None:
@@ -97,25 +86,23 @@ def check_children(children: Sequence[BaseProcess], stuck_seconds: float = 0.0) 
     A child that sends no heartbeat for `stuck_seconds` (0: no limit) is killed and counts as ended.
     """
     for child in children:
-        watched = _started[child]
-        if child.exitcode is None and (seconds := watched.look(stuck_seconds)) and not is_traced(child.pid or 0):
-            watched.stuck = f"{child.name} had no heartbeat for {seconds:.0f} s and was killed as stuck"
-            _kill_with_words(child)
-        if watched.stuck:
-            raise ChildDiedError(watched.stuck)
+        started = _started[child]
+        if child.exitcode is None:
+            if started.detector.check(stuck_seconds):
+                started.stuck_for = started.detector.silence
+                abort(child.pid or 0, child.join)
+                child.kill()
+                child.join(KILL_SECONDS)
+            elif started.detector.silence:
+                started.wait.on("a heartbeat of the child")
+            else:
+                started.wait.over()
+        if started.stuck_for:
+            raise ChildDiedError(f"{child.name} had no heartbeat for {started.stuck_for:.0f} s and was killed as stuck")
         if child.exitcode == REFUSED:
             raise ChildRefusedError(f"the {child.name} process refused to continue; see the error above")
         if child.exitcode is not None:
             raise ChildDiedError(f"{child.name} ended with status {child.exitcode}")
-
-
-def _kill_with_words(child: BaseProcess) -> None:
-    """Kills a stuck child. The child first logs its stack traces, unless SIGSTOP has stopped it."""
-    with suppress(ProcessLookupError):
-        os.kill(child.pid or 0, signal.SIGABRT)
-    child.join(LAST_WORDS_SECONDS)
-    child.kill()
-    child.join(KILL_SECONDS)
 
 
 def stop_children(children: Sequence[BaseProcess], grace_seconds: float = 2.0) -> None:

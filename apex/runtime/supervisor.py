@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from apex.config import RunConfig
 from apex.errors import FAILED, FINISHED, HOPELESS, NEIGHBOUR_GONE, REFUSED
-from apex.runtime.children import KILL_SECONDS, LAST_WORDS_SECONDS
+from apex.facts import Ending, Failure, FailureKind, ProgramEvent
+from apex.runtime.children import KILL_SECONDS
 from apex.runtime.lifecycle import EXPLAIN_SECONDS, POLL_SECONDS, Stop, Wait
 from apex.runtime.spawn import spawn
 from apex.runtime.text import last_lines
-from apex.runtime.watchdog import Listener, Silence, is_traced
+from apex.runtime.watchdog import Listener, StuckDetector, abort
 
 log = logging.getLogger("apex")
 
@@ -48,14 +49,6 @@ class Program:
     ready: Callable[[], bool] = lambda: True  # the program is started and restarted only if this returns True
 
 
-class Ending(NamedTuple):
-    """How a run ended."""
-
-    status: int
-    cause: str  # one sentence; "" if the run finished
-    role: str = ""  # role that ended the run; "" if a stop was requested
-
-
 class CrashBudget:
     """A leaky bucket: each crash raises the level, which falls over time and determines the pause before a restart."""
 
@@ -78,18 +71,18 @@ def supervise(
     stop: Stop,
     *,
     logs: Path,
-    tell: Callable[[str], None] = lambda sentence: None,
+    notify: Callable[[ProgramEvent], None] = lambda event: None,
     tick: Callable[[], None] = lambda: None,
     environment: Mapping[str, str] = MappingProxyType({}),
     explain_seconds: float = EXPLAIN_SECONDS,
 ) -> Ending:
     """Runs the programs until a stop is requested or a program ends the run, then stops all, even on an exception.
 
-    Each program writes to `logs`/ROLE.log and gets `environment` in addition to the environment of this process. `tell`
-    is called with messages for the user, `tick` every 0.2 s. If no program sends heartbeats for `explain_seconds`, that
+    Each program writes to `logs`/ROLE.log and gets `environment` in addition to the environment of this process.
+    `notify` is called with each event, `tick` every 0.2 s. If no program sends heartbeats for `explain_seconds`, that
     is logged.
     """
-    running = [_Running(program, logs / f"{program.role}.log", tell, environment) for program in programs]
+    running = [_Running(program, logs / f"{program.role}.log", notify, environment) for program in programs]
     standstill = Wait("launcher", explain_seconds=explain_seconds)
     try:
         while not stop.poll():
@@ -97,10 +90,10 @@ def supervise(
                 ending = one.check(time.monotonic())
                 if ending is not None:
                     return _first_cause(ending, running)
-            _kill_the_stuck(running, standstill)
+            _kill_stuck(running, standstill)
             tick()
             time.sleep(POLL_SECONDS)
-        return Ending(FINISHED, "")
+        return Ending(FINISHED)
     finally:
         _stop_in_order(running[::-1])
 
@@ -109,40 +102,44 @@ class _Running:
     """One program, across all its restarts."""
 
     def __init__(
-        self, program: Program, log: Path, tell: Callable[[str], None], environment: Mapping[str, str]
+        self,
+        program: Program,
+        log: Path,
+        notify: Callable[[ProgramEvent], None],
+        environment: Mapping[str, str],
     ) -> None:
         self.program = program
         self.num_endings = 0
         self.last_status: int | None = None
+        self.is_stuck = False
         self._log = log
-        self._tell = tell
+        self._notify = notify
         self._environment = environment
         self._budget = CrashBudget(program.crash_budget)
         self._process: subprocess.Popen[bytes] | None = None
         self._start_at: float | None = 0.0  # None: do not start the program again
         self._ended_well = False  # last exit status was 0; reported only when the program is restarted
         self._listener: Listener | None = None
-        self._silence = Silence()
+        self._detector: StuckDetector | None = None
         self._stuck_for = 0.0  # seconds without a heartbeat if the program was killed as stuck; else 0
-        self.is_stuck = False
 
     def check(self, now: float) -> Ending | None:
         """Starts the program if it is due, and handles its end. Returns an Ending if the run ends."""
+        program = self.program
         if self._process is None:
-            if self._start_at is not None and now >= self._start_at and self.program.ready():
+            if self._start_at is not None and now >= self._start_at and program.ready():
                 self._start()
             return None
         status = self._process.poll()
         if status is None:
-            heard = self._listener is not None and self._listener.heard()
-            self.is_stuck = self._silence.look(heard, self.program.stuck_seconds)
+            self.is_stuck = self._detector is not None and self._detector.check(program.stuck_seconds)
             return None
         self.kill()  # Child processes may still be running.
         self.last_status = status
         self.num_endings += 1
-        if status == FINISHED and self.program.ends_run:
-            return Ending(FINISHED, "", self.program.role)
-        if status == FINISHED and not self.program.ready():
+        if status == FINISHED and program.ends_run:
+            return Ending(FINISHED, program.role)
+        if status == FINISHED and not program.ready():
             return None  # The program has finished, and the run is ending.
         cost = INNOCENT_COST if status in (FINISHED, NEIGHBOUR_GONE) else 1.0
         pause = None if status in (REFUSED, HOPELESS) else self._budget.charge(cost, now)
@@ -150,46 +147,47 @@ class _Running:
             self._ended_well = status == FINISHED
             self._start_at = now + (max(pause, REST_SECONDS) if self._ended_well else pause)
             if not self._ended_well:
-                self._tell(f"{self.program.role} {self._words()}; it starts again in {pause:.1f} s; see {self._log}")
+                self._notify(ProgramEvent(program.role, "restarting", pause, self.failure()))
             return None
-        if self.program.essential:
+        if program.essential:
             return self.ending()
         self._start_at = None
-        self._tell(f"continuing without {self.program.role}: {self.ending().cause}")
+        self._notify(ProgramEvent(program.role, "abandoned", failure=self.failure()))
         return None
+
+    def failure(self) -> Failure:
+        """Returns why the program ended."""
+        status = self.last_status or FINISHED
+        kind: FailureKind = "signal" if status < 0 else "refused" if status == REFUSED else "exit"
+        return Failure(
+            role=self.program.role,
+            kind="stuck" if self._stuck_for else kind,
+            value=self._stuck_for or abs(status),
+            times=self.num_endings,
+            detail="" if self._stuck_for else "".join(last_lines(self._log, 1)),
+            log=str(self._log),
+        )
 
     def ending(self) -> Ending:
         """Returns the Ending of a run that ends because of this program."""
         status = FAILED if self.last_status in (None, HOPELESS) else max(FAILED, self.last_status or 0)
-        last_words = "" if self._stuck_for else ": ".join(["", *last_lines(self._log, 1)])
-        if status == REFUSED:
-            return Ending(status, f"{self.program.role} refused to run{last_words}; see {self._log}", self.program.role)
-        often = {1: "once", 2: "twice"}.get(self.num_endings, f"{self.num_endings} times")
-        cause = f"{self.program.role} {self._words()} {often}{last_words}; see {self._log}"
-        return Ending(status, cause, self.program.role)
+        return Ending(status, self.program.role, self.failure())
 
     def _start(self) -> None:
+        program = self.program
+        own: dict[str, str] = {}
         if self._ended_well:
-            self._tell(f"{self.program.role} {self._words()}; it starts again; see {self._log}")
-        self._ended_well, self._stuck_for, self._silence = False, 0.0, Silence()
-        if self.program.stuck_seconds:
-            self._listener = Listener(self.program.stuck_seconds)
-        own = self._listener.environment if self._listener else {}
+            self._notify(ProgramEvent(program.role, "restarting", failure=self.failure()))
+        self._ended_well, self._stuck_for, self._detector = False, 0.0, None
+        if program.stuck_seconds:
+            self._listener = Listener(program.stuck_seconds)
+            own = self._listener.environment
         with _open_log(self._log) as output:
             self._process = spawn(
-                self.program.command,
-                output=output,
-                environment={**self._environment, **own},
-                niceness=self.program.niceness,
+                program.command, output=output, environment={**self._environment, **own}, niceness=program.niceness
             )
-
-    def _words(self) -> str:
-        if self._stuck_for:
-            return f"had no heartbeat for {self._stuck_for:.0f} s and was killed (--run.stuck-seconds)"
-        status = self.last_status or FINISHED
-        if status >= 0:
-            return f"ended with status {status}"
-        return f"was ended by signal {-status} ({signal.strsignal(-status)})"
+        if self._listener is not None:
+            self._detector = StuckDetector(self._listener.count, self._process.pid)
 
     @property
     def alive(self) -> bool:
@@ -198,35 +196,32 @@ class _Running:
 
     @property
     def silence(self) -> float:
-        """Seconds without a heartbeat; 0 if the program sends none or a debugger has stopped it."""
-        if self._process is None or not self.program.stuck_seconds or is_traced(self._process.pid):
-            return 0.0
-        return self._silence.seconds
+        """Seconds without a heartbeat; 0 if the program sends none."""
+        return self._detector.silence if self._detector is not None else 0.0
 
     def kill_as_stuck(self) -> None:
         """Kills the program and its children. The program first logs its stack traces, unless SIGSTOP stopped it."""
         if self._process is not None:
             self._stuck_for = self.silence
-            self._process.send_signal(signal.SIGABRT)
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(LAST_WORDS_SECONDS)
+            abort(self._process.pid, self._process.wait)
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    def ask(self) -> None:
+    def request_stop(self) -> None:
         """Sends SIGTERM to the program."""
         if self._process is not None and self.alive:
-            self._tell(f"stopping {self.program.role}")
+            self._notify(ProgramEvent(self.program.role, "stopping"))
             self._process.send_signal(signal.SIGTERM)
 
-    def stop(self, asked_at: float) -> None:
-        """Waits until the program's grace period since `asked_at` is over, and kills its remaining processes."""
+    def stop(self, requested_at: float) -> None:
+        """Waits until the grace period since `requested_at` is over, and kills the program's remaining processes."""
         if self._process is None:
             return
+        grace = self.program.grace_seconds
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(max(0.0, asked_at + self.program.grace_seconds - time.monotonic()))
+            self._process.wait(max(0.0, requested_at + grace - time.monotonic()))
         if self.alive:
-            self._tell(f"{self.program.role} did not stop within {self.program.grace_seconds:.1f} s; killing it")
+            self._notify(ProgramEvent(self.program.role, "killing", grace))
         self.kill()
 
     def kill(self) -> None:
@@ -242,14 +237,14 @@ class _Running:
             self._listener.close()
 
 
-def _kill_the_stuck(running: Sequence[_Running], standstill: Wait) -> None:
+def _kill_stuck(running: Sequence[_Running], standstill: Wait) -> None:
     """Kills each program whose heartbeats have stopped for too long.
 
     If several programs are watched and no other one has sent a heartbeat recently, kills none: the machine is probably
     too busy, or all programs were stopped.
     """
     watched = [one for one in running if one.alive and one.program.stuck_seconds]
-    stuck = [one for one in watched if one.is_stuck and one.silence]
+    stuck = [one for one in watched if one.is_stuck]
     others = [one for one in watched if one not in stuck]
     if not stuck:
         standstill.over()
@@ -272,11 +267,11 @@ def _open_log(path: Path) -> BinaryIO:
 def _stop_in_order(running: Sequence[_Running]) -> None:
     try:
         for _, group in groupby(running, key=lambda one: one.program.stops_with or id(one)):
-            together, asked_at = list(group), time.monotonic()
+            together, requested_at = list(group), time.monotonic()
             for one in together:
-                one.ask()
+                one.request_stop()
             for one in together:
-                one.stop(asked_at)
+                one.stop(requested_at)
     finally:  # A second Ctrl-C raises an exception, which skips all grace periods.
         for one in running:
             one.kill()

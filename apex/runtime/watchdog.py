@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 import socket
 import struct
+import subprocess
 import time
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
@@ -19,6 +21,7 @@ START_FACTOR = 5  # multiplies the limit until the first heartbeat, because torc
 CREDENTIALS = "iII"  # process id, user id and group id of a message's sender
 CREDENTIALS_BYTES = socket.CMSG_SPACE(struct.calcsize(CREDENTIALS))
 LOOKS = 4  # minimum number of checks before a process counts as stuck
+ABORT_SECONDS = 1.0  # time for a stuck process to log its stack traces
 
 
 class Pulse:
@@ -31,31 +34,53 @@ class Pulse:
         """Counts one heartbeat; called by the child."""
         self._cell[0] += 1
 
-    @property
-    def ticks(self) -> int:
-        """The number of heartbeats so far."""
+    def count(self) -> int:
+        """Returns the number of heartbeats so far."""
         return self._cell[0]
 
 
-class Silence:
-    """Measures how long a process has sent no heartbeat.
+class StuckDetector:
+    """Decides whether a process is stuck, because it has sent no heartbeat for too long.
 
-    One check adds at most a quarter of the limit to `seconds`, because the watcher itself may have been suspended.
+    One check adds at most a quarter of the limit to `silence`, because the watcher itself may have been suspended.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.seconds = 0.0
+    def __init__(
+        self, count: Callable[[], int], pid: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`count` returns the number of heartbeats so far. `pid`: the process; None: this process."""
+        self.silence = 0.0  # seconds without a heartbeat
+        self._count = count
+        self._pid = os.getpid() if pid is None else pid
         self._clock = clock
-        self._looked_at = clock()
+        self._counted = count()
+        self._checked_at = clock()
         self._begun = False
 
-    def look(self, heard: bool, limit: float) -> bool:
-        """Returns whether the silence reaches `limit` (0: never). `heard`: a heartbeat arrived since the last call."""
-        now = self._clock()
-        self._begun |= heard
-        self.seconds = 0.0 if heard else self.seconds + min(now - self._looked_at, limit / LOOKS)
-        self._looked_at = now
-        return 0 < limit * (1 if self._begun else START_FACTOR) <= self.seconds
+    def check(self, limit: float) -> bool:
+        """Returns whether `silence` has reached `limit` (0: never). A process that a debugger traces is not stuck."""
+        now, counted = self._clock(), self._count()
+        if counted != self._counted:
+            self._begun, self.silence = True, 0.0
+        else:
+            self.silence += min(now - self._checked_at, limit / LOOKS)
+        self._counted, self._checked_at = counted, now
+        if not 0 < limit * (1 if self._begun else START_FACTOR) <= self.silence:
+            return False
+        if is_traced(self._pid):
+            self.silence = 0.0
+        return self.silence > 0
+
+
+def abort(pid: int, wait: Callable[[float], object]) -> None:
+    """Makes a stuck process log its stack traces and end. `wait(seconds)` waits for its end, as long as allowed.
+
+    The caller must kill the process then: a process that SIGSTOP has stopped does not end.
+    """
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGABRT)
+    with suppress(subprocess.TimeoutExpired):
+        wait(ABORT_SECONDS)
 
 
 def take_notifier(
@@ -97,17 +122,17 @@ class Listener:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._socket.bind("")  # The kernel chooses an unused name and releases it automatically.
+        self._count = 0
         name = bytes(self._socket.getsockname())[1:].decode()
         self.environment = {"NOTIFY_SOCKET": f"@{name}", "WATCHDOG_USEC": str(int(limit * 1e6))}
 
-    def heard(self) -> bool:
-        """Returns whether a heartbeat arrived since the last call. Ignores messages from other users."""
-        heard = False
+    def count(self) -> int:
+        """Returns the number of heartbeats so far. Ignores messages from other users."""
         with suppress(BlockingIOError):
             while True:
-                words, [(_, _, sender), *_], _, _ = self._socket.recvmsg(4096, CREDENTIALS_BYTES)
-                heard |= b"WATCHDOG=1" in words and struct.unpack(CREDENTIALS, sender)[1] == os.geteuid()
-        return heard
+                message, [(_, _, sender), *_], _, _ = self._socket.recvmsg(4096, CREDENTIALS_BYTES)
+                self._count += b"WATCHDOG=1" in message and struct.unpack(CREDENTIALS, sender)[1] == os.geteuid()
+        return self._count
 
     def close(self) -> None:
         """Closes the socket and releases its name."""

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from apex.runtime.lifecycle import EXPLAIN_SECONDS, POLL_SECONDS, Helper, Stop, Wait
 from apex.runtime.resources import ResourceMeter
-from apex.runtime.watchdog import Silence, is_traced
+from apex.runtime.watchdog import StuckDetector
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.key_store import read_keys
 from apex.transport.hello import Welcome, host_name
@@ -76,8 +76,7 @@ class Session:
         self._outbox: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
         self._closing = False
         self._meter = ResourceMeter()
-        self._silence = Silence()  # how long the main thread's loop has made no progress
-        self._ticks = stop.ticks
+        self._detector = StuckDetector(lambda: stop.ticks)  # watches the main thread's loop
         self._helper = Helper(f"{role} heartbeats", self._run, stop)
         self._helper.start()
 
@@ -121,17 +120,14 @@ class Session:
 
     def _watch_main_thread(self) -> str:
         """Returns a text for the status if the main loop makes no progress, else "". Aborts a stuck program."""
-        ticks, limit = self._stop.ticks, PATIENCE * self._welcome.config.run.stuck_seconds
-        too_long = self._silence.look(ticks != self._ticks, limit)
-        self._ticks = ticks
-        if too_long and not is_traced(os.getpid()):
+        if self._detector.check(PATIENCE * self._welcome.config.run.stuck_seconds):
             log.critical(
                 "%s: the main thread made no progress for %.0f s; aborting this process as stuck",
                 self._role,
-                self._silence.seconds,
+                self._detector.silence,
             )
             os.abort()  # faulthandler logs the stack of each thread.
-        seconds = self._silence.seconds
+        seconds = self._detector.silence
         return f"for its own main thread ({seconds:.0f} s without progress)" if seconds > self._explain_seconds else ""
 
     def _heartbeat(self) -> control.AnyHeartbeat:

@@ -9,13 +9,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from apex.command_line import parse_config
-from apex.config import Config
 from apex.errors import FAILED
-from apex.launch.local import make_programs, resume, train
-from apex.launch.monitor import RunMonitor
-from apex.launch.resume import resume_parser
-from apex.runs.folder import RunFolder
+from apex.launch.train import execute, read_start, show
 from apex.runtime.lifecycle import reports_errors, stop_on_signals
 from apex.runtime.supervisor import Program
 from chaos.proxy import ADDRESSES
@@ -25,27 +20,21 @@ from chaos.proxy import ADDRESSES
 def main(argv: Sequence[str] | None = None) -> int:
     """The composition root: the folder of the ledgers, streams of each actor host, then the options of `apex train`."""
     ledgers, hosts, *rest = sys.argv[1:] if argv is None else argv
-    compose = partial(programs, Path(ledgers), [int(words) for words in hosts.split(",") if words])
+    edit = partial(edit_programs, Path(ledgers), [int(count) for count in hosts.split(",") if count])
     try:
         with stop_on_signals() as stop:
-            options, rest = resume_parser("python -m chaos").parse_known_args(rest)
-            if options.resume is not None:
-                return resume(options.resume, rest, stop, compose, accept=options.accept_changes)
-            config = parse_config(rest, prog="python -m chaos")
-            return train(config, stop, rest, compose)
+            return show(execute(replace(read_start(rest), edit_programs=edit), stop))
     except KeyboardInterrupt:
         return FAILED
 
 
-def programs(
-    ledgers: Path, hosts: Sequence[int], config: Config, folder: RunFolder, watch: RunMonitor
-) -> list[Program]:
-    """Those of `make_programs`, which reach one another through the proxies; no number of crashes ends the run.
+def edit_programs(ledgers: Path, hosts: Sequence[int], programs: Sequence[Program]) -> list[Program]:
+    """Makes the programs of a run reach one another through the proxies; no number of crashes ends the run.
 
     `hosts`: the streams of each actor host, in a process each; without any there is one host, as in the product.
     """
     made = []
-    for program in make_programs(config, folder, watch):
+    for program in programs:
         role = program.role.partition("-")[0]
         if role in ADDRESSES:
             program = replace(program, command=_through(program.command, ADDRESSES[role]))

@@ -109,7 +109,7 @@ class Saver:
         save_best(self._folder.checkpoints, flatten_parameters(self.network), info)
         self._folder.elapsed_seconds = float(self.num_updates)
         if self.num_updates % 50 == 0:
-            self._folder.go_on(self._folder.config, argv=["chaos"])
+            self._folder.record_resume(self._folder.config, argv=["chaos"])
 
 
 def make_run(folder: Path) -> RunFolder:

@@ -11,12 +11,10 @@ from dataclasses import replace
 from functools import partial
 from unittest.mock import patch
 
-from apex.command_line import parse_config
-from apex.config import Config, EnvironmentConfig
+from apex.config import EnvironmentConfig
 from apex.environments.factory import describe
 from apex.launch import local
-from apex.launch.monitor import RunMonitor
-from apex.runs.folder import RunFolder
+from apex.launch.train import execute, read_start, show
 from apex.runtime.lifecycle import reports_errors, stop_on_signals
 from apex.runtime.supervisor import Program
 from apex.types import Schema
@@ -26,23 +24,24 @@ from apex.types import Schema
 def main(argv: Sequence[str] | None = None) -> int:
     """The composition root: kinds of spoiling and their share, then the options of `apex train`."""
     kinds, share, *rest = sys.argv[1:] if argv is None else argv
-    config = parse_config(rest, prog="python -m chaos unusable")
+    start = replace(read_start(rest), edit_programs=partial(_spoil, kinds, share))
     with stop_on_signals() as stop, patch.object(local, "describe", _describe):
-        return local.train(config, stop, rest, partial(_programs, kinds, share))
+        return show(execute(start, stop))
 
 
 def _describe(config: EnvironmentConfig, n_step: int, tell: Callable[[str], None]) -> Schema:
     return replace(describe(config, n_step, tell), codec="lz4")
 
 
-def _programs(kinds: str, share: str, config: Config, folder: RunFolder, watch: RunMonitor) -> list[Program]:
+def _spoil(kinds: str, share: str, programs: list[Program]) -> list[Program]:
     made = []
-    for program in local.make_programs(config, folder, watch):
+    for program in programs:
         if program.role == "actor":
-            words = [word for word in program.command if word != "-P"]  # `chaos` is in the current folder only.
-            at = words.index("apex.actor")
-            words[at : at + 1] = ["chaos.unusable.actor", kinds, share]
-            program = replace(program, command=tuple(words))
+            # `chaos` is in the current folder only.
+            command = [argument for argument in program.command if argument != "-P"]
+            at = command.index("apex.actor")
+            command[at : at + 1] = ["chaos.unusable.actor", kinds, share]
+            program = replace(program, command=tuple(command))
         made.append(program)
     return made
 

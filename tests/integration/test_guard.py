@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from support.waiting import until
 
-from apex.errors import HOPELESS, NEIGHBOUR_GONE, REFUSED
-from apex.launch.guard import Order
+from apex.errors import NEIGHBOUR_GONE, REFUSED
+from apex.launch.ray.order import Order, Report
 
 pytestmark = pytest.mark.covers_programs
 ROLE = """
@@ -35,7 +35,6 @@ def order(what, **changes):
         "home": "home",
         "keys": {"role.secret": "hush"},
         "stuck_seconds": 0.0,
-        "crash_budget": 3.0,
     }
     return Order(**{**known, **changes})
 
@@ -94,19 +93,21 @@ def finish(process):
     return process.wait(60), process.stdout.read().decode()
 
 
-@pytest.mark.parametrize(("ends", "status"), [(0, 0), (2, REFUSED), (HOPELESS, HOPELESS)])
-def test_a_program_gets_its_keys_and_the_guard_ends_with_its_status(guards, ends, status):
-    process = guards.start(order(ends).encode())
+@pytest.mark.parametrize(("status", "kind"), [(0, None), (REFUSED, "refused"), (7, "exit")])
+def test_a_program_gets_its_keys_and_the_guard_reports_its_end(guards, status, kind):
+    process = guards.start(order(status).encode())
     assert process.wait(60) == status
-    said = process.stdout.read().decode()
-    assert "role.secret 0o600 hush" in said
-    assert ("role ended with status 3 once: ready" in said) == (status == HOPELESS)
-    assert ("role refused to run: ready" in said) == (status == REFUSED)
+    *lines, last = [Report.decode(line) for line in process.stdout]
+    assert Report("role", "role.secret 0o600 hush") in lines
+    assert (last.ending.status, last.ending.role) == (status, "role")
+    failure = last.ending.failure
+    assert (failure and failure.kind) == kind
+    assert failure is None or (failure.detail, failure.times) == ("ready", 1)  # The scheduler decides on a restart.
     assert not (guards.folder / "home" / "keys").exists()
     assert "hush" in (guards.folder / "home" / "role.log").read_text()
 
 
-def test_a_guard_ends_its_program_and_removes_its_keys_when_its_input_ends(guards):
+def test_a_guard_ends_its_program_and_removes_its_keys_at_end_of_input(guards):
     process = guards.start(order("wait").encode())
     until(guards.programs, "program")
     status, _ = finish(process)
@@ -115,7 +116,7 @@ def test_a_guard_ends_its_program_and_removes_its_keys_when_its_input_ends(guard
     assert not (guards.folder / "home" / "keys").exists()
 
 
-def test_a_guard_ends_its_program_although_nobody_reads_its_output(guards):
+def test_a_guard_ends_its_program_if_its_output_is_closed(guards):
     process = guards.start(order("wait").encode())
     until(guards.programs, "program")
     process.stdout.close()
@@ -131,14 +132,14 @@ def test_the_program_of_a_killed_guard_ends(guards):
     until(lambda: not guards.programs(), "end")
 
 
-def test_a_guard_waits_until_the_guard_before_has_ended(guards):
+def test_a_guard_waits_until_the_earlier_guard_has_ended(guards):
     first = guards.start(order("wait").encode())
     (before,) = until(guards.programs, "program")
     second = guards.start(order(0, keys={"role.secret": "new"}).encode())
     time.sleep(0.5)  # It must not begin, however much time it has.
     assert guards.programs() == [before]
     third = guards.start(order(0, keys={"role.secret": "late"}).encode())
-    assert finish(third) == (NEIGHBOUR_GONE, "")  # It must not take anything away either.
+    assert finish(third)[0] == NEIGHBOUR_GONE  # It must not take anything away either.
     assert (guards.folder / "home" / "keys" / "role.secret").read_text() == "hush"
     finish(first)
     assert second.wait(60) == 0
@@ -147,6 +148,6 @@ def test_a_guard_waits_until_the_guard_before_has_ended(guards):
 
 @pytest.mark.parametrize("line", ["\n", '{"role": "actor"}\n', "\0\n"])
 def test_a_guard_refuses_input_that_is_no_order(guards, line):
-    status, said = finish(guards.start(line))
+    status, output = finish(guards.start(line))
     assert status == REFUSED
-    assert said == "apex: standard input has no valid order. Only a scheduler can start this module\n"
+    assert len(output.splitlines()) == 1

@@ -20,8 +20,8 @@ from apex.config.presets import PRESETS
 from apex.environments.factory import describe
 from apex.errors import FAILED, FINISHED, REFUSED, UsageError
 from apex.evaluation.command import main as evaluate
-from apex.launch.local import main as train
 from apex.launch.preflight.fit import FREE_RATIO, fit_one_process
+from apex.launch.train import main as train
 from apex.learning.setup import open_run
 from apex.replay_memory.store.location import store_path
 from apex.runs.checkpoints.folder import find_latest
@@ -74,7 +74,7 @@ JOBS = {
     "pong": (*PONG, "--seed=3"),
     "another": (*CARTPOLE, "--seed=4"),
 }
-SCRIPT = "import json, sys; from apex.launch.local import main; sys.exit(max(map(main, json.loads(sys.argv[1]))))"
+SCRIPT = "import json, sys; from apex.launch.train import main; sys.exit(max(map(main, json.loads(sys.argv[1]))))"
 
 pytestmark = pytest.mark.timeout(300)  # Of the first one, with the runs that it shares; they take 15 s of two cores.
 

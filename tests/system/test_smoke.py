@@ -23,11 +23,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from apex.launch.terminal.dashboard import EVALUATING
 from apex.replay_memory.store.file import open_file
 from apex.replay_memory.store.layout import COMMIT
-from apex.replay_memory.store.location import store_path
+from apex.replay_memory.store.location import is_claimed, store_path
 from apex.runs.folder import RunFolder
 from apex.runs.metrics.tensorboard_layout import GLANCE, LAYOUT
 from apex.runs.metrics.writer import read_curve
-from apex.runtime.run_claim import is_claimed
 
 pytestmark = pytest.mark.timeout(400)  # Beyond a test's own deadlines.
 

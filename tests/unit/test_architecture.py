@@ -84,7 +84,7 @@ def test_executing_sources_are_found(source):
     assert len(list(executing(ast.parse(source)))) == 1
 
 
-@pytest.mark.parametrize("module", ["apex.launch.local", "apex.launch.preflight.doctor", "apex.launch.status"])
+@pytest.mark.parametrize("module", ["apex.launch.train", "apex.launch.preflight.doctor", "apex.launch.status"])
 def test_commands_do_not_import_torch(module):
     program = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=100).returncode == 0

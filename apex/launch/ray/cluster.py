@@ -12,12 +12,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from apex.errors import UsageError
-from apex.launch.ray.options import RayEngine
+from apex.launch.engine import RayEngine
 from apex.launch.ray.unit import Unit
 from apex.runtime.optional_imports import remedy
 
 OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum: the run does not use it, and the replay memory needs /dev/shm
-NO_CLUSTER = "any running Ray instance"  # part of Ray's error message
 PROBE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 PROBE_SECONDS = 5.0
 CONNECT_SECONDS = 5.0  # Ray itself would wait minutes for an address at which nothing listens
@@ -59,8 +58,8 @@ def _connect(ray: Any, engine: RayEngine) -> None:
     try:
         try:
             ray.init(address=address, logging_level=logging.ERROR)
-        except ConnectionError as error:
-            if NO_CLUSTER not in str(error):
+        except ConnectionError:
+            if address != "auto":  # Otherwise no cluster runs on this host.
                 raise
             needed = engine.head_cpus + engine.actor_hosts * engine.cpus_per_host
             ray.init(  # Ray also listens on the network, but creates an authentication token.
@@ -130,4 +129,4 @@ def make_actor_host(ray: Any, num_cpus: int) -> Any:
 
 
 def _remote(ray: Any) -> Any:
-    return ray.remote(max_restarts=-1, max_task_retries=0, max_concurrency=4, runtime_env=UNIT_ENVIRONMENT)(Unit)
+    return ray.remote(max_restarts=-1, max_task_retries=0, max_concurrency=5, runtime_env=UNIT_ENVIRONMENT)(Unit)

@@ -7,8 +7,6 @@ run communicate over ZeroMQ, with new keys for each start. When this process end
 from __future__ import annotations
 
 import json
-import re
-import shlex
 import shutil
 import sys
 import time
@@ -17,84 +15,47 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 from apex.config import Config, flatten, from_dict, to_dict
 from apex.config.sizing import ENVS_PER_PROCESS, TRANSITIONS_PER_ACTOR
 from apex.errors import FINISHED, UsageError, require
+from apex.facts import Ending, UnitEvent
+from apex.launch.engine import RayEngine
 from apex.launch.monitor import RunMonitor, StatusClient
 from apex.launch.ray.cluster import open_cluster
 from apex.launch.ray.fleet import Fleet
-from apex.launch.ray.options import RayEngine
-from apex.launch.resume import ACCEPT, OPTION
-from apex.launch.summary import command_name, how_it_went, would_end
+from apex.launch.ray.order import Report
+from apex.launch.resume import OPTION
+from apex.launch.start import RunOutcome, Start
 from apex.launch.terminal.dashboard import History
-from apex.launch.terminal.view import WARNING, LogTail, open_view, say
+from apex.launch.terminal.view import WARNING, open_view, say
 from apex.runs.folder import make_folder
 from apex.runs.lock import hold
 from apex.runtime.lifecycle import POLL_SECONDS, Stop, log_to
-from apex.runtime.supervisor import Ending
-from apex.runtime.text import clean
+from apex.sentences import describe_unit
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.command import bundle_for, new_folder
 from apex.transport.curve.key_store import read_keys
-from apex.transport.messages.run_status import RunStatus
 from apex.transport.sockets import open_context
 from apex.types import Role
 
 BELOW = "ray"  # folder inside run.folder for the files of the driver and of the guards on each host
 SET_HERE = ("transport.bind", "transport.keys", "run.single_process", "run.head")
-LAUNCH = "launch.json"
+SAVED_START = "launch.json"
 BEGUN = "begun"  # file in the driver's folder that exists if the head has created the run folder
-SHOWN_BY_RAY = re.compile(r"(\x1b\[\d+m)?\([^)]*\)(\x1b\[0m)? (?P<log>\S+): (?P<line>.*)")
 
 
-class Launch(NamedTuple):
-    """A run that is ready to start or resume."""
+def run_on_ray(start: Start, engine: RayEngine, stop: Stop, out: TextIO | None) -> RunOutcome:
+    """Runs the head and the actor hosts on a Ray cluster: see `execute`.
 
-    config: Config
-    engine: RayEngine
-    folder: Path  # folder of this driver
-    begun: bool  # whether to resume the run
-
-    @property
-    def run_folder(self) -> Path:
-        """The run folder on the head's host."""
-        return Path(self.config.run.folder) / self.config.run.name
-
-
-def train_on_ray(options: Namespace, config: Config, rest: Sequence[str], stop: Stop, argv: Sequence[str]) -> int:
-    """Starts or resumes a run on Ray, prints its result and returns the exit status.
-
-    `rest`: the arguments in `argv` that set `config`.
+    Creates the folder of a new run only when the cluster is usable. Raises UsageError if the run already runs.
     """
-    require(not options.accept_changes, f"{ACCEPT} cannot be used with --engine ray: leave it out")
-    if options.resume is None:
-        launch, ending, status = train(config, RayEngine.read(options), stop, argv)
-    else:
-        others = " ".join(word for word in rest if word != "--insecure-no-auth")
-        require(not others, f"{OPTION} with --engine ray uses the settings of the original start: leave out {others}")
-        launch = reopen(options.resume, options)
-        with open_cluster(launch.engine) as ray:
-            ending, status = run(ray, launch, stop, argv)
-    lines = how_it_went(ending, status, launch.folder / "logs")
-    lines.append(f"run folder, on the head's host: {launch.run_folder}")
-    if not would_end(status):
-        where = shlex.quote(str(launch.folder))
-        lines.append(f"resume: {command_name('apex')} train --engine ray {OPTION} {where}")
-    for line in lines:
-        say(line, sys.stdout if ending.status == FINISHED else sys.stderr)
-    return ending.status
-
-
-def train(
-    config: Config, engine: RayEngine, stop: Stop, argv: Sequence[str], out: TextIO | None = None
-) -> tuple[Launch, Ending, RunStatus | None]:
-    """Starts a new run, and runs it like `run`. Creates its folder only when the cluster is usable."""
-    config = plan(config, engine)
+    config = start.config if start.folder is not None else plan(start.config, engine)
     with open_cluster(engine) as ray:
-        launch = begin(config, engine)
-        return launch, *run(ray, launch, stop, argv, out)
+        if start.folder is None:
+            start = create_on_ray(config, engine, start.argv)
+        return _run_units(ray, start, engine, stop, out or sys.stdout)
 
 
 def plan(config: Config, engine: RayEngine) -> Config:
@@ -116,37 +77,37 @@ def plan(config: Config, engine: RayEngine) -> Config:
     )
 
 
-def begin(config: Config, engine: RayEngine) -> Launch:
-    """Creates this driver's folder of a new run. Raises UsageError if its name is taken."""
+def create_on_ray(config: Config, engine: RayEngine, argv: Sequence[str]) -> Start:
+    """Creates the driver's folder of a new run. Raises UsageError if its name is taken."""
     path = Path(config.run.folder) / config.run.name
-    require(not config.run.name or not path.exists(), f"run.name: {path} exists already; choose another name")
+    require(not config.run.name or not path.exists(), f"run.name: {path} exists already", remedy="choose another name")
     folder = make_folder(replace(config, run=replace(config.run, folder=str(path.parent / BELOW))))
     config = replace(config, run=replace(config.run, name=folder.name))
-    launch = {"config": to_dict(config), "engine": asdict(replace(engine, address="", insecure_no_auth=False))}
-    (folder / LAUNCH).write_text(json.dumps(launch), errors="surrogateescape")
-    return Launch(config, engine, folder, begun=False)
+    saved = {"config": to_dict(config), "engine": asdict(replace(engine, address="", insecure_no_auth=False))}
+    (folder / SAVED_START).write_text(json.dumps(saved), errors="surrogateescape")
+    return Start(config=config, argv=argv, folder=folder, engine=engine)
 
 
-def reopen(name: str, typed: Any) -> Launch:
-    """Prepares to resume the run with this name or path; `typed`: options of this command line."""
+def reopen_on_ray(name: str, typed: Namespace, argv: Sequence[str]) -> Start:
+    """Returns the start that resumes the run with this name or path; `typed`: options of this command line."""
     named = Path(name)
     places = (named, named.parent / BELOW / named.name, Path("runs") / BELOW / named)
     folders = [base / place for base in (Path.cwd(), Path.home()) for place in places]
-    folder = next((folder for folder in folders if (folder / LAUNCH).is_file()), None)
+    folder = next((folder for folder in folders if (folder / SAVED_START).is_file()), None)
     if folder is None:
         searched = ", ".join(map(str, dict.fromkeys(folders)))
-        raise UsageError(f"{OPTION} {name}: no such run was started on Ray from this host: no {LAUNCH} in {searched}")
-    launch = json.loads((folder / LAUNCH).read_text(errors="surrogateescape"))
-    engine = RayEngine.read(typed, launch["engine"])
-    return Launch(from_dict(launch["config"]), engine, folder, begun=(folder / BEGUN).exists())
+        raise UsageError(
+            f"{OPTION} {name}: no such run was started on Ray from this host: no {SAVED_START} in {searched}"
+        )
+    saved = json.loads((folder / SAVED_START).read_text(errors="surrogateescape"))
+    engine = RayEngine.read(typed, saved["engine"])
+    return Start(config=from_dict(saved["config"]), argv=argv, folder=folder, engine=engine)
 
 
-def run(
-    ray: Any, launch: Launch, stop: Stop, argv: Sequence[str], out: TextIO | None = None
-) -> tuple[Ending, RunStatus | None]:
-    """Runs until the end; returns how it ended and the last status. Raises UsageError if the run already runs."""
-    config, engine, folder, begun = launch
-    logs, stream = folder / "logs", out or sys.stdout
+def _run_units(ray: Any, start: Start, engine: RayEngine, stop: Stop, stream: TextIO) -> RunOutcome:
+    assert start.folder is not None
+    config, folder = start.config, start.folder
+    logs = folder / "logs"
     logs.mkdir(exist_ok=True)
     with (
         hold(folder),
@@ -158,18 +119,21 @@ def run(
         redirect_stdout(units),  # Ray prints the output of units to stdout and stderr.
         redirect_stderr(units),
     ):
-        source: list[StatusClient] = []  # client of the learner at its current address
-
-        def point(learner: str) -> None:
-            (folder / BEGUN).touch()
-            source[:] = [StatusClient(ControlClient(context, f"tcp://{learner}", linger=0.0))]
-
         actors = f"{engine.actor_hosts} x {engine.cpus_per_host} x {config.actor.envs_per_process}"
         say(f"{config.environment.id}, seed {config.seed}, {config.actor.num_actors} actors on Ray = {actors}", stream)
+        source: list[StatusClient] = []  # client of the learner at its current address
+        lines = UnitLines(everything=not stream.isatty())
         history = History(footer=(f"logs {logs}", "Ctrl-C stops"))
-        tail = UnitLogs(logs, everything=not stream.isatty())
-        watch = RunMonitor(lambda: source[0]() if source else None, view, tail, history)
-        fleet = Fleet(ray, config, engine, folder, argv=argv, begun=begun, tell=watch.tell, point=point)
+        watch = RunMonitor(lambda: source[0]() if source else None, view, lines, history)
+
+        def notify(event: UnitEvent) -> None:
+            watch.tell(describe_unit(event))
+            if event.kind == "learner":
+                (folder / BEGUN).touch()
+                source[:] = [StatusClient(ControlClient(context, f"tcp://{event.address}", linger=0.0))]
+
+        begun = (folder / BEGUN).exists()
+        fleet = Fleet(ray, config, engine, folder, argv=start.argv, begun=begun, notify=notify, show=lines.add)
         try:
             while (ending := fleet.check()) is None and not stop.poll():
                 watch.tick()
@@ -177,21 +141,26 @@ def run(
         finally:
             fleet.end()
         watch.tick()  # The learner sends its last status unrequested.
-    return ending or Ending(FINISHED, ""), watch.status
+    run_folder = Path(config.run.folder) / config.run.name
+    return RunOutcome(config, run_folder, ending or Ending(FINISHED), watch.status, folder)
 
 
-class UnitLogs(LogTail):
-    """The log lines of units that Ray forwards: all lines, or only warnings and errors."""
+class UnitLines:
+    """The log lines of units that the view has not shown yet: all lines, or only warnings and errors."""
 
-    def __init__(self, folder: Path, *, everything: bool) -> None:
-        super().__init__(folder)
+    def __init__(self, *, everything: bool) -> None:
         self._everything = everything
+        self._lines: list[str] = []
+
+    def add(self, report: Report) -> None:
+        """Adds a line if it is to be shown."""
+        if self._everything or WARNING.match(report.line):
+            self._lines.append(f"{report.log} {report.line}")
 
     def warnings(self) -> list[str]:
-        """Returns new lines without duplicates. Nodes that share a folder of Ray's logs each send every line."""
-        found = [SHOWN_BY_RAY.fullmatch(line) for path, line in self.new_lines() if path.stem == "units"]
-        lines = dict.fromkeys((line["log"], clean(line["line"])) for line in found if line)
-        return [f"{log} {line}" for log, line in lines if self._everything or WARNING.match(line)]
+        """Returns the lines since the last call."""
+        lines, self._lines = self._lines, []
+        return lines
 
 
 @contextmanager

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 import tomllib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace as replace_fields
+
 from apex.config import Config, from_dict, to_dict
 from apex.config.role_command import module_command, role_command
-from apex.errors import FAILED, FINISHED, HOPELESS, NEIGHBOUR_GONE, REFUSED
-from apex.launch.guard import Order
-from apex.launch.niceness import actor_niceness
+from apex.errors import FAILED, FINISHED, NEIGHBOUR_GONE, REFUSED
+from apex.facts import Ending, Failure, FailureKind, UnitEvent, UnitEventKind
+from apex.launch.engine import RayEngine
+from apex.launch.programs import actor_niceness
 from apex.launch.ray.cluster import make_actor_host, make_head
-from apex.launch.ray.options import RayEngine
+from apex.launch.ray.order import Order, Report
 from apex.launch.ray.unit import Place
-from apex.runtime.supervisor import REST_SECONDS, CrashBudget, Ending
+from apex.runtime.supervisor import REST_SECONDS, CrashBudget
 from apex.types import Role
 from apex.version import VERSION
 
 PENDING_SECONDS = 5.0  # time a unit may wait for a node before a message names what it waits for
 AGAIN_SECONDS = 1.0  # time between two requests to a unit that Ray is restarting
-READ_SECONDS = 2.0  # time between two reads of the address of the head's control socket
+READ_SECONDS = 2.0  # time between two reads of the address of the head's control socket, and of a unit's reports
 GRACE_SECONDS = 15.0  # time for units to end their programs, which normally need less
+
+log = logging.getLogger("apex")
 
 
 class Fleet:
@@ -40,36 +47,39 @@ class Fleet:
         *,
         argv: Sequence[str],
         begun: bool,
-        tell: Callable[[str], None],
-        point: Callable[[str], None],
+        notify: Callable[[UnitEvent], None],
+        show: Callable[[Report], None],
     ) -> None:
-        """`folder`: the driver's folder with each unit's keys; `point` is called with the learner's HOST:PORT."""
+        """`folder`: the driver's folder with each unit's keys.
+
+        `notify` is called with each event, and `show` with each line of the units' logs.
+        """
         self.ray = ray
-        self.tell = tell
+        self.notify = notify
+        self.show = show
         self.config = config
         self._engine = engine
         self._folder = folder
         self._argv = tuple(argv)
         self._begun = begun
-        self._point = point
         self._learner = ""  # HOST:PORT of the learner's control socket; "" while unknown
         self._reading: Any = None  # pending read of the head's configuration
         self._read_at = 0.0
         device, gpus = config.learner.device, ray.cluster_resources().get("GPU", 0)
         gpu = device == "cuda" or (device == "auto" and gpus >= 1)
-        head, self._group = make_head(ray, engine.head_cpus, gpu=gpu)
-        self._head = Member(self, "head", head, f"{engine.head_cpus} CPUs{' and a GPU' * gpu}", self._order_head)
+        handle, self._group = make_head(ray, engine.head_cpus, gpu=gpu)
+        self._head = Member(self, "head", handle, self._order_head, cpus=engine.head_cpus, gpu=gpu, supervises=True)
         self._actors: list[Member] = []
 
     def _make_actor_hosts(self) -> list[Member]:
         cpus, hosts = self._engine.cpus_per_host, range(self._engine.actor_hosts)
         units = [make_actor_host(self.ray, cpus) for _ in hosts]
-        return [Member(self, f"actor-{i}", units[i], f"{cpus} CPUs", self._order_actor) for i in hosts]
+        return [Member(self, f"actor-{i}", units[i], self._order_actor, cpus=cpus) for i in hosts]
 
     def check(self) -> Ending | None:
         """Checks all units and sends due orders; returns an ending if the run has ended."""
         if (ending := self._head.check()) is not None:
-            return ending._replace(status=FAILED) if ending.status == HOPELESS else ending
+            return ending
         if self._head.running and not self._actors:  # Created earlier, they might take the head's CPUs.
             self._actors = self._make_actor_hosts()
         self._follow_head()
@@ -81,16 +91,16 @@ class Fleet:
                 continue
             self._actors.remove(member)
             member.give_back(deadline=0.0)
-            self.tell(f"{ending.cause}; the run continues without this actor host")
+            self.notify(UnitEvent(unit=member.name, kind="abandoned", failure=ending.failure))
             if not self._actors:
-                return Ending(FAILED, f"no actor host is left; {ending.cause}", member.name)
+                return Ending(FAILED, ending.role, ending.failure)
         return None
 
     def end(self) -> None:
         """Ends all programs: first the actors, then the head, which saves the run."""
         for group in (self._actors, [self._head]):
             for member in group:
-                member.ask_to_stop()
+                member.request_stop()
             deadline = time.monotonic() + GRACE_SECONDS
             for member in group:
                 member.give_back(deadline)
@@ -117,11 +127,10 @@ class Fleet:
         if not text or learner == self._learner:
             return
         self._learner = learner
-        self._point(learner)
-        curves = f"{config.run.tensorboard_bind}:{config.run.tensorboard_port}" if config.run.tensorboard else "off"
-        self.tell(f"learner at {learner}; TensorBoard on that host: {curves}")
+        curves = f"{config.run.tensorboard_bind}:{config.run.tensorboard_port}" if config.run.tensorboard else ""
+        self.notify(UnitEvent(unit="head", kind="learner", address=learner, tensorboard=curves))
         for member in self._actors:
-            member.ask_to_stop()
+            member.request_stop()
 
     def _order_head(self, name: str, place: Place) -> Order:
         transport = replace(self.config.transport, bind=place.address, keys="keys")
@@ -134,11 +143,14 @@ class Fleet:
             return None
         keys, envs = self._folder / name / "keys", self.config.actor.envs_per_process
         processes = self._engine.cpus_per_host
-        words = role_command(Role.ACTOR, learner=self._learner, keys=keys, processes=processes, envs=envs)
-        run = self.config.run
-        limits = {"stuck_seconds": run.stuck_seconds, "crash_budget": run.crash_budget}
-        niceness = actor_niceness(self.config)
-        return self._order(name, name, arguments=module_command(words), niceness=niceness, **limits)
+        command = role_command(Role.ACTOR, learner=self._learner, keys=keys, processes=processes, envs=envs)
+        return self._order(
+            name,
+            name,
+            arguments=module_command(command),
+            niceness=actor_niceness(self.config),
+            stuck_seconds=self.config.run.stuck_seconds,
+        )
 
     def _order(self, name: str, bundle: str, **what: Any) -> Order:
         keys = {path.name: path.read_text() for path in (self._folder / "secrets" / bundle).iterdir()}
@@ -149,20 +161,34 @@ class Member:
     """One unit, across its restarts."""
 
     def __init__(
-        self, fleet: Fleet, name: str, handle: Any, needs: str, order: Callable[[str, Place], Order | None]
+        self,
+        fleet: Fleet,
+        name: str,
+        handle: Any,
+        order: Callable[[str, Place], Order | None],
+        *,
+        cpus: int,
+        gpu: bool = False,
+        supervises: bool = False,
     ) -> None:
-        """`order` returns the unit's next order, or None if it cannot be created yet."""
+        """`order` returns the unit's next order, or None if it cannot be created yet.
+
+        `supervises`: the guard restarts its programs itself, each within its own budget.
+        """
         self.name = name
         self.handle = handle
         self._fleet = fleet
         self._ray = fleet.ray
-        self._needs = needs
         self._order = order
+        self._cpus = cpus
+        self._gpu = gpu
+        self._supervises = supervises
         self._budget = CrashBudget(fleet.config.run.crash_budget)
         self._place: Place | None = None
-        self._asking: Any = None  # pending request for the unit's place
+        self._placing: Any = None  # pending request for the unit's place
         self._run: Any = None  # pending result of the unit's order
-        self._again_at = self._tell_at = 0.0
+        self._reading: Any = None  # pending request for the guard's reports
+        self._read_at = self._again_at = self._notify_at = 0.0
 
     @property
     def running(self) -> bool:
@@ -175,58 +201,88 @@ class Member:
             return self._check(time.monotonic())
         except self._ray.exceptions.ActorUnavailableError:
             if self._place is not None:
-                self._fleet.tell(f"{self.name} was lost; Ray restarts it on a node with free CPUs")
+                self._notify("lost")
             self.rest(AGAIN_SECONDS)
             return None
         except self._ray.exceptions.RayError as error:
-            lines = [line.strip() for line in str(error).splitlines() if "Error" in line] or [repr(error)]
-            return self._judge(time.monotonic(), FAILED, lines[-1])
+            log.warning("%s: %s", self.name, error)
+            last_line = str(error).strip().rpartition("\n")[2]
+            return self._restart(Failure(role=self.name, kind="error", detail=last_line, unit=self.name))
 
     def _check(self, now: float) -> Ending | None:
         if self._run is not None:
+            self._read_lines(now)
             result = self._take(self._run)
-            return None if result is None else self._judge(now, *result)
+            return None if result is None else self._handle_end(*result)
         if now < self._again_at:
             return None
         if self._place is None:
-            self._asking = self._asking or self.handle.where.remote()
-            if (answer := self._take(self._asking)) is None:
-                self._say_what_lacks(now)
+            self._placing = self._placing or self.handle.where.remote()
+            if (answer := self._take(self._placing)) is None:
+                self._notify_waiting(now)
                 return None
-            self._asking, self._tell_at, self._place = None, 0.0, Place(*answer)
-            there = f"{self.name} is on {self._place.host} ({self._place.address})"
-            if self._place.version != VERSION:
-                return Ending(REFUSED, f"{there}, which has apex {self._place.version}, not {VERSION}", self.name)
-            self._fleet.tell(there)
+            self._placing, self._notify_at = None, 0.0
+            self._place = place = Place(*answer)
+            if place.version != VERSION:
+                detail = f"{place.host} ({place.address}) has apex {place.version}, not {VERSION}"
+                return Ending(REFUSED, self.name, Failure(role=self.name, kind="refused", detail=detail))
+            self._notify("placed", host=place.host, address=place.address)
         if (order := self._order(self.name, self._place)) is not None:
             self._run = self.handle.run.remote(order.encode(), os.getcwd())
         return None
 
-    def _say_what_lacks(self, now: float) -> None:
-        self._tell_at = self._tell_at or now + PENDING_SECONDS
-        if now >= self._tell_at:
-            self._tell_at = now + 10 * PENDING_SECONDS
-            free, all_ = self._ray.available_resources().get("CPU", 0), self._ray.cluster_resources().get("CPU", 0)
-            self._fleet.tell(f"{self.name} waits for a node with {self._needs}: {free:g} of {all_:g} CPUs are free")
+    def _read_lines(self, now: float) -> None:
+        if self._reading is None and now >= self._read_at:
+            self._read_at = now + READ_SECONDS
+            self._reading = self.handle.read_lines.remote()
+        if self._reading is not None and (lines := self._take(self._reading)) is not None:
+            self._reading = None
+            self._show(lines)
 
-    def _judge(self, now: float, status: int, cause: str) -> Ending | None:
-        """Decides after the unit's programs have ended: returns an ending, or None to restart them."""
-        cause = f"{self.name}: {cause or f'ended with status {status}'}"
-        if status not in (FINISHED, REFUSED, HOPELESS, NEIGHBOUR_GONE) and self._budget.charge(1.0, now) is None:
-            status = HOPELESS
-        if status in (FINISHED, REFUSED, HOPELESS):
-            return Ending(status, cause if status else "", self.name)
-        if status != NEIGHBOUR_GONE:
-            self._fleet.tell(f"{cause}; starting it again")
-        self.rest(AGAIN_SECONDS)
+    def _show(self, lines: list[str]) -> None:
+        for report in map(Report.decode, lines):
+            self._fleet.show(report)
+
+    def _handle_end(self, status: int, report: str, lines: list[str]) -> Ending | None:
+        """Decides after the guard has ended: returns an ending, or None to run its programs again."""
+        self._show(lines)
+        ending = Report.decode(report).ending if report else None
+        if status == NEIGHBOUR_GONE:
+            self.rest(AGAIN_SECONDS)
+            return None
+        if ending is None:  # The guard was killed, or failed itself.
+            kind: FailureKind = "signal" if status < 0 else "exit"
+            return self._restart(Failure(role="guard", kind=kind, value=abs(status), unit=self.name))
+        failure = ending.failure and replace_fields(ending.failure, unit=self.name)
+        if failure is None or self._supervises or ending.status == REFUSED:
+            return Ending(ending.status, self.name, failure)
+        return self._restart(failure)
+
+    def _restart(self, failure: Failure) -> Ending | None:
+        """Sends the order again after a pause; returns an ending if the crash budget is used up."""
+        pause = self._budget.charge(1.0, time.monotonic())
+        if pause is None:
+            return Ending(FAILED, self.name, failure)
+        self._notify("restarting", failure=failure)
+        self.rest(max(pause, AGAIN_SECONDS))
         return None
+
+    def _notify(self, kind: UnitEventKind, **facts: Any) -> None:
+        self._fleet.notify(UnitEvent(unit=self.name, kind=kind, **facts))
+
+    def _notify_waiting(self, now: float) -> None:
+        self._notify_at = self._notify_at or now + PENDING_SECONDS
+        if now >= self._notify_at:
+            self._notify_at = now + 10 * PENDING_SECONDS
+            free, total = self._ray.available_resources().get("CPU", 0), self._ray.cluster_resources().get("CPU", 0)
+            self._notify("waiting", cpus=self._cpus, gpu=self._gpu, free_cpus=free, total_cpus=total)
 
     def rest(self, seconds: float) -> None:
         """Waits for `seconds`, then requests the unit's place and sends its order again."""
-        self._run = self._asking = self._place = None
+        self._run = self._placing = self._place = self._reading = None
         self._again_at = time.monotonic() + seconds
 
-    def ask_to_stop(self) -> None:
+    def request_stop(self) -> None:
         """Makes the unit end its programs. Later calls of `check` send the next order."""
         if self.running:
             self.handle.stop.remote()
@@ -235,6 +291,9 @@ class Member:
         """Waits until the unit's programs have ended, at most until `deadline`, then removes the unit from Ray."""
         if self._run is not None:
             self._ray.wait([self._run], timeout=max(0.0, deadline - time.monotonic()))
+            with suppress(self._ray.exceptions.RayError):
+                if (result := self._take(self._run)) is not None:
+                    self._show(result[2])
         self._ray.kill(self.handle)
 
     def _take(self, reference: Any) -> Any:

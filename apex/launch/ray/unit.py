@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple, cast
 
+from apex.launch.ray.order import Report
 from apex.runtime.lifecycle import POLL_SECONDS
 from apex.version import VERSION
 
 GUARD = "apex.launch.guard"
+MAX_LINES = 10_000  # log lines that are kept until the driver reads them
 
 
 class Place(NamedTuple):
@@ -31,6 +34,8 @@ class Unit:
 
     def __init__(self) -> None:
         self._stopping = threading.Event()
+        self._ending = ""  # the guard's last report
+        self._lines: deque[str] = deque(maxlen=MAX_LINES)
 
     def where(self) -> Place:
         """Returns the host on which Ray has placed this unit."""
@@ -44,35 +49,51 @@ class Unit:
             return Path(path).read_text(errors="surrogateescape")
         return ""
 
-    def run(self, order: str, folder: str) -> tuple[int, str]:
-        """Runs a guard with this order until the guard ends; returns its exit status and its last line of output.
+    def run(self, order: str, folder: str) -> tuple[int, str, list[str]]:
+        """Runs a guard with this order until the guard ends; returns its status, last report and lines not yet read.
 
         The guard receives keys through a pipe. If this process dies, the pipe closes and the guard ends its programs.
         `folder`: current folder of the programs, if this user may enter it.
         """
         self._stopping.clear()
-        with (
-            tempfile.TemporaryFile() as errors,  # A pipe that is read at the end would block the guard at 64 KiB.
-            subprocess.Popen(
-                [sys.executable, "-u", "-P", "-m", GUARD],
-                stdin=subprocess.PIPE,
-                stderr=errors,
-                bufsize=0,
-                cwd=folder if os.path.isdir(folder) and os.access(folder, os.X_OK) else None,
-                env=_environment(),
-                start_new_session=True,  # Ray kills the process group of a worker that loses its driver.
-            ) as guard,
-        ):
+        self._ending = ""
+        with subprocess.Popen(
+            [sys.executable, "-u", "-P", "-m", GUARD],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            cwd=folder if os.path.isdir(folder) and os.access(folder, os.X_OK) else None,
+            env=_environment(),
+            start_new_session=True,  # Ray kills the process group of a worker that loses its driver.
+        ) as guard:
             assert guard.stdin is not None
+            reader = threading.Thread(target=self._read_reports, args=[guard.stdout])
+            reader.start()
             with suppress(BrokenPipeError):  # The guard has ended: its exit status tells why.
                 guard.stdin.write(order.encode())
             while guard.poll() is None and not self._stopping.wait(POLL_SECONDS):
                 pass
             guard.stdin.close()
             guard.wait()
-            errors.seek(0)
-            words = errors.read().decode(errors="replace").strip()
-        return guard.returncode, words.rpartition("\n")[2]
+            reader.join()
+        return guard.returncode, self._ending, self.read_lines()
+
+    def read_lines(self) -> list[str]:
+        """Returns the log lines that the guard has reported since the last call, each as an encoded `Report`."""
+        lines: list[str] = []
+        while self._lines:
+            lines.append(self._lines.popleft())
+        return lines
+
+    def _read_reports(self, stream: IO[bytes]) -> None:
+        with io.BufferedReader(cast(io.RawIOBase, stream)) as lines:
+            for data in lines:
+                report = Report.decode(data)
+                if report.ending is not None:
+                    self._ending = data.decode()
+                else:
+                    self._lines.append(data.decode())
+                    print(f"{report.log}: {report.line}")  # for Ray's own logs
 
     def stop(self) -> None:
         """Makes the guard end its programs; then `run` returns."""

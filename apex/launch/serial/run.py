@@ -7,20 +7,32 @@ Therefore the same seed gives the same curve, even on a busy machine.
 
 from __future__ import annotations
 
+import logging
 import os
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import TextIO
 
 import numpy as np
 import torch
 from msgspec.structs import replace
 
 from apex.algorithms.interface import make_algorithm
+from apex.environments.factory import describe
+from apex.errors import FAILED, FINISHED, DivergedError, EnvironmentFailure
 from apex.evaluation.evaluator import Evaluator
-from apex.facts import EndReason
+from apex.facts import Ending, EndReason, Failure
+from apex.launch.disk_monitor import DiskMonitor
+from apex.launch.monitor import RunMonitor
+from apex.launch.preflight.fit import fit_one_process
 from apex.launch.serial.experience import STEPS_PER_ROW, Experience
+from apex.launch.start import RunOutcome, Start
+from apex.launch.terminal.dashboard import History
+from apex.launch.terminal.view import LogTail, PlainView, say
 from apex.learning.coordinator.coordinator import Coordinator
 from apex.learning.coordinator.link import TrainerEnd, TrainerReport
 from apex.learning.loop import LearnerLoop, Reporter, describe_training
@@ -30,7 +42,8 @@ from apex.replay_memory.recovery import reclaim, store_settings
 from apex.replay_memory.store.location import remove, store_path
 from apex.replay_memory.store.writer import StoreWriter
 from apex.runs.folder import RunFolder
-from apex.runtime.lifecycle import Stop
+from apex.runs.lock import hold
+from apex.runtime.lifecycle import Stop, log_to
 from apex.runtime.rates import Rates
 from apex.transport.hello import host_name
 from apex.transport.messages.control import ReplayHeartbeat
@@ -39,6 +52,8 @@ from apex.transport.messages.run_status import RunStatus
 from apex.types import Parameters, Progress
 
 CPU = torch.device("cpu")
+
+log = logging.getLogger("apex")
 
 
 class SerialCoordinator:
@@ -216,3 +231,36 @@ def open_serial_run(folder: RunFolder, stop: Stop) -> Iterator[SerialRun]:
     finally:
         store.close()
         remove(path)
+
+
+def run_in_one_process(start: Start, stop: Stop, out: TextIO | None) -> RunOutcome:
+    """Chooses the run's sizes, and runs every role in this process: see `execute` and `run.single_process`.
+
+    Progress is printed as plain lines, so that a debugger can use the terminal.
+    """
+    schema = describe(start.config.environment, start.config.actor.n_step, partial(say, stream=out))
+    config, sizes = fit_one_process(start.config, schema)
+    folder = RunFolder.create(config, schema, argv=start.argv)
+    for line in (f"{config.environment.id}, seed {config.seed}", *sizes, f"run folder: {folder.path}"):
+        say(line, out)
+    # The log has the learner's name because the learner's loop runs here.
+    with (
+        hold(folder.path),
+        log_to(folder.logs / "learner.log", "learner"),
+        open_serial_run(folder, stop) as system,
+    ):
+        watch = RunMonitor(system.coordinator.report, PlainView(out or sys.stdout), LogTail(folder.logs), History())
+        disk = DiskMonitor(folder.path, watch.tell)
+
+        def tick() -> None:
+            watch.tick()
+            disk.check()
+
+        try:
+            system.run(tick)
+            ending = Ending(FINISHED, "" if stop.poll() else "learner")
+        except (DivergedError, EnvironmentFailure) as error:
+            log.error("%s", error)
+            ending = Ending(FAILED, "learner", Failure(role="learner", kind="error", detail=str(error)))
+        watch.tick()
+    return RunOutcome(config, folder.path, ending, watch.status)

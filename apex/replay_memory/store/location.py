@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
-from contextlib import suppress
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from apex.errors import UsageError
 from apex.runtime.file_lock import FileLock, is_owned
-from apex.runtime.run_claim import is_claimed
 
 MEMORY = Path("/dev/shm")  # tmpfs on every Linux
+CLAIM = "\0apex-run-{:016x}"  # name of an abstract socket, which has no file and disappears when its process ends
 
 
 def store_path(run_id: int, shard: int = 0) -> Path:
@@ -91,3 +94,22 @@ def remove(path: Path) -> bool:
         ownership.release()
         found = True
     return found
+
+
+@contextmanager
+def claim_run(run_id: int) -> Iterator[None]:
+    """Makes `is_claimed` true during the context, so that the run's replay memory is not removed during restarts."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as claim:
+        with suppress(OSError):  # Another process has already claimed the run.
+            claim.bind(CLAIM.format(run_id))
+        yield
+
+
+def is_claimed(run_id: int) -> bool:
+    """Returns whether a process on this host, in this network namespace, claims the run."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind(CLAIM.format(run_id))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False

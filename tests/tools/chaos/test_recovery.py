@@ -18,14 +18,14 @@ from support.messages import make_run_status
 from support.waiting import until
 
 from apex.config import Config
-from apex.launch.local import make_programs
+from apex.launch.programs import make_programs
 from apex.runs.folder import RunFolder
 from chaos import growth, processes, recovery
 from chaos.audit import Follower
 from chaos.faults import Fault
 from chaos.growth import growth_figures
 from chaos.processes import Footprint, Process, find, footprints, is_alive, kill, maps_memory, send
-from chaos.programs.launcher import programs
+from chaos.programs.launcher import edit_programs
 from chaos.proxy import ADDRESSES
 from chaos.recovery import FaultInjector
 from chaos.report import ScenarioReporter
@@ -280,8 +280,9 @@ def test_memory_leaves_out_what_is_mapped_from_elsewhere(tmp_path, monkeypatch, 
 
 def test_the_programs_of_a_run_reach_one_another_through_the_proxies(tmp_path):
     folder = RunFolder.create(Config(run=Config().run.__class__(folder=str(tmp_path), name="run")), VECTORS)
-    plain = {program.role: program for program in make_programs(folder.config, folder, None)}
-    made = {program.role: program for program in programs(tmp_path, [], folder.config, folder, None)}
+    usual = make_programs(folder.config, folder, None)
+    plain = {program.role: program for program in usual}
+    made = {program.role: program for program in edit_programs(tmp_path, [], usual)}
     assert list(made) == list(plain)
     for role in ("replay", "actor", "evaluator"):
         assert f"{ADDRESSES[role]}:22003" in made[role].command
@@ -290,7 +291,7 @@ def test_the_programs_of_a_run_reach_one_another_through_the_proxies(tmp_path):
     assert made["learner"].command == plain["learner"].command
     assert made["actor"].command[3:5] == ("chaos.programs.actor", str(tmp_path))
     assert min(program.crash_budget for program in made.values()) == float("inf")
-    many = [program for program in programs(tmp_path, [29, 1], folder.config, folder, None) if "actor" in program.role]
+    many = [program for program in edit_programs(tmp_path, [29, 1], usual) if "actor" in program.role]
     assert [program.role for program in many] == ["actor-0", "actor-1"]
     assert many[1].command[-4:] == ("--processes", "1", "--envs", "1")
 

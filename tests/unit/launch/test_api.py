@@ -1,4 +1,4 @@
-"""`apex.train` from a program of one's own. The programs of the run are played by `sh -c`."""
+"""`apex.train` in a program of the user. `sh -c` replaces the programs of the run."""
 
 from __future__ import annotations
 
@@ -14,77 +14,85 @@ from types import ModuleType
 import pytest
 from support.launches import cartpole, stand_in
 
-from apex import TrainingError, UsageError, train
+from apex import TrainingError, UsageError, preset, train
 from apex.config import EnvironmentConfig
-from apex.facts import INTERRUPTED
-from apex.launch.api import Run, train_as
+from apex.launch import local
+from apex.launch.api import Run
 from apex.runs.folder import RunFolder
 
 pytestmark = pytest.mark.programs
 
 
-def ends_with(script):
-    return lambda *_: [stand_in("learner", script, ends_run=True)]
+@pytest.fixture(autouse=True)
+def play_learner(monkeypatch):
+    """Sets the script that replaces the programs of each run; until then it sleeps."""
+
+    def play(script):
+        monkeypatch.setattr(local, "make_programs", lambda *_: [stand_in("learner", script, ends_run=True)])
+
+    play("exec sleep 600")
+    return play
 
 
-ENDLESS = ends_with("exec sleep 600")
-
-
-def test_a_run_is_returned_and_stands_for_its_folder(tmp_path, capsys):
-    run = train_as(cartpole(tmp_path), ends_with("exit 0"))
+def test_a_finished_run_is_returned_and_stands_for_its_folder(tmp_path, play_learner, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    play_learner(f'echo "$PYTHONPATH" > {tmp_path}/path')
+    run = train(cartpole(tmp_path))
+    assert isinstance(run, Run)
     assert os.fspath(run) == str(tmp_path / "mine")
     assert RunFolder.open(run.folder).config == run.config
-    assert run.config.learner.num_threads > 0  # sized to this machine
+    assert run.config.learner.num_threads > 0  # sized for this machine
     assert not run.interrupted
     assert (run.score, run.steps, run.updates) == (None, None, None)
-    assert "run folder: " in capsys.readouterr().out
+    assert len(repr(run)) < 400
+    assert str(run.folder) in capsys.readouterr().out
+    assert str(tmp_path / "elsewhere") in (tmp_path / "path").read_text().split(":")  # as in sys.path
 
 
-def test_quiet_says_nothing_and_leaves_logging_as_it_was(tmp_path, capfd):
+def test_quiet_prints_nothing_and_leaves_logging_as_it_was(tmp_path, play_learner, capfd):
+    play_learner("exit 0")
     before = logging.raiseExceptions, logging.getLogger("apex").level
-    train_as(cartpole(tmp_path), ends_with("exit 0"), quiet=True)
+    train(cartpole(tmp_path), quiet=True)
     assert capfd.readouterr() == ("", "")
     assert (logging.raiseExceptions, logging.getLogger("apex").level) == before
 
 
-def test_a_run_that_fails_raises_its_first_cause_and_knows_its_folder(tmp_path):
-    with pytest.raises(TrainingError, match=r"learner ended with status 3 once: no luck; see .*learner\.log") as error:
-        train_as(cartpole(tmp_path), ends_with("echo no luck; exit 3"), quiet=True)
-    assert error.value.folder == tmp_path / "mine"
+@pytest.mark.parametrize(("status", "error"), [(3, TrainingError), (2, UsageError)])
+def test_a_failed_run_raises_its_first_cause(tmp_path, play_learner, status, error):
+    play_learner(f"echo no luck; exit {status}")
+    with pytest.raises(error, match=r"learner.*no luck.*learner\.log") as raised:
+        train(cartpole(tmp_path), quiet=True)
+    assert getattr(raised.value, "folder", None) == (tmp_path / "mine" if error is TrainingError else None)
 
 
-def test_a_program_that_refuses_is_a_mistake_of_the_configuration(tmp_path):
-    with pytest.raises(UsageError, match="learner refused to run: no GPU here"):
-        train_as(cartpole(tmp_path), ends_with("echo no GPU here; exit 2"), quiet=True)
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_a_value_that_is_no_configuration_is_refused(engine):
+    with pytest.raises(UsageError, match="'cartpole'") as error:
+        train("cartpole", engine=engine)
+    assert "apex.preset" in error.value.remedy
 
 
-def test_what_is_no_configuration_is_refused_with_what_is():
-    with pytest.raises(UsageError, match=r'apex.Config, such as apex.preset\("pong"\); got \'cartpole\''):
-        train("cartpole")
+def test_an_unknown_engine_is_refused():
+    with pytest.raises(UsageError, match=r"engine.*\b7\b"):
+        train(preset("cartpole"), engine=7)
 
 
-def test_the_programs_can_import_what_the_caller_can(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
-    train_as(cartpole(tmp_path), ends_with(f'echo "$PYTHONPATH" > {tmp_path}/path'), quiet=True)
-    assert str(tmp_path / "elsewhere") in (tmp_path / "path").read_text().split(":")
-
-
-def test_control_c_ends_the_run_in_order_and_returns_it(tmp_path):
-    asked = []
+def test_ctrl_c_ends_the_run_in_order_and_returns_it(tmp_path):
+    calls = []
 
     def interrupt():
-        if len(asked) == 1:
+        if len(calls) == 1:
             os.kill(os.getpid(), signal.SIGINT)
-        asked.append(True)
+        calls.append(True)
         return False
 
     before = signal.getsignal(signal.SIGINT)
-    run = train_as(cartpole(tmp_path), ENDLESS, quiet=True, stop=interrupt)
-    assert (run.interrupted, run.end) == (True, INTERRUPTED)
+    run = train(cartpole(tmp_path), quiet=True, stop=interrupt)
+    assert (run.interrupted, run.reason) == (True, "interrupted")
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_sigterm_ends_the_run_and_then_takes_its_usual_effect(tmp_path):
+def test_sigterm_ends_the_run_and_then_has_its_usual_effect(tmp_path):
     folder, seen = tmp_path / "mine" / "logs", []
 
     def terminate():
@@ -95,32 +103,28 @@ def test_sigterm_ends_the_run_and_then_takes_its_usual_effect(tmp_path):
     before = signal.signal(signal.SIGTERM, lambda *_: seen.append(signal.getsignal(signal.SIGTERM)))
     own = signal.getsignal(signal.SIGTERM)
     try:
-        train_as(cartpole(tmp_path), ENDLESS, quiet=True, stop=terminate)
+        train(cartpole(tmp_path), quiet=True, stop=terminate)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert seen == [own]
 
 
-def test_another_thread_may_train_and_is_stopped_by_what_it_asks(tmp_path):
-    """No signal reaches it, and none may be handled there."""
+def test_another_thread_can_train_and_is_stopped_by_its_function(tmp_path):
+    """No signal reaches it, and it cannot have signal handlers."""
     logs, runs = tmp_path / "mine" / "logs", []
-
-    def work():
-        runs.append(train_as(cartpole(tmp_path), ENDLESS, quiet=True, stop=logs.exists))
-
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=lambda: runs.append(train(cartpole(tmp_path), quiet=True, stop=logs.exists)))
     thread.start()
     thread.join(60)
     assert [run.interrupted for run in runs] == [True]
 
 
-def test_a_run_that_was_stopped_before_it_began_leaves_no_folder(tmp_path):
-    with pytest.raises(TrainingError, match="stopped before it began"):
-        train_as(cartpole(tmp_path / "runs"), ENDLESS, quiet=True, stop=lambda: True)
+def test_a_run_that_is_stopped_before_it_begins_leaves_no_folder(tmp_path):
+    config = cartpole(tmp_path / "runs")
+    with pytest.raises(TrainingError) as error:
+        train(config, quiet=True, stop=lambda: True)
+    assert error.value.folder is None
     with pytest.raises(KeyboardInterrupt):
-        train_as(
-            cartpole(tmp_path / "runs"), ENDLESS, quiet=True, stop=lambda: bool(os.kill(os.getpid(), signal.SIGINT))
-        )
+        train(config, quiet=True, stop=lambda: bool(os.kill(os.getpid(), signal.SIGINT)))
     assert not (tmp_path / "runs").exists()
 
 
@@ -132,27 +136,20 @@ def make(**options):
 
 apex.train(apex.preset("cartpole", environment={"id": "selfish:make"}))
 """
-REMEDY = r'below `if __name__ == "__main__":`'
 
 
-def test_a_module_that_trains_when_a_run_imports_it_is_refused_with_the_remedy(tmp_path, monkeypatch):
+def test_a_module_that_trains_when_a_run_imports_it_is_refused(tmp_path, monkeypatch):
     (tmp_path / "selfish.py").write_text(SELFISH)
     monkeypatch.syspath_prepend(tmp_path)
     config = replace(cartpole(tmp_path / "runs"), environment=EnvironmentConfig(id="selfish:make"))
-    with pytest.raises(UsageError, match=REMEDY):
-        train_as(config, ENDLESS, quiet=True, stop=lambda: True)
+    with pytest.raises(UsageError, match="__main__"):
+        train(config, quiet=True, stop=lambda: True)
     assert not (tmp_path / "runs").exists()
 
 
-def test_so_is_one_that_trains_when_a_program_of_a_run_imports_it(tmp_path, monkeypatch):
+def test_a_program_of_a_run_cannot_train(tmp_path, monkeypatch):
     program = ModuleType("__main__")
     program.__spec__ = ModuleSpec("apex.actor", None)
     monkeypatch.setitem(sys.modules, "__main__", program)
-    with pytest.raises(UsageError, match=REMEDY):
-        train_as(cartpole(tmp_path), ENDLESS, quiet=True, stop=lambda: True)
-
-
-def test_a_run_is_short_to_look_at(tmp_path):
-    run = train_as(cartpole(tmp_path), ends_with("exit 0"), quiet=True)
-    assert isinstance(run, Run)
-    assert len(repr(run)) < 400
+    with pytest.raises(UsageError, match="__main__"):
+        train(cartpole(tmp_path), quiet=True, stop=lambda: True)

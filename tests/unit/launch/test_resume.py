@@ -63,7 +63,7 @@ def test_without_more_nothing_changes(folder):
 
 def test_limits_may_change_and_are_kept(folder):
     found, config = reopen(str(folder.path), ["--max-minutes", "7", "--max-steps", "9", "--run.no-tensorboard"])
-    found.go_on(config, argv=["--max-minutes", "7"])
+    found.record_resume(config, argv=["--max-minutes", "7"])
     again = RunFolder.open(folder.path)
     assert again.config == config
     assert (config.run.max_minutes, config.run.max_steps, config.run.tensorboard) == (7.0, 9, False)
@@ -91,7 +91,7 @@ def test_what_would_make_it_another_run_is_refused_by_name(folder, arguments, wo
 def test_a_flag_accepts_changes_that_what_is_saved_can_bear(folder):
     found, config = reopen(str(folder.path), ["--learner.learning-rate", "1e-5"], accept=True)
     assert config.learner.learning_rate == 1e-5
-    found.go_on(config, argv=[])
+    found.record_resume(config, argv=[])
     assert RunFolder.open(folder.path).config == config
 
 

@@ -19,11 +19,10 @@ from apex.replay_memory.snapshots.folder import SnapshotFolder
 from apex.replay_memory.snapshots.writer import SnapshotWriter
 from apex.replay_memory.store.file import open_file
 from apex.replay_memory.store.layout import StoreSettings
-from apex.replay_memory.store.location import beside, counters_path
+from apex.replay_memory.store.location import beside, claim_run, counters_path
 from apex.replay_memory.store.reader import StoreReader
 from apex.replay_memory.store.writer import StoreWriter
 from apex.runtime.file_lock import FileLock
-from apex.runtime.run_claim import claim_run
 from apex.transport.codec import Codec
 from apex.transport.hello import Route, Welcome
 from apex.transport.timing import CREDIT_SECONDS, STREAM_LIFE_SECONDS

@@ -195,7 +195,7 @@ def test_a_crash_while_the_manifest_is_replaced_leaves_the_old_one(tmp_path):
     run = create(tmp_path, name="mine")
     (run.path / ".manifest.json.partial").write_bytes(b"{")
     assert RunFolder.open(run.path).manifest == run.manifest
-    run.go_on(run.config)
+    run.record_resume(run.config)
     assert RunFolder.open(run.path).manifest == run.manifest
 
 
@@ -293,7 +293,7 @@ def test_the_clock_goes_on_in_all_lives(tmp_path):
     assert folder.elapsed_seconds == 0
     folder.elapsed_seconds = 12.34
     assert RunFolder.open(tmp_path / "run").elapsed_seconds == 12.3
-    folder.go_on(config)
+    folder.record_resume(config)
     again = RunFolder.open(tmp_path / "run")
     assert again.elapsed_seconds == 12.3
 

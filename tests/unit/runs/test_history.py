@@ -23,7 +23,7 @@ def test_seconds_count_from_the_start_of_the_run(tmp_path):
 def test_seconds_of_a_resumed_run_do_not_count_the_pause(tmp_path):
     run = make_run(tmp_path, [(4, 1_000, 9.5)])
     run.elapsed_seconds = 10
-    run.go_on(run.config, argv=[])
+    run.record_resume(run.config, argv=[])
     again = datetime.fromisoformat(run.manifest["resumed"][0]["started"])
     add_rows(run, "evaluator", [(3, 1_500, {EVALUATOR: 30})], since=again)
     assert read(run) == [(4, 1_000, 9.5), (13, 1_500, 30)]
@@ -32,7 +32,7 @@ def test_seconds_of_a_resumed_run_do_not_count_the_pause(tmp_path):
 def test_seconds_continue_after_the_curves_if_the_folder_has_less(tmp_path):
     run = make_run(tmp_path, [(14, 1_000, 9.5)])
     run.elapsed_seconds = 10  # Its programs took 4 s to start.
-    run.go_on(run.config, argv=[])
+    run.record_resume(run.config, argv=[])
     again = datetime.fromisoformat(run.manifest["resumed"][0]["started"])
     add_rows(run, "evaluator", [(3, 1_500, {EVALUATOR: 30})], since=again)
     assert [seconds for seconds, *_ in read(run)] == [14, 17]

@@ -1,4 +1,4 @@
-"""Children never outlive their parent, tell how they ended, and answer through JSON only."""
+"""Children end with their parent, which notices how they ended, and return results as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import time
 import pytest
 from support.waiting import DEADLINE
 
-from apex.errors import ChildDiedError, UsageError
+from apex.errors import ChildDiedError, ChildRefusedError, UsageError
 from apex.runtime.children import call_in_child, check_children, start_child, stop_children
 from apex.runtime.lifecycle import Stop
 
@@ -33,7 +33,7 @@ def ignore_everything(stop, ready):
 
 
 def start_ready(target, **options):
-    """A child that has come to its target: before, a signal finds no handler of its own."""
+    """Starts a child and waits until it has its own signal handlers."""
     ready = multiprocessing.get_context("fork").Event()
     child = start_child("child", target, ready, **options)
     assert ready.wait(DEADLINE)
@@ -56,21 +56,21 @@ def gone(pid):
     return False
 
 
-def test_a_child_ends_when_asked():
+def test_a_child_ends_after_sigterm():
     child = start_ready(wait_until_stopped)
     check_children([child])
     stop_children([child])
     assert child.exitcode == 0
 
 
-def test_a_child_that_does_not_listen_is_killed():
+def test_a_child_that_ignores_sigterm_is_killed():
     child = start_ready(ignore_everything)
     stop_children([child], grace_seconds=0.3)
     assert child.exitcode == -signal.SIGKILL
     assert gone(child.pid)
 
 
-def test_children_that_do_not_listen_share_one_grace():
+def test_children_share_one_grace_period():
     children = [start_ready(ignore_everything) for _ in range(5)]
     began = time.monotonic()
     stop_children(children, grace_seconds=1.0)
@@ -78,30 +78,24 @@ def test_children_that_do_not_listen_share_one_grace():
     assert [child.exitcode for child in children] == [-signal.SIGKILL] * 5
 
 
-def test_how_a_child_ended_is_told():
-    child = start_child("sampler-3", fail)
+@pytest.mark.parametrize(("target", "error"), [(fail, ChildDiedError), (refuse, ChildRefusedError)])
+def test_the_parent_raises_an_error_that_names_the_child(target, error):
+    child = start_child("sampler-3", target)
     child.join(DEADLINE)
-    with pytest.raises(ChildDiedError, match="sampler-3 ended with status 1"):
+    with pytest.raises(error, match=r"sampler-3"):
         check_children([child])
 
 
-def test_where_a_child_refused_the_role_refuses_too():
-    child = start_child("loader-0", refuse)
-    child.join(DEADLINE)
-    with pytest.raises(UsageError, match="loader-0 process refused"):
-        check_children([child])
-
-
-def count(stop, at_turn):
-    """Turns until it comes to what it should do."""
-    faulthandler.disable()  # It would write where this process was killed into the report of the tests.
+def beat_and_then(stop, action):
+    """Sends 100 heartbeats before the action."""
+    faulthandler.disable()  # It would write the stack of this process into the report of the tests.
     for _ in range(100):
         assert not stop.poll()
-    at_turn()
+    action()
 
 
-def check_until(children, stuck_seconds):
-    """What the checks of a parent that turns raise in the end."""
+def check_until_error(children, stuck_seconds):
+    """Checks the children until that raises an error."""
     deadline = time.monotonic() + DEADLINE
     while time.monotonic() < deadline:
         check_children(children, stuck_seconds)
@@ -110,46 +104,46 @@ def check_until(children, stuck_seconds):
 
 
 @pytest.mark.parametrize(
-    "get_stuck",
+    "action",
     [
         lambda: os.kill(os.getpid(), signal.SIGSTOP),
         lambda: multiprocessing.get_context("fork").Event().wait(),
-        lambda: [None for _ in iter(int, 1)],  # turns for ever, and asks nobody
+        lambda: [None for _ in iter(int, 1)],  # never polls its stop
     ],
     ids=["stopped", "deadlocked", "endless"],
 )
-def test_a_child_that_is_stuck_is_killed_and_named(get_stuck):
-    child = start_child("sampler-3", count, get_stuck)
-    cause = "sampler-3 had no heartbeat for .* s and was killed as stuck"
-    with pytest.raises(ChildDiedError, match=cause):
-        check_until([child], 0.3)
+def test_a_stuck_child_is_killed_and_named(action):
+    child = start_child("sampler-3", beat_and_then, action)
+    with pytest.raises(ChildDiedError, match="sampler-3") as first:
+        check_until_error([child], 0.3)
     assert gone(child.pid)
-    with pytest.raises(ChildDiedError, match=cause):  # The first cause, however often one asks.
+    with pytest.raises(ChildDiedError) as second:
         check_children([child])
+    assert str(second.value) == str(first.value)
 
 
-def test_a_child_that_makes_no_turn_is_spoken_of_before_it_is_killed(caplog):
+def test_a_silent_child_is_logged_before_it_is_killed(caplog):
     child = start_ready(wait_until_stopped, explain_seconds=0.2)
     os.kill(child.pid, signal.SIGSTOP)
     deadline = time.monotonic() + DEADLINE
     while not caplog.records and time.monotonic() < deadline:
         check_children([child], 600.0)
         time.sleep(0.01)
-    assert caplog.records[0].getMessage() == "the parent of child waits for a heartbeat of the child (0 s)"
+    assert "child" in caplog.records[0].getMessage()
     stop_children([child], 0.0)
 
 
 def test_a_child_that_waits_is_not_stuck():
     child = start_ready(wait_until_stopped)
-    on_tick = time.monotonic()
-    while time.monotonic() - on_tick < 0.8:
+    began = time.monotonic()
+    while time.monotonic() - began < 0.8:
         check_children([child], 0.3)
         time.sleep(0.01)
     stop_children([child])
     assert child.exitcode == 0
 
 
-def test_ctrl_c_is_the_parents_business():
+def test_a_child_ignores_ctrl_c():
     child = start_ready(wait_until_stopped)
     os.kill(child.pid, signal.SIGINT)
     child.join(0.3)
@@ -157,27 +151,27 @@ def test_ctrl_c_is_the_parents_business():
     stop_children([child])
 
 
-def test_an_answer_comes_back_as_json():
+def test_a_call_in_a_child_returns_its_result():
     assert call_in_child("hello", lambda stop: {"a": [1, None, "x"]}, Stop()) == {"a": [1, None, "x"]}
 
 
-def test_a_refusal_in_the_child_is_one_here():
+def test_a_call_in_a_child_raises_its_usage_error():
     with pytest.raises(UsageError, match="no such thing"):
         call_in_child("hello", lambda stop: refuse(stop), Stop())
 
 
-def test_a_child_without_an_answer_is_told():
-    with pytest.raises(ChildDiedError, match="hello ended"):
+def test_a_call_in_a_child_that_dies_raises_an_error():
+    with pytest.raises(ChildDiedError, match="hello"):
         call_in_child("hello", lambda stop: os._exit(7), Stop())
 
 
-def test_a_stop_ends_the_wait_for_an_answer():
+def test_a_stop_ends_a_call_in_a_child():
     stop = Stop()
     stop.request()
     assert call_in_child("hello", lambda child_stop: wait_until_stopped(child_stop) or {}, stop) == {}
 
 
-def test_a_parent_that_forgets_its_children_still_ends():
+def test_a_parent_ends_without_stopping_its_children():
     program = (
         "import signal, time\n"
         "from apex.runtime.children import start_child\n"
@@ -187,7 +181,7 @@ def test_a_parent_that_forgets_its_children_still_ends():
     assert subprocess.run([sys.executable, "-c", program], timeout=DEADLINE).returncode == 3
 
 
-def test_no_child_outlives_a_parent_that_was_killed():
+def test_a_child_ends_with_its_killed_parent():
     program = (
         "import time\n"
         "from apex.runtime.children import start_child\n"

@@ -1,4 +1,4 @@
-"""Signs of life: turns are seen by whoever watches, silence is measured fairly, and the protocol is systemd's."""
+"""Heartbeats and the detection of stuck processes."""
 
 from __future__ import annotations
 
@@ -12,78 +12,83 @@ import pytest
 from support.clocks import Clock
 
 from apex.runtime.lifecycle import Stop
-from apex.runtime.watchdog import START_FACTOR, Listener, Pulse, Silence, is_traced, take_notifier
+from apex.runtime.watchdog import START_FACTOR, Listener, Pulse, StuckDetector, is_traced, take_notifier
 
 
-def look_every_second(silence, clock, seconds, heard=False, limit=10.0):
-    """What each look of that many seconds says."""
-    said = []
-    for _ in range(seconds):
-        clock.now += 1.0
-        said.append(silence.look(heard, limit))
-    return said
+class Process:
+    """A watched process, and the clock of its watcher."""
+
+    def __init__(self):
+        self.beats = 0
+        self.clock = Clock()
+        self.detector = StuckDetector(lambda: self.beats, clock=self.clock)
+
+    def beat(self):
+        self.beats += 1
+        return self.detector.check(10.0)
+
+    def check_every_second(self, seconds, limit=10.0):
+        """What each check of that many seconds without a heartbeat returns."""
+        found = []
+        for _ in range(seconds):
+            self.clock.now += 1.0
+            found.append(self.detector.check(limit))
+        return found
 
 
-# --- silence ----------------------------------------------------------------------------------------------------------
+# --- stuck processes --------------------------------------------------------------------------------------------------
 
 
-def test_who_is_silent_for_the_limit_is_stuck_and_not_before():
-    clock = Clock()
-    silence = Silence(clock)
-    silence.look(True, 10.0)
-    assert look_every_second(silence, clock, 10) == [False] * 9 + [True]
+def test_a_process_is_stuck_at_the_limit_and_not_before():
+    process = Process()
+    process.beat()
+    assert process.check_every_second(10) == [False] * 9 + [True]
 
 
-def test_one_turn_begins_the_silence_anew():
-    clock = Clock()
-    silence = Silence(clock)
-    silence.look(True, 10.0)
-    look_every_second(silence, clock, 9)
-    assert not silence.look(True, 10.0)
-    assert look_every_second(silence, clock, 9) == [False] * 9
+def test_a_heartbeat_restarts_the_measurement():
+    process = Process()
+    process.beat()
+    process.check_every_second(9)
+    assert not process.beat()
+    assert process.check_every_second(9) == [False] * 9
 
 
-def test_before_its_first_turn_a_program_has_several_times_as_long():
-    clock = Clock()
-    silence = Silence(clock)
+def test_the_first_heartbeat_may_take_several_times_the_limit():
     limit = START_FACTOR * 10
-    assert look_every_second(silence, clock, limit) == [False] * (limit - 1) + [True]
+    assert Process().check_every_second(limit) == [False] * (limit - 1) + [True]
 
 
-def test_a_watcher_that_was_stopped_itself_holds_that_time_against_nobody():
-    clock = Clock()
-    silence = Silence(clock)
-    silence.look(True, 10.0)
-    clock.now += 3600.0  # suspended, or in a debugger
-    assert not silence.look(False, 10.0)
-    assert look_every_second(silence, clock, 7) == [False] * 7
-    assert look_every_second(silence, clock, 1) == [True]
+def test_time_in_which_the_watcher_was_suspended_does_not_count():
+    process = Process()
+    process.beat()
+    process.clock.now += 3600.0  # suspended, or in a debugger
+    assert not process.detector.check(10.0)
+    assert process.check_every_second(7) == [False] * 7
+    assert process.check_every_second(1) == [True]
 
 
-def test_a_limit_of_zero_lets_everybody_be_silent_for_ever():
-    clock = Clock()
-    silence = Silence(clock)
-    assert not any(look_every_second(silence, clock, 1_000, limit=0.0))
+def test_a_limit_of_zero_allows_any_silence():
+    assert not any(Process().check_every_second(1_000, limit=0.0))
 
 
-# --- turns ------------------------------------------------------------------------------------------------------------
+# --- heartbeats -------------------------------------------------------------------------------------------------------
 
 
-def test_to_ask_whether_to_stop_is_a_turn():
+def test_polling_a_stop_is_a_heartbeat():
     pulse = Pulse()
     stop = Stop(pulse.tick)
     assert [stop.poll() for _ in range(3)] == [False] * 3
-    assert (stop.ticks, pulse.ticks) == (3, 3)
+    assert (stop.ticks, pulse.count()) == (3, 3)
 
 
-def test_turns_of_a_child_are_seen_by_its_parent():
+def test_a_parent_counts_the_heartbeats_of_its_child():
     pulse = Pulse()
     if not (child := os.fork()):
         for _ in range(5):
             pulse.tick()
         os._exit(0)
     os.waitpid(child, 0)
-    assert pulse.ticks == 5
+    assert pulse.count() == 5
 
 
 # --- sd_notify --------------------------------------------------------------------------------------------------------
@@ -96,21 +101,27 @@ def listener():
     listener.close()
 
 
-def test_a_turn_is_heard_by_the_launcher_and_told_once_in_a_second_at_most(listener):
+def test_a_program_sends_at_most_one_heartbeat_per_second(listener):
     clock = Clock()
     notify = take_notifier(dict(listener.environment), clock)
-    assert not listener.heard()
-    notify()
-    assert listener.heard()
-    notify()
-    assert not listener.heard()
-    clock.now += 1.0
-    notify()
-    assert listener.heard()
+    counts = []
+    for clock.now in (0.0, 0.5, 1.0):
+        notify()
+        counts.append(listener.count())
+    assert counts == [1, 1, 2]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="speaks as another user")
-def test_the_signs_of_another_user_are_not_heard(listener):
+def test_a_short_limit_gets_four_heartbeats():
+    listener, clock = Listener(1.0), Clock()
+    notify = take_notifier(dict(listener.environment), clock)
+    for clock.now in (0.0, 0.25, 0.5, 0.75):
+        notify()
+    assert listener.count() == 4
+    listener.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="sends as another user")
+def test_heartbeats_of_another_user_do_not_count(listener):
     child = os.fork()
     if child == 0:
         os.setuid(65534)
@@ -118,21 +129,10 @@ def test_the_signs_of_another_user_are_not_heard(listener):
             stranger.sendto(b"WATCHDOG=1", "\0" + listener.environment["NOTIFY_SOCKET"][1:])
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    assert not listener.heard()
+    assert listener.count() == 0
 
 
-def test_where_the_limit_is_short_turns_are_told_four_times_within_it():
-    listener, clock = Listener(1.0), Clock()
-    notify = take_notifier(dict(listener.environment), clock)
-    notify()
-    assert listener.heard()
-    clock.now += 0.25
-    notify()
-    assert listener.heard()
-    listener.close()
-
-
-def test_systemd_hears_that_the_program_is_ready_and_then_its_signs_of_life(tmp_path):
+def test_systemd_receives_readiness_and_then_heartbeats(tmp_path):
     address = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(address)
@@ -140,7 +140,7 @@ def test_systemd_hears_that_the_program_is_ready_and_then_its_signs_of_life(tmp_
         clock = Clock()
         environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "120000000"}
         notify = take_notifier(environment, clock)
-        assert environment == {}  # What this program starts does not speak for it.
+        assert environment == {}  # A program that this one starts must not send heartbeats for it.
         notify()
         assert systemd.recv(100) == b"READY=1\nWATCHDOG=1"
         clock.now += 1.0
@@ -148,17 +148,17 @@ def test_systemd_hears_that_the_program_is_ready_and_then_its_signs_of_life(tmp_
         assert systemd.recv(100) == b"WATCHDOG=1"
 
 
-def test_a_forked_child_does_not_speak_for_its_parent(listener):
+def test_a_forked_child_sends_no_heartbeat_for_its_parent(listener):
     notify = take_notifier(dict(listener.environment))
     if not (child := os.fork()):
         notify()
         os._exit(0)
     os.waitpid(child, 0)
-    assert not listener.heard()
+    assert listener.count() == 0
 
 
 @pytest.mark.parametrize("is_watched", [False, True])
-def test_a_program_that_nobody_watches_and_one_whose_watcher_is_gone_go_on(is_watched):
+def test_a_program_continues_without_a_watcher(is_watched):
     listener = Listener(8.0)
     stop = Stop(take_notifier(dict(listener.environment) if is_watched else {}))
     listener.close()
@@ -166,14 +166,13 @@ def test_a_program_that_nobody_watches_and_one_whose_watcher_is_gone_go_on(is_wa
     assert stop.ticks == 1
 
 
-def test_what_floods_the_watcher_does_not_block_the_program(listener):
+def test_a_full_queue_of_heartbeats_does_not_block_the_program(listener):
     clock = Clock()
     notify = take_notifier(dict(listener.environment), clock)
     for _ in range(5_000):  # more than any queue of the kernel holds
         clock.now += 1.0
         notify()
-    assert listener.heard()
-    assert not listener.heard()
+    assert 0 < listener.count() == listener.count()
 
 
 # --- debuggers --------------------------------------------------------------------------------------------------------
@@ -185,7 +184,7 @@ os.kill(os.getpid(), signal.SIGSTOP)
 """
 
 
-def test_a_process_that_a_debugger_holds_is_told_from_one_that_is_stopped():
+def test_a_traced_process_differs_from_a_stopped_one():
     traced = subprocess.Popen([sys.executable, "-c", TRACE_ME])
     stopped = subprocess.Popen(["sleep", "600"])
     try:
@@ -193,7 +192,7 @@ def test_a_process_that_a_debugger_holds_is_told_from_one_that_is_stopped():
         stopped.send_signal(signal.SIGSTOP)
         assert is_traced(traced.pid)
         assert not is_traced(stopped.pid)
-        assert not is_traced(2**22 + 1)  # nobody's
+        assert not is_traced(2**22 + 1)  # no such process
     finally:
         for process in (traced, stopped):
             process.kill()

@@ -1,4 +1,4 @@
-"""Which Ray clusters are used, and how a refusal reads. None of it needs Ray."""
+"""Ray clusters that are refused, and starts on Ray. None of it needs Ray."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import socket
 import subprocess
 import sys
 import types
+from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 
-import apex
 from apex.config import ActorConfig, Config, RunConfig, TransportConfig
-from apex.errors import UsageError
-from apex.launch.local import main
-from apex.launch.ray import cluster
-from apex.launch.ray.driver import BEGUN, begin, plan, reopen, run, train
-from apex.launch.ray.options import RayEngine
+from apex.errors import REFUSED, UsageError
+from apex.launch.engine import RayEngine
+from apex.launch.ray import cluster, driver
+from apex.launch.ray.driver import create_on_ray, plan, reopen_on_ray
+from apex.launch.start import Start
+from apex.launch.train import execute, main
 from apex.runs.lock import hold
 from apex.runtime.lifecycle import Stop
 
@@ -34,10 +35,8 @@ def open_fake(monkeypatch, engine, *, open_to_all, address="10.0.0.9:6379"):
         return ray is sys.modules["ray"]
 
 
-def test_a_cluster_beyond_loopback_that_answers_a_stranger_is_refused_unless_the_flag_is_typed(monkeypatch):
-    with pytest.raises(
-        UsageError, match=r"executes code from anyone who can connect.*RAY_AUTH_MODE=token.*--insecure-no-auth"
-    ):
+def test_a_cluster_on_the_network_without_tokens_is_refused(monkeypatch):
+    with pytest.raises(UsageError, match=r"10\.0\.0\.9:6379.*RAY_AUTH_MODE=token.*--insecure-no-auth"):
         open_fake(monkeypatch, RayEngine(), open_to_all=True)
     assert open_fake(monkeypatch, RayEngine(insecure_no_auth=True), open_to_all=True)
     assert open_fake(monkeypatch, RayEngine(), open_to_all=False)
@@ -60,7 +59,7 @@ class Service:
 @pytest.mark.parametrize(
     ("status", "is_open"), [("", True), ("UNAUTHENTICATED", False), ("UNIMPLEMENTED", True), ("INTERNAL", True)]
 )
-def test_only_a_cluster_that_asks_for_a_token_is_closed(status, is_open):
+def test_only_a_cluster_that_requires_a_token_is_closed(status, is_open):
     grpc = pytest.importorskip("grpc", reason="needs grpcio, which Ray brings")
     server = grpc.server(ThreadPoolExecutor(1), handlers=[Service(status and grpc.StatusCode[status])])
     port = server.add_insecure_port("127.0.0.1:0")
@@ -71,7 +70,7 @@ def test_only_a_cluster_that_asks_for_a_token_is_closed(status, is_open):
         server.stop(None).wait()
 
 
-def test_a_cluster_that_does_not_answer_is_closed_only_if_ray_uses_tls(monkeypatch):
+def test_a_silent_cluster_is_closed_only_if_ray_uses_tls(monkeypatch):
     pytest.importorskip("grpc", reason="needs grpcio, which Ray brings")
     with free_port() as address:
         monkeypatch.delenv("RAY_USE_TLS", raising=False)
@@ -89,144 +88,131 @@ def free_port():
 
 
 @pytest.mark.parametrize("way", ["--address", "RAY_ADDRESS"])
-def test_an_address_at_which_nothing_listens_is_refused_with_its_name(monkeypatch, way):
+def test_an_address_without_a_listener_is_refused_by_name(monkeypatch, way):
     ray = types.SimpleNamespace(is_initialized=lambda: False, shutdown=lambda: None)
     monkeypatch.setitem(sys.modules, "ray", ray)
     with free_port() as address:
         monkeypatch.setenv("RAY_ADDRESS", address if way == "RAY_ADDRESS" else "127.0.0.1:1")
         engine = RayEngine(address=address if way == "--address" else "")
-        with pytest.raises(UsageError, match=f"no Ray cluster answers at {address}"), cluster.open_cluster(engine):
+        with pytest.raises(UsageError, match=address), cluster.open_cluster(engine):
             pass
 
 
 @pytest.mark.parametrize("address", ["box", "box:port", "127.0.0.1:70000"])
-def test_an_address_that_is_none_is_refused_with_what_it_may_be(monkeypatch, address):
+def test_a_malformed_address_is_refused(monkeypatch, address):
     monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(is_initialized=lambda: False, shutdown=lambda: None))
     with pytest.raises(UsageError, match=f"{address}.*HOST:PORT"), cluster.open_cluster(RayEngine(address=address)):
         pass
 
 
-def test_without_ray_the_one_command_that_installs_it_is_named():
+def test_without_ray_the_command_that_installs_it_is_shown():
     program = "import sys; sys.modules['ray'] = None; from apex.cli import main; sys.exit(main(sys.argv[1:]))"
     words = ["train", "--engine", "ray", "--preset", "cartpole"]
     ended = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
-    assert "apex train: --engine ray needs Ray" in ended.stderr
     assert ended.stderr.rstrip().endswith("-m pip install 'ray[default]'")
 
 
 def test_a_run_without_the_engine_imports_nothing_of_ray():
-    program = "import sys, apex.launch.local, apex.launch.api, apex.actor; sys.exit('ray' in sys.modules)"
+    program = "import sys, apex.launch.train, apex.launch.api, apex.actor; sys.exit('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
 
 
 @pytest.mark.parametrize(
-    ("config", "engine", "words"),
+    ("config", "engine", "name"),
     [
-        (Config(), {"actor_hosts": 0}, "--actor-hosts must be a whole number >= 1, got 0"),
-        (Config(), {"cpus_per_host": 0}, "--cpus-per-host must be"),
-        (Config(), {"head_cpus": "2"}, "--head-cpus must be a whole number >= 1, got '2'"),
-        (Config(), {"address": "ray://far:10001"}, "Ray Client addresses are not supported"),
-        (Config(run=RunConfig(single_process=True)), {}, "run.single_process cannot be set with --engine ray"),
-        (Config(transport=TransportConfig(keys="keys")), {}, "transport.keys cannot be set with --engine ray"),
+        (Config(), {"actor_hosts": 0}, r"--actor-hosts.*\b0\b"),
+        (Config(), {"cpus_per_host": 0}, "--cpus-per-host"),
+        (Config(), {"head_cpus": "2"}, "--head-cpus.*'2'"),
+        (Config(), {"address": "ray://far:10001"}, "ray://far:10001"),
+        (Config(run=RunConfig(single_process=True)), {}, "run.single_process"),
+        (Config(transport=TransportConfig(keys="keys")), {}, "transport.keys"),
     ],
 )
-def test_what_cannot_run_there_is_refused_before_anything_is_started(tmp_path, monkeypatch, config, engine, words):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=words):
+def test_settings_that_ray_does_not_support_are_refused_by_name(here, config, engine, name):
+    with pytest.raises(UsageError, match=name):
         plan(config, RayEngine(**engine))
-    assert not list(tmp_path.iterdir())
+    assert not list(here.iterdir())
 
 
-def test_every_process_has_as_many_environments_and_their_number_is_raised_where_it_must(tmp_path, monkeypatch):
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """The current folder of a user who has no run yet."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/nonexistent")
+    return tmp_path
+
+
+def create(engine=None, **branches):
+    """A new run called `a`."""
+    engine = engine or RayEngine()
+    branches = {"run": RunConfig(name="a"), **branches}
+    return create_on_ray(plan(Config(**branches), engine), engine, ["apex"])
+
+
+def reopen(name, **typed):
+    return reopen_on_ray(name, Namespace(**typed), ["apex"])
+
+
+def test_every_process_has_the_same_number_of_environments(here):
     engine = RayEngine(actor_hosts=3, cpus_per_host=2)
-    launch = begin(plan(Config(actor=ActorConfig(num_actors=16), run=RunConfig(name="a")), engine), engine)
-    assert (launch.config.actor.num_actors, launch.config.actor.envs_per_process) == (18, 3)
-    assert launch.config.run.head
-    assert launch.run_folder == tmp_path / "runs" / "a"
+    actor = plan(Config(actor=ActorConfig(num_actors=16)), engine).actor
+    assert (actor.num_actors, actor.envs_per_process) == (18, 3)
     assert plan(Config(), engine).actor.num_actors == 96
-    small = Config(actor=ActorConfig(envs_per_process=4))
-    assert plan(small, engine).actor.num_actors == 24
+    assert plan(Config(actor=ActorConfig(envs_per_process=4)), engine).actor.num_actors == 24
+    config = plan(Config(), engine)
+    assert config.run.head
+    assert config.run.folder == str(here / "runs")
 
 
-def test_a_run_goes_on_with_what_it_was_begun_with_and_what_is_typed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+def test_a_resumed_run_has_its_saved_settings_and_the_typed_options(here):
     engine = RayEngine(actor_hosts=3, insecure_no_auth=True, address="far:1")
-    begun = begin(plan(Config(run=RunConfig(name="a")), engine), engine)
-    (begun.folder / BEGUN).touch()
-    again = reopen("runs/a", types.SimpleNamespace(actor_hosts=None, head_cpus=5))
-    assert (again.config, again.begun) == (begun.config, True)
+    start = create(engine)
+    again = reopen("runs/a", actor_hosts=None, head_cpus=5)
+    assert (again.config, again.folder) == (start.config, start.folder)
     assert again.engine == RayEngine(actor_hosts=3, head_cpus=5)
-    with pytest.raises(UsageError, match="--resume b: no such run was started on Ray from this host"):
-        reopen("b", types.SimpleNamespace())
+    with pytest.raises(UsageError, match="--resume b"):
+        reopen("b")
 
 
-def test_a_run_is_found_by_its_name_and_by_each_of_its_paths(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    default = begin(plan(Config(run=RunConfig(name="a")), RayEngine()), RayEngine())
-    other = begin(plan(Config(run=RunConfig(name="a", folder="elsewhere")), RayEngine()), RayEngine())
-    for name, launch in [
-        ("a", default),
-        ("runs/a", default),
-        ("elsewhere/a", other),
-        ("elsewhere/ray/a", other),
-        (str(other.folder), other),
-        (str(other.run_folder), other),
-    ]:
-        assert reopen(name, types.SimpleNamespace()) == launch._replace(
-            engine=reopen(name, types.SimpleNamespace()).engine
-        )
+def test_a_run_is_found_by_its_name_and_by_each_of_its_paths(here):
+    default = create().folder
+    other = create(run=RunConfig(name="a", folder="elsewhere")).folder
+    for name in ("a", "runs/a"):
+        assert reopen(name).folder == default
+    for name in ("elsewhere/a", "elsewhere/ray/a", str(other), str(here / "elsewhere" / "a")):
+        assert reopen(name).folder == other
 
 
-def test_a_run_that_never_began_is_not_resumed_as_one_that_did(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    begin(plan(Config(run=RunConfig(name="a")), RayEngine()), RayEngine())
-    assert not reopen("a", types.SimpleNamespace()).begun
+def test_the_name_of_a_local_run_is_refused(here):
+    (here / "runs" / "a").mkdir(parents=True)
+    with pytest.raises(UsageError, match="runs/a") as error:
+        create()
+    assert error.value.remedy
 
 
-def test_a_name_that_a_local_run_has_taken_is_refused(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs" / "a").mkdir(parents=True)
-    with pytest.raises(UsageError, match="runs/a exists already; choose another name"):
-        begin(plan(Config(run=RunConfig(name="a")), RayEngine()), RayEngine())
-
-
-def test_a_cluster_that_cannot_be_used_costs_no_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_cluster_that_cannot_be_used_reserves_no_name(here, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(is_initialized=lambda: False, shutdown=lambda: None))
-    with free_port() as address, pytest.raises(UsageError, match="no Ray cluster answers"):
-        train(Config(run=RunConfig(name="a")), RayEngine(address=address), Stop(), [])
-    assert not list(tmp_path.iterdir())
+    with free_port() as address, pytest.raises(UsageError, match=address):
+        execute(Start(config=Config(), argv=[], engine=RayEngine(address=address)), Stop())
+    assert not list(here.iterdir())
 
 
-def test_a_second_driver_of_a_run_is_refused_and_the_first_keeps_its_keys(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    launch = begin(plan(Config(run=RunConfig(name="a")), RayEngine()), RayEngine())
-    (launch.folder / "secrets").mkdir()
-    with hold(launch.folder), pytest.raises(UsageError, match=r"still running \(process \d+ on .*stop it first"):
-        run(None, launch, Stop(), [])
-    assert (launch.folder / "secrets").is_dir()
+def test_a_second_driver_of_a_run_is_refused_and_the_first_keeps_its_keys(here, monkeypatch):
+    start = create()
+    (start.folder / "secrets").mkdir()
+    monkeypatch.setattr(driver, "open_cluster", lambda engine: nullcontext())
+    with hold(start.folder), pytest.raises(UsageError, match=r"process \d+ on "):
+        execute(start, Stop())
+    assert (start.folder / "secrets").is_dir()
 
 
-@pytest.mark.parametrize("words", [["--actor-hosts", "2"], ["--address=box:1"], ["--head-cpus", "0"]])
-def test_an_option_of_ray_without_its_engine_is_refused(words, capsys):
-    assert main(["--preset", "cartpole", *words]) == 2
-    assert f"{words[0].partition('=')[0]}: only with --engine ray" in capsys.readouterr().err
+@pytest.mark.parametrize("arguments", [["--actor-hosts", "2"], ["--address=box:1"], ["--head-cpus", "0"]])
+def test_an_option_of_ray_without_its_engine_is_refused(arguments, capsys):
+    assert main(["--preset", "cartpole", *arguments]) == REFUSED
+    assert arguments[0].partition("=")[0] in capsys.readouterr().err
 
 
 def test_accepting_changes_is_refused_with_ray(capsys):
-    assert main(["--engine", "ray", "--resume", "a", "--accept-changes"]) == 2
-    assert "--accept-changes cannot be used with --engine ray" in capsys.readouterr().err
-
-
-def test_what_is_no_configuration_is_refused_by_the_api():
-    with pytest.raises(UsageError, match=r"config must be an apex\.Config"):
-        apex.train("cartpole", engine="ray")
-
-
-def test_an_engine_that_is_none_is_refused_by_the_api():
-    with pytest.raises(UsageError, match=r'engine must be "local", "ray" or an apex.RayEngine, got 7'):
-        apex.train(apex.preset("cartpole"), engine=7)
+    assert main(["--engine", "ray", "--resume", "a", "--accept-changes"]) == REFUSED
+    assert "--accept-changes" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What the driver makes of what Ray says: units that wait, come, go, and end. Ray is played by this file."""
+"""The driver's fleet: units that wait, start, get lost and end. Fakes in this file replace Ray."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import types
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from apex.config import Config
-from apex.errors import FAILED, FINISHED, HOPELESS, NEIGHBOUR_GONE, REFUSED
+from apex.errors import FAILED, FINISHED, NEIGHBOUR_GONE, REFUSED
+from apex.facts import Ending, Failure, UnitEvent
+from apex.launch.engine import RayEngine
 from apex.launch.ray import fleet
-from apex.launch.ray.driver import begin, plan
-from apex.launch.ray.options import RayEngine
+from apex.launch.ray.driver import create_on_ray, plan
+from apex.launch.ray.order import Report
 from apex.transport.curve.command import new_folder
 from apex.version import VERSION
 
@@ -73,7 +76,7 @@ class Ray:
 
 
 class Scene:
-    """A fleet of two actor hosts whose clock stands where it is put."""
+    """A fleet of two actor hosts, and its clock."""
 
     def __init__(self, folder, monkeypatch):
         monkeypatch.chdir(folder)
@@ -83,16 +86,16 @@ class Scene:
         monkeypatch.setattr(fleet, "make_head", lambda *arguments, **options: (self.make(), "the head's group"))
         monkeypatch.setattr(fleet, "make_actor_host", self.make)
         engine = RayEngine(actor_hosts=2, cpus_per_host=4, head_cpus=2)
-        launch = begin(plan(Config(), engine), engine)
+        start = create_on_ray(plan(Config(), engine), engine, ["train"])
         for name in ("keys", "actor-0", "actor-1"):
-            new_folder(launch.folder / "secrets" / name)
-        self.said, self.learners = [], []
+            new_folder(start.folder / "secrets" / name)
+        self.events, self.shown = [], []
         self.ray = Ray()
         self.fleet = fleet.Fleet(
-            self.ray, launch.config, engine, launch.folder,
-            argv=["train"], begun=False, tell=self.said.append, point=self.learners.append,
+            self.ray, start.config, engine, start.folder,
+            argv=["train"], begun=False, notify=self.events.append, show=self.shown.append,
         )  # fmt: skip
-        self.config = launch.config
+        self.config = start.config
 
     def make(self, *arguments):
         self.handles.append(Handle())
@@ -100,6 +103,11 @@ class Scene:
 
     def answer(self, unit, method, value):
         self.handles[unit].calls[method].value = value
+
+    def end(self, unit, status, ending=None, lines=()):
+        """Ends the guard of a unit, which has reported these lines and this ending."""
+        report = "" if ending is None else Report(ending=ending).encode()
+        self.answer(unit, "run", (status, report, [Report("log", line).encode() for line in lines]))
 
     def check(self, seconds=2.0):
         self.now += seconds
@@ -110,7 +118,7 @@ class Scene:
         return json.loads(order)
 
     def place(self, unit, version=VERSION):
-        self.check()
+        self.check(11)
         self.answer(unit, "where", (f"10.0.0.{unit}", f"box{unit}", version))
         return self.check()
 
@@ -135,7 +143,11 @@ def training(scene):
     return scene
 
 
-def test_the_head_is_placed_first_and_actors_are_told_where_its_learner_is(scene):
+def failed(status, kind="exit", role="actor"):
+    return Ending(status, role, Failure(role=role, kind=kind, value=status, detail="last line"))
+
+
+def test_the_head_is_placed_first_and_actors_get_its_learners_address(scene):
     assert scene.place(0) is None
     order = scene.order(0)
     assert order["run"]["transport"]["bind"] == "10.0.0.0"
@@ -145,13 +157,15 @@ def test_the_head_is_placed_first_and_actors_are_told_where_its_learner_is(scene
     scene.check()
     assert len(scene.handles) == 3
     scene.place(1)
-    assert "run" not in scene.handles[1].calls  # Nobody knows yet where the learner is.
+    assert "run" not in scene.handles[1].calls  # The learner's address is unknown.
     scene.begin_training()
-    assert scene.learners == ["10.0.0.0:22003"]
+    assert scene.events[-1] == UnitEvent(
+        unit="head", kind="learner", address="10.0.0.0:22003", tensorboard="127.0.0.1:6006"
+    )
     scene.check()
-    words = scene.order(1)["arguments"]
-    assert words[:3] == ["apex.actor", "--learner", "10.0.0.0:22003"]
-    assert words[-4:] == ["--processes", "4", "--envs", "16"]
+    arguments = scene.order(1)["arguments"]
+    assert arguments[:3] == ["apex.actor", "--learner", "10.0.0.0:22003"]
+    assert arguments[-4:] == ["--processes", "4", "--envs", "16"]
 
 
 @pytest.mark.parametrize(("inserts_wait", "niceness"), [(False, 0), (True, 10)])
@@ -164,113 +178,130 @@ def test_actors_leave_cpu_time_to_the_learner_if_their_inserts_wait(scene, inser
     assert scene.order(1)["niceness"] == niceness
 
 
-def test_a_unit_without_a_node_says_what_it_waits_for_and_joins(training):
-    scene = training
-    scene.answer(2, "run", UnavailableError())
-    scene.check()
-    assert scene.said[-1] == "actor-1 was lost; Ray restarts it on a node with free CPUs"
-    scene.check(10)
-    scene.check(10)
-    assert scene.said[-1] == "actor-1 waits for a node with 4 CPUs: 1 of 3 CPUs are free"
-    before = len(scene.said)
-    scene.answer(2, "where", UnavailableError())
-    scene.check()
-    assert len(scene.said) == before  # It is still away; that was said.
-    scene.place(2)
-    assert scene.said[-1] == "actor-1 is on box2 (10.0.0.2)"
-    assert scene.order(2)["arguments"][0] == "apex.actor"
+def test_a_lost_unit_is_reported_while_it_waits_and_joins_again(training):
+    training.answer(2, "run", UnavailableError())
+    training.check()
+    assert training.events[-1] == UnitEvent(unit="actor-1", kind="lost")
+    training.check(10)
+    training.check(10)
+    waiting = UnitEvent(unit="actor-1", kind="waiting", cpus=4, free_cpus=1.0, total_cpus=3.0)
+    assert training.events[-1] == waiting
+    before = len(training.events)
+    training.answer(2, "where", UnavailableError())
+    training.check()
+    assert len(training.events) == before  # It is still lost, which was reported.
+    training.place(2)
+    assert training.events[-1] == UnitEvent(unit="actor-1", kind="placed", host="box2", address="10.0.0.2")
+    assert training.order(2)["arguments"][0] == "apex.actor"
 
 
-def test_a_head_that_is_lost_goes_on_where_it_is_and_actors_are_ordered_to_it(training):
-    scene = training
-    scene.answer(0, "run", UnavailableError())
-    scene.check()
-    scene.check()
-    scene.answer(0, "where", ("10.0.0.7", "box7", VERSION))
-    scene.check()
-    assert scene.order(0)["begun"]
-    scene.begin_training("10.0.0.7")
-    assert scene.learners[-1] == "10.0.0.7:22003"
-    assert "stop" in scene.handles[1].calls
-    scene.answer(1, "run", (NEIGHBOUR_GONE, ""))
-    scene.check()
-    scene.place(1)
-    assert scene.order(1)["arguments"][2] == "10.0.0.7:22003"
+def test_a_lost_head_resumes_and_actors_get_its_new_address(training):
+    training.answer(0, "run", UnavailableError())
+    training.check()
+    training.check()
+    training.answer(0, "where", ("10.0.0.7", "box7", VERSION))
+    training.check()
+    assert training.order(0)["begun"]
+    training.begin_training("10.0.0.7")
+    assert (training.events[-1].kind, training.events[-1].address) == ("learner", "10.0.0.7:22003")
+    assert "stop" in training.handles[1].calls
+    training.end(1, NEIGHBOUR_GONE, Ending(FINISHED))
+    training.check()
+    training.place(1)
+    assert training.order(1)["arguments"][2] == "10.0.0.7:22003"
 
 
 @pytest.mark.parametrize(
-    ("status", "ends"),
-    [(FINISHED, FINISHED), (REFUSED, REFUSED), (HOPELESS, FAILED), (NEIGHBOUR_GONE, None), (-9, None)],
+    "ending", [Ending(FINISHED, "learner"), failed(REFUSED, "refused", "learner"), failed(7, "exit", "replay")]
 )
-def test_what_the_heads_end_means_for_the_run(training, status, ends):
-    training.answer(0, "run", (status, "why"))
-    ending = training.check()
-    assert (ending.status if ending else None) == ends
-    assert not ends or ending.cause == "head: why"
+def test_an_ending_that_the_head_reports_ends_the_run(training, ending):
+    training.end(0, ending.status, ending)
+    found = training.check()
+    assert (found.status, found.role) == (ending.status, "head")
+    assert found.failure == (ending.failure and structs.replace(ending.failure, unit="head"))
 
 
-def test_the_run_goes_on_without_an_actor_host_and_ends_without_any(training):
-    training.answer(1, "run", (REFUSED, "no such environment"))
+@pytest.mark.parametrize(("status", "ending"), [(NEIGHBOUR_GONE, Ending(FINISHED)), (-9, None)])
+def test_a_head_whose_guard_was_stopped_or_killed_restarts(training, status, ending):
+    training.end(0, status, ending)
     assert training.check() is None
-    assert training.said[-1] == "actor-0: no such environment; the run continues without this actor host"
+    training.place(0)
+    assert training.order(0)["begun"]
+
+
+def test_the_run_continues_without_an_actor_host_and_ends_without_any(training):
+    training.end(1, REFUSED, failed(REFUSED, "refused"))
+    assert training.check() is None
+    event = training.events[-1]
+    assert (event.unit, event.kind, event.failure.kind) == ("actor-0", "abandoned", "refused")
     assert [handle.killed for handle in training.handles] == [False, True, False]  # Its CPUs are free again.
-    training.answer(2, "run", (HOPELESS, "it crashes"))
+    training.end(2, REFUSED, failed(REFUSED, "refused"))
     ending = training.check()
-    assert (ending.status, ending.cause) == (FAILED, "no actor host is left; actor-1: it crashes")
+    assert (ending.status, ending.failure.unit) == (FAILED, "actor-1")
 
 
-def test_an_actor_host_that_ended_well_is_ordered_again(training):
-    training.answer(1, "run", (FINISHED, ""))
+def test_an_actor_host_that_ended_with_status_0_gets_its_order_again(training):
+    training.end(1, FINISHED, Ending(FINISHED, "actor"))
     assert training.check() is None
-    training.check(5)
-    training.answer(1, "where", ("10.0.0.1", "box1", VERSION))
     first = training.handles[1].calls["run"]
-    training.check()
+    training.place(1)
     assert training.handles[1].calls["run"] is not first
 
 
-def test_a_unit_whose_guard_is_killed_again_and_again_is_given_up(training):
+@pytest.mark.parametrize(("status", "ending", "role", "value"), [(-9, None, "guard", 9), (7, failed(7), "actor", 7)])
+def test_an_actor_host_that_fails_too_often_is_given_up(training, status, ending, role, value):
     for _ in range(20):
-        training.answer(1, "run", (-9, ""))
+        training.end(1, status, ending)
         training.check()
-        if training.said[-1].endswith("the run continues without this actor host"):
+        if training.events[-1].kind == "abandoned":
             break
         training.place(1)
-    assert training.said[-1] == "actor-0: ended with status -9; the run continues without this actor host"
+    kinds = [event.kind for event in training.events if event.unit == "actor-0" and event.failure]
+    assert kinds in (["restarting"] * 3 + ["abandoned"], ["restarting"] * 4 + ["abandoned"])  # Crashes are forgotten.
+    failure = training.events[-1].failure
+    assert (failure.role, failure.value, failure.unit) == (role, value, "actor-0")
 
 
-def test_a_call_that_fails_once_costs_no_unit(training):
-    training.answer(1, "run", RayError("PermissionError: [Errno 13] Permission denied: '/root'"))
+def test_a_call_of_ray_that_fails_once_costs_no_unit(training):
+    training.answer(1, "run", RayError("Traceback\nPermissionError: [Errno 13] Permission denied: '/root'\n"))
     assert training.check() is None
-    assert training.said[-1] == "actor-0: PermissionError: [Errno 13] Permission denied: '/root'; starting it again"
+    assert training.events[-1].kind == "restarting"
+    assert training.events[-1].failure.detail == "PermissionError: [Errno 13] Permission denied: '/root'"
     training.place(1)
-    assert training.said[-1] == "actor-0 is on box1 (10.0.0.1)"
+    assert training.events[-1].kind == "placed"
     assert not training.handles[1].killed
 
 
 def test_another_version_is_refused(scene):
     ending = scene.place(0, version="0.0.1")
-    assert (ending.status, ending.cause) == (
-        REFUSED,
-        f"head is on box0 (10.0.0.0), which has apex 0.0.1, not {VERSION}",
-    )
+    assert (ending.status, ending.role, ending.failure.kind) == (REFUSED, "head", "refused")
+    assert all(word in ending.failure.detail for word in ("0.0.1", VERSION))
 
 
-def test_what_ray_cannot_start_ends_it_with_rays_words(scene):
+def test_a_unit_that_ray_cannot_start_ends_the_run_with_the_cause(scene):
     ending = None
     while ending is None:
-        scene.check()
+        scene.check(11)
         scene.answer(0, "where", RayError("long\nModuleNotFoundError: No module named 'apex'\n"))
         ending = scene.check()
     assert scene.now < 200
-    assert (ending.status, ending.cause) == (FAILED, "head: ModuleNotFoundError: No module named 'apex'")
+    assert (ending.status, ending.failure.kind) == (FAILED, "error")
+    assert ending.failure.detail == "ModuleNotFoundError: No module named 'apex'"
+
+
+def test_log_lines_of_units_are_shown_while_they_run_and_at_their_end(training):
+    training.answer(1, "read_lines", [Report("actor", "one").encode()])
+    training.check()
+    training.end(1, FINISHED, Ending(FINISHED, "actor"), ["two"])
+    training.check()
+    training.end(0, FINISHED, Ending(FINISHED, "learner"), ["three"])
+    training.fleet.end()
+    assert [report.line for report in training.shown] == ["one", "two", "three"]
 
 
 def test_at_the_end_actors_stop_first_and_every_place_is_given_back(training):
-    training.answer(0, "run", (FINISHED, ""))
+    training.answer(0, "run", (FINISHED, "", []))
     training.fleet.end()
     assert all("stop" in handle.calls for handle in training.handles)
     assert all(handle.killed for handle in training.handles)
-    assert training.ray.removed == [
-        "the head's group"
-    ]  # Otherwise the next run of this session would wait for its CPUs.
+    assert training.ray.removed == ["the head's group"]  # Otherwise the next run would wait for its CPUs.

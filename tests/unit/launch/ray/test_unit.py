@@ -1,4 +1,4 @@
-"""What a unit makes of its guard, which `sh` plays. None of it needs Ray."""
+"""A unit runs a guard, which `sh` replaces here. None of it needs Ray."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import types
 
 import pytest
 
+from apex.facts import Ending, Failure
 from apex.launch.ray import unit
+from apex.launch.ray.order import Report
 
 pytestmark = pytest.mark.programs
 
 
 @pytest.fixture
 def guarded_by(tmp_path, monkeypatch):
-    """Makes a shell script play the guard."""
+    """Replaces the guard by a shell script."""
     monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(__file__=str(tmp_path / "ray" / "__init__.py")))
 
     def play(script):
@@ -28,21 +30,30 @@ def guarded_by(tmp_path, monkeypatch):
 
 
 @pytest.mark.timeout(20)
-def test_a_guard_may_say_more_than_a_pipe_holds(guarded_by, tmp_path):
-    guarded_by("head -c 200000 /dev/zero | tr '\\0' x >&2; echo >&2; echo the cause >&2; exit 3")
-    assert unit.Unit().run("order\n", str(tmp_path)) == (3, "the cause")
+def test_a_unit_returns_the_lines_and_the_ending_of_its_guard(guarded_by, tmp_path, capsys):
+    lines = [Report("learner", f"line {number}") for number in range(1_000)]
+    last = Report(ending=Ending(7, "learner", Failure(role="learner", kind="exit", value=7)))
+    (tmp_path / "reports").write_text("".join(report.encode() for report in [*lines, last]))
+    guarded_by(f"cat {tmp_path}/reports; head -c 200000 /dev/zero >&2; exit 7")
+    status, report, unread = unit.Unit().run("order\n", str(tmp_path))
+    assert (status, Report.decode(report)) == (7, last)
+    assert [Report.decode(line) for line in unread] == lines
+    assert capsys.readouterr().out.splitlines()[-1] == "learner: line 999"  # for Ray's own logs
 
 
-def test_a_guard_outlives_the_process_group_of_its_unit(guarded_by, tmp_path):
-    guarded_by("ps -o sid= -p $$ >&2")
-    _, session = unit.Unit().run("order\n", str(tmp_path))
-    assert int(session) != os.getsid(0)
+def run_with(guarded_by, folder, command):
+    """The output of a command that runs in place of the guard."""
+    guarded_by(f'printf \'{{"log": "guard", "line": "%s"}}\\n\' $({command})')
+    _, _, lines = unit.Unit().run("order\n", str(folder))
+    return Report.decode(lines[0]).line
 
 
-def test_a_folder_that_this_host_lacks_or_may_not_enter_is_left_out(guarded_by, tmp_path, monkeypatch):
-    guarded_by("pwd >&2")
-    assert unit.Unit().run("order\n", str(tmp_path)) == (0, str(tmp_path))
-    here = (0, os.getcwd())
-    assert unit.Unit().run("order\n", str(tmp_path / "none")) == here
+def test_a_guard_has_a_session_of_its_own(guarded_by, tmp_path):
+    assert int(run_with(guarded_by, tmp_path, "ps -o sid= -p $$")) != os.getsid(0)
+
+
+def test_a_folder_that_is_missing_or_not_accessible_is_left_out(guarded_by, tmp_path, monkeypatch):
+    assert run_with(guarded_by, tmp_path, "pwd") == str(tmp_path)
+    assert run_with(guarded_by, tmp_path / "none", "pwd") == os.getcwd()
     monkeypatch.setattr(unit.os, "access", lambda path, mode: False)
-    assert unit.Unit().run("order\n", str(tmp_path)) == here
+    assert run_with(guarded_by, tmp_path, "pwd") == os.getcwd()

@@ -22,6 +22,7 @@ from apex.replay_memory.store.file import require_processor
 from apex.replay_memory.store.layout import STORE_HEADER, Sizes, fixed_bytes, stored_record_dtype
 from apex.replay_memory.store.location import (
     beside,
+    claim_run,
     counters_path,
     has_owner,
     is_same_run,
@@ -33,7 +34,6 @@ from apex.replay_memory.store.location import (
 from apex.replay_memory.store.reader import StoreReader
 from apex.runtime.children import start_child
 from apex.runtime.file_lock import FileLock
-from apex.runtime.run_claim import claim_run
 from apex.types import Schema, Stream
 
 FORK = multiprocessing.get_context("fork")

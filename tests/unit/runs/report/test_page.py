@@ -171,7 +171,7 @@ def test_a_run_that_has_reached_its_limit_goes_on_with_another(tmp_path):
 
 def test_the_page_tells_all_about_the_run(tmp_path):
     run = make_whole_run(tmp_path, seed=7)
-    run.go_on(run.config, argv=["--max-minutes", "9"])
+    run.record_resume(run.config, argv=["--max-minutes", "9"])
     page = Page(build_page(run, VIDEO))
     git = run.manifest["git"]
     for words in (
@@ -243,7 +243,7 @@ def test_nothing_of_the_run_can_break_out_of_the_page(tmp_path):
     run = make_run(
         tmp_path, SCORES, name=name, argv=["--x", EVIL], environment={"id": EVIL}, network={"factory": EVIL + ":y"}
     )
-    run.go_on(run.config, argv=["--name", EVIL])
+    run.record_resume(run.config, argv=["--name", EVIL])
     video = VIDEO._replace(checkpoint=EVIL)
     for each in (video, EVIL):
         text = build_page(run, each)

@@ -1,0 +1,92 @@
+"""The programs of a run on one machine: how each is started, restarted and stopped."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+from apex.config import Config
+from apex.config.role_command import OptionValue, learner_command, module_command, role_command
+from apex.launch.monitor import RunMonitor
+from apex.runs.folder import RunFolder
+from apex.runtime.supervisor import Program
+from apex.transport.hello import local_host
+from apex.types import Role
+
+PYTHON = (sys.executable, "-u", "-P", "-m")  # See `add_current_folder`.
+NICE = 10  # niceness of programs that only observe the run or are not the bottleneck
+
+
+def make_programs(config: Config, folder: RunFolder, watch: RunMonitor) -> list[Program]:
+    """Returns the programs of a run in the order of their start. They are stopped in reverse order.
+
+    The sum of their grace periods is less than 10 s, the time within which a run must stop. `watch` knows whether the
+    run is ending; then programs that are not needed any more do not start again.
+    """
+    run, shards = config.run, range(config.replay.num_shards)
+    role = partial(Program, stuck_seconds=run.stuck_seconds, crash_budget=run.crash_budget)
+    learner = learner_command(config=folder.config_file, run_folder=folder.path)
+    snapshots = folder.checkpoints / "replay" if config.checkpoint.replay else None
+    programs = [
+        role(
+            role=f"replay-{shard}" if len(shards) > 1 else "replay",
+            command=_command(config, Role.REPLAY, shard=shard, snapshots=snapshots),
+            grace_seconds=1.5,
+            stops_with="replay",
+            ready=lambda: not watch.ending,
+        )
+        for shard in shards
+    ]
+    programs.append(role(role="learner", command=(*PYTHON, *module_command(learner)), grace_seconds=4.0, ends_run=True))
+    evaluator = role(
+        role="evaluator",
+        command=_command(config, Role.EVALUATOR),
+        grace_seconds=1.0,
+        # With a stop score, the run waits for evaluations. Beside busy actors, niceness makes them ten times slower.
+        niceness=NICE if run.stop_score is None else 0,
+        ready=lambda: watch.evaluating or not watch.ending,
+    )
+    actor = role(
+        role="actor",
+        command=_command(config, Role.ACTOR),
+        grace_seconds=2.0,
+        niceness=actor_niceness(config),
+        ready=lambda: not watch.ending,
+    )
+    where = ("--logdir", folder.tensorboard, "--host", run.tensorboard_bind, "--port", run.tensorboard_port)
+    tensorboard = Program(
+        role="tensorboard",
+        command=(*PYTHON, "tensorboard.main", *map(str, where), "--reload_interval", "5"),
+        crash_budget=1.0,
+        grace_seconds=0.5,
+        essential=False,
+        niceness=NICE,
+        ready=lambda: watch.training and not watch.ending,  # Starting TensorBoard takes seconds of CPU time.
+    )
+    return [
+        *([tensorboard] if run.tensorboard else []),
+        *programs,
+        *([evaluator] if config.evaluator.enabled else []),
+        *([] if run.head else [actor]),
+    ]
+
+
+def actor_niceness(config: Config) -> int:
+    """Returns the niceness of the actors. If inserts wait for samples, the learner is the bottleneck.
+
+    The actors then get the CPU time that the learner leaves idle.
+    """
+    return NICE if config.replay.inserts_wait else 0
+
+
+def _command(config: Config, role: Role, **options: OptionValue) -> tuple[str, ...]:
+    """Returns the command of a role that joins the learner on this host."""
+    transport = config.transport
+    arguments = role_command(
+        role,
+        learner=f"{local_host(transport)}:{transport.port('control')}",
+        keys=transport.keys,
+        insecure_no_auth=transport.insecure_no_auth,
+        **options,
+    )
+    return (*PYTHON, *module_command(arguments))

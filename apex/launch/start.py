@@ -1,0 +1,37 @@
+"""What to run: a new or a resumed run, on this machine, in one process or on Ray; and how the run ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from apex.config import Config
+from apex.facts import Ending
+from apex.launch.engine import RayEngine
+from apex.runtime.supervisor import Program
+from apex.transport.messages.run_status import RunStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """One start of a run. `apex.launch.train.execute` carries it out."""
+
+    config: Config  # a size of 0 is chosen for the machine
+    argv: Sequence[str]  # command line of the user, for the run's manifest
+    folder: Path | None = None  # run to resume: its folder or, on Ray, the driver's folder of it; None: a new run
+    accept_changes: bool = False  # a resumed run may lose saved data
+    engine: RayEngine | None = None  # None: this machine
+    environment: Mapping[str, str] = field(default_factory=dict)  # additional variables for the programs
+    edit_programs: Callable[[list[Program]], list[Program]] = list  # fault tests change the programs of the run
+
+
+class RunOutcome(NamedTuple):
+    """How a run ended."""
+
+    config: Config  # with the sizes that were chosen
+    folder: Path  # the run folder; on Ray it is on the head's host
+    ending: Ending
+    status: RunStatus | None  # the last status that the learner reported; None: the learner reported no status
+    driver_folder: Path | None = None  # on Ray: the driver's folder of the run

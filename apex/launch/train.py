@@ -1,0 +1,85 @@
+"""`apex train`: starts or resumes a run, shows its progress until it ends, and prints a summary."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TextIO
+
+from apex.command_line import parse_config
+from apex.errors import FAILED, FINISHED, require
+from apex.launch.engine import RAY, RayEngine, add_engine_options, require_engine
+from apex.launch.local import run_locally
+from apex.launch.preflight.fit import require_head
+from apex.launch.ray.driver import reopen_on_ray, run_on_ray
+from apex.launch.resume import ACCEPT, OPTION, reopen, resume_parser
+from apex.launch.start import RunOutcome, Start
+from apex.launch.summary import summary
+from apex.launch.terminal.view import say
+from apex.runtime.lifecycle import Stop, reports_errors, stop_on_signals
+from apex.runtime.watchdog import take_notifier
+
+
+@reports_errors("apex train")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs `apex train`; returns the exit status."""
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        with stop_on_signals(take_notifier()) as stop:
+            return show(execute(read_start(arguments), stop))
+    except KeyboardInterrupt:
+        say("apex train: interrupted again while stopping; every program was killed", sys.stderr)
+        return FAILED
+
+
+def read_start(arguments: Sequence[str]) -> Start:
+    """Returns what a command line of `apex train` requests. Raises UsageError if it cannot be run."""
+    parser = resume_parser("apex train")
+    add_engine_options(parser)
+    options, rest = parser.parse_known_args(arguments)
+    require_engine(options)
+    if options.resume is not None and options.engine != RAY:
+        folder, config = reopen(options.resume, rest, accept=options.accept_changes)
+        return Start(config=config, argv=arguments, folder=folder.path, accept_changes=options.accept_changes)
+    about = "Trains on this machine or on a cluster: runs replay, learner, actors, evaluator and TensorBoard."
+    config = parse_config(rest, prog="apex train", description=about, own=[parser])
+    if options.engine != RAY:
+        return Start(config=config, argv=arguments)
+    require(not options.accept_changes, f"{ACCEPT} cannot be used with --engine ray", remedy="leave it out")
+    options.insecure_no_auth = config.transport.insecure_no_auth
+    if options.resume is None:
+        return Start(config=config, argv=arguments, engine=RayEngine.read(options))
+    others = " ".join(word for word in rest if word != "--insecure-no-auth")
+    require(
+        not others,
+        f"{OPTION} with --engine ray uses the settings of the original start",
+        remedy=f"leave out {others}",
+    )
+    return reopen_on_ray(options.resume, options, arguments)
+
+
+def execute(start: Start, stop: Stop, out: TextIO | None = None) -> RunOutcome | None:
+    """Runs until the run ends or `stop` is requested; returns None if a stop was requested before the run began.
+
+    `out`: the stream for progress; None: standard output. Raises UsageError if the run cannot be started.
+    """
+    if start.engine is not None:
+        return run_on_ray(start, start.engine, stop, out)
+    if start.config.run.head:
+        require_head(start.config)
+    if start.config.run.single_process:
+        from apex.launch.serial.run import (
+            run_in_one_process,
+        )  # Imported here because other runs do not need torch here.
+
+        return run_in_one_process(start, stop, out)
+    return run_locally(start, stop, out)
+
+
+def show(outcome: RunOutcome | None) -> int:
+    """Prints the summary of a run; returns the exit status."""
+    if outcome is None:
+        return FINISHED
+    for line in summary(outcome):
+        say(line, sys.stdout if outcome.ending.status == FINISHED else sys.stderr)
+    return outcome.ending.status
