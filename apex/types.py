@@ -149,7 +149,7 @@ def batch_record_dtype(schema: Schema) -> np.dtype[Any]:
     return padded(
         [
             ("key", "<i8"),
-            ("probability", "<f8"),  # leaf / root of the sum tree when the transition was drawn
+            ("probability", "<f8"),  # P(i) = 1/R * leaf / root of the shard's sum-tree when the transition was drawn
             ("n_step_return", "<f4"),
             ("discount", "<f4"),
             ("action", schema.action_dtype, schema.action_shape),
@@ -250,7 +250,7 @@ class BatchMessage(NamedTuple):
     number: int  # sequence number within that sampler; returned with the priorities to limit parts in flight
     num_transitions: int  # transitions in the shard when the part was drawn: N in the importance weights
     records: Array  # batch_record_dtype[B]
-    blob: FrameBlob | None  # all frames, as in `make_blob`; None: already decoded into the learner's memory
+    blob: FrameBlob  # all frames, as in `make_blob`; empty if they are already decoded into the learner's memory
 
 
 class PriorityUpdate(NamedTuple):

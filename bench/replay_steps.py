@@ -94,7 +94,7 @@ def time_batch(store: Path, config: Config, schema: Schema) -> dict[str, float]:
     size, rng = config.learner.batch_size, np.random.default_rng(1)
     reader, codec = StoreReader(store, schema), Codec(1, schema)
     drawn = reader.sample(size, rng)
-    if drawn is None or drawn.blob is None:
+    if drawn is None:
         raise RuntimeError(f"nothing can be drawn from {store}")
     records, blob = drawn.records, drawn.blob
     batch = BatchMessage(0, 1, 0, 0, drawn.num_transitions, records, blob)
@@ -109,22 +109,25 @@ def time_batch(store: Path, config: Config, schema: Schema) -> dict[str, float]:
     check = median_ms(lambda: codec.decode_batch([memoryview(part) for part in message], size), calls)
     times["send_receive"] = max(0.0, _time_travel(batch, config, codec, size) - times["encode"] - check)
     times["check"] = check
-    whole = median_ms(lambda: decoder.decode(records, blob), calls)
+    whole = median_ms(lambda: decoder.decode(records, blob, np.arange(size)), calls)
     times["decompress"] = median_ms(_decompress(blob, schema), calls)
     times["place"] = max(0.0, whole - times["decompress"])
     return times
 
 
 def time_direct(store: Path, config: Config, schema: Schema) -> float:
-    """Milliseconds to draw a batch and to decode it straight from the store, into the slots of a loader's ring in turn.
-
-    0 where frames are not decoded that way: without the native loop, or for vectors.
-    """
+    """Returns the milliseconds to draw a batch and to decode it from the store, into the slots of a ring in turn."""
     size, rng = config.learner.batch_size, np.random.default_rng(1)
     reader = StoreReader(store, schema)
-    decoders = [StackDecoder(schema, stacks) for stacks in BatchRing(schema, size).stacks]
-    turn = cycle(decoders)
-    return median_ms(lambda: reader.sample(size, rng, next(turn)), 20) if decoders[0].reads_stores else 0.0
+    decoders = cycle([StackDecoder(schema, stacks) for stacks in BatchRing(schema, size).stacks])
+    rows = np.arange(size)
+
+    def draw() -> None:
+        drawn = reader.draw(size, rng)
+        next(decoders).decode_located(drawn.frames, rows[: len(drawn.records)])
+        reader.still_live(drawn)
+
+    return median_ms(draw, 20)
 
 
 def median_ms(call: Callable[[], object], calls: int = CALLS, rounds: int = ROUNDS) -> float:
@@ -158,20 +161,12 @@ def _time_travel(batch: BatchMessage, config: Config, codec: Codec, batch_size: 
         return median_ms(travel, 20)
 
 
-def _decompress(blob: bytes | memoryview, schema: Schema) -> Callable[[], None]:
+def _decompress(blob: bytes | memoryview, schema: Schema) -> Callable[[], object]:
     """The decoder alone, all frames into one place."""
     table = read_table(blob)
     count = len(table)
     target = np.empty((1, schema.frame_bytes), np.uint8)
-    if schema.codec == "raw":
-        body = np.frombuffer(blob, np.uint8, offset=4 * count).reshape(-1, schema.frame_bytes)
-
-        def copy() -> None:
-            for frame in body:
-                target[0] = frame
-
-        return copy
-    blocks, places = make_blocks(target), np.full((count - 1, 2), (0, -1))
+    blocks, places = make_blocks(target, schema.codec), np.full((count - 1, 2), (0, -1))
     return partial(blocks.decompress, blob, table[:-1], table[1:], places)
 
 

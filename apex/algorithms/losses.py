@@ -35,9 +35,8 @@ def check_rows(size: int, **rows: Tensor) -> None:
 def importance_weights(probability: NDArray[np.float64], num_transitions: int, exponent: float) -> NDArray[np.float32]:
     """Returns (N * P(i))^-exponent for each row of a batch, scaled so that the largest weight is 1.
 
-    P(i) is the probability of drawing transition i from the whole replay memory of N transitions. Each of R
-    shards supplies 1/R of a batch, so P(i) = 1/R * leaf / root, in the sum-tree of the transition's shard. The scaling
-    cancels N within one batch.
+    P(i) is the probability of drawing transition i from the whole replay memory of N transitions. The scaling cancels N
+    within one batch.
 
     An infinite probability marks an unusable row, which gets weight 0. Raises ValueError for a probability that is not
     positive.

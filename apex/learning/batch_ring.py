@@ -39,8 +39,8 @@ class Batch(NamedTuple):
 
     stacks: Array  # frame_dtype[2, B, S, *F]: s_t, s_{t+m}
     keys: Array  # int64[B]  key of each transition in its shard
-    # P(i) = 1/R * leaf / root of its shard, because every shard gives 1/R of each batch. Infinite for an unusable row,
-    # whose frames do not decompress or whose |n_step_return| is above MAX_RETURN: its weight and priority are 0.
+    # P(i), see `BatchDrawer`. Infinite for an unusable row, whose frames do not decompress or whose
+    # |n_step_return| is above MAX_RETURN: its weight and priority are 0.
     probability: Array  # float64[B]
     action: Array  # int64[B] or float32[B, K]
     n_step_return: Array  # float32[B]
@@ -130,25 +130,21 @@ class BatchRing:
         """Returns a slot to fill, or None after `timeout` seconds without a free slot."""
         return _read_byte(self._free[0], timeout)
 
-    def first_row(self, shard: int) -> int:
-        """Returns the first row of a shard's part in a batch."""
-        return shard * self.part_size
+    def part_rows(self, shard: int) -> NDArray[np.int64]:
+        """Returns the rows of a shard's part in a batch."""
+        return np.arange(shard * self.part_size, (shard + 1) * self.part_size)
 
-    def put(self, slot: int, part: BatchMessage, decoded: NDArray[np.bool_] | None = None) -> None:
-        """Writes all fields of a part except its stacks. `decoded`: rows whose stacks were decoded; None: all."""
-        fields, records, first = self._fields[slot], part.records, self.first_row(part.shard)
-        rows = slice(first, first + self.part_size)
+    def put(self, slot: int, part: BatchMessage, decoded: NDArray[np.bool_], rows: NDArray[np.int64]) -> None:
+        """Writes all fields of a part except its stacks. `decoded`: which stacks could be decoded; `rows`: of each."""
+        fields, records = self._fields[slot], part.records
         fields["keys"][rows] = records["key"]
         for name in ("action", "version", "discount"):
             fields[name][rows] = records[name]
         if self._num_masked:
             fields["next_mask"][rows] = unpack_mask(records["next_mask"], self._num_masked)
-        usable = np.abs(records["n_step_return"]) <= MAX_RETURN
-        if decoded is not None:
-            usable &= decoded
+        usable = decoded & (np.abs(records["n_step_return"]) <= MAX_RETURN)
         fields["n_step_return"][rows] = np.where(usable, records["n_step_return"], 0)
-        share = records["probability"] / self.num_shards  # the shard's share of every batch
-        fields["probability"][rows] = np.where(usable, share, np.inf)
+        fields["probability"][rows] = np.where(usable, records["probability"], np.inf)
         fields["parts"][part.shard] = (
             part.shard,
             part.store_incarnation,
@@ -190,7 +186,7 @@ class BatchRing:
 
 
 class BatchSlot(NamedTuple):
-    """The rows of a shard's part in a slot that is being filled; implements `reader.FrameDecoder`."""
+    """The rows of a shard's part in a slot that is being filled."""
 
     ring: BatchRing
     decoder: StackDecoder  # decoder that writes into the slot
@@ -198,21 +194,13 @@ class BatchSlot(NamedTuple):
     shard: int
 
     @property
-    def reads_stores(self) -> bool:
-        """Whether `decode_stored` can be called here."""
-        return self.decoder.reads_stores
+    def rows(self) -> NDArray[np.int64]:
+        """The rows of the part, int64[B/R]."""
+        return self.ring.part_rows(self.shard)
 
-    def decode_stored(self, arena: NDArray[np.uint8], stored: Array) -> NDArray[np.bool_]:
-        """See `reader.FrameDecoder`; changes the row numbers in `stored`."""
-        stored["row"] += self.ring.first_row(self.shard)
-        return self.decoder.decode_stored(arena, stored)
-
-    def put(self, part: BatchMessage) -> None:
-        """Writes the part; also decodes its frames if they are still compressed."""
-        decoded = None
-        if part.blob is not None:
-            decoded = self.decoder.decode_sound(part.records, part.blob, self.ring.first_row(self.shard))
-        self.ring.put(self.slot, part, decoded)
+    def put(self, part: BatchMessage, decoded: NDArray[np.bool_], rows: NDArray[np.int64]) -> None:
+        """Writes the part, whose frames are decoded already; see `BatchRing.put`."""
+        self.ring.put(self.slot, part, decoded, rows)
 
 
 def slots_needed(num_loaders: int, *, cuda: bool) -> int:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+import numpy as np
+
 from apex.learning.batch_ring import BatchSlot
 from apex.replay_memory.batch_drawer import BatchDrawer
-from apex.types import BatchMessage
+from apex.replay_memory.store.reader import MAX_ATTEMPTS
+from apex.types import Array, BatchMessage
 
 
 class LocalSource:
@@ -17,12 +20,28 @@ class LocalSource:
         self._drawer = drawer
 
     def fill(self, slot: BatchSlot) -> bool:
-        """Writes the shard's next part to the slot. Returns False, without waiting, if no part is available yet."""
-        part = self._drawer.draw(slot if slot.reads_stores else None)
-        if part is None:
+        """Writes the shard's next part to the slot. Returns False, without waiting, if no part is available yet.
+
+        The limits may not allow one now, or the writer overwrites drawn data too often. Transitions that the writer
+        overwrote while they were decoded are drawn again, into the rows that are still missing.
+        """
+        drawer, reader = self._drawer, self._drawer.reader
+        if not drawer.may_draw():
             return False
-        slot.put(part)
-        return True
+        num_transitions, missing = reader.size, slot.rows
+        parts: list[list[Array]] = []
+        for _ in range(MAX_ATTEMPTS if num_transitions else 0):
+            draw = reader.draw(len(missing), drawer.rng)
+            rows = missing[: len(draw.records)]
+            part = [rows, draw.records, slot.decoder.decode_located(draw.frames, rows)]
+            live = reader.still_live(draw)
+            parts.append(part if live.all() else [array[live] for array in part])
+            if len(parts[-1][0]) == len(missing):
+                rows, records, decoded = parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))
+                slot.put(drawer.make_part(records, num_transitions), decoded, rows)
+                return True
+            missing = np.setdiff1d(missing, parts[-1][0], assume_unique=True)
+        return False
 
 
 class RemoteSource:
@@ -44,7 +63,8 @@ class RemoteSource:
         queue = self._queues[slot.shard]
         if not queue:
             return False
-        slot.put(queue.popleft())
+        part = queue.popleft()
+        slot.put(part, slot.decoder.decode(part.records, part.blob, slot.rows), slot.rows)
         return True
 
     def receive(self, timeout: float) -> None:

@@ -8,7 +8,6 @@ older than the named one is reported when the run is resumed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from apex.errors import DivergedError
 from apex.replay_memory.snapshots.folder import SnapshotFolder, shard_folder
 from apex.runs.checkpoints.checkpoint import LearnerState, ReplayPart, save_checkpoint
 from apex.runs.checkpoints.folder import prune
-from apex.runtime.atomic_files import go_on
+from apex.runtime.atomic_files import UNINTERRUPTED, Steps
 from apex.types import Progress, Schema
 
 REPLAY = "replay"  # folder of the snapshots, below the folder of the checkpoints
@@ -39,7 +38,7 @@ def save_run(
     state: dict[str, Any],
     progress: Progress,
     *,
-    pause: Callable[[str], None] = go_on,
+    steps: Steps = UNINTERRUPTED,
 ) -> Path | None:
     """Writes a checkpoint of the result of `Trainer.state`, and removes older ones; returns None if writing fails.
 
@@ -54,8 +53,8 @@ def save_run(
             )
     try:
         learner = LearnerState(progress=progress, config=config, schema=schema, **state)
-        path = save_checkpoint(checkpoints, learner, _replay_parts(checkpoints, config), pause=pause)
-        prune(checkpoints, config.checkpoint.keep, pause=pause)
+        path = save_checkpoint(checkpoints, learner, _replay_parts(checkpoints, config), steps=steps)
+        prune(checkpoints, config.checkpoint.keep, steps=steps)
         return path
     except OSError as error:
         log.error("no checkpoint at update %d: %s; older checkpoints are kept", state["num_updates"], error)

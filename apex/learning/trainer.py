@@ -170,7 +170,6 @@ class Trainer:
         return self._batches.receive(max(0.0, deadline - time.monotonic()))
 
     def _train(self, batch: Batch) -> None:
-        # P(i) = 1/R * leaf / root of the shard, and N is the number of live transitions in all R shards.
         weights = importance_weights(
             batch.probability, batch.num_transitions, self._config.importance_sampling_exponent
         )

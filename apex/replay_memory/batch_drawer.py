@@ -9,17 +9,19 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from apex.config import ReplayConfig
+from apex.frame_blob import FrameBlob
 from apex.replay_memory.rate_limiter import RateLimiter
 from apex.replay_memory.sampler_counters import SamplerCounters
-from apex.replay_memory.store.reader import FrameDecoder, StoreReader
+from apex.replay_memory.store.reader import StoreReader
 from apex.transport.timing import CREDIT_SECONDS
-from apex.types import BatchMessage
+from apex.types import Array, BatchMessage
 
 
 class DrawSettings(NamedTuple):
     """The part size and the limits for drawing from one shard."""
 
     shard: int
+    num_shards: int  # R
     part_size: int  # transitions in a part of a batch
     batches_in_flight: int  # parts that one sampler or loader may have in flight
     limiter: RateLimiter
@@ -33,7 +35,8 @@ class DrawSettings(NamedTuple):
         own = replay.per_shard()
         tolerance = own.samples_per_insert_tolerance
         limiter = RateLimiter(own.min_size_to_sample, own.samples_per_insert, tolerance, own.inserts_wait)
-        return cls(shard, batch_size // replay.num_shards, replay.batches_in_flight, limiter)
+        part_size = batch_size // replay.num_shards
+        return cls(shard, replay.num_shards, part_size, replay.batches_in_flight, limiter)
 
 
 class BatchDrawer:
@@ -48,37 +51,43 @@ class BatchDrawer:
         rng: np.random.Generator,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._reader = reader
+        self.reader = reader
         self._counters = counters
         self._row = row
+        self.part_size = settings.part_size
         self._settings = settings
-        self._rng = rng
+        self.rng = rng
         self._clock = clock
         counters.activate(row)
         self._in_flight = 0
         self._changed_at = clock()
         self._answered_at = clock()
 
-    def draw(self, decoder: FrameDecoder | None = None) -> BatchMessage | None:
-        """Returns one part; None if the limits do not allow one now, or if `StoreReader.sample` returns None.
+    def draw(self) -> BatchMessage | None:
+        """Returns one part with its compressed frames; None if the limits do not allow one now, or if
+        `StoreReader.sample` returns None."""
+        drawn = self.reader.sample(self.part_size, self.rng) if self.may_draw() else None
+        return None if drawn is None else self.make_part(drawn.records, drawn.num_transitions, drawn.blob)
 
-        decoder: see `StoreReader.sample`. The part counts as sent before the caller sends it, because a learner on this
-        host may answer before `send` returns.
+    def make_part(self, records: Array, num_transitions: int, blob: FrameBlob = b"") -> BatchMessage:
+        """Returns drawn transitions as a part, and counts it as sent, because a learner on this host may answer before
+        the caller's `send` returns.
+
+        Each of the R shards gives 1/R of a batch. Therefore this multiplies the probabilities in `records`, leaf / root
+        of the shard's sum-tree, by 1/R. `num_transitions`: live transitions when the part was drawn; `blob`: its
+        frames, unless they are decoded.
         """
-        settings = self._settings
-        drawn = self._reader.sample(settings.part_size, self._rng, decoder) if self._may_draw() else None
-        if drawn is None:
-            return None
+        records["probability"] /= self._settings.num_shards
         part = BatchMessage(
-            shard=settings.shard,
-            store_incarnation=drawn.store_incarnation,
+            shard=self._settings.shard,
+            store_incarnation=self.reader.store_incarnation,
             sampler=self._row,
             number=self._counters.next_number(self._row),
-            num_transitions=drawn.num_transitions,
-            records=drawn.records,
-            blob=drawn.blob,
+            num_transitions=num_transitions,
+            records=records,
+            blob=blob,
         )
-        self._counters.note_sent(self._row, settings.part_size)
+        self._counters.note_sent(self._row, self.part_size)
         return part
 
     @property
@@ -88,11 +97,12 @@ class BatchDrawer:
 
     def take_back(self) -> None:
         """Removes the newest part from the counters, because it was not sent."""
-        self._counters.take_back(self._row, self._settings.part_size)
+        self._counters.take_back(self._row, self.part_size)
 
-    def _may_draw(self) -> bool:
+    def may_draw(self) -> bool:
+        """Returns whether the limits allow to draw a part now; records what the sampler waits for."""
         settings, counters = self._settings, self._counters
-        allowed = counters.limit(settings.limiter).may_sample(self._reader.num_inserted, counters.num_drawn)
+        allowed = counters.limit(settings.limiter).may_sample(self.reader.num_inserted, counters.num_drawn)
         in_flight, now = counters.in_flight(self._row), self._clock()
         if in_flight < self._in_flight or not self._in_flight:
             self._answered_at = now

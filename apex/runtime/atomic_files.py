@@ -9,8 +9,17 @@ from pathlib import Path
 from typing import Any
 
 
-def go_on(step: str) -> None:
-    """Does nothing: the default for `pause` arguments, which tests replace."""
+class Steps:
+    """Is called before each step of a write or a read that a crash or another process can interrupt.
+
+    Does nothing in the product. Tests replace `before`, to crash or to write between two steps.
+    """
+
+    def before(self, step: str) -> None:
+        """Is called before the step with this name."""
+
+
+UNINTERRUPTED = Steps()
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -38,7 +38,7 @@ MAX_FRAMES = 8_192  # maximum frames in a segment
 MAX_PRIORITIES = 65_536  # maximum priorities in a message
 MAX_VERSION = 2**32 - 1
 _NUMBERS = 2**63  # Segment numbers and incarnations must be smaller, because the store keeps them as int64.
-_LEAST_PROBABILITY = 2.0**-1000  # For a smaller probability P, 1 / (P / number of shards) could overflow to infinity.
+_LEAST_PROBABILITY = 2.0**-1000  # For a smaller probability P, 1 / P could overflow to infinity.
 
 
 class Codec:
@@ -99,8 +99,6 @@ class Codec:
     def encode_batch(self, batch: BatchMessage) -> list[Any]:
         """Returns two frames: the header with the records, and the blob. The blob is not copied."""
         body = _BATCH.pack(batch.num_transitions) + batch.records.tobytes()
-        if batch.blob is None:
-            raise ValueError("cannot encode a batch without a blob: its frames are already decoded")
         blob = memoryview(batch.blob)
         stream, count = Stream(batch.sampler, batch.store_incarnation), len(batch.records)
         bodies: list[Frame] = [body, blob]

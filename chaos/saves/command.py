@@ -31,12 +31,13 @@ from apex.replay_memory.store.location import MEMORY
 from apex.runs.checkpoints.paths import MANIFEST, NEWEST
 from apex.runs.checkpoints.policy_file import BEST
 from apex.runs.folder import RunFolder
+from apex.runtime.atomic_files import Steps
 from apex.runtime.children import start_child
 from apex.runtime.lifecycle import Stop, reports_errors
 from apex.types import Array
 from chaos.saves.saver import Read, Saver, make_run, make_segment, read_run
 
-STEPS = (  # of a save, as `pause` is told them
+STEP_NAMES = (  # the steps of a save
     "write the learner",
     "rename the learner",
     "write the manifest",
@@ -80,7 +81,7 @@ def kill_saves(place: Path, count: int, seed: int, tell: Callable[[str], None]) 
     """Kills a saving child `count` times; after each the run must load, at most one save behind what was finished."""
     rng, tally = np.random.default_rng(seed), Tally()
     folder, memory = make_run(place), place / "memory"
-    first = Saver(folder, memory, lambda step: None)
+    first = Saver(folder, memory)
     first.save()
     began = time.monotonic()
     first.save()
@@ -89,7 +90,7 @@ def kill_saves(place: Path, count: int, seed: int, tell: Callable[[str], None]) 
     progress[:] = first.num_updates, first.store.num_inserted, first.epoch
     first.store.close()
     for trial in range(count):
-        step, nth = ("", 0) if trial % 2 else (STEPS[trial // 2 % len(STEPS)], int(rng.integers(0, 4)))
+        step, nth = ("", 0) if trial % 2 else (STEP_NAMES[trial // 2 % len(STEP_NAMES)], int(rng.integers(0, 4)))
         before = progress[EPOCH]
         child = start_child("saver", _save_until_killed, folder.path, memory, step, nth, progress)
         if not step:
@@ -118,18 +119,25 @@ def kill_saves(place: Path, count: int, seed: int, tell: Callable[[str], None]) 
     return tally
 
 
-def _save_until_killed(stop: Stop, path: Path, memory: Path, step: str, nth: int, progress: Array) -> None:
-    left = [nth]
+class KillAt(Steps):
+    """Kills this process before the step with this name, the `nth` time that it comes, from 0."""
 
-    def pause(name: str) -> None:
-        if name == step:
-            left[0] -= 1
-            if left[0] < 0:
+    def __init__(self, step: str, nth: int) -> None:
+        self._step = step
+        self._left = nth
+
+    def before(self, step: str) -> None:
+        """Counts the step, or kills the process."""
+        if step == self._step:
+            self._left -= 1
+            if self._left < 0:
                 os.kill(os.getpid(), signal.SIGKILL)
 
+
+def _save_until_killed(stop: Stop, path: Path, memory: Path, step: str, nth: int, progress: Array) -> None:
     logging.disable()
     torch.set_num_threads(1)
-    saver = Saver(RunFolder.open(path), memory, pause)
+    saver = Saver(RunFolder.open(path), memory, KillAt(step, nth))
     assert saver.epoch > progress[EPOCH], "an epoch was given twice"
     progress[EPOCH] = saver.epoch
     while not stop.poll():
@@ -144,7 +152,7 @@ def damage_saves(place: Path, flips: int, truncations: int, seed: int, tell: Cal
     """Flips bits of a run's newest save, cuts its files and removes them, one thing at a time."""
     rng, known = np.random.default_rng(seed), set[Read]()
     folder, memory = make_run(place), place / "memory"
-    saver = Saver(folder, memory, lambda step: None)
+    saver = Saver(folder, memory)
     for number in range(20):
         saver.store.insert(make_segment(number + 10_000))
     for _ in range(4):

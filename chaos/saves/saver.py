@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +25,7 @@ from apex.replay_memory.store.writer import StoreWriter
 from apex.runs.checkpoints.folder import find_latest, set_aside
 from apex.runs.checkpoints.policy_file import PolicyInfo, find_best, read_policy, save_best
 from apex.runs.folder import RunFolder
+from apex.runtime.atomic_files import UNINTERRUPTED, Steps
 from apex.types import Array, Progress, Schema, Segment, Stream, record_dtype
 
 SCHEMA = Schema(frame_shape=(16,), frame_dtype="uint8", stack=4, num_actions=3, n_step=3, codec="lz4")
@@ -49,10 +49,10 @@ class Read(NamedTuple):
 class Saver:
     """A small run that saves all that a run saves."""
 
-    def __init__(self, folder: RunFolder, memory: Path, pause: Callable[[str], None]) -> None:
+    def __init__(self, folder: RunFolder, memory: Path, steps: Steps = UNINTERRUPTED) -> None:
         """Goes on with what is there, as a run does."""
         self._folder = folder
-        self._pause = pause
+        self._steps = steps
         self.epoch = folder.next_epoch()
         found = find_latest(folder.checkpoints)
         set_aside(folder.checkpoints, found)
@@ -68,11 +68,11 @@ class Saver:
         self._source = SnapshotWriter(
             memory,
             SCHEMA,
-            SnapshotFolder(self.snapshots.path, pause=pause),
+            SnapshotFolder(self.snapshots.path, steps=steps),
             run_id=folder.run_id,
             num_drawn=lambda: 7,
             file_bytes=FILE_BYTES,
-            pause=pause,
+            steps=steps,
         )
         self._number = self.store.receipt(0).contiguous
 
@@ -98,7 +98,7 @@ class Saver:
                 "rng": {"torch": torch.get_rng_state()},
             },
             Progress(self.store.num_inserted, self.num_updates // 10, float(self.num_updates)),
-            pause=self._pause,
+            steps=self._steps,
         )
         info = PolicyInfo(
             schema=SCHEMA,

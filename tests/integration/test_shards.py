@@ -54,7 +54,7 @@ class Shards:
             )
             records = make_records(VECTORS, len(priorities), priority=priorities)
             store.insert(make_segment(VECTORS, len(priorities), actor_id=shard, number=0, base=0, records=records))
-            settings = DrawSettings(shard, PART, 10**9, RateLimiter(1, 0.0, 0.1, False))
+            settings = DrawSettings(shard, num_shards, PART, 10**9, RateLimiter(1, 0.0, 0.1, False))
             rng = np.random.default_rng([7, shard])
             drawer = BatchDrawer(StoreReader(path, VECTORS), SamplerCounters(1), 0, settings, rng)
             self.sources.append(LocalSource(drawer))

@@ -15,26 +15,13 @@ from apex.replay_memory.store.layout import StoreSettings
 from apex.replay_memory.store.priority_weights import MAX_STORED_PRIORITY
 from apex.replay_memory.store.reader import StoreReader
 from apex.replay_memory.store.writer import StoreWriter
+from apex.runtime.atomic_files import UNINTERRUPTED
 from apex.types import PriorityUpdate, Schema, Segment, Stream, record_dtype
 
 SCHEMA = Schema(frame_shape=(16,), frame_dtype="uint8", stack=4, num_actions=9, n_step=3, codec="lz4")
 MIN_PRIORITY = 0.5
 SETTINGS = StoreSettings(capacity=40, max_bytes=4000, num_streams=3, priority_exponent=1.0, min_priority=MIN_PRIORITY)
 STEPS = ["watermark", "evict", "bytes", "records", "row", "commit", "leaves"]
-
-
-class Crash(Exception):  # noqa: N818 - it stands for the end of a process
-    """Ends an insert in between."""
-
-
-def crash_at(step):
-    """A `pause` that ends an insert before it takes `step`."""
-
-    def pause(name):
-        if name == step:
-            raise Crash
-
-    return pause
 
 
 def write_number(path, offset, number, kind="<q"):
@@ -44,16 +31,13 @@ def write_number(path, offset, number, kind="<q"):
         file.write(struct.pack(kind, number))
 
 
-def create(path: Path, *, store_incarnation=77, pause=None, fill=None, **sizes):
-    more = {} if pause is None else {"pause": pause}
-    return StoreWriter.create(
-        path, SCHEMA, SETTINGS._replace(**sizes), store_incarnation=store_incarnation, fill=fill, **more
-    )
+def create(path: Path, *, store_incarnation=77, steps=UNINTERRUPTED, fill=None, **sizes):
+    settings = SETTINGS._replace(**sizes)
+    return StoreWriter.create(path, SCHEMA, settings, store_incarnation=store_incarnation, fill=fill, steps=steps)
 
 
-def attach(path: Path, *, pause=None, schema=SCHEMA, **sizes):
-    more = {} if pause is None else {"pause": pause}
-    return StoreWriter.attach(path, schema, SETTINGS._replace(**sizes), **more)
+def attach(path: Path, *, steps=UNINTERRUPTED, schema=SCHEMA, **sizes):
+    return StoreWriter.attach(path, schema, SETTINGS._replace(**sizes), steps=steps)
 
 
 def make_frame(actor_id, number, index):

@@ -13,24 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apex.frame_blob import FrameBlob
+from apex.replay_memory.frames.located import Located
 from apex.runtime.native import open_native
 from apex.types import Array
 
-STORED = np.dtype(  # `struct stored` of decompress.c
-    [
-        (name, "<i8")
-        for name in ("row", "blob", "first_frame", "num_frames", "frame", "depth", "next_frame", "next_depth")
-    ]
-)
 MOST_FRAMES = 255  # maximum frames of one transition for the native code
 INTERFACE = 2  # must equal `apex_interface` of decompress.c
 LIBRARY = "liblz4.so.1"  # installed on most hosts, because apt and systemd depend on it
 
 log = logging.getLogger("apex")
-
-
-class FrameError(ValueError):
-    """A frame that cannot be decompressed."""
 
 
 class Blocks:
@@ -44,41 +35,59 @@ class Blocks:
 
     def decompress(
         self, blob: FrameBlob, starts: NDArray[np.int64], stops: NDArray[np.int64], places: NDArray[np.int64]
-    ) -> None:
-        """Decompresses blob[starts[i] : stops[i]] into the rows places[i] of the target; raises FrameError.
+    ) -> NDArray[np.bool_]:
+        """Decompresses blob[starts[i] : stops[i]] into the rows places[i] of the target; returns bool[N]: which worked.
 
         `places`: int64[N, 2], up to two rows for each frame; a negative number stands for no row.
         """
         source = np.frombuffer(blob, np.uint8)
-        if (
-            not ((starts >= 0) & (starts <= stops) & (stops <= len(source))).all()
-            or (places >= len(self._target)).any()
-        ):
-            raise FrameError("the position of a frame is outside of the received data or of the target")
-        num_done = self._decompress(source, starts, stops, places)
-        if num_done < len(starts):
-            size = stops[num_done] - starts[num_done]
-            raise FrameError(f"a frame of {size} bytes does not decompress to {self._frame_bytes} bytes")
+        good: NDArray[np.bool_] = (starts >= 0) & (starts <= stops) & (stops <= len(source))
+        good &= (places < len(self._target)).all(axis=1)
+        if not good.all():
+            places = np.where(good[:, None], places, -1)
+        done = 0
+        while (done := done + self._decompress(source, starts[done:], stops[done:], places[done:])) < len(starts):
+            good[done] = False
+            done += 1
+        return good
 
     def _decompress(
         self, source: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDArray[np.int64], places: NDArray[np.int64]
     ) -> int:
-        """Returns the number of frames that were decompressed before the first failure."""
+        """Returns the number of frames before the first that does not decompress. Skips frames without a row."""
         view, target, rows, size = source.data, self._target, self._rows, self._frame_bytes
         into = cramjam.lz4.decompress_block_into
-        froms, tos = starts.tolist(), stops.tolist()
         first = np.where(places[:, 0] < 0, places[:, 1], places[:, 0])
-        for done, (start, stop, place) in enumerate(zip(froms, tos, first.tolist(), strict=True)):
-            if place < 0:
-                continue
+        done = 0
+        for start, stop, place in zip(starts.tolist(), stops.tolist(), first.tolist(), strict=True):
             try:
-                if into(view[start:stop], rows[place], output_len=size) != size:
-                    return done
+                if place >= 0 and into(view[start:stop], rows[place], output_len=size) != size:
+                    break
             except cramjam.DecompressionError:
-                return done
-        twins = places[(places >= 0).all(axis=1)]
+                break
+            done += 1
+        twins = places[:done][(places[:done] >= 0).all(axis=1)]
         target[twins[:, 1]] = target[twins[:, 0]]
-        return len(starts)
+        return done
+
+
+class RawFrames(Blocks):
+    """Copies frames that are not compressed. They must follow each other in the blob."""
+
+    def decompress(
+        self, blob: FrameBlob, starts: NDArray[np.int64], stops: NDArray[np.int64], places: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Copies blob[starts[i] : stops[i]]; see `Blocks.decompress`."""
+        source, size = np.frombuffer(blob, np.uint8), self._frame_bytes
+        good: NDArray[np.bool_] = (stops - starts == size) & (stops <= len(source))
+        if good.all():
+            body = source[starts[:1].sum() : stops[-1:].sum()].reshape(-1, size)
+        else:
+            body, places = source[starts[good][:, None] + np.arange(size)], places[good]
+        for side in (0, 1):
+            real = places[:, side] >= 0
+            self._target[places[real, side]] = body[real]
+        return good
 
 
 class NativeBlocks(Blocks):
@@ -105,29 +114,32 @@ class NativeBlocks(Blocks):
             )
         )
 
-    def decode_stored(
-        self, arena: NDArray[np.uint8], stored: Array, *, max_frame_bytes: int, stack: int
-    ) -> NDArray[np.bool_]:
-        """Decodes transitions (STORED[b]) from the arena into the target, whose rows form stacks [2, B, S].
+    def decode_located(self, located: Located, stack: int) -> NDArray[np.bool_]:
+        """Decodes frames from the arena into the target, whose rows form stacks [2, B, S].
 
-        Returns bool[b]: which transitions were decoded. The rows of the others are undefined. Another process may write
+        Returns bool[M]: which transitions were decoded. The rows of the others are undefined. Another process may write
         to the arena at the same time.
         """
-        if len(self._scratch) < MOST_FRAMES * max_frame_bytes:
-            self._scratch = np.empty(MOST_FRAMES * max_frame_bytes, np.uint8)
+        arena, entries = located
+        if len(self._scratch) < MOST_FRAMES * arena.max_frame_bytes:
+            self._scratch = np.empty(MOST_FRAMES * arena.max_frame_bytes, np.uint8)
         # `struct memory` and `struct stacks` of decompress.c: all of their fields take 8 bytes.
-        memory = np.array([_address(arena), len(arena), max_frame_bytes, _address(self._scratch)], np.int64)
+        memory = np.array(
+            [_address(arena.bytes), len(arena.bytes), arena.max_frame_bytes, _address(self._scratch)], np.int64
+        )
         batch_size = len(self._target) // (2 * stack)
         stacks = np.array([_address(self._target), batch_size, stack, self._frame_bytes], np.int64)
-        good = np.zeros(len(stored), np.bool_)
+        good = np.zeros(len(entries), np.bool_)
         self._native.decode_stored(
-            self._native.lz4, _address(memory), _address(stored), len(stored), _address(stacks), _address(good)
+            self._native.lz4, _address(memory), _address(entries), len(entries), _address(stacks), _address(good)
         )
         return good
 
 
-def make_blocks(target: NDArray[np.uint8]) -> Blocks:
-    """Returns NativeBlocks if the native code is available, else Blocks."""
+def make_blocks(target: NDArray[np.uint8], codec: str = "lz4") -> Blocks:
+    """Returns the decoder of a codec of `Schema`; for "lz4", NativeBlocks if the native code is available."""
+    if codec == "raw":
+        return RawFrames(target)
     native = load_native()
     return Blocks(target) if native is None else NativeBlocks(target, native)
 

@@ -15,15 +15,16 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from apex.errors import SnapshotError
 from apex.runtime.atomic_files import (
+    UNINTERRUPTED,
+    Steps,
     check_digest,
     digest,
-    go_on,
     seal,
     sync_folder,
     unseal,
@@ -78,12 +79,12 @@ def shard_folder(snapshots: Path, num_shards: int, shard: int) -> Path:
 class SnapshotFolder:
     """The folder with the snapshots of one store and of the stores restored from these snapshots.
 
-    `pause` is called before each step with its name, so that tests can crash between steps.
+    `steps` is called before each step.
     """
 
-    def __init__(self, path: Path, *, pause: Callable[[str], None] = go_on) -> None:
+    def __init__(self, path: Path, *, steps: Steps = UNINTERRUPTED) -> None:
         self.path = path
-        self._pause = pause
+        self._steps = steps
 
     def next_number(self) -> int:
         """Returns a number that no file in the folder has."""
@@ -95,7 +96,7 @@ class SnapshotFolder:
 
     def write(self, name: str, parts: Sequence[Any], keys: range) -> SnapshotFile:
         """Writes the buffers `parts` to a file, flushes it to disk and returns its manifest entry."""
-        self._pause("write a file")
+        self._steps.before("write a file")
         self.path.mkdir(parents=True, exist_ok=True)
         write_flushed(self.path / name, *parts, drops_cache=True)  # The file will not be read soon.
         num_bytes = sum(memoryview(part).nbytes for part in parts)
@@ -104,12 +105,12 @@ class SnapshotFolder:
     def commit(self, snapshot: Snapshot) -> None:
         """Adds the snapshot atomically as the newest, and removes files that no kept snapshot lists."""
         path = self.path / f"{snapshot.number:09d}.json"
-        self._pause("write the manifest")
+        self._steps.before("write the manifest")
         partial = write_beside(path, _encode(snapshot))
         sync_folder(self.path)  # The snapshot's files must be on disk before the manifest gets its final name.
-        self._pause("rename the manifest")
+        self._steps.before("rename the manifest")
         os.replace(partial, path)
-        self._pause("flush the folder")
+        self._steps.before("flush the folder")
         sync_folder(self.path)
         self.prune()
 
@@ -122,7 +123,7 @@ class SnapshotFolder:
 
     def read(self, file: SnapshotFile) -> bytes:
         """Returns the content of a file; raises SnapshotError if it is missing or differs from its SHA-256."""
-        self._pause("read a file")
+        self._steps.before("read a file")
         path = self.path / file.name
         try:
             return check_digest(path.read_bytes(), file.sha256)
@@ -199,7 +200,7 @@ class SnapshotFolder:
             if found is not None:
                 kept.add(found.state.name)
                 names |= {path.name, found.state.name, *(file.name for file in found.segments)}
-        self._pause("remove a file")
+        self._steps.before("remove a file")
         for name in sorted(set(self._names()) - names, key=lambda name: not name.endswith(".json")):  # Manifests first.
             (self.path / name).unlink(missing_ok=True)
 

@@ -25,7 +25,7 @@ from apex.replay_memory.store.layout import (
 )
 from apex.replay_memory.store.location import beside, in_use
 from apex.replay_memory.store.priority_weights import PriorityWeights, count_refused
-from apex.runtime.atomic_files import go_on
+from apex.runtime.atomic_files import UNINTERRUPTED, Steps
 from apex.runtime.file_lock import LOCK_ATTEMPTS, FileLock
 from apex.types import Array, PriorityUpdate, Receipt, Schema, Segment, Stream
 
@@ -46,18 +46,18 @@ class StoreWriter(Store):
     The key of a transition is its insertion number; its slot is key % capacity. Keys at or above the watermark are
     live. Whole segments are evicted, the oldest first. All records of a segment contain the byte number of its blob.
 
-    Readers without locks and recovery after a crash depend on the order of writes. `pause` is called before each step
-    of an insert with its name, so that tests can read or crash between steps.
+    Readers without locks and recovery after a crash depend on the order of writes. `steps` is called before each step
+    of an insert.
     """
 
     def __init__(
-        self, path: Path, regions: Regions, ownership: FileLock, weights: PriorityWeights, pause: Callable[[str], None]
+        self, path: Path, regions: Regions, ownership: FileLock, weights: PriorityWeights, steps: Steps
     ) -> None:
         super().__init__(regions)
         self._path = path
         self._ownership = ownership
         self._priority_weights = weights
-        self._pause = pause
+        self._steps = steps
         self._segment_bytes = regions.records["segment"]
         self._counts: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
@@ -71,7 +71,7 @@ class StoreWriter(Store):
         *,
         store_incarnation: int,
         fill: Callable[[Regions], None] | None = None,
-        pause: Callable[[str], None] = go_on,
+        steps: Steps = UNINTERRUPTED,
     ) -> Self:
         """Creates a store, empty or filled by `fill`. The file appears at `path` only when it is complete.
 
@@ -80,7 +80,7 @@ class StoreWriter(Store):
         """
         weights = PriorityWeights(settings.min_priority, settings.priority_exponent)
         regions, ownership = create_file(path, schema, settings, store_incarnation)
-        writer = cls(path, regions, ownership, weights, pause)
+        writer = cls(path, regions, ownership, weights, steps)
         try:
             if fill is not None:
                 fill(regions)
@@ -93,9 +93,7 @@ class StoreWriter(Store):
         return writer
 
     @classmethod
-    def attach(
-        cls, path: Path, schema: Schema, settings: StoreSettings, *, pause: Callable[[str], None] = go_on
-    ) -> Self:
+    def attach(cls, path: Path, schema: Schema, settings: StoreSettings, *, steps: Steps = UNINTERRUPTED) -> Self:
         """Attaches to the store that an earlier writer left at `path`, even after a crash.
 
         Raises UsageError if the store has other settings, and DamagedMemoryError if it is damaged.
@@ -107,7 +105,7 @@ class StoreWriter(Store):
             mismatch = f"{path} was created with {name} {found}, but the setting is {value}"
             require(found == value, f"{mismatch}: set it to {found}, or remove the file")
         ownership = FileLock(path, LOCK_ATTEMPTS, in_use(path))
-        writer = cls(path, regions, ownership, weights, pause)
+        writer = cls(path, regions, ownership, weights, steps)
         try:
             writer._recover(path)
         except BaseException:
@@ -201,25 +199,25 @@ class StoreWriter(Store):
         records = _stored_records(segment, keys, start, regions.records.dtype)
         weights = self._priority_weights.of(records["priority"])
 
-        self._pause("watermark")
+        self._steps.before("watermark")
         cells[FIRST_KEY] = evicted.stop
         cells[FIRST_BYTE] = self._byte(evicted.stop) if evicted.stop < keys.start else start
-        self._pause("evict")
+        self._steps.before("evict")
         for slots, part in self._slots(evicted):
             regions.tree.set_range(slots.start, np.zeros(part.stop - part.start))
-        self._pause("bytes")
+        self._steps.before("bytes")
         cells[END_BYTE] = end
         position = start % regions.sizes.arena_bytes
         regions.arena[position : position + len(blob)] = blob
-        self._pause("records")
+        self._steps.before("records")
         for slots, part in self._slots(keys):
             regions.records[slots] = records[part]
-        self._pause("row")
+        self._steps.before("row")
         versions = regions.streams[segment.stream.actor_id]
         versions[int(versions["commit"].argmin())] = row
-        self._pause("commit")
+        self._steps.before("commit")
         cells[COMMIT] = row.commit
-        self._pause("leaves")
+        self._steps.before("leaves")
         for slots, part in self._slots(keys):
             regions.tree.set_range(slots.start, weights[part])
 

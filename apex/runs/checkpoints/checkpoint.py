@@ -21,7 +21,17 @@ from apex.config import Config, from_dict, to_dict
 from apex.errors import CheckpointError
 from apex.runs.checkpoints.paths import MANIFEST, NEWEST
 from apex.runs.checkpoints.tensor_file import decode, encode, pack, unpack
-from apex.runtime.atomic_files import check_digest, digest, go_on, replace_file, seal, sync_folder, unseal, write_beside
+from apex.runtime.atomic_files import (
+    UNINTERRUPTED,
+    Steps,
+    check_digest,
+    digest,
+    replace_file,
+    seal,
+    sync_folder,
+    unseal,
+    write_beside,
+)
 from apex.types import Progress, Schema
 
 FORMAT = 3  # version of both files' format; increased when older versions cannot read new files
@@ -62,12 +72,12 @@ class Manifest(NamedTuple):
 
 
 def save_checkpoint(
-    folder: Path, state: LearnerState, replay: Sequence[ReplayPart] = (), *, pause: Callable[[str], None] = go_on
+    folder: Path, state: LearnerState, replay: Sequence[ReplayPart] = (), *, steps: Steps = UNINTERRUPTED
 ) -> Path:
     """Writes a checkpoint below `folder` and flushes it to disk; replaces a checkpoint of the same update.
 
     Raises OSError if the disk refuses a write. In that case the new checkpoint is removed, and all older ones stay.
-    `pause` is called with the name of each step before the step, so that tests can crash the program there.
+    `steps` is called before each step.
     """
     path = folder / f"{state.num_updates:09d}"
     data = _encode(state)
@@ -83,24 +93,24 @@ def save_checkpoint(
     }
     sealed = seal(manifest)
     try:
-        pause("write the learner")
+        steps.before("write the learner")
         partial = write_beside(file, data)
-        pause("rename the learner")
+        steps.before("rename the learner")
         os.replace(partial, file)
-        pause("write the manifest")
+        steps.before("write the manifest")
         partial = write_beside(path / MANIFEST, sealed)
         sync_folder(path)
-        pause("rename the manifest")
+        steps.before("rename the manifest")
         os.replace(partial, path / MANIFEST)
     except OSError:
         file.unlink(missing_ok=True)
         if path.is_dir() and not os.listdir(path):
             path.rmdir()
         raise
-    pause("flush the folder")
+    steps.before("flush the folder")
     sync_folder(path)
     sync_folder(folder)
-    pause("note the newest")
+    steps.before("note the newest")
     note_newest(folder, state.num_updates)
     for name in os.listdir(path):  # Files of the replaced checkpoint, or of a killed save.
         if name not in (MANIFEST, file.name):

@@ -20,7 +20,7 @@ from apex.runs.checkpoints.checkpoint import (
     verify,
 )
 from apex.runs.checkpoints.paths import MANIFEST, NEWEST, checkpoint_paths
-from apex.runtime.atomic_files import go_on
+from apex.runtime.atomic_files import UNINTERRUPTED, Steps
 
 ASIDE = "damaged-"  # name prefix of a damaged checkpoint that was renamed
 
@@ -88,7 +88,7 @@ def set_aside(folder: Path, found: Found) -> None:
         note_newest(folder, found.state.num_updates)
 
 
-def prune(folder: Path, keep: int, *, pause: Callable[[str], None] = go_on) -> None:
+def prune(folder: Path, keep: int, *, steps: Steps = UNINTERRUPTED) -> None:
     """Removes all but the `keep` newest checkpoints. If the newest is not intact, removes none. Policy files stay."""
     checkpoints = checkpoint_paths(folder)
     finished = [path for path in checkpoints if (path / MANIFEST).exists()]
@@ -101,9 +101,9 @@ def prune(folder: Path, keep: int, *, pause: Callable[[str], None] = go_on) -> N
         return
     for path in checkpoints[checkpoints.index(finished[0]) :]:
         if path not in finished[:keep]:
-            pause("remove a manifest")
+            steps.before("remove a manifest")
             (path / MANIFEST).unlink(missing_ok=True)  # First, so that a half-removed folder is not a checkpoint.
-            pause("remove a checkpoint")
+            steps.before("remove a checkpoint")
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -146,7 +146,7 @@ def test_what_is_no_run_is_refused(tmp_path, monkeypatch):
 def saved(tmp_path):
     """A run of four saves, whose memory went with its host."""
     run = make_run(tmp_path)
-    saver = Saver(run, tmp_path / "memory", lambda step: None)
+    saver = Saver(run, tmp_path / "memory")
     for _ in range(4):
         saver.save()
     saver.store.close()

@@ -128,9 +128,11 @@ def test_a_checkpoint_is_of_the_moment_at_which_it_began(tmp_path, optimizer):
 
 KILLED = """
 import os, signal, sys
+from functools import partial
 from pathlib import Path
 sys.path[:0] = sys.argv[2:]
 import torch
+from support.steps import Each
 from support.trainers import SCHEMA, Tape, make_batch, make_trainer
 from apex.config import CheckpointConfig, Config
 from apex.learning.checkpoint_writer import CheckpointWriter
@@ -140,14 +142,14 @@ from apex.types import Progress
 def train(folder, fatal_step):
     config, step = Config(checkpoint=CheckpointConfig(keep=2)), 0
 
-    def pause(name):
+    def count(name):
         nonlocal step
         step += 1
         if step == fatal_step:
             os.kill(os.getpid(), signal.SIGKILL)
 
     trainer = make_trainer(Tape(*map(make_batch, range(24))))
-    writer = CheckpointWriter(lambda state, progress: save_run(folder, config, SCHEMA, state, progress, pause=pause))
+    writer = CheckpointWriter(partial(save_run, folder, config, SCHEMA, steps=Each(count)))
     while trainer.step(0.0):
         if trainer.num_updates % 8 == 0:
             writer.wait()

@@ -108,7 +108,7 @@ def test_a_batch_is_handed_over_when_it_has_a_part_from_each_shard():
     assert batch.num_transitions == 100 + 101 + 102
     assert batch.parts == [BatchPart(shard, 2**64 - 1 - shard, 1, 9 + shard) for shard in range(3)]
     np.testing.assert_array_equal(batch.keys, np.concatenate([part.records["key"] for part in parts]))
-    np.testing.assert_allclose(batch.probability, np.repeat([0.1, 0.2, 0.3], 4) / 3)
+    np.testing.assert_allclose(batch.probability, np.repeat([0.1, 0.2, 0.3], 4))
     np.testing.assert_array_equal(batch.stacks[:, :4], batch.stacks[:, 4:8])
     frames = make_frames(PIXELS, PIXELS.stack + 2)
     np.testing.assert_array_equal(batch.stacks[0, 8], frames[: PIXELS.stack])

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+from support.steps import Each
 
 from apex.errors import DivergedError
 from apex.learning.run_save import is_finite, save_run
@@ -20,7 +21,7 @@ from chaos.saves.saver import SCHEMA, Saver, make_run, read_run
 
 def make_saver(tmp_path, num_saves=2):
     run = make_run(tmp_path)
-    saver = Saver(run, tmp_path / "memory", lambda step: None)
+    saver = Saver(run, tmp_path / "memory")
     for _ in range(num_saves):
         saver.save()
     return run, saver
@@ -63,7 +64,7 @@ from pathlib import Path
 from chaos.saves.saver import Saver, make_run, read_run
 place, memory = Path(sys.argv[1]), Path(sys.argv[2])
 run = make_run(place)
-saver = Saver(run, memory, lambda step: None)
+saver = Saver(run, memory)
 saver.save(); saver.save()
 before = read_run(run.path)
 filler = place / "filler"
@@ -109,7 +110,7 @@ def test_a_full_disk_ends_nothing_and_is_said_each_time(tmp_path, caplog):
         raise OSError(28, "No space left on device")
 
     for _ in range(2):
-        assert save_run(run.checkpoints, run.config, SCHEMA, make_state(saver), Progress(), pause=full) is None
+        assert save_run(run.checkpoints, run.config, SCHEMA, make_state(saver), Progress(), steps=Each(full)) is None
     assert [record.getMessage().split(":")[0] for record in caplog.records] == ["no checkpoint at update 30"] * 2
     assert read_run(run.path) == before
     assert save_run(run.checkpoints, run.config, SCHEMA, make_state(saver), Progress()) is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.steps import Each
 from support.store_builders import create, make_segment, make_update
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -88,7 +89,7 @@ def test_between_zeroing_and_storing_the_last_one_holds(path):
             looked.append(histogram[0].newest())
 
     histogram = []
-    writer = create(path, capacity=2, min_priority=1e-6, pause=look)
+    writer = create(path, capacity=2, min_priority=1e-6, steps=Each(look))
     writer.insert(make_segment(0, count=2, priority=1.05))
     histogram.append(PriorityHistogram(writer, clock=lambda: now[0]))
     before = histogram[0].newest()

@@ -49,7 +49,7 @@ class Scene:
         limiter = RateLimiter(min_size, samples_per_insert, 0.1, inserts_wait)
         self.counters = SamplerCounters(1)
         self.server = ReplayServer(self.store, CODEC, self.counters, limiter, clock=self.clock)
-        self.reader, self.settings = StoreReader(path, PIXELS), DrawSettings(0, B, in_flight, limiter)
+        self.reader, self.settings = StoreReader(path, PIXELS), DrawSettings(0, 1, B, in_flight, limiter)
         self.drawer = self.make_drawer()
 
     def make_drawer(self):

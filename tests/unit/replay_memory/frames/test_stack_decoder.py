@@ -8,7 +8,9 @@ from support.builders import PIXELS, VECTORS, make_batch, make_frames
 
 from apex.acting.segment_builder import COMPRESS
 from apex.frame_blob import make_blob
-from apex.replay_memory.frames.lz4_blocks import STORED, FrameError
+from apex.replay_memory.frames import stack_decoder
+from apex.replay_memory.frames.located import LOCATED, Arena, Located
+from apex.replay_memory.frames.lz4_blocks import Blocks, NativeBlocks, load_native
 from apex.replay_memory.frames.stack_decoder import StackDecoder
 from apex.types import batch_record_dtype
 
@@ -55,7 +57,7 @@ def test_matches_the_definition(schema, seed):
     stacks = empty_stacks(schema, 17)
     decoder = StackDecoder(schema, stacks)
     for _ in range(2):  # A slot is used again and again.
-        decoder.decode(records, blob)
+        assert decoder.decode(records, blob, np.arange(17)).all()
         np.testing.assert_array_equal(stacks, naive_stacks(schema, records, frames))
 
 
@@ -64,8 +66,8 @@ def test_refuses_frames_that_do_not_decompress_to_a_frame():
     short = COMPRESS["lz4"](np.zeros((3, 5), np.uint8))
     for frame in (short, b"\xff" * 20, b"\x00"):
         compressed = [COMPRESS["lz4"](frame) for frame in make_frames(PIXELS, 5)]
-        with pytest.raises(FrameError):
-            StackDecoder(PIXELS, empty_stacks(PIXELS, 1)).decode(batch.records, make_blob([frame, *compressed]))
+        decoder = StackDecoder(PIXELS, empty_stacks(PIXELS, 1))
+        assert decoder.decode(batch.records, make_blob([frame, *compressed]), np.arange(1)).tolist() == [False]
 
 
 def test_a_frame_that_looks_like_a_length_is_decoded_as_a_frame():
@@ -79,7 +81,7 @@ def test_a_frame_that_looks_like_a_length_is_decoded_as_a_frame():
     records = np.zeros(1, batch_record_dtype(schema))
     records["num_frames"], records["next_frame"], records["depth"], records["next_depth"] = 2, 1, 1, 1
     stacks = empty_stacks(schema, 1)
-    StackDecoder(schema, stacks).decode(records, make_blob([compressed, compressed]))
+    StackDecoder(schema, stacks).decode(records, make_blob([compressed, compressed]), np.arange(1))
     np.testing.assert_array_equal(stacks[0, 0, 0], frame)
 
 
@@ -95,49 +97,46 @@ def test_parts_of_a_batch_are_decoded_into_their_own_rows_and_touch_no_others(sc
             for _ in range(records["num_frames"].sum())
         ]
         blob = make_blob([COMPRESS[schema.codec](frame) for frame in frames])
-        decoder.decode(records, blob, first_row=first)
+        decoder.decode(records, blob, np.arange(first, first + count))
         expected[:, first : first + count] = naive_stacks(schema, records, frames)
         np.testing.assert_array_equal(stacks.view(np.uint8), expected.view(np.uint8))
 
 
-# --- straight from the replay memory ----------------------------------------------------------------------------------
+# --- frames that are still in the arena of a store --------------------------------------------------------------------
 
 
-def stored_of(records, blob_at):
-    """What `StoreReader` tells of these records when the arena holds their blob at `blob_at`."""
-    first = np.cumsum(records["num_frames"], dtype=np.int64) - records["num_frames"]
-    stored = np.empty(len(records), STORED)
-    stored["row"], stored["blob"], stored["first_frame"] = np.arange(len(records)), blob_at, first
-    for name in ("num_frames", "frame", "depth", "next_frame", "next_depth"):
-        stored[name] = records[name]
-    return stored
-
-
-def native_decoder(stacks):
-    decoder = StackDecoder(PIXELS, stacks)
-    if not decoder.reads_stores:
+@pytest.fixture(params=[NativeBlocks, Blocks])
+def make_decoder(request, monkeypatch):
+    """Creates a decoder with the native code, or one that copies the frames out of the arena first."""
+    if request.param is Blocks:
+        monkeypatch.setattr(stack_decoder, "make_blocks", lambda target, codec: Blocks(target))
+    elif load_native() is None:
         pytest.skip("installed without a C compiler, or there is no liblz4")
-    return decoder
+    return lambda stacks: StackDecoder(PIXELS, stacks)
 
 
 def arena_of(seed, count=9, blob_at=64):
-    """Records, their frames, and an arena of noise that holds their blob."""
+    """Returns records, their frames, the frames' places in an arena that otherwise contains noise, and the arena."""
     rng = np.random.default_rng(seed)
     records = random_records(PIXELS, rng, count)
     frames = [rng.integers(0, 3, PIXELS.frame_shape).astype(np.uint8) for _ in range(records["num_frames"].sum())]
     blob = make_blob([COMPRESS["lz4"](frame) for frame in frames])
-    arena = rng.integers(0, 256, blob_at + len(blob) + 40).astype(np.uint8)
+    arena = rng.integers(0, 256, (blob_at + len(blob) + 40) // 4 * 4).astype(np.uint8)
     arena[blob_at : blob_at + len(blob)] = np.frombuffer(blob, np.uint8)
-    return records, frames, arena, stored_of(records, blob_at)
+    entries = np.empty(count, LOCATED)
+    entries["blob"] = blob_at
+    entries["first_frame"] = np.cumsum(records["num_frames"], dtype=np.int64) - records["num_frames"]
+    for name in ("num_frames", "frame", "depth", "next_frame", "next_depth"):
+        entries[name] = records[name]
+    return records, frames, Located(Arena(arena.data, PIXELS.max_frame_bytes), entries), arena
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_from_the_arena_it_matches_the_definition(seed):
-    records, frames, arena, stored = arena_of(seed)
+def test_located_frames_are_decoded_by_the_definition(make_decoder, seed):
+    records, frames, located, _ = arena_of(seed)
     stacks = empty_stacks(PIXELS, 17)
     rows = np.random.default_rng(seed).permutation(17)[: len(records)]
-    stored["row"] = rows
-    assert native_decoder(stacks).decode_stored(arena, stored).all()
+    assert make_decoder(stacks).decode_located(located, rows).all()
     np.testing.assert_array_equal(stacks[:, rows], naive_stacks(PIXELS, records, frames))
     assert (np.delete(stacks.view(np.uint8), rows, axis=1) == 0xEE).all()
 
@@ -162,42 +161,44 @@ def test_from_the_arena_it_matches_the_definition(seed):
         ("next_depth", -(2**62)),
     ],
 )
-def test_from_the_arena_what_makes_no_sense_is_refused_and_the_others_come_out(name, value):
-    records, frames, arena, stored = arena_of(0)
-    stacks = empty_stacks(PIXELS, 9)
-    decoder = native_decoder(stacks)
-    stored[name][3] = value
-    assert decoder.decode_stored(arena, stored).tolist() == [row != 3 for row in range(9)]
-    others = np.arange(9) != 3
+def test_native_code_refuses_only_the_impossible_entry(name, value):
+    if load_native() is None:
+        pytest.skip("installed without a C compiler, or there is no liblz4")
+    records, frames, located, _ = arena_of(0)
+    stacks, rows, others = empty_stacks(PIXELS, 9), np.arange(9), np.arange(9) != 3
+    located.entries[name][3] = rows[3] = value
+    if name != "row":
+        rows[3] = 3
+    assert StackDecoder(PIXELS, stacks).decode_located(located, rows).tolist() == others.tolist()
     np.testing.assert_array_equal(stacks[:, others], naive_stacks(PIXELS, records, frames)[:, others])
     assert (stacks[:, 3].view(np.uint8) == 0xEE).all()
 
 
 @pytest.mark.parametrize("last", [0, 2**16, 2**32 - 1])
-def test_from_the_arena_a_table_that_makes_no_sense_is_refused(last):
-    """The end of the last frame before the first one's, past so many frames' most, and past the arena."""
-    _, _, arena, stored = arena_of(0)
-    decoder = native_decoder(empty_stacks(PIXELS, 9))
-    end = stored["blob"][8] + 4 * (stored["first_frame"][8] + stored["num_frames"][8])
+def test_only_the_transition_with_an_impossible_table_is_refused(make_decoder, last):
+    """Its last frame ends before its first frame, is larger than a frame can be, or ends outside of the arena."""
+    records, frames, located, arena = arena_of(0)
+    stacks = empty_stacks(PIXELS, 9)
+    end = located.entries["blob"][8] + 4 * (located.entries["first_frame"][8] + records["num_frames"][8])
     arena[end : end + 4].view("<u4")[:] = last
-    assert decoder.decode_stored(arena, stored).tolist() == [True] * 8 + [False]
+    assert make_decoder(stacks).decode_located(located, np.arange(9)).tolist() == [True] * 8 + [False]
+    np.testing.assert_array_equal(stacks[:, :8], naive_stacks(PIXELS, records, frames)[:, :8])
 
 
-def test_an_arena_that_is_overwritten_never_leads_outside():
-    """Any bytes at all where tables and frames were: only the rows' own memory is written."""
+def test_an_overwritten_arena_never_leads_to_writes_outside_the_rows(make_decoder):
     rng = np.random.default_rng(2)
-    records, _, arena, stored = arena_of(2)
-    stored["row"] += 1
+    records, _, located, intact = arena_of(2)
     stacks = empty_stacks(PIXELS, 11)
-    decoder = native_decoder(stacks)
+    decoder = make_decoder(stacks)
     num_refused = 0
     for _ in range(2_000):
-        torn = arena.copy()
+        torn = intact.copy()
         start = int(rng.integers(0, len(torn)))
         torn[start : start + int(rng.integers(1, 200))] = rng.integers(0, 256)
         tables = torn[64 : 64 + 4 * int(records["num_frames"].sum() + 1)].view("<u4")
         tables[rng.integers(0, len(tables), 3)] = rng.integers(0, 2**32, 3)
-        num_refused += (~decoder.decode_stored(torn, stored)).sum()
+        torn_arena = Arena(torn.data, PIXELS.max_frame_bytes)
+        num_refused += (~decoder.decode_located(located._replace(arena=torn_arena), 1 + np.arange(9))).sum()
     assert num_refused > 1_000
     assert (stacks[:, 0].view(np.uint8) == 0xEE).all()
     assert (stacks[:, 10].view(np.uint8) == 0xEE).all()

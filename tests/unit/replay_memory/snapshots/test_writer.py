@@ -11,10 +11,10 @@ import time
 
 import numpy as np
 import pytest
+from support.steps import CallAt, Crash, Each
 from support.store_builders import (
     SCHEMA,
     SETTINGS,
-    Crash,
     NaiveStore,
     assert_same,
     attach,
@@ -34,6 +34,7 @@ from apex.replay_memory.snapshots.process import SnapshotProcess, take_snapshots
 from apex.replay_memory.snapshots.restore import restore
 from apex.replay_memory.snapshots.writer import SnapshotWriter
 from apex.replay_memory.store.deduplication import InsertOutcome
+from apex.runtime.atomic_files import UNINTERRUPTED
 from apex.runtime.children import stop_children
 from apex.runtime.lifecycle import Stop
 from bench.snapshots import measure_snapshot
@@ -52,13 +53,13 @@ FOLDER_STEPS = [
 class Scene:
     """A store, its naive twin, and a folder of snapshots."""
 
-    def __init__(self, place, *, pause=lambda step: None, folder_pause=lambda step: None, **sizes):
+    def __init__(self, place, *, steps=UNINTERRUPTED, folder_steps=UNINTERRUPTED, **sizes):
         self.place, self.settings = place, SETTINGS._replace(**sizes)
-        self.path, self.folder = place / "store", SnapshotFolder(place / "snapshots", pause=folder_pause)
+        self.path, self.folder = place / "store", SnapshotFolder(place / "snapshots", steps=folder_steps)
         self.writer, self.naive = create(self.path, **sizes), NaiveStore(**self.settings._asdict())
         self.numbers = [0, 0, 0]
         self.rng = np.random.default_rng(0)
-        self.source = self.make_source(pause=pause)
+        self.source = self.make_source(steps=steps)
         self.incarnation = 77
 
     def make_source(self, **more):
@@ -187,7 +188,7 @@ def test_what_is_written_meanwhile_makes_nothing_of_it_wrong(place, step):
             scene.insert(2)
             contents.update(scene.naive.transitions)
 
-    source = scene.make_source(pause=write)
+    source = scene.make_source(steps=Each(write))
     for round_number in range(6):
         calls = iter(range(1_000))
         scene.insert(3)
@@ -212,7 +213,7 @@ def test_weights_of_what_is_evicted_while_they_are_copied_are_left_out(place):
     scene = Scene(place)
     scene.insert(20)
     before = scene.writer.first_key
-    snapshot = scene.make_source(pause=lambda step: scene.insert(3) if step == "copy weights" else None).take()
+    snapshot = scene.make_source(steps=CallAt("copy weights", lambda: scene.insert(3))).take()
     assert snapshot.first_key == scene.writer.first_key > before
     restored = scene.restore().store
     sample = open_reader(place / "restored").sample(1_000, scene.rng)
@@ -226,7 +227,7 @@ def test_a_memory_that_is_overwritten_faster_than_copied_leaves_the_snapshot_bef
     scene = Scene(place)
     scene.insert(8)
     before = scene.source.take()
-    doomed = scene.make_source(pause=lambda step: scene.insert(20) if step == "copy" else None)
+    doomed = scene.make_source(steps=CallAt("copy", lambda: scene.insert(20)))
     scene.insert(8)
     with pytest.raises(SnapshotError, match="faster"):
         doomed.take()
@@ -244,7 +245,7 @@ def test_a_crash_at_any_step_leaves_this_snapshot_or_the_one_before(place, step,
             if armed[0] < 0:
                 raise Crash
 
-    scene = Scene(place, folder_pause=crash)
+    scene = Scene(place, folder_steps=Each(crash))
     scene.insert(8)
     snapshots = [scene.source.take()]
     scene.insert(4)
@@ -382,7 +383,7 @@ def test_a_full_disk_leaves_no_rest_of_a_snapshot_and_the_next_one_is_whole(plac
         if full and name == full[0]:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    scene = Scene(place, folder_pause=pause)
+    scene = Scene(place, folder_steps=Each(pause))
     scene.insert(6)
     scene.source.take()
     before = scene.files()

@@ -9,14 +9,13 @@ import time
 
 import numpy as np
 import pytest
+from support.steps import Crash, crash_at
 from support.store_builders import (
     SCHEMA,
     STEPS,
-    Crash,
     NaiveStore,
     assert_same,
     attach,
-    crash_at,
     create,
     decode,
     expect,
@@ -52,7 +51,7 @@ def test_a_crash_at_any_step_loses_only_what_had_no_receipt(path, step, seed):
         actor_id = int(rng.integers(0, 3))
         segment = make_segment(numbers[actor_id], actor_id)
         numbers[actor_id] += 1
-        doomed = attach(path, pause=crash_at(step))
+        doomed = attach(path, steps=crash_at(step))
         with pytest.raises(Crash):
             doomed.insert(segment)
         doomed.close()
@@ -76,7 +75,7 @@ def test_a_crash_at_any_step_loses_only_what_had_no_receipt(path, step, seed):
 
 
 def test_a_row_that_never_came_to_hold_does_not_hold_later_either(path):
-    writer = create(path, pause=crash_at("commit"))
+    writer = create(path, steps=crash_at("commit"))
     with pytest.raises(Crash):
         writer.insert(make_segment(0, actor_id=0, count=2))
     writer.close()
@@ -92,7 +91,7 @@ def test_a_new_life_that_was_never_committed_does_not_end_the_old_one(path):
     writer = create(path)
     writer.insert(make_segment(0, incarnation=1))
     writer.close()
-    writer = attach(path, pause=crash_at("commit"))
+    writer = attach(path, steps=crash_at("commit"))
     with pytest.raises(Crash):
         writer.insert(make_segment(0, incarnation=2))
     writer.close()
@@ -197,7 +196,7 @@ def test_a_second_crash_at_any_step_after_a_first_at_any_step_loses_no_more(path
         stored |= {key: expect(segment, index) for index, key in enumerate(keys)}
     writer.close()
     for step in (first, second):
-        segment, doomed = make_segment(number), attach(path, pause=crash_at(step))
+        segment, doomed = make_segment(number), attach(path, steps=crash_at(step))
         keys = range(doomed.num_inserted, doomed.num_inserted + len(segment.records))
         with pytest.raises(Crash):
             doomed.insert(segment)

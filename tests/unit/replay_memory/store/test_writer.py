@@ -6,15 +6,14 @@ import sys
 
 import numpy as np
 import pytest
+from support.steps import Crash, Each, crash_at
 from support.store_builders import (
     MIN_PRIORITY,
     SETTINGS,
     STEPS,
-    Crash,
     NaiveStore,
     assert_same,
     attach,
-    crash_at,
     create,
     decode,
     expect,
@@ -325,7 +324,7 @@ def test_what_is_overwritten_while_it_is_drawn_is_drawn_again(path, step, count)
             paused.append(name)
             overwrite(writer, count)
 
-    sample = open_reader(path, pause=pause).sample(200, np.random.default_rng(0))
+    sample = open_reader(path, steps=Each(pause)).sample(200, np.random.default_rng(0))
     assert paused
     assert len(sample.records) == 200
     for key, entry in decode(sample).items():
@@ -348,8 +347,8 @@ def test_what_is_not_committed_is_never_drawn(path):
     writer, crashed = create(path, capacity=10), []
     overwrite(writer, 2)
     writer.close()
-    doomed = attach(path, capacity=10, pause=crash_at("commit"))
-    sample = open_reader(path, pause=insert_all_but_the_commit).sample(100, np.random.default_rng(0))
+    doomed = attach(path, capacity=10, steps=crash_at("commit"))
+    sample = open_reader(path, steps=Each(insert_all_but_the_commit)).sample(100, np.random.default_rng(0))
     assert crashed
     assert set(sample.records["key"].tolist()) == set(range(5, 10))
     doomed.close()
@@ -380,7 +379,7 @@ def test_a_reader_finds_only_whole_transitions_between_any_two_steps_of_an_inser
                 assert reader.num_inserted - 40 <= key < reader.num_inserted
             looked.append(sample is not None)
 
-    writer, contents = create(path, pause=look), {}
+    writer, contents = create(path, steps=Each(look)), {}
     reader = open_reader(path)
     for number in range(60):
         segment = make_segment(number)
@@ -397,7 +396,7 @@ def test_gives_up_for_now_where_everything_is_being_overwritten(path):
             samples.append(reader.sample(10, np.random.default_rng(0), max_attempts=3))
 
     samples = []
-    writer = create(path, pause=look, capacity=6)
+    writer = create(path, steps=Each(look), capacity=6)
     reader = open_reader(path)
     writer.insert(make_segment(0, count=6))
     writer.insert(make_segment(1, count=6))
@@ -421,6 +420,6 @@ def test_a_probability_never_exceeds_1_although_a_leaf_may_grow_after_the_root_w
             writer.update_priorities(make_update([0], [1000]))
 
     writer, _ = make_store(path, make_segment(0, count=1, priority=1))
-    sample = open_reader(path, pause=grow).sample(1, np.random.default_rng(0))
+    sample = open_reader(path, steps=Each(grow)).sample(1, np.random.default_rng(0))
     assert sample.records["probability"].tolist() == [1.0]
     writer.close()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.checkpoints import NETWORK, SCHEMA, flip_a_bit, make_state, names, same
+from support.steps import Crash, crash_at
 from torch import nn
 
 from apex.algorithms.optimizers import make_optimizer
@@ -150,10 +151,6 @@ def test_the_same_update_saved_again_replaces_the_checkpoint(tmp_path):
     assert len(names(path)) == 2
 
 
-class Crash(Exception):  # noqa: N818 - it stands for the end of a process
-    """Ends a save in between."""
-
-
 SAVE_STEPS = [
     "write the learner",
     "rename the learner",
@@ -169,13 +166,9 @@ SAVE_STEPS = [
 def test_a_crash_at_any_step_leaves_this_checkpoint_or_the_one_before(tmp_path, step, again):
     """Also where a checkpoint of the same update is replaced: the older one of it holds until the newer one does."""
 
-    def crash(name):
-        if name == step:
-            raise Crash
-
     make_checkpoints(tmp_path, 1, *([2] if again else []))
     with pytest.raises(Crash):
-        save_checkpoint(tmp_path, make_state(2, progress=Progress(1)), pause=crash)
+        save_checkpoint(tmp_path, make_state(2, progress=Progress(1)), steps=crash_at(step))
     late = SAVE_STEPS.index(step) > SAVE_STEPS.index("rename the manifest")
     found = find_latest(tmp_path).state
     assert (found.num_updates, found.progress.num_steps) == ((2, 1) if late else (2, 200) if again else (1, 100))
@@ -285,17 +278,9 @@ def test_there_is_no_latest_where_there_never_was_one(tmp_path):
 
 def test_a_first_checkpoint_that_was_never_finished_is_named_and_the_run_begins_anew(tmp_path, caplog):
     with pytest.raises(Crash):
-        save_checkpoint(tmp_path, make_state(1), pause=crash_at("rename the manifest"))
+        save_checkpoint(tmp_path, make_state(1), steps=crash_at("rename the manifest"))
     assert find_latest(tmp_path).state is None
     assert "000000001 is not a complete checkpoint" in caplog.text
-
-
-def crash_at(step):
-    def pause(name):
-        if name == step:
-            raise Crash
-
-    return pause
 
 
 def test_a_checkpoint_that_is_gone_is_missed(tmp_path, caplog):
