@@ -6,24 +6,47 @@ into English where a person reads it.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A fact, a message or a part of a message. The receiver checks that it has exactly the declared fields."""
 
 
+MAX_TEXT = 200  # maximum characters of a text in a record
+MAX_NUMBER = 1e300  # The sum of a few thousand such numbers is still finite.
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]  # In requests, all characters must also be printable.
+Number = Annotated[float, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
+
 EndKind = Literal["score", "steps", "updates", "minutes", "interrupted"]
 Phase = Literal["waiting_for_replay", "filling_replay", "training", "finishing", "evaluating_final_policy", "finished"]
+
+
+_JoinWait = Literal["welcome_without_keys", "welcome_with_keys", "all_replay", "shard", "actor_id"]
+_ActorWait = Literal["parameters", "newer_parameters", "receipts", "learner"]
+_ReplayWait = Literal["samples", "more_inserts", "credit"]
+_LearnerWait = Literal["replay", "transitions", "inserts", "batches", "usable_batches"]
+_LearnerProcessWait = Literal["actor_steps", "trainer_start", "checkpoint"]
+_HeartbeatWait = Literal["own_main_thread", "child", "any_heartbeat"]
+_CloudWait = Literal["key_of_role", "aws", "metadata"]
+WaitKind = Literal[_JoinWait, _ActorWait, _ReplayWait, _LearnerWait, _LearnerProcessWait, _HeartbeatWait, _CloudWait]
+
+Part = Literal["actors", "wire", "replay", "loaders", "learner", "processor"]
+_StartCause = Literal["no_actors", "replay_absent", "memory_fills"]
+_ActorCause = Literal["samples_wait_for_inserts", "repeated_draws"]
+_LearnerCause = Literal["busy_learner", "busy_learner_delays_inserts", "silent_trainer"]
+_BatchCause = Literal["busy_loaders", "busy_replay", "crowded_cores", "slow_receipts", "latency"]
+Cause = Literal[_StartCause, _ActorCause, _LearnerCause, _BatchCause]
 
 
 class EndReason(Record, frozen=True):
     """Why a run ended: it reached a limit, or a user stopped it."""
 
     kind: EndKind
-    value: float | None = None  # the limit that was reached; None: interrupted
+    value: Number | None = None  # the limit that was reached; None: interrupted
 
     @property
     def is_limit(self) -> bool:
@@ -84,3 +107,28 @@ class UnitEvent(Record, frozen=True, kw_only=True):
     free_cpus: float = 0.0  # waiting: CPUs of the cluster that are free
     total_cpus: float = 0.0  # waiting: CPUs of the cluster
     failure: Failure | None = None  # restarting, abandoned
+
+
+class Waiting(Record, frozen=True):
+    """What a program waits for."""
+
+    what: WaitKind
+    subject: Text = ""  # the program, endpoint or role that is missing, or the error that a service reported
+    have: Number | None = None  # the number that is there
+    need: Number | None = None  # the number that is required
+    who: Text = ""  # the program that waits, such as "actor 7"
+    seconds: Number | None = None  # since the wait began; None: not measured
+
+
+class Bottleneck(Record, frozen=True, kw_only=True):
+    """The part that limits the speed of training, or delays its start. None: the figure does not belong to `cause`."""
+
+    part: Part
+    cause: Cause
+    subject: Text = ""  # replay servers that are absent
+    share: Number | None = None  # share of time that the part is busy or waits
+    learner_wait_share: Number | None = None  # share of time that the learner waits for batches
+    have: Number | None = None  # the number that is there
+    need: Number | None = None  # the number that is required
+    increase: tuple[str, ...] = ()  # settings that remedy it if they are increased, such as "replay.num_shards"
+    decrease: tuple[str, ...] = ()  # settings that remedy it if they are decreased

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from apex.facts import EndReason, Failure, Phase, ProgramEvent, UnitEvent
+from apex.facts import Bottleneck, Cause, EndReason, Failure, Phase, ProgramEvent, Record, UnitEvent, Waiting, WaitKind
 
 
 def plural(number: int, noun: str) -> str:
@@ -105,3 +105,94 @@ def _describe_exit(failure: Failure) -> str:
             return f"was ended by signal {failure.value:.0f} ({signal.strsignal(int(failure.value))})"
         case _:
             return f"ended with status {failure.value:.0f}"
+
+
+WAITS: dict[WaitKind, str] = {
+    "welcome_without_keys": "the learner at {subject}, which may require --keys",
+    "welcome_with_keys": "the learner at {subject}, which must have this program's public key",
+    "all_replay": "all replay servers to join the run: {subject} is missing",
+    "shard": "the learner at {subject} to assign this server's shard, which another replay server may still hold",
+    "actor_id": "a free actor id: other actor hosts use all {need:.0f}",
+    "parameters": "the learner's first parameters",
+    "newer_parameters": "newer parameters from the learner",
+    "receipts": "receipts from the replay server",
+    "samples": "the learner to take samples (replay.inserts_wait)",
+    "learner": "the learner at {subject}",
+    "more_inserts": "inserts, to keep the ratio of samples per insert",
+    "credit": "the learner to acknowledge batches",
+    "replay": "{subject} to join the run",
+    "transitions": "transitions: {subject} has {have:,.0f} of the {need:,.0f} required for sampling",
+    "inserts": "inserts into {subject}: replay.samples_per_insert {need:g} is reached",
+    "batches": "batches from its loaders",
+    "usable_batches": "batches: {have:,.0f} were refused, and no others arrived",
+    "actor_steps": "the actors' steps",
+    "trainer_start": "the trainer to create its network and read its checkpoint",
+    "checkpoint": "the previous checkpoint, which is still being written: is the disk slow?",
+    "own_main_thread": "its own main thread, which makes no progress",
+    "child": "a heartbeat of its child process {subject}",
+    "any_heartbeat": "heartbeats: no program sends any, so the machine is too busy or all programs were stopped",
+    "key_of_role": "the key of the {subject} to appear in the parameter store",
+    "aws": "AWS, which reports: {subject}",
+    "metadata": "the metadata service, which reports: {subject}",
+}
+
+_BUSY = "busy {share:.0f} % of the time"
+_IDLE = "the learner waits {learner_wait_share:.0f} % of its time for batches"
+CAUSES: dict[Cause, str] = {
+    "no_actors": "no actor has joined yet",
+    "replay_absent": "{subject} is not connected",
+    "memory_fills": "the memory has {have:,.0f} of the {need:,.0f} transitions that sampling needs",
+    "samples_wait_for_inserts": "samplers wait for inserts to keep the ratio of {need:g} samples per insert",
+    "repeated_draws": "each transition is drawn {have:.0f} times on average",
+    "busy_learner": _BUSY,
+    "busy_learner_delays_inserts": _BUSY + ", and inserts wait, to keep the ratio of {need:g} samples per insert",
+    "silent_trainer": "the trainer has not reported for {have:.0f} s: its update takes very long, or it is stuck",
+    "busy_loaders": _IDLE + ", and its loaders are busy {share:.0f} % of the time",
+    "busy_replay": "the replay writer is busy {share:.0f} % of the time",
+    "crowded_cores": _IDLE + ", and {have:.1f} threads compete for each core of its host",
+    "slow_receipts": "actors wait {share:.0f} % of their time for receipts",
+    "latency": _IDLE + ", and no part is busy",
+}
+OTHER_REMEDIES: dict[Cause, str] = {  # remedies that are not the increase or decrease of a setting
+    "no_actors": "wait for local actors to start, or run apex actor --learner HOST on another host",
+    "replay_absent": "run apex replay --learner HOST",
+    "busy_learner": "use --device cuda",
+}
+
+
+def describe(record: Record) -> str:
+    """Returns the sentence of a record, for the log."""
+    match record:
+        case EndReason():
+            return describe_end(record)
+        case Waiting():
+            return f"{record.who} waits {describe_wait(record)}"
+        case Bottleneck():
+            return f"{describe_bottleneck(record)}; {advise(record)}"
+    raise TypeError(f"no sentence for {record!r}")
+
+
+def describe_wait(waiting: Waiting) -> str:
+    """Returns what a program waits for and how long, as a phrase that follows "waits"."""
+    subject = WAITS[waiting.what].format(subject=waiting.subject, have=waiting.have or 0, need=waiting.need or 0)
+    return f"for {subject}" if waiting.seconds is None else f"for {subject} ({waiting.seconds:.0f} s)"
+
+
+def describe_bottleneck(found: Bottleneck) -> str:
+    """Returns the part that limits a run, and why."""
+    figures = {name: 100 * (getattr(found, name) or 0) for name in ("share", "learner_wait_share")}
+    cause = CAUSES[found.cause].format(subject=found.subject, have=found.have or 0, need=found.need or 0, **figures)
+    return f"{found.part}: {cause}"
+
+
+def advise(found: Bottleneck) -> str:
+    """Returns what the user can try against a bottleneck, in the imperative."""
+    changes = {"increase": found.increase, "decrease": found.decrease}
+    remedies = [f"{verb} {' or '.join(map(option, names))}" for verb, names in changes.items() if names]
+    remedies += [OTHER_REMEDIES[found.cause]] if found.cause in OTHER_REMEDIES else []
+    return ", or ".join(remedies)
+
+
+def option(setting: str) -> str:
+    """Returns the command-line option of a setting: learner.batch_size -> --learner.batch-size."""
+    return "--" + setting.replace("_", "-")

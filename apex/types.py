@@ -190,10 +190,6 @@ class Exploration(NamedTuple):
     name: str  # meaning of the amounts: "epsilon" or "noise"
     amounts: NDArray[np.float64]  # [N]
 
-    def label(self, index: int) -> str:
-        """Returns one actor's exploration as text, such as "epsilon 0.0155"."""
-        return f"{self.name} {self.amounts[index]:.3g}"
-
 
 class Step(NamedTuple):
     """The result of one step of E environments. An environment whose episode ended has already started the next one."""

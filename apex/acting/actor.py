@@ -15,6 +15,7 @@ from apex.algorithms.interface import Agent, Mask, check_allowed
 from apex.algorithms.parameters import load_parameters
 from apex.config import ActorConfig
 from apex.environments.interface import VectorEnvironment
+from apex.facts import Waiting
 from apex.runtime.lifecycle import POLL_SECONDS, Wait
 from apex.transport.timing import DRAIN_SECONDS
 from apex.types import Array, Exploration, Parameters, Stream
@@ -92,12 +93,12 @@ class Actor:
         if self.num_steps % self._parameters_period == 0 or not policy.ready:
             policy.refresh()
         if not policy.ready:
-            self.wait.on("the learner's first parameters")
+            self.wait.on(Waiting("parameters"))
             return False
         waited = self._link.blocked
         self._link.pump(timeout if waited else 0.0)
         if self._link.blocked:
-            self.wait.on("receipts from the replay server")
+            self.wait.on(Waiting("receipts"))
             return False
         if waited:  # The learner has made updates meanwhile.
             policy.refresh()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from apex.acting.shared_parameters import SharedParameters
+from apex.facts import Waiting
 from apex.runtime.lifecycle import POLL_SECONDS, Stop
 from apex.runtime.rates import Rates
 from apex.transport.endpoints import ParameterSubscriber
@@ -58,11 +59,13 @@ class ActorHost:
         self._waited = (now, waited)
         share = min(1.0, (waited - waited_then) / max(now - then, 1e-3) / len(self._sizes))
         rate, received = self._rates.measure(now, steps, self._received)
+        waiting = None if steps else Waiting("parameters")
+        if steps and share > 0.5:
+            waiting = Waiting("receipts")
         return ActorStatus(
             steps_per_second=rate,
-            rate=f"{rate:,.0f} steps/s",
             wait_share=share,
-            waiting="for receipts" if share > 0.5 and steps else "for parameters" if not steps else "",
+            waiting=waiting,
             num_steps=steps,
             parameter_bytes_per_second=received,
         )

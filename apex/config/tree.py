@@ -8,6 +8,7 @@ option and the comment beside the field into the help text of that option.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -28,6 +29,7 @@ from apex.config.validation import (
     check_arguments,
 )
 from apex.errors import ConfigError, require
+from apex.facts import MAX_TEXT
 
 MAX_EPISODES = 10_000  # maximum episodes of one evaluation, because one message carries all their scores
 
@@ -115,9 +117,13 @@ class ReplayConfig(Branch):
             min_size_to_sample=-(-self.min_size_to_sample // self.num_shards),
         )
 
-    def shard_name(self, shard: int) -> str:
-        """Returns the name of a replay server for log lines and messages."""
-        return "a replay server" if self.num_shards == 1 else f"shard {shard} of {self.num_shards}"
+    def server_name(self, shard: int) -> str:
+        """Returns the name of a shard's server, as in the names of the logs: "replay", or "replay-1" with shards."""
+        return "replay" if self.num_shards == 1 else f"replay-{shard}"
+
+    def server_names(self, shards: Iterable[int]) -> str:
+        """Returns the names of the servers of several shards; omits the end of a long list."""
+        return ", ".join(map(self.server_name, shards))[:MAX_TEXT]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

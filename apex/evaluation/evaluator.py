@@ -16,9 +16,10 @@ from apex.environments import factory
 from apex.environments.factory import VectorEnvironment
 from apex.errors import EnvironmentFailure, UsageError
 from apex.evaluation.episodes import ActFunction, Episode, evaluation_seed, play, summarize
+from apex.facts import Waiting
 from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait
 from apex.transport.messages.results import EvaluationResult
-from apex.transport.messages.status import RoleStatus
+from apex.transport.messages.status import EvaluatorStatus
 from apex.types import Parameters
 
 log = logging.getLogger("apex")
@@ -98,7 +99,7 @@ class Evaluator:
         """Evaluates the newest parameters; returns False if no newer ones come within `timeout` seconds."""
         parameters = self._learner.newest(timeout)
         if parameters is None:
-            self._wait.on("newer parameters from the learner")
+            self._wait.on(Waiting("newer_parameters"))
             return False
         self._wait.over()
         self._start_at = self._clock.monotonic() + self._config.period_seconds
@@ -108,9 +109,9 @@ class Evaluator:
             log.exception("evaluation of update %d failed; the run continues", parameters.version)
         return True
 
-    def status(self) -> RoleStatus:
+    def status(self) -> EvaluatorStatus:
         """Returns the evaluator's part of a heartbeat."""
-        return RoleStatus(rate=f"{self.num_evaluations} done", waiting=self._wait.reason)
+        return EvaluatorStatus(waiting=self._wait.waiting, num_evaluations=self.num_evaluations)
 
     def _evaluate(self, parameters: Parameters, stop: Stop) -> None:
         """Plays games and keeps the result. If the mean reaches the stop score, plays new games to confirm the score.

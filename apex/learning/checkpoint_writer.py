@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from apex.facts import Waiting
 from apex.runtime.lifecycle import Wait
 from apex.types import Progress
 
@@ -19,7 +20,7 @@ class CheckpointWriter:
 
     def __init__(self, write: Callable[[dict[str, Any], Progress], object]) -> None:
         """`write` writes a checkpoint; it is called on the writer's thread."""
-        self._wait = Wait("the learner's next checkpoint")
+        self._wait = Wait("learner")
         self._write = write
         # One torch thread: more would take cores from the trainer's threads.
         self._thread = ThreadPoolExecutor(1, "checkpoints", torch.set_num_threads, (1,))
@@ -28,7 +29,7 @@ class CheckpointWriter:
     def begin(self, snapshot: Snapshot, progress: Progress) -> bool:
         """Takes a snapshot and starts to write it. While the previous one is being written, only returns False."""
         if self._writing is not None and not self._writing.done():
-            self._wait.on("the previous checkpoint, which is still being written: is the disk slow?")
+            self._wait.on(Waiting("checkpoint"))
             return False
         self._wait.over()
         self.wait()

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from apex.config import Config, RunConfig
 from apex.errors import DivergedError
-from apex.facts import INTERRUPTED, EndReason
+from apex.facts import INTERRUPTED, EndReason, Waiting
 from apex.learning.batch_ring import BatchRing
 from apex.learning.coordinator.link import TrainerReport
 from apex.learning.trainer import Trainer
@@ -29,7 +29,7 @@ log = logging.getLogger("apex")
 class CoordinatorView(Protocol):
     """The part of the coordinator that the loop uses."""
 
-    lack: str  # what the trainer waits for when no batch comes, in words
+    waiting: Waiting  # what the trainer waits for when no batch comes
 
     @property
     def progress(self) -> Progress:
@@ -79,7 +79,7 @@ class Reporter:
         """Returns whether a second has passed since the last report."""
         return time.monotonic() - self._since >= REPORT_SECONDS
 
-    def report(self, trainer: Trainer, *, waiting: str) -> TrainerReport:
+    def report(self, trainer: Trainer, *, waiting: Waiting | None) -> TrainerReport:
         """Ends the interval; returns its report for the coordinator."""
         now = time.monotonic()
         seconds = now - self._since
@@ -160,7 +160,7 @@ class LearnerLoop:
                 if self._is_save_due() and not trainer.num_skipped_in_row and trainer.ready:
                     self.save()
             else:
-                self._wait.on(coordinator.lack)
+                self._wait.on(coordinator.waiting)
             end = coordinator.receive()
             if stop.poll():
                 end = end or INTERRUPTED
@@ -168,7 +168,7 @@ class LearnerLoop:
                 end = end or EndReason("updates", max_updates)
             if end or self._reporter.due():
                 check()
-                coordinator.send(self._reporter.report(trainer, waiting=self._wait.reason))
+                coordinator.send(self._reporter.report(trainer, waiting=self._wait.waiting))
             if end:
                 trainer.flush()
                 self._check_skipped()

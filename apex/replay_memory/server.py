@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from apex.facts import Waiting
 from apex.replay_memory.priority_histogram import PriorityHistogram
 from apex.replay_memory.rate_limiter import RateLimiter
 from apex.replay_memory.sampler_counters import SamplerCounters
@@ -114,7 +115,9 @@ class ReplayServer:
         seconds = max(now - then, 1e-3)
         counters = store.counters
         inserts, samples = self._rates.measure(now, inserted, drawn)
+        waits = {"inserts": Waiting("more_inserts"), "learner": Waiting("credit")}
         return ReplayStatus(
+            waiting=waits.get(samplers.waits_for),
             num_inserted=inserted,
             num_drawn=drawn,
             store_incarnation=str(store.store_incarnation),
@@ -131,7 +134,5 @@ class ReplayServer:
             refused_connections={},  # set by the caller, which has the sockets
             samplers_wait_for=samplers.waits_for,
             inserts_wait=not self._may_insert,
-            rate=f"{inserts:,.0f} in/s, {samples:,.0f} out/s",
-            waiting=f"for {samplers.waits_for}" if samplers.waits_for else "",
             priority_histogram=self._histogram.newest(),
         )

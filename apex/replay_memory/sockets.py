@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from apex.facts import Waiting
 from apex.replay_memory.server import ReplayServer
 from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait
 from apex.transport.async_receiver import PULL, AsyncReceiver
@@ -57,7 +58,7 @@ class ReplaySockets:
                 while not self._server.check_limiter(inserts_wanted=session.inserts_wanted):
                     if stop.poll():
                         return
-                    wait.on("the learner to take samples (replay.inserts_wait)")
+                    wait.on(Waiting("samples"))
                     await asyncio.sleep(LIMITER_SECONDS)
                 wait.over()
                 self._publish(self._server.insert(messages[first : first + step]))

@@ -18,6 +18,7 @@ from typing import Any
 
 from apex.config import RunConfig
 from apex.errors import FAILED, REFUSED, ChildDiedError, ChildRefusedError, UsageError
+from apex.facts import Waiting
 from apex.runtime.file_lock import FileLock
 from apex.runtime.lifecycle import EXPLAIN_SECONDS, POLL_SECONDS, Stop, Wait, stop_on_signals
 from apex.runtime.spawn import belong_to
@@ -41,7 +42,7 @@ def start_child(
     pulse = Pulse()
     process = _fork.Process(target=_run, args=(os.getpid(), name, pulse, target, args), name=name)
     process.start()
-    wait = Wait(f"the parent of {name}", explain_seconds=explain_seconds)
+    wait = Wait(f"parent of {name}", explain_seconds=explain_seconds)
     _started[process] = _Started(StuckDetector(pulse.count, process.pid), wait)
     return process
 
@@ -94,7 +95,7 @@ def check_children(children: Sequence[BaseProcess], stuck_seconds: float = 0.0) 
                 child.kill()
                 child.join(KILL_SECONDS)
             elif started.detector.silence:
-                started.wait.on("a heartbeat of the child")
+                started.wait.on(Waiting("child", child.name))
             else:
                 started.wait.over()
         if started.stuck_for:

@@ -10,12 +10,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from copy import copy
 from functools import wraps
 from pathlib import Path
 from types import FrameType
 from typing import ParamSpec
 
+from msgspec.structs import replace
+
 from apex.errors import REFUSED, ApexError
+from apex.facts import Record, Waiting
+from apex.sentences import describe
 
 KILLED_BY_CTRL_C = 130  # exit status, as in a shell
 POLL_SECONDS = 0.2  # No call blocks longer, so a role returns within a second after a stop request.
@@ -107,23 +112,22 @@ class Wait:
         self._explain_seconds = explain_seconds
         self._since: float | None = None
         self._explain_at = 0.0
-        self.reason = ""  # what `who` waits for and how long; "" while there is no wait
+        self.waiting: Waiting | None = None  # None while there is no wait
 
-    def on(self, whom: str) -> None:
-        """Records that `who` waits for `whom`. Must be called in every iteration of the waiting loop."""
+    def on(self, waiting: Waiting) -> None:
+        """Records what `who` waits for. Must be called in every iteration of the waiting loop."""
         now = self._clock()
         if self._since is None:
             self._since, self._explain_at = now, self._explain_seconds
         waited = now - self._since
-        self.reason = f"for {whom} ({waited:.0f} s)"
+        self.waiting = replace(waiting, who=self._who, seconds=waited)
         if waited >= self._explain_at:
-            log.warning("%s waits %s", self._who, self.reason)
+            log.warning(self.waiting)
             self._explain_at *= 2
 
     def over(self) -> None:
         """Records that the wait has ended."""
-        self._since = None
-        self.reason = ""
+        self._since = self.waiting = None
 
 
 class Helper(threading.Thread):
@@ -181,17 +185,28 @@ def reports_errors(program: str, *, logs_failures: bool = False) -> Callable[[Ca
     return decorate
 
 
+class RoleFormatter(logging.Formatter):
+    """Formats log lines as time, role, level and message; a record of `apex.facts` becomes its sentence."""
+
+    def __init__(self, role: str) -> None:
+        super().__init__(f"%(asctime)s {role} %(levelname)s %(message)s", "%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the log line."""
+        message: object = record.msg
+        if isinstance(message, Record):
+            record = copy(record)
+            record.msg = describe(message)
+        return super().format(record)
+
+
 def configure_logging(role: str) -> None:
     """Logs time, role, level and message to standard error, and all stack traces if a fatal signal ends the process."""
     logging.raiseExceptions = False  # A failed write to the log must not stop the process.
     faulthandler.enable(sys.__stderr__ or sys.stderr)  # logs stack traces when SIGABRT ends a stuck process
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO,
-        format=f"%(asctime)s {role} %(levelname)s %(message)s",
-        datefmt="%H:%M:%S",
-        force=True,
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(RoleFormatter(role))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 
 @contextmanager
@@ -205,7 +220,7 @@ def log_to(path: Path, role: str = "launcher") -> Iterator[None]:
     except OSError as error:
         complain(f"cannot write {path}: {error.strerror}; the {role} continues without a log")
         handler = logging.NullHandler()
-    handler.setFormatter(logging.Formatter(f"%(asctime)s {role} %(levelname)s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(RoleFormatter(role))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:

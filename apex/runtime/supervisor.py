@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from apex.config import RunConfig
 from apex.errors import FAILED, FINISHED, HOPELESS, NEIGHBOUR_GONE, REFUSED
-from apex.facts import Ending, Failure, FailureKind, ProgramEvent
+from apex.facts import Ending, Failure, FailureKind, ProgramEvent, Waiting
 from apex.runtime.children import KILL_SECONDS
 from apex.runtime.lifecycle import EXPLAIN_SECONDS, POLL_SECONDS, Stop, Wait
 from apex.runtime.spawn import spawn
@@ -249,7 +249,7 @@ def _kill_stuck(running: Sequence[_Running], standstill: Wait) -> None:
     if not stuck:
         standstill.over()
     elif len(watched) > 1 and not any(one.silence < one.program.stuck_seconds / 2 for one in others):
-        standstill.on("heartbeats: no program sends any, so the machine is too busy or all programs were stopped")
+        standstill.on(Waiting("any_heartbeat"))
     else:
         for one in stuck:
             one.kill_as_stuck()

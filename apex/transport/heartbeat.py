@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from apex.facts import Waiting
 from apex.runtime.lifecycle import EXPLAIN_SECONDS, POLL_SECONDS, Helper, Stop, Wait
 from apex.runtime.resources import ResourceMeter
 from apex.runtime.watchdog import StuckDetector
@@ -20,7 +21,6 @@ from apex.transport.control_client import ControlClient
 from apex.transport.curve.key_store import read_keys
 from apex.transport.hello import Welcome, host_name
 from apex.transport.messages import control
-from apex.transport.messages.fields import printable
 from apex.transport.messages.status import Resources, RoleStatus
 from apex.transport.sockets import open_context
 from apex.transport.timing import ABSENT_HEARTBEATS
@@ -113,13 +113,13 @@ class Session:
                         self._hear(answer)
                         beat_at = 0.0 if self.finished else beat_at  # The run is over: send the last figures at once.
                 elif time.monotonic() - heard > ABSENT_HEARTBEATS * period:
-                    wait.on(f"the learner at {welcome.route.endpoint}")
+                    wait.on(Waiting("learner", welcome.route.endpoint))
             self._flush(client)
             client.send(control.Goodbye(welcome.session), welcome.run_id)
             client.close()
 
-    def _watch_main_thread(self) -> str:
-        """Returns a text for the status if the main loop makes no progress, else "". Aborts a stuck program."""
+    def _watch_main_thread(self) -> Waiting | None:
+        """Returns a wait for the status if the main loop makes no progress, else None. Aborts a stuck program."""
         if self._detector.check(PATIENCE * self._welcome.config.run.stuck_seconds):
             log.critical(
                 "%s: the main thread made no progress for %.0f s; aborting this process as stuck",
@@ -128,7 +128,9 @@ class Session:
             )
             os.abort()  # faulthandler logs the stack of each thread.
         seconds = self._detector.silence
-        return f"for its own main thread ({seconds:.0f} s without progress)" if seconds > self._explain_seconds else ""
+        if seconds <= self._explain_seconds:
+            return None
+        return Waiting("own_main_thread", who=self._role, seconds=seconds)
 
     def _heartbeat(self) -> control.AnyHeartbeat:
         status, welcome = self._status(), self._welcome
@@ -142,7 +144,7 @@ class Session:
             streams=welcome.streams,
             endpoints=self._endpoints,
             resources=Resources(**self._meter.measure()._asdict()),
-            status=replace(status, waiting=printable(self._watch_main_thread() or status.waiting)),
+            status=replace(status, waiting=self._watch_main_thread() or status.waiting),
         )
 
     def _flush(self, client: ControlClient) -> None:

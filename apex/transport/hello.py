@@ -17,6 +17,7 @@ import msgspec
 from apex.config import Config, TransportConfig, from_dict
 from apex.config.arguments import Parser
 from apex.errors import RefusedError
+from apex.facts import Waiting
 from apex.runtime.children import call_in_child
 from apex.runtime.lifecycle import POLL_SECONDS, Stop, Wait
 from apex.transport.control_client import ControlClient
@@ -123,7 +124,7 @@ def greet(
             answer = _ask(client, hello, stop)
             match answer:
                 case None:
-                    wait.on(silent_learner(route, role))
+                    wait.on(Waiting("welcome_with_keys" if route.keys else "welcome_without_keys", route.endpoint))
                     continue
                 case control.RefusedAnswer():
                     raise RefusedError(f"the learner at {route.endpoint} refuses this {role}: {answer.reason}")
@@ -135,18 +136,13 @@ def greet(
                     continue
                 case control.WelcomeAnswer():
                     if needs_replay and not answer.replay:
-                        missing = (
-                            f"{answer.absent or 'a replay server'} to join the run of the learner at {route.endpoint}"
-                        )
+                        missing = Waiting("all_replay", answer.absent)
                     elif num_streams and not answer.streams:
-                        missing = f"a free actor id: other actor hosts use all {answer.num_actors}"
+                        missing = Waiting("actor_id", need=answer.num_actors)
                     else:
                         return _read_welcome(answer, route, hello.session)
                 case _:
-                    missing = (
-                        f"the learner at {route.endpoint} to assign this server's shard, "
-                        "which another replay server may still hold"
-                    )
+                    missing = Waiting("shard", route.endpoint)
             wait.on(missing)
             time.sleep(POLL_SECONDS)
     return None
@@ -187,9 +183,3 @@ def _read_welcome(answer: control.WelcomeAnswer, route: Route, session: int) -> 
 def host_name() -> str:
     """Returns this host's name with printable characters only: the kernel allows any bytes."""
     return printable(socket.gethostname())
-
-
-def silent_learner(route: Route, role: Role) -> str:
-    """Describes a learner that does not answer. The text mentions keys, because a refused key gets no answer."""
-    why = f"must have this {role}'s public key" if route.keys else "may require --keys"
-    return f"the learner at {route.endpoint}, which {why}"

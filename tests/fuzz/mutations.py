@@ -36,11 +36,12 @@ LITERALS = [
     b'{"counts":[-1],"edges":[1,2]}', b'{"counts":[],"edges":[1]}', b'{"counts":[1],"edges":[0,2]}',
     b'{"counts":[1],"edges":[1,1e31]}', b'{"counts":"x","edges":[1,2]}', b'{"counts":[1]}',
     b'{"actors/x":null}', b'{"actors/x":1,"actors/x":2}', b'{"learner/loss":1}', b'{"actors/ x":1}', b'{"actors/":1}',
-    b'{"num_inserted":1.5}', b'{"rate":1}', b'{"waiting":null}', b'{"inserts_wait":0}', b'{"refusals":{"a":-1}}',
+    b'{"num_inserted":1.5}',
+    b'{"what":"receipts"}', b'{"waiting":null}', b'{"inserts_wait":0}', b'{"refusals":{"a":-1}}',
     b'{"busy_share":[]}', b'{"Size":1}', b'{"size":-1}', b'{"loss":null}', b'{"loss":"high"}', b'{"loss":{}}',
 ]  # fmt: skip
 NAMES = [
-    b'"type"', b'"session"', b'"status"', b'"rate"', b'"num_inserted"', b'"priority_histogram"', b'"mean"', b'"scores"',
+    b'"type"', b'"session"', b'"status"', b'"what"', b'"num_inserted"', b'"priority_histogram"', b'"mean"', b'"scores"',
     b'"scalars"', b'"actors/y"', b'"epsilon"', b'"x"', b'"sess\\u0069on"', b'"refusals"', b'"waiting"', b'"steps"',
     b'""', b'"__class__"', b'"A"',
 ]  # fmt: skip

@@ -10,7 +10,9 @@ import binascii
 import math
 import struct
 import unicodedata
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
+
+from apex.facts import WaitKind
 
 KINDS = {
     "segment": 1,
@@ -426,17 +428,28 @@ RATES = ("inserts_per_second", "samples_per_second", "busy_share")
 OF_REPLAY = (*COUNTS, *RATES, "store_incarnation", "refusals", "refused_connections", "samplers_wait_for")
 OF_REPLAY += ("inserts_wait", "priority_histogram")
 OF_ACTOR = ("num_steps", "steps_per_second", "wait_share", "parameter_bytes_per_second")
-OF_ROLE = {"replay": OF_REPLAY, "actor": OF_ACTOR, "evaluator": ()}
+OF_ROLE = {"replay": OF_REPLAY, "actor": OF_ACTOR, "evaluator": ("num_evaluations",)}
+WAITING = {"what", "subject", "have", "need", "who", "seconds"}
+
+
+def is_waiting(value: Any) -> bool:
+    if type(value) is not dict or "what" not in value or not set(value) <= WAITING:
+        return False
+    numbers = [value[name] for name in ("have", "need", "seconds") if value.get(name) is not None]
+    texts = [value[name] for name in ("subject", "who") if name in value]
+    return value["what"] in get_args(WaitKind) and all(map(is_number, numbers)) and all(map(is_text, texts))
 
 
 def check_status(status: Any, role: str) -> None:
     must(type(status) is dict)
-    must(sorted(status) == sorted(("rate", "waiting", *OF_ROLE[role])))
+    must(sorted(status) == sorted(("waiting", *OF_ROLE[role])))
     for name, value in status.items():
-        if name in COUNTS:
+        if name in (*COUNTS, "num_evaluations"):
             must(is_whole(value, 0, 2**62))
-        elif name in ("rate", "waiting", "store_incarnation"):
+        elif name == "store_incarnation":
             must(is_text(value))
+        elif name == "waiting":
+            must(value is None or is_waiting(value))
         elif name == "samplers_wait_for":
             must(value in ("", "inserts", "learner"))
         elif name == "inserts_wait":

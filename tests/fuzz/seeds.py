@@ -76,7 +76,8 @@ class Seed(NamedTuple):
 
 
 HEARTBEAT = {"type": "heartbeat", "session": 5, "run_id": RUN, "host": "h", "pid": 7, "shard": 0}
-STATUS: dict[str, Any] = {"rate": "3 in/s", "waiting": ""}
+STATUS: dict[str, Any] = {"waiting": None}
+WAITING = {"what": "receipts", "subject": "replay", "have": 3, "need": None, "who": "actor 7", "seconds": 12.5}
 OF_REPLAY: dict[str, Any] = {
     **STATUS,
     **dict.fromkeys(("num_inserted", "num_drawn", "size", "bytes", "max_bytes", "stale_priorities", "refused"), 3),
@@ -91,8 +92,14 @@ OF_REPLAY: dict[str, Any] = {
     "refused_connections": {},
     "priority_histogram": {"counts": [1.0, 2], "edges": [0.5, 1.0, 2.0]},
 }
-OF_ACTOR = {**STATUS, "num_steps": 3.0, "steps_per_second": 9, "wait_share": 0.5, "parameter_bytes_per_second": 8}
-STATUSES: dict[str, Any] = {"replay": OF_REPLAY, "actor": OF_ACTOR, "evaluator": STATUS}
+OF_ACTOR = {
+    "waiting": WAITING,
+    "num_steps": 3.0,
+    "steps_per_second": 9,
+    "wait_share": 0.5,
+    "parameter_bytes_per_second": 8,
+}
+STATUSES: dict[str, Any] = {"replay": OF_REPLAY, "actor": OF_ACTOR, "evaluator": {**STATUS, "num_evaluations": 3}}
 REQUESTS: list[dict[str, Any]] = [
     {"type": "status"},
     {"type": "goodbye", "session": 5},

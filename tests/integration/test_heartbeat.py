@@ -6,10 +6,7 @@ import signal
 import subprocess
 import sys
 
-import pytest
 from support.waiting import DEADLINE
-
-from apex.transport.hello import Route, silent_learner
 
 PROGRAM = """
 import threading
@@ -24,7 +21,7 @@ config = Config(transport=TransportConfig(heartbeat_seconds=0.1), run=RunConfig(
 schema = Schema(frame_shape=(4,), frame_dtype="float32", stack=1, num_actions=2, n_step=3, codec="raw")
 welcome = Welcome(route=Route("127.0.0.1", 9), session=1, run_id=2, config=config, schema=schema, num_parameters=3)
 status = ActorStatus(
-    rate="", waiting="", num_steps=0, steps_per_second=0, wait_share=0, parameter_bytes_per_second=0
+    waiting=None, num_steps=0, steps_per_second=0, wait_share=0, parameter_bytes_per_second=0
 )
 with stop_on_signals() as stop:
     session = Session(welcome, "actor", stop, lambda: status)
@@ -32,18 +29,6 @@ with stop_on_signals() as stop:
         stop.tick()
     threading.Event().wait()  # for nobody
 """
-
-
-@pytest.mark.parametrize(
-    ("route", "words"),
-    [
-        (Route("127.0.0.1", 7), "the learner at tcp://127.0.0.1:7, which may require --keys"),
-        (Route("far", 7), "the learner at tcp://far:7, which may require --keys"),
-        (Route("127.0.0.1", 7, "keys"), "the learner at tcp://127.0.0.1:7, which must have this actor's public key"),
-    ],
-)
-def test_who_is_not_let_in_and_hears_nothing_is_told_what_it_may_be_on_loopback_too(route, words):
-    assert silent_learner(route, "actor") == words
 
 
 def test_a_program_that_was_started_by_hand_ends_when_its_main_thread_is_stuck_and_says_where():

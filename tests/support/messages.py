@@ -10,20 +10,18 @@ from apex.transport.heartbeat import HEARTBEATS
 from apex.transport.messages.control import Hello
 from apex.transport.messages.results import EvaluationResult
 from apex.transport.messages.run_status import RunStatus
-from apex.transport.messages.status import ActorStatus, ReplayStatus, RoleStatus
+from apex.transport.messages.status import ActorStatus, EvaluatorStatus, ReplayStatus
 
 RUN = 0xABCDEF
 
 REPLAY = ReplayStatus(
-    rate="3 in/s", waiting="", num_inserted=0, num_drawn=0, store_incarnation="7", size=0, bytes=0, max_bytes=1_000,
+    waiting=None, num_inserted=0, num_drawn=0, store_incarnation="7", size=0, bytes=0, max_bytes=1_000,
     inserts_per_second=0.0, samples_per_second=0.0, busy_share=0.0, stale_priorities=0, duplicate_segments=0,
     refused=0, refusals={}, refused_connections={}, samplers_wait_for="",
     inserts_wait=False, priority_histogram=None,
 )  # fmt: skip
-ACTOR = ActorStatus(
-    rate="10 steps/s", waiting="", num_steps=9.0, steps_per_second=10.0, wait_share=0.0, parameter_bytes_per_second=0.0
-)
-EVALUATOR = RoleStatus(rate="1 done", waiting="")
+ACTOR = ActorStatus(waiting=None, num_steps=9.0, steps_per_second=10.0, wait_share=0.0, parameter_bytes_per_second=0.0)
+EVALUATOR = EvaluatorStatus(waiting=None, num_evaluations=1)
 STATUSES = {"replay": REPLAY, "actor": ACTOR, "evaluator": EVALUATOR}
 HELLO = Hello(wire=WIRE_VERSION, session=5, role="actor", host="h", pid=7, shard=0, num_streams=4)
 RESULT = EvaluationResult(
@@ -88,7 +86,8 @@ def make_run_status(**changes):
             "configured": 32,
             "leased": 31,
             "highest_id": 31,
-            "highest_exploration": "epsilon 0.00066",
+            "exploration": "epsilon",
+            "highest_exploration": 0.00066,
             "score": 12.0,
             "mean_score": -3.25,
             "episodes": 17,
@@ -96,12 +95,12 @@ def make_run_status(**changes):
         "learner": {"loss": 0.0123, "mean_q": 0.5, "gradient_norm": 1.0, "td_error": 0.1},
         "evaluator": {"score": 18.2, "best": 19.0, "episodes": 5, "updates": 300},
         "limits": {"steps": 0, "updates": 0, "minutes": 65.0, "score": 475.0},
-        "limited_by": {"part": "actors", "why": "samplers wait for inserts", "setting": "--actor.num-processes"},
+        "limited_by": {"part": "actors", "cause": "repeated_draws", "have": 9.0, "increase": ["actor.num_processes"]},
         "refused_connections": {},
         "refusals": {},
         "roles": [
-            make_row("actor", rate="1890 steps/s", waiting="for receipts (12 s)"),
-            make_row("replay", shard=0, rate="1890 inserts/s"),
+            make_row("actor", waiting={"what": "receipts", "seconds": 12.0}, steps_per_second=1890.0),
+            make_row("replay", shard=0, inserts_per_second=1890.0, samples_per_second=1165.0),
         ],
         "more_roles": 0,
     }
@@ -110,9 +109,9 @@ def make_run_status(**changes):
     return msgspec.convert(status, RunStatus)
 
 
-def make_row(role, *, shard=None, host="one", seen=0.3, rate="", waiting="", resources=None):
+def make_row(role, *, shard=None, host="one", seen=0.3, waiting=None, resources=None, **figures):
     """One program in the status of a run."""
     return {
-        "role": role, "shard": shard, "host": host, "pid": 12, "last_seen_seconds": seen, "rate": rate,
-        "waiting": waiting, "resources": resources and as_json(resources),
+        "role": role, "shard": shard, "host": host, "pid": 12, "last_seen_seconds": seen,
+        "waiting": waiting, "resources": resources and as_json(resources), **figures,
     }  # fmt: skip

@@ -21,6 +21,7 @@ from apex.cloud.host.settings import ETC, HOME, HostSettings, read_settings
 from apex.cloud.host.shutdown import Client, end_cluster, leave_group
 from apex.config.arguments import Parser
 from apex.errors import FAILED, FINISHED, UsageError, require
+from apex.facts import MAX_TEXT, Waiting
 from apex.runtime.atomic_files import replace_file
 from apex.runtime.lifecycle import Stop, Wait, configure_logging, reports_errors, sleep, stop_on_signals
 from apex.runtime.optional_imports import remedy
@@ -117,11 +118,11 @@ def keys(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop)
             if not missing:
                 _read_max_hours(ssm, settings)
                 return FINISHED
-            wait.on(f"the key of the {missing} to appear in the parameter store")
+            wait.on(Waiting("key_of_role", missing))
         except UsageError:
             raise
         except Exception as error:  # network, metadata service or AWS; accepted keys stay valid
-            wait.on(f"AWS, which reports: {error}")
+            wait.on(Waiting("aws", str(error)[:MAX_TEXT]))
         sleep(LOOK_SECONDS, stop)
     return FINISHED
 
@@ -189,7 +190,7 @@ def spot(settings: HostSettings, client: Client, metadata: Metadata, stop: Stop)
             notice = metadata.spot_notice()
             wait.over()
         except OSError as error:
-            wait.on(f"the metadata service, which reports: {error}")
+            wait.on(Waiting("metadata", str(error)[:MAX_TEXT]))
             notice = ""
         if notice:
             log.warning("EC2 reclaims this spot instance: %s", notice)

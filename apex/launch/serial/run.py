@@ -25,7 +25,7 @@ from apex.algorithms.interface import make_algorithm
 from apex.environments.factory import describe
 from apex.errors import FAILED, FINISHED, DivergedError, EnvironmentFailure
 from apex.evaluation.evaluator import Evaluator
-from apex.facts import Ending, EndReason, Failure
+from apex.facts import Ending, EndReason, Failure, Waiting
 from apex.launch.disk_monitor import DiskMonitor
 from apex.launch.monitor import RunMonitor
 from apex.launch.preflight.fit import fit_one_process
@@ -62,7 +62,7 @@ class SerialCoordinator:
     This work is to run evaluations, and to pass to the coordinator the data that other runs send over sockets.
     """
 
-    lack = "the actors' steps"
+    waiting = Waiting("actor_steps")
 
     def __init__(
         self, folder: RunFolder, store: StoreWriter, experience: Experience, trainer: Trainer, stop: Stop

@@ -11,8 +11,8 @@ from rich.console import RenderableType
 from apex.facts import Phase
 from apex.launch.terminal.layout import RowLayout
 from apex.runtime.text import MAX_COLUMNS, clean, duration, number, size
-from apex.sentences import PHASES, describe_end
-from apex.transport.messages.run_status import RunStatus
+from apex.sentences import PHASES, advise, describe_bottleneck, describe_end, describe_wait
+from apex.transport.messages.run_status import RoleRow, RunStatus
 from apex.transport.messages.status import Resources
 
 RATE_WIDTH = 20  # columns for a program's rate in a wide terminal
@@ -65,7 +65,7 @@ def plain_line(status: RunStatus) -> str:
     if evaluator.score is not None:
         parts.append(f"evaluator {number(evaluator.score)}, best {number(evaluator.best)}")
     if limit is not None:
-        parts.append(f"bottleneck: {limit.part} ({limit.why}); try {limit.setting}")
+        parts.append(f"bottleneck: {describe_bottleneck(limit)}; {advise(limit)}")
     return clean(" | ".join(parts))
 
 
@@ -105,8 +105,8 @@ def _paint(painter: RowLayout, status: RunStatus, history: History) -> None:
     limit = status.limited_by
     if limit is not None:
         painter.blank()
-        painter.wrap("try", limit.setting, rank=2, style="bold cyan")
-        painter.wrap("bottleneck", f"{limit.part}: {limit.why}", rank=2, style="bold")
+        painter.wrap("try", advise(limit), rank=2, style="bold cyan")
+        painter.wrap("bottleneck", describe_bottleneck(limit), rank=2, style="bold")
 
 
 def _paint_head(painter: RowLayout, status: RunStatus, history: History) -> None:
@@ -125,7 +125,11 @@ def _paint_head(painter: RowLayout, status: RunStatus, history: History) -> None
 
 def _paint_scores(painter: RowLayout, status: RunStatus, history: History) -> None:
     actors, evaluator, goal = status.actors, status.evaluator, status.limits.score
-    items = [number(actors.score), f"actor {actors.highest_id}", actors.highest_exploration]
+    items = [
+        number(actors.score),
+        f"actor {actors.highest_id}",
+        f"{actors.exploration} {actors.highest_exploration:.3g}",
+    ]
     painter.flow("score", [*items, painter.sparkline(history.actor_scores)], rank=1, style="bold")
     items = [number(evaluator.score), f"best {number(evaluator.best)}"]
     if goal is not None:
@@ -156,7 +160,7 @@ def _paint_figures(painter: RowLayout, status: RunStatus) -> None:
     items = [f"{name} {number(figure)}" for name, figure in figures.items() if figure is not None]
     painter.flow("learner", items, rank=6)
     more = [_describe(learner.resources)] if learner.resources is not None else []
-    more += [f"waits {learner.waiting}"] if learner.waiting else []
+    more += [f"waits {describe_wait(learner.waiting)}"] if learner.waiting is not None else []
     painter.flow("" if items else "learner", more, rank=6)
     if learner.unusable_transitions:
         painter.flow("unusable", [f"{number(learner.unusable_transitions)} transitions"], rank=3, style="yellow")
@@ -173,15 +177,24 @@ def _paint_roles(painter: RowLayout, status: RunStatus) -> None:
         if several_hosts:
             role = f"{role} {row.host}"
         silent = row.last_seen_seconds > SILENT_SECONDS
-        rate = f"silent for {row.last_seen_seconds:.0f} s" if silent else row.rate or "connected"
+        rate = f"silent for {row.last_seen_seconds:.0f} s" if silent else _rate(row)
         items = [rate.ljust(RATE_WIDTH if painter.wide else 0)]
         items += [_describe(row.resources)] if row.resources is not None and not silent else []
-        items += [f"waits {row.waiting}"] if row.waiting else []
+        items += [f"waits {describe_wait(row.waiting)}"] if row.waiting is not None else []
         style = "red" if silent else "yellow" if row.waiting else ""
         painter.flow(role, items, rank=4 if style else 5, style=style)
     more = max(0, len(rows) - MAX_ROLES) + status.more_roles
     if more:
         painter.flow("", [f"and {more} more"], rank=5)
+
+
+def _rate(row: RoleRow) -> str:
+    """Returns the speed of a program, for the rate that its role reports."""
+    if row.steps_per_second is not None:
+        return f"{number(row.steps_per_second)} steps/s"
+    if row.inserts_per_second is not None:
+        return f"{number(row.inserts_per_second)} in/s, {number(row.samples_per_second)} out/s"
+    return "connected" if row.num_evaluations is None else f"{row.num_evaluations} done"
 
 
 def _describe(resources: Resources) -> str:

@@ -3,57 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from apex.config import Config
-from apex.transport.messages.run_status import Bottleneck
+from apex.facts import Bottleneck
 from apex.transport.messages.status import ActorStatus, LearnerStatus, ReplayStatus
 
-PARTS = ("actors", "wire", "replay", "loaders", "learner", "processor")  # parts that can limit a run
 BUSY = 0.8  # share of time; a part that works more than this counts as fully busy
 # Without a configured ratio, a learner draws as many samples as it can: in the paper 0.8 samples per insert. At ten
 # times this ratio, most samples have been learned from before, and more transitions help more than more updates.
 MANY_SAMPLES_PER_INSERT = 8.0
 
+_TOO_FEW_STEPS = partial(Bottleneck, part="actors", increase=("actor.num_processes", "replay.samples_per_insert"))
+
 
 def find_limit(
     config: Config, actors: Sequence[ActorStatus], replay: ReplayStatus | None, learner: LearnerStatus, absent: str
 ) -> Bottleneck:
-    """Returns the part that limits a run in training, the reason, and the setting that makes this part faster.
+    """Returns the part that limits a run in training, the cause, and the settings that make this part faster.
 
-    `actors`: status of each actor host; `replay`: combined status of all shards; `absent`: shards without a server.
+    `actors`: status of each actor host; `replay`: combined status of all shards; `absent`: names of absent servers.
     """
     away = find_absent(actors, absent)
     if away is not None or replay is None:
-        return away or Bottleneck("replay", "no replay server has joined", "apex replay --learner HOST")
-    ratio = f"to keep the ratio of {config.replay.samples_per_insert:g} samples per insert"
-    waits, more_actors = (
-        learner.wait_share or 0.0,
-        "more --actor.num-processes, or a higher --replay.samples-per-insert",
-    )
+        return away or Bottleneck(part="replay", cause="replay_absent", subject=config.replay.server_name(0))
+    ratio, drawn = config.replay.samples_per_insert, replay.samples_per_insert
     if replay.samplers_wait_for == "inserts":
-        return Bottleneck("actors", f"samplers wait for inserts {ratio}", more_actors)
-    drawn = replay.samples_per_insert
-    if not config.replay.samples_per_insert and drawn > MANY_SAMPLES_PER_INSERT:
-        return Bottleneck("actors", f"each transition is drawn {drawn:.0f} times on average", more_actors)
+        return _TOO_FEW_STEPS(cause="samples_wait_for_inserts", need=ratio)
+    if not ratio and drawn > MANY_SAMPLES_PER_INSERT:
+        return _TOO_FEW_STEPS(cause="repeated_draws", have=drawn)
+    waits = learner.wait_share or 0.0
     if waits < 1 - BUSY:
-        why = f"busy {_percent(1 - waits)} of the time"
-        if replay.inserts_wait:
-            setting = "a smaller --learner.batch-size, or a lower --replay.samples-per-insert"
-            return Bottleneck("learner", f"{why}, and inserts wait for the learner {ratio}", setting)
-        return Bottleneck(
-            "learner", why, "a smaller --learner.batch-size, more --learner.num-threads, or --device cuda"
-        )
-    return _between(actors, replay, learner, f"the learner waits {_percent(waits)} of its time for batches")
+        return _busy_learner(1 - waits, ratio if replay.inserts_wait else None)
+    return _between(actors, replay, learner, waits)
 
 
 def find_absent(actors: Sequence[ActorStatus], absent: str) -> Bottleneck | None:
     """Returns the part that has no process or lacks a shard's server; None if nothing is missing."""
     if not actors:
-        setting = "waiting for local actors to start, or apex actor --learner HOST on another host"
-        return Bottleneck("actors", "no actor has joined yet", setting)
-    if absent:
-        return Bottleneck("replay", f"{absent} is not connected", "apex replay --learner HOST")
-    return None
+        return Bottleneck(part="actors", cause="no_actors")
+    return Bottleneck(part="replay", cause="replay_absent", subject=absent) if absent else None
 
 
 def find_limit_of_filling(
@@ -64,34 +53,36 @@ def find_limit_of_filling(
     away = find_absent(actors, absent)
     if away is not None or size >= wanted:
         return away
-    why = f"the memory has {size:,} of the {wanted:,} transitions that sampling needs"
-    return Bottleneck("actors", why, "more --actor.num-processes, or a lower --replay.min-size-to-sample")
+    increase, decrease = ("actor.num_processes",), ("replay.min_size_to_sample",)
+    return Bottleneck(part="actors", cause="memory_fills", have=size, need=wanted, increase=increase, decrease=decrease)
 
 
-def _between(actors: Sequence[ActorStatus], replay: ReplayStatus, learner: LearnerStatus, why: str) -> Bottleneck:
+def _busy_learner(share: float, ratio: float | None) -> Bottleneck:
+    """`ratio`: the samples per insert for which inserts wait; None if they do not wait."""
+    if ratio is not None:
+        decrease = ("learner.batch_size", "replay.samples_per_insert")
+        return Bottleneck(
+            part="learner", cause="busy_learner_delays_inserts", share=share, need=ratio, decrease=decrease
+        )
+    increase = ("learner.num_threads",)
+    return Bottleneck(
+        part="learner", cause="busy_learner", share=share, increase=increase, decrease=("learner.batch_size",)
+    )
+
+
+def _between(actors: Sequence[ActorStatus], replay: ReplayStatus, learner: LearnerStatus, waits: float) -> Bottleneck:
     """Returns the part that delays the batches for which the learner waits."""
     loaders_work, load = learner.loader_busy_share or 0.0, learner.load_per_core or 0.0
+    found = partial(Bottleneck, learner_wait_share=waits)
     if loaders_work > BUSY:
-        return Bottleneck(
-            "loaders",
-            f"{why}, and its loaders are busy {_percent(loaders_work)} of the time",
-            "more --learner.num-loaders",
-        )
+        return found(part="loaders", cause="busy_loaders", share=loaders_work, increase=("learner.num_loaders",))
     if replay.busy_share > BUSY:
-        return Bottleneck(
-            "replay", f"the replay writer is busy {_percent(replay.busy_share)} of the time", "more --replay.num-shards"
-        )
+        return found(part="replay", cause="busy_replay", share=replay.busy_share, increase=("replay.num_shards",))
     if load > 1:
-        why = f"{why}, and {load:.1f} threads compete for each core of its host"
-        return Bottleneck("processor", why, "fewer --actor.num-processes, or fewer --learner.num-threads")
+        decrease = ("actor.num_processes", "learner.num_threads")
+        return found(part="processor", cause="crowded_cores", have=load, decrease=decrease)
     blocked = max(actor.wait_share for actor in actors)
     if blocked > 0.2 and not replay.inserts_wait:  # Otherwise the actors wait for the learner.
-        return Bottleneck(
-            "wire", f"actors wait {_percent(blocked)} of their time for receipts", "a larger --actor.window"
-        )
-    more = "more --learner.num-loaders" if learner.loaders_draw else "more --replay.num-samplers"
-    return Bottleneck("wire", f"{why}, and no part is busy", f"{more}, or a higher --replay.batches-in-flight")
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
+        return found(part="wire", cause="slow_receipts", share=blocked, increase=("actor.window",))
+    more = "learner.num_loaders" if learner.loaders_draw else "replay.num_samplers"
+    return found(part="wire", cause="latency", increase=(more, "replay.batches_in_flight"))

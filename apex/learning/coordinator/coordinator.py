@@ -141,7 +141,7 @@ class Coordinator:
             self._asked.clear()  # Live servers ask again.
         if member.seen_at <= self._asked.setdefault(session, now) + heartbeat_seconds:
             return control.WaitAnswer(holder=holder.session, host=holder.host, run_id=self._folder.run_id)
-        where = f"{replay.shard_name(shard)} is already running: process {holder.pid} on {holder.host}"
+        where = f"{replay.server_name(shard)} is already running: process {holder.pid} on {holder.host}"
         return control.RefusedAnswer(f"{where}; stop that process, or choose another --shard")
 
     def _replace(self, session: int, by: int | None = None) -> None:
@@ -196,7 +196,7 @@ class Coordinator:
         """Decides whether the run should end; returns the news for the trainer."""
         state = self.state
         endpoints = list(state.members.replay_endpoints)  # A copy, because the news must not change later.
-        return News(endpoints, state.lack(), state.decide_end(), state.progress)
+        return News(endpoints, state.waiting(), state.decide_end(), state.progress)
 
     # --- curves and scores ------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import msgspec
 
 from apex.config import ReplayConfig
 from apex.errors import ChildDiedError
-from apex.facts import EndReason
+from apex.facts import EndReason, Waiting
 from apex.transport.messages.status import LearnerStatus
 from apex.types import Progress
 
@@ -39,7 +39,7 @@ class News(msgspec.Struct, frozen=True):
     """News of the coordinator for the trainer."""
 
     replay: list[dict[str, str]]  # for each shard: endpoint name -> endpoint; {}: the shard's server has not joined
-    lack: str  # what the trainer waits for when no batch comes, in words
+    waiting: Waiting  # what the trainer waits for when no batch comes
     end: EndReason | None  # why the run should end; None if it should continue
     progress: Progress
 
@@ -58,8 +58,7 @@ class CoordinatorLink:
     ) -> None:
         """`connect` takes the endpoint for a shard's priorities, and the shard; `progress`: progress at the start."""
         self.progress = progress
-        shards = ", ".join(map(replay.shard_name, range(replay.num_shards)))
-        self.lack = f"{shards} to join the run"
+        self.waiting = Waiting("replay", replay.server_names(range(replay.num_shards)))
         self._pipe = pipe
         self._connect = connect
         self._priorities = [""] * replay.num_shards  # endpoints by shard
@@ -84,5 +83,5 @@ class CoordinatorLink:
                 if endpoint and endpoint != self._priorities[shard]:
                     self._priorities[shard] = endpoint
                     self._connect(endpoint, shard)
-            self.lack, self.progress, end = news.lack, news.progress, news.end
+            self.waiting, self.progress, end = news.waiting, news.progress, news.end
         return end

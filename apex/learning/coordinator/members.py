@@ -27,6 +27,7 @@ MAX_MEMBERS = 2_000  # maximum processes; heartbeats of any further process are 
 # Maximum rows of a status reply: with three texts of at most 800 bytes per row, it stays below MAX_JSON_BYTES.
 MAX_ROWS = 300
 MAX_REASONS = 64  # maximum number of reasons, of at most 820 bytes each, for refused connections or messages
+RATES = ("steps_per_second", "inserts_per_second", "samples_per_second", "num_evaluations")  # fields of a RoleRow
 H = TypeVar("H", bound=AnyHeartbeat)
 SUMMED = (
     *("num_inserted", "num_drawn", "size", "bytes", "max_bytes", "inserts_per_second", "samples_per_second"),
@@ -96,8 +97,8 @@ class Members:
                 host=beat.host,
                 pid=beat.pid,
                 last_seen_seconds=self._clock() - seen_at,
-                rate=beat.status.rate,
                 waiting=beat.status.waiting,
+                **{name: getattr(beat.status, name, None) for name in RATES},
                 resources=beat.resources,
             )
             for beat, seen_at in islice(self._members.values(), MAX_ROWS)
@@ -162,10 +163,10 @@ class Members:
 
     @property
     def absent_replay(self) -> str:
-        """Names of the shards whose server has not joined or has sent no heartbeat for a while; "" if there is none."""
+        """Names of the replay servers that have not joined or have sent no heartbeat for a while; "" if none."""
         silence, now, servers = ABSENT_HEARTBEATS * self._heartbeat_seconds, self._clock(), self.replay_servers
         away = (i for i in range(self._replay.num_shards) if i not in servers or now - servers[i].seen_at > silence)
-        return ", ".join(map(self._replay.shard_name, away))
+        return self._replay.server_names(away)
 
     def inserts_wanted(self, shard: int) -> bool:
         """Returns whether samplers of another shard wait for inserts. Inserts into `shard` must not wait in that case.

@@ -8,6 +8,7 @@ from msgspec.structs import asdict
 
 from apex.learning.coordinator.state import RunState
 from apex.runs.metrics.writer import MetricRow
+from apex.sentences import advise
 from apex.transport.messages.histogram import Histogram
 from apex.transport.messages.results import EvaluationResult
 from apex.transport.messages.status import LearnerStatus, ReplayStatus
@@ -21,16 +22,16 @@ class MetricRows:
         self._state = state
         self._omit = omit
         self._histogram: Histogram | None = None  # the histogram that was last added to a row
-        self._told = ""  # the text of `limited_by/setting` that was last added to a row
+        self._advice = ""  # the text of `limited_by/setting` that was last added to a row
 
     def next(self) -> Iterator[MetricRow]:
         """Yields a row for the learner's curves and one for the replay curves, each if its part has reported."""
         state = self._state
         if state.learner is not None:
             bottleneck = state.bottleneck()
-            told = f"{bottleneck.part}: try {bottleneck.setting}" if bottleneck is not None else self._told
-            texts = {"limited_by/setting": told} if told != self._told else {}
-            self._told = told
+            advice = f"{bottleneck.part}: {advise(bottleneck)}" if bottleneck is not None else self._advice
+            texts = {"limited_by/setting": advice} if advice != self._advice else {}
+            self._advice = advice
             yield MetricRow(
                 "learner", state.num_steps, _figures("learner", state.learner) | state.scalars(), texts=texts
             )

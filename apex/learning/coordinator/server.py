@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
+from apex.facts import Waiting
 from apex.learning.coordinator.coordinator import END, Coordinator
 from apex.learning.coordinator.link import News, decode_from_trainer, encode
 from apex.runs.folder import RunFolder
@@ -92,7 +93,7 @@ class CoordinatorServer:
         with open_context(read_keys(self._transport.keys, Role.LEARNER)) as context:
             wait = Wait("coordinator")
             while not self._coordinator.num_parameters:  # The maximum message size depends on it.
-                wait.on("the trainer to create its network and read its checkpoint")
+                wait.on(Waiting("trainer_start"))
                 await asyncio.sleep(0.01)
                 if self._stop.poll() or not self._receive_from_trainer():
                     return

@@ -6,16 +6,16 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from typing import get_args
 
 from msgspec.structs import asdict
 
 from apex.config import Config, ReplayConfig
-from apex.facts import EndReason, Phase
-from apex.learning.coordinator.bottleneck import PARTS, find_limit, find_limit_of_filling
+from apex.facts import Bottleneck, EndReason, Part, Phase, Waiting
+from apex.learning.coordinator.bottleneck import find_limit, find_limit_of_filling
 from apex.learning.coordinator.members import Members
 from apex.transport.messages.control import AnyHeartbeat, ReplayHeartbeat
 from apex.transport.messages.results import EvaluationResult
-from apex.transport.messages.run_status import Bottleneck
 from apex.transport.messages.status import LearnerStatus, Resources
 from apex.transport.timing import TRAINER_SILENCE_SECONDS
 from apex.types import Exploration, Progress
@@ -145,38 +145,37 @@ class RunState:
             scalars |= {f"{name}/{role}": float(value) for name, value in figures.items()}
         bottleneck = self.bottleneck()
         if bottleneck is not None:
-            scalars |= {f"limited_by/{part}": float(part == bottleneck.part) for part in PARTS}
+            scalars |= {f"limited_by/{part}": float(part == bottleneck.part) for part in get_args(Part)}
         return scalars
 
     def bottleneck(self) -> Bottleneck | None:
-        """Returns the part that limits training, or delays its start, and the setting to change; None if unknown."""
+        """Returns the part that limits training, or delays its start; None if unknown."""
         if not self._finds_bottleneck:
             return None
         members, phase = self.members, self.phase
         silence = self._clock() - self._learner_seen_at
         if phase == "training" and silence > TRAINER_SILENCE_SECONDS:
-            why = f"the trainer has not reported for {silence:.0f} s: its update takes very long, or it is stuck"
-            return Bottleneck("learner", why, "--run.stuck-seconds")
+            settings = ("run.stuck_seconds",)
+            return Bottleneck(part="learner", cause="silent_trainer", have=silence, increase=settings)
         if phase == "filling_replay":
             return find_limit_of_filling(self.config, members.actors, members.replay, members.absent_replay)
         if phase == "training" and self.learner is not None:
             return find_limit(self.config, members.actors, members.replay, self.learner, members.absent_replay)
         return None
 
-    def lack(self) -> str:
-        """Returns what a trainer that has no batch waits for, as a phrase."""
+    def waiting(self) -> Waiting:
+        """Returns what a trainer that has no batch waits for."""
         members, replay = self.members, self.config.replay.per_shard()
         if members.absent_replay:
-            return f"{members.absent_replay} to join the run"
+            return Waiting("replay", members.absent_replay)
         for shard, server in members.replay_servers.items():
-            status, name = server.heartbeat.status, self.config.replay.shard_name(shard)
+            status, name = server.heartbeat.status, self.config.replay.server_name(shard)
             if status.size < replay.min_size_to_sample:
-                wanted = f"of the {replay.min_size_to_sample:,} required for sampling"
-                return f"transitions: {name} has {status.size:,} {wanted}"
+                return Waiting("transitions", name, status.size, replay.min_size_to_sample)
             if status.samplers_wait_for == "inserts":
-                return f"inserts into {name}: replay.samples_per_insert {replay.samples_per_insert:g} is reached"
+                return Waiting("inserts", name, need=replay.samples_per_insert)
         refused = self.learner.refused_batches if self.learner is not None else 0
-        return f"batches: {refused:,} were refused, and no others arrived" if refused else "batches from its loaders"
+        return Waiting("usable_batches", have=refused) if refused else Waiting("batches")
 
     @property
     def phase(self) -> Phase:
@@ -217,7 +216,7 @@ class StepCounter:
         counted = sum(count for _, count in self._stores.values())
         if store_incarnation != known:
             if num_inserted == 0 < self.num_steps:
-                name = self._config.shard_name(shard)
+                name = self._config.server_name(shard)
                 log.warning("%s starts with an empty memory, although the run has %d steps", name, self.num_steps)
             self._steps_before = max(0, self.num_steps - counted)
         self.num_steps = max(self.num_steps, self._steps_before + counted)

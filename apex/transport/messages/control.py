@@ -7,11 +7,11 @@ from zlib import crc32
 
 from msgspec import Meta
 
-from apex.facts import Record
+from apex.facts import Record, Text
 from apex.transport.header import WIRE_VERSION
-from apex.transport.messages.fields import I32, MAX_STREAMS, U31, U32, U63, U64, Endpoints, Text
+from apex.transport.messages.fields import I32, MAX_STREAMS, U31, U32, U63, U64, Endpoints
 from apex.transport.messages.run_status import RunStatus
-from apex.transport.messages.status import ActorStatus, ReplayStatus, Resources, RoleStatus
+from apex.transport.messages.status import ActorStatus, EvaluatorStatus, ReplayStatus, Resources
 from apex.types import Role, Schema, Stream
 
 JOINING = (Role.REPLAY, Role.ACTOR, Role.EVALUATOR)  # The learner never joins, and observers only request the status.
@@ -61,7 +61,7 @@ class ActorHeartbeat(Heartbeat, frozen=True, tag=Role.ACTOR.value, kw_only=True)
 class EvaluatorHeartbeat(Heartbeat, frozen=True, tag=Role.EVALUATOR.value, kw_only=True):
     """Heartbeat of an evaluator."""
 
-    status: RoleStatus
+    status: EvaluatorStatus
 
 
 class ReplayHeartbeat(Heartbeat, frozen=True, tag=Role.REPLAY.value, kw_only=True):
@@ -95,7 +95,7 @@ class WelcomeAnswer(Record, frozen=True, tag="welcome", kw_only=True):
     num_actors: int
     memory: str  # identifies the learner's host, see `location.memory_id`
     replay: list[dict[str, str]]  # endpoints by name for each shard; empty until all shards have joined
-    absent: str  # the shards that have not joined, as text
+    absent: str  # names of the replay servers that have not joined
     streams: list[Stream]  # streams leased to the new program
 
 

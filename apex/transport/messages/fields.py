@@ -6,12 +6,10 @@ from typing import Annotated
 
 from msgspec import Meta
 
-MAX_TEXT = 200  # maximum characters of a text
-MAX_STREAMS = 65_536  # maximum streams in one heartbeat
-MAX_NUMBER = 1e300  # The sum of a few thousand such numbers is still finite.
+from apex.facts import MAX_TEXT, Text
 
-Text = Annotated[str, Meta(max_length=MAX_TEXT)]  # In requests, all characters must also be printable.
-Number = Annotated[float, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
+MAX_STREAMS = 65_536  # maximum streams in one heartbeat
+
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 I32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 U31 = Annotated[int, Meta(ge=0, le=2**31 - 1)]

@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from apex.config import MAX_EPISODES
-from apex.facts import Record
+from apex.facts import Number, Record
 from apex.metric_tags import ACTOR_TAG_PREFIXES
-from apex.transport.messages.fields import U31, U32, Number
+from apex.transport.messages.fields import U31, U32
 
 ActorTag = Annotated[str, Meta(max_length=128, pattern=rf"^({'|'.join(ACTOR_TAG_PREFIXES)})[A-Za-z0-9_./-]*\Z")]
 

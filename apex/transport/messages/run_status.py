@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from apex.facts import EndReason, Phase, Record
-from apex.transport.messages.fields import Text
+from apex.facts import Bottleneck, EndReason, Phase, Record, Waiting
 from apex.transport.messages.status import LearnerStatus, Resources
+
+STATUS_VERSION = 1  # rises if a field is removed, renamed or changes its meaning; a new field does not raise it
 
 
 class ReplaySummary(Record, frozen=True, kw_only=True):
@@ -28,7 +29,8 @@ class ActorSummary(Record, frozen=True, kw_only=True):
     configured: int
     leased: int
     highest_id: int  # id of the actor that explores least
-    highest_exploration: Text  # exploration of that actor, such as "epsilon 0.016"
+    exploration: str  # what the amount of exploration measures: "epsilon" or "noise"
+    highest_exploration: float  # amount of exploration of that actor
     score: float | None  # score of the actor with the highest id
     mean_score: float | None
     episodes: float | None
@@ -55,30 +57,26 @@ class Limits(Record, frozen=True, kw_only=True):
     score: float | None
 
 
-class Bottleneck(Record, frozen=True):
-    """The part that limits the speed of training."""
-
-    part: str
-    why: str
-    setting: str  # setting to change
-
-
 class RoleRow(Record, frozen=True, kw_only=True):
-    """One program of the run."""
+    """One program of the run. None: the value is unknown, or does not belong to this role."""
 
     role: str
     shard: int | None  # for replay servers; None for other roles
     host: str
     pid: int
     last_seen_seconds: float
-    rate: str
-    waiting: str
+    waiting: Waiting | None  # what the program waits for; None while it works
+    steps_per_second: float | None = None
+    inserts_per_second: float | None = None
+    samples_per_second: float | None = None
+    num_evaluations: int | None = None
     resources: Resources | None = None  # None: not measured
 
 
 class RunStatus(Record, frozen=True, tag="status", kw_only=True):
-    """Status of a run. None: not known yet."""
+    """Status of a run. None: not known yet. docs/guide/status.md documents each field."""
 
+    version: int = STATUS_VERSION
     run: str
     folder: str
     environment: str

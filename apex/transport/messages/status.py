@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from apex.facts import Record
-from apex.transport.messages.fields import Count, Counts, Figures, Number, Text
+from apex.facts import Number, Record, Text, Waiting
+from apex.transport.messages.fields import Count, Counts, Figures
 from apex.transport.messages.histogram import Histogram
 
 
@@ -21,10 +21,15 @@ class Resources(Record, frozen=True, kw_only=True):
 
 
 class RoleStatus(Record, frozen=True, kw_only=True):
-    """Status that every program reports. An evaluator reports nothing else."""
+    """Status that every program reports."""
 
-    rate: Text  # the program's speed, as text
-    waiting: Text  # what the program waits for, as text; "" while it works
+    waiting: Waiting | None  # what the program waits for; None while it works
+
+
+class EvaluatorStatus(RoleStatus, frozen=True, kw_only=True):
+    """Status of one evaluator."""
+
+    num_evaluations: Count  # since its start
 
 
 class ActorStatus(RoleStatus, frozen=True, kw_only=True):
@@ -85,4 +90,4 @@ class LearnerStatus(Record, frozen=True, kw_only=True):
     loaders_draw: int = 0  # 1: loaders draw from the replay server's shared memory; 0: they receive batches
     resources: Resources | None = None  # used by trainer, coordinator and loaders; measured by the coordinator
     load_per_core: float | None = None  # runnable threads per core on the learner's host
-    waiting: str = ""  # what the trainer waits for, as text
+    waiting: Waiting | None = None  # what the trainer waits for; None while it works

@@ -67,7 +67,7 @@ def test_the_ladder_is_that_of_the_configuration():
     name, ladder = make_algorithm(Config(), VECTORS).exploration(3)
     assert name == "epsilon"
     assert np.allclose(ladder, [0.4, 0.4**4.5, 0.4**8])
-    assert make_algorithm(Config(), VECTORS).exploration(3).label(2) == "epsilon 0.000655"
+    assert make_algorithm(Config(), VECTORS).exploration(3).amounts[2] == pytest.approx(0.000655, rel=1e-3)
 
 
 def test_an_action_that_its_mask_forbids_is_refused():

@@ -98,8 +98,8 @@ def test_each_loader_has_a_port_of_its_own_for_batches():
 
 
 def test_a_server_is_called_by_its_shard_where_there_are_several():
-    assert ReplayConfig().shard_name(0) == "a replay server"
-    assert ReplayConfig(num_shards=2).shard_name(1) == "shard 1 of 2"
+    assert ReplayConfig().server_name(0) == "replay"
+    assert ReplayConfig(num_shards=2).server_names([0, 1]) == "replay-0, replay-1"
 
 
 def test_an_endpoint_is_where_to_bind_or_how_to_reach_a_host():

@@ -19,10 +19,11 @@ from apex.dqn.algorithm import DqnAgent
 from apex.errors import ConfigError, EnvironmentFailure, UsageError
 from apex.evaluation.episodes import Episode, evaluation_seed, summarize
 from apex.evaluation.evaluator import Evaluator, make_policy
+from apex.facts import Waiting
 from apex.learning.coordinator.metric_rows import evaluation_row
 from apex.runtime.lifecycle import Stop
 from apex.transport.codec import Codec
-from apex.transport.messages.status import RoleStatus
+from apex.transport.messages.status import EvaluatorStatus
 from apex.types import Parameters
 
 
@@ -276,18 +277,16 @@ def test_late_parameters_are_evaluated_at_once():
 def test_long_wait_for_parameters_is_logged_once(caplog):
     with caplog.at_level(logging.WARNING):
         Trial(*[None] * 60, make_parameters(1)).run()
-    (message,) = caplog.messages
-    assert "parameters" in message
-    assert "10 s" in message
+    (record,) = caplog.records
+    assert record.msg == Waiting("newer_parameters", who="evaluator", seconds=pytest.approx(10.0, abs=0.5))
 
 
 def test_status_counts_evaluations_and_describes_the_wait():
     trial = Trial(make_parameters(1), None)
-    assert trial.evaluator.status() == RoleStatus(rate="0 done", waiting="")
+    assert trial.evaluator.status() == EvaluatorStatus(waiting=None, num_evaluations=0)
     trial.run()
     status = trial.evaluator.status()
-    assert status.rate == "1 done"
-    assert "parameters" in status.waiting
+    assert (status.num_evaluations, status.waiting.what) == (1, "newer_parameters")
 
 
 def test_stop_during_the_games_keeps_no_result():

@@ -13,7 +13,7 @@ from support.trainers import Tape, make_batch, make_trainer
 
 from apex.config import CheckpointConfig, Config, LearnerConfig, ReplayConfig, RunConfig
 from apex.errors import ChildDiedError, DivergedError, UsageError
-from apex.facts import INTERRUPTED, EndReason
+from apex.facts import INTERRUPTED, EndReason, Waiting
 from apex.learning.batch_ring import LoaderFigures
 from apex.learning.coordinator.link import CoordinatorLink, News, decode_from_trainer, encode
 from apex.learning.loop import LearnerLoop, Reporter, describe_training, share_of_limits
@@ -25,6 +25,9 @@ from apex.types import Progress
 pytestmark = pytest.mark.programs
 
 CONFIG = Config(checkpoint=CheckpointConfig(period=2, period_seconds=400.0), learner=LearnerConfig(batch_size=16))
+
+
+BATCHES = Waiting("batches")
 
 
 class Loop:
@@ -57,9 +60,9 @@ class Loop:
         self.saved_at.append(self.trainer.num_updates)
         return True
 
-    def tell(self, *replay, end=None, steps=0, lack=""):
+    def tell(self, *replay, end=None, steps=0, waiting=BATCHES):
         endpoints = [{"priorities": endpoint} for endpoint in replay]
-        self.pipe.send_bytes(encode(News(endpoints, lack, end, Progress(steps, 2, 3))))
+        self.pipe.send_bytes(encode(News(endpoints, waiting, end, Progress(steps, 2, 3))))
 
     def run(self, stop=None, check=lambda: None):
         return self.loop.run(stop or Stop(), check)
@@ -86,7 +89,7 @@ def test_a_layer_that_dies_is_named_once_after_a_minute(monkeypatch, caplog):
 
     def report(second, share, layer="value.activation"):
         now[0], shares[layer] = second, share
-        reporter.report(loop.trainer, waiting="")
+        reporter.report(loop.trainer, waiting=None)
         return [record.getMessage() for record in caplog.records]
 
     assert report(1_000.0, 0.6) == report(1_050.0, 0.5) == report(1_060.0, 0.6) == report(1_119.0, 0.7) == []
@@ -182,22 +185,22 @@ def test_follows_a_replay_server_that_moved_and_only_then():
 
 def test_priorities_follow_each_shard_and_a_wait_names_who_is_not_there():
     loop = Loop(0, num_shards=2)
-    loop.tell("tcp://a", "", lack="shard 1 of 2 to say hello")
-    loop.tell("tcp://a", "tcp://b", lack="shard 1 of 2 to say hello")
+    loop.tell("tcp://a", "", waiting=Waiting("replay", "replay-1"))
+    loop.tell("tcp://a", "tcp://b", waiting=Waiting("replay", "replay-1"))
     stop = Stop()
     said = []
 
     def check():
         said.extend(report.waiting for report in loop.reports())
         if len(said) == 1:
-            loop.tell("tcp://a", "tcp://b", lack="inserts into shard 1 of 2")
+            loop.tell("tcp://a", "tcp://b", waiting=Waiting("inserts", "replay-1"))
         elif said:
             stop.request()
 
     loop.run(stop, check)
     assert loop.connected == [("tcp://a", 0), ("tcp://b", 1)]
-    assert said[0].startswith("for shard 1 of 2 to say hello (")
-    assert said[-1].startswith("for inserts into shard 1 of 2 (")
+    assert (said[0].what, said[0].subject) == ("replay", "replay-1")
+    assert (said[-1].what, said[-1].subject) == ("inserts", "replay-1")
 
 
 def test_ends_for_the_reason_that_it_is_told():

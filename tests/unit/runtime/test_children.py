@@ -129,7 +129,7 @@ def test_a_silent_child_is_logged_before_it_is_killed(caplog):
     while not caplog.records and time.monotonic() < deadline:
         check_children([child], 600.0)
         time.sleep(0.01)
-    assert "child" in caplog.records[0].getMessage()
+    assert (caplog.records[0].msg.what, caplog.records[0].msg.subject) == ("child", "child")
     stop_children([child], 0.0)
 
 

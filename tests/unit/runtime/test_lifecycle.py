@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -9,7 +10,9 @@ import sys
 
 import pytest
 
-from apex.runtime.lifecycle import Helper, Stop, Wait, stop_on_signals
+from apex.facts import INTERRUPTED, Waiting
+from apex.runtime.lifecycle import Helper, RoleFormatter, Stop, Wait, stop_on_signals
+from apex.sentences import describe_end
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -42,17 +45,20 @@ def test_a_wait_explains_itself_after_ten_seconds_and_each_time_it_has_doubled(c
     wait = Wait("actor 3", clock=lambda: now[0])
     for second in range(45):
         now[0] = second
-        wait.on("receipts from tcp://replay")
-    assert [record.getMessage() for record in caplog.records] == [
-        "actor 3 waits for receipts from tcp://replay (10 s)",
-        "actor 3 waits for receipts from tcp://replay (20 s)",
-        "actor 3 waits for receipts from tcp://replay (40 s)",
-    ]
-    assert wait.reason == "for receipts from tcp://replay (44 s)"
+        wait.on(Waiting("receipts"))
+    logged = [Waiting("receipts", who="actor 3", seconds=seconds) for seconds in (10.0, 20.0, 40.0)]
+    assert [record.msg for record in caplog.records] == logged
+    assert wait.waiting == Waiting("receipts", who="actor 3", seconds=44.0)
     wait.over()
-    assert wait.reason == ""
-    wait.on("something else")
-    assert wait.reason == "for something else (0 s)"
+    assert wait.waiting is None
+    wait.on(Waiting("parameters"))
+    assert wait.waiting == Waiting("parameters", who="actor 3", seconds=0.0)
+
+
+def test_a_logged_record_becomes_its_sentence():
+    record = logging.LogRecord("apex", logging.WARNING, "", 0, INTERRUPTED, None, None)
+    assert RoleFormatter("learner").format(record).endswith(f" learner WARNING {describe_end(INTERRUPTED)}")
+    assert record.msg == INTERRUPTED
 
 
 def test_a_threads_exception_stops_its_role_and_is_raised_there():

@@ -8,6 +8,7 @@ from support.messages import HELLO, RUN, STATUSES, as_json, make_heartbeat, make
 from support.sealing import reseal, with_json
 
 from apex.config import Config, to_dict
+from apex.facts import MAX_TEXT
 from apex.transport.control_codec import decode_answer, decode_request, encode_control
 from apex.transport.header import WIRE_VERSION, WireError
 from apex.transport.messages.control import (
@@ -18,7 +19,7 @@ from apex.transport.messages.control import (
     WaitAnswer,
     WelcomeAnswer,
 )
-from apex.transport.messages.fields import MAX_TEXT, printable
+from apex.transport.messages.fields import printable
 from apex.transport.messages.histogram import Histogram
 from apex.types import Stream
 
@@ -137,9 +138,10 @@ def with_status(**fields):
             )
         ),
         *(({**BEAT, "role": role}, "fields") for role in ("actor", "evaluator", "learner", "observer")),
-        (with_status(rate=[1]), "fields"),
-        (with_status(rate="a" * 201), "fields"),
-        (with_status(waiting="\u202e"), "fields"),
+        (with_status(waiting=[1]), "fields"),
+        (with_status(waiting={"what": "Godot"}), "fields"),
+        (with_status(waiting={"what": "learner", "subject": "a" * 201}), "fields"),
+        (with_status(waiting={"what": "learner", "subject": "\u202e"}), "fields"),
         (with_status(num_inserted=1e9), "fields"),
         (with_status(num_inserted=-1), "fields"),
         (with_status(size=2**62 + 1), "fields"),

@@ -14,11 +14,12 @@ from msgspec.structs import replace
 from rich.console import Console
 from support.messages import as_json, make_row, make_run_status
 
-from apex.facts import EndReason
+from apex.facts import EndReason, Waiting
 from apex.launch.terminal.dashboard import MAX_SCORES, History, plain_line, render, seconds_to_go
 from apex.launch.terminal.layout import RowLayout
 from apex.launch.terminal.view import LogTail, PlainView, open_view, say, show_once
 from apex.runtime.text import clean, duration, known, number, size
+from apex.sentences import describe, describe_bottleneck, describe_wait
 from apex.transport.messages.status import Resources
 
 SIZES = [(width, height) for width in (1, 5, 20, 40, 59, 60, 80, 120, 300) for height in (1, 3, 10, 24, 60)]
@@ -67,8 +68,10 @@ def test_what_a_program_uses_is_shown():
     learner = Resources(cores=1.25, memory_bytes=300 * 2**20, gpu_share=0.87, gpu_memory_bytes=3 * 2**30)
     actor = Resources(cores=0.5, memory_bytes=2**30)
     roles = [role("actor", resources=actor), role("evaluator")]
-    rows = draw(full_status(roles=roles, learner={"resources": as_json(learner), "waiting": "for inserts"}), width=200)
-    assert "            1.25 cores  300 MiB  GPU 87% 3.0 GiB   waits for inserts" in rows
+    rows = draw(
+        full_status(roles=roles, learner={"resources": as_json(learner), "waiting": {"what": "batches"}}), width=200
+    )
+    assert "            1.25 cores  300 MiB  GPU 87% 3.0 GiB   waits for batches from its loaders" in rows
     assert any("0.50 cores  1.0 GiB" in row for row in rows)
     assert sum("cores" in row for row in rows) == 2
 
@@ -103,9 +106,12 @@ def test_a_wide_picture_says_it_all():
     assert row_of(rows, "replay") == "replay      █████░░░░░░░░░░░░░░░ 25%   50,000 of 200,000   100 MiB of 3.0 GiB"
     assert row_of(rows, "samples") == "samples     1,165/s   0.61 per insert   stale 3"
     assert row_of(rows, "learner") == "learner     loss 0.0123   Q 0.5   TD error 0.1   gradient norm 1"
-    assert row_of(rows, "actor ") == "actor       1890 steps/s           waits for receipts (12 s)"
-    assert row_of(rows, "bottleneck") == "bottleneck  actors: samplers wait for inserts"
-    assert row_of(rows, "try") == "try         --actor.num-processes"
+    assert (
+        row_of(rows, "actor ")
+        == f"actor       1,890 steps/s          waits {describe_wait(Waiting('receipts', seconds=12.0))}"
+    )
+    assert row_of(rows, "bottleneck") == f"bottleneck  {describe_bottleneck(full_status().limited_by)}"
+    assert row_of(rows, "try") == "try         increase --actor.num-processes"
 
 
 def test_where_the_height_is_short_the_phase_the_scores_and_the_limit_stay():
@@ -250,7 +256,7 @@ def test_durations_and_sizes_have_units():
 def test_a_plain_line_has_what_is_known():
     assert plain_line(full_status()) == (
         "1:02:03 training | steps 123,456 (1,890/s) | updates 345 (9.12/s) | replay 50,000/200,000 | score 12 | "
-        "evaluator 18.2, best 19 | bottleneck: actors (samplers wait for inserts); try --actor.num-processes"
+        f"evaluator 18.2, best 19 | bottleneck: {describe(full_status().limited_by)}"
     )
     assert plain_line(UNKNOWN) == "0:00:00 training | steps 0 (-/s) | updates 0 (-/s) | replay -/200,000"
 
@@ -333,7 +339,7 @@ def test_a_dumb_terminal_gets_plain_lines(terminal, monkeypatch):
 def test_a_status_can_be_shown_once():
     stream = io.StringIO()
     show_once(full_status(roles=[role("actor")] * 8), stream)
-    assert "bottleneck  actors: samplers wait for inserts" in stream.getvalue()
+    assert f"bottleneck  {describe_bottleneck(full_status().limited_by)}" in stream.getvalue()
     assert ESCAPE not in stream.getvalue()
 
 

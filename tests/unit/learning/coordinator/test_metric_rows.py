@@ -9,7 +9,7 @@ import numpy as np
 from support.messages import make_heartbeat
 
 from apex.config import ActorConfig, Config, ReplayConfig, RunConfig
-from apex.facts import EndReason
+from apex.facts import EndReason, Waiting
 from apex.learning.coordinator.metric_rows import MetricRows
 from apex.learning.coordinator.state import RunState
 from apex.runs.metrics.writer import MetricsWriter, read_curve
@@ -38,7 +38,7 @@ def test_who_has_said_nothing_has_no_row():
     assert (row.role, row.steps) == ("replay", 42)
     assert row.scalars["replay/num_inserted"] == 42
     assert row.scalars["replay/samples_per_insert"] == 2
-    state.update_learner(LearnerStatus(updates=5, waiting="for batches"))
+    state.update_learner(LearnerStatus(updates=5, waiting=Waiting("batches", have=3)))
     learner, _ = MetricRows(state).next()
     assert learner.scalars == {
         "learner/updates": 5,
@@ -106,5 +106,7 @@ def test_the_setting_is_told_as_a_text_when_it_changes():
         told.append(next(rows.next()).texts.get("limited_by/setting"))
     assert told[1:3] == [None, None]
     assert told[4] is None
-    assert told[0] == "actors: try more --actor.num-processes, or a lower --replay.min-size-to-sample"
-    assert told[3].startswith("learner: try a smaller --learner.batch-size")
+    assert told[0].startswith("actors: ")
+    assert "--actor.num-processes" in told[0]
+    assert told[3].startswith("learner: ")
+    assert "--learner.batch-size" in told[3]

@@ -22,7 +22,7 @@ from apex.algorithms.parameters import flatten_parameters
 from apex.config import ActorConfig, Config, ReplayConfig, RunConfig
 from apex.dqn.networks import make_network
 from apex.errors import RefusedError
-from apex.facts import EndReason
+from apex.facts import EndReason, Waiting
 from apex.launch.status import ask
 from apex.learning.coordinator.link import CoordinatorLink, News, TrainerEnd, TrainerReport, TrainerStart
 from apex.learning.coordinator.server import run_coordinator
@@ -145,7 +145,7 @@ def test_a_run_folder_and_a_host_whose_names_are_no_text_keep_nobody_out(tmp_pat
 def test_the_status_tells_of_a_program_whose_main_thread_makes_no_turns(coordinator):
     evaluator, stop = session_of(coordinator.welcome("evaluator"), "evaluator", explain_seconds=0.2)
     stuck = until(lambda: [row for row in coordinator.status().roles if row.waiting], "silence")
-    assert stuck[0].waiting.startswith("for its own main thread (")
+    assert stuck[0].waiting.what == "own_main_thread"
     until(lambda: stop.tick() or not any(row.waiting for row in coordinator.status().roles), "turns")
     evaluator.close()
 
@@ -168,15 +168,15 @@ def test_actors_wait_until_every_shard_has_said_hello(two_shards):
     endpoints = [{"priorities": f"tcp://1.2.3.{shard}:5"} for shard in range(2)]
     late, _ = session_of(two_shards.welcome("replay", shard=1), "replay", {"num_inserted": 5}, endpoints[1], shard=1)
     news = two_shards.news(lambda news: news.replay[1])
-    assert (news.replay[0], news.lack) == ({}, "shard 0 of 2 to join the run")
+    assert (news.replay[0], news.waiting) == ({}, Waiting("replay", "replay-0"))
     assert two_shards.welcome().replay == []
     first, _ = session_of(two_shards.welcome("replay"), "replay", {"num_inserted": 7}, endpoints[0])
     assert two_shards.welcome(num_streams=1, needs_replay=True).replay == endpoints
     news = two_shards.news(lambda news: news.progress.num_steps == 12)
     assert news.replay == endpoints
-    assert "to join the run" not in news.lack
+    assert news.waiting.what != "replay"
     late.close()
-    assert two_shards.news(lambda news: "to join the run" in news.lack).lack == "shard 1 of 2 to join the run"
+    assert two_shards.news(lambda news: news.waiting.what == "replay").waiting.subject == "replay-1"
     first.close()
 
 
@@ -187,7 +187,7 @@ def test_the_trainer_hears_of_a_server_that_moved_although_nothing_else_has_chan
             there = {"priorities": endpoint}
             client.send(make_heartbeat("replay", run_id=two_shards.folder.run_id, shard=1, endpoints=there))
             news = two_shards.news(lambda news, endpoint=endpoint: news.replay[1].get("priorities") == endpoint)
-            assert news.lack == "shard 0 of 2 to join the run"  # It was not told later, because of something else.
+            assert news.waiting == Waiting("replay", "replay-0")  # It was not told later, because of something else.
 
 
 def test_a_shard_that_this_run_does_not_have_is_refused(two_shards):
@@ -199,9 +199,7 @@ def test_a_shard_that_this_run_does_not_have_is_refused(two_shards):
 def test_a_shard_that_a_living_server_holds_is_refused_and_one_that_fell_silent_is_given(two_shards):
     holder, _ = session_of(two_shards.welcome("replay", shard=1), "replay", {"num_inserted": 5}, shard=1)
     until(lambda: two_shards.status().roles, "heartbeat")
-    with pytest.raises(
-        RefusedError, match=r"shard 1 of 2 is already running: process \d+ on .*; stop that process, or choose anothe"
-    ):
+    with pytest.raises(RefusedError, match=r"replay-1 .*process \d+ .*--shard"):
         two_shards.welcome("replay", shard=1)
     with open_context() as context:  # One that was killed: its heartbeats just end.
         client = ControlClient(context, two_shards.transport.endpoint("control"))

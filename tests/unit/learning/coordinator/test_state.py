@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -9,13 +11,11 @@ from support.clocks import Clock
 from support.messages import RESULT, make_heartbeat
 
 from apex.config import ActorConfig, Config, ReplayConfig, RunConfig
-from apex.facts import INTERRUPTED, EndReason
-from apex.learning.coordinator.bottleneck import PARTS
+from apex.facts import INTERRUPTED, MAX_TEXT, EndReason, Part, Waiting
 from apex.learning.coordinator.members import MAX_MEMBERS, MAX_ROWS
 from apex.learning.coordinator.state import RunState
 from apex.learning.coordinator.status import summarize
 from apex.transport.json_codec import MAX_JSON_BYTES, encode_json
-from apex.transport.messages.fields import MAX_TEXT
 from apex.transport.messages.run_status import EvaluatorSummary, RoleRow
 from apex.transport.messages.status import LearnerStatus, Resources
 from apex.transport.timing import ABSENT_HEARTBEATS
@@ -70,8 +70,8 @@ def test_a_trainer_that_reports_no_more_is_what_limits_the_run_whatever_its_last
     state.update_learner(LearnerStatus(updates=8))
     assert limit_after(10.0).part == "wire"
     limit = limit_after(1.0)
-    assert (limit.part, limit.setting) == ("learner", "--run.stuck-seconds")
-    assert limit.why == "the trainer has not reported for 11 s: its update takes very long, or it is stuck"
+    assert (limit.part, limit.cause, limit.have) == ("learner", "silent_trainer", 11.0)
+    assert limit.increase == ("run.stuck_seconds",)
     state.update_learner(LearnerStatus(updates=9))
     assert limit_after(0.0).part == "wire"
 
@@ -89,11 +89,11 @@ def test_collects_what_the_programs_say():
     assert status.learner.loss == 0.5
     assert status.actors.score == 9.0
     assert status.actors.highest_id == 3
-    assert status.actors.highest_exploration == "epsilon 0.000655"
+    assert (status.actors.exploration, status.actors.highest_exploration) == ("epsilon", 0.4**8)
     assert status.evaluator == EvaluatorSummary(score=3.5, best=4.0, episodes=2, updates=12)
     assert [row.role for row in status.roles] == ["actor", "replay"]
     assert status.roles[0] == RoleRow(
-        role="actor", shard=None, host="h", pid=7, last_seen_seconds=2.0, rate="10 steps/s", waiting=""
+        role="actor", shard=None, host="h", pid=7, last_seen_seconds=2.0, waiting=None, steps_per_second=10.0
     )
 
 
@@ -114,22 +114,22 @@ def test_phases_follow_the_run():
 
 def test_what_a_trainer_without_batches_waits_for_is_named():
     state = make_state()
-    assert state.lack() == "a replay server to join the run"
+    assert state.waiting() == Waiting("replay", "replay")
     hear(state, "replay", endpoints=THERE, size=400)
-    assert state.lack() == "transitions: a replay server has 400 of the 50,000 required for sampling"
+    assert state.waiting() == Waiting("transitions", "replay", 400, 50_000)
     hear(state, "replay", size=50_000, samplers_wait_for="inserts")
-    assert state.lack() == "inserts into a replay server: replay.samples_per_insert 6 is reached"
+    assert state.waiting() == Waiting("inserts", "replay", need=6)
     hear(state, "replay", size=50_000)
-    assert state.lack() == "batches from its loaders"
+    assert state.waiting() == Waiting("batches")
     state.learner = LearnerStatus(refused_batches=1_200)
-    assert state.lack() == "batches: 1,200 were refused, and no others arrived"
+    assert state.waiting() == Waiting("usable_batches", have=1_200)
 
 
 def test_the_shard_that_has_too_few_transitions_is_named():
     state = make_state(num_shards=2)
     for shard, size in ((0, 25_000), (1, 24_999)):
         hear(state, "replay", session=shard, shard=shard, size=size)
-    assert state.lack() == "transitions: shard 1 of 2 has 24,999 of the 25,000 required for sampling"
+    assert state.waiting() == Waiting("transitions", "replay-1", 24_999, 25_000)
 
 
 def test_what_each_role_uses_is_in_status_and_curves():
@@ -224,10 +224,9 @@ def test_names_the_part_that_limits(replay, actor, learner, part):
     hear_all(state, replay=replay, actor=actor, **learner)
     limited_by = report(state).limited_by
     assert limited_by.part == part
-    assert limited_by.why
-    assert limited_by.setting
+    assert limited_by.increase or limited_by.decrease
     shown = {tag: value for tag, value in state.scalars().items() if tag.startswith("limited_by/")}
-    assert len(shown) == len(PARTS)
+    assert len(shown) == len(get_args(Part))
     assert [tag for tag, value in shown.items() if value] == [f"limited_by/{part}"]
 
 
@@ -272,7 +271,7 @@ def test_without_actors_they_are_what_limits():
     state = make_state()
     hear_all(state)
     state.members.forget(2)
-    assert report(state).limited_by.why == "no actor has joined yet"
+    assert report(state).limited_by.cause == "no_actors"
 
 
 def test_of_a_program_that_was_started_again_the_newer_life_counts():
@@ -354,18 +353,18 @@ def test_a_shard_that_never_came_or_fell_silent_or_said_goodbye_is_absent():
     clock = Clock()
     state = make_state(clock, num_shards=2)
     members = state.members
-    assert members.absent_replay == "shard 0 of 2, shard 1 of 2"
+    assert members.absent_replay == "replay-0, replay-1"
     hear_shard(state, 0)
-    assert members.absent_replay == "shard 1 of 2"
+    assert members.absent_replay == "replay-1"
     hear_shard(state, 1)
     assert members.absent_replay == ""
     clock.now += ABSENT_HEARTBEATS + 0.1
     hear_shard(state, 0)
-    assert members.absent_replay == "shard 1 of 2"
+    assert members.absent_replay == "replay-1"
     members.forget(10)
     hear_shard(state, 1)
-    assert members.absent_replay == "shard 0 of 2"
-    assert make_state().members.absent_replay == "a replay server"
+    assert members.absent_replay == "replay-0"
+    assert make_state().members.absent_replay == "replay"
 
 
 def test_endpoints_are_handed_out_when_every_shard_has_said_hello():
@@ -384,7 +383,8 @@ def test_a_shard_that_is_away_is_what_limits():
     state.learner = LearnerStatus(updates=7)
     hear(state, "actor")
     hear_shard(state, 0)
-    assert report(state).limited_by.why == "shard 1 of 2 is not connected"
+    limit = report(state).limited_by
+    assert (limit.cause, limit.subject) == ("replay_absent", "replay-1")
 
 
 def test_inserts_into_one_shard_are_wanted_while_samples_of_another_wait_for_inserts():
@@ -414,12 +414,13 @@ def test_a_shard_that_the_run_does_not_have_is_refused(shard):
 
 def test_the_longest_status_fits_into_an_answer_and_whoever_came_first_is_in_it():
     longest = "\U0001f600" * MAX_TEXT
+    waiting = Waiting("learner", longest, 1e300, 1e300, longest, 1e300)
     state = make_state(num_shards=64)
     for shard in range(64):
         counts = {f"{shard} {number} {longest}"[:MAX_TEXT]: 2**62 for number in range(64)}
-        hear_shard(state, shard, refusals=counts, refused_connections=counts, rate=longest, waiting=longest)
+        hear_shard(state, shard, refusals=counts, refused_connections=counts, waiting=waiting)
     for session in range(1_000, 1_000 + MAX_MEMBERS - 64):
-        hear(state, "actor", session, host=longest, rate=longest, waiting=longest)
+        hear(state, "actor", session, host=longest, waiting=waiting)
     with pytest.raises(ValueError, match="have joined already"):
         hear(state, "actor", 999)
     status = report(state)
