@@ -20,10 +20,10 @@ import torch
 
 from apex.acting.segment_builder import SegmentBuilder
 from apex.acting.worker import acts_in_bfloat16
+from apex.algorithms.exploration import epsilon_greedy, epsilon_ladder
 from apex.config import Config
 from apex.config.role_command import learner_command, role_command
 from apex.dqn.algorithm import DqnAgent
-from apex.dqn.exploration import epsilon_greedy, epsilon_ladder
 from apex.dqn.networks import make_network
 from apex.environments.factory import describe, make_environment
 from apex.runs.folder import RunFolder

@@ -9,8 +9,7 @@ import cramjam
 import numpy as np
 from numpy.typing import NDArray
 
-from apex.algorithms.n_step import NStep, n_step_returns, n_step_target
-from apex.algorithms.value_rescaling import rescale, restore
+from apex.algorithms.n_step import NStep, n_step_returns, n_step_target, rescale, restore
 from apex.config import ActorConfig, EnvironmentConfig
 from apex.errors import require
 from apex.frame_blob import make_blob

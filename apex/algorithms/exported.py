@@ -7,6 +7,20 @@ from typing import NamedTuple
 
 from torch import nn
 
+from apex.types import Schema
+
+# The exported code does not import this package. The tests run it unchanged.
+BUILT_IN = """\
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+w = load_file("model.safetensors")
+
+def linear(name, x):
+    return F.linear(x, w[f"{name}.weight"], w[f"{name}.bias"])
+
+"""
+
 
 class Exported(NamedTuple):
     """A network to export. `code` needs torch, safetensors and, for a custom network, the module that defines it."""
@@ -18,3 +32,28 @@ class Exported(NamedTuple):
     summary: str  # first words of the model card: "A Q-network whose largest output marks the greedy action"
     use: str  # one sentence: how to choose an action from the output
     facts: Sequence[str]  # sentences about input and output
+
+
+def begin_code(factory: str, schema: Schema) -> str:
+    """Returns code that loads the tensors as `w`. With a custom network, it also defines `make(schema)`, else `linear`.
+
+    factory: `network.factory`.
+    """
+    if not factory:
+        return BUILT_IN
+    module, _, name = factory.partition(":")
+    return f"""\
+from types import SimpleNamespace
+
+from safetensors.torch import load_file
+from {module} import {name} as make
+
+w = load_file("model.safetensors")
+schema = SimpleNamespace(**{schema.to_attributes()})
+"""
+
+
+def describe_input(factory: str, schema: Schema) -> str:
+    """Returns dtype and shape of the code's input: "uint8 [batch, 4, 84, 84]"."""
+    shape = schema.observation_shape if factory or schema.frame_dtype == "uint8" else schema.frame_shape
+    return f"{schema.frame_dtype} [batch, {', '.join(map(str, shape))}]"

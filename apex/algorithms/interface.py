@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -18,8 +18,8 @@ from torch import nn
 from apex.algorithms.gradient_step import Update
 from apex.config import Config
 from apex.config.algorithm_choice import choose_algorithm
-from apex.config.importer import find_factory
-from apex.errors import UsageError, require
+from apex.config.importer import call_factory
+from apex.errors import require
 from apex.types import Array, Exploration, Schema
 
 Mask = NDArray[np.bool_] | None  # [E, A]  whether each action is allowed; None: all are allowed
@@ -104,16 +104,12 @@ def make_algorithm(config: Config, schema: Schema) -> Algorithm:
         module, _, attribute = BUILT_IN[name].partition(":")
         algorithm: Algorithm = getattr(importlib.import_module(module), attribute)(config, schema)
         return algorithm
-    factory: Callable[[Config, Schema], Any] = find_factory("algorithm", name)
-    try:
-        custom = factory(config, schema)
-    except Exception as error:
-        raise UsageError(f"algorithm {name!r} raised {type(error).__name__}: {error}") from error
+    custom: Algorithm = call_factory("algorithm", name, config, schema)
     missing = sorted(method for method in METHODS if not hasattr(custom, method))
-    kind = type(custom).__name__
-    require(not missing, f"algorithm {name!r} must return an Algorithm, but the returned {kind} lacks {missing}")
-    checked: Algorithm = custom
-    return checked
+    require(
+        not missing, f"algorithm {name!r} returned {type(custom).__name__}, which lacks {missing}", remedy="define them"
+    )
+    return custom
 
 
 METHODS = [name for name in (*vars(Algorithm), *Algorithm.__annotations__) if not name.startswith("_")]

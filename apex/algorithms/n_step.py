@@ -1,4 +1,4 @@
-"""n-step returns: for each transition, the discounted sum of rewards and the discount of the bootstrap value."""
+"""Targets of Q-values: n-step returns, the bootstrap value, and the value rescaling h for unclipped rewards."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apex.types import Array
+
+RESCALING_EPSILON = 1e-3  # makes h invertible with bounded slope; the value of R2D2 (Kapturowski et al. 2019)
 
 
 class NStep(NamedTuple):
@@ -55,3 +57,23 @@ def n_step_returns(
     discount = np.where(np.take_along_axis(terminated, last, axis=0), 0.0, powers[length])
     complete = ~still_open | (length == n)
     return NStep(total.astype(np.float32), discount.astype(np.float32), length, complete)
+
+
+def rescale(value: Any) -> Any:
+    """Returns h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x for each x (Pohlen et al. 2018, section 3.2).
+
+    A network that outputs h(Q) instead of Q learns from large and small returns alike. Takes an array or a tensor. The
+    first term is computed as x / (sqrt(|x| + 1) + 1), which does not subtract nearly equal numbers.
+    """
+    return value / ((abs(value) + 1) ** 0.5 + 1) + RESCALING_EPSILON * value
+
+
+def restore(rescaled: Any) -> Any:
+    """Returns x for each h(x).
+
+    v = sqrt(|x| + 1) - 1 is the positive root of epsilon v^2 + (1 + 2 epsilon) v = |h(x)|, and |x| = v (v + 2). It is
+    computed as 2 |h| / (b + sqrt(b^2 + 4 epsilon |h|)) with b = 1 + 2 epsilon.
+    """
+    b = 1 + 2 * RESCALING_EPSILON
+    factor = 2 / (b + (b * b + 4 * RESCALING_EPSILON * abs(rescaled)) ** 0.5)
+    return rescaled * factor * (abs(rescaled) * factor + 2)

@@ -32,8 +32,8 @@ def load_parameters(module: nn.Module, values: NDArray[np.float32]) -> None:
     sizes = [tensor.numel() for tensor in tensors]
     require(
         values.shape == (sum(sizes),),
-        f"received parameters of shape {list(values.shape)}, but this network has {sum(sizes)} parameters: "
-        "use the same network.* settings and the same code for network.factory on every host",
+        f"received parameters of shape {list(values.shape)}, but this network has {sum(sizes)} parameters",
+        remedy="use the same network.* settings and the same code for network.factory on every host",
     )
     flat = torch.from_numpy(np.require(values, np.float32, ["C", "W"]))  # copies a read-only array: torch would warn
     for tensor, part in zip(tensors, torch.split(flat, sizes), strict=True):
@@ -46,7 +46,7 @@ def _tensors(module: nn.Module) -> list[Tensor]:
     for name, tensor in state.items():
         require(
             tensor.dtype is torch.float32,
-            f"the network's tensor {name!r} is {str(tensor.dtype).removeprefix('torch.')}, but must be float32: "
-            "convert it, keep it out of the state dict (persistent=False), or replace BatchNorm by LayerNorm",
+            f"the network's tensor {name!r} is {str(tensor.dtype).removeprefix('torch.')}, but must be float32",
+            remedy="convert it, keep it out of the state dict (persistent=False), or replace BatchNorm by LayerNorm",
         )
     return list(state.values())

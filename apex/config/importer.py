@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from apex.errors import ConfigError, require
+from apex.errors import ConfigError, UsageError, require
 
 
 def add_current_folder() -> None:
@@ -38,3 +38,12 @@ def find_factory(setting: str, path: str) -> Any:
     factory = getattr(module, name, None)
     require(callable(factory), f"{setting} {path!r}: {module_name!r} has no function or class {name!r}")
     return factory
+
+
+def call_factory(setting: str, path: str, *arguments: Any) -> Any:
+    """Calls the function or class at `path`, as `find_factory` does; raises UsageError if it raises an exception."""
+    factory = find_factory(setting, path)
+    try:
+        return factory(*arguments)
+    except Exception as error:
+        raise UsageError(f"{setting} {path!r} raised {type(error).__name__}: {error}") from error

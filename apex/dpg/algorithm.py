@@ -9,13 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from apex.algorithms.exploration import add_noise, noise_ladder
 from apex.algorithms.exported import Exported
 from apex.algorithms.gradient_step import Update
 from apex.algorithms.graph_update import GraphUpdate
 from apex.algorithms.interface import Decision, Mask
 from apex.algorithms.optimizers import make_optimizer
 from apex.config import Config
-from apex.dpg.exploration import add_noise, noise_ladder
 from apex.dpg.exported import export
 from apex.dpg.networks import ActorCritic, make_network
 from apex.dpg.update import DpgUpdate

@@ -2,68 +2,53 @@
 
 from __future__ import annotations
 
-from apex.algorithms.exported import Exported
+from apex.algorithms.exported import Exported, begin_code, describe_input
 from apex.config import Config
 from apex.dpg.networks import LEAST_DEVIATION, MOST_DEVIATIONS, ActorCritic
 from apex.types import Schema
 
-# The exported code does not import this package. The tests run it unchanged.
-HEAD = """\
-import torch
-import torch.nn.functional as F
-from safetensors.torch import load_file
+LOAD_POLICY = """\
+policy = make(schema).policy.eval()
+policy.load_state_dict({n.removeprefix("policy."): w[n] for n in w if n.startswith("policy.")})
 
-w = load_file("model.safetensors")
-
-"""
-OWN = """\
-from types import SimpleNamespace
-from {module} import {name}
-
-schema = SimpleNamespace(**{schema})
-policy = {name}(schema).policy.eval()
-policy.load_state_dict({{n.removeprefix("policy."): w[n] for n in w if n.startswith("policy.")}})
-
-def act(x):  # {dtype} {shape} -> float32 [batch, {size}] in -1 ... 1
-{normalize}    return policy(x)
-"""
-POLICY = """\
-def linear(name, x):
-    return F.linear(x, w[f"policy.{{name}}.weight"], w[f"policy.{{name}}.bias"])
-
-def act(x):  # {dtype} {shape} -> float32 [batch, {size}] in -1 ... 1
-{normalize}    x = F.relu(linear("hidden2", torch.{activation}(linear("hidden1", x))))
-    return torch.tanh(linear("output", x))
 """
 NORMALIZE = f"""\
     mean, variance = w["normalizer.mean"], w["normalizer.variance"]
     x = ((x - mean) / variance.sqrt().clamp(min={LEAST_DEVIATION:g})).clamp(-{MOST_DEVIATIONS:g}, {MOST_DEVIATIONS:g})
 """
+CUSTOM_LAYERS = """\
+    return policy(x)
+"""
+BUILT_IN_LAYERS = """\
+    x = F.relu(linear("policy.hidden2", torch.{activation}(linear("policy.hidden1", x))))
+    return torch.tanh(linear("policy.output", x))
+"""
 
 
 def export(config: Config, schema: Schema, network: ActorCritic) -> Exported:
     """Returns the policy and critics with their description for `apex export`."""
-    factory, is_normalized, size = config.network.factory, config.dpg.normalize_observations, schema.action_size
-    module, _, name = factory.partition(":")
-    facts = {
-        "shape": f"[batch, {', '.join(map(str, schema.observation_shape if factory else schema.frame_shape))}]",
-        "dtype": schema.frame_dtype,
-        "size": size,
-        "normalize": NORMALIZE if is_normalized else "",
-    }
-    own = OWN.format(module=module, name=name, schema=schema.to_attributes(), **facts)
-    normalized = (
-        "The network subtracts the mean of each value and divides by its standard deviation; the file has both."
-    )
+    factory, size = config.network.factory, schema.action_size
+    begin = begin_code(factory, schema)
+    if factory:
+        begin, layers = begin + LOAD_POLICY, CUSTOM_LAYERS
+    else:
+        begin, layers = "import torch\n" + begin, BUILT_IN_LAYERS.format(activation=config.dpg.first_activation)
+    normalize, normalized = "", "Observations are not normalized."
+    if config.dpg.normalize_observations:
+        normalize = NORMALIZE
+        normalized = (
+            "The network subtracts the mean of each value and divides by its standard deviation; the file has both."
+        )
+    signature = f"{describe_input(factory, schema)} -> float32 [batch, {size}] in -1 ... 1"
     return Exported(
         module=network,
         output="action",
         names={},
-        code=HEAD + (own if factory else POLICY.format(activation=config.dpg.first_activation, **facts)),
+        code=f"{begin}def act(x):  # {signature}\n{normalize}{layers}",
         summary="A deterministic policy of continuous actions",
         use="For a = `act(observation)`, the environment's action is `low + (a + 1) / 2 * (high - low)`.",
         facts=[
-            normalized if is_normalized else "Observations are not normalized.",
+            normalized,
             f"Output: float32 [batch, {size}], an action in -1 ... 1.",
             "The file also contains the critics; the names of their tensors begin with `critics`.",
         ],

@@ -6,14 +6,14 @@ Axes: B batch, C critics, K numbers of an action, S stacked frames, *F one frame
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from apex.algorithms.parameters import num_parameters
+from apex.algorithms.custom_network import CustomNetwork, seeded
 from apex.config import DpgConfig
-from apex.config.importer import find_factory
-from apex.errors import UsageError, require
+from apex.errors import require
 from apex.types import Schema
 
 OUTPUT_WEIGHT = 3e-3  # largest initial weight of the policy's last layer: actions start near 0 [Lillicrap et al. 2016]
@@ -141,11 +141,11 @@ def make_network(config: DpgConfig, factory: str, schema: Schema, *, seed: int) 
 
     torch's global random state does not change.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # Not torch.manual_seed: that would also seed every GPU.
+    with seeded(seed):
         require(
             schema.frame_dtype == "float32" or not config.normalize_observations,
-            "dpg.normalize_observations works only for vectors, but these observations are images: set it to false",
+            "dpg.normalize_observations works only for vectors, but these observations are images",
+            remedy="set it to false",
         )
         normalizer = Normalizer(schema.observation_shape) if config.normalize_observations else None
         if factory:
@@ -153,8 +153,8 @@ def make_network(config: DpgConfig, factory: str, schema: Schema, *, seed: int) 
         else:
             require(
                 schema.frame_dtype == "float32",
-                "the built-in network for continuous actions takes only vectors, but these observations are images: "
-                "set network.factory to a custom network",
+                "the built-in network for continuous actions takes only vectors, but these observations are images",
+                remedy="set network.factory to a custom network",
             )
             inputs = prod(schema.observation_shape)
             policy, critics = Policy(inputs, schema.action_size, config), Critics(inputs, schema.action_size, config)
@@ -163,46 +163,19 @@ def make_network(config: DpgConfig, factory: str, schema: Schema, *, seed: int) 
 
 def _make_custom(path: str, schema: Schema) -> tuple[nn.Module, nn.Module]:
     """Returns `policy` and `critics` of the user's module. Raises UsageError if they cannot be trained."""
-    factory = find_factory("network.factory", path)
-    try:
-        module = factory(schema)
-    except Exception as error:
-        raise UsageError(f"network.factory {path!r} raised {type(error).__name__}: {error}") from error
-    parts = [getattr(module, name, None) for name in ("policy", "critics")]
-    policy, critics = parts
-    if not (isinstance(policy, nn.Module) and isinstance(critics, nn.Module)):
-        raise UsageError(
-            f"network.factory {path!r} must return a module whose attributes policy and critics are torch.nn.Modules, "
-            f"got {type(module).__name__} with {' and '.join(type(part).__name__ for part in parts)}"
-        )
-    shared = {id(parameter) for parameter in policy.parameters()} & {
-        id(parameter) for parameter in critics.parameters()
-    }
-    require(
-        not shared, f"network.factory {path!r}: policy and critics share {len(shared)} parameters; they must share none"
+    custom, size = CustomNetwork(path, schema), schema.action_size
+    policy: Any = getattr(custom.module, "policy", None)
+    critics: Any = getattr(custom.module, "critics", None)
+    kinds = ", ".join(type(part).__name__ for part in (custom.module, policy, critics))
+    custom.require(
+        isinstance(policy, nn.Module) and isinstance(critics, nn.Module),
+        f"module, policy and critics are {kinds}",
+        "return a module whose attributes policy and critics are torch.nn.Modules",
     )
-    shape = (2, *schema.observation_shape)
-    observation = torch.randint(256, shape).to(torch.uint8) if schema.frame_dtype == "uint8" else torch.rand(shape)
-    asked = f"network.factory {path!r}: given {schema.frame_dtype}{list(shape)}, the"
-    try:
-        action = policy(observation)
-        values = critics(observation, torch.zeros(2, schema.action_size))
-    except Exception as error:
-        raise UsageError(f"{asked} policy or critics raised {type(error).__name__}: {error}") from error
-    _check(f"{asked} policy", action, action.shape == (2, schema.action_size), f"[2, {schema.action_size}] in -1 ... 1")
-    require(bool((action.abs() <= 1).all()), f"{asked} policy returned {action.tolist()}; all must be in -1 ... 1")
-    _check(f"{asked} critics", values, values.dim() == 2 and values.shape[1:] == (2,), "[C, 2]: C critics, 2 rows")
-    try:
-        num_parameters(nn.ModuleList([policy, critics]))
-    except UsageError as error:
-        raise UsageError(f"network.factory {path!r}: {error}") from error
+    shared = {id(parameter) for parameter in policy.parameters()} & {id(other) for other in critics.parameters()}
+    custom.require(not shared, f"policy and critics share {len(shared)} parameters", "let them share none")
+    action = custom.check_output("policy", (2, size), policy)
+    custom.require(bool((action.abs() <= 1).all()), f"policy returned {action.tolist()}", "keep it in -1 ... 1")
+    custom.check_output("critics", (None, 2), critics, torch.zeros(2, size))
+    custom.check_parameters(nn.ModuleList([policy, critics]))
     return policy, critics
-
-
-def _check(asked: str, answer: Tensor, has_shape: bool, expected: str) -> None:
-    dtype = str(answer.dtype).removeprefix("torch.")
-    require(
-        has_shape and dtype == "float32" and bool(answer.isfinite().all()),
-        f"{asked} returned {dtype}{list(answer.shape)}; the output must be finite float32{expected}",
-    )
-    require(answer.requires_grad, f"{asked} returned a tensor that does not depend on any trainable parameter")

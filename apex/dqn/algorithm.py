@@ -7,13 +7,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from apex.algorithms.exploration import allowed, epsilon_greedy, epsilon_ladder
 from apex.algorithms.exported import Exported
 from apex.algorithms.gradient_step import Update
 from apex.algorithms.interface import Decision, Mask
 from apex.algorithms.optimizers import make_optimizer
 from apex.config import Config
 from apex.dqn.autograd_update import make_update
-from apex.dqn.exploration import allowed, epsilon_greedy, epsilon_ladder
 from apex.dqn.exported import export
 from apex.dqn.manual_backward.update import make_forward
 from apex.dqn.networks import make_network, q_values

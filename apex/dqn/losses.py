@@ -8,18 +8,21 @@ import torch
 from torch import Tensor
 
 from apex.algorithms.losses import LossKind, check_rows, mean_loss
-from apex.algorithms.n_step import n_step_target
-from apex.algorithms.value_rescaling import rescale, restore
-from apex.dqn.munchausen import munchausen
+from apex.algorithms.n_step import n_step_target, rescale, restore
 
 TargetKind = Literal["double_q", "munchausen"]
+
+# Of Munchausen targets (Vieillard, Pietquin and Geist 2020, Munchausen Reinforcement Learning, appendix B.1).
+TEMPERATURE = 0.03  # tau
+SHARE = 0.9  # alpha
+LOWEST_LOG = -1.0  # l_0: bound of the scaled log-probability
 
 
 class TargetRule(NamedTuple):
     """How the target of an update follows from the Q-values of both networks.
 
     double_q: R + discount * Q(s_{t+m}, a) of the target network, for the online network's greedy action a.
-    munchausen: see `munchausen.py`. rescaled: the networks output h(Q), see `value_rescaling.py`.
+    munchausen: see `Munchausen`. rescaled: the networks output h(Q), see `rescale`.
     """
 
     kind: TargetKind = "double_q"
@@ -60,6 +63,28 @@ def td_errors(
             goal = n_step_target(n_step_return, discount, values.gather(1, next_action).squeeze(1))
         goal = rescale(goal) if rule.rescaled else goal
     return goal - q.gather(1, action.unsqueeze(1)).squeeze(1)
+
+
+class Munchausen(NamedTuple):
+    """The two parts of a Munchausen target (equation 2).
+
+    The reward grows by a share of the scaled log-probability of the executed action under a softmax policy, and the
+    next state has the soft value of that policy. The policy is that of the target network, so that an update needs as
+    many forward passes as double Q-learning. Of an n-step return, only the first step gets the bonus.
+    """
+
+    bonus: Tensor  # float32[B]  alpha * max(l_0, tau * log pi(a_t | s_t)); at most 0
+    next_value: Tensor  # float32[B]  sum over a of pi(a | s_{t+m}) * (Q(s_{t+m}, a) - tau * log pi(a | s_{t+m}))
+
+
+def munchausen(q: Tensor, next_q: Tensor, action: Tensor) -> Munchausen:
+    """Returns the parts of the targets. All actions are allowed in all states.
+
+    q, next_q: float32[B, A], Q(s_t) and Q(s_{t+m}) of the target network. action: int64[B].
+    """
+    log_policy = TEMPERATURE * torch.log_softmax(q / TEMPERATURE, 1).gather(1, action.unsqueeze(1)).squeeze(1)
+    # The sum over actions equals tau * log(sum of exp(Q / tau)), because tau * log pi is Q minus this value.
+    return Munchausen(SHARE * log_policy.clamp(min=LOWEST_LOG), TEMPERATURE * torch.logsumexp(next_q / TEMPERATURE, 1))
 
 
 def loss_and_gradients(delta: Tensor, importance_weights: Tensor, *, kind: LossKind) -> tuple[Tensor, Tensor]:

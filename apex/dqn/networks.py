@@ -15,11 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from apex.algorithms.parameters import num_parameters
+from apex.algorithms.custom_network import CustomNetwork, seeded
 from apex.config import NetworkConfig
-from apex.config.importer import find_factory
 from apex.dqn.kernels.pixel_convolution import PixelConvolution, scale
-from apex.errors import UsageError, require
+from apex.errors import require
 from apex.types import Schema
 
 CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # channels, kernel, stride of each layer [DQN]
@@ -31,8 +30,7 @@ def make_network(config: NetworkConfig, schema: Schema, *, seed: int) -> nn.Modu
 
     The module scales uint8. torch's global random state does not change.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # Not torch.manual_seed: that would also seed every GPU.
+    with seeded(seed):
         return _make_custom(config.factory, schema) if config.factory else _make_own(config, schema)
 
 
@@ -128,8 +126,8 @@ def _make_own(config: NetworkConfig, schema: Schema) -> QNetwork:
         return kind(config, body, num_features, schema.num_actions, _scaled(config.hidden, config.width))
     require(
         axes == 1,
-        f"frames of shape {list(schema.frame_shape)} are neither images [height, width] nor vectors [D]: "
-        "set network.factory to a custom network",
+        f"frames of shape {list(schema.frame_shape)} are neither images [height, width] nor vectors [D]",
+        remedy="set network.factory to a custom network",
     )
     units = config.body_hidden
     body = nn.Sequential(
@@ -151,8 +149,8 @@ def _convolutional_body(config: NetworkConfig, schema: Schema) -> tuple[nn.Seque
         smallest = (smallest - 1) * stride + kernel
     require(
         min(height, width) >= smallest,
-        f"frames of {height} x {width} pixels are too small for the convolutions, which need at least "
-        f"{smallest} x {smallest}: raise environment.image_size, or set network.factory to a custom network",
+        f"frames of {height} x {width} pixels are too small for the convolutions, which need {smallest} x {smallest}",
+        remedy="raise environment.image_size, or set network.factory to a custom network",
     )
     for channels, kernel, stride in CONVOLUTIONS:
         out_channels = _scaled(channels, config.width)
@@ -168,32 +166,9 @@ def _scaled(units: int, width: float) -> int:
 
 def _make_custom(path: str, schema: Schema) -> nn.Module:
     """Calls the user's factory. Raises UsageError if the network cannot be trained or its parameters cannot be sent."""
-    factory = find_factory("network.factory", path)
-    try:
-        module: nn.Module = factory(schema)
-    except Exception as error:
-        raise UsageError(f"network.factory {path!r} raised {type(error).__name__}: {error}") from error
-    require(
-        isinstance(module, nn.Module),
-        f"network.factory {path!r} must return a torch.nn.Module, got {type(module).__name__}",
-    )
-    shape = (2, *schema.observation_shape)
-    observation = torch.randint(256, shape).to(torch.uint8) if schema.frame_dtype == "uint8" else torch.rand(shape)
-    asked = f"network.factory {path!r}: the module, given {schema.frame_dtype}{list(shape)},"
-    expected = f"the output must be finite float32[2, {schema.num_actions}]: one value per action"
-    try:
-        q = module(observation)
-    except Exception as error:
-        raise UsageError(f"{asked} raised {type(error).__name__}: {error}") from error
-    require(isinstance(q, Tensor), f"{asked} returned {type(q).__name__}; {expected}")
-    require(
-        q.shape == (2, schema.num_actions) and q.dtype is torch.float32,
-        f"{asked} returned {str(q.dtype).removeprefix('torch.')}{list(q.shape)}; {expected}",
-    )
-    require(bool(q.isfinite().all()), f"{asked} returned {q.tolist()}; {expected}")
-    require(q.requires_grad, f"{asked} returned a tensor that does not depend on any trainable parameter")
-    try:
-        num_parameters(module)
-    except UsageError as error:
-        raise UsageError(f"network.factory {path!r}: {error}") from error
+    custom = CustomNetwork(path, schema)
+    module: nn.Module = custom.module
+    custom.require(isinstance(module, nn.Module), f"returned {type(module).__name__}", "return a torch.nn.Module")
+    custom.check_output("module", (2, schema.num_actions), module)
+    custom.check_parameters(module)
     return module

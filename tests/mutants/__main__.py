@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 COPIED = ("apex", "tests", "bench", "chaos", "docs", "examples", "pyproject.toml")
 MODULES = (  # of learning, store and protocol
     "acting/segment_builder", "acting/send_window", "acting/reliable_sender", "acting/actor",
-    "acting/shared_parameters", "algorithms/n_step", "dqn/losses", "dqn/exploration", "dqn/autograd_update",
+    "acting/shared_parameters", "algorithms/n_step", "dqn/losses", "algorithms/exploration", "dqn/autograd_update",
     "algorithms/optimizers", "algorithms/losses", "algorithms/graph_update", "algorithms/parameters",
     "frame_blob", "learning/trainer", "learning/skipped_batches", "learning/batch_ring", "learning/loader",
     "learning/batch_source", "learning/coordinator/leases", "learning/coordinator/coordinator",

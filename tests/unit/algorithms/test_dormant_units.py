@@ -25,17 +25,17 @@ def shares_of(network, states):
     return units.shares()
 
 
-def test_a_unit_counts_if_its_activation_is_at_most_a_fortieth_of_the_mean_of_its_layer():
+def test_unit_is_dormant_up_to_a_fortieth_of_its_layers_mean():
     # The mean is (0 + 0.18 + 1 + 40 + 0.9 + 1.92) / 6 = 7.33, and 0.025 of it is 0.183.
     network = constant(-5.0, 0.18, 1.0, 40.0, 0.9, 1.92)
     assert shares_of(network, torch.zeros(NUM_STATES, 1)) == {"1": pytest.approx(2 / 6)}
 
 
-def test_a_layer_without_any_activation_is_wholly_dormant():
+def test_layer_without_activation_is_wholly_dormant():
     assert shares_of(constant(-1.0, -2.0), torch.zeros(NUM_STATES, 1)) == {"1": 1.0}
 
 
-def test_the_newest_thousand_states_count_whatever_the_batches():
+def test_newest_thousand_states_count_for_any_batch_size():
     network = nn.Sequential(nn.Linear(1, 2), nn.ReLU())
     with torch.no_grad():
         network[0].weight.copy_(torch.tensor([[1.0], [-1.0]]))
@@ -65,20 +65,20 @@ class Skipping(nn.Module):
             self.sometimes(states)
 
 
-def test_a_layer_that_a_pass_may_skip_is_left_out():
+def test_layer_that_a_pass_skips_is_left_out():
     units = DormantUnits(Skipping())
     for _ in range(3):
         units.add(torch.zeros(500, 1))
     assert units.shares() == {"always.1": 0.5}
 
 
-def test_before_a_thousand_states_and_without_relu_modules_nothing_is_known():
+def test_shares_are_empty_before_a_thousand_states_or_without_relu():
     assert shares_of(constant(1.0, -1.0), torch.zeros(NUM_STATES - 1, 1)) == {}
     assert shares_of(nn.Linear(1, 2), torch.zeros(NUM_STATES, 1)) == {}
 
 
 @pytest.mark.parametrize("layer", ["body.0", "body.2", "body.4", "advantage.hidden", "value.hidden"])
-def test_every_hidden_layer_of_our_networks_is_looked_at(layer):
+def test_every_hidden_layer_of_built_in_networks_is_examined(layer):
     schema = Schema(frame_shape=(36, 36), frame_dtype="uint8", stack=1, num_actions=3, n_step=3, codec="lz4")
     network = make_network(NetworkConfig(width=0.25, hidden=64), schema, seed=1)
     states = torch.randint(0, 256, (NUM_STATES, 1, 36, 36), dtype=torch.uint8)

@@ -1,11 +1,12 @@
-"""`n_step_returns` sums exactly the rewards of each window, and says what multiplies the bootstrap."""
+"""Tests n-step returns and discounts exactly against their definition; tests h, its inverse and its precision."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-from apex.algorithms.n_step import NStep, n_step_returns
+from apex.algorithms.n_step import RESCALING_EPSILON, NStep, n_step_returns, rescale, restore
 
 GAMMA = 0.5  # Its powers and their products with small integers are exact.
 
@@ -36,7 +37,7 @@ def naive_n_step(rewards, terminated, truncated, n, gamma):
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 7, 50])
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 64])
-def test_matches_the_definition_exactly(n, num_steps, seed):
+def test_n_step_returns_equal_their_definition_exactly(n, num_steps, seed):
     rng = np.random.default_rng(seed)
     rewards = 10.0 ** rng.integers(-3, 4, (num_steps, 3))
     terminated, truncated = rng.random((2, num_steps, 3)) < rng.choice([0.0, 0.1, 0.4])
@@ -45,14 +46,14 @@ def test_matches_the_definition_exactly(n, num_steps, seed):
     assert expected == {(t, e): tuple(field[t, e] for field in n_step) for t in range(num_steps) for e in range(3)}
 
 
-def test_sums_n_rewards_and_not_one_more():
+def test_window_sums_exactly_n_rewards():
     n_step = returns_of([1, 10, 100, 1000], n=2)
     assert n_step.n_step_return.tolist()[:3] == [1 + 5, 10 + 50, 100 + 500]
     assert n_step.discount.tolist()[:3] == [0.25, 0.25, 0.25]
     assert n_step.complete.tolist() == [True, True, True, False]
 
 
-def test_at_a_terminal_state_the_tail_shortens_and_nothing_is_bootstrapped():
+def test_terminal_state_shortens_windows_and_sets_discount_0():
     n_step = returns_of([1, 10, 100, 1000], terminated=[3])
     assert n_step.n_step_return.tolist() == [1 + 5 + 25, 10 + 50 + 250, 100 + 500, 1000]
     assert n_step.discount.tolist() == [0.125, 0, 0, 0]
@@ -60,29 +61,29 @@ def test_at_a_terminal_state_the_tail_shortens_and_nothing_is_bootstrapped():
     assert n_step.complete.all()
 
 
-def test_a_time_limit_ends_the_window_and_still_bootstraps_over_the_steps_taken():
+def test_time_limit_shortens_windows_and_still_bootstraps():
     n_step = returns_of([1, 10, 100, 1000], truncated=[3])
     assert n_step.n_step_return.tolist() == [1 + 5 + 25, 10 + 50 + 250, 100 + 500, 1000]
     assert n_step.discount.tolist() == [0.125, 0.125, 0.25, 0.5]
     assert n_step.complete.all()
 
 
-def test_terminated_wins_over_truncated():
+def test_terminated_takes_precedence_over_truncated():
     assert returns_of([1], terminated=[0], truncated=[0]).discount.tolist() == [0]
 
 
 @pytest.mark.parametrize("kind", ["terminated", "truncated"])
-def test_no_window_reaches_into_the_next_episode(kind):
+def test_no_window_extends_into_the_next_episode(kind):
     n_step = returns_of([1, 10, 100, 1000, 10_000], **{kind: [1]})
     assert n_step.n_step_return.tolist()[:3] == [1 + 5, 10, 100 + 500 + 2500]
     assert n_step.length.tolist()[:3] == [2, 1, 3]
 
 
-def test_a_reward_beyond_the_end_leaves_no_trace_even_if_it_is_not_finite():
+def test_infinite_reward_after_the_end_is_ignored():
     assert returns_of([1, np.inf], terminated=[0, 1]).n_step_return.tolist() == [1, np.inf]
 
 
-def test_open_windows_are_not_complete():
+def test_open_windows_are_incomplete():
     assert returns_of([1, 10, 100, 1000]).complete.tolist() == [True, True, False, False]
     assert returns_of([1, 10]).complete.tolist() == [False, False]
 
@@ -91,10 +92,39 @@ def test_no_steps_give_no_windows():
     assert [field.shape for field in n_step_returns(*np.zeros((3, 0, 4), bool), 3, GAMMA)] == [(0, 4)] * 4
 
 
-def test_sums_in_float64_before_it_rounds_once():
+def test_sums_are_rounded_once_from_float64():
     big, small = 2.0**24, 1.0  # float32 would lose each 1 that is added to 2^24.
     assert returns_of([big, small, small], terminated=[2], gamma=1.0).n_step_return[0] == big + 2
 
 
-def test_dtypes():
+def test_n_step_returns_have_declared_dtypes():
     assert [field.dtype for field in returns_of([1])] == [np.float32, np.float32, np.int64, np.bool_]
+
+
+# Value rescaling
+
+VALUES = [0.0, 1e-6, 1e-3, 0.5, 1.0, 37.0, 1e4, 1e6]
+
+
+def naive(x):
+    return np.sign(x) * (np.sqrt(abs(x) + 1) - 1) + RESCALING_EPSILON * x
+
+
+def test_h_equals_values_by_hand():
+    assert rescale(np.array([3.0, -8.0, 0.0])) == pytest.approx([1 + 0.003, -2 - 0.008, 0.0])
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("value", VALUES)
+def test_h_and_its_inverse_are_precise_in_float32(value, sign):
+    x = torch.tensor([sign * value], dtype=torch.float32)
+    assert rescale(x).dtype is torch.float32
+    assert rescale(x).item() == pytest.approx(float(naive(np.float64(sign * value))), rel=1e-5)
+    assert restore(rescale(x)).item() == pytest.approx(sign * value, rel=1e-5)
+
+
+def test_arrays_and_tensors_agree():
+    x = np.linspace(-50, 50, 11)
+    assert np.allclose(rescale(x), rescale(torch.from_numpy(x)).numpy(), rtol=1e-12)
+    assert np.allclose(restore(x), restore(torch.from_numpy(x)).numpy(), rtol=1e-12)
+    assert np.allclose(restore(rescale(x)), x, rtol=1e-12)

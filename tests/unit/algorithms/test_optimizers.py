@@ -73,21 +73,21 @@ def test_rmsprop_matches_its_definition_over_many_steps(settings, seed):
         assert np.abs(each.detach().numpy() - twin.values).max() < 1e-3 * moved
 
 
-def test_the_first_step_by_hand():
+def test_first_rmsprop_step_equals_values_by_hand():
     # E[g] = 0.05, E[g^2] = 0.05 and the variance 0.05 - 0.0025 = 0.0475, beside which epsilon is nothing.
     x = parameter([0.0])
     step(rmsprop([x]), [x], [[1.0]])
     assert x.item() == pytest.approx(-6.25e-5 / 0.0475**0.5, rel=1e-4)
 
 
-def test_a_quiet_gradient_is_divided_by_the_root_of_epsilon():
+def test_small_gradient_is_divided_by_the_root_of_epsilon():
     """With epsilon outside the root this step would be a thousand times as long."""
     x = parameter([0.0])
     step(rmsprop([x], learning_rate=1.0), [x], [[1e-7]])
     assert x.item() == pytest.approx(-1e-7 / 1.5e-7**0.5, rel=1e-4)
 
 
-def test_a_gradient_that_never_changes_leaves_no_negative_variance():
+def test_constant_gradient_leaves_no_negative_variance():
     """E[g^2] - E[g]^2 then tends to 0, and float32 rounds it to either side, by far more than this epsilon."""
     x = parameter(np.linspace(0.1, 1000.0, 500))
     optimizer = rmsprop([x], optimizer_epsilon=1e-12)
@@ -97,7 +97,7 @@ def test_a_gradient_that_never_changes_leaves_no_negative_variance():
         assert x.isfinite().all()
 
 
-def test_a_parameter_without_a_gradient_stays():
+def test_parameter_without_gradient_does_not_change():
     x, y = parameter([1.0]), parameter([1.0])
     optimizer = rmsprop([x, y])
     step(optimizer, [x, y], [None, [1.0]])
@@ -107,7 +107,7 @@ def test_a_parameter_without_a_gradient_stays():
     assert x.item() == 1.0
 
 
-def test_centering_subtracts_the_mean_over_each_units_weights_and_leaves_biases():
+def test_centering_subtracts_each_units_mean_and_skips_biases():
     weight, bias, unused = (nn.Parameter(torch.zeros(shape)) for shape in ((2, 3), (2,), (4, 4)))
     image = nn.Parameter(torch.zeros(2, 1, 2, 2).to(memory_format=torch.channels_last))
     weight.grad = torch.tensor([[1.0, 2.0, 6.0], [-1.0, 0.0, 1.0]])
@@ -120,7 +120,7 @@ def test_centering_subtracts_the_mean_over_each_units_weights_and_leaves_biases(
     assert unused.grad is None
 
 
-def test_channels_last_parameters_step_alike():
+def test_channels_last_parameters_take_the_same_steps():
     gradient = torch.arange(2 * 3 * 4 * 4, dtype=torch.float32).reshape(2, 3, 4, 4) - 40
     plain = nn.Parameter(torch.ones(2, 3, 4, 4))
     last = nn.Parameter(torch.ones(2, 3, 4, 4).contiguous(memory_format=torch.channels_last))
@@ -131,7 +131,7 @@ def test_channels_last_parameters_step_alike():
 
 
 @pytest.mark.parametrize("make", [rmsprop, adam])
-def test_goes_on_after_a_restore_as_if_nothing_had_happened(make):
+def test_restored_optimizer_takes_the_same_steps(make):
     rng = np.random.default_rng(0)
     gradients = rng.normal(size=(20, 3))
     x = parameter([1.0, 2.0, 3.0])
@@ -148,7 +148,7 @@ def test_goes_on_after_a_restore_as_if_nothing_had_happened(make):
 
 
 @pytest.mark.parametrize("make", [rmsprop, adam])
-def test_a_state_from_elsewhere_gets_this_ones_order_of_memory_and_rate(make):
+def test_restored_state_gets_own_memory_format_and_rate(make):
     last = nn.Parameter(torch.ones(2, 3, 4, 4).contiguous(memory_format=torch.channels_last))
     optimizer = make([last], learning_rate=0.1)
     step(optimizer, [last], [np.arange(96.0).reshape(2, 3, 4, 4)])
@@ -163,7 +163,7 @@ def test_a_state_from_elsewhere_gets_this_ones_order_of_memory_and_rate(make):
         assert own.is_contiguous()
 
 
-def test_the_state_holds_both_averages_by_name():
+def test_state_contains_both_averages_by_name():
     x = parameter([0.0])
     optimizer = rmsprop([x])
     assert optimizer.state_dict()["state"] == {}
@@ -174,7 +174,7 @@ def test_the_state_holds_both_averages_by_name():
     }
 
 
-def test_adam_takes_its_settings_from_the_configuration():
+def test_adam_uses_the_configured_settings():
     # First step: both averages are corrected to g and g^2, so the step is lr * g / (|g| + epsilon).
     x = parameter([0.0])
     optimizer = adam([x], learning_rate=0.1, adam_beta1=0.8, adam_beta2=0.9, optimizer_epsilon=1.0)
@@ -187,7 +187,7 @@ def test_adam_takes_its_settings_from_the_configuration():
 
 
 @pytest.mark.parametrize("make", [rmsprop, adam])
-def test_descends_a_valley(make):
+def test_optimizer_finds_the_minimum_of_a_parabola(make):
     x = parameter([3.0, -2.0])
     optimizer = make([x], learning_rate=0.01)
     for _ in range(1000):
@@ -198,7 +198,7 @@ def test_descends_a_valley(make):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_adam_is_torchs_own_to_the_bit_and_keeps_the_same_state(seed):
+def test_adam_equals_torchs_in_every_bit_and_in_its_state(seed):
     """On a CPU, where its kernel is called without torch's way to it; a parameter now and then has no gradient."""
     rng = np.random.default_rng(seed)
     starts = [rng.normal(size=shape).astype(np.float32) for shape in [(3, 4), (5,), ()]]
@@ -219,7 +219,7 @@ def test_adam_is_torchs_own_to_the_bit_and_keeps_the_same_state(seed):
         assert all(one[name].dtype == other[name].dtype for name in one)
 
 
-def test_on_a_gpu_whose_graph_captures_the_step_it_is_torchs_own(monkeypatch):
+def test_adam_on_a_gpu_runs_torchs_capturable_step(monkeypatch):
     x = parameter([1.0])
     optimizer = adam([x])
     (group,) = optimizer.param_groups
@@ -231,14 +231,14 @@ def test_on_a_gpu_whose_graph_captures_the_step_it_is_torchs_own(monkeypatch):
     assert x.item() == 1.0
 
 
-def test_the_learning_rate_stays_unless_it_is_told_to_fall_and_then_falls_along_a_line():
+def test_learning_rate_is_constant_or_decays_linearly():
     assert [learning_rate_at(LearnerConfig(learning_rate=0.5), number) for number in (0, 10**9)] == [0.5, 0.5]
     falls = LearnerConfig(learning_rate=0.5, final_learning_rate_share=0.2, learning_rate_updates=4)
     rates = [learning_rate_at(falls, number) for number in range(7)]
     assert rates == pytest.approx([0.5, 0.4, 0.3, 0.2, 0.1, 0.1, 0.1])
 
 
-def test_the_learning_rate_may_fall_until_the_runs_limit_and_without_one_falls_over_updates():
+def test_learning_rate_decays_until_the_runs_limit_if_it_has_one():
     falls = LearnerConfig(
         learning_rate=0.5, final_learning_rate_share=0.2, learning_rate_updates=4, learning_rate_until_limit=True
     )
@@ -246,7 +246,7 @@ def test_the_learning_rate_may_fall_until_the_runs_limit_and_without_one_falls_o
     assert learning_rate_at(falls, 2, None) == pytest.approx(0.3)
 
 
-def test_the_learning_rate_rises_during_the_warm_up_and_falls_at_the_same_time():
+def test_learning_rate_warms_up_while_it_decays():
     rises = LearnerConfig(learning_rate=0.4, learning_rate_warmup=4)
     assert [learning_rate_at(rises, number) for number in range(6)] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
     both = LearnerConfig(
@@ -256,7 +256,7 @@ def test_the_learning_rate_rises_during_the_warm_up_and_falls_at_the_same_time()
 
 
 @pytest.mark.parametrize("make", [rmsprop, adam])
-def test_a_step_is_as_long_as_was_set(make):
+def test_step_has_the_length_of_the_learning_rate(make):
     """RMSProp's and Adam's steps are proportional to the rate."""
     steps = []
     for rate in (None, 3e-3):
@@ -269,7 +269,7 @@ def test_a_step_is_as_long_as_was_set(make):
     torch.testing.assert_close(steps[1], 3 * steps[0])
 
 
-def test_rmsprop_takes_the_same_steps_where_the_rate_is_a_tensor_as_on_a_gpu():
+def test_rmsprop_takes_the_same_steps_with_a_rate_in_a_tensor():
     rng = np.random.default_rng(0)
     one, other = parameter([1.0, 2.0, 3.0]), parameter([1.0, 2.0, 3.0])
     plain, captured = rmsprop([one]), rmsprop([other])
@@ -292,7 +292,7 @@ class OnGpu(nn.Parameter):
 
 
 @pytest.mark.parametrize("optimizer", ["rmsprop", "adam"])
-def test_on_a_gpu_a_rate_that_falls_is_a_tensor_that_stays_where_it_is(optimizer):
+def test_scheduled_rate_on_a_gpu_is_one_tensor(optimizer):
     falls = LearnerConfig(optimizer=optimizer, learning_rate=0.5, learning_rate_updates=9)
     made = make_optimizer(falls, [OnGpu(torch.zeros(2))])
     (group,) = made.param_groups
@@ -305,7 +305,7 @@ def test_on_a_gpu_a_rate_that_falls_is_a_tensor_that_stays_where_it_is(optimizer
     assert not isinstance(group["lr"], torch.Tensor)
 
 
-def test_a_run_goes_on_between_cpu_and_gpu_with_a_rate_of_this_devices_kind():
+def test_restored_rate_has_the_kind_of_the_own_device():
     falls = LearnerConfig(optimizer="rmsprop", learning_rate=0.5, learning_rate_updates=9)
     on_cpu, on_gpu = make_optimizer(falls, [parameter()]), make_optimizer(falls, [OnGpu(torch.zeros(1))])
     states = on_cpu.state_dict(), on_gpu.state_dict()

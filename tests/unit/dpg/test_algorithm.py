@@ -28,7 +28,7 @@ def rng():
     return np.random.default_rng(0)
 
 
-def test_continuous_actions_are_learned_by_dpg_and_others_are_not():
+def test_dpg_is_used_for_continuous_actions_only():
     assert type(make_algorithm(Config(), SCHEMA)) is DpgAlgorithm
     with pytest.raises(UsageError, match=r"'dqn' learns discrete actions, but the actions of .* are continuous"):
         make_algorithm(Config(algorithm="dqn"), SCHEMA)
@@ -37,7 +37,7 @@ def test_continuous_actions_are_learned_by_dpg_and_others_are_not():
 
 
 @pytest.mark.parametrize("branch", ["learner", "actor"])
-def test_a_format_that_dpg_does_not_compute_in_is_refused(branch):
+def test_bfloat16_is_refused_with_dpg(branch):
     config = from_dict({branch: {"bfloat16": "on"}})
     with pytest.raises(UsageError, match=f"{branch}.bfloat16 is 'on', but DPG computes in float32 only"):
         make_algorithm(config, SCHEMA)
@@ -55,20 +55,20 @@ def test_a_format_that_dpg_does_not_compute_in_is_refused(branch):
         ({"actor": {"epsilon_base": 0.9}}, "actor.epsilon_base 0.9"),
     ],
 )
-def test_settings_of_dqn_are_refused_for_continuous_actions(changes, setting):
+def test_dqn_settings_are_refused_with_continuous_actions(changes, setting):
     with pytest.raises(UsageError, match=rf"{setting}.* belongs to DQN"):
         make_algorithm(from_dict(changes), SCHEMA)
     make_algorithm(from_dict(changes), VECTORS)
 
 
-def test_without_noise_the_policy_is_played():
+def test_agent_without_noise_executes_the_policy():
     _, agent = make()
     expected = agent.network(torch.from_numpy(OBSERVATION)).detach().numpy()
     assert np.array_equal(agent.act(OBSERVATION, None, 0.0, rng()), expected)
     assert np.array_equal(agent.decide(OBSERVATION, None, np.zeros(4), rng()).action, expected)
 
 
-def test_a_decision_knows_what_the_critics_expect_of_it():
+def test_decision_has_the_critics_values():
     _, agent = make(num_critics=2, normalize_observations=True)
     with torch.no_grad():
         agent.network.normalizer.mean += 0.5
@@ -85,19 +85,19 @@ def test_a_decision_knows_what_the_critics_expect_of_it():
     assert np.allclose(decision.value(decision.action), q)
 
 
-def test_the_noise_is_the_papers_or_a_ladder():
+def test_noise_is_constant_or_a_ladder():
     assert make()[0].exploration(4).name == "noise"
     assert make()[0].exploration(4).amounts.tolist() == [0.3] * 4
     assert np.allclose(make(noise=1.0, noise_ladder=0.1)[0].exploration(2).amounts, [1.0, 0.1])
 
 
-def test_another_seed_is_another_network():
+def test_another_seed_gives_another_network():
     first = DpgAlgorithm(Config(), SCHEMA).make_network()
     other = DpgAlgorithm(replace(Config(), seed=2), SCHEMA).make_network()
     assert not torch.equal(first.policy.hidden1.weight, other.policy.hidden1.weight)
 
 
-def test_the_parts_of_an_update_are_made_for_the_configuration_and_so_is_what_is_exported():
+def test_algorithm_creates_the_configured_parts():
     algorithm, agent = make(num_critics=2)
     optimizer = algorithm.make_optimizer(agent.network)
     update = algorithm.make_update(agent.network, algorithm.make_network(), optimizer, torch.device("cpu"))

@@ -97,7 +97,7 @@ def make(config=None, factory="", seed=1, schema=SCHEMA):
 
 
 @pytest.mark.parametrize("num_critics", [1, 2])
-def test_the_papers_network(num_critics):
+def test_papers_network_has_the_published_size(num_critics):
     network = make(DpgConfig(num_critics=num_critics))
     observation = 100 * torch.randn(9, 1, D)
     action = network(observation)
@@ -111,7 +111,7 @@ def test_the_papers_network(num_critics):
     assert network.normalizer is None
 
 
-def test_two_critics_differ_and_each_is_a_network_of_its_own():
+def test_critics_are_independent_networks():
     network = make(DpgConfig(num_critics=2))
     observation, action = torch.randn(5, 1, D), torch.rand(5, K)
     first, second = network.critics(observation, action)
@@ -122,21 +122,21 @@ def test_two_critics_differ_and_each_is_a_network_of_its_own():
     assert torch.equal(network.critics(observation, action)[0], first)
 
 
-def test_equal_seeds_give_equal_parameters_and_leave_the_generator_alone():
+def test_parameters_depend_only_on_the_seed():
     before = torch.get_rng_state()
     assert np.array_equal(flatten_parameters(make(seed=3)), flatten_parameters(make(seed=3)))
     assert not np.array_equal(flatten_parameters(make(seed=3)), flatten_parameters(make(seed=4)))
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_a_policy_begins_in_the_middle_of_the_actions():
+def test_initial_actions_are_near_0():
     assert make()(torch.randn(100, 1, D)).abs().max() < 0.2
 
 
 ALL = torch.ones(100, dtype=torch.bool)  # rows that are usable
 
 
-def test_neither_an_unusable_row_nor_one_that_overflows_spoils_the_running_mean():
+def test_running_mean_ignores_unusable_and_overflowing_rows():
     normalizer, rows = Normalizer((1, D)), torch.randn(8, 1, D)
     normalizer.update(rows, ALL[:8], torch.tensor(True))
     mean = normalizer.mean.clone()
@@ -150,7 +150,7 @@ def test_neither_an_unusable_row_nor_one_that_overflows_spoils_the_running_mean(
     assert all(map(torch.equal, before, [normalizer.mean, normalizer.variance]))
 
 
-def test_the_running_mean_is_that_of_all_rows():
+def test_running_mean_equals_the_mean_of_all_rows():
     normalizer, rows = Normalizer((1, D)), torch.randn(60, 1, D) * torch.tensor([1.0, 100.0, 0.5]) + 7
     for part in rows.split([10, 1, 29, 20]):
         normalizer.update(part, ALL[: len(part)], torch.tensor(True))
@@ -162,7 +162,7 @@ def test_the_running_mean_is_that_of_all_rows():
     assert torch.allclose(normalized.std(0, correction=0), torch.ones(1, D), atol=1e-3)
 
 
-def test_a_mean_of_many_rows_forgets_and_its_count_stays_exact():
+def test_mean_of_many_rows_forgets_old_ones():
     normalizer = Normalizer((1, D))
     normalizer.count.fill_(MOST_ROWS)
     normalizer.update(torch.ones(100, 1, D), ALL, torch.tensor(True))
@@ -170,14 +170,14 @@ def test_a_mean_of_many_rows_forgets_and_its_count_stays_exact():
     assert 0.9e-4 < normalizer.mean[0, 0] < 1.1e-4
 
 
-def test_what_never_changes_is_not_blown_up_and_nothing_is_beyond_ten_deviations():
+def test_constant_inputs_are_not_amplified_and_outliers_are_clipped():
     normalizer = Normalizer((1, 2))
     for _ in range(50):
         normalizer.update(torch.tensor([[[3.0, 0.0]], [[3.0, 1.0]]]), ALL[:2], torch.tensor(True))
     assert normalizer(torch.tensor([[[3.0, 1e9]]])).tolist() == [[[pytest.approx(0, abs=1e-2), 10.0]]]
 
 
-def test_means_travel_with_the_parameters():
+def test_running_means_are_part_of_the_parameters():
     one, other = make(DpgConfig(normalize_observations=True)), make(DpgConfig(normalize_observations=True), seed=2)
     one.normalizer.update(torch.randn(8, 1, D), ALL[:8], torch.tensor(True))
     load_parameters(other, flatten_parameters(one))
@@ -186,31 +186,31 @@ def test_means_travel_with_the_parameters():
     assert other.normalizer.count == 8
 
 
-def test_a_network_of_ones_own():
+def test_custom_network_is_used():
     network = make(factory=f"{__name__}:make_own")
     assert isinstance(network, ActorCritic)
     assert network.critics(torch.zeros(4, 1, D), torch.zeros(4, K)).shape == (3, 4)
 
 
 @pytest.mark.parametrize(
-    ("factory", "message"),
+    ("factory", "names"),
     [
-        ("make_q_network", "attributes policy and critics are torch.nn.Modules, got Linear"),
-        ("make_trouble", "make_trouble' raised KeyError: 'width'"),
-        ("make_failing", "the policy or critics raised ValueError: no such layer"),
-        ("make_counting", "make_counting': .*num_calls"),
-        ("make_shared", "share 2 parameters"),
-        ("make_wide", r"policy returned float32\[2, 3\]; the output must be finite float32\[2, 2\] in -1 ... 1"),
-        ("make_unbounded", "all must be in -1 ... 1"),
-        ("make_one_answer", r"critics returned float32\[2\]; the output must be finite float32\[C, 2\]"),
+        ("make_q_network", "Linear, NoneType, NoneType"),
+        ("make_trouble", "KeyError: 'width'"),
+        ("make_failing", "policy of .*ValueError: no such layer"),
+        ("make_counting", "num_calls"),
+        ("make_shared", r"\b2\b"),
+        ("make_wide", r"policy of .*float32\[2, 3\].*float32\[2, 2\]"),
+        ("make_unbounded", r"-1 \.\.\. 1"),
+        ("make_one_answer", r"critics of .*float32\[2\].*float32\[any, 2\]"),
     ],
 )
-def test_a_network_that_could_not_learn_is_refused(factory, message):
-    with pytest.raises(UsageError, match=message):
+def test_unusable_network_is_refused_by_its_name(factory, names):
+    with pytest.raises(UsageError, match=rf"{factory}'.*{names}"):
         make(factory=f"{__name__}:{factory}")
 
 
-def test_images_need_a_network_of_ones_own_and_are_not_normalized():
+def test_images_need_a_custom_network_without_normalization():
     images = replace(SCHEMA, frame_shape=(84, 84), frame_dtype="uint8", stack=4)
     with pytest.raises(UsageError, match=r"network\.factory"):
         make(schema=images)

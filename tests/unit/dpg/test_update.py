@@ -82,24 +82,24 @@ def make_by_hand(scales=(1.0,), played=(0.5, 0.0), **settings):
 ONE = {"n_step_return": [100.0] * B, "weights": [1.0] * B, "stacks": np.full((2, B, 1, 3), 2.0)}
 
 
-def test_the_target_is_the_return_and_what_the_target_networks_expect():
+def test_target_is_return_plus_discounted_target_value():
     """100 + 0.5 * (2 + 2 + 2 + 10 * 0.5), of which an online critic of 0 is wrong by all."""
     update, _ = make_by_hand()
     assert update(make_batch(**ONE, discount=[0.5] * B)).td_errors.tolist() == [105.5] * B
 
 
-def test_a_terminal_state_is_worth_nothing_and_a_truncated_one_what_is_expected_of_it():
+def test_terminal_state_has_value_0_but_a_truncated_one_has_not():
     update, _ = make_by_hand()
     td_errors = update(make_batch(**ONE, discount=[0.0, 0.9, 0.0, 0.9, 0.0, 0.9])).td_errors
     assert torch.allclose(td_errors, torch.tensor([100.0, 109.9] * 3))
 
 
-def test_of_two_critics_the_smaller_value_counts():
+def test_smaller_value_of_two_critics_counts():
     update, _ = make_by_hand(scales=(1.0, -1.0))
     assert update(make_batch(**ONE, discount=[1.0] * B)).td_errors.tolist() == [100.0 - 11.0] * B
 
 
-def test_noise_on_the_target_action_is_bounded_and_leaves_it_among_the_actions():
+def test_target_noise_is_clipped_and_the_action_stays_in_bounds():
     update, _ = make_by_hand(played=(0.9, 0.0), target_noise=1e6, target_noise_clip=0.4)
     td_errors = torch.cat([update(make_batch(**ONE, discount=[1.0] * B)).td_errors for _ in range(40)])
     first = (td_errors - 106) / 10  # of the action that the target network judged
@@ -117,7 +117,7 @@ def test_noise_on_the_target_action_is_bounded_and_leaves_it_among_the_actions()
     ],
 )
 @pytest.mark.parametrize("norm", [40.0, 0.1])
-def test_five_updates_are_those_of_a_naive_twin(settings, norm):
+def test_five_updates_equal_a_naive_twins(settings, norm):
     update, online, target, _, config = make_step(learner={"max_gradient_norm": norm}, **settings)
     twin, judge = Twin(online, config.dpg, config.learner), Twin(target, config.dpg, config.learner)
     for seed in range(5):
@@ -132,7 +132,7 @@ def test_five_updates_are_those_of_a_naive_twin(settings, norm):
         assert np.allclose(state[name].numpy(), expected, rtol=1e-3, atol=1e-4), name
 
 
-def test_the_policys_loss_gives_the_critics_no_gradient_nor_theirs_the_policy():
+def test_losses_of_policy_and_critics_do_not_mix():
     kept = {}
     for clip in (1e-9, 1.0):  # With the first one the policy hardly learns.
         update, online, *_ = make_step(action_gradient_clip=clip)
@@ -144,7 +144,7 @@ def test_the_policys_loss_gives_the_critics_no_gradient_nor_theirs_the_policy():
 
 
 @pytest.mark.parametrize("normalize", [False, True])
-def test_a_row_without_weight_changes_nothing(normalize):
+def test_row_with_weight_0_has_no_effect(normalize):
     states = []
     for value in (0.0, 1e4):
         update, online, *_ = make_step(normalize_observations=normalize)
@@ -156,7 +156,7 @@ def test_a_row_without_weight_changes_nothing(normalize):
 
 
 @pytest.mark.parametrize("field", ["n_step_return", "stacks"])
-def test_an_update_that_is_not_finite_leaves_everything_as_it_was(field):
+def test_non_finite_update_changes_nothing(field):
     update, online, _, optimizer, _ = make_step(normalize_observations=True)
     update(make_batch(0))
     before = contents(online, optimizer)
@@ -167,7 +167,7 @@ def test_an_update_that_is_not_finite_leaves_everything_as_it_was(field):
     assert update(make_batch(2)).finite
 
 
-def test_what_only_the_policy_cannot_learn_from_leaves_the_critics_as_they_were_too():
+def test_non_finite_policy_gradient_also_keeps_the_critics():
     update, online, _, optimizer, _ = make_step()
     online.policy.register_forward_hook(lambda network, inputs, output: output * torch.inf)
     before = contents(online, optimizer)
@@ -175,7 +175,7 @@ def test_what_only_the_policy_cannot_learn_from_leaves_the_critics_as_they_were_
     assert all(torch.equal(one, other) for one, other in zip(before, contents(online, optimizer), strict=True))
 
 
-def test_a_delayed_policy_learns_in_every_second_update_only():
+def test_delayed_policy_learns_in_every_second_update():
     update, online, *_ = make_step(policy_period=2)
     moved = []
     for number in range(4):
@@ -189,7 +189,7 @@ def test_a_delayed_policy_learns_in_every_second_update_only():
     assert all(each["critics"] for each in moved)
 
 
-def test_the_share_of_saturated_actions_is_told():
+def test_share_of_saturated_actions_is_reported():
     update, online = make_by_hand()
     with torch.no_grad():
         online.policy.values.copy_(torch.tensor([0.98, -0.5]))
@@ -215,7 +215,7 @@ class PartlyCritic(Partly):
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
-def test_parameters_that_are_frozen_or_not_used_stay_as_they_are(optimizer):
+def test_frozen_and_unused_parameters_do_not_change(optimizer):
     learner = LearnerConfig(optimizer=optimizer, num_threads=1, learning_rate=0.1)
     online, target = (ActorCritic(Partly(3, K), PartlyCritic(3 + K, 1), None) for _ in range(2))
     before = copy.deepcopy(online.state_dict())
@@ -231,7 +231,7 @@ def test_rows_of_another_shape_are_refused():
         update(make_batch(discount=np.zeros((B, 1))))
 
 
-def test_the_parts_have_step_sizes_of_their_own_also_when_these_fall():
+def test_policy_keeps_its_share_of_a_decaying_rate():
     _, _, _, optimizer, _ = make_step(policy_learning_rate_share=0.25)
     assert [group["lr"] for group in optimizer.param_groups] == [0.01, 0.0025]
     set_learning_rate(optimizer, 0.004)

@@ -31,7 +31,7 @@ def rng():
     return np.random.default_rng(0)
 
 
-def test_a_decision_is_greedy_and_knows_the_value_of_what_was_played_in_its_place():
+def test_decision_is_greedy_and_gives_values_of_executed_actions():
     decision = DqnAgent(Showing()).decide(Q, None, GREEDY, rng())
     assert decision.action.tolist() == [1, 0]
     assert decision.state_value.tolist() == [5, 4]
@@ -39,20 +39,20 @@ def test_a_decision_is_greedy_and_knows_the_value_of_what_was_played_in_its_plac
     assert decision.value(decision.action).dtype == np.float32
 
 
-def test_state_values_and_actions_alone_are_those_of_a_decision():
+def test_state_value_and_act_equal_the_decision():
     agent = DqnAgent(Showing())
     assert agent.state_value(Q, None).tolist() == [5, 4]
     assert agent.act(Q, None, 0.0, rng()).tolist() == [1, 0]
 
 
-def test_full_exploration_is_uniform():
+def test_full_exploration_chooses_uniformly():
     action = DqnAgent(Showing()).act(np.repeat(Q, 3000, 0), None, 1.0, rng())
     assert np.allclose(np.bincount(action) / 6000, 1 / 3, atol=4 * (2 / 9 / 6000) ** 0.5)
 
 
 @pytest.mark.parametrize("network", [NetworkConfig(), NetworkConfig(dueling=False)])
 @pytest.mark.parametrize("frame_shape", [(5,), (84, 84)])
-def test_the_values_on_one_thread_are_those_of_the_network_and_follow_its_parameters(one_thread, frame_shape, network):
+def test_values_on_one_thread_equal_the_networks(one_thread, frame_shape, network):
     schema = replace(VECTORS, frame_shape=frame_shape, frame_dtype="uint8", stack=4)
     module, other = (make_network(replace(network, width=0.5), schema, seed=seed) for seed in (1, 2))
     agent = DqnAgent(module)
@@ -64,7 +64,7 @@ def test_the_values_on_one_thread_are_those_of_the_network_and_follow_its_parame
 
 
 @pytest.mark.parametrize("frame_shape", [(5,), (84, 84)])
-def test_values_in_bfloat16_are_close_to_those_of_the_network_and_follow_its_parameters(one_thread, frame_shape):
+def test_values_in_bfloat16_are_close_to_the_networks(one_thread, frame_shape):
     schema = replace(VECTORS, frame_shape=frame_shape, frame_dtype="uint8", stack=4)
     module, other = (make_network(NetworkConfig(width=0.5), schema, seed=seed) for seed in (1, 2))
     agent = DqnAgent(module, bfloat16=True)
@@ -76,12 +76,12 @@ def test_values_in_bfloat16_are_close_to_those_of_the_network_and_follow_its_par
         assert q == pytest.approx(q_values(expected, observation), abs=0.01)
 
 
-def test_layers_that_only_train_are_at_rest():
+def test_agent_puts_the_network_into_evaluation_mode():
     assert not DqnAgent(nn.Sequential(nn.Dropout(0.5))).network.training
     assert torch.is_inference_mode_enabled() is False
 
 
-def test_what_is_not_allowed_is_neither_played_nor_expected():
+def test_masked_actions_are_neither_chosen_nor_valued():
     mask = np.array([[True, False, True], [False, False, True]])
     agent = DqnAgent(Showing())
     decision = agent.decide(Q, mask, GREEDY, rng())
@@ -91,7 +91,7 @@ def test_what_is_not_allowed_is_neither_played_nor_expected():
     assert agent.act(Q, mask, 0.0, rng()).tolist() == [2, 2]
 
 
-def test_the_parts_of_an_update_are_made_for_the_configuration_and_so_is_what_is_exported():
+def test_algorithm_creates_the_configured_parts():
     config = Config()
     algorithm = DqnAlgorithm(config, VECTORS)
     assert algorithm.exploration(1).name == "epsilon"

@@ -69,7 +69,7 @@ def gradient(network):
     return torch.cat([parameter.grad.reshape(-1) for parameter in network.parameters()]).double()
 
 
-def test_bfloat16_gives_the_loss_and_the_gradients_of_float32():
+def test_bfloat16_agrees_with_float32_up_to_rounding():
     """Within 2 % of the loss, 2 % of each TD error's scale, and 3 degrees of the gradient's direction."""
     plain, plain_network, _ = make_step()
     fast, fast_network, _ = make_step(bfloat16="on")
@@ -82,7 +82,7 @@ def test_bfloat16_gives_the_loss_and_the_gradients_of_float32():
     torch.testing.assert_close(found.norm(), wanted.norm(), rtol=0.02, atol=0)
 
 
-def test_the_gradient_is_that_of_the_weighted_loss_through_s_alone():
+def test_gradient_is_that_of_the_weighted_loss_through_s():
     """Against the formula written out for one transition after the other."""
     update, online, target = make_step()
     batch = make_batch()
@@ -103,7 +103,7 @@ def test_the_gradient_is_that_of_the_weighted_loss_through_s_alone():
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
-def test_both_states_in_one_pass_give_the_same_loss_td_errors_and_gradients(optimizer):
+def test_one_pass_of_both_states_gives_the_same_step(optimizer):
     """Within the rounding of float32: a convolution may add in another order for twice as many rows."""
     plain, plain_network, target = make_step(optimizer=optimizer)
     one, one_network, _ = make_step(optimizer=optimizer)
@@ -121,7 +121,7 @@ def test_both_states_in_one_pass_give_the_same_loss_td_errors_and_gradients(opti
     assert all(parameter.grad is None for parameter in target.parameters())
 
 
-def test_halves_on_two_threads_are_the_same_step(monkeypatch):
+def test_halves_on_two_threads_give_the_same_step(monkeypatch):
     """Within the rounding of float32, step after step, for an odd batch and for one that has no halves."""
     settings = {"optimizer": "adam", "loss": "huber", "max_gradient_norm": 1.0}
     plain, plain_network, _ = make_step(**settings)
@@ -146,7 +146,7 @@ def test_halves_on_two_threads_are_the_same_step(monkeypatch):
 
 
 @pytest.mark.parametrize("bfloat16", ["off", "on"])
-def test_a_target_network_that_judges_aside_makes_the_very_same_step(monkeypatch, bfloat16):
+def test_target_in_background_gives_the_same_bits(monkeypatch, bfloat16):
     plain, plain_network, _ = make_step(optimizer="adam", bfloat16=bfloat16)
     aside, network, target = make_step(optimizer="adam", bfloat16=bfloat16, num_threads=2, batch_size=B)
     threads = []
@@ -165,7 +165,7 @@ def test_a_target_network_that_judges_aside_makes_the_very_same_step(monkeypatch
     assert all(parameter.grad is None for parameter in target.parameters())
 
 
-def test_what_one_half_cannot_use_changes_nothing():
+def test_non_finite_half_skips_the_update():
     halves, network, _ = make_step(num_threads=2, batch_size=128)
     before = flatten_parameters(network)
     batch = make_batch()
@@ -185,7 +185,7 @@ class Unused(nn.Module):
         return self.values(observation.flatten(1))
 
 
-def test_a_parameter_that_no_half_uses_stays_without_a_gradient():
+def test_unused_parameter_gets_no_gradient_from_halves():
     network, target = Unused(), Unused().requires_grad_(False)
     config = LearnerConfig(num_threads=2, batch_size=128)
     update = make_update(config, network, target, torch.optim.SGD(network.parameters(), 0.1), CPU)
@@ -209,9 +209,7 @@ def test_a_parameter_that_no_half_uses_stays_without_a_gradient():
         (3, 512, 0, 1, False, 3),
     ],
 )
-def test_two_threads_take_halves_or_one_judges_and_more_share_every_operation(
-    num_threads, batch_size, buffers, parts, aside, shared_by
-):
+def test_update_uses_threads_by_batch_size_and_buffers(num_threads, batch_size, buffers, parts, aside, shared_by):
     network = nn.Linear(1, 1)
     for index in range(buffers):
         network.register_buffer(f"buffer{index}", torch.zeros(1))
@@ -223,7 +221,7 @@ def test_two_threads_take_halves_or_one_judges_and_more_share_every_operation(
 
 
 @pytest.mark.parametrize(("device", "one_pass"), [("cpu", False), ("cuda", True)])
-def test_one_pass_is_for_gpus(device, one_pass):
+def test_one_pass_is_used_on_gpus_only(device, one_pass):
     network = nn.Linear(1, 1)
     config = LearnerConfig(batch_size=B)
     step = make_update(config, network, network, torch.optim.SGD(network.parameters()), torch.device(device))
@@ -231,7 +229,7 @@ def test_one_pass_is_for_gpus(device, one_pass):
 
 
 @pytest.mark.parametrize(("device", "cached"), [("cpu", True), ("cuda", False)])
-def test_no_converted_weight_outlives_a_graph(monkeypatch, device, cached):
+def test_autocast_caches_weights_on_a_cpu_only(monkeypatch, device, cached):
     asked = []
 
     class Autocast:
@@ -252,7 +250,7 @@ def test_no_converted_weight_outlives_a_graph(monkeypatch, device, cached):
     assert asked == [((device, torch.bfloat16), {"cache_enabled": cached})]
 
 
-def test_the_figures_are_what_their_names_say():
+def test_figures_equal_their_definition():
     step, online, _ = make_step()
     batch = make_batch()
     with torch.no_grad():
@@ -266,14 +264,14 @@ def test_the_figures_are_what_their_names_say():
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_gpu_gets_a_graph_and_a_cpu_does_not(device):
+def test_graph_is_used_on_gpus_only(device):
     network = nn.Linear(1, 1)
     config = LearnerConfig(batch_size=B)
     step = make_update(config, network, network, torch.optim.SGD(network.parameters()), torch.device(device))
     assert type(step) is {"cpu": EagerUpdate, "cuda": GraphUpdate}[device]
 
 
-def test_channels_last_changes_neither_values_nor_what_travels():
+def test_channels_last_keeps_values_and_flat_parameters():
     network = make_network(NetworkConfig(width=0.25, hidden=64), PIXELS, seed=1)
     before, q = flatten_parameters(network), network(make_batch().stacks[0])
     network = network.to(memory_format=torch.channels_last)
@@ -291,7 +289,7 @@ class Video(nn.Sequential):
         return super().to(memory_format=memory_format)
 
 
-def test_on_a_gpu_only_images_weights_get_another_order_of_memory():
+def test_only_image_weights_get_channels_last_on_a_gpu():
     video = place(Video(nn.Conv3d(1, 2, 3), nn.Conv2d(2, 3, 3), nn.Linear(4, 5)), torch.device("cuda"))
     volume, image, line = (layer.weight for layer in video)
     assert image.is_contiguous(memory_format=torch.channels_last)
@@ -349,7 +347,7 @@ def recorder(monkeypatch):
     return recorder
 
 
-def test_every_batch_is_learned_from_once_and_the_step_recorded_once(recorder):
+def test_graph_learns_from_every_batch_once(recorder):
     step = GraphUpdate(recorder)
     assert (step.ready, step.recorded) == (False, False)
     for number in range(1, 11):
@@ -362,12 +360,12 @@ def test_every_batch_is_learned_from_once_and_the_step_recorded_once(recorder):
     assert (step.ready, step.recorded) == (True, True)
 
 
-def test_a_recorded_update_needs_the_threads_of_the_update_it_records():
+def test_graph_needs_the_threads_of_its_update():
     step, _, _ = make_step(num_threads=2)
     assert GraphUpdate(step).torch_threads == step.torch_threads
 
 
-def test_an_update_that_cannot_be_recorded_is_made_one_by_one_for_good(recorder, caplog):
+def test_step_that_cannot_be_captured_runs_normally(recorder, caplog):
     """As CUDA has it with a network that waits for the GPU: what was recorded until then is thrown away."""
 
     class Waiting(Recorder):
@@ -387,7 +385,7 @@ def test_an_update_that_cannot_be_recorded_is_made_one_by_one_for_good(recorder,
     assert "as a CUDA graph (operation not permitted when stream is capturing)" in record.message
 
 
-def test_what_an_update_raises_that_is_not_recorded_is_raised(recorder):
+def test_error_before_the_capture_is_raised(recorder):
     class Failing(Recorder):
         def __call__(self, batch):
             raise RuntimeError("no memory")
@@ -406,7 +404,7 @@ def contents(step, online):
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 @pytest.mark.parametrize("spoil", [float("nan"), float("inf")])
-def test_an_update_that_is_not_finite_leaves_everything_as_it_was(optimizer, spoil):
+def test_non_finite_update_changes_nothing(optimizer, spoil):
     step, online, _ = make_step(optimizer=optimizer)
     good = make_batch()
     assert step(good).finite
@@ -429,7 +427,7 @@ class Backward(torch.autograd.Function):
         return gradient * float("nan")
 
 
-def test_a_gradient_that_is_not_finite_is_enough():
+def test_non_finite_gradient_skips_the_update():
     step, online, _ = make_step()
     online.register_forward_hook(lambda network, inputs, output: Backward.apply(output))
     before = contents(step, online)
@@ -458,7 +456,7 @@ def give_gradients(networks, value):
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
-def test_a_step_can_be_left_out_without_a_look_also_the_first_one(optimizer, first, bad):
+def test_skipped_step_leaves_no_trace_even_if_first(optimizer, first, bad):
     """As CUDA has it: what was skipped leaves no trace in what comes after."""
     networks, (tried, plain) = make_twins(optimizer)
     if not first:
@@ -487,7 +485,7 @@ class Operations(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("optimizer", "most"), [("adam", 2), ("rmsprop", 5)])
-def test_to_leave_a_step_out_takes_few_operations_however_many_tensors_there_are(optimizer, most):
+def test_skipping_a_step_costs_a_fixed_number_of_operations(optimizer, most):
     """Each operation is a kernel of the graph at least: a choice for every tensor alone was half of all of them."""
     networks, (tried, plain) = make_twins(optimizer)
     give_gradients(networks, 0.5)
@@ -501,7 +499,7 @@ def test_to_leave_a_step_out_takes_few_operations_however_many_tensors_there_are
 
 
 @pytest.mark.parametrize("max_norm", [0.5, 1e6])
-def test_gradients_are_clipped_as_torch_does_it(max_norm):
+def test_clipped_gradients_equal_torchs(max_norm):
     torch.manual_seed(0)
     ours, theirs = ([nn.Parameter(torch.zeros(shape)) for shape in ((3, 4), (5,), (2, 2))] for _ in range(2))
     for own, other in zip(ours[:2], theirs[:2], strict=True):  # The last one has no gradient.

@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from apex.algorithms.losses import importance_weights, mean_loss
-from apex.algorithms.value_rescaling import EPSILON
-from apex.dqn.losses import TargetRule, loss_and_gradients, td_errors
-from apex.dqn.munchausen import munchausen
+from apex.algorithms.n_step import RESCALING_EPSILON
+from apex.dqn.losses import TargetRule, loss_and_gradients, munchausen, td_errors
 
 
 def double_q_errors(q, next_q, next_q_target, action, n_step_return, discount, next_mask=None):
@@ -62,13 +61,13 @@ def naive_loss(arguments, kind):
     return total / len(td_errors), td_errors
 
 
-def test_the_online_network_chooses_and_the_target_network_judges():
+def test_target_network_values_the_online_networks_action():
     loss, td_errors = double_q_loss(**row(), kind="squared")
     assert td_errors.tolist() == pytest.approx([0.5 + 0.1 * 1000 - 10])
     assert loss.item() == pytest.approx(90.5**2 / 2)
 
 
-def test_a_discount_of_zero_leaves_the_return_alone():
+def test_discount_0_leaves_only_the_return():
     _, td_errors = double_q_loss(**row(discount=[0.0]), kind="squared")
     assert td_errors.tolist() == pytest.approx([10 - 0.5])
 
@@ -76,12 +75,12 @@ def test_a_discount_of_zero_leaves_the_return_alone():
 @pytest.mark.parametrize(
     ("q", "expected"), [(0.5, 0.0), (0.9, 0.4**2 / 2), (0.1, 0.4**2 / 2), (1.5, 0.5), (3.5, 2.5), (-9.5, 9.5)]
 )
-def test_huber_is_a_parabola_within_one_and_a_line_beyond(q, expected):
+def test_huber_loss_is_quadratic_up_to_1_and_linear_beyond(q, expected):
     loss, _ = double_q_loss(**row(q=[[0.0, q, 0.0]], discount=[0.0]), kind="huber")
     assert loss.item() == pytest.approx(expected)
 
 
-def test_the_importance_weight_scales_the_loss_and_not_the_priority():
+def test_importance_weight_scales_the_loss_but_not_the_priority():
     loss, td_errors = double_q_loss(**row(importance_weights=[0.25]), kind="squared")
     assert loss.item() == pytest.approx(0.25 * 90.5**2 / 2)
     assert td_errors.tolist() == pytest.approx([90.5])
@@ -89,7 +88,7 @@ def test_the_importance_weight_scales_the_loss_and_not_the_priority():
 
 @pytest.mark.parametrize("kind", ["squared", "huber"])
 @pytest.mark.parametrize("seed", range(5))
-def test_matches_the_definition_with_its_gradient(kind, seed):
+def test_loss_and_gradient_equal_their_definition(kind, seed):
     arguments = batch(17, seed=seed)
     q = arguments["q"].requires_grad_()
     loss, td_errors = double_q_loss(**arguments, kind=kind)
@@ -104,7 +103,7 @@ def test_matches_the_definition_with_its_gradient(kind, seed):
 
 @pytest.mark.parametrize("kind", ["squared", "huber"])
 @pytest.mark.parametrize("seed", range(5))
-def test_the_gradients_are_the_derivatives_of_the_loss(kind, seed):
+def test_manual_gradients_are_the_derivatives_of_the_loss(kind, seed):
     arguments = batch(17, seed=seed)
     q = arguments["q"].requires_grad_()
     expected, td_errors = double_q_loss(**arguments, kind=kind)
@@ -119,7 +118,7 @@ def test_the_gradients_are_the_derivatives_of_the_loss(kind, seed):
 
 
 @pytest.mark.parametrize("kind", ["squared", "huber"])
-def test_only_the_value_of_the_action_taken_receives_a_gradient(kind):
+def test_only_the_executed_actions_value_gets_a_gradient(kind):
     arguments = {name: v.requires_grad_() if name.endswith(("q", "target")) else v for name, v in row().items()}
     loss, td_errors = double_q_loss(**arguments, kind=kind)
     loss.backward()
@@ -130,50 +129,50 @@ def test_only_the_value_of_the_action_taken_receives_a_gradient(kind):
 
 
 @pytest.mark.parametrize("name", ["action", "n_step_return", "discount", "importance_weights"])
-def test_refuses_a_column_that_would_broadcast(name):
+def test_column_that_would_broadcast_is_refused(name):
     arguments = batch(4)
     arguments[name] = arguments[name].unsqueeze(1)
     with pytest.raises(ValueError, match=rf"{name} has shape \[4, 1\], expected \[4\]"):
         double_q_loss(**arguments, kind="squared")
 
 
-def test_importance_weights_by_hand():
+def test_importance_weights_equal_values_by_hand():
     # (1000 P)^-1/2: 1 / sqrt(4), 1 / sqrt(1), 1 / sqrt(100); divided by the largest, 1.
     weights = importance_weights(np.array([0.004, 0.001, 0.1]), 1000, 0.5)
     assert weights.dtype == np.float32
     assert weights == pytest.approx([0.5, 1.0, 0.1])
 
 
-def test_the_least_probable_of_a_batch_weighs_one():
+def test_least_probable_row_has_weight_1():
     weights = importance_weights(np.array([0.5, 0.1, 0.2]), 10, 0.4)
     assert weights.argmax() == 1
     assert weights.max() == 1
 
 
 @pytest.mark.parametrize(("probability", "exponent"), [([0.25] * 4, 0.4), ([0.1, 0.2, 0.7], 0.0)])
-def test_uniform_sampling_and_exponent_zero_weigh_all_alike(probability, exponent):
+def test_uniform_probability_or_exponent_0_gives_equal_weights(probability, exponent):
     assert importance_weights(np.array(probability), 4, exponent).tolist() == [1.0] * len(probability)
 
 
-def test_importance_weights_bear_probabilities_of_any_size():
+def test_importance_weights_accept_probabilities_of_any_size():
     weights = importance_weights(np.array([1e-300, 1.0]), 2**31, 1.0)
     assert weights.tolist() == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5])
-def test_a_row_that_cannot_be_learned_from_has_no_weight(exponent):
+def test_unusable_row_has_weight_0(exponent):
     weights = importance_weights(np.array([0.1, np.inf, 0.1]), 10, exponent)
     assert weights.tolist() == [1.0, 0.0, 1.0]
     assert importance_weights(np.array([np.inf, np.inf]), 10, exponent).tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("probability", [0.0, -0.1, np.nan])
-def test_refuses_what_is_not_the_probability_of_something_drawn(probability):
+def test_probability_that_is_not_positive_is_refused(probability):
     with pytest.raises(ValueError, match="must be positive"):
         importance_weights(np.array([0.5, probability]), 10, 0.4)
 
 
-def test_the_next_action_is_the_best_of_those_that_are_allowed():
+def test_next_action_is_the_best_allowed_one():
     """Online the second is best, and the third of those allowed; the target network gives that 0.25."""
     rows = row(next_q=[[1.0, 9.0, 2.0]], next_q_target=[[8.0, 4.0, 0.25]], q=[[0.0, 0.0, 0.0]])
     rows.pop("importance_weights")
@@ -181,7 +180,7 @@ def test_the_next_action_is_the_best_of_those_that_are_allowed():
     assert (free - bound).item() == pytest.approx(rows["discount"].item() * (4.0 - 0.25))
 
 
-def test_a_terminal_state_that_allows_nothing_is_worth_nothing():
+def test_terminal_state_without_allowed_actions_has_value_0():
     rows = row(discount=[0.0])
     rows.pop("importance_weights")
     mask = torch.zeros(rows["next_q"].shape, dtype=torch.bool)
@@ -217,14 +216,14 @@ def test_munchausen_parts_match_their_definition(scale):
     assert got.next_value.tolist() == pytest.approx(value, rel=1e-4, abs=1e-5)
 
 
-def test_the_munchausen_bonus_by_hand():
+def test_munchausen_bonus_equals_values_by_hand():
     """Two equal actions: log pi = log(1/2). A played action far below the best one gets the lowest bonus, -0.9."""
     got = munchausen(torch.tensor([[1.0, 1.0], [5.0, 0.0]]), torch.zeros(2, 2), torch.tensor([0, 1]))
     assert got.bonus.tolist() == pytest.approx([0.9 * 0.03 * np.log(0.5), -0.9])
     assert got.next_value.tolist() == pytest.approx([0.03 * np.log(2)] * 2)
 
 
-def test_a_munchausen_target_needs_the_target_network_twice_and_the_online_network_once():
+def test_munchausen_target_uses_the_target_network_for_both_states():
     rule = TargetRule("munchausen")
     assert (rule.seen_online, rule.seen_by_target) == (slice(0, 1), slice(0, 2))
     q, target = torch.tensor([[2.0, 3.0]]), torch.tensor([[1.0, 1.0], [4.0, -4.0]])
@@ -233,10 +232,10 @@ def test_a_munchausen_target_needs_the_target_network_twice_and_the_online_netwo
 
 
 def h(x):
-    return np.sign(x) * (np.sqrt(abs(x) + 1) - 1) + EPSILON * x
+    return np.sign(x) * (np.sqrt(abs(x) + 1) - 1) + RESCALING_EPSILON * x
 
 
-def test_a_rescaled_target_is_h_of_the_return_and_the_restored_value():
+def test_rescaled_target_is_h_of_return_and_restored_value():
     q, next_q = torch.tensor([[0.0, 1.5]]), torch.tensor([[1.0, 0.0]])
     target = torch.tensor([[float(h(80.0)), 7.0]])
     delta = td_errors(
@@ -249,7 +248,7 @@ def test_a_rescaled_target_is_h_of_the_return_and_the_restored_value():
     assert delta.item() == pytest.approx(h(10.0 + 0.5 * 80.0) - 1.5, rel=1e-5)
 
 
-def test_a_rescaled_munchausen_target_restores_both_values():
+def test_rescaled_munchausen_target_restores_both_values():
     rule, q = TargetRule("munchausen", rescaled=True), torch.tensor([[0.0, 1.5]])
     target = torch.tensor([[float(h(8.0)), float(h(8.0))], [float(h(20.0)), float(h(-9.0))]])
     delta = td_errors(rule, q, target, torch.tensor([0]), torch.tensor([1.0]), torch.tensor([0.5]))

@@ -77,7 +77,7 @@ def doubles(network):
 
 @pytest.mark.parametrize("dueling", [True, False])
 @pytest.mark.parametrize("schema", [images(), images(36, stack=1), images(61, stack=2, num_actions=18)])
-def test_an_image_network_is_dqns_body_and_the_heads(schema, dueling):
+def test_image_network_has_dqns_body_and_the_heads(schema, dueling):
     network = make_network(small(dueling=dueling), schema, seed=1)
     observation = observations(schema)
     q = network(observation)
@@ -88,7 +88,7 @@ def test_an_image_network_is_dqns_body_and_the_heads(schema, dueling):
 
 @pytest.mark.parametrize("dueling", [True, False])
 @pytest.mark.parametrize("schema", [vectors(), vectors(7, stack=3, num_actions=5)])
-def test_a_vector_network_is_two_layers_and_the_heads(schema, dueling):
+def test_vector_network_has_two_layers_and_the_heads(schema, dueling):
     network = make_network(small(dueling=dueling), schema, seed=1)
     observation = observations(schema)
     q = network(observation)
@@ -97,7 +97,7 @@ def test_a_vector_network_is_two_layers_and_the_heads(schema, dueling):
 
 
 @pytest.mark.parametrize("schema", [images(36), vectors(5)])
-def test_balanced_weights_of_hidden_units_sum_to_0_and_their_biases_are_larger(schema):
+def test_balanced_weights_sum_to_0_and_biases_are_larger(schema):
     plain, balanced = (make_network(small(initialization=kind), schema, seed=1) for kind in ("uniform", "balanced"))
     before, after = plain.state_dict(), balanced.state_dict()
     for name, tensor in before.items():
@@ -111,7 +111,7 @@ def test_balanced_weights_of_hidden_units_sum_to_0_and_their_biases_are_larger(s
             torch.testing.assert_close(units - units[:, :1], expected - expected[:, :1])  # one shift for each unit
 
 
-def test_the_published_network_has_the_published_size():
+def test_papers_network_has_the_published_size():
     convolutions = (4 * 64 + 1) * 32 + (32 * 16 + 1) * 64 + (64 * 9 + 1) * 64
     heads = 2 * (7 * 7 * 64 + 1) * 512 + (512 + 1) * (1 + 6)
     assert num_parameters(make_network(NetworkConfig(), images(), seed=1)) == convolutions + heads
@@ -134,12 +134,12 @@ def test_width_scales_the_channels_and_the_hidden_layers_of_images():
     }
 
 
-def test_a_tiny_width_leaves_one_unit_of_everything():
+def test_tiny_width_leaves_one_unit_per_layer():
     network = make_network(NetworkConfig(width=0.001), images(), seed=1)
     assert network(observations(images())).shape == (3, 6)
 
 
-def test_the_mean_over_actions_is_the_value_and_the_differences_are_the_advantages():
+def test_mean_over_actions_is_the_value_of_the_state():
     schema = images()
     network = make_network(small(), schema, seed=1)
     before = network(observations(schema))
@@ -150,20 +150,20 @@ def test_the_mean_over_actions_is_the_value_and_the_differences_are_the_advantag
 
 
 @pytest.mark.parametrize(("schema", "divisor"), [(images(), 255), (vectors(dtype="uint8"), 255), (vectors(), 1)])
-def test_bytes_are_scaled_to_one_inside_and_floats_are_left_alone(schema, divisor):
+def test_network_scales_bytes_but_not_floats(schema, divisor):
     network = make_network(small(), schema, seed=1)
     observation = observations(schema)
     torch.testing.assert_close(network(observation), network(observation.float() / divisor))
 
 
-def test_the_observation_is_not_written_to():
+def test_forward_does_not_change_the_observation():
     for schema in (images(), vectors()):
         observation = observations(schema)
         make_network(small(), schema, seed=1)(observation)
         assert torch.equal(observation, observations(schema))
 
 
-def test_channels_last_changes_neither_values_nor_the_flat_parameters():
+def test_channels_last_changes_neither_values_nor_flat_parameters():
     schema = images()
     network = make_network(small(), schema, seed=1)
     other = make_network(small(), schema, seed=1).to(memory_format=torch.channels_last)
@@ -175,7 +175,7 @@ def test_channels_last_changes_neither_values_nor_the_flat_parameters():
 
 
 @pytest.mark.parametrize("schema", [images(), vectors()])
-def test_under_autocast_the_answer_is_float32_and_finer_than_bfloat16(schema):
+def test_output_under_autocast_is_float32_and_finer_than_bfloat16(schema):
     network = make_network(small(), schema, seed=1)
     with torch.no_grad():
         network.value.output.bias += 2
@@ -188,7 +188,7 @@ def test_under_autocast_the_answer_is_float32_and_finer_than_bfloat16(schema):
 
 
 @pytest.mark.parametrize("bfloat16", [False, True])
-def test_acts_by_the_same_values_in_either_format(bfloat16):
+def test_q_values_agree_in_both_number_formats(bfloat16):
     network = make_network(small(hidden=256), images(), seed=1)
     observation = observations(images())
     with torch.no_grad():
@@ -203,13 +203,13 @@ def test_acts_by_the_same_values_in_either_format(bfloat16):
 
 
 @pytest.mark.parametrize("schema", [images(), vectors()])
-def test_equal_seeds_give_equal_parameters_and_other_seeds_others(schema):
+def test_parameters_depend_only_on_the_seed(schema):
     one, same, other = (flatten_parameters(make_network(small(), schema, seed=seed)) for seed in (7, 7, 8))
     assert np.array_equal(one, same)
     assert not np.array_equal(one, other)
 
 
-def test_the_global_generator_is_neither_read_nor_moved():
+def test_global_generator_is_neither_read_nor_advanced():
     torch.manual_seed(5)
     expected = torch.rand(4)
     torch.manual_seed(5)
@@ -221,15 +221,15 @@ def test_the_global_generator_is_neither_read_nor_moved():
 # What it refuses
 
 
-def test_refuses_images_that_vanish_in_the_convolutions():
-    with pytest.raises(UsageError, match=r"35 x 35 pixels .* need at least 36 x 36: raise environment.image_size"):
+def test_images_too_small_for_the_convolutions_are_refused():
+    with pytest.raises(UsageError, match=r"35 x 35 .*36 x 36.*environment\.image_size"):
         make_network(small(), images(35), seed=1)
 
 
 @pytest.mark.parametrize("shape", [(), (84, 84, 3)])
-def test_refuses_frames_that_are_neither_images_nor_vectors(shape):
+def test_frames_that_are_no_images_or_vectors_are_refused(shape):
     schema = Schema(frame_shape=shape, frame_dtype="uint8", stack=1, num_actions=2, n_step=1, codec="raw")
-    with pytest.raises(UsageError, match="neither images"):
+    with pytest.raises(UsageError, match=r"network\.factory"):
         make_network(small(), schema, seed=1)
 
 
@@ -247,7 +247,7 @@ def test_parameters_survive_the_round_trip(schema, config):
     assert torch.equal(target(observations(schema)), source(observations(schema)))
 
 
-def test_the_flat_parameters_follow_the_order_of_the_state_dict():
+def test_flat_parameters_follow_the_order_of_the_state_dict():
     network = make_network(small(), vectors(), seed=1)
     expected = np.concatenate([tensor.numpy().ravel() for tensor in network.state_dict().values()])
     assert np.array_equal(flatten_parameters(network), expected)
@@ -289,17 +289,17 @@ def test_parameters_load_from_the_bytes_of_a_message():
 
 
 @pytest.mark.parametrize(("shape", "text"), [((7,), r"\[7\]"), ((9,), r"\[9\]"), ((2, 4), r"\[2, 4\]")])
-def test_refuses_parameters_of_another_network_and_changes_nothing(shape, text):
+def test_parameters_of_another_network_are_refused(shape, text):
     module = nn.Linear(3, 2)
     before = flatten_parameters(module)
-    with pytest.raises(UsageError, match=rf"{text}, but this network has 8.*network\.\* settings"):
+    with pytest.raises(UsageError, match=rf"{text}.*\b8\b.*network\.\*"):
         load_parameters(module, np.zeros(shape, np.float32))
     assert np.array_equal(flatten_parameters(module), before)
 
 
 @pytest.mark.parametrize("function", [flatten_parameters, num_parameters])
-def test_refuses_tensors_that_are_not_float32(function):
-    with pytest.raises(UsageError, match=r"the network's tensor 'num_batches_tracked' is int64.*LayerNorm"):
+def test_tensors_that_are_not_float32_are_refused(function):
+    with pytest.raises(UsageError, match=r"'num_batches_tracked' is int64.*LayerNorm"):
         function(nn.BatchNorm1d(3))
 
 
@@ -371,29 +371,29 @@ def custom(factory, schema=None, seed=1):
     return make_network(NetworkConfig(factory=factory), schema or vectors(), seed=seed)
 
 
-def test_a_factory_in_the_current_directory_is_found_and_called_with_the_schema(folder):
+def test_factory_in_the_current_folder_gets_the_schema(folder):
     network = custom("my_networks:good", vectors(4, stack=2, num_actions=5))
     assert network(torch.zeros(3, 2, 4)).shape == (3, 5)
     assert num_parameters(network) == (2 * 4 + 1) * 5
 
 
-def test_a_factory_of_image_networks_is_given_bytes(folder):
+def test_factory_for_images_is_checked_with_bytes(folder):
     assert custom("my_networks:pixels", images())(observations(images())).shape == (3, 6)
 
 
-def test_a_factorys_network_is_initialised_by_the_seed_too(folder):
+def test_custom_network_is_initialized_with_the_seed(folder):
     one, same, other = (flatten_parameters(custom("my_networks:good", seed=seed)) for seed in (7, 7, 8))
     assert np.array_equal(one, same)
     assert not np.array_equal(one, other)
 
 
-def test_the_current_directory_joins_the_path_once(folder):
+def test_current_folder_is_added_to_the_path_once(folder):
     custom("my_networks:good")
     custom("my_networks:good")
     assert sys.path.count(str(folder)) == 1
 
 
-def test_a_program_started_anywhere_finds_a_factory_beside_it(folder):
+def test_program_finds_a_factory_in_its_current_folder(folder):
     program = (
         "from apex.config import NetworkConfig; from apex.dqn.networks import make_network; "
         "from apex.types import Schema; "
@@ -405,29 +405,26 @@ def test_a_program_started_anywhere_finds_a_factory_beside_it(folder):
     assert done.stdout == f"{type(custom('my_networks:good')).__name__}\n", done.stderr
 
 
-@pytest.mark.parametrize(
-    ("factory", "message"),
-    [
-        ("no_such_module:good", r"cannot import 'no_such_module' in the folder /.*ModuleNotFoundError"),
-        ("my_broken_networks:good", r"cannot import 'my_broken_networks' in the folder /.*SyntaxError"),
-        (":good", r"cannot import ''"),
-        ("my_networks:missing", r"'my_networks' has no function or class 'missing'"),
-        ("my_networks:number", r"'my_networks' has no function or class 'number'"),
-        ("my_networks:raises", r"raised KeyError: 'lost'"),
-        ("my_networks:not_a_module", r"must return a torch.nn.Module, got function"),
-        (
-            "my_networks:shape",
-            r"given float32\[2, 1, 4\], returned float32\[2, 3\]; the output must be finite float32\[2, 2\]",
-        ),
-        ("my_networks:dtype", r"returned float64\[2, 2\]; the output must be finite float32\[2, 2\]"),
-        ("my_networks:infinite", r"returned \[\[inf, inf\], \[inf, inf\]\]; the output must be finite"),
-        ("my_networks:a_tuple", r"returned tuple; the output must be"),
-        ("my_networks:fails", r"given float32\[2, 1, 4\], raised RuntimeError"),
-        ("my_networks:constant", r"does not depend on any trainable parameter"),
-        ("my_networks:batch_norm", r"the network's tensor '1.num_batches_tracked' is int64"),
-    ],
-)
-def test_refuses_a_factory_that_cannot_serve_and_names_it(folder, factory, message):
-    with pytest.raises(UsageError, match=message) as refusal:
+REFUSED = {  # factory -> what the error names
+    "no_such_module:good": r"'no_such_module'.* /.*ModuleNotFoundError",
+    "my_broken_networks:good": r"'my_broken_networks'.* /.*SyntaxError",
+    ":good": r"import ''",
+    "my_networks:missing": r"'my_networks' .*'missing'",
+    "my_networks:number": r"'my_networks' .*'number'",
+    "my_networks:raises": r"KeyError: 'lost'",
+    "my_networks:not_a_module": r"function",
+    "my_networks:shape": r"float32\[2, 1, 4\] .*float32\[2, 3\].*float32\[2, 2\]",
+    "my_networks:dtype": r"float64\[2, 2\].*float32\[2, 2\]",
+    "my_networks:infinite": r"\[\[inf, inf\], \[inf, inf\]\]",
+    "my_networks:a_tuple": r"tuple",
+    "my_networks:fails": r"float32\[2, 1, 4\] .*RuntimeError",
+    "my_networks:constant": r"trainable",
+    "my_networks:batch_norm": r"'1\.num_batches_tracked' is int64.*LayerNorm",
+}
+
+
+@pytest.mark.parametrize(("factory", "names"), REFUSED.items(), ids=REFUSED)
+def test_unusable_factory_is_refused_by_its_name(folder, factory, names):
+    with pytest.raises(UsageError, match=names) as refusal:
         custom(factory)
-    assert f"network.factory {factory!r}" in str(refusal.value)
+    assert f"network.factory {factory!r}" in refusal.value.problem

@@ -90,7 +90,7 @@ def told_by(factory, actions):
     return RECORDERS[-1].told
 
 
-def test_values_are_scaled_to_the_bounds_and_have_the_shape_of_the_space():
+def test_actions_are_scaled_to_the_bounds_and_shape_of_the_space():
     schema = describe(make_config(here(Arm)), 3)
     assert (schema.num_actions, schema.action_size, schema.masked) == (0, 4, False)
     actions = np.array([[-1, -1, -1, -1], [1, 1, 1, 1], [0, 0, 0, 0], [0.5, -0.5, 0.25, -1]], np.float32)
@@ -99,7 +99,7 @@ def test_values_are_scaled_to_the_bounds_and_have_the_shape_of_the_space():
     assert [action.tolist() for action in told] == expected
 
 
-def test_no_value_leaves_its_bounds_by_rounding():
+def test_rounding_does_not_exceed_the_bounds():
     """`Recorder` refuses what its space does not contain."""
     rng = np.random.default_rng(0)
     edges = np.float32([-1, 1, np.nextafter(np.float32(1), np.float32(0))])[:, None]
@@ -129,7 +129,7 @@ def test_pendulum_is_described_and_stepped():
         (Switches, 16, 6, [[0, 1], [1, 0]]),
     ],
 )
-def test_each_combination_is_an_action(factory, num_actions, action, expected):
+def test_each_combination_of_values_is_an_action(factory, num_actions, action, expected):
     schema = describe(make_config(here(factory)), 3)
     assert (schema.num_actions, schema.action_size) == (num_actions, 0)
     (told,) = told_by(factory, np.array([action]))
@@ -149,20 +149,20 @@ def test_each_combination_is_an_action(factory, num_actions, action, expected):
         (Both, "only Discrete, MultiDiscrete, MultiBinary and Box are supported"),
     ],
 )
-def test_refuses_spaces_that_cannot_be_learned_and_names_them(factory, message):
+def test_unsupported_action_spaces_are_refused(factory, message):
     with pytest.raises(UsageError, match=f"environment.id '{here(factory)}' has .*{message}"):
         describe(make_config(here(factory)), 3)
 
 
 @pytest.mark.parametrize("action", [[1.01, 0, 0, 0], [np.nan, 0, 0, 0], [0, 0, 0], [[0, 0], [0, 0]]])
-def test_refuses_values_that_are_no_action(action):
+def test_invalid_actions_are_refused(action):
     environment = make(here(Arm), 1)
     environment.reset()
     with pytest.raises(ValueError, match=r"each action must be 4 values within \[-1, 1\]"):
         environment.step(np.array([action], np.float32))
 
 
-def test_one_environment_as_the_agent_sees_it_takes_scaled_values():
+def test_agent_environment_takes_scaled_actions():
     config = make_config(here(Arm))
     environment = AgentEnvironment(config, describe(config, 3))
     assert environment.action_space == spaces.Box(-1, 1, (4,), np.float32)
@@ -172,7 +172,7 @@ def test_one_environment_as_the_agent_sees_it_takes_scaled_values():
     environment.close()
 
 
-def test_the_same_seed_plays_the_same_game_with_continuous_actions():
+def test_equal_seeds_give_equal_games_with_continuous_actions():
     rng = np.random.default_rng(0)
     actions = rng.uniform(-1, 1, (30, 2, 1)).astype(np.float32)
     games = [make_environment(make_config("Pendulum-v1"), 2, seed=5) for _ in "ab"]

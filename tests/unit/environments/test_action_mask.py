@@ -52,19 +52,19 @@ def allowed(mask):
     return [np.flatnonzero(row).tolist() for row in mask]
 
 
-def test_what_an_environment_gives_is_described():
+def test_masks_are_part_of_the_schema():
     assert describe(make_config(here(Gates)), 3).masked
     assert describe(make_config("Taxi-v4"), 3).masked
     assert not describe(make_config("CartPole-v1"), 3).masked
 
 
-def test_an_environment_that_cannot_be_reset_is_refused():
+def test_environment_that_cannot_be_reset_is_refused():
     with pytest.raises(UsageError, match="cannot be reset: OSError: no such level"):
         describe(make_config(here(Unstartable)), 3)
 
 
 @pytest.mark.parametrize("factory", [Gates, cut_gates])
-def test_a_mask_belongs_to_the_state_to_act_in_and_the_final_one_to_the_last_state(factory):
+def test_mask_belongs_to_its_state_and_final_mask_to_the_last(factory):
     environment = make(here(factory), 2)
     environment.reset()
     first = environment.action_mask
@@ -77,14 +77,14 @@ def test_a_mask_belongs_to_the_state_to_act_in_and_the_final_one_to_the_last_sta
     assert environment.action_mask is steps[-1].action_mask
 
 
-def test_a_tuple_of_masks_says_which_combinations_are_allowed():
+def test_tuple_of_masks_allows_combinations():
     environment = make(here(Pads), 1)
     environment.reset()
     assert allowed(environment.action_mask) == [[3, 5]]
 
 
 @pytest.mark.parametrize("kind", [list, tuple, np.array, lambda mask: np.array(mask, bool)])
-def test_the_mask_of_a_discrete_space_may_be_any_row_of_zeros_and_ones(kind):
+def test_discrete_mask_may_be_any_row_of_zeros_and_ones(kind):
     assert read_mask({"action_mask": kind([0, 1, 1])}, 3).tolist() == [False, True, True]
 
 
@@ -100,7 +100,7 @@ def test_the_mask_of_a_discrete_space_may_be_any_row_of_zeros_and_ones(kind):
         ({"action_mask": np.zeros(3)}, "an action_mask that allows no action, although the episode has not ended"),
     ],
 )
-def test_a_wrong_mask_is_a_fault_after_which_the_environment_begins_anew(info, message, caplog):
+def test_invalid_mask_is_a_fault(info, message, caplog):
     made = []
 
     def factory():
@@ -117,7 +117,7 @@ def test_a_wrong_mask_is_a_fault_after_which_the_environment_begins_anew(info, m
     assert message in caplog.text
 
 
-def test_an_environment_that_forgets_its_masks_is_at_fault(caplog):
+def test_missing_mask_is_a_fault(caplog):
     class Forgetful(Gates):
         def info(self):
             return {} if self.t else super().info()
@@ -135,7 +135,7 @@ def play_on(environment, num_steps):
     return [environment.step(np.zeros(1, np.int64)) for _ in range(num_steps)]
 
 
-def test_a_terminal_state_needs_no_mask():
+def test_terminal_state_needs_no_mask():
     class Mute(Gates):
         def info(self):
             return {"action_mask": np.zeros(3)} if self.t == self.length else super().info()
@@ -148,7 +148,7 @@ def test_a_terminal_state_needs_no_mask():
     assert all(step.failed is None for step in steps)
 
 
-def test_one_environment_as_the_agent_sees_it_tells_the_mask_in_info():
+def test_agent_environment_gives_the_mask_in_info():
     config = make_config(here(Gates))
     environment = AgentEnvironment(config, describe(config, 3))
     _, info = environment.reset(seed=1)

@@ -117,17 +117,17 @@ def broken_factory():
 @pytest.mark.parametrize(
     "name", ["ALE/Pong-v5", "PongNoFrameskip-v4", "PongDeterministic-v4", "Pong-v4", "Pong-v0", "pong", "Pong"]
 )
-def test_every_spelling_of_an_atari_game_means_the_same_environment(name):
+def test_atari_game_has_several_spellings(name):
     assert kind(make_config(name)) == "atari"
     assert describe(make_config(name), 3) == describe(make_config("ALE/Pong-v5"), 3)
 
 
 @pytest.mark.parametrize("name", ["ms_pacman", "MsPacman", "ALE/MsPacman-v5", "MsPacmanNoFrameskip-v4"])
-def test_a_game_of_two_words_is_found_in_camel_and_in_snake_case(name):
+def test_game_of_two_words_is_found_in_both_cases(name):
     assert describe(make_config(name), 3).num_actions == 9
 
 
-def test_a_gymnasium_environment_goes_before_an_atari_game_of_the_same_name():
+def test_gymnasium_id_takes_precedence_over_an_atari_game():
     assert kind(make_config("Blackjack-v1")) == "vector"
     assert kind(make_config("ALE/Blackjack-v5")) == kind(make_config("blackjack")) == "atari"
 
@@ -154,7 +154,7 @@ def test_a_gymnasium_environment_goes_before_an_atari_game_of_the_same_name():
         (here(Sentences), "has the observation space Sequence"),
     ],
 )
-def test_refuses_what_it_cannot_make_and_says_why(name, message):
+def test_unusable_environments_are_refused(name, message):
     with pytest.raises(UsageError, match=message):
         describe(make_config(name), 3)
 
@@ -184,14 +184,14 @@ def test_arguments_reach_the_factory_and_gymnasium():
         ("ALE/Pong-v5", {"mode": 3}, r"environment.args \{'mode': 3\}: ALE/Pong-v5 takes no arguments"),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused(name, args, message):
+def test_unknown_arguments_are_refused(name, args, message):
     config = make_config(name, args=args)
     for look in (lambda: describe(config, 3), lambda: kind(config), lambda: make_environment(config, 1, seed=0)):
         with pytest.raises(UsageError, match=message):
             look()
 
 
-def test_a_factory_in_the_current_directory_is_found(tmp_path, monkeypatch):
+def test_factory_in_the_current_folder_is_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     (tmp_path / "my_level_of_glass.py").write_text(
@@ -208,7 +208,7 @@ def test_a_factory_in_the_current_directory_is_found(tmp_path, monkeypatch):
 # Schemas
 
 
-def test_describes_an_atari_game_by_the_settings():
+def test_schema_of_an_atari_game_follows_the_settings():
     schema = describe(make_config("pong", image_size=64, frame_stack=3, full_action_space=True), 5)
     assert (schema.frame_shape, schema.frame_dtype, schema.stack) == ((64, 64), "uint8", 3)
     assert (schema.num_actions, schema.n_step, schema.codec) == (18, 5, "lz4")
@@ -218,14 +218,14 @@ def test_describes_an_atari_game_by_the_settings():
     ("name", "shape", "num_actions"),
     [("CartPole-v1", (4,), 2), ("FrozenLake-v1", (16,), 4), (here(Board), (6,), 3), (here(Mixed), (5,), 3)],
 )
-def test_describes_vectors_as_a_raw_stack_of_one(name, shape, num_actions):
+def test_schema_of_vectors_is_a_raw_stack_of_one(name, shape, num_actions):
     schema = describe(make_config(name), 3)
     assert (schema.frame_shape, schema.frame_dtype, schema.stack) == (shape, "float32", 1)
     assert (schema.num_actions, schema.codec) == (num_actions, "raw")
     assert kind(make_config(name)) == "vector"
 
 
-def test_describes_images_like_an_atari_game():
+def test_schema_of_images_is_that_of_an_atari_game():
     schema = describe(make_config(here(Pictures)), 3)
     assert (schema.frame_shape, schema.frame_dtype, schema.stack, schema.codec) == ((84, 84), "uint8", 4, "lz4")
     assert kind(make_config(here(Pictures))) == "image"
@@ -251,19 +251,19 @@ class Grid(Pictures):
         (ReadyPictures, []),
     ],
 )
-def test_tells_what_becomes_of_images(game, told):
+def test_conversion_of_images_is_described(game, told):
     heard = []
     describe(make_config(here(game)), 3, heard.append)
     assert heard == [f"{here(game)}: {sentence} (--environment.image-size)" for sentence in told]
 
 
-def test_refuses_a_grid_of_cells_that_resizing_would_blur():
+def test_small_grid_of_cells_is_refused():
     with pytest.raises(UsageError, match=r"15 x 84 pixels.*resized to 84 x 84.*FlattenObservation"):
         describe(make_config(here(Grid)), 3)
 
 
 @pytest.mark.parametrize("name", ["pong", "CartPole-v1", "FrozenLake-v1", here(Pictures), here(Mixed)])
-def test_what_is_described_is_what_is_played(name):
+def test_schema_equals_the_played_observations(name):
     schema = describe(make_config(name), 3)
     first, (step,) = play(make(name, 3), np.zeros((1, 3), np.int64))
     for observation in (first, step.observation, step.final_observation):
@@ -272,7 +272,7 @@ def test_what_is_described_is_what_is_played(name):
     assert (step.truncated.dtype, step.life_lost.dtype) == (np.bool_, np.bool_)
 
 
-def test_no_emulator_thread_is_left_behind():
+def test_describing_leaves_no_emulator_thread():
     before = num_threads()
     describe(make_config(), 3)
     assert num_threads() == before
@@ -286,7 +286,7 @@ def test_no_emulator_thread_is_left_behind():
 # Atari
 
 
-def test_atari_is_what_ale_shows_pixel_by_pixel():
+def test_atari_frames_equal_ales():
     actions = make_actions(300, 2, 4)
     first, steps = play(make("breakout", 2, sticky_actions=0.25), actions)
     oracle = AtariVectorEnv(
@@ -307,7 +307,7 @@ def test_atari_is_what_ale_shows_pixel_by_pixel():
     assert num_ended >= 2
 
 
-def test_atari_is_what_gymnasiums_own_wrappers_show_pixel_by_pixel():
+def test_atari_frames_equal_those_of_gymnasiums_wrappers():
     # Freeway, as these wrappers press no FIRE; without no-ops, as they draw other ones.
     single = gymnasium.make("ALE/Freeway-v5", frameskip=1, repeat_action_probability=0.0)
     oracle = gymnasium.wrappers.AtariPreprocessing(single, noop_max=0, frame_skip=4, screen_size=84)
@@ -324,14 +324,14 @@ def test_atari_is_what_gymnasiums_own_wrappers_show_pixel_by_pixel():
     oracle.close()
 
 
-def test_an_atari_episode_begins_with_three_zero_frames_and_its_first():
+def test_atari_episode_begins_with_three_zero_frames():
     first, steps = play(make(max_episode_frames=8), np.zeros((2, 2), np.int64))
     for observation in (first, steps[1].observation):
         assert (observation[:, :3] == 0).all()
         assert observation[:, 3].any(axis=(1, 2)).all()
 
 
-def test_frames_move_up_by_one_at_each_step_also_into_the_final_observation():
+def test_stack_moves_by_one_frame_even_into_the_final_observation():
     actions = make_actions(30, 2, 6)
     before, steps = play(make(max_episode_frames=40), actions)
     for step in steps:
@@ -345,7 +345,7 @@ def test_frames_move_up_by_one_at_each_step_also_into_the_final_observation():
 @pytest.mark.parametrize(
     ("frame_skip", "max_episode_frames", "num_steps"), [(4, 40, 10), (4, 41, 11), (1, 7, 7), (3, 9, 3), (4, 1, 1)]
 )
-def test_the_frame_limit_counts_emulator_frames_and_truncates(frame_skip, max_episode_frames, num_steps):
+def test_frame_limit_counts_emulator_frames_and_truncates(frame_skip, max_episode_frames, num_steps):
     environment = make(frame_skip=frame_skip, max_episode_frames=max_episode_frames)
     _, steps = play(environment, np.zeros((2 * num_steps, 2), np.int64))
     expected = [[t in (num_steps, 2 * num_steps)] * 2 for t in range(1, 2 * num_steps + 1)]
@@ -353,7 +353,7 @@ def test_the_frame_limit_counts_emulator_frames_and_truncates(frame_skip, max_ep
     assert not any(step.terminated.any() for step in steps)
 
 
-def test_a_game_that_ends_at_its_frame_limit_is_terminated_and_not_truncated():
+def test_game_that_ends_at_its_frame_limit_is_terminated():
     actions = make_actions(600, 1, 4)
     _, steps = play(make("breakout", 1), actions)
     length = 1 + next(t for t, step in enumerate(steps) if step.terminated[0])
@@ -363,7 +363,7 @@ def test_a_game_that_ends_at_its_frame_limit_is_terminated_and_not_truncated():
         assert (last.terminated[0], last.truncated[0]) == (terminated, not terminated)
 
 
-def test_a_lost_life_is_told_apart_from_the_end_of_the_game():
+def test_lost_life_differs_from_the_end_of_the_game():
     _, steps = play(make("breakout", 2, max_episode_frames=4000), make_actions(900, 2, 4))
     games = [[], []]
     lives = [0, 0]
@@ -378,7 +378,7 @@ def test_a_lost_life_is_told_apart_from_the_end_of_the_game():
     assert {count for game in games for count in game} == {4}  # Five lives: the last one ends the game.
 
 
-def test_the_lives_at_the_frame_limit_are_those_of_the_next_game_so_that_a_life_lost_there_is_unknown():
+def test_life_lost_at_the_frame_limit_is_not_reported():
     """Once ALE tells them apart, AtariEnvironment can report such a life."""
     games = AtariVectorEnv(
         "breakout", 1, autoreset_mode="SameStep", max_num_frames_per_episode=400, episodic_life=False
@@ -392,7 +392,7 @@ def test_the_lives_at_the_frame_limit_are_those_of_the_next_game_so_that_a_life_
     assert set(infos[-1]) - set(infos[-2]) == {"final_obs"}
 
 
-def test_breakout_goes_on_by_itself_only_where_a_lost_life_is_followed_by_fire():
+def test_breakout_continues_after_a_lost_life_only_with_fire():
     nothing = np.zeros((300, 2), np.int64)
     _, steps = play(make("breakout", 2), nothing)
     assert sum(step.life_lost.sum() for step in steps) == 2
@@ -402,7 +402,7 @@ def test_breakout_goes_on_by_itself_only_where_a_lost_life_is_followed_by_fire()
 
 
 @pytest.mark.parametrize(("game", "fire"), [("breakout", 1), ("ms_pacman", None)])
-def test_fire_takes_the_place_of_the_one_action_after_a_lost_life(game, fire):
+def test_fire_replaces_one_action_after_a_lost_life(game, fire):
     """As a loop does that presses it by hand; where the game has no FIRE, the action is played."""
     by_itself, by_hand = (make(game, 3, fire_after_life_loss=setting) for setting in (True, False))
     assert np.array_equal(by_itself.reset(), by_hand.reset())
@@ -429,7 +429,7 @@ def test_atari_rewards_are_not_clipped():
 
 
 @pytest.mark.parametrize("settings", [{"sticky_actions": 0.25}, {"fire_after_life_loss": True}])
-def test_the_picture_shows_the_same_atari_game_in_colour(settings):
+def test_picture_shows_the_same_atari_game_in_colour(settings):
     # The gray frame that is played must follow from the picture, also through stickiness, lives and new games.
     plain, drawn = (make("breakout", 2, **settings, pictures=pictures) for pictures in (False, True))
     assert np.array_equal(plain.reset(), drawn.reset())
@@ -449,7 +449,7 @@ def test_the_picture_shows_the_same_atari_game_in_colour(settings):
 
 
 @pytest.mark.parametrize("action", [-1, 6])
-def test_atari_refuses_an_action_that_the_game_does_not_have(action):
+def test_invalid_atari_action_is_refused(action):
     environment = make()
     environment.reset()
     with pytest.raises(ValueError, match=f"actions must be 0 ... 5, got .*{action}"):
@@ -460,7 +460,7 @@ def test_atari_refuses_an_action_that_the_game_does_not_have(action):
 
 
 @pytest.mark.parametrize("name", ["breakout", "CartPole-v1", "FrozenLake-v1"])
-def test_the_same_seed_plays_the_same_games_step_for_step(name):
+def test_equal_seeds_give_equal_games(name):
     actions = make_actions(300, 2, 2)
     (first, steps), (again, steps_again) = (play(make(name, 2, seed=7, sticky_actions=0.25), actions) for _ in "ab")
     assert np.array_equal(first, again)
@@ -470,20 +470,20 @@ def test_the_same_seed_plays_the_same_games_step_for_step(name):
 
 
 @pytest.mark.parametrize("name", ["pong", "CartPole-v1"])
-def test_an_environment_is_the_same_however_many_stand_beside_it(name):
+def test_game_does_not_depend_on_the_number_of_environments(name):
     actions = make_actions(20, 3, 2)
     few, many = play(make(name, 2), actions[:, :2])[1], play(make(name, 3), actions)[1]
     assert all(np.array_equal(a.observation, b.observation[:2]) for a, b in zip(few, many, strict=True))
 
 
-def test_neighbouring_seeds_share_no_environment():
+def test_neighbouring_seeds_share_no_game():
     # Where ALE's seeds run from `seed` on, environment 1 of seed 1 would be environment 0 of seed 2.
     firsts = [make("CartPole-v1", 8, seed=seed).reset() for seed in range(8)]
     assert len({row.tobytes() for first in firsts for row in first}) == 64
 
 
 @pytest.mark.parametrize("name", ["freeway", "CartPole-v1"])
-def test_a_second_reset_begins_other_episodes_and_the_same_ones_in_every_run(name):
+def test_second_reset_begins_other_but_reproducible_episodes(name):
     environment, again = make(name, 2), make(name, 2)
     firsts, seconds = zip(*((one.reset(), one.reset()) for one in (environment, again)), strict=True)
     assert np.array_equal(*firsts)
@@ -496,7 +496,7 @@ def test_a_second_reset_begins_other_episodes_and_the_same_ones_in_every_run(nam
 
 @pytest.mark.filterwarnings("ignore:builtin type:DeprecationWarning")  # Box2D dies of it when it is an error.
 @pytest.mark.parametrize("name", ["CartPole-v1", "FrozenLake-v1", "LunarLander-v3"])
-def test_is_what_a_loop_over_one_gymnasium_environment_gives(name):
+def test_steps_equal_a_loop_over_one_gymnasium_environment(name):
     schema = describe(make_config(name), 3)
     actions = make_actions(300, 2, schema.num_actions)
     first, steps = play(make(name), actions)
@@ -521,7 +521,7 @@ def test_is_what_a_loop_over_one_gymnasium_environment_gives(name):
         oracle.close()
 
 
-def test_an_episode_that_ends_hands_out_its_last_observation_and_the_next_ones_first():
+def test_end_of_an_episode_gives_last_and_first_observation():
     first, steps = play(make(here(make_counter), 1), np.zeros((4, 1), np.int64))
     assert first.tolist() == [[[1, 0]]]
     assert [step.observation.tolist() for step in steps] == [[[[1, 1]]], [[[1, 2]]], [[[2, 0]]], [[[2, 1]]]]
@@ -530,7 +530,7 @@ def test_an_episode_that_ends_hands_out_its_last_observation_and_the_next_ones_f
     assert not any(step.truncated.any() or step.life_lost.any() for step in steps)
 
 
-def test_an_episode_of_one_step_ends_at_each_step():
+def test_episodes_of_one_step_end_at_each_step():
     first, steps = play(make(here(make_one_step_counter), 2), np.zeros((3, 2), np.int64))
     assert first.tolist() == [[[1, 0]]] * 2
     for t, step in enumerate(steps, start=1):
@@ -539,7 +539,7 @@ def test_an_episode_of_one_step_ends_at_each_step():
         assert step.observation.tolist() == [[[t + 1, 0]]] * 2
 
 
-def test_who_rests_stands_still_until_the_next_reset_and_disturbs_nobody():
+def test_resting_environment_pauses_until_the_next_reset():
     environment, twin = (make(here(make_counter), 2) for _ in "ab")
     first, expected = play(twin, np.zeros((4, 2), np.int64))
     assert np.array_equal(environment.reset(), first)
@@ -556,7 +556,7 @@ def test_who_rests_stands_still_until_the_next_reset_and_disturbs_nobody():
     assert environment.step(action).observation[1].tolist() == [[2, 1]]
 
 
-def test_a_limit_is_truncation_with_the_true_last_observation():
+def test_step_limit_truncates_with_the_true_last_observation():
     _, steps = play(make(here(make_truncated_counter), 1), np.zeros((3, 1), np.int64))
     assert (steps[2].terminated.tolist(), steps[2].truncated.tolist()) == ([False], [True])
     assert steps[2].final_observation.tolist() == [[[1, 3]]]
@@ -569,18 +569,18 @@ def test_gymnasiums_time_limit_truncates():
     assert not any(step.terminated.any() for step in steps)
 
 
-def test_what_is_terminated_and_truncated_at_once_counts_as_terminated():
+def test_terminated_takes_precedence_over_truncated():
     _, steps = play(make(here(make_counter_with_both_ends), 1), np.zeros((3, 1), np.int64))
     assert (steps[2].terminated.tolist(), steps[2].truncated.tolist()) == ([True], [False])
 
 
-def test_action_numbers_begin_where_the_space_begins():
+def test_actions_begin_at_the_start_of_the_space():
     _, (step,) = play(make(here(make_counter), 3), np.array([[0, 1, 2]]))
     assert step.reward.tolist() == [5, 6, 7]  # A Counter pays what its action is called.
 
 
 @pytest.mark.parametrize("action", [-1, 3])
-def test_refuses_an_action_that_the_environment_does_not_have(action):
+def test_invalid_action_is_refused(action):
     environment = make(here(make_counter))
     environment.reset()
     with pytest.raises(ValueError, match=r"actions must be 0 ... 2, got \[0, " + str(action)):
@@ -594,12 +594,12 @@ def test_a_discrete_observation_is_one_hot():
     assert all(step.observation.sum() == 1 for step in steps)
 
 
-def test_other_spaces_are_unrolled_in_their_order():
+def test_composite_observations_are_flattened_in_order():
     assert make(here(Board), 1).reset()[0, 0].tolist() == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.5])
     assert make(here(Mixed), 1).reset().tolist() == [[[0, 1, 0, 0.25, -0.5]]]
 
 
-def test_what_was_handed_out_is_never_written_to_again():
+def test_returned_arrays_never_change():
     for name in ("pong", here(Pictures), here(make_counter)):
         environment = make(name, 2)
         kept = [environment.reset()]
@@ -621,7 +621,7 @@ def test_close_closes_every_environment():
     assert [env.closed for env in envs] == [True] * 3
 
 
-def test_describing_closes_what_it_made_also_when_it_refuses():
+def test_describing_closes_the_environment_even_if_refused():
     envs = []
     FACTORY.make = lambda: envs.append(Sentences()) or envs[-1]
     with pytest.raises(UsageError):
@@ -633,7 +633,7 @@ def test_describing_closes_what_it_made_also_when_it_refuses():
 
 
 @pytest.mark.parametrize("env", [Pictures, GrayPictures, OneChannelPictures, TransparentPictures])
-def test_images_are_grayed_resized_and_stacked_after_zero_frames(env):
+def test_images_are_grayscale_resized_and_stacked(env):
     def gray(episode, t):
         image = np.random.default_rng([episode, t]).integers(0, 256, env.shape, np.uint8)
         if len(env.shape) == 3 and env.shape[2] > 1:
@@ -653,7 +653,7 @@ def test_images_are_grayed_resized_and_stacked_after_zero_frames(env):
     assert np.array_equal(stacks[6][2], steps[5].observation[0, 3])
 
 
-def test_image_size_and_stack_are_the_configurations():
+def test_image_size_and_stack_are_configured():
     first = make(here(Pictures), 1, image_size=40, frame_stack=2).reset()
     assert first.shape == (1, 2, 40, 40)
 
@@ -661,7 +661,7 @@ def test_image_size_and_stack_are_the_configurations():
 # Pictures
 
 
-def test_the_picture_is_what_environment_0_renders():
+def test_picture_is_the_rendering_of_environment_0():
     environment = make(here(Pictures), 2, pictures=True)
     environment.reset()
     environment.step(np.zeros(2, np.int64))
@@ -669,7 +669,7 @@ def test_the_picture_is_what_environment_0_renders():
 
 
 @pytest.mark.parametrize("name", ["pong", here(Pictures)])
-def test_a_picture_that_was_not_asked_for_at_the_start_is_refused(name):
+def test_picture_without_pictures_is_refused(name):
     environment = make(name)
     environment.reset()
     with pytest.raises(RuntimeError, match="pictures=True"):
@@ -680,6 +680,6 @@ def test_a_picture_that_was_not_asked_for_at_the_start_is_refused(name):
     ("factory", "message"),
     [(make_counter, "cannot be made with render_mode='rgb_array': TypeError"), (Undrawable, "cannot be drawn.*None")],
 )
-def test_refuses_to_draw_what_cannot_be_drawn(factory, message):
+def test_environment_that_cannot_be_drawn_is_refused(factory, message):
     with pytest.raises(UsageError, match=message):
         make(here(factory), pictures=True)

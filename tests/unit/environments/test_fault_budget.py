@@ -71,7 +71,7 @@ BAD_ANSWERS = [
 
 
 @pytest.mark.parametrize(("fault", "words"), BAD_ANSWERS)
-def test_a_fault_is_named_and_cuts_off_one_episode_of_one_stream(fault, words, caplog):
+def test_fault_ends_the_episode_of_its_stream_only(fault, words, caplog):
     environment, made = make_faulty(fault, length=9)
     environment.reset()
     steps = [environment.step(np.zeros(3, np.int64)) for _ in range(3)]
@@ -91,7 +91,7 @@ def test_a_fault_is_named_and_cuts_off_one_episode_of_one_stream(fault, words, c
     assert [env.closed for env in made] == [False, True, False, False]
 
 
-def test_the_log_has_the_environments_own_traceback(caplog):
+def test_log_contains_the_environments_traceback(caplog):
     environment, _ = make_faulty({"error": KeyError("door")})
     play(environment, np.zeros((2, 3), np.int64))
     assert 'raise fault["error"]' in caplog.text
@@ -112,7 +112,7 @@ def test_the_log_has_the_environments_own_traceback(caplog):
         ({"info": ["not a dict"]}, 5, False),
     ],
 )
-def test_what_can_be_understood_is_no_fault(answer, reward, ended, caplog):
+def test_unusual_but_valid_values_are_accepted(answer, reward, ended, caplog):
     environment, _ = make_faulty(answer, length=9)
     _, steps = play(environment, np.zeros((2, 3), np.int64))
     assert steps[1].reward[1] == reward
@@ -120,7 +120,7 @@ def test_what_can_be_understood_is_no_fault(answer, reward, ended, caplog):
     assert caplog.records == []
 
 
-def test_values_outside_the_declared_bounds_are_taken_as_they_are():
+def test_observation_outside_its_bounds_is_accepted_unchanged():
     class Sloppy(Counter):
         observation_space = spaces.Box(-1, 1, (2,), np.float32)
 
@@ -130,7 +130,7 @@ def test_values_outside_the_declared_bounds_are_taken_as_they_are():
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.int64, np.int8, np.bool_])
-def test_vectors_of_any_number_become_float32(dtype):
+def test_vectors_of_any_dtype_become_float32(dtype):
     class Typed(Counter):
         observation_space = spaces.Box(0, 1, (2,), dtype) if dtype != np.bool_ else spaces.MultiBinary(2)
 
@@ -143,7 +143,7 @@ def test_vectors_of_any_number_become_float32(dtype):
 
 
 @pytest.mark.parametrize("kind", [Counter, Pictures])
-def test_an_array_that_the_environment_uses_again_is_copied(kind):
+def test_reused_observation_array_is_copied(kind):
     class Reusing(kind):
         buffer = None
 
@@ -162,7 +162,7 @@ def test_an_array_that_the_environment_uses_again_is_copied(kind):
         assert np.array_equal(step.final_observation, other.final_observation)
 
 
-def test_an_array_of_any_layout_will_do():
+def test_observation_may_have_any_memory_layout():
     class Transposed(Pictures):
         def observe(self):
             return np.asfortranarray(super().observe())[::-1][::-1]
@@ -171,14 +171,14 @@ def test_an_array_of_any_layout_will_do():
     assert np.array_equal(make(NAME, 1).reset(), make(here(Pictures), 1).reset())
 
 
-def test_a_last_observation_that_is_not_finite_ends_its_episode_before_that_step():
+def test_non_finite_last_observation_ends_the_episode_before_it():
     environment, _ = make_faulty({"observation": np.array([np.inf, 0])}, at=1, length=1)
     _, (step,) = play(environment, np.zeros((1, 3), np.int64))
     assert step.failed.tolist() == [False, True, False]
     assert step.terminated.tolist() == [True, False, True]
 
 
-def test_an_image_of_another_shape_or_type_is_a_fault(caplog):
+def test_image_of_another_shape_or_dtype_is_a_fault(caplog):
     for image in (np.zeros((100, 120), np.uint8), np.zeros((100, 120, 3), np.float32)):
         environment, _ = make_faulty({"observation": image}, at=1, kind=Pictures)
         _, (step,) = play(environment, np.zeros((1, 3), np.int64))
@@ -186,7 +186,7 @@ def test_an_image_of_another_shape_or_type_is_a_fault(caplog):
         assert f"returned an observation {image.dtype}[100, 120" in caplog.records[-1].getMessage()
 
 
-def test_an_observation_outside_a_discrete_space_is_a_fault(caplog):
+def test_observation_outside_a_discrete_space_is_a_fault(caplog):
     play(make(here(Tokens), 1), np.zeros((4, 1), np.int64))
     assert "returned the observation 14, which does not belong to Discrete(4, start=10)" in caplog.text
 
@@ -206,7 +206,7 @@ class Stubborn(Counter):
         return super().reset(seed=seed, options=options)
 
 
-def test_a_reset_that_fails_is_tried_again_with_a_new_environment(caplog, monkeypatch):
+def test_failed_reset_is_repeated_with_a_new_environment(caplog, monkeypatch):
     FACTORY.make = Stubborn
     monkeypatch.setattr(Stubborn, "failures", 3)
     first, steps = play(make(NAME), np.zeros((4, 2), np.int64))
@@ -215,7 +215,7 @@ def test_a_reset_that_fails_is_tried_again_with_a_new_environment(caplog, monkey
     assert f"{NAME}: environment 0 of 2 raised OSError: locked (in its reset), at step 0" in caplog.text
 
 
-def test_a_reset_that_fails_after_an_episode_costs_no_transition(monkeypatch):
+def test_failed_reset_after_an_episode_loses_no_transition(monkeypatch):
     FACTORY.make = Stubborn
     environment = make(NAME, 1)
     environment.reset()
@@ -226,7 +226,7 @@ def test_a_reset_that_fails_after_an_episode_costs_no_transition(monkeypatch):
     assert steps[2].observation.tolist() == [[[1, 0]]]
 
 
-def test_a_reset_of_the_old_kind_is_told_what_is_asked_for():
+def test_reset_without_info_is_a_fault():
     class Old(Counter):
         def reset(self, *, seed=None, options=None):
             return np.zeros(2)
@@ -236,7 +236,7 @@ def test_a_reset_of_the_old_kind_is_told_what_is_asked_for():
         make(NAME).reset()
 
 
-def test_the_new_environment_plays_another_game_than_the_one_that_failed_and_the_same_in_every_run():
+def test_new_environment_plays_another_but_reproducible_game():
     seeds = []
     for _ in range(2):
         environment, made = make_faulty({"error": KeyError("door")})
@@ -251,7 +251,7 @@ def test_the_new_environment_plays_another_game_than_the_one_that_failed_and_the
 # Too many
 
 
-def test_faults_without_end_are_raised_with_the_first_cause():
+def test_frequent_faults_are_raised_with_the_first_cause():
     class Broken(Counter):
         def step(self, action):
             raise ValueError("later") if hasattr(Broken, "failed") else KeyError("first")
@@ -270,7 +270,7 @@ def test_faults_without_end_are_raised_with_the_first_cause():
     assert isinstance(raised.value.__cause__, ValueError)
 
 
-def test_an_environment_that_can_not_be_made_again_ends_it_too():
+def test_environment_that_cannot_be_created_again_is_a_failure():
     made = []
 
     def factory():
@@ -286,7 +286,7 @@ def test_an_environment_that_can_not_be_made_again_ends_it_too():
         environment.step(np.zeros(2, np.int64))
 
 
-def test_a_rare_fault_is_borne_for_ever_and_its_log_has_an_end(caplog):
+def test_rare_faults_are_tolerated_and_the_log_stays_short(caplog):
     patience = FaultBudget("maze", 2)
     for _ in range(2 * MAX_FAULTS):
         for _ in range(FORGIVEN_STEPS // 2):
@@ -301,7 +301,7 @@ def test_a_rare_fault_is_borne_for_ever_and_its_log_has_an_end(caplog):
 # The rest
 
 
-def test_a_close_that_fails_keeps_no_other_open(caplog):
+def test_failed_close_does_not_keep_others_open(caplog):
     class Jammed(Counter):
         def close(self):
             super().close()
@@ -325,7 +325,7 @@ def test_a_close_that_fails_keeps_no_other_open(caplog):
         (lambda self: 1 / 0, r"raised ZeroDivisionError: division by zero \(in its render\)"),
     ],
 )
-def test_a_rendering_that_fails_or_is_no_picture_is_a_failure(render, words, monkeypatch):
+def test_failed_or_invalid_rendering_is_a_failure(render, words, monkeypatch):
     monkeypatch.setattr(Pictures, "render", render)
     FACTORY.make = lambda: Pictures("rgb_array")
     environment = make(here(Pictures), pictures=True)
@@ -343,7 +343,7 @@ def test_a_rendering_that_fails_or_is_no_picture_is_a_failure(render, words, mon
         (spaces.Tuple([spaces.Sequence(spaces.Discrete(2)), spaces.Discrete(2)]), "Sequence"),
     ],
 )
-def test_observations_that_cannot_be_learned_from_are_refused_before_the_start(space, words):
+def test_unsupported_observation_spaces_are_refused(space, words):
     class Odd(Counter):
         observation_space = space
 
@@ -352,7 +352,7 @@ def test_observations_that_cannot_be_learned_from_are_refused_before_the_start(s
         describe(make_config(NAME), 3)
 
 
-def test_one_action_is_enough():
+def test_environment_may_have_one_action():
     class Watching(Counter):
         action_space = spaces.Discrete(1, start=-3)
 
@@ -362,7 +362,7 @@ def test_one_action_is_enough():
     assert step.reward.tolist() == [-3]
 
 
-def test_huge_images_become_small_frames():
+def test_large_images_are_resized():
     class Huge(Pictures):
         shape = (1_500, 1_000, 3)
 
@@ -375,7 +375,7 @@ def test_huge_images_become_small_frames():
     assert (first[0, -1] == 200).all()
 
 
-def test_warnings_of_faults_are_seen_by_the_launcher(caplog):
+def test_fault_is_logged_as_a_warning(caplog):
     """Its view shows what is logged as a warning or worse."""
     environment, _ = make_faulty({"error": KeyError("door")})
     play(environment, np.zeros((2, 3), np.int64))

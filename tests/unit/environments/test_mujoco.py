@@ -50,7 +50,7 @@ def play(name, drawn, folder=None, **variables):
         ("dm_control/cartpole-swingup-v0", "(5,) 1 float32 None 240 320 3"),
     ],
 )
-def test_a_task_is_played_and_drawn_by_its_name_without_a_screen(name, told):
+def test_mujoco_task_runs_and_renders_without_a_screen(name, told):
     done = play(name, drawn=True)
     if done.returncode and "cannot be rendered on this host" in done.stderr:  # As on a host without EGL and OSMesa.
         assert "install libegl1 and libgl1, or libosmesa6" in done.stderr
@@ -58,18 +58,18 @@ def test_a_task_is_played_and_drawn_by_its_name_without_a_screen(name, told):
     assert (done.returncode, done.stdout.strip()) == (0, told), done.stderr
 
 
-def test_warnings_of_mujoco_are_logged_once_and_leave_no_file(tmp_path):
+def test_mujoco_warnings_are_logged_once_without_a_file(tmp_path):
     done = play("HalfCheetah-v5", drawn=False, folder=tmp_path)  # Its model has an attribute that is deprecated.
     assert (done.returncode, list(tmp_path.iterdir())) == (0, [])
     assert done.stderr.count("settotalmass") <= 1
 
 
-def test_what_the_user_has_chosen_to_draw_with_stays():
+def test_users_renderer_is_kept():
     done = play("dm_control/cartpole-swingup-v0", drawn=False, MUJOCO_GL="disabled")
     assert done.stdout.strip() == "(5,) 1 float32 disabled", done.stderr
 
 
-def test_what_is_missing_to_draw_is_said(monkeypatch):
+def test_missing_renderer_is_reported_with_its_remedy(monkeypatch):
     class Undrawable(gymnasium.Env):
         def reset(self, *, seed=None, options=None):
             return 0, {}
@@ -91,13 +91,13 @@ def test_what_is_missing_to_draw_is_said(monkeypatch):
         ("dm_control/cartpole-swingup-v0", "dm_control.suite", "dm-control"),
     ],
 )
-def test_a_missing_extra_is_named_with_the_command_that_installs_it(monkeypatch, name, module, extra):
+def test_missing_extra_is_reported_with_its_command(monkeypatch, name, module, extra):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UsageError, match=rf"'{name}' needs the extra {extra}: .venv/bin/pip install -e '.\[{extra}\]'"):
         describe(make_config(name), 3)
 
 
-def test_other_environments_load_no_mujoco():
+def test_other_environments_do_not_import_mujoco():
     code = "import sys; from apex.environments.factory import *; from apex.config import EnvironmentConfig as E; "
     code += "make_environment(E(id='CartPole-v1'), 1, seed=0); assert 'mujoco' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)

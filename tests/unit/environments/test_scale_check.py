@@ -20,7 +20,7 @@ SMALL, LARGE = np.float32([1.0, -99.0]), np.float32([0.0, -101.0])
         (np.uint8([255]), 0.0, False, []),
     ],
 )
-def test_each_figure_that_is_large_is_warned_of_once(frame, reward, clip_rewards, told, caplog):
+def test_large_observations_and_rewards_are_logged_once(frame, reward, clip_rewards, told, caplog):
     check = ScaleCheck("game", clip_rewards=clip_rewards)
     for _ in range(3):
         check.look(frame, reward)
@@ -29,7 +29,7 @@ def test_each_figure_that_is_large_is_warned_of_once(frame, reward, clip_rewards
     ] * len(told)
 
 
-def test_later_steps_are_not_looked_at(caplog):
+def test_later_steps_are_not_checked(caplog):
     check = ScaleCheck("game", clip_rewards=False)
     for _ in range(NUM_STEPS):
         check.look(SMALL, 0.0)

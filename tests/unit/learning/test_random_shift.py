@@ -42,7 +42,7 @@ def offsets(before, after, pixels):
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
-def test_each_state_moves_by_a_shift_of_its_own_and_repeats_the_border(dtype):
+def test_each_state_has_its_own_shift_and_repeats_the_border(dtype):
     found = list(offsets(make_stacks(dtype), shifted(2, dtype=dtype), 2))
     for axis in (0, 1):
         assert {pair[axis] for pair in found} == {-2, -1, 0, 1, 2}
@@ -50,11 +50,11 @@ def test_each_state_moves_by_a_shift_of_its_own_and_repeats_the_border(dtype):
     assert found[:BATCH] != found[BATCH:]  # So are the two states of a transition.
 
 
-def test_no_pixels_leave_the_states_as_they_are():
+def test_shift_of_0_pixels_changes_nothing():
     np.testing.assert_array_equal(shifted(0), make_stacks())
 
 
-def test_a_seed_gives_the_same_shifts_and_each_loader_its_own():
+def test_shifts_depend_on_seed_and_loader():
     np.testing.assert_array_equal(shifted(2), shifted(2))
     assert not np.array_equal(shifted(2), shifted(2, seed=6))
     other = make_stacks()
@@ -62,7 +62,7 @@ def test_a_seed_gives_the_same_shifts_and_each_loader_its_own():
     assert not np.array_equal(shifted(2), other)
 
 
-def test_the_shifts_do_not_repeat_from_batch_to_batch():
+def test_shifts_differ_from_batch_to_batch():
     shift = RandomShift(2, np.random.default_rng(0))
     first, second = make_stacks(), make_stacks()
     shift.apply(first)

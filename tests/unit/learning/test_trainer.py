@@ -22,7 +22,7 @@ from apex.runs.checkpoints.checkpoint import LearnerState, load_checkpoint, save
 from apex.types import Progress
 
 
-def test_publishes_first_then_every_period():
+def test_parameters_are_published_first_and_every_period():
     tape = Tape(*(make_batch(number) for number in range(4)))
     trainer = make_trainer(tape, publish_period=2)
     trainer.publish_newest()
@@ -42,7 +42,7 @@ def test_publishes_first_then_every_period():
     ]
 
 
-def test_publishes_no_sooner_than_it_may_and_then_the_newest():
+def test_newest_parameters_are_published_after_the_pause():
     """Every second update at most, and every 10 s at most."""
     tape = Tape(*(make_batch(number) for number in range(7)))
     now = 0.0
@@ -54,7 +54,7 @@ def test_publishes_no_sooner_than_it_may_and_then_the_newest():
     assert [parameters.version for parameters in tape.published] == [0, 3, 6]
 
 
-def test_a_users_layers_that_only_train_are_at_rest_in_the_target():
+def test_target_network_is_in_evaluation_mode():
     class Moody(DqnAlgorithm):
         def make_network(self):
             return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(4, 3))
@@ -67,7 +67,7 @@ def test_a_users_layers_that_only_train_are_at_rest_in_the_target():
     assert [network.training for network in (trainer.online, trainer.target)] == [True, False]
 
 
-def test_priorities_are_the_td_errors_of_these_keys():
+def test_priorities_are_the_td_errors_of_the_keys():
     """Straight from the definition, with the parameters from before the update."""
     batch = make_batch(0)
     tape = Tape(batch)
@@ -83,7 +83,7 @@ def test_priorities_are_the_td_errors_of_these_keys():
     np.testing.assert_allclose(update.priorities, expected, rtol=1e-5)
 
 
-def test_the_loss_is_the_weighted_mean():
+def test_loss_is_the_weighted_mean():
     batch = make_batch(0)
     tape = Tape(batch)
     trainer = make_trainer(tape)
@@ -93,7 +93,7 @@ def test_the_loss_is_the_weighted_mean():
     assert float(trainer.figures["loss"]) == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_target_moves_every_period_only():
+def test_target_network_is_copied_every_period():
     tape = Tape(*(make_batch(number) for number in range(4)))
     trainer = make_trainer(tape, target_period=3)
     start = flatten_parameters(trainer.target)
@@ -106,7 +106,7 @@ def test_the_target_moves_every_period_only():
     assert (flatten_parameters(trainer.target) != flatten_parameters(trainer.online)).any()
 
 
-def test_what_was_published_does_not_change_with_the_next_update():
+def test_published_parameters_do_not_change_with_the_next_update():
     tape = Tape(make_batch(0), make_batch(1))
     trainer = make_trainer(tape, publish_period=1)
     trainer.step(0.0)
@@ -116,7 +116,7 @@ def test_what_was_published_does_not_change_with_the_next_update():
     assert (tape.published[1].values != before).any()
 
 
-def test_parameters_of_a_gpu_are_published_when_they_arrive_and_as_they_were():
+def test_parameters_are_published_when_their_copy_arrives():
     """They arrive after the next update here."""
     tape = Tape(make_batch(0), make_batch(1))
     trainer = make_trainer(tape, publish_period=1)
@@ -131,7 +131,7 @@ def test_parameters_of_a_gpu_are_published_when_they_arrive_and_as_they_were():
     np.testing.assert_array_equal(tape.published[0].values, expected)
 
 
-def test_nothing_is_published_until_a_gpus_step_is_recorded():
+def test_nothing_is_published_before_the_update_is_ready():
     """Another thread would free the memory of what was published, which a step that is being recorded cannot bear."""
     tape = Tape(*(make_batch(number) for number in range(4)))
     trainer = make_trainer(tape, publish_period=1)
@@ -146,7 +146,7 @@ def test_nothing_is_published_until_a_gpus_step_is_recorded():
     assert [parameters.version for parameters in tape.published] == [4]
 
 
-def test_policy_lag_is_the_learners_version_less_the_one_that_acted():
+def test_policy_lag_is_learner_version_minus_acting_version():
     tape = Tape(*(make_batch(number) for number in range(6)))
     trainer = make_trainer(tape)
     for _ in range(6):
@@ -154,7 +154,7 @@ def test_policy_lag_is_the_learners_version_less_the_one_that_acted():
     assert trainer.policy_lag == 5 - 2  # The sixth update is made by version 5.
 
 
-def test_gradients_are_clipped_by_their_norm():
+def test_gradients_are_clipped_to_the_norm():
     tape = Tape(make_batch(0))
     trainer = make_trainer(tape, max_gradient_norm=1e-3, optimizer="rmsprop")
     trainer.step(0.0)
@@ -164,7 +164,7 @@ def test_gradients_are_clipped_by_their_norm():
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
-def test_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path, optimizer):
+def test_restored_trainer_makes_the_same_updates(tmp_path, optimizer):
     batches = [make_batch(number) for number in range(6)]
     straight = make_trainer(Tape(*batches), optimizer=optimizer, target_period=2)
     for _ in range(6):
@@ -194,7 +194,7 @@ def test_bfloat16_agrees_with_float32():
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
-def test_averages_lie_as_their_parameters_do_after_a_checkpoint(tmp_path, optimizer):
+def test_restored_averages_have_the_parameters_memory_format(tmp_path, optimizer):
     """On a GPU the parameters are in another order of memory than in a file, and a fused step walks through both."""
     first, second = (make_trainer(Tape(make_batch(0)), optimizer=optimizer) for _ in range(2))
     for trainer in (first, second):
@@ -218,7 +218,7 @@ def test_averages_lie_as_their_parameters_do_after_a_checkpoint(tmp_path, optimi
             assert torch.equal(values[name], expected[name])
 
 
-def test_how_the_optimizer_steps_is_said_by_this_device_and_configuration_and_not_by_the_checkpoint():
+def test_checkpoint_does_not_change_the_optimizers_settings():
     """A run that began on a CPU goes on on a GPU, whose graph needs `capturable`; and with another learning rate."""
     before = make_trainer(Tape(make_batch(0)))
     before.step(0.0)
@@ -231,7 +231,7 @@ def test_how_the_optimizer_steps_is_said_by_this_device_and_configuration_and_no
     assert [values["step"].item() for values in after.optimizer.state.values()] == [1.0] * len(group["params"])
 
 
-def test_a_rate_that_falls_falls_from_update_to_update_and_goes_on_after_a_restore():
+def test_decaying_rate_continues_after_a_restore():
     settings = {"learning_rate": 0.4, "final_learning_rate_share": 0.25, "learning_rate_updates": 3}
     before = make_trainer(Tape(*map(make_batch, range(2))), **settings)
     rates = []
@@ -275,7 +275,7 @@ def _arrays(batch):
     return batch.stacks, batch.action, batch.n_step_return, batch.discount
 
 
-def test_a_learner_whose_next_batch_waits_for_its_own_priorities_lets_them_go():
+def test_results_are_sent_while_the_next_batch_is_awaited():
     """One loader, one batch in flight: the second comes after the first one's priorities have left."""
     tape, timeouts = Tape(make_batch(0)), []
     receive = tape.receive
@@ -289,7 +289,7 @@ def test_a_learner_whose_next_batch_waits_for_its_own_priorities_lets_them_go():
     assert timeouts[-1] > 50.0  # ... and with nothing under way it does not look again and again.
 
 
-def test_a_learner_waits_no_longer_than_asked_for_results_that_do_not_come():
+def test_step_returns_at_its_timeout_without_results():
     tape = Tape(make_batch(0))
     trainer = make_trainer(tape)
     trainer._transfer = LateFeed(tape)
@@ -307,7 +307,7 @@ def spoiled(number, rows):
     return batch
 
 
-def test_a_skipped_update_changes_nothing_and_is_counted():
+def test_skipped_update_changes_nothing_and_is_counted():
     tape = Tape(make_batch(0), spoiled(1, [3]), spoiled(2, [4]), make_batch(3))
     trainer, counts = make_trainer(tape), []
     for _ in range(4):
@@ -319,7 +319,7 @@ def test_a_skipped_update_changes_nothing_and_is_counted():
     assert np.isfinite(flatten_parameters(trainer.target)).all()
 
 
-def test_no_priority_that_is_not_finite_leaves_and_the_transition_at_fault_is_drawn_no_more():
+def test_rows_with_non_finite_td_errors_get_priority_0():
     tape = Tape(spoiled(0, [3, 7]))
     make_trainer(tape).step(0.0)
     (update,) = tape.updates
@@ -328,7 +328,7 @@ def test_no_priority_that_is_not_finite_leaves_and_the_transition_at_fault_is_dr
     np.testing.assert_array_equal(update.keys, make_batch(0).keys)
 
 
-def test_what_is_finite_but_overflows_is_set_aside_too():
+def test_rows_whose_loss_overflows_get_priority_0():
     tape = Tape(make_batch(0))
     tape.batches[0].n_step_return[[3, 7]] = [2e19, -1e30]
     trainer = make_trainer(tape, loss="squared")
@@ -338,7 +338,7 @@ def test_what_is_finite_but_overflows_is_set_aside_too():
     assert np.flatnonzero(update.priorities == 0).tolist() == [3, 7]
 
 
-def test_a_row_that_cannot_be_learned_from_changes_nothing_and_gets_priority_0(caplog):
+def test_unusable_row_has_no_effect_and_gets_priority_0(caplog):
     batch, twin = make_batch(0), make_batch(0)
     for one, number in ((batch, 5.0), (twin, 9.0)):
         one.probability[2] = np.inf
@@ -357,14 +357,14 @@ def test_a_row_that_cannot_be_learned_from_changes_nothing_and_gets_priority_0(c
     assert "1 transitions are unusable" in caplog.text
 
 
-def test_where_the_network_is_at_fault_priorities_stay_and_the_credit_comes_back():
+def test_credit_is_returned_if_all_td_errors_are_not_finite():
     tape = Tape(spoiled(5, slice(None)))
     make_trainer(tape).step(0.0)
     (update,) = tape.updates
     assert (update.number, update.keys.tolist(), update.priorities.tolist()) == (5, [], [])
 
 
-def test_the_batch_is_kept_to_be_looked_at_the_first_few_of_them(tmp_path):
+def test_first_skipped_batches_are_saved(tmp_path):
     bad = SkippedBatches(tmp_path)
     for number in range(MAX_FILES + 2):
         bad.keep(spoiled(number, [3]), np.full(B, np.nan, np.float32), number + 1)
@@ -376,14 +376,14 @@ def test_the_batch_is_kept_to_be_looked_at_the_first_few_of_them(tmp_path):
     assert np.isnan(arrays["n_step_return"][3])
 
 
-def test_a_full_disk_keeps_no_batch_and_ends_nothing(tmp_path, caplog):
+def test_full_disk_is_logged_and_saves_no_batch(tmp_path, caplog):
     (tmp_path / "bad-batches").write_text("a file where the folder should be")
     SkippedBatches(tmp_path).keep(spoiled(0, [3]), np.full(B, np.nan, np.float32), 1)
     assert "1 updates were skipped" in caplog.text
     assert "cannot write the batch of a skipped update" in caplog.text
 
 
-def test_denormal_numbers_become_zero_in_an_update_and_only_there():
+def test_denormal_numbers_become_0_only_in_an_update():
     trainer, seen = make_trainer(Tape(make_batch(0), make_batch(1))), []
     update = trainer._update
 

@@ -81,7 +81,7 @@ SHAPES = [  # batch, channels, height, width, outputs
 
 
 @pytest.mark.parametrize(("batch", "channels", "height", "width", "outputs"), SHAPES)
-def test_it_is_a_convolution_of_pixels_scaled_to_one(batch, channels, height, width, outputs):
+def test_output_is_a_convolution_of_scaled_pixels(batch, channels, height, width, outputs):
     skip_without_convolution()
     layer, images = make_layer(channels, outputs), make_images(batch, channels, height, width)
     with torch.no_grad():
@@ -92,7 +92,7 @@ def test_it_is_a_convolution_of_pixels_scaled_to_one(batch, channels, height, wi
 
 @pytest.mark.parametrize("order", ["channels first", "channels last"])
 @pytest.mark.parametrize(("batch", "channels", "height", "width", "outputs"), SHAPES)
-def test_its_gradients_are_those_of_the_formula(batch, channels, height, width, outputs, order):
+def test_gradients_equal_the_formula(batch, channels, height, width, outputs, order):
     skip_without_convolution()
     layer, images = make_layer(channels, outputs), make_images(batch, channels, height, width)
     out = layer(images)
@@ -107,7 +107,7 @@ def test_its_gradients_are_those_of_the_formula(batch, channels, height, width, 
     torch.testing.assert_close(layer.bias.grad.double(), bias, **TOLERANCE)
 
 
-def test_gradients_add_up_over_several_calls_as_torchs_do():
+def test_gradients_add_up_over_several_calls():
     layer, twin = make_layer(), make_layer()
     images = [make_images(seed=seed) for seed in (1, 2)]
     for layer_or_twin, threads in ((layer, 1), (twin, 2)):  # Of two threads, torch does it.
@@ -118,7 +118,7 @@ def test_gradients_add_up_over_several_calls_as_torchs_do():
     torch.testing.assert_close(layer.bias.grad, twin.bias.grad)
 
 
-def test_a_frozen_layer_and_an_empty_batch_are_no_exceptions():
+def test_frozen_layer_and_empty_batch_are_supported():
     layer, images = make_layer().requires_grad_(False), make_images()
     out = layer(images)
     assert not out.requires_grad
@@ -126,7 +126,7 @@ def test_a_frozen_layer_and_an_empty_batch_are_no_exceptions():
     assert layer(images[:0]).shape == (0, 8, 20, 20)
 
 
-def test_images_may_lie_in_memory_in_any_order():
+def test_images_may_have_any_memory_order():
     layer, images = make_layer(), make_images(6, 4, 84, 61)
     turned = images.permute(3, 1, 2, 0).contiguous().permute(3, 1, 2, 0)
     assert not turned.is_contiguous()
@@ -134,7 +134,7 @@ def test_images_may_lie_in_memory_in_any_order():
     assert torch.equal(layer(images[::2]), layer(images)[::2])
 
 
-def test_images_are_not_written_to():
+def test_images_are_not_changed():
     images = make_images()
     make_layer()(images).sum().backward()
     assert torch.equal(images, make_images())
@@ -155,7 +155,7 @@ UNFIT = {
 
 
 @pytest.mark.parametrize(("make", "prepare", "threads"), UNFIT.values(), ids=UNFIT)
-def test_torch_does_what_the_loop_is_not_made_for(make, prepare, threads):
+def test_unsupported_input_uses_torch(make, prepare, threads):
     torch.set_num_threads(threads)
     layer, images = make(), prepare(make_images())
     out = layer(images)
@@ -168,12 +168,12 @@ def test_torch_does_what_the_loop_is_not_made_for(make, prepare, threads):
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 7, 84), (2, 4, 84, 5), (2, 4, 3, 3), (2, 3, 84, 84), (2, 5, 84, 84)])
-def test_what_is_no_image_for_the_layer_is_refused_as_torch_does(shape):
+def test_invalid_images_raise_torchs_error(shape):
     with pytest.raises(RuntimeError):
         make_layer()(torch.zeros(shape, dtype=torch.uint8))
 
 
-def test_a_default_type_of_numbers_elsewhere_changes_nothing():
+def test_default_dtype_of_torch_has_no_effect():
     layer, images = make_layer(), make_images()
     expected = layer(images)
     expected.sum().backward()
@@ -188,7 +188,7 @@ def test_a_default_type_of_numbers_elsewhere_changes_nothing():
     assert torch.equal(layer.weight.grad, gradient)
 
 
-def test_a_bias_learns_beside_a_frozen_weight():
+def test_bias_gets_a_gradient_beside_a_frozen_weight():
     layer = make_layer()
     layer.weight.requires_grad_(False)
     layer(make_images()).sum().backward()
@@ -196,7 +196,7 @@ def test_a_bias_learns_beside_a_frozen_weight():
     assert layer.bias.grad.tolist() == [3 * 20 * 20] * 8
 
 
-def test_a_gradient_of_the_gradient_is_refused_and_not_left_out():
+def test_second_derivative_is_refused():
     skip_without_convolution()
     layer = make_layer()
     (gradient,) = torch.autograd.grad(layer(make_images()).square().sum(), layer.weight, create_graph=True)
@@ -204,7 +204,7 @@ def test_a_gradient_of_the_gradient_is_refused_and_not_left_out():
         gradient.sum().backward()
 
 
-def test_torch_does_it_under_autocast():
+def test_autocast_uses_torch():
     layer, images = make_layer(), make_images()
     with torch.autocast("cpu", torch.bfloat16):
         out = layer(images)
@@ -213,7 +213,7 @@ def test_torch_does_it_under_autocast():
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning")
-def test_what_is_traced_knows_no_native_loop():
+def test_traced_layer_uses_torch():
     layer, images = make_layer(), make_images()
     traced = torch.jit.trace(layer, (images,))
     names = {node.kind() for node in traced.inlined_graph.nodes()}
@@ -224,7 +224,7 @@ def test_what_is_traced_knows_no_native_loop():
 # Where there is none
 
 
-def test_the_loop_is_there_where_it_can_be():
+def test_native_convolution_is_available_with_a_compiler():
     """So that nobody loses it without noticing."""
     if shutil.which("cc") is None or not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
         pytest.skip("no C compiler, or no AVX2")
@@ -232,7 +232,7 @@ def test_the_loop_is_there_where_it_can_be():
     assert is_native(make_layer()(make_images()))
 
 
-def test_torch_does_it_where_nothing_was_built_and_that_is_said_once(found, monkeypatch, caplog):
+def test_missing_library_is_logged_once_and_torch_is_used(found, monkeypatch, caplog):
     monkeypatch.setattr(convolution, "open_native", partial(native.open_native, suffixes=[".not-built"]))
     layer, images = make_layer(), make_images()
     for _ in range(2):
@@ -246,12 +246,12 @@ def test_torch_does_it_where_nothing_was_built_and_that_is_said_once(found, monk
     assert "No native convolution (not built: no C compiler was found" in caplog.text
 
 
-def test_a_loop_of_another_version_is_not_taken():
+def test_library_of_another_version_is_not_used():
     was_there = load_convolution() is not None
     assert ("has version 3, but version 1000 is required" in str(find_convolution(interface=1_000))) == was_there
 
 
-def test_torch_does_it_where_the_processor_is_not_made_for_the_loop(found, monkeypatch):
+def test_torch_is_used_if_the_cpu_lacks_avx2(found, monkeypatch):
     class Library:
         apex_convolution_works = staticmethod(lambda: 0)
 
@@ -260,7 +260,7 @@ def test_torch_does_it_where_the_processor_is_not_made_for_the_loop(found, monke
     assert "lacks AVX2 or FMA" in describe_convolution()
 
 
-def test_a_library_that_does_not_say_its_version_is_not_called(tmp_path):
+def test_library_without_a_version_is_not_called(tmp_path):
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
     (tmp_path / "empty.c").write_text("int nothing;")

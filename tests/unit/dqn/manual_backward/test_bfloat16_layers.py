@@ -53,7 +53,7 @@ def differentiated(layer, inputs, output_gradient):
 
 
 @torch.no_grad()
-def test_a_linear_layer_and_its_gradients_are_exact():
+def test_linear_layer_and_its_gradients_are_exact():
     generator = torch.Generator().manual_seed(0)
     layer = with_gradients(nn.Linear(12, 5))
     layer.weight.copy_(whole(generator, -2, 2, 5, 12))
@@ -70,7 +70,7 @@ def test_a_linear_layer_and_its_gradients_are_exact():
 
 @torch.no_grad()
 @pytest.mark.parametrize(("kernel", "stride"), [(4, 2), (3, 1)])
-def test_a_convolution_and_its_gradients_are_exact(kernel, stride):
+def test_convolution_and_its_gradients_are_exact(kernel, stride):
     generator = torch.Generator().manual_seed(0)
     layer = with_gradients(nn.Conv2d(3, 8, kernel, stride))
     layer.weight.copy_(whole(generator, -1, 1, *layer.weight.shape))
@@ -88,7 +88,7 @@ def test_a_convolution_and_its_gradients_are_exact(kernel, stride):
 
 
 @torch.no_grad()
-def test_the_first_convolution_scales_pixels():
+def test_first_convolution_scales_pixels():
     generator = torch.Generator().manual_seed(0)
     layer = with_gradients(PixelConvolution(1, 8, 8, 4))
     layer.weight.copy_(255 * whole(generator, -1, 1, *layer.weight.shape))  # whole numbers after scaling
@@ -105,7 +105,7 @@ def test_the_first_convolution_scales_pixels():
         torch.testing.assert_close(parameter.grad.double(), by_parameter, rtol=1e-6, atol=1e-6)
 
 
-def test_the_features_and_gradients_of_all_layers_are_those_of_autograd_but_for_rounding():
+def test_features_and_gradients_equal_autograds_up_to_rounding():
     body = with_gradients(make_network(NetworkConfig(width=0.25), PIXELS, seed=1).body)
     stacks = torch.randint(256, (2, 5, *PIXELS.observation_shape), generator=torch.Generator().manual_seed(0))
     stacks = stacks.to(torch.uint8)
@@ -124,7 +124,7 @@ def test_the_features_and_gradients_of_all_layers_are_those_of_autograd_but_for_
 
 @pytest.mark.parametrize("shape", [(3, 4, 5, 7), (2, 4, 84, 84), (0, 4, 8, 8), (2, 3, 9, 8), (2, 1, 8, 8)])
 @pytest.mark.parametrize("stop", [None, -1])
-def test_pixels_get_the_channels_last_and_keep_their_values(shape, stop):
+def test_interleaved_pixels_keep_their_values(shape, stop):
     """By the native loop for four channels, else by torch; also if the rows are not the whole of their memory."""
     images = torch.randint(256, shape, generator=torch.Generator().manual_seed(0)).to(torch.uint8)[..., :stop]
     interleaved = interleave(images)
@@ -133,14 +133,14 @@ def test_pixels_get_the_channels_last_and_keep_their_values(shape, stop):
     assert interleaved.float().equal(images.float())
 
 
-def test_images_of_another_kind_are_refused():
+def test_images_of_another_network_are_refused():
     body = make_network(NetworkConfig(width=0.25), PIXELS, seed=1).body
     for stacks in (torch.zeros(2, 5, 3, 47, 61, dtype=torch.uint8), torch.zeros(2, 5, 2, 47, 61)):
         with pytest.raises(ValueError, match=r"this network expects uint8\[N, B, 2, H, W\]"):
             Bfloat16Torso(body).forward(stacks)
 
 
-def test_a_rounded_tensor_follows_every_kind_of_change_and_is_not_computed_again_without_one():
+def test_rounded_tensor_is_computed_again_only_after_a_change():
     layer = nn.Linear(2, 2)
     computed = []
 

@@ -45,7 +45,7 @@ def windows(layer, rows):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_it_is_a_convolution_and_a_relu(shape):
+def test_layer_is_a_convolution_and_a_relu(shape):
     layer, into, _ = make(*shape)
     weight = layer.weight.detach().double()
     expected = torch.einsum("bijyxc,ocyx->bijo", windows(layer, into.double()), weight) + layer.bias.detach().double()
@@ -54,7 +54,7 @@ def test_it_is_a_convolution_and_a_relu(shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_gradients_of_its_parameters_are_those_of_the_formula(shape):
+def test_parameter_gradients_equal_the_formula(shape):
     layer, into, output_gradient = make(*shape)
     with torch.no_grad():
         layer.differentiate(into, output_gradient)
@@ -64,7 +64,7 @@ def test_the_gradients_of_its_parameters_are_those_of_the_formula(shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_way_back_passes_where_the_relu_before_it_was_not_silent(shape):
+def test_input_gradient_is_zero_where_the_previous_relu_is(shape):
     layer, into, output_gradient = make(*shape)
     expected = torch.zeros(into.shape, dtype=torch.float64)
     _, rows, columns, _ = output_gradient.shape
@@ -79,7 +79,7 @@ def test_the_way_back_passes_where_the_relu_before_it_was_not_silent(shape):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_no_number_is_not_hidden_by_a_relu(value):
+def test_relu_keeps_nan(value):
     layer, into, output_gradient = make(*SHAPES[1])
     into[1, 4, 4, 3] = value
     with torch.no_grad():
@@ -89,7 +89,7 @@ def test_what_is_no_number_is_not_hidden_by_a_relu(value):
         assert not layer.input_gradient(into.nan_to_num(1.0, 1.0), output_gradient)[0].isfinite().all()
 
 
-def test_an_empty_batch_is_no_exception():
+def test_empty_batch_gives_empty_outputs():
     layer, into, output_gradient = make(*SHAPES[0])
     with torch.no_grad():
         assert layer(into[:0]).shape == (0, *output_gradient.shape[1:])
@@ -109,7 +109,7 @@ def test_an_empty_batch_is_no_exception():
         ((8, 16, 16), 8, 3, False),
     ],
 )
-def test_only_a_first_layer_that_it_knows_and_channels_that_fill_vectors_suit(outputs, kernel, stride, expected):
+def test_only_known_first_layers_and_full_vectors_are_supported(outputs, kernel, stride, expected):
     layers = [nn.Conv2d(4, outputs[0], kernel, stride), nn.ReLU()]
     for inputs, each in pairwise(outputs):
         layers += [nn.Conv2d(inputs, each, 3), nn.ReLU()]
@@ -124,7 +124,7 @@ def test_only_a_first_layer_that_it_knows_and_channels_that_fill_vectors_suit(ou
         torch.zeros(3, 4, 84, 84, dtype=torch.uint8),
     ],
 )
-def test_what_is_no_batch_of_this_network_is_refused_before_any_loop_reads_it(stacks):
+def test_batch_of_another_network_is_refused_before_it_is_read(stacks):
     layers = [
         PixelConvolution(4, 8, 8, 4),
         nn.ReLU(),

@@ -85,7 +85,7 @@ def gradients(network):
 @pytest.mark.parametrize(("stack", "dtype", "frame_shape"), KINDS)
 @pytest.mark.parametrize("max_gradient_norm", [1e9, 0.05])
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
-def test_each_step_is_that_of_autograd(dueling, loss, stack, dtype, frame_shape, max_gradient_norm, optimizer):
+def test_step_equals_autograds(dueling, loss, stack, dtype, frame_shape, max_gradient_norm, optimizer):
     """Within the rounding of float32, for batches of several sizes; both start each step from the same parameters."""
     schema = make_schema(stack, dtype, frame_shape)
     settings = {"dueling": dueling, "loss": loss, "max_gradient_norm": max_gradient_norm, "optimizer": optimizer}
@@ -94,27 +94,27 @@ def test_each_step_is_that_of_autograd(dueling, loss, stack, dtype, frame_shape,
 
 @pytest.mark.parametrize("aside", [False, True])
 @pytest.mark.parametrize("width", [0.5, 1.0])
-def test_so_it_is_at_other_widths_and_with_the_target_network_on_a_thread_of_its_own(width, aside):
+def test_step_equals_autograds_at_other_widths_and_with_a_thread(width, aside):
     assert_steps_are_autograds(make_schema(*PIXELS[0]), sizes=(8, 1), width=width, aside=aside)
 
 
 @pytest.mark.parametrize("rescaled", [False, True])
 @pytest.mark.parametrize("target", ["double_q", "munchausen"])
 @pytest.mark.parametrize(("kind", "aside"), [(PIXELS[1], True), (VECTORS[0], False)])
-def test_each_step_is_that_of_autograd_with_other_targets(kind, aside, target, rescaled):
+def test_step_equals_autograds_with_other_targets(kind, aside, target, rescaled):
     assert_steps_are_autograds(make_schema(*kind), aside=aside, target=target, rescaled=rescaled)
 
 
 @pytest.mark.parametrize("centered", [False, True])
 @pytest.mark.parametrize("dueling", [True, False])
 @pytest.mark.parametrize("kind", [PIXELS[1], VECTORS[0]])
-def test_each_step_is_that_of_autograd_with_balanced_weights_and_centered_gradients(kind, dueling, centered):
+def test_step_equals_autograds_with_centered_gradients(kind, dueling, centered):
     extra = {"initialization": "balanced"}
     assert_steps_are_autograds(make_schema(*kind), dueling=dueling, extra=extra, centered_gradients=centered)
 
 
 @pytest.mark.parametrize("kind", [EagerUpdate, ManualUpdate])
-def test_centered_gradients_are_those_of_a_plain_step_less_each_units_mean(kind):
+def test_centered_gradients_lack_each_units_mean(kind):
     schema = make_schema(*PIXELS[1])
     (plain, network, _, _), (centered, other, _, _) = (make(kind, schema, centered_gradients=c) for c in (False, True))
     for update in (plain, centered):
@@ -128,7 +128,7 @@ def test_centered_gradients_are_those_of_a_plain_step_less_each_units_mean(kind)
 
 @pytest.mark.parametrize("aside", [False, True])
 @pytest.mark.parametrize("extra", [{}, {"initialization": "balanced"}])
-def test_each_step_in_bfloat16_is_that_of_autograd_in_float32_but_for_rounding(extra, aside):
+def test_step_in_bfloat16_equals_autograds_up_to_rounding(extra, aside):
     """The gradients of the same parameters; those of the first layers are off by 5 to 9 % of their norm."""
     schema = make_schema(*PIXELS[0])
     plain, plain_network, _, _ = make(EagerUpdate, schema, width=0.5, extra=extra)
@@ -165,7 +165,7 @@ def assert_steps_are_autograds(schema, sizes=(8, 1, 33, 8), aside=False, **setti
 
 
 @pytest.mark.parametrize(("kind", "at_least"), [(VECTORS[0], 0.5), (PIXELS[1], 0.1)])
-def test_gradients_are_clipped_to_a_joint_norm_of_the_most(kind, at_least):
+def test_gradients_are_clipped_to_the_largest_joint_norm(kind, at_least):
     schema = make_schema(*kind)
     update, network, _, _ = make(ManualUpdate, schema, max_gradient_norm=0.05)
     told = update(make_batch(schema, 8, 0)).figures["gradient_norm"]
@@ -184,7 +184,7 @@ def test_gradients_are_clipped_to_a_joint_norm_of_the_most(kind, at_least):
         (PIXELS[1], "weights"),
     ],
 )
-def test_an_update_that_is_not_finite_leaves_everything_as_it_was_and_the_next_is_made(kind, field, value):
+def test_non_finite_update_changes_nothing_and_the_next_is_made(kind, field, value):
     schema = make_schema(*kind)
     plain, plain_network, _, _ = make(EagerUpdate, schema)
     update, network, _, optimizer = make(ManualUpdate, schema)
@@ -207,7 +207,7 @@ def test_an_update_that_is_not_finite_leaves_everything_as_it_was_and_the_next_i
 
 
 @pytest.mark.parametrize("kind", [VECTORS[0], PIXELS[1]])
-def test_a_gradient_that_is_not_finite_is_enough(kind):
+def test_non_finite_gradient_skips_the_update(kind):
     """The loss is; what the way back multiplies it by overflows."""
     schema = make_schema(*kind)
     update, network, _, _ = make(ManualUpdate, schema)
@@ -225,7 +225,7 @@ def test_a_gradient_that_is_not_finite_is_enough(kind):
 
 
 @pytest.mark.parametrize("kind", [VECTORS[0], PIXELS[1]])
-def test_the_batch_stays_as_it_was(kind):
+def test_step_does_not_change_the_batch(kind):
     """Its memory is a slot of the ring, of which a batch that no update could be made with is kept."""
     schema = make_schema(*kind)
     update, *_ = make(ManualUpdate, schema)
@@ -236,7 +236,7 @@ def test_the_batch_stays_as_it_was(kind):
 
 
 @pytest.mark.parametrize("kind", [VECTORS[0], PIXELS[1]])
-def test_what_one_step_tells_is_not_changed_by_the_next(kind):
+def test_result_of_a_step_is_not_changed_by_the_next(kind):
     schema = make_schema(*kind)
     update, *_ = make(ManualUpdate, schema)
     told = update(make_batch(schema, 8, 0))
@@ -247,7 +247,7 @@ def test_what_one_step_tells_is_not_changed_by_the_next(kind):
 
 
 @pytest.mark.parametrize("kind", [VECTORS[0], PIXELS[1]])
-def test_it_goes_on_from_a_state_that_was_loaded_and_sees_a_target_that_was_copied(kind):
+def test_step_follows_loaded_states_and_a_copied_target(kind):
     schema = make_schema(*kind)
     source, source_network, source_target, source_optimizer = make(EagerUpdate, schema)
     source(make_batch(schema, 8, 0))
@@ -278,7 +278,7 @@ def test_equal_steps_give_equal_bits(kind):
 
 
 @pytest.mark.parametrize("kind", [VECTORS[0], PIXELS[1]])
-def test_gradients_are_there_although_somebody_has_set_them_to_zero(kind):
+def test_gradients_survive_zero_grad(kind):
     schema = make_schema(*kind)
     update, network, _, optimizer = make(ManualUpdate, schema)
     plain, plain_network, _, _ = make(EagerUpdate, schema)
@@ -295,7 +295,7 @@ def chosen_for(online, **settings):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_chosen_for_our_own_networks_and_what_one_thread_differentiates(kind):
+def test_manual_update_is_chosen_for_built_in_networks(kind):
     schema = make_schema(*kind)
     skip_without_loop(schema)
     own = make_network(NetworkConfig(hidden=7, body_hidden=6, width=0.25), schema, seed=1)
@@ -309,7 +309,7 @@ def test_it_is_chosen_for_our_own_networks_and_what_one_thread_differentiates(ki
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_of_several_threads_one_is_the_target_networks_and_each_operation_has_one(threads, monkeypatch):
+def test_second_thread_runs_the_target_network(threads, monkeypatch):
     """It begins before the online network does; beyond two there is nothing to do."""
     schema = make_schema(*VECTORS[0])
     config = LearnerConfig(batch_size=8, num_threads=threads)
@@ -336,7 +336,7 @@ def test_of_several_threads_one_is_the_target_networks_and_each_operation_has_on
     assert {count for _, _, count in passes} == {1}
 
 
-def test_what_it_does_not_know_goes_by_autograd(monkeypatch):
+def test_unsupported_networks_use_autograd(monkeypatch):
     narrow, images = NetworkConfig(hidden=7, width=0.125), make_schema(*PIXELS[0])  # 4 channels fill no vector.
     assert chosen_for(make_network(narrow, images, seed=1)) is EagerUpdate
     own = NetworkConfig(hidden=7, width=0.25)
@@ -347,7 +347,7 @@ def test_what_it_does_not_know_goes_by_autograd(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [VECTORS[0], PIXELS[1]])
-def test_a_users_network_goes_by_autograd_however_much_it_is_like_ours(kind):
+def test_custom_network_uses_autograd_even_if_similar(kind):
     """Whatever is changed in it, autograd knows: layers that are frozen, tied, hooked, or other than they seem."""
     schema = make_schema(*kind)
     ours = make_network(NetworkConfig(hidden=7, body_hidden=6, width=0.25), schema, seed=1)

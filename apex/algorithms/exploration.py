@@ -1,4 +1,4 @@
-"""Exploration: each actor has a fixed epsilon; together the actors cover the range."""
+"""Exploration: epsilon-greedy actions or Gaussian noise. Each actor has a fixed amount; together they cover a range."""
 
 from __future__ import annotations
 
@@ -12,12 +12,23 @@ from apex.types import Array
 def epsilon_ladder(num_actors: int, base: float, exponent: float) -> NDArray[np.float64]:
     """Returns epsilon_i = base^(1 + exponent * i / (N - 1)) for i = 0 ... N-1 [section 4.1].
 
-    With a single actor the formula would divide by zero. That actor gets the middle of the ladder,
-    base^(1 + exponent / 2): 0.016 with the paper's values.
+    A single actor gets the middle of the ladder, base^(1 + exponent / 2): 0.016 with the paper's values.
     """
-    require(num_actors >= 1, f"actor.num_actors must be >= 1 to have epsilons, got {num_actors}")
-    rungs = np.arange(num_actors) / (num_actors - 1) if num_actors > 1 else np.array([0.5])
-    return np.asarray(base ** (1.0 + exponent * rungs), np.float64)
+    return np.asarray(base ** (1.0 + exponent * _rungs(num_actors)), np.float64)
+
+
+def noise_ladder(num_actors: int, noise: float, share: float) -> NDArray[np.float64]:
+    """Returns sigma_i = noise * share^(i / (N - 1)), float64[N]. With share 1, as in the paper, all are equal.
+
+    A single actor gets the middle of the ladder.
+    """
+    return np.asarray(noise * share ** _rungs(num_actors), np.float64)
+
+
+def _rungs(num_actors: int) -> NDArray[np.float64]:
+    """Returns i / (N - 1) for i = 0 ... N-1; 1/2 for a single actor, for which the formula would divide by zero."""
+    require(num_actors >= 1, f"actor.num_actors must be >= 1, got {num_actors}")
+    return np.arange(num_actors) / (num_actors - 1) if num_actors > 1 else np.array([0.5])
 
 
 def epsilon_greedy(
@@ -44,3 +55,14 @@ def epsilon_greedy(
 def allowed(q: Array, mask: NDArray[np.bool_] | None) -> Array:
     """Returns the Q-values, [E, A], but -inf for actions that are not allowed, even if their value is NaN."""
     return q if mask is None else np.where(mask, q, np.float32(-np.inf))
+
+
+def add_noise(
+    action: NDArray[np.float32],  # [E, K]
+    deviation: NDArray[np.float64],  # [E]  standard deviation of the noise
+    rng: np.random.Generator,
+) -> NDArray[np.float32]:
+    """Returns the actions plus independent normal noise, clipped to -1 ... 1, float32[E, K]. Draws E * K numbers."""
+    noise = rng.standard_normal(action.shape, np.float32) * deviation[:, None].astype(np.float32)
+    noisy: NDArray[np.float32] = np.clip(action + noise, np.float32(-1), np.float32(1))
+    return noisy
