@@ -132,3 +132,18 @@ class Bottleneck(Record, frozen=True, kw_only=True):
     need: Number | None = None  # the number that is required
     increase: tuple[str, ...] = ()  # settings that remedy it if they are increased, such as "replay.num_shards"
     decrease: tuple[str, ...] = ()  # settings that remedy it if they are decreased
+
+
+RestoreSource = Literal["checkpoint", "memory", "snapshot", "nothing", "unknown"]
+
+
+class Restored(Record, frozen=True, kw_only=True):
+    """From what a part of a resumed run starts. "memory" is a file that is still in tmpfs; "unknown": another host."""
+
+    part: str  # "learner", "replay" or, with several shards, "replay 1"
+    source: RestoreSource
+    number: int = 0  # checkpoint: its update; snapshot: its number
+    size: int = 0  # checkpoint: its steps; memory and snapshot: their transitions
+    path: str = ""  # memory: its file; nothing: the folder in which a saved file is missing, "" if none was ever saved
+    other_number: int = 0  # memory: a newer snapshot; else: the missing snapshot of the checkpoint; 0: none
+    other_size: int = 0  # memory: the newer transitions of that snapshot; else: its transitions

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import signal
 
-from apex.facts import Bottleneck, Cause, EndReason, Failure, Phase, ProgramEvent, Record, UnitEvent, Waiting, WaitKind
+from apex.facts import (
+    Bottleneck,
+    Cause,
+    EndReason,
+    Failure,
+    Phase,
+    ProgramEvent,
+    Record,
+    Restored,
+    UnitEvent,
+    Waiting,
+    WaitKind,
+)
 
 
 def plural(number: int, noun: str) -> str:
@@ -88,6 +100,25 @@ def describe_unit(event: UnitEvent) -> str:
     cause = describe_failure(event.failure) if event.failure else event.unit
     then = "starting it again" if event.kind == "restarting" else "the run continues without this actor host"
     return f"{cause}; {then}"
+
+
+def describe_restored(found: Restored) -> str:
+    """Returns from what a part of a resumed run starts, and which newer save is lost or not used."""
+    missing = "checkpoint" if found.part == "learner" else "snapshot"
+    why = f"{found.path} has no {missing}" if found.path else f"the run never finished a {missing}"
+    begin = {
+        "checkpoint": f"resumes at update {found.number:,}, {found.size:,} steps",
+        "memory": f"{found.size:,} transitions from {found.path}",
+        "snapshot": f"{found.size:,} transitions of snapshot {found.number}",
+        "nothing": f"starts {'at update 0' if found.part == 'learner' else 'with an empty memory'}; {why}",
+        "unknown": "no memory on this host; a server on another host resumes from its own --snapshots, or starts empty",
+    }[found.source]
+    other = ""
+    if found.other_number and found.source == "memory":
+        other = f"; snapshot {found.other_number} has {found.other_size:,} newer transitions, but is not used"
+    elif found.other_number:
+        other = f"; the checkpoint was saved with snapshot {found.other_number} ({found.other_size:,} transitions)"
+    return f"{found.part}: {begin}{other}"
 
 
 def describe_disk(folder: str, flaw: str) -> str:

@@ -14,6 +14,7 @@ from apex.launch.disk_monitor import DiskMonitor
 from apex.launch.monitor import RunMonitor, StatusClient
 from apex.launch.preflight.fit import fit, require_keys
 from apex.launch.programs import make_programs
+from apex.launch.resume import find_saved
 from apex.launch.start import RunOutcome, Start
 from apex.launch.terminal.dashboard import History
 from apex.launch.terminal.view import LogTail, open_view, say
@@ -23,7 +24,7 @@ from apex.runs.lock import hold
 from apex.runtime.lifecycle import Stop, log_to
 from apex.runtime.ports import PortClaims
 from apex.runtime.supervisor import supervise
-from apex.sentences import describe_event
+from apex.sentences import describe_event, describe_restored
 from apex.transport.control_client import ControlClient
 from apex.transport.curve.key_store import read_keys
 from apex.transport.hello import local_host
@@ -44,12 +45,10 @@ def run_locally(start: Start, stop: Stop, out: TextIO | None) -> RunOutcome | No
             folder = RunFolder.create(config, schema, argv=start.argv)
             lock.enter_context(hold(folder.path))
         else:
-            from apex.launch.resume_check import check_resume  # Imported here because new runs do not need torch here.
-
             folder = RunFolder.open(start.folder)
             lock.enter_context(hold(folder.path))
-            for line in check_resume(folder, config, accept=start.accept_changes):
-                tell(line)
+            for found in find_saved(folder, config, accept=start.accept_changes):
+                tell(describe_restored(found))
             config, sizes = fit(config, folder.schema, tell, store_path(folder.run_id), free=claims.claim)
             if stop.poll():
                 return None

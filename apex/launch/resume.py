@@ -1,16 +1,32 @@
-"""`apex train --resume RUN`: opens the run, and checks that its settings allow it to continue."""
+"""`apex train --resume RUN`: checks the settings and verifies all saved files of the run before any program starts."""
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from apex.command_line import parse_config
 from apex.config import Config, flatten
 from apex.config.arguments import Parser
 from apex.environments.factory import describe
-from apex.errors import UsageError, require
+from apex.errors import DamagedMemoryError, require
+from apex.facts import Restored, RestoreSource
+from apex.replay_memory.recovery import require_snapshot
+from apex.replay_memory.snapshots.folder import SnapshotFolder
+from apex.replay_memory.snapshots.restore import require_room
+from apex.replay_memory.store.file import is_whole, open_file, require_sound
+from apex.replay_memory.store.layout import Store
 from apex.replay_memory.store.location import has_owner, store_path
 from apex.runs.folder import RunFolder
+from apex.types import Schema
+
+if TYPE_CHECKING:
+    from apex.runs.checkpoints.checkpoint import ReplayPart
 
 OPTION = "--resume"
 ACCEPT = "--accept-changes"
@@ -44,6 +60,8 @@ FIXED = (
     "dpg.normalize_observations",
 )
 
+log = logging.getLogger("apex")
+
 
 def resume_parser(prog: str) -> Parser:
     """Returns a parser for the run to resume; `parse_config` reads the rest of the command line."""
@@ -62,27 +80,113 @@ def reopen(name: str, arguments: Sequence[str], *, accept: bool = False) -> tupl
     limits would change without `accept`.
     """
     folder = RunFolder.open(name)
+    run = f"{OPTION} {name}"
     require(
         not folder.config.run.single_process,
-        f"{OPTION} {name}: a run with --single-process cannot be resumed, because its checkpoints contain neither the "
-        "games nor the replay memory. Start a new run with higher limits: it repeats the same steps",
+        f"{run}: a run with --single-process cannot be resumed, because its checkpoints contain neither the games nor "
+        "the replay memory",
+        remedy="start a new run with higher limits: it repeats the same steps",
     )
     folder.restore_config_file()
     saved = folder.config
-    config = parse_config(arguments, prog="apex train", base=saved)
+    config = parse_config(arguments, prog="apex train", description="", base=saved)
     old, new = flatten(saved), flatten(config)
     differing = [setting for setting in old if old[setting] != new[setting] and setting not in CHANGEABLE]
     fixed = [setting for setting in differing if setting.startswith(FIXED)]
     changes = ", ".join(f"{setting} {old[setting]!r} -> {new[setting]!r}" for setting in fixed or differing)
-    require(not fixed, f"{OPTION} {name} would change {changes}; the saved files would not fit. Start a new run")
-    if differing and not accept:
-        raise UsageError(
-            f"{OPTION} {name} would change {changes}; only limits may change: {', '.join(LIMITS)}. "
-            f"Remove the other options, add {ACCEPT}, or start a new run"
-        )
-    if describe(config.environment, config.actor.n_step) != folder.schema:
-        cause = f"{config.environment.id} has changed since the run was saved"
-        raise UsageError(f"{OPTION} {name}: {cause}; install the package versions that the run was started with")
+    require(not fixed, f"{run} would change {changes}; the saved files would not fit", remedy="start a new run")
+    require(
+        accept or not differing,
+        f"{run} would change {changes}; only limits may change: {', '.join(LIMITS)}",
+        remedy=f"remove the other options, add {ACCEPT}, or start a new run",
+    )
+    require(
+        describe(config.environment, config.actor.n_step) == folder.schema,
+        f"{run}: {config.environment.id} has changed since the run was saved",
+        remedy="install the package versions that the run was started with",
+    )
     stores = [store_path(folder.run_id, shard) for shard in range(config.replay.num_shards)]
-    require(not any(map(has_owner, stores)), f"{OPTION} {name}: this run is still running; stop it first")
+    require(not any(map(has_owner, stores)), f"{run}: this run is still running", remedy="stop it first")
     return folder, config
+
+
+def find_saved(folder: RunFolder, config: Config, *, accept: bool) -> list[Restored]:
+    """Reads and verifies all saved files; returns from what the learner and each shard start. Logs what is damaged.
+
+    Raises UsageError if every saved file is damaged, or if the saved replay memory does not fit the configured sizes.
+    Without `accept`, also raises UsageError if all checkpoints are missing, or if the replay memory that belongs to the
+    newest checkpoint is missing.
+    """
+    from apex.runs.checkpoints.folder import find_latest  # Imported here because new runs do not need torch here.
+
+    found = find_latest(folder.checkpoints)
+    if found.state is not None:
+        steps = found.state.progress.num_steps
+        learner = Restored(part="learner", source="checkpoint", number=found.state.num_updates, size=steps)
+    else:
+        learner = Restored(part="learner", source="nothing", path=str(folder.checkpoints) if folder.has_saved else "")
+        require(
+            accept or not folder.has_saved,
+            f"{OPTION} {folder.name}: {folder.checkpoints} has no checkpoint, but the run had written one",
+            remedy=f"restore it, or add {ACCEPT} to begin at update 0",
+        )
+    saved = {part.shard: part for part in found.replay}
+    is_new = found.state is None and not folder.has_saved
+    shards = range(config.replay.num_shards)
+    return [learner, *(_find_memory(folder, config, shard, saved.get(shard), is_new, accept) for shard in shards)]
+
+
+def _find_memory(
+    folder: RunFolder, config: Config, shard: int, saved: ReplayPart | None, is_new: bool, accept: bool
+) -> Restored:
+    """`saved`: the snapshot that the checkpoint was saved with. `is_new`: the run has never saved anything."""
+    from apex.learning.run_save import snapshot_folder
+
+    part = "replay" if config.replay.num_shards == 1 else f"replay {shard}"
+    sizes, snapshots = config.replay.per_shard(), snapshot_folder(folder.checkpoints, config.replay.num_shards, shard)
+    path = store_path(folder.run_id, shard)
+    store = _open_memory(path, folder.schema, snapshots if config.checkpoint.replay else None)
+    if store is not None:
+        made = store.capacity, store.max_bytes if sizes.max_bytes else 0
+        require(
+            made == (sizes.capacity, sizes.max_bytes),
+            f"{path} was created with replay.capacity {made[0]} and replay.max_bytes {made[1]}, but the settings are "
+            f"{sizes.capacity} and {sizes.max_bytes}",
+            remedy="use the sizes of the file, or remove the file",
+        )
+        found = Restored(part=part, source="memory", size=store.size, path=str(path))
+        newest = snapshots.newest() if config.checkpoint.replay else None
+        if newest is None or newest.end_key <= store.num_inserted:
+            return found
+        return replace(found, other_number=newest.number, other_size=newest.end_key - store.num_inserted)
+    other = {} if saved is None else {"other_number": saved.number, "other_size": saved.size}
+    snapshot = snapshots.load_latest() if config.checkpoint.replay else None
+    if snapshot is not None:
+        max_bytes = sizes.max_bytes or sys.maxsize  # If 0, the replay server chooses the size from its free memory.
+        require_room(snapshots, snapshot, folder.schema, capacity=sizes.capacity, max_bytes=max_bytes)
+        found = Restored(part=part, source="snapshot", number=snapshot.number, size=snapshot.size)
+        return found if saved is None or snapshot.number >= saved.number else replace(found, **other)
+    require(
+        accept or saved is None,
+        f"{OPTION} {folder.name}: {snapshots.path} has no snapshot, but the checkpoint was saved with one",
+        remedy=f"copy it back, or add {ACCEPT} to continue with an empty memory",
+    )
+    source: RestoreSource = "nothing" if saved is not None or is_new else "unknown"
+    return Restored(part=part, source=source, path="" if is_new else str(snapshots.path), **other)
+
+
+def _open_memory(path: Path, schema: Schema, snapshots: SnapshotFolder | None) -> Store | None:
+    """Opens the replay memory that is still in tmpfs; returns None if there is none, or if the server cannot use it."""
+    if not path.exists():
+        return None
+    if not is_whole(path):
+        log.warning("skipped %s: its creation was interrupted; the replay server will remove it", path)
+        return None
+    try:
+        regions = open_file(path, schema, writable=False)
+        require_sound(path, regions)
+    except DamagedMemoryError as error:
+        require_snapshot(error, snapshots)
+        log.warning("skipped: %s; the replay server will remove this file", error)
+        return None
+    return Store(regions)

@@ -15,12 +15,12 @@ def known(value: Any) -> float | None:
 
 
 def number(value: Any) -> str:
-    """Formats a number with about three digits; "-" if the value is not known."""
+    """Formats a number with about three digits, as 1.23M, 200,000, 475, 12.3 or 0.0003; "-" if it is not known."""
     value = known(value)
     if value is None:
         return "-"
     if abs(value) >= 1e6:
-        return f"{value / 1e6:,.2f}M"
+        return f"{value / 1e6:,.2f}".rstrip("0").rstrip(".") + "M"
     if abs(value) >= 1000 or value == int(value):
         return f"{value:,.0f}"
     return f"{value:.3g}" if abs(value) < 10 else f"{value:.1f}"
@@ -45,33 +45,6 @@ def size(num_bytes: Any) -> str:
     if value < 2**20:
         return f"{value / 2**10:.0f} KiB"
     return f"{value / 2**30:.1f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
-
-
-def number_text(value: float) -> str:
-    """Formats a number with three significant digits: 1234567 as 1.23M, 200000 as 200k, 475 as 475, 0.0003 as 3e-4."""
-    if value == 0 or not math.isfinite(value):
-        return "0" if value == 0 else str(value)
-    for unit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= 0.9995 * unit:
-            return f"{_plain(value / unit)}{letter}"
-    if abs(value) < 0.01:
-        digits, _, exponent = f"{value:.2e}".partition("e")
-        return f"{_plain(float(digits))}e{int(exponent)}"
-    return _plain(value)
-
-
-def time_text(seconds: float) -> str:
-    """Formats seconds as m:ss, or as h:mm:ss from one hour on."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def _plain(value: float) -> str:
-    """Formats a number with three significant digits, or more if its integer part is longer, without trailing zeros."""
-    digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
-    text = f"{value:.{digits}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def last_lines(path: Path, count: int) -> list[str]:

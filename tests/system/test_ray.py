@@ -108,7 +108,7 @@ def test_cartpole_is_solved_through_two_raylets(clusters):
     driver = train(cluster, "--preset", "cartpole", "--run.no-tensorboard", engine=("--actor-hosts", "2"))
     assert driver.wait(300) == 0, driver.said()
     assert "finished: reached the score 475" in driver.said()
-    (mean, games) = re.findall(r"mean ([0-9.]+) over (\d+) games", driver.said())[-1]
+    (mean, games) = re.findall(r"mean score ([0-9.]+) over (\d+) games", driver.said())[-1]
     assert float(mean) >= 475
     assert int(games) >= 100
     nothing_stays(cluster)

@@ -15,7 +15,7 @@ from apex.config import Config, flatten
 from apex.errors import DataError, UsageError, require
 from apex.runs.folder import RunFolder
 from apex.runs.history import ACTOR_SCORE, EVALUATION, Floats, RunHistory, Series
-from apex.runtime.text import number_text
+from apex.runtime.text import number
 from apex.sentences import plural
 
 HEADER = ["seconds", "steps", "score"]  # first line of a CSV file
@@ -90,11 +90,11 @@ def read_csv(path: Path) -> Series:
         raise DataError(f"--curve: cannot read {path}: {cause}") from error
     header = lines[0][1] if lines else []
     require(header == HEADER, f"{path}, line 1: must be {','.join(HEADER)}, got {','.join(header)!r}")
-    points = [(number, _parse_point(path, number, row)) for number, row in lines[1:]]
+    points = [(line, _parse_point(path, line, row)) for line, row in lines[1:]]
     require(bool(points), f"{path} has no scores: no line follows the header")
-    for (_, before), (number, after) in pairwise(points):
+    for (_, before), (line, after) in pairwise(points):
         for name, one, other in zip(HEADER[:2], before, after, strict=False):
-            require(one <= other, f"{path}, line {number}: {name} must not decrease, got {other:g} after {one:g}")
+            require(one <= other, f"{path}, line {line}: {name} must not decrease, got {other:g} after {one:g}")
     return Series(*np.array([point for _, point in points], np.float64).T)
 
 
@@ -177,4 +177,4 @@ def _describe(name: str, value: Any) -> str:
         return str(value)
     if isinstance(value, bool) or value is None:
         return f"{name} {'none' if value is None else 'on' if value else 'off'}"
-    return f"{name} {number_text(value) if isinstance(value, int | float) else value or 'none'}"
+    return f"{name} {number(value) if isinstance(value, int | float) else value or 'none'}"

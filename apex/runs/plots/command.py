@@ -14,7 +14,7 @@ from apex.errors import FINISHED, UsageError, require
 from apex.runs.folder import RunFolder
 from apex.runs.plots.aggregate import CurveGroup, group_runs, reached, read_csv, read_run
 from apex.runs.plots.figure import save_picture
-from apex.runtime.text import number_text, time_text
+from apex.runtime.text import duration, number
 from apex.sentences import plural
 
 EPILOG = """RUN: a run folder, or its name below runs/. Runs that differ only in the seed are drawn as one band.
@@ -120,8 +120,8 @@ def _row(figures: dict[str, Any], threshold: float | None) -> str:
     if threshold is not None:
         times = [seconds for seconds in figures["reached_seconds"] if seconds is not None]
         if len(times) == len(last):
-            spread = f" ({time_text(min(times))} ... {time_text(max(times))})" if len(last) > 1 else ""
-            parts.append(f"reached {number_text(threshold)} after {time_text(float(np.median(times)))}{spread}")
+            spread = f" ({duration(min(times))} ... {duration(max(times))})" if len(last) > 1 else ""
+            parts.append(f"reached {number(threshold)} after {duration(float(np.median(times)))}{spread}")
         else:
-            parts.append(f"{number_text(threshold)} reached by {len(times)} of {len(last)}")
+            parts.append(f"{number(threshold)} reached by {len(times)} of {len(last)}")
     return ", ".join(parts)

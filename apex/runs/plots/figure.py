@@ -17,7 +17,7 @@ import numpy as np
 from apex.errors import UsageError
 from apex.runs.history import Floats, Series
 from apex.runs.plots.aggregate import Axis, CurveGroup, band
-from apex.runtime.text import number_text
+from apex.runtime.text import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,7 +70,7 @@ def draw(
     _limit_values(panels[0], np.concatenate([curve.values for curve in curves]), threshold)
     if threshold is not None:
         place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "center"}
-        panels[-1].annotate(number_text(threshold), (1, threshold), (5, 0), color=SOFT, **place)
+        panels[-1].annotate(number(threshold), (1, threshold), (5, 0), color=SOFT, **place)
     return entries
 
 
@@ -167,7 +167,7 @@ def _set_up(axes: Axes, axis: Axis, end: float, max_ticks: int) -> float:
     axes.set_xlabel(name, labelpad=5)
     for each, most in ((axes.xaxis, max_ticks), (axes.yaxis, 7)):
         each.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10]))
-        each.set_major_formatter(FuncFormatter(lambda value, _: number_text(value).replace("-", "\N{MINUS SIGN}")))
+        each.set_major_formatter(FuncFormatter(lambda value, _: number(value).replace("-", "\N{MINUS SIGN}")))
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=SOFT, length=0, pad=5, labelcolor=axes.xaxis.label.get_color())

@@ -12,7 +12,7 @@ from apex.facts import EndReason
 from apex.runs.folder import RunFolder
 from apex.runs.history import EVALUATION, RunHistory
 from apex.runs.lock import is_held
-from apex.runtime.text import time_text
+from apex.runtime.text import duration
 
 LIMITED_BY = "limited_by/"  # prefix of tags; the value is 1 while that part limits the run, else 0
 
@@ -83,7 +83,7 @@ def find_scores(history: RunHistory) -> tuple[Score, Score] | None:
 
 def find_figures(run: RunFolder, history: RunHistory) -> list[Fact]:
     """Returns totals and rates; omits figures that were never recorded."""
-    facts = [Fact("wall clock", time_text(history.seconds))]
+    facts = [Fact("wall clock", duration(history.seconds))]
     updates = history.series("learner", "learner/updates")
     for name, values in (("steps", updates.steps), ("updates", updates.values)):
         if len(values):
@@ -140,9 +140,7 @@ def describe_machine(run: RunFolder) -> list[Fact]:
     ]
     for start in manifest.get("resumed", []):
         options = f", with {shlex.join(start['argv'])}" if start["argv"] else ""
-        facts.append(
-            Fact("resumed", f"{_when(start['started'])}, after {time_text(start['elapsed_seconds'])}{options}")
-        )
+        facts.append(Fact("resumed", f"{_when(start['started'])}, after {duration(start['elapsed_seconds'])}{options}"))
     return facts
 
 

@@ -12,7 +12,7 @@ from apex.runs.plots.aggregate import Axis
 from apex.runs.plots.figure import FAINT, MAIN, PANELS, WIDE, Line, chart
 from apex.runs.report import facts
 from apex.runs.report.video import EmbeddedVideo
-from apex.runtime.text import number_text, time_text
+from apex.runtime.text import duration, number
 from apex.sentences import describe_outcome
 
 CURVES: tuple[tuple[str, str, str, Axis], ...] = (  # role, tag, title, axis
@@ -95,9 +95,9 @@ def _cards(run: RunFolder, history: RunHistory) -> list[Card]:
 def _origin_of(score: facts.Score) -> str:
     interval = ""
     if score.interval is not None:
-        low, high = map(number_text, score.interval)
+        low, high = map(number, score.interval)
         interval = f" (95 %: {low} ... {high})"
-    return f"mean of {score.games}{interval}, at {number_text(score.steps)} steps, {time_text(score.seconds)}"
+    return f"mean of {score.games}{interval}, at {number(score.steps)} steps, {duration(score.seconds)}"
 
 
 def _score_charts(run: RunFolder, history: RunHistory) -> list[Chart]:

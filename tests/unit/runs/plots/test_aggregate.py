@@ -40,7 +40,7 @@ def test_groups_are_labelled_by_the_settings_that_differ(tmp_path):
         make_run(tmp_path, SCORES, seed=1, learner={"learning_rate": 1e-3}),
         make_run(tmp_path, SCORES, seed=2, learner={"learning_rate": 3e-4}),
     ]
-    assert group(*runs) == [("learner.learning_rate 3e-4", 2), ("learner.learning_rate 1e-3", 1)]
+    assert group(*runs) == [("learner.learning_rate 0.0003", 2), ("learner.learning_rate 0.001", 1)]
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def test_label_has_at_most_two_settings(tmp_path, branches, labels):
 def test_groups_with_equal_labels_also_have_the_name_of_a_run(tmp_path):
     runs = [
         make_run(tmp_path, SCORES, name=name, replay={"capacity": capacity})
-        for name, capacity in (("a", 200_000), ("b", 200_001))
+        for name, capacity in (("a", 2_000_000), ("b", 2_000_001))
     ]
-    assert group(*runs) == [("replay.capacity 200k, a", 1), ("replay.capacity 200k, b", 1)]
+    assert group(*runs) == [("replay.capacity 2M, a", 1), ("replay.capacity 2M, b", 1)]
 
 
 def test_run_without_evaluations_is_a_group_with_a_note(tmp_path):

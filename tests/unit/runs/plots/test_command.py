@@ -32,7 +32,7 @@ def test_runs_and_csv_files_are_drawn_in_one_picture(tmp_path, capsys):
     status, lines, _ = plot(capsys, *runs, "--curve", f"DQN={file}", "--threshold", 475, "--out", out, "--json")
     assert status == 0
     assert lines[:3] == [
-        "apex: 2 seeds, last score 480 (480 ... 480), reached 475 after 0:10 (0:10 ... 0:10)",
+        "apex: 2 seeds, last score 480 (480 ... 480), reached 475 after 0:00:10 (0:00:10 ... 0:00:10)",
         "DQN: 1 seed, last score 200, 475 reached by 0 of 1",
         f"picture: {out}",
     ]

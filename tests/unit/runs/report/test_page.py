@@ -118,7 +118,7 @@ def test_best_and_last_score_tell_where_and_over_how_many_games(tmp_path):
     add_rows(run, "evaluator", [(80, 31_000, {EVALUATOR: 490, **told})])
     best, last = find_scores(RunHistory(run))
     assert best == last == (490, 31_000, 80, "33 games", (480.5, 497.25))
-    assert "mean of 33 games (95 %: 480 ... 497), at 31k steps" in Page(build_page(run, "")).text
+    assert "mean of 33 games (95 %: 480.5 ... 497.2), at 31,000 steps" in Page(build_page(run, "")).text
 
 
 def test_without_evaluations_there_is_no_score(tmp_path):
@@ -129,7 +129,7 @@ def test_without_evaluations_there_is_no_score(tmp_path):
 def test_figures_are_totals_and_means_over_the_time_in_which_they_were_counted(tmp_path):
     run = make_whole_run(tmp_path)
     figures = dict(find_figures(run, RunHistory(run)))
-    assert figures["wall clock"] == "1:10"
+    assert figures["wall clock"] == "0:01:10"
     assert (figures["steps"], figures["steps per second"]) == ("9,000", "1,000.0")
     assert (figures["updates"], figures["updates per second"]) == ("180", "20.0")
     assert (figures["games of all actors"], figures["policy lag, updates"]) == ("40", "30")
@@ -177,7 +177,7 @@ def test_the_page_tells_all_about_the_run(tmp_path):
     for words in (
         "CartPole-v1",
         "seed 7",
-        "best score 480 mean of full games, at 20k steps, 1:00",
+        "best score 480 mean of full games, at 20,000 steps, 0:01:00",
         "updates 180 20.0 per second",
         "score 21 in 1,600 steps",
         "learner 70%",
